@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from bench.records.floor import FloorOrReason
+from bench.records.gradients import CheckOrReason
 from bench.records.run_results import LabelledTrial, TrialResult, reduce_outcome, trial_results
 from bench.records.trial import (
     Ceiling,
@@ -67,10 +68,11 @@ def reduce_trials(
     proofs: Mapping[str, ProofOrFailure],
     earlier: Mapping[str, Measured] = MappingProxyType({}),
     floors: Mapping[str, FloorOrReason] = MappingProxyType({}),
+    checks: Mapping[str, CheckOrReason] = MappingProxyType({}),
 ) -> tuple[TrialResult, ...]:
     """Summarise trials with their labels and outcomes as a run does; the mappings are by trial id."""
     labelled = [
         LabelledTrial(trial, label, reduce_outcome(trial, outcome, earlier.get(trial.id), ceilings))
         for trial, label, outcome in trials
     ]
-    return trial_results(labelled, proofs, floors)
+    return trial_results(labelled, proofs, floors, checks)

@@ -18,6 +18,7 @@ from bench.bundle.handshake import DRIFT_SECONDS
 from bench.bundle.statement import identity_of
 from bench.bundle.verdict import Note
 from bench.records.floor import why_no_floor
+from bench.records.gradients import why_no_check
 from bench.records.trial import Measurement, NodeFacts
 from bench.training.methods import known_methods
 
@@ -62,6 +63,9 @@ def require_consistent(results: Results) -> None:
         if trial.proof and (trial.proof.steps < 1 or trial.proof.seconds <= 0 or trial.proof.peak_bytes < 0):
             raise ValueError(f"the proof of trial {trial.id} has no steps, no time or negative memory")
         if trial.floor and (why := why_no_floor(trial.floor, trial.accumulation, trial.estimate)):
+            raise ValueError(f"trial {trial.id}: {why}")
+        check = trial.gradient_check
+        if check and (why := why_no_check(check, trial.setting, trial.estimate)):
             raise ValueError(f"trial {trial.id}: {why}")
 
 

@@ -102,7 +102,12 @@ def _require_summaries(
     ]
     proofs = {entry.id: proof for entry in results.trials if (proof := entry.proof or entry.unproven)}
     floors = {entry.id: floor for entry in results.trials if (floor := entry.floor or entry.no_floor)}
-    for theirs, ours in zip(results.trials, trial_results(labelled, proofs, floors), strict=True):
+    checks = {
+        entry.id: check
+        for entry in results.trials
+        if (check := entry.gradient_check or entry.no_gradient_check)
+    }
+    for theirs, ours in zip(results.trials, trial_results(labelled, proofs, floors, checks), strict=True):
         if difference := _difference(theirs, ours):
             raise VerificationFailed(f"trial {theirs.id}: {difference} does not follow from the samples")
     for claimed in results.winners:

@@ -12,7 +12,7 @@ from bench.base.errors import BenchError, one_line
 from bench.base.strict_json import pretty_json
 from bench.bundle.verdict import RunContents
 from bench.node_check.recompute_any import AnyVerdict
-from bench.records.fastest import fastest
+from bench.records.fastest import fastest, wrong_settings
 from bench.records.run_results import Results
 from bench.records.switches import in_words
 from bench.records.text import count_text, image_text, interval_text
@@ -80,6 +80,8 @@ def _result(model: str, results: Results) -> str:
     best, tried = fastest(trials), count_text(len(trials), "trial")
     implausible = sum(t.estimate is not None and not t.estimate.plausible for t in trials)
     warning = f"; {implausible} IMPLAUSIBLE: faster than the machine's limit" if implausible else ""
+    if wrong := wrong_settings(trials):
+        warning += f"; {count_text(len(wrong), 'setting')} with WRONG GRADIENTS"
     if best is None or best.estimate is None:
         return f"{model}: no figure, of {tried}{warning}"
     figure = f"{interval_text(best.estimate.days)} days on {count_text(best.gpus, 'device')}, {best.label}"

@@ -6,13 +6,15 @@ Pure: a verifier recomputes the ranking.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bench.base.errors import one_line
 from bench.records.estimate import BETWEEN_PROCESSES, TO_SIGMA, Interval
+from bench.records.gradients import GradientCheck
 from bench.records.run_results import Fastest, Results, TrialResult
 from bench.records.text import failure_text
+from bench.training.setting import Setting
 
 CERTAIN = 0.95  # confidence below which a fastest trial is shown together with its runner-up
 EQUAL_WITHIN = 0.99  # of the fastest time: a trial counts as faster only if it takes less than this share
@@ -28,10 +30,33 @@ class ProcessSpread:
     spread: float  # one standard deviation, as a share of the time; at least BETWEEN_PROCESSES
 
 
+def wrong_settings(trials: Iterable[TrialResult]) -> Mapping[tuple[str, Setting], GradientCheck]:
+    """Return the checks that found wrong gradients, by model and setting."""
+    return {
+        (t.model, t.setting): t.gradient_check
+        for t in trials
+        if t.gradient_check is not None and not t.gradient_check.agrees
+    }
+
+
+def ranked(trials: Iterable[TrialResult]) -> list[tuple[Interval, TrialResult]]:
+    """Return the trials that may be a model's fastest, each with its days.
+
+    An implausible figure is a defect of bench. A setting whose gradients are wrong does not train the model,
+    whatever its micro-batch.
+    """
+    trials = list(trials)
+    wrong = wrong_settings(trials)
+    return [
+        (t.estimate.days, t)
+        for t in trials
+        if t.estimate is not None and t.estimate.plausible and (t.model, t.setting) not in wrong
+    ]
+
+
 def fastest(trials: Iterable[TrialResult]) -> TrialResult | None:
-    """Return the fastest trial. An implausible figure is a defect of bench and never ranked."""
-    ranked = [(t.estimate.days.value, t) for t in trials if t.estimate is not None and t.estimate.plausible]
-    return min(ranked, key=lambda pair: pair[0])[1] if ranked else None
+    """Return the fastest of the trials that may be ranked."""
+    return min(ranked(trials), key=lambda pair: pair[0].value, default=(None, None))[1]
 
 
 def fastest_with_confidence(model: str, trials: Sequence[TrialResult], undecided: int) -> Fastest:
@@ -40,7 +65,7 @@ def fastest_with_confidence(model: str, trials: Sequence[TrialResult], undecided
     best = fastest(of_model)
     if best is None or best.estimate is None:
         return Fastest(model, None, undecided, None)
-    others = [t.estimate.days for t in of_model if t is not best and t.estimate and t.estimate.plausible]
+    others = [days for days, trial in ranked(of_model) if trial is not best]
     certainty = confidence(best.estimate.days, others, process_spread(trials).spread)
     return Fastest(model, best.id, undecided, certainty)
 
@@ -66,7 +91,7 @@ def runner_up(model: str, trials: Sequence[TrialResult]) -> tuple[float, TrialRe
     """
     of_model = [trial for trial in trials if trial.model == model]
     best = fastest(of_model)
-    others = [(t.estimate.days, t) for t in of_model if t is not best and t.estimate and t.estimate.plausible]
+    others = [(days, trial) for days, trial in ranked(of_model) if trial is not best]
     if best is None or best.estimate is None or not others:
         return None
     certainty = confidence(best.estimate.days, [days for days, _ in others], process_spread(trials).spread)
@@ -105,4 +130,6 @@ def _why_none(model: str, results: Results) -> str:
     last = trials[-1]
     if last.failure is not None:
         return failure_text(last.failure)
-    return "implausible" if last.estimate else "too few samples"
+    if last.estimate is None:
+        return "too few samples"
+    return "wrong gradients" if (model, last.setting) in wrong_settings(trials) else "implausible"

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 from bench.base.strict_json import canonical_json, pretty_json, to_json
 from bench.records.estimate import Estimate, Interval, estimate, loss_difference
 from bench.records.floor import Floor, FloorOrReason, share_of_floor
+from bench.records.gradients import CheckOrReason, GradientCheck
 from bench.records.trial import (
     Ceiling,
     Failure,
@@ -57,6 +58,10 @@ class TrialResult:
     earlier: Interval | None = None  # days by the first of two processes, which measured more briefly
     floor: Floor | None = None  # of a model's fastest trial; None in bundles older than this field
     no_floor: str | None = None  # why the floor was not measured
+    gradient_check: GradientCheck | None = (
+        None  # of the fastest trials; None in bundles older than this field
+    )
+    no_gradient_check: str | None = None  # why the gradients were not checked
 
     @property
     def share_of_floor(self) -> float | None:
@@ -128,8 +133,9 @@ def trial_results(
     labelled: Sequence[LabelledTrial],
     proofs: Mapping[str, ProofOrFailure],
     floors: Mapping[str, FloorOrReason] = MappingProxyType({}),
+    checks: Mapping[str, CheckOrReason] = MappingProxyType({}),
 ) -> tuple[TrialResult, ...]:
-    """Summarise trials, in their order; `proofs` and `floors` are keyed by trial id."""
+    """Summarise trials, in their order; `proofs`, `floors` and `checks` are keyed by trial id."""
     # Naive may have been measured at several micro-batches, whose losses are over other samples.
     naive = {
         _losses_key(trial, end): end.first
@@ -137,7 +143,9 @@ def trial_results(
         if not trial.setting and isinstance(end, ReducedTrial)
     }
     return tuple(
-        _result(each, naive, proofs.get(each.trial.id), floors.get(each.trial.id)) for each in labelled
+        _result(each, naive, proofs.get(key), floors.get(key), checks.get(key))
+        for each in labelled
+        for key in (each.trial.id,)
     )
 
 
@@ -151,6 +159,7 @@ def _result(
     naive: Mapping[tuple[str, int], Measurement],
     proof: ProofOrFailure | None,
     floor: FloorOrReason | None,
+    check: CheckOrReason | None,
 ) -> TrialResult:
     trial, label, end = labelled
     measured, failure = (end, None) if isinstance(end, ReducedTrial) else (None, end)
@@ -173,6 +182,8 @@ def _result(
         earlier=earlier.days if earlier else None,
         floor=floor if isinstance(floor, Floor) else None,
         no_floor=floor if isinstance(floor, str) else None,
+        gradient_check=check if isinstance(check, GradientCheck) else None,
+        no_gradient_check=check if isinstance(check, str) else None,
     )
 
 

@@ -79,6 +79,7 @@ def test_the_error_reads_as_a_short_list() -> None:
             "null does not fit; allowed: a list with at least 1 and with at most 100",
         ),
         ({"floor": "yes"}, "/floor", '"yes" does not fit; allowed: true or false'),
+        ({"gradient_check": 1}, "/gradient_check", "1 does not fit; allowed: true or false"),
         ({"prove": True}, "/prove", "true does not fit; allowed: an object with steps, minutes"),
         ({"timing": [1]}, "/timing", "[1] does not fit; allowed: an object with target_percent, "),
         ({"micro_batch": {"a": 1}}, "/micro_batch", '{"a": 1} does not fit; allowed: auto (searched, '),
@@ -187,6 +188,7 @@ FIELDS = st.sampled_from(
         "timing",
         "seed",
         "floor",
+        "gradient_check",
     ]
 )
 

@@ -19,6 +19,7 @@ from bench.bundle.statement import Predicate, identity_of
 from bench.bundle.tar_format import SIGNING, open_bundle
 from bench.planning.manifest import Manifest, parse_manifest
 from bench.records.floor import FloorOrReason
+from bench.records.gradients import CheckOrReason
 from bench.records.run_results import Results, RunFacts, samples_bytes
 from bench.records.trial import (
     Ceiling,
@@ -78,11 +79,12 @@ def bundle(
     version: str = __version__,
     ceiling_seconds: float = 1.0,
     floors: Mapping[Setting, FloorOrReason] = MappingProxyType({}),
+    checks: Mapping[Setting, CheckOrReason] = MappingProxyType({}),
 ) -> Path:
     """Write the bundle of one run. `settings` maps a setting to the seconds of a pass or to an outcome.
 
-    `floors` has the floors of settings, or why they were not measured. With another version of bench, its
-    operation counts differ from those of this version.
+    `floors` and `checks` have the floors and gradient checks of settings, or why there are none. With another
+    version of bench, its operation counts differ from those of this version.
     """
     asked = of or manifest()
     node = NodeFacts(
@@ -111,10 +113,12 @@ def bundle(
         for i in range(gpus)
     )
     by_trial = {trial.id: floors[trial.setting] for trial, _, _ in trials if trial.setting in floors}
+    checked = {trial.id: checks[trial.setting] for trial, _, _ in trials if trial.setting in checks}
+    reduced = reduce_trials(trials, ceilings, {}, floors=by_trial, checks=checked)
     run = RunFacts(run_id, started, started + 60, complete, None if complete else "the budget was spent")
     results = Results(
         version, asked.digest, run, node, asked.models, asked.seed, asked.timing, asked.memory_cap_bytes,
-        ceilings, reduce_trials(trials, ceilings, {}, floors=by_trial), tuple(_left_out(asked, trials)),
+        ceilings, reduced, tuple(_left_out(asked, trials)),
     )  # fmt: skip
     files: dict[str, bytes | Path] = {
         "manifest.json": asked.data,

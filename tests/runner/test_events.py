@@ -29,6 +29,9 @@ LINES = [  # as version 0.1.0 writes them
     '{"event":"floor","floor":{"attention_seconds":0.5,"convolutions_seconds":0.0,"passes":3,'
     '"products_seconds":1.5,"scans_seconds":0.0},"id":"0123456789abcdef"}',
     '{"event":"no-floor","id":"0123456789abcdef","why":"crashed: x"}',
+    '{"check":{"parameters":9,"reference":["checkpointing"],"whole_difference":0.5,"worst":"key.bias",'
+    '"worst_difference":2.5},"event":"gradient-check","id":"0123456789abcdef"}',
+    '{"event":"no-gradient-check","id":"0123456789abcdef","why":"crashed: x"}',
     '{"event":"stopped","why":"interrupted"}',
     '{"bundle":"abc.tar","event":"end"}',
 ]

@@ -21,7 +21,9 @@ from bench.node_check.recompute_any import recompute
 from bench.planning.manifest import parse_manifest
 from bench.planning.plan import make_plan, target_of
 from bench.planning.search.next_trial import unproven
+from bench.records.fastest import without_figures
 from bench.records.floor import Floor
+from bench.records.gradients import MOST_WRONG, GradientCheck
 from bench.records.run_results import samples_bytes
 from bench.records.trial import (
     Ceiling,
@@ -60,6 +62,10 @@ GUIDED = {
 }  # fmt: skip
 
 
+AGREES = GradientCheck((), 28, 0.004, "embed_in.weight", 0.03)
+DIFFERS = GradientCheck((), 28, 150_000.0, "layers.1.attention.query_key_value.weight", 200_000.0)
+
+
 class Guessing:
     """A supervisor whose samples take a second; in the second trial they seem to take less.
 
@@ -71,12 +77,17 @@ class Guessing:
     def __init__(self, second: Outcome | None = None) -> None:
         self.asked: list[Trial] = []
         self.floors: list[Trial] = []
+        self.checked: list[Trial] = []
         self.second = second
 
     def floor(self, trial: Trial, *_: Any) -> Floor | Failure:
         self.floors.append(trial)
         a_pass = trial.micro_batch * 1.0
         return Floor(7, 0.5 * a_pass, 0.0, 0.25 * a_pass, 0.0)
+
+    def gradient_check(self, trial: Trial, *_: Any) -> GradientCheck | Failure:
+        self.checked.append(trial)
+        return AGREES
 
     def ceilings(self, *_: Any) -> tuple[Ceiling, ...]:
         return (Ceiling("matmul-fp32", 0, "FLOP/s", 10**15, (1.0,)),)
@@ -400,17 +411,18 @@ def test_the_floor_of_each_model_is_measured_once_for_its_fastest_trial(
         assert len(fake.floors) == 2, "a run that is continued has them already"
 
 
-def test_without_a_word_in_the_manifest_floors_are_measured_on_gpus_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("field", "done"), [("floor", "floors"), ("gradient_check", "checked")])
+def test_without_a_word_in_the_manifest_floors_and_gradients_are_for_gpus_only(
+    field: str, done: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop.telemetry, "TelemetrySampler", lambda path, node: METER)
     on_gpu = replace(NODE, gpus=(Gpu(0, "NVIDIA H200", "GPU-0", 140 * GIB, "9.0"),))
     wanted = {(node.device, floor): 0 for node in (NODE, on_gpu) for floor in (None, True, False)}
     for number, (device, floor) in enumerate(wanted):
-        fake, changes = Guessing(), {} if floor is None else {"floor": floor}
+        fake, changes = Guessing(), {} if floor is None else {field: floor}
         with begun(tmp_path / f"{number}", on_gpu if device == "cuda" else NODE, **changes) as run:
             searched(run, fake, monkeypatch)
-        wanted[device, floor] = len(fake.floors)
+        wanted[device, floor] = len(getattr(fake, done))
     assert wanted == {
         ("cpu", None): 0, ("cpu", True): 1, ("cpu", False): 0,
         ("cuda", None): 1, ("cuda", True): 1, ("cuda", False): 0,
@@ -478,6 +490,142 @@ def test_a_run_on_several_nodes_says_that_it_has_no_floor(
         assert searched(run, fake, monkeypatch) is None
         assert "a floor is measured on one node" in shown(run)[0]
     assert fake.floors == []
+
+
+# Gradient checks
+
+
+class Checking(Guessing):
+    """A supervisor whose gradient checks end as `ends` says, one after the other, and then agree."""
+
+    def __init__(self, *ends: GradientCheck | Failure | EnvironmentCannot) -> None:
+        super().__init__()
+        self.ends = list(ends)
+
+    def gradient_check(self, trial: Trial, *_: Any) -> GradientCheck | Failure:
+        self.checked.append(trial)
+        end = self.ends.pop(0) if self.ends else AGREES
+        if isinstance(end, EnvironmentCannot):
+            raise end
+        return end
+
+
+def about_gradients(run: Run) -> list[str]:
+    """Return the lines about gradients under the table of a run's results."""
+    lines = results_table(run.results(None)).splitlines()
+    return [line for line in lines if re.match("(WRONG )?(GRADIENTS|gradients)", line)]
+
+
+def test_the_fastest_setting_of_each_model_is_checked_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake, changes = Checking(), {"models": ["tiny-gpt-neox", "tiny-vit"], "gradient_check": True}
+    with begun(tmp_path / "run", **changes) as run:
+        assert searched(run, fake, monkeypatch) is None
+        results, path = run.results(None), bundle_of(run, tmp_path / "one.tar")
+        assert [trial.id for trial in fake.checked] == [winner.trial for winner in results.winners]
+        checked = [trial.id for trial in results.trials if trial.gradient_check == AGREES]
+        assert checked == [trial.id for trial in fake.checked]
+        assert capsys.readouterr().err.count("gradients agree: 3% in embed_in.weight, 0.4% in all") == 2
+        assert len(about_gradients(run)) == 2
+    assert verify_bundle(path, recompute).contents.results.trials == results.trials
+    with begun(tmp_path / "run", **changes) as run:
+        assert searched(run, fake, monkeypatch) is None
+        assert len(fake.checked) == 2, "a run that is continued has them already"
+
+
+def test_a_setting_with_wrong_gradients_is_not_ranked_and_the_next_fastest_is_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake = Checking(DIFFERS)
+    with begun(tmp_path / "run", gradient_check=True, floor=True) as run:
+        assert searched(run, fake, monkeypatch) is None
+        results, path = run.results(None), bundle_of(run, tmp_path / "one.tar")
+        wrong, right = fake.checked
+        assert right.setting != wrong.setting, "no micro-batch of the wrong setting is ranked"
+        assert [winner.trial for winner in results.winners] == [right.id]
+        assert [trial.id for trial in fake.floors] == [right.id]
+        assert unproven(run.plan, run.plausible_outcomes, ()) == right
+        assert "WRONG GRADIENTS, never ranked: 20,000,000% in layers.1" in capsys.readouterr().err
+        text = results_table(results)
+        label = next(trial.label for trial in results.trials if trial.id == wrong.id)
+        rows = [line for line in text.splitlines() if line.strip().startswith(f"{label}  ")]
+        assert rows and all("WRONG GRADIENTS, 20,000,000% in layers.1" in row for row in rows)
+    assert verify_bundle(path, recompute).contents.results.winners == results.winners
+    with begun(tmp_path / "run", gradient_check=True) as run:  # --resume reads the journal in this way
+        assert run.results(None).winners == results.winners
+        assert searched(run, again := Checking(DIFFERS), monkeypatch) is None
+    assert again.checked == again.asked == []
+
+
+def test_not_more_than_three_settings_of_a_model_are_found_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = Checking(*[DIFFERS] * 9)
+    methods = ["naive", ["checkpointing"], ["kernels"], ["kernels", "checkpointing"], ["fused-optimizer"]]
+    with begun(tmp_path, gradient_check=True, methods=methods) as run:
+        assert searched(run, fake, monkeypatch) is None
+        assert len({trial.setting for trial in fake.checked}) == len(fake.checked) == MOST_WRONG
+        winner = next(t for t in run.summaries() if t.id == run.results(None).winners[0].trial)
+        assert winner.setting not in {trial.setting for trial in fake.checked}
+        assert winner.no_gradient_check == "3 faster settings have wrong gradients, and no more are checked"
+
+
+def test_a_model_whose_settings_are_all_wrong_has_no_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with begun(tmp_path / "run", gradient_check=True, methods=["naive", ["kernels"]]) as run:
+        assert searched(run, Checking(DIFFERS, DIFFERS), monkeypatch) is None
+        assert run.results(None).winners[0].trial is None
+        path = bundle_of(run, tmp_path / "one.tar")
+    assert without_figures(verify_bundle(path, recompute).contents.results) == {
+        "tiny-gpt-neox": "wrong gradients"
+    }
+
+
+@pytest.mark.parametrize(
+    ("end", "why"),
+    [
+        (Crashed("RuntimeError: no kernel"), "crashed: RuntimeError: no kernel"),
+        (OutOfMemory("gpu", "tried to\nallocate"), "out of gpu memory: tried to.+allocate"),
+        (EnvironmentCannot("no room", where="/scratch", advice="make room"), "/scratch: no room$"),
+        (GradientCheck((), 28, 0.9, "a", 0.1), "its gradients differ by more than the worst of them"),
+    ],
+)
+def test_a_gradient_check_that_fails_is_a_note_in_a_complete_run(
+    end: Any, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with begun(tmp_path / "run", gradient_check=True) as run:
+        assert searched(run, fake := Checking(end), monkeypatch) is None
+        assert len(fake.checked) == 1
+        (line,) = about_gradients(run)
+        assert re.match(f"gradients not checked  tiny-gpt-neox: .+: {why}", line)
+        assert re.search(f"gradients not checked: {why}", capsys.readouterr().err)
+        path = bundle_of(run, tmp_path / "one.tar")
+    assert verify_bundle(path, recompute).contents.results.run.complete
+    with begun(tmp_path / "run", gradient_check=True) as run:
+        assert searched(run, Checking(), monkeypatch) is None
+        assert about_gradients(run)[0].startswith("gradients  "), "a run that is continued tries again"
+
+
+def test_a_check_needs_time_one_node_and_a_setting_that_divides_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cases: list[tuple[dict[str, Any], float | None, Nodes | None, str]] = [
+        ({}, 50.0, None, "s of the budget are left, a check may take 60 s"),
+        ({}, None, Nodes(2, 0, "127.0.0.1:0", "abc"), "gradients are checked on one node"),
+        ({"methods": [["zero-2", "offload"]]}, None, None, "compared on one device, and zero-2 divides them"),
+    ]
+    monkeypatch.setattr("bench.training.methods.refusal", lambda *_: None)
+    for number, (changes, budget, nodes, why) in enumerate(cases):
+        fake = Checking()
+        fake.nodes = nodes
+        with begun(tmp_path / f"{number}", gradient_check=True, **changes) as run:
+            assert searched(run, fake, monkeypatch, budget=budget) is None
+            (line,) = about_gradients(run)
+        assert line.startswith("gradients not checked")
+        assert why in line
+        assert fake.checked == []
 
 
 def test_a_trial_waits_for_the_memory_of_the_one_before() -> None:

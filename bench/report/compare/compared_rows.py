@@ -19,11 +19,12 @@ from bench.bundle.verify import Files
 from bench.node_check.check_results import CheckContents
 from bench.node_check.recompute_any import recompute
 from bench.records.estimate import Interval
-from bench.records.fastest import fastest, runner_up
+from bench.records.fastest import fastest, runner_up, wrong_settings
+from bench.records.gradients import GradientCheck
 from bench.records.run_results import Results, TrialResult
 from bench.records.slowdown import Slowed
 from bench.records.switches import deciding, in_words
-from bench.records.text import failure_text
+from bench.records.text import failure_text, gradients_text
 from bench.records.trial import NodeFacts
 from bench.report.compare.energy import TelemetryCourse, course_of, telemetry_lines, watts_of
 from bench.training.models import Model
@@ -66,7 +67,7 @@ class Attempt:
     setting: tuple[str, ...]
     micro_batch: int
     accumulation: int
-    outcome: str  # as in the bundle, or "implausible"
+    outcome: str  # as in the bundle, or "implausible" or "wrong-gradients"
     reason: str | None = None  # why it has no figures, or is not ranked
     days: Interval | None = None
     step_seconds: Interval | None = None
@@ -74,6 +75,7 @@ class Attempt:
     utilisation: float | None = None
     share_of_floor: float | None = None
     peak_bytes: int | None = None
+    no_gradient_check: str | None = None  # why its gradients were not checked
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +124,7 @@ class Row:
 
     @property
     def rankable(self) -> list[MeasuredAttempt]:
-        """The attempts with figures that are plausible."""
+        """The attempts with figures that are plausible, of settings without wrong gradients."""
         return [a for a in self.attempts if isinstance(a, MeasuredAttempt) and a.outcome == "measured"]
 
     @property
@@ -201,7 +203,7 @@ def _trials_of(results: Results, model: str) -> list[TrialResult]:
 def _row(path: Path, verdict: Verdict[Contents], run: ComparedRun, model: Model) -> Row:
     results = run.results
     trials = _trials_of(results, model.name)
-    best = fastest(trials)
+    best, wrong = fastest(trials), wrong_settings(trials)
     best_attempt = _attempt(best) if best else None
     doubt = runner_up(model.name, results.trials)
     devices = best.gpus if best else max((trial.gpus for trial in trials), default=1)
@@ -221,7 +223,7 @@ def _row(path: Path, verdict: Verdict[Contents], run: ComparedRun, model: Model)
         conditions=tuple(_conditions(run, model, verdict.level)),
         training_flops=e.flops_per_second * e.step_seconds.value * model.recipe.steps if e else None,
         best=None,
-        attempts=tuple(_attempt(trial) for trial in trials),
+        attempts=tuple(_attempt(trial, wrong.get((model.name, trial.setting))) for trial in trials),
         watts=run.watts.get(best.id) if best else None,
         telemetry=run.course,
         close=_uncertain(*doubt) if doubt else None,
@@ -251,23 +253,30 @@ def _machine(node: NodeFacts, gpus_a_node: int, devices: int, run_id: str) -> Ma
     return Machine(name, "cuda", devices, min(g.memory_bytes for g in used), f"{identity}-{devices}", nodes)
 
 
-def _attempt(trial: TrialResult) -> Attempt:
+def _attempt(trial: TrialResult, wrong: GradientCheck | None = None) -> Attempt:
     batch = (trial.label, trial.setting, trial.micro_batch, trial.accumulation)
     if trial.failure is not None:
         return Attempt(*batch, trial.outcome, failure_text(trial.failure))
     e = trial.estimate
     if e is None:
         return Attempt(*batch, trial.outcome, "too few samples for an interval")
+    outcome, reason = "measured", None
+    if not e.plausible:
+        outcome, reason = "implausible", "implies more arithmetic than this machine reached: never ranked"
+    if wrong is not None:
+        differ = "its gradients differ from the unmodified model's by"
+        outcome, reason = "wrong-gradients", f"{differ} {gradients_text(wrong)}: never ranked"
     return MeasuredAttempt(
         *batch,
-        outcome="measured" if e.plausible else "implausible",
-        reason=None if e.plausible else "implies more arithmetic than this machine reached: never ranked",
+        outcome=outcome,
+        reason=reason,
         days=e.days,
         step_seconds=e.step_seconds,
         units_per_second=e.units_per_second,
         utilisation=e.utilisation,
         share_of_floor=trial.share_of_floor,
         peak_bytes=e.peak_bytes,
+        no_gradient_check=trial.no_gradient_check,
     )
 
 

@@ -14,7 +14,12 @@ from bench.report.plots.svg import Plot, text
 CELL_W, CELL_H, LEFT, TOP = 104, 22, 290, 56
 HEAD = 14  # letters in each of the two lines of a column's head
 MOST_COLUMNS = 8
-OUTCOMES = {"out-of-memory": "no memory", "timed-out": "timed out", "measured": "fits"}
+OUTCOMES = {
+    "out-of-memory": "no memory",
+    "timed-out": "timed out",
+    "measured": "fits",
+    "wrong-gradients": "wrong",
+}
 
 
 def plots(part: ModelPart, _comparison: Comparison) -> Iterator[Plot]:
@@ -60,6 +65,7 @@ def _cell(x: float, y: float, label: str, row: Row) -> Markup:
     """Draw the fastest attempt with this setting that fits, or else why the first one has no figure."""
     attempts = [attempt for attempt in row.attempts if attempt.label == label]
     fitting = [attempt for attempt in attempts if isinstance(attempt, MeasuredAttempt)]
+    fitting = [attempt for attempt in fitting if attempt.outcome != "wrong-gradients"]
     if fitting:
         best = min(fitting, key=lambda attempt: attempt.days.value)
         kind, outcome, reason = "good", bytes_text(best.peak_bytes), best.reason

@@ -162,6 +162,7 @@ def remarks(part: ModelPart, comparison: Comparison) -> Iterator[str]:
     yield from (_close_line(row, row.close, machine) for row, machine in named if row.close)
     yield from (f"on trust: {machine}: {row.on_trust}" for row, machine in named if row.on_trust)
     for row, machine in named:
+        yield from _gradient_remarks(row, machine)
         if row.slowed:
             yield f"SLOWED: {machine}, {slowed_text(row.slowed)}, while its figure was measured: {HEALTHY}"
     yield from map(_estimate_line, part.guesses)
@@ -171,6 +172,15 @@ def remarks(part: ModelPart, comparison: Comparison) -> Iterator[str]:
     valid = comparison.bundles - len(comparison.refused)
     if without := valid - len(part.entries) - len(part.apart):
         yield f"{without:,} of {count_text(valid, 'bundle')} without this model"
+
+
+def _gradient_remarks(row: RankedRow, machine: str) -> Iterator[str]:
+    """Yield the settings with wrong gradients, and why those of the fastest were not checked."""
+    wrong = [attempt for attempt in row.attempts if attempt.outcome == "wrong-gradients"]
+    for label, reason in dict.fromkeys((attempt.label, attempt.reason) for attempt in wrong):
+        yield f"WRONG GRADIENTS: {machine}, {label}: {reason}"
+    if row.best.no_gradient_check:
+        yield f"gradients not checked: {machine}, {row.best.label}: {row.best.no_gradient_check}"
 
 
 def _close_line(row: RankedRow, doubt: UncertainFastest, machine: str) -> str:

@@ -9,7 +9,8 @@ from types import MappingProxyType
 from bench.base.errors import one_line
 from bench.bundle.verdict import Contents, RunContents, Verdict
 from bench.records.estimate import BETWEEN_PROCESSES
-from bench.records.fastest import CERTAIN, ProcessSpread, fastest, process_spread
+from bench.records.fastest import CERTAIN, ProcessSpread, fastest, process_spread, wrong_settings
+from bench.records.gradients import GradientCheck
 from bench.records.run_results import Fastest, Results, TrialResult
 from bench.records.slowdown import Slowed, slowed_lines
 from bench.records.switches import in_words
@@ -21,9 +22,11 @@ from bench.records.text import (
     failure_text,
     figures,
     floor_text,
+    gradients_text,
     image_text,
     interval_text,
     share_text,
+    worst_text,
 )
 from bench.report.text.terminal import table, wrapped
 
@@ -44,8 +47,10 @@ def results_table(results: Results, slowed: Mapping[str, Slowed] = MappingProxyT
 
 
 def _model_block(name: str, unit: str, trials: list[TrialResult]) -> str:
-    best = fastest(trials)
-    rows: list[tuple[str, ...]] = [_row(trial, unit, trial is best) for trial in trials]
+    best, wrong = fastest(trials), wrong_settings(trials)
+    rows: list[tuple[str, ...]] = [
+        _row(trial, unit, trial is best, wrong.get((trial.model, trial.setting))) for trial in trials
+    ]
     headers: tuple[str, ...] = HEADERS
     if not any(trial.floor for trial in trials):
         headers, *rows = (row[:FLOOR] + row[FLOOR + 1 :] for row in (headers, *rows))
@@ -68,13 +73,15 @@ def _short(text: str) -> str:
     return text if len(text) <= MOST_REASON else text[: MOST_REASON - 1] + "…"
 
 
-def _row(trial: TrialResult, unit: str, best: bool) -> tuple[str, ...]:
+def _row(trial: TrialResult, unit: str, best: bool, wrong: GradientCheck | None) -> tuple[str, ...]:
     batch = batch_text(trial.micro_batch, trial.accumulation, trial.gpus)
     named = ("*" if best else "", trial.label, batch)
     e = trial.estimate
     if trial.failure is not None or e is None:
         reason = _short(failure_text(trial.failure)) if trial.failure else "too few samples"
         return (*named, reason, *[""] * 6)
+    if wrong is not None:
+        return (*named, _short(f"WRONG GRADIENTS, {worst_text(wrong)}"), *[""] * 6)
     share = share_text(e.utilisation)
     drift = "" if trial.loss_difference is None else f"{100 * trial.loss_difference:.2g}%"
     return (
@@ -103,6 +110,7 @@ def _notes(results: Results, slowed: Mapping[str, Slowed]) -> Iterable[str]:
             yield f"floor  {trial.model}: {floor}; at most the rest of the step can be won"
         if trial.no_floor:
             yield f"no floor  {trial.model}: {trial.no_floor}"
+        yield from _about_gradients(trial)
     yield f"image  {image_text(results.node.image)}"
     if results.node.switches:
         yield f"set    {in_words(results.node.switches)}"
@@ -117,6 +125,20 @@ def _notes(results: Results, slowed: Mapping[str, Slowed]) -> Iterable[str]:
         yield f"skipped  {skip.model}  {skip.label}: {one_line(skip.reason)}"
     if results.run.stopped:
         yield f"INCOMPLETE  {one_line(results.run.stopped)}"
+
+
+def _about_gradients(trial: TrialResult) -> Iterable[str]:
+    """Yield what is known of a trial's gradients, compared with those of the unmodified model."""
+    which = f"{trial.model}: {trial.label}"
+    if trial.no_gradient_check:
+        yield f"gradients not checked  {which}: {trial.no_gradient_check}"
+    if (check := trial.gradient_check) is None:
+        return
+    differ = f"differ from the unmodified model's by {gradients_text(check)}"
+    if check.agrees:
+        yield f"gradients  {which} at micro-batch {trial.micro_batch}: they {differ}"
+    else:
+        yield f"WRONG GRADIENTS  {which}: they {differ}; this setting is never ranked"
 
 
 def _measured_twice(spread: ProcessSpread) -> str:

@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 
 from bench.base.strict_json import DecodeError, from_json
 from bench.records.floor import Floor
+from bench.records.gradients import GradientCheck
 from bench.records.trial import Ceiling, Failure, NodeFacts, Outcome, Proof
 
 
@@ -94,6 +95,22 @@ class FloorLeftOut:
 
 
 @dataclass(frozen=True, slots=True)
+class GradientsChecked:
+    id: str  # of the trial whose setting computed the gradients
+    check: GradientCheck
+    event: Literal["gradient-check"] = "gradient-check"
+
+
+@dataclass(frozen=True, slots=True)
+class GradientCheckLeftOut:
+    """The gradients of a trial were not checked; a run that is continued tries again."""
+
+    id: str
+    why: str
+    event: Literal["no-gradient-check"] = "no-gradient-check"
+
+
+@dataclass(frozen=True, slots=True)
 class RunStopped:
     """The run ended early, in good order: by the user, its budget, or an error that no trial caused."""
 
@@ -120,6 +137,8 @@ Event = (
     | ProofFailed
     | FloorMeasured
     | FloorLeftOut
+    | GradientsChecked
+    | GradientCheckLeftOut
     | RunStopped
     | RunEnded
 )

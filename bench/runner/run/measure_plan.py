@@ -1,4 +1,4 @@
-"""Measure a plan: ceilings, every trial in turn, then floors and proofs, until no trial is open.
+"""Measure a plan: ceilings, every trial in turn, then gradient checks, floors and proofs.
 
 In:  a `Run` and its budget. Out: events recorded in the run. Imports no torch; the workers do.
 """
@@ -16,6 +16,7 @@ from bench.planning.plan import Plan
 from bench.planning.search.next_trial import finalist, longer, next_trial, tally, unproven
 from bench.records.estimate import ceiling_precision
 from bench.records.floor import Floor, FloorOrReason, why_no_floor
+from bench.records.gradients import MOST_WRONG, CheckOrReason, GradientCheck, why_no_check, why_not_checked
 from bench.records.switches import deciding, differences
 from bench.records.text import bytes_text, failure_text
 from bench.records.trial import Crashed, Measured, NodeFacts, Outcome, Proof, Proving, TimedOut, Trial
@@ -27,6 +28,8 @@ from bench.runner.run.events import (
     CeilingsMeasured,
     FloorLeftOut,
     FloorMeasured,
+    GradientCheckLeftOut,
+    GradientsChecked,
     NodesMet,
     ProofFailed,
     Proved,
@@ -42,6 +45,7 @@ MAX_FATAL_ATTEMPTS = 3  # a trial during which the whole run died this often cou
 CEILING_SECONDS = 300.0
 FLOOR_SECONDS = 180.0  # most of this is for the start of the process, and to record a large model's products
 FLOOR_LEAST_SECONDS = 60.0  # with less left of the budget, a floor is not begun
+CHECK_LEAST_SECONDS = 60.0  # with less left of the budget, a gradient check is not begun
 MEETING_SECONDS = 600.0  # for all nodes to come to the meeting
 DISMISSAL_SECONDS = 60.0  # for the job that tells the other nodes that the run is over
 SETTLE_SECONDS = 30.0  # for the driver to free the memory of a job that was killed
@@ -69,6 +73,9 @@ def measure(run: Run, progress: Progress, budget_seconds: float | None, nodes: N
         """Return bytes in use on each GPU that trains, by index; the node's other GPUs do not matter."""
         return {gpu.index: used for gpu, used in zip(gpus, meter.used_bytes(), strict=False)}
 
+    def settled() -> None:
+        settle(used, before, progress.say)
+
     before = used()
     progress.start(run.id, run.plan, run.plausible_outcomes, deadline)
     tell_of_others(before, progress.say)
@@ -86,22 +93,18 @@ def measure(run: Run, progress: Progress, budget_seconds: float | None, nodes: N
             if nodes is not None:
                 jobs.meet(nodes)
             jobs.measure_ceilings()
-            stopped = None
-            while trial := _next(run, deadline):
-                if _spent(deadline):
-                    stopped = f"the budget of {budget_seconds or 0:.0f} s is spent, {what_is_open(run)}"
-                    break
-                settle(used, before, progress.say)
-                jobs.measure_trial(trial)
-            for trial in run.without_floor() if _wants_floors(run) else ():
-                settle(used, before, progress.say)
-                jobs.measure_floor(trial)
+            stopped = _measure_trials(jobs, settled, budget_seconds)
+            if _wanted(run.manifest.gradient_check, run):
+                stopped = _check_gradients(jobs, settled, budget_seconds) or stopped
+            for best in run.without_floor() if _wanted(run.manifest.floor, run) else ():
+                settled()
+                jobs.measure_floor(best)
             while run.manifest.prove and (trial := unproven(run.plan, run.plausible_outcomes, run.proofs)):
                 if _spent(deadline):
                     spent = f"the budget of {budget_seconds or 0:.0f} s is spent before all was proven"
                     stopped = stopped or spent
                     break
-                settle(used, before, progress.say)
+                settled()
                 jobs.prove_trial(trial, run.manifest.prove)
             if nodes is not None:
                 jobs.dismiss()
@@ -115,6 +118,34 @@ def measure(run: Run, progress: Progress, budget_seconds: float | None, nodes: N
         progress.stop()
 
 
+def _measure_trials(jobs: _Jobs, settled: Callable[[], None], budget_seconds: float | None) -> str | None:
+    """Measure until no trial is open. Returns why it stopped early, or None."""
+    while trial := _next(jobs.run, jobs.deadline):
+        if _spent(jobs.deadline):
+            return f"the budget of {budget_seconds or 0:.0f} s is spent, {what_is_open(jobs.run)}"
+        settled()
+        jobs.measure_trial(trial)
+    return None
+
+
+def _check_gradients(jobs: _Jobs, settled: Callable[[], None], budget_seconds: float | None) -> str | None:
+    """Check the fastest trial of each model, and the next fastest as long as gradients are wrong.
+
+    Without a wrong setting, others may be the fastest that the search had ruled out: they are measured first.
+    Returns why measuring them stopped early, or None.
+    """
+    tried: set[str] = set()
+    stopped = None
+    while unchecked := [trial for trial in jobs.run.without_gradient_check() if trial.id not in tried]:
+        trial = unchecked[0]
+        tried.add(trial.id)
+        settled()
+        jobs.check_gradients(trial)
+        if trial.setting in jobs.run.wrong_settings(trial.model.name):
+            stopped = _measure_trials(jobs, settled, budget_seconds)
+    return stopped
+
+
 def _next(run: Run, deadline: float | None) -> Trial | None:
     """Return the next open trial; without one, if time is left, a finalist to measure again for longer."""
     if trial := next_trial(run.plan, run.plausible_outcomes):
@@ -123,10 +154,9 @@ def _next(run: Run, deadline: float | None) -> Trial | None:
     return None if _spent(deadline) else again  # choosing the finalist took time, too
 
 
-def _wants_floors(run: Run) -> bool:
-    """Whether to measure floors: as the manifest says, otherwise on GPUs."""
-    on_gpu = run.plan.target.device == "cuda"
-    return on_gpu if run.manifest.floor is None else run.manifest.floor
+def _wanted(stated: bool | None, run: Run) -> bool:
+    """Whether to measure floors, or to check gradients: as the manifest states, otherwise on GPUs."""
+    return run.plan.target.device == "cuda" if stated is None else stated
 
 
 def _spent(deadline: float | None) -> bool:
@@ -279,6 +309,39 @@ class _Jobs:
         result = next(result for result in run.summaries() if result.id == trial.id)
         return why_no_floor(found, trial.accumulation, result.estimate) or found
 
+    def check_gradients(self, trial: Trial) -> None:
+        """Check the gradients of a trial, or record why not, which is never the run's failure."""
+        run = self.run
+        self._begin(trial, "gradients", "gradients")
+        found = self._gradient_check(trial)
+        if isinstance(found, GradientCheck):
+            run.record(GradientsChecked(trial.id, found))
+        else:
+            run.record(GradientCheckLeftOut(trial.id, found))
+        self.progress.gradients(trial, run.summaries())
+
+    def _gradient_check(self, trial: Trial) -> CheckOrReason:
+        run = self.run
+        if why := why_not_checked(trial.setting):
+            return why
+        if self.supervisor.nodes is not None:
+            return "gradients are checked on one node, and this run is on several"
+        if len(run.wrong_settings(trial.model.name)) >= MOST_WRONG:
+            return f"{MOST_WRONG} faster settings have wrong gradients, and no more are checked"
+        seconds = self._until(run.manifest.trial_seconds)
+        if seconds < CHECK_LEAST_SECONDS:
+            return f"{seconds:.0f} s of the budget are left, a check may take {CHECK_LEAST_SECONDS:.0f} s"
+        limits = Limits(seconds, min(seconds, 300.0), self._host_limit(trial))
+        log, device = _log(run, f"{trial.id}-gradients"), run.plan.target.device
+        try:
+            found = self.supervisor.gradient_check(trial, device, self.scratch, log, limits)
+        except EnvironmentCannot as error:
+            return str(error).splitlines()[0]
+        if not isinstance(found, GradientCheck):
+            return failure_text(found)
+        result = next(result for result in run.summaries() if result.id == trial.id)
+        return why_no_check(found, trial.setting, result.estimate) or found
+
     def prove_trial(self, trial: Trial, proving: Proving) -> None:
         """Prove a trial by training. Its estimate is in the journal, and the proof cannot change it."""
         run = self.run
@@ -296,9 +359,10 @@ class _Jobs:
                 run.record(ProofFailed(trial.id, failure))
         self.progress.proven(trial, run.summaries())
 
-    def _begin(self, trial: Trial, what: str) -> None:
+    def _begin(self, trial: Trial, what: str, key: str | None = None) -> None:
+        """Show that a job of a trial begins; telemetry is the trial's, or has the key."""
         label = next(cell.label for cell in self.run.plan.cells if trial in cell.trials)
-        self.progress.begin(trial.id, f"{trial.model.name}  {label}  {what}")
+        self.progress.begin(key or trial.id, f"{trial.model.name}  {label}  {what}")
 
     def _until(self, seconds: float) -> float:
         """Return `seconds`, or less if the budget ends earlier: a job that still runs is then cut off."""

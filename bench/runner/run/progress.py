@@ -17,7 +17,7 @@ from bench.planning.plan import Plan
 from bench.planning.search.next_trial import tally
 from bench.records.run_results import TrialResult
 from bench.records.slowdown import Slowed, slowed_text
-from bench.records.text import floor_line, outcome_line, proof_line, seconds_text
+from bench.records.text import floor_line, gradients_line, outcome_line, proof_line, seconds_text
 from bench.records.trial import Outcome, Skipped, Trial
 from bench.runner.processes.jobs import WorkerEvent
 
@@ -36,7 +36,7 @@ def skipped_lines(skipped: Sequence[Skipped]) -> Iterator[str]:
 
 
 class Progress:
-    """Shows one run. `current` is what is being measured: a trial's id, "ceilings", "floor" or "nodes"."""
+    """Shows one run. `current` is what is being measured: a trial's id, or for instance "ceilings"."""
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(file=sys.stderr, highlight=False, markup=False)
@@ -100,6 +100,10 @@ class Progress:
     def floor(self, trial: Trial, results: Sequence[TrialResult]) -> None:
         result = next(r for r in results if r.id == trial.id)
         self.console.print(floor_line(result), soft_wrap=True)
+
+    def gradients(self, trial: Trial, results: Sequence[TrialResult]) -> None:
+        result = next(r for r in results if r.id == trial.id)
+        self.console.print(gradients_line(result), soft_wrap=True)
 
     def say(self, text: str) -> None:
         self.console.print(text, soft_wrap=True)

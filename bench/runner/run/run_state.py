@@ -21,6 +21,7 @@ from bench.planning.plan import Plan
 from bench.planning.search.next_trial import undecided
 from bench.records.fastest import fastest, fastest_with_confidence
 from bench.records.floor import FloorOrReason
+from bench.records.gradients import CheckOrReason, GradientCheck
 from bench.records.run_results import (
     LabelledTrial,
     ReducedTrial,
@@ -45,8 +46,10 @@ from bench.runner.machine.telemetry import FILE_NAME, TelemetryReader
 from bench.runner.run import events
 from bench.runner.run.events import Event, event_from_json
 from bench.runner.run.journal import ELSEWHERE, Journal
+from bench.training.setting import Setting
 
 IMPLAUSIBLE = Unsupported("implies more arithmetic than this machine reached")
+WRONG = Unsupported("its gradients differ from those of the unmodified model")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +74,14 @@ class Run:
         self.id = folder.name
         self.started_at = time.time()
         self.outcomes: dict[str, Outcome] = {}
-        self.plausible_outcomes: dict[str, Outcome] = {}  # for the search: implausible outcomes as failures
+        self.plausible_outcomes: dict[str, Outcome] = {}  # for the search: those never ranked as failures
         self.again: set[str] = set()  # trials that were measured a second time, for longer
         self.earlier: dict[str, Measured] = {}  # the first measurement of trials measured twice
         self.ceilings: tuple[Ceiling, ...] = ()
         self.nodes: tuple[NodeFacts, ...] = ()  # all nodes, in a run on several
         self.proofs: dict[str, ProofOrFailure] = {}
         self.floors: dict[str, FloorOrReason] = {}  # by trial
+        self.gradient_checks: dict[str, CheckOrReason] = {}  # by trial
         self.deaths: Counter[str] = Counter()  # by trial: how often the whole run died during it
         self.machines: list[RunMachine] = []  # the one that began the run, then those that continued it
         self._in_flight: str | None = None
@@ -127,6 +131,13 @@ class Run:
                 self.floors[event.id] = event.floor
             case events.FloorLeftOut():
                 self.floors[event.id] = event.why
+            case events.GradientsChecked():
+                self.gradient_checks[event.id] = event.check
+                self.plausible_outcomes.update(
+                    {identity: self._plausible(identity) for identity in self.outcomes}
+                )
+            case events.GradientCheckLeftOut():
+                self.gradient_checks[event.id] = event.why
             case events.RunStopped():
                 self._in_flight = None
 
@@ -149,10 +160,27 @@ class Run:
         self.outcomes[identity] = outcome
         self.floors.pop(identity, None)  # it was compared with the earlier measurement
         self._reduced.pop(identity, None)
-        reduced = self._reduce(identity) if identity in self._planned else None
+        self.plausible_outcomes[identity] = self._plausible(identity)
+
+    def _plausible(self, identity: str) -> Outcome:
+        """Return the outcome of a trial for the search: a failure if the trial is never ranked."""
+        if identity not in self._planned:
+            return self.outcomes[identity]
+        trial, _ = self._planned[identity]
+        if trial.setting in self.wrong_settings(trial.model.name):
+            return WRONG
+        reduced = self._reduce(identity)
         estimate = reduced.estimate if isinstance(reduced, ReducedTrial) else None
-        plausible = estimate is None or estimate.plausible
-        self.plausible_outcomes[identity] = outcome if plausible else IMPLAUSIBLE
+        return self.outcomes[identity] if estimate is None or estimate.plausible else IMPLAUSIBLE
+
+    def wrong_settings(self, model: str) -> set[Setting]:
+        """Return the settings of a model whose gradients were found to be wrong."""
+        wrong = [
+            self._planned[identity][0]
+            for identity, check in self.gradient_checks.items()
+            if identity in self._planned and isinstance(check, GradientCheck) and not check.agrees
+        ]
+        return {trial.setting for trial in wrong if trial.model.name == model}
 
     def _reduce(self, identity: str) -> ReducedTrial | Failure:
         """Return the estimate of a planned trial, or its failure; computed once for each outcome."""
@@ -170,13 +198,21 @@ class Run:
     def summaries(self) -> tuple[TrialResult, ...]:
         """Return the results of the trials so far, in the plan's order."""
         labelled = [LabelledTrial(trial, label, self._reduce(trial.id)) for trial, label, _ in self.trials()]
-        return trial_results(labelled, self.proofs, self.floors)
+        return trial_results(labelled, self.proofs, self.floors, self.gradient_checks)
+
+    def _bests(self) -> list[TrialResult]:
+        """Return the fastest trial of each model that has one."""
+        results = self.summaries()
+        bests = (fastest(r for r in results if r.model == model.name) for model in self.manifest.models)
+        return [best for best in bests if best is not None]
 
     def without_floor(self) -> list[Trial]:
         """Return each model's fastest trial, if the trial has no floor yet."""
-        results = self.summaries()
-        best = (fastest(r for r in results if r.model == model.name) for model in self.manifest.models)
-        return [self._planned[r.id][0] for r in best if r is not None and r.floor is None]
+        return [self._planned[best.id][0] for best in self._bests() if best.floor is None]
+
+    def without_gradient_check(self) -> list[Trial]:
+        """Return each model's fastest trial, if its gradients have not been checked yet."""
+        return [self._planned[best.id][0] for best in self._bests() if best.gradient_check is None]
 
     def results(self, stopped: str | None) -> Results:
         """Return the content of results.json; `stopped` says why the run is incomplete."""
