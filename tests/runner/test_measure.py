@@ -411,18 +411,17 @@ def test_the_floor_of_each_model_is_measured_once_for_its_fastest_trial(
         assert len(fake.floors) == 2, "a run that is continued has them already"
 
 
-@pytest.mark.parametrize(("field", "done"), [("floor", "floors"), ("gradient_check", "checked")])
-def test_without_a_word_in_the_manifest_floors_and_gradients_are_for_gpus_only(
-    field: str, done: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_without_a_word_in_the_manifest_floors_are_for_gpus_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop.telemetry, "TelemetrySampler", lambda path, node: METER)
     on_gpu = replace(NODE, gpus=(Gpu(0, "NVIDIA H200", "GPU-0", 140 * GIB, "9.0"),))
     wanted = {(node.device, floor): 0 for node in (NODE, on_gpu) for floor in (None, True, False)}
     for number, (device, floor) in enumerate(wanted):
-        fake, changes = Guessing(), {} if floor is None else {field: floor}
+        fake, changes = Guessing(), {} if floor is None else {"floor": floor}
         with begun(tmp_path / f"{number}", on_gpu if device == "cuda" else NODE, **changes) as run:
             searched(run, fake, monkeypatch)
-        wanted[device, floor] = len(getattr(fake, done))
+        wanted[device, floor] = len(fake.floors)
     assert wanted == {
         ("cpu", None): 0, ("cpu", True): 1, ("cpu", False): 0,
         ("cuda", None): 1, ("cuda", True): 1, ("cuda", False): 0,
