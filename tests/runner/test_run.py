@@ -132,8 +132,16 @@ def floors(results: dict[str, Any]) -> None:
     assert not any(trial["floor"] or trial["no_floor"] for trial in by_id.values())
 
 
+def gradients(results: dict[str, Any]) -> None:
+    """Check that the fastest trial of each model, and no other, has gradients that agree."""
+    checks = {trial["id"]: trial["gradient_check"] for trial in results["trials"] if trial["gradient_check"]}
+    assert checks.keys() == {winner["trial"] for winner in results["winners"]}
+    assert all(check["worst_difference"] < 0.01 for check in checks.values())
+
+
 def test_a_run_measures_decides_signs_and_verifies(tmp_path: Path) -> None:
-    done = bench("run", manifest(tmp_path, floor=True), folder=tmp_path, cold=True)
+    asked = manifest(tmp_path, floor=True, gradient_check=True)
+    done = bench("run", asked, folder=tmp_path, cold=True)
     assert done.returncode == 0, done.stderr
     assert "tiny-gpt-neox" in done.stdout
     assert "checkpointing" in done.stdout
@@ -150,6 +158,7 @@ def test_a_run_measures_decides_signs_and_verifies(tmp_path: Path) -> None:
     results = json.loads(contents(bundle)["results.json"])
     decided(results)
     floors(results)
+    gradients(results)
 
 
 def test_json_is_one_document_on_stdout_with_the_numbers_of_the_bundle(tmp_path: Path) -> None:
