@@ -62,11 +62,18 @@ def page(comparison: Comparison) -> Markup:
 
 
 def _json(comparison: Comparison) -> Markup:
-    """Dump the comparison without telemetry, which plots show. No text in it can end the script element."""
+    """Dump the comparison without telemetry, which plots show. No text in it can end the script element.
+
+    Attempts leave out what few of them have: a page may hold thousands of attempts.
+    """
     whole = to_json(comparison)
     for part in whole["parts"]:
         for each in (*part["entries"], *part["apart"]):
             each["row"]["telemetry"] = None
+            for attempt in each["row"]["attempts"]:
+                for field in ("share_of_floor", "no_gradient_check"):
+                    if attempt[field] is None:
+                        del attempt[field]
     return Markup(canonical_json(whole).decode().replace("<", "\\u003c"))
 
 
