@@ -58,9 +58,7 @@ class TrialResult:
     earlier: Interval | None = None  # days by the first of two processes, which measured more briefly
     floor: Floor | None = None  # of a model's fastest trial; None in bundles older than this field
     no_floor: str | None = None  # why the floor was not measured
-    gradient_check: GradientCheck | None = (
-        None  # of the fastest trials; None in bundles older than this field
-    )
+    gradient_check: GradientCheck | None = None  # of the fastest trials; None in older bundles
     no_gradient_check: str | None = None  # why the gradients were not checked
 
     @property

@@ -52,12 +52,13 @@ def fused_attention() -> Literal["bench_fused"]:
         # Rotary embeddings return fp32; autocast too would lower queries and keys at this point.
         query, key = query.to(value.dtype), key.to(value.dtype)
         causal = attends_causally(module, is_causal)
+        biased = more.get("position_bias") is not None
         if (window := window_of(attention_mask)) is not None:
-            if in_windows and not dropout and takes_window(key, value) and "position_bias" not in more:
+            if in_windows and not dropout and not biased and takes_window(key, value):
                 out = torch_inside.attention_in_window(query, key, value, window, scaling)
                 return out.transpose(1, 2).contiguous(), None
             attention_mask = window_mask(query, window)
-        if attention_mask is not None or more.get("position_bias") is not None:
+        if attention_mask is not None or biased:
             options = {"dropout": dropout, "scaling": scaling, "is_causal": causal} | more
             out, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
             return out, None
