@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from bench.base.errors import EnvironmentCannot
 from bench.base.linux_processes import ended_for_memory, ended_how, group_bytes, kill_group, oom_kills
@@ -52,6 +52,7 @@ ASLEEP_SECONDS = 10.0  # a longer time between readings of AwakeClock, normally 
 
 SHORT_OF_MEMORY = "is the machine short of memory? --resume goes on with what was measured"
 # The last event of a job has one of these keys.
+Found = TypeVar("Found")
 FINAL = {"outcome", "ceilings", "floor", "gradient_check", "proof", "facts", "followed", "reading"}
 
 
@@ -119,20 +120,20 @@ class Supervisor:
     ) -> Floor | Failure:
         """Return the floor of a trial, or the failure that says why there is none."""
         job = jobs.FloorJob(trial=trial, gpus=1, device=device, scratch=str(scratch))
-        final = self._run(job, log, limits)
-        if "floor" in final:
-            return from_json(Floor, final["floor"])
-        failure: Failure = union_from_json(Failure, final["outcome"])
-        return failure
+        return self._found(job, log, limits, "floor", Floor)
 
     def gradient_check(
         self, trial: Trial, device: DeviceKind, scratch: Path, log: Path, limits: Limits
     ) -> GradientCheck | Failure:
         """Return the gradient check of a trial, or the failure that says why there is none."""
         job = jobs.GradientCheckJob(trial=trial, gpus=1, device=device, scratch=str(scratch))
+        return self._found(job, log, limits, "gradient_check", GradientCheck)
+
+    def _found(self, job: object, log: Path, limits: Limits, key: str, kind: type[Found]) -> Found | Failure:
+        """Run a job and return what it found, or the failure that says why it found nothing."""
         final = self._run(job, log, limits)
-        if "gradient_check" in final:
-            return from_json(GradientCheck, final["gradient_check"])
+        if key in final:
+            return from_json(kind, final[key])
         failure: Failure = union_from_json(Failure, final["outcome"])
         return failure
 
@@ -147,11 +148,7 @@ class Supervisor:
             device=device,
             scratch=str(scratch),
         )
-        final = self._run(job, log, limits)
-        if "proof" in final:
-            return from_json(Proof, final["proof"])
-        failure: Failure = union_from_json(Failure, final["outcome"])
-        return failure
+        return self._found(job, log, limits, "proof", Proof)
 
     def reading(self, job: object, log: Path, limits: Limits) -> Any:
         """Return the reading of a node check's job, or the failure that says why there is no reading."""
