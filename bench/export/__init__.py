@@ -81,6 +81,7 @@ def write(
     note = (
         _about_checkpoints(trial, every)
         + _about_weights(maker, trial)
+        + _about_recording(kind, trial)
         + _about_switches(node)
         + getattr(maker, "NOTE", "")
     )
@@ -115,6 +116,15 @@ def _about_evaluation(trial: Trial) -> str:
         f"\nThe recipe evaluates on {recipe.eval_samples:,} samples "
         f"every {recipe.eval_every_steps:,} steps.\n"
         "The days above include the time for it; `train.py` does not evaluate.\n"
+    )
+
+
+def _about_recording(kind: Kind, trial: Trial) -> str:
+    if kind == "script" or "cuda-graphs" not in trial.setting:
+        return ""
+    return (
+        "\nMeasured with recorded passes (cuda-graphs); this framework's loop launches every kernel.\n"
+        "A model of short kernels may train slower than measured; `--to script` records passes.\n"
     )
 
 

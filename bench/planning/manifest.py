@@ -57,7 +57,7 @@ class Manifest:
     timing: Timing
     prove: Proving | None  # None: estimates are not compared with real training
     floor: bool | None  # whether to measure floors; None: on GPUs
-    gradient_check: bool  # whether to check the gradients of fastest settings
+    gradient_check: bool | None  # whether to check the gradients of fastest settings; None: on GPUs
     image: str | None
 
     @property
@@ -129,7 +129,7 @@ def _build(data: bytes, document: Mapping[str, Any], models: tuple[Model, ...]) 
         timing=from_json(Timing, document.get("timing", {})),
         prove=from_json(Proving, document["prove"]) if "prove" in document else None,
         floor=document.get("floor"),
-        gradient_check=document.get("gradient_check", False),
+        gradient_check=document.get("gradient_check"),
         image=document.get("image"),
     )
 

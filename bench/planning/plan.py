@@ -16,6 +16,7 @@ from bench.planning.memory_prediction import host_bytes, predict_bytes, state_by
 from bench.records.text import bytes_text
 from bench.records.trial import NodeFacts, Skipped, Trial
 from bench.training.methods import (
+    RECORDED,
     Target,
     arithmetic,
     conflict,
@@ -134,13 +135,17 @@ def _settings(request: ModelRequest, target: Target) -> Iterator[Setting]:
 def _candidates(model: Model, target: Target) -> Iterator[Setting]:
     """Yield every setting that may be a model's fastest: each way to save memory, with useful methods.
 
-    Settings without sharding are tried uncompiled too, because a compiler may fail or never end.
+    Settings without sharding are tried uncompiled too, because a compiler may fail or never end, and passes
+    that may be recorded are tried unrecorded: code of an unknown model may wait for the GPU.
     """
     halves = known_methods()["half-weights"].refuse(model, target) is None
     for setting in memory_saving_settings(target.gpus):
-        yield free_lunch(model, target, setting)
+        beside = [setting]
         if halves and not conflict(lowered := ordered([*setting, "half-weights"])):
-            yield free_lunch(model, target, lowered)
+            beside.append(lowered)
+        lunches = [free_lunch(model, target, methods) for methods in beside]
+        yield from lunches
+        yield from (tuple(name for name in lunch if name != RECORDED) for lunch in lunches)
         if in_group(setting, "sharding") is None:
             yield free_lunch(model, target, setting, compiled=False)
 

@@ -18,7 +18,7 @@ MOST_OF_A_PARAMETER = 0.5
 
 # A parameter is compared with at least this share of an average gradient. Some parameters, such as the bias
 # of keys, have a true gradient of zero: what is computed for them is the noise of rounding.
-LEAST_SHARE = 0.01
+LEAST_SHARE = 0.03
 
 # Settings whose gradients may be the reference: the first that fits into memory.
 REFERENCES: tuple[Setting, ...] = (NAIVE, ("checkpointing",), ("kernels", "checkpointing"))

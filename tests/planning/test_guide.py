@@ -22,7 +22,7 @@ from bench.planning.search.lower_bounds import PassCost, TimedTrial, pass_cost_o
 from bench.planning.search.next_trial import fastest, next_trial, remaining, unproven
 from bench.records.fastest import fastest_with_confidence
 from bench.records.trial import Crashed, Measured, Outcome, OutOfMemory, StepSample, TimedOut, Trial
-from bench.training.methods import Target, free_lunch
+from bench.training.methods import UNRECORDABLE, Target, free_lunch
 from bench.training.models import family_of, known_models
 from bench.training.setting import Setting, in_group
 from tests.builders import measurement, reduce_trials
@@ -92,6 +92,8 @@ class World:
 
     def outcome(self, cell: SettingPlan, trial: Trial) -> Outcome:
         if self.broken in trial.setting or (self.broken == "compile" and is_compiled(trial.setting)):
+            if self.broken == "cuda-graphs":
+                return Crashed(f"RuntimeError: {UNRECORDABLE}: operation not permitted")
             return TimedOut(300.0, "first steps") if self.hangs else Crashed("broken in this world")
         need = cell.needs[trial.micro_batch]
         if need is not None and need * self.memory > self.plan.memory_bytes:
@@ -266,6 +268,28 @@ def test_memory_per_sample_is_learnt_without_predictions(model: str, target: Tar
         ran_out.append(sum(isinstance(outcome, OutOfMemory) for outcome in known.values()))
     assert sum(regret <= 0.015 for regret in regrets) >= 0.95 * WORLDS, sorted(regrets)[-5:]
     assert sum(ran_out) / WORLDS <= most
+
+
+def test_a_model_whose_passes_cannot_be_recorded_is_trained_without_recording() -> None:
+    plan = guided("pythia-1b", H200)
+    world = World(1, plan)
+    world.broken = "cuda-graphs"
+    known = world.searched()
+    assert sum(isinstance(outcome, Crashed) for outcome in known.values()) <= 2
+    chosen = fastest(plan, known, "pythia-1b")
+    assert chosen is not None
+    assert is_compiled(chosen.setting)
+    assert world.regret(known) <= 0.01
+
+
+def test_a_setting_is_not_tried_unrecorded_if_its_passes_can_be_recorded() -> None:
+    plan = guided("pythia-1b", H200)
+    world = World(1, plan)
+    world.broken = None
+    tried = {trial.setting for cell in plan.cells for trial in cell.trials if trial.id in world.searched()}
+    recorded = {setting for setting in tried if "cuda-graphs" in setting}
+    assert recorded
+    assert not tried & {tuple(name for name in setting if name != "cuda-graphs") for setting in recorded}
 
 
 @pytest.mark.parametrize(("hangs", "most"), [(True, 1), (False, 2)])

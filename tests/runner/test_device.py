@@ -82,3 +82,4 @@ def test_memory_kept_by_cuda_graphs_is_counted(
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: 5)
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda _: 80)
     assert Device("cuda").peak_bytes() == peak
+    assert Device("cuda").peak_bytes(recorded=True) == 80

@@ -8,6 +8,7 @@ import inspect
 import socket
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -50,6 +51,42 @@ def test_dynamo_s_settings_are_set() -> None:
 def test_the_compiler_s_modules_can_be_imported_ahead() -> None:
     for name in torch_inside.COMPILER_MODULES:
         assert importlib.util.find_spec(name), gone(torch_inside, f"torch has no module {name}")
+
+
+def test_the_compiler_s_triton_kernels_know_which_tensors_an_earlier_loop_wrote() -> None:
+    from torch._inductor.codegen.common import CSE
+    from torch._inductor.codegen.triton import TritonKernel
+
+    assert hasattr(CSE(), "invalidated_stores"), gone(torch_inside, "CSE lacks `invalidated_stores`")
+    assert callable(TritonKernel.load), gone(torch_inside, "TritonKernel lacks `load`")
+
+
+def test_a_kernel_waits_once_before_it_reads_what_an_earlier_loop_wrote(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from torch._inductor.codegen import triton
+
+    class Kernel:
+        def __init__(self) -> None:
+            self.cse = SimpleNamespace(invalidated_stores=set())
+            self.body: Any = SimpleNamespace(writeline=lines.append)
+
+        def load(self, name: str, index: int) -> str:
+            lines.append(f"load {name}")
+            return f"{name}[{index}]"
+
+    lines: list[str] = []
+    monkeypatch.setattr(triton, "TritonKernel", Kernel)
+    with torch.compiler.config.patch(cache_key_tag=""):
+        for _ in range(2):  # the second call changes nothing
+            torch_inside.wait_between_reduction_loops()
+        assert torch.compiler.config.cache_key_tag == "+waits"
+    kernel = Kernel()
+    assert kernel.load("a", 1) == "a[1]"
+    kernel.cse.invalidated_stores |= {"a", "b"}
+    for name in ("c", "a", "b"):
+        kernel.load(name, 2)
+    assert lines == ["load a", "load c", "tl.debug_barrier()", "load a", "load b"]
 
 
 def test_fake_tensors_have_a_shape_and_no_contents() -> None:

@@ -18,7 +18,7 @@ from bench.planning.search.tried_trials import BACKOFF, OpenTrial, TriedTrials
 from bench.records.estimate import SECONDS_A_DAY, pass_and_update, step_interval
 from bench.records.fastest import EQUAL_WITHIN
 from bench.records.trial import Crashed, Outcome, OutOfMemory, TimedOut, Trial
-from bench.training.methods import known_methods
+from bench.training.methods import RECORDED, UNRECORDABLE, known_methods
 from bench.training.setting import Setting
 
 COMFORTABLE = 0.85  # share of the memory below which a trial's predicted need is taken as safe
@@ -44,7 +44,8 @@ def promising(
     tried = TriedTrials(plans, outcomes)
     fits = LearntMemory(tried, memory_bytes)
     fit_of = {each.trial.id: fits(each.plan, each.trial) for each in tried.open}
-    open_ = [each for each in tried.open if fit_of[each.trial.id] != "no"]
+    spare = _spare_settings(plans, tried)
+    open_ = [e for e in tried.open if fit_of[e.trial.id] != "no" and e.trial.setting not in spare]
     timed = _timed(tried)
     blamed = _blamed(tried, timed)
     if not timed:
@@ -53,7 +54,7 @@ def promising(
     pass_cost = lower_bounds.pass_cost_of(timed)
     left = [trial for _, trial in open_ if _strikes(trial.setting, blamed) < STRIKES_OUT]
     limit = EQUAL_WITHIN * best.step_seconds
-    candidates = [trial for trial in left if lower_bounds.bound(trial, timed, pass_cost) < limit]
+    candidates = [trial for trial in left if lower_bounds.bound(trial, timed) < limit]
 
     def turn(trial: Trial) -> tuple[bool, int, bool, float]:
         """Return a sort key: trials that end in time and fit come first.
@@ -69,6 +70,15 @@ def promising(
         return STEPS * step > trial_seconds, hardly, not shows_overhead, expected
 
     return sorted(candidates, key=turn)
+
+
+def _spare_settings(plans: Sequence[SettingPlan], tried: TriedTrials) -> set[Setting]:
+    """Return the settings that differ from others only in not recording passes, unless recording failed."""
+    failed = {each.trial.setting for each in tried.failed if _is_unrecordable(each.failure)}
+    recorded = {plan.trials[0].setting for plan in plans} - failed
+    return {
+        tuple(name for name in setting if name != RECORDED) for setting in recorded if RECORDED in setting
+    }
 
 
 def _before_any_time(
@@ -135,12 +145,23 @@ def _blamed(tried: TriedTrials, timed: Sequence[TimedTrial]) -> list[tuple[froze
         (suspects, STRIKES_OUT if isinstance(each.failure, TimedOut) else 1)
         for each in tried.failed
         if isinstance(each.failure, (Crashed, TimedOut)) and not each.was_slow
-        if (suspects := frozenset(each.trial.setting) - worked)
+        if (suspects := _suspects(each.failure, frozenset(each.trial.setting) - worked))
     ]
     return [
         (min((other for other, _ in failed if other <= suspects), key=len), strikes)
         for suspects, strikes in failed
     ]
+
+
+def _suspects(failure: Crashed | TimedOut, unproven: frozenset[str]) -> frozenset[str]:
+    """Return the methods that a failure may be blamed on, of those that never worked yet."""
+    if _is_unrecordable(failure):
+        return frozenset({RECORDED})
+    return unproven - {RECORDED}
+
+
+def _is_unrecordable(failure: Outcome) -> bool:
+    return isinstance(failure, Crashed) and UNRECORDABLE in failure.reason
 
 
 def _strikes(setting: Setting, blamed: Sequence[tuple[frozenset[str], int]]) -> int:

@@ -94,9 +94,9 @@ def measure(run: Run, progress: Progress, budget_seconds: float | None, nodes: N
                 jobs.meet(nodes)
             jobs.measure_ceilings()
             stopped = _measure_trials(jobs, settled, budget_seconds)
-            if run.manifest.gradient_check:
+            if _wanted(run, run.manifest.gradient_check):
                 stopped = _check_gradients(jobs, settled, budget_seconds) or stopped
-            for best in run.without_floor() if _floors_wanted(run) else ():
+            for best in run.without_floor() if _wanted(run, run.manifest.floor) else ():
                 settled()
                 jobs.measure_floor(best)
             while run.manifest.prove and (trial := unproven(run.plan, run.plausible_outcomes, run.proofs)):
@@ -154,9 +154,8 @@ def _next(run: Run, deadline: float | None) -> Trial | None:
     return None if _spent(deadline) else again  # choosing the finalist took time, too
 
 
-def _floors_wanted(run: Run) -> bool:
-    """Whether to measure floors: as the manifest states, otherwise on GPUs."""
-    stated = run.manifest.floor
+def _wanted(run: Run, stated: bool | None) -> bool:
+    """Whether to do what the manifest may state, such as measuring floors: if it does not, on GPUs only."""
     return run.plan.target.device == "cuda" if stated is None else stated
 
 

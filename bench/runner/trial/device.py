@@ -69,10 +69,13 @@ class Device:
         else:
             Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM: proc(5)
 
-    def peak_bytes(self) -> int:
+    def peak_bytes(self, *, recorded: bool = False) -> int:
+        """Return the peak of this process's memory; `recorded` says that it replays CUDA graphs.
+
+        Memory of CUDA graphs counts as allocated only while they are recorded.
+        """
         if self.kind == "cuda":
-            # Memory of CUDA graphs counts as allocated only while they are recorded.
-            graphs = os.environ.get("TORCHINDUCTOR_CUDAGRAPHS") == "1"
+            graphs = recorded or os.environ.get("TORCHINDUCTOR_CUDAGRAPHS") == "1"
             peak = torch.cuda.max_memory_reserved if graphs else torch.cuda.max_memory_allocated
             return int(peak(self.index))
         for line in Path("/proc/self/status").read_text().splitlines():

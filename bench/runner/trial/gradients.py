@@ -29,6 +29,7 @@ from bench.training.setting import Setting
 # Parts of the names of fields that say how much of a pass is random: dropout, drop_path, router_jitter_noise.
 RANDOM_FIELDS = ("drop", "jitter")
 DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+PASSES = 4
 MOST_OVERFLOWS = 16  # in fp16: the scaler halves its scale after each, from 65,536 down to 1
 
 
@@ -42,8 +43,8 @@ def check_gradients(trial: Trial, device: Device, scratch: Path, emit: Emit) -> 
     reference, expected = _reference(run, batch)
     _free_memory()
     emit({"phase": "compare"})  # includes compilation
-    # A second pass also shows that gradients are added up; the losses of two passes are halved.
-    passes = min(2, run.trial.accumulation)
+    # A second pass also shows that gradients are added up; a recorded pass is replayed from the third on.
+    passes = min(PASSES, run.trial.accumulation)
     found = dict(run.gradients([batch] * passes))
     if found.keys() != expected.keys():
         names = ", ".join(sorted(found.keys() ^ expected.keys()))

@@ -36,7 +36,6 @@ class HalfWeightsStrategy(SingleDevice):
     ) -> None:
         self.team = team
         super().__init__(whole, recipe, device, fused)
-        self.one = torch.ones((), device=device)
         self.computed = list(whole.parameters())
         copies = dict(zip(self.computed, self.weights, strict=True))
         joined = [group for group in whole.siblings if all(map(adds_up, group))]
@@ -59,14 +58,17 @@ class HalfWeightsStrategy(SingleDevice):
         return [nn.Parameter(weight.detach().clone()) for weight in self.whole.parameters()]
 
     def forward_backward(self, batch: Batch, passes: int, sync: bool) -> Tensor:
-        self.whole.loss_scale = scale = self.scaler.scale(self.one / passes)
-        loss = self.forward(lowered(batch, self.recipe))
-        (loss * scale).backward()
-        loss = loss / passes
+        loss = super().forward_backward(batch, passes, sync)
         if sync and self.team.size > 1:
             dist.all_reduce(self.gradients)
             self.gradients /= self.team.size
-        return loss.detach()
+        return loss
+
+    def run_pass(self, batch: Batch) -> Tensor:
+        self.whole.loss_scale = scale = self.scaler.scale(self.share)
+        loss = self.forward(lowered(batch, self.recipe))
+        (loss * scale).backward()
+        return (loss * self.share).detach()
 
     def update(self, norm_wanted: bool = False) -> float | None:
         norm = super().update(norm_wanted)

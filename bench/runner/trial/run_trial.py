@@ -76,7 +76,7 @@ class TrialRun:
         started = time.time()
         self.device.reset_peak()
         steps = self.measure(warm)
-        ended, peak = time.time(), self.device.peak_bytes()
+        ended, peak = time.time(), self.peak_bytes()
         self.phase("overheads")
         log, save, evaluation = self.overheads(warm.pass_seconds)
         self.phase("done")
@@ -123,7 +123,7 @@ class TrialRun:
             if done >= steps:  # before that, the time cannot end the loop, and is not read
                 self.device.synchronise()
                 elapsed = self.team.slowest(time.perf_counter() - started)
-        return Proof(done, elapsed, int(self.team.slowest(self.device.peak_bytes())))
+        return Proof(done, elapsed, int(self.team.slowest(self.peak_bytes())))
 
     def prepare(self) -> None:
         """Build the strategy and open the data, within the trial's memory cap."""
@@ -155,6 +155,9 @@ class TrialRun:
         pool = make_pool(trial.model, self.scratch / f"rank-{self.team.rank}", trial.seed)
         device, workers = self.device.torch, self.device.loaders()
         return Batches(trial.model, pool, trial.micro_batch, trial.seed, device, self.team, workers, first)
+
+    def peak_bytes(self) -> int:
+        return self.device.peak_bytes(recorded="cuda-graphs" in self.trial.setting)
 
     def passes(self, count: int, of: int | None = None) -> torch.Tensor:
         """Run `count` passes of a step that has `of` passes (default: `count`). Returns their mean loss."""

@@ -16,6 +16,18 @@ def make_strategy(
     trial: Trial, whole: WithLoss, blocks: list[nn.Module], device: torch.device, team: Team
 ) -> Strategy:
     """Return the strategy that trains `whole`, whose repeated units are `blocks`, in the trial's setting."""
+    strategy = _make_strategy(trial, whole, blocks, device, team)
+    if "cuda-graphs" in trial.setting:
+        from bench.runner.trial.recorded_pass import record_passes
+
+        assert isinstance(strategy, SingleDevice)
+        record_passes(strategy)
+    return strategy
+
+
+def _make_strategy(
+    trial: Trial, whole: WithLoss, blocks: list[nn.Module], device: torch.device, team: Team
+) -> Strategy:
     setting, recipe = trial.setting, trial.model.recipe
     fused, offload = "fused-optimizer" in setting, "offload" in setting
     match in_group(setting, "sharding"):

@@ -105,6 +105,8 @@ class SingleDevice:
         self.whole = whole
         self.recipe = recipe
         self.device = device
+        self.share = torch.ones((), device=device)  # of one pass in a step's mean loss
+        self.keeps_gradients = False  # whether gradients keep their memory between steps
         self.weights = self.updated_weights()
         self.optimizer = make_optimizer(self.weights, recipe, fused)
         self.scheduler = make_scheduler(self.optimizer, recipe)
@@ -123,8 +125,13 @@ class SingleDevice:
         return loss
 
     def forward_backward(self, batch: Batch, passes: int, sync: bool) -> Tensor:
+        self.share.fill_(1 / passes)
+        return self.run_pass(batch)
+
+    def run_pass(self, batch: Batch) -> Tensor:
+        """Compute the loss and its gradients. A method may replace this: it depends on tensors alone."""
         with self.autocast():
-            loss = self.forward(batch) / passes
+            loss = self.forward(batch) * self.share
         self.scaler.scale(loss).backward()
         return loss.detach()
 
@@ -140,7 +147,7 @@ class SingleDevice:
         return _number(norm) if norm_wanted else None
 
     def clear(self) -> None:
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=not self.keeps_gradients)
 
     def evaluate(self, batch: Batch) -> Tensor:
         with torch.no_grad(), self.autocast():

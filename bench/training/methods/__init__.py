@@ -16,6 +16,7 @@ from bench.base.errors import BadInput
 from bench.training.methods import (
     checkpointing,
     chunked_loss,
+    cuda_graphs,
     joined_products,
     library_kernels,
     masked_head,
@@ -24,6 +25,9 @@ from bench.training.methods import (
     weight_updates,
 )
 from bench.training.methods import compile as torch_compile
+from bench.training.methods.cuda_graphs import RECORDED as RECORDED
+from bench.training.methods.cuda_graphs import UNRECORDABLE as UNRECORDABLE
+from bench.training.methods.cuda_graphs import why_not_recorded
 from bench.training.methods.method import Method as Method
 from bench.training.methods.method import Target as Target
 from bench.training.methods.method import older_than
@@ -42,6 +46,7 @@ _METHODS: tuple[Method, ...] = (
     *weight_updates.METHODS,
     *torch_compile.METHODS,
     *chunked_loss.METHODS,
+    *cuda_graphs.METHODS,
     *checkpointing.METHODS,
     *sharding.METHODS,
 )
@@ -95,7 +100,10 @@ def refusal(setting: Setting, model: Model, target: Target) -> str | None:
             return f"{shards} shards nothing on one GPU unless it offloads"
         if target.device == "cpu" and offloads and sharded_by(setting) == "fsdp":
             return "FSDP2 offloads from a GPU to the host: on a CPU there is nothing to offload from"
-    reasons = (known_methods()[name].refuse(model, target) for name in setting)
+    reasons = (
+        why_not_recorded(setting, target.gpus),
+        *(known_methods()[name].refuse(model, target) for name in setting),
+    )
     return conflict(setting) or next((reason for reason in reasons if reason), None)
 
 
@@ -111,7 +119,8 @@ def free_lunch(model: Model, target: Target, beside: Setting = NAIVE, compiled: 
         if method.compiled_on_first_use and not compiled:
             continue
         # A method may need a compiled model, or a method that was chosen before it.
-        if not conflict(ordered([name, *chosen])):
+        taken = ordered([name, *chosen])
+        if not (conflict(taken) or why_not_recorded(taken, target.gpus)):
             chosen.append(name)
     if "offload" in beside:  # the host updates offloaded weights
         chosen.remove("fused-optimizer")

@@ -35,6 +35,11 @@ def compile_something() -> None:
     torch.compile(torch.sin, options={"compile_threads": 1})(torch.ones(64))
 
 
+def _prepare() -> None:
+    torch_inside.keep_graphs_whole_under_ddp()
+    torch_inside.wait_between_reduction_loops()
+
+
 def _refuse_whole(model: Model, target: Target) -> str | None:
     reason = family_of(model).breaks_graph if target.device == "cuda" else None
     return f"{reason}: use compile-blocks" if reason else _missing_compiler(model, target)
@@ -61,6 +66,7 @@ METHODS = (
         free_lunch=True,
         configured_by=("trainer",),
         refuse=_refuse_whole,
+        prepare=torch_inside.wait_between_reduction_loops,
         apply=lambda _model, whole, _blocks: whole.compile(),
     ),
     Method(
@@ -68,7 +74,7 @@ METHODS = (
         summary="torch.compile of head, loss and each repeated block: equal ones are compiled once",
         head="if possible",
         refuse=_missing_compiler,
-        prepare=torch_inside.keep_graphs_whole_under_ddp,
+        prepare=_prepare,
         apply=_compile_blocks,
     ),
 )

@@ -74,6 +74,34 @@ def keep_graphs_whole_under_ddp() -> None:
     torch._dynamo.config.optimize_ddp = False
 
 
+def wait_between_reduction_loops() -> None:
+    """Let a compiled kernel wait for all of its threads before it reads what an earlier loop of it wrote.
+
+    Relies on: the private class TritonKernel of the compiler, its attribute `cse.invalidated_stores`, which
+    has the tensors that an earlier loop wrote, and `body`, to which a loop's lines are added when it ends.
+    Why: a thread may read a value before another thread has written it. Gradients of Gemma 3 with heads of
+    256 elements and two groups of keys were then 250,000 times too large (docs/methods.md).
+    https://github.com/pytorch/pytorch/issues/190517 Remove when all supported versions of torch wait.
+    """
+    import torch
+    from torch._inductor.codegen.triton import TritonKernel
+
+    if getattr(TritonKernel.load, "waits", False):
+        return
+    load = TritonKernel.load
+
+    def waiting_load(kernel: Any, name: str, index: Any) -> Any:
+        waited_for = vars(kernel).setdefault("waited_for", set())
+        if name in kernel.cse.invalidated_stores - waited_for:
+            kernel.body.writeline("tl.debug_barrier()")
+            waited_for |= kernel.cse.invalidated_stores
+        return load(kernel, name, index)
+
+    waiting_load.waits = True  # type: ignore[attr-defined]
+    TritonKernel.load = waiting_load
+    torch.compiler.config.cache_key_tag += "+waits"  # otherwise the caches return kernels that do not wait
+
+
 def fake_tensors() -> Any:
     """Return a context in which tensors have shapes but no contents.
 

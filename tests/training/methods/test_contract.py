@@ -39,7 +39,7 @@ def test_a_method_names_frameworks_that_exist(method: Method) -> None:
 @every_method
 def test_a_method_s_effects_on_time_are_factors(method: Method) -> None:
     assert method.prior_time > 0
-    assert method.least_time_with >= 1 or not method.free_lunch
+    assert method.least_time_with > 0
     assert 0 < method.least_time_without <= 1
 
 

@@ -1,0 +1,41 @@
+"""A pass recorded once and replayed from then on: the host launches one graph instead of each kernel.
+
+A model of many short kernels waits for the host between them. bench/runner/trial/recorded_pass.py records.
+"""
+
+from __future__ import annotations
+
+from bench.training.methods.method import Method, Target
+from bench.training.models import Model
+from bench.training.setting import Setting
+
+RECORDED = "cuda-graphs"
+UNRECORDABLE = "this pass cannot be recorded as a CUDA graph"  # the search looks for it in a failure's reason
+ALONE = "cuda-graphs on several GPUs needs half-weights: DDP exchanges gradients within a pass"
+
+
+def _refuse(_model: Model, target: Target) -> str | None:
+    return "it records what an NVIDIA GPU computes" if target.device == "cpu" else None
+
+
+def why_not_recorded(setting: Setting, gpus: int) -> str | None:
+    """Return why passes of this setting cannot be recorded on so many GPUs; None if they can."""
+    return ALONE if RECORDED in setting and gpus > 1 and "half-weights" not in setting else None
+
+
+METHODS = (
+    Method(
+        name=RECORDED,
+        summary="a pass recorded once as a CUDA graph and replayed: no kernel waits for the host",
+        free_lunch=True,
+        requires={"compile-blocks": "cuda-graphs records compiled code: add compile-blocks"},
+        excludes={
+            "checkpointing": "checkpointing reads the state of random numbers in each pass: choose one",
+            "sharding": "{other} waits for other GPUs within a pass, which cannot be recorded: choose one",
+        },
+        least_time_with=0.3,  # roberta-large at micro-batch 16: 44 ms a pass in place of 138
+        chooses_kernels=False,
+        changes_activations=False,
+        refuse=_refuse,
+    ),
+)
