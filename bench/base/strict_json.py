@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -33,15 +33,22 @@ def pretty_json(value: Any) -> bytes:
     return (json.dumps(value, sort_keys=True, indent=1, allow_nan=False) + "\n").encode()
 
 
-def strict_loads(data: bytes | str) -> Any:
-    """Parse JSON of RFC 8259; DecodeError for duplicate keys, NaN, and integers past 2**53."""
+def _refuse_constant(name: str) -> Any:
+    raise DecodeError(f"{name} is no JSON number")
+
+
+def strict_loads(data: bytes | str, constant: Callable[[str], Any] = _refuse_constant) -> Any:
+    """Parse JSON of RFC 8259; DecodeError for duplicate keys, NaN, and integers past 2**53.
+
+    `constant` takes NaN, Infinity and -Infinity, which are no JSON, and returns what to read in their place.
+    """
     try:
         value = plain_json(data if isinstance(data, bytes) else data.encode("utf-8", "surrogatepass"))
         if value is NOT_PLAIN:
             value = json.loads(
                 data.decode("utf-8") if isinstance(data, bytes) else data,
                 object_pairs_hook=_unique_pairs,
-                parse_constant=_refuse_constant,
+                parse_constant=constant,
                 parse_int=_bounded_int,
                 parse_float=_finite_float,
             )
@@ -53,6 +60,14 @@ def strict_loads(data: bytes | str) -> Any:
     except json.JSONDecodeError as error:
         raise DecodeError(f"not JSON: {error.msg}, line {error.lineno} column {error.colno}") from None
     return value
+
+
+def tagged_infinity(name: str) -> Mapping[str, str]:
+    """Return Infinity as the object that newer versions of transformers write for it, which is JSON.
+
+    For `strict_loads`: published configurations contain Infinity.
+    """
+    return {"__float__": name} if name != "NaN" else _refuse_constant(name)
 
 
 def _require_readable(value: Any) -> None:
@@ -73,10 +88,6 @@ def _unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
                 raise DecodeError(f"the key {key[:80]!r} stands twice in one object")
             seen.add(key)
     return result
-
-
-def _refuse_constant(name: str) -> Any:
-    raise DecodeError(f"{name} is no JSON number")
 
 
 class _Refused(str):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from bench.base.errors import VerificationFailed
-from bench.base.strict_json import DecodeError, canonical_json, from_json, strict_loads
+from bench.base.strict_json import DecodeError, canonical_json, from_json, strict_loads, tagged_infinity
 from bench.records.trial import NodeFacts
 
 
@@ -63,7 +63,7 @@ class StatedManifest:
 def read_document(data: bytes) -> Mapping[str, Any]:
     """Parse the manifest of a run or of a node check as a JSON object."""
     try:
-        document = strict_loads(data)
+        document = strict_loads(data, tagged_infinity)
     except DecodeError as error:
         raise _no_manifest(error) from None
     if not isinstance(document, dict):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,13 +38,14 @@ def plan(request: PlanArguments) -> int:
     if request.manifest is None:
         raise BadInput("plan needs a manifest", advice="bench plan MANIFEST, or bench plan --list-models")
     manifest = load_manifest(request.manifest)
-    counted = rehearse(manifest.models, str(request.manifest))
+    rehearsal = rehearse(manifest.models, str(request.manifest))
     gpus = manifest.gpus if request.gpus is None else request.gpus
-    made = make_plan(manifest, _target(gpus, request.gpu), counted)
+    made = make_plan(manifest, _target(gpus, request.gpu), rehearsal.counted)
+    remarks = (*manifest.remarks, *rehearsal.remarks)
     if request.as_json:
-        sys.stdout.write(pretty_json(_plan_json(made)).decode())
+        sys.stdout.write(pretty_json(_plan_json(made, remarks)).decode())
     else:
-        print(_plan_text(made))
+        print(_plan_text(made, remarks))
     return 0
 
 
@@ -83,7 +84,7 @@ def _target(gpus: int | None, gpu: str | None) -> Target:
     return target_of(node, gpus)
 
 
-def _plan_json(made: Plan) -> object:
+def _plan_json(made: Plan, remarks: Sequence[str]) -> object:
     cells = [
         {
             "model": cell.model.name,
@@ -106,6 +107,7 @@ def _plan_json(made: Plan) -> object:
         "target": to_json(made.target),
         "cells": cells,
         "skipped": to_json(made.skipped),
+        "remarks": list(remarks),
         "searched": sorted(made.guided),
     }
 
@@ -130,7 +132,7 @@ def _host_memory_lines(made: Plan) -> Iterator[str]:
             yield f"offload  {model}: about {between} GiB of the host's memory (whose size is unknown)"
 
 
-def _plan_text(made: Plan) -> str:
+def _plan_text(made: Plan, remarks: Sequence[str]) -> str:
     rows = [
         (
             cell.model.name,
@@ -152,4 +154,5 @@ def _plan_text(made: Plan) -> str:
     align = ("left", "left", "right", "right", "right", "left")
     table = tabulate(rows, headers, disable_numparse=True, colalign=align)
     first = f"{device}   {len(made.cells)} settings to measure{at_most}, {len(made.skipped)} skipped"
-    return "\n".join([first, "", table, *_host_memory_lines(made), *skipped])
+    said = [f"remark   {remark}" for remark in remarks]
+    return "\n".join([first, "", table, *_host_memory_lines(made), *skipped, *said])

@@ -59,7 +59,9 @@ def run(request: RunArguments) -> int:
             verdict = answered(bundle, sealer.nonce)
         if verdict is not None:
             return _show_earlier(bundle, verdict, request.as_json)
-    counted = rehearse(manifest.models, str(request.manifest))
+    rehearsal = rehearse(manifest.models, str(request.manifest))
+    for remark in (*manifest.remarks, *rehearsal.remarks):
+        print(f"remark   {remark}", file=sys.stderr)
     try:
         finished = execute(
             manifest,
@@ -71,7 +73,7 @@ def run(request: RunArguments) -> int:
             on_cpu=request.on_cpu,
             nodes=nodes,
             moved=request.moved,
-            counted=counted,
+            counted=rehearsal.counted,
         )
     except Unpacked as error:
         if not request.as_json:

@@ -16,11 +16,11 @@ from bench.base.errors import BadInput, Mistake, in_json, nearest
 from bench.base.files import read_bounded
 from bench.base.form_mistakes import line_breaks
 from bench.base.shipped_data import read_data
-from bench.base.strict_json import DecodeError, from_json, strict_loads
+from bench.base.strict_json import DecodeError, from_json, strict_loads, tagged_infinity
 from bench.records.trial import Proving, Timing
 from bench.training.methods import conflict, known_methods, ordered
 from bench.training.models import Model, known_models
-from bench.training.models.own_models import override_recipe, resolve_inline
+from bench.training.models.own_models import override_recipe, remarks_about, resolve_inline
 from bench.training.models.paper_code import SUFFIX as PAPER_CODE
 from bench.training.models.paper_code import find_model
 from bench.training.setting import Setting
@@ -59,6 +59,7 @@ class Manifest:
     floor: bool | None  # whether to measure floors; None: on GPUs
     gradient_check: bool | None  # whether to check the gradients of fastest settings; None: on GPUs
     image: str | None
+    remarks: tuple[str, ...] = ()  # about fields that do not matter, for people
 
     @property
     def models(self) -> tuple[Model, ...]:
@@ -86,7 +87,7 @@ def read_manifest(path: Path) -> bytes:
 def parse_manifest(data: bytes, where: str) -> Manifest:
     """Parse a manifest; raise BadInput with every mistake at once, and with `where` in front."""
     try:
-        document = strict_loads(data)
+        document = strict_loads(data, tagged_infinity)
     except DecodeError as error:
         raise BadInput(str(error), where=where) from None
     if _depth(document) > MAX_DEPTH:
@@ -131,6 +132,12 @@ def _build(data: bytes, document: Mapping[str, Any], models: tuple[Model, ...]) 
         floor=document.get("floor"),
         gradient_check=document.get("gradient_check"),
         image=document.get("image"),
+        remarks=tuple(
+            remark
+            for i, entry in enumerate(document["models"])
+            if isinstance(entry, dict) and "architecture" in entry
+            for remark in remarks_about(entry["architecture"], f"/models/{i}")
+        ),
     )
 
 

@@ -12,28 +12,37 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
 
 from bench.base.errors import BadInput, EnvironmentCannot, Mistake, in_json, nearest
 from bench.base.strict_json import from_json, to_json
 from bench.training.models import Counted, Model, families
-from bench.training.models.generic import configured, counted, kinds
+from bench.training.models.generic import built_parts, configured, counted, kinds
+from bench.training.models.own_models import misspelt, unread_field
 from bench.training.vendor import transformers_inside, transformers_source
 
 # Environment of the building process: no downloads, and no GPU, which a trial may be using.
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
-def rehearse(models: Sequence[Model], where: str) -> Mapping[str, Counted]:
-    """Return the counts, by name, of models without formulas; {} if torch or transformers is missing.
+@dataclass(frozen=True, slots=True)
+class Rehearsal:
+    """What building models without contents has shown."""
+
+    counted: Mapping[str, Counted]  # by name, of models without formulas
+    remarks: tuple[str, ...]  # about fields that do not matter, for people
+
+
+def rehearse(models: Sequence[Model], where: str) -> Rehearsal:
+    """Build the models that have no formulas; build none if torch or transformers is missing.
 
     Raises BadInput with all mistakes in these models.
     """
     new = {f"/models/{i}": model for i, model in enumerate(models) if model.family not in families()}
     if not new or not all(map(find_spec, ("torch", "transformers"))):
-        return {}
+        return Rehearsal({}, ())
     process = [sys.executable, "-m", "bench.training.models.dry_build"]
     request = json.dumps({path: to_json(model) for path, model in new.items()})
     done = subprocess.run(
@@ -45,7 +54,9 @@ def rehearse(models: Sequence[Model], where: str) -> Mapping[str, Counted]:
     builds = from_json(dict[str, DryBuild], json.loads(done.stdout.splitlines()[-1]))
     if mistakes := [mistake for build in builds.values() for mistake in build.mistakes]:
         raise BadInput.of(mistakes, where)
-    return {new[path].name: build.counted for path, build in builds.items() if build.counted}
+    counted_models = {new[path].name: build.counted for path, build in builds.items() if build.counted}
+    remarks = tuple(remark for build in builds.values() for remark in build.remarks)
+    return Rehearsal(counted_models, remarks)
 
 
 def main() -> None:
@@ -61,18 +72,23 @@ class DryBuild:
 
     counted: Counted | None  # None if there are mistakes
     mistakes: tuple[Mistake, ...] = ()
+    remarks: tuple[str, ...] = ()
 
 
 def dry_build(model: Model, path: str) -> DryBuild:
     """Check a model's fields, then build and run it without contents to count it."""
     try:
         configuration = configured(model)
+        unread = _unread_fields(model, configuration)
         mistakes = [
             *_objective_mistakes(model, configuration, path),
-            *_unknown_fields(model, configuration, path),
+            *_misspelt_fields(model, configuration, unread, path),
             *_size_mistakes(model, configuration, path),
         ]
-        return DryBuild(None, tuple(mistakes)) if mistakes else DryBuild(counted(model))
+        if mistakes:
+            return DryBuild(None, tuple(mistakes))
+        remarks = tuple(unread_field(model.family, key, path) for key in unread)
+        return DryBuild(counted(model), remarks=remarks)
     except BadInput as error:
         mistake = Mistake(f"{path}/architecture", error.message, "allowed: what transformers can build")
     except Exception as error:  # an architecture's code may raise anything
@@ -86,7 +102,13 @@ def dry_build(model: Model, path: str) -> DryBuild:
 def _objective_mistakes(model: Model, configuration: Any, path: str) -> Iterator[Mistake]:
     objective = model.recipe.objective
     able = [name for name, kind in kinds().items() if transformers_inside.can_build(kind, configuration)]
-    if objective not in able:
+    if configuration.is_encoder_decoder and "causal-lm" in able:  # the class for it is the decoder alone
+        able.remove("causal-lm")
+    if objective == "causal-lm" and configuration.is_encoder_decoder:
+        allowed = ", ".join(able) or "none: bench trains no encoder together with its decoder yet"
+        found = f'"causal-lm" would train the decoder of {model.family} alone'
+        yield Mistake(f"{path}/recipe/objective", found, f"allowed: {allowed}")
+    elif objective not in able:
         allowed = ", ".join(able) or "none: transformers has no class of it that bench trains"
         yield Mistake(f"{path}/recipe/objective", f'"{objective}" does not fit', f"allowed: {allowed}")
     sees_all = "masked-lm" in able and not configuration.is_encoder_decoder
@@ -95,15 +117,37 @@ def _objective_mistakes(model: Model, configuration: Any, path: str) -> Iterator
         yield Mistake(f"{path}/architecture/is_decoder", found, "allowed for causal-lm: true")
 
 
-def _unknown_fields(model: Model, configuration: Any, path: str) -> Iterator[Mistake]:
-    """Yield the fields that nothing reads, neither the configuration's class nor the model's code."""
+def _unread_fields(model: Model, configuration: Any) -> list[str]:
+    """Return the fields that change neither the configuration nor the model, and that no code reads."""
     default = type(configuration)()
-    for key in model.architecture:
-        known = hasattr(default, key) or transformers_source.reads_field(model.family, key)
-        if key in vars(configuration) and not known:
-            found = f"{type(default).__name__} has no such field"
-            hint = nearest(key, transformers_inside.field_names(default))
-            yield Mistake(f"{path}/architecture/{key}", found, f"{hint}; or leave it out: nothing reads it")
+    unknown = [
+        key
+        for key in model.architecture
+        if key in vars(configuration)
+        and not hasattr(default, key)
+        and not transformers_source.reads_field(model.family, key)
+    ]
+    if not unknown:
+        return []
+    rest = {key: value for key, value in model.architecture.items() if key not in unknown}
+    without = replace(model, architecture=rest)
+    if _facts(configured(without), unknown) != _facts(configuration, unknown):
+        return []
+    return unknown if built_parts(without) == built_parts(model) else []
+
+
+def _facts(configuration: Any, without: Sequence[str]) -> Mapping[str, Any]:
+    return {key: value for key, value in configuration.to_dict().items() if key not in without}
+
+
+def _misspelt_fields(model: Model, configuration: Any, unread: Sequence[str], path: str) -> Iterator[Mistake]:
+    known = transformers_inside.field_names(type(configuration)())
+    fields = {name: getattr(configuration, name, None) for name in known}
+    for key in unread:
+        if misspelt(key, model.architecture, fields):
+            found = f"{type(configuration).__name__} has no such field"
+            hint = f"{nearest(key, known)}; or leave it out: nothing reads it"
+            yield Mistake(f"{path}/architecture/{key}", found, hint)
 
 
 def _size_mistakes(model: Model, configuration: Any, path: str) -> Iterator[Mistake]:

@@ -43,6 +43,12 @@ class TransformersFamily(Family):
 
         transformers judges all other fields when the model is built.
         """
+        if isinstance(text := given.get("text_config"), Mapping):
+            found = f"{self.name} consists of several models, which bench does not train together"
+            inner = in_json(text.get("model_type", f"{self.name}_text"))
+            allowed = f'allowed: the fields of one of them, with its "model_type" (of this one: {inner})'
+            yield Mistake(f"{path}/architecture/text_config", found, allowed)
+            return
         images = objective == "image-classification"
         field, unit = ("num_labels", "labels") if images else ("vocab_size", "tokens")
         value = given.get(field)
@@ -106,6 +112,18 @@ def counted_work(model: Model) -> Counted:
     except (AssertionError, KeyError, RuntimeError):
         # The architecture has attention code of its own, whose products torch's counter sees.
         return _counted(model, "eager", AttentionCount())
+
+
+def built_parts(model: Model) -> Sequence[tuple[str, str, tuple[int, ...]]]:
+    """Return the name, the class and the number of parameters of each of a model's modules."""
+    import torch
+
+    with torch.device("meta"):
+        module = _build(model, "eager")
+    return [
+        (name, type(part).__name__, tuple(p.numel() for p in part.parameters(recurse=False)))
+        for name, part in module.named_modules()
+    ]
 
 
 def _counted(model: Model, attention: str, attending: AttentionCount) -> Counted:
@@ -231,7 +249,7 @@ def configured(model: Model) -> Any:
     with _refusals_name(model):
         from transformers import AutoConfig
 
-        fields = dict(model.architecture)
+        fields = {key: transformers_inside.untagged(value) for key, value in model.architecture.items()}
         if model.recipe.objective != "image-classification":
             fields["use_cache"] = False
         configuration = AutoConfig.for_model(model.family, **fields)

@@ -66,11 +66,53 @@ def resolve_inline(obj: Mapping[str, Any], path: str) -> Model | list[Mistake]:
     return [*mistakes, *_mistakes_of_meaning(model, path)] or model
 
 
+def remarks_about(given: Mapping[str, Any], path: str) -> Iterator[str]:
+    """Yield a line for each field of an architecture with a family file here that nothing reads.
+
+    For other architectures, dry_build.py finds these fields.
+    """
+    if family := families().get(given.get("model_type", "")):
+        for key in given:
+            if _is_unread(family, key, given):
+                yield unread_field(family.name, key, path)
+
+
+def unread_field(model_type: str, field: str, path: str) -> str:
+    """Return what people are told about a field that nothing reads."""
+    if field == "auto_map":
+        return (
+            f"{path}/architecture/auto_map: its code is not run; transformers' own {model_type} is measured"
+        )
+    return f"{path}/architecture/{field}: nothing in transformers' {model_type} reads this field"
+
+
+def misspelt(field: str, given: Mapping[str, Any], known: Mapping[str, Any]) -> bool:
+    """Whether a given field is probably a known one with a mistake in its name.
+
+    It resembles a field that was not given, and would change the value of that field, which `known` has.
+    """
+    import difflib  # slow to import, and only an unknown field needs it
+
+    value, missing = given[field], known.keys() - given.keys() - INERT
+    similar = difflib.get_close_matches(field, missing, n=3, cutoff=0.7) if field.isidentifier() else []
+    return any(type(known[name]) is type(value) and known[name] != value for name in similar)
+
+
+def _is_unread(family: Family, key: str, given: Mapping[str, Any]) -> bool:
+    """Whether a field can be left out of an architecture of this family, and is no misspelt one."""
+    if key in family.defaults or key in INERT | TOKENS or not transformers_source.types():
+        return False
+    if transformers_source.reads_field(family.name, key) or transformers_source.declares_field(
+        family.name, key
+    ):
+        return False
+    return not misspelt(key, given, family.defaults)
+
+
 def _architecture(family: Family, given: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the fields that affect training, with the family's defaults."""
     defaults = family.defaults
-    inert = INERT | TOKENS if defaults else INERT
-    kept = {key: value for key, value in given.items() if key in defaults or key not in inert}
+    kept = {key: value for key, value in given.items() if key in (defaults or given.keys() - INERT)}
     if isinstance(labels := given.get("id2label"), dict):  # published configurations have no num_labels
         kept.setdefault("num_labels", len(labels))
     return {**defaults, **kept}
@@ -133,7 +175,7 @@ def _architecture_mistakes(family: Family, given: Mapping[str, Any], path: str) 
     for key, value in given.items():
         if key in defaults:
             yield from _field_mistakes(key, value, defaults[key], f"{path}/{key}")
-        elif key not in INERT | TOKENS:
+        elif key not in INERT | TOKENS and not _is_unread(family, key, given):
             yield Mistake(f"{path}/{key}", "no such field", nearest(key, defaults))
 
 

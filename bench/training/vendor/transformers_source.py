@@ -235,13 +235,22 @@ def takes_registered_attention(model_type: str) -> bool:
 
 
 def reads_field(model_type: str, field: str) -> bool:
-    """Whether the type's code reads this field, which its configuration may lack.
+    """Whether the type's code reads this field, which its configuration may not declare.
 
-    For instance, modules of the type read "head_dim", and rotary embeddings "partial_rotary_factor".
+    For instance, modules of the type read "head_dim", rotary embeddings "partial_rotary_factor", and a
+    configuration derives the kind of each layer from "sliding_window_pattern".
     """
-    name = f'"{re.escape(field)}"'
-    read = rf"getattr\((self\.)?config, {name}|kwargs\.(get|pop)\({name}"
-    return bool(re.search(read, _source(model_type, "modeling") + _rotary_code()))
+    name = re.escape(field)
+    read = rf"config\.{name}\b|getattr\((?:self\.)?config, \"{name}\"|kwargs\.(?:get|pop)\(\"{name}\""
+    if re.search(read, _source(model_type, "modeling") + _rotary_code()):
+        return True
+    return bool(re.search(rf'"{name}"|\bself\.{name}\b', _source(model_type, "configuration")))
+
+
+def declares_field(model_type: str, field: str) -> bool:
+    """Whether the type's configuration declares this field."""
+    code = _source(model_type, "configuration")
+    return bool(re.search(rf"^ +{re.escape(field)}\b *[:=]", code, re.MULTILINE))
 
 
 @cache

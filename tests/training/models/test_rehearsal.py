@@ -13,7 +13,7 @@ from bench.base.errors import BadInput
 from bench.cli.main import main
 from bench.planning.memory_prediction import predict_bytes, state_bytes
 from bench.training.models import known_models
-from bench.training.models.dry_build import dry_build, rehearse
+from bench.training.models.dry_build import Rehearsal, dry_build, rehearse
 from bench.training.models.generic import counted
 from tests.training.models.test_generic import (
     CASES,
@@ -66,10 +66,16 @@ def test_a_field_that_only_the_code_of_a_model_reads_is_taken(name: str, given: 
     assert dry_build(resolved(name, GROUPED | given, TEXT | CAUSAL), "/models/0").mistakes == ()
 
 
+def without(field: str) -> dict[str, Any]:
+    return {key: value for key, value in GROUPED.items() if key != field}
+
+
 BAD: list[tuple[str, dict[str, Any], dict[str, Any], str, str, str]] = [
     # type, architecture, recipe, path below the model, what was found, what is allowed
-    ("llama", GROUPED | {"hidden_sise": 9}, CAUSAL, "architecture/hidden_sise", "no such", '"hidden_size"'),
-    ("llama", GROUPED | {"num_layers": 3}, CAUSAL, "architecture/num_layers", "LlamaConfig", "num_hidden_la"),
+    ("llama", without("hidden_size") | {"hidden_sise": 9}, CAUSAL,
+     "architecture/hidden_sise", "no such", '"hidden_size"'),
+    ("llama", without("num_hidden_layers") | {"num_layers": 3}, CAUSAL,
+     "architecture/num_layers", "LlamaConfig", "num_hidden_la"),
     ("llama", GROUPED | {"hidden_size": 66}, CAUSAL, "architecture", "not a multiple", "build"),
     ("llama", GROUPED | {"num_key_value_heads": 3}, CAUSAL, "architecture", "3 heads of keys", "run"),
     ("llama", GROUPED | {"hidden_act": "swiglu"}, CAUSAL, "architecture", "swiglu", "run"),
@@ -107,13 +113,13 @@ def test_a_decoder_of_an_encoders_type_is_one_once_it_is_said() -> None:
 
 def test_models_with_a_file_here_need_no_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bench.training.models.dry_build.subprocess.run", None)
-    assert rehearse(list(known_models().values()), "m.json") == {}
+    assert rehearse(list(known_models().values()), "m.json") == Rehearsal({}, ())
 
 
 def test_what_has_no_formulas_is_counted_for_the_plan() -> None:
     llama, of_its_name = model_of("llama"), replace(model_of("llama"), name="tiny-vit")
-    assert rehearse([known_models()["tiny-vit"], llama], "m.json") == {llama.name: counted(llama)}
-    assert rehearse([of_its_name], "m.json")["tiny-vit"] == counted(llama)
+    assert rehearse([known_models()["tiny-vit"], llama], "m.json").counted == {llama.name: counted(llama)}
+    assert rehearse([of_its_name], "m.json").counted["tiny-vit"] == counted(llama)
 
 
 @pytest.mark.parametrize(
@@ -145,7 +151,7 @@ def test_neither_plan_nor_run_begins_with_a_model_that_was_not_meant(
     command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    architecture = GROUPED | {"model_type": "llama", "num_layers": 3}
+    architecture = without("num_hidden_layers") | {"model_type": "llama", "num_layers": 3}
     models = ["tiny-vit", {"name": "mine", "architecture": architecture, "recipe": TEXT | CAUSAL}]
     document = {"schema": "bench/manifest/v1", "models": models, "methods": "naive"}
     Path("m.json").write_text(json.dumps(document))
