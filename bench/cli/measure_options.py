@@ -52,7 +52,8 @@ def _add_plan(commands: Commands) -> None:
     add("manifest", type=Path, metavar="MANIFEST", nargs="?")
     add("--gpus", type=int, metavar="N", help="plan for N GPUs (default: those of this machine)")
     add("--gpu", metavar="NAME", help="plan for this kind of GPU: h100, 'a100 80gb', 3090")
-    add("--list-models", **FLAG, help="list the models that a manifest can name, and exit")
+    listing = "list the models that a manifest can name, or those with these words; then exit"
+    add("--list-models", nargs="*", metavar="WORD", help=listing)
     add_json(plan, "the plan")
 
 

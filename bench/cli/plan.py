@@ -12,11 +12,11 @@ from tabulate import tabulate
 from bench.base.errors import BadInput
 from bench.base.gpu_catalogue import find_gpu_model, gpu_models
 from bench.base.strict_json import pretty_json, to_json
+from bench.cli.model_list import print_models
 from bench.planning.manifest import load_manifest
 from bench.planning.plan import Plan, SettingPlan, make_plan, target_of
 from bench.records.text import batch_text, bytes_text, figures
 from bench.training.methods import Target
-from bench.training.models import known_models
 from bench.training.models.dry_build import rehearse
 
 
@@ -25,15 +25,15 @@ class PlanArguments:
     manifest: Path | None
     gpus: int | None
     gpu: str | None
-    list_models: bool
+    list_models: list[str] | None  # words; None: list no models
     as_json: bool
 
 
 def plan(request: PlanArguments) -> int:
-    if request.list_models:
+    if request.list_models is not None:
         if any(given is not None for given in (request.manifest, request.gpu, request.gpus)):
             raise BadInput("--list-models lists all models", advice="leave out everything but --json")
-        _list_models(request.as_json)
+        print_models(request.list_models, request.as_json)
         return 0
     if request.manifest is None:
         raise BadInput("plan needs a manifest", advice="bench plan MANIFEST, or bench plan --list-models")
@@ -47,19 +47,6 @@ def plan(request: PlanArguments) -> int:
     else:
         print(_plan_text(made, remarks))
     return 0
-
-
-def _list_models(as_json: bool) -> None:
-    models = list(known_models().values())
-    if as_json:
-        sys.stdout.write(pretty_json([to_json(model) for model in models]).decode())
-        return
-    rows = [
-        (m.name, m.family, f"{r.batch_size:,}", f"{r.steps:,}", r.precision, r.source)
-        for m, r in ((model, model.recipe) for model in models)
-    ]
-    headers = ("model", "family", "batch", "steps", "precision", "source")
-    print(tabulate(rows, headers, maxcolwidths=[None] * 5 + [60]))
 
 
 def _target(gpus: int | None, gpu: str | None) -> Target:

@@ -23,6 +23,7 @@ from bench.training.models import Model, known_models
 from bench.training.models.own_models import override_recipe, remarks_about, resolve_inline
 from bench.training.models.paper_code import SUFFIX as PAPER_CODE
 from bench.training.models.paper_code import find_model
+from bench.training.models.zoo import zoo_names
 from bench.training.setting import Setting
 
 MAX_BYTES = 1 << 20  # manifests are written by hand: a larger file is no manifest
@@ -270,7 +271,7 @@ def _unknown_model(name: str, path: str) -> Mistake:
     plain, at, _ = name.partition("@")
     if at and plain in known_models():
         return Mistake(path, f"{in_json(name)} is not a reading of {plain}", f"allowed: {plain + PAPER_CODE}")
-    hint = nearest(name, known_models())
+    hint = nearest(name, [*known_models(), *zoo_names()])
     return Mistake(path, f"{in_json(name)} is not a model here", f"{hint}   (bench plan --list-models)")
 
 

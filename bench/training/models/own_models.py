@@ -24,6 +24,7 @@ INERT = frozenset(
         "classifier_dropout",
         "dtype",
         "finetuning_task",
+        "gradient_checkpointing",  # would turn it on in every setting; it is bench's method checkpointing
         "id2label",
         "label2id",
         "model_type",

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from bench.training.models import Model, known_models
+from bench.training.models.zoo import zoo_model
 
 SUFFIX = "@paper-code"
 SOURCE = "the paper's code: src/models/ of github.com/apoorvkh/academic-pretraining"
@@ -26,8 +27,10 @@ ARCHITECTURE: Mapping[str, Mapping[str, Any]] = {
 
 def find_model(name: str) -> Model | None:
     """Return the model of this name, which may end with "@paper-code"; None if no model has it."""
-    model = known_models().get(name.removesuffix(SUFFIX))
-    return as_in_paper_code(model) if model and name.endswith(SUFFIX) else model
+    if model := known_models().get(name.removesuffix(SUFFIX)):
+        return as_in_paper_code(model) if name.endswith(SUFFIX) else model
+    of_zoo = zoo_model(name)
+    return of_zoo.model if of_zoo else None
 
 
 def as_in_paper_code(model: Model) -> Model:

@@ -79,7 +79,10 @@ def test_any_other_type_of_transformers_is_counted_when_it_runs() -> None:
 
 BAD: list[tuple[Any, Any, list[tuple[str, str, str]]]] = [
     # architecture, recipe, [(path below the model, what was found, what is allowed)]
-    (WITHOUT_SIZE | {"hidden_sise": 64}, RECIPE, [("architecture/hidden_sise", "no such field", "hidden_size")]),
+    (
+        WITHOUT_SIZE | {"hidden_sise": 64}, RECIPE,
+        [("architecture/hidden_sise", "no such field", "hidden_size")],
+    ),
     (NEOX | {"vocab_size": "many"}, RECIPE, [("architecture/vocab_size", '"many"', "whole number")]),
     (NEOX | {"vocab_size": 0}, RECIPE, [("architecture/vocab_size", "0 is less", "from 1")]),
     (NEOX | {"vocab_size": True}, RECIPE, [("architecture/vocab_size", "true", "whole number")]),

@@ -12,6 +12,7 @@ import pytest
 from bench.base.errors import BadInput
 from bench.cli.main import main
 from bench.planning.manifest import parse_manifest
+from bench.training.models import family_of
 from bench.training.models.dry_build import DryBuild, dry_build
 from bench.training.models.generic import configured
 from bench.training.models.own_models import misspelt
@@ -32,7 +33,7 @@ def built(model_type: str, architecture: dict[str, Any], recipe: dict[str, Any])
     ("model_type", "architecture", "recipe", "fields"),
     [
         ("bert", SMALL | {"position_embedding_type": "absolute", "gradient_checkpointing": False}, MASKED,
-         ["position_embedding_type", "gradient_checkpointing"]),
+         ["position_embedding_type"]),
         ("gpt2", GPT2 | {"n_ctx": 64, "task_specific_params": {"text-generation": {}}}, CAUSAL,
          ["n_ctx", "task_specific_params"]),
         ("llama", SMALL | {"transformers.js_config": {"dtype": "fp16"}, "rope_interleaved": False}, CAUSAL,
@@ -54,6 +55,11 @@ def test_a_field_that_nothing_reads_is_a_remark(
         f"/models/0/architecture/{f}: nothing in transformers' {model_type} reads this field" for f in fields
     ]
     assert list(build.remarks) == said
+
+
+def test_a_configuration_does_not_turn_checkpointing_on() -> None:
+    model = resolved("bert", SMALL | {"gradient_checkpointing": True}, TEXT | MASKED)
+    assert not family_of(model).build(model, kernels=False).is_gradient_checkpointing
 
 
 def test_code_of_the_hub_is_not_run_and_that_is_said() -> None:

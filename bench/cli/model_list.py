@@ -1,0 +1,106 @@
+"""`bench plan --list-models`: the models that a manifest can name, by what they learn."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from textwrap import fill
+from typing import Any
+
+from tabulate import tabulate
+
+from bench.base.errors import BadInput, nearest
+from bench.base.strict_json import pretty_json, to_json
+from bench.training.models import Model, known_models, parameters_of
+from bench.training.models.zoo import ZooModel, zoo_model, zoo_names
+
+GROUPS = {
+    "causal-lm": "Language models, which predict the next token",
+    "masked-lm": "Language models, which predict masked tokens",
+    "image-classification": "Image models, which predict a class",
+}
+DETAILED = 4  # listed models, up to which everything about them is shown
+WIDTH = 79  # columns
+
+
+def print_models(words: Sequence[str], as_json: bool) -> None:
+    """Print the models whose name, architecture or objective has all of these words."""
+    every: list[Model | ZooModel] = [*known_models().values(), *filter(None, map(zoo_model, zoo_names()))]
+    chosen = [one for one in every if all(word.lower() in _searched(one) for word in words)]
+    if not chosen:
+        names = [_model(one).name for one in every]
+        raise BadInput(f"no model has {' and '.join(words)}", advice=nearest(words[0], names))
+    if as_json:
+        sys.stdout.write(pretty_json([_as_json(one) for one in chosen]).decode())
+        return
+    for objective, title in GROUPS.items():
+        rows = [_row(one) for one in chosen if _model(one).recipe.objective == objective]
+        if rows:
+            headers = ("model", "parameters", "batch", "size", "steps", "precision")
+            align = ("left", "right", "right", "right", "right", "left")
+            print(f"{title}\n")
+            print(tabulate(rows, headers, disable_numparse=True, colalign=align), end="\n\n")
+    if len(chosen) <= DETAILED:
+        print("\n".join(line for one in chosen for line in _details(one)))
+    else:
+        print("size: tokens or pixels of a sample; bench plan --list-models WORD tells more")
+
+
+def _model(one: Model | ZooModel) -> Model:
+    return one.model if isinstance(one, ZooModel) else one
+
+
+def _searched(one: Model | ZooModel) -> str:
+    model = _model(one)
+    return f"{model.name} {model.family} {model.recipe.objective}".lower()
+
+
+def _row(one: Model | ZooModel) -> tuple[str, ...]:
+    model, recipe = _model(one), _model(one).recipe
+    size = recipe.sequence_length or recipe.image_size or 0
+    count = parameters_of(model) or (one.parameters if isinstance(one, ZooModel) else None)
+    return (
+        model.name,
+        _short(count),
+        f"{recipe.batch_size:,}",
+        f"{size:,}",
+        f"{recipe.steps:,}",
+        recipe.precision,
+    )
+
+
+def _short(count: float | None) -> str:
+    """Return a number of parameters as people say it: 124M, 8.03B; "-" if it is unknown."""
+    if count is None:
+        return "-"
+    value, unit = (count / 1e9, "B") if count >= 0.9995e9 else (count / 1e6, "M")
+    return f"{value:.3g}{unit}"
+
+
+def _details(one: Model | ZooModel) -> Iterator[str]:
+    model = _model(one)
+    facts = {"type": model.family, "recipe": model.recipe.source}
+    if isinstance(one, ZooModel):
+        facts["architecture"] = one.architecture_source
+        facts["parameters"] = one.parameters_source
+        if one.cost:
+            facts["cost"] = one.cost
+        if one.notes:
+            facts["notes"] = one.notes
+    yield model.name
+    for name, text in facts.items():
+        first = f"  {name:<12}  "
+        yield fill(text, WIDTH, initial_indent=first, subsequent_indent=" " * len(first))
+
+
+def _as_json(one: Model | ZooModel) -> Any:
+    if isinstance(one, Model):
+        return to_json(one)
+    published = {
+        "architecture_source": one.architecture_source,
+        "parameters": one.parameters,
+        "parameters_source": one.parameters_source,
+        "cost": one.cost,
+        "notes": one.notes,
+    }
+    return {**to_json(one.model), "published": published}
