@@ -15,6 +15,9 @@ unexport PYTHONDONTWRITEBYTECODE
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --editable '.[run,zero,engines,push,ansible,dev]'
+	# Apart, and without their dependency on torch: torchvision does not fit torch's CPU build, and transformers
+	# would import it. tests/timm_on_cpu/sitecustomize.py lets tests import both.
+	$(BIN)/pip install --quiet --no-deps --upgrade --target $(VENV)/timm 'timm>=1.0.29,<1.1' 'torchvision>=0.25,<0.29' 'pillow>=11,<14'
 	# The first compilation on a machine makes torch prepare a header and detect the CPU's instructions.
 	# If it fails here, nothing else is affected: compiled trials report the reason.
 	-if command -v g++ >/dev/null; then $(BIN)/python -c 'from bench.training.methods.compile import compile_something as once; once()'; fi

@@ -45,10 +45,14 @@ def known_models() -> Mapping[str, Model]:
 
 
 def family_of(model: Model) -> Family:
-    """Return the family of a model; without a family file, one whose models transformers builds."""
-    from bench.training.models.generic import TransformersFamily
+    """Return the family of a model; without a family file, one whose models timm or transformers builds."""
+    if family := families().get(model.family):
+        return family
+    from bench.training.models import generic, timm_family
 
-    return families().get(model.family) or TransformersFamily(model.family)
+    if model.family == timm_family.NAME:
+        return timm_family.TimmFamily()
+    return generic.TransformersFamily(model.family)
 
 
 def parameters_of(model: Model) -> int | None:
@@ -70,9 +74,12 @@ def counts_by_formula(model: Model) -> Counted | None:
 
 def counts_of(model: Model) -> Counted:
     """Return parameters and operations, by formula or by building the model (in a worker only)."""
-    from bench.training.models.generic import counted_work
+    from bench.training.models.generic import TransformersFamily, counted_work
 
-    return counts_by_formula(model) or counted_work(model)
+    family = family_of(model)
+    return counts_by_formula(model) or counted_work(
+        model, family if isinstance(family, TransformersFamily) else None
+    )
 
 
 def uses_all_weights(model: Model) -> bool:

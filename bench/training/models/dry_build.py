@@ -18,8 +18,8 @@ from typing import Any
 
 from bench.base.errors import BadInput, EnvironmentCannot, Mistake, in_json, nearest
 from bench.base.strict_json import from_json, to_json
-from bench.training.models import Counted, Model, families
-from bench.training.models.generic import built_parts, configured, counted, kinds
+from bench.training.models import Counted, Model, families, timm_family
+from bench.training.models.generic import TransformersFamily, built_parts, configured, counted, kinds
 from bench.training.models.own_models import misspelt, unread_field
 from bench.training.vendor import transformers_inside, transformers_source
 
@@ -78,25 +78,37 @@ class DryBuild:
 def dry_build(model: Model, path: str) -> DryBuild:
     """Check a model's fields, then build and run it without contents to count it."""
     try:
-        configuration = configured(model)
-        unread = _unread_fields(model, configuration)
-        mistakes = [
-            *_objective_mistakes(model, configuration, path),
-            *_misspelt_fields(model, configuration, unread, path),
-            *_size_mistakes(model, configuration, path),
-        ]
-        if mistakes:
-            return DryBuild(None, tuple(mistakes))
-        remarks = tuple(unread_field(model.family, key, path) for key in unread)
-        return DryBuild(counted(model), remarks=remarks)
+        if model.family == timm_family.NAME:
+            return _dry_build_timm(model, path)
+        return _dry_build_transformers(model, path)
     except BadInput as error:
-        mistake = Mistake(f"{path}/architecture", error.message, "allowed: what transformers can build")
+        mistake = Mistake(f"{path}/architecture", error.message, "allowed: what it can build")
     except Exception as error:  # an architecture's code may raise anything
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        mistake = Mistake(
-            f"{path}/architecture", f"cannot run: {reason}", "allowed: what transformers can run"
-        )
+        mistake = Mistake(f"{path}/architecture", f"cannot run: {reason}", "allowed: what can run")
     return DryBuild(None, (mistake,))
+
+
+def _dry_build_transformers(model: Model, path: str) -> DryBuild:
+    configuration = configured(model)
+    unread = _unread_fields(model, configuration)
+    mistakes = [
+        *_objective_mistakes(model, configuration, path),
+        *_misspelt_fields(model, configuration, unread, path),
+        *_size_mistakes(model, configuration, path),
+    ]
+    if mistakes:
+        return DryBuild(None, tuple(mistakes))
+    remarks = tuple(unread_field(model.family, key, path) for key in unread)
+    return DryBuild(counted(model), remarks=remarks)
+
+
+def _dry_build_timm(model: Model, path: str) -> DryBuild:
+    if find_spec(timm_family.NAME) is None:
+        remark = f"{path}/architecture/timm: timm is not installed here, so it is counted when it runs"
+        return DryBuild(None, remarks=(remark,))
+    mistakes = tuple(timm_family.name_mistakes(model, path))
+    return DryBuild(None, mistakes) if mistakes else DryBuild(counted(model, timm_family.TimmFamily()))
 
 
 def _objective_mistakes(model: Model, configuration: Any, path: str) -> Iterator[Mistake]:
@@ -133,7 +145,8 @@ def _unread_fields(model: Model, configuration: Any) -> list[str]:
     without = replace(model, architecture=rest)
     if _facts(configured(without), unknown) != _facts(configuration, unknown):
         return []
-    return unknown if built_parts(without) == built_parts(model) else []
+    family = TransformersFamily(model.family)
+    return unknown if built_parts(without, family) == built_parts(model, family) else []
 
 
 def _facts(configuration: Any, without: Sequence[str]) -> Mapping[str, Any]:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class TransformersFamily(Family):
     """A family by transformers' `model_type`, without formulas: its arithmetic raises LookupError."""
 
-    objectives = ("causal-lm", "masked-lm", "image-classification")
+    objectives: tuple[Objective, ...] = ("causal-lm", "masked-lm", "image-classification")
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -70,9 +70,13 @@ class TransformersFamily(Family):
 
     def build(self, model: Model, *, kernels: bool) -> nn.Module:
         if not kernels:
-            return _build(model, "eager")
+            return self.build_with(model, "eager")
         registered = transformers_source.takes_registered_attention(self.name)
-        return _build(model, fused_attention() if registered else "sdpa")
+        return self.build_with(model, fused_attention() if registered else "sdpa")
+
+    def build_with(self, model: Model, attention: str) -> nn.Module:
+        """Build the module with the attention that transformers knows by this name."""
+        return _build(model, attention)
 
     def blocks(self, module: nn.Module) -> list[nn.Module]:
         return _repeated(module)
@@ -91,42 +95,44 @@ def _repeated(module: nn.Module) -> list[nn.Module]:
     return list(max(outer, key=len, default=[])) or [module]
 
 
-def counted(model: Model) -> Counted:
+def counted(model: Model, family: TransformersFamily | None = None) -> Counted:
     """Count trainable parameters, and operations and kept bytes of a forward pass over one sample.
 
+    `family` builds the model; by default, transformers builds it by the name of its type.
     Counting the bytes takes seconds, so a trial calls `counted_work` instead.
     """
     from bench.training.models.counted_memory import counted_footprints
 
     fused = transformers_source.why_not_fused(model.family) is None
     fused = fused and transformers_source.takes_registered_attention(model.family)
-    footprints = counted_footprints(model, partial(_build, model), _repeated, fused=fused)
-    return replace(counted_work(model), footprints=footprints)
+    family = family or TransformersFamily(model.family)
+    footprints = counted_footprints(model, partial(family.build_with, model), family.blocks, fused=fused)
+    return replace(counted_work(model, family), footprints=footprints)
 
 
-def counted_work(model: Model) -> Counted:
+def counted_work(model: Model, family: TransformersFamily | None = None) -> Counted:
     """Count trainable parameters, and operations of a forward pass over one sample."""
-    pairs = AttentionCount()
+    pairs, family = AttentionCount(), family or TransformersFamily(model.family)
     try:
-        return _counted(model, pairs.registered(), pairs)
+        return _counted(model, family, pairs.registered(), pairs)
     except (AssertionError, KeyError, RuntimeError):
         # The architecture has attention code of its own, whose products torch's counter sees.
-        return _counted(model, "eager", AttentionCount())
+        return _counted(model, family, "eager", AttentionCount())
 
 
-def built_parts(model: Model) -> Sequence[tuple[str, str, tuple[int, ...]]]:
+def built_parts(model: Model, family: TransformersFamily) -> Sequence[tuple[str, str, tuple[int, ...]]]:
     """Return the name, the class and the number of parameters of each of a model's modules."""
     import torch
 
     with torch.device("meta"):
-        module = _build(model, "eager")
+        module = family.build_with(model, "eager")
     return [
         (name, type(part).__name__, tuple(p.numel() for p in part.parameters(recurse=False)))
         for name, part in module.named_modules()
     ]
 
 
-def _counted(model: Model, attention: str, attending: AttentionCount) -> Counted:
+def _counted(model: Model, family: TransformersFamily, attention: str, attending: AttentionCount) -> Counted:
     import torch
 
     whole, body = (
@@ -136,7 +142,9 @@ def _counted(model: Model, attention: str, attending: AttentionCount) -> Counted
     with torch.device("meta"):
         # bf16, because mixtures of experts multiply only in bf16; counts do not depend on it. Evaluation
         # mode, because in training mode some architectures skip layers at random.
-        module = _build(model, attention).bfloat16().eval()
+        module = family.build_with(model, attention).bfloat16().eval()
+        parts = _parts(module, family.blocks(module))
+        module.requires_grad_(False)  # the counter would look for gradients of views of weights
         with torch_inside.fake_tensors(), torch.no_grad():
             batch = empty_batch(model, 1, torch.bfloat16)
             with whole:
@@ -147,7 +155,7 @@ def _counted(model: Model, attention: str, attending: AttentionCount) -> Counted
                     module.base_model(input_ids=batch["input_ids"])
                 head = whole.get_total_flops() - body.get_total_flops()
     flops = _sorted_by_kind(whole.get_flop_counts()["Global"], attended, model)
-    return Counted(_parts(module, _repeated(module)), flops, head)
+    return Counted(parts, flops, head)
 
 
 def _parts(module: nn.Module, blocks: Sequence[nn.Module]) -> Parts:

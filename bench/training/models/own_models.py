@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from bench.base.errors import Mistake, in_json, listed, nearest
-from bench.training.models import Family, Model, Recipe, families, family_of, known_models
+from bench.training.models import Family, Model, Recipe, families, family_of, known_models, timm_family
 from bench.training.models.generic import TransformersFamily
 from bench.training.models.recipes import new_recipe, number_mistakes, read_onto, recipe_mistakes
 from bench.training.vendor import transformers_source
@@ -49,7 +49,7 @@ def resolve_inline(obj: Mapping[str, Any], path: str) -> Model | list[Mistake]:
     mistakes = []
     if name in known_models():
         mistakes.append(Mistake(f"{path}/name", f'"{name}" is a model here', "allowed: a name of your own"))
-    family = _family(given.get("model_type"), f"{path}/architecture/model_type")
+    family = _family(given, f"{path}/architecture/model_type")
     if isinstance(family, Mistake):  # whether the recipe must name an objective is then unknown
         _, in_recipe = new_recipe(TransformersFamily(""), given, obj.get("recipe", {}), f"{path}/recipe")
         objective_missing = (f"{path}/recipe/objective", "missing")
@@ -112,6 +112,8 @@ def _is_unread(family: Family, key: str, given: Mapping[str, Any]) -> bool:
 
 def _architecture(family: Family, given: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the fields that affect training, with the family's defaults."""
+    if family.name == timm_family.NAME:
+        return timm_family.completed(given)
     defaults = family.defaults
     kept = {key: value for key, value in given.items() if key in (defaults or given.keys() - INERT)}
     if isinstance(labels := given.get("id2label"), dict):  # published configurations have no num_labels
@@ -155,8 +157,11 @@ def _mistakes_of_meaning(model: Model, path: str) -> list[Mistake]:
     return [*recipe_mistakes(family, model.recipe, f"{path}/recipe"), *family.mistakes(model, path)]
 
 
-def _family(model_type: Any, path: str) -> Family | Mistake:
-    """Return the family of a `model_type`, or the mistake in that type."""
+def _family(given: Mapping[str, Any], path: str) -> Family | Mistake:
+    """Return the family of an architecture, or the mistake in its `model_type`."""
+    if timm_family.NAME in given:
+        return timm_family.TimmFamily()
+    model_type = given.get("model_type")
     if not isinstance(model_type, str):
         found = "missing" if model_type is None else f"{in_json(model_type)} is not a text"
         return Mistake(path, found, f"allowed: {listed(families())}, or another type of transformers")

@@ -1,0 +1,131 @@
+"""The family of all image models of timm, by timm's names.
+
+`{"timm": "resnet50"}` is an architecture; further fields are options of timm.create_model. Parameters and
+operations are counted on tensors without contents, as for transformers' architectures. Imports torch and timm
+only when called, in a worker or in the process of dry_build.py.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from bench.base.errors import BadInput, Mistake, in_json, nearest
+from bench.training.models.generic import TransformersFamily
+from bench.training.models.model import Has, Model, Objective, installed
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+NAME = "timm"  # the family's, and the field with the model's name
+CLASSES = 1000  # timm's default
+LEAST_PARTS = 4  # modules inside of a repeated block: fewer are a convolution with its norm
+
+
+class Answer(NamedTuple):
+    logits: Tensor
+
+
+class TimmFamily(TransformersFamily):
+    """A family without formulas: its arithmetic raises LookupError."""
+
+    objectives = ("image-classification",)
+    kernels = "timm's attention by scaled_dot_product_attention, where a model has attention"
+
+    def __init__(self) -> None:
+        super().__init__(NAME)
+
+    def architecture_mistakes(
+        self, given: Mapping[str, Any], objective: Objective, path: str
+    ) -> Iterator[Mistake]:
+        if not isinstance(given.get(NAME), str):
+            found = f"{in_json(given.get(NAME))} is not a text"
+            yield Mistake(f"{path}/architecture/{NAME}", found, "allowed: a name of timm.list_models()")
+        classes = given.get("num_labels")
+        if type(classes) is not int or classes < 2:
+            found = f"{in_json(classes)} is not a number of classes"
+            yield Mistake(f"{path}/architecture/num_classes", found, "allowed: a whole number, at least 2")
+
+    def missing_kernels(self, device: Literal["cpu", "cuda"], has: Has = installed) -> str | None:
+        return None
+
+    def build(self, model: Model, *, kernels: bool) -> nn.Module:
+        return build_timm(model, fused=kernels)
+
+    def build_with(self, model: Model, attention: str) -> nn.Module:
+        return build_timm(model, fused=attention != "eager")
+
+    def blocks(self, module: nn.Module) -> list[nn.Module]:
+        return repeated_blocks(module)
+
+
+def completed(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an architecture with the number of classes under the name that all image models have here."""
+    return {**given, "num_labels": given.get("num_classes", CLASSES)}
+
+
+def name_mistakes(model: Model, path: str) -> Iterator[Mistake]:
+    """Yield the mistake in an unknown name. Imports timm."""
+    import timm
+
+    name = model.architecture[NAME]
+    if not timm.is_model(name):
+        found = f"{in_json(name)} is not a model of timm {timm.__version__}"
+        yield Mistake(f"{path}/architecture/{NAME}", found, nearest(name, timm.list_models()))
+
+
+def build_timm(model: Model, *, fused: bool) -> nn.Module:
+    """Build a model of timm as a module that is called as transformers' image models are."""
+    import timm
+    from timm.layers import set_fused_attn
+    from torch import nn
+
+    class Classifier(nn.Module):
+        def __init__(self, body: nn.Module) -> None:
+            super().__init__()
+            self.body = body
+
+        def forward(self, pixel_values: Tensor) -> Answer:
+            return Answer(self.body(pixel_values))
+
+    ours = (NAME, "num_classes", "num_labels")
+    options = {key: value for key, value in model.architecture.items() if key not in ours}
+    set_fused_attn(fused)
+    try:
+        body = timm.create_model(
+            model.architecture[NAME],
+            pretrained=False,
+            num_classes=model.architecture["num_labels"],
+            **options,
+        )
+    except (AssertionError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise BadInput(f"timm refuses this architecture: {reason}", where=model.name) from error
+    return Classifier(body).float().train()
+
+
+def repeated_blocks(module: nn.Module) -> list[nn.Module]:
+    """Return the repeated blocks of all stages; the whole module if it has none.
+
+    Blocks are modules of a class that stands repeatedly in the module's lists, the innermost such class.
+    """
+    from torch import nn
+
+    lists = [part for part in module.modules() if isinstance(part, (nn.ModuleList, nn.Sequential))]
+    counts = Counter(type(child) for one in lists for child in one if _is_compound(child))
+    repeated = {kind for kind, count in counts.items() if count > 1} - {nn.ModuleList, nn.Sequential}
+    outer = {
+        type(part)
+        for part in module.modules()
+        if type(part) in repeated and any(type(inner) in repeated for inner in _inside(part))
+    }
+    return [part for part in module.modules() if type(part) in repeated - outer] or [module]
+
+
+def _is_compound(module: nn.Module) -> bool:
+    return sum(1 for _ in _inside(module)) >= LEAST_PARTS
+
+
+def _inside(module: nn.Module) -> Iterator[nn.Module]:
+    return (part for part in module.modules() if part is not module)
