@@ -24,6 +24,7 @@ from bench.records.trial import Image, Timing, Trial
 from bench.training.methods import arithmetic
 from bench.training.models import Flops, Model, counts_of, families
 from bench.training.models.own_models import INERT, TOKENS
+from bench.training.models.recipes import in_samples
 
 if TYPE_CHECKING:
     from bench.records.run_results import Results
@@ -159,6 +160,8 @@ def _stated_of_models(
         recipe, architecture = entry.get("recipe", {}), entry.get("architecture", {})
         if isinstance(recipe, dict) and isinstance(recipe.get("optimizer"), str):
             recipe = recipe | {"optimizer": {"name": recipe["optimizer"]}}
+        if isinstance(recipe, dict):
+            recipe, _ = in_samples(recipe, to_json(model.recipe), "")
         yield f"{model.name}/recipe", recipe, to_json(model.recipe)
         if isinstance(architecture, dict) and architecture:
             actual = {"model_type": model.family, **model.architecture}

@@ -13,7 +13,7 @@ from typing import Any
 from bench.base.errors import Mistake, in_json, listed, nearest
 from bench.training.models import Family, Model, Recipe, families, family_of, known_models, timm_family
 from bench.training.models.generic import TransformersFamily
-from bench.training.models.recipes import new_recipe, number_mistakes, read_onto, recipe_mistakes
+from bench.training.models.recipes import in_samples, new_recipe, number_mistakes, read_onto, recipe_mistakes
 from bench.training.vendor import transformers_source
 
 # Fields of published configurations that do not affect how the model trains.
@@ -115,7 +115,8 @@ def _architecture(family: Family, given: Mapping[str, Any]) -> Mapping[str, Any]
     if family.name == timm_family.NAME:
         return timm_family.completed(given)
     defaults = family.defaults
-    kept = {key: value for key, value in given.items() if key in (defaults or given.keys() - INERT)}
+    inert = INERT | TOKENS if defaults else INERT
+    kept = {key: value for key, value in given.items() if key in defaults or key not in inert}
     if isinstance(labels := given.get("id2label"), dict):  # published configurations have no num_labels
         kept.setdefault("num_labels", len(labels))
     return {**defaults, **kept}
@@ -141,12 +142,16 @@ def override_recipe(model: Model, overrides: Mapping[str, Any], path: str) -> Mo
     if not overrides:
         return model
     base = asdict(model.recipe)
+    changed_fields = sorted(overrides)
+    overrides, in_tokens = in_samples(overrides, base, path)
+    if in_tokens:
+        return in_tokens
     if "schedule" not in overrides and type(overrides.get("steps")) is int:
         base["schedule"]["warmup_steps"] = min(base["schedule"]["warmup_steps"], overrides["steps"])
     recipe, mistakes = read_onto(Recipe, overrides, path, base)
     if mistakes:
         return mistakes
-    source = f"{recipe.source}; changed in the manifest: {', '.join(sorted(overrides))}"
+    source = f"{recipe.source}; changed in the manifest: {', '.join(changed_fields)}"
     changed = replace(model, recipe=replace(recipe, source=source))
     return _mistakes_of_meaning(changed, path.removesuffix("/recipe")) or changed
 

@@ -5,6 +5,7 @@ In: JSON objects. Out: a Recipe, or None, and the mistakes. Pure.
 
 from __future__ import annotations
 
+import math
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, fields, is_dataclass
@@ -43,12 +44,54 @@ DEFAULTS = {
 REQUIRED = ("batch_size", "steps", "precision")
 
 
+# Fields that state a number of samples or steps in tokens, and the field that each of them stands for.
+IN_TOKENS = {"batch_tokens": "batch_size", "tokens": "steps"}
+
+
+def in_samples(
+    obj: Mapping[str, Any], base: Mapping[str, Any], path: str
+) -> tuple[dict[str, Any], list[Mistake]]:
+    """Return a recipe with its batch in samples and its length in steps, and the mistakes in these fields.
+
+    "batch_tokens" are the tokens of a step, "tokens" those of the whole training. Steps are rounded up.
+    `base` has what the recipe leaves out. A field that cannot be converted becomes 1, so that it is not
+    reported as missing, too.
+    """
+    given = {key: value for key, value in obj.items() if key not in IN_TOKENS}
+    stated = {field: obj[field] for field in IN_TOKENS if field in obj}
+    mistakes = []
+    for field, value in stated.items():
+        if IN_TOKENS[field] in obj:
+            found = f"means the same as {IN_TOKENS[field]}"
+            mistakes.append(Mistake(f"{path}/{field}", found, "allowed: one of the two"))
+        mistakes += number_mistakes(float, value, 1, 2**60, f"{path}/{field}")
+    length = obj.get("sequence_length", base.get("sequence_length"))
+    if stated and length is None:
+        mistakes.append(
+            Mistake(f"{path}/{min(stated)}", "needs a sequence_length", "allowed with tokens only")
+        )
+    if mistakes or type(length) is not int or length < 1:
+        return {**{IN_TOKENS[field]: 1 for field in stated}, **given}, mistakes
+    if "batch_tokens" in stated:
+        samples, rest = divmod(stated["batch_tokens"], length)
+        given["batch_size"] = max(1, int(samples))
+        if rest or samples < 1:
+            found = f"{in_json(stated['batch_tokens'])} is no multiple of the {length} tokens of a sample"
+            mistakes.append(Mistake(f"{path}/batch_tokens", found, f"allowed: a multiple of {length}"))
+    if "tokens" in stated:
+        batch: Any = given.get("batch_size", base.get("batch_size"))
+        valid = type(batch) is int and batch > 0
+        given["steps"] = math.ceil(stated["tokens"] / (batch * length)) if valid else 1
+    return given, mistakes
+
+
 def new_recipe(
     family: Family, architecture: Mapping[str, Any], obj: Any, path: str
 ) -> tuple[Recipe, list[Mistake]]:
     """Return the recipe of a manifest's own model, with defaults, and its mistakes; with any, no recipe."""
     if not isinstance(obj, Mapping):
         return read_onto(Recipe, obj, path, DEFAULTS)
+    obj, in_tokens = in_samples(obj, {}, path)
     base: dict[str, Any] = {key: dict(v) if isinstance(v, dict) else v for key, v in DEFAULTS.items()}
     if len(family.objectives) == 1:
         base["objective"] = family.objectives[0]
@@ -63,7 +106,9 @@ def new_recipe(
     if "objective" not in {**base, **obj}:
         missing.append("objective")
     recipe, mistakes = read_onto(Recipe, obj, path, {**dict.fromkeys(missing), **base})
-    return recipe, [Mistake(f"{path}/{key}", "missing", _allowed(key)) for key in missing] + mistakes
+    return recipe, [
+        Mistake(f"{path}/{key}", "missing", _allowed(key)) for key in missing
+    ] + in_tokens + mistakes
 
 
 def _size_field(objective: Any) -> tuple[str, ...]:

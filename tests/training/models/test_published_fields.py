@@ -138,7 +138,9 @@ def test_a_family_with_a_file_here_remarks_on_the_same_fields() -> None:
     assert remark.startswith(
         "/models/0/architecture/position_embedding_type: nothing in transformers' roberta"
     )
-    assert "position_embedding_type" not in parsed.models[0].architecture
+    model = parsed.models[0]
+    assert model.architecture["position_embedding_type"] == "absolute"  # a verifier looks for what is stated
+    assert family_of(model).build(model, kernels=False).config.num_hidden_layers == 2
 
 
 @pytest.mark.parametrize("field", ["hidden_sise", "is_decoder"])

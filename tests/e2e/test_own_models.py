@@ -1,0 +1,112 @@
+"""Models that people bring, of timm and as published: they train, and their bundles verify."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.planning.manifest import parse_manifest
+from bench.runner.trial.device import Device
+from bench.runner.trial.run_trial import TrialRun
+from bench.runner.trial.team import Team
+from tests.builders import trial
+
+pytestmark = pytest.mark.e2e
+
+ON_CPU = Path("tests/timm_on_cpu").resolve()
+FAMILIES = {  # a model of each, and the size of its images
+    "vision_transformer": ("vit_tiny_patch16_224", 224), "resnet": ("resnet18", 64),
+    "convnext": ("convnext_atto", 64), "efficientnet": ("efficientnet_b0", 64),
+    "mobilenetv3": ("mobilenetv3_small_100", 64), "mlp_mixer": ("mixer_s32_224", 224),
+    "regnet": ("regnetx_002", 64), "deit": ("deit3_small_patch16_224", 224),
+    "swin_transformer": ("swin_tiny_patch4_window7_224", 224), "eva": ("eva02_tiny_patch14_224", 224),
+    "coat": ("coat_tiny", 224), "crossvit": ("crossvit_tiny_240", 240), "dla": ("dla34", 64),
+    "hrnet": ("hrnet_w18_small", 64), "levit": ("levit_128s", 224), "pvt_v2": ("pvt_v2_b0", 224),
+    "metaformer": ("poolformer_s12", 64), "byobnet": ("repvgg_a0", 64), "tiny_vit": ("tiny_vit_5m_224", 224),
+    "xcit": ("xcit_nano_12_p16_224", 224), "edgenext": ("edgenext_xx_small", 256),
+    "fastvit": ("fastvit_t8", 256), "hiera": ("hiera_tiny_224", 224),
+}  # fmt: skip
+
+
+def manifest(name: str, size: int, **more: object) -> bytes:
+    recipe = {"batch_size": 4, "steps": 10, "precision": "bf16", "image_size": size}
+    entry = {"name": "mine", "architecture": {"timm": name, "num_classes": 10}, "recipe": recipe}
+    return json.dumps({"schema": "bench/manifest/v1", "models": [entry], "methods": "naive", **more}).encode()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_trains_two_steps(family: str, tmp_path: Path) -> None:
+    runpy.run_path(str(ON_CPU / "sitecustomize.py"))
+    name, size = FAMILIES[family]
+    (model,) = parse_manifest(manifest(name, size), "m.json").models
+    run = TrialRun(
+        trial(model=model, setting=(), micro_batch=2), Device("cpu"), Team(), tmp_path, lambda _: None
+    )
+    run.prepare()
+    weights = {name: part.detach().clone() for name, part in run.strategy.whole.named_parameters()}
+    losses = [float(run.step(2)) for _ in range(2)]
+    assert all(0 < loss < 100 for loss in losses)
+    assert any((part != weights[name]).any() for name, part in run.strategy.whole.named_parameters())
+
+
+def measured(folder: Path, document: bytes) -> tuple[str, str]:
+    """Plan, run and verify a manifest in processes of their own; return what planning and verifying print."""
+    (folder / "m.json").write_bytes(document)
+    environment = os.environ | {"PYTHONPATH": f"{ON_CPU}:{Path.cwd()}", "HOME": str(folder)}
+
+    def bench(*words: str) -> str:
+        command = [sys.executable, "-m", "bench", *words]
+        done = subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    planned = bench("plan", "m.json")
+    bench("run", "m.json", "--device", "cpu")
+    (bundle,) = (folder / "out").glob("*.tar")
+    return planned, bench("verify", str(bundle))
+
+
+TIMING = {"measure_seconds": 1, "warmup_seconds": 1, "loss_steps": 1}
+
+
+def test_a_run_measures_a_model_of_timm_and_its_bundle_verifies(tmp_path: Path) -> None:
+    document = manifest("vit_tiny_patch16_224", 224, methods=["free-lunch"], micro_batch=2, timing=TIMING)
+    planned, verified = measured(tmp_path, document)
+    assert "free-lunch" in planned
+    assert "result     mine: " in verified
+
+
+def test_published_fields_infinity_and_tokens_are_verified(tmp_path: Path) -> None:
+    """Of a family with a file here, of transformers' own Mamba-2, and of the zoo."""
+    tokens = {"precision": "fp32", "batch_tokens": 256, "tokens": 1e5, "sequence_length": 32}
+    roberta = {"model_type": "roberta", "vocab_size": 1000, "hidden_size": 64, "num_hidden_layers": 2,
+               "num_attention_heads": 4, "intermediate_size": 128, "max_position_embeddings": 66,
+               "position_embedding_type": "absolute", "gradient_checkpointing": True}  # fmt: skip
+    mamba2 = {"model_type": "mamba2", "vocab_size": 1000, "hidden_size": 32, "num_hidden_layers": 2,
+              "num_heads": 4, "head_dim": 16, "state_size": 8, "n_groups": 1, "pad_token_id": 0,
+              "time_step_limit": [0.0, math.inf], "norm_before_gate": False}  # fmt: skip
+    models = [
+        {"name": "family", "architecture": roberta, "recipe": tokens},
+        {"name": "published", "architecture": mamba2, "recipe": tokens | {"objective": "causal-lm"}},
+        {"name": "smollm2-135m", "recipe": {"batch_tokens": 32, "tokens": 320, "sequence_length": 16}},
+    ]
+    document = {
+        "schema": "bench/manifest/v1",
+        "models": models,
+        "methods": "naive",
+        "micro_batch": 2,
+        "timing": TIMING,
+    }
+    planned, verified = measured(tmp_path, json.dumps(document).encode())
+    assert "remark   /models/0/architecture/position_embedding_type: nothing in" in planned
+    assert "remark   /models/1/architecture/norm_before_gate: nothing in" in planned
+    assert all(f"result     {model['name']}: " in verified for model in models)
