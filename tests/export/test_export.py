@@ -10,8 +10,9 @@ import pytest
 
 from bench.base.strict_json import from_json
 from bench.cli.main import main
-from bench.export import KINDS
+from bench.export import KINDS, _about_recording
 from bench.records.trial import Trial
+from tests.builders import trial
 from tests.report.made import CRASH, bundle, manifest, measured
 
 ROOT = Path(__file__).parents[2]
@@ -276,6 +277,13 @@ def test_the_readme_sets_the_measured_switches(tmp_path: Path) -> None:
     said = readme_of(switched, "script", tmp_path / "a", "--model", "pythia-1b")
     assert "\nexport PYTORCH_ALLOC_CONF=expandable_segments:True\n" in said
     assert "export " not in readme_of(EVERY_SETTING, "script", tmp_path / "b")
+
+
+def test_the_readme_of_a_framework_says_that_it_does_not_record_passes() -> None:
+    recorded = trial(setting=("compile-blocks", "cuda-graphs"))
+    assert "`--to script` records passes" in _about_recording("accelerate", recorded)
+    assert _about_recording("script", recorded) == ""
+    assert _about_recording("accelerate", trial(setting=("compile-blocks",))) == ""
 
 
 def test_a_strangers_switch_is_quoted_for_the_shell(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ only when called, in a worker or in the process of dry_build.py.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
@@ -23,6 +23,9 @@ from bench.training.vendor import torch_inside, transformers_inside, transformer
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+
+MOST_WITH_CONTENTS = 2_000_000_000  # parameters of a model that is built to count its operations
 
 
 class TransformersFamily(Family):
@@ -116,8 +119,13 @@ def counted_work(model: Model, family: TransformersFamily | None = None) -> Coun
     try:
         return _counted(model, family, pairs.registered(), pairs)
     except (AssertionError, KeyError, RuntimeError):
-        # The architecture has attention code of its own, whose products torch's counter sees.
+        pass  # the architecture has attention code of its own, whose products torch's counter sees
+    try:
         return _counted(model, family, "eager", AttentionCount())
+    except RuntimeError as error:
+        if not torch_inside.needs_contents(error):
+            raise
+    return _counted(model, family, "eager", AttentionCount(), contents=True)
 
 
 def built_parts(model: Model, family: TransformersFamily) -> Sequence[tuple[str, str, tuple[int, ...]]]:
@@ -132,7 +140,15 @@ def built_parts(model: Model, family: TransformersFamily) -> Sequence[tuple[str,
     ]
 
 
-def _counted(model: Model, family: TransformersFamily, attention: str, attending: AttentionCount) -> Counted:
+def _counted(
+    model: Model,
+    family: TransformersFamily,
+    attention: str,
+    attending: AttentionCount,
+    *,
+    contents: bool = False,
+) -> Counted:
+    """Count a pass over tensors without contents; with `contents`, of code that reads what it computed."""
     import torch
 
     whole, body = (
@@ -144,16 +160,25 @@ def _counted(model: Model, family: TransformersFamily, attention: str, attending
         # mode, because in training mode some architectures skip layers at random.
         module = family.build_with(model, attention).bfloat16().eval()
         parts = _parts(module, family.blocks(module))
-        module.requires_grad_(False)  # the counter would look for gradients of views of weights
-        with torch_inside.fake_tensors(), torch.no_grad():
-            batch = empty_batch(model, 1, torch.bfloat16)
-            with whole:
-                cross_entropy(logits(module, batch), batch["labels"])
-            attended, head = attending.flops, 0
-            if model.recipe.objective == "masked-lm":
-                with body:
-                    module.base_model(input_ids=batch["input_ids"])
-                head = whole.get_total_flops() - body.get_total_flops()
+    if contents:
+        if parts.total > MOST_WITH_CONTENTS:
+            reason = "its operations cannot be counted: its code reads what it computed, and it is too large"
+            raise BadInput(f"{reason} to be built for that", where=model.name)
+        with torch.device("cpu"):
+            module = family.build_with(model, attention).eval()
+    module.requires_grad_(False)  # the counter would look for gradients of views of weights
+    without = nullcontext() if contents else torch_inside.fake_tensors()
+    with torch.device("cpu" if contents else "meta"), without, torch.no_grad():
+        batch = empty_batch(model, 1, torch.float32 if contents else torch.bfloat16)
+        if contents:
+            batch = {name: torch.zeros_like(part) for name, part in batch.items()}
+        with whole:
+            cross_entropy(logits(module, batch), batch["labels"])
+        attended, head = attending.flops, 0
+        if model.recipe.objective == "masked-lm":
+            with body:
+                module.base_model(input_ids=batch["input_ids"])
+            head = whole.get_total_flops() - body.get_total_flops()
     flops = _sorted_by_kind(whole.get_flop_counts()["Global"], attended, model)
     return Counted(parts, flops, head)
 

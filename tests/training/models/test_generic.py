@@ -169,3 +169,21 @@ def test_fused_attention_is_left_out_if_transformers_does_not_support_it(name: s
     assert ("kernels" in lunch) == fused
     said = None if fused else f"transformers' {name} takes no fused attention"
     assert family_of(model).missing_kernels("cpu") == said
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("flaubert", {"vocab_size": 1000, "emb_dim": 64, "n_layers": 2, "n_heads": 4}),
+        ("funnel", {"vocab_size": 1000, "d_model": 64, "n_head": 4, "d_head": 16, "d_inner": 128,
+                    "block_sizes": [1, 1]}),
+    ],
+)  # fmt: skip
+def test_code_that_reads_what_it_computed_is_counted_on_real_tensors(
+    name: str, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = resolved(name, given, TEXT | {"objective": "masked-lm"})
+    assert counted(model).flops.total > 0
+    monkeypatch.setattr("bench.training.models.generic.MOST_WITH_CONTENTS", 1000)
+    with pytest.raises(BadInput, match="its code reads what it computed, and it is too large"):
+        counted(model)
