@@ -44,6 +44,8 @@ def made_small(model_type: str, objective: str) -> dict[str, Any]:
     """Return an architecture of this type with small sizes, in so far as its fields have usual names."""
     from transformers import CONFIG_MAPPING
 
+    from bench.training.models import families
+
     default = CONFIG_MAPPING[model_type]().to_dict()
     if "text_config" in default:
         return {"model_type": model_type, "text_config": {"model_type": f"{model_type}_text"}}
@@ -55,8 +57,12 @@ def made_small(model_type: str, objective: str) -> dict[str, Any]:
         for field, value in SMALL.items()
         if type(default.get(field)) is int or (field.endswith("_id") and field in default)
     }
-    if objective == "causal-lm" and default.get("is_decoder") is False:
+    if objective == "causal-lm" and default.get("is_decoder") is False and model_type not in families():
         given["is_decoder"] = True
+    if "kv_lora_rank" in default:  # latent attention: as many heads of keys as of queries
+        given["num_key_value_heads"] = given.get("num_attention_heads", 4)
+    if "rotary_dim" in default:
+        given["rotary_dim"] = 8
     return {"model_type": model_type, **given}
 
 

@@ -180,7 +180,7 @@ def _size_mistakes(model: Model, configuration: Any, path: str) -> Iterator[Mist
         yield Mistake(place, found, f"allowed: 0 to {vocabulary - 1}, or null")
     place, positions = size("max_position_embeddings")
     length = model.recipe.sequence_length
-    if type(positions) is not int:
+    if type(positions) is not int or positions < 0:  # XLNet says -1: it has no limit
         return
     if type(padding) is int and transformers_source.counts_positions_after_padding(model.family):
         positions -= padding + 1

@@ -111,6 +111,12 @@ def test_a_decoder_of_an_encoders_type_is_one_once_it_is_said() -> None:
     assert dry_build(model, "/models/0").mistakes == ()
 
 
+def test_positions_without_a_limit_are_no_mistake() -> None:
+    xlnet = {"vocab_size": 1000, "d_model": 64, "n_layer": 2, "n_head": 4, "d_inner": 128}
+    mistakes = dry_build(resolved("xlnet", xlnet, TEXT | CAUSAL), "/models/0").mistakes
+    assert not [mistake for mistake in mistakes if "positions" in mistake.found]
+
+
 def test_models_with_a_file_here_need_no_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bench.training.models.dry_build.subprocess.run", None)
     assert rehearse(list(known_models().values()), "m.json") == Rehearsal({}, ())
