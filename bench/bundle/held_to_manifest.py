@@ -160,9 +160,10 @@ def _stated_of_models(
         recipe, architecture = entry.get("recipe", {}), entry.get("architecture", {})
         if isinstance(recipe, dict) and isinstance(recipe.get("optimizer"), str):
             recipe = recipe | {"optimizer": {"name": recipe["optimizer"]}}
+        ours = to_json(model.recipe)
         if isinstance(recipe, dict):
-            recipe, _ = in_samples(recipe, to_json(model.recipe), "")
-        yield f"{model.name}/recipe", recipe, to_json(model.recipe)
+            recipe, _ = in_samples(recipe, ours, "")
+        yield f"{model.name}/recipe", recipe, ours
         if isinstance(architecture, dict) and architecture:
             actual = {"model_type": model.family, **model.architecture}
             left_out = (INERT | TOKENS) - actual.keys()  # fields that change nothing, so models drop them

@@ -54,7 +54,13 @@ def promising(
     pass_cost = lower_bounds.pass_cost_of(timed)
     left = [trial for _, trial in open_ if _strikes(trial.setting, blamed) < STRIKES_OUT]
     limit = EQUAL_WITHIN * best.step_seconds
-    candidates = [trial for trial in left if lower_bounds.bound(trial, timed) < limit]
+    # Recorded passes show nothing about the overhead of passes that the host launches kernel by kernel.
+    launched = lower_bounds.pass_cost_of([each for each in timed if RECORDED not in each.trial.setting])
+    candidates = [
+        trial
+        for trial in left
+        if lower_bounds.bound(trial, timed, pass_cost if RECORDED in trial.setting else launched) < limit
+    ]
 
     def turn(trial: Trial) -> tuple[bool, int, bool, float]:
         """Return a sort key: trials that end in time and fit come first.

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from bench.records.trial import Trial
-from bench.training.methods import RECORDED, known_methods
+from bench.training.methods import known_methods
 from bench.training.models import parameters_of
 from bench.training.setting import GROUPS, Setting, halves_weights, in_group, sharded_by
 
@@ -98,12 +98,9 @@ def pass_cost_of(timed: Sequence[TimedTrial]) -> PassCost | None:
     return max(costs, key=lambda cost: (cost.overhead, -cost.smallest), default=None)
 
 
-def bound(trial: Trial, timed: Sequence[TimedTrial]) -> float:
+def bound(trial: Trial, timed: Sequence[TimedTrial], pass_cost: PassCost | None) -> float:
     """Return the least seconds of this trial's steps: the largest bound by any measured setting."""
     settings = {timed_trial.trial.setting for timed_trial in timed}
-    # Recorded passes show nothing about the overhead of passes that the host launches kernel by kernel.
-    alike = timed if RECORDED in trial.setting else [t for t in timed if RECORDED not in t.trial.setting]
-    pass_cost = pass_cost_of(alike)
     return max(_bound_by_setting(trial, setting, timed, pass_cost) for setting in settings)
 
 

@@ -51,8 +51,8 @@ ABANDON_SECONDS = 15.0  # for a killed job to end; a job inside a driver that ha
 ASLEEP_SECONDS = 10.0  # a longer time between readings of AwakeClock, normally TICK_SECONDS, is sleep
 
 SHORT_OF_MEMORY = "is the machine short of memory? --resume goes on with what was measured"
-# The last event of a job has one of these keys.
 Found = TypeVar("Found")
+# The last event of a job has one of these keys.
 FINAL = {"outcome", "ceilings", "floor", "gradient_check", "proof", "facts", "followed", "reading"}
 
 

@@ -19,11 +19,21 @@ from bench.records.floor import Floor, FloorOrReason, why_no_floor
 from bench.records.gradients import MOST_WRONG, CheckOrReason, GradientCheck, why_no_check, why_not_checked
 from bench.records.switches import deciding, differences
 from bench.records.text import bytes_text, failure_text
-from bench.records.trial import Crashed, Measured, NodeFacts, Outcome, Proof, Proving, TimedOut, Trial
+from bench.records.trial import (
+    Crashed,
+    Failure,
+    Measured,
+    NodeFacts,
+    Outcome,
+    Proof,
+    Proving,
+    TimedOut,
+    Trial,
+)
 from bench.runner.machine import telemetry
-from bench.runner.processes.jobs import Nodes, WorkerEvent
+from bench.runner.processes.jobs import DeviceKind, Nodes, WorkerEvent
 from bench.runner.processes.nodes import require_free
-from bench.runner.processes.supervisor import TICK_SECONDS, Limits, Supervisor
+from bench.runner.processes.supervisor import TICK_SECONDS, Found, Limits, Supervisor
 from bench.runner.run.events import (
     CeilingsMeasured,
     FloorLeftOut,
@@ -299,13 +309,9 @@ class _Jobs:
         if seconds < FLOOR_LEAST_SECONDS:
             return f"{seconds:.0f} s of the budget are left, a floor may take {FLOOR_LEAST_SECONDS:.0f} s"
         limits = Limits(seconds, seconds, self._host_limit(trial))
-        log, device = _log(run, f"{trial.id}-floor"), run.plan.target.device
-        try:
-            found = self.supervisor.floor(trial, device, self.scratch, log, limits)
-        except EnvironmentCannot as error:
-            return str(error).splitlines()[0]
-        if not isinstance(found, Floor):
-            return failure_text(found)
+        found = self._found(self.supervisor.floor, trial, "floor", limits)
+        if isinstance(found, str):
+            return found
         result = next(result for result in run.summaries() if result.id == trial.id)
         return why_no_floor(found, trial.accumulation, result.estimate) or found
 
@@ -332,15 +338,26 @@ class _Jobs:
         if seconds < CHECK_LEAST_SECONDS:
             return f"{seconds:.0f} s of the budget are left, a check may take {CHECK_LEAST_SECONDS:.0f} s"
         limits = Limits(seconds, min(seconds, 300.0), self._host_limit(trial))
-        log, device = _log(run, f"{trial.id}-gradients"), run.plan.target.device
-        try:
-            found = self.supervisor.gradient_check(trial, device, self.scratch, log, limits)
-        except EnvironmentCannot as error:
-            return str(error).splitlines()[0]
-        if not isinstance(found, GradientCheck):
-            return failure_text(found)
+        found = self._found(self.supervisor.gradient_check, trial, "gradients", limits)
+        if isinstance(found, str):
+            return found
         result = next(result for result in run.summaries() if result.id == trial.id)
         return why_no_check(found, trial.setting, result.estimate) or found
+
+    def _found(
+        self,
+        job: Callable[[Trial, DeviceKind, Path, Path, Limits], Found | Failure],
+        trial: Trial,
+        name: str,
+        limits: Limits,
+    ) -> Found | str:
+        """Return what a job about a trial found, or in a line why it found nothing."""
+        log = _log(self.run, f"{trial.id}-{name}")
+        try:
+            found = job(trial, self.run.plan.target.device, self.scratch, log, limits)
+        except EnvironmentCannot as error:
+            return str(error).splitlines()[0]
+        return failure_text(found) if isinstance(found, Failure) else found
 
     def prove_trial(self, trial: Trial, proving: Proving) -> None:
         """Prove a trial by training. Its estimate is in the journal, and the proof cannot change it."""

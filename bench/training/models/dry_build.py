@@ -29,7 +29,7 @@ ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 @dataclass(frozen=True, slots=True)
 class Rehearsal:
-    """What building models without contents has shown."""
+    """The counts and the remarks from building models without contents."""
 
     counted: Mapping[str, Counted]  # by name, of models without formulas
     remarks: tuple[str, ...]  # about fields that do not matter, for people
