@@ -5,7 +5,6 @@ load, and its import fails, because it describes operators that only that part d
 here; timm calls none of them.
 """
 
-import importlib.util
 import sys
 from importlib.abc import MetaPathFinder
 from pathlib import Path
@@ -14,23 +13,25 @@ OPERATORS = (
     "nms(Tensor boxes, Tensor scores, float overlap) -> Tensor",
     "qnms(Tensor boxes, Tensor scores, float overlap) -> Tensor",
 )
-KEPT = []  # a library's declarations end with the object
 
 
 class Operators(MetaPathFinder):
-    """Import hook that declares the operators before torchvision is imported."""
+    """Import hook that declares the operators before torchvision is imported.
+
+    PyTorch withdraws the declarations when the library object is deleted. The hook holds the object and stays
+    in `sys.meta_path`.
+    """
+
+    library = None
 
     def find_spec(self, name, path=None, target=None):
-        if name != "torchvision":
-            return None
-        sys.meta_path.remove(self)
-        import torch
+        if name == "torchvision" and self.library is None:
+            import torch
 
-        library = torch.library.Library("torchvision", "DEF")
-        for operator in OPERATORS:
-            library.define(operator)
-        KEPT.append(library)
-        return importlib.util.find_spec(name)
+            self.library = torch.library.Library("torchvision", "DEF")
+            for operator in OPERATORS:
+                self.library.define(operator)
+        return
 
 
 sys.path.append(str(Path(sys.prefix) / "timm"))
