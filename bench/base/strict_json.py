@@ -6,13 +6,14 @@ import json
 import math
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, field, fields, is_dataclass
 from functools import cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from bench.base.fast_json import NOT_PLAIN, SCALARS, count_keys, decode_rows, plain_json
 
 T = TypeVar("T")
+LATER = "later"  # key of a field's metadata: see `later`
 
 
 class DecodeError(ValueError):
@@ -123,7 +124,11 @@ def to_json(value: Any) -> Any:
     if kind in SCALARS or value is None:  # most of what a bundle holds
         return value
     if names := _field_names(kind):
-        return {name: to_json(getattr(value, name)) for name in names}
+        found = {name: to_json(getattr(value, name)) for name in names}
+        for name, default in _later_fields(kind):
+            if found[name] == default:
+                del found[name]
+        return found
     if isinstance(value, Mapping):
         return {str(key): to_json(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -134,6 +139,20 @@ def to_json(value: Any) -> Any:
 def field_values(value: Any) -> dict[str, Any]:
     """Return the fields of a dataclass by name, with their values unconverted."""
     return {field.name: getattr(value, field.name) for field in fields(value)}
+
+
+def later(default: Any) -> Any:
+    """Return a dataclass field that was added after bundles were written.
+
+    `to_json` leaves it out while it has its default, so that old values keep their JSON and their digests.
+    """
+    return field(default=default, metadata={LATER: True})
+
+
+@cache
+def _later_fields(kind: Any) -> tuple[tuple[str, Any], ...]:
+    """Return the names and the defaults, as JSON, of the fields of a dataclass that `later` made."""
+    return tuple((f.name, to_json(f.default)) for f in fields(kind) if LATER in f.metadata)
 
 
 @cache

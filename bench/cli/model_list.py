@@ -13,12 +13,8 @@ from bench.base.errors import BadInput, nearest
 from bench.base.strict_json import pretty_json, to_json
 from bench.training.models import Model, known_models, parameters_of
 from bench.training.models.zoo import ZooModel, zoo_model, zoo_names
+from bench.training.objectives import known_objectives
 
-GROUPS = {
-    "causal-lm": "Language models, which predict the next token",
-    "masked-lm": "Language models, which predict masked tokens",
-    "image-classification": "Image models, which predict a class",
-}
 DETAILED = 4  # listed models, up to which everything about them is shown
 WIDTH = 79  # columns
 
@@ -33,17 +29,17 @@ def print_models(words: Sequence[str], as_json: bool) -> None:
     if as_json:
         sys.stdout.write(pretty_json([_as_json(one) for one in chosen]).decode())
         return
-    for objective, title in GROUPS.items():
-        rows = [_row(one) for one in chosen if _model(one).recipe.objective == objective]
+    for aim in known_objectives().values():
+        rows = [_row(one) for one in chosen if _model(one).recipe.objective == aim.name]
         if rows:
             headers = ("model", "parameters", "batch", "size", "steps", "precision")
             align = ("left", "right", "right", "right", "right", "left")
-            print(f"{title}\n")
+            print(f"{aim.title}\n")
             print(tabulate(rows, headers, disable_numparse=True, colalign=align), end="\n\n")
     if len(chosen) <= DETAILED:
         print("\n".join(line for one in chosen for line in _details(one)))
     else:
-        print("size: tokens or pixels of a sample; bench plan --list-models WORD tells more")
+        print("size: tokens, pixels or seconds of a sample; bench plan --list-models WORD tells more")
 
 
 def _model(one: Model | ZooModel) -> Model:
@@ -57,13 +53,14 @@ def _searched(one: Model | ZooModel) -> str:
 
 def _row(one: Model | ZooModel) -> tuple[str, ...]:
     model, recipe = _model(one), _model(one).recipe
-    size = recipe.sequence_length or recipe.image_size or 0
+    sizes = (recipe.audio_seconds, recipe.image_size, recipe.sequence_length, recipe.target_length)
+    size = " + ".join(f"{size:,}" for size in sizes if size)
     count = parameters_of(model) or (one.parameters if isinstance(one, ZooModel) else None)
     return (
         model.name,
         _short(count),
         f"{recipe.batch_size:,}",
-        f"{size:,}",
+        size,
         f"{recipe.steps:,}",
         recipe.precision,
     )

@@ -242,28 +242,7 @@ the script's log has its own time for a step.
 
 def _form_of_data(trial: Trial) -> str:
     """Return README.md's text on the form of the user's data, which the training loop does not check."""
-    recipe, size = trial.model.recipe, trial.micro_batch
-    tokens = f"`input_ids` and `labels`, int64 of {size} x {recipe.sequence_length}."
-    match recipe.objective:
-        case "causal-lm":
-            form = (
-                f"{tokens}\nThe label of a position is the token that follows it. Hugging Face's models "
-                "shift labels themselves;\nthis script does not, and with labels equal to the inputs a model "
-                "learns to copy.\nA label of -100 is ignored. Every sample must have the same number of "
-                "other labels: the loss\nof a step is the mean of its passes' means."
-            )
-        case "masked-lm":
-            form = (
-                f"{tokens}\nThe label of a masked position is its token; all other labels are -100.\n"
-                f"Every sample must have {recipe.asked_per_sample} labelled tokens: the loss of a step is "
-                "the mean of its\npasses' means, and `masked-head` computes no more positions than that."
-            )
-        case "image-classification":
-            side = recipe.image_size
-            form = (
-                f"`pixel_values`, fp32 of {size} x 3 x {side} x {side},\nwith a mean of about 0 and a "
-                f"standard deviation of about 1, and `labels`, int64 of {size}, counted from 0."
-            )
+    form = trial.model.recipe.aim.form(trial.model.recipe, trial.micro_batch)
     return (
         f"A micro-batch is a dict of tensors: {form}\n"
         "Each device must read other samples than the others; after `--resume`, those that come next."

@@ -29,7 +29,7 @@ from bench.runner.trial.team import Team
 from bench.runner.trial.training_loop import HALF, make_optimizer
 from bench.training.models import Model, family_of
 from bench.training.models.generic import configured, kinds
-from bench.training.models.loss import cross_entropy, empty_batch, logits
+from bench.training.models.model import empty_batch
 
 WARM_SECONDS = 4.0
 
@@ -65,7 +65,8 @@ def plain_loop(model: Model, micro_batch: int, device: Device, seconds: float) -
     def two_passes() -> None:
         for _ in range(2):
             with torch.autocast(device.kind, dtype=precision, enabled=precision is not None):
-                loss = cross_entropy(logits(compiled, batch), batch["labels"])
+                aim = model.recipe.aim
+                loss = aim.loss(aim.answer(compiled, batch), aim.labels(batch))
             loss.backward()
 
     def step(_: int) -> None:

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bench.training.models.loss import IGNORED
+from bench.training.objectives.objective import IGNORED
 from bench.training.triton.loss import LOG2E, log_sum_of_row
 
 BLOCK = 8192  # logits that a program holds at once

@@ -326,10 +326,10 @@ def test_transformers_source_is_readable() -> None:
         transformers_source, "depthwise convolutions are written differently"
     )
     gelu = {
-        (name, objective): transformers_source.why_no_biased_gelu(name, objective, {}) is None
-        for name, objective in (
-            ("bert", "masked-lm"), ("vit", "image-classification"), ("whisper", "causal-lm"),
-            ("llama4_text", "causal-lm"), ("modernbert", "masked-lm"), ("segformer", "image-classification"),
+        (name, table): transformers_source.why_no_biased_gelu(name, table, {}) is None
+        for name, table in (
+            ("bert", "MASKED_LM"), ("vit", "IMAGE_CLASSIFICATION"), ("whisper", "CAUSAL_LM"),
+            ("llama4_text", "CAUSAL_LM"), ("modernbert", "MASKED_LM"), ("segformer", "IMAGE_CLASSIFICATION"),
         )
     }  # fmt: skip
     assert [*gelu.values()] == [True, True, True, False, False, False], gone(

@@ -31,7 +31,7 @@ def main() -> None:
     runtime.prepare_all(trial.setting)
     family = runtime.family_of(trial.model)
     built = family.build(trial.model, kernels="kernels" in trial.setting)
-    whole = runtime.WithLoss(built).to(accelerator.device)
+    whole = runtime.WithLoss(built, trial.model.recipe.aim).to(accelerator.device)
     runtime.apply_all(trial.setting, trial.model, whole, family.blocks(built))
     team = runtime.Team(accelerator.process_index, accelerator.num_processes)
     if fsdp:  # shard block by block, as measured; accelerate does not shard the model again

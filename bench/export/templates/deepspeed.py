@@ -36,7 +36,7 @@ def main() -> None:
     family = runtime.family_of(trial.model)
     with device:
         built = family.build(trial.model, kernels="kernels" in trial.setting)
-    whole = runtime.WithLoss(built)
+    whole = runtime.WithLoss(built, trial.model.recipe.aim)
     runtime.apply_all(trial.setting, trial.model, whole, family.blocks(built))
     fused, offload = "fused-optimizer" in trial.setting, "offload" in trial.setting
     shards = runtime.in_group(trial.setting, "sharding") is not None

@@ -134,7 +134,7 @@ def main() -> None:
         method.prepare()
     family = runtime.family_of(trial.model)
     built = family.build(trial.model, kernels="kernels" in trial.setting)
-    whole = runtime.WithLoss(built)
+    whole = runtime.WithLoss(built, trial.model.recipe.aim)
     names = tuple(method.name for method in methods)
     runtime.apply_all(names, trial.model, whole, family.blocks(built))
     with tempfile.TemporaryDirectory() as scratch:

@@ -39,7 +39,7 @@ from bench.training.models import Model, family_of
 from bench.training.models.attention import fused_attention
 from bench.training.models.cuda_autocast import as_on_cuda
 from bench.training.models.head import unchecked_head
-from bench.training.models.loss import cross_entropy, empty_batch, logits
+from bench.training.models.model import empty_batch
 from bench.training.setting import Setting
 from bench.training.vendor import torch_inside, transformers_inside, transformers_source
 
@@ -187,17 +187,17 @@ def recorded(model: Model, setting: Setting, micro_batch: int) -> Recording:
         with torch_inside.each_operator(recording.operator):
             attention = _RecordAttention(recording, half if autocasts else None)
             with autocast, as_on_cuda(autocast=autocasts), attention:
-                loss = cross_entropy(*_logits_and_labels(module, batch, model, setting))
+                loss = model.recipe.aim.loss(*_answer_and_labels(module, batch, model, setting))
             loss.backward()
     return recording
 
 
-def _logits_and_labels(
+def _answer_and_labels(
     module: nn.Module, batch: Mapping[str, Tensor], model: Model, setting: Setting
 ) -> tuple[Tensor, Tensor]:
-    """Return the logits and labels of a batch; with masked-head, of as many positions as are masked."""
+    """Return the answer of the model and the labels; with masked-head, of as many positions as are masked."""
     if "masked-head" not in setting:
-        return logits(module, batch), batch["labels"]
+        return model.recipe.aim.answer(module, batch), model.recipe.aim.labels(batch)
     count = model.recipe.asked_per_sample
     features = module.base_model(input_ids=batch["input_ids"]).last_hidden_state
     return unchecked_head(module)(features[:, :count].contiguous()), batch["labels"][:, :count]

@@ -1,13 +1,14 @@
 """Made-up data on disk, read through a real data loader.
 
-Random tokens and pixels train at the speed of real ones that were prepared ahead of time, which the recipes
-assume. Sample i does not depend on the micro-batch, so that losses can be compared. Imports torch at module
-level.
+Random tokens, pixels and sounds train at the speed of real ones that were prepared ahead of time, which the
+recipes assume. Sample i does not depend on the micro-batch, so that losses can be compared. Imports torch at
+module level.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,33 +20,60 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from bench.runner.trial.team import Team
 from bench.training.models import Model
-from bench.training.models.loss import IGNORED
+from bench.training.objectives.objective import Sample
 
 POOL_TOKENS = 1 << 22
 POOL_IMAGES = 256
-MASK_TOKEN_SHARE, RANDOM_TOKEN_SHARE = 0.8, 0.1  # of chosen tokens; the rest keep their token (BERT, RoBERTa)
+POOL_NUMBERS = 1 << 20
+TOKENS, IMAGES, NUMBERS = "tokens.npy", "images.npy", "numbers.npy"
 PIXEL_MEAN, PIXEL_DEVIATION = 0.5, 0.25
-
-Sample = dict[str, Any]
 
 
 def make_pool(model: Model, folder: Path, seed: int) -> Path:
-    """Write the file that the loader maps: a sequence of tokens, or images as bytes. Returns its path."""
+    """Write the files that the loader maps: tokens, images as bytes, numbers. Return their folder."""
     recipe = model.recipe
-    random = np.random.default_rng(seed)
-    folder.mkdir(exist_ok=True)
-    path = folder / "pool.npy"
-    if recipe.objective == "image-classification":
+    pool = folder / "pool"
+    pool.mkdir(parents=True, exist_ok=True)
+    if "images" in recipe.aim.data:
         assert recipe.image_size is not None
         size = recipe.image_size
         count = max(8, min(POOL_IMAGES, (1 << 26) // (3 * size * size)))
-        np.save(path, random.integers(0, 256, (count, 3, size, size), dtype=np.uint8))
-    else:
+        shape = (count, 3, size, size)
+        np.save(pool / IMAGES, np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8))
+    if "tokens" in recipe.aim.data:
         vocabulary = int(model.architecture["vocab_size"])
         # At least two samples and most of a third: each sample begins a token later than the last but one.
-        count = max(POOL_TOKENS, 3 * (recipe.units_per_sample + 1) - 1)
-        np.save(path, random.integers(0, vocabulary, count, dtype=np.int32))
-    return path
+        length = (recipe.sequence_length or 0) + (recipe.target_length or 0)
+        count = max(POOL_TOKENS, 3 * (length + 1) - 1)
+        np.save(pool / TOKENS, np.random.default_rng(seed).integers(0, vocabulary, count, dtype=np.int32))
+    np.save(pool / NUMBERS, np.random.default_rng(seed).standard_normal(POOL_NUMBERS, dtype=np.float32))
+    return pool
+
+
+class MappedPool:
+    """A folder that `make_pool` wrote. Every process that loads data opens it for itself."""
+
+    def __init__(self, folder: Path) -> None:
+        self._files: dict[str, NDArray[Any]] = {
+            name: np.load(folder / name, mmap_mode="r")
+            for name in (TOKENS, IMAGES, NUMBERS)
+            if (folder / name).exists()
+        }
+
+    def tokens(self, index: int, count: int) -> NDArray[np.int64]:
+        tokens = self._files[TOKENS]
+        start = index * count % (len(tokens) - count)
+        return tokens[start : start + count].astype(np.int64)
+
+    def image(self, index: int) -> NDArray[np.uint8]:
+        images = self._files[IMAGES]
+        found: NDArray[np.uint8] = images[index % len(images)].copy()
+        return found
+
+    def numbers(self, index: int, *shape: int) -> NDArray[np.float32]:
+        numbers, count = self._files[NUMBERS], math.prod(shape)
+        start = index * count % len(numbers)
+        return np.take(numbers, np.arange(start, start + count), mode="wrap").reshape(shape)
 
 
 class Samples(Dataset[Sample]):
@@ -53,46 +81,13 @@ class Samples(Dataset[Sample]):
 
     def __init__(self, model: Model, pool: Path, seed: int) -> None:
         self.model = model
-        self.pool: NDArray[Any] = np.load(pool, mmap_mode="r")
+        self.pool = MappedPool(pool)
         self.seed = seed
 
     def __getitem__(self, index: int) -> Sample:
-        match self.model.recipe.objective:
-            case "causal-lm":
-                return self._next_tokens(index)
-            case "masked-lm":
-                return self._masked_tokens(index)
-            case "image-classification":
-                return self._image(index)
-
-    def _tokens(self, index: int, count: int) -> NDArray[np.int64]:
-        start = index * count % (len(self.pool) - count)
-        return self.pool[start : start + count].astype(np.int64)
-
-    def _next_tokens(self, index: int) -> Sample:
-        length = self.model.recipe.units_per_sample
-        tokens = torch.from_numpy(self._tokens(index, length + 1))
-        return {"input_ids": tokens[:-1], "labels": tokens[1:]}
-
-    def _masked_tokens(self, index: int) -> Sample:
-        recipe = self.model.recipe
-        tokens = self._tokens(index, recipe.units_per_sample)
-        random = np.random.default_rng((self.seed, index))
-        # All samples choose equally many tokens: then the mean over micro-batches is the mean over the batch.
-        chosen = random.permutation(len(tokens))[: recipe.asked_per_sample]
-        labels = np.full_like(tokens, IGNORED)
-        labels[chosen] = tokens[chosen]
-        vocabulary = int(self.model.architecture["vocab_size"])
-        masked = round(len(chosen) * MASK_TOKEN_SHARE)
-        replaced = masked + round(len(chosen) * RANDOM_TOKEN_SHARE)
-        tokens[chosen[:masked]] = vocabulary - 1
-        tokens[chosen[masked:replaced]] = random.integers(0, vocabulary, replaced - masked)
-        return {"input_ids": torch.from_numpy(tokens), "labels": torch.from_numpy(labels)}
-
-    def _image(self, index: int) -> Sample:
-        classes = int(self.model.architecture["num_labels"])
-        label = int(np.random.default_rng((self.seed, index)).integers(classes))
-        return {"pixel_values": torch.from_numpy(self.pool[index % len(self.pool)].copy()), "labels": label}
+        model, random = self.model, np.random.default_rng((self.seed, index))
+        sample = model.recipe.aim.sample(model.architecture, model.recipe, self.pool, index, random)
+        return {n: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for n, v in sample.items()}
 
 
 class Share(Sampler[list[int]]):
@@ -138,7 +133,9 @@ class Batches:
 
     def __next__(self) -> dict[str, torch.Tensor]:
         batch = {k: v.to(self.device, non_blocking=True) for k, v in next(self._batches).items()}
-        if (pixels := batch.get("pixel_values")) is not None:
-            # Images are copied to the device as bytes, a quarter of the traffic of floats.
-            batch["pixel_values"] = pixels.float().div_(255).sub_(PIXEL_MEAN).div_(PIXEL_DEVIATION)
-        return batch
+        # Images are copied to the device as bytes, a quarter of the traffic of floats.
+        return {name: _floats(part) if part.dtype == torch.uint8 else part for name, part in batch.items()}
+
+
+def _floats(pixels: torch.Tensor) -> torch.Tensor:
+    return pixels.float().div_(255).sub_(PIXEL_MEAN).div_(PIXEL_DEVIATION)

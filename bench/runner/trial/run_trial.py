@@ -141,7 +141,7 @@ class TrialRun:
         model = self.build_model()
         model.train()
         self.parameters = sum(p.numel() for p in model.parameters())
-        whole, blocks = WithLoss(model), family.blocks(model)
+        whole, blocks = WithLoss(model, trial.model.recipe.aim), family.blocks(model)
         apply_all(trial.setting, trial.model, whole, blocks)
         return make_strategy(trial, whole, blocks, self.device.torch, self.team)
 

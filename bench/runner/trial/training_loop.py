@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bench.training.models import Recipe, Schedule
 from bench.training.models.biased_gelu import GeluLayers
-from bench.training.models.loss import cross_entropy, logits
+from bench.training.objectives import Objective
 from bench.training.vendor import torch_inside
 
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -28,8 +28,12 @@ Batch = Mapping[str, Tensor]
 class Criterion(nn.Module):
     """The loss as a module, so that it can be compiled on its own."""
 
+    def __init__(self, aim: Objective) -> None:
+        super().__init__()
+        self.aim = aim
+
     def forward(self, answer: Tensor, labels: Tensor) -> Tensor:
-        return cross_entropy(answer, labels)
+        return self.aim.loss(answer, labels)
 
 
 class WithLoss(nn.Module):
@@ -40,16 +44,18 @@ class WithLoss(nn.Module):
     gelu_layers: GeluLayers | None = None  # layers that compute GELU of their output, if a method asks for it
     loss_scale: Tensor | float = 1.0  # factor on the loss before its backward pass
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, aim: Objective | None = None) -> None:
+        """`aim` is the model's objective; by default, its logits are compared with the batch's labels."""
         super().__init__()
         self.model = model
-        self.criterion = Criterion()
+        self.aim = aim or Objective()
+        self.criterion = Criterion(self.aim)
 
     def forward(self, batch: Batch) -> Tensor:
         if self.head is not None:
             features = self.model.base_model(input_ids=batch["input_ids"]).last_hidden_state
             return self.tail(*self.select_positions(features, batch["labels"]))
-        loss: Tensor = self.criterion(logits(self.model, batch), batch["labels"])
+        loss: Tensor = self.criterion(self.aim.answer(self.model, batch), self.aim.labels(batch))
         return loss
 
     def split_head(self) -> None:

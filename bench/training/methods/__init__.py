@@ -175,8 +175,7 @@ def prepare_all(setting: Setting) -> None:
 def apply_all(setting: Setting, model: Model, whole: nn.Module, blocks: list[nn.Module]) -> None:
     """Apply the setting's methods, in order, to the model with its loss and to its blocks."""
     methods = [known_methods()[name] for name in setting]
-    has_head = model.recipe.objective != "image-classification"
-    if has_head and any(method.head for method in methods):
+    if model.recipe.aim.has_text_head and any(method.head for method in methods):
         whole.split_head()  # before methods replace parts, because it runs the model
     for method in methods:
         method.find(model, whole)

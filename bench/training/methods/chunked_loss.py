@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.training.methods.method import Method, Target
 from bench.training.models import Model, family_of
-from bench.training.models.loss import IGNORED
+from bench.training.objectives.objective import IGNORED
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def _refuse(model: Model, _target: Target) -> str | None:
-    if model.recipe.objective == "image-classification":
+    if model.recipe.aim.data != ("tokens",):
         return "bench looks for layers that read the same tensor in language models only"
     return transformers_source.why_not_joined(model.family)
 
@@ -26,7 +26,7 @@ def _refuse(model: Model, _target: Target) -> str | None:
 def _find(model: Model, whole: nn.Module) -> None:
     from bench.training.models.siblings import siblings_of
 
-    whole.siblings = siblings_of(whole.model)
+    whole.siblings = siblings_of(whole.model, model)
     if not whole.siblings:
         reason = "no two linear layers read the same tensor"
         raise BadInput(f"joined-products: {reason}", where=model.name, advice="leave this method out")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from bench.training.methods.method import Method, Target
 from bench.training.models import Counted, Flops, Model
-from bench.training.models.loss import IGNORED
+from bench.training.objectives.objective import IGNORED
 from bench.training.vendor import transformers_source
 
 if TYPE_CHECKING:

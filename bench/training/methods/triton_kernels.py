@@ -41,14 +41,14 @@ def _refuse_gelu(model: Model, target: Target) -> str | None:
     if reason := _refuse_cpu(target):
         return reason
     given = family_of(model).complete(model)
-    return transformers_source.why_no_biased_gelu(model.family, model.recipe.objective, given)
+    return transformers_source.why_no_biased_gelu(model.family, model.recipe.aim.mapping, given)
 
 
 def _find_gelu(model: Model, whole: nn.Module) -> None:
     from bench.training.models.biased_gelu import gelu_layers_of
 
     try:
-        whole.gelu_layers = gelu_layers_of(whole.model, model.recipe)
+        whole.gelu_layers = gelu_layers_of(whole.model, model)
     except LookupError as error:
         raise BadInput(f"gelu: {error}", where=model.name, advice="leave this method out") from error
 
@@ -86,7 +86,7 @@ def _apply_norms(model: Model, _whole: nn.Module, blocks: list[nn.Module]) -> No
 def _refuse_depthwise(model: Model, target: Target) -> str | None:
     if "depthwise" in family_of(model).seams:
         return _refuse_cpu(target)
-    if model.recipe.objective != "image-classification":
+    if "images" not in model.recipe.aim.data:
         return f"{model.name} has no depthwise convolutions of seven by seven"
     return transformers_source.why_not_depthwise(model.family) or _refuse_cpu(target)
 

@@ -10,17 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from bench.training.models.loss import logits
-from bench.training.models.model import Recipe
+from bench.training.models.model import Model
 from bench.training.models.probe import at_rest, tiny_input
 from bench.training.vendor import transformers_inside
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+Answer = Callable[[], "Tensor"]  # calls a model on a tiny input
 BiasedGelu = Callable[["Tensor", "Tensor"], "Tensor"]  # a product without its bias, and the bias
 # Difference that rounding may make, as a share of the largest value: TF32 rounds in every layer. An
 # activation that is left out or computed twice changes values by a tenth and more.
@@ -43,21 +43,22 @@ class GeluLayers:
     activations: tuple[nn.Module, ...]
 
 
-def gelu_layers_of(module: nn.Module, recipe: Recipe) -> GeluLayers:
+def gelu_layers_of(module: nn.Module, model: Model) -> GeluLayers:
     """Return the layers of a model whose GELU can be computed together with their bias.
 
     Raises LookupError if there are none, if the model cannot run on a tiny input, or if it gives another
     output when these layers compute GELU.
     """
     with at_rest(module):
-        given = tiny_input(module, recipe)
+        given = tiny_input(module, model)
+        answer = partial(model.recipe.aim.answer, module, given)
         try:
-            found, outputs, expected = search(module, given)
+            found, outputs, expected = search(module, answer)
         except Exception as error:  # an architecture's code may raise anything
             raise LookupError(f"the model cannot run on a tiny input: {error}"[:200]) from error
         if not found.layers:
             raise LookupError("no linear layer with a bias has an output that only exact GELU reads")
-        if not _same_with(module, found, given, outputs, expected):
+        if not _same_with(found, answer, outputs, expected):
             raise LookupError("the model gives another output if layers with a bias compute GELU themselves")
     return found
 
@@ -171,7 +172,7 @@ def _watching() -> Callable[[_Watched], Any]:
     return Watching
 
 
-def search(module: nn.Module, given: Mapping[str, Tensor]) -> tuple[GeluLayers, list[Any], Tensor]:
+def search(module: nn.Module, answer: Answer) -> tuple[GeluLayers, list[Any], Tensor]:
     """Run a model once, without gradients; return its layers before GELU, and what it computed.
 
     The second value holds each activation with its output, in the order of calls; the third is the model's
@@ -189,7 +190,7 @@ def search(module: nn.Module, given: Mapping[str, Tensor]) -> tuple[GeluLayers, 
             stack.callback(activation.register_forward_pre_hook(watched.enter).remove)
             stack.callback(activation.register_forward_hook(watched.leave).remove)
         with _watching()(watched):
-            expected = logits(module, given)
+            expected = answer()
     found = _agreed(watched, _reach_uncalled(module, watched))
     outputs = [(activation, out) for activation, out in watched.outputs if activation in found.activations]
     return found, outputs, expected
@@ -246,9 +247,8 @@ def _agreed(watched: _Watched, left_out: set[nn.Module]) -> GeluLayers:
 
 
 def _same_with(
-    module: nn.Module,
     found: GeluLayers,
-    given: Mapping[str, Tensor],
+    answer: Answer,
     outputs: Sequence[tuple[nn.Module, Tensor]],
     expected: Tensor,
 ) -> bool:
@@ -261,7 +261,7 @@ def _same_with(
         for activation in found.activations:
             hook = activation.register_forward_hook(lambda part, _, out: seen.append((part, out.clone())))
             stack.callback(hook.remove)
-        again = logits(module, given)
+        again = answer()
     return (
         [activation for activation, _ in seen] == [activation for activation, _ in outputs]
         and all(_close(one, other) for (_, one), (_, other) in zip(seen, outputs, strict=True))

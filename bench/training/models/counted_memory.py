@@ -26,8 +26,8 @@ from bench.training.models.attention import (
 )
 from bench.training.models.cuda_autocast import as_on_cuda, half_of
 from bench.training.models.footprint import FP32, Block, CountedFootprint, Footprint
-from bench.training.models.loss import cross_entropy, empty_batch, logits
-from bench.training.models.model import Model
+from bench.training.models.model import Model, empty_batch
+from bench.training.objectives import Objective
 from bench.training.vendor import torch_inside
 
 if TYPE_CHECKING:
@@ -109,15 +109,16 @@ class _Count:
         with fake:
             torch_inside.make_fake(module, half if halved else None)
             count = _Count(module, blocks_of(module), None if halved else half, fake)
-            count._run(empty_batch(model, SAMPLES, half if half and halved else torch.float32))
+            batch = empty_batch(model, SAMPLES, half if half and halved else torch.float32)
+            count._run(batch, model.recipe.aim)
         return count
 
-    def _run(self, batch: Mapping[str, Tensor]) -> None:
+    def _run(self, batch: Mapping[str, Tensor], aim: Objective) -> None:
         with self._rules(), _keeping() as kept:
             for block in self.parts:
                 block.forward = self._instead_of(block, block.forward, kept)
-            found = logits(self.module, batch)
-            cross_entropy(found, batch["labels"])
+            found = aim.answer(self.module, batch)
+            aim.loss(found, aim.labels(batch))
         if self.called < {*self.parts}:
             raise LookupError("a block that the model does not call has no bytes")
         self.logits = found.numel() // SAMPLES

@@ -26,6 +26,12 @@ from bench.training.vendor import transformers_inside, transformers_source
 # Environment of the building process: no downloads, and no GPU, which a trial may be using.
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
 
+# Lengths in a recipe, and the fields of a configuration of which the first that is there limits each.
+POSITIONS = {
+    "sequence_length": ("max_position_embeddings",),
+    "target_length": ("max_target_positions", "max_position_embeddings"),
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Rehearsal:
@@ -117,7 +123,7 @@ def _objective_mistakes(model: Model, configuration: Any, path: str) -> Iterator
     if configuration.is_encoder_decoder and "causal-lm" in able:  # the class for it is the decoder alone
         able.remove("causal-lm")
     if objective == "causal-lm" and configuration.is_encoder_decoder:
-        allowed = ", ".join(able) or "none: bench trains no encoder together with its decoder yet"
+        allowed = ", ".join(able) or "none: transformers has no class of it that bench trains"
         found = f'"causal-lm" would train the decoder of {model.family} alone'
         yield Mistake(f"{path}/recipe/objective", found, f"allowed: {allowed}")
     elif objective not in able:
@@ -171,23 +177,25 @@ def _size_mistakes(model: Model, configuration: Any, path: str) -> Iterator[Mist
     place, layers = size("num_hidden_layers")
     if type(layers) is int and layers < 1:
         yield Mistake(place, f"{layers} is less than allowed", "allowed: a whole number, at least 1")
-    if model.recipe.sequence_length is None:
+    if "tokens" not in model.recipe.aim.data:
         return
     place, padding = size("pad_token_id")
     vocabulary = model.architecture["vocab_size"]
     if type(padding) is int and padding >= vocabulary:
         found = f"{in_json(padding)} is none of {vocabulary} tokens"
         yield Mistake(place, found, f"allowed: 0 to {vocabulary - 1}, or null")
-    place, positions = size("max_position_embeddings")
-    length = model.recipe.sequence_length
-    if type(positions) is not int or positions < 0:  # XLNet says -1: it has no limit
-        return
-    if type(padding) is int and transformers_source.counts_positions_after_padding(model.family):
-        positions -= padding + 1
-    if positions < length:
-        found = f"{length} is more than the {positions} positions of the architecture"
-        allowed = f"allowed: at most {positions}, or more in {place}"
-        yield Mistake(f"{path}/recipe/sequence_length", found, allowed)
+    counted_after_padding = transformers_source.counts_positions_after_padding(model.family)
+    for field, names in POSITIONS.items():
+        place, positions = next((found for found in map(size, names) if type(found[1]) is int), ("", None))
+        length = getattr(model.recipe, field)
+        if length is None or positions is None or positions < 0:  # XLNet says -1: it has no limit
+            continue
+        if type(padding) is int and counted_after_padding:
+            positions -= padding + 1
+        if positions < length:
+            found = f"{length} is more than the {positions} positions of the architecture"
+            allowed = f"allowed: at most {positions}, or more in {place}"
+            yield Mistake(f"{path}/recipe/{field}", found, allowed)
 
 
 if __name__ == "__main__":

@@ -11,27 +11,28 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args
 
 from bench.base.errors import BadInput, Mistake, in_json
 from bench.training.models.attention import attends_causally, fused_attention
 from bench.training.models.experts import grouped_experts
 from bench.training.models.footprint import Counted
-from bench.training.models.loss import cross_entropy, empty_batch, logits
-from bench.training.models.model import Family, Flops, Has, Model, Objective, Parts, installed
+from bench.training.models.model import Family, Flops, Has, Model, Parts, empty_batch, installed
+from bench.training.objectives import ObjectiveName, known_objectives, objective_of
 from bench.training.vendor import torch_inside, transformers_inside, transformers_source
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
+LEAST_PARTS = 4  # modules inside of a repeated block: fewer are a convolution with its norm
 MOST_WITH_CONTENTS = 2_000_000_000  # parameters of a model that is built to count its operations
 
 
 class TransformersFamily(Family):
     """A family by transformers' `model_type`, without formulas: its arithmetic raises LookupError."""
 
-    objectives: tuple[Objective, ...] = ("causal-lm", "masked-lm", "image-classification")
+    objectives: tuple[ObjectiveName, ...] = get_args(ObjectiveName)
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -40,7 +41,7 @@ class TransformersFamily(Family):
         yield from self.architecture_mistakes(model.architecture, model.recipe.objective, path)
 
     def architecture_mistakes(
-        self, given: Mapping[str, Any], objective: Objective, path: str
+        self, given: Mapping[str, Any], objective: ObjectiveName, path: str
     ) -> Iterator[Mistake]:
         """Yield sizes that made-up data needs and that are missing, and sizes given as text.
 
@@ -52,14 +53,15 @@ class TransformersFamily(Family):
             allowed = f'allowed: the fields of one of them, with its "model_type" (of this one: {inner})'
             yield Mistake(f"{path}/architecture/text_config", found, allowed)
             return
-        images = objective == "image-classification"
-        field, unit = ("num_labels", "labels") if images else ("vocab_size", "tokens")
-        value = given.get(field)
-        if type(value) is not int or value < 2:
-            found = "missing" if value is None else f"{in_json(value)} is not a number of {unit}"
-            yield Mistake(f"{path}/architecture/{field}", found, "allowed: a whole number, at least 2")
+        counts = objective_of(objective).counts
+        for field, unit in counts.items():
+            value = given.get(field)
+            if type(value) is not int or value < 2:
+                found = "missing" if value is None else f"{in_json(value)} is not a number of {unit}"
+                yield Mistake(f"{path}/architecture/{field}", found, "allowed: a whole number, at least 2")
         for key, value in given.items():
-            if key != field and isinstance(value, str) and (key.startswith("num_") or key.endswith("_size")):
+            is_size = key.startswith("num_") or key.endswith("_size")
+            if is_size and key not in counts and isinstance(value, str):
                 found = f"{in_json(value)} is not a whole number"
                 yield Mistake(f"{path}/architecture/{key}", found, "allowed: a whole number")
 
@@ -86,7 +88,11 @@ class TransformersFamily(Family):
 
 
 def _repeated(module: nn.Module) -> list[nn.Module]:
-    """Return the modules of the longest list outside of other lists; the whole module if it has no list."""
+    """Return the blocks of every stack of a model, in order; the whole module if it has none.
+
+    A stack is a list outside of other lists: the longest one, and others whose items are compound modules,
+    such as the layers of an encoder beside those of a decoder.
+    """
     from torch import nn
 
     lists = {name: part for name, part in module.named_modules() if isinstance(part, nn.ModuleList)}
@@ -95,7 +101,14 @@ def _repeated(module: nn.Module) -> list[nn.Module]:
         for name, part in lists.items()
         if not any(name.startswith(f"{other}.") for other in lists if other != name)
     ]
-    return list(max(outer, key=len, default=[])) or [module]
+    longest = max(outer, key=len, default=None)
+    stacks = [one for one in outer if one is longest or all(map(is_compound, one))]
+    return [block for stack in stacks for block in stack] or [module]
+
+
+def is_compound(module: nn.Module) -> bool:
+    """Whether a module can be a repeated block, by the number of modules inside of it."""
+    return sum(1 for _ in module.modules()) > LEAST_PARTS
 
 
 def counted(model: Model, family: TransformersFamily | None = None) -> Counted:
@@ -173,9 +186,10 @@ def _counted(
         if contents:
             batch = {name: torch.zeros_like(part) for name, part in batch.items()}
         with whole:
-            cross_entropy(logits(module, batch), batch["labels"])
+            aim = model.recipe.aim
+            aim.loss(aim.answer(module, batch), aim.labels(batch))
         attended, head = attending.flops, 0
-        if model.recipe.objective == "masked-lm":
+        if model.recipe.objective == "masked-lm":  # the method masked-head saves operations of the head
             with body:
                 module.base_model(input_ids=batch["input_ids"])
             head = whole.get_total_flops() - body.get_total_flops()
@@ -266,15 +280,11 @@ def _sorted_by_kind(counts: Mapping[Any, int], attending: int, model: Model) -> 
     return Flops(matmul, attention + attending, convolution)
 
 
-def kinds() -> Mapping[Objective, Any]:
+def kinds() -> Mapping[ObjectiveName, Any]:
     """Return transformers' Auto class for each objective."""
     import transformers
 
-    return {
-        "causal-lm": transformers.AutoModelForCausalLM,
-        "masked-lm": transformers.AutoModelForMaskedLM,
-        "image-classification": transformers.AutoModelForImageClassification,
-    }
+    return {aim.name: getattr(transformers, aim.auto_class) for aim in known_objectives().values()}
 
 
 def configured(model: Model) -> Any:
@@ -283,7 +293,7 @@ def configured(model: Model) -> Any:
         from transformers import AutoConfig
 
         fields = {key: transformers_inside.untagged(value) for key, value in model.architecture.items()}
-        if model.recipe.objective != "image-classification":
+        if "tokens" in model.recipe.aim.data:
             fields["use_cache"] = False
         configuration = AutoConfig.for_model(model.family, **fields)
         transformers_inside.build_first_class(configuration)

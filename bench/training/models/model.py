@@ -11,12 +11,15 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from bench.base.errors import Mistake
+from bench.base.strict_json import later
+from bench.training.objectives import ObjectiveName, objective_of
+from bench.training.objectives.objective import Objective, Unit, empty_parts
 from bench.training.setting import Setting
 
 if TYPE_CHECKING:
-    from torch import nn
+    import torch
+    from torch import Tensor, nn
 
-Objective = Literal["causal-lm", "masked-lm", "image-classification"]
 Precision = Literal["fp32", "bf16", "fp16"]
 SDPA = "scaled_dot_product_attention: scores and probabilities are never written to memory"
 Has = Callable[[str], bool]  # whether a package can be imported, by its import name
@@ -49,15 +52,18 @@ class Schedule:
 class Recipe:
     """How a model is trained: everything that must be the same on every machine."""
 
-    objective: Objective
+    objective: ObjectiveName
     batch_size: int
     steps: int
     precision: Precision
     optimizer: Optimizer
     schedule: Schedule
-    sequence_length: int | None = None  # predictions a sample, for language models
+    # The size of a sample: the fields that its objective needs, and None for all others.
+    sequence_length: int | None = None  # tokens; of the source, if an objective has a target, too
+    target_length: int | None = later(None)  # tokens of the target
     image_size: int | None = None  # pixels a side
-    masked_fraction: float | None = None  # of the tokens, for masked-lm
+    audio_seconds: int | None = later(None)
+    masked_fraction: float | None = None  # of the tokens or patches
     clip_norm: float | None = None
     log_every_steps: int | None = None
     save_every_steps: int | None = None
@@ -66,19 +72,22 @@ class Recipe:
     source: str = ""
 
     @property
-    def unit(self) -> Literal["tokens", "images"]:
-        return "images" if self.objective == "image-classification" else "tokens"
+    def aim(self) -> Objective:
+        """What the model is trained to predict."""
+        return objective_of(self.objective)
+
+    @property
+    def unit(self) -> Unit:
+        return self.aim.unit
 
     @property
     def units_per_sample(self) -> int:
-        return self.sequence_length or 1
+        return self.aim.units_per_sample(self)
 
     @property
     def asked_per_sample(self) -> int:
         """Positions of a sample that enter the loss: equally many in every sample, and at least one."""
-        if self.objective == "masked-lm":
-            return max(1, round(self.units_per_sample * (self.masked_fraction or 0.15)))
-        return self.units_per_sample
+        return self.aim.asked_per_sample(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +98,11 @@ class Model:
     family: str
     architecture: Mapping[str, Any]  # a Hugging Face configuration, without its defaults
     recipe: Recipe
+
+
+def empty_batch(model: Model, samples: int, floats: torch.dtype) -> dict[str, Tensor]:
+    """Return a batch whose contents are arbitrary, with pixels and numbers in this precision."""
+    return empty_parts(model.recipe.aim.parts(model.architecture, model.recipe), samples, floats)
 
 
 def tiny(model: Model, architecture: Mapping[str, Any], whose: str, **changes: Any) -> Model:
@@ -147,14 +161,11 @@ class Family(Protocol):
     transformers; if only a built module can tell (generic.py), they raise LookupError. The functions after it
     are called by a worker and import both.
 
-    The built module is called with one keyword, and returns an object with `.logits`, in fp32 or lower:
-    causal-lm             input_ids [b, s]; labels [b, s] are already shifted
-    masked-lm             input_ids [b, s]; labels [b, s], -100 at positions that are not masked
-    image-classification  pixel_values [b, 3, h, w]; labels [b]
+    The built module is called as its objective says (bench/training/objectives).
     """
 
     name: str  # the `model_type` of Hugging Face
-    objectives: tuple[Objective, ...]
+    objectives: tuple[ObjectiveName, ...]
     defaults: Mapping[str, Any] = {}  # every architecture field that a manifest may set
     kernels: str | None = SDPA  # what the method "kernels" replaces in this family, in words
     # Attribute names of transformers' modules, which it renames at will: tests/training/test_vendor.py looks

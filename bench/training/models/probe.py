@@ -5,11 +5,14 @@ Imports torch only when called, in a worker.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from bench.training.models.model import Recipe
+from bench.training.models.model import Model
+from bench.training.objectives.objective import Part
 
 if TYPE_CHECKING:
     import torch
@@ -39,15 +42,27 @@ def at_rest(model: nn.Module) -> Iterator[None]:
         model.train(training)
 
 
-def tiny_input(model: nn.Module, recipe: Recipe) -> dict[str, Tensor]:
-    """Return a few tokens, or a few images of the recipe's size, as keywords to call a model with."""
+def tiny_input(module: nn.Module, model: Model) -> dict[str, Tensor]:
+    """Return what to call a built model with: a few samples of a few tokens, or of images of full size."""
     import torch
 
-    if recipe.image_size is None:
-        return {"input_ids": _tokens(model)}
-    size = (SAMPLES, 3, recipe.image_size, recipe.image_size)
-    pixels = torch.rand(size, generator=torch.Generator("cpu").manual_seed(0), device="cpu")
-    return {"pixel_values": pixels.to(_device(model))}
+    recipe = model.recipe
+    small = replace(
+        recipe,
+        sequence_length=recipe.sequence_length and POSITIONS,
+        target_length=recipe.target_length and POSITIONS,
+    )
+    parts = recipe.aim.parts(model.architecture, small)
+    device, random = _device(module), torch.Generator("cpu").manual_seed(0)
+
+    def contents(part: Part) -> Tensor:
+        shape = (SAMPLES, *part.shape)
+        if part.elements in ("pixels", "numbers"):
+            return torch.rand(shape, generator=random, device="cpu").to(device)
+        alternating = torch.arange(math.prod(shape), device=device).view(shape) % 2
+        return alternating.bool() if part.elements == "flags" else alternating
+
+    return {part.name: contents(part) for part in parts if part.name != "labels"}
 
 
 def _tokens(model: nn.Module) -> Tensor:

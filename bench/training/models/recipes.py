@@ -12,14 +12,17 @@ from dataclasses import asdict, fields, is_dataclass
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from bench.base.errors import Mistake, in_json, nearest
-from bench.training.models.model import Family, Objective, Optimizer, Recipe, Schedule
+from bench.training.models.model import Family, Optimizer, Recipe, Schedule
+from bench.training.objectives import Objective, known_objectives
 
 # Smallest and largest allowed value of each field; the smallest is tiny if a field must only be positive.
 LIMITS: Mapping[str, tuple[float, float]] = {
     "batch_size": (1, 2**20),
     "steps": (1, 2**40),
     "sequence_length": (1, 2**24),
+    "target_length": (1, 2**24),
     "image_size": (1, 2**14),
+    "audio_seconds": (1, 3600),
     "masked_fraction": (1e-6, 1),
     "clip_norm": (1e-12, 10**12),
     "log_every_steps": (1, 2**40),
@@ -66,6 +69,9 @@ def in_samples(
             mistakes.append(Mistake(f"{path}/{field}", found, "allowed: one of the two"))
         mistakes += number_mistakes(float, value, 1, 2**60, f"{path}/{field}")
     length = obj.get("sequence_length", base.get("sequence_length"))
+    target = obj.get("target_length", base.get("target_length"))
+    if type(length) is int and type(target) is int:
+        length += target
     if stated and length is None:
         mistakes.append(
             Mistake(f"{path}/{min(stated)}", "needs a sequence_length", "allowed with tokens only")
@@ -95,14 +101,13 @@ def new_recipe(
     base: dict[str, Any] = {key: dict(v) if isinstance(v, dict) else v for key, v in DEFAULTS.items()}
     if len(family.objectives) == 1:
         base["objective"] = family.objectives[0]
-    if isinstance(architecture.get("image_size"), int):
+    aim = _known(obj.get("objective", base.get("objective")))
+    if isinstance(architecture.get("image_size"), int) and (aim is None or "image_size" in aim.sizes):
         base["image_size"] = architecture["image_size"]
-    objective = obj.get("objective", base.get("objective"))
-    if objective == "masked-lm":
-        base["masked_fraction"] = 0.15
+    base |= aim.defaults if aim else {}
     if type(steps := obj.get("steps")) is int:
         base["schedule"]["warmup_steps"] = max(0, steps) // 100
-    missing = [key for key in (*REQUIRED, *_size_field(objective)) if key not in {**base, **obj}]
+    missing = [key for key in (*REQUIRED, *(aim.sizes if aim else ())) if key not in {**base, **obj}]
     if "objective" not in {**base, **obj}:
         missing.append("objective")
     recipe, mistakes = read_onto(Recipe, obj, path, {**dict.fromkeys(missing), **base})
@@ -111,11 +116,8 @@ def new_recipe(
     ] + in_tokens + mistakes
 
 
-def _size_field(objective: Any) -> tuple[str, ...]:
-    """Return the field that says how large a sample is; () if the objective is unknown."""
-    if objective not in get_args(Objective):
-        return ()
-    return ("image_size",) if objective == "image-classification" else ("sequence_length",)
+def _known(name: Any) -> Objective | None:
+    return known_objectives().get(name) if isinstance(name, str) else None
 
 
 def recipe_mistakes(family: Family, recipe: Recipe, path: str) -> Iterator[Mistake]:
@@ -124,14 +126,14 @@ def recipe_mistakes(family: Family, recipe: Recipe, path: str) -> Iterator[Mista
         allowed = f"allowed for {family.name}: {', '.join(family.objectives)}"
         yield Mistake(f"{path}/objective", f'"{recipe.objective}" does not fit', allowed)
         return
-    needed = _size_field(recipe.objective)[0]
-    other = "sequence_length" if needed == "image_size" else "image_size"
-    if getattr(recipe, needed) is None:
-        yield Mistake(f"{path}/{needed}", "missing", _allowed(needed))
-    if getattr(recipe, other) is not None:
-        yield Mistake(f"{path}/{other}", f"means nothing for {recipe.objective}", f"allowed: {needed}")
-    if recipe.objective == "masked-lm" and recipe.masked_fraction is None:
-        yield Mistake(f"{path}/masked_fraction", "missing", _allowed("masked_fraction"))
+    needed = recipe.aim.sizes
+    for size in needed:
+        if getattr(recipe, size) is None:
+            yield Mistake(f"{path}/{size}", "missing", _allowed(size))
+    for size in dict.fromkeys(size for aim in known_objectives().values() for size in aim.sizes):
+        if size not in needed and getattr(recipe, size) is not None:
+            found = f"means nothing for {recipe.objective}"
+            yield Mistake(f"{path}/{size}", found, f"allowed: {', '.join(needed)}")
     if recipe.schedule.warmup_steps > recipe.steps:
         found = f"{recipe.schedule.warmup_steps} is more than the {recipe.steps} steps"
         yield Mistake(f"{path}/schedule/warmup_steps", found, f"allowed: at most {recipe.steps}")

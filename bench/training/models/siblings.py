@@ -8,14 +8,15 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from bench.training.models.probe import probing
+from bench.training.models.model import Model
+from bench.training.models.probe import at_rest, tiny_input
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-def siblings_of(model: nn.Module) -> list[tuple[nn.Linear, ...]]:
-    """Return groups of plain linear layers that a language model calls on the same tensor.
+def siblings_of(module: nn.Module, model: Model) -> list[tuple[nn.Linear, ...]]:
+    """Return groups of plain linear layers that a model calls on the same tensor.
 
     The layers of a group are in the order of their calls; all have a bias, or none has one. Layers that are
     called more than once in a pass are left out.
@@ -28,11 +29,11 @@ def siblings_of(model: nn.Module) -> list[tuple[nn.Linear, ...]]:
         assert isinstance(layer, nn.Linear)
         calls.append((layer, entries[0]))  # keeps the tensor alive, so that no other gets its place
 
-    plain = [part for part in model.modules() if type(part) is nn.Linear]
+    plain = [part for part in module.modules() if type(part) is nn.Linear]
     hooks = [layer.register_forward_pre_hook(note) for layer in plain]
     try:
-        with probing(model) as ids:
-            model(input_ids=ids)
+        with at_rest(module):
+            module(**tiny_input(module, model))
     finally:
         for hook in hooks:
             hook.remove()

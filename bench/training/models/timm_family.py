@@ -12,15 +12,15 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from bench.base.errors import BadInput, Mistake, in_json, nearest
-from bench.training.models.generic import TransformersFamily
-from bench.training.models.model import Has, Model, Objective, installed
+from bench.training.models.generic import TransformersFamily, is_compound
+from bench.training.models.model import Has, Model, installed
+from bench.training.objectives import ObjectiveName
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 NAME = "timm"  # the family's, and the field with the model's name
 CLASSES = 1000  # timm's default
-LEAST_PARTS = 4  # modules inside of a repeated block: fewer are a convolution with its norm
 
 
 class Answer(NamedTuple):
@@ -37,7 +37,7 @@ class TimmFamily(TransformersFamily):
         super().__init__(NAME)
 
     def architecture_mistakes(
-        self, given: Mapping[str, Any], objective: Objective, path: str
+        self, given: Mapping[str, Any], objective: ObjectiveName, path: str
     ) -> Iterator[Mistake]:
         if not isinstance(given.get(NAME), str):
             found = f"{in_json(given.get(NAME))} is not a text"
@@ -113,7 +113,7 @@ def repeated_blocks(module: nn.Module) -> list[nn.Module]:
     from torch import nn
 
     lists = [part for part in module.modules() if isinstance(part, (nn.ModuleList, nn.Sequential))]
-    counts = Counter(type(child) for one in lists for child in one if _is_compound(child))
+    counts = Counter(type(child) for one in lists for child in one if is_compound(child))
     repeated = {kind for kind, count in counts.items() if count > 1} - {nn.ModuleList, nn.Sequential}
     outer = {
         type(part)
@@ -121,10 +121,6 @@ def repeated_blocks(module: nn.Module) -> list[nn.Module]:
         if type(part) in repeated and any(type(inner) in repeated for inner in _inside(part))
     }
     return [part for part in module.modules() if type(part) in repeated - outer] or [module]
-
-
-def _is_compound(module: nn.Module) -> bool:
-    return sum(1 for _ in _inside(module)) >= LEAST_PARTS
 
 
 def _inside(module: nn.Module) -> Iterator[nn.Module]:

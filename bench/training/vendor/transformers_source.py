@@ -108,14 +108,14 @@ def why_not_depthwise(model_type: str) -> str | None:
     return f"bench knows no depthwise convolutions of seven by seven in transformers' {model_type}"
 
 
-def why_no_biased_gelu(model_type: str, objective: str, architecture: Mapping[str, Any]) -> str | None:
+def why_no_biased_gelu(model_type: str, mapping: str, architecture: Mapping[str, Any]) -> str | None:
     """Return why no exact GELU of a model reads the output of a linear layer with a bias; None if one does.
 
     If the code cannot be read, an architecture that names exact GELU is believed to have it.
     """
     others: set[str] = set()
     without_layer = False
-    for body in _classes_of(model_type, objective):
+    for body in _classes_of(model_type, mapping):
         for name, expression in re.findall(_ACTIVATION, body):
             activation = _activation(expression, body, model_type, architecture)
             if activation == "gelu" and name in _after_biased_layers(body, model_type, architecture):
@@ -139,7 +139,7 @@ _LINEAR = r"self\.(\w+) = nn\.Linear\(((?:[^()]|\([^()]*\))*)\)"
 
 
 @cache
-def _classes_of(model_type: str, objective: str) -> tuple[str, ...]:
+def _classes_of(model_type: str, mapping: str) -> tuple[str, ...]:
     """Return the source of the classes that a model may consist of; of all classes if they are unknown.
 
     These are the classes that its class names, the classes that those name, and so on. A model that is called
@@ -148,7 +148,7 @@ def _classes_of(model_type: str, objective: str) -> tuple[str, ...]:
     code = _source(model_type, "modeling")
     parts = re.split(r"^class (\w+)", code, flags=re.MULTILINE)
     bodies = dict(zip(parts[1::2], parts[2::2], strict=True))
-    start = _model_class(model_type, objective)
+    start = _model_class(model_type, mapping)
     if start not in bodies:
         return tuple(bodies.values())
     reached, waiting = set(), {start}
@@ -157,19 +157,18 @@ def _classes_of(model_type: str, objective: str) -> tuple[str, ...]:
         reached.add(name)
         if not name.endswith("PreTrainedModel"):  # names every class whose weights it initialises
             named = {*re.findall(r"\w+", bodies[name])} & bodies.keys()
-            waiting |= {one for one in named - reached if objective == "image-classification"
+            waiting |= {one for one in named - reached if "IMAGE" in mapping
                         or not re.search("Vision|Visual|Image|Audio", one)}  # fmt: skip
     return tuple(body for name, body in bodies.items() if name in reached)
 
 
 @cache
-def _model_class(model_type: str, objective: str) -> str:
-    """Return the class that transformers builds for an objective; empty if it cannot be read."""
+def _model_class(model_type: str, mapping: str) -> str:
+    """Return the class of a type in the table MODEL_FOR_{mapping}_MAPPING_NAMES; empty if unreadable."""
     folder = _models_folder()
     file = folder / "auto" / "modeling_auto.py" if folder else None
     code = file.read_text() if file and file.is_file() else ""
-    name = {"causal-lm": "CAUSAL_LM", "masked-lm": "MASKED_LM"}.get(objective, "IMAGE_CLASSIFICATION")
-    _, _, table = code.partition(f"\nMODEL_FOR_{name}_MAPPING_NAMES")
+    _, _, table = code.partition(f"\nMODEL_FOR_{mapping}_MAPPING_NAMES")
     found = re.search(rf'\(\s*"{re.escape(model_type)}",\s*\(?\s*"(\w+)"', table.partition("\n)")[0])
     return found[1] if found else ""
 

@@ -150,7 +150,7 @@ def test_an_architecture_s_own_activation_decides(
 def test_an_activation_that_is_exact_gelu_only_if_asked_for() -> None:
     model = model_of("opt", "causal-lm", OWN["opt"][1] | {"activation_function": "gelu"})
     assert GELU.refuse(model, H200) is None
-    assert len(gelu_layers_of(built(model, kernels=False), model.recipe).layers) == 2
+    assert len(gelu_layers_of(built(model, kernels=False), model).layers) == 2
 
 
 def test_known_families_need_no_source_of_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,7 +230,7 @@ def test_what_happens_between_a_layer_and_its_activation(
     toy = Toy(body).train()
     names = {part: name for name, part in toy.named_modules()}
     try:
-        found = {names[layer] for layer in gelu_layers_of(toy, known_models()["tiny-gpt-neox"].recipe).layers}
+        found = {names[layer] for layer in gelu_layers_of(toy, known_models()["tiny-gpt-neox"]).layers}
     except LookupError as error:
         assert "no linear layer with a bias" in str(error)
         found = set()

@@ -55,9 +55,10 @@ def test_many_architectures_have_layers_to_join() -> None:
 
 
 def test_siblings_of_a_llama() -> None:
-    module = built(model_of("llama", "causal-lm", DECODER), kernels=False)
+    model = model_of("llama", "causal-lm", DECODER)
+    module = built(model, kernels=False)
     names = {layer: name.rsplit(".", 1)[-1] for name, layer in module.named_modules()}
-    assert [[names[layer] for layer in group] for group in siblings_of(module)] == [
+    assert [[names[layer] for layer in group] for group in siblings_of(module, model)] == [
         ["q_proj", "k_proj", "v_proj"], ["gate_proj", "up_proj"],
     ] * 2  # fmt: skip
 

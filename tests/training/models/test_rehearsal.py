@@ -88,7 +88,7 @@ BAD: list[tuple[str, dict[str, Any], dict[str, Any], str, str, str]] = [
     ("gpt2", {"vocab_size": 9, "n_embd": 8, "n_head": 2, "n_layer": 1, "n_positions": 16}, CAUSAL,
      "recipe/sequence_length", "32 is more", "/models/0/architecture/n_positions"),
     ("camembert", SMALL | {"max_position_embeddings": 32}, MASKED, "recipe/sequence_length", "the 30", "30"),
-    ("t5", {"vocab_size": 1000}, CAUSAL, "recipe/objective", "causal-lm", "none"),
+    ("t5", {"vocab_size": 1000}, CAUSAL, "recipe/objective", "causal-lm", "sequence-to-sequence"),
     ("deit", {"num_labels": 9, "image_size": 32}, PICTURES, "architecture", "64*64", "run"),
 ]  # fmt: skip
 

@@ -1,0 +1,49 @@
+"""Predict the class of a sound."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from bench.training.objectives.objective import Architecture, Objective, Part, Pool, Sample, SampleSize
+from bench.training.objectives.sound import sound_part
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+class AudioClassification(Objective):
+    name = "audio-classification"
+    title = "Models that classify sounds"
+    unit = "seconds"
+    auto_class = "AutoModelForAudioClassification"
+    mapping = "AUDIO_CLASSIFICATION"
+    sizes = ("audio_seconds",)
+    counts: Mapping[str, str] = {"num_labels": "labels"}
+
+    def units_per_sample(self, size: SampleSize) -> int:
+        return size.audio_seconds or 1
+
+    def parts(self, architecture: Architecture, size: SampleSize) -> tuple[Part, ...]:
+        return sound_part(architecture, size), Part("labels", (), "indices")
+
+    def sample(
+        self,
+        architecture: Architecture,
+        size: SampleSize,
+        pool: Pool,
+        index: int,
+        random: np.random.Generator,
+    ) -> Sample:
+        sound = sound_part(architecture, size)
+        label = int(random.integers(int(architecture["num_labels"])))
+        return {sound.name: pool.numbers(index, *sound.shape), "labels": label}
+
+    def form(self, size: SampleSize, samples: int) -> str:
+        return (
+            f"the sound of {samples} samples of {size.audio_seconds} s in the form of the model's feature "
+            f"extractor, fp32,\nand `labels`, int64 of {samples}, counted from 0."
+        )
+
+
+OBJECTIVE = AudioClassification()

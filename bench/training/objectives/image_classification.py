@@ -1,0 +1,51 @@
+"""Predict the class of an image."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from bench.training.objectives.objective import Architecture, Objective, Part, Pool, Sample, SampleSize
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+class ImageClassification(Objective):
+    name = "image-classification"
+    title = "Models that classify images"
+    unit = "images"
+    auto_class = "AutoModelForImageClassification"
+    mapping = "IMAGE_CLASSIFICATION"
+    sizes = ("image_size",)
+    data = ("images",)
+    counts: Mapping[str, str] = {"num_labels": "labels"}
+
+    def units_per_sample(self, size: SampleSize) -> int:
+        return 1
+
+    def parts(self, architecture: Architecture, size: SampleSize) -> tuple[Part, ...]:
+        assert size.image_size is not None
+        pixels = Part("pixel_values", (3, size.image_size, size.image_size), "pixels")
+        return pixels, Part("labels", (), "indices")
+
+    def sample(
+        self,
+        architecture: Architecture,
+        size: SampleSize,
+        pool: Pool,
+        index: int,
+        random: np.random.Generator,
+    ) -> Sample:
+        label = int(random.integers(int(architecture["num_labels"])))
+        return {"pixel_values": pool.image(index), "labels": label}
+
+    def form(self, size: SampleSize, samples: int) -> str:
+        side = size.image_size
+        return (
+            f"`pixel_values`, fp32 of {samples} x 3 x {side} x {side},\nwith a mean of about 0 and a "
+            f"standard deviation of about 1, and `labels`, int64 of {samples}, counted from 0."
+        )
+
+
+OBJECTIVE = ImageClassification()

@@ -1,0 +1,153 @@
+"""The contract of an objective: what a model is trained to predict, from which data, with which loss.
+
+Pure: torch is imported only by the functions that a worker calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from numpy.typing import NDArray
+    from torch import Tensor, nn
+
+ObjectiveName = Literal[
+    "causal-lm",
+    "masked-lm",
+    "image-classification",
+    "sequence-to-sequence",
+    "speech-recognition",
+    "audio-classification",
+    "masked-image",
+]
+Unit = Literal["tokens", "images", "seconds"]
+Architecture = Mapping[str, Any]
+Sample = dict[str, Any]
+IGNORED = -100  # the label of positions without a loss
+
+
+class SampleSize(Protocol):
+    """The fields of a recipe that say how large a sample is; None for those that its objective lacks."""
+
+    @property
+    def sequence_length(self) -> int | None: ...
+    @property
+    def target_length(self) -> int | None: ...
+    @property
+    def image_size(self) -> int | None: ...
+    @property
+    def audio_seconds(self) -> int | None: ...
+    @property
+    def masked_fraction(self) -> float | None: ...
+
+
+class Pool(Protocol):
+    """Made-up data on disk, from which samples are cut. Equal arguments give equal data."""
+
+    def tokens(self, index: int, count: int) -> NDArray[np.int64]:
+        """Return consecutive tokens of the pool, below the vocabulary's size."""
+        ...
+
+    def image(self, index: int) -> NDArray[np.uint8]:
+        """Return an image of the recipe's size: channels, height, width."""
+        ...
+
+    def numbers(self, index: int, *shape: int) -> NDArray[np.float32]:
+        """Return numbers of a normal distribution in this shape."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One tensor of a batch: its name, its shape for one sample, and what its elements are.
+
+    "pixels" come as bytes from the data loader and are floats on the device; "numbers" are floats in both.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    elements: Literal["indices", "pixels", "numbers", "flags"]
+
+
+class Objective:
+    """Base class: what most objectives have in common. An objective is one object in a file of this folder.
+
+    The built module is called with every part of a batch except `labels`, by name, and returns an object
+    with `.logits`, in fp32 or lower precision. The mean loss of a batch must be the mean of its samples'
+    losses, so every sample needs equally many predictions.
+    """
+
+    name: ObjectiveName
+    title: str  # for people, of a group of models
+    unit: Unit  # of what a sample holds, for throughput
+    auto_class: str  # transformers' class that builds a model for this objective
+    mapping: str  # the table in transformers' source in which that class finds the model of a type
+    sizes: tuple[str, ...]  # fields of the recipe that say how large a sample is; all are required
+    defaults: Mapping[str, float] = {}  # of those fields
+    data: tuple[Literal["tokens", "images"], ...] = ()  # what the pool must hold
+    # Fields of an architecture that made-up data depends on, and the unit of each, for people.
+    counts: Mapping[str, str] = {}
+    has_text_head: bool = False  # whether a head of features gives logits over tokens, at every position
+
+    def units_per_sample(self, size: SampleSize) -> int:
+        """Return how many of `unit` a sample holds."""
+        return size.sequence_length or 1
+
+    def asked_per_sample(self, size: SampleSize) -> int:
+        """Return the positions of a sample that enter the loss: equally many in every sample."""
+        return self.units_per_sample(size)
+
+    def parts(self, architecture: Architecture, size: SampleSize) -> tuple[Part, ...]:
+        """Return the tensors of a batch."""
+        raise NotImplementedError
+
+    def sample(
+        self,
+        architecture: Architecture,
+        size: SampleSize,
+        pool: Pool,
+        index: int,
+        random: np.random.Generator,
+    ) -> Sample:
+        """Return sample `index` of endless made-up data, as numpy arrays by the names of the parts."""
+        raise NotImplementedError
+
+    def answer(self, module: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+        """Call the model; return what the loss compares with the labels."""
+        out: Tensor = module(**inputs(batch)).logits
+        return out
+
+    def labels(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """Return the part of a batch that the loss compares the answer with."""
+        return batch["labels"]
+
+    def loss(self, answer: Tensor, labels: Tensor) -> Tensor:
+        """Return the mean loss of a batch. Default: cross-entropy, without positions labelled -100.
+
+        It replaces the losses of transformers' models, which would shift causal labels a second time.
+        """
+        from torch.nn.functional import cross_entropy
+
+        loss: Tensor = cross_entropy(answer.float().flatten(0, -2), labels.flatten(), ignore_index=IGNORED)
+        return loss
+
+    def form(self, size: SampleSize, samples: int) -> str:
+        """Say for people which form the data of an exported script must have: `samples` a micro-batch."""
+        raise NotImplementedError
+
+
+def inputs(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the parts of a batch that a model is called with."""
+    return {name: part for name, part in batch.items() if name != "labels"}
+
+
+def empty_parts(parts: tuple[Part, ...], samples: int, floats: torch.dtype) -> dict[str, Tensor]:
+    """Return a batch whose contents are arbitrary, with pixels and numbers in this precision."""
+    import torch
+
+    dtypes = {"indices": torch.long, "pixels": floats, "numbers": floats, "flags": torch.bool}
+    return {part.name: torch.empty(samples, *part.shape, dtype=dtypes[part.elements]) for part in parts}

@@ -1,0 +1,60 @@
+"""Predict a text from another text: an encoder reads the source, a decoder predicts the target."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from bench.training.objectives.objective import Architecture, Objective, Part, Pool, Sample, SampleSize
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+class SequenceToSequence(Objective):
+    name = "sequence-to-sequence"
+    title = "Encoders with decoders that predict a text from a text"
+    unit = "tokens"
+    auto_class = "AutoModelForSeq2SeqLM"
+    mapping = "SEQ_TO_SEQ_CAUSAL_LM"
+    sizes = ("sequence_length", "target_length")
+    data = ("tokens",)
+    counts: Mapping[str, str] = {"vocab_size": "tokens"}
+
+    def units_per_sample(self, size: SampleSize) -> int:
+        return (size.sequence_length or 1) + (size.target_length or 1)
+
+    def asked_per_sample(self, size: SampleSize) -> int:
+        return size.target_length or 1
+
+    def parts(self, architecture: Architecture, size: SampleSize) -> tuple[Part, ...]:
+        source, target = (size.sequence_length or 1,), (size.target_length or 1,)
+        return (
+            Part("input_ids", source, "indices"),
+            Part("decoder_input_ids", target, "indices"),
+            Part("labels", target, "indices"),
+        )
+
+    def sample(
+        self,
+        architecture: Architecture,
+        size: SampleSize,
+        pool: Pool,
+        index: int,
+        random: np.random.Generator,
+    ) -> Sample:
+        source, target = size.sequence_length or 1, size.target_length or 1
+        tokens = pool.tokens(index, source + target + 1)
+        before = tokens[source:]
+        return {"input_ids": tokens[:source], "decoder_input_ids": before[:-1], "labels": before[1:]}
+
+    def form(self, size: SampleSize, samples: int) -> str:
+        return (
+            f"`input_ids`, int64 of {samples} x {size.sequence_length}, the source; `decoder_input_ids` and\n"
+            f"`labels`, int64 of {samples} x {size.target_length}. The label of a position of the target is "
+            "the token\nthat follows it: the decoder's input is the target, shifted by one. A label of -100 "
+            "is ignored.\nEvery sample must have the same number of other labels."
+        )
+
+
+OBJECTIVE = SequenceToSequence()

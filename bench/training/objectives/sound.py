@@ -1,0 +1,28 @@
+"""The form in which models of sound take it: a waveform, or features of its frequencies."""
+
+from __future__ import annotations
+
+from bench.training.objectives.objective import Architecture, Part, SampleSize
+
+SAMPLES_A_SECOND = 16_000  # of waveforms, as the feature extractors of all these models have them
+FRAMES_A_SECOND = 100  # of features: a frame every 10 ms
+
+
+def sound_part(architecture: Architecture, size: SampleSize) -> Part:
+    """Return the part of a batch that holds sound, by the fields with which an architecture states its form.
+
+    An architecture without these fields takes waveforms.
+    """
+    seconds = size.audio_seconds or 1
+    frames = seconds * FRAMES_A_SECOND
+    match architecture:
+        case {"num_mel_bins": int(bins), "max_source_positions": int()}:  # Whisper
+            return Part("input_features", (bins, frames), "numbers")
+        case {"num_mel_bins": int(bins), "max_length": int(length)}:  # Audio Spectrogram Transformer, padded
+            return Part("input_values", (length, bins), "numbers")
+        case {"input_feat_per_channel": int(bins)}:  # Speech2Text
+            return Part("input_features", (frames, bins), "numbers")
+        case {"feature_projection_input_dim": int(bins)}:  # Wav2Vec2-BERT and SeamlessM4T join two frames
+            return Part("input_features", (frames // 2, bins), "numbers")
+        case _:
+            return Part("input_values", (seconds * SAMPLES_A_SECOND,), "numbers")

@@ -1,0 +1,64 @@
+"""Predict the words of speech: an encoder hears the sound, a decoder predicts the text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from bench.training.objectives.objective import Architecture, Objective, Part, Pool, Sample, SampleSize
+from bench.training.objectives.sound import sound_part
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+class SpeechRecognition(Objective):
+    name = "speech-recognition"
+    title = "Encoders with decoders that predict the words of speech"
+    unit = "seconds"
+    auto_class = "AutoModelForSpeechSeq2Seq"
+    mapping = "SPEECH_SEQ_2_SEQ"
+    sizes = ("audio_seconds", "target_length")
+    data = ("tokens",)
+    counts: Mapping[str, str] = {"vocab_size": "tokens"}
+
+    def units_per_sample(self, size: SampleSize) -> int:
+        return size.audio_seconds or 1
+
+    def asked_per_sample(self, size: SampleSize) -> int:
+        return size.target_length or 1
+
+    def parts(self, architecture: Architecture, size: SampleSize) -> tuple[Part, ...]:
+        target = (size.target_length or 1,)
+        return (
+            sound_part(architecture, size),
+            Part("decoder_input_ids", target, "indices"),
+            Part("labels", target, "indices"),
+        )
+
+    def sample(
+        self,
+        architecture: Architecture,
+        size: SampleSize,
+        pool: Pool,
+        index: int,
+        random: np.random.Generator,
+    ) -> Sample:
+        sound = sound_part(architecture, size)
+        tokens = pool.tokens(index, (size.target_length or 1) + 1)
+        return {
+            sound.name: pool.numbers(index, *sound.shape),
+            "decoder_input_ids": tokens[:-1],
+            "labels": tokens[1:],
+        }
+
+    def form(self, size: SampleSize, samples: int) -> str:
+        return (
+            f"the sound of {samples} samples of {size.audio_seconds} s in the form of the model's feature "
+            f"extractor, fp32;\n`decoder_input_ids` and `labels`, int64 of {samples} x "
+            f"{size.target_length}. The label of a position is the\ntoken that follows it. A label of -100 "
+            "is ignored. Every sample must have the same number of\nother labels."
+        )
+
+
+OBJECTIVE = SpeechRecognition()

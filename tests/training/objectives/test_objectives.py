@@ -1,0 +1,174 @@
+"""Every objective: its made-up samples, a model that it trains, and the sizes that its recipe needs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from bench.base.errors import BadInput
+from bench.planning.manifest import parse_manifest
+from bench.runner.trial.device import Device
+from bench.runner.trial.made_up_data import Samples, make_pool
+from bench.runner.trial.run_trial import TrialRun
+from bench.runner.trial.team import Team
+from bench.training.models import Model, counts_of, family_of
+from bench.training.models.dry_build import dry_build
+from bench.training.models.model import empty_batch
+from bench.training.objectives import known_objectives
+from bench.training.objectives.objective import ObjectiveName
+from tests.builders import trial
+
+LAYERS = {
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+}
+FEED_FORWARD = {"encoder_ffn_dim": 64, "decoder_ffn_dim": 64}
+SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+T5 = {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_heads": 2, "vocab_size": 300}
+BART = {"d_model": 32, "vocab_size": 300, "max_position_embeddings": 64, **LAYERS, **FEED_FORWARD}
+WHISPER = {
+    **LAYERS, **FEED_FORWARD, "d_model": 32, "vocab_size": 300, "num_mel_bins": 16,
+    "max_source_positions": 50, "max_target_positions": 16, "pad_token_id": 0, "bos_token_id": 1,
+    "eos_token_id": 2, "decoder_start_token_id": 1,
+}  # fmt: skip
+SEVEN_LAYERS = {"conv_dim": [16] * 7, "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 2}
+LANGUAGE = {**SMALL, "vocab_size": 300}
+VISION = {**SMALL, "image_size": 32, "patch_size": 8}
+SEQUENCE = {"sequence_length": 16, "target_length": 8}
+# A type, its fields, and the sizes of a recipe, for each objective.
+TRAINED: Mapping[ObjectiveName, tuple[tuple[str, dict[str, Any], dict[str, Any]], ...]] = {
+    "causal-lm": (("llama", LANGUAGE, {"sequence_length": 16}),),
+    "masked-lm": (("bert", LANGUAGE, {"sequence_length": 16}),),
+    "image-classification": (("dinov2", {**VISION, "num_labels": 10}, {"image_size": 32}),),
+    "sequence-to-sequence": (("t5", T5, SEQUENCE), ("bart", BART, SEQUENCE)),
+    "speech-recognition": (("whisper", WHISPER, {"audio_seconds": 1, "target_length": 8}),),
+    "audio-classification": (
+        ("wav2vec2", {**SMALL, **SEVEN_LAYERS, "num_labels": 10}, {"audio_seconds": 1}),
+        ("audio-spectrogram-transformer", {**SMALL, "num_mel_bins": 32, "max_length": 64, "num_labels": 10},
+         {"audio_seconds": 1}),
+    ),
+    "masked-image": (("deit", {**VISION, "encoder_stride": 8}, {"image_size": 32}),),
+}  # fmt: skip
+CASES = [(objective, model_type) for objective, cases in TRAINED.items() for model_type, *_ in cases]
+
+
+def model_of(objective: ObjectiveName, model_type: str, **changes: Any) -> Model:
+    fields, sizes = next(rest for name, *rest in TRAINED[objective] if name == model_type)
+    recipe = {"objective": objective, "batch_size": 4, "steps": 10, "precision": "fp32", **sizes, **changes}
+    recipe = {name: value for name, value in recipe.items() if value is not None}
+    entry = {"name": "mine", "architecture": {"model_type": model_type, **fields}, "recipe": recipe}
+    document = {"schema": "bench/manifest/v1", "models": [entry], "methods": "naive"}
+    (model,) = parse_manifest(json.dumps(document).encode(), "m.json").models
+    return model
+
+
+def test_every_objective_is_tried_here() -> None:
+    assert TRAINED.keys() == known_objectives().keys()
+
+
+@pytest.mark.parametrize(("objective", "model_type"), CASES)
+def test_made_up_samples_have_the_form_of_the_batch(
+    objective: ObjectiveName, model_type: str, tmp_path: Path
+) -> None:
+    model = model_of(objective, model_type)
+    parts = model.recipe.aim.parts(model.architecture, model.recipe)
+    kinds = {"indices": "i", "pixels": "u", "numbers": "f", "flags": "b"}
+    pool = make_pool(model, tmp_path, 0)
+    samples, again = Samples(model, pool, 0), Samples(model, pool, 0)
+    for index in (0, 1, 5_000_000):
+        found = {name: np.asarray(part) for name, part in samples[index].items()}
+        assert {name: (part.shape, part.dtype.kind) for name, part in found.items()} == {
+            part.name: (part.shape, kinds[part.elements]) for part in parts
+        }
+        for name, part in again[index].items():
+            np.testing.assert_array_equal(part, found[name])
+
+
+@pytest.mark.parametrize(("objective", "model_type"), CASES)
+def test_the_loss_falls(objective: ObjectiveName, model_type: str, tmp_path: Path) -> None:
+    model = model_of(objective, model_type, optimizer={"name": "adamw", "learning_rate": 0.003})
+    run = TrialRun(trial(model=model, setting=()), Device("cpu"), Team(), tmp_path, lambda _: None)
+    run.prepare()
+    batch = next(run.batches)
+    losses = []
+    for _ in range(6):
+        losses.append(float(run.strategy.forward_backward(batch, 1, sync=True)))
+        run.strategy.update()
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize(("objective", "model_type"), CASES)
+def test_a_model_is_counted_as_it_is_built(objective: ObjectiveName, model_type: str) -> None:
+    build = dry_build(model := model_of(objective, model_type), "/models/0")
+    assert build.mistakes == () and build.counted is not None
+    module = family_of(model).build(model, kernels=False)
+    assert build.counted.parts.total == sum(p.numel() for p in module.parameters() if p.requires_grad)
+    assert build.counted.flops.total == counts_of(model).flops.total > 0
+
+
+@pytest.mark.parametrize(("objective", "model_type"), CASES)
+def test_the_mean_loss_of_micro_batches_is_the_loss_of_the_batch(
+    objective: ObjectiveName, model_type: str, tmp_path: Path
+) -> None:
+    model = model_of(objective, model_type)
+    run = TrialRun(trial(model=model, setting=()), Device("cpu"), Team(), tmp_path, lambda _: None)
+    run.prepare()
+    whole, batch = run.strategy.whole.eval(), next(run.batches)
+    halves = [{name: part[i : i + 2] for name, part in batch.items()} for i in (0, 2)]
+    with torch.no_grad():
+        mean = sum(float(whole(half)) for half in halves) / 2
+        assert mean == pytest.approx(float(whole(batch)), rel=1e-4)
+
+
+@pytest.mark.parametrize(("objective", "model_type"), CASES)
+def test_a_missing_size_is_named(objective: ObjectiveName, model_type: str) -> None:
+    aim = known_objectives()[objective]
+    for size in aim.sizes:
+        if size in aim.defaults or size == "image_size":  # the architecture has it
+            continue
+        with pytest.raises(BadInput, match=f"recipe/{size} +missing"):
+            model_of(objective, model_type, **{size: None})
+
+
+@pytest.mark.parametrize(("objective", "model_type"), CASES)
+def test_a_size_of_another_objective_is_refused(objective: ObjectiveName, model_type: str) -> None:
+    sizes = {size for aim in known_objectives().values() for size in aim.sizes}
+    for size in sizes - {*known_objectives()[objective].sizes}:
+        with pytest.raises(BadInput, match=f"recipe/{size} +means nothing for {objective}"):
+            model_of(objective, model_type, **{size: 1})
+
+
+@pytest.mark.parametrize(
+    ("objective", "model_type", "size", "value", "reason"),
+    [
+        ("sequence-to-sequence", "bart", "target_length", 65, "65 is more than the 64 positions"),
+        ("sequence-to-sequence", "bart", "sequence_length", 65, "65 is more than the 64 positions"),
+        ("speech-recognition", "whisper", "target_length", 17, "17 is more than the 16 positions"),
+    ],
+)
+def test_a_sample_longer_than_the_positions_is_refused(
+    objective: ObjectiveName, model_type: str, size: str, value: int, reason: str
+) -> None:
+    (mistake,) = dry_build(model_of(objective, model_type, **{size: value}), "/models/0").mistakes
+    assert mistake.path == f"/models/0/recipe/{size}" and mistake.found.startswith(reason)
+
+
+def test_blocks_are_those_of_the_encoder_and_of_the_decoder() -> None:
+    model = model_of("sequence-to-sequence", "bart")
+    module = family_of(model).build(model, kernels=False)
+    names = [name for name, part in module.named_modules() if part in family_of(model).blocks(module)]
+    assert [name.split(".")[-3] for name in names] == ["encoder", "encoder", "decoder", "decoder"]
+
+
+def test_a_batch_without_contents_has_the_recipes_precision() -> None:
+    model = model_of("speech-recognition", "whisper")
+    batch = empty_batch(model, 3, torch.bfloat16)
+    assert batch["input_features"].dtype == torch.bfloat16 and batch["labels"].dtype == torch.int64
