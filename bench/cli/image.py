@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -28,6 +28,7 @@ from bench.images.container import CHALLENGE, MANIFEST, NOBODY, OUT, RDMA, Conta
 from bench.images.engines import Engine, find_engine, here, preflight
 from bench.images.variants import Variant, find_variant, images, variant_for
 from bench.node_check.check_manifest import load_any, wanted_image
+from bench.planning.manifest import read_manifest
 
 if TYPE_CHECKING:
     from bench.cli.measuring import MeasureArguments
@@ -178,7 +179,7 @@ def run_in_image(
     container = Container(
         image=held.runnable if held else image,
         command=(verb, MANIFEST, "--out", OUT, *arguments, *challenge_option),
-        manifest=manifest.resolve(),
+        manifest=manifest,
         out=out.resolve(),
         user=_user(out),
         memory_bytes=limits(memory_bytes()),
@@ -191,10 +192,24 @@ def run_in_image(
     where = f"{OUT} in the container is {out} on this machine"
     if held and challenge:  # printed before the run: the operator certifies its request during the run
         print(where, file=sys.stderr)
-    code = engine.run(container)
+    with _with_its_code(manifest) as whole:
+        code = engine.run(replace(container, manifest=whole.resolve()))
     if held:
         print(where, file=sys.stderr)
     return code
+
+
+@contextmanager
+def _with_its_code(manifest: Path) -> Iterator[Path]:
+    """Yield a file with the manifest and the code of its own modules: the container has only this file."""
+    data = read_manifest(manifest)
+    if data == manifest.read_bytes():
+        yield manifest
+        return
+    with tempfile.TemporaryDirectory(prefix="bench-manifest-") as folder:
+        whole = Path(folder) / manifest.name
+        whole.write_bytes(data)
+        yield whole
 
 
 def load(request: ImageArguments) -> int:

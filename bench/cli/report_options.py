@@ -76,6 +76,7 @@ def _add_reproduce(commands: Commands) -> None:
     add("--device", **DEVICE, help="cpu: use no GPU (default: auto)")
     add_engine(reproduce, default_image="the image that the bundle ran in")
     add("--any-stack", **FLAG, help="run even if the installed software differs")
+    add("--run-code", **FLAG, help="run the code of modules that the bundle brings along")
     differ = "how much two runs of one machine may differ (default: 2)"
     add("--tolerance", type=arguments.percent, default=0.02, metavar="PERCENT", help=differ)
     add_json(reproduce, "the verdict")

@@ -10,6 +10,7 @@ from pathlib import Path
 from bench.base.errors import BadInput, EnvironmentCannot, VerificationFailed
 from bench.cli.measuring import MeasureArguments, make_sealer, signed_text
 from bench.planning.manifest import parse_manifest
+from bench.planning.own_code import own_files
 from bench.report.read_bundles import Lists
 from bench.report.reproduce.show import read_run, show
 from bench.report.reproduce.verdicts import ReproducibleRun, pip_lines, stack_differences
@@ -24,6 +25,7 @@ class ReproduceArguments(MeasureArguments):
     revoked: Path | None
     budget_seconds: float | None
     any_stack: bool
+    run_code: bool
     tolerance: float
 
 
@@ -32,6 +34,7 @@ def reproduce(request: ReproduceArguments) -> int:
     original = read_run(request.bundle, Lists(request.trust, request.revoked))
     again = request.again
     if again is None:
+        _ask_about_code(original, request)
         again = _run_in_image(original, request) if in_image else _run_here(original, request)
     repeated = read_run(again, None)
     if repeated.results.run.id == original.results.run.id:
@@ -46,6 +49,17 @@ def reproduce(request: ReproduceArguments) -> int:
         print(f"incomplete: {stopped}", file=sys.stderr)
         return 5
     return code
+
+
+def _ask_about_code(original: ReproducibleRun, request: ReproduceArguments) -> None:
+    """Refuse to run code that the bundle brings along, unless the user said that it may run."""
+    if request.run_code or not (files := own_files(original.stated.document)):
+        return
+    raise BadInput(
+        f"would run code that the bundle brings along: {', '.join(files)}",
+        where=str(request.bundle),
+        advice=f"read it (tar xOf {request.bundle} manifest.json), then add --run-code",
+    )
 
 
 def _run_here(original: ReproducibleRun, request: ReproduceArguments) -> Path:

@@ -26,7 +26,7 @@ from bench.records.run_results import TrialResult
 from bench.records.switches import deciding
 from bench.records.text import bytes_text, count_text, interval_text
 from bench.records.trial import NodeFacts, Trial
-from bench.training.models import parameters_of
+from bench.training.models import own_module, parameters_of
 from bench.training.setting import sharded_by
 
 Kind = Literal["script", "trainer", "accelerate", "deepspeed"]
@@ -81,6 +81,7 @@ def write(
     note = (
         _about_checkpoints(trial, every)
         + _about_weights(maker, trial)
+        + _about_code(trial)
         + _about_recording(kind, trial)
         + _about_switches(node)
         + getattr(maker, "NOTE", "")
@@ -106,6 +107,17 @@ def _about_checkpoints(trial: Trial, every: int) -> str:
 def _about_weights(maker: Any, trial: Trial) -> str:
     """Return where a checkpoint has the weights; empty if it is sharded: a library's tool joins shards."""
     return "" if sharded_by(trial.setting) else f"\nThe weights of step N: {maker.WEIGHTS}.\n"
+
+
+def _about_code(trial: Trial) -> str:
+    if trial.model.family != own_module.NAME:
+        return ""
+    own = trial.model.architecture
+    file, digest = own_module.code_file(own), own_module.code_digest(own)
+    return (
+        f"\n`trial.json` holds the code of {file}, and `train.py` runs it\n(sha256 {digest}).\n"
+        "Read it before you start a script from somebody else's bundle.\n"
+    )
 
 
 def _about_evaluation(trial: Trial) -> str:

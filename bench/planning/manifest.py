@@ -17,6 +17,7 @@ from bench.base.files import read_bounded
 from bench.base.form_mistakes import line_breaks
 from bench.base.shipped_data import read_data
 from bench.base.strict_json import DecodeError, from_json, strict_loads, tagged_infinity
+from bench.planning.own_code import with_code
 from bench.records.trial import Proving, Timing
 from bench.training.methods import conflict, known_methods, ordered
 from bench.training.models import Model, known_models
@@ -76,6 +77,11 @@ def load_manifest(path: Path) -> Manifest:
 
 
 def read_manifest(path: Path) -> bytes:
+    """Return a manifest's bytes, with the code of its own modules."""
+    return with_code(_read(path), path.parent, str(path))
+
+
+def _read(path: Path) -> bytes:
     return read_bounded(
         path,
         MAX_BYTES,

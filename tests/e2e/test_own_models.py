@@ -110,3 +110,58 @@ def test_published_fields_infinity_and_tokens_are_verified(tmp_path: Path) -> No
     assert "remark   /models/0/architecture/position_embedding_type: nothing in" in planned
     assert "remark   /models/1/architecture/norm_before_gate: nothing in" in planned
     assert all(f"result     {model['name']}: " in verified for model in models)
+
+
+MODULE = """
+from torch import nn
+
+class Words(nn.Module):
+    def __init__(self, vocab_size, width):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(vocab_size, width), nn.Linear(width, vocab_size)
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(2))
+
+    def forward(self, input_ids):
+        hidden = self.embed(input_ids)
+        for layer in self.layers:
+            hidden = hidden + layer(hidden).relu()
+        return self.head(hidden)
+"""
+
+
+def test_a_module_of_ones_own_is_measured_verified_and_exported(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(MODULE)
+    entry = {
+        "name": "mine",
+        "architecture": {"module": "mine.py:Words", "config": {"vocab_size": 100, "width": 32}},
+        "recipe": {"objective": "causal-lm", "batch_size": 4, "steps": 10, "precision": "fp32",
+                   "sequence_length": 16},
+    }  # fmt: skip
+    document = {
+        "schema": "bench/manifest/v1",
+        "models": [entry],
+        "methods": "naive",
+        "micro_batch": 2,
+        "timing": TIMING,
+    }
+    planned, verified = measured(tmp_path, json.dumps(document).encode())
+    assert "mine.py, sha256 " in planned and "result     mine: " in verified
+    (tmp_path / "mine.py").unlink()
+    (bundle,) = (tmp_path / "out").glob("*.tar")
+    environment = os.environ | {"PYTHONPATH": f"{ON_CPU}:{Path.cwd()}", "HOME": str(tmp_path)}
+
+    def run(*words: str, folder: Path = tmp_path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, check=False
+        )
+
+    refused = run("-m", "bench", "reproduce", str(bundle), "--device", "cpu")
+    assert (
+        refused.returncode == 2 and "would run code that the bundle brings along: mine.py" in refused.stderr
+    )
+    again = run("-m", "bench", "reproduce", str(bundle), "--device", "cpu", "--run-code", "-o", "again")
+    assert again.returncode in (0, 1), again.stderr  # the seconds depend on the other work of this machine
+    assert run("-m", "bench", "export", "--to", "script", str(bundle), "script").returncode == 0
+    assert "holds the code of mine.py" in (tmp_path / "script/README.md").read_text()
+    trained = run("train.py", "--steps", "2", folder=tmp_path / "script")
+    assert trained.returncode == 0 and '"step": 2' in trained.stdout, trained.stderr

@@ -48,10 +48,12 @@ def family_of(model: Model) -> Family:
     """Return the family of a model; without a family file, one whose models timm or transformers builds."""
     if family := families().get(model.family):
         return family
-    from bench.training.models import generic, timm_family
+    from bench.training.models import generic, own_module, timm_family
 
     if model.family == timm_family.NAME:
         return timm_family.TimmFamily()
+    if model.family == own_module.NAME:
+        return own_module.OwnModule()
     return generic.TransformersFamily(model.family)
 
 

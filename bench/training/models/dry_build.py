@@ -18,9 +18,10 @@ from typing import Any
 
 from bench.base.errors import BadInput, EnvironmentCannot, Mistake, in_json, nearest
 from bench.base.strict_json import from_json, to_json
-from bench.training.models import Counted, Model, families, timm_family
+from bench.training.models import Counted, Model, families, own_module, timm_family
 from bench.training.models.generic import TransformersFamily, built_parts, configured, counted, kinds
 from bench.training.models.own_models import misspelt, unread_field
+from bench.training.models.own_module_pass import pass_mistakes
 from bench.training.vendor import transformers_inside, transformers_source
 
 # Environment of the building process: no downloads, and no GPU, which a trial may be using.
@@ -86,6 +87,8 @@ def dry_build(model: Model, path: str) -> DryBuild:
     try:
         if model.family == timm_family.NAME:
             return _dry_build_timm(model, path)
+        if model.family == own_module.NAME:
+            return _dry_build_own(model, path)
         return _dry_build_transformers(model, path)
     except BadInput as error:
         mistake = Mistake(f"{path}/architecture", error.message, "allowed: what it can build")
@@ -115,6 +118,12 @@ def _dry_build_timm(model: Model, path: str) -> DryBuild:
         return DryBuild(None, remarks=(remark,))
     mistakes = tuple(timm_family.name_mistakes(model, path))
     return DryBuild(None, mistakes) if mistakes else DryBuild(counted(model, timm_family.TimmFamily()))
+
+
+def _dry_build_own(model: Model, path: str) -> DryBuild:
+    counts = counted(model, own_module.OwnModule())
+    mistakes = tuple(pass_mistakes(model, counts, path))
+    return DryBuild(None, mistakes) if mistakes else DryBuild(counts)
 
 
 def _objective_mistakes(model: Model, configuration: Any, path: str) -> Iterator[Mistake]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from bench.base.errors import BadInput, Mistake, in_json
 from bench.training.models.attention import attends_causally, fused_attention
@@ -32,7 +32,9 @@ MOST_WITH_CONTENTS = 2_000_000_000  # parameters of a model that is built to cou
 class TransformersFamily(Family):
     """A family by transformers' `model_type`, without formulas: its arithmetic raises LookupError."""
 
-    objectives: tuple[ObjectiveName, ...] = get_args(ObjectiveName)
+    objectives: tuple[ObjectiveName, ...] = tuple(
+        aim.name for aim in known_objectives().values() if aim.auto_class
+    )
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -193,7 +195,7 @@ def _counted(
             with body:
                 module.base_model(input_ids=batch["input_ids"])
             head = whole.get_total_flops() - body.get_total_flops()
-    flops = _sorted_by_kind(whole.get_flop_counts()["Global"], attended, model)
+    flops = _sorted_by_kind(whole.get_flop_counts().get("Global", {}), attended, model)
     return Counted(parts, flops, head)
 
 
@@ -284,7 +286,8 @@ def kinds() -> Mapping[ObjectiveName, Any]:
     """Return transformers' Auto class for each objective."""
     import transformers
 
-    return {aim.name: getattr(transformers, aim.auto_class) for aim in known_objectives().values()}
+    aims = known_objectives().values()
+    return {aim.name: getattr(transformers, aim.auto_class) for aim in aims if aim.auto_class}
 
 
 def configured(model: Model) -> Any:

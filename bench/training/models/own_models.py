@@ -11,7 +11,16 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from bench.base.errors import Mistake, in_json, listed, nearest
-from bench.training.models import Family, Model, Recipe, families, family_of, known_models, timm_family
+from bench.training.models import (
+    Family,
+    Model,
+    Recipe,
+    families,
+    family_of,
+    known_models,
+    own_module,
+    timm_family,
+)
 from bench.training.models.generic import TransformersFamily
 from bench.training.models.recipes import in_samples, new_recipe, number_mistakes, read_onto, recipe_mistakes
 from bench.training.vendor import transformers_source
@@ -68,10 +77,13 @@ def resolve_inline(obj: Mapping[str, Any], path: str) -> Model | list[Mistake]:
 
 
 def remarks_about(given: Mapping[str, Any], path: str) -> Iterator[str]:
-    """Yield a line for each field of an architecture with a family file here that nothing reads.
+    """Yield a line for code that is run, and for each field of a family file's architecture nothing reads.
 
     For other architectures, dry_build.py finds these fields.
     """
+    if own_module.MODULE in given and own_module.CODE in given:
+        file, digest = own_module.code_file(given), own_module.code_digest(given)
+        yield f"{path}/architecture/module: {file}, sha256 {digest}, is run where models are built"
     if family := families().get(given.get("model_type", "")):
         for key in given:
             if _is_unread(family, key, given):
@@ -114,6 +126,8 @@ def _architecture(family: Family, given: Mapping[str, Any]) -> Mapping[str, Any]
     """Return the fields that affect training, with the family's defaults."""
     if family.name == timm_family.NAME:
         return timm_family.completed(given)
+    if family.name == own_module.NAME:
+        return own_module.completed(given)
     defaults = family.defaults
     inert = INERT | TOKENS if defaults else INERT
     kept = {key: value for key, value in given.items() if key in defaults or key not in inert}
@@ -166,6 +180,8 @@ def _family(given: Mapping[str, Any], path: str) -> Family | Mistake:
     """Return the family of an architecture, or the mistake in its `model_type`."""
     if timm_family.NAME in given:
         return timm_family.TimmFamily()
+    if own_module.MODULE in given:
+        return own_module.OwnModule()
     model_type = given.get("model_type")
     if not isinstance(model_type, str):
         found = "missing" if model_type is None else f"{in_json(model_type)} is not a text"

@@ -44,6 +44,11 @@ def at_rest(model: nn.Module) -> Iterator[None]:
 
 def tiny_input(module: nn.Module, model: Model) -> dict[str, Tensor]:
     """Return what to call a built model with: a few samples of a few tokens, or of images of full size."""
+    return {name: part for name, part in tiny_batch(module, model).items() if name != "labels"}
+
+
+def tiny_batch(module: nn.Module, model: Model) -> dict[str, Tensor]:
+    """Return a batch of a few samples of a few tokens, or of images of full size."""
     import torch
 
     recipe = model.recipe
@@ -59,10 +64,10 @@ def tiny_input(module: nn.Module, model: Model) -> dict[str, Tensor]:
         shape = (SAMPLES, *part.shape)
         if part.elements in ("pixels", "numbers"):
             return torch.rand(shape, generator=random, device="cpu").to(device)
-        alternating = torch.arange(math.prod(shape), device=device).view(shape) % 2
+        alternating = torch.arange(math.prod(shape), device=device).view(shape) % min(2, part.below)
         return alternating.bool() if part.elements == "flags" else alternating
 
-    return {part.name: contents(part) for part in parts if part.name != "labels"}
+    return {part.name: contents(part) for part in parts}
 
 
 def _tokens(model: nn.Module) -> Tensor:

@@ -21,6 +21,7 @@ def known_objectives() -> Mapping[str, Objective]:
         image_classification,
         masked_image,
         masked_lm,
+        own_loss,
         sequence_to_sequence,
         speech_recognition,
     )
@@ -33,6 +34,7 @@ def known_objectives() -> Mapping[str, Objective]:
         speech_recognition,
         audio_classification,
         masked_image,
+        own_loss,
     )
     return {file.OBJECTIVE.name: file.OBJECTIVE for file in files}
 

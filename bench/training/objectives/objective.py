@@ -23,8 +23,9 @@ ObjectiveName = Literal[
     "speech-recognition",
     "audio-classification",
     "masked-image",
+    "own-loss",
 ]
-Unit = Literal["tokens", "images", "seconds"]
+Unit = Literal["tokens", "images", "seconds", "samples"]
 Architecture = Mapping[str, Any]
 Sample = dict[str, Any]
 IGNORED = -100  # the label of positions without a loss
@@ -61,6 +62,9 @@ class Pool(Protocol):
         ...
 
 
+Elements = Literal["indices", "pixels", "numbers", "flags"]
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """One tensor of a batch: its name, its shape for one sample, and what its elements are.
@@ -70,7 +74,8 @@ class Part:
 
     name: str
     shape: tuple[int, ...]
-    elements: Literal["indices", "pixels", "numbers", "flags"]
+    elements: Elements
+    below: int = 2  # indices are below this number, which is at least 2 in most models
 
 
 class Objective:

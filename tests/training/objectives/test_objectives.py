@@ -71,7 +71,8 @@ def model_of(objective: ObjectiveName, model_type: str, **changes: Any) -> Model
 
 
 def test_every_objective_is_tried_here() -> None:
-    assert TRAINED.keys() == known_objectives().keys()
+    """Modules with a loss of their own are tried in tests/training/models/test_own_module.py."""
+    assert TRAINED.keys() == known_objectives().keys() - {"own-loss"}
 
 
 @pytest.mark.parametrize(("objective", "model_type"), CASES)
