@@ -90,6 +90,10 @@ class ManifestCheck:
                 f"trial {trial.id} has the micro-batch {trial.micro_batch}, the manifest says {stated}"
             )
 
+        if trial.data != (folder := self._manifest.data_of(trial.model.name)):
+            read, says = (place or "made-up data" for place in (trial.data, folder))
+            raise VerificationFailed(f"trial {trial.id} read {read}, the manifest says {says}")
+
     def require_all_tried(self) -> None:
         """Refuse a complete run in which a setting that the manifest lists was neither tried nor skipped."""
         results = self._results

@@ -180,6 +180,7 @@ def _trial(results: Results, entry: TrialResult) -> Trial:
         seed=results.seed,
         timing=results.timing,
         memory_cap_bytes=results.memory_cap_bytes,
+        data=entry.data,
     )
     if trial.id != entry.id:
         raise VerificationFailed(f"trial {entry.id} is not what its parts say: {trial.id}")

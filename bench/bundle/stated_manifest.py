@@ -44,6 +44,10 @@ class StatedManifest:
         """Return a model's own "micro_batch", else the manifest's: a number, or "auto" for a search."""
         return self.entries.get(model, {}).get("micro_batch", self.micro_batch)
 
+    def data_of(self, model: str) -> Any:
+        """Return the folder of a model's data; None if its data are made up."""
+        return self.entries.get(model, {}).get("data")
+
     def conditions_of(self, model: str) -> tuple[tuple[str, str], ...]:
         """Return (name, text) of each condition of a model's fastest setting that only the manifest states.
 
@@ -52,6 +56,7 @@ class StatedManifest:
         return (
             ("methods", _methods_text(self.methods_of(model))),
             ("micro-batch", str(self.micro_batch_of(model))),
+            *((("data", str(folder)),) if (folder := self.data_of(model)) else ()),
         )
 
     def gpus_of(self, node: NodeFacts) -> int:

@@ -40,6 +40,7 @@ def export(request: ExportArguments) -> int:
         seed=results.seed,
         timing=results.timing,
         memory_cap_bytes=results.memory_cap_bytes,
+        data=result.data,
     )
     device = results.node.gpus[0].name if results.node.gpus else results.node.cpu
     node = _with_trained_gpus(request.bundle, results.node)

@@ -27,7 +27,7 @@ from bench.images.build_kernels import build_kernels
 from bench.images.container import CHALLENGE, MANIFEST, NOBODY, OUT, RDMA, Container, handed_on, limits
 from bench.images.engines import Engine, find_engine, here, preflight
 from bench.images.variants import Variant, find_variant, images, variant_for
-from bench.node_check.check_manifest import load_any, wanted_image
+from bench.node_check.check_manifest import data_folders, load_any, wanted_image
 from bench.planning.manifest import read_manifest
 
 if TYPE_CHECKING:
@@ -180,6 +180,7 @@ def run_in_image(
         image=held.runnable if held else image,
         command=(verb, MANIFEST, "--out", OUT, *arguments, *challenge_option),
         manifest=manifest,
+        data=data_folders(load_any(manifest)),
         out=out.resolve(),
         user=_user(out),
         memory_bytes=limits(memory_bytes()),

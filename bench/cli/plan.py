@@ -16,6 +16,7 @@ from bench.cli.model_list import print_models
 from bench.planning.manifest import load_manifest
 from bench.planning.plan import Plan, SettingPlan, make_plan, target_of
 from bench.records.text import batch_text, bytes_text, figures
+from bench.runner.run.check_data import remarks_about_data
 from bench.training.methods import Target
 from bench.training.models.dry_build import rehearse
 
@@ -41,7 +42,7 @@ def plan(request: PlanArguments) -> int:
     rehearsal = rehearse(manifest.models, str(request.manifest))
     gpus = manifest.gpus if request.gpus is None else request.gpus
     made = make_plan(manifest, _target(gpus, request.gpu), rehearsal.counted)
-    remarks = (*manifest.remarks, *rehearsal.remarks)
+    remarks = (*manifest.remarks, *rehearsal.remarks, *remarks_about_data(manifest))
     if request.as_json:
         sys.stdout.write(pretty_json(_plan_json(made, remarks)).decode())
     else:

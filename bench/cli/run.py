@@ -44,6 +44,7 @@ def run(request: RunArguments) -> int:
         return _run_in_image(request)
     manifest = load_manifest(request.manifest)
     # These imports load torch, which is slow: mistakes in the options or the manifest are reported before.
+    from bench.runner.run.check_data import check_data
     from bench.runner.run.earlier_bundle import answered
     from bench.runner.run.execute import Unpacked, execute
     from bench.runner.run.progress import Progress
@@ -59,6 +60,7 @@ def run(request: RunArguments) -> int:
             verdict = answered(bundle, sealer.nonce)
         if verdict is not None:
             return _show_earlier(bundle, verdict, request.as_json)
+    check_data(manifest, str(request.manifest))
     rehearsal = rehearse(manifest.models, str(request.manifest))
     for remark in (*manifest.remarks, *rehearsal.remarks):
         print(f"remark   {remark}", file=sys.stderr)

@@ -24,7 +24,15 @@ from bench.records.text import count_text
 from bench.records.trial import Trial
 from bench.runner.trial.device import Device
 from bench.runner.trial.fsdp_strategy import shard
-from bench.runner.trial.made_up_data import PIXEL_DEVIATION, PIXEL_MEAN, Batches, Samples, Share, make_pool
+from bench.runner.trial.made_up_data import (
+    PIXEL_DEVIATION,
+    PIXEL_MEAN,
+    Batches,
+    Samples,
+    Share,
+    make_pool,
+    samples_of,
+)
 from bench.runner.trial.run_trial import TrialRun, freeze_garbage_collector
 from bench.runner.trial.team import Team, join
 from bench.runner.trial.training_loop import Strategy, WithLoss, make_optimizer, make_scheduler
@@ -66,6 +74,7 @@ __all__ = [
     "parse_options",
     "prepare_all",
     "read_trial",
+    "samples_of",
     "shard",
     "sharded_by",
     "uses_all_weights",
@@ -190,10 +199,9 @@ def check_devices(trial: Trial, devices: int) -> None:
 
 
 def made_up_batches(trial: Trial, device: torch.device, team: Team, scratch: Path, first: int) -> Batches:
-    """Return this device's micro-batches, made up as in the trial, endlessly from number `first` on."""
-    pool = make_pool(trial.model, scratch, trial.seed)
+    """Return this device's micro-batches, as the trial had them, endlessly from number `first` on."""
     workers = Device.own("cuda" if device.type == "cuda" else "cpu").loaders()
-    return Batches(trial.model, pool, trial.micro_batch, trial.seed, device, team, workers, first)
+    return Batches(samples_of(trial, scratch), trial.micro_batch, device, team, workers, first)
 
 
 def mark_complete(folder: Path, step: int) -> None:

@@ -48,14 +48,16 @@ class Container:
     scratch_bytes: int = 2 * GIB  # size of /tmp
     shared_bytes: int = 8 * GIB  # size of /dev/shm, which the run's processes share
     environment: Mapping[str, str] = field(default_factory=dict)
+    data: tuple[Path, ...] = ()  # folders of data, mounted read-only under their own paths
     challenge: Path | None = None  # an operator's challenge, for which the run makes a key of its own
     cache: Path | None = None  # host folder for /cache, if the engine cannot keep that in memory
     name: str | None = None  # name of the container in the engine's commands
 
     @property
     def inputs(self) -> Mapping[str, Path]:
-        """Read-only files of the host to mount, keyed by their path in the container."""
-        return {MANIFEST: self.manifest} | ({CHALLENGE: self.challenge} if self.challenge else {})
+        """Read-only files and folders of the host to mount, keyed by their path in the container."""
+        challenge = {CHALLENGE: self.challenge} if self.challenge else {}
+        return {MANIFEST: self.manifest} | challenge | {str(folder): folder for folder in self.data}
 
     @property
     def tmpfs(self) -> Mapping[str, str]:

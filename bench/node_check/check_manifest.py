@@ -125,6 +125,13 @@ def wanted_image(manifest: AnyManifest) -> str | None:
     return None if isinstance(manifest, CheckManifest) else manifest.image
 
 
+def data_folders(manifest: AnyManifest) -> tuple[Path, ...]:
+    """Return the folders of data that the manifest names, each once; a node check reads none."""
+    if isinstance(manifest, CheckManifest):
+        return ()
+    return tuple(dict.fromkeys(Path(one.data) for one in manifest.requests if one.data))
+
+
 def load_any(path: Path) -> AnyManifest:
     """Load a manifest of either kind: models to train, or a node check."""
     data = read_manifest(path)

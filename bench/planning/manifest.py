@@ -42,6 +42,7 @@ class ModelRequest:
     methods: Methods
     micro_batch: int | None  # None: searched, from the largest that fits
     micro_batch_path: str  # path of `micro_batch` in the manifest, for messages
+    data: str | None = None  # folder of data on the machine that measures; None: made-up data
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +157,7 @@ def _request(model: Model, document: Mapping[str, Any], i: int, entry: Mapping[s
         methods=_methods(entry.get("methods", document.get("methods", "guided"))),
         micro_batch=None if micro_batch == "auto" else int(micro_batch),
         micro_batch_path=f"/models/{i}/micro_batch" if "micro_batch" in entry else "/micro_batch",
+        data=entry.get("data"),
     )
 
 

@@ -176,7 +176,9 @@ def _plan_setting(
     as_manifest = (manifest.seed, manifest.timing, manifest.memory_cap_bytes)
     return SettingPlan(
         label=name,
-        trials=tuple(Trial(model, setting, size, target.gpus, *as_manifest) for size in chosen),
+        trials=tuple(
+            Trial(model, setting, size, target.gpus, *as_manifest, data=request.data) for size in chosen
+        ),
         needs={size: needs[size] for size in chosen},
         least_bytes=states,
         floor_days=_floor_days(model, setting, target, counts),

@@ -23,7 +23,7 @@ from bench.base.names import CONTAINER_ENGINES
 from bench.bundle.handshake import write
 from bench.images.container import NOBODY
 from bench.images.engines.preflight import OUT_BYTES, check_identity
-from bench.node_check.check_manifest import wanted_image
+from bench.node_check.check_manifest import data_folders, wanted_image
 from bench.node_check.recompute_any import AnyVerdict, recompute
 from bench.operator import certify_and_receive
 from bench.operator.ledger import Ledger
@@ -436,6 +436,7 @@ class NodePush:
             checks=request.checks,
             level=request.level,
             slurm=request.slurm,
+            data=data_folders(request.manifest),
             moved=request.continued is not None,
             member=member,
         )

@@ -65,6 +65,7 @@ class Job:
     level: str | None = None  # depth of a node check; None: the manifest's level
     slurm: Slurm | None = None
     member: GroupMember | None = None  # None: the node trains alone, or Slurm brings several together
+    data: tuple[Path, ...] = ()  # folders of data on the node
     moved: bool = False  # the run was begun on another machine of the same kind
 
     @property
@@ -175,6 +176,7 @@ def argv(job: Job, member: GroupMember | None) -> list[str]:
         challenge=None if follows else Path(f"{job.folder}/challenge.json"),
         out=Path(f"{job.folder}/out"),
         memory_bytes=limits(job.memory_bytes),
+        data=job.data,
         user=job.user,
         gpus=not job.on_cpu and job.gpus is not None,
         network=member is not None,

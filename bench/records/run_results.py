@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
-from bench.base.strict_json import canonical_json, pretty_json, to_json
+from bench.base.strict_json import canonical_json, later, pretty_json, to_json
 from bench.records.estimate import Estimate, Interval, estimate, loss_difference
 from bench.records.floor import Floor, FloorOrReason, share_of_floor
 from bench.records.gradients import CheckOrReason, GradientCheck
@@ -60,6 +60,7 @@ class TrialResult:
     no_floor: str | None = None  # why the floor was not measured
     gradient_check: GradientCheck | None = None  # of the fastest trials; None in older bundles
     no_gradient_check: str | None = None  # why the gradients were not checked
+    data: str | None = later(None)  # folder that the trial read; None: made-up data
 
     @property
     def share_of_floor(self) -> float | None:
@@ -182,6 +183,7 @@ def _result(
         no_floor=floor if isinstance(floor, str) else None,
         gradient_check=check if isinstance(check, GradientCheck) else None,
         no_gradient_check=check if isinstance(check, str) else None,
+        data=trial.data,
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
-from bench.base.strict_json import canonical_json, to_json
+from bench.base.strict_json import canonical_json, later, to_json
 from bench.training.models import Flops, Model
 
 
@@ -76,6 +76,7 @@ class Trial:
     seed: int
     timing: Timing
     memory_cap_bytes: int | None = None
+    data: str | None = later(None)  # folder of data on the machine; None: made-up data
 
     @property
     def accumulation(self) -> int:

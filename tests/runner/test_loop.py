@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bench.runner.trial.device import Device
-from bench.runner.trial.made_up_data import Batches, make_pool
+from bench.runner.trial.made_up_data import Batches, samples_of
 from bench.runner.trial.run_trial import TrialRun
 from bench.runner.trial.team import Team
 from bench.runner.trial.training_loop import learning_rate_factor
@@ -44,8 +44,7 @@ def test_a_step_computes_the_same_at_every_micro_batch(
     run.prepare()
     by_hand: Any = TrialRun(run.trial, CPU, Team(), tmp_path, lambda event: None).build()
     module = by_hand.whole.model.double()
-    pool = make_pool(model, tmp_path, run.trial.seed)
-    whole_batches = Batches(model, pool, 16, run.trial.seed, CPU.torch, Team(), workers=0)
+    whole_batches = Batches(samples_of(run.trial, tmp_path), 16, CPU.torch, Team(), workers=0)
     moments = [(torch.zeros_like(w), torch.zeros_like(w)) for w in module.parameters()]
     for step in (1, 2, 3):
         run.step(4)

@@ -42,10 +42,10 @@ class Model(nn.Module):
 class RecipeTrainer(Trainer):
     """The Trainer with the recipe's own optimizer and schedule, and batches as the trial had them."""
 
-    def __init__(self, trial: runtime.Trial, pool: Path, **given: Any) -> None:
+    def __init__(self, trial: runtime.Trial, samples: runtime.Samples, **given: Any) -> None:
         super().__init__(**given)
         self.trial = trial
-        self.pool = pool
+        self.samples = samples
 
     def create_accelerator_and_postprocess(self) -> None:
         """Keep replicas' gradients in the buckets that are sent, as measured; no argument does that."""
@@ -84,10 +84,9 @@ class RecipeTrainer(Trainer):
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Return this device's made-up micro-batches: replace them by your own."""
         team = runtime.Team(self.args.process_index, self.args.world_size)
-        samples = runtime.Samples(self.trial.model, self.pool, self.trial.seed)
         workers = runtime.Device.own("cuda" if torch.cuda.is_available() else "cpu").loaders()
         share = runtime.Share(self.trial.micro_batch, team)
-        return DataLoader(samples, batch_sampler=share, num_workers=workers, pin_memory=True)
+        return DataLoader(self.samples, batch_sampler=share, num_workers=workers, pin_memory=True)
 
 
 class Log(TrainerCallback):
@@ -138,7 +137,7 @@ def main() -> None:
     names = tuple(method.name for method in methods)
     runtime.apply_all(names, trial.model, whole, family.blocks(built))
     with tempfile.TemporaryDirectory() as scratch:
-        pool = runtime.make_pool(trial.model, Path(scratch), trial.seed)
+        samples = runtime.samples_of(trial, Path(scratch))
         model = Model(whole)
         if settings.fsdp:  # shard block by block, as measured; the Trainer does not shard the model again
             model.to(settings.device)
@@ -151,7 +150,7 @@ def main() -> None:
                 parameters_too="fsdp-3" in trial.setting,
                 offload=False,
             )
-        trainer = RecipeTrainer(trial, pool, model=model, args=settings, callbacks=[Log()])
+        trainer = RecipeTrainer(trial, samples, model=model, args=settings, callbacks=[Log()])
         trainer.train(resume_from_checkpoint=last_complete(settings.output_dir) if options.resume else None)
 
 

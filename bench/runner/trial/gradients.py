@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from bench.records.gradients import REFERENCES, GradientCheck, ParameterNorms, compare
 from bench.records.trial import Trial
 from bench.runner.trial.device import Device
-from bench.runner.trial.made_up_data import Batches, make_pool
+from bench.runner.trial.made_up_data import Batches, samples_of
 from bench.runner.trial.run_trial import Emit, TrialRun
 from bench.runner.trial.team import Team
 from bench.runner.trial.training_loop import Batch, SingleDevice
@@ -78,10 +78,8 @@ class _SteadyRun(TrialRun):
     def micro_batch(self) -> Batch:
         """Return the trial's first micro-batch, on the device."""
         trial = self.trial
-        pool = make_pool(trial.model, self.scratch / "rank-0", trial.seed)
-        return next(
-            Batches(trial.model, pool, trial.micro_batch, trial.seed, self.device.torch, self.team, workers=0)
-        )
+        samples = samples_of(trial, self.scratch / "rank-0")
+        return next(Batches(samples, trial.micro_batch, self.device.torch, self.team, workers=0))
 
     def gradients_on_host(self, batches: Sequence[Batch]) -> Mapping[str, Tensor]:
         return {name: gradient.cpu() for name, gradient in self.gradients(batches)}

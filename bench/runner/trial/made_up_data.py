@@ -18,9 +18,11 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from bench.records.trial import Trial
+from bench.runner.trial.data_folder import FolderPool
 from bench.runner.trial.team import Team
 from bench.training.models import Model
-from bench.training.objectives.objective import Sample
+from bench.training.objectives.objective import Pool, Sample
 
 POOL_TOKENS = 1 << 22
 POOL_IMAGES = 256
@@ -79,15 +81,22 @@ class MappedPool:
 class Samples(Dataset[Sample]):
     """An endless data set over the pool, which each loader process opens for itself."""
 
-    def __init__(self, model: Model, pool: Path, seed: int) -> None:
+    def __init__(self, model: Model, pool: Path | Pool, seed: int) -> None:
         self.model = model
-        self.pool = MappedPool(pool)
+        self.pool: Pool = MappedPool(pool) if isinstance(pool, Path) else pool
         self.seed = seed
 
     def __getitem__(self, index: int) -> Sample:
         model, random = self.model, np.random.default_rng((self.seed, index))
         sample = model.recipe.aim.sample(model.architecture, model.recipe, self.pool, index, random)
         return {n: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for n, v in sample.items()}
+
+
+def samples_of(trial: Trial, scratch: Path) -> Samples:
+    """Return the samples of a trial's folder of data; without one, made-up samples."""
+    model, folder = trial.model, trial.data
+    pool = FolderPool(model, Path(folder)) if folder else make_pool(model, scratch, trial.seed)
+    return Samples(model, pool, trial.seed)
 
 
 class Share(Sampler[list[int]]):
@@ -108,10 +117,8 @@ class Batches:
 
     def __init__(
         self,
-        model: Model,
-        pool: Path,
+        samples: Samples,
         micro_batch: int,
-        seed: int,
         device: torch.device,
         team: Team,
         workers: int,
@@ -119,7 +126,7 @@ class Batches:
     ) -> None:
         self.device = device
         loader = DataLoader(
-            Samples(model, pool, seed),
+            samples,
             batch_sampler=Share(micro_batch, team, first),
             num_workers=workers,
             pin_memory=device.type == "cuda",

@@ -23,7 +23,7 @@ from bench.records.trial import Measurement, Proof, StepSample, Trial
 from bench.runner.trial import stopping_rules as rules
 from bench.runner.trial.checkpoint_time import seconds_to_save
 from bench.runner.trial.device import Device
-from bench.runner.trial.made_up_data import Batches, make_pool
+from bench.runner.trial.made_up_data import Batches, samples_of
 from bench.runner.trial.strategies import make_strategy
 from bench.runner.trial.team import Team
 from bench.runner.trial.training_loop import Strategy, WithLoss
@@ -152,9 +152,9 @@ class TrialRun:
 
     def load(self, first: int = 0) -> Batches:
         trial = self.trial
-        pool = make_pool(trial.model, self.scratch / f"rank-{self.team.rank}", trial.seed)
         device, workers = self.device.torch, self.device.loaders()
-        return Batches(trial.model, pool, trial.micro_batch, trial.seed, device, self.team, workers, first)
+        samples = samples_of(trial, self.scratch / f"rank-{self.team.rank}")
+        return Batches(samples, trial.micro_batch, device, self.team, workers, first)
 
     def peak_bytes(self) -> int:
         return self.device.peak_bytes(recorded="cuda-graphs" in self.trial.setting)
