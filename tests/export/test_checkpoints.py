@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -74,8 +75,8 @@ def test_a_checkpoint_with_an_unused_weight_can_be_resumed(
     """Some models of transformers have unused weights, which cause no other error without DDP."""
     plain = WithLoss.__init__
 
-    def with_one_more(whole: WithLoss, model: torch.nn.Module) -> None:
-        plain(whole, model)
+    def with_one_more(whole: WithLoss, *given: Any) -> None:
+        plain(whole, *given)
         whole.unused = torch.nn.Parameter(torch.ones(64, 65))  # large enough for 8-bit moments
 
     monkeypatch.setattr(WithLoss, "__init__", with_one_more)

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from bench.training.models import Recipe
 from bench.training.models.biased_gelu import GeluLayers
 from bench.training.objectives import Objective
-from bench.training.optimizers.block_matrices import block_matrices
+from bench.training.optimizers.updates.block_matrices import block_matrices
 from bench.training.vendor import torch_inside
 
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -219,7 +219,9 @@ def make_optimizer(
     weight counts as a matrix of the repeated blocks.
     """
     weights = list(weights)
-    matrices = block_matrices(whole, whole.blocks) if isinstance(whole, WithLoss) else [0] * len(weights)
+    matrices = [0] * len(weights)
+    if recipe.optimizer.updates_matrices and isinstance(whole, WithLoss):
+        matrices = block_matrices(whole, whole.blocks)
     return recipe.optimizer.make(weights, matrices, fused)
 
 

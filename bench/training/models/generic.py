@@ -200,7 +200,7 @@ def _counted(
 
 
 def _parts(module: nn.Module, blocks: Sequence[nn.Module]) -> Parts:
-    from bench.training.optimizers.block_matrices import block_matrices  # imports torch
+    from bench.training.optimizers.updates.block_matrices import block_matrices  # imports torch
 
     def trained(part: nn.Module) -> int:
         return sum(p.numel() for p in part.parameters() if p.requires_grad)

@@ -131,7 +131,7 @@ class Parts:
 
     outside: int  # outside of the repeated blocks: embedding tables, stem, head
     blocks: tuple[int, ...]  # in each block
-    counted_matrices: int | None = None  # in matrices of the blocks (optimizers/block_matrices.py)
+    counted_matrices: int | None = None  # in matrices of the blocks (optimizers/updates/block_matrices.py)
 
     @property
     def total(self) -> int:

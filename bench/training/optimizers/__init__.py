@@ -1,7 +1,6 @@
 """Optimizers of recipes: one file each, with its fields, its bytes, what it cannot work with, and its maker.
 
-Pure, except for the files *_update.py, beside_adamw.py and block_matrices.py, which import torch and which
-only workers import.
+Pure, except for the folder updates, which only workers import.
 """
 
 from __future__ import annotations

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from bench.training.optimizers.contract import OptimizerContract, Sharder
+from bench.training.optimizers.updates import BLOCK
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-BLOCK = 256  # numbers that share a scale
 SCALE = 4  # bytes, fp32
 LEAST = 4096  # numbers; smaller weights keep moments in fp32
 
@@ -59,7 +59,7 @@ class AdamW8bit(OptimizerContract):
     def make(
         self, weights: Sequence[nn.Parameter], matrices: Sequence[int], fused: bool
     ) -> torch.optim.Optimizer:
-        from bench.training.optimizers.adamw_8bit_update import AdamW8bitUpdate
+        from bench.training.optimizers.updates.adamw_8bit import AdamW8bitUpdate
 
         large = [weight for weight in weights if weight.numel() >= LEAST]
         small = [weight for weight in weights if weight.numel() < LEAST]

@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 Sharder = Literal["zero", "fsdp"]  # what divides a model among GPUs: DeepSpeed's ZeRO or PyTorch's FSDP2
-# An optimizer in which learning rate and moments are as in the names' source, in bytes a parameter.
-FP32_MOMENTS = 8  # Adam's two moments in fp32
+FP32_MOMENTS = 8  # bytes a parameter: Adam's two moments
 
 
 class OptimizerContract:
@@ -31,6 +30,7 @@ class OptimizerContract:
     not_sharded_by: ClassVar[Mapping[Sharder, str]] = {}
     # Frameworks of `bench export` that cannot train with it, each with the reason.
     not_exported_to: ClassVar[Mapping[str, str]] = {}
+    updates_matrices: ClassVar[bool] = False  # `make` needs to know which weights are matrices of blocks
     computes_in_bf16: ClassVar[bool] = False  # in its update, whatever the recipe's precision
     compiled_if_fused: ClassVar[bool] = False  # torch.compile makes the fused update on a GPU
 
@@ -45,5 +45,8 @@ class OptimizerContract:
     def make(
         self, weights: Sequence[nn.Parameter], matrices: Sequence[int], fused: bool
     ) -> torch.optim.Optimizer:
-        """Make the optimizer. `matrices` has, for each weight, how many matrices of blocks it holds."""
+        """Make torch's optimizer of these weights.
+
+        `matrices` has, for each weight, how many matrices of blocks it holds: all 0 unless the optimizer asks.
+        """
         raise NotImplementedError

@@ -44,7 +44,20 @@ class Muon(OptimizerContract):
     not_exported_to: ClassVar[Mapping[str, str]] = {
         "deepspeed": "Muon with bench's update was not tested in DeepSpeed's engine",
     }
+    updates_matrices: ClassVar[bool] = True
     computes_in_bf16: ClassVar[bool] = True
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The fields of Muon itself, by the names of torch.optim.Muon where it has them."""
+        return {
+            "lr": self.learning_rate,
+            "weight_decay": self.weight_decay,
+            "momentum": self.momentum,
+            "nesterov": self.nesterov,
+            "ns_steps": self.ns_steps,
+            "adjust_lr": self.adjust_lr,
+        }
 
     @property
     def adamw_options(self) -> dict[str, Any]:
@@ -59,11 +72,11 @@ class Muon(OptimizerContract):
     def make(
         self, weights: Sequence[nn.Parameter], matrices: Sequence[int], fused: bool
     ) -> torch.optim.Optimizer:
-        from bench.training.optimizers.muon_update import MuonUpdate
+        from bench.training.optimizers.updates.muon import MuonUpdate
 
         counts = dict(zip(weights, matrices, strict=True))
         in_matrices = {weight: count for weight, count in counts.items() if count}
         if not in_matrices:
             raise BadInput("Muon found no matrix in repeated blocks", advice="use adamw")
         rest = [weight for weight, count in counts.items() if not count]
-        return MuonUpdate(in_matrices, rest, self, fused)
+        return MuonUpdate(in_matrices, self.options, rest, self.adamw_options, fused)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bench.training.optimizers import AdamW8bit
-from bench.training.optimizers.adamw_8bit_update import (
+from bench.training.optimizers.updates.adamw_8bit import (
     as_blocks,
     compiled_update,
     dynamic_levels,

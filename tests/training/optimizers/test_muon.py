@@ -10,8 +10,8 @@ from torch import nn
 
 from bench.base.errors import BadInput
 from bench.training.optimizers import Muon
-from bench.training.optimizers.block_matrices import block_matrices
-from bench.training.optimizers.muon_update import orthogonalised
+from bench.training.optimizers.updates.block_matrices import block_matrices
+from bench.training.optimizers.updates.muon import orthogonalised
 
 
 def muon(**changes: Any) -> Muon:

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bench.training.optimizers.adamw_8bit import BLOCK
-from bench.training.optimizers.beside_adamw import BesideAdamW
+from bench.training.optimizers.updates import BLOCK
+from bench.training.optimizers.updates.beside_adamw import BesideAdamW
 from bench.training.vendor import torch_inside
 
 DECADES = 7  # of levels below one

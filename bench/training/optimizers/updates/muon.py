@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bench.training.optimizers.beside_adamw import BesideAdamW
-from bench.training.optimizers.muon import Muon
+from bench.training.optimizers.updates.beside_adamw import BesideAdamW
 
 A, B, C = 3.4445, -4.7750, 2.0315  # of the iteration a X + b (X X') X + c (X X')^2 X, by Keller Jordan
 LEAST_NORM = 1e-7  # a matrix of zeros stays one
@@ -26,19 +25,16 @@ class MuonUpdate(BesideAdamW):
     """Every GPU of several updates all matrices: replicas stay equal without sending updates."""
 
     def __init__(
-        self, matrices: Mapping[nn.Parameter, int], rest: Sequence[nn.Parameter], recipe: Muon, fused: bool
+        self,
+        matrices: Mapping[nn.Parameter, int],
+        options: Mapping[str, Any],
+        rest: Sequence[nn.Parameter],
+        adamw_options: Mapping[str, Any],
+        fused: bool,
     ) -> None:
         """`matrices` has for each weight how many it holds: one, or as many as there are experts."""
-        options = {
-            "lr": recipe.learning_rate,
-            "weight_decay": recipe.weight_decay,
-            "momentum": recipe.momentum,
-            "nesterov": recipe.nesterov,
-            "ns_steps": recipe.ns_steps,
-            "adjust_lr": recipe.adjust_lr,
-        }
         self.counts = dict(matrices)
-        super().__init__(list(matrices), options, rest, recipe.adamw_options, fused)
+        super().__init__(list(matrices), options, rest, adamw_options, fused)
 
     def update_own(self, group: Mapping[str, Any]) -> None:
         alike: dict[tuple[int, ...], list[nn.Parameter]] = defaultdict(list)

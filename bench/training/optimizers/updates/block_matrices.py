@@ -5,6 +5,7 @@ Imports torch at module level.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
 
 from torch import nn
@@ -43,6 +44,7 @@ def _matrices_of(module: nn.Module) -> Iterator[tuple[nn.Parameter, int]]:
 
 def _is_linear(module: nn.Module) -> bool:
     """Whether a module multiplies by a matrix; GPT-2's linear layers are a class of transformers."""
-    from transformers.pytorch_utils import Conv1D
-
-    return isinstance(module, (nn.Linear, Conv1D))
+    of_transformers = sys.modules.get("transformers.pytorch_utils")  # not imported: no module has its class
+    return isinstance(module, nn.Linear) or (
+        of_transformers is not None and isinstance(module, of_transformers.Conv1D)
+    )
