@@ -47,6 +47,6 @@ class OptimizerContract:
     ) -> torch.optim.Optimizer:
         """Make torch's optimizer of these weights.
 
-        `matrices` has, for each weight, how many matrices of blocks it holds: all 0 unless the optimizer asks.
+        `matrices` has, for each weight, how many matrices of blocks it holds: none unless it asks.
         """
         raise NotImplementedError
