@@ -20,15 +20,17 @@ from bench.records.trial import (
     Timing,
     Trial,
 )
-from bench.training.models import Flops, Model, Optimizer, Recipe, Schedule
+from bench.training.models import Flops, Model, Recipe
+from bench.training.optimizers import Adam
+from bench.training.schedules import DecaySchedule
 
 RECIPE = Recipe(
     objective="causal-lm",
     batch_size=8,
     steps=1000,
     precision="fp32",
-    optimizer=Optimizer("adam", 1e-3, 0.9, 0.95, 1e-8, 0.0),
-    schedule=Schedule("constant", 0),
+    optimizer=Adam("adam", 1e-3, 0.9, 0.95, 1e-8, 0.0),
+    schedule=DecaySchedule("constant", 0),
     sequence_length=16,
 )
 MODEL = Model("test-model", "gpt_neox", {"vocab_size": 64}, RECIPE)

@@ -26,7 +26,13 @@ FLOORS = (
 # Floors inside a folder, for modules and folders directly below it. A module that is not named here is on
 # the floor "*". If a folder has no floor "*", each of its modules must be named.
 INNER_FLOORS = {
-    "training": (("setting",), ("triton", "vendor"), ("objectives",), ("models",), ("methods",)),
+    "training": (
+        ("setting", "schedules"),
+        ("triton", "vendor"),
+        ("objectives", "optimizers"),
+        ("models",),
+        ("methods",),
+    ),
     "planning": (("*",), ("search",)),
     "node_check": (("judging",), ("checks",), ("*",), ("recompute_any",)),
     "images": (("*",), ("engines",)),

@@ -24,7 +24,7 @@ from bench.records.trial import Image, Timing, Trial
 from bench.training.methods import arithmetic
 from bench.training.models import Flops, Model, counts_of, families
 from bench.training.models.own_models import INERT, TOKENS
-from bench.training.models.recipes import in_samples
+from bench.training.models.recipes import KINDS, in_samples
 
 if TYPE_CHECKING:
     from bench.records.run_results import Results
@@ -162,8 +162,9 @@ def _stated_of_models(
     for model in models:
         entry = entries[model.name]
         recipe, architecture = entry.get("recipe", {}), entry.get("architecture", {})
-        if isinstance(recipe, dict) and isinstance(recipe.get("optimizer"), str):
-            recipe = recipe | {"optimizer": {"name": recipe["optimizer"]}}
+        if isinstance(recipe, dict):
+            named = {key: {"name": name} for key in KINDS if isinstance(name := recipe.get(key), str)}
+            recipe = recipe | named
         ours = to_json(model.recipe)
         if isinstance(recipe, dict):
             recipe, _ = in_samples(recipe, ours, "")

@@ -21,12 +21,12 @@ from typing import Any, Literal
 from bench import __version__
 from bench.base.errors import BadInput, EnvironmentCannot
 from bench.base.strict_json import pretty_json, to_json
-from bench.planning.memory_prediction import FP32, MOMENTS
+from bench.planning.memory_prediction import FP32, moment_bytes
 from bench.records.run_results import TrialResult
 from bench.records.switches import deciding
 from bench.records.text import bytes_text, count_text, interval_text
 from bench.records.trial import NodeFacts, Trial
-from bench.training.models import own_module, parameters_of
+from bench.training.models import counts_by_formula, own_module
 from bench.training.setting import sharded_by
 
 Kind = Literal["script", "trainer", "accelerate", "deepspeed"]
@@ -94,8 +94,9 @@ def write(
 def _about_checkpoints(trial: Trial, every: int) -> str:
     recipe = trial.model.recipe
     why = "the recipe's" if recipe.save_every_steps is not None else "about an hour: the recipe names none"
-    weights = parameters_of(trial.model)
-    size = f", about {bytes_text(weights * (FP32 + MOMENTS))} each" if weights else ""
+    counts = counts_by_formula(trial.model)
+    bytes_each = FP32 * counts.parts.total + moment_bytes(trial.model, counts.parts) if counts else 0
+    size = f", about {bytes_text(bytes_each)} each" if counts else ""
     return (
         f"A checkpoint goes to `checkpoints` after every {every:,} steps ({why})\n"
         "and after the last one; `--save-every` changes that. `--resume` continues from the last.\n"

@@ -23,7 +23,7 @@ SEVERAL = (
 
 
 def refuse(trial: Trial) -> str | None:
-    if reason := not_exported("accelerate", trial.setting):
+    if reason := not_exported("accelerate", trial.setting, trial.model):
         return reason
     if sharded_by(trial.setting) == "fsdp" and "offload" in trial.setting:
         return "offloaded FSDP2 was not tested with it"

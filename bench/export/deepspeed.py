@@ -21,7 +21,7 @@ NEEDS = ("deepspeed",)
 
 
 def refuse(trial: Trial) -> str | None:
-    if reason := not_exported("deepspeed", trial.setting):
+    if reason := not_exported("deepspeed", trial.setting, trial.model):
         return reason
     return "FSDP2 is PyTorch's own" if sharded_by(trial.setting) == "fsdp" else None
 

@@ -11,7 +11,8 @@ from bench.base.strict_json import pretty_json
 from bench.export.accelerate import fsdp_config, refuse
 from bench.export.deepspeed import configuration
 from bench.records.trial import Trial
-from bench.training.models import uses_all_weights
+from bench.training.models import Recipe, uses_all_weights
+from bench.training.schedules import WarmupStableDecay
 from bench.training.setting import sharded_by
 
 COMMAND = "torchrun --standalone --nproc-per-node {gpus} train.py --out checkpoints"
@@ -35,7 +36,7 @@ def files(trial: Trial, save_every: int) -> dict[str, str]:
 def training_arguments(trial: Trial, save_every: int) -> dict[str, Any]:
     """Return TrainingArguments in the form that `HfArgumentParser.parse_json_file` reads."""
     recipe, setting = trial.model.recipe, trial.setting
-    o, schedule = recipe.optimizer, recipe.schedule
+    o = recipe.optimizer
     given: dict[str, Any] = {
         "output_dir": "checkpoints",
         "per_device_train_batch_size": trial.micro_batch,
@@ -47,15 +48,14 @@ def training_arguments(trial: Trial, save_every: int) -> dict[str, Any]:
         "torch_compile": "compile" in setting,
         "gradient_checkpointing": "checkpointing" in setting,
         "gradient_checkpointing_kwargs": {"use_reentrant": False},
-        "optim": "adamw_torch_fused" if "fused-optimizer" in setting else "adamw_torch",
+        "optim": o.trainer_name("fused-optimizer" in setting),
         "learning_rate": o.learning_rate,
         "adam_beta1": o.beta1,
         "adam_beta2": o.beta2,
         "adam_epsilon": o.epsilon,
         "weight_decay": o.weight_decay,
         "max_grad_norm": recipe.clip_norm or 0.0,
-        "lr_scheduler_type": "constant_with_warmup" if schedule.name == "constant" else schedule.name,
-        "warmup_steps": schedule.warmup_steps,
+        **_schedule(recipe),
         "seed": trial.seed,
         "logging_steps": recipe.log_every_steps or 10,
         "save_strategy": "steps",
@@ -73,3 +73,18 @@ def training_arguments(trial: Trial, save_every: int) -> dict[str, Any]:
         # FSDP reduces gradients in every pass, so that each device keeps only its share of them.
         given["accelerator_config"] = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
     return given
+
+
+def _schedule(recipe: Recipe) -> dict[str, Any]:
+    """Return the schedule's arguments, as near to the recipe as the Trainer's schedules come."""
+    schedule = recipe.schedule
+    given: dict[str, Any] = {"warmup_steps": schedule.warmup_steps}
+    if isinstance(schedule, WarmupStableDecay):
+        kwargs = {
+            "num_decay_steps": schedule.decaying_steps(recipe.steps),
+            "decay_type": schedule.decay,
+            "min_lr_ratio": schedule.final_ratio,
+        }
+        return given | {"lr_scheduler_type": "warmup_stable_decay", "lr_scheduler_kwargs": kwargs}
+    name = "constant_with_warmup" if schedule.name == "constant" else schedule.name
+    return given | {"lr_scheduler_type": name}

@@ -10,7 +10,7 @@ from bench.training.models import Counted, Model, Parts, family_of
 from bench.training.models.footprint import activation_bytes
 from bench.training.setting import Setting, in_group
 
-FP32, HALF, MOMENTS = 4, 2, 8  # bytes a parameter
+FP32, HALF = 4, 2  # bytes a parameter
 # DeepSpeed's defaults, as numbers of parameters: the size of a gradient bucket, and the most gathered weights
 # that it keeps.
 BUCKET = 500_000_000
@@ -55,7 +55,12 @@ def _peak_bytes(
     in_backward = _backward_bytes(setting, half, parts.total)
     at_loss = at_loss * micro_batch + logits_bytes(model, setting, micro_batch)
     peak = max(at_loss, in_blocks * micro_batch + in_backward)
-    return state_bytes(parts, setting, gpus, half) + peak
+    return state_bytes(parts, setting, gpus, half, moment_bytes(model, parts)) + peak
+
+
+def moment_bytes(model: Model, parts: Parts) -> int:
+    """Return the bytes of the optimizer's moments of all parameters, before they are divided among GPUs."""
+    return model.recipe.optimizer.moment_bytes(parts.matrices, parts.total - parts.matrices)
 
 
 def host_bytes(parameters: int, setting: Setting, gpus: int, nodes: int = 1) -> int:
@@ -66,19 +71,21 @@ def host_bytes(parameters: int, setting: Setting, gpus: int, nodes: int = 1) -> 
     return (OFFLOADED[sharding] * parameters + gpus * PROCESS) // nodes
 
 
-def state_bytes(parts: Parts, setting: Setting, gpus: int, half: bool) -> int:
-    """Return the peak bytes of a device that do not depend on the micro-batch."""
+def state_bytes(parts: Parts, setting: Setting, gpus: int, half: bool, moments: int) -> int:
+    """Return the peak bytes of a device that do not depend on the micro-batch, with all GPUs' `moments`."""
     sharding, offload = in_group(setting, "sharding"), "offload" in setting
     match sharding:
         case None:
-            # fp32 weights, gradients and two moments; a pass under autocast adds a half copy of the weights.
+            # fp32 weights, gradients and the moments; a pass under autocast adds a half copy of the weights.
             # DDP keeps a second copy of the gradients, which several passes add up; half-weights does not.
             sent = FP32 * (gpus > 1 and "half-weights" not in setting)
-            return parts.total * (FP32 + FP32 + MOMENTS + HALF * half + sent)
+            return parts.total * (FP32 + FP32 + HALF * half + sent) + moments
         case "fsdp-2" | "fsdp-3":
-            return _fsdp(parts, gpus, half, parameters_too=sharding == "fsdp-3", offload=offload)
+            return _fsdp(parts, moments, gpus, half, parameters_too=sharding == "fsdp-3", offload=offload)
         case _:
-            return _zero(parts, gpus, half, stage=int(sharding.removeprefix("zero-")), offload=offload)
+            return _zero(
+                parts, moments, gpus, half, stage=int(sharding.removeprefix("zero-")), offload=offload
+            )
 
 
 def _backward_bytes(setting: Setting, half: bool, parameters: int) -> int:
@@ -93,18 +100,18 @@ def _backward_bytes(setting: Setting, half: bool, parameters: int) -> int:
     return HALF * parameters if half and {"zero-1", "checkpointing"} <= {*setting} else 0
 
 
-def _fsdp(parts: Parts, gpus: int, half: bool, *, parameters_too: bool, offload: bool) -> int:
+def _fsdp(parts: Parts, moments: int, gpus: int, half: bool, *, parameters_too: bool, offload: bool) -> int:
     """Return the bytes under FSDP2: shards, gathered weights, and the largest gradients being reduced."""
     bytes_gathered = HALF if half else FP32
     largest = max(parts.blocks, default=0)
     # The current block and the prefetched one; parameters outside of blocks stay gathered for the whole pass.
     gathered = parts.outside + 2 * largest if parameters_too else parts.total
     in_reduction = max(largest, parts.outside) * bytes_gathered
-    shards = 0 if offload else parts.total * (FP32 + FP32 + MOMENTS) // gpus
+    shards = 0 if offload else (parts.total * (FP32 + FP32) + moments) // gpus
     return shards + gathered * bytes_gathered + in_reduction
 
 
-def _zero(parts: Parts, gpus: int, half: bool, *, stage: int, offload: bool) -> int:
+def _zero(parts: Parts, moments: int, gpus: int, half: bool, *, stage: int, offload: bool) -> int:
     """Return the bytes under DeepSpeed: weights in the computing precision, sums of gradients, and a bucket.
 
     The fp32 copy of the weights and the moments are divided among devices. Each gradient in the computing
@@ -120,6 +127,6 @@ def _zero(parts: Parts, gpus: int, half: bool, *, stage: int, offload: bool) -> 
     gradients = total * FP32 // (1 if stage == 1 else gpus)
     if offload and (stage == 3 or (stage == 2 and not half)):
         gradients = 0  # added up on the host
-    optimizer = 0 if offload else total * (FP32 + MOMENTS) // gpus
+    optimizer = 0 if offload else (total * FP32 + moments) // gpus
     bucket = {1: FP32, 2: 0, 3: computed}[stage] * BUCKET  # stage 2: see _backward_bytes
     return weights + gradients + optimizer + bucket

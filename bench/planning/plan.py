@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from bench.base.errors import BadInput, Mistake
 from bench.base.gpu_catalogue import gpu_named
 from bench.planning.manifest import Manifest, ModelRequest
-from bench.planning.memory_prediction import host_bytes, predict_bytes, state_bytes
+from bench.planning.memory_prediction import host_bytes, moment_bytes, predict_bytes, state_bytes
 from bench.records.text import bytes_text
 from bench.records.trial import NodeFacts, Skipped, Trial
 from bench.training.methods import (
@@ -164,7 +164,10 @@ def _plan_setting(
     sizes = [request.micro_batch] if request.micro_batch else _divisors(share)
     needs = {size: predict_bytes(model, setting, size, target.gpus, counts) for size in sizes}
     half = model.recipe.precision != "fp32"
-    states = state_bytes(counts.parts, setting, target.gpus, half) if counts else None
+    states = None
+    if counts:
+        moments = moment_bytes(model, counts.parts)
+        states = state_bytes(counts.parts, setting, target.gpus, half, moments)
     least, what, beyond = needs[sizes[-1]], f"at micro-batch {sizes[-1]}", HOPELESS
     if least is None:
         least, what, beyond = states, "before any sample", 1 / (1 - DOUBT)

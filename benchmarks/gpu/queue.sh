@@ -35,6 +35,7 @@ halved="tf32 kernels rotary gelu norms half-weights fused-optimizer compile-bloc
 case $gpus in
 1)
   ask hour python3 -m bench run manifests/hour.json --out "$out/hour" --budget 60m --resume
+  ask optimizers printed optimizers python3 "$here/optimizers.py" llama-1.2b 8
   ask pythia-160m-gelu "$here/side_by_side.sh" "$out" pythia-160m-gelu \
     '[{"name": "pythia-160m", "micro_batch": 64}]' \
     '[["tf32", "kernels", "rotary", "half-weights", "fused-optimizer", "compile-blocks"],

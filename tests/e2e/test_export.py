@@ -220,6 +220,18 @@ def test_in_half_precision_without_sharding(half: Path, kind: export.Kind, tmp_p
     agree(trained(written(half, kind, "naive", tmp_path / "made"), 1), measured_losses(half, "naive"))
 
 
+@pytest.fixture(scope="module", params=["muon", "adamw-8bit"])
+def updated_otherwise(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return bundle_of(tmp_path_factory.mktemp(request.param), 1, ["naive"], {"optimizer": request.param})
+
+
+@pytest.mark.parametrize("kind", ["script", "trainer", "accelerate"])
+def test_every_optimizer_trains_and_resumes(updated_otherwise: Path, kind: str, tmp_path: Path) -> None:
+    folder = exported(updated_otherwise, kind, "naive", tmp_path / "made")
+    agree(trained(folder, 1, "--out", "first"), measured_losses(updated_otherwise, "naive"))
+    goes_on(folder, 1)
+
+
 @pytest.mark.parametrize("kind", export.KINDS)
 def test_the_last_step_is_always_logged_and_saved(tied: Path, kind: str, tmp_path: Path) -> None:
     """The last step is saved also for a model with tied embeddings."""

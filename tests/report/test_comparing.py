@@ -84,6 +84,7 @@ def test_the_best_plausible_setting_represents_a_machine(tmp_path: Path) -> None
             "precision bf16, not fp32",
         ),
         ({"models": [{"name": "tiny-gpt-neox", "recipe": {"clip_norm": 2.0}}]}, "another recipe"),
+        ({"models": [{"name": "tiny-gpt-neox", "recipe": {"schedule": "wsd"}}]}, "another recipe"),
         ({"memory_cap_gib": 24}, "memory cap 24 GiB, not none"),
         ({"methods": "exhaustive"}, "methods exhaustive, not naive"),
         ({"methods": [["checkpointing"], "naive"]}, "methods 2 listed settings"),
@@ -100,6 +101,30 @@ def test_bundles_of_different_requests_are_not_ranked(
     assert len(part.entries) == 2
     (why,) = reasons(part)["b.tar"]
     assert why.startswith(reason)
+
+
+@pytest.mark.parametrize("name", ["muon", "adamw-8bit"])
+def test_bundles_of_different_optimizers_are_not_ranked(tmp_path: Path, name: str) -> None:
+    of = manifest(models=[{"name": "tiny-gpt-neox", "recipe": {"optimizer": name}}])
+    a, b = two(tmp_path, of=of)
+    third = bundle(tmp_path / "c.tar", run_id="cccc", uuid="C")
+    part = only(compared(b, a, third))
+    assert [Path(entry.row.path).name for entry in part.entries] == ["a.tar", "c.tar"]
+    assert f"optimizer {name}, not adam" in reasons(part)["b.tar"]
+
+
+def test_bundles_of_one_optimizer_with_other_fields_are_not_ranked(tmp_path: Path) -> None:
+    def muon(**fields: Any) -> Any:
+        recipe = {"optimizer": {"name": "muon", **fields}}
+        return manifest(models=[{"name": "tiny-gpt-neox", "recipe": recipe}])
+
+    a = bundle(tmp_path / "a.tar", run_id="aaaa", uuid="A", of=muon())
+    b = bundle(tmp_path / "b.tar", run_id="bbbb", uuid="B", of=muon())
+    c = bundle(tmp_path / "c.tar", run_id="cccc", uuid="C", of=muon(ns_steps=4))
+    part = only(compared(a, b, c))
+    assert len(part.entries) == 2
+    (why,) = reasons(part)["c.tar"]
+    assert why.startswith("another recipe")
 
 
 def test_bundles_of_different_software_are_not_ranked(tmp_path: Path) -> None:

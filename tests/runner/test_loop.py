@@ -15,8 +15,8 @@ from bench.runner.trial.device import Device
 from bench.runner.trial.made_up_data import Batches, samples_of
 from bench.runner.trial.run_trial import TrialRun
 from bench.runner.trial.team import Team
-from bench.runner.trial.training_loop import learning_rate_factor
-from bench.training.models import Model, Optimizer, known_models
+from bench.training.models import Model, known_models
+from bench.training.optimizers import OPTIMIZERS, Adam
 from tests.builders import trial
 
 CPU = Device("cpu")
@@ -26,7 +26,7 @@ def plain_roberta(name: Literal["adam", "adamw"]) -> Model:
     """Build a RoBERTa without dropout and with a large weight decay; each sample has some labels."""
     model = known_models()["tiny-roberta"]
     silent = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    optimizer = Optimizer(name, 1e-3, 0.9, 0.98, 1e-6, weight_decay=0.5)
+    optimizer = Adam(name, 1e-3, 0.9, 0.98, 1e-6, weight_decay=0.5)
     recipe = replace(model.recipe, batch_size=16, optimizer=optimizer, clip_norm=0.5)
     return replace(model, architecture={**model.architecture, **silent}, recipe=recipe)
 
@@ -65,7 +65,7 @@ def textbook_step(
     norm = math.sqrt(sum(float(weight.grad.square().sum()) for weight in module.parameters()))
     assert recipe.clip_norm is not None
     assert norm > recipe.clip_norm
-    rate = o.learning_rate * learning_rate_factor(recipe.schedule, step - 1, recipe.steps)
+    rate = o.learning_rate * recipe.schedule.factor(step - 1, recipe.steps)
     with torch.no_grad():
         for weight, (first, second) in zip(module.parameters(), moments, strict=True):
             gradient = weight.grad * recipe.clip_norm / norm
@@ -73,3 +73,24 @@ def textbook_step(
             second.mul_(o.beta2).add_(gradient.square(), alpha=1 - o.beta2)
             mean, variance = first / (1 - o.beta1**step), second / (1 - o.beta2**step)
             weight.sub_(rate * (mean / (variance.sqrt() + o.epsilon) + o.weight_decay * weight))
+
+
+@pytest.mark.parametrize("name", ["muon", "adamw-8bit"])
+def test_half_precision_weights_are_updated_like_those_of_autocast(name: str, tmp_path: Path) -> None:
+    """The fp32 copies of half-weights move as fp32 weights do, but for gradients rounded to bf16."""
+    tiny = known_models()["tiny-gpt-neox"]
+    optimizer = OPTIMIZERS[name](name, 1e-3, 0.9, 0.95, 1e-8, 0.1)
+    model = replace(tiny, recipe=replace(tiny.recipe, precision="bf16", batch_size=16, optimizer=optimizer))
+    moved = []
+    for setting in ((), ("half-weights",)):
+        one = trial(model=model, setting=setting, micro_batch=8, seed=5)
+        run = TrialRun(one, CPU, Team(), tmp_path, lambda event: None)
+        run.prepare()
+        strategy: Any = run.strategy
+        before = [weight.detach().clone() for weight in strategy.weights]
+        for _ in range(20):
+            run.step(2)
+        moved.append([new.detach() - old for new, old in zip(strategy.weights, before, strict=True)])
+    plain, half = (torch.cat([change.flatten() for change in changes]) for changes in moved)
+    assert float((plain - half).norm() / plain.norm()) < 0.25
+    assert float(plain.norm()) == pytest.approx(float(half.norm()), rel=0.02)

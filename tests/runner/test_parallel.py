@@ -17,6 +17,7 @@ from bench.records.trial import Measured, Measurement, Outcome, OutOfMemory, Pro
 from bench.runner.processes.supervisor import Limits, Supervisor
 from bench.training.methods import memory_saving_settings
 from bench.training.models import Model, families, known_models
+from bench.training.optimizers import OPTIMIZERS
 from bench.training.setting import NAIVE, Setting
 from tests.builders import trial
 
@@ -119,6 +120,21 @@ def test_half_weights_on_two_devices_compute_what_they_do_on_one(
     agree(
         measured(supervisor, tmp_path, model, setting, 1), measured(supervisor, tmp_path, model, setting, 2)
     )
+
+
+@pytest.mark.parametrize("name", ["muon", "adamw-8bit"])
+def test_two_devices_update_as_one_does_with_every_optimizer(
+    name: str, supervisor: Supervisor, tmp_path: Path
+) -> None:
+    """Losses and gradients of three steps; each device computes every update."""
+    model = small(TINY["gpt_neox"])
+    optimizer = OPTIMIZERS[name](name, 1e-3, 0.9, 0.95, 1e-8, 0.1)
+    model = dataclasses.replace(model, recipe=dataclasses.replace(model.recipe, optimizer=optimizer))
+    one = measured(supervisor, tmp_path, model, NAIVE, 1)
+    several = measured(supervisor, tmp_path, model, NAIVE, 2)
+    assert several.losses == pytest.approx(one.losses, rel=1e-4)
+    assert several.gradient_norms == pytest.approx(one.gradient_norms, rel=1e-3)
+    assert one.losses != measured(supervisor, tmp_path, small(TINY["gpt_neox"]), NAIVE, 1).losses
 
 
 @pytest.mark.e2e

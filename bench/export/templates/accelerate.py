@@ -38,7 +38,7 @@ def main() -> None:
         blocks, device = family.blocks(built), accelerator.device
         runtime.shard(whole, blocks, recipe, device, team, parameters_too=parameters_too, offload=False)
     weights = runtime.even_first(whole.parameters()) if by == "zero" else whole.parameters()
-    optimizer = runtime.make_optimizer(weights, recipe, "fused-optimizer" in trial.setting)
+    optimizer = runtime.make_optimizer(weights, recipe, "fused-optimizer" in trial.setting, whole)
     if by == "zero":  # accelerate would read the size from a DataLoader, which this loop lacks
         accelerator.state.deepspeed_plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = (
             trial.micro_batch

@@ -57,7 +57,8 @@ class RecipeTrainer(Trainer):
         weights = self.model.parameters()
         if self.is_deepspeed_enabled:
             weights = runtime.even_first(weights)
-        self.optimizer = runtime.make_optimizer(weights, self.trial.model.recipe, fused)
+        recipe, whole = self.trial.model.recipe, self.model.whole
+        self.optimizer = runtime.make_optimizer(weights, recipe, fused, whole)
         return self.optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:

@@ -36,6 +36,7 @@ SMALLER_MICRO_BATCH = 0.98
 # Largest overhead of a pass while only one micro-batch is measured: in samples, and as a share of the
 # micro-batch.
 MAX_OVERHEAD, MAX_OVERHEAD_SHARE = 2.5, 0.18
+FUSED = "fused-optimizer"
 UPDATE_ELSEWHERE = 0.9  # least time of an update in another setting, as a share
 # Largest share of the update in a step of one pass, whose pass and update cannot be told apart.
 MAX_UPDATE_SHARE = 0.7
@@ -130,6 +131,8 @@ def _bound_with_updates(
         update *= UPDATE_ELSEWHERE / (trial.gpus if in_group(trial.setting, "sharding") else 1)
     if "offload" in setting and "offload" not in trial.setting:
         update = 0.0  # an update on the host shows nothing about one on the device
+    if trial.model.recipe.optimizer.compiled_if_fused and FUSED in {*trial.setting} - {*setting}:
+        update = 0.0  # nor does an update of many kernels about a compiled one
     host = 0.0 if "offload" in setting else on_host(trial)
     return trial.accumulation * max(a_pass, added_up(trial, SENT_TO_HOST)) + update + host
 

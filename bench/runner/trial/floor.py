@@ -9,6 +9,7 @@ What the floor is not:
 - Layers that read the same tensor are timed one by one, also if the setting joins them to one product.
 - Convolutions are torch's own, in the layout of the unchanged model, also if the setting has other kernels.
 - Sums that products add to memory in some settings, and products that checkpointing repeats, are left out.
+- Products of an optimizer's update, as Muon has them, are left out.
 - Kernels so short that starting them takes longer than running them are timed with their start.
 - A scan and the convolution before it are timed by the functions that the setting calls, for Mamba only.
   Kernels of other packages in other models are left out.

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from bench.training.models import Recipe, Schedule
+from bench.training.models import Recipe
 from bench.training.models.biased_gelu import GeluLayers
 from bench.training.objectives import Objective
+from bench.training.optimizers.updates.block_matrices import block_matrices
 from bench.training.vendor import torch_inside
 
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -43,6 +44,7 @@ class WithLoss(nn.Module):
     siblings: Sequence[tuple[nn.Linear, ...]] = ()  # layers that a method joins to one product
     gelu_layers: GeluLayers | None = None  # layers that compute GELU of their output, if a method asks for it
     loss_scale: Tensor | float = 1.0  # factor on the loss before its backward pass
+    blocks: Sequence[nn.Module] = ()  # the model's repeated ones
 
     def __init__(self, model: nn.Module, aim: Objective | None = None) -> None:
         """`aim` is the model's objective; by default, its logits are compared with the batch's labels."""
@@ -114,7 +116,7 @@ class SingleDevice:
         self.share = torch.ones((), device=device)  # of one pass in a step's mean loss
         self.keeps_gradients = False  # whether gradients keep their memory between steps
         self.weights = self.updated_weights()
-        self.optimizer = make_optimizer(self.weights, recipe, fused)
+        self.optimizer = make_optimizer(self.weights, recipe, fused, whole)
         self.scheduler = make_scheduler(self.optimizer, recipe)
         self.scaler = torch.amp.GradScaler(device.type, enabled=recipe.precision == "fp16")
 
@@ -208,20 +210,19 @@ def _number(norm: Tensor | None) -> float:
     return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
 
-def make_optimizer(weights: Iterable[nn.Parameter], recipe: Recipe, fused: bool) -> torch.optim.Optimizer:
-    """Return AdamW, for both names in recipes: weights decay separately from the gradient (docs/adr/0003).
+def make_optimizer(
+    weights: Iterable[nn.Parameter], recipe: Recipe, fused: bool, whole: nn.Module | None = None
+) -> torch.optim.Optimizer:
+    """Return the recipe's optimizer of these weights.
 
-    torch.optim.Adam adds the decay to the gradient, which a Pythia's decay outweighs: the tiny model then
-    learns nothing in 500 steps.
+    `whole` is the `WithLoss` whose parameters the weights are, or copy, in the same order; without it, no
+    weight counts as a matrix of the repeated blocks.
     """
-    return torch.optim.AdamW(weights, **adam_options(recipe), fused=fused or None)
-
-
-def adam_options(recipe: Recipe) -> dict[str, Any]:
-    """Return the recipe's optimizer as keywords, which torch's and DeepSpeed's classes have in common."""
-    o = recipe.optimizer
-    betas = (o.beta1, o.beta2)
-    return {"lr": o.learning_rate, "betas": betas, "eps": o.epsilon, "weight_decay": o.weight_decay}
+    weights = list(weights)
+    matrices = [0] * len(weights)
+    if recipe.optimizer.updates_matrices and isinstance(whole, WithLoss):
+        matrices = block_matrices(whole, whole.blocks)
+    return recipe.optimizer.make(weights, matrices, fused)
 
 
 def make_moments(optimizer: torch.optim.Optimizer) -> None:
@@ -253,20 +254,5 @@ def make_moments(optimizer: torch.optim.Optimizer) -> None:
 
 def make_scheduler(optimizer: torch.optim.Optimizer, recipe: Recipe) -> torch.optim.lr_scheduler.LambdaLR:
     return torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: learning_rate_factor(recipe.schedule, step, recipe.steps)
+        optimizer, lambda step: recipe.schedule.factor(step, recipe.steps)
     )
-
-
-def learning_rate_factor(schedule: Schedule, step: int, steps: int) -> float:
-    """Return the factor on the peak learning rate, for the step that follows `step` updates."""
-    if step < schedule.warmup_steps:
-        return (step + 1) / schedule.warmup_steps
-    progress = min(1.0, (step - schedule.warmup_steps) / max(1, steps - schedule.warmup_steps))
-    match schedule.name:
-        case "constant":
-            return 1.0
-        case "linear":
-            decay = 1.0 - progress
-        case "cosine":
-            decay = 0.5 * (1.0 + math.cos(math.pi * progress))
-    return schedule.final_ratio + (1.0 - schedule.final_ratio) * decay

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bench.runner.trial.training_loop import Batch, adam_options, lowered, make_optimizer, make_scheduler
+from bench.runner.trial.training_loop import Batch, lowered, make_optimizer, make_scheduler
 from bench.training.models import Recipe
+from bench.training.optimizers import Adam
 from bench.training.vendor import deepspeed_inside, torch_inside
 
 ALIGNED = 8  # half-precision weights, 16 bytes: as much as a GPU loads at once
@@ -117,4 +118,5 @@ def optimizer_of(whole: nn.Module, recipe: Recipe, *, offload: bool, fused: bool
         return make_optimizer(weights, recipe, fused)
     from deepspeed.ops.adam import DeepSpeedCPUAdam
 
-    return DeepSpeedCPUAdam(weights, **adam_options(recipe), adamw_mode=True)
+    assert isinstance(recipe.optimizer, Adam)  # planning refuses ZeRO for others
+    return DeepSpeedCPUAdam(weights, **recipe.optimizer.options, adamw_mode=True)

@@ -84,9 +84,10 @@ def conflict(setting: Setting) -> str | None:
     return None
 
 
-def not_exported(framework: str, setting: Setting) -> str | None:
-    """Return the first reason why an exported framework cannot train with the setting; None if it can."""
-    reasons = (known_methods()[name].not_exported_to.get(framework) for name in setting)
+def not_exported(framework: str, setting: Setting, model: Model) -> str | None:
+    """Return the first reason why an exported framework cannot train a model so; None if it can."""
+    refusing = (model.recipe.optimizer, *(known_methods()[name] for name in setting))
+    reasons = (one.not_exported_to.get(framework) for one in refusing)
     return next((reason for reason in reasons if reason), None)
 
 
@@ -94,7 +95,14 @@ def refusal(setting: Setting, model: Model, target: Target) -> str | None:
     """Return the first reason why a setting cannot train the model on the target; None if it can."""
     if model.recipe.precision == "bf16" and older_than(target, 8.0):
         return f"trains in bf16, which needs compute capability 8.0, this GPU has {target.compute_capability}"
+    optimizer = model.recipe.optimizer
+    if optimizer.computes_in_bf16 and older_than(target, 8.0):
+        needs = f"{optimizer.name} computes in bf16, which needs compute capability 8.0"
+        return f"{needs}, this GPU has {target.compute_capability}"
     if shards := in_group(setting, "sharding"):
+        sharder = sharded_by(setting)
+        if sharder and (reason := optimizer.not_sharded_by.get(sharder)):
+            return reason
         offloads = "offload" in setting
         if target.gpus == 1 and not offloads:
             return f"{shards} shards nothing on one GPU unless it offloads"
@@ -116,7 +124,7 @@ def free_lunch(model: Model, target: Target, beside: Setting = NAIVE, compiled: 
     for name, method in known_methods().items():
         if not method.free_lunch or GROUPS.get(name) == "compilation" or method.refuse(model, target):
             continue
-        if method.compiled_on_first_use and not compiled:
+        if _needs_compiler(method, model, target) and not compiled:
             continue
         # A method may need a compiled model, or a method that was chosen before it.
         taken = ordered([name, *chosen])
@@ -125,6 +133,12 @@ def free_lunch(model: Model, target: Target, beside: Setting = NAIVE, compiled: 
     if "offload" in beside:  # the host updates offloaded weights
         chosen.remove("fused-optimizer")
     return ordered(chosen)
+
+
+def _needs_compiler(method: Method, model: Model, target: Target) -> bool:
+    """Whether a C compiler of the target builds the method's kernels in the first step."""
+    compiled_update = model.recipe.optimizer.compiled_if_fused and target.device == "cuda"
+    return method.compiled_on_first_use or (method.name == "fused-optimizer" and compiled_update)
 
 
 def _compilation(model: Model, target: Target, beside: Setting) -> list[str]:
@@ -175,6 +189,7 @@ def prepare_all(setting: Setting) -> None:
 def apply_all(setting: Setting, model: Model, whole: nn.Module, blocks: list[nn.Module]) -> None:
     """Apply the setting's methods, in order, to the model with its loss and to its blocks."""
     methods = [known_methods()[name] for name in setting]
+    whole.blocks = tuple(blocks)
     if model.recipe.aim.has_text_head and any(method.head for method in methods):
         whole.split_head()  # before methods replace parts, because it runs the model
     for method in methods:

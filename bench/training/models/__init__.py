@@ -13,11 +13,9 @@ from bench.training.models.footprint import Counted as Counted
 from bench.training.models.model import Family as Family
 from bench.training.models.model import Flops as Flops
 from bench.training.models.model import Model as Model
-from bench.training.models.model import Optimizer as Optimizer
 from bench.training.models.model import Parts as Parts
 from bench.training.models.model import Precision as Precision
 from bench.training.models.model import Recipe as Recipe
-from bench.training.models.model import Schedule as Schedule
 from bench.training.models.model import installed as installed
 
 

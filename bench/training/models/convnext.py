@@ -19,7 +19,9 @@ from bench.training.models.footprint import (
     linear,
     lowered,
 )
-from bench.training.models.model import Flops, Model, Optimizer, Parts, Recipe, Schedule, tiny
+from bench.training.models.model import Flops, Model, Parts, Recipe, tiny
+from bench.training.optimizers import Adam
+from bench.training.schedules import DecaySchedule
 from bench.training.setting import Setting, in_group
 
 if TYPE_CHECKING:
@@ -172,8 +174,8 @@ XL = Model(
         batch_size=4096,
         steps=311_940,  # 90 epochs of 3,466 steps
         precision="fp32",
-        optimizer=Optimizer("adamw", 4e-3, 0.9, 0.999, 1e-8, 0.05),
-        schedule=Schedule("cosine", warmup_steps=5 * 3_466, final_ratio=2.5e-4),
+        optimizer=Adam("adamw", 4e-3, 0.9, 0.999, 1e-8, 0.05),
+        schedule=DecaySchedule("cosine", warmup_steps=5 * 3_466, final_ratio=2.5e-4),
         image_size=224,
         log_every_steps=10,
         save_every_steps=3_466,
@@ -195,7 +197,7 @@ MODELS = (
             "num_labels": 100,
         },
         "ConvNeXt's",
-        schedule=Schedule("cosine", warmup_steps=100, final_ratio=2.5e-4),
+        schedule=DecaySchedule("cosine", warmup_steps=100, final_ratio=2.5e-4),
         image_size=32,
         save_every_steps=1_000,
     ),

@@ -200,11 +200,15 @@ def _counted(
 
 
 def _parts(module: nn.Module, blocks: Sequence[nn.Module]) -> Parts:
+    from bench.training.optimizers.updates.block_matrices import block_matrices  # imports torch
+
     def trained(part: nn.Module) -> int:
         return sum(p.numel() for p in part.parameters() if p.requires_grad)
 
     inside = tuple(map(trained, blocks))
-    return Parts(trained(module) - sum(inside), inside)
+    counts = block_matrices(module, blocks)
+    matrices = sum(p.numel() for p, count in zip(module.parameters(), counts, strict=True) if count)
+    return Parts(trained(module) - sum(inside), inside, matrices)
 
 
 class AttentionCount:

@@ -18,7 +18,9 @@ from bench.training.models.footprint import (
     linear,
     lowered,
 )
-from bench.training.models.model import Flops, Model, Optimizer, Parts, Precision, Recipe, Schedule, tiny
+from bench.training.models.model import Flops, Model, Parts, Precision, Recipe, tiny
+from bench.training.optimizers import Adam
+from bench.training.schedules import DecaySchedule
 from bench.training.setting import Setting
 
 
@@ -123,8 +125,8 @@ def _pythia(
         batch_size=1024,
         steps=143_000,
         precision=precision,
-        optimizer=Optimizer("adam", rate, 0.9, 0.95, 1e-8, 0.1),
-        schedule=Schedule("cosine", warmup_steps=1_430, final_ratio=0.1),
+        optimizer=Adam("adam", rate, 0.9, 0.95, 1e-8, 0.1),
+        schedule=DecaySchedule("cosine", warmup_steps=1_430, final_ratio=0.1),
         sequence_length=2048,
         clip_norm=1.0,
         log_every_steps=10,
@@ -165,8 +167,8 @@ TINY = tiny(
         "rotary_pct": 0.25,
     },
     "Pythia's",
-    optimizer=Optimizer("adam", 1e-3, 0.9, 0.95, 1e-8, 0.1),
-    schedule=Schedule("cosine", warmup_steps=20, final_ratio=0.1),
+    optimizer=Adam("adam", 1e-3, 0.9, 0.95, 1e-8, 0.1),
+    schedule=DecaySchedule("cosine", warmup_steps=20, final_ratio=0.1),
     sequence_length=64,
     eval_every_steps=None,
     eval_samples=None,

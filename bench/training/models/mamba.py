@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from bench.base.errors import EnvironmentCannot
 from bench.training.models.footprint import FP32, INDEX, Block, FamilyWithFormulas, Footprint, linear, lowered
-from bench.training.models.model import Flops, Has, Model, Optimizer, Parts, Recipe, Schedule, installed, tiny
+from bench.training.models.model import Flops, Has, Model, Parts, Recipe, installed, tiny
+from bench.training.optimizers import Adam
+from bench.training.schedules import DecaySchedule
 from bench.training.setting import Setting, in_group
 from bench.training.vendor import transformers_inside
 
@@ -163,8 +165,8 @@ LARGE = Model(
         batch_size=128,
         steps=572_204,  # 300 billion tokens
         precision="bf16",
-        optimizer=Optimizer("adamw", 8e-4, 0.9, 0.95, 1e-8, 0.1),
-        schedule=Schedule("cosine", warmup_steps=57_220, final_ratio=0.0125),
+        optimizer=Adam("adamw", 8e-4, 0.9, 0.95, 1e-8, 0.1),
+        schedule=DecaySchedule("cosine", warmup_steps=57_220, final_ratio=0.0125),
         sequence_length=4096,
         clip_norm=1.0,
         source="paper, Table 3, and its code, src/models/mamba.py; warm-up: github.com/state-spaces/"
@@ -185,8 +187,8 @@ MODELS = (
             "use_associative_scan": False,  # so short a sequence compiles faster unrolled
         },
         "Mamba's",
-        optimizer=Optimizer("adamw", 1e-3, 0.9, 0.95, 1e-8, 0.1),
-        schedule=Schedule("cosine", warmup_steps=200, final_ratio=0.0125),
+        optimizer=Adam("adamw", 1e-3, 0.9, 0.95, 1e-8, 0.1),
+        schedule=DecaySchedule("cosine", warmup_steps=200, final_ratio=0.0125),
         sequence_length=4,
     ),
 )

@@ -14,6 +14,8 @@ from bench.base.errors import Mistake
 from bench.base.strict_json import later
 from bench.training.objectives import ObjectiveName, objective_of
 from bench.training.objectives.objective import Objective, Unit, empty_parts
+from bench.training.optimizers import Optimizer
+from bench.training.schedules import Schedule
 from bench.training.setting import Setting
 
 if TYPE_CHECKING:
@@ -27,25 +29,6 @@ Has = Callable[[str], bool]  # whether a package can be imported, by its import 
 
 def installed(package: str) -> bool:
     return find_spec(package) is not None
-
-
-@dataclass(frozen=True, slots=True)
-class Optimizer:
-    name: Literal["adam", "adamw"]  # as the source calls it; weights decay beside the gradient in both
-    learning_rate: float
-    beta1: float
-    beta2: float
-    epsilon: float
-    weight_decay: float
-
-
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """Linear warm-up, then the named decay down to `final_ratio` of the peak."""
-
-    name: Literal["cosine", "linear", "constant"]
-    warmup_steps: int
-    final_ratio: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,10 +131,16 @@ class Parts:
 
     outside: int  # outside of the repeated blocks: embedding tables, stem, head
     blocks: tuple[int, ...]  # in each block
+    counted_matrices: int | None = None  # in matrices of the blocks (optimizers/updates/block_matrices.py)
 
     @property
     def total(self) -> int:
         return self.outside + sum(self.blocks)
+
+    @property
+    def matrices(self) -> int:
+        """Parameters in matrices of the blocks; by formula all of the blocks', which have little else."""
+        return sum(self.blocks) if self.counted_matrices is None else self.counted_matrices
 
 
 class Family(Protocol):

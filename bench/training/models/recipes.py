@@ -8,12 +8,14 @@ from __future__ import annotations
 import math
 import types
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import asdict, fields
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from bench.base.errors import Mistake, in_json, nearest
-from bench.training.models.model import Family, Optimizer, Recipe, Schedule
+from bench.training.models.model import Family, Recipe
 from bench.training.objectives import Objective, known_objectives
+from bench.training.optimizers import OPTIMIZERS, Adam
+from bench.training.schedules import SCHEDULES, DecaySchedule, WarmupStableDecay
 
 # Smallest and largest allowed value of each field; the smallest is tiny if a field must only be positive.
 LIMITS: Mapping[str, tuple[float, float]] = {
@@ -36,11 +38,18 @@ LIMITS: Mapping[str, tuple[float, float]] = {
     "weight_decay": (0, 1000),
     "warmup_steps": (0, 2**40),
     "final_ratio": (0, 1),
+    "decay_share": (1e-6, 1),
+    "decay_steps": (1, 2**40),
+    "momentum": (0, 0.999999),
+    "ns_steps": (1, 20),
+    "adamw_learning_rate": (1e-12, 1000),
 }
+# Fields that are an object of one of several kinds: its field "name" tells which, and a text is a name alone.
+KINDS: Mapping[str, Mapping[str, type[Any]]] = {"optimizer": OPTIMIZERS, "schedule": SCHEDULES}
 # Defaults of a recipe. Of these only the kind of optimizer affects speed.
 DEFAULTS = {
-    "optimizer": asdict(Optimizer("adamw", 3e-4, 0.9, 0.95, 1e-8, 0.1)),
-    "schedule": asdict(Schedule("cosine", 0, 0.1)),
+    "optimizer": asdict(Adam("adamw", 3e-4, 0.9, 0.95, 1e-8, 0.1)),
+    "schedule": asdict(DecaySchedule("cosine", 0, 0.1)),
     "clip_norm": 1.0,
     "source": "the manifest",
 }
@@ -137,6 +146,19 @@ def recipe_mistakes(family: Family, recipe: Recipe, path: str) -> Iterator[Mista
     if recipe.schedule.warmup_steps > recipe.steps:
         found = f"{recipe.schedule.warmup_steps} is more than the {recipe.steps} steps"
         yield Mistake(f"{path}/schedule/warmup_steps", found, f"allowed: at most {recipe.steps}")
+    elif isinstance(recipe.schedule, WarmupStableDecay):
+        yield from _decay_mistakes(recipe.schedule, recipe.steps, f"{path}/schedule")
+
+
+def _decay_mistakes(schedule: WarmupStableDecay, steps: int, path: str) -> Iterator[Mistake]:
+    """Yield mistakes of a decay that is stated twice, or that would begin before the warm-up ends."""
+    if schedule.decay_share is not None and schedule.decay_steps is not None:
+        yield Mistake(f"{path}/decay_share", "means the same as decay_steps", "allowed: one of the two")
+    left = steps - schedule.warmup_steps
+    if (decaying := schedule.decaying_steps(steps)) > left:
+        field = "decay_share" if schedule.decay_steps is None else "decay_steps"
+        found = f"means {decaying} steps of decay; after the warm-up there are {left}"
+        yield Mistake(f"{path}/{field}", found, "shorten the decay or warmup_steps")
 
 
 def _allowed(field: str) -> str:
@@ -148,8 +170,6 @@ def _allowed(field: str) -> str:
 
 def read_onto(cls: Any, obj: Any, path: str, base: Mapping[str, Any]) -> tuple[Any, list[Mistake]]:
     """Make a dataclass of `base` and the fields in the JSON value `obj`, or None; return it and mistakes."""
-    if cls is Optimizer and isinstance(obj, str):
-        obj = {"name": obj}
     if not isinstance(obj, Mapping):
         return None, [Mistake(path, f"{in_json(obj)} is not an object", f"allowed: {', '.join(base)}")]
     kinds = get_type_hints(cls)
@@ -159,7 +179,7 @@ def read_onto(cls: Any, obj: Any, path: str, base: Mapping[str, Any]) -> tuple[A
     ]
     values: dict[str, Any] = {}
     for name in names:
-        if name in obj or is_dataclass(kinds[name]):
+        if name in obj or name in KINDS:
             inner = base.get(name) or {}
             values[name], more = _value(name, kinds[name], obj.get(name, {}), f"{path}/{name}", inner)
             mistakes += more
@@ -168,10 +188,41 @@ def read_onto(cls: Any, obj: Any, path: str, base: Mapping[str, Any]) -> tuple[A
     return (None if mistakes else cls(**values)), mistakes
 
 
+def _read_kind(
+    kinds: Mapping[str, type[Any]], obj: Any, path: str, base: Mapping[str, Any]
+) -> tuple[Any, list[Mistake]]:
+    """Read an object whose field "name" tells its kind; `base` has what is left out."""
+    if isinstance(obj, str):
+        obj = {"name": obj}
+    if not isinstance(obj, Mapping):
+        return read_onto(kinds[base["name"]], obj, path, base)
+    name = obj.get("name", base["name"])
+    if not isinstance(name, str) or name not in kinds:
+        found = f"{in_json(name)} does not fit"
+        return None, [Mistake(f"{path}/name", found, nearest(str(name), kinds))]
+    names = [field.name for field in fields(kinds[name])]
+    foreign = {key: other for key in obj if key not in names if (other := _kind_with(key, kinds))}
+    allowed = f"allowed for {name}: {', '.join(names)}"
+    mistakes = [
+        Mistake(f"{path}/{key}", f"is a field of {other}, not of {name}", allowed)
+        for key, other in foreign.items()
+    ]
+    own = {key: value for key, value in obj.items() if key not in foreign}
+    value, more = read_onto(kinds[name], own, path, base)
+    return (None if mistakes else value), mistakes + more
+
+
+def _kind_with(field_name: str, kinds: Mapping[str, type[Any]]) -> str | None:
+    """Return the first kind that has a field of this name."""
+    return next(
+        (name for name, kind in kinds.items() if field_name in {field.name for field in fields(kind)}), None
+    )
+
+
 def _value(name: str, kind: Any, value: Any, path: str, base: Any) -> tuple[Any, list[Mistake]]:
     """Convert a JSON value to the type of the field `name`; return it and the mistakes in it."""
-    if is_dataclass(kind):
-        return read_onto(kind, value, path, base)
+    if name in KINDS:
+        return _read_kind(KINDS[name], value, path, base)
     options = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
     if value is None and type(None) in options:
         return None, []
@@ -180,6 +231,9 @@ def _value(name: str, kind: Any, value: Any, path: str, base: Any) -> tuple[Any,
         if value in get_args(kind):
             return value, []
         return None, [Mistake(path, f"{in_json(value)} does not fit", nearest(str(value), get_args(kind)))]
+    if kind is bool:
+        mistake = Mistake(path, f"{in_json(value)} is not true or false", "allowed: true, false")
+        return value, [] if isinstance(value, bool) else [mistake]
     if kind is str:
         if isinstance(value, str):
             return value, []

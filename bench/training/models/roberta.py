@@ -18,7 +18,9 @@ from bench.training.models.footprint import (
     linear,
     lowered,
 )
-from bench.training.models.model import Flops, Model, Optimizer, Parts, Recipe, Schedule, tiny
+from bench.training.models.model import Flops, Model, Parts, Recipe, tiny
+from bench.training.optimizers import Adam
+from bench.training.schedules import DecaySchedule
 from bench.training.setting import Setting, in_group
 
 
@@ -113,8 +115,8 @@ LARGE = Model(
         batch_size=8192,
         steps=500_000,
         precision="fp16",
-        optimizer=Optimizer("adam", 4e-4, 0.9, 0.98, 1e-6, 0.01),
-        schedule=Schedule("linear", warmup_steps=30_000),
+        optimizer=Adam("adam", 4e-4, 0.9, 0.98, 1e-6, 0.01),
+        schedule=DecaySchedule("linear", warmup_steps=30_000),
         sequence_length=512,
         masked_fraction=0.15,
         clip_norm=None,
@@ -141,8 +143,8 @@ MODELS = (
             "layer_norm_eps": 1e-5,
         },
         "RoBERTa's",
-        optimizer=Optimizer("adam", 1e-3, 0.9, 0.98, 1e-6, 0.01),
-        schedule=Schedule("linear", warmup_steps=120),
+        optimizer=Adam("adam", 1e-3, 0.9, 0.98, 1e-6, 0.01),
+        schedule=DecaySchedule("linear", warmup_steps=120),
         sequence_length=64,
     ),
 )

@@ -20,7 +20,9 @@ from bench.training.models.footprint import (
     linear,
     lowered,
 )
-from bench.training.models.model import Flops, Model, Optimizer, Parts, Recipe, Schedule, tiny
+from bench.training.models.model import Flops, Model, Parts, Recipe, tiny
+from bench.training.optimizers import Adam
+from bench.training.schedules import DecaySchedule
 from bench.training.setting import Setting, in_group
 
 
@@ -127,8 +129,8 @@ LARGE = Model(
         batch_size=4096,
         steps=311_948,  # 90 epochs of 14,197,122 images
         precision="fp32",
-        optimizer=Optimizer("adam", 1e-3, 0.9, 0.999, 1e-8, 0.03),
-        schedule=Schedule("linear", warmup_steps=10_000, final_ratio=0.01),
+        optimizer=Adam("adam", 1e-3, 0.9, 0.999, 1e-8, 0.03),
+        schedule=DecaySchedule("linear", warmup_steps=10_000, final_ratio=0.01),
         image_size=224,
         clip_norm=1.0,
         source="github.com/google-research/vision_transformer issue 2 (batch, epochs, rates, decay, "
@@ -152,7 +154,7 @@ MODELS = (
             "num_labels": 100,
         },
         "ViT's",
-        schedule=Schedule("linear", warmup_steps=60, final_ratio=0.01),
+        schedule=DecaySchedule("linear", warmup_steps=60, final_ratio=0.01),
         image_size=32,
     ),
 )

@@ -387,7 +387,8 @@ def forget_updates(optimizer: torch.optim.Optimizer, weight: nn.Parameter) -> No
     Relies on: the layout of AdamW's state, where "step" is a tensor. No issue known.
     Remove when an optimizer can create its moments without an update.
     """
-    optimizer.state[weight]["step"].zero_()
+    if "step" in optimizer.state[weight]:  # Muon counts no updates
+        optimizer.state[weight]["step"].zero_()
 
 
 def attention_in_window(

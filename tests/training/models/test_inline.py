@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 
 from bench.base.errors import Mistake
 from bench.base.strict_json import canonical_json, from_json, to_json
-from bench.training.models import Model, Optimizer, Schedule, family_of, known_models
+from bench.training.models import Model, family_of, known_models
 from bench.training.models.generic import TransformersFamily
 from bench.training.models.own_models import override_recipe, resolve_inline
+from bench.training.optimizers import Adam
+from bench.training.schedules import DecaySchedule
 
 pytestmark = pytest.mark.usefixtures("quick_children")
 
@@ -41,7 +43,7 @@ def test_a_family_with_a_file_completes_what_is_left_out() -> None:
     assert "model_type" not in model.architecture
     assert model.recipe.objective == "causal-lm"
     assert model.recipe.optimizer.name == "adamw"
-    assert model.recipe.schedule == Schedule("cosine", warmup_steps=10, final_ratio=0.1)
+    assert model.recipe.schedule == DecaySchedule("cosine", warmup_steps=10, final_ratio=0.1)
     assert family_of(model).parameters(model).total > 0
 
 
@@ -61,7 +63,7 @@ def test_a_published_configuration_goes_in_as_it_is() -> None:
 def test_an_optimizer_may_be_a_name_alone_or_part_of_one() -> None:
     assert accepted(NEOX, RECIPE | {"optimizer": "adam"}).recipe.optimizer.name == "adam"
     changed = accepted(NEOX, RECIPE | {"optimizer": {"learning_rate": 1}}).recipe.optimizer
-    assert changed == Optimizer("adamw", 1, 0.9, 0.95, 1e-8, 0.1)
+    assert changed == Adam("adamw", 1, 0.9, 0.95, 1e-8, 0.1)
 
 
 def test_an_image_size_stands_once() -> None:

@@ -143,7 +143,7 @@ def test_the_plan_of_a_new_architecture_tells_days_and_memory(
     assert main(["plan", str(path), "--gpu", "h100", "--json"]) == 0
     cell = json.loads(capsys.readouterr().out)["cells"][0]
     counts = counted(model)
-    assert cell["least_bytes"] == state_bytes(counts.parts, (), 1, half=False)
+    assert cell["least_bytes"] == state_bytes(counts.parts, (), 1, half=False, moments=8 * counts.parts.total)
     predicted = predict_bytes(model, (), model.recipe.batch_size, 1, counts)
     assert cell["predicted_bytes"] == predicted
     assert (predicted is not None and predicted > cell["least_bytes"]) == followed
