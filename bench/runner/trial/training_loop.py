@@ -21,7 +21,7 @@ from bench.training.models.biased_gelu import GeluLayers
 from bench.training.objectives import Objective
 from bench.training.vendor import torch_inside
 
-HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+HALF = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}  # fp8: beside its products
 Batch = Mapping[str, Tensor]
 
 

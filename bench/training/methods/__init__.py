@@ -37,6 +37,9 @@ from bench.training.setting import GROUPS, NAIVE, Setting, in_group, sharded_by
 if TYPE_CHECKING:
     from torch import nn
 
+# The least compute capability of a GPU whose matrix units multiply in a precision.
+LEAST_CAPABILITY: Mapping[str, float] = {"bf16": 8.0, "fp8": 8.9}
+
 # All methods in the order in which they act on a model, which is also their order in a setting.
 _METHODS: tuple[Method, ...] = (
     *library_kernels.METHODS,
@@ -92,8 +95,10 @@ def not_exported(framework: str, setting: Setting) -> str | None:
 
 def refusal(setting: Setting, model: Model, target: Target) -> str | None:
     """Return the first reason why a setting cannot train the model on the target; None if it can."""
-    if model.recipe.precision == "bf16" and older_than(target, 8.0):
-        return f"trains in bf16, which needs compute capability 8.0, this GPU has {target.compute_capability}"
+    least = LEAST_CAPABILITY.get(model.recipe.precision)
+    if least and older_than(target, least):
+        precision, found = model.recipe.precision, target.compute_capability
+        return f"trains in {precision}, which needs compute capability {least}, this GPU has {found}"
     if shards := in_group(setting, "sharding"):
         offloads = "offload" in setting
         if target.gpus == 1 and not offloads:
@@ -173,7 +178,10 @@ def prepare_all(setting: Setting) -> None:
 
 
 def apply_all(setting: Setting, model: Model, whole: nn.Module, blocks: list[nn.Module]) -> None:
-    """Apply the setting's methods, in order, to the model with its loss and to its blocks."""
+    """Apply the setting's methods, in order, to the model with its loss and to its blocks.
+
+    Products in fp8 belong to the recipe and not to a method: every setting of such a recipe has them.
+    """
     methods = [known_methods()[name] for name in setting]
     if model.recipe.aim.has_text_head and any(method.head for method in methods):
         whole.split_head()  # before methods replace parts, because it runs the model
@@ -184,6 +192,10 @@ def apply_all(setting: Setting, model: Model, whole: nn.Module, blocks: list[nn.
             reason = f"{method.name}: the head of this architecture cannot run on its own"
             raise BadInput(reason, where=model.name)
         method.apply(model, whole, blocks)
+    if model.recipe.precision == "fp8":  # last, so that methods find plain layers
+        from bench.training.models.fp8 import multiply_blocks_in_fp8  # imports torch
+
+        multiply_blocks_in_fp8(whole.model, blocks, model.name)
 
 
 def arithmetic(setting: Setting, model: Model, counts: Counted) -> Flops:

@@ -12,6 +12,7 @@ from functools import cache
 from bench.training.models.footprint import Counted as Counted
 from bench.training.models.model import Family as Family
 from bench.training.models.model import Flops as Flops
+from bench.training.models.model import Half as Half
 from bench.training.models.model import Model as Model
 from bench.training.models.model import Optimizer as Optimizer
 from bench.training.models.model import Parts as Parts
