@@ -14,7 +14,8 @@ HEAVY = {"torch", "transformers", "deepspeed", "mamba_ssm", "timm", "triton"}
 # Modules that only workers import, and exported scripts, which are copied out and never imported here.
 IN_WORKER = (
     "runner/trial/", "runner/processes/worker.py", "runner/processes/node_member.py",
-    "runner/check/torch_rig.py", "training/triton/", "training/models/fp8.py", "export/templates/", "export/runtime.py",
+    "runner/check/torch_rig.py", "training/triton/",
+    "training/models/fp8.py", "export/templates/", "export/runtime.py",
 )  # fmt: skip
 # Neither at import nor when called.
 WITHOUT_TORCH = ("base/", "signing/", "records/", "bundle/", "node_check/", "operator/", "images/", "push/",

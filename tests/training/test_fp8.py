@@ -27,15 +27,24 @@ from bench.runner.trial.run_trial import TrialRun
 from bench.runner.trial.team import Team
 from bench.training.methods import free_lunch, ordered, refusal
 from bench.training.methods.method import Target
-from bench.training.models import Model, Precision, known_models
+from bench.training.models import Model, Precision, families, family_of, known_models
+from bench.training.models.biased_gelu import gelu_by_pytorch, gelu_layers_of, take_over
 from bench.training.models.dry_build import dry_build
-from bench.training.models.fp8 import LARGEST, fp8_layers, linear_in_fp8, multiplies_in_fp8, rows_in_fp8
+from bench.training.models.fp8 import (
+    LARGEST,
+    fp8_layers,
+    linear_in_fp8,
+    multiplies_in_fp8,
+    multiply_blocks_in_fp8,
+    rows_in_fp8,
+)
 from bench.training.setting import Setting
 from tests.builders import trial
 from tests.training.models.test_generic import SMALL, TEXT, resolved
 
 CAUSAL = TEXT | {"objective": "causal-lm"}
 WIDE = SMALL | {"hidden_size": 64, "intermediate_size": 128, "num_key_value_heads": 2}
+TINY = {m.family: m for name, m in known_models().items() if name.startswith("tiny-")}
 NARROW = SMALL | {"hidden_size": 24, "intermediate_size": 40, "num_attention_heads": 2}
 RELATIVE_ERROR = 2**-4  # of a number of e4m3, which has three bits of mantissa
 
@@ -129,6 +138,12 @@ def test_rows_of_zeros_stay_zeros_and_numbers_that_are_not_finite_are_not_hidden
     assert out[1:].isnan().all()
 
 
+def test_a_single_row_may_have_no_other_dimension() -> None:
+    entry, weight, bias = inputs()
+    row = entry[0, 0]
+    torch.testing.assert_close(linear_in_fp8(row, weight, bias), linear_in_fp8(entry, weight, bias)[0, 0])
+
+
 def test_no_rows_give_no_rows() -> None:
     """An expert without tokens, for instance."""
     out, of_entry, of_weight, _ = with_gradients(linear_in_fp8, *inputs(rows=0))
@@ -186,8 +201,8 @@ def test_planning_counts_layers_that_stay_in_bf16_and_refuses_a_model_of_no_othe
     built = dry_build(mixed, "/models/0")
     assert not built.mistakes and built.counted is not None
     assert built.remarks == (
-        "/models/0/recipe/precision: 6 of the 14 linear layers of its blocks have sizes that are no multiples "
-        "of 16, and multiply in bf16",
+        "/models/0/recipe/precision: 6 of the 14 linear layers of its blocks have sizes that are no "
+        "multiples of 16, and multiply in bf16",
     )
     assert dry_build(llama(), "/models/0").remarks == ()
     assert dry_build(in_precision(mixed, "bf16"), "/models/0").remarks == ()
@@ -237,12 +252,40 @@ def test_a_llama_learns_as_in_bf16(tmp_path: Path) -> None:
     assert not torch.equal(fp8, bf16), "the products are the same: nothing multiplied in fp8"
 
 
+@pytest.mark.parametrize("family", list(families()))
+def test_every_family_trains_as_in_bf16(family: str, tmp_path: Path) -> None:
+    fp8, bf16 = (
+        losses_of(in_precision(TINY[family], precision), (), tmp_path) for precision in ("fp8", "bf16")
+    )
+    torch.testing.assert_close(fp8, bf16, rtol=1e-2, atol=0)
+
+
+def test_a_layer_that_computes_gelu_multiplies_in_fp8() -> None:
+    """On a GPU, the method gelu lets layers compute it by a kernel of this project."""
+    model = in_precision(TINY["roberta"], "fp8")
+    found = []
+    for taken in (False, True):
+        torch.manual_seed(0)
+        module = family_of(model).build(model, kernels=False).eval()
+        layers = gelu_layers_of(module, model.recipe)
+        if taken:
+            take_over(layers, gelu_by_pytorch)
+        blocks = family_of(model).blocks(module)
+        multiply_blocks_in_fp8(module, blocks, model.name)
+        assert all(map(multiplies_in_fp8, layers.layers))
+        with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+            found.append(module(input_ids=torch.arange(32).view(2, 16)).logits.float())
+    assert relative(found[1], found[0]) < 1e-2
+    assert len(layers.layers) == len(blocks)
+
+
 SETTINGS: list[Setting] = [
     ("checkpointing",),
     ("kernels",),
     ("half-weights",),
     ("half-weights", "checkpointing"),
     ("kernels", "half-weights", "joined-products", "fused-optimizer"),
+    ("compile",),
     ("compile-blocks",),
     ("kernels", "compile-blocks", "half-weights", "joined-products", "chunked-loss"),
     ("compile-blocks", "half-weights", "checkpointing"),

@@ -125,13 +125,17 @@ class _Fp8Product(torch.autograd.Function):
         if sums:
             return gradient_in_fp8([changes], entry, weight, sums[0]), None, None
         entry_wanted, weight_wanted, _ = ctx.needs_input_grad
-        rows = changes.flatten(0, -2)
+        rows = _rows(changes)
         of_entry = product_in_fp8(changes, weight.t()) if entry_wanted else None
-        return of_entry, rows.t() @ entry.flatten(0, -2) if weight_wanted else None, None
+        return of_entry, rows.t() @ _rows(entry) if weight_wanted else None, None
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    return tensor.reshape(-1, tensor.shape[-1])
 
 
 def product_in_fp8(entry: Tensor, weight: Tensor) -> Tensor:
-    left, right = rows_in_fp8(entry.flatten(0, -2)), rows_in_fp8(weight)
+    left, right = rows_in_fp8(_rows(entry)), rows_in_fp8(weight)
     return torch_inside.fp8_product(*left, *right).view(*entry.shape[:-1], weight.shape[0])
 
 
@@ -140,9 +144,9 @@ def gradient_in_fp8(changes: Sequence[Tensor], entry: Tensor, weight: Tensor, su
 
     `changes` are the gradients of parts of the output, each of as many rows of the weight, in order.
     """
-    rows = [change.flatten(0, -2) for change in changes]
+    rows = [_rows(change) for change in changes]
     left, right = side_by_side_in_fp8(rows), rows_in_fp8(weight.t())
-    return _fp8_gradient(rows, *left, *right, entry.flatten(0, -2), sums).view_as(entry)
+    return _fp8_gradient(rows, *left, *right, _rows(entry), sums).view_as(entry)
 
 
 # An operator, because it also changes `sums`, undeclared: nothing else in a compiled graph reads them, and
