@@ -27,7 +27,7 @@ from bench.runner.trial.run_trial import TrialRun
 from bench.runner.trial.team import Team
 from bench.training.methods import free_lunch, ordered, refusal
 from bench.training.methods.method import Target
-from bench.training.models import Model, Precision, families, family_of, known_models
+from bench.training.models import Model, Precision, families, family_of, fp8, known_models
 from bench.training.models.biased_gelu import gelu_by_pytorch, gelu_layers_of, take_over
 from bench.training.models.dry_build import dry_build
 from bench.training.models.fp8 import (
@@ -213,10 +213,10 @@ def test_planning_counts_layers_that_stay_in_bf16_and_refuses_a_model_of_no_othe
 
 
 def test_memory_is_predicted_as_in_bf16() -> None:
-    fp8, bf16 = (dry_build(llama(precision), "/models/0").counted for precision in ("fp8", "bf16"))
-    assert fp8 is not None and fp8 == bf16
+    eight, bf16 = (dry_build(llama(precision), "/models/0").counted for precision in ("fp8", "bf16"))
+    assert eight is not None and eight == bf16
     for setting in ((), ("half-weights",)):
-        assert fp8.footprint(llama(), setting) == fp8.footprint(llama("bf16"), setting) is not None
+        assert eight.footprint(llama(), setting) == eight.footprint(llama("bf16"), setting) is not None
 
 
 def test_kernels_that_multiply_by_weights_themselves_are_refused() -> None:
@@ -234,6 +234,14 @@ def test_the_guided_search_tries_the_settings_of_bf16() -> None:
     assert [*_candidates(in_precision(pythia, "fp8"), target)] == [*_candidates(pythia, target)]
 
 
+def test_a_worker_refuses_a_gpu_without_units_for_fp8(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan for a machine whose GPUs are unknown cannot refuse it."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 6))
+    with pytest.raises(BadInput, match=r"fp8 needs compute capability 8\.9, this GPU has 8\.6"):
+        fp8._require_units(torch.device("cuda", 0), "a-model")
+    fp8._require_units(torch.device("cpu"), "a-model")
+
+
 # Training
 
 
@@ -246,18 +254,18 @@ def test_a_llama_learns_as_in_bf16(tmp_path: Path) -> None:
             losses.append(float(run.strategy.forward_backward(batch, 1, sync=True)))
             run.strategy.update()
         found.append(torch.tensor(losses))
-    fp8, bf16 = found
-    assert fp8[-1] < 0.95 * fp8[0]
-    torch.testing.assert_close(fp8, bf16, rtol=2e-2, atol=0)
-    assert not torch.equal(fp8, bf16), "the products are the same: nothing multiplied in fp8"
+    eight, bf16 = found
+    assert eight[-1] < 0.95 * eight[0]
+    torch.testing.assert_close(eight, bf16, rtol=2e-2, atol=0)
+    assert not torch.equal(eight, bf16), "the products are the same: nothing multiplied in fp8"
 
 
 @pytest.mark.parametrize("family", list(families()))
 def test_every_family_trains_as_in_bf16(family: str, tmp_path: Path) -> None:
-    fp8, bf16 = (
+    eight, bf16 = (
         losses_of(in_precision(TINY[family], precision), (), tmp_path) for precision in ("fp8", "bf16")
     )
-    torch.testing.assert_close(fp8, bf16, rtol=1e-2, atol=0)
+    torch.testing.assert_close(eight, bf16, rtol=1e-2, atol=0)
 
 
 def test_a_layer_that_computes_gelu_multiplies_in_fp8() -> None:
@@ -267,7 +275,7 @@ def test_a_layer_that_computes_gelu_multiplies_in_fp8() -> None:
     for taken in (False, True):
         torch.manual_seed(0)
         module = family_of(model).build(model, kernels=False).eval()
-        layers = gelu_layers_of(module, model.recipe)
+        layers = gelu_layers_of(module, model)
         if taken:
             take_over(layers, gelu_by_pytorch)
         blocks = family_of(model).blocks(module)

@@ -94,6 +94,11 @@ class _Rows(torch.autograd.Function):
         return None, None, None, None
 
 
+def multiply_alike(layers: Sequence[nn.Linear]) -> bool:
+    """Whether layers multiply in one precision: all of them in fp8, or none."""
+    return len({multiplies_in_fp8(layer) for layer in layers}) == 1
+
+
 def join_products(layers: Sequence[nn.Linear], sums: Tensor, start: int) -> None:
     """Let the first of several layers that read the same tensor compute the product of all.
 

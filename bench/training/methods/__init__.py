@@ -31,14 +31,11 @@ from bench.training.methods.cuda_graphs import why_not_recorded
 from bench.training.methods.method import Method as Method
 from bench.training.methods.method import Target as Target
 from bench.training.methods.method import older_than
-from bench.training.models import Counted, Flops, Model
+from bench.training.models import LEAST_CAPABILITY, Counted, Flops, Model
 from bench.training.setting import GROUPS, NAIVE, Setting, in_group, sharded_by
 
 if TYPE_CHECKING:
     from torch import nn
-
-# The least compute capability of a GPU whose matrix units multiply in a precision.
-LEAST_CAPABILITY: Mapping[str, float] = {"bf16": 8.0, "fp8": 8.9}
 
 # All methods in the order in which they act on a model, which is also their order in a setting.
 _METHODS: tuple[Method, ...] = (

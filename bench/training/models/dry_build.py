@@ -128,7 +128,7 @@ def _counted_build(
 
 
 def _fp8_layers(model: Model, family: TransformersFamily) -> tuple[int, int]:
-    """Return the number of linear layers in a model's blocks, and how many of them can multiply in fp8."""
+    """Return the number of plain linear layers in a model's blocks, and how many can multiply in fp8."""
     import torch
     from torch import nn
 
@@ -137,7 +137,7 @@ def _fp8_layers(model: Model, family: TransformersFamily) -> tuple[int, int]:
     with torch.device("meta"):
         module = family.build_with(model, "eager")
     blocks = family.blocks(module)
-    linear = {part for block in blocks for part in block.modules() if isinstance(part, nn.Linear)}
+    linear = {part for block in blocks for part in block.modules() if type(part) is nn.Linear}
     return len(linear), len(fp8_layers(module, blocks))
 
 

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from bench.base.errors import BadInput
+from bench.training.models.model import LEAST_CAPABILITY
 from bench.training.vendor import torch_inside
 
 MULTIPLE = 16  # of both sizes of a weight: what the units for fp8 multiply at once
-LEAST_CAPABILITY = (8, 9)
 LARGEST = 448.0  # of e4m3
 LEAST = 1e-30  # a row whose numbers are all smaller is scaled as if this were its largest
 EXPONENT = 0xFF << 23  # bits of an fp32 number, without sign: its power of two
@@ -61,8 +61,10 @@ def _forward_of(layer: nn.Linear) -> Any:
 
 
 def _require_units(device: torch.device, name: str) -> None:
-    if device.type == "cuda" and (has := torch.cuda.get_device_capability(device)) < LEAST_CAPABILITY:
-        needed, found = (f"{major}.{minor}" for major, minor in (LEAST_CAPABILITY, has))
+    if device.type != "cuda":
+        return
+    found, needed = "{}.{}".format(*torch.cuda.get_device_capability(device)), LEAST_CAPABILITY["fp8"]
+    if float(found) < needed:
         raise BadInput(f"fp8 needs compute capability {needed}, this GPU has {found}", where=name)
 
 

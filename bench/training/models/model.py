@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 Precision = Literal["fp32", "bf16", "fp16", "fp8"]
 Half = Literal["bf16", "fp16"]
+# The least compute capability of a GPU whose matrix units multiply in a precision.
+LEAST_CAPABILITY: Mapping[str, float] = {"bf16": 8.0, "fp8": 8.9}
 SDPA = "scaled_dot_product_attention: scores and probabilities are never written to memory"
 Has = Callable[[str], bool]  # whether a package can be imported, by its import name
 
