@@ -22,10 +22,14 @@ class GpuModel:
     fp32_tflops: float
     memory_gb_per_second: float
     source: str
+    fp8_tflops: float | None = None  # with sums in fp32; None: its units do not multiply in fp8
     also: str = ""  # other names, for `find_gpu_model`
 
     def peak_flops(self, precision: str, tf32: bool) -> float:
-        if precision in ("bf16", "fp16"):
+        """Return the peak of products in a precision; in fp8 that of bf16 if the GPU has no units for it."""
+        if precision == "fp8" and self.fp8_tflops is not None:
+            return self.fp8_tflops * 1e12
+        if precision in ("bf16", "fp16", "fp8"):
             return self.bf16_tflops * 1e12
         return (self.tf32_tflops if tf32 else self.fp32_tflops) * 1e12
 

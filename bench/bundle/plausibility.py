@@ -108,7 +108,8 @@ def require_limits(results: Results) -> None:
                 f"its limit {ceiling.name} is {ceiling.rate / 1e12:,.0f} TFLOP/s; the vendor's peak of an "
                 f"{gpu_name} is {peak / 1e12:,.0f}"
             )
-    fastest_gpu = max(max(gpu.bf16_tflops, gpu.tf32_tflops, gpu.fp32_tflops) for gpu in known_gpus) * 1e12
+    kinds = ("fp8", "bf16", "fp32")
+    fastest_gpu = max(gpu.peak_flops(kind, tf32=True) for gpu in known_gpus for kind in kinds)
     for trial in results.trials:
         estimate = trial.estimate
         if estimate is None or estimate.ceiling_flops_per_second is not None:

@@ -15,7 +15,7 @@ from bench.base.strict_json import pretty_json, to_json
 from bench.cli.model_list import print_models
 from bench.planning.manifest import load_manifest
 from bench.planning.plan import Plan, SettingPlan, make_plan, target_of
-from bench.records.text import batch_text, bytes_text, figures
+from bench.records.text import FP8_ON_CPU, batch_text, bytes_text, figures
 from bench.runner.run.check_data import remarks_about_data
 from bench.training.methods import Target
 from bench.training.models.dry_build import rehearse
@@ -143,4 +143,6 @@ def _plan_text(made: Plan, remarks: Sequence[str]) -> str:
     table = tabulate(rows, headers, disable_numparse=True, colalign=align)
     first = f"{device}   {len(made.cells)} settings to measure{at_most}, {len(made.skipped)} skipped"
     said = [f"remark   {remark}" for remark in remarks]
+    if target.device == "cpu" and any(cell.model.recipe.precision == "fp8" for cell in made.cells):
+        said.append(f"remark   {FP8_ON_CPU}")
     return "\n".join([first, "", table, *_host_memory_lines(made), *skipped, *said])

@@ -56,7 +56,7 @@ def launch(trial: Trial) -> dict[str, Any]:
         "num_machines": 1,
         "machine_rank": 0,
         "num_processes": trial.gpus,
-        "mixed_precision": "no" if trial.model.recipe.precision == "fp32" else trial.model.recipe.precision,
+        "mixed_precision": trial.model.recipe.half or "no",
         "use_cpu": False,
         "main_training_function": "main",
         "debug": False,

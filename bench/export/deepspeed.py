@@ -10,6 +10,7 @@ from typing import Any
 from bench.base.strict_json import pretty_json
 from bench.records.trial import Trial
 from bench.training.methods import not_exported
+from bench.training.models import Half
 from bench.training.setting import in_group, sharded_by
 
 COMMAND = "deepspeed --num_gpus {gpus} train.py --out checkpoints"
@@ -50,16 +51,16 @@ def configuration(trial: Trial) -> str:
         "gradient_clipping": recipe.clip_norm or 0.0,
         "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,
-        "bf16": {"enabled": bool(stage) and recipe.precision == "bf16"},
-        "fp16": {"enabled": bool(stage) and recipe.precision == "fp16"},
+        "bf16": {"enabled": bool(stage) and recipe.half == "bf16"},
+        "fp16": {"enabled": bool(stage) and recipe.half == "fp16"},
         "data_types": {"grad_accum_dtype": "fp32"},
         "steps_per_print": 1 << 40,
-        **({} if stage or recipe.precision == "fp32" else {"torch_autocast": _autocast(recipe.precision)}),
+        **({} if stage or recipe.half is None else {"torch_autocast": _autocast(recipe.half)}),
     }
     return pretty_json(settings).decode()
 
 
-def _autocast(precision: str) -> dict[str, Any]:
+def _autocast(half: Half) -> dict[str, Any]:
     """Return autocast's options as in an unsharded trial: weights and the gradients sent are in fp32."""
-    dtype = {"bf16": "bfloat16", "fp16": "float16"}[precision]
+    dtype = {"bf16": "bfloat16", "fp16": "float16"}[half]
     return {"enabled": True, "dtype": dtype, "lower_precision_safe_modules": []}

@@ -141,10 +141,20 @@ def _line(groups: Groups) -> tuple[float, float] | tuple[None, None]:
     return (slope, mean(groups[low]) - low * slope) if slope > 0 else (None, None)
 
 
-def ceiling_precision(model: Model, setting: tuple[str, ...]) -> str:
-    """Return the precision of the matrix products that bound a trial of this setting."""
+def ceiling_precisions(model: Model, setting: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the precisions of the matrix products whose fastest bounds a trial of this setting."""
     precision = model.recipe.precision
-    return "tf32" if precision == "fp32" and "tf32" in setting else precision
+    if precision == "fp8":  # some products of such a recipe multiply in bf16, which on a CPU is faster
+        return "fp8", "bf16"
+    return ("tf32" if precision == "fp32" and "tf32" in setting else precision,)
+
+
+def ceiling_of(trial: Trial, ceilings: Iterable[Ceiling]) -> float | None:
+    """Return the best rate of plain matrix products on all GPUs of a trial; None if none was measured."""
+    known = list(ceilings)
+    names = (f"matmul-{precision}" for precision in ceiling_precisions(trial.model, trial.setting))
+    rates = (ceiling_rate(known, name, trial.gpus) for name in names)
+    return max((rate for rate in rates if rate is not None), default=None)
 
 
 def ceiling_rate(ceilings: Iterable[Ceiling], name: str, gpus: int) -> float | None:
@@ -190,9 +200,7 @@ def estimate(
         units_per_second=recipe.batch_size * recipe.units_per_sample / step_with_overhead.value,
         days=step_with_overhead.scaled(recipe.steps / SECONDS_A_DAY),
         flops_per_second=flops.training * recipe.batch_size / step.value,
-        ceiling_flops_per_second=ceiling_rate(
-            ceilings, f"matmul-{ceiling_precision(trial.model, trial.setting)}", trial.gpus
-        ),
+        ceiling_flops_per_second=ceiling_of(trial, ceilings),
         peak_bytes=measurement.peak_bytes,
     )
 

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from bench.records.estimate import Estimate
 from bench.training.setting import NAIVE, Setting, in_group
 
-# Both limits are wide on purpose. Products in half precision round each number by up to 0.4%, and such errors
-# add up over dozens of layers: two right settings differ by a few percent, in a single parameter by more, and
-# rounding sends a few tokens of a mixture to other experts. Gradients that are wrong are far beyond: a factor
-# that is forgotten is at least 100%, and garbage of a compiler was 20,000,000%.
+# Both limits are wide on purpose. Products in half precision round each number by up to 0.4%, those in fp8 by
+# up to 6%, and such errors add up over dozens of layers: two right settings differ by a few percent, in a
+# single parameter by more, and rounding sends a few tokens of a mixture to other experts. Gradients that are
+# wrong are far beyond: a factor that is forgotten is at least 100%, and garbage of a compiler was
+# 20,000,000%.
 MOST_OF_WHOLE = 0.2
 MOST_OF_A_PARAMETER = 0.5
 

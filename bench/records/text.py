@@ -9,6 +9,11 @@ from bench.records.gradients import GradientCheck
 from bench.records.run_results import TrialResult
 from bench.records.trial import Crashed, Failure, Image, OutOfMemory, TimedOut, Unsupported
 
+# A CPU computes the numbers of such a recipe, for tests and to try a manifest out.
+FP8_ON_CPU = (
+    "a CPU has no units for fp8: it computes the same numbers slowly, and its times say nothing of a GPU"
+)
+
 
 def figures(value: float, digits: int = 3) -> str:
     """Format with `digits` significant figures and thousands separators, without exponent: 12,300, 0.0123."""

@@ -232,6 +232,17 @@ def test_every_optimizer_trains_and_resumes(updated_otherwise: Path, kind: str, 
     goes_on(folder, 1)
 
 
+@pytest.fixture(scope="module")
+def fp8(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    recipe: dict[str, object] = {"precision": "fp8", "batch_size": 32}
+    return bundle_of(tmp_path_factory.mktemp("fp8"), 1, ["naive", ["half-weights"]], recipe, codes=(0, 3))
+
+
+@pytest.mark.parametrize("kind", export.KINDS)
+def test_in_fp8_each_script_multiplies_as_the_trial_did(fp8: Path, kind: export.Kind, tmp_path: Path) -> None:
+    agree(trained(written(fp8, kind, "naive", tmp_path / "made"), 1), measured_losses(fp8, "naive"))
+
+
 @pytest.mark.parametrize("kind", export.KINDS)
 def test_the_last_step_is_always_logged_and_saved(tied: Path, kind: str, tmp_path: Path) -> None:
     """The last step is saved also for a model with tied embeddings."""

@@ -43,7 +43,13 @@ def train(run: TrialRun, steps: int) -> list[float]:
 @pytest.mark.parametrize("optimizer", ["adam", "adamw-8bit", "muon"])
 @pytest.mark.parametrize(
     ("setting", "precision"),
-    [((), "fp32"), ((), "fp16"), (("half-weights",), "bf16"), (("half-weights",), "fp16")],
+    [
+        ((), "fp32"),
+        ((), "fp16"),
+        (("half-weights",), "bf16"),
+        (("half-weights",), "fp16"),
+        (("half-weights",), "fp8"),
+    ],
 )
 def test_training_goes_on_as_if_it_had_not_stopped(
     setting: Setting, precision: Precision, optimizer: str, tmp_path: Path

@@ -147,7 +147,9 @@ def test_fsdp_is_in_the_configuration_of_accelerate_and_trainer(
     assert not (tmp_path / "t" / "deepspeed.json").exists()
 
 
-@pytest.mark.parametrize(("precision", "dtype"), [("bf16", "bfloat16"), ("fp16", "float16"), ("fp32", None)])
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [("bf16", "bfloat16"), ("fp8", "bfloat16"), ("fp16", "float16"), ("fp32", None)]
+)
 def test_without_sharding_deepspeed_keeps_fp32_weights_as_the_trial_did(
     precision: str, dtype: str | None, tmp_path: Path
 ) -> None:
@@ -156,6 +158,17 @@ def test_without_sharding_deepspeed_keeps_fp32_weights_as_the_trial_did(
     given = read(tmp_path / "b" / "deepspeed.json")
     assert not given["bf16"]["enabled"] and not given["fp16"]["enabled"]
     assert given.get("torch_autocast", {}).get("dtype") == dtype
+
+
+def test_every_framework_computes_in_bf16_beside_products_in_fp8(tmp_path: Path) -> None:
+    """The script itself lets layers multiply in fp8; "fp8" means other software to accelerate."""
+    of = manifest(models=[{"name": "tiny-gpt-neox", "recipe": {"precision": "fp8"}}])
+    path = bundle(tmp_path / "a.tar", of=of)
+    for kind in ("trainer", "accelerate"):
+        assert export(path, "--to", kind, tmp_path / kind) == 0
+    given = read(tmp_path / "trainer" / "training_arguments.json")
+    assert (given["bf16"], given["fp16"]) == (True, False)
+    assert read(tmp_path / "accelerate" / "accelerate.json")["mixed_precision"] == "bf16"
 
 
 ALL_PACKAGES = dict.fromkeys(

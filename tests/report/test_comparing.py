@@ -83,6 +83,10 @@ def test_the_best_plausible_setting_represents_a_machine(tmp_path: Path) -> None
             {"models": [{"name": "tiny-gpt-neox", "recipe": {"precision": "bf16"}}]},
             "precision bf16, not fp32",
         ),
+        (
+            {"models": [{"name": "tiny-gpt-neox", "recipe": {"precision": "fp8"}}]},
+            "precision fp8, not fp32",
+        ),
         ({"models": [{"name": "tiny-gpt-neox", "recipe": {"clip_norm": 2.0}}]}, "another recipe"),
         ({"models": [{"name": "tiny-gpt-neox", "recipe": {"schedule": "wsd"}}]}, "another recipe"),
         ({"memory_cap_gib": 24}, "memory cap 24 GiB, not none"),

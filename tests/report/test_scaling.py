@@ -65,6 +65,21 @@ def test_equal_precision_is_preferred_over_equal_size_and_a_difference_is_report
     assert "reached in fp32 and assumed for fp16" in alone.basis
 
 
+def test_fp8_has_a_peak_of_its_own_and_no_estimate_for_a_gpu_without_units_for_it() -> None:
+    assert H100.peak_flops("fp8", tf32=False) == pytest.approx(
+        2 * H100.peak_flops("bf16", tf32=False), rel=1e-3
+    )
+    measured = dataclasses.replace(row("fp8"), precision="fp8")
+    found = extrapolate(H200, 1, "gpt_neox", "fp8", 1e21, [row("bf16"), measured])
+    assert found.basis.startswith("fp8") and found.days is not None
+    assert (
+        "reached in bf16 and assumed for fp8" in extrapolate(H200, 1, "gpt_neox", "fp8", 1e21, [row()]).basis
+    )
+    older = extrapolate(A100, 1, "gpt_neox", "fp8", 1e21, [measured])
+    assert (older.days, older.low_days) == (None, None)
+    assert "its units do not multiply in fp8" in older.basis
+
+
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_fewer_than_three_rows_to_hold_out_make_no_error_bar(count: int) -> None:
     rows = [row(f"m{i}", flops=1e20 * 3**i) for i in range(count)]

@@ -138,6 +138,20 @@ def test_two_devices_update_as_one_does_with_every_optimizer(
 
 
 @pytest.mark.e2e
+@pytest.mark.parametrize(
+    "setting", [NAIVE, ("half-weights",), ("fsdp-2",), ("fsdp-3",), ("zero-2",), ("zero-3",)], ids="+".join
+)
+def test_a_recipe_in_fp8_on_two_devices_computes_what_it_does_on_one(
+    setting: Setting, supervisor: Supervisor, tmp_path: Path
+) -> None:
+    model = small(TINY["gpt_neox"])
+    model = dataclasses.replace(model, recipe=dataclasses.replace(model.recipe, precision="fp8"))
+    one, several = alone(supervisor, tmp_path, model), measured(supervisor, tmp_path, model, setting, 2)
+    assert several.losses == pytest.approx(one.losses, rel=2e-3)
+    assert several.gradient_norms == pytest.approx(one.gradient_norms, rel=3e-2)
+
+
+@pytest.mark.e2e
 @pytest.mark.parametrize("setting", [s for s in memory_saving_settings(1) if "offload" in s], ids="+".join)
 def test_one_device_offloads(setting: Setting, supervisor: Supervisor, tmp_path: Path) -> None:
     model = small(TINY["gpt_neox"])

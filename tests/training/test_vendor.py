@@ -196,6 +196,16 @@ def test_a_product_of_halves_is_added_in_fp32() -> None:
         )
 
 
+def test_fp8_numbers_are_multiplied_with_a_scale_for_each_row() -> None:
+    assert hasattr(torch, "_scaled_mm"), gone(torch_inside, "torch has no _scaled_mm")
+    left, right = (torch.ones(rows, 32).to(torch.float8_e4m3fn) for rows in (16, 48))
+    scales = torch.tensor([1.0, 2.0]).repeat(8).unsqueeze(1), torch.full((48, 1), 0.5)
+    expected = torch.full((16, 48), 16.0) * scales[0]
+    # A GPU before compute capability 8.9 refuses such numbers, so the CPU multiplies.
+    found = torch_inside.fp8_product(left, scales[0], right, scales[1])
+    assert torch.equal(found, expected.bfloat16()), gone(torch_inside, "_scaled_mm computes otherwise")
+
+
 def test_adamw_counts_updates_in_a_tensor() -> None:
     weight = nn.Parameter(torch.ones(2))
     weight.grad = torch.ones(2)

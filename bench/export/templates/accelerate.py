@@ -17,7 +17,6 @@ from bench.export import runtime
 
 HERE = Path(__file__).parent
 SAVE_EVERY = 1000  # steps between two checkpoints
-MIXED = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
 
 
 def main() -> None:
@@ -95,6 +94,7 @@ def make_accelerator(trial: runtime.Trial) -> Accelerator:
     replicas = DistributedDataParallelKwargs(
         gradient_as_bucket_view=True, find_unused_parameters=not runtime.uses_all_weights(trial.model)
     )
+    recipe = trial.model.recipe
     accelerator = Accelerator(
         # FSDP reduces gradients in every pass, so that each device keeps only its share of them.
         gradient_accumulation_plugin=GradientAccumulationPlugin(
@@ -103,7 +103,7 @@ def make_accelerator(trial: runtime.Trial) -> Accelerator:
         fsdp_plugin=plugin,
         kwargs_handlers=[replicas],
         # With ZeRO, deepspeed.json names the precision.
-        mixed_precision=None if by == "zero" else MIXED[trial.model.recipe.precision],
+        mixed_precision=None if by == "zero" else recipe.half or "no",
     )
     runtime.check_devices(trial, accelerator.num_processes)
     return accelerator

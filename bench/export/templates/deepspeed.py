@@ -54,7 +54,7 @@ def main() -> None:
         for step in range(done + 1, options.last_step + 1):
             for _ in range(trial.accumulation):
                 batch = next(batches)
-                loss = engine(lowered(batch, recipe.precision) if shards else batch)
+                loss = engine(lowered(batch, recipe.half) if shards else batch)
                 engine.backward(loss)
                 engine.step()  # in every pass: the engine counts them, and updates in a step's last one
                 total += loss.detach() / trial.accumulation
@@ -75,9 +75,9 @@ def load(engine: Any, folder: Path) -> int:
     return int(rest["step"])
 
 
-def lowered(batch: dict[str, torch.Tensor], precision: str) -> dict[str, torch.Tensor]:
+def lowered(batch: dict[str, torch.Tensor], half: str | None) -> dict[str, torch.Tensor]:
     """Convert images to the weights' precision, because nothing autocasts them under ZeRO."""
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
+    dtype = {None: torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[half]
     return {name: t.to(dtype) if t.is_floating_point() else t for name, t in batch.items()}
 
 

@@ -180,7 +180,10 @@ def _guesses(
     flops, row = min(counted, key=lambda pair: pair[0])
     of_row = row.family, row.precision, flops, evidence
     guesses = (extrapolate(gpu, gpus, *of_row) for gpu, gpus in terms.wanted)
-    return tuple(guess if guess.days else replace(guess, basis=unusable[row.family]) for guess in guesses)
+    return tuple(
+        guess if guess.days else replace(guess, basis=unusable.get(row.family, guess.basis))
+        for guess in guesses
+    )
 
 
 def _part(

@@ -64,6 +64,9 @@ def extrapolate(
 ) -> Extrapolation:
     """Estimate one model's training, of `flops` in all, on `gpus` GPUs of the target kind."""
     at_peak = peak_days(flops, target, gpus, precision, tf32=True)
+    if precision == "fp8" and target.fp8_tflops is None:
+        reason = "it cannot train this recipe: its units do not multiply in fp8"
+        return Extrapolation(target.name, gpus, at_peak, None, None, None, 0, reason)
     nearest = _nearest(target, family, precision, gpus, flops, evidence)
     if nearest is None:
         return Extrapolation(target.name, gpus, at_peak, None, None, None, 0, f"no {family} was measured")
@@ -84,7 +87,7 @@ def _basis(target: GpuModel, gpus: int, precision: str, nearest: MeasuredRow) ->
     """Yield the nearest row, then every assumption beyond that row."""
     yield f"{nearest.model} on {nearest.gpus}x {nearest.gpu.name}"
     yield f"{100 * nearest.efficiency:.0f}% of the vendor's peak"
-    if _in_half(nearest.precision) != _in_half(precision):
+    if _units(nearest.precision) != _units(precision):
         yield f"reached in {nearest.precision} and assumed for {precision}"
     if gpus > nearest.gpus:
         yield f"assuming that each of {gpus} GPUs is as fast as {_of_how_many(nearest.gpus)}"
@@ -111,14 +114,15 @@ def _nearest(
     def distance(e: MeasuredRow) -> tuple[bool, bool, bool, float, str]:
         size = abs(math.log(e.flops / flops)) + abs(math.log(e.gpus / gpus))
         generation = e.gpu.compute_capability != target.compute_capability
-        units = _in_half(e.precision) != _in_half(precision)  # different units, of another efficiency
+        units = _units(e.precision) != _units(precision)  # different units, of another efficiency
         return e.gpu.name != target.name, generation, units, size, e.model
 
     return min(same_family, key=distance, default=None)
 
 
-def _in_half(precision: str) -> bool:
-    return precision != "fp32"
+def _units(precision: str) -> str:
+    """Return the precision for which its matrix units are named: fp16 multiplies on those of bf16."""
+    return "bf16" if precision == "fp16" else precision
 
 
 def _factor(a: int, b: int) -> float:

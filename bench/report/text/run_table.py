@@ -15,6 +15,7 @@ from bench.records.run_results import Fastest, Results, TrialResult
 from bench.records.slowdown import Slowed, slowed_lines
 from bench.records.switches import in_words
 from bench.records.text import (
+    FP8_ON_CPU,
     batch_text,
     bytes_text,
     count_text,
@@ -111,6 +112,8 @@ def _notes(results: Results, slowed: Mapping[str, Slowed]) -> Iterable[str]:
         if trial.no_floor:
             yield f"no floor  {trial.model}: {trial.no_floor}"
         yield from _about_gradients(trial)
+    if not results.node.gpus and any(model.recipe.precision == "fp8" for model in results.models):
+        yield f"fp8    {FP8_ON_CPU}"
     yield f"image  {image_text(results.node.image)}"
     if results.node.switches:
         yield f"set    {in_words(results.node.switches)}"

@@ -9,12 +9,13 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 from bench.base.errors import EnvironmentCannot
 from bench.planning.plan import Plan
 from bench.planning.search.next_trial import finalist, longer, next_trial, tally, unproven
-from bench.records.estimate import ceiling_precision
+from bench.records.estimate import ceiling_precisions
 from bench.records.floor import Floor, FloorOrReason, why_no_floor
 from bench.records.gradients import MOST_WRONG, CheckOrReason, GradientCheck, why_no_check, why_not_checked
 from bench.records.switches import deciding, differences
@@ -260,7 +261,8 @@ class _Jobs:
         run, target = self.run, self.run.plan.target
         if run.ceilings:
             return
-        precisions = sorted({ceiling_precision(cell.model, cell.setting) for cell in run.plan.cells})
+        asked = (ceiling_precisions(cell.model, cell.setting) for cell in run.plan.cells)
+        precisions = sorted(set(chain.from_iterable(asked)))
         self.progress.begin("ceilings", "ceilings of this machine")
         log, limits = _log(run, "ceilings"), Limits(self._until(CEILING_SECONDS))
         try:

@@ -17,8 +17,16 @@ import torch.distributed as dist
 from bench.records.trial import Ceiling
 from bench.runner.trial.device import Device
 from bench.runner.trial.team import Team
+from bench.training.models.fp8 import rows_in_fp8
+from bench.training.vendor import torch_inside
 
-_DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_DTYPES = {
+    "fp32": torch.float32,
+    "tf32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp8": torch.bfloat16,  # of the product, and of the random numbers before they are cast
+}
 # Shapes (m, n, k): large enough to fill the device, small enough to take less than a second.
 _GPU_SHAPES = ((8192, 8192, 8192), (16384, 8192, 4096), (4096, 4096, 16384))
 _CPU_SHAPES = ((1024, 1024, 1024), (512, 2048, 1024))
@@ -55,7 +63,10 @@ def _matmul(device: Device, team: Team, precision: str) -> Iterator[Ceiling]:
         a = torch.randn(m, k, device=device.torch, dtype=dtype)
         b = torch.randn(k, n, device=device.torch, dtype=dtype)
         out = torch.empty(m, n, device=device.torch, dtype=dtype)
-        samples = _timed(device, team, partial(torch.mm, a, b, out=out))
+        call: Callable[[], object] = partial(torch.mm, a, b, out=out)
+        if precision == "fp8":
+            call = partial(torch_inside.fp8_product, *rows_in_fp8(a), *rows_in_fp8(b.t()))
+        samples = _timed(device, team, call)
         yield Ceiling(f"matmul-{precision}", team.rank, "FLOP/s", 2 * m * n * k, samples)
 
 

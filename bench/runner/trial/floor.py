@@ -39,6 +39,7 @@ from bench.training.methods import prepare_all
 from bench.training.models import Model, family_of
 from bench.training.models.attention import fused_attention
 from bench.training.models.cuda_autocast import as_on_cuda
+from bench.training.models.fp8 import multiply_blocks_in_fp8
 from bench.training.models.head import unchecked_head
 from bench.training.models.model import empty_batch
 from bench.training.setting import Setting
@@ -52,6 +53,7 @@ OPERATORS: Mapping[str, Kind] = {
     "bmm": "products",
     "baddbmm": "products",
     "_grouped_mm": "products",
+    "_scaled_mm": "products",
     "convolution": "convolutions",
     "convolution_backward": "convolutions",
 }
@@ -183,6 +185,8 @@ def recorded(model: Model, setting: Setting, micro_batch: int) -> Recording:
         torch_inside.windows_attended_by(partial(recording.replaced, "attention")),
     ):
         torch_inside.make_fake(module, half if halved else None)
+        if model.recipe.precision == "fp8":
+            multiply_blocks_in_fp8(module, family_of(model).blocks(module), model.name)
         batch = empty_batch(model, micro_batch, half if half is not None and halved else torch.float32)
         autocast = torch.autocast("cpu", dtype=half) if autocasts else nullcontext()
         with torch_inside.each_operator(recording.operator):

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bench.training.models.fp8 import gradient_in_fp8, linear_in_fp8, multiplies_in_fp8, product_in_fp8
 from bench.training.vendor import torch_inside
 
 MIN_ROWS = 4096  # of an embedding; gradients of smaller tables are small
@@ -34,12 +35,15 @@ def add_up_in_products(layer: nn.Linear, sums: Tensor) -> None:
     """Let the backward pass add the gradient of the layer's weight to `sums`; autograd gets no gradient."""
     # `data`, because sums are views of one buffer: otherwise autograd sees a change of one in all others.
     layer.register_buffer("sums", sums.data, persistent=False)
+    in_fp8 = multiplies_in_fp8(layer)
+    plain = linear_in_fp8 if in_fp8 else F.linear
 
     def product(entry: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         # For an input without a gradient the compiler would drop the operator, whose results nothing uses.
         if not entry.requires_grad or entry.dim() < 2:
-            return F.linear(entry, weight, bias)
-        out: Tensor = _product(entry, weight, bias, layer.sums)
+            return plain(entry, weight, bias)
+        multiply = linear_in_fp8 if in_fp8 else _product
+        out: Tensor = multiply(entry, weight, bias, layer.sums)
         return out
 
     if "forward" in vars(layer):  # replaced by a method that uses `layer.product` (biased_gelu.py)
@@ -90,6 +94,11 @@ class _Rows(torch.autograd.Function):
         return None, None, None, None
 
 
+def multiply_alike(layers: Sequence[nn.Linear]) -> bool:
+    """Whether layers multiply in one precision: all of them in fp8, or none."""
+    return len({multiplies_in_fp8(layer) for layer in layers}) == 1
+
+
 def join_products(layers: Sequence[nn.Linear], sums: Tensor, start: int) -> None:
     """Let the first of several layers that read the same tensor compute the product of all.
 
@@ -103,16 +112,19 @@ def join_products(layers: Sequence[nn.Linear], sums: Tensor, start: int) -> None
         layer.weight.data = part
     waiting: list[tuple[Tensor, Tensor]] = []  # entry and result of the layers that were not called yet
     first, *others = layers
+    in_fp8 = multiplies_in_fp8(first)
     first.register_buffer("matrix", matrix, persistent=False)
     first.register_buffer("sums", total.data, persistent=False)
 
     def compute_all(entry: Tensor) -> Tensor:
         biases = [layer.bias for layer in layers if layer.bias is not None]
         if entry.requires_grad:
-            parts = _JoinedProduct.apply(entry, first.matrix, first.sums, rows, *biases)
+            joined = _JoinedFp8Product if in_fp8 else _JoinedProduct
+            parts = joined.apply(entry, first.matrix, first.sums, rows, *biases)
         else:  # for an input without a gradient the compiler would drop the operator
             matrix = torch.cat([layer.weight for layer in layers])
-            parts = F.linear(entry, matrix, torch.cat(biases) if biases else None).split(rows, -1)
+            product = linear_in_fp8 if in_fp8 else F.linear
+            parts = product(entry, matrix, torch.cat(biases) if biases else None).split(rows, -1)
         waiting[:] = [(entry, result) for result in parts[1:]]
         own: Tensor = parts[0]
         return own
@@ -155,6 +167,26 @@ class _JoinedProduct(torch.autograd.Function):
         return _parts_gradient(list(gradients), entry, matrix, sums), None, None, None, *biases
 
 
+class _JoinedFp8Product(torch.autograd.Function):
+    """A joined product in fp8. Its backward pass is one product, because casting gradients copies them."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, entry: Tensor, matrix: Tensor, sums: Tensor, rows: list[int], *biases: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(entry, matrix, sums)
+        ctx.biased = bool(biases)
+        found = product_in_fp8(entry, matrix)
+        parts: tuple[Tensor, ...] = (found + torch.cat(biases) if biases else found).split(rows, -1)
+        return parts
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        entry, matrix, sums = ctx.saved_tensors
+        biases = [gradient.flatten(0, -2).sum(0) for gradient in gradients if ctx.biased]
+        return gradient_in_fp8(gradients, entry, matrix, sums), None, None, None, *biases
+
+
 @torch.library.custom_op("bench::parts_gradient", mutates_args=())
 def _parts_gradient(gradients: Sequence[Tensor], entry: Tensor, matrix: Tensor, sums: Tensor) -> Tensor:
     """Add the gradient of each part of the matrix to `sums`. Returns the gradient of the input."""
@@ -195,11 +227,8 @@ def _product_gradient(grad_out: Tensor, entry: Tensor, weight: Tensor, sums: Ten
 
 def _add_product(sums: Tensor, gradients: Tensor, entries: Tensor) -> None:
     """Add the product of gradients and entries to `sums`."""
-    total = sums.data  # hidden from autograd, which keeps `sums` for other uses of the layer
-    if total.is_cuda:
-        torch_inside.add_half_product(total, gradients.T, entries)
-    else:  # PyTorch multiplies halves into fp32 on GPUs only
-        total += gradients.T @ entries
+    # `data` hides the change from autograd, which keeps `sums` for other uses of the layer.
+    torch_inside.add_half_product(sums.data, gradients.T, entries)
 
 
 @_product_gradient.register_fake

@@ -19,6 +19,7 @@ from bench.runner.trial.fused_gradient_sums import (
     adds_up,
     adds_up_rows,
     join_products,
+    multiply_alike,
 )
 from bench.runner.trial.team import Team
 from bench.runner.trial.training_loop import HALF, Batch, SingleDevice, WithLoss, lowered, make_moments
@@ -38,7 +39,7 @@ class HalfWeightsStrategy(SingleDevice):
         super().__init__(whole, recipe, device, fused)
         self.computed = list(whole.parameters())
         copies = dict(zip(self.computed, self.weights, strict=True))
-        joined = [group for group in whole.siblings if all(map(adds_up, group))]
+        joined = [group for group in whole.siblings if all(map(adds_up, group)) and multiply_alike(group)]
         side_by_side = dict.fromkeys(layer.weight for group in joined for layer in group)
         self.gradients = _flat_gradients([copies[weight] for weight in side_by_side | copies])
         exact = _kept_exact(whole)

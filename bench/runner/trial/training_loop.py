@@ -22,7 +22,7 @@ from bench.training.objectives import Objective
 from bench.training.optimizers.updates.block_matrices import block_matrices
 from bench.training.vendor import torch_inside
 
-HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+HALF = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}  # fp8: beside its products
 Batch = Mapping[str, Tensor]
 
 

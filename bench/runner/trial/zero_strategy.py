@@ -104,8 +104,8 @@ def configuration(recipe: Recipe, micro_batch: int, stage: int, offload: bool) -
         "gradient_accumulation_steps": 1,  # the training loop decides which pass is the last
         "gradient_clipping": recipe.clip_norm or 0.0,
         "zero_optimization": zero,
-        "bf16": {"enabled": recipe.precision == "bf16"},
-        "fp16": {"enabled": recipe.precision == "fp16"},
+        "bf16": {"enabled": recipe.half == "bf16"},
+        "fp16": {"enabled": recipe.half == "fp16"},
         # Sums of hundreds of passes would lose digits in half precision.
         "data_types": {"grad_accum_dtype": "fp32"},
         "steps_per_print": 1 << 40,

@@ -31,7 +31,7 @@ from bench.training.methods.cuda_graphs import why_not_recorded
 from bench.training.methods.method import Method as Method
 from bench.training.methods.method import Target as Target
 from bench.training.methods.method import older_than
-from bench.training.models import Counted, Flops, Model
+from bench.training.models import LEAST_CAPABILITY, Counted, Flops, Model
 from bench.training.setting import GROUPS, NAIVE, Setting, in_group, sharded_by
 
 if TYPE_CHECKING:
@@ -93,12 +93,14 @@ def not_exported(framework: str, setting: Setting, model: Model) -> str | None:
 
 def refusal(setting: Setting, model: Model, target: Target) -> str | None:
     """Return the first reason why a setting cannot train the model on the target; None if it can."""
-    if model.recipe.precision == "bf16" and older_than(target, 8.0):
-        return f"trains in bf16, which needs compute capability 8.0, this GPU has {target.compute_capability}"
     optimizer = model.recipe.optimizer
     if optimizer.computes_in_bf16 and older_than(target, 8.0):
         needs = f"{optimizer.name} computes in bf16, which needs compute capability 8.0"
         return f"{needs}, this GPU has {target.compute_capability}"
+    least = LEAST_CAPABILITY.get(model.recipe.precision)
+    if least and older_than(target, least):
+        precision, found = model.recipe.precision, target.compute_capability
+        return f"trains in {precision}, which needs compute capability {least}, this GPU has {found}"
     if shards := in_group(setting, "sharding"):
         sharder = sharded_by(setting)
         if sharder and (reason := optimizer.not_sharded_by.get(sharder)):
@@ -187,7 +189,10 @@ def prepare_all(setting: Setting) -> None:
 
 
 def apply_all(setting: Setting, model: Model, whole: nn.Module, blocks: list[nn.Module]) -> None:
-    """Apply the setting's methods, in order, to the model with its loss and to its blocks."""
+    """Apply the setting's methods, in order, to the model with its loss and to its blocks.
+
+    Products in fp8 belong to the recipe and not to a method: every setting of such a recipe has them.
+    """
     methods = [known_methods()[name] for name in setting]
     whole.blocks = tuple(blocks)
     if model.recipe.aim.has_text_head and any(method.head for method in methods):
@@ -199,6 +204,10 @@ def apply_all(setting: Setting, model: Model, whole: nn.Module, blocks: list[nn.
             reason = f"{method.name}: the head of this architecture cannot run on its own"
             raise BadInput(reason, where=model.name)
         method.apply(model, whole, blocks)
+    if model.recipe.precision == "fp8":  # last, so that methods find plain layers
+        from bench.training.models.fp8 import multiply_blocks_in_fp8  # imports torch
+
+        multiply_blocks_in_fp8(whole.model, blocks, model.name)
 
 
 def arithmetic(setting: Setting, model: Model, counts: Counted) -> Flops:

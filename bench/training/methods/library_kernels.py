@@ -33,6 +33,13 @@ def _prepare_tf32() -> None:
     torch.backends.cudnn.allow_tf32 = True
 
 
+def _refuse_kernels(model: Model, target: Target) -> str | None:
+    family = family_of(model)
+    if model.recipe.precision == "fp8" and not family.kernels_call_layers:
+        return f"the kernels of {family.name} multiply by weights themselves, in bf16, and the recipe is fp8"
+    return family.missing_kernels(target.device, target.has)
+
+
 def _refuse_flex_attention(model: Model, target: Target) -> str | None:
     if model.family != "vit":
         return "known to pay for ViT alone: attention without a mask, in fp32"
@@ -69,7 +76,7 @@ METHODS = (
         name="kernels",
         summary="hand-written kernels where the family has them",
         free_lunch=True,
-        refuse=lambda model, target: family_of(model).missing_kernels(target.device, target.has),
+        refuse=_refuse_kernels,
     ),
     Method(
         name="flex-attention",  # in fp32 on tensor cores, which PyTorch's other fp32 kernels leave idle

@@ -10,8 +10,10 @@ from collections.abc import Mapping
 from functools import cache
 
 from bench.training.models.footprint import Counted as Counted
+from bench.training.models.model import LEAST_CAPABILITY as LEAST_CAPABILITY
 from bench.training.models.model import Family as Family
 from bench.training.models.model import Flops as Flops
+from bench.training.models.model import Half as Half
 from bench.training.models.model import Model as Model
 from bench.training.models.model import Parts as Parts
 from bench.training.models.model import Precision as Precision

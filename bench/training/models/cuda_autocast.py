@@ -18,7 +18,7 @@ def half_of(precision: str) -> torch.dtype | None:
     """Return the precision in which autocast computes; None for fp32."""
     import torch
 
-    return {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+    return {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}[precision]
 
 
 def as_on_cuda(*, autocast: bool) -> Any:

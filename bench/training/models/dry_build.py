@@ -108,8 +108,40 @@ def _dry_build_transformers(model: Model, path: str) -> DryBuild:
     ]
     if mistakes:
         return DryBuild(None, tuple(mistakes))
+    family = TransformersFamily(model.family)
     remarks = tuple(unread_field(model.family, key, path) for key in unread)
-    return DryBuild(counted(model), remarks=remarks)
+    return _counted_build(model, family, path, remarks)
+
+
+def _counted_build(
+    model: Model, family: TransformersFamily, path: str, remarks: tuple[str, ...] = ()
+) -> DryBuild:
+    """Count a model without mistakes in its fields; in fp8, look which of its layers can multiply so."""
+    if model.recipe.precision == "fp8":
+        total, fitting = _fp8_layers(model, family)
+        if not fitting:
+            found = '"fp8": no linear layer of its blocks has sizes that are multiples of 16'
+            return DryBuild(None, (Mistake(f"{path}/recipe/precision", found, "allowed: bf16"),))
+        if rest := total - fitting:
+            found = (
+                f"{rest} of the {total} linear layers of its blocks have sizes that are no multiples of 16"
+            )
+            remarks += (f"{path}/recipe/precision: {found}, and multiply in bf16",)
+    return DryBuild(counted(model, family), remarks=remarks)
+
+
+def _fp8_layers(model: Model, family: TransformersFamily) -> tuple[int, int]:
+    """Return the number of plain linear layers in a model's blocks, and how many can multiply in fp8."""
+    import torch
+    from torch import nn
+
+    from bench.training.models.fp8 import fp8_layers
+
+    with torch.device("meta"):
+        module = family.build_with(model, "eager")
+    blocks = family.blocks(module)
+    linear = {part for block in blocks for part in block.modules() if type(part) is nn.Linear}
+    return len(linear), len(fp8_layers(module, blocks))
 
 
 def _dry_build_timm(model: Model, path: str) -> DryBuild:
@@ -117,7 +149,7 @@ def _dry_build_timm(model: Model, path: str) -> DryBuild:
         remark = f"{path}/architecture/timm: timm is not installed here, so it is counted when it runs"
         return DryBuild(None, remarks=(remark,))
     mistakes = tuple(timm_family.name_mistakes(model, path))
-    return DryBuild(None, mistakes) if mistakes else DryBuild(counted(model, timm_family.TimmFamily()))
+    return DryBuild(None, mistakes) if mistakes else _counted_build(model, timm_family.TimmFamily(), path)
 
 
 def _dry_build_own(model: Model, path: str) -> DryBuild:

@@ -309,7 +309,7 @@ def configured(model: Model) -> Any:
 
 def _build(model: Model, attention: str) -> nn.Module:
     configuration, kind = configured(model), kinds()[model.recipe.objective]
-    if model.recipe.precision == "bf16":  # PyTorch compiles grouped products in no other precision
+    if model.recipe.half == "bf16":  # PyTorch compiles grouped products in no other precision
         transformers_inside.use_experts(configuration, grouped_experts())
     with _refusals_name(model):
         module: nn.Module = kind.from_config(configuration, attn_implementation=attention)

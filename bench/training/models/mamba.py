@@ -27,6 +27,7 @@ class Mamba(FamilyWithFormulas):
     name = "mamba"
     objectives = ("causal-lm",)
     kernels = "mamba-ssm: convolution, scan and projections of a mixer fused"
+    kernels_call_layers = False
     layers = "backbone.layers"
     keeps_fp32_weights = "Mamba's authors kept fp32 weights and computed under autocast"
     activations = ("silu",)  # the fused kernel supports no other

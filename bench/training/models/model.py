@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-Precision = Literal["fp32", "bf16", "fp16"]
+Precision = Literal["fp32", "bf16", "fp16", "fp8"]
+Half = Literal["bf16", "fp16"]
+# The least compute capability of a GPU whose matrix units multiply in a precision.
+LEAST_CAPABILITY: Mapping[str, float] = {"bf16": 8.0, "fp8": 8.9}
 SDPA = "scaled_dot_product_attention: scores and probabilities are never written to memory"
 Has = Callable[[str], bool]  # whether a package can be imported, by its import name
 
@@ -62,6 +65,11 @@ class Recipe:
     @property
     def unit(self) -> Unit:
         return self.aim.unit
+
+    @property
+    def half(self) -> Half | None:
+        """The precision of autocast and half-precision weights: bf16 beside products in fp8, None in fp32."""
+        return {"fp32": None, "bf16": "bf16", "fp16": "fp16", "fp8": "bf16"}[self.precision]
 
     @property
     def units_per_sample(self) -> int:
@@ -157,6 +165,8 @@ class Family(Protocol):
     objectives: tuple[ObjectiveName, ...]
     defaults: Mapping[str, Any] = {}  # every architecture field that a manifest may set
     kernels: str | None = SDPA  # what the method "kernels" replaces in this family, in words
+    # Whether "kernels" calls the model's linear layers; kernels that read their weights multiply in bf16.
+    kernels_call_layers: bool = True
     # Attribute names of transformers' modules, which it renames at will: tests/training/test_vendor.py looks
     # each of them up in a built model. The parts of a block that methods replace: "attention_norm",
     # "mlp_norm", "mlp", "rotary_attention" and "depthwise" (a convolution).

@@ -371,14 +371,38 @@ def keep_loss_scale_on_host(scaler: torch.amp.GradScaler) -> None:
 
 
 def add_half_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Compute `total += left @ right` on a GPU in one kernel, with half-precision factors and an fp32 sum.
+    """Compute `total += left @ right`, with half-precision factors and an fp32 sum, on a GPU in one kernel.
 
     Relies on: `torch.addmm` with `out_dtype` and `out` together, which exists for CUDA only and is
     recent. No issue known. Remove when the documentation of torch.addmm lists `out_dtype`.
     """
     import torch
 
-    torch.addmm(total, left, right, out_dtype=torch.float32, out=total)
+    if total.is_cuda:
+        torch.addmm(total, left, right, out_dtype=torch.float32, out=total)
+    else:
+        total += left @ right
+
+
+def fp8_product(left: Tensor, left_scales: Tensor, right: Tensor, right_scales: Tensor) -> Tensor:
+    """Compute `left @ right.t()` in bf16 from numbers of e4m3; each row of both has a scale, in one column.
+
+    Sums are kept in the precision of the units for fp8 (`use_fast_accum`), without which the kernel for
+    scales of rows loses most of its speed. A CPU computes the same numbers, with sums in fp32.
+
+    Relies on: the private operator `torch._scaled_mm`, the one that torch.compile and torchao use. No issue
+    known. Remove when torch.compile takes the public `torch.nn.functional.scaled_mm` in all supported
+    versions of torch.
+    """
+    import torch
+
+    if not len(left):  # an expert without tokens, for instance; the operator refuses it
+        return left.new_empty(0, len(right), dtype=torch.bfloat16)
+    out: Tensor = torch._scaled_mm(
+        left, right.t(), scale_a=left_scales, scale_b=right_scales.t(),
+        out_dtype=torch.bfloat16, use_fast_accum=True,
+    )  # fmt: skip
+    return out
 
 
 def forget_updates(optimizer: torch.optim.Optimizer, weight: nn.Parameter) -> None:
