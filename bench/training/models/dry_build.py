@@ -19,6 +19,7 @@ from typing import Any
 from bench.base.errors import BadInput, EnvironmentCannot, Mistake, in_json, nearest
 from bench.base.strict_json import from_json, to_json
 from bench.training.models import Counted, Model, families, own_module, timm_family
+from bench.training.models.class_mistakes import class_mistakes, several_models
 from bench.training.models.generic import TransformersFamily, built_parts, configured, counted, kinds
 from bench.training.models.own_models import misspelt, unread_field
 from bench.training.models.own_module_pass import pass_mistakes
@@ -92,6 +93,9 @@ def dry_build(model: Model, path: str) -> DryBuild:
         return _dry_build_transformers(model, path)
     except BadInput as error:
         mistake = Mistake(f"{path}/architecture", error.message, "allowed: what it can build")
+    except ImportError as error:
+        needed, _, _ = " ".join(str(error).split()).partition(". ")  # without advice to install it
+        mistake = Mistake(f"{path}/architecture", f"cannot run: {needed}", "allowed: what can run")
     except Exception as error:  # an architecture's code may raise anything
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         mistake = Mistake(f"{path}/architecture", f"cannot run: {reason}", "allowed: what can run")
@@ -99,10 +103,14 @@ def dry_build(model: Model, path: str) -> DryBuild:
 
 
 def _dry_build_transformers(model: Model, path: str) -> DryBuild:
+    auto_class = kinds()[model.recipe.objective]
+    if mistakes := [*several_models(model, auto_class, path)]:
+        return DryBuild(None, tuple(mistakes))
     configuration = configured(model)
     unread = _unread_fields(model, configuration)
     mistakes = [
         *_objective_mistakes(model, configuration, path),
+        *class_mistakes(model, auto_class, path),
         *_misspelt_fields(model, configuration, unread, path),
         *_size_mistakes(model, configuration, path),
     ]
@@ -171,7 +179,8 @@ def _objective_mistakes(model: Model, configuration: Any, path: str) -> Iterator
         allowed = ", ".join(able) or "none: transformers has no class of it that bench trains"
         yield Mistake(f"{path}/recipe/objective", f'"{objective}" does not fit', f"allowed: {allowed}")
     sees_all = "masked-lm" in able and not configuration.is_encoder_decoder
-    if objective == "causal-lm" and sees_all and getattr(configuration, "is_decoder", None) is False:
+    is_decoder = transformers_inside.value_of(configuration, "is_decoder")
+    if objective == "causal-lm" and sees_all and is_decoder is False:
         found = f"false: a token of {model.family} sees those that follow"
         yield Mistake(f"{path}/architecture/is_decoder", found, "allowed for causal-lm: true")
 
@@ -183,7 +192,7 @@ def _unread_fields(model: Model, configuration: Any) -> list[str]:
         key
         for key in model.architecture
         if key in vars(configuration)
-        and not hasattr(default, key)
+        and not transformers_inside.has_field(default, key)
         and not transformers_source.reads_field(model.family, key)
     ]
     if not unknown:
@@ -202,7 +211,7 @@ def _facts(configuration: Any, without: Sequence[str]) -> Mapping[str, Any]:
 
 def _misspelt_fields(model: Model, configuration: Any, unread: Sequence[str], path: str) -> Iterator[Mistake]:
     known = transformers_inside.field_names(type(configuration)())
-    fields = {name: getattr(configuration, name, None) for name in known}
+    fields = {name: transformers_inside.value_of(configuration, name) for name in known}
     for key in unread:
         if misspelt(key, model.architecture, fields):
             found = f"{type(configuration).__name__} has no such field"
@@ -213,7 +222,7 @@ def _misspelt_fields(model: Model, configuration: Any, unread: Sequence[str], pa
 def _size_mistakes(model: Model, configuration: Any, path: str) -> Iterator[Mistake]:
     def size(name: str) -> tuple[str, Any]:
         field = transformers_inside.field_named(configuration, name)
-        return f"{path}/architecture/{field}", getattr(configuration, field, None)
+        return f"{path}/architecture/{field}", transformers_inside.value_of(configuration, field)
 
     place, layers = size("num_hidden_layers")
     if type(layers) is int and layers < 1:

@@ -18,10 +18,11 @@ from bench.training.models.attention import attends_causally, fused_attention
 from bench.training.models.experts import grouped_experts
 from bench.training.models.footprint import Counted
 from bench.training.models.model import Family, Flops, Has, Model, Parts, empty_batch, installed
-from bench.training.objectives import ObjectiveName, known_objectives, objective_of
+from bench.training.objectives import Objective, ObjectiveName, known_objectives, objective_of
 from bench.training.vendor import torch_inside, transformers_inside, transformers_source
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
 
 
@@ -49,6 +50,11 @@ class TransformersFamily(Family):
 
         transformers judges all other fields when the model is built.
         """
+        if self.name == "timm_wrapper":
+            found = "timm_wrapper stands for any architecture of timm, and names none"
+            allowed = 'allowed: "timm": the name of one, in place of "model_type"'
+            yield Mistake(f"{path}/architecture/model_type", found, allowed)
+            return
         if isinstance(text := given.get("text_config"), Mapping):
             found = f"{self.name} consists of several models, which bench does not train together"
             inner = in_json(text.get("model_type", f"{self.name}_text"))
@@ -130,16 +136,25 @@ def counted(model: Model, family: TransformersFamily | None = None) -> Counted:
 
 def counted_work(model: Model, family: TransformersFamily | None = None) -> Counted:
     """Count trainable parameters, and operations of a forward pass over one sample."""
+    import torch
+
     pairs, family = AttentionCount(), family or TransformersFamily(model.family)
     try:
         return _counted(model, family, pairs.registered(), pairs)
-    except (AssertionError, KeyError, RuntimeError):
+    except BadInput:
+        raise
+    except Exception:  # its code may raise anything, for instance where it reads a mask that it did not get
         pass  # the architecture has attention code of its own, whose products torch's counter sees
-    try:
-        return _counted(model, family, "eager", AttentionCount())
-    except RuntimeError as error:
-        if not torch_inside.needs_contents(error):
+    failed: list[Exception] = []
+    for precision in (torch.bfloat16, torch.float32):  # a Fourier transform, for instance, takes no bf16
+        try:
+            return _counted(model, family, "eager", AttentionCount(), precision)
+        except BadInput:
             raise
+        except Exception as error:
+            failed.append(error)
+    if not any(map(torch_inside.needs_contents, failed)):
+        raise failed[0]
     return _counted(model, family, "eager", AttentionCount(), contents=True)
 
 
@@ -160,20 +175,25 @@ def _counted(
     family: TransformersFamily,
     attention: str,
     attending: AttentionCount,
+    precision: torch.dtype | None = None,
     *,
     contents: bool = False,
 ) -> Counted:
-    """Count a pass over tensors without contents; with `contents`, of code that reads what it computed."""
+    """Count a pass over tensors without contents; with `contents`, of code that reads what it computed.
+
+    Without contents the model has bf16 by default, because mixtures of experts multiply only in bf16; counts
+    do not depend on it.
+    """
     import torch
 
+    precision = torch.float32 if contents else precision or torch.bfloat16
     whole, body = (
         torch_inside.flop_counter(grouped_matmul=_grouped_matmul, batched_matmul=_batched_matmul)
         for _ in range(2)
     )
     with torch.device("meta"):
-        # bf16, because mixtures of experts multiply only in bf16; counts do not depend on it. Evaluation
-        # mode, because in training mode some architectures skip layers at random.
-        module = family.build_with(model, attention).bfloat16().eval()
+        # Evaluation mode, because in training mode some architectures skip layers at random.
+        module = family.build_with(model, attention).to(precision).eval()
         parts = _parts(module, family.blocks(module))
     if contents:
         if parts.total > MOST_WITH_CONTENTS:
@@ -184,19 +204,34 @@ def _counted(
     module.requires_grad_(False)  # the counter would look for gradients of views of weights
     without = nullcontext() if contents else torch_inside.fake_tensors()
     with torch.device("cpu" if contents else "meta"), without, torch.no_grad():
-        batch = empty_batch(model, 1, torch.float32 if contents else torch.bfloat16)
+        batch = empty_batch(model, 1, precision)
         if contents:
             batch = {name: torch.zeros_like(part) for name, part in batch.items()}
         with whole:
-            aim = model.recipe.aim
-            aim.loss(aim.answer(module, batch), aim.labels(batch))
+            _compute_loss(model.recipe.aim, module, batch)
         attended, head = attending.flops, 0
         if model.recipe.objective == "masked-lm":  # the method masked-head saves operations of the head
             with body:
-                module.base_model(input_ids=batch["input_ids"])
+                module.base_model(batch["input_ids"])  # Perceiver calls it "inputs"
             head = whole.get_total_flops() - body.get_total_flops()
     flops = _sorted_by_kind(whole.get_flop_counts().get("Global", {}), attended, model)
     return Counted(parts, flops, head)
+
+
+def _compute_loss(aim: Objective, module: nn.Module, batch: Mapping[str, Tensor]) -> None:
+    """Compute the loss of a batch; raise BadInput if the module gives no logits, or too many or too few."""
+    name, labels = type(module).__name__, aim.labels(batch)
+    try:
+        answer = aim.answer(module, batch)
+    except AttributeError as error:
+        if error.name != "logits":
+            raise
+        raise BadInput(f"{name} returns no logits") from error
+    if type(aim).loss is Objective.loss:  # which compares each label with one prediction
+        predictions = answer.numel() // answer.shape[-1]
+        if predictions != labels.numel():
+            raise BadInput(f"{name} returns {predictions} predictions for {labels.numel()} labels")
+    aim.loss(answer, labels)
 
 
 def _parts(module: nn.Module, blocks: Sequence[nn.Module]) -> Parts:
@@ -236,7 +271,8 @@ class AttentionCount:
     ) -> tuple[Tensor, None]:
         samples, heads, length, width = query.shape
         if heads % key.shape[1]:
-            raise ValueError(f"{key.shape[1]} heads of keys and values do not divide {heads} of queries")
+            reason = f"{key.shape[1]} heads of keys and values do not divide {heads} of queries"
+            raise BadInput(reason)
         causal = attends_causally(module, is_causal)
         pairs = _pairs(length, key.shape[2], causal, sliding_window)
         self.flops += 2 * samples * heads * pairs * (width + value.shape[-1])

@@ -115,14 +115,15 @@ def fake_tensors() -> Any:
 
 
 def needs_contents(error: Exception) -> bool:
-    """Whether code failed because it read the contents of tensors that have none.
+    """Whether code failed because it read the contents of tensors that have none, or put some on the CPU.
 
-    Relies on: two exception classes in the private module `torch._subclasses.fake_tensor`. No issue known.
+    Relies on: three exception classes in the private module `torch._subclasses.fake_tensor`. No issue known.
     Remove when torch exports FakeTensorMode publicly.
     """
-    from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+    from torch._subclasses import fake_tensor as fake
 
-    return isinstance(error, DataDependentOutputException | DynamicOutputShapeException)
+    found = fake.DataDependentOutputException, fake.DynamicOutputShapeException
+    return isinstance(error, (*found, fake.FakeTensorDeviceMismatchError))
 
 
 def real_tensors() -> AbstractContextManager[object]:

@@ -6,8 +6,9 @@ What is read from its source files is in transformers_source.py. Attribute names
 
 from __future__ import annotations
 
+import inspect
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from importlib import import_module, reload
@@ -41,6 +42,30 @@ def can_build(auto_class: Any, configuration: Any) -> bool:
     return type(configuration) in auto_class._model_mapping
 
 
+def arguments_of(auto_class: Any, model_type: str) -> Mapping[str, Any]:
+    """Return the arguments of the class that an Auto class builds for a type; none if it has no such class.
+
+    Relies on: the private `_model_mapping` of Auto classes, as `can_build` does, and on `forward` naming what
+    a model takes. No issue known. Remove together with `can_build`.
+    """
+    from transformers import CONFIG_MAPPING
+
+    found = auto_class._model_mapping.get(CONFIG_MAPPING[model_type], ())
+    classes = found if isinstance(found, tuple) else (found,)
+    return inspect.signature(classes[0].forward).parameters if classes else {}
+
+
+def parts_of(model_type: str) -> frozenset[str]:
+    """Return the fields of a type's configuration that hold configurations of parts of the model.
+
+    Relies on: `sub_configs` of configuration classes. Why: some types cannot be configured without them.
+    No issue known. Remove when transformers documents `sub_configs`.
+    """
+    from transformers import CONFIG_MAPPING
+
+    return frozenset(CONFIG_MAPPING[model_type].sub_configs)
+
+
 def field_names(configuration: Any) -> list[str]:
     """Return names that a configuration of this class accepts: its attributes, and aliases of them.
 
@@ -58,6 +83,21 @@ def field_named(configuration: Any, name: str) -> str:
     Relies on: `attribute_map`. No issue known. Remove together with `field_names`.
     """
     return str(configuration.attribute_map.get(name, name))
+
+
+def has_field(configuration: Any, name: str) -> bool:
+    """Whether a configuration has a field or a property of this name. See `value_of`."""
+    return name in vars(configuration) or hasattr(configuration, name)
+
+
+def value_of(configuration: Any, name: str) -> Any:
+    """Return the value of a field that layers may override; None if there is no such field.
+
+    Relies on: `vars()` of a configuration. Why: where layers differ, as in Gemma 4, reading such a field as
+    an attribute raises an error which is no AttributeError. No issue known.
+    Remove when configurations have a method that returns the value for the whole model.
+    """
+    return vars(configuration)[name] if name in vars(configuration) else getattr(configuration, name, None)
 
 
 def untagged(value: Any) -> Any:
