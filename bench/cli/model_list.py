@@ -39,7 +39,7 @@ def print_models(words: Sequence[str], as_json: bool) -> None:
     if len(chosen) <= DETAILED:
         print("\n".join(line for one in chosen for line in _details(one)))
     else:
-        print("size: tokens, pixels or seconds of a sample; bench plan --list-models WORD tells more")
+        print("size: tokens, pixels or seconds; bench plan --list-models WORD tells more")
 
 
 def _model(one: Model | ZooModel) -> Model:

@@ -257,6 +257,18 @@ def test_a_model_with_several_classes_is_built_and_has_no_mask_tokens() -> None:
     assert not left, gone(transformers_inside, f"mask tokens have another name: {left}")
 
 
+def test_t5_shares_its_head_whatever_its_configuration_says_and_a_separate_one_can_be_given() -> None:
+    from transformers import AutoModelForSeq2SeqLM, T5Config
+
+    configuration = T5Config(d_model=8, d_kv=8, d_ff=8, num_layers=1, num_heads=1, tie_word_embeddings=False)
+    model = AutoModelForSeq2SeqLM.from_config(configuration)
+    embedding = model.get_input_embeddings().weight
+    assert model.lm_head.weight is embedding, gone(transformers_inside, "T5 does as tie_word_embeddings says")
+    transformers_inside.separate_head(model)
+    assert model.lm_head.weight is not embedding
+    assert model.decoder.embed_tokens.weight is model.encoder.embed_tokens.weight is embedding
+
+
 def test_masks_are_made_with_a_look_for_packed_samples() -> None:
     from transformers import masking_utils
 

@@ -351,6 +351,8 @@ def _build(model: Model, attention: str) -> nn.Module:
         module: nn.Module = kind.from_config(configuration, attn_implementation=attention)
     if model.recipe.objective == "image-classification":
         transformers_inside.drop_mask_tokens(module)
+    if model.architecture.get("tie_word_embeddings") is False and "tokens" in model.recipe.aim.data:
+        transformers_inside.separate_head(module)
     return module.float().train()
 
 

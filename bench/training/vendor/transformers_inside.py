@@ -195,6 +195,20 @@ def drop_mask_tokens(module: nn.Module) -> None:
             part.mask_token = None
 
 
+def separate_head(module: nn.Module) -> None:
+    """Give the head weights of its own, in place, if it shares those of the embedding.
+
+    Relies on: the classes of T5, mT5 and UMT5 sharing them whatever `tie_word_embeddings` says. Why: T5 1.1
+    was trained with separate ones. https://github.com/huggingface/transformers/pull/42815
+    Remove when these classes do as that field says.
+    """
+    from torch import nn
+
+    head, embedding = module.get_output_embeddings(), module.get_input_embeddings()
+    if head is not None and head.weight is embedding.weight:
+        head.weight = nn.Parameter(head.weight.detach().clone())
+
+
 def load_mamba(*, fused: bool) -> Any:
     """Return transformers' modeling_mamba, with mamba-ssm's fused kernels or with its own plain code.
 

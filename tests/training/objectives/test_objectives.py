@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +168,16 @@ def test_blocks_are_those_of_the_encoder_and_of_the_decoder() -> None:
     module = family_of(model).build(model, kernels=False)
     names = [name for name, part in module.named_modules() if part in family_of(model).blocks(module)]
     assert [name.split(".")[-3] for name in names] == ["encoder", "encoder", "decoder", "decoder"]
+
+
+@pytest.mark.parametrize("model_type", ["t5", "bart"])
+def test_a_head_has_weights_of_its_own_if_the_architecture_says_so(model_type: str) -> None:
+    model = model_of("sequence-to-sequence", model_type)
+    parted = replace(model, architecture={**model.architecture, "tie_word_embeddings": False})
+    few, many = (dry_build(one, "/models/0").counted for one in (model, parted))
+    assert few is not None and many is not None
+    head = model.architecture["vocab_size"] * model.architecture["d_model"]
+    assert many.parts.total - few.parts.total >= head
 
 
 def test_a_batch_without_contents_has_the_recipes_precision() -> None:
