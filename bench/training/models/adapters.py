@@ -50,6 +50,14 @@ class FamilyWithAdapters(TransformersFamily):
             yield Mistake(
                 f"{path}/recipe/lora", self.plain.no_adapters, "allowed: null, to train every weight"
             )
+        if model.recipe.precision == "fp8":
+            found = "fp8 multiplies with gradients of every weight, and most are frozen beside adapters"
+            yield Mistake(f"{path}/recipe/precision", found, "allowed with lora: fp32, bf16, fp16")
+        if model.recipe.optimizer.updates_matrices:
+            found = (
+                f"{model.recipe.optimizer.name} updates matrices of blocks, which are frozen beside adapters"
+            )
+            yield Mistake(f"{path}/recipe/optimizer", found, "allowed with lora: adam, adamw, adamw-8bit")
         yield from self.plain.mistakes(model, path)
 
     def missing_kernels(self, device: Literal["cpu", "cuda"], has: Has = installed) -> str | None:

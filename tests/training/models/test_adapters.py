@@ -146,11 +146,11 @@ def test_counted_memory_is_what_autograd_keeps(dropout: float) -> None:
 
 
 def test_frozen_weights_take_two_bytes_and_adapters_sixteen_with_a_copy_in_half_precision() -> None:
-    parts = Parts(0, (100, 100), 3_000, (2_000, 2_000))
-    assert state_bytes(parts, (), 1, half=True) == 200 * (16 + 2) + 7_000
-    assert state_bytes(parts, (), 2, half=True) == 200 * (16 + 2 + 4) + 7_000
+    parts = Parts(0, (100, 100), 200, 3_000, (2_000, 2_000))
+    assert state_bytes(parts, (), 1, half=True, moments=1600) == 200 * (16 + 2) + 7_000
+    assert state_bytes(parts, (), 2, half=True, moments=1600) == 200 * (16 + 2 + 4) + 7_000
     # With FSDP2 each of two devices holds half of everything, and gathers two blocks and what is outside.
-    assert state_bytes(parts, ("fsdp-3",), 2, half=True) == 200 * 16 // 2 + 3_500 + (
+    assert state_bytes(parts, ("fsdp-3",), 2, half=True, moments=1600) == 200 * 16 // 2 + 3_500 + (
         200 * 2 + 3_000 + 4_000 + 100 * 2
     )
     assert host_bytes(0, ("zero-2", "offload"), 0, frozen_bytes=7_000) == 0

@@ -78,6 +78,8 @@ def test_a_known_models_length_can_be_stated_in_epochs() -> None:
         ({"steps": 9, "lora": LORA | {"targets": [3]}}, "lora/targets/0", "3 is not a name"),
         ({"steps": 9, "lora": LORA | {"targets": ["q", "q"]}}, "lora/targets/1", '"q" stands twice'),
         ({"steps": 9, "lora": LORA | {"r": 4}}, "lora/r", "no such field"),
+        ({"steps": 9, "lora": LORA, "precision": "fp8"}, "precision", "fp8 multiplies with gradients"),
+        ({"steps": 9, "lora": LORA, "optimizer": "muon"}, "optimizer", "muon updates matrices of blocks"),
     ],
 )
 def test_mistakes_are_named_with_their_places(recipe: dict[str, Any], place: str, found: str) -> None:
