@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --editable '.[run,zero,engines,push,ansible,dev]'
+	$(BIN)/pip install --quiet --editable '.[run,zero,lora,engines,push,ansible,dev]'
 	# Apart, and without their dependency on torch: torchvision does not fit torch's CPU build, and transformers
 	# would import it. tests/timm_on_cpu/sitecustomize.py lets tests import both.
 	$(BIN)/pip install --quiet --no-deps --upgrade --target $(VENV)/timm 'timm>=1.0.29,<1.1' 'torchvision>=0.25,<0.29' 'pillow>=11,<14'

@@ -15,7 +15,8 @@ import os
 import sys
 
 MODULES = (
-    "torch", "torchvision", "triton", "transformers", "accelerate", "timm", "deepspeed", "numpy", "pynvml",
+    "torch", "torchvision", "triton", "transformers", "accelerate", "timm", "deepspeed", "peft", "numpy",
+    "pynvml",
     "flash_attn", "flash_attn_2_cuda", "mamba_ssm", "selective_scan_cuda", "causal_conv1d",
     "causal_conv1d_cuda", "deepspeed.ops.adam.cpu_adam_op",
 )  # fmt: skip

@@ -22,7 +22,7 @@ from bench.bundle.verdict import Note
 from bench.planning.manifest import resolve_models
 from bench.records.trial import Image, Timing, Trial
 from bench.training.methods import arithmetic
-from bench.training.models import Flops, Model, counts_of, families
+from bench.training.models import Flops, Model, counts_of, has_formulas
 from bench.training.models.own_models import INERT, TOKENS
 from bench.training.models.recipes import KINDS, in_samples
 
@@ -60,7 +60,7 @@ class ManifestCheck:
         model = trial.model.name
         if self._models.get(model) != trial.model:
             return  # _compare_derived has noted the difference
-        if trial.model.family not in families():
+        if not has_formulas(trial.model):
             self._note(model, "its operations were counted during the run: taken on trust")
             return
         try:
@@ -168,6 +168,8 @@ def _stated_of_models(
         ours = to_json(model.recipe)
         if isinstance(recipe, dict):
             recipe, _ = in_samples(recipe, ours, "")
+            if "architecture" in entry:  # nothing else could say that weights are frozen
+                recipe.setdefault("lora", None)
         yield f"{model.name}/recipe", recipe, ours
         if isinstance(architecture, dict) and architecture:
             actual = {"model_type": model.family, **model.architecture}

@@ -19,8 +19,9 @@ from bench.bundle.statement import identity_of
 from bench.bundle.verdict import Note
 from bench.records.floor import why_no_floor
 from bench.records.gradients import why_no_check
-from bench.records.trial import Measurement, NodeFacts
+from bench.records.trial import Measurement, NodeFacts, Trial
 from bench.training.methods import known_methods
+from bench.training.models import Flops
 
 if TYPE_CHECKING:
     from bench.records.run_results import Results, TrialResult
@@ -86,6 +87,17 @@ def require_measured(trial: str, measurement: Measurement) -> None:
     for name, value in values.items():
         if value is not None and value < 0:
             raise ValueError(f"{name} of trial {trial} is negative")
+
+
+def require_operations(trial: Trial, flops: Flops) -> None:
+    """Refuse operations of a backward pass that the recipe cannot have, by ValueError.
+
+    A backward pass takes twice the operations of a forward pass, and less only if weights are frozen.
+    """
+    if (flops.backward is None) != (trial.model.recipe.lora is None):
+        raise ValueError(f"the backward pass of trial {trial.id} is counted for another recipe")
+    if flops.backward is not None and not 0 < flops.backward <= 2 * flops.total:
+        raise ValueError(f"the backward pass of trial {trial.id} has more operations than any has, or none")
 
 
 def require_limits(results: Results) -> None:

@@ -19,6 +19,7 @@ from bench.bundle.plausibility import (
     require_consistent,
     require_limits,
     require_measured,
+    require_operations,
     require_plain,
     require_same_node,
 )
@@ -159,6 +160,7 @@ def _read_samples(
         if name in reduced:
             raise VerificationFailed(f"holds the trial {name} for the second time", where=where)
         require_measured(name, measurement)
+        require_operations(trials[name], measurement.flops)
         manifest_check.require_flops(trials[name], measurement.flops)
         reduced[name] = reduce_trial(trials[name], measurement, ceilings)
     if only_earlier := earlier.keys() - measured.keys():

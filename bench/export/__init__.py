@@ -38,7 +38,7 @@ SEVERAL = (
 KINDS: tuple[Kind, ...] = ("script", "trainer", "accelerate", "deepspeed")
 HOUR = 3600  # seconds
 # Packages that scripts need but a measurement may lack, with the versions that the scripts were tested with.
-TRIED = {"accelerate": ">=1.10,<2", "deepspeed": ">=0.19.8,<0.20"}
+TRIED = {"accelerate": ">=1.10,<2", "deepspeed": ">=0.19.8,<0.20", "peft": ">=0.21,<0.22"}
 # A bundle may come from a stranger: its text goes into shell and pip lines only in one of these forms.
 SWITCH = re.compile(r"[A-Z][A-Z0-9_]*")
 VERSION = re.compile(r"[\w.!+]+")
@@ -82,6 +82,7 @@ def write(
         _about_checkpoints(trial, every)
         + _about_weights(maker, trial)
         + _about_code(trial)
+        + _about_adapters(trial)
         + _about_recording(kind, trial)
         + _about_switches(node)
         + getattr(maker, "NOTE", "")
@@ -118,6 +119,16 @@ def _about_code(trial: Trial) -> str:
     return (
         f"\n`trial.json` holds the code of {file}, and `train.py` runs it\n(sha256 {digest}).\n"
         "Read it before you start a script from somebody else's bundle.\n"
+    )
+
+
+def _about_adapters(trial: Trial) -> str:
+    if trial.model.recipe.lora is None:
+        return ""
+    return (
+        "\nThe adapters of each checkpoint are in its folder `adapter`, as peft writes them:\n"
+        "`PeftModel.from_pretrained(model, FOLDER)` loads them. The frozen weights are random:\n"
+        "to train from published ones, load them into the model where `train.py` says so.\n"
     )
 
 
@@ -191,6 +202,8 @@ def _needed(maker: Any, trial: Trial) -> Iterator[str]:
     yield from ("torch", "transformers", "numpy", *maker.NEEDS)
     if sharded_by(trial.setting) == "zero" and "deepspeed" not in maker.NEEDS:
         yield "deepspeed"
+    if trial.model.recipe.lora:
+        yield "peft"
     if trial.setting:  # torch brings triton, and bench's own kernels are written in it
         yield "triton"
     if "kernels" in trial.setting and trial.model.family == "mamba":

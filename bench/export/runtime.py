@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from bench.base.strict_json import from_json, strict_loads
 from bench.records.text import count_text
@@ -35,10 +37,10 @@ from bench.runner.trial.made_up_data import (
 )
 from bench.runner.trial.run_trial import TrialRun, freeze_garbage_collector
 from bench.runner.trial.team import Team, join
-from bench.runner.trial.training_loop import Strategy, WithLoss, make_optimizer, make_scheduler
+from bench.runner.trial.training_loop import Strategy, WithLoss, make_optimizer, make_scheduler, trained
 from bench.runner.trial.zero_strategy import drop_stale_locks, even_first, optimizer_of
 from bench.training.methods import apply_all, known_methods, prepare_all
-from bench.training.models import family_of, uses_all_weights
+from bench.training.models import adapters, family_of, uses_all_weights
 from bench.training.setting import in_group, sharded_by
 
 __all__ = [
@@ -75,8 +77,10 @@ __all__ = [
     "prepare_all",
     "read_trial",
     "samples_of",
+    "save_adapters",
     "shard",
     "sharded_by",
+    "trained",
     "uses_all_weights",
 ]  # fmt: skip
 
@@ -215,6 +219,31 @@ def latest_step(folder: Path) -> int:
     if not marker.exists():
         raise no_checkpoint(folder)
     return int(marker.read_text())
+
+
+def save_adapters(trial: Trial, model: nn.Module, folder: Path, *, writes: bool) -> None:
+    """Write a model's adapters into `folder` as peft does; nothing without adapters.
+
+    Every process calls this, because each may hold a part of the weights; the one with `writes` writes.
+    """
+    if trial.model.recipe.lora is None:
+        return
+    names = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+    state = {name: _undivided(weight) for name, weight in names.items()}
+    if writes:
+        adapters.save_adapters(state, trial.model, model, folder)
+
+
+def _undivided(weight: nn.Parameter) -> Tensor:
+    """Return a whole weight in fp32, of which FSDP2 or ZeRO-3 may have divided the parts among processes."""
+    if isinstance(weight, DTensor):
+        return weight.detach().full_tensor().float()
+    if hasattr(weight, "ds_id"):
+        from deepspeed.zero import GatheredParameters
+
+        with GatheredParameters([weight]):
+            return weight.detach().float().clone()
+    return weight.detach().float()
 
 
 def no_checkpoint(folder: Path | str) -> SystemExit:

@@ -63,12 +63,16 @@ def moment_bytes(model: Model, parts: Parts) -> int:
     return model.recipe.optimizer.moment_bytes(parts.matrices, parts.total - parts.matrices)
 
 
-def host_bytes(parameters: int, setting: Setting, gpus: int, nodes: int = 1) -> int:
-    """Return the bytes of one node's own memory that offloading takes: its share of all offloaded data."""
+def host_bytes(parameters: int, setting: Setting, gpus: int, nodes: int = 1, frozen_bytes: int = 0) -> int:
+    """Return the bytes of one node's own memory that offloading takes: its share of all offloaded data.
+
+    Frozen weights are offloaded where all weights are: with zero-3 and FSDP2.
+    """
     sharding = in_group(setting, "sharding")
     if sharding is None or "offload" not in setting:
         return 0
-    return (OFFLOADED[sharding] * parameters + gpus * PROCESS) // nodes
+    frozen = 0 if sharding in ("zero-1", "zero-2") else frozen_bytes
+    return (OFFLOADED[sharding] * parameters + frozen + gpus * PROCESS) // nodes
 
 
 def state_bytes(parts: Parts, setting: Setting, gpus: int, half: bool, moments: int) -> int:
@@ -79,7 +83,7 @@ def state_bytes(parts: Parts, setting: Setting, gpus: int, half: bool, moments: 
             # fp32 weights, gradients and the moments; a pass under autocast adds a half copy of the weights.
             # DDP keeps a second copy of the gradients, which several passes add up; half-weights does not.
             sent = FP32 * (gpus > 1 and "half-weights" not in setting)
-            return parts.total * (FP32 + FP32 + HALF * half + sent) + moments
+            return parts.total * (FP32 + FP32 + HALF * half + sent) + moments + parts.frozen_bytes
         case "fsdp-2" | "fsdp-3":
             return _fsdp(parts, moments, gpus, half, parameters_too=sharding == "fsdp-3", offload=offload)
         case _:
@@ -107,8 +111,15 @@ def _fsdp(parts: Parts, moments: int, gpus: int, half: bool, *, parameters_too: 
     # The current block and the prefetched one; parameters outside of blocks stay gathered for the whole pass.
     gathered = parts.outside + 2 * largest if parameters_too else parts.total
     in_reduction = max(largest, parts.outside) * bytes_gathered
-    shards = 0 if offload else (parts.total * (FP32 + FP32) + moments) // gpus
-    return shards + gathered * bytes_gathered + in_reduction
+    shards = 0 if offload else (parts.total * (FP32 + FP32) + moments + parts.frozen_bytes) // gpus
+    return shards + gathered * bytes_gathered + in_reduction + _frozen_in_use(parts, parameters_too)
+
+
+def _frozen_in_use(parts: Parts, parameters_too: bool) -> int:
+    """Return the bytes of frozen weights that are gathered at once, as of trained ones."""
+    if not parameters_too:
+        return parts.frozen_bytes
+    return parts.frozen_outside_bytes + 2 * max(parts.frozen_blocks_bytes, default=0)
 
 
 def _zero(parts: Parts, moments: int, gpus: int, half: bool, *, stage: int, offload: bool) -> int:
@@ -123,7 +134,8 @@ def _zero(parts: Parts, moments: int, gpus: int, half: bool, *, stage: int, offl
     if stage == 3:
         in_use = parts.outside + 2 * max(parts.blocks, default=0)
         weights = max(in_use, min(GATHERED, total)) * computed
-        weights += 0 if offload else total * computed // gpus
+        weights += 0 if offload else (total * computed + parts.frozen_bytes) // gpus
+    weights += _frozen_in_use(parts, stage == 3)
     gradients = total * FP32 // (1 if stage == 1 else gpus)
     if offload and (stage == 3 or (stage == 2 and not half)):
         gradients = 0  # added up on the host

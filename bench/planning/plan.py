@@ -27,7 +27,7 @@ from bench.training.methods import (
     ordered,
     refusal,
 )
-from bench.training.models import Counted, Model, counts_by_formula
+from bench.training.models import Counted, Model, Parts, counts_by_formula
 from bench.training.setting import NAIVE, Setting, in_group
 
 # A setting predicted to need more than this multiple of the memory is not tried; predictions can be wrong.
@@ -138,7 +138,7 @@ def _candidates(model: Model, target: Target) -> Iterator[Setting]:
     Settings without sharding are tried uncompiled too, because a compiler may fail or never end, and passes
     that may be recorded are tried unrecorded: code of an unknown model may wait for the GPU.
     """
-    halves = known_methods()["half-weights"].refuse(model, target) is None
+    halves = known_methods()["half-weights"].why_not(model, target) is None
     for setting in memory_saving_settings(target.gpus):
         beside = [setting]
         if halves and not conflict(lowered := ordered([*setting, "half-weights"])):
@@ -156,7 +156,8 @@ def _plan_setting(
     """Return the plan of one setting, or why it is skipped: a method refuses it, or memory is too small."""
     model = request.model
     name = label(setting, model, target)
-    host = host_bytes(counts.parts.total, setting, target.gpus, target.nodes) if counts else 0
+    parts = counts.parts if counts else Parts(0, ())
+    host = host_bytes(parts.total, setting, target.gpus, target.nodes, parts.frozen_bytes) if counts else 0
     if reason := refusal(setting, model, target) or _host_is_small(host, target):
         return Skipped(model.name, setting, name, reason)
     memory = _usable_bytes(manifest, target)

@@ -16,7 +16,7 @@ from bench.planning.manifest import parse_manifest
 from bench.records.trial import Measured, Measurement, Outcome, OutOfMemory, Proving, Timing
 from bench.runner.processes.supervisor import Limits, Supervisor
 from bench.training.methods import memory_saving_settings
-from bench.training.models import Model, families, known_models
+from bench.training.models import Lora, Model, families, known_models
 from bench.training.optimizers import OPTIMIZERS
 from bench.training.setting import NAIVE, Setting
 from tests.builders import trial
@@ -89,6 +89,24 @@ def test_two_devices_compute_what_one_computes(
 ) -> None:
     model = small(TINY["gpt_neox"])
     agree(alone(supervisor, tmp_path, model), measured(supervisor, tmp_path, model, setting, 2))
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [NAIVE, ("fsdp-3",), *(pytest.param((name,), marks=pytest.mark.e2e) for name in ("zero-2", "zero-3"))],
+    ids=lambda setting: "+".join(setting) or "ddp",
+)
+def test_two_devices_train_adapters_as_one_does(
+    setting: Setting, supervisor: Supervisor, tmp_path: Path
+) -> None:
+    """Frozen weights and adapters have different precisions, which FSDP2 and ZeRO have to divide together."""
+    model = small(TINY["gpt_neox"])
+    lora = Lora(4, 8.0, 0.0, "all-linear")
+    model = dataclasses.replace(model, recipe=dataclasses.replace(model.recipe, lora=lora, precision="bf16"))
+    one, two = alone(supervisor, tmp_path, model), measured(supervisor, tmp_path, model, setting, 2)
+    assert two.losses == pytest.approx(one.losses, rel=1e-4)
+    assert two.gradient_norms == pytest.approx(one.gradient_norms, rel=1e-2)
+    assert two.master_dtype == "float32"
 
 
 @pytest.mark.e2e

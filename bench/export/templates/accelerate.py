@@ -29,6 +29,7 @@ def main() -> None:
     torch.manual_seed(trial.seed)
     runtime.prepare_all(trial.setting)
     family = runtime.family_of(trial.model)
+    # This model has random weights: load yours to go on from them.
     built = family.build(trial.model, kernels="kernels" in trial.setting)
     whole = runtime.WithLoss(built, trial.model.recipe.aim).to(accelerator.device)
     runtime.apply_all(trial.setting, trial.model, whole, family.blocks(built))
@@ -36,7 +37,9 @@ def main() -> None:
     if fsdp:  # shard block by block, as measured; accelerate does not shard the model again
         blocks, device = family.blocks(built), accelerator.device
         runtime.shard(whole, blocks, recipe, device, team, parameters_too=parameters_too, offload=False)
-    weights = runtime.even_first(whole.parameters()) if by == "zero" else whole.parameters()
+    weights = runtime.trained(whole)
+    if by == "zero":
+        weights = runtime.even_first(weights)
     optimizer = runtime.make_optimizer(weights, recipe, "fused-optimizer" in trial.setting, whole)
     if by == "zero":  # accelerate would read the size from a DataLoader, which this loop lacks
         accelerator.state.deepspeed_plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = (
@@ -44,7 +47,7 @@ def main() -> None:
         )
     model, optimizer = accelerator.prepare(whole, optimizer)
     if fsdp:  # accelerate identifies parameters by address, and all empty shards share one
-        optimizer.param_groups[0]["params"] = list(model.parameters())
+        optimizer.param_groups[0]["params"] = runtime.trained(model)
     schedule = runtime.make_scheduler(optimizer, recipe)
     accelerator.register_for_checkpointing(schedule)
     done = load(accelerator, options.out) if options.resume and options.out else 0
@@ -64,7 +67,7 @@ def main() -> None:
                     accelerator.backward(loss)
                     total += loss.detach() / trial.accumulation
                     if accelerator.sync_gradients and recipe.clip_norm is not None:
-                        accelerator.clip_grad_norm_(model.parameters(), recipe.clip_norm)
+                        accelerator.clip_grad_norm_(runtime.trained(model), recipe.clip_norm)
                     optimizer.step()
                     optimizer.zero_grad()
             schedule.step()
@@ -73,6 +76,8 @@ def main() -> None:
                 total = torch.zeros_like(total)
             if options.out and options.saves(step):
                 save(accelerator, options.out, step)
+                adapter, writes = options.out / f"step-{step}" / "adapter", accelerator.is_main_process
+                runtime.save_adapters(trial, built, adapter, writes=writes)
     # Free the model before the process group: in the other order gloo can hang (pytorch issue 56297).
     model, optimizer = accelerator.free_memory(model, optimizer)
     accelerator.end_training()

@@ -34,7 +34,7 @@ def main() -> None:
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
     family = runtime.family_of(trial.model)
-    with device:
+    with device:  # this model has random weights: load yours to go on from them
         built = family.build(trial.model, kernels="kernels" in trial.setting)
     whole = runtime.WithLoss(built, trial.model.recipe.aim)
     runtime.apply_all(trial.setting, trial.model, whole, family.blocks(built))
@@ -64,6 +64,8 @@ def main() -> None:
                 total = torch.zeros_like(total)
             if options.saves(step):
                 engine.save_checkpoint(str(options.out), tag=f"step-{step}", client_state={"step": step})
+                adapter = Path(str(options.out)) / f"step-{step}" / "adapter"
+                runtime.save_adapters(trial, built, adapter, writes=team.rank == 0)
     dist.destroy_process_group()
 
 

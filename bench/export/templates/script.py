@@ -41,6 +41,7 @@ def main() -> None:
 def train(
     run: runtime.TrialRun, strategy: runtime.Strategy, options: runtime.TrainingOptions, team: runtime.Team
 ) -> None:
+    # Here `strategy.whole.model` is the model, with random weights: load yours to go on from them.
     passes = run.trial.accumulation
     done = load(strategy, options.out) if options.resume and options.out else 0
     data = batches(run, done * passes)
@@ -57,6 +58,8 @@ def train(
             total.zero_()
         if options.out and options.saves(step):
             save(strategy, options.out, step, team)
+            adapter = options.out / f"step-{step}" / "adapter"
+            runtime.save_adapters(run.trial, strategy.whole.model, adapter, writes=team.rank == 0)
 
 
 def save(strategy: Any, folder: Path, step: int, team: runtime.Team) -> None:

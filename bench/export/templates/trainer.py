@@ -54,7 +54,7 @@ class RecipeTrainer(Trainer):
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         fused = "fused-optimizer" in self.trial.setting
-        weights = self.model.parameters()
+        weights = runtime.trained(self.model)
         if self.is_deepspeed_enabled:
             weights = runtime.even_first(weights)
         recipe, whole = self.trial.model.recipe, self.model.whole
@@ -63,7 +63,7 @@ class RecipeTrainer(Trainer):
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         if self.is_fsdp_enabled:  # accelerate identifies parameters by address, and empty shards share one
-            self.optimizer.param_groups[0]["params"] = list(self.model.parameters())
+            self.optimizer.param_groups[0]["params"] = runtime.trained(self.model)
         self.lr_scheduler = runtime.make_scheduler(optimizer or self.optimizer, self.trial.model.recipe)
         return self.lr_scheduler
 
@@ -75,6 +75,12 @@ class RecipeTrainer(Trainer):
         model.set_reshard_after_backward(last or divided)
         with self.accelerator.autocast():  # accelerate does not autocast a model that is already sharded
             return super().compute_loss(model, *given, **more)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        super()._save_checkpoint(model, trial)
+        folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}" / "adapter"
+        built = self.model.whole.model
+        runtime.save_adapters(self.trial, built, folder, writes=self.args.should_save)
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         """Save a table shared by two parts only once: safetensors refuses copies, and loading fills both."""
@@ -133,6 +139,7 @@ def main() -> None:
     for method in methods:
         method.prepare()
     family = runtime.family_of(trial.model)
+    # This model has random weights: load yours to go on from them.
     built = family.build(trial.model, kernels="kernels" in trial.setting)
     whole = runtime.WithLoss(built, trial.model.recipe.aim)
     names = tuple(method.name for method in methods)

@@ -21,7 +21,7 @@ from bench.runner.machine.own_image import running_in
 
 # Packages that can change a result. Other packages are listed in env.json, but do not distinguish machines.
 STACK = (
-    *("torch", "transformers", "triton", "numpy", "accelerate", "deepspeed", "timm"),
+    *("torch", "transformers", "triton", "numpy", "accelerate", "deepspeed", "timm", "peft"),
     *("flash-attn", "mamba-ssm", "causal-conv1d"),
     *("nvidia-cudnn-cu13", "nvidia-nccl-cu13", "nvidia-cublas"),
 )

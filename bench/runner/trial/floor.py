@@ -42,6 +42,7 @@ from bench.training.models.cuda_autocast import as_on_cuda
 from bench.training.models.fp8 import multiply_blocks_in_fp8
 from bench.training.models.head import unchecked_head
 from bench.training.models.model import empty_batch
+from bench.training.models.stand_in import stand_in
 from bench.training.setting import Setting
 from bench.training.vendor import torch_inside, transformers_inside, transformers_source
 
@@ -126,15 +127,13 @@ class Recording:
         function = F.scaled_dot_product_attention
         self.add("attention", function, (query, key, value, *options), more, both_ways=True)
         shape = (*query.shape[:-1], value.size(-1))
-        result: Tensor = _WithoutContents.apply(shape, query, key, value)
-        return result
+        return stand_in(shape, query, key, value)
 
     def replaced(self, kind: Kind, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Tensor:
         """Record a call of a function; return a tensor of its first argument's shape."""
         self.add(kind, function, arguments, keywords, both_ways=True)
         tensors = [leaf for leaf in tree_leaves((arguments, keywords)) if isinstance(leaf, Tensor)]
-        result: Tensor = _WithoutContents.apply(tensors[0].shape, *tensors)
-        return result
+        return stand_in(tensors[0].shape, *tensors)
 
 
 class _RecordAttention(TorchFunctionMode):
@@ -154,19 +153,6 @@ class _RecordAttention(TorchFunctionMode):
     def _lowered(self, value: Any) -> Any:
         floats = isinstance(value, Tensor) and value.is_floating_point()
         return value.to(self.half) if floats and self.half else value
-
-
-class _WithoutContents(torch.autograd.Function):
-    """A function of tensors that computes nothing, and has gradients for all of them."""
-
-    @staticmethod
-    def forward(ctx: Any, shape: Sequence[int], *tensors: Tensor) -> Tensor:
-        ctx.save_for_backward(*tensors)
-        return tensors[0].new_empty(shape)
-
-    @staticmethod
-    def backward(ctx: Any, *_: Any) -> Any:
-        return None, *map(torch.empty_like, ctx.saved_tensors)
 
 
 def recorded(model: Model, setting: Setting, micro_batch: int) -> Recording:

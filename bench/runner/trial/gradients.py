@@ -24,6 +24,7 @@ from bench.runner.trial.run_trial import Emit, TrialRun
 from bench.runner.trial.team import Team
 from bench.runner.trial.training_loop import Batch, SingleDevice
 from bench.training.models import Model
+from bench.training.models.adapters import randomise
 from bench.training.setting import Setting
 
 # Parts of the names of fields that say how much of a pass is random: dropout, drop_path, router_jitter_noise.
@@ -64,7 +65,7 @@ def _reference(run: _SteadyRun, batch: Batch) -> tuple[Setting, Mapping[str, Ten
 
 
 class _SteadyRun(TrialRun):
-    """A run whose model drops no units: two settings would drop different ones."""
+    """A run whose model drops no units, as two settings would drop different ones, and uses its adapters."""
 
     def in_setting(self, setting: Setting) -> _SteadyRun:
         trial = replace(self.trial, setting=setting)
@@ -73,6 +74,8 @@ class _SteadyRun(TrialRun):
     def build_model(self) -> nn.Module:
         model = super().build_model()
         leave_nothing_to_chance(model)
+        if self.trial.model.recipe.lora:
+            randomise(model)
         return model
 
     def micro_batch(self) -> Batch:
@@ -99,7 +102,8 @@ class _SteadyRun(TrialRun):
             strategy.scaler.update()
             strategy.clear()
         # Sums of half-precision weights are those of their fp32 copies, which are in the same order.
-        for (name, _), weight in zip(strategy.whole.named_parameters(), strategy.weights, strict=True):
+        names = [name for name, weight in strategy.whole.named_parameters() if weight.requires_grad]
+        for name, weight in zip(names, strategy.weights, strict=True):
             gradient = torch.zeros_like(weight) if weight.grad is None else weight.grad
             yield name.removeprefix("model."), gradient
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,9 @@ from bench.training.models.biased_gelu import GeluLayers
 from bench.training.objectives import Objective
 from bench.training.optimizers.updates.block_matrices import block_matrices
 from bench.training.vendor import torch_inside
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.state_dict import StateDictOptions
 
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}  # fp8: beside its products
 Batch = Mapping[str, Tensor]
@@ -122,7 +125,7 @@ class SingleDevice:
 
     def updated_weights(self) -> list[nn.Parameter]:
         """Return the fp32 weights that the optimizer updates."""
-        return list(self.whole.parameters())
+        return trained(self.whole)
 
     def autocast(self) -> AbstractContextManager[object]:
         half = HALF.get(self.recipe.precision)
@@ -166,15 +169,26 @@ class SingleDevice:
         from torch.distributed.checkpoint.state_dict import get_state_dict  # measuring does not need it
 
         make_moments(self.optimizer)
-        model, optimizer = get_state_dict(self.whole, self.optimizer)
+        model, optimizer = get_state_dict(self.whole, self.optimizer, options=self._of_checkpoints())
         return {"model": model, "optimizer": optimizer}
 
     def go_on_from(self, state: Mapping[str, Any]) -> None:
         from torch.distributed.checkpoint.state_dict import set_state_dict
 
         set_state_dict(
-            self.whole, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
+            self.whole,
+            self.optimizer,
+            model_state_dict=state["model"],
+            optim_state_dict=state["optimizer"],
+            options=self._of_checkpoints(),
         )
+
+    def _of_checkpoints(self) -> StateDictOptions:
+        """Return what checkpoints hold: beside adapters no frozen weights, which never change."""
+        from torch.distributed.checkpoint.state_dict import StateDictOptions
+
+        adapters_only = self.recipe.lora is not None
+        return StateDictOptions(ignore_frozen_params=adapters_only, strict=not adapters_only)
 
 
 class DataParallel(SingleDevice):
@@ -208,6 +222,11 @@ def _number(norm: Tensor | None) -> float:
     """Return the norm as a number on the host; for a sharded model, the norm over all shards."""
     assert norm is not None
     return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+
+
+def trained(module: nn.Module) -> list[nn.Parameter]:
+    """Return the weights that training changes: all but frozen ones."""
+    return [weight for weight in module.parameters() if weight.requires_grad]
 
 
 def make_optimizer(

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bench.runner.trial.training_loop import Batch, lowered, make_optimizer, make_scheduler
+from bench.runner.trial.training_loop import Batch, lowered, make_optimizer, make_scheduler, trained
 from bench.training.models import Recipe
 from bench.training.optimizers import Adam
 from bench.training.vendor import deepspeed_inside, torch_inside
@@ -113,7 +113,7 @@ def configuration(recipe: Recipe, micro_batch: int, stage: int, offload: bool) -
 
 
 def optimizer_of(whole: nn.Module, recipe: Recipe, *, offload: bool, fused: bool) -> torch.optim.Optimizer:
-    weights = even_first(whole.parameters())
+    weights = even_first(trained(whole))
     if not offload:
         return make_optimizer(weights, recipe, fused)
     from deepspeed.ops.adam import DeepSpeedCPUAdam

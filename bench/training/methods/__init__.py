@@ -32,6 +32,7 @@ from bench.training.methods.method import Method as Method
 from bench.training.methods.method import Target as Target
 from bench.training.methods.method import older_than
 from bench.training.models import LEAST_CAPABILITY, Counted, Flops, Model
+from bench.training.models.adapters import PACKAGE as ADAPTERS
 from bench.training.setting import GROUPS, NAIVE, Setting, in_group, sharded_by
 
 if TYPE_CHECKING:
@@ -101,6 +102,8 @@ def refusal(setting: Setting, model: Model, target: Target) -> str | None:
     if least and older_than(target, least):
         precision, found = model.recipe.precision, target.compute_capability
         return f"trains in {precision}, which needs compute capability {least}, this GPU has {found}"
+    if model.recipe.lora and not target.has(ADAPTERS):
+        return f"{ADAPTERS} is not installed: pip install 'bench[lora]'"
     if shards := in_group(setting, "sharding"):
         sharder = sharded_by(setting)
         if sharder and (reason := optimizer.not_sharded_by.get(sharder)):
@@ -112,7 +115,7 @@ def refusal(setting: Setting, model: Model, target: Target) -> str | None:
             return "FSDP2 offloads from a GPU to the host: on a CPU there is nothing to offload from"
     reasons = (
         why_not_recorded(setting, target.gpus),
-        *(known_methods()[name].refuse(model, target) for name in setting),
+        *(known_methods()[name].why_not(model, target) for name in setting),
     )
     return conflict(setting) or next((reason for reason in reasons if reason), None)
 
@@ -124,7 +127,7 @@ def free_lunch(model: Model, target: Target, beside: Setting = NAIVE, compiled: 
     """
     chosen = [*(_compilation(model, target, beside) if compiled else ()), *beside]
     for name, method in known_methods().items():
-        if not method.free_lunch or GROUPS.get(name) == "compilation" or method.refuse(model, target):
+        if not method.free_lunch or GROUPS.get(name) == "compilation" or method.why_not(model, target):
             continue
         if _needs_compiler(method, model, target) and not compiled:
             continue
@@ -150,7 +153,7 @@ def _compilation(model: Model, target: Target, beside: Setting) -> list[str]:
     """
     if in_group(beside, "sharding") == "zero-3":  # its hooks gather weights inside of each block
         return []
-    return [] if known_methods()["compile-blocks"].refuse(model, target) else ["compile-blocks"]
+    return [] if known_methods()["compile-blocks"].why_not(model, target) else ["compile-blocks"]
 
 
 def memory_saving_settings(gpus: int) -> tuple[Setting, ...]:

@@ -121,6 +121,7 @@ METHODS = (
             "half-weights": "chunked-loss adds gradients while it computes the loss: add half-weights",
             "compile-blocks": "chunked-loss calls a compiled head: add compile-blocks",
         },
+        no_adapters="chunked-loss needs half-weights, which adapters do not have",
         refuse=_refuse,
         apply=_apply,
     ),

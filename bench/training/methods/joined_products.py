@@ -37,6 +37,7 @@ METHODS = (
         name="joined-products",
         summary="layers that read the same tensor as one product: query, key and value; gate and up",
         requires={"half-weights": "joined-products adds gradients in the product: add half-weights"},
+        no_adapters="joined-products needs half-weights, which adapters do not have",
         refuse=_refuse,
         find=_find,
     ),

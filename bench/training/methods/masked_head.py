@@ -34,7 +34,9 @@ def _apply(model: Model, whole: nn.Module, _blocks: list[nn.Module]) -> None:
 def _left_out(model: Model, counts: Counted) -> Flops:
     """Return the arithmetic of the head at positions that are not masked."""
     positions = model.recipe.units_per_sample
-    return Flops(counts.head * (positions - model.recipe.asked_per_sample) // positions)
+    unasked = positions - model.recipe.asked_per_sample
+    backward = None if counts.head_backward is None else counts.head_backward * unasked // positions
+    return Flops(counts.head * unasked // positions, backward=backward)
 
 
 METHODS = (

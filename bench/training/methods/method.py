@@ -90,6 +90,8 @@ class Method:
     # must not apply it, and those that cannot train with it, each with the reason.
     configured_by: tuple[str, ...] = ()
     not_exported_to: Mapping[str, str] = field(default_factory=dict)
+    # Why the method cannot train low-rank adapters beside frozen weights; None if it can.
+    no_adapters: str | None = None
     # Why the method cannot work for a model on a target; None if it can. Must not import torch.
     refuse: Callable[[Model, Target], str | None] = lambda _model, _target: None
     # The following are called by a worker, and may import torch.
@@ -100,6 +102,11 @@ class Method:
     apply: Callable[[Model, nn.Module, list[nn.Module]], None] = lambda _model, _whole, _blocks: None
     # Arithmetic of one forward pass over a sample that the method saves.
     left_out: Callable[[Model, Counted], Flops] = lambda _model, _counts: Flops(0)
+
+    def why_not(self, model: Model, target: Target) -> str | None:
+        """Return why the method cannot work for a model, with or without adapters, on a target."""
+        without = self.no_adapters if model.recipe.lora else None
+        return without or self.refuse(model, target)
 
 
 def older_than(target: Target, capability: float) -> bool:

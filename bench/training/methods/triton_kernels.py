@@ -16,7 +16,12 @@ if TYPE_CHECKING:
 MAX_WIDTH = 4096  # elements of a row of norms, held in registers by one program; wider rows were not measured
 
 # Functions that apply a method import its kernels, which import Triton, which needs a GPU.
-_method = partial(Method, free_lunch=True, compiled_on_first_use=True)
+_method = partial(
+    Method,
+    free_lunch=True,
+    compiled_on_first_use=True,
+    no_adapters="bench's own kernels compute gradients of all weights, and most are frozen beside adapters",
+)
 
 
 def _refuse_cpu(target: Target) -> str | None:

@@ -25,6 +25,7 @@ METHODS = (
             "accelerate": "it keeps weights in fp32: half-precision weights need bench's loop",
             "deepspeed": "without sharding it sums gradients of half-precision weights in half precision",
         },
+        no_adapters="half-weights copies weights that are trained; frozen ones have half precision already",
         refuse=_refuse_half_weights,
     ),
     Method(

@@ -14,6 +14,7 @@ from bench.training.models.model import LEAST_CAPABILITY as LEAST_CAPABILITY
 from bench.training.models.model import Family as Family
 from bench.training.models.model import Flops as Flops
 from bench.training.models.model import Half as Half
+from bench.training.models.model import Lora as Lora
 from bench.training.models.model import Model as Model
 from bench.training.models.model import Parts as Parts
 from bench.training.models.model import Precision as Precision
@@ -46,15 +47,28 @@ def known_models() -> Mapping[str, Model]:
 
 def family_of(model: Model) -> Family:
     """Return the family of a model; without a family file, one whose models timm or transformers builds."""
-    if family := families().get(model.family):
+    if model.recipe.lora is None:
+        return _plain_family(model.family)
+    from bench.training.models import adapters
+
+    return adapters.FamilyWithAdapters(_plain_family(model.family))
+
+
+def _plain_family(name: str) -> Family:
+    if family := families().get(name):
         return family
     from bench.training.models import generic, own_module, timm_family
 
-    if model.family == timm_family.NAME:
+    if name == timm_family.NAME:
         return timm_family.TimmFamily()
-    if model.family == own_module.NAME:
+    if name == own_module.NAME:
         return own_module.OwnModule()
-    return generic.TransformersFamily(model.family)
+    return generic.TransformersFamily(name)
+
+
+def has_formulas(model: Model) -> bool:
+    """Whether formulas give the model's parameters, operations and memory, so that it need not be built."""
+    return model.family in families() and model.recipe.lora is None
 
 
 def parameters_of(model: Model) -> int | None:

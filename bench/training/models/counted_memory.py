@@ -79,9 +79,10 @@ class _Kind:
 
     @property
     def entry(self) -> int:
-        """Bytes of the block's first input that has a gradient."""
+        """Bytes of the block's first input that has a gradient; if all before it is frozen, of the first."""
         values = (*self.arguments, *self.keywords.values())
-        first = next(value for value in values if getattr(value, "requires_grad", False))
+        numbers = [value for value in values if hasattr(value, "numel") and value.is_floating_point()]
+        first = next((value for value in numbers if value.requires_grad), numbers[0])
         return int(first.numel() * first.element_size()) // SAMPLES
 
 
@@ -144,7 +145,7 @@ class _Count:
         description = _described(block)
 
         def call(*arguments: Any, **keywords: Any) -> Any:
-            name = f"{description} {_shapes((arguments, keywords))}"
+            name = f"{description} {_forms((arguments, keywords))}"
             self.calls[name] += 1
             self.called.add(block)
             if name not in self.kinds:
@@ -167,6 +168,8 @@ class _Count:
         """Count the peak bytes of a block's backward pass for each sample, without what the block kept."""
         arguments, keywords = _anew((kind.arguments, dict(kind.keywords)))
         found = self._call(kind, arguments, keywords)
+        if not found.requires_grad:  # every weight up to here is frozen
+            return 0
         gradient = found.detach().clone()
         with torch_inside.live_bytes(SAMPLES) as live:
             found.backward(gradient)
@@ -225,11 +228,15 @@ def _described(block: nn.Module) -> str:
     return repr([(type(part).__name__, settings(part)) for part in block.modules()] + weights)
 
 
-def _shapes(values: Any) -> list[tuple[int, ...]]:
-    """Return the shapes of the tensors in a structure."""
+def _forms(values: Any) -> list[tuple[tuple[int, ...], bool]]:
+    """Return the shapes of the tensors in a structure, and whether each of them needs a gradient.
+
+    Before the first adapter nothing does, so that the first block of a model with adapters keeps less.
+    """
     from torch.utils._pytree import tree_leaves
 
-    return [tuple(value.shape) for value in tree_leaves(values) if hasattr(value, "shape")]
+    tensors = (value for value in tree_leaves(values) if hasattr(value, "shape"))
+    return [(tuple(tensor.shape), tensor.requires_grad) for tensor in tensors]
 
 
 def _anew(values: Any) -> Any:

@@ -18,7 +18,9 @@ from typing import Any
 
 from bench.base.errors import BadInput, EnvironmentCannot, Mistake, in_json, nearest
 from bench.base.strict_json import from_json, to_json
-from bench.training.models import Counted, Model, families, own_module, timm_family
+from bench.training.models import Counted, Model, families, family_of, has_formulas, own_module, timm_family
+from bench.training.models.adapters import PACKAGE as ADAPTERS
+from bench.training.models.adapters import FamilyWithAdapters, adapter_mistakes
 from bench.training.models.class_mistakes import class_mistakes, several_models
 from bench.training.models.generic import TransformersFamily, built_parts, configured, counted, kinds
 from bench.training.models.own_models import misspelt, unread_field
@@ -44,11 +46,13 @@ class Rehearsal:
 
 
 def rehearse(models: Sequence[Model], where: str) -> Rehearsal:
-    """Build the models that have no formulas; build none if torch or transformers is missing.
+    """Build the models that have no formulas, as all with adapters.
+
+    If torch or transformers is missing, none is built.
 
     Raises BadInput with all mistakes in these models.
     """
-    new = {f"/models/{i}": model for i, model in enumerate(models) if model.family not in families()}
+    new = {f"/models/{i}": model for i, model in enumerate(models) if not has_formulas(model)}
     if not new or not all(map(find_spec, ("torch", "transformers"))):
         return Rehearsal({}, ())
     process = [sys.executable, "-m", "bench.training.models.dry_build"]
@@ -85,27 +89,59 @@ class DryBuild:
 
 def dry_build(model: Model, path: str) -> DryBuild:
     """Check a model's fields, then build and run it without contents to count it."""
+    place = f"{path}/architecture"
     try:
-        if model.family == timm_family.NAME:
-            return _dry_build_timm(model, path)
-        if model.family == own_module.NAME:
-            return _dry_build_own(model, path)
-        return _dry_build_transformers(model, path)
+        if later := _counted_later(model, path):
+            return DryBuild(None, remarks=(later,))
+        judged = _judge_architecture(model, path)
+        if judged.mistakes:
+            return judged
+        family = family_of(model)
+        assert isinstance(family, TransformersFamily)
+        if isinstance(family, FamilyWithAdapters):
+            place = f"{path}/recipe/lora/targets"
+            if mistakes := tuple(adapter_mistakes(model, family, f"{path}/recipe/lora")):
+                return DryBuild(None, mistakes)
+        if model.recipe.precision == "fp8" and model.family != own_module.NAME:
+            in_fp8 = _fp8_judged(model, family, path)
+            if in_fp8.mistakes:
+                return in_fp8
+            judged = replace(judged, remarks=judged.remarks + in_fp8.remarks)
+        counts = counted(model, family)
+        if model.family == own_module.NAME and (mistakes := tuple(pass_mistakes(model, counts, path))):
+            return DryBuild(None, mistakes)
+        return replace(judged, counted=counts)
     except BadInput as error:
-        mistake = Mistake(f"{path}/architecture", error.message, "allowed: what it can build")
+        mistake = Mistake(place, error.message, "allowed: what it can build")
     except ImportError as error:
         needed, _, _ = " ".join(str(error).split()).partition(". ")  # without advice to install it
-        mistake = Mistake(f"{path}/architecture", f"cannot run: {needed}", "allowed: what can run")
+        mistake = Mistake(place, f"cannot run: {needed}", "allowed: what can run")
     except Exception as error:  # an architecture's code may raise anything
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        mistake = Mistake(f"{path}/architecture", f"cannot run: {reason}", "allowed: what can run")
+        mistake = Mistake(place, f"cannot run: {reason}", "allowed: what can run")
     return DryBuild(None, (mistake,))
 
 
-def _dry_build_transformers(model: Model, path: str) -> DryBuild:
+def _counted_later(model: Model, path: str) -> str | None:
+    """Return the remark that a package is missing here without which the model cannot be built."""
+    for package, needs_it, place in (
+        (timm_family.NAME, model.family == timm_family.NAME, "architecture/timm"),
+        (ADAPTERS, model.recipe.lora is not None, "recipe/lora"),
+    ):
+        if needs_it and find_spec(package) is None:
+            return f"{path}/{place}: {package} is not installed here, so it is counted when it runs"
+    return None
+
+
+def _judge_architecture(model: Model, path: str) -> DryBuild:
+    """Return the mistakes in an architecture's fields, and remarks on them, without counts."""
+    if model.family in families() or model.family == own_module.NAME:
+        return DryBuild(None)  # judged when the manifest was read
+    if model.family == timm_family.NAME:
+        return DryBuild(None, tuple(timm_family.name_mistakes(model, path)))
     auto_class = kinds()[model.recipe.objective]
-    if mistakes := [*several_models(model, auto_class, path)]:
-        return DryBuild(None, tuple(mistakes))
+    if several := [*several_models(model, auto_class, path)]:
+        return DryBuild(None, tuple(several))
     configuration = configured(model)
     unread = _unread_fields(model, configuration)
     mistakes = [
@@ -114,28 +150,20 @@ def _dry_build_transformers(model: Model, path: str) -> DryBuild:
         *_misspelt_fields(model, configuration, unread, path),
         *_size_mistakes(model, configuration, path),
     ]
-    if mistakes:
-        return DryBuild(None, tuple(mistakes))
-    family = TransformersFamily(model.family)
     remarks = tuple(unread_field(model.family, key, path) for key in unread)
-    return _counted_build(model, family, path, remarks)
+    return DryBuild(None, tuple(mistakes), remarks)
 
 
-def _counted_build(
-    model: Model, family: TransformersFamily, path: str, remarks: tuple[str, ...] = ()
-) -> DryBuild:
-    """Count a model without mistakes in its fields; in fp8, look which of its layers can multiply so."""
-    if model.recipe.precision == "fp8":
-        total, fitting = _fp8_layers(model, family)
-        if not fitting:
-            found = '"fp8": no linear layer of its blocks has sizes that are multiples of 16'
-            return DryBuild(None, (Mistake(f"{path}/recipe/precision", found, "allowed: bf16"),))
-        if rest := total - fitting:
-            found = (
-                f"{rest} of the {total} linear layers of its blocks have sizes that are no multiples of 16"
-            )
-            remarks += (f"{path}/recipe/precision: {found}, and multiply in bf16",)
-    return DryBuild(counted(model, family), remarks=remarks)
+def _fp8_judged(model: Model, family: TransformersFamily, path: str) -> DryBuild:
+    """Return which of a model's layers cannot multiply in fp8: a mistake if none can, else a remark."""
+    total, fitting = _fp8_layers(model, family)
+    if not fitting:
+        found = '"fp8": no linear layer of its blocks has sizes that are multiples of 16'
+        return DryBuild(None, (Mistake(f"{path}/recipe/precision", found, "allowed: bf16"),))
+    if rest := total - fitting:
+        found = f"{rest} of the {total} linear layers of its blocks have sizes that are no multiples of 16"
+        return DryBuild(None, remarks=(f"{path}/recipe/precision: {found}, and multiply in bf16",))
+    return DryBuild(None)
 
 
 def _fp8_layers(model: Model, family: TransformersFamily) -> tuple[int, int]:
@@ -150,20 +178,6 @@ def _fp8_layers(model: Model, family: TransformersFamily) -> tuple[int, int]:
     blocks = family.blocks(module)
     linear = {part for block in blocks for part in block.modules() if type(part) is nn.Linear}
     return len(linear), len(fp8_layers(module, blocks))
-
-
-def _dry_build_timm(model: Model, path: str) -> DryBuild:
-    if find_spec(timm_family.NAME) is None:
-        remark = f"{path}/architecture/timm: timm is not installed here, so it is counted when it runs"
-        return DryBuild(None, remarks=(remark,))
-    mistakes = tuple(timm_family.name_mistakes(model, path))
-    return DryBuild(None, mistakes) if mistakes else _counted_build(model, timm_family.TimmFamily(), path)
-
-
-def _dry_build_own(model: Model, path: str) -> DryBuild:
-    counts = counted(model, own_module.OwnModule())
-    mistakes = tuple(pass_mistakes(model, counts, path))
-    return DryBuild(None, mistakes) if mistakes else DryBuild(counts)
 
 
 def _objective_mistakes(model: Model, configuration: Any, path: str) -> Iterator[Mistake]:

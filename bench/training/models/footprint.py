@@ -85,6 +85,7 @@ class Counted:
     parts: Parts
     flops: Flops
     head: int = 0  # operations of the head's products, part of `flops`; counted for masked-lm only
+    head_backward: int | None = None  # the same of the backward pass; None: twice as many
     footprints: tuple[CountedFootprint, ...] = ()  # empty if the architecture's code cannot be followed
 
     def footprint(self, model: Model, setting: Setting) -> Footprint | None:

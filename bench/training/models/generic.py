@@ -18,6 +18,7 @@ from bench.training.models.attention import attends_causally, fused_attention
 from bench.training.models.experts import grouped_experts
 from bench.training.models.footprint import Counted
 from bench.training.models.model import Family, Flops, Has, Model, Parts, empty_batch, installed
+from bench.training.models.stand_in import stand_in
 from bench.training.objectives import Objective, ObjectiveName, known_objectives, objective_of
 from bench.training.vendor import torch_inside, transformers_inside, transformers_source
 
@@ -94,6 +95,10 @@ class TransformersFamily(Family):
     def blocks(self, module: nn.Module) -> list[nn.Module]:
         return _repeated(module)
 
+    def unused_targets(self, module: nn.Module, model: Model) -> list[str]:
+        """Return the targets of adapters that got no gradient in the last pass: the code never calls them."""
+        return []
+
 
 def _repeated(module: nn.Module) -> list[nn.Module]:
     """Return the blocks of every stack of a model, in order; the whole module if it has none.
@@ -130,8 +135,9 @@ def counted(model: Model, family: TransformersFamily | None = None) -> Counted:
     fused = transformers_source.why_not_fused(model.family) is None
     fused = fused and transformers_source.takes_registered_attention(model.family)
     family = family or TransformersFamily(model.family)
+    work = counted_work(model, family)
     footprints = counted_footprints(model, partial(family.build_with, model), family.blocks, fused=fused)
-    return replace(counted_work(model, family), footprints=footprints)
+    return replace(work, footprints=footprints)
 
 
 def counted_work(model: Model, family: TransformersFamily | None = None) -> Counted:
@@ -193,14 +199,16 @@ def _counted(
     )
     with torch.device("meta"):
         # Evaluation mode, because in training mode some architectures skip layers at random.
-        module = family.build_with(model, attention).to(precision).eval()
+        module = family.build_with(model, attention).eval()
         parts = _parts(module, family.blocks(module))
+        module.to(precision)
     if contents:
         if parts.total > MOST_WITH_CONTENTS:
             reason = "its operations cannot be counted: its code reads what it computed, and it is too large"
             raise BadInput(f"{reason} to be built for that", where=model.name)
         with torch.device("cpu"):
-            module = family.build_with(model, attention).eval()
+            module = family.build_with(model, attention).float().eval()
+    trained = [weight for weight in module.parameters() if weight.requires_grad]
     module.requires_grad_(False)  # the counter would look for gradients of views of weights
     without = nullcontext() if contents else torch_inside.fake_tensors()
     with torch.device("cpu" if contents else "meta"), without, torch.no_grad():
@@ -214,8 +222,51 @@ def _counted(
             with body:
                 module.base_model(batch["input_ids"])  # Perceiver calls it "inputs"
             head = whole.get_total_flops() - body.get_total_flops()
-    flops = _sorted_by_kind(whole.get_flop_counts().get("Global", {}), attended, model)
-    return Counted(parts, flops, head)
+        flops = _sorted_by_kind(whole.get_flop_counts().get("Global", {}), attended, model)
+        if model.recipe.lora is None:
+            return Counted(parts, flops, head)
+        for weight in trained:
+            weight.requires_grad_()
+        return _with_backward(Counted(parts, flops, head), module, batch, model, family, attending)
+
+
+def _with_backward(
+    counts: Counted,
+    module: nn.Module,
+    batch: Mapping[str, Tensor],
+    model: Model,
+    family: TransformersFamily,
+    attending: AttentionCount,
+) -> Counted:
+    """Add the operations of a backward pass in which only some weights have gradients, by running it.
+
+    Raises BadInput for adapters that the model's code passes by.
+    """
+    import torch
+
+    whole, body = (
+        torch_inside.flop_counter(grouped_matmul=_grouped_matmul, batched_matmul=_batched_matmul)
+        for _ in range(2)
+    )
+    with torch.enable_grad():
+        aim = model.recipe.aim
+        loss = aim.loss(aim.answer(module, batch), aim.labels(batch))
+        if not loss.requires_grad:
+            raise BadInput("its code calls no layer with an adapter", where=model.name)
+        with whole:
+            loss.backward()
+    if unused := family.unused_targets(module, model):
+        raise BadInput(f"its code never calls the layers {', '.join(unused)}", where=model.name)
+    found = _sorted_by_kind(whole.get_flop_counts().get("Global", {}), attending.backward_flops, model)
+    counts = replace(counts, flops=replace(counts.flops, backward=found.total))
+    if model.recipe.objective != "masked-lm":
+        return counts
+    with torch.enable_grad():
+        features = module.base_model(batch["input_ids"]).last_hidden_state
+        with body:
+            if features.requires_grad:
+                features.sum().backward()
+    return replace(counts, head_backward=whole.get_total_flops() - body.get_total_flops())
 
 
 def _compute_loss(aim: Objective, module: nn.Module, batch: Mapping[str, Tensor]) -> None:
@@ -240,16 +291,21 @@ def _parts(module: nn.Module, blocks: Sequence[nn.Module]) -> Parts:
     def trained(part: nn.Module) -> int:
         return sum(p.numel() for p in part.parameters() if p.requires_grad)
 
-    inside = tuple(map(trained, blocks))
-    counts = block_matrices(module, blocks)
-    matrices = sum(p.numel() for p, count in zip(module.parameters(), counts, strict=True) if count)
-    return Parts(trained(module) - sum(inside), inside, matrices)
+    def frozen_bytes(part: nn.Module) -> int:
+        return sum(p.numel() * p.element_size() for p in part.parameters() if not p.requires_grad)
+
+    inside, frozen = tuple(map(trained, blocks)), tuple(map(frozen_bytes, blocks))
+    counts = zip(module.parameters(), block_matrices(module, blocks), strict=True)
+    matrices = sum(p.numel() for p, count in counts if count and p.requires_grad)
+    outside, frozen_outside = trained(module) - sum(inside), frozen_bytes(module) - sum(frozen)
+    return Parts(outside, inside, matrices, frozen_outside, frozen if any(frozen) else ())
 
 
 class AttentionCount:
     """Attention for transformers that computes nothing, and counts the operations of its mathematics."""
 
     flops = 0
+    backward_flops = 0
 
     def registered(self) -> str:
         """Register this object with transformers; return the name for `attn_implementation`."""
@@ -275,8 +331,14 @@ class AttentionCount:
             raise BadInput(reason)
         causal = attends_causally(module, is_causal)
         pairs = _pairs(length, key.shape[2], causal, sliding_window)
-        self.flops += 2 * samples * heads * pairs * (width + value.shape[-1])
-        return query.new_empty(samples, length, heads, value.shape[-1]), None
+        flops = 2 * samples * heads * pairs * (width + value.shape[-1])
+        self.flops += flops
+
+        def count() -> None:
+            self.backward_flops += 2 * flops
+
+        shape = samples, length, heads, value.shape[-1]
+        return stand_in(shape, query, key, value, in_backward=count), None
 
 
 def _pairs(length: int, keys: int, causal: bool, window: int | None) -> int:
@@ -344,6 +406,8 @@ def configured(model: Model) -> Any:
 
 
 def _build(model: Model, attention: str) -> nn.Module:
+    import torch
+
     configuration, kind = configured(model), kinds()[model.recipe.objective]
     if model.recipe.half == "bf16":  # PyTorch compiles grouped products in no other precision
         transformers_inside.use_experts(configuration, grouped_experts())
@@ -353,7 +417,9 @@ def _build(model: Model, attention: str) -> nn.Module:
         transformers_inside.drop_mask_tokens(module)
     if model.architecture.get("tie_word_embeddings") is False and "tokens" in model.recipe.aim.data:
         transformers_inside.separate_head(module)
-    return module.float().train()
+    if torch.get_default_dtype() == torch.float32:  # otherwise weights are wanted in half precision
+        module.float()
+    return module.train()
 
 
 @contextmanager

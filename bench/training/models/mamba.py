@@ -31,6 +31,7 @@ class Mamba(FamilyWithFormulas):
     layers = "backbone.layers"
     keeps_fp32_weights = "Mamba's authors kept fp32 weights and computed under autocast"
     activations = ("silu",)  # the fused kernel supports no other
+    no_adapters = "mamba-ssm's kernels read weights past their layers, and would leave adapters out"
     breaks_graph = "mamba-ssm's kernels break the graph in every block"
     # transformers 5.17, MambaConfig
     defaults: Mapping[str, Any] = {

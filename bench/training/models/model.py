@@ -35,6 +35,16 @@ def installed(package: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
+class Lora:
+    """Low-rank adapters beside linear layers, as peft builds them. All other weights are frozen."""
+
+    rank: int
+    alpha: float  # adapters count `alpha / rank` times
+    dropout: float  # of the adapters' input
+    targets: Literal["all-linear"] | tuple[str, ...]  # names of linear layers, or ends of their full names
+
+
+@dataclass(frozen=True, slots=True)
 class Recipe:
     """How a model is trained: everything that must be the same on every machine."""
 
@@ -56,6 +66,8 @@ class Recipe:
     eval_every_steps: int | None = None
     eval_samples: int | None = None
     source: str = ""
+    # None: every weight is trained.
+    lora: Lora | None = later(None)  # noqa: RUF009 (a frozen dataclass, or None)
 
     @property
     def aim(self) -> Objective:
@@ -107,13 +119,15 @@ def tiny(model: Model, architecture: Mapping[str, Any], whose: str, **changes: A
 class Flops:
     """Floating-point operations of one forward pass over one sample; a multiply-add counts as two.
 
-    `attention` counts necessary operations only: under a causal mask, those of the lower triangle.
+    `attention` counts necessary operations only: under a causal mask, those of the lower triangle. `backward`
+    has those of the backward pass if some weights are frozen, because these need no gradients.
     """
 
     matmul: int
     attention: int = 0
     convolution: int = 0
     scan: int = 0
+    backward: int | None = later(None)  # None: twice as many
 
     @property
     def total(self) -> int:
@@ -125,21 +139,28 @@ class Flops:
             self.attention - other.attention,
             self.convolution - other.convolution,
             self.scan - other.scan,
+            None if self.backward is None else self.backward - other.of_backward,
         )
 
     @property
+    def of_backward(self) -> int:
+        return 2 * self.total if self.backward is None else self.backward
+
+    @property
     def training(self) -> int:
-        """Operations of a forward and a backward pass; the backward pass takes twice as many."""
-        return 3 * self.total
+        """Operations of a forward and a backward pass."""
+        return self.total + self.of_backward
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Trainable parameters, exactly as the built module has them."""
+    """Trainable parameters, exactly as the built module has them, and the bytes of frozen ones."""
 
     outside: int  # outside of the repeated blocks: embedding tables, stem, head
     blocks: tuple[int, ...]  # in each block
     counted_matrices: int | None = None  # in matrices of the blocks (optimizers/updates/block_matrices.py)
+    frozen_outside_bytes: int = 0
+    frozen_blocks_bytes: tuple[int, ...] = ()
 
     @property
     def total(self) -> int:
@@ -149,6 +170,10 @@ class Parts:
     def matrices(self) -> int:
         """Parameters in matrices of the blocks; by formula all of the blocks', which have little else."""
         return sum(self.blocks) if self.counted_matrices is None else self.counted_matrices
+
+    @property
+    def frozen_bytes(self) -> int:
+        return self.frozen_outside_bytes + sum(self.frozen_blocks_bytes)
 
 
 class Family(Protocol):
@@ -172,6 +197,7 @@ class Family(Protocol):
     # "mlp_norm", "mlp", "rotary_attention" and "depthwise" (a convolution).
     seams: Mapping[str, str] = {}
     keeps_fp32_weights: str | None = None  # why weights must not have half precision; None if they may
+    no_adapters: str | None = None  # why the family's models cannot be trained by low-rank adapters
     breaks_graph: str | None = None  # why the kernels cannot be compiled as one graph with all blocks
 
     def complete(self, model: Model) -> dict[str, Any]:

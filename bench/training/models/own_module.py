@@ -36,6 +36,7 @@ class OwnModule(TransformersFamily):
 
     objectives = tuple(aim.name for aim in known_objectives().values())
     kernels = None
+    no_adapters = "bench adds adapters to models of transformers and timm; your own code may hold its own"
 
     def __init__(self) -> None:
         super().__init__(NAME)

@@ -12,7 +12,7 @@ from dataclasses import asdict, fields
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from bench.base.errors import Mistake, in_json, nearest
-from bench.training.models.model import Family, Recipe
+from bench.training.models.model import Family, Lora, Recipe
 from bench.training.objectives import Objective, known_objectives
 from bench.training.optimizers import OPTIMIZERS, Adam
 from bench.training.schedules import SCHEDULES, DecaySchedule, WarmupStableDecay
@@ -43,6 +43,9 @@ LIMITS: Mapping[str, tuple[float, float]] = {
     "momentum": (0, 0.999999),
     "ns_steps": (1, 20),
     "adamw_learning_rate": (1e-12, 1000),
+    "rank": (1, 2**16),
+    "alpha": (1e-6, 10**6),
+    "dropout": (0, 0.999999),
 }
 # Fields that are an object of one of several kinds: its field "name" tells which, and a text is a name alone.
 KINDS: Mapping[str, Mapping[str, type[Any]]] = {"optimizer": OPTIMIZERS, "schedule": SCHEDULES}
@@ -53,11 +56,14 @@ DEFAULTS = {
     "clip_norm": 1.0,
     "source": "the manifest",
 }
+TARGETS = 'allowed: "all-linear", or a list of names of linear layers, such as ["q_proj", "v_proj"]'
 REQUIRED = ("batch_size", "steps", "precision")
 
 
 # Fields that state a number of samples or steps in tokens, and the field that each of them stands for.
 IN_TOKENS = {"batch_tokens": "batch_size", "tokens": "steps"}
+# Fields that state a number of steps together: how often training reads a data set, and the set's samples.
+IN_EPOCHS = ("epochs", "samples")
 
 
 def in_samples(
@@ -65,10 +71,45 @@ def in_samples(
 ) -> tuple[dict[str, Any], list[Mistake]]:
     """Return a recipe with its batch in samples and its length in steps, and the mistakes in these fields.
 
-    "batch_tokens" are the tokens of a step, "tokens" those of the whole training. Steps are rounded up.
-    `base` has what the recipe leaves out. A field that cannot be converted becomes 1, so that it is not
-    reported as missing, too.
+    "batch_tokens" are the tokens of a step, "tokens" those of the whole training; "epochs" says how often it
+    reads a data set of so many "samples". Steps are rounded up. `base` has what the recipe leaves out. A
+    field that cannot be converted becomes 1, so that it is not reported as missing, too.
     """
+    given, mistakes = _from_tokens(obj, base, path)
+    if not any(field in obj for field in IN_EPOCHS):
+        return given, mistakes
+    in_epochs = list(_epoch_mistakes(obj, path))
+    for field in IN_EPOCHS:
+        given.pop(field, None)
+    batch: Any = given.get("batch_size", base.get("batch_size"))
+    valid = not in_epochs and type(batch) is int and batch > 0
+    if "steps" not in given:
+        given["steps"] = max(1, math.ceil(obj["epochs"] * obj["samples"] / batch)) if valid else 1
+    return given, mistakes + in_epochs
+
+
+def _epoch_mistakes(obj: Mapping[str, Any], path: str) -> Iterator[Mistake]:
+    epochs, samples = IN_EPOCHS
+    for field, other, allowed in (
+        (epochs, samples, "how often each sample is read"),
+        (samples, epochs, "how many samples the data set has"),
+    ):
+        if field not in obj:
+            yield Mistake(f"{path}/{field}", f"missing beside {other}", f"allowed: a number, {allowed}")
+    for field in ("steps", "tokens"):
+        if field in obj:
+            found = f"means the same as {epochs} with {samples}"
+            yield Mistake(f"{path}/{field}", found, "allowed: one of the two")
+    if epochs in obj:
+        yield from number_mistakes(float, obj[epochs], 1e-6, 1e6, f"{path}/{epochs}")
+    if samples in obj:
+        yield from number_mistakes(int, obj[samples], 1, 2**50, f"{path}/{samples}")
+
+
+def _from_tokens(
+    obj: Mapping[str, Any], base: Mapping[str, Any], path: str
+) -> tuple[dict[str, Any], list[Mistake]]:
+    """Do what `in_samples` does for fields in tokens."""
     given = {key: value for key, value in obj.items() if key not in IN_TOKENS}
     stated = {field: obj[field] for field in IN_TOKENS if field in obj}
     mistakes = []
@@ -179,7 +220,7 @@ def read_onto(cls: Any, obj: Any, path: str, base: Mapping[str, Any]) -> tuple[A
     ]
     values: dict[str, Any] = {}
     for name in names:
-        if name in obj or name in KINDS:
+        if name in obj or name in KINDS or isinstance(base.get(name), Mapping):
             inner = base.get(name) or {}
             values[name], more = _value(name, kinds[name], obj.get(name, {}), f"{path}/{name}", inner)
             mistakes += more
@@ -223,10 +264,14 @@ def _value(name: str, kind: Any, value: Any, path: str, base: Any) -> tuple[Any,
     """Convert a JSON value to the type of the field `name`; return it and the mistakes in it."""
     if name in KINDS:
         return _read_kind(KINDS[name], value, path, base)
+    if name == "targets":
+        return _targets(value, path)
     options = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
     if value is None and type(None) in options:
         return None, []
     kind = options[0]
+    if kind is Lora:
+        return _lora(value, path, base)
     if get_origin(kind) is Literal:
         if value in get_args(kind):
             return value, []
@@ -240,6 +285,36 @@ def _value(name: str, kind: Any, value: Any, path: str, base: Any) -> tuple[Any,
         return None, [Mistake(path, f"{in_json(value)} is not a text", "allowed: a text")]
     mistakes = list(number_mistakes(kind, value, *LIMITS[name], path))
     return value if mistakes else kind(value), mistakes  # "clip_norm": 1 becomes 1.0, as bundles have it
+
+
+def _lora(obj: Any, path: str, base: Mapping[str, Any]) -> tuple[Any, list[Mistake]]:
+    """Read the adapters of a recipe: rank and targets are required, alpha is twice the rank by default."""
+    names = [field.name for field in fields(Lora)]
+    if not isinstance(obj, Mapping):
+        allowed = f"allowed: an object with {', '.join(names)}, or null"
+        return None, [Mistake(path, f"{in_json(obj)} is not an object", allowed)]
+    base = {"dropout": 0.0, **base}
+    if type(rank := obj.get("rank")) is int and "alpha" not in base:
+        base["alpha"] = 2.0 * rank
+    required = {"rank": "allowed: a whole number, at least 1", "targets": TARGETS}
+    missing = [name for name in required if name not in {**base, **obj}]
+    lora, mistakes = read_onto(Lora, obj, path, {**dict.fromkeys(("alpha", *missing)), **base})
+    return lora, [Mistake(f"{path}/{name}", "missing", required[name]) for name in missing] + mistakes
+
+
+def _targets(value: Any, path: str) -> tuple[Any, list[Mistake]]:
+    if value == "all-linear":
+        return value, []
+    if not isinstance(value, (list, tuple)) or not value:
+        found = "an empty list" if value in ([], ()) else f"{in_json(value)} is not a list"
+        return None, [Mistake(path, found, TARGETS)]
+    mistakes = []
+    for i, name in enumerate(value):
+        if not isinstance(name, str) or not name:
+            mistakes.append(Mistake(f"{path}/{i}", f"{in_json(name)} is not a name", "allowed: a text"))
+        elif name in value[:i]:
+            mistakes.append(Mistake(f"{path}/{i}", f"{in_json(name)} stands twice", "allowed: once"))
+    return tuple(value), mistakes
 
 
 def number_mistakes(kind: type, value: Any, low: float, high: float, path: str) -> Iterator[Mistake]:

@@ -50,7 +50,7 @@ def halved(module: nn.Module, model: Model) -> nn.Module:
 def kept_bytes(family: Family, module: nn.Module, model: Model, samples: int) -> int:
     """Sum the storages that the graph of one loss keeps, without parameters.
 
-    A model whose weights have half precision computes without autocast.
+    A model whose weights have half precision computes without autocast, unless it has adapters.
     """
     known = {p.untyped_storage()._cdata for p in [*module.parameters(), *module.buffers()]}
     storages: dict[int, int] = {}
@@ -65,8 +65,8 @@ def kept_bytes(family: Family, module: nn.Module, model: Model, samples: int) ->
 
     batch: Mapping[str, Tensor] = made_up_batch(model, samples)
     half, weights = half_of(model.recipe.precision), next(module.parameters()).dtype
-    autocast = half is not None and weights != half
-    if weights == half:
+    autocast = half is not None and (weights != half or model.recipe.lora is not None)
+    if weights == half and not autocast:
         batch = lowered(batch, model.recipe)
     with ExitStack() as stack:
         if autocast:

@@ -1,0 +1,45 @@
+"""A function of tensors that computes nothing and has gradients for all of them.
+
+It stands in for attention and other computations where operations are counted or recorded. Imports torch only
+when called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def _nothing() -> None:
+    return None
+
+
+def stand_in(shape: Sequence[int], *given: Tensor, in_backward: Callable[[], None] = _nothing) -> Tensor:
+    """Return a tensor of this shape that depends on the given ones; a backward pass calls `in_backward`."""
+    made: Tensor = _function().apply(shape, in_backward, *given)
+    return made
+
+
+@cache
+def _function() -> Any:
+    import torch
+
+    class StandIn(torch.autograd.Function):
+        @staticmethod
+        def forward(
+            ctx: Any, shape: Sequence[int], in_backward: Callable[[], None], *given: Tensor
+        ) -> Tensor:
+            ctx.save_for_backward(*given)
+            ctx.in_backward = in_backward
+            return given[0].new_empty(shape)
+
+        @staticmethod
+        def backward(ctx: Any, *_: Any) -> Any:
+            ctx.in_backward()
+            return None, None, *map(torch.empty_like, ctx.saved_tensors)
+
+    return StandIn
