@@ -180,6 +180,12 @@ def test_a_head_has_weights_of_its_own_if_the_architecture_says_so(model_type: s
     assert many.parts.total - few.parts.total >= head
 
 
+@pytest.mark.parametrize(("objective", "model_type"), CASES)
+def test_the_memory_of_every_objective_is_counted(objective: ObjectiveName, model_type: str) -> None:
+    counted = dry_build(model_of(objective, model_type), "/models/0").counted
+    assert counted is not None and counted.footprints
+
+
 def test_a_batch_without_contents_has_the_recipes_precision() -> None:
     model = model_of("speech-recognition", "whisper")
     batch = empty_batch(model, 3, torch.bfloat16)
