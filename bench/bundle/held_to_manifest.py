@@ -23,7 +23,7 @@ from bench.planning.manifest import resolve_models
 from bench.records.trial import Image, Timing, Trial
 from bench.training.methods import arithmetic
 from bench.training.models import Flops, Model, counts_of, has_formulas
-from bench.training.models.own_models import INERT, TOKENS
+from bench.training.models.model import INERT, TOKENS
 from bench.training.models.recipes import KINDS, in_samples
 
 if TYPE_CHECKING:

@@ -54,7 +54,7 @@ def _searched(one: Model | ZooModel) -> str:
 def _row(one: Model | ZooModel) -> tuple[str, ...]:
     model, recipe = _model(one), _model(one).recipe
     sizes = (recipe.audio_seconds, recipe.image_size, recipe.sequence_length, recipe.target_length)
-    size = " + ".join(f"{size:,}" for size in sizes if size)
+    size = " + ".join(f"{size:,}" for size in sizes if size) or "-"
     count = parameters_of(model) or (one.parameters if isinstance(one, ZooModel) else None)
     return (
         model.name,

@@ -26,7 +26,7 @@ from bench.records.run_results import TrialResult
 from bench.records.switches import deciding
 from bench.records.text import bytes_text, count_text, interval_text
 from bench.records.trial import NodeFacts, Trial
-from bench.training.models import counts_by_formula, own_module
+from bench.training.models import counts_by_formula, module_families, own_module
 from bench.training.setting import sharded_by
 
 Kind = Literal["script", "trainer", "accelerate", "deepspeed"]
@@ -200,6 +200,9 @@ def _write_all(folder: Path, contents: Mapping[str, str]) -> list[Path]:
 def _needed(maker: Any, trial: Trial) -> Iterator[str]:
     """Yield the packages whose versions affect the figures; the bundle lists the rest of the environment."""
     yield from ("torch", "transformers", "numpy", *maker.NEEDS)
+    own = module_families().get(trial.model.family)
+    if own and own.package:
+        yield own.package
     if sharded_by(trial.setting) == "zero" and "deepspeed" not in maker.NEEDS:
         yield "deepspeed"
     if trial.model.recipe.lora:

@@ -120,6 +120,19 @@ def test_every_family_trains_on_two_devices(
 
 
 @pytest.mark.e2e
+@pytest.mark.parametrize("setting", [NAIVE, ("fsdp-3",), ("zero-3",)], ids=lambda s: "+".join(s) or "ddp")
+def test_a_diffusion_transformer_trains_on_two_devices(
+    setting: Setting, supervisor: Supervisor, tmp_path: Path
+) -> None:
+    fields = {"input_size": 8, "hidden_size": 64, "depth": 2, "num_heads": 4, "class_dropout_prob": 0.0}
+    recipe = {"batch_size": 16, "steps": 100, "precision": "fp32"}
+    entry = {"name": "mine", "architecture": {"model_type": "dit", **fields}, "recipe": recipe}
+    document = {"schema": "bench/manifest/v1", "models": [entry]}
+    (model,) = parse_manifest(json.dumps(document).encode(), "m.json").models
+    agree(alone(supervisor, tmp_path, model), measured(supervisor, tmp_path, model, setting, 2))
+
+
+@pytest.mark.e2e
 @pytest.mark.parametrize("setting", [("compile-blocks", "fsdp-3"), ("compile",)], ids="+".join)
 def test_compiled_models_train_on_two_devices(
     setting: Setting, supervisor: Supervisor, tmp_path: Path

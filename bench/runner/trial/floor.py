@@ -36,7 +36,7 @@ from bench.records.trial import Trial
 from bench.runner.trial.device import Device
 from bench.runner.trial.training_loop import HALF
 from bench.training.methods import prepare_all
-from bench.training.models import Model, family_of
+from bench.training.models import Model, family_of, module_families
 from bench.training.models.attention import fused_attention
 from bench.training.models.cuda_autocast import as_on_cuda
 from bench.training.models.fp8 import multiply_blocks_in_fp8
@@ -161,9 +161,10 @@ def recorded(model: Model, setting: Setting, micro_batch: int) -> Recording:
     half = HALF.get(model.recipe.precision)
     halved = half is not None and "half-weights" in setting
     autocasts = half is not None and not halved
+    family, own = family_of(model), module_families().get(model.family)
     with torch.device("meta"):
-        module = family_of(model).build(model, kernels="kernels" in setting)
-        if transformers_source.takes_registered_attention(model.family):
+        module = family.build(model, kernels=own is not None or "kernels" in setting)
+        if not own and transformers_source.takes_registered_attention(model.family):
             module.set_attn_implementation(fused_attention())
     with (
         torch_inside.fake_tensors(),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
+from typing import TYPE_CHECKING
 
 from bench.training.models.footprint import Counted as Counted
 from bench.training.models.model import LEAST_CAPABILITY as LEAST_CAPABILITY
@@ -20,6 +21,9 @@ from bench.training.models.model import Parts as Parts
 from bench.training.models.model import Precision as Precision
 from bench.training.models.model import Recipe as Recipe
 from bench.training.models.model import installed as installed
+
+if TYPE_CHECKING:
+    from bench.training.models.module_family import ModuleFamily
 
 
 @cache
@@ -40,13 +44,21 @@ def families() -> Mapping[str, Family]:
 
 
 @cache
+def module_families() -> Mapping[str, ModuleFamily]:
+    """Return the families without formulas whose modules do not come from transformers, by name."""
+    from bench.training.models import dit, own_module, timm_family
+
+    return {family.name: family for family in (timm_family.FAMILY, own_module.FAMILY, dit.FAMILY)}
+
+
+@cache
 def known_models() -> Mapping[str, Model]:
     """Return every model that a manifest may name, in the order of the family files."""
     return {model.name: model for _, models in _files() for model in models}
 
 
 def family_of(model: Model) -> Family:
-    """Return the family of a model; without a family file, one whose models timm or transformers builds."""
+    """Return the family of a model; by default, one whose models transformers builds."""
     if model.recipe.lora is None:
         return _plain_family(model.family)
     from bench.training.models import adapters
@@ -55,15 +67,11 @@ def family_of(model: Model) -> Family:
 
 
 def _plain_family(name: str) -> Family:
-    if family := families().get(name):
+    if family := families().get(name) or module_families().get(name):
         return family
-    from bench.training.models import generic, own_module, timm_family
+    from bench.training.models.generic import TransformersFamily
 
-    if name == timm_family.NAME:
-        return timm_family.TimmFamily()
-    if name == own_module.NAME:
-        return own_module.OwnModule()
-    return generic.TransformersFamily(name)
+    return TransformersFamily(name)
 
 
 def has_formulas(model: Model) -> bool:
@@ -99,8 +107,5 @@ def counts_of(model: Model) -> Counted:
 
 
 def uses_all_weights(model: Model) -> bool:
-    """Whether every weight affects the loss. False, because unknown, without a family file.
-
-    ESM, for instance, has a head for contacts that predicts no token.
-    """
-    return model.family in families()
+    """Whether every weight is known to affect the loss."""
+    return family_of(model).uses_all_weights

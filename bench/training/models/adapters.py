@@ -44,6 +44,7 @@ class FamilyWithAdapters(TransformersFamily):
         self.seams = family.seams
         self.keeps_fp32_weights = family.keeps_fp32_weights
         self.breaks_graph = family.breaks_graph
+        self.uses_all_weights = family.uses_all_weights
 
     def mistakes(self, model: Model, path: str) -> Iterator[Mistake]:
         if self.plain.no_adapters:

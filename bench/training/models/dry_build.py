@@ -18,7 +18,7 @@ from typing import Any
 
 from bench.base.errors import BadInput, EnvironmentCannot, Mistake, in_json, nearest
 from bench.base.strict_json import from_json, to_json
-from bench.training.models import Counted, Model, families, family_of, has_formulas, own_module, timm_family
+from bench.training.models import Counted, Model, families, family_of, has_formulas, module_families
 from bench.training.models.adapters import PACKAGE as ADAPTERS
 from bench.training.models.adapters import FamilyWithAdapters, adapter_mistakes
 from bench.training.models.class_mistakes import class_mistakes, several_models
@@ -96,19 +96,19 @@ def dry_build(model: Model, path: str) -> DryBuild:
         judged = _judge_architecture(model, path)
         if judged.mistakes:
             return judged
-        family = family_of(model)
+        family, own = family_of(model), module_families().get(model.family)
         assert isinstance(family, TransformersFamily)
         if isinstance(family, FamilyWithAdapters):
             place = f"{path}/recipe/lora/targets"
             if mistakes := tuple(adapter_mistakes(model, family, f"{path}/recipe/lora")):
                 return DryBuild(None, mistakes)
-        if model.recipe.precision == "fp8" and model.family != own_module.NAME:
+        if model.recipe.precision == "fp8" and not (own and own.tries_a_pass):
             in_fp8 = _fp8_judged(model, family, path)
             if in_fp8.mistakes:
                 return in_fp8
             judged = replace(judged, remarks=judged.remarks + in_fp8.remarks)
         counts = counted(model, family)
-        if model.family == own_module.NAME and (mistakes := tuple(pass_mistakes(model, counts, path))):
+        if own and own.tries_a_pass and (mistakes := tuple(pass_mistakes(model, counts, path))):
             return DryBuild(None, mistakes)
         return replace(judged, counted=counts)
     except BadInput as error:
@@ -124,21 +124,22 @@ def dry_build(model: Model, path: str) -> DryBuild:
 
 def _counted_later(model: Model, path: str) -> str | None:
     """Return the remark that a package is missing here without which the model cannot be built."""
-    for package, needs_it, place in (
-        (timm_family.NAME, model.family == timm_family.NAME, "architecture/timm"),
-        (ADAPTERS, model.recipe.lora is not None, "recipe/lora"),
+    own = module_families().get(model.family)
+    for package, place in (
+        (own.package if own else None, "architecture"),
+        (ADAPTERS if model.recipe.lora else None, "recipe/lora"),
     ):
-        if needs_it and find_spec(package) is None:
+        if package and find_spec(package) is None:
             return f"{path}/{place}: {package} is not installed here, so it is counted when it runs"
     return None
 
 
 def _judge_architecture(model: Model, path: str) -> DryBuild:
     """Return the mistakes in an architecture's fields, and remarks on them, without counts."""
-    if model.family in families() or model.family == own_module.NAME:
+    if model.family in families():
         return DryBuild(None)  # judged when the manifest was read
-    if model.family == timm_family.NAME:
-        return DryBuild(None, tuple(timm_family.name_mistakes(model, path)))
+    if own := module_families().get(model.family):
+        return DryBuild(None, tuple(own.mistakes_by_package(model, path)))
     auto_class = kinds()[model.recipe.objective]
     if several := [*several_models(model, auto_class, path)]:
         return DryBuild(None, tuple(several))

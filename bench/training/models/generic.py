@@ -37,6 +37,7 @@ class TransformersFamily(Family):
     objectives: tuple[ObjectiveName, ...] = tuple(
         aim.name for aim in known_objectives().values() if aim.auto_class
     )
+    uses_all_weights = False  # unknown: ESM, for instance, has a head for contacts that predicts no token
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -385,7 +386,7 @@ def _sorted_by_kind(counts: Mapping[Any, int], attending: int, model: Model) -> 
 
 
 def kinds() -> Mapping[ObjectiveName, Any]:
-    """Return transformers' Auto class for each objective."""
+    """Return transformers' Auto class for each objective that it has one for."""
     import transformers
 
     aims = known_objectives().values()

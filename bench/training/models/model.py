@@ -27,6 +27,30 @@ Half = Literal["bf16", "fp16"]
 # The least compute capability of a GPU whose matrix units multiply in a precision.
 LEAST_CAPABILITY: Mapping[str, float] = {"bf16": 8.0, "fp8": 8.9}
 SDPA = "scaled_dot_product_attention: scores and probabilities are never written to memory"
+# Fields of published configurations that do not affect how the model trains.
+INERT = frozenset(
+    {
+        "_name_or_path",
+        "architectures",
+        "classifier_dropout",
+        "dtype",
+        "finetuning_task",
+        "gradient_checkpointing",  # would turn it on in every setting; it is bench's method checkpointing
+        "id2label",
+        "label2id",
+        "model_type",
+        "name_or_path",
+        "output_attentions",
+        "output_hidden_states",
+        "problem_type",
+        "tokenizer_class",
+        "torch_dtype",
+        "torchscript",
+        "transformers_version",
+        "use_cache",
+    }
+)
+TOKENS = frozenset({"bos_token_id", "eos_token_id", "pad_token_id"})  # only families with a default read them
 Has = Callable[[str], bool]  # whether a package can be imported, by its import name
 
 
@@ -199,6 +223,15 @@ class Family(Protocol):
     keeps_fp32_weights: str | None = None  # why weights must not have half precision; None if they may
     no_adapters: str | None = None  # why the family's models cannot be trained by low-rank adapters
     breaks_graph: str | None = None  # why the kernels cannot be compiled as one graph with all blocks
+    uses_all_weights: bool = True  # whether every weight is known to affect the loss
+
+    def kept_fields(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields of a manifest's architecture that affect training, with the family's defaults."""
+        inert = INERT | TOKENS if self.defaults else INERT
+        kept = {key: value for key, value in given.items() if key in self.defaults or key not in inert}
+        if isinstance(labels := given.get("id2label"), dict):  # published configurations have no num_labels
+            kept.setdefault("num_labels", len(labels))
+        return {**self.defaults, **kept}
 
     def complete(self, model: Model) -> dict[str, Any]:
         """Return a model's architecture with the family's defaults."""

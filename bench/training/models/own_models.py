@@ -18,37 +18,14 @@ from bench.training.models import (
     families,
     family_of,
     known_models,
+    module_families,
     own_module,
-    timm_family,
 )
 from bench.training.models.generic import TransformersFamily
+from bench.training.models.model import INERT, TOKENS
 from bench.training.models.recipes import in_samples, new_recipe, number_mistakes, read_onto, recipe_mistakes
 from bench.training.vendor import transformers_source
 
-# Fields of published configurations that do not affect how the model trains.
-INERT = frozenset(
-    {
-        "_name_or_path",
-        "architectures",
-        "classifier_dropout",
-        "dtype",
-        "finetuning_task",
-        "gradient_checkpointing",  # would turn it on in every setting; it is bench's method checkpointing
-        "id2label",
-        "label2id",
-        "model_type",
-        "name_or_path",
-        "output_attentions",
-        "output_hidden_states",
-        "problem_type",
-        "tokenizer_class",
-        "torch_dtype",
-        "torchscript",
-        "transformers_version",
-        "use_cache",
-    }
-)
-TOKENS = frozenset({"bos_token_id", "eos_token_id", "pad_token_id"})  # only families with a default read them
 LARGEST = 2**31  # largest whole number in an architecture
 
 
@@ -65,7 +42,7 @@ def resolve_inline(obj: Mapping[str, Any], path: str) -> Model | list[Mistake]:
         return [*mistakes, family, *(m for m in in_recipe if (m.path, m.found) != objective_missing)]
     in_architecture = list(_architecture_mistakes(family, given, f"{path}/architecture"))
     recipe, in_recipe = new_recipe(family, given, obj.get("recipe", {}), f"{path}/recipe")
-    architecture = _architecture(family, given)
+    architecture = family.kept_fields(given)
     if in_architecture and not in_recipe:
         in_recipe += recipe_mistakes(family, recipe, f"{path}/recipe")
     elif in_recipe and not in_architecture:
@@ -113,27 +90,13 @@ def misspelt(field: str, given: Mapping[str, Any], known: Mapping[str, Any]) -> 
 
 def _is_unread(family: Family, key: str, given: Mapping[str, Any]) -> bool:
     """Whether a field can be left out of an architecture of this family, and is no misspelt one."""
-    if key in family.defaults or key in INERT | TOKENS or not transformers_source.types():
+    if key in family.defaults or key in INERT | TOKENS or family.name not in transformers_source.types():
         return False
     if transformers_source.reads_field(family.name, key) or transformers_source.declares_field(
         family.name, key
     ):
         return False
     return not misspelt(key, given, family.defaults)
-
-
-def _architecture(family: Family, given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the fields that affect training, with the family's defaults."""
-    if family.name == timm_family.NAME:
-        return timm_family.completed(given)
-    if family.name == own_module.NAME:
-        return own_module.completed(given)
-    defaults = family.defaults
-    inert = INERT | TOKENS if defaults else INERT
-    kept = {key: value for key, value in given.items() if key in defaults or key not in inert}
-    if isinstance(labels := given.get("id2label"), dict):  # published configurations have no num_labels
-        kept.setdefault("num_labels", len(labels))
-    return {**defaults, **kept}
 
 
 def _mistakes_without_recipe(
@@ -178,20 +141,20 @@ def _mistakes_of_meaning(model: Model, path: str) -> list[Mistake]:
 
 def _family(given: Mapping[str, Any], path: str) -> Family | Mistake:
     """Return the family of an architecture, or the mistake in its `model_type`."""
-    if timm_family.NAME in given:
-        return timm_family.TimmFamily()
-    if own_module.MODULE in given:
-        return own_module.OwnModule()
+    for module_family in module_families().values():
+        if module_family.describes(given):
+            return module_family
     model_type = given.get("model_type")
     if not isinstance(model_type, str):
         found = "missing" if model_type is None else f"{in_json(model_type)} is not a text"
-        return Mistake(path, found, f"allowed: {listed(families())}, or another type of transformers")
+        own = [*families(), *(name for name, one in module_families().items() if one.defaults)]
+        return Mistake(path, found, f"allowed: {listed(own)}, or another type of transformers")
     if family := families().get(model_type):
         return family
     types = transformers_source.types()
     if types and model_type not in types:
         found = f"{in_json(model_type)} is not a type of transformers"
-        return Mistake(path, found, nearest(model_type, types))
+        return Mistake(path, found, nearest(model_type, [*types, *module_families()]))
     return TransformersFamily(model_type)
 
 

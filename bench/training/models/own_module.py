@@ -17,8 +17,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
 from bench.base.errors import BadInput, Mistake, in_json
-from bench.training.models.generic import TransformersFamily
 from bench.training.models.model import Has, Model, installed
+from bench.training.models.module_family import ModuleFamily
 from bench.training.objectives import ObjectiveName, known_objectives, objective_of
 from bench.training.objectives.own_loss import batch_mistakes
 
@@ -31,15 +31,22 @@ FIELDS = (MODULE, CODE, CONFIG, BATCH)
 LONGEST_SHOWN = 300  # characters of an error of the code
 
 
-class OwnModule(TransformersFamily):
-    """A family without formulas: its arithmetic raises LookupError."""
-
+class OwnModule(ModuleFamily):
     objectives = tuple(aim.name for aim in known_objectives().values())
+    tries_a_pass = True
     kernels = None
     no_adapters = "bench adds adapters to models of transformers and timm; your own code may hold its own"
 
     def __init__(self) -> None:
         super().__init__(NAME)
+
+    def describes(self, given: Mapping[str, Any]) -> bool:
+        return MODULE in given
+
+    def kept_fields(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return all fields, with those of its configuration where those of other families are."""
+        config = given.get(CONFIG)
+        return {**(config if isinstance(config, dict) else {}), **given}
 
     def architecture_mistakes(
         self, given: Mapping[str, Any], objective: ObjectiveName, path: str
@@ -68,8 +75,11 @@ class OwnModule(TransformersFamily):
     def missing_kernels(self, device: Literal["cpu", "cuda"], has: Has = installed) -> str | None:
         return "a module of your own decides itself which kernels it uses"
 
-    def build_with(self, model: Model, attention: str) -> nn.Module:
+    def build_module(self, model: Model, *, fused: bool) -> nn.Module:
         return build_own(model)
+
+
+FAMILY = OwnModule()
 
 
 def file_and_class(module: Any) -> tuple[str, str] | None:
@@ -78,12 +88,6 @@ def file_and_class(module: Any) -> tuple[str, str] | None:
         return None
     file, colon, name = module.rpartition(":")
     return (file, name) if colon and file.endswith(".py") and name.isidentifier() else None
-
-
-def completed(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an architecture with the fields of its configuration where those of other families are."""
-    config = given.get(CONFIG)
-    return {**(config if isinstance(config, dict) else {}), **given}
 
 
 def code_file(architecture: Mapping[str, Any]) -> str:

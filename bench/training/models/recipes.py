@@ -183,7 +183,7 @@ def recipe_mistakes(family: Family, recipe: Recipe, path: str) -> Iterator[Mista
     for size in dict.fromkeys(size for aim in known_objectives().values() for size in aim.sizes):
         if size not in needed and getattr(recipe, size) is not None:
             found = f"means nothing for {recipe.objective}"
-            yield Mistake(f"{path}/{size}", found, f"allowed: {', '.join(needed)}")
+            yield Mistake(f"{path}/{size}", found, f"allowed: {', '.join(needed) or 'no size'}")
     if recipe.schedule.warmup_steps > recipe.steps:
         found = f"{recipe.schedule.warmup_steps} is more than the {recipe.steps} steps"
         yield Mistake(f"{path}/schedule/warmup_steps", found, f"allowed: at most {recipe.steps}")

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from bench.base.errors import BadInput, Mistake, in_json, nearest
-from bench.training.models.generic import TransformersFamily, is_compound
-from bench.training.models.model import Has, Model, installed
+from bench.training.models.generic import is_compound
+from bench.training.models.model import Model
+from bench.training.models.module_family import Answer, ModuleFamily
 from bench.training.objectives import ObjectiveName
 
 if TYPE_CHECKING:
@@ -23,18 +24,20 @@ NAME = "timm"  # the family's, and the field with the model's name
 CLASSES = 1000  # timm's default
 
 
-class Answer(NamedTuple):
-    logits: Tensor
-
-
-class TimmFamily(TransformersFamily):
-    """A family without formulas: its arithmetic raises LookupError."""
-
+class TimmFamily(ModuleFamily):
     objectives = ("image-classification",)
+    package = NAME
     kernels = "timm's attention by scaled_dot_product_attention, where a model has attention"
 
     def __init__(self) -> None:
         super().__init__(NAME)
+
+    def describes(self, given: Mapping[str, Any]) -> bool:
+        return NAME in given
+
+    def kept_fields(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return all fields, with the number of classes under the name that all image models have here."""
+        return {**given, "num_labels": given.get("num_classes", CLASSES)}
 
     def architecture_mistakes(
         self, given: Mapping[str, Any], objective: ObjectiveName, path: str
@@ -47,32 +50,22 @@ class TimmFamily(TransformersFamily):
             found = f"{in_json(classes)} is not a number of classes"
             yield Mistake(f"{path}/architecture/num_classes", found, "allowed: a whole number, at least 2")
 
-    def missing_kernels(self, device: Literal["cpu", "cuda"], has: Has = installed) -> str | None:
-        return None
+    def mistakes_by_package(self, model: Model, path: str) -> Iterator[Mistake]:
+        import timm
 
-    def build(self, model: Model, *, kernels: bool) -> nn.Module:
-        return build_timm(model, fused=kernels)
+        name = model.architecture[NAME]
+        if not timm.is_model(name):
+            found = f"{in_json(name)} is not a model of timm {timm.__version__}"
+            yield Mistake(f"{path}/architecture/{NAME}", found, nearest(name, timm.list_models()))
 
-    def build_with(self, model: Model, attention: str) -> nn.Module:
-        return build_timm(model, fused=attention != "eager")
+    def build_module(self, model: Model, *, fused: bool) -> nn.Module:
+        return build_timm(model, fused=fused)
 
     def blocks(self, module: nn.Module) -> list[nn.Module]:
         return repeated_blocks(module)
 
 
-def completed(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an architecture with the number of classes under the name that all image models have here."""
-    return {**given, "num_labels": given.get("num_classes", CLASSES)}
-
-
-def name_mistakes(model: Model, path: str) -> Iterator[Mistake]:
-    """Yield the mistake in an unknown name. Imports timm."""
-    import timm
-
-    name = model.architecture[NAME]
-    if not timm.is_model(name):
-        found = f"{in_json(name)} is not a model of timm {timm.__version__}"
-        yield Mistake(f"{path}/architecture/{NAME}", found, nearest(name, timm.list_models()))
+FAMILY = TimmFamily()
 
 
 def build_timm(model: Model, *, fused: bool) -> nn.Module:

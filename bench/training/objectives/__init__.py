@@ -18,6 +18,7 @@ def known_objectives() -> Mapping[str, Objective]:
     from bench.training.objectives import (
         audio_classification,
         causal_lm,
+        denoising,
         image_classification,
         masked_image,
         masked_lm,
@@ -35,6 +36,7 @@ def known_objectives() -> Mapping[str, Objective]:
         audio_classification,
         masked_image,
         own_loss,
+        denoising,
     )
     return {file.OBJECTIVE.name: file.OBJECTIVE for file in files}
 

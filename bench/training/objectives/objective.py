@@ -24,6 +24,7 @@ ObjectiveName = Literal[
     "audio-classification",
     "masked-image",
     "own-loss",
+    "denoising",
 ]
 Unit = Literal["tokens", "images", "seconds", "samples"]
 Architecture = Mapping[str, Any]
@@ -82,15 +83,16 @@ class Objective:
     """Base class: what most objectives have in common. An objective is one object in a file of this folder.
 
     The built module is called with every part of a batch except `labels`, by name, and returns an object
-    with `.logits`, in fp32 or lower precision. The mean loss of a batch must be the mean of its samples'
-    losses, so every sample needs equally many predictions.
+    with `.logits`, in fp32 or lower precision, unless its objective says otherwise. The mean loss of a batch
+    must be the mean of its samples' losses, so every sample needs equally many predictions.
     """
 
     name: ObjectiveName
     title: str  # for people, of a group of models
     unit: Unit  # of what a sample holds, for throughput
-    auto_class: str  # transformers' class that builds a model for this objective
-    mapping: str  # the table in transformers' source in which that class finds the model of a type
+    # transformers' class that builds a model for this objective; None if transformers has none.
+    auto_class: str | None = None
+    mapping: str = ""  # the table in transformers' source in which that class finds the model of a type
     sizes: tuple[str, ...]  # fields of the recipe that say how large a sample is; all are required
     defaults: Mapping[str, float] = {}  # of those fields
     data: tuple[Literal["tokens", "images"], ...] = ()  # what the pool must hold

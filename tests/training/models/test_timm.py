@@ -11,8 +11,10 @@ import pytest
 import torch
 
 from bench.base.errors import BadInput
+from bench.export import _needed, script
 from bench.planning.manifest import parse_manifest
 from bench.runner.trial.device import Device
+from bench.runner.trial.floor import recorded
 from bench.runner.trial.run_trial import TrialRun
 from bench.runner.trial.team import Team
 from bench.training.methods import free_lunch
@@ -105,6 +107,16 @@ def test_attention_is_fused_with_kernels_alone() -> None:
         for on in (False, True)
     ]
     assert fused == [{False}, {True}]
+
+
+def test_the_floor_has_its_attention() -> None:
+    recording = recorded(model_of("vit_tiny_patch16_224", img_size=64), (), micro_batch=2)
+    kinds = [recording.computations[key].kind for key in recording.counts.elements()]
+    assert kinds.count("attention") == 12
+
+
+def test_an_exported_script_requires_timm() -> None:
+    assert "timm" in _needed(script, trial(model=model_of("resnet18")))
 
 
 def test_blocks_are_the_innermost_repeated_parts() -> None:

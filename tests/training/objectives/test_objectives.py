@@ -43,6 +43,7 @@ WHISPER = {
 SEVEN_LAYERS = {"conv_dim": [16] * 7, "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 2}
 LANGUAGE = {**SMALL, "vocab_size": 300}
 VISION = {**SMALL, "image_size": 32, "patch_size": 8}
+LATENT = {"input_size": 8, "hidden_size": 32, "depth": 2, "num_heads": 2, "num_classes": 10}
 SEQUENCE = {"sequence_length": 16, "target_length": 8}
 # A type, its fields, and the sizes of a recipe, for each objective.
 TRAINED: Mapping[ObjectiveName, tuple[tuple[str, dict[str, Any], dict[str, Any]], ...]] = {
@@ -57,6 +58,7 @@ TRAINED: Mapping[ObjectiveName, tuple[tuple[str, dict[str, Any], dict[str, Any]]
          {"audio_seconds": 1}),
     ),
     "masked-image": (("deit", {**VISION, "encoder_stride": 8}, {"image_size": 32}),),
+    "denoising": (("dit", LATENT, {}),),
 }  # fmt: skip
 CASES = [(objective, model_type) for objective, cases in TRAINED.items() for model_type, *_ in cases]
 
