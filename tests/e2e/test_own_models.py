@@ -8,15 +8,19 @@ import os
 import runpy
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from bench.base.strict_json import to_json
 from bench.planning.manifest import parse_manifest
 from bench.runner.trial.device import Device
 from bench.runner.trial.run_trial import TrialRun
 from bench.runner.trial.team import Team
+from bench.training.models import Model
 from tests.builders import trial
+from tests.training.objectives.test_objectives import TRAINED, model_of
 
 pytestmark = pytest.mark.e2e
 
@@ -56,23 +60,29 @@ def test_a_family_trains_two_steps(family: str, tmp_path: Path) -> None:
     assert any((part != weights[name]).any() for name, part in run.strategy.whole.named_parameters())
 
 
+def python_here(*words: str | Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": f"{ON_CPU}:{Path.cwd()}", "HOME": str(folder)}
+    command = [sys.executable, *map(str, words)]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def bench_here(*words: str | Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    return python_here("-m", "bench", *words, folder=folder)
+
+
 def measured(folder: Path, document: bytes) -> tuple[str, str]:
     """Plan, run and verify a manifest in processes of their own; return what planning and verifying print."""
     (folder / "m.json").write_bytes(document)
-    environment = os.environ | {"PYTHONPATH": f"{ON_CPU}:{Path.cwd()}", "HOME": str(folder)}
 
-    def bench(*words: str) -> str:
-        command = [sys.executable, "-m", "bench", *words]
-        done = subprocess.run(
-            command, cwd=folder, env=environment, capture_output=True, text=True, check=False
-        )
+    def printed(*words: str | Path) -> str:
+        done = bench_here(*words, folder=folder)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    planned = bench("plan", "m.json")
-    bench("run", "m.json", "--device", "cpu")
+    planned = printed("plan", "m.json")
+    printed("run", "m.json", "--device", "cpu")
     (bundle,) = (folder / "out").glob("*.tar")
-    return planned, bench("verify", str(bundle))
+    return planned, printed("verify", bundle)
 
 
 TIMING = {"measure_seconds": 1, "warmup_seconds": 1, "loss_steps": 1}
@@ -148,20 +158,44 @@ def test_a_module_of_ones_own_is_measured_verified_and_exported(tmp_path: Path) 
     assert "mine.py, sha256 " in planned and "result     mine: " in verified
     (tmp_path / "mine.py").unlink()
     (bundle,) = (tmp_path / "out").glob("*.tar")
-    environment = os.environ | {"PYTHONPATH": f"{ON_CPU}:{Path.cwd()}", "HOME": str(tmp_path)}
-
-    def run(*words: str, folder: Path = tmp_path) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, check=False
-        )
-
-    refused = run("-m", "bench", "reproduce", str(bundle), "--device", "cpu")
+    refused = bench_here("reproduce", bundle, "--device", "cpu", folder=tmp_path)
     assert (
         refused.returncode == 2 and "would run code that the bundle brings along: mine.py" in refused.stderr
     )
-    again = run("-m", "bench", "reproduce", str(bundle), "--device", "cpu", "--run-code", "-o", "again")
+    again = bench_here("reproduce", bundle, "--device", "cpu", "--run-code", "-o", "again", folder=tmp_path)
     assert again.returncode in (0, 1), again.stderr  # the seconds depend on the other work of this machine
-    assert run("-m", "bench", "export", "--to", "script", str(bundle), "script").returncode == 0
+    assert bench_here("export", "--to", "script", bundle, "script", folder=tmp_path).returncode == 0
     assert "holds the code of mine.py" in (tmp_path / "script/README.md").read_text()
-    trained = run("train.py", "--steps", "2", folder=tmp_path / "script")
+    trained = python_here("train.py", "--steps", "2", folder=tmp_path / "script")
     assert trained.returncode == 0 and '"step": 2' in trained.stdout, trained.stderr
+
+
+def test_every_objective_is_measured_verified_and_exported(tmp_path: Path) -> None:
+    models = [
+        replace(model_of(objective, cases[0][0], batch_size=4), name=objective)
+        for objective, cases in TRAINED.items()
+    ]
+    document = {
+        "schema": "bench/manifest/v1",
+        "models": [described(model) for model in models],
+        "methods": "naive",
+        "micro_batch": 2,
+        "timing": TIMING,
+    }
+    _, verified = measured(tmp_path, json.dumps(document).encode())
+    (bundle,) = (tmp_path / "out").glob("*.tar")
+    for model in models:
+        assert f"result     {model.name}: " in verified
+        made = bench_here(
+            "export", "--to", "script", "--model", model.name, bundle, model.name, folder=tmp_path
+        )
+        assert made.returncode == 0, made.stderr
+        trained = python_here("train.py", "--steps", "1", folder=tmp_path / model.name)
+        assert trained.returncode == 0 and '"step": 1' in trained.stdout, trained.stderr
+
+
+def described(model: Model) -> dict[str, object]:
+    """Return a model as a manifest describes it."""
+    recipe = {key: value for key, value in to_json(model.recipe).items() if value is not None}
+    architecture = {"model_type": model.family, **model.architecture}
+    return {"name": model.name, "architecture": architecture, "recipe": recipe}
