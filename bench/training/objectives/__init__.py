@@ -18,6 +18,7 @@ def known_objectives() -> Mapping[str, Objective]:
     from bench.training.objectives import (
         audio_classification,
         causal_lm,
+        contrastive,
         image_classification,
         masked_image,
         masked_lm,
@@ -34,6 +35,7 @@ def known_objectives() -> Mapping[str, Objective]:
         speech_recognition,
         audio_classification,
         masked_image,
+        contrastive,
         own_loss,
     )
     return {file.OBJECTIVE.name: file.OBJECTIVE for file in files}
