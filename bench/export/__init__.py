@@ -57,6 +57,14 @@ def save_every(trial: Trial, result: TrialResult) -> int:
     return max(1, round(HOUR / result.estimate.step_seconds.value)) if result.estimate else 1000
 
 
+def refuse(kind: Kind, trial: Trial) -> str | None:
+    """Return why this kind of script cannot train as measured; None if it can."""
+    if kind != "script" and trial.model.recipe.aim.compares_samples:
+        return "its loop does not compare the samples of all passes and devices with each other"
+    reason: str | None = import_module(f"bench.export.{kind}").refuse(trial)
+    return reason
+
+
 def write(
     kind: Kind, folder: Path, trial: Trial, result: TrialResult, node: NodeFacts, source: str
 ) -> list[Path]:
@@ -66,8 +74,8 @@ def write(
     which machine was measured.
     """
     maker = import_module(f"bench.export.{kind}")
-    if reason := maker.refuse(trial):
-        others = ", ".join(k for k in KINDS if import_module(f"bench.export.{k}").refuse(trial) is None)
+    if reason := refuse(kind, trial):
+        others = ", ".join(k for k in KINDS if refuse(k, trial) is None)
         raise BadInput(
             f"{result.label} cannot be exported to {kind}: {reason}", advice=f"these can run it: {others}"
         )

@@ -32,7 +32,6 @@ from bench.runner.trial.made_up_data import (
     Batches,
     Samples,
     Share,
-    make_pool,
     samples_of,
 )
 from bench.runner.trial.run_trial import TrialRun, freeze_garbage_collector
@@ -68,7 +67,6 @@ __all__ = [
     "latest_step",
     "made_up_batches",
     "make_optimizer",
-    "make_pool",
     "make_scheduler",
     "mark_complete",
     "no_checkpoint",

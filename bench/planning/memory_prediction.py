@@ -43,7 +43,9 @@ def predict_counted_bytes(
     if footprint is None:
         return None
     activations = activation_bytes(footprint, model, setting)
-    return _peak_bytes(model, setting, micro_batch, gpus, counts.parts, activations)
+    recipe = model.recipe
+    beside = recipe.aim.bytes_of_a_step(recipe, recipe.batch_size, gpus, footprint.logits)
+    return beside + _peak_bytes(model, setting, micro_batch, gpus, counts.parts, activations)
 
 
 def _peak_bytes(

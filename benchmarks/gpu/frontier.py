@@ -66,7 +66,8 @@ def plain_loop(model: Model, micro_batch: int, device: Device, seconds: float) -
         for _ in range(2):
             with torch.autocast(device.kind, dtype=precision, enabled=precision is not None):
                 aim = model.recipe.aim
-                loss = aim.loss(aim.answer(compiled, batch), aim.labels(batch))
+                answer = aim.answer(compiled, batch)
+                loss = aim.loss(answer, aim.labels(batch, answer, compiled))
             loss.backward()
 
     def step(_: int) -> None:

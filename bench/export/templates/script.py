@@ -48,8 +48,8 @@ def train(
     total = torch.zeros((), device=run.device.torch)
     log = runtime.StepLog(done, prints=team.rank == 0)
     for step in range(done + 1, options.last_step + 1):
-        for i in range(passes):
-            total += strategy.forward_backward(next(data), passes, sync=i == passes - 1)
+        for i, batch in enumerate(run.micro_batches(strategy, data, passes)):
+            total += strategy.forward_backward(batch, passes, sync=i == passes - 1)
         strategy.update()
         if step == done + WARM_STEPS:
             runtime.freeze_garbage_collector()

@@ -33,6 +33,9 @@ WITHOUT_ADDING_UP = 0.02  # like WITHOUT_OFFLOADING, if the host adds up gradien
 UPDATED_ON_HOST, SENT_TO_HOST = 0.4e-9, 4 / 64e9
 # Least time of a sample at a smaller micro-batch, as a share of its time at the measured one.
 SMALLER_MICRO_BATCH = 0.98
+# Least share that remains of a pass in a step of one pass, if passes are compared with each other: a step of
+# several computes each pass forward twice and backward once, or forward again with checkpointing.
+ANSWERED_ONCE = 0.7
 # Largest overhead of a pass while only one micro-batch is measured: in samples, and as a share of the
 # micro-batch.
 MAX_OVERHEAD, MAX_OVERHEAD_SHARE = 2.5, 0.18
@@ -127,6 +130,8 @@ def _bound_with_updates(
     saves = half and halves_weights(trial.setting) and not halves_weights(setting)
     casts = CASTS * update if saves and sharded_by(trial.setting) != "fsdp" else 0.0
     a_pass = _pass_bound(trial.micro_batch, same, pass_cost, _gain(setting, trial.setting, half), casts)
+    if trial.accumulation == 1 and trial.model.recipe.aim.compares_samples:
+        a_pass *= ANSWERED_ONCE
     if setting != trial.setting:
         update *= UPDATE_ELSEWHERE / (trial.gpus if in_group(trial.setting, "sharding") else 1)
     if "offload" in setting and "offload" not in trial.setting:

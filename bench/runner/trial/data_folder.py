@@ -79,7 +79,7 @@ class FolderPool:
 def data_mistakes(model: Model, folder: Path, path: str) -> Iterator[Mistake]:
     """Yield why a folder cannot be a model's data: it is missing, empty, of another kind, or too short."""
     kinds = model.recipe.aim.data
-    if not kinds:
+    if len(kinds) != 1:  # a folder holds data of one kind
         found = f"{model.recipe.objective} reads no folder: its data are made up"
         yield Mistake(path, found, "allowed: to leave it out")
         return

@@ -189,7 +189,8 @@ def _answer_and_labels(
 ) -> tuple[Tensor, Tensor]:
     """Return the answer of the model and the labels; with masked-head, of as many positions as are masked."""
     if "masked-head" not in setting:
-        return model.recipe.aim.answer(module, batch), model.recipe.aim.labels(batch)
+        answer = model.recipe.aim.answer(module, batch)
+        return answer, model.recipe.aim.labels(batch, answer, module)
     count = model.recipe.asked_per_sample
     features = module.base_model(input_ids=batch["input_ids"]).last_hidden_state
     return unchecked_head(module)(features[:, :count].contiguous()), batch["labels"][:, :count]

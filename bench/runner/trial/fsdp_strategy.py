@@ -15,7 +15,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, Offlo
 from torch.distributed.tensor import DTensor
 
 from bench.runner.trial.team import Team
-from bench.runner.trial.training_loop import HALF, Batch, SingleDevice
+from bench.runner.trial.training_loop import HALF, Batch, SingleDevice, lengthen_scalars
 from bench.training.models import Recipe
 from bench.training.vendor import torch_inside
 
@@ -113,6 +113,7 @@ def shard(
         "offload_policy": CPUOffloadPolicy(torch.cuda.is_available()) if offload else OffloadPolicy(),
         "reshard_after_forward": parameters_too,
     }
+    lengthen_scalars(whole)
     for block in blocks:
         fully_shard(block, **options)
     fully_shard(whole, **options)

@@ -1,14 +1,15 @@
 """Compare the gradients of a trial's setting with those of the unmodified model, on the same samples.
 
-The unmodified model computes one sample a pass. The trial's setting computes its whole micro-batch in one
-pass, so that compiled code has the shapes of the trial. Both begin with the weights of the trial's seed, and
-nothing in a pass is random. Imports torch at module level.
+The unmodified model computes one sample a pass, in two phases if samples are compared with each other. The
+trial's setting computes its whole micro-batch in one pass, so that compiled code has the shapes of the trial.
+Both begin with the weights of the trial's seed, and nothing in a pass is random. Imports torch at module
+level.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from bench.records.gradients import REFERENCES, GradientCheck, ParameterNorms, compare
 from bench.records.trial import Trial
+from bench.runner.trial.compared_passes import compared_passes
 from bench.runner.trial.device import Device
 from bench.runner.trial.made_up_data import Batches, samples_of
 from bench.runner.trial.run_trial import Emit, TrialRun
@@ -46,7 +48,7 @@ def check_gradients(trial: Trial, device: Device, scratch: Path, emit: Emit) -> 
     emit({"phase": "compare"})  # includes compilation
     # A second pass also shows that gradients are added up; a recorded pass is replayed from the third on.
     passes = min(PASSES, run.trial.accumulation)
-    found = dict(run.gradients([batch] * passes))
+    found = dict(run.gradients([batch], passes))
     if found.keys() != expected.keys():
         names = ", ".join(sorted(found.keys() ^ expected.keys()))
         raise ValueError(f"the setting changes the names of parameters: {names}")
@@ -84,13 +86,26 @@ class _SteadyRun(TrialRun):
         samples = samples_of(trial, self.scratch / "rank-0")
         return next(Batches(samples, trial.micro_batch, self.device.torch, self.team, workers=0))
 
+    def comparable(self, strategy: SingleDevice, batches: Sequence[Batch]) -> Iterable[Batch]:
+        """Return the batches, with labels if they are compared with each other."""
+        several = len(batches) > 1 or self.trial.accumulation > 1
+        if not (self.trial.model.recipe.aim.compares_samples and several):
+            return batches
+        count, device = len(batches), self.device.torch
+        return compared_passes(self.whole, strategy, iter(batches), device, count, count)
+
     def gradients_on_host(self, batches: Sequence[Batch]) -> Mapping[str, Tensor]:
         return {name: gradient.cpu() for name, gradient in self.gradients(batches)}
 
-    def gradients(self, batches: Sequence[Batch]) -> Iterator[tuple[str, Tensor]]:
-        """Yield the fp32 gradient of each parameter for a step of these passes, by the parameter's name."""
+    def gradients(self, batches: Sequence[Batch], times: int = 1) -> Iterator[tuple[str, Tensor]]:
+        """Yield the fp32 gradient of each parameter for a step of these passes, by the parameter's name.
+
+        The passes are repeated so many times: an objective that compares samples with each other compares
+        those of the batches, and not those of their repetitions.
+        """
         strategy = self.build()
         assert isinstance(strategy, SingleDevice)
+        batches = [*self.comparable(strategy, batches)] * times
         for _ in range(MOST_OVERFLOWS):
             for number, batch in enumerate(batches, 1):
                 strategy.forward_backward(batch, len(batches), sync=number == len(batches))

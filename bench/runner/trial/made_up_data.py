@@ -43,7 +43,7 @@ def make_pool(model: Model, folder: Path, seed: int) -> Path:
         shape = (count, 3, size, size)
         np.save(pool / IMAGES, np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8))
     if "tokens" in recipe.aim.data:
-        vocabulary = int(model.architecture["vocab_size"])
+        vocabulary = recipe.aim.vocabulary(model.architecture)
         # At least two samples and most of a third: each sample begins a token later than the last but one.
         length = (recipe.sequence_length or 0) + (recipe.target_length or 0)
         count = max(POOL_TOKENS, 3 * (length + 1) - 1)
@@ -139,9 +139,16 @@ class Batches:
         return self
 
     def __next__(self) -> dict[str, torch.Tensor]:
-        batch = {k: v.to(self.device, non_blocking=True) for k, v in next(self._batches).items()}
-        # Images are copied to the device as bytes, a quarter of the traffic of floats.
-        return {name: _floats(part) if part.dtype == torch.uint8 else part for name, part in batch.items()}
+        return self.on_device(self.on_host())
+
+    def on_host(self) -> Sample:
+        """Return the next micro-batch in the host's memory."""
+        return next(self._batches)
+
+    def on_device(self, batch: Sample) -> dict[str, torch.Tensor]:
+        """Copy a micro-batch to the device; images as bytes, a quarter of the traffic of floats."""
+        copied = {name: part.to(self.device, non_blocking=True) for name, part in batch.items()}
+        return {name: _floats(part) if part.dtype == torch.uint8 else part for name, part in copied.items()}
 
 
 def _floats(pixels: torch.Tensor) -> torch.Tensor:

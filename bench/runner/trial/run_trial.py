@@ -9,9 +9,9 @@ from __future__ import annotations
 import gc
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import cycle
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,12 @@ from bench.records.estimate import mean
 from bench.records.trial import Measurement, Proof, StepSample, Trial
 from bench.runner.trial import stopping_rules as rules
 from bench.runner.trial.checkpoint_time import seconds_to_save
+from bench.runner.trial.compared_passes import compared_passes
 from bench.runner.trial.device import Device
 from bench.runner.trial.made_up_data import Batches, samples_of
 from bench.runner.trial.strategies import make_strategy
 from bench.runner.trial.team import Team
-from bench.runner.trial.training_loop import Strategy, WithLoss
+from bench.runner.trial.training_loop import Batch, Strategy, WithLoss
 from bench.training.methods import apply_all, arithmetic, prepare_all
 from bench.training.models import counts_of, family_of
 from bench.training.setting import in_group
@@ -141,9 +142,10 @@ class TrialRun:
         model = self.build_model()
         model.train()
         self.parameters = sum(p.numel() for p in model.parameters())
-        whole, blocks = WithLoss(model, trial.model.recipe.aim), family.blocks(model)
-        apply_all(trial.setting, trial.model, whole, blocks)
-        return make_strategy(trial, whole, blocks, self.device.torch, self.team)
+        blocks = family.blocks(model)
+        self.whole = WithLoss(model, trial.model.recipe.aim, self.team.rows)
+        apply_all(trial.setting, trial.model, self.whole, blocks)
+        return make_strategy(trial, self.whole, blocks, self.device.torch, self.team)
 
     def build_model(self) -> nn.Module:
         trial = self.trial
@@ -162,9 +164,17 @@ class TrialRun:
     def passes(self, count: int, of: int | None = None) -> torch.Tensor:
         """Run `count` passes of a step that has `of` passes (default: `count`). Returns their mean loss."""
         total = torch.zeros((), device=self.device.torch)
-        for i in range(count):
-            total += self.strategy.forward_backward(next(self.batches), of or count, sync=i == count - 1)
+        for i, batch in enumerate(self.micro_batches(self.strategy, self.batches, count, of)):
+            total += self.strategy.forward_backward(batch, of or count, sync=i == count - 1)
         return total
+
+    def micro_batches(
+        self, strategy: Strategy, data: Iterator[Batch], count: int, of: int | None = None
+    ) -> Iterator[Batch]:
+        """Yield the micro-batches of `count` passes of a step that has `of` passes (default: `count`)."""
+        if self.trial.model.recipe.aim.compares_samples and self.trial.accumulation > 1:
+            return compared_passes(self.whole, strategy, data, self.device.torch, count, of or count)
+        return islice(data, count)
 
     def step(self, passes: int, of: int | None = None) -> torch.Tensor:
         """Run one optimizer step without synchronising. Returns its mean loss, on the device."""

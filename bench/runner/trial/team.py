@@ -55,6 +55,14 @@ class Team:
         dist.all_gather_object(everyone, value)
         return everyone
 
+    def rows(self, own: torch.Tensor) -> torch.Tensor:
+        """Return the rows of equal tensors of all members, on their devices: one's own first."""
+        if self.size == 1:
+            return own
+        everyone = [torch.empty_like(own) for _ in range(self.size)]
+        dist.all_gather(everyone, own.contiguous())
+        return torch.cat((own, *everyone[: self.rank], *everyone[self.rank + 1 :]))
+
     def one_of_each_node(self, value: T) -> list[T]:
         """Return the value of each node's first member, in the order of nodes."""
         everyone = self.gather(value if os.environ["LOCAL_RANK"] == "0" else None)

@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from bench.training.models import Recipe
 from bench.training.models.biased_gelu import GeluLayers
 from bench.training.objectives import Objective
+from bench.training.objectives.objective import Gather, of_one_device
 from bench.training.optimizers.updates.block_matrices import block_matrices
 from bench.training.vendor import torch_inside
 
@@ -49,19 +50,45 @@ class WithLoss(nn.Module):
     loss_scale: Tensor | float = 1.0  # factor on the loss before its backward pass
     blocks: Sequence[nn.Module] = ()  # the model's repeated ones
 
-    def __init__(self, model: nn.Module, aim: Objective | None = None) -> None:
-        """`aim` is the model's objective; by default, its logits are compared with the batch's labels."""
+    only_answers = False  # return the model's answer, for losses that compare samples of several passes
+
+    def __init__(
+        self, model: nn.Module, aim: Objective | None = None, gather: Gather = of_one_device
+    ) -> None:
+        """`aim` is the model's objective; by default, its logits are compared with the batch's labels.
+
+        `gather` returns the rows of all devices, for objectives that compare samples with each other.
+        """
         super().__init__()
         self.model = model
         self.aim = aim or Objective()
+        self.gather = gather
         self.criterion = Criterion(self.aim)
 
     def forward(self, batch: Batch) -> Tensor:
         if self.head is not None:
             features = self.model.base_model(input_ids=batch["input_ids"]).last_hidden_state
             return self.tail(*self.select_positions(features, batch["labels"]))
-        loss: Tensor = self.criterion(self.aim.answer(self.model, batch), self.aim.labels(batch))
+        answer = self.aim.answer(self.model, batch)
+        if self.only_answers:
+            return answer
+        loss: Tensor = self.criterion(answer, self.labels(batch, answer))
         return loss
+
+    def labels(self, batch: Batch, answer: Tensor) -> Tensor:
+        """Return what the loss compares the answer with."""
+        if self.aim.compares_samples and "labels" not in batch:
+            return self.compared(batch, answer)
+        return self.aim.labels(batch, answer, self.model)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def compared(self, batch: Batch, answer: Tensor) -> Tensor:
+        """Return the labels that follow from the answers of all devices, which no compiled code waits for."""
+        return self.aim.labels(batch, answer, self.model, self.gather)
+
+    def targets(self, answers: Tensor, passes: int) -> Tensor:
+        """Return the labels of a step's passes, from this device's answers of all of them."""
+        return self.aim.targets(self.model, answers, self.gather, passes)
 
     def split_head(self) -> None:
         """Let `forward` call the head apart from the body, if the head can run on its own."""
@@ -213,9 +240,24 @@ class DataParallel(SingleDevice):
 
 
 def lowered(batch: Batch, recipe: Recipe) -> Batch:
-    """Return the batch with images in the recipe's precision, for models that compute without autocast."""
+    """Return the batch with images in the recipe's precision, for models that compute without autocast.
+
+    Labels stay as they are: the loss is computed in fp32.
+    """
     dtype = HALF.get(recipe.precision, torch.float32)
-    return {name: t.to(dtype) if t.is_floating_point() else t for name, t in batch.items()}
+    return {
+        name: t.to(dtype) if t.is_floating_point() and name != "labels" else t for name, t in batch.items()
+    }
+
+
+def lengthen_scalars(module: nn.Module) -> None:
+    """Make a list of one number of each parameter that is a single number, as CLIP's scale of logits is.
+
+    FSDP2 and DeepSpeed take no parameters without a dimension.
+    """
+    for weight in module.parameters():
+        if weight.dim() == 0:
+            weight.data = weight.data.view(1)
 
 
 def _number(norm: Tensor | None) -> float:

@@ -14,7 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bench.runner.trial.training_loop import Batch, lowered, make_optimizer, make_scheduler, trained
+from bench.runner.trial.training_loop import (
+    Batch,
+    lengthen_scalars,
+    lowered,
+    make_optimizer,
+    make_scheduler,
+    trained,
+)
 from bench.training.models import Recipe
 from bench.training.optimizers import Adam
 from bench.training.vendor import deepspeed_inside, torch_inside
@@ -41,6 +48,7 @@ class ZeroStrategy:
         drop_stale_locks()
         import deepspeed
 
+        lengthen_scalars(whole)
         optimizer = optimizer_of(whole, recipe, offload=offload, fused=fused)
         # A step of one pass adds nothing up on the host (stage_1_and_2.py, copy_grads_in_partition).
         self.even_from = 2 if offload else 1

@@ -14,7 +14,9 @@ UNRECORDABLE = "this pass cannot be recorded as a CUDA graph"  # the search look
 ALONE = "cuda-graphs on several GPUs needs half-weights: DDP exchanges gradients within a pass"
 
 
-def _refuse(_model: Model, target: Target) -> str | None:
+def _refuse(model: Model, target: Target) -> str | None:
+    if model.recipe.aim.compares_samples and target.gpus > 1:
+        return "a pass waits for the samples of other GPUs, which cannot be recorded"
     return "it records what an NVIDIA GPU computes" if target.device == "cpu" else None
 
 

@@ -25,7 +25,7 @@ def several_models(model: Model, auto_class: Any, path: str) -> Iterator[Mistake
     A class that takes no text, but pictures for instance, leaves the others out.
     """
     parts = transformers_inside.parts_of(model.family)
-    if not parts & TEXT_PARTS:
+    if model.recipe.aim.towers or not parts & TEXT_PARTS:
         return
     taken = transformers_inside.arguments_of(auto_class, model.family)
     if taken and "input_ids" not in taken:

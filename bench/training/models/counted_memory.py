@@ -119,7 +119,7 @@ class _Count:
             for block in self.parts:
                 block.forward = self._instead_of(block, block.forward, kept)
             found = aim.answer(self.module, batch)
-            aim.loss(found, aim.labels(batch))
+            aim.loss(found, aim.labels(batch, found, self.module))
         if self.called < {*self.parts}:
             raise LookupError("a block that the model does not call has no bytes")
         self.logits = found.numel() // SAMPLES

@@ -149,6 +149,7 @@ def _judge_architecture(model: Model, path: str) -> DryBuild:
         *_objective_mistakes(model, configuration, path),
         *class_mistakes(model, auto_class, path),
         *_misspelt_fields(model, configuration, unread, path),
+        *_misspelt_in_towers(model, configuration, path),
         *_size_mistakes(model, configuration, path),
     ]
     remarks = tuple(unread_field(model.family, key, path) for key in unread)
@@ -234,18 +235,36 @@ def _misspelt_fields(model: Model, configuration: Any, unread: Sequence[str], pa
             yield Mistake(f"{path}/architecture/{key}", found, hint)
 
 
-def _size_mistakes(model: Model, configuration: Any, path: str) -> Iterator[Mistake]:
-    def size(name: str) -> tuple[str, Any]:
-        field = transformers_inside.field_named(configuration, name)
-        return f"{path}/architecture/{field}", transformers_inside.value_of(configuration, field)
+def _misspelt_in_towers(model: Model, configuration: Any, path: str) -> Iterator[Mistake]:
+    """Yield the misspelt fields inside of the configurations of a model's towers."""
+    for tower in model.recipe.aim.towers:
+        given, held = model.architecture[tower], getattr(configuration, tower)
+        default = type(held)()
+        known = transformers_inside.field_names(default)
+        fields = {name: getattr(held, name, None) for name in known}
+        for key in given:
+            unknown = not hasattr(default, key) and not transformers_source.reads_field(model.family, key)
+            if unknown and misspelt(key, given, fields):
+                found = f"{type(held).__name__} has no such field"
+                yield Mistake(f"{path}/architecture/{tower}/{key}", found, nearest(key, known))
 
-    place, layers = size("num_hidden_layers")
-    if type(layers) is int and layers < 1:
-        yield Mistake(place, f"{layers} is less than allowed", "allowed: a whole number, at least 1")
-    if "tokens" not in model.recipe.aim.data:
+
+def _size_mistakes(model: Model, configuration: Any, path: str) -> Iterator[Mistake]:
+    aim = model.recipe.aim
+    parts = [(f"{tower}/", getattr(configuration, tower)) for tower in aim.towers] or [("", configuration)]
+
+    def size(name: str, inside: str = parts[0][0], holder: Any = parts[0][1]) -> tuple[str, Any]:
+        field = transformers_inside.field_named(holder, name)
+        return f"{path}/architecture/{inside}{field}", transformers_inside.value_of(holder, field)
+
+    for part in parts:
+        place, layers = size("num_hidden_layers", *part)
+        if type(layers) is int and layers < 1:
+            yield Mistake(place, f"{layers} is less than allowed", "allowed: a whole number, at least 1")
+    if "tokens" not in aim.data:
         return
     place, padding = size("pad_token_id")
-    vocabulary = model.architecture["vocab_size"]
+    vocabulary = aim.vocabulary(model.architecture)
     if type(padding) is int and padding >= vocabulary:
         found = f"{in_json(padding)} is none of {vocabulary} tokens"
         yield Mistake(place, found, f"allowed: 0 to {vocabulary - 1}, or null")

@@ -20,6 +20,7 @@ from bench.training.models.footprint import Counted
 from bench.training.models.model import Family, Flops, Has, Model, Parts, empty_batch, installed
 from bench.training.models.stand_in import stand_in
 from bench.training.objectives import Objective, ObjectiveName, known_objectives, objective_of
+from bench.training.objectives.objective import value_at
 from bench.training.vendor import torch_inside, transformers_inside, transformers_source
 
 if TYPE_CHECKING:
@@ -57,15 +58,19 @@ class TransformersFamily(Family):
             allowed = 'allowed: "timm": the name of one, in place of "model_type"'
             yield Mistake(f"{path}/architecture/model_type", found, allowed)
             return
-        if isinstance(text := given.get("text_config"), Mapping):
+        aim = objective_of(objective)
+        if not aim.towers and isinstance(text := given.get("text_config"), Mapping):
             found = f"{self.name} consists of several models, which bench does not train together"
             inner = in_json(text.get("model_type", f"{self.name}_text"))
             allowed = f'allowed: the fields of one of them, with its "model_type" (of this one: {inner})'
+            if isinstance(given.get("vision_config"), Mapping):
+                found = f'{self.name} consists of several models: "{objective}" trains one'
+                allowed += '; or the objective "contrastive"'
             yield Mistake(f"{path}/architecture/text_config", found, allowed)
             return
-        counts = objective_of(objective).counts
+        counts = aim.counts
         for field, unit in counts.items():
-            value = given.get(field)
+            value = value_at(given, field)
             if type(value) is not int or value < 2:
                 found = "missing" if value is None else f"{in_json(value)} is not a number of {unit}"
                 yield Mistake(f"{path}/architecture/{field}", found, "allowed: a whole number, at least 2")
@@ -251,7 +256,8 @@ def _with_backward(
     )
     with torch.enable_grad():
         aim = model.recipe.aim
-        loss = aim.loss(aim.answer(module, batch), aim.labels(batch))
+        answer = aim.answer(module, batch)
+        loss = aim.loss(answer, aim.labels(batch, answer, module))
         if not loss.requires_grad:
             raise BadInput("its code calls no layer with an adapter", where=model.name)
         with whole:
@@ -272,13 +278,14 @@ def _with_backward(
 
 def _compute_loss(aim: Objective, module: nn.Module, batch: Mapping[str, Tensor]) -> None:
     """Compute the loss of a batch; raise BadInput if the module gives no logits, or too many or too few."""
-    name, labels = type(module).__name__, aim.labels(batch)
+    name = type(module).__name__
     try:
         answer = aim.answer(module, batch)
     except AttributeError as error:
         if error.name != "logits":
             raise
         raise BadInput(f"{name} returns no logits") from error
+    labels = aim.labels(batch, answer, module)
     if type(aim).loss is Objective.loss:  # which compares each label with one prediction
         predictions = answer.numel() // answer.shape[-1]
         if predictions != labels.numel():
@@ -399,7 +406,7 @@ def configured(model: Model) -> Any:
         from transformers import AutoConfig
 
         fields = {key: transformers_inside.untagged(value) for key, value in model.architecture.items()}
-        if "tokens" in model.recipe.aim.data:
+        if "tokens" in model.recipe.aim.data and not model.recipe.aim.towers:
             fields["use_cache"] = False
         configuration = AutoConfig.for_model(model.family, **fields)
         transformers_inside.build_first_class(configuration)

@@ -26,12 +26,14 @@ from bench.training.models.model import INERT, TOKENS
 from bench.training.models.recipes import in_samples, new_recipe, number_mistakes, read_onto, recipe_mistakes
 from bench.training.vendor import transformers_source
 
+# Fields of two towers with the sizes of made-up data (bench/training/objectives/contrastive.py).
+SIZES = {"text_config": "vocab_size", "vision_config": "image_size"}
 LARGEST = 2**31  # largest whole number in an architecture
 
 
 def resolve_inline(obj: Mapping[str, Any], path: str) -> Model | list[Mistake]:
     """Return a manifest's own model, or all mistakes in it."""
-    name, given = obj["name"], obj["architecture"]
+    name, given = obj["name"], _with_sizes(obj["architecture"])
     mistakes = []
     if name in known_models():
         mistakes.append(Mistake(f"{path}/name", f'"{name}" is a model here', "allowed: a name of your own"))
@@ -97,6 +99,22 @@ def _is_unread(family: Family, key: str, given: Mapping[str, Any]) -> bool:
     ):
         return False
     return not misspelt(key, given, family.defaults)
+
+
+def _with_sizes(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return an architecture with the sizes of made-up data that its towers have by default.
+
+    Published configurations of two towers leave them out.
+    """
+    model_type, towers = given.get("model_type"), [given.get(tower) for tower in SIZES]
+    if not isinstance(model_type, str) or not all(isinstance(tower, Mapping) for tower in towers):
+        return given
+    filled = dict(given)
+    for tower, field in SIZES.items():
+        default = transformers_source.default_in_part(model_type, tower, field)
+        if field not in given[tower] and default is not None:
+            filled[tower] = {**given[tower], field: default}
+    return filled
 
 
 def _mistakes_without_recipe(

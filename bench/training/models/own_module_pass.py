@@ -40,7 +40,8 @@ def pass_mistakes(model: Model, counts: Counted, path: str) -> Iterator[Mistake]
         batch = tiny_batch(module, model)
         before = {name: (part._version, part.clone()) for name, part in batch.items()}
         aim = model.recipe.aim
-        loss = aim.loss(aim.answer(module, batch), aim.labels(batch))
+        answer = aim.answer(module, batch)
+        loss = aim.loss(answer, aim.labels(batch, answer, module))
         if loss.numel() != 1 or not loss.is_floating_point() or not loss.requires_grad:
             shape = f"{str(loss.dtype).removeprefix('torch.')} of shape {tuple(loss.shape)}"
             found = f"its loss is {shape}{'' if loss.requires_grad else ', without a gradient'}"

@@ -14,6 +14,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from bench.base.errors import Mistake, in_json, nearest
 from bench.training.models.model import Family, Lora, Recipe
 from bench.training.objectives import Objective, known_objectives
+from bench.training.objectives.objective import value_at
 from bench.training.optimizers import OPTIMIZERS, Adam
 from bench.training.schedules import SCHEDULES, DecaySchedule, WarmupStableDecay
 
@@ -122,7 +123,11 @@ def _from_tokens(
     target = obj.get("target_length", base.get("target_length"))
     if type(length) is int and type(target) is int:
         length += target
-    if stated and length is None:
+    aim = _known(obj.get("objective", base.get("objective")))
+    if stated and aim and aim.towers:
+        found, allowed = f"{aim.name} counts {aim.unit}", "allowed: batch_size and steps"
+        mistakes.append(Mistake(f"{path}/{min(stated)}", found, allowed))
+    elif stated and length is None:
         mistakes.append(
             Mistake(f"{path}/{min(stated)}", "needs a sequence_length", "allowed with tokens only")
         )
@@ -152,8 +157,9 @@ def new_recipe(
     if len(family.objectives) == 1:
         base["objective"] = family.objectives[0]
     aim = _known(obj.get("objective", base.get("objective")))
-    if isinstance(architecture.get("image_size"), int) and (aim is None or "image_size" in aim.sizes):
-        base["image_size"] = architecture["image_size"]
+    side = value_at(architecture, "vision_config/image_size" if aim and aim.towers else "image_size")
+    if isinstance(side, int) and (aim is None or "image_size" in aim.sizes):
+        base["image_size"] = side
     base |= aim.defaults if aim else {}
     if type(steps := obj.get("steps")) is int:
         base["schedule"]["warmup_steps"] = max(0, steps) // 100

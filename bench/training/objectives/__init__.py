@@ -18,6 +18,7 @@ def known_objectives() -> Mapping[str, Objective]:
     from bench.training.objectives import (
         audio_classification,
         causal_lm,
+        contrastive,
         denoising,
         image_classification,
         masked_image,
@@ -35,6 +36,7 @@ def known_objectives() -> Mapping[str, Objective]:
         speech_recognition,
         audio_classification,
         masked_image,
+        contrastive,
         own_loss,
         denoising,
     )

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from bench.training.objectives.objective import Architecture, Objective, Part, Pool, Sample, SampleSize
+from bench.training.objectives.objective import (
+    Architecture,
+    Gather,
+    Objective,
+    Part,
+    Pool,
+    Sample,
+    SampleSize,
+    of_one_device,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -67,7 +76,13 @@ class MaskedImage(Objective):
         errors: Tensor = (found.float() - pixels.float()) * mask
         return errors
 
-    def labels(self, batch: Mapping[str, Tensor]) -> Tensor:
+    def labels(
+        self,
+        batch: Mapping[str, Tensor],
+        answer: Tensor,
+        module: nn.Module,
+        gather: Gather = of_one_device,
+    ) -> Tensor:
         return batch["bool_masked_pos"]
 
     def loss(self, answer: Tensor, labels: Tensor) -> Tensor:

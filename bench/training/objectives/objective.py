@@ -5,7 +5,7 @@ Pure: torch is imported only by the functions that a worker calls.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -23,13 +23,20 @@ ObjectiveName = Literal[
     "speech-recognition",
     "audio-classification",
     "masked-image",
+    "contrastive",
     "own-loss",
     "denoising",
 ]
-Unit = Literal["tokens", "images", "seconds", "samples"]
+Unit = Literal["tokens", "images", "seconds", "pairs", "samples"]
 Architecture = Mapping[str, Any]
 Sample = dict[str, Any]
+Gather = Callable[["Tensor"], "Tensor"]  # rows of this device to those of all devices, its own first
 IGNORED = -100  # the label of positions without a loss
+
+
+def of_one_device(rows: Tensor) -> Tensor:
+    """Gather the rows of all devices where there is one."""
+    return rows
 
 
 class SampleSize(Protocol):
@@ -84,7 +91,8 @@ class Objective:
 
     The built module is called with every part of a batch except `labels`, by name, and returns an object
     with `.logits`, in fp32 or lower precision, unless its objective says otherwise. The mean loss of a batch
-    must be the mean of its samples' losses, so every sample needs equally many predictions.
+    must be the mean of its samples' losses, so every sample needs equally many predictions; an objective that
+    compares samples with each other says so (`compares_samples`).
     """
 
     name: ObjectiveName
@@ -99,6 +107,15 @@ class Objective:
     # Fields of an architecture that made-up data depends on, and the unit of each, for people.
     counts: Mapping[str, str] = {}
     has_text_head: bool = False  # whether a head of features gives logits over tokens, at every position
+    towers: tuple[str, ...] = ()  # fields with the configurations of a model's parts, the text's first
+    # Whether samples are compared with each other: then `loss` is that of the whole step, `labels` takes a
+    # batch without labels, and `targets` makes the labels of a step of several passes.
+    compares_samples: bool = False
+
+    def vocabulary(self, architecture: Architecture) -> int:
+        """Return the number of different tokens, for objectives whose data are tokens."""
+        holder = architecture[self.towers[0]] if self.towers else architecture
+        return int(holder["vocab_size"])
 
     def units_per_sample(self, size: SampleSize) -> int:
         """Return how many of `unit` a sample holds."""
@@ -128,9 +145,23 @@ class Objective:
         out: Tensor = module(**inputs(batch)).logits
         return out
 
-    def labels(self, batch: Mapping[str, Tensor]) -> Tensor:
-        """Return the part of a batch that the loss compares the answer with."""
+    def labels(
+        self,
+        batch: Mapping[str, Tensor],
+        answer: Tensor,
+        module: nn.Module,
+        gather: Gather = of_one_device,
+    ) -> Tensor:
+        """Return what the loss compares the answer with: a part of the batch."""
         return batch["labels"]
+
+    def targets(self, module: nn.Module, answers: Tensor, gather: Gather, passes: int = 1) -> Tensor:
+        """Return the labels of a step's passes, from the answers of all of them."""
+        raise NotImplementedError
+
+    def bytes_of_a_step(self, size: SampleSize, batch_size: int, gpus: int, answer: int) -> int:
+        """Return the bytes that a step keeps on a device beside its passes, of `answer` numbers a sample."""
+        return 0
 
     def loss(self, answer: Tensor, labels: Tensor) -> Tensor:
         """Return the mean loss of a batch. Default: cross-entropy, without positions labelled -100.
@@ -145,6 +176,14 @@ class Objective:
     def form(self, size: SampleSize, samples: int) -> str:
         """Say for people which form the data of an exported script must have: `samples` a micro-batch."""
         raise NotImplementedError
+
+
+def value_at(architecture: Architecture, path: str) -> Any:
+    """Return the value of a field, which may be inside of another one ("text_config/vocab_size"), or None."""
+    found: Any = architecture
+    for name in path.split("/"):
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found
 
 
 def inputs(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:

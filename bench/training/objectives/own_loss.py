@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 from bench.base.errors import Mistake, in_json, nearest
 from bench.training.objectives.objective import (
     Architecture,
+    Gather,
     Objective,
     ObjectiveName,
     Part,
     Pool,
     Sample,
     SampleSize,
+    of_one_device,
 )
 
 if TYPE_CHECKING:
@@ -65,7 +67,13 @@ class OwnLoss(Objective):
         loss: Tensor = module(**batch).loss
         return loss
 
-    def labels(self, batch: Mapping[str, Tensor]) -> Tensor:
+    def labels(
+        self,
+        batch: Mapping[str, Tensor],
+        answer: Tensor,
+        module: nn.Module,
+        gather: Gather = of_one_device,
+    ) -> Tensor:
         return next(iter(batch.values()))  # the module has read them already
 
     def loss(self, answer: Tensor, labels: Tensor) -> Tensor:

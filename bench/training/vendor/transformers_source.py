@@ -252,6 +252,19 @@ def declares_field(model_type: str, field: str) -> bool:
     return bool(re.search(rf"^ +{re.escape(field)}\b *[:=]", code, re.MULTILINE))
 
 
+def default_in_part(model_type: str, part: str, field: str) -> int | None:
+    """Return a whole number that the configuration of a model's part ("text_config") has by default.
+
+    None if the source does not tell.
+    """
+    code = _source(model_type, "configuration")
+    for body in re.split(r"^class ", code, flags=re.MULTILINE):
+        if f'base_config_key = "{part}"' in body:
+            found = re.search(rf"^ +{re.escape(field)}: [^=\n]*= (\d+)$", body, re.MULTILINE)
+            return int(found[1]) if found else None
+    return None
+
+
 @cache
 def _rotary_code() -> str:
     """Return the source of rotary embeddings' parameters; empty if it cannot be read."""

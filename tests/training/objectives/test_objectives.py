@@ -44,6 +44,11 @@ SEVEN_LAYERS = {"conv_dim": [16] * 7, "num_conv_pos_embeddings": 16, "num_conv_p
 LANGUAGE = {**SMALL, "vocab_size": 300}
 VISION = {**SMALL, "image_size": 32, "patch_size": 8}
 LATENT = {"input_size": 8, "hidden_size": 32, "depth": 2, "num_heads": 2, "num_classes": 10}
+TOWERS = {
+    "text_config": {**LANGUAGE, "max_position_embeddings": 16, "pad_token_id": 1},
+    "vision_config": VISION,
+}
+PAIR = {"image_size": 32, "sequence_length": 8}
 SEQUENCE = {"sequence_length": 16, "target_length": 8}
 # A type, its fields, and the sizes of a recipe, for each objective.
 TRAINED: Mapping[ObjectiveName, tuple[tuple[str, dict[str, Any], dict[str, Any]], ...]] = {
@@ -59,8 +64,11 @@ TRAINED: Mapping[ObjectiveName, tuple[tuple[str, dict[str, Any], dict[str, Any]]
     ),
     "masked-image": (("deit", {**VISION, "encoder_stride": 8}, {"image_size": 32}),),
     "denoising": (("dit", LATENT, {}),),
+    "contrastive": (("clip", TOWERS, PAIR), ("siglip", TOWERS, PAIR)),
 }  # fmt: skip
 CASES = [(objective, model_type) for objective, cases in TRAINED.items() for model_type, *_ in cases]
+# Those that compare samples with each other are tried in test_contrastive.py.
+SAMPLE_BY_SAMPLE = [case for case in CASES if not known_objectives()[case[0]].compares_samples]
 
 
 def model_of(objective: ObjectiveName, model_type: str, **changes: Any) -> Model:
@@ -118,7 +126,7 @@ def test_a_model_is_counted_as_it_is_built(objective: ObjectiveName, model_type:
     assert build.counted.flops.total == counts_of(model).flops.total > 0
 
 
-@pytest.mark.parametrize(("objective", "model_type"), CASES)
+@pytest.mark.parametrize(("objective", "model_type"), SAMPLE_BY_SAMPLE)
 def test_the_mean_loss_of_micro_batches_is_the_loss_of_the_batch(
     objective: ObjectiveName, model_type: str, tmp_path: Path
 ) -> None:
@@ -136,7 +144,7 @@ def test_the_mean_loss_of_micro_batches_is_the_loss_of_the_batch(
 def test_a_missing_size_is_named(objective: ObjectiveName, model_type: str) -> None:
     aim = known_objectives()[objective]
     for size in aim.sizes:
-        if size in aim.defaults or size == "image_size":  # the architecture has it
+        if size in aim.defaults or size == "image_size":  # the architecture has it, or one of its towers
             continue
         with pytest.raises(BadInput, match=f"recipe/{size} +missing"):
             model_of(objective, model_type, **{size: None})

@@ -1,0 +1,207 @@
+"""Tell which text belongs to which image, with a tower for each: CLIP and SigLIP.
+
+Every pair of a batch is compared with every other one, so the loss belongs to the whole batch and has no
+share for each sample. Its gradient with respect to the embeddings is computed apart from the towers: a pass
+then needs its own pairs and the gradients of their embeddings, and nothing else of the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
+
+from bench.base.errors import BadInput
+from bench.training.objectives.objective import (
+    Architecture,
+    Gather,
+    Objective,
+    Part,
+    Pool,
+    Sample,
+    SampleSize,
+    of_one_device,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor, nn
+
+CHUNK = 1 << 26  # logits that exist at once, in fp32
+IMAGES, TEXTS = 0, 1
+FP32 = 4  # bytes
+
+
+class Contrastive(Objective):
+    name = "contrastive"
+    title = "Two towers that tell which text belongs to which image"
+    unit = "pairs"
+    auto_class = "AutoModelForZeroShotImageClassification"
+    mapping = "ZERO_SHOT_IMAGE_CLASSIFICATION"
+    sizes = ("image_size", "sequence_length")
+    data = ("tokens", "images")
+    counts: Mapping[str, str] = {
+        "text_config/vocab_size": "tokens",
+        "vision_config/image_size": "pixels",
+    }
+    towers = ("text_config", "vision_config")
+    compares_samples = True
+
+    def units_per_sample(self, size: SampleSize) -> int:
+        return 1
+
+    def parts(self, architecture: Architecture, size: SampleSize) -> tuple[Part, ...]:
+        assert size.image_size is not None
+        return (
+            Part("input_ids", (size.sequence_length or 1,), "indices"),
+            Part("pixel_values", (3, size.image_size, size.image_size), "pixels"),
+        )
+
+    def sample(
+        self,
+        architecture: Architecture,
+        size: SampleSize,
+        pool: Pool,
+        index: int,
+        random: np.random.Generator,
+    ) -> Sample:
+        tokens = pool.tokens(index, size.sequence_length or 1)
+        tokens[-1] = self.vocabulary(architecture) - 1  # CLIP reads the text's features at its last token
+        return {"input_ids": tokens, "pixel_values": pool.image(index)}
+
+    def answer(self, module: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+        """Return the two sides of the dot product that gives the logits: samples, image and text, width + 1.
+
+        The scale is a factor of the image's side. The last column has the bias on the image's side, or 0, and
+        1 on the text's: so the gradients of scale and bias are sums over samples, too.
+        """
+        import torch
+
+        if not hasattr(module, "logit_scale"):
+            raise BadInput(f"{type(module).__name__} has no logit_scale: it does not train as CLIP does")
+        towers = {name: batch[name] for name in ("input_ids", "pixel_values")}
+        found = module(**towers)
+        images, texts = found.image_embeds.float(), found.text_embeds.float()
+        bias = module.logit_bias.float() if _is_sigmoid(module) else images.new_zeros(())
+        side = images * module.logit_scale.float().exp(), bias.expand(len(images), 1)
+        other = texts, texts.new_ones(len(texts), 1)
+        return torch.stack((torch.cat(side, 1), torch.cat(other, 1)), 1)
+
+    def labels(
+        self,
+        batch: Mapping[str, Tensor],
+        answer: Tensor,
+        module: nn.Module,
+        gather: Gather = of_one_device,
+    ) -> Tensor:
+        """Return the gradients of the answer; without them in the batch, those of a step of this one pass."""
+        return batch["labels"] if "labels" in batch else self.targets(module, answer, gather)
+
+    def loss(self, answer: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss of the whole step, whose gradient with respect to the answer is `labels`.
+
+        The text's last column is the constant 1, which has no gradient: `targets` puts the rest of the loss
+        there.
+        """
+        return (answer * labels).sum()
+
+    def targets(self, module: nn.Module, answers: Tensor, gather: Gather, passes: int = 1) -> Tensor:
+        """Return what each pass of a step compares its answer with, for this device's answers of all passes.
+
+        The mean over passes and devices of the losses, and of their gradients, is that of the whole batch.
+        """
+        import torch
+
+        with torch.no_grad(), _in_fp32(answers.device.type):
+            own = answers.detach().float()
+            everyone = gather(own)
+            compare = _sigmoid if _is_sigmoid(module) else _softmax
+            loss, labels = compare(own, everyone, gather)
+            labels *= passes * len(everyone) // len(own)
+            labels[:, TEXTS, -1] = 0
+            rest = loss - (own * labels).view(passes, -1).sum(1)
+            labels[:, TEXTS, -1] = (rest * passes / len(own)).repeat_interleave(len(own) // passes)
+            return labels
+
+    def bytes_of_a_step(self, size: SampleSize, batch_size: int, gpus: int, answer: int) -> int:
+        """Return the bytes of all answers, of one device's labels, and of the logits that exist at once."""
+        own = batch_size // gpus
+        logits = min(CHUNK, own * batch_size)
+        return FP32 * (2 * answer * (batch_size + own) + 3 * logits)
+
+    def form(self, size: SampleSize, samples: int) -> str:
+        side = size.image_size
+        return (
+            f"`input_ids`, int64 of {samples} x {size.sequence_length}, and `pixel_values`, fp32 of\n"
+            f"{samples} x 3 x {side} x {side}, with a mean of about 0 and a standard deviation of about 1.\n"
+            "Every pair of a step is compared with every other one: of all passes and devices. A step of\n"
+            "several passes holds its micro-batches, and copies each to the device twice: yield them in the\n"
+            "host's memory."
+        )
+
+
+def _in_fp32(device: str) -> AbstractContextManager[object]:
+    """Return a context without autocast, which tensors without contents ("meta") never have."""
+    import torch
+
+    return nullcontext() if device == "meta" else torch.autocast(device, enabled=False)
+
+
+def _is_sigmoid(module: nn.Module) -> bool:
+    """Whether a built model has the bias of SigLIP's loss; CLIP's has none."""
+    return hasattr(module, "logit_bias")
+
+
+def _softmax(own: Tensor, everyone: Tensor, gather: Gather) -> tuple[Tensor, Tensor]:
+    """Return CLIP's loss of everyone's answers, and its gradient with respect to one's own answers.
+
+    The loss is the mean of two cross-entropies: each image chooses among all texts, and each text among all
+    images. The sums of a device's own rows are exchanged, because the gradient of an embedding depends on
+    the sums of all rows that it is part of.
+    """
+    import torch
+
+    sums = torch.empty_like(own[:, :, 0])  # logarithms: of each image over texts, of each text over images
+    for side in (IMAGES, TEXTS):
+        for rows, logits in _logits(own[:, side], everyone[:, 1 - side]):
+            sums[rows, side] = logits.logsumexp(1)
+    right = (own[:, IMAGES] * own[:, TEXTS]).sum(1, keepdim=True)
+    every = gather(torch.cat((sums, right), 1))
+    loss = (every[:, :2].mean(1) - every[:, 2]).mean()
+    gradient = torch.empty_like(own)
+    for side in (IMAGES, TEXTS):
+        others = everyone[:, 1 - side]
+        for rows, logits in _logits(own[:, side], others):
+            shares = (logits - sums[rows, side, None]).exp_()
+            shares += logits.sub_(every[:, 1 - side]).exp_()
+            gradient[rows, side] = shares @ others / 2
+    return loss, (gradient - own.flip(1)) / len(everyone)
+
+
+def _sigmoid(own: Tensor, everyone: Tensor, gather: Gather) -> tuple[Tensor, Tensor]:
+    """Return SigLIP's loss of everyone's answers, and its gradient with respect to one's own answers.
+
+    Every image and every text are judged on their own: whether they belong together.
+    """
+    import torch
+    from torch.nn.functional import softplus
+
+    gradient, total = torch.empty_like(own), -(own[:, IMAGES] * own[:, TEXTS]).sum()
+    for side in (IMAGES, TEXTS):
+        others = everyone[:, 1 - side]
+        for rows, logits in _logits(own[:, side], others):
+            if side == IMAGES:
+                total += softplus(logits).sum()
+            gradient[rows, side] = logits.sigmoid_() @ others
+    return gather(total[None]).sum() / len(everyone), (gradient - own.flip(1)) / len(everyone)
+
+
+def _logits(rows: Tensor, columns: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Yield rows of the matrix of logits, as many at once as CHUNK allows."""
+    size = max(1, CHUNK // len(columns))
+    for start in range(0, len(rows), size):
+        chosen = slice(start, start + size)
+        yield chosen, rows[chosen] @ columns.T
+
+
+OBJECTIVE = Contrastive()
