@@ -1,10 +1,12 @@
 """Settings for all tests: each uses one thread, so that parallel tests do not compete for cores."""
 
 import os
+import runpy
 import shutil
 import signal
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -59,3 +61,12 @@ def shared_folder() -> Path:
 def quick_children(monkeypatch: pytest.MonkeyPatch) -> None:
     """Python processes that the code under test starts begin with torch imported."""
     monkeypatch.setattr(sys, "executable", quick_python())
+
+
+@pytest.fixture(scope="module")
+def timm_beside_cpu_torch() -> Iterator[None]:
+    """Let a module's tests import timm. Processes that other tests start do not inherit its folder."""
+    before = list(sys.path)
+    runpy.run_path(str(Path(__file__).parent / "timm_on_cpu" / "sitecustomize.py"))
+    yield
+    sys.path[:] = before

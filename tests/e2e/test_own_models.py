@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import runpy
 import subprocess
 import sys
 from dataclasses import replace
@@ -45,9 +44,9 @@ def manifest(name: str, size: int, **more: object) -> bytes:
     return json.dumps({"schema": "bench/manifest/v1", "models": [entry], "methods": "naive", **more}).encode()
 
 
+@pytest.mark.usefixtures("timm_beside_cpu_torch")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_trains_two_steps(family: str, tmp_path: Path) -> None:
-    runpy.run_path(str(ON_CPU / "sitecustomize.py"))
     name, size = FAMILIES[family]
     (model,) = parse_manifest(manifest(name, size), "m.json").models
     run = TrialRun(

@@ -293,10 +293,8 @@ SETTINGS: list[Setting] = [
     ("half-weights",),
     ("half-weights", "checkpointing"),
     ("kernels", "half-weights", "joined-products", "fused-optimizer"),
-    ("compile",),
     ("compile-blocks",),
     ("kernels", "compile-blocks", "half-weights", "joined-products", "chunked-loss"),
-    ("compile-blocks", "half-weights", "checkpointing"),
 ]
 
 

@@ -131,7 +131,7 @@ def test_gelu_and_its_bias_in_one_operation_keep_what_pytorch_keeps(name: str) -
     family = TransformersFamily(name)
     real = family.build(model, kernels=False)
     names = {part: path for path, part in real.named_modules()}
-    found = gelu_layers_of(real, model.recipe)
+    found = gelu_layers_of(real, model)
 
     def build(gelu: bool, attention: str) -> torch.nn.Module:
         module = _build(model, attention)

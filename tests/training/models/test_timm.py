@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import runpy
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +27,7 @@ from tests.targets import CPU, H200
 RECIPE = {"batch_size": 4, "steps": 10, "precision": "bf16", "image_size": 64}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def timm_can_be_imported() -> None:
-    runpy.run_path("tests/timm_on_cpu/sitecustomize.py")
+pytestmark = pytest.mark.usefixtures("timm_beside_cpu_torch")
 
 
 def manifest(architecture: dict[str, Any], **recipe: Any) -> bytes:
@@ -53,7 +50,6 @@ def built(name: str, **options: Any) -> DryBuild:
         ("resnet18", {"num_classes": 1000}, 11_689_512, 8),
         ("vit_tiny_patch16_224", {"num_classes": 1000, "img_size": 64}, 5_717_416 - (197 - 17) * 192, 12),
         ("convnext_atto", {"num_classes": 1000}, 3_695_520, 12),
-        ("efficientnet_b0", {"num_classes": 1000}, 5_288_548, 15),
     ],
 )
 def test_a_model_is_counted_as_timm_publishes_it(
