@@ -106,8 +106,8 @@ def _with_sizes(given: Mapping[str, Any]) -> Mapping[str, Any]:
 
     Published configurations of two towers leave them out.
     """
-    model_type, towers = given.get("model_type"), [given.get(tower) for tower in SIZES]
-    if not isinstance(model_type, str) or not all(isinstance(tower, Mapping) for tower in towers):
+    model_type, towers = str(given.get("model_type")), [given.get(tower) for tower in SIZES]
+    if model_type not in transformers_source.types() or not all(isinstance(one, Mapping) for one in towers):
         return given
     filled = dict(given)
     for tower, field in SIZES.items():

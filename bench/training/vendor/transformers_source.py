@@ -46,9 +46,12 @@ def _folders() -> Mapping[str, str]:
 
 @cache
 def _source(model_type: str, kind: Literal["modeling", "configuration"]) -> str:
-    """Return the source of a type's modules or of its configuration; empty if it cannot be read."""
+    """Return the source of a type's modules or of its configuration; empty if it cannot be read.
+
+    A bundle's author chooses the type, so only transformers' own types become the name of a folder.
+    """
     models, name = _models_folder(), _folders().get(model_type, model_type.replace("-", "_"))
-    files = (models / name).glob(f"{kind}_*.py") if models else ()
+    files = (models / name).glob(f"{kind}_*.py") if models and model_type in types() else ()
     return "".join(file.read_text() for file in files)
 
 

@@ -37,6 +37,7 @@ from bench.runner.trial.team import Team
 from bench.training.methods import Target, refusal
 from bench.training.models import Model, family_of
 from bench.training.models.dry_build import dry_build
+from bench.training.models.own_models import resolve_inline
 from bench.training.objectives import contrastive, objective_of
 from bench.training.setting import Setting
 from tests.builders import trial
@@ -413,3 +414,12 @@ def test_a_trial_measures_with_the_losses_of_any_micro_batch(tmp_path: Path) -> 
     assert all(each.eval_seconds_per_sample for each in found)
     assert {sample.accumulation for sample in found[0].steps} == {1}
     assert len({sample.accumulation for sample in found[1].steps}) == 2
+
+
+def test_a_type_that_transformers_lacks_is_never_looked_up_as_a_file() -> None:
+    """A bundle's author chooses the type: it must not name a path on the machine that verifies."""
+    towers = {"text_config": {}, "vision_config": {}}
+    for model_type in ("../../../..", "a" * 500):
+        entry = {"name": "mine", "architecture": {"model_type": model_type, **towers}, "recipe": {}}
+        assert isinstance(found := resolve_inline(entry, "/models/0"), list)
+        assert "is not a type of transformers" in " ".join(mistake.found for mistake in found)
