@@ -22,7 +22,7 @@ from bench.records.trial import Trial
 from bench.runner.trial.data_folder import FolderPool
 from bench.runner.trial.team import Team
 from bench.training.models import Model
-from bench.training.objectives.objective import Pool, Sample
+from bench.training.objectives.objective import Draw, Pool, Sample
 
 POOL_TOKENS = 1 << 22
 POOL_IMAGES = 256
@@ -87,8 +87,9 @@ class Samples(Dataset[Sample]):
         self.seed = seed
 
     def __getitem__(self, index: int) -> Sample:
-        model, random = self.model, np.random.default_rng((self.seed, index))
-        sample = model.recipe.aim.sample(model.architecture, model.recipe, self.pool, index, random)
+        model = self.model
+        draw = Draw(self.pool, index, np.random.default_rng((self.seed, index)))
+        sample = model.recipe.aim.sample(model.architecture, model.recipe, draw)
         return {n: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for n, v in sample.items()}
 
 

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
-from bench.training.objectives.objective import Architecture, Objective, Part, Pool, Sample, SampleSize
+from bench.training.objectives.objective import Architecture, Draw, Objective, Part, Sample, SampleSize
 from bench.training.objectives.sound import sound_part
-
-if TYPE_CHECKING:
-    import numpy as np
 
 
 class AudioClassification(Objective):
@@ -27,17 +23,10 @@ class AudioClassification(Objective):
     def parts(self, architecture: Architecture, size: SampleSize) -> tuple[Part, ...]:
         return sound_part(architecture, size), Part("labels", (), "indices")
 
-    def sample(
-        self,
-        architecture: Architecture,
-        size: SampleSize,
-        pool: Pool,
-        index: int,
-        random: np.random.Generator,
-    ) -> Sample:
+    def sample(self, architecture: Architecture, size: SampleSize, draw: Draw) -> Sample:
         sound = sound_part(architecture, size)
-        label = int(random.integers(int(architecture["num_labels"])))
-        return {sound.name: pool.numbers(index, *sound.shape), "labels": label}
+        label = int(draw.random.integers(int(architecture["num_labels"])))
+        return {sound.name: draw.numbers(*sound.shape), "labels": label}
 
     def form(self, size: SampleSize, samples: int) -> str:
         return (

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
-from bench.training.objectives.objective import Architecture, Objective, Part, Pool, Sample, SampleSize
-
-if TYPE_CHECKING:
-    import numpy as np
+from bench.training.objectives.objective import Architecture, Draw, Objective, Part, Sample, SampleSize
 
 
 class CausalLm(Objective):
@@ -26,15 +22,8 @@ class CausalLm(Objective):
         shape = (self.units_per_sample(size),)
         return Part("input_ids", shape, "indices"), Part("labels", shape, "indices")
 
-    def sample(
-        self,
-        architecture: Architecture,
-        size: SampleSize,
-        pool: Pool,
-        index: int,
-        random: np.random.Generator,
-    ) -> Sample:
-        tokens = pool.tokens(index, self.units_per_sample(size) + 1)
+    def sample(self, architecture: Architecture, size: SampleSize, draw: Draw) -> Sample:
+        tokens = draw.tokens(self.units_per_sample(size) + 1)
         return {"input_ids": tokens[:-1], "labels": tokens[1:]}  # labels are shifted already
 
     def form(self, size: SampleSize, samples: int) -> str:

@@ -14,17 +14,16 @@ from typing import TYPE_CHECKING
 from bench.base.errors import BadInput
 from bench.training.objectives.objective import (
     Architecture,
+    Draw,
     Gather,
     Objective,
     Part,
-    Pool,
     Sample,
     SampleSize,
     of_one_device,
 )
 
 if TYPE_CHECKING:
-    import numpy as np
     from torch import Tensor, nn
 
 CHUNK = 1 << 26  # logits that exist at once, in fp32
@@ -57,17 +56,10 @@ class Contrastive(Objective):
             Part("pixel_values", (3, size.image_size, size.image_size), "pixels"),
         )
 
-    def sample(
-        self,
-        architecture: Architecture,
-        size: SampleSize,
-        pool: Pool,
-        index: int,
-        random: np.random.Generator,
-    ) -> Sample:
-        tokens = pool.tokens(index, size.sequence_length or 1)
+    def sample(self, architecture: Architecture, size: SampleSize, draw: Draw) -> Sample:
+        tokens = draw.tokens(size.sequence_length or 1)
         tokens[-1] = self.vocabulary(architecture) - 1  # CLIP reads the text's features at its last token
-        return {"input_ids": tokens, "pixel_values": pool.image(index)}
+        return {"input_ids": tokens, "pixel_values": draw.image()}
 
     def answer(self, module: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
         """Return the two sides of the dot product that gives the logits: samples, image and text, width + 1.

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from bench.training.objectives.objective import (
     Architecture,
+    Draw,
     Objective,
     Part,
-    Pool,
     Sample,
     SampleSize,
 )
@@ -55,25 +55,18 @@ class Denoising(Objective):
             Part("labels", latent, "numbers"),
         )
 
-    def sample(
-        self,
-        architecture: Architecture,
-        size: SampleSize,
-        pool: Pool,
-        index: int,
-        random: np.random.Generator,
-    ) -> Sample:
+    def sample(self, architecture: Architecture, size: SampleSize, draw: Draw) -> Sample:
         import numpy as np
 
         side = architecture["input_size"]
-        latent = pool.numbers(index, architecture["in_channels"], side, side)
-        noise = random.standard_normal(latent.shape, dtype=np.float32)
-        timestep = int(random.integers(TIMESTEPS))
+        latent = draw.numbers(architecture["in_channels"], side, side)
+        noise = draw.random.standard_normal(latent.shape, dtype=np.float32)
+        timestep = int(draw.random.integers(TIMESTEPS))
         kept = _kept_variance()[timestep]
         return {
             "noisy": np.sqrt(kept) * latent + np.sqrt(1 - kept) * noise,
             "timestep": timestep,
-            "class_labels": int(random.integers(architecture["num_classes"])),
+            "class_labels": int(draw.random.integers(architecture["num_classes"])),
             "labels": noise,
         }
 

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
-from bench.training.objectives.objective import Architecture, Objective, Part, Pool, Sample, SampleSize
-
-if TYPE_CHECKING:
-    import numpy as np
+from bench.training.objectives.objective import Architecture, Draw, Objective, Part, Sample, SampleSize
 
 
 class ImageClassification(Objective):
@@ -29,16 +25,9 @@ class ImageClassification(Objective):
         pixels = Part("pixel_values", (3, size.image_size, size.image_size), "pixels")
         return pixels, Part("labels", (), "indices")
 
-    def sample(
-        self,
-        architecture: Architecture,
-        size: SampleSize,
-        pool: Pool,
-        index: int,
-        random: np.random.Generator,
-    ) -> Sample:
-        label = int(random.integers(int(architecture["num_labels"])))
-        return {"pixel_values": pool.image(index), "labels": label}
+    def sample(self, architecture: Architecture, size: SampleSize, draw: Draw) -> Sample:
+        label = int(draw.random.integers(int(architecture["num_labels"])))
+        return {"pixel_values": draw.image(), "labels": label}
 
     def form(self, size: SampleSize, samples: int) -> str:
         side = size.image_size

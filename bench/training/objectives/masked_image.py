@@ -7,17 +7,16 @@ from typing import TYPE_CHECKING
 
 from bench.training.objectives.objective import (
     Architecture,
+    Draw,
     Gather,
     Objective,
     Part,
-    Pool,
     Sample,
     SampleSize,
     of_one_device,
 )
 
 if TYPE_CHECKING:
-    import numpy as np
     from torch import Tensor, nn
 
 FRACTION = 0.6  # of the patches that are hidden, as in SimMIM
@@ -51,20 +50,14 @@ class MaskedImage(Objective):
         """Return the patches along a side of an image."""
         return (size.image_size or 0) // int(architecture["patch_size"])
 
-    def sample(
-        self,
-        architecture: Architecture,
-        size: SampleSize,
-        pool: Pool,
-        index: int,
-        random: np.random.Generator,
-    ) -> Sample:
+    def sample(self, architecture: Architecture, size: SampleSize, draw: Draw) -> Sample:
         import numpy as np
 
         count = self._patches(architecture, size) ** 2
         hidden = np.zeros(count, dtype=bool)
-        hidden[random.permutation(count)[: max(1, round(count * (size.masked_fraction or FRACTION)))]] = True
-        return {"pixel_values": pool.image(index), "bool_masked_pos": hidden}
+        masked = max(1, round(count * (size.masked_fraction or FRACTION)))
+        hidden[draw.random.permutation(count)[:masked]] = True
+        return {"pixel_values": draw.image(), "bool_masked_pos": hidden}
 
     def answer(self, module: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
         """Return the error of each pixel of the hidden patches, and zero elsewhere."""

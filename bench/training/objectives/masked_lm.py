@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from bench.training.objectives.objective import (
     IGNORED,
     Architecture,
+    Draw,
     Objective,
     Part,
-    Pool,
     Sample,
     SampleSize,
 )
-
-if TYPE_CHECKING:
-    import numpy as np
 
 FRACTION = 0.15  # of the tokens that are predicted, as in BERT
 MASK_TOKEN_SHARE, RANDOM_TOKEN_SHARE = 0.8, 0.1  # of chosen tokens; the rest keep their token (BERT, RoBERTa)
@@ -41,26 +37,19 @@ class MaskedLm(Objective):
         shape = (self.units_per_sample(size),)
         return Part("input_ids", shape, "indices"), Part("labels", shape, "indices")
 
-    def sample(
-        self,
-        architecture: Architecture,
-        size: SampleSize,
-        pool: Pool,
-        index: int,
-        random: np.random.Generator,
-    ) -> Sample:
+    def sample(self, architecture: Architecture, size: SampleSize, draw: Draw) -> Sample:
         import numpy as np
 
-        tokens = pool.tokens(index, self.units_per_sample(size))
+        tokens = draw.tokens(self.units_per_sample(size))
         # All samples choose equally many tokens: then the mean over micro-batches is the mean over the batch.
-        chosen = random.permutation(len(tokens))[: self.asked_per_sample(size)]
+        chosen = draw.random.permutation(len(tokens))[: self.asked_per_sample(size)]
         labels = np.full_like(tokens, IGNORED)
         labels[chosen] = tokens[chosen]
         vocabulary = int(architecture["vocab_size"])
         masked = round(len(chosen) * MASK_TOKEN_SHARE)
         replaced = masked + round(len(chosen) * RANDOM_TOKEN_SHARE)
         tokens[chosen[:masked]] = vocabulary - 1
-        tokens[chosen[masked:replaced]] = random.integers(0, vocabulary, replaced - masked)
+        tokens[chosen[masked:replaced]] = draw.random.integers(0, vocabulary, replaced - masked)
         return {"input_ids": tokens, "labels": labels}
 
     def form(self, size: SampleSize, samples: int) -> str:

@@ -70,6 +70,24 @@ class Pool(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """What one sample is made of: its place in the pool, and random numbers of its own."""
+
+    pool: Pool
+    index: int
+    random: np.random.Generator
+
+    def tokens(self, count: int) -> NDArray[np.int64]:
+        return self.pool.tokens(self.index, count)
+
+    def image(self) -> NDArray[np.uint8]:
+        return self.pool.image(self.index)
+
+    def numbers(self, *shape: int) -> NDArray[np.float32]:
+        return self.pool.numbers(self.index, *shape)
+
+
 Elements = Literal["indices", "pixels", "numbers", "flags"]
 
 
@@ -129,15 +147,8 @@ class Objective:
         """Return the tensors of a batch."""
         raise NotImplementedError
 
-    def sample(
-        self,
-        architecture: Architecture,
-        size: SampleSize,
-        pool: Pool,
-        index: int,
-        random: np.random.Generator,
-    ) -> Sample:
-        """Return sample `index` of endless made-up data, as numpy arrays by the names of the parts."""
+    def sample(self, architecture: Architecture, size: SampleSize, draw: Draw) -> Sample:
+        """Return a sample of endless made-up data, as numpy arrays by the names of the parts."""
         raise NotImplementedError
 
     def answer(self, module: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:

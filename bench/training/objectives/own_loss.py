@@ -9,18 +9,17 @@ from typing import TYPE_CHECKING, Any
 from bench.base.errors import Mistake, in_json, nearest
 from bench.training.objectives.objective import (
     Architecture,
+    Draw,
     Gather,
     Objective,
     ObjectiveName,
     Part,
-    Pool,
     Sample,
     SampleSize,
     of_one_device,
 )
 
 if TYPE_CHECKING:
-    import numpy as np
     from torch import Tensor, nn
 
 BATCH = "batch"  # field of the architecture with the form of a batch
@@ -44,22 +43,15 @@ class OwnLoss(Objective):
             for name, form in architecture[BATCH].items()
         )
 
-    def sample(
-        self,
-        architecture: Architecture,
-        size: SampleSize,
-        pool: Pool,
-        index: int,
-        random: np.random.Generator,
-    ) -> Sample:
+    def sample(self, architecture: Architecture, size: SampleSize, draw: Draw) -> Sample:
         def contents(part: Part) -> Any:
             match part.elements:
                 case "indices":
-                    return random.integers(0, part.below, part.shape)
+                    return draw.random.integers(0, part.below, part.shape)
                 case "flags":
-                    return random.integers(0, 2, part.shape).astype(bool)
+                    return draw.random.integers(0, 2, part.shape).astype(bool)
                 case _:
-                    return pool.numbers(index, *part.shape)
+                    return draw.numbers(*part.shape)
 
         return {part.name: contents(part) for part in self.parts(architecture, size)}
 

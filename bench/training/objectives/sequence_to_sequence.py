@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
-from bench.training.objectives.objective import Architecture, Objective, Part, Pool, Sample, SampleSize
-
-if TYPE_CHECKING:
-    import numpy as np
+from bench.training.objectives.objective import Architecture, Draw, Objective, Part, Sample, SampleSize
 
 
 class SequenceToSequence(Objective):
@@ -35,16 +31,9 @@ class SequenceToSequence(Objective):
             Part("labels", target, "indices"),
         )
 
-    def sample(
-        self,
-        architecture: Architecture,
-        size: SampleSize,
-        pool: Pool,
-        index: int,
-        random: np.random.Generator,
-    ) -> Sample:
+    def sample(self, architecture: Architecture, size: SampleSize, draw: Draw) -> Sample:
         source, target = size.sequence_length or 1, size.target_length or 1
-        tokens = pool.tokens(index, source + target + 1)
+        tokens = draw.tokens(source + target + 1)
         before = tokens[source:]
         return {"input_ids": tokens[:source], "decoder_input_ids": before[:-1], "labels": before[1:]}
 

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
-from bench.training.objectives.objective import Architecture, Objective, Part, Pool, Sample, SampleSize
+from bench.training.objectives.objective import Architecture, Draw, Objective, Part, Sample, SampleSize
 from bench.training.objectives.sound import sound_part
-
-if TYPE_CHECKING:
-    import numpy as np
 
 
 class SpeechRecognition(Objective):
@@ -36,18 +32,11 @@ class SpeechRecognition(Objective):
             Part("labels", target, "indices"),
         )
 
-    def sample(
-        self,
-        architecture: Architecture,
-        size: SampleSize,
-        pool: Pool,
-        index: int,
-        random: np.random.Generator,
-    ) -> Sample:
+    def sample(self, architecture: Architecture, size: SampleSize, draw: Draw) -> Sample:
         sound = sound_part(architecture, size)
-        tokens = pool.tokens(index, (size.target_length or 1) + 1)
+        tokens = draw.tokens((size.target_length or 1) + 1)
         return {
-            sound.name: pool.numbers(index, *sound.shape),
+            sound.name: draw.numbers(*sound.shape),
             "decoder_input_ids": tokens[:-1],
             "labels": tokens[1:],
         }
