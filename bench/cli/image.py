@@ -28,7 +28,6 @@ from bench.images.container import CHALLENGE, MANIFEST, NOBODY, OUT, RDMA, Conta
 from bench.images.engines import Engine, find_engine, here, preflight
 from bench.images.variants import Variant, find_variant, images, variant_for
 from bench.node_check.check_manifest import data_folders, load_any, wanted_image
-from bench.planning.manifest import read_manifest
 
 if TYPE_CHECKING:
     from bench.cli.measuring import MeasureArguments
@@ -153,8 +152,8 @@ def run_in_image(
     `arguments` are the options of the command in the container. If `identity` is given, or the manifest names
     an image, no other image is accepted.
     """
-    engine, out = find_engine(request.engine), request.out
-    required = identity or wanted_image(load_any(manifest))
+    engine, out, loaded = find_engine(request.engine), request.out, load_any(manifest)
+    required = identity or wanted_image(loaded)
     facts, host = engine.facts(), preflight.read_host(here)
     if engine.name != "none":
         preflight.check_machine(host)
@@ -180,7 +179,7 @@ def run_in_image(
         image=held.runnable if held else image,
         command=(verb, MANIFEST, "--out", OUT, *arguments, *challenge_option),
         manifest=manifest,
-        data=data_folders(load_any(manifest)),
+        data=data_folders(loaded),
         out=out.resolve(),
         user=_user(out),
         memory_bytes=limits(memory_bytes()),
@@ -193,7 +192,7 @@ def run_in_image(
     where = f"{OUT} in the container is {out} on this machine"
     if held and challenge:  # printed before the run: the operator certifies its request during the run
         print(where, file=sys.stderr)
-    with _with_its_code(manifest) as whole:
+    with _with_its_code(manifest, loaded.data) as whole:
         code = engine.run(replace(container, manifest=whole.resolve()))
     if held:
         print(where, file=sys.stderr)
@@ -201,9 +200,8 @@ def run_in_image(
 
 
 @contextmanager
-def _with_its_code(manifest: Path) -> Iterator[Path]:
-    """Yield a file with the manifest and the code of its own modules: the container has only this file."""
-    data = read_manifest(manifest)
+def _with_its_code(manifest: Path, data: bytes) -> Iterator[Path]:
+    """Yield a file with the manifest's data, code of its own modules included: all that the container has."""
     if data == manifest.read_bytes():
         yield manifest
         return

@@ -38,14 +38,15 @@ class FolderPool:
         self.paths = _files(model, folder)
         if not self.paths:
             raise FileNotFoundError(f"{folder} has no data for {model.recipe.objective}")
-        self.arrays = [
-            _mapped(path, self.vocabulary) for path in self.paths if path.suffix.lower() not in PICTURES
-        ]
-        self.pictures = [path for path in self.paths if path.suffix.lower() in PICTURES]
+        self.arrays = [_mapped(path, self.vocabulary) for path in self.paths if not _is_picture(path)]
+        self.pictures = [path for path in self.paths if _is_picture(path)]
+        self._orders: dict[int, _Order] = {}  # by tokens of a sample; 0 for images
 
     def tokens(self, index: int, count: int) -> NDArray[np.int64]:
         """Return consecutive tokens of one file, at a place that depends on the index."""
-        number, place = self._shuffled(index, [len(array) // count for array in self.arrays])
+        if count not in self._orders:
+            self._orders[count] = _Order([len(array) // count for array in self.arrays])
+        number, place = self._orders[count].place(index)
         found = self.arrays[number][place * count : (place + 1) * count].astype(np.int64)
         if int(found.max()) >= self.vocabulary or int(found.min()) < 0:
             raise ValueError(
@@ -55,8 +56,9 @@ class FolderPool:
         return found
 
     def image(self, index: int) -> NDArray[np.uint8]:
-        counts = [*(len(array) for array in self.arrays), len(self.pictures)]
-        number, place = self._shuffled(index, counts)
+        if 0 not in self._orders:
+            self._orders[0] = _Order([*map(len, self.arrays), len(self.pictures)])
+        number, place = self._orders[0].place(index)
         if number == len(self.arrays):
             return _decoded(self.pictures[place], self.size)
         found: NDArray[np.uint8] = np.array(self.arrays[number][place])
@@ -65,15 +67,22 @@ class FolderPool:
     def numbers(self, index: int, *shape: int) -> NDArray[np.float32]:
         return np.random.default_rng(index).standard_normal(shape, dtype=np.float32)
 
-    def _shuffled(self, index: int, counts: Sequence[int]) -> tuple[int, int]:
-        """Return the file and the place in it of a sample, among so many samples of each file."""
-        ends = list(accumulate(counts))
-        step = SHUFFLE % ends[-1]
-        while math.gcd(step, ends[-1]) != 1:  # so that every sample comes once in each round
-            step += 1
-        chosen = index * step % ends[-1]
-        number = bisect_right(ends, chosen)
-        return number, chosen - (ends[number - 1] if number else 0)
+
+class _Order:
+    """The shuffled order of the samples of several files: every sample comes once in each round."""
+
+    def __init__(self, counts: Sequence[int]) -> None:
+        """`counts` has the samples of each file."""
+        self.ends = list(accumulate(counts))
+        self.step = SHUFFLE % self.ends[-1]
+        while math.gcd(self.step, self.ends[-1]) != 1:
+            self.step += 1
+
+    def place(self, index: int) -> tuple[int, int]:
+        """Return the number of a sample's file and its place in the file."""
+        chosen = index * self.step % self.ends[-1]
+        number = bisect_right(self.ends, chosen)
+        return number, chosen - (self.ends[number - 1] if number else 0)
 
 
 def data_mistakes(model: Model, folder: Path, path: str) -> Iterator[Mistake]:
@@ -91,7 +100,7 @@ def data_mistakes(model: Model, folder: Path, path: str) -> Iterator[Mistake]:
         held = ", ".join(sorted({each.suffix or each.name for each in folder.iterdir()})[:5]) or "nothing"
         yield Mistake(path, f"{folder} has none of its files: {held}", f"allowed: {wanted}")
         return
-    if any(each.suffix.lower() in PICTURES for each in files) and not installed("PIL"):
+    if any(_is_picture(each) for each in files) and not installed("PIL"):
         yield Mistake(path, f"{folder} has pictures, and Pillow is not installed", "pip install pillow")
         return
     try:
@@ -103,9 +112,9 @@ def data_mistakes(model: Model, folder: Path, path: str) -> Iterator[Mistake]:
 def _mistakes_in(model: Model, folder: Path, files: Sequence[Path], path: str) -> Iterator[Mistake]:
     recipe, size = model.recipe, model.recipe.image_size
     vocabulary = int(model.architecture.get("vocab_size", 0))
-    samples = sum(1 for each in files if each.suffix.lower() in PICTURES)
+    samples = sum(1 for each in files if _is_picture(each))
     length = (recipe.sequence_length or 0) + (recipe.target_length or 0) + 1
-    for file in (each for each in files if each.suffix.lower() not in PICTURES):
+    for file in (each for each in files if not _is_picture(each)):
         array = _mapped(file, vocabulary)
         if "tokens" in recipe.aim.data:
             if array.ndim != 1 or array.dtype.kind not in "iu":
@@ -130,6 +139,10 @@ def _files(model: Model, folder: Path) -> list[Path]:
     """Return the files of a folder, and of the folders in it, that the model's objective reads."""
     suffixes = (".bin", ".npy") if "tokens" in model.recipe.aim.data else (".npy", *PICTURES)
     return sorted(path for path in folder.rglob("*") if path.suffix.lower() in suffixes and path.is_file())
+
+
+def _is_picture(path: Path) -> bool:
+    return path.suffix.lower() in PICTURES
 
 
 def _mapped(path: Path, vocabulary: int) -> NDArray[Any]:

@@ -48,7 +48,8 @@ def make_pool(model: Model, folder: Path, seed: int) -> Path:
         length = (recipe.sequence_length or 0) + (recipe.target_length or 0)
         count = max(POOL_TOKENS, 3 * (length + 1) - 1)
         np.save(pool / TOKENS, np.random.default_rng(seed).integers(0, vocabulary, count, dtype=np.int32))
-    np.save(pool / NUMBERS, np.random.default_rng(seed).standard_normal(POOL_NUMBERS, dtype=np.float32))
+    if any(part.elements == "numbers" for part in recipe.aim.parts(model.architecture, recipe)):
+        np.save(pool / NUMBERS, np.random.default_rng(seed).standard_normal(POOL_NUMBERS, dtype=np.float32))
     return pool
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from bench.base.errors import BadInput, Mistake, in_json, nearest
+from bench.training.models.cuda_autocast import half_of
 from bench.training.models.generic import TransformersFamily
 from bench.training.models.model import Family, Has, Lora, Model, installed
 from bench.training.models.timm_family import NAME as TIMM
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 PACKAGE = "peft"
 CLASSIFY: tuple[ObjectiveName, ...] = ("image-classification", "audio-classification")
-HALF = {"bf16": "bfloat16", "fp16": "float16"}  # names of torch's types
 ADAPTER, FILE = "default", "adapter_model.safetensors"  # peft's names of an adapter and of its file
 NAMED = 12  # layers that a message lists
 
@@ -168,7 +168,7 @@ def _with_adapters(module: nn.Module, model: Model) -> nn.Module:
 
     assert model.recipe.lora is not None
     heads = [module.get_submodule(name) for name in _heads(module, model)]
-    half = getattr(torch, HALF.get(model.recipe.precision, "float32"))
+    half = half_of(model.recipe.precision) or torch.float32
     exact = {weight for part in module.modules() if _norms_batches(part) for weight in part.parameters(False)}
     module.requires_grad_(False)
     for weight in module.parameters():
@@ -269,12 +269,12 @@ def _weights_in_half(model: Model) -> Iterator[None]:
     """
     import torch
 
-    half = HALF.get(model.recipe.precision)
+    half = half_of(model.recipe.precision)
     if half is None or model.family == TIMM:
         yield
         return
     before = torch.get_default_dtype()
-    torch.set_default_dtype(getattr(torch, half))
+    torch.set_default_dtype(half)
     try:
         yield
     finally:

@@ -68,15 +68,10 @@ class TransformersFamily(Family):
                 allowed += '; or the objective "contrastive"'
             yield Mistake(f"{path}/architecture/text_config", found, allowed)
             return
-        counts = aim.counts
-        for field, unit in counts.items():
-            value = value_at(given, field)
-            if type(value) is not int or value < 2:
-                found = "missing" if value is None else f"{in_json(value)} is not a number of {unit}"
-                yield Mistake(f"{path}/architecture/{field}", found, "allowed: a whole number, at least 2")
+        yield from count_mistakes(given, aim, f"{path}/architecture")
         for key, value in given.items():
             is_size = key.startswith("num_") or key.endswith("_size")
-            if is_size and key not in counts and isinstance(value, str):
+            if is_size and key not in aim.counts and isinstance(value, str):
                 found = f"{in_json(value)} is not a whole number"
                 yield Mistake(f"{path}/architecture/{key}", found, "allowed: a whole number")
 
@@ -123,6 +118,15 @@ def _repeated(module: nn.Module) -> list[nn.Module]:
     longest = max(outer, key=len, default=None)
     stacks = [one for one in outer if one is longest or all(map(is_compound, one))]
     return [block for stack in stacks for block in stack] or [module]
+
+
+def count_mistakes(given: Mapping[str, Any], aim: Objective, path: str) -> Iterator[Mistake]:
+    """Yield the sizes that an objective's made-up data needs, and that are missing or no numbers."""
+    for field, unit in aim.counts.items():
+        value = value_at(given, field)
+        if type(value) is not int or value < 2:
+            found = "missing" if value is None else f"{in_json(value)} is not a number of {unit}"
+            yield Mistake(f"{path}/{field}", found, "allowed: a whole number, at least 2")
 
 
 def is_compound(module: nn.Module) -> bool:

@@ -17,17 +17,17 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
 from bench.base.errors import BadInput, Mistake, in_json
+from bench.training.models.generic import count_mistakes
 from bench.training.models.model import Has, Model, installed
 from bench.training.models.module_family import ModuleFamily
 from bench.training.objectives import ObjectiveName, known_objectives, objective_of
-from bench.training.objectives.own_loss import batch_mistakes
+from bench.training.objectives.own_loss import BATCH, batch_mistakes
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 NAME = MODULE = "module"  # the family's, and the field with the file and the class
-CODE, CONFIG, BATCH = "code", "config", "batch"
-FIELDS = (MODULE, CODE, CONFIG, BATCH)
+CODE, CONFIG = "code", "config"
 LONGEST_SHOWN = 300  # characters of an error of the code
 
 
@@ -66,11 +66,7 @@ class OwnModule(ModuleFamily):
         if not isinstance(config, dict):
             yield Mistake(f"{path}/{CONFIG}", f"{in_json(config)} is not an object", "allowed: an object")
             return
-        for field, unit in objective_of(objective).counts.items():
-            value = config.get(field)
-            if type(value) is not int or value < 2:
-                found = "missing" if value is None else f"{in_json(value)} is not a number of {unit}"
-                yield Mistake(f"{path}/{CONFIG}/{field}", found, "allowed: a whole number, at least 2")
+        yield from count_mistakes(config, objective_of(objective), f"{path}/{CONFIG}")
         yield from batch_mistakes(given.get(BATCH), objective, f"{path}/{BATCH}")
 
     def missing_kernels(self, device: Literal["cpu", "cuda"], has: Has = installed) -> str | None:
@@ -98,7 +94,11 @@ def code_file(architecture: Mapping[str, Any]) -> str:
 
 def code_digest(architecture: Mapping[str, Any]) -> str:
     """Return the SHA-256 digest of a module's code."""
-    return hashlib.sha256("\n".join(architecture[CODE]).encode()).hexdigest()
+    return _digest(architecture[CODE])
+
+
+def _digest(code: Sequence[str]) -> str:
+    return hashlib.sha256("\n".join(code).encode()).hexdigest()
 
 
 def build_own(model: Model) -> nn.Module:
@@ -152,7 +152,7 @@ def _class_of(model: Model) -> Any:
 def _executed(file: str, code: Sequence[str], where: str) -> ModuleType:
     """Execute the code as a module of this process, with its lines where tracebacks and Triton look."""
     text = "\n".join(code)
-    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    digest = _digest(code)[:16]
     name, shown = f"bench_own_{digest}", f"<{digest}/{file}>"
     module = ModuleType(name)
     module.__file__ = shown
