@@ -3,9 +3,8 @@
     PYTHONPATH=. python benchmarks/architectures.py [TYPE...] > docs/models.md
 
 Each architecture is planned as a manifest's own model and trained two steps on the CPU, in a process of its
-own, within limits of time and memory. What does not train is listed with the reason. Some of those that
-train are then measured by `bench run`, and `bench verify` judges the bundle. Takes a quarter of an hour on
-two cores.
+own, within limits of time and memory. What does not train is listed with the reason. What trains is then
+measured by `bench run`, and `bench verify` judges the bundles. Takes an hour on two cores.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -30,17 +29,22 @@ from benchmarks.small_architectures import made_small, sample_sizes
 Pair = tuple[str, str]  # a type of transformers and an objective of bench
 CPU_SECONDS, SECONDS, BYTES = 120, 900, 12 * 2**30  # of one architecture, at most
 WORKERS = 2
-IN_BUNDLE = 24  # architectures that are measured and verified
+IN_BUNDLE = 48  # architectures that one `bench run` measures
 RECIPE = {"batch_size": 2, "steps": 10, "precision": "fp32"}
 TIMING = {"target_percent": 50, "measure_seconds": 0.1, "warmup_seconds": 0.1}
 CONTEXT = multiprocessing.get_context("forkserver")
 PRELOADED = ["torch", "transformers", "bench.training.models.dry_build", "bench.runner.trial.run_trial"]
 
 
+def named(pair: Pair) -> str:
+    """Return the name of a pair's model in a manifest."""
+    return "-".join(pair).replace("_", "-")
+
+
 def described(model_type: str, objective: str) -> dict[str, Any]:
     """Return a manifest's own model: a small architecture of this type with a recipe of this objective."""
     return {
-        "name": f"{model_type}-{objective}".replace("_", "-"),
+        "name": named((model_type, objective)),
         "architecture": made_small(model_type, objective),
         "recipe": {**RECIPE, "objective": objective, **sample_sizes(model_type, objective)},
     }
@@ -120,15 +124,8 @@ def pairs(chosen: Sequence[str]) -> list[Pair]:
     return found
 
 
-def some(trained: Sequence[Pair]) -> list[Pair]:
-    """Choose pairs to be measured, spread evenly over objectives and types."""
-    ordered = sorted(trained, key=lambda pair: pair[::-1])
-    step = max(1, len(ordered) // IN_BUNDLE)
-    return ordered[::step][:IN_BUNDLE]
-
-
-def verified(chosen: Sequence[Pair]) -> str:
-    """Measure pairs by `bench run`, and say what `bench verify` says about the bundle."""
+def verified(chosen: Sequence[Pair]) -> list[str]:
+    """Measure pairs by `bench run`; return the models that were measured in a bundle that verifies."""
     manifest = {
         "schema": "bench/manifest/v1",
         "name": "architectures",
@@ -142,21 +139,13 @@ def verified(chosen: Sequence[Pair]) -> str:
         file, out = Path(folder, "manifest.json"), Path(folder, "out")
         file.write_text(json.dumps(manifest))
         command = [*bench, "run", str(file), "--device", "cpu", "-o", str(out)]
-        run = subprocess.run(command, stdout=sys.stderr, check=False)
-        bundles = [*out.glob("*.tar")]
-        if not bundles:
-            return f"`bench run` of {len(chosen)} of them ended with {run.returncode}, without a bundle."
-        with tarfile.open(bundles[0]) as bundle:
-            results = json.load(bundle.extractfile("results.json"))  # type: ignore[arg-type]
-        verdict = subprocess.run([*bench, "verify", str(bundles[0])], stdout=sys.stderr, check=False)
-    measured = [trial["model"] for trial in results["trials"] if trial["estimate"]]
-    accepted = "accepted" if verdict.returncode == 0 else "refused"
-    names = ", ".join(f"`{name}`" for name in measured)
-    return (
-        f"Of these, {len(chosen)} were planned and measured by one `bench run --device cpu`, with two passes "
-        f"a step and a tenth of a second of measuring each: {len(measured)} of them were measured, and "
-        f"`bench verify` {accepted} the bundle. Measured: {names}."
-    )
+        subprocess.run(command, stdout=sys.stderr, check=False)
+        for path in out.glob("*.tar"):
+            if subprocess.run([*bench, "verify", str(path)], stdout=sys.stderr, check=False).returncode == 0:
+                with tarfile.open(path) as bundle:
+                    results = json.load(bundle.extractfile("results.json"))  # type: ignore[arg-type]
+                return [trial["model"] for trial in results["trials"] if trial["estimate"]]
+    return []
 
 
 def main() -> None:
@@ -166,13 +155,16 @@ def main() -> None:
     with ThreadPoolExecutor(WORKERS) as workers:
         reasons = dict(zip(every, workers.map(outcome, every), strict=True))
     trained = [pair for pair, reason in reasons.items() if not reason]
-    print(page(reasons, verified(some(trained)) if trained else "None was measured."))
+    parts = [trained[i : i + IN_BUNDLE] for i in range(0, len(trained), IN_BUNDLE)]
+    print(page(reasons, {name for part in parts for name in verified(part)}, len(parts)))
 
 
-def page(reasons: Mapping[Pair, str], verdict: str) -> str:
+def page(reasons: Mapping[Pair, str], measured: Set[str], bundles: int) -> str:
     import transformers
 
     trained = [pair for pair, reason in reasons.items() if not reason]
+    unmeasured = [name for name in map(named, trained) if name not in measured]
+    without = f"Not measured: {', '.join(f'`{name}`' for name in unmeasured) or 'none'}."
     types, names = {name for name, _ in reasons}, {name for name, _ in trained}
     lines = [
         "# Architectures",
@@ -185,7 +177,9 @@ def page(reasons: Mapping[Pair, str], verdict: str) -> str:
         f"{len(names)} of {len(types)} types train, and {len(trained)} of {len(reasons)} pairs of type and "
         "objective. The tables say what the others lack.",
         "",
-        verdict,
+        f"Of these pairs, {len(measured)} were measured by `bench run --device cpu`, two passes a step and a "
+        f"tenth of a second each, in {bundles} bundle{'s' * (bundles > 1)} that `bench verify` accepts. "
+        f"{without}",
         "",
     ]
     for objective in dict.fromkeys(objective for _, objective in reasons):

@@ -24,6 +24,7 @@ from bench.records.trial import Image, Timing, Trial
 from bench.training.methods import arithmetic
 from bench.training.models import Flops, Model, counts_of, has_formulas
 from bench.training.models.model import INERT, TOKENS
+from bench.training.models.own_models import CHANGED
 from bench.training.models.recipes import KINDS, in_samples
 
 if TYPE_CHECKING:
@@ -170,6 +171,8 @@ def _stated_of_models(
             recipe, _ = in_samples(recipe, ours, "")
             if "architecture" in entry:  # nothing else could say that weights are frozen
                 recipe.setdefault("lora", None)
+            if str(ours["source"]).startswith(f"{recipe.get('source')}{CHANGED}"):
+                ours["source"] = recipe["source"]
         yield f"{model.name}/recipe", recipe, ours
         if isinstance(architecture, dict) and architecture:
             actual = {"model_type": model.family, **model.architecture}

@@ -32,6 +32,7 @@ from bench.runner.trial.made_up_data import (
     Batches,
     Samples,
     Share,
+    batches_of,
     samples_of,
 )
 from bench.runner.trial.run_trial import TrialRun, freeze_garbage_collector
@@ -203,7 +204,7 @@ def check_devices(trial: Trial, devices: int) -> None:
 def made_up_batches(trial: Trial, device: torch.device, team: Team, scratch: Path, first: int) -> Batches:
     """Return this device's micro-batches, as the trial had them, endlessly from number `first` on."""
     workers = Device.own("cuda" if device.type == "cuda" else "cpu").loaders()
-    return Batches(samples_of(trial, scratch), trial.micro_batch, device, team, workers, first)
+    return batches_of(trial, scratch, device, team, workers, first)
 
 
 def mark_complete(folder: Path, step: int) -> None:

@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from bench.planning.manifest import parse_manifest
-from bench.runner.trial.made_up_data import Samples, Share, make_pool
+from bench.runner.trial import made_up_data
+from bench.runner.trial.made_up_data import Samples, Share, batches_of, make_pool
 from bench.runner.trial.team import Team
 from bench.training.models import Model
+from tests.builders import trial
+from tests.training.models.test_zoo import of_zoo
 
 
 def model_of(name: str, **recipe: object) -> Model:
@@ -45,3 +50,29 @@ def test_a_resumed_loader_starts_at_the_right_sample(rank: int) -> None:
     """Skipped samples are not loaded: after days of training, that would take hours."""
     whole, rest = Share(4, Team(rank, 2)), Share(4, Team(rank, 2), first=3)
     assert list(islice(rest, 5)) == list(islice(whole, 8))[3:]
+
+
+@pytest.mark.parametrize(("name", "passes_ahead"), [("clip-vit-b-32", 512), ("vit-b-16", 8)])
+def test_a_step_that_compares_its_samples_has_all_of_them_loaded_ahead(
+    name: str, passes_ahead: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a step reads all of its samples before it computes, so that a loader would fall behind."""
+    asked: dict[str, Any] = {}
+    pinned: list[tuple[int, ...]] = []
+
+    def loader(_samples: object, **options: Any) -> list[object]:
+        asked.update(options)
+        return []
+
+    def empty(*shape: int, dtype: torch.dtype, pin_memory: bool) -> None:
+        assert pin_memory
+        pinned.append(shape)
+
+    monkeypatch.setattr(made_up_data, "DataLoader", loader)
+    one = trial(model=of_zoo(name).model, micro_batch=64)
+    monkeypatch.setattr(torch, "empty", empty)
+    batches_of(one, tmp_path, torch.device("cuda"), Team(), workers=2)
+    assert 2 * asked["prefetch_factor"] == passes_ahead
+    compares = one.model.recipe.aim.compares_samples
+    images = [shape for shape in pinned if len(shape) == 4]
+    assert images == [(64, 3, 224, 224)] * (2 * 512 if compares else 0)

@@ -61,6 +61,21 @@ def test_the_unmodified_model_agrees_with_itself(family: str, tmp_path: Path) ->
     assert check.worst in dict(module.named_parameters())
 
 
+def test_the_unmodified_model_adds_up_in_fp32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuBLAS may add up parts of a long sum in half precision, unless it is told not to."""
+    products, seen = torch.backends.cuda.matmul, []
+    plain = gradients._SteadyRun.gradients
+
+    def spy(run: Any, *given: Any) -> Any:
+        allowed = products.allow_bf16_reduced_precision_reduction
+        seen.append((run.trial.setting, allowed, products.allow_fp16_reduced_precision_reduction))
+        return plain(run, *given)
+
+    monkeypatch.setattr(gradients._SteadyRun, "gradients", spy)
+    checked(TINY["gpt_neox"], ("checkpointing",), tmp_path)
+    assert seen == [((), False, False), (("checkpointing",), True, True)]
+
+
 @pytest.mark.parametrize("family", WITH_KERNELS)
 def test_kernels_agree(family: str, tmp_path: Path) -> None:
     check = checked(TINY[family], ("kernels", "checkpointing"), tmp_path)

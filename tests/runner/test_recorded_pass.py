@@ -120,6 +120,40 @@ def test_a_pass_that_cannot_be_recorded_says_what_to_do(monkeypatch: pytest.Monk
         recorded_pass.record_graph(lambda: torch.ones(()))
 
 
+class Recorder:
+    """Stands for a recording: it fails at its end if the code within it failed, as CUDA does."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, failed: object, *_: object) -> None:
+        if failed:
+            raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+
+
+@pytest.fixture
+def recorder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+    monkeypatch.setattr(torch.cuda, "graph", lambda _graph, capture_error_mode: Recorder())
+
+
+@pytest.mark.usefixtures("recorder")
+def test_a_pass_that_cannot_be_recorded_says_what_failed_first() -> None:
+    def copies_from_the_host() -> torch.Tensor:
+        raise RuntimeError("Cannot copy between CPU and CUDA tensors during CUDA graph capture")
+
+    with pytest.raises(RuntimeError, match=f"{UNRECORDABLE}: Cannot copy between .*; leave"):
+        recorded_pass.record_graph(copies_from_the_host)
+
+
+@pytest.mark.usefixtures("recorder")
+def test_a_pass_that_runs_out_of_memory_while_it_is_recorded_is_out_of_memory() -> None:
+    def too_much() -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        recorded_pass.record_graph(too_much)
+
+
 def test_passes_are_recorded_on_gpus_only() -> None:
     assert "NVIDIA GPU" in str(known_methods()["cuda-graphs"].refuse(TINY, CPU))
     assert "cuda-graphs" not in free_lunch(TINY, CPU)

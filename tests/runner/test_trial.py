@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +16,8 @@ from bench.runner.trial.run_trial import TrialRun
 from bench.runner.trial.team import Team
 from bench.runner.trial.training_loop import SingleDevice
 from bench.training.models import known_models
+from tests.builders import trial
+from tests.training.models.test_zoo import of_zoo, shrunk
 
 
 def test_a_timed_pass_scales_its_loss_as_in_the_recipes_step(
@@ -41,6 +44,14 @@ def test_a_timed_pass_scales_its_loss_as_in_the_recipes_step(
     measured = run.run()
     assert max(sample.accumulation for sample in measured.steps) < many
     assert divisors["warm-up"] == divisors["measure"] == {many}
+
+
+def test_a_model_that_ignores_the_device_it_is_built_on_is_moved_there(tmp_path: Path) -> None:
+    """Wav2Vec2 makes a parameter with torch.Tensor(...), which is always in the host's memory."""
+    model = shrunk(of_zoo("wav2vec2-base").model)
+    run = TrialRun(trial(model=model), Device("cpu"), Team(), tmp_path, lambda _: None)
+    run.device = SimpleNamespace(torch=torch.device("meta"))  # type: ignore[assignment]
+    assert {weight.device.type for weight in run.build_model().parameters()} == {"meta"}
 
 
 @pytest.mark.parametrize("every", [10, 10_000], ids=["often", "rarely"])

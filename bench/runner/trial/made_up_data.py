@@ -125,17 +125,22 @@ class Batches:
         team: Team,
         workers: int,
         first: int = 0,
+        at_once: int = 1,
     ) -> None:
+        """`at_once`: how many micro-batches a step reads before it computes; as many are loaded ahead."""
         self.device = device
+        ahead = max(4, math.ceil(at_once / workers)) if workers else 0  # by each worker
         loader = DataLoader(
             samples,
             batch_sampler=Share(micro_batch, team, first),
             num_workers=workers,
             pin_memory=device.type == "cuda",
             persistent_workers=workers > 0,
-            prefetch_factor=4 if workers else None,
+            prefetch_factor=ahead or None,
         )
         self._batches: Iterator[Sample] = iter(loader)
+        if at_once > 1 and device.type == "cuda":
+            _pin_memory_of(samples[0], micro_batch, at_once + ahead * workers)
 
     def __iter__(self) -> Batches:
         return self
@@ -151,6 +156,29 @@ class Batches:
         """Copy a micro-batch to the device; images as bytes, a quarter of the traffic of floats."""
         copied = {name: part.to(self.device, non_blocking=True) for name, part in batch.items()}
         return {name: _floats(part) if part.dtype == torch.uint8 else part for name, part in copied.items()}
+
+
+def batches_of(
+    trial: Trial, scratch: Path, device: torch.device, team: Team, workers: int, first: int = 0
+) -> Batches:
+    """Return a member's micro-batches of a trial, endlessly from number `first` on."""
+    # If samples are compared, a step first reads all of them: loaded evenly, they are there when it begins.
+    at_once = trial.accumulation if trial.model.recipe.aim.compares_samples else 1
+    return Batches(samples_of(trial, scratch), trial.micro_batch, device, team, workers, first, at_once)
+
+
+def _pin_memory_of(sample: Sample, micro_batch: int, count: int) -> None:
+    """Let PyTorch pin the memory of so many micro-batches now, and not in the first steps.
+
+    It keeps pinned memory that is freed. Pinning that of CLIP's batch takes seconds.
+    """
+    parts = [part for part in sample.values() if isinstance(part, torch.Tensor)]
+    pinned = [
+        torch.empty(micro_batch, *part.shape, dtype=part.dtype, pin_memory=True)
+        for part in parts
+        for _ in range(count)
+    ]
+    pinned.clear()
 
 
 def _floats(pixels: torch.Tensor) -> torch.Tensor:

@@ -24,10 +24,11 @@ def record_graph(compute: Replay) -> Replay:
         # Other threads may use the GPU while this one records: loaders pin memory, NCCL looks for failures.
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             result = compute()
-    except torch.OutOfMemoryError:
-        raise
     except RuntimeError as error:  # CUDA's error, for instance because the code waits for the GPU
-        first, *_ = str(error).splitlines() or ["no reason given"]
+        cause = error.__context__ or error  # the end of a recording fails too if the code within it failed
+        if isinstance(cause, torch.OutOfMemoryError):
+            raise cause from None
+        first, *_ = str(cause).splitlines() or ["no reason given"]
         raise RuntimeError(f"{UNRECORDABLE}: {first}; leave cuda-graphs out") from error
 
     def replay() -> Tensor:

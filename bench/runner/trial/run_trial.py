@@ -24,7 +24,7 @@ from bench.runner.trial import stopping_rules as rules
 from bench.runner.trial.checkpoint_time import seconds_to_save
 from bench.runner.trial.compared_passes import compared_passes
 from bench.runner.trial.device import Device
-from bench.runner.trial.made_up_data import Batches, samples_of
+from bench.runner.trial.made_up_data import Batches, batches_of
 from bench.runner.trial.strategies import make_strategy
 from bench.runner.trial.team import Team
 from bench.runner.trial.training_loop import Batch, Strategy, WithLoss
@@ -148,15 +148,14 @@ class TrialRun:
         return make_strategy(trial, self.whole, blocks, self.device.torch, self.team)
 
     def build_model(self) -> nn.Module:
-        trial = self.trial
-        with self.device.torch:
-            return family_of(trial.model).build(trial.model, kernels="kernels" in trial.setting)
+        trial, device = self.trial, self.device.torch
+        with device:
+            model = family_of(trial.model).build(trial.model, kernels="kernels" in trial.setting)
+        return model.to(device)  # Wav2Vec2 for instance puts a parameter into the host's memory
 
     def load(self, first: int = 0) -> Batches:
-        trial = self.trial
-        device, workers = self.device.torch, self.device.loaders()
-        samples = samples_of(trial, self.scratch / f"rank-{self.team.rank}")
-        return Batches(samples, trial.micro_batch, device, self.team, workers, first)
+        device, scratch = self.device, self.scratch / f"rank-{self.team.rank}"
+        return batches_of(self.trial, scratch, device.torch, self.team, device.loaders(), first)
 
     def peak_bytes(self) -> int:
         return self.device.peak_bytes(recorded="cuda-graphs" in self.trial.setting)

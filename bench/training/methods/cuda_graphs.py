@@ -6,8 +6,9 @@ A model of many short kernels waits for the host between them. bench/runner/tria
 from __future__ import annotations
 
 from bench.training.methods.method import Method, Target
-from bench.training.models import Model
+from bench.training.models import Model, family_of
 from bench.training.setting import Setting
+from bench.training.vendor import transformers_source
 
 RECORDED = "cuda-graphs"
 UNRECORDABLE = "this pass cannot be recorded as a CUDA graph"  # the search looks for it in a failure's reason
@@ -17,7 +18,9 @@ ALONE = "cuda-graphs on several GPUs needs half-weights: DDP exchanges gradients
 def _refuse(model: Model, target: Target) -> str | None:
     if model.recipe.aim.compares_samples and target.gpus > 1:
         return "a pass waits for the samples of other GPUs, which cannot be recorded"
-    return "it records what an NVIDIA GPU computes" if target.device == "cpu" else None
+    if target.device == "cpu":
+        return "it records what an NVIDIA GPU computes"
+    return transformers_source.why_not_recorded(model.family, family_of(model).complete(model))
 
 
 def why_not_recorded(setting: Setting, gpus: int) -> str | None:

@@ -197,11 +197,13 @@ def _needs_no_mask(
 ) -> bool:
     """Whether `is_causal` says as much as the mask that transformers asks for with these arguments.
 
-    transformers' own `sdpa_mask` decides alike, except that it always builds the mask while it is traced.
+    transformers' own `sdpa_mask` decides alike, except that it always builds the mask while it is traced or
+    recorded as a CUDA graph. Lengths differ where a decoder reads an encoder's output.
     """
     window_hides_some = local_size is not None and local_size < kv_length
-    may_skip = allow_is_causal_skip or allow_is_bidirectional_skip
-    return may_skip and attention_mask is None and q_length == kv_length and not window_hides_some
+    if attention_mask is not None or window_hides_some:
+        return False
+    return allow_is_bidirectional_skip or (allow_is_causal_skip and q_length == kv_length)
 
 
 @cache

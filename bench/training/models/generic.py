@@ -87,7 +87,9 @@ class TransformersFamily(Family):
         if not kernels:
             return self.build_with(model, "eager")
         registered = transformers_source.takes_registered_attention(self.name)
-        return self.build_with(model, fused_attention() if registered else "sdpa")
+        module = self.build_with(model, fused_attention() if registered else "sdpa")
+        transformers_inside.make_no_full_masks(module)
+        return module
 
     def build_with(self, model: Model, attention: str) -> nn.Module:
         """Build the module with the attention that transformers knows by this name."""

@@ -28,6 +28,7 @@ from bench.training.vendor import transformers_source
 
 # Fields of two towers with the sizes of made-up data (bench/training/objectives/contrastive.py).
 SIZES = {"text_config": "vocab_size", "vision_config": "image_size"}
+CHANGED = "; changed in the manifest: "  # between the source of a recipe and fields that are not from it
 LARGEST = 2**31  # largest whole number in an architecture
 
 
@@ -146,7 +147,7 @@ def override_recipe(model: Model, overrides: Mapping[str, Any], path: str) -> Mo
     recipe, mistakes = read_onto(Recipe, overrides, path, base)
     if mistakes:
         return mistakes
-    source = f"{recipe.source}; changed in the manifest: {', '.join(changed_fields)}"
+    source = f"{recipe.source}{CHANGED}{', '.join(changed_fields)}"
     changed = replace(model, recipe=replace(recipe, source=source))
     return _mistakes_of_meaning(changed, path.removesuffix("/recipe")) or changed
 

@@ -148,6 +148,28 @@ def _nothing_is_packed(_position_ids: Any) -> None:
     return None
 
 
+FULL_MASK = "attention_mask is None and not is_torchdynamo_compiling()"  # decoders then make a mask of ones
+
+
+def make_no_full_masks(model: nn.Module) -> None:
+    """Let the code of a model make no mask for samples without padding, as if all of it was compiled.
+
+    Relies on: `is_torchdynamo_compiling` in BART's and related modules, asked only before such a mask is
+    made. Why: whoever reads the mask waits for the device, and a pass that waits cannot be recorded as a
+    CUDA graph. No issue known. Remove when decoders make no mask of ones.
+    """
+    for name in {type(part).__module__ for part in model.modules()}:
+        module: Any = sys.modules[name]
+        if name.startswith("transformers.models.") and hasattr(module, "is_torchdynamo_compiling"):
+            code = inspect.getsource(module)
+            if code.count("is_torchdynamo_compiling()") == code.count(FULL_MASK):
+                module.is_torchdynamo_compiling = _compiles
+
+
+def _compiles() -> bool:
+    return True
+
+
 def use_experts(configuration: Any, implementation: str) -> None:
     """Let mixtures of experts run by the implementation of this name; other models ignore it.
 

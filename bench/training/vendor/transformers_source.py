@@ -136,6 +136,25 @@ def why_no_biased_gelu(model_type: str, mapping: str, architecture: Mapping[str,
     return f'its kernels are for the activation "gelu"; {model_type} has {found}'
 
 
+def why_not_recorded(model_type: str, architecture: Mapping[str, Any]) -> str | None:
+    """Return why a pass cannot be recorded as a CUDA graph; None if it can, or if the code is unknown.
+
+    A recorded pass repeats what the host decided and copied while it was recorded.
+    """
+    code = _source(model_type, "modeling")
+    scripts = re.findall(r"@torch\.jit\.script\ndef .*?(?=\n@|\ndef |\nclass |\Z)", code, re.DOTALL)
+    if any("torch.tensor(" in script for script in scripts):
+        return f"the TorchScript code of transformers' {model_type} copies numbers from the host in each pass"
+    for name in re.findall(r"^ +(\w*layerdrop)\b", _own_configuration(model_type), re.MULTILINE):
+        if _field(f"config.{name}", model_type, architecture):
+            return f"the host chooses which layers of {model_type} each pass skips ({name})"
+    if "_compute_mask_indices(" in code and _field("config.apply_spec_augment", model_type, architecture):
+        for name in ("mask_time_prob", "mask_feature_prob"):
+            if _field(f"config.{name}", model_type, architecture):
+                return f"the host chooses which parts of a sound {model_type} masks ({name})"
+    return None
+
+
 # A module's activation: its attribute, and what is looked up by name, or torch's own GELU.
 _ACTIVATION = r"self\.(\w+)(?:: \w+)? = (?:torch\.)?((?:ACT2FN\[|get_activation\()[^\])]+|nn\.GELU\(\))"
 _LINEAR = r"self\.(\w+) = nn\.Linear\(((?:[^()]|\([^()]*\))*)\)"
@@ -204,7 +223,7 @@ def _after_biased_layers(body: str, model_type: str, architecture: Mapping[str, 
 
 
 def _field(expression: str, model_type: str, architecture: Mapping[str, Any]) -> Any:
-    """Return a text or a truth value that "config.name" stands for; None if it is unknown.
+    """Return the text, truth value or number that "config.name" stands for; None if it is unknown.
 
     The value is the architecture's, or else the default of the type's configuration.
     """
@@ -212,17 +231,25 @@ def _field(expression: str, model_type: str, architecture: Mapping[str, Any]) ->
     if not dot or not name.isidentifier():
         return None
     code = _source(model_type, "configuration")
-    own = re.search(rf'\("{re.escape(model_type)}", "(\w+)"\)', _mappings())
-    body = re.search(rf"^class {own[1]}\(.*?(?=^class |\Z)", code, re.DOTALL | re.MULTILINE) if own else None
     names = [name, *re.findall(rf'"{name}": "(\w+)"', code), *re.findall(rf'"(\w+)": "{name}"', code)]
     for one in names:
         if one in architecture:
             return architecture[one]
-    for text in (body[0] if body else "", code):
+    for text in (_own_configuration(model_type), code):
         for one in names:
-            if found := re.search(rf'^ +{one}\b[^=\n]*= *(?:"(\w+)"|(True|False))', text, re.MULTILINE):
-                return found[1] or found[2] == "True"
+            literal = r'"(\w+)"|(True|False)|(\d+(?:\.\d+)?)'
+            if found := re.search(rf"^ +{one}\b[^=\n]*= *(?:{literal})", text, re.MULTILINE):
+                return found[1] or (float(found[3]) if found[3] else found[2] == "True")
     return None
+
+
+@cache
+def _own_configuration(model_type: str) -> str:
+    """Return the source of the class that configures a type; empty if it cannot be read."""
+    code = _source(model_type, "configuration")
+    own = re.search(rf'\("{re.escape(model_type)}", "(\w+)"\)', _mappings())
+    body = re.search(rf"^class {own[1]}\(.*?(?=^class |\Z)", code, re.DOTALL | re.MULTILINE) if own else None
+    return body[0] if body else ""
 
 
 def takes_registered_attention(model_type: str) -> bool:

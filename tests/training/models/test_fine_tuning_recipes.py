@@ -110,6 +110,21 @@ def test_recipes_without_adapters_have_the_json_that_they_always_had() -> None:
     assert from_json(Recipe, to_json(adapted)) == adapted
 
 
+@pytest.mark.parametrize("written", ["a paper", "a paper; changed in the manifest: epochs"])
+def test_the_verifier_knows_the_remark_that_bench_adds_to_a_stated_source(written: str) -> None:
+    stated = {"name": "gpt2", "recipe": {"epochs": 1, "samples": 512, "source": written}}
+    model = resolved(stated)
+    assert model.recipe.source == f"{written}; changed in the manifest: epochs, samples, source"
+    for claimed, place in ((stated, None), (with_source(stated, "a letter"), "gpt2/recipe/source")):
+        compared = _stated_of_models({"gpt2": claimed}, (model,))
+        found = [_contradiction(theirs, ours, name) for name, theirs, ours in compared]
+        assert next(filter(None, found), None) == place
+
+
+def with_source(stated: dict[str, Any], source: str) -> dict[str, Any]:
+    return {**stated, "recipe": {**stated["recipe"], "source": source}}
+
+
 @pytest.mark.parametrize(
     ("stated", "actual", "place"),
     [
