@@ -26,7 +26,7 @@ from bench.training.methods import known_methods
 from bench.training.models import Counted, families, family_of
 from bench.training.models.generic import counted
 from bench.training.models.paper_code import find_model
-from tests.planning.test_memory import LOGITS_TWICE, counts_of_brought, models_of, named
+from tests.planning.test_memory import LOGITS_TWICE, counts_of_brought, named
 
 RESULTS = Path(__file__).parents[1] / "results"
 FAMILIES = ("gpt_neox", "roberta", "vit")
@@ -60,7 +60,7 @@ def ratios() -> Iterator[Ratio]:
             twice = named(path) in LOGITS_TWICE and "compile-blocks" in trial.setting
             if trial.estimate is None or graphs or twice or not known:
                 continue
-            model = find_model(trial.model) or models_of(path)[trial.model]
+            model = next(one for one in results.models if one.name == trial.model)
             if model.family in families() and model.family not in FAMILIES:
                 continue
             known = counts_of_brought(model)
