@@ -18,6 +18,7 @@ from bench.runner.trial.device import Device
 from bench.runner.trial.run_trial import TrialRun
 from bench.runner.trial.team import Team
 from bench.training.models import Model
+from bench.training.objectives.documents import Documents
 from tests.builders import trial
 from tests.training.objectives.test_objectives import TRAINED, model_of
 
@@ -174,6 +175,9 @@ def test_every_objective_is_measured_verified_and_exported(tmp_path: Path) -> No
         replace(model_of(objective, cases[0][0], batch_size=4), name=objective)
         for objective, cases in TRAINED.items()
     ]
+    causal = next(model for model in models if model.recipe.objective == "causal-lm")
+    packed = replace(causal.recipe, documents=Documents(mean_tokens=6))
+    models.append(replace(causal, name="documents", recipe=packed))
     document = {
         "schema": "bench/manifest/v1",
         "models": [described(model) for model in models],

@@ -307,6 +307,8 @@ class _Jobs:
         run = self.run
         if self.supervisor.nodes is not None:
             return "a floor is measured on one node, and this run is on several"
+        if trial.model.recipe.documents:
+            return "how long attention takes depends on the lengths of documents, which a floor does not know"
         seconds = self._until(FLOOR_SECONDS)
         if seconds < FLOOR_LEAST_SECONDS:
             return f"{seconds:.0f} s of the budget are left, a floor may take {FLOOR_LEAST_SECONDS:.0f} s"

@@ -31,6 +31,8 @@ TRIED = 1 << 16  # tokens at the start of each file that are compared with the v
 class FolderPool:
     """The samples of a folder; every process that loads data opens it for itself."""
 
+    own = True
+
     def __init__(self, model: Model, folder: Path) -> None:
         self.folder = folder
         self.size = model.recipe.image_size or 0

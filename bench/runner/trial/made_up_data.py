@@ -56,6 +56,8 @@ def make_pool(model: Model, folder: Path, seed: int) -> Path:
 class MappedPool:
     """A folder that `make_pool` wrote. Every process that loads data opens it for itself."""
 
+    own = False
+
     def __init__(self, folder: Path) -> None:
         self._files: dict[str, NDArray[Any]] = {
             name: np.load(folder / name, mmap_mode="r")

@@ -30,6 +30,7 @@ from bench.runner.trial.team import Team
 from bench.runner.trial.training_loop import Batch, Strategy, WithLoss
 from bench.training.methods import apply_all, arithmetic, prepare_all
 from bench.training.models import counts_of, family_of
+from bench.training.models.isolation import require_documents_apart
 from bench.training.setting import in_group
 from bench.training.vendor import torch_inside
 
@@ -140,6 +141,8 @@ class TrialRun:
         torch_inside.fail_instead_of_eager()
         prepare_all(trial.setting)
         model = self.build_model()
+        if trial.model.recipe.documents:
+            require_documents_apart(model, trial.model)
         model.train()
         self.parameters = sum(p.numel() for p in model.parameters())
         blocks = family.blocks(model)

@@ -67,7 +67,7 @@ class WithLoss(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         if self.head is not None:
-            features = self.model.base_model(input_ids=batch["input_ids"]).last_hidden_state
+            features = self.model.base_model(**self.aim.given(self.model, batch)).last_hidden_state
             return self.tail(*self.select_positions(features, batch["labels"]))
         answer = self.aim.answer(self.model, batch)
         if self.only_answers:

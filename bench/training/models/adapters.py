@@ -61,6 +61,9 @@ class FamilyWithAdapters(TransformersFamily):
             yield Mistake(f"{path}/recipe/optimizer", found, "allowed with lora: adam, adamw, adamw-8bit")
         yield from self.plain.mistakes(model, path)
 
+    def why_no_documents(self) -> str | None:
+        return self.plain.why_no_documents()
+
     def missing_kernels(self, device: Literal["cpu", "cuda"], has: Has = installed) -> str | None:
         return self.plain.missing_kernels(device, has)
 

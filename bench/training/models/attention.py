@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
+from bench.training.objectives.documents import documents_of
 from bench.training.vendor import torch_inside, transformers_inside
 from bench.training.vendor.torch_inside import Window
 
@@ -53,6 +54,12 @@ def fused_attention() -> Literal["bench_fused"]:
         query, key = query.to(value.dtype), key.to(value.dtype)
         causal = attends_causally(module, is_causal)
         biased = more.get("position_bias") is not None
+        if (ends := ends_of(attention_mask)) is not None:
+            reach = (more.get("sliding_window") or query.size(2)) - 1
+            if in_windows and not dropout and takes_window(key, value):
+                out = torch_inside.attention_in_window(query, key, value, (reach, 0), scaling, ends)
+                return out.transpose(1, 2).contiguous(), None
+            attention_mask = document_mask(query, ends, (reach, 0))
         if (window := window_of(attention_mask)) is not None:
             if in_windows and not dropout and not biased and takes_window(key, value):
                 out = torch_inside.attention_in_window(query, key, value, window, scaling)
@@ -106,6 +113,21 @@ def window_of(attention_mask: Tensor | None) -> Window | None:
     if attention_mask is None or attention_mask.dim() != 4 or attention_mask.size(0):
         return None
     return attention_mask.size(2) - 1, attention_mask.size(3) - 1
+
+
+def ends_of(attention_mask: Tensor | None) -> Tensor | None:
+    """Return the ends of documents [samples, documents] that stand in place of a mask; None for a mask."""
+    if attention_mask is None or attention_mask.dim() != 4 or attention_mask.dtype.is_floating_point:
+        return None
+    told = attention_mask.dtype.itemsize > 1 and attention_mask.shape[1:3] == (1, 1)
+    return attention_mask[:, 0, 0] if told else None
+
+
+def document_mask(query: Tensor, ends: Tensor, window: Window) -> Tensor:
+    """Return the mask of documents [samples, 1, length, length]: true where a position attends."""
+    documents = documents_of(ends, query.size(2))
+    same: Tensor = documents[:, None, :, None] == documents[:, None, None, :]
+    return same & window_mask(query, window)
 
 
 def takes_window(key: Tensor, value: Tensor) -> bool:

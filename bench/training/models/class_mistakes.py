@@ -11,6 +11,7 @@ from typing import Any
 
 from bench.base.errors import Mistake
 from bench.training.models.model import Model
+from bench.training.objectives.documents import ENDS, TOLD
 from bench.training.vendor import transformers_inside
 
 # Fields for the parts of a model of several models, one of which reads text.
@@ -41,6 +42,8 @@ def class_mistakes(model: Model, auto_class: Any, path: str) -> Iterator[Mistake
         return
     parts = model.recipe.aim.parts(model.architecture, model.recipe)
     given = {part.name for part in parts} - {"labels"}
+    if ENDS in given:
+        given = given - {ENDS} | TOLD
     if taken.keys() >= PATCHES:
         yield _mistake(model, path, "takes pictures as lists of patches, and bench makes whole pictures")
     for name in sorted(given - taken.keys()):

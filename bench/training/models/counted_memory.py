@@ -17,6 +17,8 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from bench.training.models.attention import (
+    document_mask,
+    ends_of,
     register_attention,
     repeated_heads,
     takes_grouped_heads,
@@ -290,9 +292,13 @@ def kept_attention() -> str:
     forward.register_autograd(run_backward, setup_context=save)
 
     def attend(
-        _: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **_more: Any
+        _: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **more: Any
     ) -> tuple[Tensor, None]:
         query, key = query.to(value.dtype), key.to(value.dtype)
+        if (ends := ends_of(attention_mask)) is not None:
+            reach = (more.get("sliding_window") or query.size(2)) - 1
+            fused = takes_window(key, value)
+            attention_mask = None if fused else document_mask(query, ends, (reach, 0))
         if (window := window_of(attention_mask)) is not None:
             # Counted as on a GPU, where FlashAttention takes windows in half precision.
             attention_mask = None if takes_window(key, value) else window_mask(query, window)

@@ -14,12 +14,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from bench.base.errors import BadInput, Mistake, in_json
-from bench.training.models.attention import attends_causally, fused_attention
+from bench.training.models.attention import attends_causally, ends_of, fused_attention
 from bench.training.models.experts import grouped_experts
 from bench.training.models.footprint import Counted
 from bench.training.models.model import Family, Flops, Has, Model, Parts, empty_batch, installed
 from bench.training.models.stand_in import stand_in
 from bench.training.objectives import Objective, ObjectiveName, known_objectives, objective_of
+from bench.training.objectives.documents import Documents
 from bench.training.objectives.objective import value_at
 from bench.training.vendor import torch_inside, transformers_inside, transformers_source
 
@@ -74,6 +75,11 @@ class TransformersFamily(Family):
             if is_size and key not in aim.counts and isinstance(value, str):
                 found = f"{in_json(value)} is not a whole number"
                 yield Mistake(f"{path}/architecture/{key}", found, "allowed: a whole number")
+
+    def why_no_documents(self) -> str | None:
+        if transformers_source.takes_registered_attention(self.name):
+            return None
+        return super().why_no_documents()
 
     def _count_later(self, *_: Any, **__: Any) -> NoReturn:
         raise LookupError("counted when it runs")
@@ -156,13 +162,17 @@ def counted_work(model: Model, family: TransformersFamily | None = None) -> Coun
     """Count trainable parameters, and operations of a forward pass over one sample."""
     import torch
 
-    pairs, family = AttentionCount(), family or TransformersFamily(model.family)
+    family = family or TransformersFamily(model.family)
+    pairs = AttentionCount(model.recipe.documents)
     try:
         return _counted(model, family, pairs.registered(), pairs)
     except BadInput:
         raise
-    except Exception:  # its code may raise anything, for instance where it reads a mask that it did not get
-        pass  # the architecture has attention code of its own, whose products torch's counter sees
+    except Exception as error:  # its code may raise anything, where it reads a mask that it did not get
+        if model.recipe.documents:
+            found = f"documents: the code of {model.family} computes with its mask, and takes no ends for it"
+            raise BadInput(found, where=model.name) from error
+        # The architecture has attention code of its own, whose products torch's counter sees.
     failed: list[Exception] = []
     for precision in (torch.bfloat16, torch.float32):  # a Fourier transform, for instance, takes no bf16
         try:
@@ -235,6 +245,7 @@ def _counted(
                 module.base_model(batch["input_ids"])  # Perceiver calls it "inputs"
             head = whole.get_total_flops() - body.get_total_flops()
         flops = _sorted_by_kind(whole.get_flop_counts().get("Global", {}), attended, model)
+        attending.require_documents(model)
         if model.recipe.lora is None:
             return Counted(parts, flops, head)
         for weight in trained:
@@ -321,6 +332,18 @@ class AttentionCount:
     flops = 0
     backward_flops = 0
 
+    def __init__(self, documents: Documents | None = None) -> None:
+        self.documents = documents
+        self.told: set[bool] = set()  # whether calls were told where documents end
+
+    def require_documents(self, model: Model) -> None:
+        """Raise BadInput if a recipe packs documents and the model's attention is not told where they end."""
+        if self.documents and self.told != {True}:
+            raise BadInput(
+                f"documents: the code of {model.family} does not tell all of its attention where they end",
+                where=model.name,
+            )
+
     def registered(self) -> str:
         """Register this object with transformers; return the name for `attn_implementation`."""
         from transformers import AttentionInterface
@@ -334,17 +357,21 @@ class AttentionCount:
         query: Tensor,
         key: Tensor,
         value: Tensor,
+        attention_mask: Tensor | None = None,
         *_: Any,
         is_causal: bool | None = None,
         sliding_window: int | None = None,
         **__: Any,
     ) -> tuple[Tensor, None]:
+        self.told.add(ends_of(attention_mask) is not None)
         samples, heads, length, width = query.shape
         if heads % key.shape[1]:
             reason = f"{key.shape[1]} heads of keys and values do not divide {heads} of queries"
             raise BadInput(reason)
         causal = attends_causally(module, is_causal)
         pairs = _pairs(length, key.shape[2], causal, sliding_window)
+        if self.documents:
+            pairs = self.documents.pairs(length, sliding_window)
         flops = 2 * samples * heads * pairs * (width + value.shape[-1])
         self.flops += flops
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from bench.base.errors import Mistake
 from bench.base.strict_json import later
 from bench.training.objectives import ObjectiveName, objective_of
+from bench.training.objectives.documents import Documents
 from bench.training.objectives.objective import Objective, Unit, empty_parts
 from bench.training.optimizers import Optimizer
 from bench.training.schedules import Schedule
@@ -92,6 +93,8 @@ class Recipe:
     source: str = ""
     # None: every weight is trained.
     lora: Lora | None = later(None)  # noqa: RUF009 (a frozen dataclass, or None)
+    # None: a sample is one document.
+    documents: Documents | None = later(None)  # noqa: RUF009
 
     @property
     def aim(self) -> Objective:
@@ -232,6 +235,10 @@ class Family(Protocol):
         if isinstance(labels := given.get("id2label"), dict):  # published configurations have no num_labels
             kept.setdefault("num_labels", len(labels))
         return {**self.defaults, **kept}
+
+    def why_no_documents(self) -> str | None:
+        """Return why a sample cannot hold several documents; None if each can attend within itself."""
+        return f"bench cannot tell the attention of {self.name} where documents end"
 
     def complete(self, model: Model) -> dict[str, Any]:
         """Return a model's architecture with the family's defaults."""

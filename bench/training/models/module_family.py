@@ -40,6 +40,9 @@ class ModuleFamily(TransformersFamily):
         """Yield mistakes that only the imported package can find."""
         return iter(())
 
+    def why_no_documents(self) -> str | None:
+        return "bench cannot tell a module's attention where documents end"
+
     def missing_kernels(self, device: Literal["cpu", "cuda"], has: Has = installed) -> str | None:
         return None
 

@@ -64,6 +64,8 @@ def tiny_batch(module: nn.Module, model: Model) -> dict[str, Tensor]:
         shape = (SAMPLES, *part.shape)
         if part.elements in ("pixels", "numbers"):
             return torch.rand(shape, generator=random, device="cpu").to(device)
+        if part.elements == "ends":  # a single document
+            return torch.full(shape, part.below - 1, device=device)
         alternating = torch.arange(math.prod(shape), device=device).view(shape) % min(2, part.below)
         return alternating.bool() if part.elements == "flags" else alternating
 

@@ -14,6 +14,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from bench.base.errors import Mistake, in_json, nearest
 from bench.training.models.model import Family, Lora, Recipe
 from bench.training.objectives import Objective, known_objectives
+from bench.training.objectives.documents import Documents
 from bench.training.objectives.objective import value_at
 from bench.training.optimizers import OPTIMIZERS, Adam
 from bench.training.schedules import SCHEDULES, DecaySchedule, WarmupStableDecay
@@ -47,6 +48,8 @@ LIMITS: Mapping[str, tuple[float, float]] = {
     "rank": (1, 2**16),
     "alpha": (1e-6, 10**6),
     "dropout": (0, 0.999999),
+    "mean_tokens": (2, 2**24),
+    "separator": (0, 2**31 - 1),
 }
 # Fields that are an object of one of several kinds: its field "name" tells which, and a text is a name alone.
 KINDS: Mapping[str, Mapping[str, type[Any]]] = {"optimizer": OPTIMIZERS, "schedule": SCHEDULES}
@@ -190,6 +193,10 @@ def recipe_mistakes(family: Family, recipe: Recipe, path: str) -> Iterator[Mista
         if size not in needed and getattr(recipe, size) is not None:
             found = f"means nothing for {recipe.objective}"
             yield Mistake(f"{path}/{size}", found, f"allowed: {', '.join(needed) or 'no size'}")
+    if recipe.documents and not recipe.aim.packs_documents:
+        yield Mistake(f"{path}/documents", f"means nothing for {recipe.objective}", "allowed: null")
+    elif recipe.documents and (reason := family.why_no_documents()):
+        yield Mistake(f"{path}/documents", reason, "allowed: null")
     if recipe.schedule.warmup_steps > recipe.steps:
         found = f"{recipe.schedule.warmup_steps} is more than the {recipe.steps} steps"
         yield Mistake(f"{path}/schedule/warmup_steps", found, f"allowed: at most {recipe.steps}")
@@ -278,6 +285,8 @@ def _value(name: str, kind: Any, value: Any, path: str, base: Any) -> tuple[Any,
     kind = options[0]
     if kind is Lora:
         return _lora(value, path, base)
+    if kind is Documents:
+        return _documents(value, path, base)
     if get_origin(kind) is Literal:
         if value in get_args(kind):
             return value, []
@@ -306,6 +315,16 @@ def _lora(obj: Any, path: str, base: Mapping[str, Any]) -> tuple[Any, list[Mista
     missing = [name for name in required if name not in {**base, **obj}]
     lora, mistakes = read_onto(Lora, obj, path, {**dict.fromkeys(("alpha", *missing)), **base})
     return lora, [Mistake(f"{path}/{name}", "missing", required[name]) for name in missing] + mistakes
+
+
+def _documents(obj: Any, path: str, base: Mapping[str, Any]) -> tuple[Any, list[Mistake]]:
+    """Read how documents are packed: their mean length is required."""
+    missing = isinstance(obj, Mapping) and "mean_tokens" not in {**base, **obj}
+    required = {"mean_tokens": None} if missing else {}
+    documents, mistakes = read_onto(Documents, obj, path, {"separator": None, **base, **required})
+    if missing:
+        mistakes = [Mistake(f"{path}/mean_tokens", "missing", _allowed("mean_tokens")), *mistakes]
+    return documents, mistakes
 
 
 def _targets(value: Any, path: str) -> tuple[Any, list[Mistake]]:

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
+from bench.training.objectives.documents import ENDS, told
 from bench.training.objectives.objective import Architecture, Draw, Objective, Part, Sample, SampleSize
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 
 class CausalLm(Objective):
@@ -17,23 +22,38 @@ class CausalLm(Objective):
     data = ("tokens",)
     counts: Mapping[str, str] = {"vocab_size": "tokens"}
     has_text_head = True
+    packs_documents = True
 
     def parts(self, architecture: Architecture, size: SampleSize) -> tuple[Part, ...]:
-        shape = (self.units_per_sample(size),)
-        return Part("input_ids", shape, "indices"), Part("labels", shape, "indices")
+        length = self.units_per_sample(size)
+        parts = Part("input_ids", (length,), "indices"), Part("labels", (length,), "indices")
+        if size.documents is None:
+            return parts
+        return *parts, Part(ENDS, (size.documents.most(length),), "ends", below=length + 1)
 
     def sample(self, architecture: Architecture, size: SampleSize, draw: Draw) -> Sample:
         tokens = draw.tokens(self.units_per_sample(size) + 1)
-        return {"input_ids": tokens[:-1], "labels": tokens[1:]}  # labels are shifted already
+        sample = {"input_ids": tokens[:-1], "labels": tokens[1:]}  # labels are shifted already
+        if size.documents:
+            sample[ENDS] = size.documents.ends(tokens[:-1], draw.random, own=draw.pool.own)
+        return sample
+
+    def given(self, module: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        tokens = batch["input_ids"]
+        ends = told(module, batch[ENDS], tokens.size(1)) if ENDS in batch else {}
+        return {"input_ids": tokens, **ends}
 
     def form(self, size: SampleSize, samples: int) -> str:
-        return (
+        form = (
             f"`input_ids` and `labels`, int64 of {samples} x {size.sequence_length}.\n"
             "The label of a position is the token that follows it. Hugging Face's models "
             "shift labels themselves;\nthis script does not, and with labels equal to the inputs a model "
             "learns to copy.\nA label of -100 is ignored. Every sample must have the same number of "
             "other labels: the loss\nof a step is the mean of its passes' means."
         )
+        if size.documents is None:
+            return form
+        return f"{form}\n`{ENDS}`, int64: where the documents of a sample end, padded with its length."
 
 
 OBJECTIVE = CausalLm()

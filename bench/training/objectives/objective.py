@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from bench.training.objectives.documents import Documents
+
 if TYPE_CHECKING:
     import numpy as np
     import torch
@@ -52,10 +54,14 @@ class SampleSize(Protocol):
     def audio_seconds(self) -> int | None: ...
     @property
     def masked_fraction(self) -> float | None: ...
+    @property
+    def documents(self) -> Documents | None: ...
 
 
 class Pool(Protocol):
-    """Made-up data on disk, from which samples are cut. Equal arguments give equal data."""
+    """Data on disk, from which samples are cut. Equal arguments give equal data."""
+
+    own: bool  # whether these are data of one's own, and not made up
 
     def tokens(self, index: int, count: int) -> NDArray[np.int64]:
         """Return consecutive tokens of the pool, below the vocabulary's size."""
@@ -88,7 +94,7 @@ class Draw:
         return self.pool.numbers(self.index, *shape)
 
 
-Elements = Literal["indices", "pixels", "numbers", "flags"]
+Elements = Literal["indices", "pixels", "numbers", "flags", "ends"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +102,7 @@ class Part:
     """One tensor of a batch: its name, its shape for one sample, and what its elements are.
 
     "pixels" come as bytes from the data loader and are floats on the device; "numbers" are floats in both.
+    "ends" are positions in ascending order.
     """
 
     name: str
@@ -122,6 +129,7 @@ class Objective:
     sizes: tuple[str, ...]  # fields of the recipe that say how large a sample is; all are required
     defaults: Mapping[str, float] = {}  # of those fields
     data: tuple[Literal["tokens", "images"], ...] = ()  # what the pool must hold
+    packs_documents: bool = False  # whether a sample may hold several documents
     # Fields of an architecture that made-up data depends on, and the unit of each, for people.
     counts: Mapping[str, str] = {}
     has_text_head: bool = False  # whether a head of features gives logits over tokens, at every position
@@ -153,8 +161,12 @@ class Objective:
 
     def answer(self, module: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
         """Call the model; return what the loss compares with the labels."""
-        out: Tensor = module(**inputs(batch)).logits
+        out: Tensor = module(**self.given(module, batch)).logits
         return out
+
+    def given(self, module: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return what the model is called with: by default every part of a batch but the labels."""
+        return inputs(batch)
 
     def labels(
         self,
@@ -206,5 +218,11 @@ def empty_parts(parts: tuple[Part, ...], samples: int, floats: torch.dtype) -> d
     """Return a batch whose contents are arbitrary, with pixels and numbers in this precision."""
     import torch
 
-    dtypes = {"indices": torch.long, "pixels": floats, "numbers": floats, "flags": torch.bool}
+    dtypes = {
+        "indices": torch.long,
+        "pixels": floats,
+        "numbers": floats,
+        "flags": torch.bool,
+        "ends": torch.long,
+    }
     return {part.name: torch.empty(samples, *part.shape, dtype=dtypes[part.elements]) for part in parts}

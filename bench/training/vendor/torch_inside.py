@@ -417,11 +417,12 @@ def forget_updates(optimizer: torch.optim.Optimizer, weight: nn.Parameter) -> No
 
 
 def attention_in_window(
-    query: Tensor, key: Tensor, value: Tensor, window: Window, scale: float | None
+    query: Tensor, key: Tensor, value: Tensor, window: Window, scale: float | None, ends: Tensor | None = None
 ) -> Tensor:
     """Attend within a window by the FlashAttention of torch, which skips what lies outside of it.
 
-    Tensors, the result too, are [samples, heads, positions, width], in half precision on a GPU.
+    Tensors, the result too, are [samples, heads, positions, width], in half precision on a GPU. `ends`
+    [samples, documents] has the ends of documents, each of which attends within itself.
     Relies on: the private operator behind `torch.nn.attention.varlen.varlen_attn`, which takes a window too,
     but only for samples that are packed into one. No issue known. Remove when scaled_dot_product_attention
     takes a window.
@@ -429,11 +430,17 @@ def attention_in_window(
     import torch
 
     query, key, value = (t.transpose(1, 2) for t in (query, key, value))
-    length, (left, right) = query.size(1), window
+    (samples, length), (left, right), starts = query.shape[:2], window, None
+    if ends is not None:  # documents of all samples in one row
+        before = length * torch.arange(samples, device=ends.device)[:, None]
+        starts = torch.nn.functional.pad((ends + before).flatten(), (1, 0)).int()
+        query, key, value = (t.flatten(0, 1) for t in (query, key, value))
     out: Tensor = torch.ops.aten._flash_attention_forward(
-        query, key, value, None, None, length, length, 0.0, False, False,
+        query, key, value, starts, starts, length, length, 0.0, False, False,
         scale=scale, window_size_left=left, window_size_right=right,
     )[0]  # fmt: skip
+    if ends is not None:
+        out = out.unflatten(0, (samples, length))
     return out.transpose(1, 2)
 
 

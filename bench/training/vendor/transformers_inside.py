@@ -141,7 +141,23 @@ def expect_no_packed_samples() -> None:
     """
     from transformers import masking_utils
 
+    if masking_utils.find_packed_sequence_indices is not _nothing_is_packed:
+        _finds_packed[:] = [masking_utils.find_packed_sequence_indices]
     masking_utils.find_packed_sequence_indices = _nothing_is_packed
+
+
+def expect_packed_samples() -> None:
+    """Let transformers look for several texts in a sample again, by positions that begin anew.
+
+    Relies on what `expect_no_packed_samples` relies on. Remove together with it.
+    """
+    from transformers import masking_utils
+
+    if masking_utils.find_packed_sequence_indices is _nothing_is_packed:
+        masking_utils.find_packed_sequence_indices = _finds_packed[0]
+
+
+_finds_packed: list[Any] = []  # transformers' own function, once it was replaced
 
 
 def _nothing_is_packed(_position_ids: Any) -> None:
