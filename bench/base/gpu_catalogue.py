@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cache
 
 from bench.base.shipped_data import read_data
@@ -15,7 +16,7 @@ class GpuModel:
     """A GPU model by its vendor's data sheet; dense rates, without sparsity."""
 
     name: str  # as the driver spells it
-    compute_capability: str
+    compute_capability: str | None  # None: a GPU on which bench does not run
     memory_gib: float
     bf16_tflops: float
     tf32_tflops: float
@@ -24,6 +25,16 @@ class GpuModel:
     source: str
     fp8_tflops: float | None = None  # with sums in fp32; None: its units do not multiply in fp8
     also: str = ""  # other names, for `find_gpu_model`
+    vendor: str = "NVIDIA"
+    watts: float | None = None  # the power limit
+    link: str | None = None  # between GPUs; None: PCIe alone, or unknown
+    link_gb_per_second: float | None = None  # both directions together
+    measured_bf16_tflops: float | None = None  # the best product of matrices that was published
+    note: str = ""  # what sources disagree on, and what was measured elsewhere
+
+    @property
+    def runs_bench(self) -> bool:
+        return self.compute_capability is not None
 
     def peak_flops(self, precision: str, tf32: bool) -> float:
         """Return the peak of products in a precision; in fp8 that of bf16 if the GPU has no units for it."""
@@ -49,6 +60,16 @@ def find_gpu_model(name: str) -> GpuModel | None:
     typed = re.sub(r"\brtx(?=\d)", "rtx ", name, flags=re.IGNORECASE).replace("-", " ").split()
     close = (gpu for gpu in gpu_models() if all(_has(gpu, part) for part in typed))
     return gpu_named(name) or (next(close, None) if typed else None)
+
+
+def near_gpus(name: str) -> str:
+    """Name the GPU models whose names are nearest to a typed one, for people."""
+    short = {
+        re.sub(r"(?i)nvidia|amd|geforce|instinct", "", gpu.name).strip().lower(): gpu.name
+        for gpu in gpu_models()
+    }
+    close = get_close_matches(name.lower().replace("-", " "), short, n=3, cutoff=0.3) or list(short)[:3]
+    return "nearest: " + ", ".join(short[one] for one in close)
 
 
 def _has(gpu: GpuModel, part: str) -> bool:

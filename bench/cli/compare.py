@@ -6,13 +6,13 @@ A bundle that fails verification is reported and left out of the comparison.
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from bench.base.errors import BadInput, BenchError, printable
-from bench.base.gpu_catalogue import GpuModel, find_gpu_model, gpu_models
+from bench.base.gpu_catalogue import GpuModel, find_gpu_model, near_gpus
 from bench.base.strict_json import pretty_json, to_json
 from bench.bundle.verdict import RunContents, Verdict
 from bench.node_check.check_results import CheckContents
@@ -23,7 +23,7 @@ from bench.report.compare.comparison import Comparison, Refused, compare_rows
 from bench.report.compare.decision import Wish
 from bench.report.compare.offers import Terms
 from bench.report.compare.price_file import load_prices
-from bench.report.compare.prices import PriceBook
+from bench.report.compare.prices import PriceBook, RentKind
 from bench.report.read_bundles import Lists, look_at_all
 
 
@@ -33,6 +33,7 @@ class CompareArguments:
     trust: Path | None = None
     revoked: Path | None = None
     prices: Path | None = None
+    rent: RentKind = "on-demand"
     budget: float | None = None  # US dollars
     deadline_days: float | None = None
     runs: int = 1
@@ -174,7 +175,8 @@ def _terms(request: CompareArguments) -> Terms:
         raise BadInput(
             "--settings with CSV, which has one row per machine", advice="--json has every setting"
         )
-    book = load_prices(request.prices)
+    every = load_prices(request.prices)
+    book = replace(every, rents=tuple(rent for rent in every.rents if rent.kind == request.rent))
     wish = Wish(_budget(request.budget, book), request.deadline_days, request.runs)
     machines = tuple(map(_machine, request.estimate))
     own_prices = request.prices is not None
@@ -198,8 +200,7 @@ def _machine(text: str) -> tuple[GpuModel, int]:
         count, name = "1", text
     gpu = find_gpu_model(name)
     if gpu is None or int(count) < 1:
-        names = ", ".join(known.name for known in gpu_models())
-        raise BadInput(f"--estimate {text}: no such machine", advice=f"for example 8xh100; known: {names}")
+        raise BadInput(f"--estimate {text}: no such machine", advice=f"for example 8xh100; {near_gpus(name)}")
     return gpu, int(count)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from tabulate import tabulate
 
 from bench.base.errors import BadInput
-from bench.base.gpu_catalogue import find_gpu_model, gpu_models
+from bench.base.gpu_catalogue import find_gpu_model, near_gpus
 from bench.base.strict_json import pretty_json, to_json
 from bench.cli.model_list import print_models
 from bench.planning.manifest import load_manifest
@@ -57,9 +57,11 @@ def _target(gpus: int | None, gpu: str | None) -> Target:
     if gpu is not None:
         model = find_gpu_model(gpu)
         if model is None:
-            names = ", ".join(known.name for known in gpu_models())
-            advice = f"known: {names}; for any other, run bench plan on a machine that has it"
+            advice = f"{near_gpus(gpu)}; for any other, run bench plan on a machine that has it"
             raise BadInput(f"--gpu {gpu}: unknown GPU", advice=advice)
+        if not model.runs_bench:
+            advice = f"bench compare --estimate 8x{gpu} extrapolates from other machines"
+            raise BadInput(f"--gpu {gpu}: bench does not run on {model.name}", advice=advice)
         memory = int(model.memory_gib * 2**30)
         return Target("cuda", gpus or 1, memory, model.name, model.compute_capability, elsewhere=True)
     from bench.runner.machine.probe import probe

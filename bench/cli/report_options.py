@@ -9,12 +9,15 @@ from bench.cli import arguments
 from bench.cli.arguments import DEVICE, DIR, FILE, FLAG, REPEATABLE, Commands, add_command, add_json
 from bench.cli.measure_options import add_engine
 
+RENT_KINDS = ("on-demand", "spot", "reserved")
+
 
 def add_reports(commands: Commands) -> None:
     _add_verify(commands)
     _add_compare(commands)
     _add_export(commands)
     _add_reproduce(commands)
+    _add_prices(commands)
     _add_paper(commands)
 
 
@@ -32,7 +35,9 @@ def _add_compare(commands: Commands) -> None:
     add = compare.add_argument
     add("bundles", type=Path, metavar="BUNDLE", nargs="+", help="files, folders, patterns")
     _add_lists(compare)
-    add("--prices", **FILE, help="your quotes, which take precedence over the shipped prices of 2024-09")
+    add("--prices", **FILE, help="your quotes, which take precedence over the shipped ones (bench prices)")
+    rent = "the kind of rent that counts (default: on-demand)"
+    add("--rent", choices=RENT_KINDS, default="on-demand", help=rent)
     dollars = "your budget in US dollars"
     add("--budget-usd", dest="budget", type=arguments.positive, metavar="N", help=dollars)
     deadline = "the longest time that a run may take: 14, 14d, 36h"
@@ -80,6 +85,21 @@ def _add_reproduce(commands: Commands) -> None:
     differ = "how much two runs of one machine may differ (default: 2)"
     add("--tolerance", type=arguments.percent, default=0.02, metavar="PERCENT", help=differ)
     add_json(reproduce, "the verdict")
+
+
+def _add_prices(commands: Commands) -> None:
+    summary = "show prices to rent and to buy, and read the price lists of others"
+    prices = add_command(commands, "prices", summary, "prices.prices", mixed=True)
+    add = prices.add_argument
+    add("words", nargs="*", metavar="GPU", help="only these GPUs; or: import FILE, to read a price list")
+    add("--prices", **FILE, help="your quotes, beside the shipped ones")
+    add("--kind", choices=RENT_KINDS, help="only rents of this kind")
+    old = "only quotes that are older, such as 30d; exit code 1 if there are any"
+    add("--stale", dest="stale_days", type=arguments.days, metavar="AGE", help=old)
+    add("--provider", metavar="NAME", help="import: whose prices these are, if the list does not say it")
+    add("--date", metavar="DAY", help="import: the day of the prices, if the list does not say it")
+    add("-o", "--out", **FILE, help="import: the file of prices to write (default: stdout)")
+    add_json(prices, "the quotes")
 
 
 def _add_paper(commands: Commands) -> None:

@@ -340,8 +340,8 @@ def test_an_estimate_uses_the_setting_with_the_fewest_operations() -> None:
 def test_a_measured_machine_that_is_no_evidence_is_not_called_unmeasured(tmp_path: Path) -> None:
     """Such a row is in the table above, for example from a run that ended before it decided a model."""
     partial = bundle(tmp_path / "a.tar", complete=False)
-    b200 = bundle(tmp_path / "b.tar", gpu="NVIDIA B200")
-    for path, why in ((partial, "gpt_neox is complete"), (b200, "NVIDIA B200: no vendor's peak")):
+    v100 = bundle(tmp_path / "b.tar", gpu="Tesla V100-SXM2-32GB")
+    for path, why in ((partial, "gpt_neox is complete"), (v100, "V100-SXM2-32GB: no vendor's peak")):
         (guess,) = only(compared(path, estimate=("8xh100",))).guesses
         assert guess.days is None
         assert why in guess.basis

@@ -337,8 +337,9 @@ def test_a_budget_in_dollars_needs_prices_in_dollars(tmp_path: Path, capsys: Any
     assert code == 0
     found = json.loads(out)
     assert found["wish"]["budget"] == 15_500  # in euros, like its offers
-    (offer,) = found["parts"][0]["entries"][0]["offers"]
-    assert (offer["price"], offer["in_budget"]) == (15_500, True)
+    bought, rented = found["parts"][0]["entries"][0]["offers"]
+    assert (bought["price"], bought["in_budget"]) == (15_500, True)
+    assert rented["price"] == pytest.approx(2.69 / 2)
 
 
 @pytest.mark.parametrize("format", ["table", "csv", "markdown", "json"])

@@ -53,7 +53,8 @@ def test_a_machine_without_a_quote_has_no_price() -> None:
     book = shipped_prices()
     assert book.to_buy("NVIDIA H200", 1) == Gap("no price for NVIDIA H200")
     assert book.to_buy(H100, 16) == Gap("no price for a system that holds 16 GPUs")
-    assert book.to_rent(H100, 8) == Gap(f"no rent for 8x {H100}")
+    assert book.to_rent("NVIDIA L4", 8) == Gap("no rent for 8x NVIDIA L4")
+    assert book.to_rent(H100, 16) == Gap(f"no rent for 16x {H100}")
     assert book.to_feed(100) is None
 
 

@@ -1,7 +1,8 @@
 """Read a file of prices, reporting every mistake at once, and add the shipped quotes.
 
-The shipped quotes (data/prices.json) are the paper's, of September 2024. Quotes in the user's file take
-precedence, and the file may exclude the shipped ones.
+The shipped quotes are the paper's prices to buy, of September 2024 (data/prices.json), and list prices of
+providers (data/rents.json). Quotes in the user's file take precedence, and the file may exclude the shipped
+ones.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ Q = TypeVar("Q", GpuPrice, SystemPrice, MachinePrice, Rent)
 
 @cache
 def shipped_prices() -> PriceBook:
-    return parse_prices(read_data("prices.json"), "data/prices.json")
+    bought = parse_prices(read_data("prices.json"), "data/prices.json")
+    rented = parse_prices(read_data("rents.json"), "data/rents.json")
+    return replace(bought, rents=rented.rents)
 
 
 def load_prices(path: Path | None) -> PriceBook:
@@ -181,13 +184,16 @@ def _with_shipped(book: PriceBook, shipped: PriceBook, where: str) -> PriceBook:
     def in_shipped_currency(quotes: tuple[Q, ...]) -> tuple[Q, ...]:
         return tuple(replace(quote, currency=shipped.currency) for quote in quotes)
 
-    # The user's system for a number of GPUs replaces the shipped one for that number.
+    # The user's system for a number of GPUs replaces the shipped one for that number, and the user's rents of
+    # a GPU replace the shipped ones of that GPU.
     priced = {system.gpus for system in book.systems}
+    rented = {name for rent in book.rents for name in rent.gpu}
+    rents = tuple(rent for rent in in_shipped_currency(shipped.rents) if not rented & {*rent.gpu})
     systems = tuple(system for system in in_shipped_currency(shipped.systems) if system.gpus not in priced)
     return replace(
         book,
         gpus=book.gpus + in_shipped_currency(shipped.gpus),
         systems=book.systems + systems,
         machines=book.machines + in_shipped_currency(shipped.machines),
-        rents=book.rents + in_shipped_currency(shipped.rents),
+        rents=book.rents + rents,
     )

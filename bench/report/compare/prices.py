@@ -11,6 +11,8 @@ from typing import Literal
 
 from bench.records.text import count_text, figures, money_text
 
+RentKind = Literal["on-demand", "spot", "reserved"]
+
 
 @dataclass(frozen=True, slots=True)
 class GpuPrice:
@@ -56,6 +58,8 @@ class Rent:
     source: str
     gpus: int | None = None
     currency: str | None = None
+    provider: str = ""
+    kind: RentKind = "on-demand"
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,13 +159,21 @@ class PriceBook:
         """Put the quote in words, with source and date, and the exchange rate if it needs one."""
         currency = quote.currency or self.currency
         amount = money_text(quote.price, currency)
-        text = f"{_priced_item(quote, gpu, amount)}: {quote.source}, {quote.date}"
+        text = f"{_priced_item(quote, gpu, amount)}: {_origin(quote)}, {quote.date}"
         rates = (rate for rate in self.exchange if rate.currency == currency != self.currency)
         rate_texts = (
             f"{rate.currency} 1 is worth {figures(rate.price, 6)} {self.currency}: {rate.source}, {rate.date}"
             for rate in rates
         )
         return (text, *rate_texts)
+
+
+def _origin(quote: Quote) -> str:
+    """Say where a quote is from; a rent that may end at any time or binds for long is named so."""
+    if not isinstance(quote, Rent):
+        return quote.source
+    kind = "" if quote.kind == "on-demand" else quote.kind
+    return ", ".join(filter(None, (quote.provider, kind, quote.source)))
 
 
 def _words(name: str) -> set[str]:

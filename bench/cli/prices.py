@@ -1,0 +1,174 @@
+"""`bench prices`: show quotes, say which are old, and read the price lists of others."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from pathlib import Path
+from textwrap import fill
+
+from tabulate import tabulate
+
+from bench.base.errors import BadInput
+from bench.base.files import read_bounded, write_whole
+from bench.base.gpu_catalogue import find_gpu_model, gpu_models, near_gpus
+from bench.base.strict_json import pretty_json, to_json
+from bench.records.text import count_text, figures
+from bench.report.compare.price_file import load_prices, parse_prices
+from bench.report.compare.price_lists import rents_in
+from bench.report.compare.prices import GpuPrice, MachinePrice, PriceBook, Rent, RentKind, SystemPrice
+
+IMPORT = "import"  # as the first word: the second is a file
+WIDTH = 79  # columns
+SOURCE_WIDTH = 28
+LARGEST_LIST_BYTES = 64 << 20
+Dated = GpuPrice | SystemPrice | MachinePrice | Rent
+
+
+@dataclass(frozen=True, slots=True)
+class PricesArguments:
+    words: tuple[str, ...]  # GPUs; or "import" and a file
+    prices: Path | None = None
+    kind: RentKind | None = None
+    stale_days: float | None = None
+    provider: str | None = None
+    date: str | None = None
+    out: Path | None = None
+    as_json: bool = False
+
+
+def prices(request: PricesArguments) -> int:
+    if request.words[:1] == (IMPORT,):
+        return _import(request)
+    if request.provider or request.date or request.out:
+        raise BadInput("--provider, --date and --out belong to bench prices import FILE")
+    book = load_prices(request.prices)
+    wanted = _wanted(request.words)
+    old_before = None if request.stale_days is None else _days_ago(request.stale_days)
+    chosen = _chosen(book, wanted, request.kind, old_before)
+    if request.as_json:
+        sys.stdout.write(pretty_json(to_json(chosen)).decode())
+    else:
+        print("\n\n".join(_text(chosen, wanted, old_before)))
+    return int(old_before is not None and bool(_quotes(chosen)))
+
+
+def _wanted(words: Sequence[str]) -> frozenset[str]:
+    """Return the driver's names of the GPUs that these words name."""
+    found = {word: find_gpu_model(word) for word in words}
+    for word, gpu in found.items():
+        if gpu is None:
+            raise BadInput(f"{word}: unknown GPU", advice=near_gpus(word))
+    return frozenset(gpu.name for gpu in found.values() if gpu)
+
+
+def _chosen(
+    book: PriceBook, wanted: frozenset[str], kind: RentKind | None, old_before: str | None
+) -> PriceBook:
+    """Return the quotes of these GPUs and this kind that are older than a day, if one is given."""
+
+    def of(quote: Dated) -> bool:
+        named = not wanted or bool(wanted & {*getattr(quote, "gpu", ())})
+        is_kind = kind is None or (isinstance(quote, Rent) and quote.kind == kind)
+        return named and is_kind and (old_before is None or quote.date < old_before)
+
+    return PriceBook(
+        book.currency,
+        life_years=book.life_years,
+        gpus=tuple(filter(of, book.gpus)),
+        systems=tuple(filter(of, book.systems)),
+        machines=tuple(filter(of, book.machines)),
+        rents=tuple(sorted(filter(of, book.rents), key=_place)),
+        exchange=book.exchange,
+    )
+
+
+def _place(rent: Rent) -> tuple[object, ...]:
+    return rent.gpu, rent.gpus or 0, rent.kind, rent.price
+
+
+def _quotes(book: PriceBook) -> tuple[Dated, ...]:
+    return (*book.rents, *book.gpus, *book.systems, *book.machines)
+
+
+def _text(book: PriceBook, wanted: frozenset[str], old_before: str | None) -> Iterator[str]:
+    if not _quotes(book):
+        yield "no such quotes" if old_before is None else f"no quote is from before {old_before}"
+    if book.rents:
+        yield tabulate(
+            [_rent_row(rent) for rent in book.rents],
+            ("to rent", f"{book.currency}/hour", "a GPU", "provider", "day"),
+            disable_numparse=True,
+            colalign=("left", "right", "right", "left", "left"),
+        )
+    if bought := [*_bought(book)]:
+        yield tabulate(
+            bought,
+            ("to buy", book.currency, "day", "source"),
+            disable_numparse=True,
+            colalign=("left", "right", "left", "left"),
+            maxcolwidths=[None, None, None, SOURCE_WIDTH],
+        )
+    if old_before is None and not wanted:
+        rented = {name for rent in book.rents for name in rent.gpu}
+        without = [_short(gpu.name) for gpu in gpu_models() if gpu.name not in rented]
+        yield fill(f"no rent is known for {', '.join(without)}", WIDTH)
+
+
+def _rent_row(rent: Rent) -> tuple[str, ...]:
+    """Return a rent's machine, its price an hour and for each GPU, who asks it, and its day."""
+    name, each = "/".join(map(_short, rent.gpu)), f"{rent.price / (rent.gpus or 1):,.2f}"
+    if rent.currency:
+        each = f"{each} {rent.currency}"
+    provider = rent.provider or rent.source
+    kind = "" if rent.kind == "on-demand" else f" ({rent.kind})"
+    if rent.gpus is None:
+        return name, "", each, f"{provider}{kind}", rent.date
+    return f"{rent.gpus}x {name}", f"{rent.price:,.2f}", each, f"{provider}{kind}", rent.date
+
+
+def _bought(book: PriceBook) -> Iterator[tuple[str, str, str, str]]:
+    for gpu in book.gpus:
+        yield "/".join(map(_short, gpu.gpu)), figures(gpu.price, 6), gpu.date, gpu.source
+    for system in book.systems:
+        what = f"machine for {count_text(system.gpus, 'GPU')}"
+        yield what, figures(system.price, 6), system.date, system.source
+    for machine in book.machines:
+        what = f"{machine.gpus}x {'/'.join(map(_short, machine.gpu))}"
+        yield what, figures(machine.price, 6), machine.date, machine.source
+
+
+def _short(name: str) -> str:
+    return name.removeprefix("NVIDIA ").removeprefix("GeForce ").removeprefix("AMD ")
+
+
+def _days_ago(count: float) -> str:
+    today = datetime.now(UTC).date().toordinal()
+    return date.fromordinal(max(1, today - int(count))).isoformat()
+
+
+def _import(request: PricesArguments) -> int:
+    if len(request.words) != 2:
+        raise BadInput("bench prices import takes one file")
+    path = Path(request.words[1])
+    too_large = "larger than 64 MiB: not a price list"
+    data = read_bounded(path, LARGEST_LIST_BYTES, what="the price list", too_large=too_large)
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise BadInput("is not a text", where=str(path)) from None
+    imported = rents_in(text, str(path), provider=request.provider, date=request.date)
+    for remark in imported.remarks:
+        print(f"{path}: {remark}", file=sys.stderr)
+    if not imported.rents:
+        raise BadInput("has no rent of a GPU that bench knows", where=str(path))
+    document = to_json(PriceBook("USD", rents=imported.rents))
+    parse_prices(document, str(path))  # dates and amounts
+    if request.out is None:
+        sys.stdout.write(pretty_json(document).decode())
+        return 0
+    write_whole(request.out, pretty_json(document))
+    print(f"{request.out}: {count_text(len(imported.rents), 'rent')}", file=sys.stderr)
+    return 0
