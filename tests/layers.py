@@ -33,7 +33,7 @@ INNER_FLOORS = {
         ("models",),
         ("methods",),
     ),
-    "planning": (("*",), ("search",)),
+    "planning": (("*",), ("search", "prediction")),
     "node_check": (("judging",), ("checks",), ("*",), ("recompute_any",)),
     "images": (("*",), ("engines",)),
     "runner": (("machine",), ("trial",), ("processes",), ("run",), ("check",)),

@@ -17,6 +17,7 @@ def add_reports(commands: Commands) -> None:
     _add_compare(commands)
     _add_export(commands)
     _add_reproduce(commands)
+    _add_predict(commands)
     _add_prices(commands)
     _add_paper(commands)
 
@@ -85,6 +86,23 @@ def _add_reproduce(commands: Commands) -> None:
     differ = "how much two runs of one machine may differ (default: 2)"
     add("--tolerance", type=arguments.percent, default=0.02, metavar="PERCENT", help=differ)
     add_json(reproduce, "the verdict")
+
+
+def _add_predict(commands: Commands) -> None:
+    summary = "predict days and cost on machines that are not here, without a GPU"
+    predict = add_command(commands, "predict", summary, "predict.predict")
+    add = predict.add_argument
+    add("manifest", type=Path, metavar="MANIFEST")
+    machines = "machines, separated by commas: h200,8xh100,64xb200; all: every known card, 1 and 8 of it"
+    add("--gpu", dest="gpus", default="all", metavar="NxGPU,...", help=f"{machines} (default: all)")
+    add("--prices", **FILE, help="your quotes, which take precedence over the shipped ones (bench prices)")
+    rent = "the kind of rent that counts (default: on-demand)"
+    add("--rent", choices=RENT_KINDS, default="on-demand", help=rent)
+    dollars = "only machines on which a rented run costs at most this"
+    add("--budget-usd", dest="budget", type=arguments.positive, metavar="N", help=dollars)
+    deadline = "only machines that are predicted to end before it: 14, 14d, 36h"
+    add("--deadline", dest="deadline_days", type=arguments.days, metavar="DAYS", help=deadline)
+    add_json(predict, "the predictions")
 
 
 def _add_prices(commands: Commands) -> None:

@@ -1,0 +1,60 @@
+"""The rates of a card that a prediction divides by: products of matrices, memory, exchange between GPUs.
+
+A card whose products were measured somewhere has that rate; of another one, the vendor's peak times the share
+that cards of the catalogue reach at the median. Pure.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from functools import cache
+
+from bench.base.gpu_catalogue import GpuModel, gpu_models
+from bench.training.models import Precision
+
+PCIE_GB_PER_SECOND = 64.0  # both directions of 16 lanes of the fourth generation
+LINK_SHARE = 0.7  # of a link's rate in one direction, that exchanges of large messages reach
+GPUS_A_NODE = 8
+NODE_LINK_GB_PER_SECOND = 100.0  # both directions of a GPU's share of the network: 400 Gb/s each way
+
+
+@dataclass(frozen=True, slots=True)
+class CardRates:
+    """What a card computes and moves in a second."""
+
+    gpu: GpuModel
+    product_share: float  # of the vendor's peak
+    product_source: str
+
+    def products(self, precision: Precision) -> float:
+        """Return operations a second of large products; those of fp32 recipes multiply in TF32."""
+        peak = self.gpu.tf32_tflops if precision == "fp32" else self.gpu.bf16_tflops
+        return peak * 1e12 * self.product_share
+
+    @property
+    def memory(self) -> float:
+        """Bytes a second of the card's own memory."""
+        return self.gpu.memory_gb_per_second * 1e9
+
+    def exchange(self, gpus: int) -> float:
+        """Return bytes a second that each of so many GPUs sends to the others, at the slowest link."""
+        link = self.gpu.link_gb_per_second or PCIE_GB_PER_SECOND
+        if gpus > GPUS_A_NODE:
+            link = min(link, NODE_LINK_GB_PER_SECOND)
+        return link / 2 * 1e9 * LINK_SHARE
+
+
+def rates_of(gpu: GpuModel) -> CardRates:
+    if gpu.measured_bf16_tflops:
+        share = gpu.measured_bf16_tflops / gpu.bf16_tflops
+        return CardRates(gpu, share, "measured products of matrices")
+    share = usual_share()
+    return CardRates(gpu, share, f"{share:.0%} of the vendor's peak, the median of measured cards")
+
+
+@cache
+def usual_share() -> float:
+    return statistics.median(
+        gpu.measured_bf16_tflops / gpu.bf16_tflops for gpu in gpu_models() if gpu.measured_bf16_tflops
+    )

@@ -1,0 +1,118 @@
+"""The setting that a machine would train a model with, and how long that would take. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from bench.base.gpu_catalogue import GpuModel
+from bench.planning.manifest import Manifest
+from bench.planning.plan import SettingPlan, make_plan
+from bench.planning.prediction.card_rates import GPUS_A_NODE, rates_of
+from bench.planning.prediction.step_time import (
+    Fit,
+    StepTime,
+    group_of,
+    step_time,
+    why_unpredicted,
+    work_of,
+)
+from bench.records.trial import Trial
+from bench.training.methods import Target
+from bench.training.models import Counted, Model, counts_by_formula
+
+SECONDS_A_DAY = 86_400
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """The fastest setting of a model on a machine that is not here."""
+
+    model: str
+    gpu: str
+    gpus: int
+    label: str
+    micro_batch: int
+    accumulation: int
+    step_seconds: float
+    days: float
+    least_days: float  # nine of ten predictions are between these two
+    most_days: float
+    memory_bytes: int | None
+    limit: str  # what takes most of the time
+    kwh: float | None  # at the power limit of the GPUs
+    source: str  # of the rate of products
+
+
+@dataclass(frozen=True, slots=True)
+class Unpredicted:
+    model: str
+    gpu: str
+    gpus: int
+    reason: str
+
+
+def predict_machine(
+    manifest: Manifest, gpu: GpuModel, gpus: int, counted: Mapping[str, Counted], fit: Fit
+) -> list[Predicted | Unpredicted]:
+    """Predict every model of a manifest on so many GPUs of a kind."""
+    nodes = max(1, gpus // GPUS_A_NODE)
+    memory = int(gpu.memory_gib * 2**30)
+    capability = gpu.compute_capability
+    target = Target("cuda", gpus, memory, gpu.name, capability, nodes=nodes, elsewhere=True)
+    plan = make_plan(manifest, target, counted)
+    found: list[Predicted | Unpredicted] = []
+    for model in manifest.models:
+        counts = counted.get(model.name) or counts_by_formula(model)
+        cells = [cell for cell in plan.cells if cell.model.name == model.name]
+        found.append(_predict(model, cells, counts, gpu, gpus, fit))
+    return found
+
+
+def _predict(
+    model: Model, cells: list[SettingPlan], counts: Counted | None, gpu: GpuModel, gpus: int, fit: Fit
+) -> Predicted | Unpredicted:
+    if counts is None:
+        return Unpredicted(
+            model.name, gpu.name, gpus, "its operations are counted with torch and transformers"
+        )
+    if not cells:
+        return Unpredicted(model.name, gpu.name, gpus, "no setting fits into its memory")
+    reasons, times = [], []
+    for cell in cells:
+        if reason := why_unpredicted(model, cell.setting):
+            reasons.append(reason)
+            continue
+        for trial in cell.trials:
+            if cell.needs[trial.micro_batch] is not None and (time := _time(trial, counts, gpu, fit)):
+                times.append((time, cell, trial))
+    if not times:
+        reason = next(iter(reasons), "the memory that its blocks read and write is not counted")
+        return Unpredicted(model.name, gpu.name, gpus, reason)
+    time, cell, trial = min(times, key=lambda each: each[0].seconds)
+    days = time.seconds * model.recipe.steps / SECONDS_A_DAY
+    error = fit.error(group_of(model, counts), gpu.name, gpus)
+    return Predicted(
+        model=model.name,
+        gpu=gpu.name,
+        gpus=gpus,
+        label=cell.label,
+        micro_batch=trial.micro_batch,
+        accumulation=trial.accumulation,
+        step_seconds=time.seconds,
+        days=days,
+        least_days=days / (1 + error),
+        most_days=days * (1 + error),
+        memory_bytes=cell.needs[trial.micro_batch],
+        limit=time.limit,
+        kwh=gpu.watts * gpus * days * 24 / 1000 if gpu.watts else None,
+        source=rates_of(gpu).product_source,
+    )
+
+
+def _time(trial: Trial, counts: Counted, gpu: GpuModel, fit: Fit) -> StepTime | None:
+    work = work_of(trial.model, trial.setting, trial.micro_batch, trial.gpus, counts)
+    if work is None:
+        return None
+    rates = rates_of(gpu)
+    return step_time(work, trial.accumulation, trial.gpus, rates, trial.model, fit.multipliers)

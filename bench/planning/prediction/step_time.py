@@ -1,0 +1,210 @@
+"""The time of a step, from counted operations and bytes, a card's rates and fitted multipliers. Pure."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+from bench.base.shipped_data import read_data
+from bench.base.strict_json import from_json
+from bench.planning.memory_prediction import predict_bytes
+from bench.planning.prediction.card_rates import CardRates
+from bench.training.methods import arithmetic
+from bench.training.models import Counted, Model
+from bench.training.setting import Setting, halves_weights, in_group
+
+BACKWARD = 2  # products of a backward pass, in those of a forward pass
+BACKWARD_ATTENTION = 2.5  # fused attention computes the scores again
+FP32, HALF = 4, 2
+# Memory traffic for each parameter. A pass adds a gradient to its sum, and under autocast casts a weight; an
+# update of Adam reads weight, gradient and both moments, writes all but the gradient, and clears that.
+PASS_BYTES, PASS_BYTES_HALVED, UPDATE_BYTES = 18, 12, 36
+
+Group = Literal["dense", "other"]
+
+
+@dataclass(frozen=True, slots=True)
+class Multipliers:
+    """Shares of the rate of large products, and memory traffic; fitted by benchmarks/prediction.py."""
+
+    products: float
+    attention: float  # in half precision
+    attention_in_fp32: float
+    convolutions: float
+    scans: float
+    traffic: float  # bytes that a pass reads and writes, for each byte that it keeps for its backward pass
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Multipliers, and within which error nine of ten predictions are of what was left out of the fit.
+
+    0.1 is 10%.
+    """
+
+    multipliers: Multipliers
+    errors: dict[Group, float]  # of models that were left out
+    card_error: float  # of cards that were left out
+    gpus_error: float  # of 64 to 512 GPUs, from fits of fewer
+    cards: tuple[str, ...]  # that the multipliers were measured on
+    most_gpus: int  # that they were measured on
+    source: str
+
+    def error(self, group: Group, card: str, gpus: int) -> float:
+        """Return the error of a prediction: the largest of those that apply."""
+        found = [self.errors[group]]
+        if card not in self.cards:
+            found.append(self.card_error)
+        if gpus > self.most_gpus:
+            found.append(self.gpus_error)
+        return max(found)
+
+
+@cache
+def shipped_fit() -> Fit:
+    return from_json(Fit, read_data("prediction.json"))
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one pass of a micro-batch computes and moves on one GPU, and what an update moves."""
+
+    products: float  # operations, forward and backward
+    attention: float
+    convolutions: float
+    scans: float
+    kept_bytes: float  # by all samples, for the backward pass
+    weight_bytes: float  # memory traffic of weights and gradients in a pass
+    exchanged_each_pass: float  # bytes
+    exchanged_each_step: float
+    updated: float  # parameters that one GPU updates
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """The seconds of a step of so many passes, by what they are spent on."""
+
+    passes: int
+    products: float  # in one pass
+    attention: float
+    convolutions: float
+    scans: float
+    memory: float
+    exchange: float  # of a pass, as far as computing does not hide it
+    update: float
+
+    @property
+    def pass_seconds(self) -> float:
+        computing = self.products + self.attention + self.convolutions + self.scans + self.memory
+        return computing + self.exchange
+
+    @property
+    def seconds(self) -> float:
+        return self.passes * self.pass_seconds + self.update
+
+    @property
+    def limit(self) -> str:
+        """What takes most of the time."""
+        parts = {
+            "products": self.products,
+            "attention": self.attention,
+            "convolutions": self.convolutions,
+            "scans": self.scans,
+            "memory": self.memory,
+            "exchange": self.exchange,
+        }
+        return max(parts, key=lambda name: parts[name])
+
+
+def group_of(model: Model, counts: Counted) -> Group:
+    """Say which models err alike: dense transformers, or those with convolutions, scans or experts."""
+    flops = counts.flops
+    mixed = flops.scan or flops.convolution > flops.matmul / 50
+    experts = any("expert" in field for field in model.architecture)
+    return "other" if mixed or experts else "dense"
+
+
+def why_unpredicted(model: Model, setting: Setting) -> str | None:
+    """Return why the time of a setting is not predicted; None if it is."""
+    recipe = model.recipe
+    if "offload" in setting:
+        return "offloading is not predicted: it depends on the host"
+    if in_group(setting, "compilation") is None:
+        return "uncompiled code is not predicted"
+    if recipe.precision == "fp8":
+        return "fp8 is not predicted yet"
+    if recipe.aim.compares_samples:
+        return "contrastive steps of two phases are not predicted yet"
+    return None
+
+
+def work_of(model: Model, setting: Setting, micro_batch: int, gpus: int, counts: Counted) -> Work | None:
+    """Return the work of a setting; None if its memory traffic is not counted."""
+    kept = _kept_bytes(model, setting, counts)
+    if kept is None:
+        return None
+    flops = arithmetic(setting, model, counts)
+    again = 1 if "checkpointing" in setting else 0  # forward passes that are computed twice
+    times = 1 + BACKWARD + again
+    products = times * flops.matmul
+    if flops.backward is not None:  # most weights are frozen
+        products = (1 + again) * flops.matmul + max(0, flops.backward - BACKWARD * flops.attention)
+    parameters = counts.parts.total
+    each_pass, each_step = _exchanged(setting, parameters, gpus, half=model.recipe.precision != "fp32")
+    sharded = in_group(setting, "sharding") is not None
+    return Work(
+        products=micro_batch * products,
+        attention=micro_batch * (1 + BACKWARD_ATTENTION + again) * flops.attention,
+        convolutions=micro_batch * times * flops.convolution,
+        scans=micro_batch * times * flops.scan,
+        kept_bytes=micro_batch * kept * times / (1 + BACKWARD),
+        weight_bytes=parameters * (PASS_BYTES_HALVED if halves_weights(setting) else PASS_BYTES),
+        exchanged_each_pass=each_pass,
+        exchanged_each_step=each_step,
+        updated=parameters / gpus if sharded else parameters,
+    )
+
+
+def _kept_bytes(model: Model, setting: Setting, counts: Counted) -> float | None:
+    """Return the bytes that a sample's activations take where blocks are neither sharded nor checkpointed."""
+    left_out = {in_group(setting, "sharding"), "offload", "checkpointing"}
+    plain = tuple(name for name in setting if name not in left_out)
+    one, two = (predict_bytes(model, plain, samples, 1, counts) for samples in (64, 128))
+    return None if one is None or two is None else (two - one) / 64
+
+
+def _exchanged(setting: Setting, parameters: int, gpus: int, *, half: bool) -> tuple[float, float]:
+    """Return the bytes that each GPU sends in a pass and in a step."""
+    if gpus == 1:
+        return 0.0, 0.0
+    share, size = (gpus - 1) / gpus, HALF if half else FP32
+    match in_group(setting, "sharding"):
+        case None:
+            return 0.0, 2 * share * parameters * FP32
+        case "fsdp-2" | "zero-2":  # weights are whole: gathered once a step
+            return share * parameters * FP32, share * parameters * size
+        case "zero-1":
+            return 0.0, 2 * share * parameters * FP32
+        case _:  # weights are gathered for the forward and the backward pass
+            return share * parameters * (2 * size + FP32), 0.0
+
+
+def step_time(work: Work, passes: int, gpus: int, rates: CardRates, model: Model, m: Multipliers) -> StepTime:
+    """Divide the work of a step by the rates of a card."""
+    products = rates.products(model.recipe.precision)
+    attention = m.attention_in_fp32 if model.recipe.precision == "fp32" else m.attention
+    times = {
+        "products": work.products / (products * m.products),
+        "attention": work.attention / (products * attention),
+        "convolutions": work.convolutions / (products * m.convolutions),
+        "scans": work.scans / (products * m.scans),
+        "memory": (work.kept_bytes * m.traffic + work.weight_bytes) / rates.memory,
+    }
+    computing = math.fsum(times.values())
+    sent = work.exchanged_each_pass / rates.exchange(gpus)
+    # Exchange runs beside computing; the longer of the two counts, and near their meeting a little of both.
+    exchange = (computing**4 + sent**4) ** 0.25 - computing
+    update = work.updated * UPDATE_BYTES / rates.memory + work.exchanged_each_step / rates.exchange(gpus)
+    return StepTime(passes, **times, exchange=exchange, update=update)

@@ -1,0 +1,242 @@
+"""Hold predicted times against measured ones, and fit the multipliers that predictions use.
+
+    PYTHONPATH=. python benchmarks/prediction.py [--rows] [--write]
+
+Every compiled setting in results/ is predicted from a fit without its model, and the trials of one card from
+a fit without that card. The public rows of benchmarks/data/mpt.csv, of other software, are predicted with
+multipliers of their own, from fits without their card, and without their large machines. With --write, the
+fit of all bundles and its errors become bench/data/prediction.json. Takes some minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import math
+import random
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+
+from tabulate import tabulate
+
+from bench.base.gpu_catalogue import gpu_named
+from bench.base.strict_json import to_json
+from bench.bundle.verdict import RunContents
+from bench.bundle.verify import Verdict
+from bench.planning.prediction.card_rates import CardRates, rates_of
+from bench.planning.prediction.step_time import (
+    PASS_BYTES,
+    Fit,
+    Multipliers,
+    Work,
+    group_of,
+    step_time,
+    why_unpredicted,
+    work_of,
+)
+from bench.report.read_bundles import check_all
+from bench.training.methods import known_methods
+from bench.training.models import Model, counts_by_formula, known_models
+from tests.planning.test_memory import counts_of_brought, named
+
+ROOT = Path(__file__).parents[1]
+RESULTS, PUBLIC = ROOT / "results", ROOT / "benchmarks/data/mpt.csv"
+TARGET = ROOT / "bench/data/prediction.json"
+SLOWED = "slowed-h100"  # a card that could not cool itself
+START = Multipliers(
+    products=0.9, attention=0.5, attention_in_fp32=0.2, convolutions=0.1, scans=0.003, traffic=8.0
+)
+ROUNDS = 2500
+FARTHEST = 0.6  # a larger error, as a logarithm, counts as this one: a few odd rows decide nothing
+# Public cards, and shapes of the public models: width and layers.
+CARDS = {
+    "a100_40gb": "NVIDIA A100-SXM4-40GB",
+    "a100_80gb": "NVIDIA A100-SXM4-80GB",
+    "h100_80gb": "NVIDIA H100 80GB HBM3",
+}
+SHAPES = {
+    "125m": (768, 12), "350m": (1024, 24), "760m": (1536, 24), "1b": (2048, 24), "3b": (2560, 32),
+    "7b": (4096, 32), "13b": (5120, 40), "30b": (7168, 48), "70b": (8192, 80),
+}  # fmt: skip
+WORDS, KEPT = 50_368, 34  # bytes that a layer keeps for each token and feature, with fused attention
+# FlashAttention 2 of that time on Hopper, against its share of the products' rate on Ampere: 335 of 794.5
+# against 225 of 271.2 TFLOP/s (Dao, FlashAttention-2, figures 4 and 6).
+OLD_ATTENTION = {"h100_80gb": (335 / 794.5) / (225 / 271.2)}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A measured step, and what it computed."""
+
+    place: str
+    model: str
+    group: str
+    card: str
+    gpus: int
+    work: Work
+    passes: int
+    rates: CardRates
+    seconds: float
+    recipe: Model  # for its precision
+
+    def error(self, m: Multipliers) -> float:
+        """Return the logarithm of the predicted over the measured time."""
+        found = step_time(self.work, self.passes, self.gpus, self.rates, self.recipe, m)
+        return math.log(found.seconds / self.seconds)
+
+
+def own_rows() -> Iterator[Row]:
+    for path in sorted(RESULTS.rglob("*.tar")):
+        if SLOWED in str(path):
+            continue
+        ((_, verdict),) = check_all([path], None)
+        if not isinstance(verdict, Verdict) or not isinstance(verdict.contents, RunContents):
+            continue
+        results = verdict.contents.results
+        gpu = gpu_named(results.node.gpus[0].name) if results.node.gpus else None
+        for trial in results.trials:
+            if gpu is None or trial.estimate is None or not known_methods().keys() >= {*trial.setting}:
+                continue
+            model = next(one for one in results.models if one.name == trial.model)
+            counts = counts_by_formula(model) or counts_of_brought(model)
+            if counts is None or why_unpredicted(model, trial.setting):
+                continue
+            work = work_of(model, trial.setting, trial.micro_batch, trial.gpus, counts)
+            if work:
+                place = f"{named(path)} {trial.label} {trial.micro_batch}"
+                seconds = trial.estimate.step_seconds.value
+                group = group_of(model, counts)
+                yield Row(place, model.name, group, gpu.name, trial.gpus, work, trial.accumulation,
+                          rates_of(gpu), seconds, model)  # fmt: skip
+
+
+def public_rows() -> Iterator[Row]:
+    recipe = known_models()["pythia-1b"]
+    recipe = replace(recipe, recipe=replace(recipe.recipe, precision="bf16"))
+    for row in csv.DictReader(PUBLIC.open()):
+        if row["precision"] == "amp_fp8":
+            continue
+        (width, layers), length = SHAPES[row["model"]], int(row["sequence_length"])
+        tokens, gpus = int(row["micro_batch"]) * length, int(row["gpus"])
+        again = row["activation_checkpointing"] == "True"
+        body, head = 24 * layers * width * width * tokens, 2 * WORDS * width * tokens
+        share, parameters = (gpus - 1) / gpus, int(row["parameters"])
+        whole = row["sharding"] == "SHARD_GRAD_OP"
+        work = Work(
+            products=(4 if again else 3) * body + 3 * head,
+            attention=(4.5 if again else 3.5) * 2 * length * width * layers * tokens / old(row["gpu"]),
+            convolutions=0,
+            scans=0,
+            kept_bytes=(4 / 3 if again else 1) * KEPT * layers * width * tokens + 6 * WORDS * tokens,
+            weight_bytes=PASS_BYTES * parameters,
+            exchanged_each_pass=share * parameters * (4 if whole else 6),
+            exchanged_each_step=0,
+            updated=parameters / gpus,
+        )
+        gpu = gpu_named(CARDS[row["gpu"]])
+        assert gpu is not None
+        yield Row(f"{row['model']} {length} {gpus}x {row['gpu']}", row["model"], "dense", row["gpu"], gpus,
+                  work, int(row["accumulation"]), rates_of(gpu),
+                  int(row["global_batch_tokens"]) / float(row["tokens_per_s"]), recipe)  # fmt: skip
+
+
+def old(gpu: str) -> float:
+    return OLD_ATTENTION.get(gpu, 1.0)
+
+
+def fitted(rows: Sequence[Row], start: Multipliers = START) -> Multipliers:
+    """Search for the multipliers with the smallest errors, each kind of model counting as much as another."""
+    chance, step, best = random.Random(0), 0.5, start
+    share = {model: 1 / sum(row.model == model for row in rows) for model in {row.model for row in rows}}
+
+    def loss(m: Multipliers) -> float:
+        return math.fsum(share[row.model] * min(abs(row.error(m)), FARTHEST) ** 1.5 for row in rows)
+
+    least, names = loss(best), [field.name for field in fields(Multipliers)]
+    for _ in range(ROUNDS):
+        changed = {n: getattr(best, n) * math.exp(chance.gauss(0, step)) for n in chance.sample(names, 2)}
+        tried = replace(best, **{n: min(v, 1.0) if n == "products" else v for n, v in changed.items()})
+        if (found := loss(tried)) < least:
+            least, best = found, tried
+        step = max(0.02, step * 0.998)
+    return best
+
+
+def left_out(rows: Sequence[Row], kind: Callable[[Row], str]) -> list[tuple[Row, float]]:
+    """Return each row's error by a fit of the rows of other kinds."""
+    found = []
+    whole = fitted(rows)
+    for one in sorted({kind(row) for row in rows}):
+        m = fitted([row for row in rows if kind(row) != one], whole)
+        found += [(row, row.error(m)) for row in rows if kind(row) == one]
+    return found
+
+
+def summary(name: str, errors: Sequence[float]) -> tuple[str, ...]:
+    sizes = [math.expm1(abs(error)) for error in errors]
+    rms = math.sqrt(statistics.fmean(error * error for error in errors))
+    return (name, str(len(errors)), f"{math.exp(statistics.median(errors)):.3f}",
+            f"{statistics.median(sizes):.1%}", f"{ninth_of_ten(errors):.1%}", f"{rms:.1%}")  # fmt: skip
+
+
+def ninth_of_ten(errors: Sequence[float]) -> float:
+    """Return the error within which nine of ten predictions are, as if there was one prediction more."""
+    sizes = sorted(math.expm1(abs(error)) for error in errors)
+    return sizes[min(len(sizes), math.ceil(0.9 * (len(sizes) + 1))) - 1]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--rows", action="store_true", help="print each row of the bundles with its error")
+    asked = parser.parse_args()
+    own, public = list(own_rows()), list(public_rows())
+    by_model = left_out(own, lambda row: row.model)
+    dense, other = ([error for row, error in by_model if row.group == one] for one in ("dense", "other"))
+    lines = [
+        summary("bundles, model left out: dense", dense),
+        summary("bundles, model left out: other", other),
+    ]
+    by_card = left_out(own, lambda row: row.card)
+    for card in sorted({row.card for row in own}):
+        of_card = [error for row, error in by_card if row.card == card and row.group == "dense"]
+        lines.append(summary(f"bundles, card left out: {card}, dense", of_card))
+    hopper, ampere = ([row for row in public if row.card.startswith(card)] for card in ("h100", "a100"))
+    small, large = ([row for row in public if (row.gpus >= 64) == big] for big in (False, True))
+    to_ampere, to_hopper, to_large = (
+        [row.error(m) for row in to]
+        for m, to in ((fitted(hopper), ampere), (fitted(ampere), hopper), (fitted(small), large))
+    )
+    lines += [
+        summary("public rows, A100 from H100", to_ampere),
+        summary("public rows, H100 from A100", to_hopper),
+        summary("public rows, 64 to 512 GPUs from fewer", to_large),
+    ]
+    headers = ("predicted", "rows", "median ratio", "median error", "90% within", "rms")
+    print(tabulate(lines, headers, disable_numparse=True))
+    m = fitted(own)
+    print(json.dumps(asdict(m)), file=sys.stderr)
+    if asked.rows:
+        for row, error in sorted(by_model, key=lambda pair: pair[1]):
+            print(
+                f"{math.exp(error):6.3f} {row.group:5} {row.card[7:11]} {row.gpus} {row.model:18} {row.place}"
+            )
+    if asked.write:
+        fit = Fit(
+            m,
+            {"dense": ninth_of_ten(dense), "other": ninth_of_ten(other)},
+            card_error=max(ninth_of_ten(to_ampere), ninth_of_ten(to_hopper)),
+            gpus_error=ninth_of_ten(to_large),
+            cards=tuple(sorted({row.card for row in own})),
+            most_gpus=max(row.gpus for row in own),
+            source="benchmarks/prediction.py, from the bundles in results/ and benchmarks/data/mpt.csv",
+        )
+        TARGET.write_text(json.dumps(to_json(fit), indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,216 @@
+"""Predicted times follow from counted work, a card's rates and fitted multipliers; errors are said."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.base.gpu_catalogue import GpuModel, gpu_models, gpu_named
+from bench.bundle.verdict import RunContents, Verdict
+from bench.cli.main import main
+from bench.planning.manifest import Manifest, parse_manifest
+from bench.planning.prediction.card_rates import rates_of, usual_share
+from bench.planning.prediction.predicted_machines import Predicted, Unpredicted, predict_machine
+from bench.planning.prediction.step_time import (
+    Fit,
+    Multipliers,
+    StepTime,
+    group_of,
+    shipped_fit,
+    step_time,
+    why_unpredicted,
+    work_of,
+)
+from bench.report.read_bundles import check_all
+from bench.training.models import Model, counts_by_formula, known_models
+from bench.training.setting import Setting
+
+RESULTS = Path(__file__).parents[2] / "results"
+LUNCH: Setting = ("tf32", "kernels", "fused-optimizer", "compile-blocks")
+PYTHIA = known_models()["pythia-1b"]
+
+
+def card(name: str) -> GpuModel:
+    found = gpu_named(name)
+    assert found is not None
+    return found
+
+
+H100, H200 = card("NVIDIA H100 80GB HBM3"), card("NVIDIA H200")
+
+
+def time_of(
+    model: Model = PYTHIA,
+    setting: Setting = LUNCH,
+    micro_batch: int = 16,
+    gpus: int = 1,
+    gpu: GpuModel = H200,
+) -> StepTime:
+    counts = counts_by_formula(model)
+    assert counts is not None
+    work = work_of(model, setting, micro_batch, gpus, counts)
+    assert work is not None
+    passes = model.recipe.batch_size // (gpus * micro_batch)
+    return step_time(work, passes, gpus, rates_of(gpu), model, shipped_fit().multipliers)
+
+
+def manifest(*models: Any, **more: Any) -> Manifest:
+    document = {"schema": "bench/manifest/v1", "models": [*models], **more}
+    return parse_manifest(json.dumps(document).encode(), "m.json")
+
+
+# A step
+
+
+def test_a_pass_of_twice_the_samples_takes_almost_twice_as_long() -> None:
+    one, two = (time_of(micro_batch=size).pass_seconds for size in (16, 32))
+    assert 1.9 < two / one < 2.0  # weights and gradients move once a pass
+    assert time_of(micro_batch=16).limit == "products"
+
+
+def test_checkpointing_computes_the_forward_pass_again() -> None:
+    plain, again = time_of(), time_of(setting=(*LUNCH, "checkpointing"))
+    assert again.products == pytest.approx(plain.products * 4 / 3)
+    assert again.seconds > 1.2 * plain.seconds
+
+
+def test_gpus_share_a_step_and_lose_time_to_exchange() -> None:
+    one, eight = time_of(), time_of(gpus=8)
+    assert one.exchange == 0
+    assert 7 < one.seconds / eight.seconds < 8
+    slow = replace(H200, link_gb_per_second=10.0)
+    assert time_of(gpus=8, gpu=slow).seconds > time_of(gpus=8).seconds
+    sharded = (*LUNCH, "fsdp-3")
+    assert time_of(setting=sharded, gpus=8, gpu=slow).exchange > time_of(setting=sharded, gpus=8).exchange
+
+
+def test_a_card_is_as_fast_as_its_products_and_its_memory() -> None:
+    slower = replace(H200, memory_gb_per_second=H200.memory_gb_per_second / 2)
+    half, whole = time_of(gpu=slower), time_of()
+    assert half.memory == pytest.approx(2 * whole.memory)
+    assert half.products == whole.products
+
+
+def test_a_card_whose_products_nobody_measured_reaches_the_usual_share() -> None:
+    without = next(gpu for gpu in gpu_models() if gpu.measured_bf16_tflops is None)
+    assert rates_of(without).products("bf16") == pytest.approx(without.bf16_tflops * 1e12 * usual_share())
+    assert "the median of measured cards" in rates_of(without).product_source
+    assert H100.measured_bf16_tflops
+    assert rates_of(H100).products("bf16") == pytest.approx(H100.measured_bf16_tflops * 1e12)
+
+
+@pytest.mark.parametrize(
+    ("setting", "precision", "said"),
+    [
+        (("kernels",), "bf16", "uncompiled code is not predicted"),
+        ((*LUNCH, "zero-3", "offload"), "bf16", "offloading is not predicted"),
+        (LUNCH, "fp8", "fp8 is not predicted"),
+    ],
+)
+def test_what_is_not_predicted_is_said(setting: Setting, precision: Any, said: str) -> None:
+    model = replace(PYTHIA, recipe=replace(PYTHIA.recipe, precision=precision))
+    assert said in str(why_unpredicted(model, setting))
+    assert why_unpredicted(PYTHIA, LUNCH) is None
+
+
+# Errors
+
+
+def test_the_largest_error_that_applies_counts() -> None:
+    m = Multipliers(0.9, 0.4, 0.1, 0.1, 0.01, 8.0)
+    fit = Fit(m, {"dense": 0.1, "other": 0.5}, 0.2, 0.3, ("NVIDIA H200",), 2, "a test")
+    assert fit.error("dense", "NVIDIA H200", 2) == 0.1
+    assert fit.error("dense", "NVIDIA B200", 1) == 0.2
+    assert fit.error("dense", "NVIDIA B200", 64) == 0.3
+    assert fit.error("other", "NVIDIA B200", 64) == 0.5
+
+
+def test_real_training_is_within_the_error_that_is_said() -> None:
+    """The proofs of results/proof-h200 and zoo-h100, whose models the shipped fit has seen."""
+    found: list[tuple[str, float, float]] = []
+    for path in sorted(RESULTS.glob("proof-h200/*.tar")):
+        ((_, verdict),) = check_all([path], None)
+        assert isinstance(verdict, Verdict) and isinstance(verdict.contents, RunContents)
+        for trial in verdict.contents.results.trials:
+            model = next(one for one in verdict.contents.results.models if one.name == trial.model)
+            counts = counts_by_formula(model)
+            if trial.proof is None or counts is None or why_unpredicted(model, trial.setting):
+                continue
+            predicted = time_of(model, trial.setting, trial.micro_batch).seconds
+            error = shipped_fit().error(group_of(model, counts), "NVIDIA H200", 1)
+            found.append((model.name, predicted / (trial.proof.seconds / trial.proof.steps), 1 + error))
+    assert len(found) >= 6
+    outside = [row for row in found if not 1 / row[2] <= row[1] <= row[2]]
+    assert len(outside) <= len(found) / 5, outside
+
+
+# Machines
+
+
+def test_every_machine_gets_a_setting_that_fits() -> None:
+    for gpu in (H200, card("NVIDIA GeForce RTX 5090"), card("AMD Instinct MI300X OAM")):
+        (found,) = predict_machine(manifest("pythia-1b"), gpu, 1, {}, shipped_fit())
+        assert isinstance(found, Predicted)
+        assert found.memory_bytes is not None and found.memory_bytes < gpu.memory_gib * 2**30
+        assert found.least_days < found.days < found.most_days
+        assert found.days == pytest.approx(found.step_seconds * PYTHIA.recipe.steps / 86_400)
+
+
+def test_a_model_that_does_not_fit_is_not_predicted() -> None:
+    (found,) = predict_machine(manifest("pythia-6.9b"), card("NVIDIA L4"), 1, {}, shipped_fit())
+    assert isinstance(found, Unpredicted)
+    assert "offloading is not predicted" in found.reason
+
+
+def test_a_card_that_nobody_measured_has_the_wider_interval() -> None:
+    def width(name: str) -> float:
+        (found,) = predict_machine(manifest("pythia-1b"), card(name), 1, {}, shipped_fit())
+        assert isinstance(found, Predicted)
+        return found.most_days / found.least_days
+
+    assert width("NVIDIA B200") > width("NVIDIA H200")
+
+
+# The command
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    path = tmp_path / "m.json"
+    path.write_text('{"schema": "bench/manifest/v1", "models": ["pythia-1b", "pythia-6.9b"]}')
+    return str(path)
+
+
+def test_predictions_are_sorted_with_cost_in_80_columns(
+    file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["predict", file, "--gpu", "l4,h200,8xh100,rtx pro 6000"]) == 0
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) < 80
+    assert shown.index("8x H100") < shown.index("1x H200") < shown.index("1x L4")
+    assert "predicted, not measured" in shown and "$" in shown
+    assert "not predicted 1x NVIDIA L4: offloading is not predicted" in " ".join(shown.split())
+
+
+def test_a_budget_and_a_deadline_leave_machines_out(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def machines(*options: str) -> set[tuple[str, int]]:
+        main(["predict", file, "--json", *options])
+        rows = json.loads(capsys.readouterr().out)["predicted"]
+        return {(row["predicted"]["gpu"], row["predicted"]["gpus"]) for row in rows}
+
+    every = machines("--gpu", "all")
+    assert len(every) > 50
+    assert machines("--gpu", "all", "--deadline", "10d") < every
+    assert machines("--gpu", "all", "--budget-usd", "5000") < every
+    assert main(["predict", file, "--gpu", "h200", "--deadline", "1h"]) == 1
+
+
+def test_an_unknown_machine_is_answered_with_the_nearest(
+    file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["predict", file, "--gpu", "8xb400"]) == 2
+    assert "nearest: NVIDIA B200" in capsys.readouterr().err
