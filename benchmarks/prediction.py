@@ -32,6 +32,7 @@ from bench.planning.prediction.step_time import (
     PASS_BYTES,
     Fit,
     Multipliers,
+    StepPart,
     Work,
     group_of,
     step_time,
@@ -40,7 +41,7 @@ from bench.planning.prediction.step_time import (
 )
 from bench.report.read_bundles import check_all
 from bench.training.methods import known_methods
-from bench.training.models import Model, counts_by_formula, known_models
+from bench.training.models import Precision, counts_by_formula
 from tests.planning.test_memory import counts_of_brought, named
 
 ROOT = Path(__file__).parents[1]
@@ -78,14 +79,14 @@ class Row:
     card: str
     gpus: int
     work: Work
-    passes: int
+    batch: StepPart
     rates: CardRates
+    precision: Precision
     seconds: float
-    recipe: Model  # for its precision
 
     def error(self, m: Multipliers) -> float:
         """Return the logarithm of the predicted over the measured time."""
-        found = step_time(self.work, self.passes, self.gpus, self.rates, self.recipe, m)
+        found = step_time(self.work, self.batch, self.gpus, self.rates, self.precision, m)
         return math.log(found.seconds / self.seconds)
 
 
@@ -105,33 +106,32 @@ def own_rows() -> Iterator[Row]:
             counts = counts_by_formula(model) or counts_of_brought(model)
             if counts is None or why_unpredicted(model, trial.setting):
                 continue
-            work = work_of(model, trial.setting, trial.micro_batch, trial.gpus, counts)
+            work = work_of(model, trial.setting, trial.gpus, counts)
             if work:
                 place = f"{named(path)} {trial.label} {trial.micro_batch}"
                 seconds = trial.estimate.step_seconds.value
                 group = group_of(model, counts)
-                yield Row(place, model.name, group, gpu.name, trial.gpus, work, trial.accumulation,
-                          rates_of(gpu), seconds, model)  # fmt: skip
+                part = StepPart(trial.micro_batch, trial.accumulation)
+                yield Row(place, model.name, group, gpu.name, trial.gpus, work, part,
+                          rates_of(gpu), model.recipe.precision, seconds)  # fmt: skip
 
 
 def public_rows() -> Iterator[Row]:
-    recipe = known_models()["pythia-1b"]
-    recipe = replace(recipe, recipe=replace(recipe.recipe, precision="bf16"))
     for row in csv.DictReader(PUBLIC.open()):
         if row["precision"] == "amp_fp8":
             continue
         (width, layers), length = SHAPES[row["model"]], int(row["sequence_length"])
-        tokens, gpus = int(row["micro_batch"]) * length, int(row["gpus"])
+        gpus, part = int(row["gpus"]), StepPart(int(row["micro_batch"]), int(row["accumulation"]))
         again = row["activation_checkpointing"] == "True"
-        body, head = 24 * layers * width * width * tokens, 2 * WORDS * width * tokens
+        body, head = 24 * layers * width * width * length, 2 * WORDS * width * length
         share, parameters = (gpus - 1) / gpus, int(row["parameters"])
         whole = row["sharding"] == "SHARD_GRAD_OP"
         work = Work(
             products=(4 if again else 3) * body + 3 * head,
-            attention=(4.5 if again else 3.5) * 2 * length * width * layers * tokens / old(row["gpu"]),
+            attention=(4.5 if again else 3.5) * 2 * length * width * layers * length / old(row["gpu"]),
             convolutions=0,
             scans=0,
-            kept_bytes=(4 / 3 if again else 1) * KEPT * layers * width * tokens + 6 * WORDS * tokens,
+            kept_bytes=(4 / 3 if again else 1) * KEPT * layers * width * length + 6 * WORDS * length,
             weight_bytes=PASS_BYTES * parameters,
             exchanged_each_pass=share * parameters * (4 if whole else 6),
             exchanged_each_step=0,
@@ -140,8 +140,8 @@ def public_rows() -> Iterator[Row]:
         gpu = gpu_named(CARDS[row["gpu"]])
         assert gpu is not None
         yield Row(f"{row['model']} {length} {gpus}x {row['gpu']}", row["model"], "dense", row["gpu"], gpus,
-                  work, int(row["accumulation"]), rates_of(gpu),
-                  int(row["global_batch_tokens"]) / float(row["tokens_per_s"]), recipe)  # fmt: skip
+                  work, part, rates_of(gpu), "bf16",
+                  int(row["global_batch_tokens"]) / float(row["tokens_per_s"]))  # fmt: skip
 
 
 def old(gpu: str) -> float:

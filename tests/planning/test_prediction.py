@@ -18,6 +18,7 @@ from bench.planning.prediction.predicted_machines import Predicted, Unpredicted,
 from bench.planning.prediction.step_time import (
     Fit,
     Multipliers,
+    StepPart,
     StepTime,
     group_of,
     shipped_fit,
@@ -52,10 +53,10 @@ def time_of(
 ) -> StepTime:
     counts = counts_by_formula(model)
     assert counts is not None
-    work = work_of(model, setting, micro_batch, gpus, counts)
+    work = work_of(model, setting, gpus, counts)
     assert work is not None
-    passes = model.recipe.batch_size // (gpus * micro_batch)
-    return step_time(work, passes, gpus, rates_of(gpu), model, shipped_fit().multipliers)
+    part = StepPart(micro_batch, model.recipe.batch_size // (gpus * micro_batch))
+    return step_time(work, part, gpus, rates_of(gpu), model.recipe.precision, shipped_fit().multipliers)
 
 
 def manifest(*models: Any, **more: Any) -> Manifest:

@@ -11,13 +11,12 @@ from bench.planning.plan import SettingPlan, make_plan
 from bench.planning.prediction.card_rates import GPUS_A_NODE, rates_of
 from bench.planning.prediction.step_time import (
     Fit,
-    StepTime,
+    StepPart,
     group_of,
     step_time,
     why_unpredicted,
     work_of,
 )
-from bench.records.trial import Trial
 from bench.training.methods import Target
 from bench.training.models import Counted, Model, counts_by_formula
 
@@ -78,13 +77,17 @@ def _predict(
         )
     if not cells:
         return Unpredicted(model.name, gpu.name, gpus, "no setting fits into its memory")
-    reasons, times = [], []
+    reasons, times, rates = [], [], rates_of(gpu)
     for cell in cells:
         if reason := why_unpredicted(model, cell.setting):
             reasons.append(reason)
             continue
+        if (work := work_of(model, cell.setting, gpus, counts)) is None:
+            continue
         for trial in cell.trials:
-            if cell.needs[trial.micro_batch] is not None and (time := _time(trial, counts, gpu, fit)):
+            if cell.needs[trial.micro_batch] is not None:
+                batch = StepPart(trial.micro_batch, trial.accumulation)
+                time = step_time(work, batch, gpus, rates, model.recipe.precision, fit.multipliers)
                 times.append((time, cell, trial))
     if not times:
         reason = next(iter(reasons), "the memory that its blocks read and write is not counted")
@@ -106,13 +109,5 @@ def _predict(
         memory_bytes=cell.needs[trial.micro_batch],
         limit=time.limit,
         kwh=gpu.watts * gpus * days * 24 / 1000 if gpu.watts else None,
-        source=rates_of(gpu).product_source,
+        source=rates.product_source,
     )
-
-
-def _time(trial: Trial, counts: Counted, gpu: GpuModel, fit: Fit) -> StepTime | None:
-    work = work_of(trial.model, trial.setting, trial.micro_batch, trial.gpus, counts)
-    if work is None:
-        return None
-    rates = rates_of(gpu)
-    return step_time(work, trial.accumulation, trial.gpus, rates, trial.model, fit.multipliers)

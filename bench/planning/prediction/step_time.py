@@ -12,7 +12,7 @@ from bench.base.strict_json import from_json
 from bench.planning.memory_prediction import predict_bytes
 from bench.planning.prediction.card_rates import CardRates
 from bench.training.methods import arithmetic
-from bench.training.models import Counted, Model
+from bench.training.models import Counted, Model, Precision
 from bench.training.setting import Setting, halves_weights, in_group
 
 BACKWARD = 2  # products of a backward pass, in those of a forward pass
@@ -69,17 +69,25 @@ def shipped_fit() -> Fit:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one pass of a micro-batch computes and moves on one GPU, and what an update moves."""
+    """What a pass computes and moves for one sample, and what passes and updates move once."""
 
     products: float  # operations, forward and backward
     attention: float
     convolutions: float
     scans: float
-    kept_bytes: float  # by all samples, for the backward pass
+    kept_bytes: float  # for the backward pass
     weight_bytes: float  # memory traffic of weights and gradients in a pass
     exchanged_each_pass: float  # bytes
     exchanged_each_step: float
     updated: float  # parameters that one GPU updates
+
+
+@dataclass(frozen=True, slots=True)
+class StepPart:
+    """A GPU's part of a step: passes of so many samples each."""
+
+    samples: int
+    passes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +148,7 @@ def why_unpredicted(model: Model, setting: Setting) -> str | None:
     return None
 
 
-def work_of(model: Model, setting: Setting, micro_batch: int, gpus: int, counts: Counted) -> Work | None:
+def work_of(model: Model, setting: Setting, gpus: int, counts: Counted) -> Work | None:
     """Return the work of a setting; None if its memory traffic is not counted."""
     kept = _kept_bytes(model, setting, counts)
     if kept is None:
@@ -155,11 +163,11 @@ def work_of(model: Model, setting: Setting, micro_batch: int, gpus: int, counts:
     each_pass, each_step = _exchanged(setting, parameters, gpus, half=model.recipe.precision != "fp32")
     sharded = in_group(setting, "sharding") is not None
     return Work(
-        products=micro_batch * products,
-        attention=micro_batch * (1 + BACKWARD_ATTENTION + again) * flops.attention,
-        convolutions=micro_batch * times * flops.convolution,
-        scans=micro_batch * times * flops.scan,
-        kept_bytes=micro_batch * kept * times / (1 + BACKWARD),
+        products=products,
+        attention=(1 + BACKWARD_ATTENTION + again) * flops.attention,
+        convolutions=times * flops.convolution,
+        scans=times * flops.scan,
+        kept_bytes=kept * times / (1 + BACKWARD),
         weight_bytes=parameters * (PASS_BYTES_HALVED if halves_weights(setting) else PASS_BYTES),
         exchanged_each_pass=each_pass,
         exchanged_each_step=each_step,
@@ -191,20 +199,24 @@ def _exchanged(setting: Setting, parameters: int, gpus: int, *, half: bool) -> t
             return share * parameters * (2 * size + FP32), 0.0
 
 
-def step_time(work: Work, passes: int, gpus: int, rates: CardRates, model: Model, m: Multipliers) -> StepTime:
+def step_time(
+    work: Work, batch: StepPart, gpus: int, rates: CardRates, precision: Precision, m: Multipliers
+) -> StepTime:
     """Divide the work of a step by the rates of a card."""
-    products = rates.products(model.recipe.precision)
-    attention = m.attention_in_fp32 if model.recipe.precision == "fp32" else m.attention
+    products = rates.products(precision)
+    attention = m.attention_in_fp32 if precision == "fp32" else m.attention
     times = {
         "products": work.products / (products * m.products),
         "attention": work.attention / (products * attention),
         "convolutions": work.convolutions / (products * m.convolutions),
         "scans": work.scans / (products * m.scans),
-        "memory": (work.kept_bytes * m.traffic + work.weight_bytes) / rates.memory,
+        "memory": work.kept_bytes * m.traffic / rates.memory,
     }
+    times = {name: batch.samples * seconds for name, seconds in times.items()}
+    times["memory"] += work.weight_bytes / rates.memory
     computing = math.fsum(times.values())
     sent = work.exchanged_each_pass / rates.exchange(gpus)
     # Exchange runs beside computing; the longer of the two counts, and near their meeting a little of both.
     exchange = (computing**4 + sent**4) ** 0.25 - computing
     update = work.updated * UPDATE_BYTES / rates.memory + work.exchanged_each_step / rates.exchange(gpus)
-    return StepTime(passes, **times, exchange=exchange, update=update)
+    return StepTime(batch.passes, **times, exchange=exchange, update=update)
