@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Literal
 
 from bench.base.errors import BadInput, BenchError, printable
-from bench.base.gpu_catalogue import GpuModel, find_gpu_model, near_gpus
 from bench.base.strict_json import pretty_json, to_json
 from bench.bundle.verdict import RunContents, Verdict
+from bench.cli.machines import machine_named
 from bench.node_check.check_results import CheckContents
 from bench.node_check.fleet import Fleet, FleetMember, compare_fleet, fleet_member
 from bench.node_check.judging.finding import EXITS
@@ -178,7 +178,7 @@ def _terms(request: CompareArguments) -> Terms:
     every = load_prices(request.prices)
     book = replace(every, rents=tuple(rent for rent in every.rents if rent.kind == request.rent))
     wish = Wish(_budget(request.budget, book), request.deadline_days, request.runs)
-    machines = tuple(map(_machine, request.estimate))
+    machines = tuple(machine_named(text, "--estimate") for text in request.estimate)
     own_prices = request.prices is not None
     return Terms(book, wish, request.utilisation, request.rank_all, machines, own_prices)
 
@@ -191,17 +191,6 @@ def _budget(dollars: float | None, book: PriceBook) -> float | None:
         return dollars * rate
     advice = 'add USD, the value of one dollar, to "exchange" in the price file'
     raise BadInput(f"--budget-usd, but the prices are in {book.currency}", advice=advice)
-
-
-def _machine(text: str) -> tuple[GpuModel, int]:
-    """Parse 8xh100, or h100 for a single GPU, to the kind and number of GPUs."""
-    count, times, name = text.partition("x")
-    if not (times and count.isdecimal()):
-        count, name = "1", text
-    gpu = find_gpu_model(name)
-    if gpu is None or int(count) < 1:
-        raise BadInput(f"--estimate {text}: no such machine", advice=f"for example 8xh100; {near_gpus(name)}")
-    return gpu, int(count)
 
 
 def _print_settings(request: CompareArguments) -> None:

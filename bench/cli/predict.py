@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -11,10 +12,11 @@ from textwrap import fill
 
 from tabulate import tabulate
 
-from bench.base.errors import BadInput
-from bench.base.gpu_catalogue import GpuModel, find_gpu_model, gpu_models, near_gpus
+from bench.base.gpu_catalogue import GpuModel, gpu_models
 from bench.base.strict_json import pretty_json
+from bench.cli.machines import machine_named
 from bench.planning.manifest import load_manifest
+from bench.planning.prediction.card_rates import GPUS_A_NODE
 from bench.planning.prediction.predicted_machines import Predicted, Unpredicted, predict_machine
 from bench.planning.prediction.step_time import shipped_fit
 from bench.records.text import figures, money_text
@@ -25,7 +27,6 @@ from bench.training.models.dry_build import rehearse
 WIDTH = 79  # columns
 ALL = "all"
 ALL_COUNTS = (1, 8)  # GPUs of each kind that "all" stands for
-Machine = tuple[GpuModel, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class PricedPrediction:
 
     predicted: Predicted
     run_cost: float | None
-    provider: str | None
+    quote: str | None  # with provider, source and date
 
 
 def predict(request: PredictArguments) -> int:
@@ -74,25 +75,19 @@ def predict(request: PredictArguments) -> int:
     return 0 if kept else 1
 
 
-def _machines(text: str) -> Iterator[Machine]:
+def _machines(text: str) -> Iterator[tuple[GpuModel, int]]:
     for word in text.split(","):
         if word == ALL:
             yield from ((gpu, count) for gpu in gpu_models() for count in ALL_COUNTS)
-            continue
-        count, times, name = word.partition("x")
-        if not (times and count.isdecimal()):
-            count, name = "1", word
-        gpu = find_gpu_model(name)
-        if gpu is None or int(count) < 1:
-            raise BadInput(f"--gpu {word}: no such machine", advice=f"for example 8xh100; {near_gpus(name)}")
-        yield gpu, int(count)
+        else:
+            yield machine_named(word, "--gpu")
 
 
 def _row(found: Predicted, book: PriceBook) -> PricedPrediction:
-    rent = book.to_rent(found.gpu, min(found.gpus, 8))
+    machines = math.ceil(found.gpus / GPUS_A_NODE)
+    rent = book.to_rent(found.gpu, math.ceil(found.gpus / machines))
     if not isinstance(rent, Priced):
         return PricedPrediction(found, None, None)
-    machines = max(1, found.gpus // 8)
     return PricedPrediction(found, rent.amount * machines * found.days * 24, rent.quotes[0])
 
 

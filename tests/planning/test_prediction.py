@@ -167,6 +167,13 @@ def test_a_model_that_does_not_fit_is_not_predicted() -> None:
     assert "offloading is not predicted" in found.reason
 
 
+def test_a_batch_that_does_not_divide_is_said_and_stops_no_other_model() -> None:
+    small = {"name": "gpt2", "recipe": {"batch_size": 12}}
+    whole, odd = predict_machine(manifest("pythia-1b", small), H200, 8, {}, shipped_fit())
+    assert isinstance(whole, Predicted)
+    assert isinstance(odd, Unpredicted) and odd.reason == "a batch of 12 does not divide among 8 GPUs"
+
+
 def test_a_card_that_nobody_measured_has_the_wider_interval() -> None:
     def width(name: str) -> float:
         (found,) = predict_machine(manifest("pythia-1b"), card(name), 1, {}, shipped_fit())

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bench.base.gpu_catalogue import GpuModel
 from bench.planning.manifest import Manifest
@@ -54,16 +55,25 @@ class Unpredicted:
 def predict_machine(
     manifest: Manifest, gpu: GpuModel, gpus: int, counted: Mapping[str, Counted], fit: Fit
 ) -> list[Predicted | Unpredicted]:
-    """Predict every model of a manifest on so many GPUs of a kind."""
-    nodes = max(1, gpus // GPUS_A_NODE)
+    """Predict every model of a manifest on so many GPUs of a kind, in whichever setting is the fastest."""
+    divided = [
+        replace(one, methods="guided", micro_batch=None)
+        for one in manifest.requests
+        if one.model.recipe.batch_size % gpus == 0
+    ]
+    nodes = math.ceil(gpus / GPUS_A_NODE)
     memory = int(gpu.memory_gib * 2**30)
     capability = gpu.compute_capability
     target = Target("cuda", gpus, memory, gpu.name, capability, nodes=nodes, elsewhere=True)
-    plan = make_plan(manifest, target, counted)
+    plan = make_plan(replace(manifest, requests=tuple(divided)), target, counted) if divided else None
     found: list[Predicted | Unpredicted] = []
     for model in manifest.models:
         counts = counted.get(model.name) or counts_by_formula(model)
-        cells = [cell for cell in plan.cells if cell.model.name == model.name]
+        if model.recipe.batch_size % gpus:
+            reason = f"a batch of {model.recipe.batch_size} does not divide among {gpus} GPUs"
+            found.append(Unpredicted(model.name, gpu.name, gpus, reason))
+            continue
+        cells = [cell for cell in plan.cells if cell.model.name == model.name] if plan else []
         found.append(_predict(model, cells, counts, gpu, gpus, fit))
     return found
 

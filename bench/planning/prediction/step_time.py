@@ -23,6 +23,8 @@ FP32, HALF = 4, 2
 PASS_BYTES, PASS_BYTES_HALVED, UPDATE_BYTES = 18, 12, 36
 
 Group = Literal["dense", "other"]
+# Parts of fields of architectures with experts, with biases of positions, or with windows of pictures.
+UNUSUAL = ("expert", "relative_attention", "position_buckets", "window_size")
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +129,14 @@ class StepTime:
 
 
 def group_of(model: Model, counts: Counted) -> Group:
-    """Say which models err alike: dense transformers, or those with convolutions, scans or experts."""
+    """Say which models err alike: dense transformers, or others.
+
+    Others have convolutions, scans, experts, or attention that no fused kernel computes.
+    """
     flops = counts.flops
     mixed = flops.scan or flops.convolution > flops.matmul / 50
-    experts = any("expert" in field for field in model.architecture)
-    return "other" if mixed or experts else "dense"
+    unusual = any(word in field for field in model.architecture for word in UNUSUAL)
+    return "other" if mixed or unusual else "dense"
 
 
 def why_unpredicted(model: Model, setting: Setting) -> str | None:

@@ -1,0 +1,18 @@
+"""Machines as people type them: 8xh100, or h100 for a single GPU."""
+
+from __future__ import annotations
+
+from bench.base.errors import BadInput
+from bench.base.gpu_catalogue import GpuModel, find_gpu_model, near_gpus
+
+
+def machine_named(text: str, option: str) -> tuple[GpuModel, int]:
+    """Return the kind and the number of GPUs; BadInput names the option and the nearest cards."""
+    count, times, name = text.partition("x")
+    if not (times and count.isdecimal()):
+        count, name = "1", text
+    gpu = find_gpu_model(name)
+    if gpu is None or int(count) < 1:
+        advice = f"for example 8xh100; {near_gpus(name)}"
+        raise BadInput(f"{option} {text}: no such machine", advice=advice)
+    return gpu, int(count)
