@@ -64,6 +64,8 @@ def predict(request: PredictArguments) -> int:
     kept = [row for row in rows if _wanted(row, request)]
     if request.as_json:
         document = {
+            "schema": "bench/prediction/v1",
+            "manifest": manifest.digest,
             "currency": book.currency,
             "predicted": [asdict(row) for row in kept],
             "unpredicted": [asdict(one) for one in without],
