@@ -52,6 +52,7 @@ START = Multipliers(
     products=0.9, attention=0.5, attention_in_fp32=0.2, convolutions=0.1, scans=0.003, traffic=8.0
 )
 ROUNDS = 2500
+LEAST_CHOICE, CLOSE = 3, 1.03  # settings of a model in a bundle; of the fastest
 FARTHEST = 0.6  # a larger error, as a logarithm, counts as this one: a few odd rows decide nothing
 # Public cards, and shapes of the public models: width and layers.
 CARDS = {
@@ -176,6 +177,24 @@ def left_out(rows: Sequence[Row], kind: Callable[[Row], str]) -> list[tuple[Row,
     return found
 
 
+def choices(by_model: Sequence[tuple[Row, float]]) -> str:
+    """Say how often the setting that is predicted to be the fastest is near the fastest measured one."""
+    groups: dict[tuple[str, str, int], list[tuple[Row, float]]] = {}
+    for row, error in by_model:
+        groups.setdefault((row.place.split()[0], row.model, row.gpus), []).append((row, error))
+    several = [rows for rows in groups.values() if len(rows) >= LEAST_CHOICE]
+    near = among = 0
+    for rows in several:
+        fastest = min(row.seconds for row, _ in rows)
+        first, *rest = sorted(rows, key=lambda pair: pair[0].seconds * math.exp(pair[1]))
+        near += first[0].seconds <= CLOSE * fastest
+        among += fastest in [row.seconds for row, _ in (first, *rest[:2])]
+    return (
+        f"chosen of at least {LEAST_CHOICE} measured settings: within 3% of the fastest in {near} of "
+        f"{len(several)}; the fastest is among the first three in {among}"
+    )
+
+
 def summary(name: str, errors: Sequence[float]) -> tuple[str, ...]:
     sizes = [math.expm1(abs(error)) for error in errors]
     rms = math.sqrt(statistics.fmean(error * error for error in errors))
@@ -218,6 +237,7 @@ def main() -> None:
     ]
     headers = ("predicted", "rows", "median ratio", "median error", "90% within", "rms")
     print(tabulate(lines, headers, disable_numparse=True))
+    print(choices(by_model))
     m = fitted(own)
     print(json.dumps(asdict(m)), file=sys.stderr)
     if asked.rows:
