@@ -174,9 +174,10 @@ def make_no_full_masks(model: nn.Module) -> None:
     made. Why: whoever reads the mask waits for the device, and a pass that waits cannot be recorded as a
     CUDA graph. No issue known. Remove when decoders make no mask of ones.
     """
-    for name in {type(part).__module__ for part in model.modules()}:
+    names = {type(part).__module__ for part in model.modules()}
+    for name in (one for one in names if one.startswith("transformers.models.")):
         module: Any = sys.modules[name]
-        if name.startswith("transformers.models.") and hasattr(module, "is_torchdynamo_compiling"):
+        if hasattr(module, "is_torchdynamo_compiling"):
             code = inspect.getsource(module)
             if code.count("is_torchdynamo_compiling()") == code.count(FULL_MASK):
                 module.is_torchdynamo_compiling = _compiles
