@@ -6,7 +6,7 @@ A bundle that fails verification is reported and left out of the comparison.
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -175,8 +175,7 @@ def _terms(request: CompareArguments) -> Terms:
         raise BadInput(
             "--settings with CSV, which has one row per machine", advice="--json has every setting"
         )
-    every = load_prices(request.prices)
-    book = replace(every, rents=tuple(rent for rent in every.rents if rent.kind == request.rent))
+    book = load_prices(request.prices).renting(request.rent)
     wish = Wish(_budget(request.budget, book), request.deadline_days, request.runs)
     machines = tuple(machine_named(text, "--estimate") for text in request.estimate)
     own_prices = request.prices is not None

@@ -6,7 +6,7 @@ import math
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from textwrap import fill
 
@@ -52,8 +52,7 @@ class PricedPrediction:
 def predict(request: PredictArguments) -> int:
     manifest = load_manifest(request.manifest)
     counted = rehearse(manifest.models, str(request.manifest)).counted
-    every = load_prices(request.prices)
-    book = replace(every, rents=tuple(rent for rent in every.rents if rent.kind == request.rent))
+    book = load_prices(request.prices).renting(request.rent)
     rows, without = [], []
     for gpu, count in _machines(request.gpus):
         for found in predict_machine(manifest, gpu, count, counted, shipped_fit()):

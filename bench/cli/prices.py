@@ -80,13 +80,9 @@ def _chosen(
         gpus=tuple(filter(of, book.gpus)),
         systems=tuple(filter(of, book.systems)),
         machines=tuple(filter(of, book.machines)),
-        rents=tuple(sorted(filter(of, book.rents), key=_place)),
+        rents=tuple(sorted(filter(of, book.rents), key=lambda rent: rent.place)),
         exchange=book.exchange,
     )
-
-
-def _place(rent: Rent) -> tuple[object, ...]:
-    return rent.gpu, rent.gpus or 0, rent.kind, rent.price
 
 
 def _quotes(book: PriceBook) -> tuple[Dated, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 
 from bench.cli import arguments
@@ -36,9 +37,7 @@ def _add_compare(commands: Commands) -> None:
     add = compare.add_argument
     add("bundles", type=Path, metavar="BUNDLE", nargs="+", help="files, folders, patterns")
     _add_lists(compare)
-    add("--prices", **FILE, help="your quotes, which take precedence over the shipped ones (bench prices)")
-    rent = "the kind of rent that counts (default: on-demand)"
-    add("--rent", choices=RENT_KINDS, default="on-demand", help=rent)
+    _add_quotes(add)
     dollars = "your budget in US dollars"
     add("--budget-usd", dest="budget", type=arguments.positive, metavar="N", help=dollars)
     deadline = "the longest time that a run may take: 14, 14d, 36h"
@@ -95,9 +94,7 @@ def _add_predict(commands: Commands) -> None:
     add("manifest", type=Path, metavar="MANIFEST")
     machines = "machines, separated by commas: h200,8xh100,64xb200; all: every known card, 1 and 8 of it"
     add("--gpu", dest="gpus", default="all", metavar="NxGPU,...", help=f"{machines} (default: all)")
-    add("--prices", **FILE, help="your quotes, which take precedence over the shipped ones (bench prices)")
-    rent = "the kind of rent that counts (default: on-demand)"
-    add("--rent", choices=RENT_KINDS, default="on-demand", help=rent)
+    _add_quotes(add)
     dollars = "only machines on which a rented run costs at most this"
     add("--budget-usd", dest="budget", type=arguments.positive, metavar="N", help=dollars)
     deadline = "only machines that are predicted to end before it: 14, 14d, 36h"
@@ -125,6 +122,12 @@ def _add_paper(commands: Commands) -> None:
     paper.add_argument("--figures", **DIR, help="draw Figures 7, 12 and 13 as SVG")
     paper.add_argument("--png", **FLAG, help="with --figures: also as PNG")
     add_json(paper, "tables and claims")
+
+
+def _add_quotes(add: Callable[..., object]) -> None:
+    add("--prices", **FILE, help="your quotes, which take precedence over the shipped ones (bench prices)")
+    rent = "the kind of rent that counts (default: on-demand)"
+    add("--rent", choices=RENT_KINDS, default="on-demand", help=rent)
 
 
 def _add_lists(parser: argparse.ArgumentParser) -> None:

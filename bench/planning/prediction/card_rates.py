@@ -21,7 +21,7 @@ NODE_LINK_GB_PER_SECOND = 100.0  # both directions of a GPU's share of the netwo
 
 @dataclass(frozen=True, slots=True)
 class CardRates:
-    """What a card computes and moves in a second."""
+    """The rates of one card: operations and bytes a second."""
 
     gpu: GpuModel
     product_share: float  # of the vendor's peak

@@ -106,18 +106,9 @@ class StepTime:
     update: float
 
     @property
-    def pass_seconds(self) -> float:
-        computing = self.products + self.attention + self.convolutions + self.scans + self.memory
-        return computing + self.exchange
-
-    @property
-    def seconds(self) -> float:
-        return self.passes * self.pass_seconds + self.update
-
-    @property
-    def limit(self) -> str:
-        """What takes most of the time."""
-        parts = {
+    def parts(self) -> dict[str, float]:
+        """The seconds of a pass by what they are spent on."""
+        return {
             "products": self.products,
             "attention": self.attention,
             "convolutions": self.convolutions,
@@ -125,6 +116,19 @@ class StepTime:
             "memory": self.memory,
             "exchange": self.exchange,
         }
+
+    @property
+    def pass_seconds(self) -> float:
+        return sum(self.parts.values())
+
+    @property
+    def seconds(self) -> float:
+        return self.passes * self.pass_seconds + self.update
+
+    @property
+    def limit(self) -> str:
+        """The part that takes most of a pass."""
+        parts = self.parts
         return max(parts, key=lambda name: parts[name])
 
 

@@ -131,5 +131,5 @@ def _imported(found: Iterable[Rent | NoRent]) -> Imported:
         remarks.append(f"{rows} of GPUs that bench does not know: {names}")
     if without:
         remarks.append(f"{count_text(without, 'row')} without a price or a whole number of GPUs")
-    rents = sorted(cheapest.values(), key=lambda one: (one.gpu, one.gpus or 0, one.kind, one.price))
+    rents = sorted(cheapest.values(), key=lambda rent: rent.place)
     return Imported(tuple(rents), tuple(remarks))

@@ -6,7 +6,7 @@ Prices are never guessed: a machine that no quote covers is a `Gap`. Pure.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from bench.records.text import count_text, figures, money_text
@@ -61,6 +61,11 @@ class Rent:
     provider: str = ""
     kind: RentKind = "on-demand"
 
+    @property
+    def place(self) -> tuple[object, ...]:
+        """The rent's place in a list: by GPU, size of the machine, kind and price."""
+        return self.gpu, self.gpus or 0, self.kind, self.price
+
 
 @dataclass(frozen=True, slots=True)
 class Electricity:
@@ -104,6 +109,10 @@ class PriceBook:
     @property
     def life_days(self) -> float:
         return self.life_years * 365
+
+    def renting(self, kind: RentKind) -> PriceBook:
+        """Return the book with rents of this kind alone."""
+        return replace(self, rents=tuple(rent for rent in self.rents if rent.kind == kind))
 
     def rate(self, currency: str | None) -> float | None:
         """Return the worth of one unit of `currency` in the file's currency; None if it has no rate."""

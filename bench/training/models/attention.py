@@ -55,11 +55,11 @@ def fused_attention() -> Literal["bench_fused"]:
         causal = attends_causally(module, is_causal)
         biased = more.get("position_bias") is not None
         if (ends := ends_of(attention_mask)) is not None:
-            reach = (more.get("sliding_window") or query.size(2)) - 1
             if in_windows and not dropout and takes_window(key, value):
-                out = torch_inside.attention_in_window(query, key, value, (reach, 0), scaling, ends)
+                within = document_window(query, more.get("sliding_window"))
+                out = torch_inside.attention_in_window(query, key, value, within, scaling, ends)
                 return out.transpose(1, 2).contiguous(), None
-            attention_mask = document_mask(query, ends, (reach, 0))
+            attention_mask = document_mask(query, ends, more.get("sliding_window"))
         if (window := window_of(attention_mask)) is not None:
             if in_windows and not dropout and not biased and takes_window(key, value):
                 out = torch_inside.attention_in_window(query, key, value, window, scaling)
@@ -123,11 +123,16 @@ def ends_of(attention_mask: Tensor | None) -> Tensor | None:
     return attention_mask[:, 0, 0] if told else None
 
 
-def document_mask(query: Tensor, ends: Tensor, window: Window) -> Tensor:
+def document_window(query: Tensor, sliding_window: int | None) -> Window:
+    """Return the window in which documents attend: backwards, as far as the window of a layer reaches."""
+    return (sliding_window or query.size(2)) - 1, 0
+
+
+def document_mask(query: Tensor, ends: Tensor, sliding_window: int | None) -> Tensor:
     """Return the mask of documents [samples, 1, length, length]: true where a position attends."""
     documents = documents_of(ends, query.size(2))
     same: Tensor = documents[:, None, :, None] == documents[:, None, None, :]
-    return same & window_mask(query, window)
+    return same & window_mask(query, document_window(query, sliding_window))
 
 
 def takes_window(key: Tensor, value: Tensor) -> bool:

@@ -296,9 +296,8 @@ def kept_attention() -> str:
     ) -> tuple[Tensor, None]:
         query, key = query.to(value.dtype), key.to(value.dtype)
         if (ends := ends_of(attention_mask)) is not None:
-            reach = (more.get("sliding_window") or query.size(2)) - 1
             fused = takes_window(key, value)
-            attention_mask = None if fused else document_mask(query, ends, (reach, 0))
+            attention_mask = None if fused else document_mask(query, ends, more.get("sliding_window"))
         if (window := window_of(attention_mask)) is not None:
             # Counted as on a GPU, where FlashAttention takes windows in half precision.
             attention_mask = None if takes_window(key, value) else window_mask(query, window)

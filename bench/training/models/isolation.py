@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from bench.base.errors import BadInput
+from bench.training.models.cuda_autocast import half_of
 from bench.training.models.model import Model
 from bench.training.models.probe import at_rest
 from bench.training.objectives.documents import ENDS
@@ -25,7 +26,7 @@ def require_documents_apart(module: nn.Module, model: Model) -> None:
     import torch
 
     first = next(module.parameters())
-    half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(model.recipe.half or "")
+    half = half_of(model.recipe.precision)
     tokens = torch.zeros(2, LENGTH, dtype=torch.long, device=first.device)
     tokens[1, : LENGTH // 2] = 1
     ends = torch.tensor([LENGTH // 2, LENGTH], device=first.device).expand(2, 2)

@@ -10,7 +10,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import partial
+from functools import cache, partial
 from importlib import import_module, reload
 from typing import TYPE_CHECKING, Any
 
@@ -141,8 +141,7 @@ def expect_no_packed_samples() -> None:
     """
     from transformers import masking_utils
 
-    if masking_utils.find_packed_sequence_indices is not _nothing_is_packed:
-        _finds_packed[:] = [masking_utils.find_packed_sequence_indices]
+    _finds_packed()
     masking_utils.find_packed_sequence_indices = _nothing_is_packed
 
 
@@ -153,11 +152,15 @@ def expect_packed_samples() -> None:
     """
     from transformers import masking_utils
 
-    if masking_utils.find_packed_sequence_indices is _nothing_is_packed:
-        masking_utils.find_packed_sequence_indices = _finds_packed[0]
+    masking_utils.find_packed_sequence_indices = _finds_packed()
 
 
-_finds_packed: list[Any] = []  # transformers' own function, once it was replaced
+@cache
+def _finds_packed() -> Any:
+    """Return transformers' own function. The first call is before it is replaced."""
+    from transformers import masking_utils
+
+    return masking_utils.find_packed_sequence_indices
 
 
 def _nothing_is_packed(_position_ids: Any) -> None:
