@@ -120,7 +120,7 @@ def after_moving_gradients(record: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that records after gradients were allocated anew, side by side."""
 
     def recording(compute: Callable[[], Tensor]) -> Any:
-        weights = [one for one in gc.get_objects() if isinstance(one, torch.nn.Parameter)]
+        weights = [one for one in gc.get_objects() if issubclass(type(one), torch.nn.Parameter)]
         weights = [one for one in weights if one.grad is not None and one.grad.is_cuda]
         on_host = [weight.grad.cpu() for weight in weights if weight.grad is not None]
         for weight in weights:

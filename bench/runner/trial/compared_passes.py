@@ -31,13 +31,9 @@ def compared_passes(
     held = [data.on_host() if isinstance(data, Batches) else next(data) for _ in range(count)]
     states: list[Any] = []
     answers: list[Tensor] = []
-    whole.only_answers = True
-    try:
-        for batch in held:
-            states.append(_random_state(device))
-            answers.append(strategy.evaluate(_placed(data, batch, device)))
-    finally:
-        whole.only_answers = False
+    for batch in held:
+        states.append(_random_state(device))
+        answers.append(strategy.answers(_placed(data, batch, device)).clone())
     labels = whole.targets(_filled(answers, of), of).split(len(answers[0]))
     for batch, state, part in zip(held, states, labels, strict=False):
         _set_random_state(device, state)  # the second time, a pass drops the same units as the first time

@@ -15,7 +15,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, Offlo
 from torch.distributed.tensor import DTensor
 
 from bench.runner.trial.team import Team
-from bench.runner.trial.training_loop import HALF, Batch, SingleDevice, lengthen_scalars
+from bench.runner.trial.training_loop import HALF, Batch, SingleDevice, WithLoss, lengthen_scalars
 from bench.training.models import Recipe
 from bench.training.vendor import torch_inside
 
@@ -27,7 +27,7 @@ class ShardedFsdp(SingleDevice):
 
     def __init__(
         self,
-        whole: nn.Module,
+        whole: WithLoss,
         blocks: list[nn.Module],
         recipe: Recipe,
         device: torch.device,
@@ -95,7 +95,7 @@ def _part(gradient: Tensor) -> Tensor:
 
 
 def shard(
-    whole: nn.Module,
+    whole: WithLoss,
     blocks: list[nn.Module],
     recipe: Recipe,
     device: torch.device,

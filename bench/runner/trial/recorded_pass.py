@@ -60,6 +60,11 @@ class RecordedPass:
 
 
 def record_passes(strategy: SingleDevice) -> None:
-    """Let the strategy replay its passes. Gradients keep their memory, which the recorded pass writes to."""
+    """Let the strategy replay its passes. Gradients keep their memory, which the recorded pass writes to.
+
+    Answers whose samples are compared come from a replay, too: launched one by one, their kernels wait for
+    the host, for as long as its other work takes.
+    """
     strategy.keeps_gradients = True
     strategy.run_pass = RecordedPass(strategy.run_pass)  # type: ignore[method-assign]
+    strategy.answers = RecordedPass(strategy.answers)  # type: ignore[method-assign]

@@ -7,8 +7,8 @@ module level.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -50,7 +50,7 @@ class WithLoss(nn.Module):
     loss_scale: Tensor | float = 1.0  # factor on the loss before its backward pass
     blocks: Sequence[nn.Module] = ()  # the model's repeated ones
 
-    only_answers = False  # return the model's answer, for losses that compare samples of several passes
+    only_answers = False  # return the model's answer: see `answering`
 
     def __init__(
         self, model: nn.Module, aim: Objective | None = None, gather: Gather = of_one_device
@@ -74,6 +74,15 @@ class WithLoss(nn.Module):
             return answer
         loss: Tensor = self.criterion(answer, self.labels(batch, answer))
         return loss
+
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """Let `forward` return the model's answer, for losses that compare samples of several passes."""
+        self.only_answers = True
+        try:
+            yield
+        finally:
+            self.only_answers = False
 
     def labels(self, batch: Batch, answer: Tensor) -> Tensor:
         """Return what the loss compares the answer with."""
@@ -111,7 +120,7 @@ class WithLoss(nn.Module):
 class Strategy(Protocol):
     """How one model trains on this member's device, together with the team."""
 
-    whole: nn.Module
+    whole: WithLoss
     optimizer: torch.optim.Optimizer
     even_from: int  # passes; beyond it, each further pass lengthens a step by exactly one pass time
 
@@ -133,13 +142,17 @@ class Strategy(Protocol):
         """Return the loss of a batch, without keeping activations."""
         ...
 
+    def answers(self, batch: Batch) -> Tensor:
+        """Return the model's answers, without keeping activations. The next call may overwrite them."""
+        ...
+
 
 class SingleDevice:
     """Training on a single device: fp32 weights, autocast if the recipe trains in half precision."""
 
     even_from: int = 1
 
-    def __init__(self, whole: nn.Module, recipe: Recipe, device: torch.device, fused: bool) -> None:
+    def __init__(self, whole: WithLoss, recipe: Recipe, device: torch.device, fused: bool) -> None:
         self.whole = whole
         self.recipe = recipe
         self.device = device
@@ -191,6 +204,10 @@ class SingleDevice:
         with torch.no_grad(), self.autocast():
             return self.forward(batch)
 
+    def answers(self, batch: Batch) -> Tensor:
+        with self.whole.answering():
+            return self.evaluate(batch)
+
     def state(self) -> dict[str, Any]:
         """Return this member's part of weights and moments, by the weights' names, to save or load into."""
         from torch.distributed.checkpoint.state_dict import get_state_dict  # measuring does not need it
@@ -222,7 +239,7 @@ class DataParallel(SingleDevice):
     """DDP: every device holds the whole model, and gradients are exchanged once a step."""
 
     def __init__(
-        self, whole: nn.Module, recipe: Recipe, device: torch.device, fused: bool, *, all_used: bool
+        self, whole: WithLoss, recipe: Recipe, device: torch.device, fused: bool, *, all_used: bool
     ) -> None:
         super().__init__(whole, recipe, device, fused)
         # Gradients as views of the buckets that are sent need no memory of their own.

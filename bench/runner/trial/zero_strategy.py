@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from bench.runner.trial.training_loop import (
     Batch,
+    WithLoss,
     lengthen_scalars,
     lowered,
     make_optimizer,
@@ -35,7 +36,7 @@ class ZeroStrategy:
 
     def __init__(
         self,
-        whole: nn.Module,
+        whole: WithLoss,
         recipe: Recipe,
         device: torch.device,
         micro_batch: int,
@@ -76,6 +77,10 @@ class ZeroStrategy:
         with torch.no_grad():
             loss: Tensor = self.engine(lowered(batch, self.recipe))
             return loss
+
+    def answers(self, batch: Batch) -> Tensor:
+        with self.whole.answering():
+            return self.evaluate(batch)
 
 
 def even_first(weights: Iterable[nn.Parameter]) -> list[nn.Parameter]:

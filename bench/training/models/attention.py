@@ -53,7 +53,8 @@ def fused_attention() -> Literal["bench_fused"]:
         # Rotary embeddings return fp32; autocast too would lower queries and keys at this point.
         query, key = query.to(value.dtype), key.to(value.dtype)
         causal = attends_causally(module, is_causal)
-        biased = more.get("position_bias") is not None
+        if (bias := more.get("position_bias")) is not None:
+            more["position_bias"] = in_rows(bias)
         if (ends := ends_of(attention_mask)) is not None:
             if in_windows and not dropout and takes_window(key, value):
                 within = document_window(query, more.get("sliding_window"))
@@ -61,11 +62,11 @@ def fused_attention() -> Literal["bench_fused"]:
                 return out.transpose(1, 2).contiguous(), None
             attention_mask = document_mask(query, ends, more.get("sliding_window"))
         if (window := window_of(attention_mask)) is not None:
-            if in_windows and not dropout and not biased and takes_window(key, value):
+            if in_windows and not dropout and bias is None and takes_window(key, value):
                 out = torch_inside.attention_in_window(query, key, value, window, scaling)
                 return out.transpose(1, 2).contiguous(), None
             attention_mask = window_mask(query, window)
-        if attention_mask is not None or biased:
+        if attention_mask is not None or bias is not None:
             options = {"dropout": dropout, "scaling": scaling, "is_causal": causal} | more
             out, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
             return out, None
@@ -191,6 +192,15 @@ def _window_in(seen: Tensor, ahead: Tensor) -> Window | None:
     left, right = (int((sign * ahead)[seen].max()) for sign in (-1, 1))
     in_window = (ahead <= right) & (ahead >= -left)
     return (left, right) if left >= 0 <= right and bool((seen == in_window).all()) else None
+
+
+def in_rows(bias: Tensor) -> Tensor:
+    """Return a position bias whose rows lie in memory one number beside the next.
+
+    Fused kernels read no other: T5 makes its bias by moving the dimension of heads from the end, and would
+    get plain attention in fp32, which keeps the scores of all pairs of positions.
+    """
+    return bias if bias.stride(-1) == 1 else bias.contiguous()
 
 
 def attends_causally(module: Any, is_causal: bool | None) -> bool:

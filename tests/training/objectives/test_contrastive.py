@@ -29,9 +29,11 @@ from bench.planning.manifest import parse_manifest
 from bench.planning.memory_prediction import predict_bytes
 from bench.planning.search.lower_bounds import TimedTrial, bound, pass_cost_of
 from bench.records.trial import Trial
+from bench.runner.trial import recorded_pass
 from bench.runner.trial.device import Device
 from bench.runner.trial.floor import recorded
 from bench.runner.trial.gradients import check_gradients
+from bench.runner.trial.recorded_pass import Replay
 from bench.runner.trial.run_trial import TrialRun
 from bench.runner.trial.team import Team
 from bench.training.methods import Target, refusal
@@ -158,6 +160,29 @@ def test_several_passes_train_as_one_pass_does(model_type: str, micro_batch: int
     agree(after_steps(run_of(a_trial(model, (), micro_batch), tmp_path)), one)
 
 
+def test_recorded_passes_and_answers_train_as_others_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replay of a recording writes its result to the same memory each time."""
+    recorded: list[Replay] = []
+
+    def record(compute: Replay) -> Replay:
+        recorded.append(compute)
+        written: list[Tensor] = []
+
+        def replay() -> Tensor:
+            result = compute()
+            written.append(result.clone())
+            return written[0].copy_(result)
+
+        return replay
+
+    monkeypatch.setattr(recorded_pass, "record_graph", record)
+    one = after_steps(run_of(a_trial(model_of(), (), 1), tmp_path))
+    agree(after_steps(run_of(a_trial(model_of(), ("cuda-graphs",), 1), tmp_path)), one)
+    assert len(recorded) == 2, "the answers, and the pass"
+
+
 def test_the_second_answer_drops_the_units_that_the_first_one_dropped(tmp_path: Path) -> None:
     towers = {**TOWERS, "text_config": {**TEXT, "hidden_dropout_prob": 0.5}}
     run = run_of(a_trial(model_of("chinese_clip", towers), (), 4), tmp_path)
@@ -165,9 +190,8 @@ def test_the_second_answer_drops_the_units_that_the_first_one_dropped(tmp_path: 
     first = float(run.strategy.forward_backward(batches[0], 1, sync=True))
     run = run_of(a_trial(model_of("chinese_clip", towers), (), 4), tmp_path)
     (batch,) = run.micro_batches(run.strategy, run.batches, 1, 2)
-    run.whole.only_answers = True
-    answer = run.strategy.evaluate(batch)
-    other = run.strategy.evaluate(batch)
+    with run.whole.answering():
+        answer, other = run.strategy.evaluate(batch), run.strategy.evaluate(batch)
     assert not torch.equal(answer, other), "units are dropped at random"
     assert float(AIM.loss(answer, batch["labels"])) == pytest.approx(first, rel=1e-6)
 

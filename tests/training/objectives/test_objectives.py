@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from bench.base.errors import BadInput
 from bench.planning.manifest import parse_manifest
@@ -200,3 +202,23 @@ def test_a_batch_without_contents_has_the_recipes_precision() -> None:
     model = model_of("speech-recognition", "whisper")
     batch = empty_batch(model, 3, torch.bfloat16)
     assert batch["input_features"].dtype == torch.bfloat16 and batch["labels"].dtype == torch.int64
+
+
+def test_t5_gives_fused_attention_a_bias_whose_rows_lie_in_memory_one_number_beside_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fused kernels on a GPU read no other: plain attention in fp32 would run in their place."""
+    strides: list[int] = []
+    attend = F.scaled_dot_product_attention
+
+    def spy(*given: Any, attn_mask: Tensor | None = None, **more: Any) -> Tensor:
+        strides.extend([] if attn_mask is None else [attn_mask.stride(-1)])
+        return attend(*given, attn_mask=attn_mask, **more)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", spy)
+    one = trial(model=model_of("sequence-to-sequence", "t5"), setting=("kernels",), micro_batch=2)
+    run = TrialRun(one, Device("cpu"), Team(), tmp_path, lambda _: None)
+    run.prepare()
+    run.step(1)
+    assert len(strides) == 6, "two layers of an encoder, two of a decoder that attends twice"
+    assert set(strides) == {1}
