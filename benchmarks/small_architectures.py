@@ -131,7 +131,7 @@ def _shrunk(fields: Mapping[str, Any]) -> dict[str, Any]:
         if (type(value) is int and field in SMALL) or (value is None and field in NEEDED):
             given[field] = SMALL[field]
         elif isinstance(value, Mapping) and "model_type" in value:
-            given[field] = _shrunk(value)
+            given[field] = {"model_type": value["model_type"], **_shrunk(value)}
         elif layers and isinstance(value, list | tuple) and len(value) == fields["num_hidden_layers"]:
             small = SMALL.get(field)
             given[field] = [small if small and type(value[i]) is int else value[i] for i in layers]

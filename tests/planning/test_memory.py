@@ -34,10 +34,12 @@ LOGITS_TWICE = {
 # peak is lower by most of that, for an unknown reason. The error is safe: a predicted fit does fit.
 TOO_HIGH = {
     ("every-setting-2xh100/mamba-2.8b-offload-2", "free-lunch + checkpointing + zero-1 + offload"),
+    # The backward pass of a block is counted with all that the block keeps; compiled code frees it on the way.
+    ("frontier-h200/llama-1.2b-guided", "free-lunch + half-weights + checkpointing"),
 }  # fmt: skip
 
-# Passes of these models, recorded as CUDA graphs, took more than is counted, for an unknown reason:
-# benchmarks/gpu/peaks.py is to find it.
+# T5's attention ran without a fused kernel when this was measured; in zoo-h100/t5 it has one. Why
+# wav2vec2-base took more than is counted is not known.
 TOO_LOW = {("zoo-h100/zoo-1", "t5-v1.1-base"): 0.36, ("zoo-h100/zoo-2", "wav2vec2-base"): 0.18}
 
 SUMS = 4  # bytes per parameter: in these bundles FSDP2 added gradients up itself, without additional sums

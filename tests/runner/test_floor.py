@@ -21,7 +21,7 @@ from bench.runner.trial.floor import Computation, measure_floor, recorded
 from bench.runner.trial.team import Team
 from bench.training.methods import arithmetic
 from bench.training.models import Model, counts_of, known_models
-from bench.training.models.attention import fused_attention
+from bench.training.models.attention import fused_attention, register_fused_attention
 from bench.training.setting import Setting
 
 SAMPLES = 4
@@ -134,12 +134,12 @@ def test_attention_with_a_window_has_a_mask() -> None:
 def test_on_a_gpu_a_window_has_two_numbers_instead_of_a_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda: SimpleNamespace(major=9))
-    fused_attention.cache_clear()
+    register_fused_attention.cache_clear()
     try:
         first, second = of_kind(own("mistral", sliding_window=4), "attention", ("kernels", "half-weights"))
     finally:
         monkeypatch.undo()
-        fused_attention.cache_clear()
+        register_fused_attention.cache_clear()
         fused_attention()
     assert first == second
     query, key, _, window, _ = first.arguments

@@ -22,7 +22,15 @@ from bench.runner.trial.fused_gradient_sums import (
     multiply_alike,
 )
 from bench.runner.trial.team import Team
-from bench.runner.trial.training_loop import HALF, Batch, SingleDevice, WithLoss, lowered, make_moments
+from bench.runner.trial.training_loop import (
+    HALF,
+    Batch,
+    SingleDevice,
+    WithLoss,
+    lowered,
+    make_moments,
+    trained,
+)
 from bench.training.models import Recipe
 from bench.training.vendor import torch_inside
 
@@ -30,23 +38,24 @@ ALIGNED = 128  # elements; vectorised kernels are fast on tensors that start at 
 
 
 class HalfWeightsStrategy(SingleDevice):
-    """`self.weights` are the fp32 copies, `self.computed` the half-precision weights of the module."""
+    """`self.weights` are fp32 copies of `self.computed`, the weights of the module that are trained."""
 
     def __init__(
         self, whole: WithLoss, recipe: Recipe, device: torch.device, team: Team, fused: bool
     ) -> None:
         self.team = team
         super().__init__(whole, recipe, device, fused)
-        self.computed = list(whole.parameters())
+        self.computed = trained(whole)
         copies = dict(zip(self.computed, self.weights, strict=True))
-        joined = [group for group in whole.siblings if all(map(adds_up, group)) and multiply_alike(group)]
+        siblings = [group for group in whole.siblings if all(layer.weight in copies for layer in group)]
+        joined = [group for group in siblings if all(map(adds_up, group)) and multiply_alike(group)]
         side_by_side = dict.fromkeys(layer.weight for group in joined for layer in group)
         self.gradients = _flat_gradients([copies[weight] for weight in side_by_side | copies])
         exact = _kept_exact(whole)
+        # Parameters only: buffers, tables of rotary positions for instance, stay in fp32.
+        for weight in set(whole.parameters()) - exact:
+            weight.data = weight.data.to(HALF[recipe.precision])
         for weight, copy in copies.items():
-            # Parameters only: buffers, tables of rotary positions for instance, stay in fp32.
-            if weight not in exact:
-                weight.data = weight.data.to(HALF[recipe.precision])
             weight.register_post_accumulate_grad_hook(_hook_adding_to(copy))
         for group in joined:
             join_products(group, self.gradients, copies[group[0].weight].grad.storage_offset())
@@ -54,11 +63,11 @@ class HalfWeightsStrategy(SingleDevice):
             # A computed weight, by weight_norm for instance, has no sums.
             if adds_up(layer) and layer.weight in copies and layer.weight not in side_by_side:
                 add_up_in_products(layer, copies[layer.weight].grad)
-            elif adds_up_rows(layer):
+            elif adds_up_rows(layer) and layer.weight in copies:
                 add_up_rows(layer, copies[layer.weight].grad)
 
     def updated_weights(self) -> list[nn.Parameter]:
-        return [nn.Parameter(weight.detach().clone()) for weight in self.whole.parameters()]
+        return [nn.Parameter(weight.detach().clone()) for weight in trained(self.whole)]
 
     def forward_backward(self, batch: Batch, passes: int, sync: bool) -> Tensor:
         loss = super().forward_backward(batch, passes, sync)
@@ -93,7 +102,7 @@ class HalfWeightsStrategy(SingleDevice):
 
     def copies(self) -> dict[str, Tensor]:
         """Return the fp32 copies by the names of the module's weights."""
-        names = [name for name, _ in self.whole.named_parameters()]
+        names = [name for name, weight in self.whole.named_parameters() if weight.requires_grad]
         return dict(zip(names, (weight.detach() for weight in self.weights), strict=True))
 
     def go_on_from(self, state: Mapping[str, Any]) -> None:

@@ -24,9 +24,18 @@ def attention_implementation(kernels: bool) -> Literal["eager", "bench_fused"]:
     return fused_attention() if kernels else "eager"
 
 
-@cache
 def fused_attention() -> Literal["bench_fused"]:
-    """Register PyTorch's fused attention, called without a mask if no mask is needed; return its name.
+    """Return the name of PyTorch's fused attention, called without a mask if no mask is needed.
+
+    For a model that is built now: the passes of an earlier one with documents let transformers look for them.
+    """
+    transformers_inside.expect_no_packed_samples()
+    return register_fused_attention()
+
+
+@cache
+def register_fused_attention() -> Literal["bench_fused"]:
+    """Register fused attention; return its name.
 
     Flash and cuDNN attention take no mask, and with a mask, K and V of grouped heads are repeated. Samples
     are neither padded nor packed, so that causal and full attention need no mask. A window shorter than the
@@ -96,7 +105,6 @@ def register_attention(name: str, attend: Callable[..., tuple[Tensor, None]]) ->
         window = _window_alone(**more)
         return sdpa_mask(*given, **more) if window is None else _told(window, more["device"])
 
-    transformers_inside.expect_no_packed_samples()
     AttentionInterface.register(name, attend)
     AttentionMaskInterface.register(name, mask)
 

@@ -25,12 +25,13 @@ def several_models(model: Model, auto_class: Any, path: str) -> Iterator[Mistake
 
     A class that takes no text, but pictures for instance, leaves the others out.
     """
-    parts = transformers_inside.parts_of(model.family)
-    if model.recipe.aim.towers or not parts & TEXT_PARTS:
-        return
-    taken = transformers_inside.arguments_of(auto_class, model.family)
-    if taken and "input_ids" not in taken:
-        return
+    if not transformers_inside.is_made_of_models(model.family):
+        parts = transformers_inside.parts_of(model.family)
+        if model.recipe.aim.towers or not parts & TEXT_PARTS:
+            return
+        taken = transformers_inside.arguments_of(auto_class, model.family)
+        if taken and "input_ids" not in taken:
+            return
     found = f"{model.family} consists of several models, which bench does not train together"
     yield Mistake(f"{path}/architecture/model_type", found, "allowed: the type and the fields of one of them")
 

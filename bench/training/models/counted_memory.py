@@ -30,7 +30,7 @@ from bench.training.models.cuda_autocast import as_on_cuda, half_of
 from bench.training.models.footprint import FP32, Block, CountedFootprint, Footprint
 from bench.training.models.model import Model, empty_batch
 from bench.training.objectives import Objective
-from bench.training.vendor import torch_inside
+from bench.training.vendor import torch_inside, transformers_inside
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -108,6 +108,7 @@ class _Count:
 
         half, fake = half_of(model.recipe.precision), torch_inside.fake_tensors()
         with torch.device("meta"):
+            transformers_inside.expect_no_packed_samples()  # passes of an earlier model may have had them
             module = build(kept_attention() if kernels else "eager")
         with fake:
             torch_inside.make_fake(module, half if halved else None)

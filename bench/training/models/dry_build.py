@@ -117,9 +117,15 @@ def dry_build(model: Model, path: str) -> DryBuild:
         needed, _, _ = " ".join(str(error).split()).partition(". ")  # without advice to install it
         mistake = Mistake(place, f"cannot run: {needed}", "allowed: what can run")
     except Exception as error:  # an architecture's code may raise anything
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        mistake = Mistake(place, f"cannot run: {reason}", "allowed: what can run")
+        mistake = Mistake(place, f"cannot run: {_reason(error)}", "allowed: what can run")
     return DryBuild(None, (mistake,))
+
+
+def _reason(error: Exception) -> str:
+    """Return in words why an architecture's code failed."""
+    if isinstance(error, AttributeError) and isinstance(error.obj, transformers_inside.configurations()):
+        return f"its code reads the field {error.name}, which the configuration does not have"
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
 def _counted_later(model: Model, path: str) -> str | None:

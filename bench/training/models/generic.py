@@ -313,16 +313,19 @@ def _compute_loss(aim: Objective, module: nn.Module, batch: Mapping[str, Tensor]
 def _parts(module: nn.Module, blocks: Sequence[nn.Module]) -> Parts:
     from bench.training.optimizers.updates.block_matrices import block_matrices  # imports torch
 
-    def trained(part: nn.Module) -> int:
-        return sum(p.numel() for p in part.parameters() if p.requires_grad)
+    def trained(part: nn.Module) -> list[nn.Parameter]:
+        return [p for p in part.parameters() if p.requires_grad]
+
+    def elements(part: nn.Module) -> int:
+        return sum(p.numel() for p in trained(part))
 
     def frozen_bytes(part: nn.Module) -> int:
         return sum(p.numel() * p.element_size() for p in part.parameters() if not p.requires_grad)
 
-    inside, frozen = tuple(map(trained, blocks)), tuple(map(frozen_bytes, blocks))
-    counts = zip(module.parameters(), block_matrices(module, blocks), strict=True)
-    matrices = sum(p.numel() for p, count in counts if count and p.requires_grad)
-    outside, frozen_outside = trained(module) - sum(inside), frozen_bytes(module) - sum(frozen)
+    inside, frozen = tuple(map(elements, blocks)), tuple(map(frozen_bytes, blocks))
+    counts = zip(trained(module), block_matrices(module, blocks), strict=True)
+    matrices = sum(p.numel() for p, count in counts if count)
+    outside, frozen_outside = elements(module) - sum(inside), frozen_bytes(module) - sum(frozen)
     return Parts(outside, inside, matrices, frozen_outside, frozen if any(frozen) else ())
 
 

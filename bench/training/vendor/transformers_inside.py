@@ -66,6 +66,25 @@ def parts_of(model_type: str) -> frozenset[str]:
     return frozenset(CONFIG_MAPPING[model_type].sub_configs)
 
 
+def configurations() -> type[Any]:
+    """Return the base class of configurations. The name is public; only its import is deferred."""
+    from transformers import PreTrainedConfig
+
+    base: type[Any] = PreTrainedConfig
+    return base
+
+
+def is_made_of_models(model_type: str) -> bool:
+    """Whether a type only joins other models, and has no configuration without those of its parts.
+
+    Relies on: `has_no_defaults_at_init` of configuration classes. No issue known.
+    Remove when transformers documents it.
+    """
+    from transformers import CONFIG_MAPPING
+
+    return bool(CONFIG_MAPPING[model_type].has_no_defaults_at_init)
+
+
 def field_names(configuration: Any) -> list[str]:
     """Return names that a configuration of this class accepts: its attributes, and aliases of them.
 

@@ -19,7 +19,7 @@ from transformers.masking_utils import (
 
 from bench.training.methods import Target, free_lunch
 from bench.training.models import Model, family_of
-from bench.training.models.attention import fused_attention, window_of
+from bench.training.models.attention import fused_attention, register_fused_attention, window_of
 from bench.training.vendor.torch_inside import Window
 from tests.training.models.keeping import made_up_batch
 from tests.training.models.test_generic import PICTURES, TEXT, resolved
@@ -180,10 +180,10 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Window]]:
         patch.setattr("torch.cuda.is_available", lambda: True)
         patch.setattr("torch.cuda.get_device_properties", lambda: SimpleNamespace(major=9))
         patch.setattr("bench.training.vendor.torch_inside.attention_in_window", attend)
-        fused_attention.cache_clear()
+        register_fused_attention.cache_clear()
         fused_attention()
         yield windows
-    fused_attention.cache_clear()
+    register_fused_attention.cache_clear()
     fused_attention()
 
 

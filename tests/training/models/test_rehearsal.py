@@ -94,6 +94,11 @@ BAD: list[tuple[str, dict[str, Any], dict[str, Any], str, str, str]] = [
     # What a class of transformers asks for and bench does not give.
     ("gemma3", {"vocab_size": 1000}, CAUSAL, "architecture/model_type", "of several models", "one of them"),
     ("musicgen", {"vocab_size": 1000}, CAUSAL, "architecture/model_type", "of several models", "one of them"),
+    ("encoder-decoder", {"vocab_size": 1000}, {"objective": "sequence-to-sequence", "target_length": 8},
+     "architecture/model_type", "of several models", "one of them"),
+    ("moonshine_streaming", {"vocab_size": 1000},
+     {"objective": "speech-recognition", "audio_seconds": 1, "target_length": 8, "sequence_length": None},
+     "architecture", "its code reads the field num_key_value_heads, which", "run"),
     ("shieldgemma2", {"num_labels": 2}, PICTURES, "architecture/model_type", "several models", "one of them"),
     ("siglip2", {"num_labels": 9}, PICTURES, "architecture/model_type", "lists of patches", "another type"),
     ("imagegpt", {"num_labels": 9}, PICTURES, "architecture/model_type", "no pixel_values", "another type"),

@@ -20,7 +20,7 @@ from bench.runner.trial.made_up_data import Batches, samples_of
 from bench.runner.trial.run_trial import TrialRun
 from bench.runner.trial.team import Team
 from bench.training.models import Model, Recipe, family_of
-from bench.training.models.attention import fused_attention
+from bench.training.models.attention import fused_attention, register_fused_attention
 from bench.training.models.generic import TransformersFamily, counted
 from bench.training.models.isolation import require_documents_apart
 from bench.training.objectives.documents import ENDS, Documents, documents_of, positions_in
@@ -160,9 +160,9 @@ def test_flash_attention_gets_the_ends_of_all_samples_in_one_row(
         patch.setattr("torch.cuda.get_device_properties", lambda: type("Properties", (), {"major": 9}))
         patch.setattr(torch.ops.aten, "_flash_attention_forward", flash)
         patch.setattr("bench.training.models.attention.takes_window", lambda *_: True)
-        fused_attention.cache_clear()
+        register_fused_attention.cache_clear()
         found = logits_of(model, batch, kernels=True)
-    fused_attention.cache_clear()
+    register_fused_attention.cache_clear()
     fused_attention()
     assert calls and all(int(starts[-1]) == 3 * 32 for starts in calls)
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)
@@ -232,6 +232,16 @@ def test_only_attention_within_documents_is_counted() -> None:
     share = Documents(6).pairs(length) / (length * (length + 1) / 2)
     assert packed.flops.attention == pytest.approx(plain.flops.attention * share, rel=1e-6)
     assert len(packed.footprints) == len(plain.footprints) > 0
+
+
+def test_counts_of_a_model_do_not_depend_on_the_models_that_came_before() -> None:
+    """After a model with documents, others were once counted with a mask for every pair of positions."""
+    packed = model_of("llama")
+    whole = replace(packed, recipe=replace(packed.recipe, documents=None))
+    transformers_inside.expect_no_packed_samples()
+    first = counted(whole, TransformersFamily("llama"))
+    transformers_inside.expect_packed_samples()  # as the passes of a model with documents do
+    assert counted(whole, TransformersFamily("llama")) == first
 
 
 def test_code_that_keeps_the_ends_from_its_attention_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

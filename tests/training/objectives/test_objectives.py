@@ -25,6 +25,7 @@ from bench.training.models.dry_build import dry_build
 from bench.training.models.model import empty_batch
 from bench.training.objectives import known_objectives
 from bench.training.objectives.objective import ObjectiveName
+from bench.training.setting import Setting
 from tests.builders import trial
 
 LAYERS = {
@@ -222,3 +223,23 @@ def test_t5_gives_fused_attention_a_bias_whose_rows_lie_in_memory_one_number_bes
     run.step(1)
     assert len(strides) == 6, "two layers of an encoder, two of a decoder that attends twice"
     assert set(strides) == {1}
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("setting", [(), ("half-weights",)], ids=["naive", "half-weights"])
+def test_weights_that_the_architecture_freezes_stay_as_they_are(
+    setting: Setting, optimizer: str, tmp_path: Path
+) -> None:
+    """Whisper's positions in the sound, a table of sines, are parameters that nobody trains."""
+    model = model_of("speech-recognition", "whisper", precision="bf16", optimizer={"name": optimizer})
+    run = TrialRun(
+        trial(model=model, setting=setting, micro_batch=2), Device("cpu"), Team(), tmp_path, lambda _: None
+    )
+    run.prepare()
+    weights = dict(run.whole.named_parameters())
+    frozen = {name for name, weight in weights.items() if not weight.requires_grad}
+    before = {name: weight.detach().clone() for name, weight in weights.items()}
+    run.step(2)
+    assert frozen == {"model.model.encoder.embed_positions.weight"}
+    changed = {name for name in weights if not torch.equal(weights[name], before[name])}
+    assert len(changed) > len(weights) / 2 and not changed & frozen

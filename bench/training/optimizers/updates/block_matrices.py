@@ -14,11 +14,11 @@ CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def block_matrices(whole: nn.Module, blocks: Iterable[nn.Module]) -> list[int]:
-    """Return, for each parameter of `whole` in order, how many matrices of blocks it holds: 0 for most kinds.
+    """Return, for each trained parameter of `whole` in order, how many matrices of blocks it holds.
 
     Matrices are the weights of linear layers and of convolutions of all channels, whose filters are rows.
     Experts that are stacked in one parameter are as many matrices. Biases, norms, tables of embeddings,
-    parameters of other modules (routers, scans) and everything outside of the blocks hold none.
+    parameters of other modules (routers, scans) and everything outside of the blocks hold none: 0.
     """
     tables = {module.weight for module in whole.modules() if isinstance(module, nn.Embedding)}
     found = {
@@ -28,7 +28,7 @@ def block_matrices(whole: nn.Module, blocks: Iterable[nn.Module]) -> list[int]:
         for weight, count in _matrices_of(module)
         if weight not in tables
     }
-    return [found.get(weight, 0) for weight in whole.parameters()]
+    return [found.get(weight, 0) for weight in whole.parameters() if weight.requires_grad]
 
 
 def _matrices_of(module: nn.Module) -> Iterator[tuple[nn.Parameter, int]]:
