@@ -17,7 +17,7 @@ from bench.base.strict_json import pretty_json
 from bench.cli.machines import machine_named
 from bench.planning.manifest import load_manifest
 from bench.planning.prediction.card_rates import GPUS_A_NODE
-from bench.planning.prediction.predicted_machines import Predicted, Unpredicted, predict_machine
+from bench.planning.prediction.predicted_machines import Predicted, Predictor, Unpredicted
 from bench.planning.prediction.step_time import shipped_fit
 from bench.records.text import figures, money_text
 from bench.report.compare.price_file import load_prices
@@ -53,9 +53,10 @@ def predict(request: PredictArguments) -> int:
     manifest = load_manifest(request.manifest)
     counted = rehearse(manifest.models, str(request.manifest)).counted
     book = load_prices(request.prices).renting(request.rent)
+    predictor = Predictor(manifest, counted, shipped_fit())
     rows, without = [], []
     for gpu, count in _machines(request.gpus):
-        for found in predict_machine(manifest, gpu, count, counted, shipped_fit()):
+        for found in predictor.predict(gpu, count):
             if isinstance(found, Unpredicted):
                 without.append(found)
             else:
@@ -118,9 +119,9 @@ def _text(
                 yield fill(f"{label}: {machines}", WIDTH)
         else:
             yield "no machine that was asked for is predicted within these limits"
-        for one in without:
-            if one.model == name:
-                yield fill(f"not predicted  {one.gpus}x {one.gpu}: {one.reason}", WIDTH)
+        for reason in dict.fromkeys(one.reason for one in without if one.model == name):
+            alike = ", ".join(_machine(one) for one in without if (one.model, one.reason) == (name, reason))
+            yield fill(f"not predicted  {alike}: {reason}", WIDTH)
         yield ""
     yield "predicted, not measured: bench run on the machine decides"
     yield "90% within: as far as models and cards that were left out (docs/prediction.md)"
@@ -137,7 +138,7 @@ def _cells(row: PricedPrediction, book: PriceBook) -> tuple[str, ...]:
     )
 
 
-def _machine(found: Predicted) -> str:
+def _machine(found: Predicted | Unpredicted) -> str:
     name = re.sub(r"^(NVIDIA|AMD) |GeForce |Instinct | Blackwell| Edition$| Generation$| OAM$", "", found.gpu)
     return f"{found.gpus}x {name}"
 

@@ -126,28 +126,30 @@ def _settings(request: ModelRequest, target: Target) -> Iterator[Setting]:
             yield free_lunch(model, target, setting)
         return
     if methods == "guided":
-        yield from dict.fromkeys(_candidates(model, target))
+        yield from guided_settings(model, target)
         return
     by_name = {"naive": NAIVE, "free-lunch": free_lunch(model, target)}
     yield from dict.fromkeys(by_name[entry] if isinstance(entry, str) else entry for entry in methods)
 
 
-def _candidates(model: Model, target: Target) -> Iterator[Setting]:
-    """Yield every setting that may be a model's fastest: each way to save memory, with useful methods.
+def guided_settings(model: Model, target: Target) -> list[Setting]:
+    """Return every setting that may be a model's fastest: each way to save memory, with useful methods.
 
     Settings without sharding are tried uncompiled too, because a compiler may fail or never end, and passes
     that may be recorded are tried unrecorded: code of an unknown model may wait for the GPU.
     """
+    found: list[Setting] = []
     halves = known_methods()["half-weights"].why_not(model, target) is None
     for setting in memory_saving_settings(target.gpus):
         beside = [setting]
         if halves and not conflict(lowered := ordered([*setting, "half-weights"])):
             beside.append(lowered)
         lunches = [free_lunch(model, target, methods) for methods in beside]
-        yield from lunches
-        yield from (tuple(name for name in lunch if name != RECORDED) for lunch in lunches)
+        found += lunches
+        found += (tuple(name for name in lunch if name != RECORDED) for lunch in lunches)
         if in_group(setting, "sharding") is None:
-            yield free_lunch(model, target, setting, compiled=False)
+            found.append(free_lunch(model, target, setting, compiled=False))
+    return [*dict.fromkeys(found)]
 
 
 def _plan_setting(
@@ -162,7 +164,7 @@ def _plan_setting(
         return Skipped(model.name, setting, name, reason)
     memory = _usable_bytes(manifest, target)
     share = model.recipe.batch_size // target.gpus
-    sizes = [request.micro_batch] if request.micro_batch else _divisors(share)
+    sizes = [request.micro_batch] if request.micro_batch else divisors(share)
     needs = {size: predict_bytes(model, setting, size, target.gpus, counts) for size in sizes}
     half = model.recipe.precision != "fp32"
     states = None
@@ -176,7 +178,7 @@ def _plan_setting(
         reason = f"needs about {bytes_text(least)} {what}; there are {bytes_text(memory)}"
         return Skipped(model.name, setting, name, reason)
     fitting = [size for size in sizes if (need := needs[size]) is None or need <= USABLE * memory]
-    chosen = _thinned(fitting or sizes[-1:])
+    chosen = thinned(fitting or sizes[-1:])
     as_manifest = (manifest.seed, manifest.timing, manifest.memory_cap_bytes)
     return SettingPlan(
         label=name,
@@ -203,12 +205,12 @@ def _host_is_small(needed: int, target: Target) -> str | None:
     return f"{needs}; there are {available / 2**30:.0f}"
 
 
-def _divisors(number: int) -> list[int]:
+def divisors(number: int) -> list[int]:
     """Return every micro-batch that keeps the recipe's batch exact, the largest first."""
     return [size for size in range(number, 0, -1) if number % size == 0]
 
 
-def _thinned(sizes: list[int]) -> list[int]:
+def thinned(sizes: list[int]) -> list[int]:
     """Drop micro-batches less than a quarter below the next larger: if that does not fit, they seldom do."""
     chosen = sizes[:1]
     for size in sizes[1:]:
@@ -239,7 +241,7 @@ def _check_batches(manifest: Manifest, target: Target) -> None:
             mistakes.append(Mistake(f"/models/{i}", text, "change gpus"))
         elif request.micro_batch and share % request.micro_batch:
             text = f"{request.micro_batch} does not divide {request.model.name}'s {share} samples a GPU"
-            allowed = f"allowed: {', '.join(map(str, reversed(_divisors(share))))}"
+            allowed = f"allowed: {', '.join(map(str, reversed(divisors(share))))}"
             mistakes.append(Mistake(request.micro_batch_path, text, allowed))
     if mistakes:
         raise BadInput("the batch cannot be kept exact", where=manifest.name, mistakes=tuple(mistakes))

@@ -14,7 +14,7 @@ from bench.bundle.verdict import RunContents, Verdict
 from bench.cli.main import main
 from bench.planning.manifest import Manifest, parse_manifest
 from bench.planning.prediction.card_rates import rates_of, usual_share
-from bench.planning.prediction.predicted_machines import Predicted, Unpredicted, predict_machine
+from bench.planning.prediction.predicted_machines import Predicted, Predictor, Unpredicted
 from bench.planning.prediction.step_time import (
     Fit,
     Multipliers,
@@ -154,7 +154,7 @@ def test_real_training_is_within_the_error_that_is_said() -> None:
 
 def test_every_machine_gets_a_setting_that_fits() -> None:
     for gpu in (H200, card("NVIDIA GeForce RTX 5090"), card("AMD Instinct MI300X OAM")):
-        (found,) = predict_machine(manifest("pythia-1b"), gpu, 1, {}, shipped_fit())
+        (found,) = Predictor(manifest("pythia-1b"), {}, shipped_fit()).predict(gpu, 1)
         assert isinstance(found, Predicted)
         assert found.memory_bytes is not None and found.memory_bytes < gpu.memory_gib * 2**30
         assert found.least_days < found.days < found.most_days
@@ -162,21 +162,21 @@ def test_every_machine_gets_a_setting_that_fits() -> None:
 
 
 def test_a_model_that_does_not_fit_is_not_predicted() -> None:
-    (found,) = predict_machine(manifest("pythia-6.9b"), card("NVIDIA L4"), 1, {}, shipped_fit())
+    (found,) = Predictor(manifest("pythia-6.9b"), {}, shipped_fit()).predict(card("NVIDIA L4"), 1)
     assert isinstance(found, Unpredicted)
     assert "offloading is not predicted" in found.reason
 
 
 def test_a_batch_that_does_not_divide_is_said_and_stops_no_other_model() -> None:
     small = {"name": "gpt2", "recipe": {"batch_size": 12}}
-    whole, odd = predict_machine(manifest("pythia-1b", small), H200, 8, {}, shipped_fit())
+    whole, odd = Predictor(manifest("pythia-1b", small), {}, shipped_fit()).predict(H200, 8)
     assert isinstance(whole, Predicted)
     assert isinstance(odd, Unpredicted) and odd.reason == "a batch of 12 does not divide among 8 GPUs"
 
 
 def test_a_card_that_nobody_measured_has_the_wider_interval() -> None:
     def width(name: str) -> float:
-        (found,) = predict_machine(manifest("pythia-1b"), card(name), 1, {}, shipped_fit())
+        (found,) = Predictor(manifest("pythia-1b"), {}, shipped_fit()).predict(card(name), 1)
         assert isinstance(found, Predicted)
         return found.most_days / found.least_days
 
@@ -201,7 +201,7 @@ def test_predictions_are_sorted_with_cost_in_80_columns(
     assert max(map(len, shown.splitlines())) < 80
     assert shown.index("8x H100") < shown.index("1x H200") < shown.index("1x L4")
     assert "predicted, not measured" in shown and "$" in shown
-    assert "not predicted 1x NVIDIA L4: offloading is not predicted" in " ".join(shown.split())
+    assert "1x RTX PRO 6000 Workstation: needs 125.8 GiB or more; offloading is" in " ".join(shown.split())
 
 
 def test_a_budget_and_a_deadline_leave_machines_out(file: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bench.base.errors import BadInput
-from bench.planning.plan import _candidates
+from bench.planning.plan import guided_settings
 from bench.records.estimate import ceiling_of, ceiling_precisions
 from bench.records.gradients import MOST_OF_A_PARAMETER, MOST_OF_WHOLE, GradientCheck
 from bench.records.trial import Ceiling, Timing
@@ -231,7 +231,7 @@ def test_kernels_that_multiply_by_weights_themselves_are_refused() -> None:
 def test_the_guided_search_tries_the_settings_of_bf16() -> None:
     target = Target("cuda", 2, 80 << 30, "a GPU", "9.0", elsewhere=True)
     pythia = known_models()["pythia-1b"]
-    assert [*_candidates(in_precision(pythia, "fp8"), target)] == [*_candidates(pythia, target)]
+    assert [*guided_settings(in_precision(pythia, "fp8"), target)] == [*guided_settings(pythia, target)]
 
 
 def test_a_worker_refuses_a_gpu_without_units_for_fp8(monkeypatch: pytest.MonkeyPatch) -> None:

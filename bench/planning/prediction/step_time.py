@@ -22,6 +22,8 @@ FP32, HALF = 4, 2
 # update of Adam reads weight, gradient and both moments, writes all but the gradient, and clears that.
 PASS_BYTES, PASS_BYTES_HALVED, UPDATE_BYTES = 18, 12, 36
 
+OFFLOADING = "offloading is not predicted: it depends on the host"
+
 Group = Literal["dense", "other"]
 # Parts of fields of architectures with experts, with biases of positions, or with windows of pictures.
 UNUSUAL = ("expert", "relative_attention", "position_buckets", "window_size")
@@ -147,7 +149,7 @@ def why_unpredicted(model: Model, setting: Setting) -> str | None:
     """Return why the time of a setting is not predicted; None if it is."""
     recipe = model.recipe
     if "offload" in setting:
-        return "offloading is not predicted: it depends on the host"
+        return OFFLOADING
     if in_group(setting, "compilation") is None:
         return "uncompiled code is not predicted"
     if recipe.precision == "fp8":

@@ -8,6 +8,7 @@ No issue known. Remove when transformers ships its list of architectures as data
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from functools import cache
@@ -116,6 +117,13 @@ def why_no_biased_gelu(model_type: str, mapping: str, architecture: Mapping[str,
 
     If the code cannot be read, an architecture that names exact GELU is believed to have it.
     """
+    return _why_no_biased_gelu(model_type, mapping, json.dumps(architecture, sort_keys=True))
+
+
+@cache
+def _why_no_biased_gelu(model_type: str, mapping: str, architecture_json: str) -> str | None:
+    """Answer `why_no_biased_gelu` once: a plan asks for every setting, and the code is long."""
+    architecture: Mapping[str, Any] = json.loads(architecture_json)
     others: set[str] = set()
     without_layer = False
     for body in _classes_of(model_type, mapping):
@@ -141,6 +149,13 @@ def why_not_recorded(model_type: str, architecture: Mapping[str, Any]) -> str | 
 
     A recorded pass repeats what the host decided and copied while it was recorded.
     """
+    return _why_not_recorded(model_type, json.dumps(architecture, sort_keys=True))
+
+
+@cache
+def _why_not_recorded(model_type: str, architecture_json: str) -> str | None:
+    """Answer `why_not_recorded` once: a plan asks for every setting, and the code is long."""
+    architecture: Mapping[str, Any] = json.loads(architecture_json)
     code = _source(model_type, "modeling")
     scripts = re.findall(r"@torch\.jit\.script\ndef .*?(?=\n@|\ndef |\nclass |\Z)", code, re.DOTALL)
     if any("torch.tensor(" in script for script in scripts):

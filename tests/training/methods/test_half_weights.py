@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from bench.planning.plan import _candidates
+from bench.planning.plan import guided_settings
 from bench.training.methods import known_methods
 from bench.training.models import Model, Precision, known_models
 from tests.targets import H200
@@ -25,7 +25,7 @@ def test_recipes_in_fp32_are_refused_and_the_same_architectures_in_half_precisio
     assert METHOD.refuse(model, H200) == f"{name} trains in fp32"
     for precision in ("bf16", "fp16"):
         assert METHOD.refuse(in_half(model, precision), H200) is None
-        assert any("half-weights" in setting for setting in _candidates(in_half(model, precision), H200))
+        assert any("half-weights" in setting for setting in guided_settings(in_half(model, precision), H200))
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
