@@ -10,7 +10,7 @@ MEASURED := results/settings-h200 results/every-setting-h200/pythia-160m-2gpus.t
 # Without bytecode files, every process that a test starts would compile our modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart test test-fast test-e2e lint lock lock-dry-run gallery graph bench-accuracy bench-compare bench-cost bench-export bench-push bench-verify predict-accuracy replay settings fuzz clean
+.PHONY: quickstart test test-fast test-e2e lint lock lock-dry-run gallery graph bench-accuracy bench-compare bench-cost bench-export bench-push bench-verify counts predict-accuracy replay settings fuzz clean
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -79,6 +79,9 @@ replay: $(STAMP)  ## compare the guided search with all measured settings: regre
 
 predict-accuracy: $(STAMP)  ## hold predicted times against measured bundles and public rows (some minutes)
 	PYTHONPATH=. $(BIN)/python benchmarks/prediction.py
+
+counts: $(STAMP)  ## count the zoo's models; writes bench/data/counts.json
+	PYTHONPATH=. $(BIN)/python benchmarks/counts.py
 
 settings: $(STAMP)  ## write docs/settings.md from the committed bundles
 	$(BIN)/python benchmarks/settings.py $(MEASURED) > docs/settings.md

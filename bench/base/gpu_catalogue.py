@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -55,10 +56,13 @@ def gpu_named(name: str) -> GpuModel | None:
     return next((gpu for gpu in gpu_models() if gpu.name == name), None)
 
 
-def find_gpu_model(name: str) -> GpuModel | None:
-    """Find a model by the driver's full name, or by typed parts of it: "h200", "a100-80gb", "rtx4090"."""
+def find_gpu_model(name: str, described: Sequence[GpuModel] = ()) -> GpuModel | None:
+    """Find a model by the driver's full name, or by typed parts of it: "h200", "a100-80gb", "rtx4090".
+
+    Models that the user described come before those of the catalogue.
+    """
     typed = re.sub(r"\brtx(?=\d)", "rtx ", name, flags=re.IGNORECASE).replace("-", " ").split()
-    close = (gpu for gpu in gpu_models() if all(_has(gpu, part) for part in typed))
+    close = (gpu for gpu in (*described, *gpu_models()) if all(_has(gpu, part) for part in typed))
     return gpu_named(name) or (next(close, None) if typed else None)
 
 

@@ -99,6 +99,13 @@ def _add_predict(commands: Commands) -> None:
     add("--budget-usd", dest="budget", type=arguments.positive, metavar="N", help=dollars)
     deadline = "only machines that are predicted to end before it: 14, 14d, 36h"
     add("--deadline", dest="deadline_days", type=arguments.days, metavar="DAYS", help=deadline)
+    spec = "a file that describes a card which bench does not know; may be repeated"
+    add("--gpu-spec", dest="specs", action="append", type=Path, default=[], metavar="FILE", help=spec)
+    add("--own", **FLAG, help="costs of machines that you own, in place of rents")
+    add("--explain", **FLAG, help="show where each figure came from")
+    add("--plots", **DIR, help="draw days against costs as SVG")
+    add("--png", **FLAG, help="with --plots: also as PNG")
+    add("--format", choices=("table", "csv"), default="table", help="default: table")
     add_json(predict, "the predictions")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -222,3 +223,75 @@ def test_an_unknown_machine_is_answered_with_the_nearest(
 ) -> None:
     assert main(["predict", file, "--gpu", "8xb400"]) == 2
     assert "nearest: NVIDIA B200" in capsys.readouterr().err
+
+
+CARD = {
+    "name": "NVIDIA X100", "compute_capability": "10.0", "memory_gib": 288, "bf16_tflops": 4000,
+    "tf32_tflops": 2000, "fp32_tflops": 120, "memory_gb_per_second": 13000, "source": "a data sheet",
+}  # fmt: skip
+
+
+def spec(folder: Path, **changes: Any) -> str:
+    path = folder / "card.json"
+    path.write_text(json.dumps(CARD | changes))
+    return str(path)
+
+
+def test_a_card_that_bench_does_not_know_can_be_described(
+    file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["predict", file, "--gpu", "8xx100,h200", "--gpu-spec", spec(tmp_path)]) == 0
+    assert "8x X100" in capsys.readouterr().out
+    assert main(["predict", file, "--gpu", "x100"]) == 2
+    assert "--gpu-spec FILE describes a card" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"bf16_tflops": -4}, "/bf16_tflops  -4 is no rate"),
+        ({"memory_gib": "288"}, "/memory_gib"),
+        ({"peak": 3}, "/peak"),
+        ({"compute_capability": "ten"}, '/compute_capability  "ten" is no compute capability'),
+        ({"measured_bf16_tflops": 5000}, "5000 is more than the peak of 4000"),
+        ({"name": " "}, "/name  empty"),
+    ],
+)
+def test_mistakes_in_a_description_are_named(
+    changes: dict[str, Any], said: str, file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["predict", file, "--gpu-spec", spec(tmp_path, **changes)]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_prediction_can_be_explained(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", file, "--gpu", "8xh100", "--explain"]) == 0
+    said = capsys.readouterr().out
+    assert max(map(len, said.splitlines())) < 80
+    for words in ("products", "attention", "memory", "exchange", "update", "rented run", "owned run"):
+        assert words in said
+    assert main(["predict", file, "--gpu", "8xh100", "--json"]) == 0
+    row = json.loads(capsys.readouterr().out)["predicted"][0]["predicted"]
+    passes = sum(part["seconds"] for part in row["parts"])
+    assert row["accumulation"] * passes + row["update_seconds"] == pytest.approx(row["step_seconds"])
+
+
+def test_costs_of_owning_and_rows_of_a_spreadsheet(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", file, "--gpu", "8xh100,8xh200", "--format", "csv"]) == 0
+    rows = [*csv.DictReader(capsys.readouterr().out.splitlines())]
+    assert len(rows) == 4
+    owned = {row["gpu"]: row["owned_run"] for row in rows}
+    assert float(owned["NVIDIA H100 80GB HBM3"]) > 0
+    assert owned["NVIDIA H200"] == ""  # nobody quoted a price
+    tokens = PYTHIA.recipe.batch_size * PYTHIA.recipe.steps * PYTHIA.recipe.units_per_sample
+    first = rows[0]
+    assert float(first["units_per_currency"]) == pytest.approx(tokens / float(first["rented_run"]))
+    assert main(["predict", file, "--gpu", "8xh100", "--own"]) == 0
+    assert "an owned run" in capsys.readouterr().out
+
+
+def test_predictions_are_drawn_hollow(file: str, tmp_path: Path) -> None:
+    assert main(["predict", file, "--gpu", "8xh100,h200", "--plots", str(tmp_path / "plots")]) == 0
+    drawn = (tmp_path / "plots" / "pythia-1b-predicted.svg").read_text()
+    assert drawn.count("mark hollow") >= 3 and "predicted" in drawn
+    assert main(["predict", file, "--png"]) == 2

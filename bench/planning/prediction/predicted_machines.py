@@ -10,11 +10,31 @@ from bench.base.gpu_catalogue import GpuModel
 from bench.planning.manifest import Manifest
 from bench.planning.prediction.candidates import Candidates, candidates_of
 from bench.planning.prediction.card_rates import GPUS_A_NODE, rates_of
-from bench.planning.prediction.step_time import Fit, group_of, step_time
+from bench.planning.prediction.step_time import Fit, StepPart, StepTime, Work, group_of, step_time
+from bench.records.text import figures
 from bench.training.methods import Target, label
 from bench.training.models import Counted, Model, counts_by_formula
 
 SECONDS_A_DAY = 86_400
+
+
+@dataclass(frozen=True, slots=True)
+class PredictedPart:
+    """A part of a pass: what it computes or moves, and at which rate."""
+
+    name: str
+    amount: float
+    unit: str  # operations or bytes
+    seconds: float  # in a pass; of exchange, what computing does not hide
+
+    @property
+    def rate_text(self) -> str:
+        if self.name == "exchange":
+            return "beside computing"
+        rate = self.amount / self.seconds
+        if self.unit == "bytes":
+            return f"{figures(rate / 1e9)} GB/s"
+        return f"{figures(rate / 1e12)} TFLOP/s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +55,13 @@ class Predicted:
     limit: str  # what takes most of the time
     kwh: float | None  # at the power limit of the GPUs
     source: str  # of the rate of products
+    parts: tuple[PredictedPart, ...]
+    update_seconds: float
+    units: float  # tokens, images or pairs of the whole run
+
+    @property
+    def pass_seconds(self) -> float:
+        return sum(part.seconds for part in self.parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +133,9 @@ class Predictor:
             limit=time.limit,
             kwh=gpu.watts * target.gpus * days * 24 / 1000 if gpu.watts else None,
             source=rates.product_source,
+            parts=_parts(chosen.work, batch, time, self.fit.multipliers.traffic),
+            update_seconds=time.update,
+            units=float(recipe.batch_size) * recipe.steps * recipe.units_per_sample,
         )
 
     def _candidates_of(self, model: Model, counts: Counted, target: Target) -> Candidates:
@@ -113,3 +143,18 @@ class Predictor:
         if alike not in self._candidates:
             self._candidates[alike] = candidates_of(model, counts, target)
         return self._candidates[alike]
+
+
+def _parts(work: Work, batch: StepPart, time: StepTime, traffic: float) -> tuple[PredictedPart, ...]:
+    """Return the parts of a pass that take any time; `traffic` is the bytes moved for each byte kept."""
+    n = batch.samples
+    amounts = {
+        "products": (n * work.products, "operations"),
+        "attention": (n * work.attention, "operations"),
+        "convolutions": (n * work.convolutions, "operations"),
+        "scans": (n * work.scans, "operations"),
+        "memory": (n * work.kept_bytes * traffic + work.weight_bytes, "bytes"),
+        "exchange": (work.exchanged_each_pass, "bytes"),
+    }
+    found = (PredictedPart(name, *amounts[name], seconds) for name, seconds in time.parts.items())
+    return tuple(part for part in found if part.amount)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
 
 from bench.report.compare.decision import frontier
@@ -22,6 +22,7 @@ class Point:
     words: str  # the tooltip
     size: float = 5.0
     half_width: float = 0.0  # of y
+    hollow: bool = False  # predicted, and not measured
 
 
 def scatter(
@@ -57,7 +58,7 @@ def scatter(
         if p.half_width:
             low, high = y(max(p.y - p.half_width, low_y)), y(p.y + p.half_width)
             parts.append(line(x(p.x), low, x(p.x), high, f"s{number % SERIES} line"))
-        parts.append(mark(x(p.x), y(p.y), number, p.size, p.words))
+        parts.append(mark(x(p.x), y(p.y), number, p.size, p.words, hollow=p.hollow))
     if labelled:
         parts.append(placed([(x(p.x), y(p.y), 1.2 * p.size, p.label) for p in inside], box))
     if hidden := len(points) - len(inside):
@@ -81,7 +82,8 @@ def days_plot(
     spread = max(p.y for p in points) / min(p.y for p in points)
     drawing = scatter(points, BOX, x_title, "days", log_y=spread > 8, x_text=x_text, labelled=labelled)
     names = list(dict.fromkeys(p.series for p in points))
-    beside = key(names, 496, 48, "nothing beats these" if len(points) > 1 else None)
+    hollow = {p.series for p in points if p.hollow}
+    beside = key(names, 496, 48, "nothing beats these" if len(points) > 1 else None, hollow=hollow)
     return Plot(name, title, "; ".join(descriptions[:12]), *size, fragment(drawing, beside))
 
 
@@ -95,11 +97,16 @@ def around(values: Iterable[float], *, log: bool = False, zero: bool = False) ->
     return (0.0 if zero else low - margin), high + margin
 
 
-def key(names: Sequence[str], x: float, y: float, dashed: str | None) -> Markup:
+def key(
+    names: Sequence[str], x: float, y: float, dashed: str | None, hollow: Set[str] = frozenset()
+) -> Markup:
     """Draw a legend of the series; `dashed` names the dashed line, if there is one."""
     parts = []
     for i, name in enumerate(names):
-        parts += [mark(x, y + 18 * i, i), text(x + 12, y + 4 + 18 * i, name[:LONGEST_NAME])]
+        parts += [
+            mark(x, y + 18 * i, i, hollow=name in hollow),
+            text(x + 12, y + 4 + 18 * i, name[:LONGEST_NAME]),
+        ]
     if dashed:
         at = y + 18 * len(names)
         parts += [line(x - 6, at, x + 6, at, "front"), text(x + 12, at + 4, dashed)]

@@ -55,12 +55,14 @@ def polyline(points: Iterable[tuple[float, float]], class_: str) -> Markup:
     return el("polyline", points=" ".join(f"{number(x)},{number(y)}" for x, y in points), class_=class_)
 
 
-def mark(x: float, y: float, series: int, size: float = 5.0, words: str = "") -> Markup:
+def mark(
+    x: float, y: float, series: int, size: float = 5.0, words: str = "", *, hollow: bool = False
+) -> Markup:
     """Draw a point of a series, in its colour and shape, with `words` as its tooltip."""
     shape, inside = SHAPES[series % len(SHAPES)], [el("title", words)] if words else []
     class_ = f"s{series % SERIES} mark"
+    class_ += " hollow" if hollow or shape in ("ring", "cross", "plus") else ""
     if shape in ("circle", "ring"):
-        class_ += " hollow" if shape == "ring" else ""
         return el("circle", *inside, cx=x, cy=y, r=size, class_=class_)
     d = {
         "square": f"M{-size} {-size}h{2 * size}v{2 * size}h{-2 * size}z",
@@ -70,7 +72,6 @@ def mark(x: float, y: float, series: int, size: float = 5.0, words: str = "") ->
         "cross": f"M{-size} {-size}L{size} {size}M{size} {-size}L{-size} {size}",
         "plus": f"M0 {-1.2 * size}V{1.2 * size}M{-1.2 * size} 0H{1.2 * size}",
     }[shape]
-    class_ += " hollow" if shape in ("cross", "plus") else ""
     return el("path", *inside, d=d, transform=f"translate({number(x)} {number(y)})", class_=class_)
 
 

@@ -25,6 +25,7 @@ from bench.training.models.class_mistakes import class_mistakes, several_models
 from bench.training.models.generic import TransformersFamily, built_parts, configured, counted, kinds
 from bench.training.models.own_models import misspelt, unread_field
 from bench.training.models.own_module_pass import pass_mistakes
+from bench.training.models.shipped_counts import shipped_counts
 from bench.training.vendor import transformers_inside, transformers_source
 
 # Environment of the building process: no downloads, and no GPU, which a trial may be using.
@@ -46,15 +47,21 @@ class Rehearsal:
 
 
 def rehearse(models: Sequence[Model], where: str) -> Rehearsal:
-    """Build the models that have no formulas, as all with adapters.
+    """Build the models that have neither formulas nor shipped counts, as all with adapters.
 
     If torch or transformers is missing, none is built.
 
     Raises BadInput with all mistakes in these models.
     """
-    new = {f"/models/{i}": model for i, model in enumerate(models) if not has_formulas(model)}
+    without_formulas = [model for model in models if not has_formulas(model)]
+    shipped = {model.name: counts for model in without_formulas if (counts := shipped_counts(model))}
+    new = {
+        f"/models/{i}": model
+        for i, model in enumerate(models)
+        if model in without_formulas and model.name not in shipped
+    }
     if not new or not all(map(find_spec, ("torch", "transformers"))):
-        return Rehearsal({}, ())
+        return Rehearsal(shipped, ())
     process = [sys.executable, "-m", "bench.training.models.dry_build"]
     request = json.dumps({path: to_json(model) for path, model in new.items()})
     done = subprocess.run(
@@ -68,7 +75,7 @@ def rehearse(models: Sequence[Model], where: str) -> Rehearsal:
         raise BadInput.of(mistakes, where)
     counted_models = {new[path].name: build.counted for path, build in builds.items() if build.counted}
     remarks = tuple(remark for build in builds.values() for remark in build.remarks)
-    return Rehearsal(counted_models, remarks)
+    return Rehearsal(shipped | counted_models, remarks)
 
 
 def main() -> None:

@@ -1,0 +1,45 @@
+"""Read a file that describes a GPU model which the catalogue lacks, reporting every mistake at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from bench.base.errors import BadInput, Mistake, in_json
+from bench.base.files import read_bounded
+from bench.base.form_mistakes import form_mistakes
+from bench.base.gpu_catalogue import GpuModel
+from bench.base.strict_json import DecodeError, from_json, strict_loads
+
+MAX_BYTES = 1 << 16
+ADVICE = "docs/prediction.md has the form, with an example"
+
+
+def load_gpu_spec(path: Path) -> GpuModel:
+    """Return the GPU model that a JSON file describes."""
+    data = read_bounded(path, MAX_BYTES, what="the card", too_large="larger than 64 KiB: not a card")
+    try:
+        document = strict_loads(data)
+    except DecodeError as error:
+        raise BadInput(str(error), where=str(path)) from None
+    mistakes = [*form_mistakes(GpuModel, document)] or [*_meaning_mistakes(document)]
+    if mistakes:
+        raise BadInput.of(mistakes, str(path), ADVICE)
+    return from_json(GpuModel, document)
+
+
+def _meaning_mistakes(document: Mapping[str, Any]) -> Iterator[Mistake]:
+    for field, value in document.items():
+        if isinstance(value, int | float) and not 0 < value < 1e9:
+            yield Mistake(f"/{field}", f"{value:g} is no rate", "allowed: a number above 0")
+        elif field in ("name", "source") and not value.strip():
+            yield Mistake(f"/{field}", "empty", "allowed: a text")
+    capability = document["compute_capability"]
+    if capability is not None and not all(part.isdecimal() for part in capability.split(".", 1)):
+        found = f"{in_json(capability)} is no compute capability"
+        yield Mistake("/compute_capability", found, 'allowed: "10.0" for instance, or null')
+    best, peak = document.get("measured_bf16_tflops"), document["bf16_tflops"]
+    if best is not None and best > peak:
+        found = f"{best:g} is more than the peak of {peak:g}"
+        yield Mistake("/measured_bf16_tflops", found, "allowed: at most bf16_tflops, dense")

@@ -1,0 +1,127 @@
+"""Predictions as a table, as CSV, and explained part by part. Pure."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterator, Sequence
+from textwrap import fill
+
+from tabulate import tabulate
+
+from bench.planning.prediction.predicted_machines import Predicted, Unpredicted
+from bench.records.text import figures, money_text
+from bench.report.compare.priced_predictions import PricedPrediction
+
+WIDTH = 79  # columns
+NOT_MEASURED = "predicted, not measured: bench run on the machine decides"
+ERRORS = "90% within: as far as models and cards that were left out (docs/prediction.md)"
+CSV_COLUMNS = (
+    "model", "gpu", "gpus", "setting", "micro_batch", "accumulation", "step_seconds", "days", "least_days",
+    "most_days", "limit", "memory_bytes", "kwh", "rented_run", "owned_run", "units_per_currency", "currency",
+)  # fmt: skip
+
+
+def prediction_text(
+    models: Sequence[str],
+    rows: Sequence[PricedPrediction],
+    without: Sequence[Unpredicted],
+    currency: str,
+    *,
+    own: bool = False,
+) -> Iterator[str]:
+    """Yield the lines of a table for each model, the fastest machine first; `own` shows what owning costs."""
+    for name in models:
+        yield f"{name}, predicted"
+        of_model = _of(name, rows)
+        if of_model:
+            yield _table(of_model, currency, own=own)
+            for label in dict.fromkeys(row.predicted.label for row in of_model):
+                machines = ", ".join(_with_batch(r.predicted) for r in of_model if r.predicted.label == label)
+                yield fill(f"{label}: {machines}", WIDTH)
+        else:
+            yield "no machine that was asked for is predicted within these limits"
+        for reason in dict.fromkeys(one.reason for one in without if one.model == name):
+            alike = ", ".join(
+                machine_text(one) for one in without if (one.model, one.reason) == (name, reason)
+            )
+            yield fill(f"not predicted  {alike}: {reason}", WIDTH)
+        yield ""
+    yield NOT_MEASURED
+    yield ERRORS
+
+
+def _of(model: str, rows: Sequence[PricedPrediction]) -> list[PricedPrediction]:
+    return sorted((row for row in rows if row.predicted.model == model), key=lambda row: row.predicted.days)
+
+
+def _table(rows: Sequence[PricedPrediction], currency: str, *, own: bool) -> str:
+    cost = "an owned run" if own else "a rented run"
+    return tabulate(
+        [_cells(row, currency, own=own) for row in rows],
+        ("machine", "days", "90% within", "limit", cost),
+        disable_numparse=True,
+        colalign=("left", "right", "left", "left", "right"),
+    )
+
+
+def _cells(row: PricedPrediction, currency: str, *, own: bool) -> tuple[str, ...]:
+    found, cost = row.predicted, row.cost(own=own)
+    return (
+        machine_text(found),
+        figures(found.days),
+        f"{figures(found.least_days)} to {figures(found.most_days)}",
+        found.limit,
+        "-" if cost is None else money_text(cost.amount, currency),
+    )
+
+
+def machine_text(found: Predicted | Unpredicted) -> str:
+    """Name a machine shortly: the number of GPUs, and their kind without its vendor."""
+    name = re.sub(r"^(NVIDIA|AMD) |GeForce |Instinct | Blackwell| Edition$| Generation$| OAM$", "", found.gpu)
+    return f"{found.gpus}x {name}"
+
+
+def _with_batch(found: Predicted) -> str:
+    return f"{machine_text(found)} ({found.micro_batch} x {found.accumulation})"
+
+
+def explained(row: PricedPrediction, currency: str) -> Iterator[str]:
+    """Yield where each figure of a prediction came from."""
+    found = row.predicted
+    batch = f"micro-batch {found.micro_batch} x {found.accumulation}"
+    yield fill(f"{found.model} on {machine_text(found)}: {found.label}, {batch}", WIDTH)
+    parts = [
+        (part.name, f"{part.amount:.3g} {part.unit}", part.rate_text, f"{1000 * part.seconds:.3g}")
+        for part in found.parts
+    ]
+    headers = ("part", "work of a pass", "rate", "ms a pass")
+    yield tabulate(parts, headers, disable_numparse=True, colalign=("left", "right", "left", "right"))
+    passes, step = found.pass_seconds, found.step_seconds
+    yield f"update      {1000 * found.update_seconds:.3g} ms"
+    yield f"step        {found.accumulation} x {passes:.4g} s + update = {step:.4g} s"
+    yield fill(f"products    {found.source}", WIDTH, subsequent_indent=" " * 12)
+    for cost in filter(None, (row.rented, row.owned)):
+        what = "rented run" if cost is row.rented else "owned run"
+        said = f"{what}  {money_text(cost.amount, currency)}: {'; '.join(cost.quotes)}"
+        yield fill(said, WIDTH, subsequent_indent=" " * 12)
+
+
+def prediction_csv(rows: Sequence[PricedPrediction], currency: str) -> str:
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(CSV_COLUMNS)
+    for row in rows:
+        found, costs = row.predicted, (row.rented, row.owned)
+        writer.writerow(
+            (found.model, found.gpu, found.gpus, found.label, found.micro_batch, found.accumulation,
+             found.step_seconds, found.days, found.least_days, found.most_days, found.limit,
+             found.memory_bytes, _or_empty(found.kwh), *(one.amount if one else "" for one in costs),
+             _or_empty(row.units_per_dollar), currency)
+        )  # fmt: skip
+    return out.getvalue()
+
+
+def _or_empty(value: float | None) -> float | str:
+    return "" if value is None else value
