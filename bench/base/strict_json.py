@@ -14,6 +14,7 @@ from bench.base.fast_json import NOT_PLAIN, SCALARS, count_keys, decode_rows, pl
 
 T = TypeVar("T")
 LATER = "later"  # key of a field's metadata: see `later`
+INTERNAL = {"internal": True}  # metadata of a field that `to_json` leaves out: other programs never see it
 
 
 class DecodeError(ValueError):
@@ -157,7 +158,7 @@ def _later_fields(kind: Any) -> tuple[tuple[str, Any], ...]:
 
 @cache
 def _field_names(kind: Any) -> tuple[str, ...]:
-    return tuple(f.name for f in fields(kind)) if is_dataclass(kind) else ()
+    return tuple(f.name for f in fields(kind) if f.metadata != INTERNAL) if is_dataclass(kind) else ()
 
 
 def from_json(cls: type[T], value: Any) -> T:

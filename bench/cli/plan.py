@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tabulate import tabulate
 
 from bench.base.errors import BadInput
-from bench.base.gpu_catalogue import find_gpu_model, near_gpus
+from bench.base.gpu_catalogue import find_gpu_model, gpu_named, near_gpus
 from bench.base.strict_json import pretty_json, to_json
 from bench.cli.model_list import print_models
-from bench.planning.manifest import load_manifest
+from bench.planning.manifest import Manifest, load_manifest
 from bench.planning.plan import Plan, SettingPlan, make_plan, target_of
+from bench.planning.prediction.predicted_machines import Predicted, Predictor
+from bench.planning.prediction.step_time import shipped_fit
 from bench.records.text import FP8_ON_CPU, batch_text, bytes_text, figures
 from bench.runner.run.check_data import remarks_about_data
 from bench.training.methods import Target
+from bench.training.models import Counted
 from bench.training.models.dry_build import rehearse
 
 
@@ -46,8 +49,23 @@ def plan(request: PlanArguments) -> int:
     if request.as_json:
         sys.stdout.write(pretty_json(_plan_json(made, remarks)).decode())
     else:
-        print(_plan_text(made, remarks))
+        print("\n".join([_plan_text(made, remarks), *_predicted_lines(manifest, made, rehearsal.counted)]))
     return 0
+
+
+def _predicted_lines(manifest: Manifest, made: Plan, counted: Mapping[str, Counted]) -> Iterator[str]:
+    """Yield, for each model of a plan for another machine, what `bench predict` says of it."""
+    gpu = gpu_named(made.target.name) if made.target.elsewhere else None
+    if gpu is None:
+        return
+    predictor = Predictor(manifest.models, counted, shipped_fit(), manifest.memory_cap_bytes)
+    for found in predictor.predict(gpu, made.target.gpus):
+        if isinstance(found, Predicted):
+            within = f"90%: {figures(found.least_days)} to {figures(found.most_days)}"
+            batch = f"micro-batch {found.micro_batch} x {found.accumulation}"
+            yield f"predicted  {found.model}: {figures(found.days)} days ({within}), {found.label}, {batch}"
+        else:
+            yield f"not predicted  {found.model}: {found.reason}"
 
 
 def _target(gpus: int | None, gpu: str | None) -> Target:

@@ -54,7 +54,7 @@ def predict(request: PredictArguments) -> int:
     manifest = load_manifest(request.manifest)
     counted = rehearse(manifest.models, str(request.manifest)).counted
     book = load_prices(request.prices).renting(request.rent)
-    predictor = Predictor(manifest, counted, shipped_fit())
+    predictor = Predictor(manifest.models, counted, shipped_fit(), manifest.memory_cap_bytes)
     rows, without = [], []
     for gpu, count in _machines(request.gpus, described):
         for found in predictor.predict(gpu, count):

@@ -155,7 +155,7 @@ def test_real_training_is_within_the_error_that_is_said() -> None:
 
 def test_every_machine_gets_a_setting_that_fits() -> None:
     for gpu in (H200, card("NVIDIA GeForce RTX 5090"), card("AMD Instinct MI300X OAM")):
-        (found,) = Predictor(manifest("pythia-1b"), {}, shipped_fit()).predict(gpu, 1)
+        (found,) = Predictor(manifest("pythia-1b").models, {}, shipped_fit()).predict(gpu, 1)
         assert isinstance(found, Predicted)
         assert found.memory_bytes is not None and found.memory_bytes < gpu.memory_gib * 2**30
         assert found.least_days < found.days < found.most_days
@@ -163,21 +163,21 @@ def test_every_machine_gets_a_setting_that_fits() -> None:
 
 
 def test_a_model_that_does_not_fit_is_not_predicted() -> None:
-    (found,) = Predictor(manifest("pythia-6.9b"), {}, shipped_fit()).predict(card("NVIDIA L4"), 1)
+    (found,) = Predictor(manifest("pythia-6.9b").models, {}, shipped_fit()).predict(card("NVIDIA L4"), 1)
     assert isinstance(found, Unpredicted)
     assert "offloading is not predicted" in found.reason
 
 
 def test_a_batch_that_does_not_divide_is_said_and_stops_no_other_model() -> None:
     small = {"name": "gpt2", "recipe": {"batch_size": 12}}
-    whole, odd = Predictor(manifest("pythia-1b", small), {}, shipped_fit()).predict(H200, 8)
+    whole, odd = Predictor(manifest("pythia-1b", small).models, {}, shipped_fit()).predict(H200, 8)
     assert isinstance(whole, Predicted)
     assert isinstance(odd, Unpredicted) and odd.reason == "a batch of 12 does not divide among 8 GPUs"
 
 
 def test_a_card_that_nobody_measured_has_the_wider_interval() -> None:
     def width(name: str) -> float:
-        (found,) = Predictor(manifest("pythia-1b"), {}, shipped_fit()).predict(card(name), 1)
+        (found,) = Predictor(manifest("pythia-1b").models, {}, shipped_fit()).predict(card(name), 1)
         assert isinstance(found, Predicted)
         return found.most_days / found.least_days
 

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from bench.base.gpu_catalogue import GpuModel
-from bench.planning.manifest import Manifest
 from bench.planning.prediction.candidates import Candidates, candidates_of
 from bench.planning.prediction.card_rates import GPUS_A_NODE, rates_of
-from bench.planning.prediction.step_time import Fit, StepPart, StepTime, Work, group_of, step_time
+from bench.planning.prediction.step_time import (
+    Fit,
+    StepPart,
+    StepTime,
+    Work,
+    group_of,
+    step_time,
+    why_unpredicted,
+    work_of,
+)
 from bench.records.text import figures
 from bench.training.methods import Target, label
 from bench.training.models import Counted, Model, counts_by_formula
+from bench.training.setting import Setting
 
 SECONDS_A_DAY = 86_400
 
@@ -45,6 +54,7 @@ class Predicted:
     gpu: str
     gpus: int
     label: str
+    setting: Setting
     micro_batch: int
     accumulation: int
     step_seconds: float
@@ -73,12 +83,18 @@ class Unpredicted:
 
 
 class Predictor:
-    """Predicts the models of a manifest, machine by machine; machines that are alike share the candidates."""
+    """Predicts models machine by machine; machines that are alike share the candidates."""
 
-    def __init__(self, manifest: Manifest, counted: Mapping[str, Counted], fit: Fit) -> None:
+    def __init__(
+        self,
+        models: Sequence[Model],
+        counted: Mapping[str, Counted],
+        fit: Fit,
+        memory_cap_bytes: int | None = None,
+    ) -> None:
         """`counted` has, by model name, the counts of models without formulas."""
-        self.models = manifest.models
-        self.memory_cap_bytes = manifest.memory_cap_bytes
+        self.models = models
+        self.memory_cap_bytes = memory_cap_bytes  # of each device
         self.fit = fit
         self.counts = {m.name: counted.get(m.name) or counts_by_formula(m) for m in self.models}
         self._candidates: dict[tuple[str, int, str | None], Candidates] = {}
@@ -123,6 +139,7 @@ class Predictor:
             gpu=gpu.name,
             gpus=target.gpus,
             label=label(chosen.setting, model, target),
+            setting=chosen.setting,
             micro_batch=batch.samples,
             accumulation=batch.passes,
             step_seconds=time.seconds,
@@ -158,3 +175,14 @@ def _parts(work: Work, batch: StepPart, time: StepTime, traffic: float) -> tuple
     }
     found = (PredictedPart(name, *amounts[name], seconds) for name, seconds in time.parts.items())
     return tuple(part for part in found if part.amount)
+
+
+def seconds_of(
+    model: Model, counts: Counted, setting: Setting, batch: StepPart, machine: tuple[GpuModel, int], fit: Fit
+) -> float | None:
+    """Predict a step of one setting on a kind and a number of GPUs; None if it is not predicted."""
+    gpu, gpus = machine
+    work = None if why_unpredicted(model, setting) else work_of(model, setting, gpus, counts)
+    if work is None:
+        return None
+    return step_time(work, batch, gpus, rates_of(gpu), model.recipe.precision, fit.multipliers).seconds

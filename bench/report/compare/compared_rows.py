@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.base.errors import VerificationFailed
-from bench.base.strict_json import canonical_json, field_values, to_json
+from bench.base.strict_json import INTERNAL, canonical_json, field_values, to_json
 from bench.bundle.verdict import Contents, RunContents, Verdict
 from bench.bundle.verify import Files
 from bench.node_check.check_results import CheckContents
@@ -121,6 +121,7 @@ class Row:
     tried_zero: bool = False  # tried a setting that uses DeepSpeed, even if it failed
     samples_sha256: str | None = None
     slowed: Slowed | None = None  # a GPU that was slowed down during `best`
+    trained: Model | None = field(default=None, metadata=INTERNAL)  # what a prediction counts
 
     @property
     def rankable(self) -> list[MeasuredAttempt]:
@@ -218,6 +219,7 @@ def _row(path: Path, verdict: Verdict[Contents], run: ComparedRun, model: Model)
         machine=_machine(results.node, run.gpus, devices, verdict.run_id),
         model=model.name,
         family=model.family,
+        trained=model,
         precision=model.recipe.precision,
         unit=model.recipe.unit,
         conditions=tuple(_conditions(run, model, verdict.level)),

@@ -15,6 +15,7 @@ from bench.report.compare.compared_rows import DEEPSPEED, RankedRow, Row
 from bench.report.compare.decision import Rank, Recommendation, Wish, meets, places
 from bench.report.compare.extrapolate import Extrapolation, MeasuredRow, extrapolate
 from bench.report.compare.offers import Offer, Terms, offers_of
+from bench.report.compare.predicted_estimate import predicted_estimate
 
 Conditions = tuple[tuple[str, str], ...]
 
@@ -179,11 +180,17 @@ def _guesses(
         return ()
     flops, row = min(counted, key=lambda pair: pair[0])
     of_row = row.family, row.precision, flops, evidence
-    guesses = (extrapolate(gpu, gpus, *of_row) for gpu, gpus in terms.wanted)
+    ranked = [one for one in _ranked(rows) if one.recipe == recipe and one.complete and not one.slowed]
+    guesses = (_guess(extrapolate(gpu, gpus, *of_row), (gpu, gpus), ranked) for gpu, gpus in terms.wanted)
     return tuple(
         guess if guess.days else replace(guess, basis=unusable.get(row.family, guess.basis))
         for guess in guesses
     )
+
+
+def _guess(rule: Extrapolation, machine: tuple[GpuModel, int], rows: list[RankedRow]) -> Extrapolation:
+    """Return the predictor's estimate where it has one, else that of the share of the peak."""
+    return predicted_estimate(*machine, rule.at_peak_days, rows) or rule
 
 
 def _part(

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from bench.base.gpu_catalogue import GpuModel
+from bench.base.strict_json import later
 from bench.records.estimate import SECONDS_A_DAY, quantile95
 
 LEAST_HELD_OUT = 3  # with fewer rows there is no error bar
@@ -52,6 +53,7 @@ class Extrapolation:
     high_days: float | None
     held_out: int  # rows behind the interval
     basis: str  # the nearest row, or why there is no such row
+    predicted: bool = later(False)  # by the predictor, whose interval holds nine of ten
 
 
 def peak_days(flops: float, gpu: GpuModel, gpus: int, precision: str, tf32: bool) -> float:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 
 from bench.planning.prediction.card_rates import GPUS_A_NODE
-from bench.planning.prediction.predicted_machines import Predicted
+from bench.planning.prediction.predicted_machines import Predicted, Unpredicted
 from bench.report.compare.prices import Gap, PriceBook, Priced
 
 
@@ -52,3 +53,9 @@ def _owned(price: Priced | Gap, machines: int, found: Predicted, book: PriceBook
     electricity = book.to_feed(found.kwh) if found.kwh is not None else None
     fed, quotes = (electricity.amount, electricity.quotes) if electricity else (0.0, ())
     return RunCost(price.amount * machines * found.days / book.life_days + fed, price.quotes + quotes)
+
+
+def machine_text(found: Predicted | Unpredicted) -> str:
+    """Name a machine shortly: the number of GPUs, and their kind without its vendor."""
+    name = re.sub(r"^(NVIDIA|AMD) |GeForce |Instinct | Blackwell| Edition$| Generation$| OAM$", "", found.gpu)
+    return f"{found.gpus}x {name}"

@@ -6,10 +6,9 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from bench.records.text import figures, money_text
-from bench.report.compare.priced_predictions import PricedPrediction
+from bench.report.compare.priced_predictions import PricedPrediction, machine_text
 from bench.report.plots.scatter import Point, days_plot
 from bench.report.plots.svg import Plot
-from bench.report.text.prediction_table import machine_text
 
 SIZE = (700, 360)
 

@@ -199,7 +199,9 @@ def _estimate_line(guess: Extrapolation) -> str:
     if guess.days is None:
         return f"ESTIMATE {machine}: {floor}; {guess.basis}"
     rows = count_text(guess.held_out, "row")
-    if guess.low_days is None or guess.high_days is None:
+    if guess.predicted and guess.low_days is not None and guess.high_days is not None:
+        bar = f"90%: {figures(guess.low_days)} to {figures(guess.high_days)}"
+    elif guess.low_days is None or guess.high_days is None:
         bar = f"no error bar: {rows} to test the estimate on, {LEAST_HELD_OUT} are needed"
     else:
         bar = f"95%: {figures(guess.low_days)} to {figures(guess.high_days)}, tested on {rows}"

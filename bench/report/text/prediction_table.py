@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import re
 from collections.abc import Iterator, Sequence
 from textwrap import fill
 
@@ -12,7 +11,7 @@ from tabulate import tabulate
 
 from bench.planning.prediction.predicted_machines import Predicted, Unpredicted
 from bench.records.text import figures, money_text
-from bench.report.compare.priced_predictions import PricedPrediction
+from bench.report.compare.priced_predictions import PricedPrediction, machine_text
 
 WIDTH = 79  # columns
 NOT_MEASURED = "predicted, not measured: bench run on the machine decides"
@@ -75,12 +74,6 @@ def _cells(row: PricedPrediction, currency: str, *, own: bool) -> tuple[str, ...
         found.limit,
         "-" if cost is None else money_text(cost.amount, currency),
     )
-
-
-def machine_text(found: Predicted | Unpredicted) -> str:
-    """Name a machine shortly: the number of GPUs, and their kind without its vendor."""
-    name = re.sub(r"^(NVIDIA|AMD) |GeForce |Instinct | Blackwell| Edition$| Generation$| OAM$", "", found.gpu)
-    return f"{found.gpus}x {name}"
 
 
 def _with_batch(found: Predicted) -> str:

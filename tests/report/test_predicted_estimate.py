@@ -1,0 +1,45 @@
+"""`bench compare --estimate` multiplies a measured row by the ratio of two predictions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.cli.main import main
+
+PROOFS = Path(__file__).parents[2] / "results" / "proof-h200"
+
+
+def compared(capsys: pytest.CaptureFixture[str], model: str, *machines: str) -> dict[str, Any]:
+    options = [word for machine in machines for word in ("--estimate", machine)]
+    assert main(["compare", str(PROOFS / f"{model}.tar"), "--json", *options]) == 0
+    (part,) = json.loads(capsys.readouterr().out)["parts"]
+    found: dict[str, Any] = part
+    return found
+
+
+def test_gpus_lose_time_to_each_other_and_cards_differ_by_their_rates(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    part = compared(capsys, "pythia-1b", "h100", "8xh200", "a100-80gb")
+    measured = part["entries"][0]["row"]["best"]["days"]["value"]
+    h100, eight, a100 = part["guesses"]
+    assert all(one["low_days"] < one["days"] < one["high_days"] for one in part["guesses"])
+    assert "1x H200 times the predicted ratio" in h100["basis"]
+    assert h100["days"] == pytest.approx(measured, rel=0.15)  # the same products, slower memory
+    assert measured / 9 < eight["days"] < measured / 7  # with half-weights, which was not measured
+    assert 1.9 * measured < a100["days"] < 3.2 * measured
+
+
+def test_a_model_whose_work_is_not_predicted_keeps_the_share_of_the_peak(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (guess,) = compared(capsys, "mamba-2.8b", "h100")["guesses"]  # measured uncompiled
+    assert "of the vendor's peak" in guess["basis"] and "predicted" not in guess
+
+
+def test_rows_say_nothing_of_the_model_that_a_prediction_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "trained" not in compared(capsys, "pythia-1b")["entries"][0]["row"]
