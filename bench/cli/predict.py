@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -14,7 +15,8 @@ from bench.base.gpu_spec import load_gpu_spec
 from bench.base.strict_json import pretty_json
 from bench.cli.machines import machine_named
 from bench.planning.manifest import load_manifest
-from bench.planning.prediction.predicted_machines import Predictor, Unpredicted
+from bench.planning.prediction.interruptions import Interruptions, interrupted
+from bench.planning.prediction.predicted_machines import Predicted, Predictor, Unpredicted
 from bench.planning.prediction.step_time import shipped_fit
 from bench.report.compare.price_file import load_prices
 from bench.report.compare.priced_predictions import PricedPrediction, priced
@@ -35,12 +37,20 @@ class PredictArguments:
     budget: float | None = None  # US dollars for one run
     deadline_days: float | None = None
     specs: Sequence[Path] = ()  # files that describe cards
+    interrupted_every: float | None = None  # seconds; None: never
+    restart: float = 600.0
+    save_every: float = 1800.0
     own: bool = False  # costs of machines that one owns, in place of rents
     explain: bool = False
     plots: Path | None = None
     png: bool = False
     format: Literal["table", "csv"] = "table"
     as_json: bool = False
+
+    @property
+    def interruptions(self) -> Interruptions | None:
+        every = self.interrupted_every
+        return None if every is None else Interruptions(every, self.restart, self.save_every)
 
     @property
     def output(self) -> Literal["table", "json", "csv"]:
@@ -61,7 +71,11 @@ def predict(request: PredictArguments) -> int:
             if isinstance(found, Unpredicted):
                 without.append(found)
             else:
-                rows.append(priced(found, book))
+                lasting = interrupted(found, request.interruptions) if request.interruptions else found
+                rows.append(priced(lasting, book))
+    if endless := [row for row in rows if not math.isfinite(row.predicted.days)]:
+        without += [_endless(row.predicted) for row in endless]
+        rows = [row for row in rows if row not in endless]
     kept = [row for row in rows if _wanted(row, request)]
     match request.output:
         case "json":
@@ -87,6 +101,11 @@ def predict(request: PredictArguments) -> int:
         written = write_plots(request.plots, prediction_plots(kept, book.currency), png=request.png)
         print(f"plots  {len(written)} files in {request.plots}", file=sys.stderr)
     return 0 if kept else 1
+
+
+def _endless(found: Predicted) -> Unpredicted:
+    reason = "between two interruptions it hardly ever reaches a checkpoint"
+    return Unpredicted(found.model, found.gpu, found.gpus, reason)
 
 
 def _machines(text: str, described: Sequence[GpuModel]) -> Iterator[tuple[GpuModel, int]]:

@@ -101,6 +101,12 @@ def _add_predict(commands: Commands) -> None:
     add("--deadline", dest="deadline_days", type=arguments.days, metavar="DAYS", help=deadline)
     spec = "a file that describes a card which bench does not know; may be repeated"
     add("--gpu-spec", dest="specs", action="append", type=Path, default=[], metavar="FILE", help=spec)
+    often = "the mean time between interruptions of a machine of up to eight GPUs: 12h, 30d (default: none)"
+    add("--interrupted-every", type=arguments.duration, metavar="TIME", help=often)
+    restart = "from an interruption until training goes on (default: 10m)"
+    add("--restart", type=arguments.duration, default=600.0, metavar="TIME", help=restart)
+    save = "between checkpoints (default: 30m)"
+    add("--save-every", type=arguments.duration, default=1800.0, metavar="TIME", help=save)
     add("--own", **FLAG, help="costs of machines that you own, in place of rents")
     add("--explain", **FLAG, help="show where each figure came from")
     add("--plots", **DIR, help="draw days against costs as SVG")

@@ -6,6 +6,7 @@ import csv
 import json
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from bench.bundle.verdict import RunContents, Verdict
 from bench.cli.main import main
 from bench.planning.manifest import Manifest, parse_manifest
 from bench.planning.prediction.card_rates import rates_of, usual_share
+from bench.planning.prediction.interruptions import Interruptions
 from bench.planning.prediction.predicted_machines import Predicted, Predictor, Unpredicted
 from bench.planning.prediction.step_time import (
     Fit,
@@ -295,3 +297,38 @@ def test_predictions_are_drawn_hollow(file: str, tmp_path: Path) -> None:
     drawn = (tmp_path / "plots" / "pythia-1b-predicted.svg").read_text()
     assert drawn.count("mark hollow") >= 3 and "predicted" in drawn
     assert main(["predict", file, "--png"]) == 2
+
+
+# Interruptions
+
+
+def test_rare_interruptions_cost_half_the_time_between_checkpoints_and_a_restart() -> None:
+    rare = Interruptions(every_seconds=1e6, restart_seconds=600, save_seconds=1800)
+    assert rare.factor(1) == pytest.approx(1 + (600 + 1800 / 2) / 1e6, rel=1e-5)
+    assert rare.factor(8) == pytest.approx(1 + 8 * (600 + 1800 / 2) / 1e6, rel=1e-3)
+
+
+def test_a_simulated_run_takes_as_long_as_the_formula_says() -> None:
+    by, random = Interruptions(3600, 300, 1800), Random(0)
+    clock, saves, wanted, ready = 0.0, 0, 4000, 0.0
+    while saves < wanted:
+        alive = random.expovariate(1 / by.every_seconds)
+        reached = min(wanted - saves, max(0, int((alive - ready) // by.save_seconds)))
+        saves += reached
+        clock += alive if saves < wanted else ready + reached * by.save_seconds
+        ready = by.restart_seconds
+    assert clock / (wanted * by.save_seconds) == pytest.approx(by.factor(1), rel=0.05)
+
+
+def test_interruptions_lengthen_days_and_costs(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def row(*options: str) -> dict[str, Any]:
+        assert main(["predict", file, "--gpu", "8xh100", "--json", *options]) == 0
+        found: dict[str, Any] = json.loads(capsys.readouterr().out)["predicted"][0]
+        return found
+
+    calm, spot = row(), row("--interrupted-every", "5h", "--restart", "15m", "--save-every", "1h")
+    longer = spot["predicted"]["days"] / calm["predicted"]["days"]
+    assert 1.1 < longer < 1.3
+    assert spot["rented"]["amount"] == pytest.approx(calm["rented"]["amount"] * longer)
+    assert main(["predict", file, "--gpu", "8xh100", "--interrupted-every", "1s"]) == 1
+    assert "hardly ever reaches a checkpoint" in " ".join(capsys.readouterr().out.split())
