@@ -5,7 +5,7 @@ The Triton kernels are tested in test_interpreted.py; here, PyTorch computes in 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -153,16 +153,28 @@ def test_an_activation_that_is_exact_gelu_only_if_asked_for() -> None:
     assert len(gelu_layers_of(built(model, kernels=False), model).layers) == 2
 
 
-def test_known_families_need_no_source_of_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def without_source(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let transformers' code be unreadable, and forget what was read from it before and after."""
+
+    def forget() -> None:
+        transformers_source._classes_of.cache_clear()
+        transformers_source._why_no_biased_gelu.cache_clear()
+
     monkeypatch.setattr(transformers_source, "_source", lambda *_: "")
-    transformers_source._classes_of.cache_clear()
+    forget()
+    yield
+    forget()
+
+
+@pytest.mark.usefixtures("without_source")
+def test_known_families_need_no_source_of_transformers() -> None:
     for name, refused in (("pythia-1b", False), ("roberta-large", False), ("vit-l", False),
                           ("convnext-xl", False), ("mamba-2.8b", True)):  # fmt: skip
         assert (GELU.refuse(known_models()[name], H200) is not None) == refused
     assert GELU.refuse(
         model_of("bert", "masked-lm", ENCODER), H200
     )  # unknown, and a free lunch must not fail
-    transformers_source._classes_of.cache_clear()
 
 
 # Small models of one linear layer or two: what they do between the layer and the activation.
