@@ -54,9 +54,14 @@ lock-dry-run: $(STAMP)  ## let pip resolve every lock: downloads gigabytes, inst
 bench-accuracy: $(STAMP)  ## compare estimates with real training, tiny models
 	$(BIN)/python benchmarks/accuracy.py
 
+# The picture of docs/prediction.md.
+PREDICTED := benchmarks/data/pythia-1b.json --measured results/proof-h200/pythia-1b.tar \
+	--gpu h100,8xh100,h200,8xh200,b200,8xb200,8xa100-80gb,b300,8xb300,8xmi300x
+
 gallery: $(STAMP)  ## draw the pictures of the documents from the committed bundles
 	$(BIN)/bench compare results/every-setting-h200 --plots docs/pictures
 	$(BIN)/bench paper --figures docs/pictures
+	$(BIN)/bench predict $(PREDICTED) --plots docs/pictures
 	$(BIN)/python benchmarks/picture.py results/every-setting-h200 docs/pictures/report.png
 	cd docs/pictures && rm -f run-* figure-12* figure-13* pythia-160m-feasibility.svg
 

@@ -13,6 +13,7 @@ from bench.base.errors import BadInput
 from bench.base.gpu_catalogue import GpuModel, gpu_models
 from bench.base.gpu_spec import load_gpu_spec
 from bench.base.strict_json import pretty_json
+from bench.cli.compare import CompareArguments, collect
 from bench.cli.machines import machine_named
 from bench.planning.manifest import load_manifest
 from bench.planning.prediction.interruptions import Interruptions, interrupted
@@ -43,6 +44,7 @@ class PredictArguments:
     own: bool = False  # costs of machines that one owns, in place of rents
     explain: bool = False
     plots: Path | None = None
+    measured: Sequence[Path] = ()  # bundles, and folders of them, that the plots show too
     png: bool = False
     format: Literal["table", "csv"] = "table"
     as_json: bool = False
@@ -58,8 +60,9 @@ class PredictArguments:
 
 
 def predict(request: PredictArguments) -> int:
-    if request.png and request.plots is None:
-        raise BadInput("--png without --plots", advice="--plots DIR says where the plots go")
+    for option, given in (("--png", request.png), ("--measured", request.measured)):
+        if given and request.plots is None:
+            raise BadInput(f"{option} without --plots", advice="--plots DIR says where the plots go")
     described = [load_gpu_spec(path) for path in request.specs]
     manifest = load_manifest(request.manifest)
     counted = rehearse(manifest.models, str(request.manifest)).counted
@@ -98,9 +101,14 @@ def predict(request: PredictArguments) -> int:
         from bench.report.plots.plot_files import write_plots
         from bench.report.plots.predictions import prediction_plots
 
-        written = write_plots(request.plots, prediction_plots(kept, book.currency), png=request.png)
+        measured = collect(_measured(request)) if request.measured else None
+        written = write_plots(request.plots, prediction_plots(kept, book.currency, measured), png=request.png)
         print(f"plots  {len(written)} files in {request.plots}", file=sys.stderr)
     return 0 if kept else 1
+
+
+def _measured(request: PredictArguments) -> CompareArguments:
+    return CompareArguments(tuple(request.measured), prices=request.prices, rent=request.rent)
 
 
 def _endless(found: Predicted) -> Unpredicted:

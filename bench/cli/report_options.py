@@ -111,6 +111,8 @@ def _add_predict(commands: Commands) -> None:
     add("--explain", **FLAG, help="show where each figure came from")
     add("--plots", **DIR, help="draw days against costs as SVG")
     add("--png", **FLAG, help="with --plots: also as PNG")
+    measured = "with --plots: bundles, or folders of them, to draw beside; may be repeated"
+    add("--measured", action="append", type=Path, default=[], metavar="BUNDLE", help=measured)
     add("--format", choices=("table", "csv"), default="table", help="default: table")
     add_json(predict, "the predictions")
 

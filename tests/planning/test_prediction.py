@@ -295,7 +295,12 @@ def test_costs_of_owning_and_rows_of_a_spreadsheet(file: str, capsys: pytest.Cap
 def test_predictions_are_drawn_hollow(file: str, tmp_path: Path) -> None:
     assert main(["predict", file, "--gpu", "8xh100,h200", "--plots", str(tmp_path / "plots")]) == 0
     drawn = (tmp_path / "plots" / "pythia-1b-predicted.svg").read_text()
-    assert drawn.count("mark hollow") >= 3 and "predicted" in drawn
+    assert drawn.count("mark hollow") >= 3
+    assert "rent: predicted" in drawn and "rent: measured" not in drawn
+    measured = RESULTS / "proof-h200" / "pythia-1b.tar"
+    command = ["predict", file, "--gpu", "8xh100,h200", "--plots", str(tmp_path / "both")]
+    assert main([*command, "--measured", str(measured)]) == 0
+    assert "1x H200, rent: measured" in (tmp_path / "both" / "pythia-1b-predicted.svg").read_text()
     assert main(["predict", file, "--png"]) == 2
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from bench.records.text import figures, money_text
+from bench.records.text import count_text, figures, interval_text, money_text
+from bench.report.compare.comparison import Comparison
 from bench.report.compare.priced_predictions import PricedPrediction, machine_text
 from bench.report.plots.scatter import Point, days_plot
 from bench.report.plots.svg import Plot
@@ -13,21 +14,18 @@ from bench.report.plots.svg import Plot
 SIZE = (700, 360)
 
 
-def prediction_plots(rows: Sequence[PricedPrediction], currency: str) -> Iterator[Plot]:
-    """Yield a plot for each model of which more than one cost is known; all points are hollow."""
+def prediction_plots(
+    rows: Sequence[PricedPrediction], currency: str, measured: Comparison | None = None
+) -> Iterator[Plot]:
+    """Yield a plot for each model of which more than one cost is known; predicted points are hollow."""
     for model in dict.fromkeys(row.predicted.model for row in rows):
-        points = [
-            point
-            for row in rows
-            if row.predicted.model == model
-            for point in _points(row, currency)
-        ]  # fmt: skip
+        points = [point for row in rows if row.predicted.model == model for point in _points(row, currency)]
+        if measured is not None:
+            points += _measured(model, measured)
         if len(points) > 1:
             words = [f"{point.label} {point.words}" for point in points]
-            title, x_title = (
-                f"{model}: predicted days against the cost of a run",
-                f"cost of a run, {currency}",
-            )
+            title = f"{model}: predicted days against the cost of a run"
+            x_title = f"cost of a run, {currency}; hollow: predicted, filled: measured"
             money = partial(money_text, currency=currency)
             yield days_plot(f"{model}-predicted", title, x_title, points, words, SIZE, x_text=money)
 
@@ -38,15 +36,30 @@ def _points(row: PricedPrediction, currency: str) -> Iterator[Point]:
         if cost is None:
             continue
         within = f"{figures(found.least_days)} to {figures(found.most_days)} days"
-        words = f"{machine_text(found)}, {kind}: predicted {within}, {money_text(cost.amount, currency)}"
-        series = f"{kind}, {found.gpus} GPU{'s' if found.gpus > 1 else ''}"
-        label = machine_text(found)
         yield Point(
             cost.amount,
             found.days,
-            series,
-            label,
-            words,
+            f"{kind}, {count_text(found.gpus, 'GPU')}",
+            machine_text(found),
+            f"{machine_text(found)}, {kind}: predicted {within}, {money_text(cost.amount, currency)}",
             half_width=found.most_days - found.days,
             hollow=True,
+            group=kind,
         )
+
+
+def _measured(model: str, comparison: Comparison) -> Iterator[Point]:
+    for entry in (one for part in comparison.parts if part.model == model for one in part.entries):
+        days, machine = entry.row.days, entry.row.machine
+        for offer in entry.offers:
+            kind = "own" if offer.kind == "buy" else "rent"
+            price = money_text(offer.run_cost, comparison.currency)
+            yield Point(
+                offer.run_cost,
+                days.value,
+                f"{kind}, {count_text(machine.devices, 'GPU')}",
+                machine.label,
+                f"{machine.label}, {kind}: measured {interval_text(days)} days, {price}",
+                half_width=days.half_width,
+                group=kind,
+            )

@@ -23,6 +23,7 @@ class Point:
     size: float = 5.0
     half_width: float = 0.0  # of y
     hollow: bool = False  # predicted, and not measured
+    group: str = ""  # a line goes through the points of each group that no other of it beats
 
 
 def scatter(
@@ -39,7 +40,7 @@ def scatter(
     series: Sequence[str] | None = None,
     zero: bool = False,
 ) -> Markup:
-    """Draw points with intervals, and a dashed line through the points that no other beats.
+    """Draw points with intervals, and a dashed line through the points of a group that no other beats.
 
     `series` fixes the order of colours, `zero` begins both axes at 0. Points beyond given ranges are counted.
     """
@@ -51,8 +52,9 @@ def scatter(
     y = (Log if log_y else Linear)(low_y, high_y, box.bottom, box.top)
     inside = [p for p in points if low_x <= p.x <= high_x and low_y <= p.y <= high_y]
     parts = [axes(x, y, box, x_title, y_title, x_text=x_text)]
-    best = frontier(inside, lambda p: p.x, lambda p: p.y)
-    parts.append(polyline(((x(p.x), y(p.y)) for p in best), "front"))
+    for group in dict.fromkeys(p.group for p in inside):
+        best = frontier([p for p in inside if p.group == group], lambda p: p.x, lambda p: p.y)
+        parts.append(polyline(((x(p.x), y(p.y)) for p in best), "front"))
     for p in inside:
         number = names.index(p.series)
         if p.half_width:
