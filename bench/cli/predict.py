@@ -60,6 +60,8 @@ class PredictArguments:
 
 
 def predict(request: PredictArguments) -> int:
+    if request.as_json and request.format == "csv":
+        raise BadInput("--json and --format csv", advice="leave one of them out")
     for option, given in (("--png", request.png), ("--measured", request.measured)):
         if given and request.plots is None:
             raise BadInput(f"{option} without --plots", advice="--plots DIR says where the plots go")
@@ -69,7 +71,7 @@ def predict(request: PredictArguments) -> int:
     book = load_prices(request.prices).renting(request.rent)
     predictor = Predictor(manifest.models, counted, shipped_fit(), manifest.memory_cap_bytes)
     rows, without = [], []
-    for gpu, count in _machines(request.gpus, described):
+    for gpu, count in dict.fromkeys(_machines(request.gpus, described)):
         for found in predictor.predict(gpu, count):
             if isinstance(found, Unpredicted):
                 without.append(found)

@@ -337,3 +337,16 @@ def test_interruptions_lengthen_days_and_costs(file: str, capsys: pytest.Capture
     assert spot["rented"]["amount"] == pytest.approx(calm["rented"]["amount"] * longer)
     assert main(["predict", file, "--gpu", "8xh100", "--interrupted-every", "1s"]) == 1
     assert "hardly ever reaches a checkpoint" in " ".join(capsys.readouterr().out.split())
+
+
+def test_what_no_prediction_was_held_against_is_said(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", file, "--gpu", "512xh100"]) == 0
+    assert "more than 512 GPUs" not in capsys.readouterr().out
+    assert main(["predict", file, "--gpu", "1024xh100"]) == 0
+    assert "more than 512 GPUs: no prediction" in capsys.readouterr().out
+
+
+def test_a_machine_that_is_named_twice_is_shown_once(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", file, "--gpu", "h100,1xh100,h100", "--format", "csv"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1 + 1  # pythia-6.9b does not fit
+    assert main(["predict", file, "--format", "csv", "--json"]) == 2

@@ -14,6 +14,7 @@ from bench.records.text import figures, money_text
 from bench.report.compare.priced_predictions import PricedPrediction, machine_text
 
 WIDTH = 79  # columns
+MOST_GPUS = 512  # of the rows that predictions are held against
 NOT_MEASURED = "predicted, not measured: bench run on the machine decides"
 ERRORS = "90% within: as far as models and cards that were left out (docs/prediction.md)"
 CSV_COLUMNS = (
@@ -49,6 +50,8 @@ def prediction_text(
         yield ""
     yield NOT_MEASURED
     yield ERRORS
+    if any(row.predicted.gpus > MOST_GPUS for row in rows):
+        yield f"more than {MOST_GPUS} GPUs: no prediction for so many was ever held against a measurement"
 
 
 def _of(model: str, rows: Sequence[PricedPrediction]) -> list[PricedPrediction]:
