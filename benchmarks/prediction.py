@@ -135,6 +135,7 @@ def public_rows() -> Iterator[Row]:
             attention=(4.5 if again else 3.5) * 2 * length * width * layers * length / old(row["gpu"]),
             convolutions=0,
             scans=0,
+            logit_bytes=0,  # LLM Foundry keeps them in fp32, beside the rest
             kept_bytes=(4 / 3 if again else 1) * KEPT * layers * width * length + 6 * WORDS * length,
             weight_bytes=PASS_BYTES * parameters,
             exchanged_each_pass=share * parameters * (4 if whole else 6),

@@ -170,7 +170,7 @@ def _parts(work: Work, batch: StepPart, time: StepTime, traffic: float) -> tuple
         "attention": (n * work.attention, "operations"),
         "convolutions": (n * work.convolutions, "operations"),
         "scans": (n * work.scans, "operations"),
-        "memory": (n * work.kept_bytes * traffic + work.weight_bytes, "bytes"),
+        "memory": (n * (work.kept_bytes * traffic + work.logit_bytes) + work.weight_bytes, "bytes"),
         "exchange": (work.exchanged_each_pass, "bytes"),
     }
     found = (PredictedPart(name, *amounts[name], seconds) for name, seconds in time.parts.items())

@@ -12,12 +12,17 @@ from bench.base.strict_json import from_json
 from bench.planning.memory_prediction import predict_bytes
 from bench.planning.prediction.card_rates import CardRates
 from bench.training.methods import arithmetic
-from bench.training.models import Counted, Model, Precision
+from bench.training.models import Counted, Model, Precision, family_of
+from bench.training.models.footprint import ROW_MULTIPLE
 from bench.training.setting import Setting, halves_weights, in_group
 
 BACKWARD = 2  # products of a backward pass, in those of a forward pass
 BACKWARD_ATTENTION = 2.5  # fused attention computes the scores again
 FP32, HALF = 4, 2
+# A logit is written by the head's product, read by the loss, read again and overwritten with its gradient;
+# two products read the gradient.
+LOGIT_MOVES = 6
+PADDING_MOVES = 4  # rows of odd length are copied: cut to length forwards, padded backwards
 # Memory traffic for each parameter. A pass adds a gradient to its sum, and under autocast casts a weight; an
 # update of Adam reads weight, gradient and both moments, writes all but the gradient, and clears that.
 PASS_BYTES, PASS_BYTES_HALVED, UPDATE_BYTES = 18, 12, 36
@@ -79,7 +84,8 @@ class Work:
     attention: float
     convolutions: float
     scans: float
-    kept_bytes: float  # for the backward pass
+    kept_bytes: float  # for the backward pass, without logits
+    logit_bytes: float  # memory traffic of logits and their gradient
     weight_bytes: float  # memory traffic of weights and gradients in a pass
     exchanged_each_pass: float  # bytes
     exchanged_each_step: float
@@ -170,8 +176,9 @@ def work_of(model: Model, setting: Setting, gpus: int, counts: Counted) -> Work 
     products = times * flops.matmul
     if flops.backward is not None:  # most weights are frozen
         products = (1 + again) * flops.matmul + max(0, flops.backward - BACKWARD * flops.attention)
-    parameters = counts.parts.total
-    each_pass, each_step = _exchanged(setting, parameters, gpus, half=model.recipe.precision != "fp32")
+    parameters, half = counts.parts.total, model.recipe.precision != "fp32"
+    size = HALF if half else FP32
+    each_pass, each_step = _exchanged(setting, parameters, gpus, half=half)
     sharded = in_group(setting, "sharding") is not None
     return Work(
         products=products,
@@ -179,6 +186,7 @@ def work_of(model: Model, setting: Setting, gpus: int, counts: Counted) -> Work 
         convolutions=times * flops.convolution,
         scans=times * flops.scan,
         kept_bytes=kept * times / (1 + BACKWARD),
+        logit_bytes=size * _moved_logits(model, setting),
         weight_bytes=parameters * (PASS_BYTES_HALVED if halves_weights(setting) else PASS_BYTES),
         exchanged_each_pass=each_pass,
         exchanged_each_step=each_step,
@@ -186,10 +194,20 @@ def work_of(model: Model, setting: Setting, gpus: int, counts: Counted) -> Work 
     )
 
 
+def _moved_logits(model: Model, setting: Setting) -> int:
+    """Return how many of a sample's logits over words move; those of classes are negligible."""
+    recipe = model.recipe
+    positions = recipe.asked_per_sample if "masked-head" in setting else recipe.units_per_sample
+    words = int(family_of(model).complete(model).get("vocab_size", 0))
+    moves = LOGIT_MOVES + (PADDING_MOVES if words % ROW_MULTIPLE else 0)
+    return (recipe.target_length or positions) * words * moves
+
+
 def _kept_bytes(model: Model, setting: Setting, counts: Counted) -> float | None:
-    """Return the bytes that a sample's activations take where blocks are neither sharded nor checkpointed."""
+    """Return the bytes of a sample's activations without logits, neither sharded nor checkpointed."""
     left_out = {in_group(setting, "sharding"), "offload", "checkpointing"}
-    plain = tuple(name for name in setting if name not in left_out)
+    # A loss by chunks keeps no logits: they are counted apart.
+    plain = (*(name for name in setting if name not in left_out), "chunked-loss")
     one, two = (predict_bytes(model, plain, samples, 1, counts) for samples in (64, 128))
     return None if one is None or two is None else (two - one) / 64
 
@@ -221,7 +239,7 @@ def step_time(
         "attention": work.attention / (products * attention),
         "convolutions": work.convolutions / (products * m.convolutions),
         "scans": work.scans / (products * m.scans),
-        "memory": work.kept_bytes * m.traffic / rates.memory,
+        "memory": (work.kept_bytes * m.traffic + work.logit_bytes) / rates.memory,
     }
     times = {name: batch.samples * seconds for name, seconds in times.items()}
     times["memory"] += work.weight_bytes / rates.memory
