@@ -116,7 +116,7 @@ class Predictor:
         if left:
             return unpredicted(f"a batch of {recipe.batch_size} does not divide among {target.gpus} GPUs")
         if counts is None:
-            return unpredicted("its operations are counted with torch and transformers")
+            return unpredicted("torch and transformers must count its operations: pip install 'bench[run]'")
         candidates = self._candidates_of(model, counts, target)
         memory = min(self.memory_cap_bytes or target.memory_bytes, target.memory_bytes)
         rates = rates_of(gpu)

@@ -10,10 +10,13 @@ from pathlib import Path
 
 from bench.base.errors import BadInput
 from bench.planning.manifest import Manifest
-from bench.runner.trial.data_folder import data_mistakes
 
 
 def check_data(manifest: Manifest, where: str) -> None:
+    if not any(request.data for request in manifest.requests):
+        return
+    from bench.runner.trial.data_folder import data_mistakes  # imports numpy, which planning does without
+
     mistakes = [
         mistake
         for i, request in enumerate(manifest.requests)
