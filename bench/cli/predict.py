@@ -15,7 +15,7 @@ from bench.base.gpu_spec import load_gpu_spec
 from bench.base.strict_json import pretty_json
 from bench.cli.compare import CompareArguments, collect
 from bench.cli.machines import machine_named
-from bench.planning.manifest import load_manifest
+from bench.planning.manifest import Manifest, load_manifest
 from bench.planning.prediction.interruptions import Interruptions, interrupted
 from bench.planning.prediction.predicted_machines import Predicted, Predictor, Unpredicted
 from bench.planning.prediction.step_time import shipped_fit
@@ -60,62 +60,79 @@ class PredictArguments:
 
 
 def predict(request: PredictArguments) -> int:
-    if request.as_json and request.format == "csv":
-        raise BadInput("--json and --format csv", advice="leave one of them out")
-    for option, given in (("--png", request.png), ("--measured", request.measured)):
-        if given and request.plots is None:
-            raise BadInput(f"{option} without --plots", advice="--plots DIR says where the plots go")
-    described = [load_gpu_spec(path) for path in request.specs]
+    _check(request)
     manifest = load_manifest(request.manifest)
-    counted = rehearse(manifest.models, str(request.manifest)).counted
     book = load_prices(request.prices).renting(request.rent)
-    predictor = Predictor(manifest.models, counted, shipped_fit(), manifest.memory_cap_bytes)
-    rows, without = [], []
-    for gpu, count in dict.fromkeys(_machines(request.gpus, described)):
-        for found in predictor.predict(gpu, count):
-            if isinstance(found, Unpredicted):
-                without.append(found)
-            else:
-                lasting = interrupted(found, request.interruptions) if request.interruptions else found
-                rows.append(priced(lasting, book))
-    if endless := [row for row in rows if not math.isfinite(row.predicted.days)]:
-        without += [_endless(row.predicted) for row in endless]
-        rows = [row for row in rows if row not in endless]
-    kept = [row for row in rows if _wanted(row, request)]
-    match request.output:
-        case "json":
-            document = {
-                "schema": "bench/prediction/v1",
-                "manifest": manifest.digest,
-                "currency": book.currency,
-                "predicted": [asdict(row) for row in kept],
-                "unpredicted": [asdict(one) for one in without],
-            }
-            sys.stdout.write(pretty_json(document).decode())
-        case "csv":
-            sys.stdout.write(prediction_csv(kept, book.currency))
-        case "table":
-            names = [model.name for model in manifest.models]
-            print("\n".join(prediction_text(names, kept, without, book.currency, own=request.own)))
-            if request.explain:
-                print("\n\n".join("\n".join(explained(row, book.currency)) for row in kept))
+    predicted, without = _predictions(manifest, request)
+    rows = [row for row in (priced(found, book) for found in predicted) if _wanted(row, request)]
+    _show(manifest, rows, without, book.currency, request)
     if request.plots is not None:
         from bench.report.plots.plot_files import write_plots
         from bench.report.plots.predictions import prediction_plots
 
         measured = collect(_measured(request)) if request.measured else None
-        written = write_plots(request.plots, prediction_plots(kept, book.currency, measured), png=request.png)
+        written = write_plots(request.plots, prediction_plots(rows, book.currency, measured), png=request.png)
         print(f"plots  {len(written)} files in {request.plots}", file=sys.stderr)
-    return 0 if kept else 1
+    return 0 if rows else 1
+
+
+def _check(request: PredictArguments) -> None:
+    if request.as_json and request.format == "csv":
+        raise BadInput("--json and --format csv", advice="leave one of them out")
+    for option, given in (("--png", request.png), ("--measured", request.measured)):
+        if given and request.plots is None:
+            raise BadInput(f"{option} without --plots", advice="--plots DIR says where the plots go")
+
+
+def _predictions(manifest: Manifest, request: PredictArguments) -> tuple[list[Predicted], list[Unpredicted]]:
+    """Predict every model on every machine that was asked for, beside interruptions."""
+    described = [load_gpu_spec(path) for path in request.specs]
+    machines = dict.fromkeys(_machines(request.gpus, described))
+    counted = rehearse(manifest.models, str(request.manifest)).counted
+    predictor = Predictor(manifest.models, counted, shipped_fit(), manifest.memory_cap_bytes)
+    predicted: list[Predicted] = []
+    without: list[Unpredicted] = []
+    for found in (one for gpu, count in machines for one in predictor.predict(gpu, count)):
+        if isinstance(found, Unpredicted):
+            without.append(found)
+            continue
+        lasting = interrupted(found, request.interruptions) if request.interruptions else found
+        if math.isfinite(lasting.days):
+            predicted.append(lasting)
+        else:
+            reason = "between two interruptions it hardly ever reaches a checkpoint"
+            without.append(Unpredicted(found.model, found.gpu, found.gpus, reason))
+    return predicted, without
+
+
+def _show(
+    manifest: Manifest,
+    rows: Sequence[PricedPrediction],
+    without: Sequence[Unpredicted],
+    currency: str,
+    request: PredictArguments,
+) -> None:
+    match request.output:
+        case "json":
+            document = {
+                "schema": "bench/prediction/v1",
+                "manifest": manifest.digest,
+                "currency": currency,
+                "predicted": [asdict(row) for row in rows],
+                "unpredicted": [asdict(one) for one in without],
+            }
+            sys.stdout.write(pretty_json(document).decode())
+        case "csv":
+            sys.stdout.write(prediction_csv(rows, currency))
+        case "table":
+            names = [model.name for model in manifest.models]
+            print("\n".join(prediction_text(names, rows, without, currency, own=request.own)))
+            if request.explain:
+                print("\n\n".join("\n".join(explained(row, currency)) for row in rows))
 
 
 def _measured(request: PredictArguments) -> CompareArguments:
     return CompareArguments(tuple(request.measured), prices=request.prices, rent=request.rent)
-
-
-def _endless(found: Predicted) -> Unpredicted:
-    reason = "between two interruptions it hardly ever reaches a checkpoint"
-    return Unpredicted(found.model, found.gpu, found.gpus, reason)
 
 
 def _machines(text: str, described: Sequence[GpuModel]) -> Iterator[tuple[GpuModel, int]]:
