@@ -62,8 +62,10 @@ def find_gpu_model(name: str, described: Sequence[GpuModel] = ()) -> GpuModel | 
     Models that the user described come before those of the catalogue.
     """
     typed = re.sub(r"\brtx(?=\d)", "rtx ", name, flags=re.IGNORECASE).replace("-", " ").split()
-    close = (gpu for gpu in (*described, *gpu_models()) if all(_has(gpu, part) for part in typed))
-    return gpu_named(name) or (next(close, None) if typed else None)
+    every = (*described, *gpu_models())
+    exact = next((gpu for gpu in every if gpu.name == name), None)
+    close = (gpu for gpu in every if all(_has(gpu, part) for part in typed))
+    return exact or (next(close, None) if typed else None)
 
 
 def near_gpus(name: str) -> str:

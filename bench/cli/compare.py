@@ -14,6 +14,7 @@ from typing import Literal
 from bench.base.errors import BadInput, BenchError, printable
 from bench.base.strict_json import pretty_json, to_json
 from bench.bundle.verdict import RunContents, Verdict
+from bench.cli.combinations import refuse_two_formats, refuse_without_plots
 from bench.cli.machines import machine_named
 from bench.node_check.check_results import CheckContents
 from bench.node_check.fleet import Fleet, FleetMember, compare_fleet, fleet_member
@@ -50,8 +51,7 @@ class CompareArguments:
     @property
     def output(self) -> Literal["table", "json", "csv", "markdown"]:
         """The format from --format and --json; BadInput if they disagree."""
-        if self.as_json and self.format not in (None, "json"):
-            raise BadInput(f"--json and --format {self.format}", advice="leave one of them out")
+        refuse_two_formats(self.as_json, self.format)
         return "json" if self.as_json else self.format or "table"
 
     @property
@@ -169,8 +169,7 @@ def _show_fleet(fleet: Fleet, request: CompareArguments) -> int:
 
 
 def _terms(request: CompareArguments) -> Terms:
-    if request.png and request.plots is None:
-        raise BadInput("--png without --plots", advice="--plots DIR says where the plots go")
+    refuse_without_plots(request.plots, "--png", request.png)
     if request.settings and request.output == "csv":
         raise BadInput(
             "--settings with CSV, which has one row per machine", advice="--json has every setting"

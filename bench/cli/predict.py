@@ -7,13 +7,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from bench.base.errors import BadInput
 from bench.base.gpu_catalogue import GpuModel, gpu_models
 from bench.base.gpu_spec import load_gpu_spec
 from bench.base.strict_json import pretty_json
-from bench.cli.compare import CompareArguments, collect
+from bench.cli.combinations import refuse_two_formats, refuse_without_plots
 from bench.cli.machines import machine_named
 from bench.planning.manifest import Manifest, load_manifest
 from bench.planning.prediction.interruptions import Interruptions, interrupted
@@ -24,6 +23,9 @@ from bench.report.compare.priced_predictions import PricedPrediction, priced
 from bench.report.compare.prices import RentKind
 from bench.report.text.prediction_table import explained, prediction_csv, prediction_text
 from bench.training.models.dry_build import rehearse
+
+if TYPE_CHECKING:
+    from bench.report.compare.comparison import Comparison
 
 ALL = "all"
 ALL_COUNTS = (1, 8)  # GPUs of each kind that "all" stands for
@@ -46,7 +48,7 @@ class PredictArguments:
     plots: Path | None = None
     measured: Sequence[Path] = ()  # bundles, and folders of them, that the plots show too
     png: bool = False
-    format: Literal["table", "csv"] = "table"
+    format: Literal["table", "csv"] | None = None
     as_json: bool = False
 
     @property
@@ -56,7 +58,7 @@ class PredictArguments:
 
     @property
     def output(self) -> Literal["table", "json", "csv"]:
-        return "json" if self.as_json else self.format
+        return "json" if self.as_json else self.format or "table"
 
 
 def predict(request: PredictArguments) -> int:
@@ -70,18 +72,16 @@ def predict(request: PredictArguments) -> int:
         from bench.report.plots.plot_files import write_plots
         from bench.report.plots.predictions import prediction_plots
 
-        measured = collect(_measured(request)) if request.measured else None
-        written = write_plots(request.plots, prediction_plots(rows, book.currency, measured), png=request.png)
+        plots = prediction_plots(rows, book.currency, _measured(request))
+        written = write_plots(request.plots, plots, png=request.png)
         print(f"plots  {len(written)} files in {request.plots}", file=sys.stderr)
     return 0 if rows else 1
 
 
 def _check(request: PredictArguments) -> None:
-    if request.as_json and request.format == "csv":
-        raise BadInput("--json and --format csv", advice="leave one of them out")
-    for option, given in (("--png", request.png), ("--measured", request.measured)):
-        if given and request.plots is None:
-            raise BadInput(f"{option} without --plots", advice="--plots DIR says where the plots go")
+    refuse_two_formats(request.as_json, request.format)
+    refuse_without_plots(request.plots, "--png", request.png)
+    refuse_without_plots(request.plots, "--measured", request.measured)
 
 
 def _predictions(manifest: Manifest, request: PredictArguments) -> tuple[list[Predicted], list[Unpredicted]]:
@@ -131,8 +131,13 @@ def _show(
                 print("\n\n".join("\n".join(explained(row, currency)) for row in rows))
 
 
-def _measured(request: PredictArguments) -> CompareArguments:
-    return CompareArguments(tuple(request.measured), prices=request.prices, rent=request.rent)
+def _measured(request: PredictArguments) -> Comparison | None:
+    """Compare the bundles that the plots show too; None without any."""
+    if not request.measured:
+        return None
+    from bench.cli.compare import CompareArguments, collect  # loads every report
+
+    return collect(CompareArguments(tuple(request.measured), prices=request.prices, rent=request.rent))
 
 
 def _machines(text: str, described: Sequence[GpuModel]) -> Iterator[tuple[GpuModel, int]]:

@@ -113,7 +113,7 @@ def _add_predict(commands: Commands) -> None:
     add("--png", **FLAG, help="with --plots: also as PNG")
     measured = "with --plots: bundles, or folders of them, to draw beside; may be repeated"
     add("--measured", action="append", type=Path, default=[], metavar="BUNDLE", help=measured)
-    add("--format", choices=("table", "csv"), default="table", help="default: table")
+    add("--format", choices=("table", "csv"), help="default: table")
     add_json(predict, "the predictions")
 
 

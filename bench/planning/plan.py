@@ -111,7 +111,7 @@ def make_plan(manifest: Manifest, target: Target, counted: Mapping[str, Counted]
         target=target,
         cells=tuple(each for each in planned if isinstance(each, SettingPlan)),
         skipped=tuple(each for each in planned if isinstance(each, Skipped)),
-        memory_bytes=_usable_bytes(manifest, target),
+        memory_bytes=usable_bytes(manifest.memory_cap_bytes, target),
         guided=frozenset(request.model.name for request in manifest.requests if request.methods == "guided"),
         trial_seconds=manifest.trial_seconds,
     )
@@ -162,7 +162,7 @@ def _plan_setting(
     host = host_bytes(parts.total, setting, target.gpus, target.nodes, parts.frozen_bytes) if counts else 0
     if reason := refusal(setting, model, target) or _host_is_small(host, target):
         return Skipped(model.name, setting, name, reason)
-    memory = _usable_bytes(manifest, target)
+    memory = usable_bytes(manifest.memory_cap_bytes, target)
     share = model.recipe.batch_size // target.gpus
     sizes = [request.micro_batch] if request.micro_batch else divisors(share)
     needs = {size: predict_bytes(model, setting, size, target.gpus, counts) for size in sizes}
@@ -192,9 +192,9 @@ def _plan_setting(
     )
 
 
-def _usable_bytes(manifest: Manifest, target: Target) -> int:
+def usable_bytes(memory_cap_bytes: int | None, target: Target) -> int:
     """Return memory of one device that trials may use: the manifest's cap, if the device has more."""
-    return min(manifest.memory_cap_bytes or target.memory_bytes, target.memory_bytes)
+    return min(memory_cap_bytes or target.memory_bytes, target.memory_bytes)
 
 
 def _host_is_small(needed: int, target: Target) -> str | None:

@@ -248,6 +248,17 @@ def test_a_card_that_bench_does_not_know_can_be_described(
     assert "--gpu-spec FILE describes a card" in capsys.readouterr().err
 
 
+def test_a_described_card_comes_before_the_catalogues_card_of_that_name(
+    file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def days(*options: str) -> float:
+        main(["predict", file, "--gpu", "NVIDIA H200", "--json", *options])
+        found: float = json.loads(capsys.readouterr().out)["predicted"][0]["predicted"]["days"]
+        return found
+
+    assert days("--gpu-spec", spec(tmp_path, name="NVIDIA H200")) < days() / 2
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

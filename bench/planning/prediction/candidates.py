@@ -55,10 +55,8 @@ def candidates_of(model: Model, counts: Counted, target: Target) -> Candidates:
     found, reasons = [], []
     sizes = divisors(model.recipe.batch_size // target.gpus)
     for setting in guided_settings(model, target):
-        if reason := why_unpredicted(model, setting):
+        if reason := why_unpredicted(model, setting) or refusal(setting, model, target):
             reasons.append(reason)
-            continue
-        if reason := refusal(setting, model, target):
             continue
         needs = {size: predict_bytes(model, setting, size, target.gpus, counts) for size in sizes}
         known = {size: need for size, need in needs.items() if need is not None}

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from bench.base.gpu_catalogue import GpuModel
+from bench.planning.plan import usable_bytes
 from bench.planning.prediction.candidates import Candidates, candidates_of
 from bench.planning.prediction.card_rates import GPUS_A_NODE, rates_of
 from bench.planning.prediction.step_time import (
@@ -19,31 +21,20 @@ from bench.planning.prediction.step_time import (
     why_unpredicted,
     work_of,
 )
-from bench.records.text import figures
+from bench.records.estimate import SECONDS_A_DAY
 from bench.training.methods import Target, label
 from bench.training.models import Counted, Model, counts_by_formula
 from bench.training.setting import Setting
 
-SECONDS_A_DAY = 86_400
-
 
 @dataclass(frozen=True, slots=True)
 class PredictedPart:
-    """A part of a pass: what it computes or moves, and at which rate."""
+    """A part of a pass: what it computes or moves, and how long that takes."""
 
     name: str
     amount: float
-    unit: str  # operations or bytes
+    unit: Literal["operations", "bytes"]
     seconds: float  # in a pass; of exchange, what computing does not hide
-
-    @property
-    def rate_text(self) -> str:
-        if self.name == "exchange":
-            return "beside computing"
-        rate = self.amount / self.seconds
-        if self.unit == "bytes":
-            return f"{figures(rate / 1e9)} GB/s"
-        return f"{figures(rate / 1e12)} TFLOP/s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +109,7 @@ class Predictor:
         if counts is None:
             return unpredicted("torch and transformers must count its operations: pip install 'bench[run]'")
         candidates = self._candidates_of(model, counts, target)
-        memory = min(self.memory_cap_bytes or target.memory_bytes, target.memory_bytes)
+        memory = usable_bytes(self.memory_cap_bytes, target)
         rates = rates_of(gpu)
         timed = [
             (
@@ -165,7 +156,7 @@ class Predictor:
 def _parts(work: Work, batch: StepPart, time: StepTime, traffic: float) -> tuple[PredictedPart, ...]:
     """Return the parts of a pass that take any time; `traffic` is the bytes moved for each byte kept."""
     n = batch.samples
-    amounts = {
+    amounts: dict[str, tuple[float, Literal["operations", "bytes"]]] = {
         "products": (n * work.products, "operations"),
         "attention": (n * work.attention, "operations"),
         "convolutions": (n * work.convolutions, "operations"),

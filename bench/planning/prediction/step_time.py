@@ -12,7 +12,7 @@ from bench.base.strict_json import from_json
 from bench.planning.memory_prediction import predict_bytes
 from bench.planning.prediction.card_rates import CardRates
 from bench.training.methods import arithmetic
-from bench.training.models import Counted, Model, Precision, family_of
+from bench.training.models import Counted, Model, Precision, words_of
 from bench.training.models.footprint import ROW_MULTIPLE
 from bench.training.setting import Setting, halves_weights, in_group
 
@@ -198,7 +198,7 @@ def _moved_logits(model: Model, setting: Setting) -> int:
     """Return how many of a sample's logits over words move; those of classes are negligible."""
     recipe = model.recipe
     positions = recipe.asked_per_sample if "masked-head" in setting else recipe.units_per_sample
-    words = int(family_of(model).complete(model).get("vocab_size", 0))
+    words = words_of(model)
     moves = LOGIT_MOVES + (PADDING_MOVES if words % ROW_MULTIPLE else 0)
     return (recipe.target_length or positions) * words * moves
 

@@ -17,7 +17,7 @@ from bench.report.compare.decision import (
     decide,
     frontier,
 )
-from bench.report.compare.prices import Gap, PriceBook, Priced
+from bench.report.compare.prices import Gap, PriceBook, Priced, for_nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,23 +78,17 @@ def _options(row: RankedRow, book: PriceBook) -> tuple[list[tuple[Option, Priced
     if machine.kind != "cuda":
         return [], (f"no price for a CPU: {machine.name}",)
     gpus_a_node = machine.devices // machine.nodes
-    buy = _for_nodes(book.to_buy(machine.name, gpus_a_node), machine.nodes)
-    rent = _for_nodes(book.to_rent(machine.name, gpus_a_node), machine.nodes)
+    buy = for_nodes(book.to_buy(machine.name, gpus_a_node), machine.nodes)
+    rent = for_nodes(book.to_rent(machine.name, gpus_a_node), machine.nodes)
     options: list[tuple[Option, Priced]] = []
     if isinstance(buy, Priced):
-        electricity = book.to_feed(row.kwh) if row.kwh is not None else None
-        a_run, quotes = (electricity.amount, electricity.quotes) if electricity else (0.0, ())
+        a_run, quotes = book.electricity_of(row.kwh)
         option = Option(machine.label, "buy", days, buy.amount, a_run)
         options.append((option, replace(buy, quotes=buy.quotes + quotes)))
     if isinstance(rent, Priced):
         a_run = rent.amount * days.value * 24
         options.append((Option(machine.label, "rent", days, 0.0, a_run), rent))
     return options, tuple(price.reason for price in (buy, rent) if isinstance(price, Gap))
-
-
-def _for_nodes(price: Priced | Gap, nodes: int) -> Priced | Gap:
-    """Price all nodes that trained together: two nodes of one GPU cost more than one node of two."""
-    return replace(price, amount=price.amount * nodes) if isinstance(price, Priced) else price
 
 
 def _frontiers(options: list[Option], terms: Terms) -> set[int]:

@@ -151,6 +151,11 @@ class PriceBook:
         amount = kwh * electricity.overhead * self._worth(electricity)
         return Priced(amount, self._quote_texts(electricity, ""), 0)
 
+    def electricity_of(self, kwh: float | None) -> tuple[float, tuple[str, ...]]:
+        """Return what a run's electricity costs, and its quotes; nothing if it is unknown or has no price."""
+        priced = self.to_feed(kwh) if kwh is not None else None
+        return (priced.amount, priced.quotes) if priced else (0.0, ())
+
     def _nearly(self, gpu: str) -> str:
         """Hint at a quote under a shorter name, if any: quotes apply only to the driver's exact name."""
         quotes: tuple[GpuPrice | MachinePrice | Rent, ...] = (*self.gpus, *self.machines, *self.rents)
@@ -221,3 +226,8 @@ class Gap:
     """The reason why there is no price."""
 
     reason: str
+
+
+def for_nodes(price: Priced | Gap, nodes: int) -> Priced | Gap:
+    """Price all nodes that trained together: two nodes of one GPU cost more than one node of two."""
+    return replace(price, amount=price.amount * nodes) if isinstance(price, Priced) else price

@@ -9,7 +9,7 @@ from textwrap import fill
 
 from tabulate import tabulate
 
-from bench.planning.prediction.predicted_machines import Predicted, Unpredicted
+from bench.planning.prediction.predicted_machines import Predicted, PredictedPart, Unpredicted
 from bench.records.text import figures, money_text
 from bench.report.compare.priced_predictions import PricedPrediction, machine_text
 
@@ -89,7 +89,7 @@ def explained(row: PricedPrediction, currency: str) -> Iterator[str]:
     batch = f"micro-batch {found.micro_batch} x {found.accumulation}"
     yield fill(f"{found.model} on {machine_text(found)}: {found.label}, {batch}", WIDTH)
     parts = [
-        (part.name, f"{part.amount:.3g} {part.unit}", part.rate_text, f"{1000 * part.seconds:.3g}")
+        (part.name, f"{part.amount:.3g} {part.unit}", _rate(part), f"{1000 * part.seconds:.3g}")
         for part in found.parts
     ]
     headers = ("part", "work of a pass", "rate", "ms a pass")
@@ -102,6 +102,13 @@ def explained(row: PricedPrediction, currency: str) -> Iterator[str]:
         what = "rented run" if cost is row.rented else "owned run"
         said = f"{what}  {money_text(cost.amount, currency)}: {'; '.join(cost.quotes)}"
         yield fill(said, WIDTH, subsequent_indent=" " * 12)
+
+
+def _rate(part: PredictedPart) -> str:
+    if part.name == "exchange":
+        return "beside computing"
+    rate = part.amount / part.seconds
+    return f"{figures(rate / 1e9)} GB/s" if part.unit == "bytes" else f"{figures(rate / 1e12)} TFLOP/s"
 
 
 def prediction_csv(rows: Sequence[PricedPrediction], currency: str) -> str:

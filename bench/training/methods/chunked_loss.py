@@ -7,7 +7,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from bench.training.methods.method import Method, Target
-from bench.training.models import Model, family_of
+from bench.training.models import Model, words_of
 from bench.training.objectives.objective import IGNORED
 
 if TYPE_CHECKING:
@@ -23,17 +23,13 @@ def logits_bytes(model: Model, setting: tuple[str, ...], micro_batch: int) -> in
     if "chunked-loss" not in setting:
         return 0
     rows = micro_batch * model.recipe.units_per_sample
-    return 2 * min(CHUNK_BYTES, rows * _words(model) * HALF)
-
-
-def _words(model: Model) -> int:
-    return int(family_of(model).complete(model).get("vocab_size", 0))
+    return 2 * min(CHUNK_BYTES, rows * words_of(model) * HALF)
 
 
 def _refuse(model: Model, _target: Target) -> str | None:
     if model.recipe.objective != "causal-lm":
         return "only a model that predicts every position has many logits"
-    if (words := _words(model)) < MIN_WORDS:
+    if (words := words_of(model)) < MIN_WORDS:
         return f"a vocabulary of {words:,} words has small logits; it pays from {MIN_WORDS:,} words on"
     return None
 
@@ -41,7 +37,7 @@ def _refuse(model: Model, _target: Target) -> str | None:
 def _apply(model: Model, whole: nn.Module, _blocks: list[nn.Module]) -> None:
     import torch
 
-    most, head = CHUNK_BYTES // (HALF * _words(model)), torch.compile(whole.head, dynamic=False)
+    most, head = CHUNK_BYTES // (HALF * words_of(model)), torch.compile(whole.head, dynamic=False)
 
     def tail(features: Tensor, labels: Tensor) -> Tensor:
         features, labels = features.flatten(0, 1), labels.flatten()

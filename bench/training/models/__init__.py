@@ -66,6 +66,11 @@ def family_of(model: Model) -> Family:
     return adapters.FamilyWithAdapters(_plain_family(model.family))
 
 
+def words_of(model: Model) -> int:
+    """Return the number of words of a model's vocabulary; 0 if it has none."""
+    return int(family_of(model).complete(model).get("vocab_size", 0))
+
+
 def _plain_family(name: str) -> Family:
     if family := families().get(name) or module_families().get(name):
         return family

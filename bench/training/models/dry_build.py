@@ -53,13 +53,9 @@ def rehearse(models: Sequence[Model], where: str) -> Rehearsal:
 
     Raises BadInput with all mistakes in these models.
     """
-    without_formulas = [model for model in models if not has_formulas(model)]
-    shipped = {model.name: counts for model in without_formulas if (counts := shipped_counts(model))}
-    new = {
-        f"/models/{i}": model
-        for i, model in enumerate(models)
-        if model in without_formulas and model.name not in shipped
-    }
+    uncounted = {f"/models/{i}": model for i, model in enumerate(models) if not has_formulas(model)}
+    shipped = {model.name: counts for model in uncounted.values() if (counts := shipped_counts(model))}
+    new = {path: model for path, model in uncounted.items() if model.name not in shipped}
     if not new or not all(map(find_spec, ("torch", "transformers"))):
         return Rehearsal(shipped, ())
     process = [sys.executable, "-m", "bench.training.models.dry_build"]
