@@ -24,7 +24,17 @@ from bench.images.archive import Blob, ImageFacts, extract, facts_of, pack_layer
 from bench.images.build_image import BuildInputs
 from bench.images.build_image import build as build_image
 from bench.images.build_kernels import build_kernels
-from bench.images.container import CHALLENGE, MANIFEST, NOBODY, OUT, RDMA, Container, handed_on, limits
+from bench.images.container import (
+    CHALLENGE,
+    MANIFEST,
+    MEET_SECRET,
+    NOBODY,
+    OUT,
+    RDMA,
+    Container,
+    handed_on,
+    limits,
+)
 from bench.images.engines import Engine, find_engine, here, preflight
 from bench.images.variants import Variant, find_variant, images, variant_for
 from bench.node_check.check_manifest import data_folders, load_any, wanted_image
@@ -146,6 +156,7 @@ def run_in_image(
     network: bool = False,
     challenge: Path | None = None,
     identity: str | None = None,
+    meet_secret: Path | None = None,
 ) -> int:
     """Run `bench VERB` in a hardened container and return its exit code, after checks of machine and image.
 
@@ -171,13 +182,14 @@ def run_in_image(
     with making_folders(out):
         out.mkdir(parents=True, exist_ok=True)
     preflight.check_room(out, preflight.OUT_BYTES, "a run's results")
-    challenge_option = ("--challenge", CHALLENGE) if challenge else ()
+    files = {"--challenge": challenge and CHALLENGE, "--meet-secret": meet_secret and MEET_SECRET}
+    file_options = [word for option, path in files.items() if path for word in (option, path)]
     environment = {name: os.environ[name] for name in handed_on(network) if name in os.environ}
     if held:
         environment[IMAGE_VARIABLE] = json.dumps(to_json(held.identity))
     container = Container(
         image=held.runnable if held else image,
-        command=(verb, MANIFEST, "--out", OUT, *arguments, *challenge_option),
+        command=(verb, MANIFEST, "--out", OUT, *arguments, *file_options),
         manifest=manifest,
         data=data_folders(loaded),
         out=out.resolve(),
@@ -188,6 +200,7 @@ def run_in_image(
         rdma=network and RDMA.is_dir(),
         environment=environment,
         challenge=challenge.resolve() if challenge else None,
+        meet_secret=meet_secret,
     )
     where = f"{OUT} in the container is {out} on this machine"
     if held and challenge:  # printed before the run: the operator certifies its request during the run

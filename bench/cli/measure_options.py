@@ -43,6 +43,10 @@ def _add_run(commands: Commands) -> None:
     add("--nodes", type=int, default=1, metavar="N", help="how many nodes train together (default: 1)")
     add("--node", type=int, default=0, metavar="I", help="number of this node; node 0 leads (default: 0)")
     add("--meet", metavar="HOST:PORT", help="a free port of node 0 where the nodes connect")
+    secret = "a file with a secret that all nodes have, to know each other by (default: BENCH_MEET_SECRET)"
+    add("--meet-secret", **FILE, help=secret)
+    public = "let the nodes meet at an address that the whole internet may reach"
+    add("--meet-in-public", **FLAG, help=public)
     add_engine(run)
 
 

@@ -17,7 +17,7 @@ from tabulate import tabulate
 from bench.base.errors import BadInput, printable
 from bench.base.names import ENGINES_WITH_STORE
 from bench.base.strict_json import pretty_json
-from bench.cli.arguments import is_host_and_port
+from bench.cli.arguments import is_host_and_port, refuse_public_meeting
 from bench.node_check.check_manifest import CheckManifest, load_any
 from bench.operator.ssh_keygen import OperatorKey
 from bench.push.hosts import Host, find_hosts
@@ -151,6 +151,10 @@ def _refuse_contradictions(request: PushArguments, hosts: int) -> None:
     if request.together and not is_host_and_port(request.together):
         advice = "give a port of the first host that all hosts reach"
         raise BadInput(f"--together {request.together} is not HOST:PORT", advice=advice)
+    if request.together:
+        refuse_public_meeting("--together", request.together, allowed=request.meet_in_public)
+    elif request.meet_in_public:
+        raise BadInput("--meet-in-public without --together", advice="it says where hosts may meet")
     if request.pull and request.image:
         raise BadInput("--pull and --image name two images", advice="leave one out")
     if request.pull and request.engine not in ENGINES_WITH_STORE:

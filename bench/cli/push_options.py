@@ -70,6 +70,8 @@ def _add_run(group: arguments.Options) -> None:
     add("--device", **DEVICE, help="cpu: use no GPU (default: auto)")
     together = "all hosts train together and connect to this port of the first host, which all reach"
     add("--together", metavar="HOST:PORT", help=together)
+    public = "with --together: let the hosts meet at an address that the whole internet may reach"
+    add("--meet-in-public", **FLAG, help=public)
     key = "the SSH key that certifies, or the .pub of a key in an agent or token (default: bench's own)"
     add("--key", **FILE, help=key)
     add("--ledger", **FILE, help="default: ~/.local/state/bench/ledger.jsonl")

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from bench.base.errors import BadInput, EnvironmentCannot, printable
+from bench.base.files import read_bounded
 from bench.base.paths import making_folders
 from bench.base.strict_json import pretty_json, to_json
-from bench.cli.arguments import is_host_and_port
+from bench.cli.arguments import is_host_and_port, refuse_public_meeting
 from bench.cli.measuring import MeasureArguments, make_sealer, signed_text
 from bench.node_check.recompute_any import AnyVerdict, results_of
 from bench.planning.manifest import Manifest, load_manifest
@@ -25,6 +29,9 @@ if TYPE_CHECKING:
     from bench.runner.processes.jobs import Nodes
     from bench.runner.run.execute import FinishedRun
 
+SECRET = "BENCH_MEET_SECRET"  # environment variable with the secret of nodes that train together
+SECRET_BYTES_LEAST, SECRET_BYTES_MOST = 32, 4096
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunArguments(MeasureArguments):
@@ -36,6 +43,8 @@ class RunArguments(MeasureArguments):
     nodes: int
     node: int
     meet: str | None
+    meet_secret: Path | None
+    meet_in_public: bool
 
 
 def run(request: RunArguments) -> int:
@@ -43,15 +52,24 @@ def run(request: RunArguments) -> int:
     if request.in_image:
         return _run_in_image(request)
     manifest = load_manifest(request.manifest)
+    public = request.meet_in_public
+    nodes = nodes_of(manifest, request.nodes, request.node, request.meet, in_public=public)
+    if nodes is None:
+        return _lead(manifest, None, request)
+    from bench.runner.processes.door import open_door
+
+    with open_door(nodes, meeting_secret(request.meet_secret, os.environ)) as nodes:
+        return _follow(manifest, nodes, request) if request.node > 0 else _lead(manifest, nodes, request)
+
+
+def _lead(manifest: Manifest, nodes: Nodes | None, request: RunArguments) -> int:
+    """Measure the manifest, alone or with other nodes, and write the bundle."""
     # These imports load torch, which is slow: mistakes in the options or the manifest are reported before.
     from bench.runner.run.check_data import check_data
     from bench.runner.run.earlier_bundle import answered
     from bench.runner.run.execute import Unpacked, execute
     from bench.runner.run.progress import Progress
 
-    nodes = nodes_of(manifest, request.nodes, request.node, request.meet)
-    if request.node > 0:
-        return _follow(manifest, nodes, request)
     sealer = make_sealer(manifest.digest, request.key, request.challenge)
     # With several nodes, node 0 must still tell the other nodes that the run is over.
     if request.resume and sealer.run_id and nodes is None:
@@ -89,14 +107,21 @@ def _refuse_ignored_options(request: RunArguments) -> None:
     if request.nodes > 1 and request.meet is None:
         advice = "--meet HOST:PORT, a port of node 0 that all nodes reach"
         raise BadInput(f"--nodes {request.nodes} without --meet", advice=advice)
-    if request.meet is not None and (request.nodes, request.node) == (1, 0):
-        raise BadInput("--meet without --nodes", advice="--nodes says how many nodes connect")
+    for option, given in (
+        ("--meet", request.meet),
+        ("--meet-secret", request.meet_secret),
+        ("--meet-in-public", request.meet_in_public),
+    ):
+        if given and (request.nodes, request.node) == (1, 0):
+            raise BadInput(f"{option} without --nodes", advice="--nodes says how many nodes connect")
     if request.moved and not (request.challenge and request.resume):
         advice = "only a run that answers an operator's challenge can move to another machine"
         raise BadInput("--moved without --challenge and --resume", advice=advice)
 
 
-def nodes_of(manifest: Manifest, count: int, node: int, meet: str | None) -> Nodes | None:
+def nodes_of(
+    manifest: Manifest, count: int, node: int, meet: str | None, *, in_public: bool = False
+) -> Nodes | None:
     """Return the nodes that train together, from --nodes, --node and --meet; None for a single node."""
     if count == 1 and node == 0:
         return None
@@ -104,17 +129,35 @@ def nodes_of(manifest: Manifest, count: int, node: int, meet: str | None) -> Nod
         raise BadInput(f"--node {node} of --nodes {count}", advice="nodes are counted from 0")
     if meet is None or not is_host_and_port(meet):
         raise BadInput(f"--meet {meet} is not HOST:PORT", advice="a port of node 0 that all nodes reach")
+    refuse_public_meeting("--meet", meet, allowed=in_public)
     from bench.runner.processes.jobs import Nodes
 
     return Nodes(count, node, meet, manifest.digest.removeprefix("sha256:")[:12])
 
 
-def _follow(manifest: Manifest, nodes: Nodes | None, request: RunArguments) -> int:
+def meeting_secret(file: Path | None, environment: Mapping[str, str]) -> bytes:
+    """Return the secret that all nodes of a meeting have; BadInput if there is none, or a short one."""
+    advice = f"openssl rand -hex 32 > secret on one node; the same file on all: --meet-secret, or {SECRET}"
+    if file is not None:
+        where = str(file)
+        secret = read_bounded(
+            file, SECRET_BYTES_MOST, what="the secret", too_large="larger than 4 KiB"
+        ).strip()
+    elif SECRET in environment:
+        where, secret = SECRET, environment[SECRET].strip().encode()
+    else:
+        raise BadInput("--meet without a secret: whoever reaches the port could join", advice=advice)
+    if len(secret) < SECRET_BYTES_LEAST:
+        short = f"a secret of {len(secret)} bytes can be guessed: {SECRET_BYTES_LEAST} are needed"
+        raise BadInput(short, where=where, advice=advice)
+    return secret
+
+
+def _follow(manifest: Manifest, nodes: Nodes, request: RunArguments) -> int:
     """Measure the trials that node 0 sends; node 0 writes the bundle."""
     from bench.runner.run.execute import follow
     from bench.runner.run.progress import Progress
 
-    assert nodes is not None  # follows from request.node > 0
     follow(manifest, nodes, Progress(), on_cpu=request.on_cpu)
     return 0
 
@@ -130,8 +173,29 @@ def _run_in_image(request: RunArguments) -> int:
         options += ["--budget", f"{request.budget_seconds}s"]
     if request.nodes > 1:
         options += [f"--nodes={request.nodes}", f"--node={request.node}", f"--meet={request.meet}"]
-    network, challenge = request.nodes > 1, request.challenge
-    return run_in_image("run", request.manifest, request, options, network=network, challenge=challenge)
+    if request.nodes <= 1:
+        return run_in_image("run", request.manifest, request, options, challenge=request.challenge)
+    options += ["--meet-in-public"] if request.meet_in_public else []
+    with _readable_in_container(meeting_secret(request.meet_secret, os.environ)) as secret:
+        return run_in_image(
+            "run",
+            request.manifest,
+            request,
+            options,
+            network=True,
+            challenge=request.challenge,
+            meet_secret=secret,
+        )
+
+
+@contextmanager
+def _readable_in_container(secret: bytes) -> Iterator[Path]:
+    """Yield a file with the secret that a container's user can read, in a folder that is closed to others."""
+    with TemporaryDirectory(prefix="bench-meet-") as folder:
+        path = Path(folder) / "secret"
+        path.write_bytes(secret)
+        path.chmod(0o444)
+        yield path
 
 
 def _ending(finished: FinishedRun, *, challenged: bool) -> int:

@@ -17,6 +17,7 @@ from bench.base.names import GIB, VISIBLE
 NOBODY = 65534  # uid and gid of a user that owns no file on any machine
 # Paths inside the container.
 MANIFEST, CHALLENGE, OUT, CACHE = "/in/manifest.json", "/in/challenge.json", "/out", "/cache"
+MEET_SECRET = "/in/meet-secret"
 RDMA = Path("/dev/infiniband")  # InfiniBand and RoCE devices; without them NCCL falls back to TCP silently
 # Variables of the host that describe its network, passed to the containers of nodes that train together.
 CONNECTED = (
@@ -50,14 +51,16 @@ class Container:
     environment: Mapping[str, str] = field(default_factory=dict)
     data: tuple[Path, ...] = ()  # folders of data, mounted read-only under their own paths
     challenge: Path | None = None  # an operator's challenge, for which the run makes a key of its own
+    meet_secret: Path | None = None  # the secret of nodes that train together
     cache: Path | None = None  # host folder for /cache, if the engine cannot keep that in memory
     name: str | None = None  # name of the container in the engine's commands
 
     @property
     def inputs(self) -> Mapping[str, Path]:
         """Read-only files and folders of the host to mount, keyed by their path in the container."""
-        challenge = {CHALLENGE: self.challenge} if self.challenge else {}
-        return {MANIFEST: self.manifest} | challenge | {str(folder): folder for folder in self.data}
+        files = {MANIFEST: self.manifest, CHALLENGE: self.challenge, MEET_SECRET: self.meet_secret}
+        given = {inside: path for inside, path in files.items() if path is not None}
+        return given | {str(folder): folder for folder in self.data}
 
     @property
     def tmpfs(self) -> Mapping[str, str]:

@@ -358,7 +358,7 @@ class NodePush:
         self._update(run_id=record.run_id, changed=True)
         job = self._job(chosen, shipped, record)
         challenge = b"{}" if record.follows else self._challenge(record)
-        run_script.prepare(self.node, job, self.request.manifest.data, challenge)
+        run_script.prepare(self.node, job, self.request.manifest.data, challenge, self._meet_secret)
         owner = f"{NOBODY}:{NOBODY}" if job.user[0] == NOBODY and job.engine != "none" else ""
         if unfinished and not job.checks and mirror.restore_journal(self.node, record, owner):
             self._say(f"the mirrored journal of run {record.run_id} was restored on the node")
@@ -411,6 +411,13 @@ class NodePush:
         with Ledger(self.request.ledger) as ledger:
             return write(certify_and_receive.challenge(ledger, record.manifest_sha256, now(), record.run_id))
 
+    @property
+    def _meet_secret(self) -> bytes:
+        """The secret of nodes that train together; empty if the node trains alone."""
+        request = self.request
+        several = request.together or (request.slurm is not None and request.slurm.nodes > 1)
+        return request.meet_secret if several else b""
+
     def _job(self, chosen: ChosenEngine, shipped: Shipped, record: Record) -> run_script.Job:
         request, survey, part, image = self.request, chosen.survey, self.part, chosen.image
         facts = survey.engines[chosen.engine].facts if chosen.engine != "none" else None
@@ -419,7 +426,8 @@ class NodePush:
         access = facts.gpus if facts else None
         member = None
         if request.together:
-            member = run_script.GroupMember(part.nodes, part.node, request.together)
+            public = request.meet_in_public
+            member = run_script.GroupMember(part.nodes, part.node, request.together, public)
         return run_script.Job(
             run_id=record.run_id,
             place=survey.place,

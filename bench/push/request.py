@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -50,7 +51,12 @@ class PushOptions:
     new_run: bool = False  # start another run even if one is unfinished
     despite_findings: bool = False  # run even if a preflight finding would stop the run
     together: str | None = None  # HOST:PORT to which all hosts connect, to train as one
+    meet_in_public: bool = False  # whether that may be an address of the public internet
     ssh_config: Path | None = None
+
+
+def _new_secret() -> bytes:
+    return secrets.token_hex(32).encode()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +66,7 @@ class PushRequest(PushOptions):
     manifest: AnyManifest
     key: OperatorKey
     push: str = ""
+    meet_secret: bytes = field(default_factory=_new_secret, repr=False)  # of hosts that train together
     on_cpu: bool = False
     valid_seconds: int = 0
     until: Literal["preflight", "ship", "start", "fetch"] = "fetch"

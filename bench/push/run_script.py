@@ -1,6 +1,7 @@
 """Write run.sh, start a run by it on a node, ask for the run's state, and end it; with or without Slurm.
 
 PLACE/runs/RUN/     manifest.json, challenge.json, run.sh; log.txt, pid, exit; out/, as `bench run` leaves it
+                    private/meet-secret, closed to other users, if nodes train together
 
 run.sh is a plain shell script that can also be started again by hand: the run resumes from its journal. It
 belongs to no SSH session, so neither a lost connection nor a closed laptop ends it. `script` and `argv` are
@@ -20,12 +21,23 @@ from bench.base.errors import EnvironmentCannot
 from bench.base.names import ENGINES_WITH_STORE, IMAGE_VARIABLE
 from bench.base.strict_json import to_json
 from bench.images.archive import Identity
-from bench.images.container import CHALLENGE, MANIFEST, NOBODY, OUT, RDMA, Container, handed_on, limits
+from bench.images.container import (
+    CHALLENGE,
+    MANIFEST,
+    MEET_SECRET,
+    NOBODY,
+    OUT,
+    RDMA,
+    Container,
+    handed_on,
+    limits,
+)
 from bench.images.engines import Gpus, apptainer, docker, podman
 from bench.push.remote import Node, demand
 from bench.push.slurm import Slurm, header
 
 _NODE, _MEET, _MEMORY = "{BENCH_NODE}", "{BENCH_MEET}", "{BENCH_MEMORY}"  # replaced by `shell_line`
+SECRET_FILE = "private/meet-secret"
 _VARIABLE = re.compile(r"\{(\w+)\}")
 _PASSED_ON = re.compile(r"--env=(\w+)=\{\1\}")  # an environment variable, passed on if the node sets it
 
@@ -44,6 +56,7 @@ class GroupMember:
     nodes: int
     node: int
     meet: str  # HOST:PORT of the first node
+    in_public: bool = False  # whether that may be an address of the public internet
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +177,7 @@ def argv(job: Job, member: GroupMember | None) -> list[str]:
     follows = member is not None and member.node > 0
     arguments = _check_arguments(job) if job.checks else _run_arguments(job, member, follows=follows)
     if job.engine == "none":
-        files = {MANIFEST: "manifest.json", CHALLENGE: "challenge.json", OUT: "out"}
+        files = {MANIFEST: "manifest.json", CHALLENGE: "challenge.json", MEET_SECRET: SECRET_FILE, OUT: "out"}
         return [job.python, "-m", "bench", *(files.get(word, word) for word in arguments)]
     environment = {name: f"{{{name}}}" for name in handed_on(member is not None)}
     if job.identity:
@@ -174,6 +187,7 @@ def argv(job: Job, member: GroupMember | None) -> list[str]:
         command=tuple(arguments),
         manifest=Path(f"{job.folder}/manifest.json"),
         challenge=None if follows else Path(f"{job.folder}/challenge.json"),
+        meet_secret=Path(f"{job.folder}/{SECRET_FILE}") if member is not None else None,
         out=Path(f"{job.folder}/out"),
         memory_bytes=limits(job.memory_bytes),
         data=job.data,
@@ -206,6 +220,7 @@ def _run_arguments(job: Job, member: GroupMember | None, *, follows: bool) -> li
     if member is not None:
         node = _NODE if job.slurm and follows else str(member.node)
         words += ["--nodes", str(member.nodes), "--node", node, "--meet", member.meet]
+        words += ["--meet-secret", MEET_SECRET, *(["--meet-in-public"] if member.in_public else [])]
     return words
 
 
@@ -240,15 +255,23 @@ def _shell_word(word: str) -> str:
 # --- on the node ----------------------------------------------------------------------------------------
 
 
-def prepare(node: Node, job: Job, manifest: bytes, challenge: bytes) -> None:
-    """Make the run's folder and write its input files; keep the journal of an earlier attempt."""
+def prepare(node: Node, job: Job, manifest: bytes, challenge: bytes, meet_secret: bytes = b"") -> None:
+    """Make the run's folder and write its input files; keep the journal of an earlier attempt.
+
+    `meet_secret` is that of nodes that train together.
+    """
     folder = shlex.quote(job.folder)
     owner = f"chown {NOBODY}:{NOBODY} out; " if job.user[0] == NOBODY and job.engine != "none" else ""
     files = {"manifest.json": manifest, "challenge.json": challenge, "run.sh": script(job).encode()}
+    private = ""
+    if meet_secret:
+        files[SECRET_FILE] = meet_secret
+        private = "mkdir -p -m 700 private; rm -f private/*; "
     stale = f"rm -f out/{job.run_id}/request.json out/{job.run_id}/run-cert.pub; "  # for an earlier key
     write = "; ".join(f"head -c {len(data)} >{name}" for name, data in files.items())
     answer = node.ask(
-        f"set -e; umask 022; mkdir -p {folder}/out; cd {folder}; {owner}{stale}{write}", files.values()
+        f"set -e; umask 022; mkdir -p {folder}/out; cd {folder}; {owner}{stale}{private}{write}",
+        files.values(),
     )
     if answer.code:
         raise EnvironmentCannot(f"the run's folder cannot be made: {answer.reason}", where=job.folder)

@@ -91,6 +91,7 @@ class Seen:
 
     def __init__(self) -> None:
         self.told: Container | None = None
+        self.secret: bytes | None = None
 
     def facts(self) -> EngineFacts:
         return EngineFacts("docker", "29.0", None, None)
@@ -100,6 +101,7 @@ class Seen:
 
     def run(self, container: Container) -> int:
         self.told = container
+        self.secret = container.meet_secret.read_bytes() if container.meet_secret else None
         return 0
 
 
@@ -118,9 +120,13 @@ def test_the_container_gets_the_visible_gpus_and_the_chosen_network(
 ) -> None:
     seen = Seen()
     monkeypatch.setattr(commands, "find_engine", lambda _: seen)
-    for name, value in {"CUDA_VISIBLE_DEVICES": "2,3", "NCCL_IB_HCA": "mlx5", "NCCL_ALGO": "Ring"}.items():
+    chosen = {"CUDA_VISIBLE_DEVICES": "2,3", "NCCL_IB_HCA": "mlx5", "NCCL_ALGO": "Ring"}
+    for name, value in (chosen | {"BENCH_MEET_SECRET": "s" * 32}).items():
         monkeypatch.setenv(name, value)
     out = manifest.parent / "out"
     assert main(["run", str(manifest), "--engine", "docker", "--out", str(out), *place]) == 0
     assert seen.told is not None
     assert seen.told.environment == handed_on
+    assert (seen.secret, "--meet-secret" in seen.told.command) == (
+        (b"s" * 32, True) if place else (None, False)
+    )

@@ -219,7 +219,33 @@ def test_followers_get_no_challenge_and_all_share_the_network(job: Job) -> None:
     follower = run_script.argv(in_docker(job), GroupMember(2, 1, "gpu1:29500"))
     assert "--network=host" in leader and "--network=host" in follower
     assert "--challenge" in leader and "--challenge" not in follower
-    assert follower[-6:] == ["--nodes", "2", "--node", "1", "--meet", "gpu1:29500"]
+    assert follower[-8:-2] == ["--nodes", "2", "--node", "1", "--meet", "gpu1:29500"]
+
+
+def test_nodes_that_train_together_share_a_secret_that_no_command_line_shows(job: Job) -> None:
+    secret = b"0123456789abcdef" * 4
+    member = GroupMember(2, 1, "gpu1:29500")
+    together = dataclasses.replace(job, member=member)
+    run_script.prepare(Here(), together, b"{}", b"{}", secret)
+    folder = Path(job.folder)
+    assert (folder / "private/meet-secret").read_bytes() == secret
+    assert (folder / "private").stat().st_mode & 0o777 == 0o700
+    assert secret.decode() not in (folder / "run.sh").read_text()
+    assert run_script.argv(together, member)[-2:] == ["--meet-secret", "private/meet-secret"]
+    container = run_script.argv(in_docker(together), member)
+    assert container[-2:] == ["--meet-secret", "/in/meet-secret"]
+    assert any(f"{folder}/private/meet-secret" in word and "/in/meet-secret" in word for word in container)
+
+
+def test_a_node_that_trains_alone_gets_no_secret(job: Job) -> None:
+    run_script.prepare(Here(), job, b"{}", b"{}")
+    assert not (Path(job.folder) / "private").exists()
+    assert "--meet-secret" not in run_script.argv(job, None)
+
+
+def test_a_meeting_in_public_is_passed_on(job: Job) -> None:
+    assert "--meet-in-public" in run_script.argv(job, GroupMember(2, 1, "8.8.8.8:29500", in_public=True))
+    assert "--meet-in-public" not in run_script.argv(job, GroupMember(2, 1, "8.8.8.8:29500"))
 
 
 @pytest.mark.parametrize("engine", ["docker", "podman", "apptainer"])
@@ -321,7 +347,7 @@ def test_several_nodes_meet_at_the_first(job: Job) -> None:
         env={"SLURM_NODEID": "1", "BENCH_MEET": "n1:20001", "PATH": os.environ["PATH"]},
         capture_output=True, text=True, check=True,
     ).stdout  # fmt: skip
-    assert shown.strip().endswith("--nodes 2 --node 1 --meet n1:20001")
+    assert shown.strip().endswith("--nodes 2 --node 1 --meet n1:20001 --meet-secret private/meet-secret")
     assert "--challenge" not in shown
 
 

@@ -20,8 +20,10 @@ import pytest
 import torch.distributed as dist
 
 from bench.base.errors import BadInput, EnvironmentCannot
+from bench.cli.run import SECRET
 from bench.records.trial import Outcome
 from bench.runner.processes import nodes as several
+from bench.runner.processes.door import open_door
 from bench.runner.processes.jobs import FactsJob, FollowJob, Nodes, WorkerEvent
 from bench.runner.processes.node_member import place
 from bench.runner.processes.nodes import (
@@ -29,7 +31,6 @@ from bench.runner.processes.nodes import (
     across_nodes,
     interface_of,
     own_address,
-    require_free,
     short_path,
     torchrun,
 )
@@ -73,7 +74,7 @@ def both(
     python = sys.executable if cold else quick_python()
     (folder / "m.json").write_text(json.dumps(MANIFEST | changes))
     port = free_port()
-    environment = os.environ | {"XDG_CONFIG_HOME": str(folder), "COLUMNS": "200"}
+    environment = os.environ | {"XDG_CONFIG_HOME": str(folder), "COLUMNS": "200", SECRET: "s" * 32}
     nodes = [
         subprocess.Popen(
             command(python, folder, i, f"{leader}:{port}"),
@@ -177,9 +178,9 @@ time.sleep(600)
 
 
 @contextmanager
-def inside_a_collective(folder: Path, meet: str) -> Iterator[subprocess.Popen[bytes]]:
+def inside_a_collective(folder: Path, store: str) -> Iterator[subprocess.Popen[bytes]]:
     """Simulate a member inside NCCL, which no error reaches."""
-    environment = os.environ | {"BENCH_MEET": meet, "TORCHELASTIC_RUN_ID": "abc-7"}
+    environment = os.environ | {"BENCH_STORE": store, "TORCHELASTIC_RUN_ID": "abc-7"}
     command = [sys.executable, "-c", WAITS, str(folder)]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as member:
         assert member.stdout is not None
@@ -212,7 +213,7 @@ def test_a_member_whose_leader_is_gone_does_not_wait_for_it(tmp_path: Path) -> N
 def test_a_killed_member_is_reported_by_its_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(several, "torchrun", lambda *_: ["sh", "-c", "touch $BENCH_FOLDER/begun; kill -9 $$"])
     store = dist.TCPStore("127.0.0.1", 0, is_master=True)
-    nodes = Nodes(2, 1, f"127.0.0.1:{store.port}", "abc")
+    nodes = Nodes(2, 1, "127.0.0.1:9", "abc", store=f"127.0.0.1:{store.port}")
     job = FollowJob(nodes=nodes, number=7, gpus=2, device="cpu")
     assert across_nodes(job, print, tmp_path) == 1
     assert "on node 1" in json.loads(dist.PrefixStore("abc-7", store).get(FAILED))["reason"]
@@ -243,10 +244,10 @@ def test_thread_counts_that_the_user_did_not_set_are_not_recorded_as_switches(
     monkeypatch.delenv("OMP_NUM_THREADS")
     if user:
         monkeypatch.setenv("OMP_NUM_THREADS", user)
-    nodes = Nodes(1, 0, f"127.0.0.1:{free_port()}", "abc")
-    job = FactsJob(nodes=nodes, number=7, gpus=2, device="cpu")
     told: list[dict[str, Any]] = []
-    assert across_nodes(job, told.append, tmp_path) == 0
+    with open_door(Nodes(1, 0, f"127.0.0.1:{free_port()}", "abc"), b"s" * 32) as nodes:
+        job = FactsJob(nodes=nodes, number=7, gpus=2, device="cpu")
+        assert across_nodes(job, told.append, tmp_path) == 0
     (node,) = told[0]["facts"]
     assert node["switches"].get("OMP_NUM_THREADS") == user
 
@@ -309,13 +310,16 @@ def test_gloo_uses_the_interface_that_reaches_the_others_unless_the_user_sets_on
     assert "GLOO_SOCKET_IFNAME" not in place(store, leader | {"GLOO_SOCKET_IFNAME": "ib0"})
 
 
-def test_every_node_starts_the_same_torchrun_and_only_the_leader_hosts_the_rendezvous() -> None:
-    leader, other = (torchrun(Nodes(2, i, "10.0.0.1:29400", "abc"), 7, 8) for i in range(2))
-    for command in (leader, other):
+def test_every_node_starts_the_same_torchrun_and_none_hosts_the_rendezvous() -> None:
+    nodes = [Nodes(2, i, "10.0.0.1:29400", "abc", store=f"127.0.0.1:4000{i}") for i in range(2)]
+    for node, seconds in zip(nodes, (600, 20), strict=True):
+        command = torchrun(node, 7, 8)
         assert {"--nnodes=2", "--nproc-per-node=8", "--rdzv-backend=c10d", "--rdzv-id=abc-7"} <= {*command}
-    assert [word for word in leader if word.startswith("--rdzv-conf=is_host=True,join_timeout=600,")]
-    assert [word for word in other if word.startswith("--rdzv-conf=is_host=False,join_timeout=20,")]
-    assert "--local-addr=10.0.0.2" in torchrun(Nodes(2, 1, "10.0.0.1:29400", "abc"), 7, 8, "10.0.0.2")
+        assert f"--rdzv-endpoint={node.store}" in command
+        assert [
+            word for word in command if word.startswith(f"--rdzv-conf=is_host=False,join_timeout={seconds},")
+        ]
+    assert "--local-addr=10.0.0.2" in torchrun(nodes[1], 7, 8, "10.0.0.2")
 
 
 def test_a_node_finds_its_address_and_interface_towards_the_others() -> None:
@@ -326,14 +330,6 @@ def test_a_node_finds_its_address_and_interface_towards_the_others() -> None:
 def test_a_rendezvous_may_have_an_ipv6_address() -> None:
     assert own_address("[::1]:29400") == "::1"
     assert (interface_of("::1"), interface_of("2001:db8::77")) == ("lo", None)
-
-
-def test_a_rendezvous_at_a_port_in_use_is_refused_at_once() -> None:
-    with socket.create_server(("", 0)) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(EnvironmentCannot, match=f"at port {port} .*in use"):
-            require_free(f"10.0.0.1:{port}")
-    require_free(f"[::1]:{port}")
 
 
 def test_the_leader_waits_for_the_others_for_the_stated_time(tmp_path: Path) -> None:

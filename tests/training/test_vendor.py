@@ -164,7 +164,7 @@ def test_torchrun_reads_the_rendezvous_options() -> None:
         ("TORCHELASTIC_RUN_ID", "torch.distributed.elastic.agent.server.local_elastic_agent"),
         *(
             (name, "torch.distributed.elastic.rendezvous.dynamic_rendezvous")
-            for name in torch_inside.SHARED_STORE
+            for name in torch_inside.OWN_STORE
         ),
         ("PYTORCH_NVML_BASED_CUDA_CHECK", "torch.cuda"),
     ],

@@ -10,15 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol
 
 from bench.node_check.judging import Depth
 from bench.node_check.judging.evidence import Evidence
 from bench.node_check.judging.finding import Finding
 from bench.node_check.judging.standards import Standards
 from bench.records.trial import Gpu
-
-T = TypeVar("T")
 
 
 class Rig(Protocol):
@@ -48,7 +46,7 @@ class Rig(Protocol):
 
     def wait(self) -> None: ...  # until every member of the team arrives
 
-    def gather(self, value: T) -> list[T]: ...
+    def gather(self, value: Any) -> list[Any]: ...  # of all members, as JSON documents
 
     def say(self, phase: str) -> None: ...
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from bench.base.strict_json import to_json
 from bench.node_check.checks import Check, CheckBudget, Rig
 from bench.node_check.judging.evidence import Evidence, Figure
 from bench.node_check.judging.finding import Finding
@@ -45,7 +44,7 @@ def measure(rig: Rig, budget: CheckBudget) -> Mapping[str, Any]:
         rig.say("all at once")
         for name, call in ways.items():
             mine.append(Figure(f"{name}, all at once", rig.gpu, "B/s", *rig.timed(call, float(size))))
-    return {"figures": to_json([figure for figures in rig.gather(mine) for figure in figures])}
+    return {"figures": [figure for figures in rig.gather(mine) for figure in figures]}
 
 
 def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from bench.base.strict_json import to_json
 from bench.node_check.checks import Check, CheckBudget, Rig
 from bench.node_check.judging.evidence import Evidence, Figure
 from bench.node_check.judging.finding import Finding
@@ -47,7 +46,7 @@ def measure(rig: Rig, budget: CheckBudget) -> Mapping[str, Any]:
         timed = rig.timed(lambda a=a, b=b, out=out: torch.mm(a, b, out=out), 2.0 * size**3)  # type: ignore[misc]
         figures.append(Figure(f"matmul-{precision}", rig.gpu, "FLOP/s", *timed))
     everyone = rig.gather(figures)
-    return {"figures": to_json([figure for mine in everyone for figure in mine])}
+    return {"figures": [figure for mine in everyone for figure in mine]}
 
 
 def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:

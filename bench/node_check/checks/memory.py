@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from bench.base.strict_json import to_json
 from bench.node_check.checks import Check, CheckBudget, Rig
 from bench.node_check.judging.evidence import Evidence, Figure
 from bench.node_check.judging.finding import Finding
@@ -24,7 +23,7 @@ def measure(rig: Rig, budget: CheckBudget) -> Mapping[str, Any]:
     source = torch.randint(0, 255, (size,), device=rig.device, dtype=torch.uint8)
     target = torch.empty_like(source)
     figure = Figure("memory", rig.gpu, "B/s", *rig.timed(lambda: target.copy_(source), 2.0 * size))
-    return {"figures": to_json(rig.gather(figure))}
+    return {"figures": rig.gather(figure)}
 
 
 def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:

@@ -24,6 +24,13 @@ class Nodes:
     node: int  # number of this node; node 0 leads
     meet: str  # HOST:PORT of the leader, where all nodes meet
     identity: str  # names the run on all nodes: the manifest's digest
+    store: str = ""  # HOST:PORT on this machine that leads to the meeting's store; empty: no door is open
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """Return host and port of HOST:PORT, without the brackets around an IPv6 address."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,7 +47,7 @@ def main() -> int:
     device = Device.own("cuda" if kind == "cuda" else "cpu")
     device.choose()
     (folder / nodes.BEGUN).touch()
-    store = nodes.meeting(os.environ[nodes.MEET], torch_inside.rendezvous_id())
+    store = nodes.meeting(os.environ[nodes.STORE], torch_inside.rendezvous_id())
     try:
         os.environ.update(place(store, os.environ))
     except EnvironmentCannot as error:  # every member refuses for the same reason
@@ -57,7 +57,7 @@ def main() -> int:
     rank = int(os.environ["RANK"])
     ending = end_with_others(folder, rank)
     try:
-        work(kind, device, folder)
+        work(kind, device, folder, store)
     except Exception as error:
         traceback.print_exc()
         with ending:
@@ -66,9 +66,9 @@ def main() -> int:
     return 0
 
 
-def work(kind: str, device: Device, folder: Path) -> None:
+def work(kind: str, device: Device, folder: Path, store: dist.Store) -> None:
     """Do this member's part of the job."""
-    members = team.join(kind, alone=False)
+    members = team.join(kind, alone=False, store=dist.PrefixStore("team", store))
     # Only the leader's members have the job; all others get it from them.
     messages = members.gather(json.loads(os.environ[nodes.JOB]) if nodes.JOB in os.environ else None)
     message = next(message for message in messages if message is not None)
@@ -89,7 +89,7 @@ def end_with_others(folder: Path, rank: int) -> threading.Lock:
     """
     ending = threading.Lock()
     # A second connection to the store: the thread below keeps it busy all the time.
-    store = nodes.meeting(os.environ[nodes.MEET], torch_inside.rendezvous_id())
+    store = nodes.meeting(os.environ[nodes.STORE], torch_inside.rendezvous_id())
 
     def watch() -> None:
         try:

@@ -1,9 +1,9 @@
 """Run jobs on several nodes: each node runs the same command, one leads, torchrun joins their processes.
 
 For every job each node starts torchrun once, under the job's number: a meeting that breaks up must not
-close the next one. The leader's torchrun hosts the meeting, and its processes bring the job. The other
-nodes do their part and join the next job, until the leader says that a job was the last. A node that
-misses a meeting tries the numbers of later jobs. Imports torch only inside `meeting`.
+close the next one. All meet in the store of the leader's door (door.py), and the leader's processes bring the
+job. The other nodes do their part and join the next job, until the leader says that a job was the last. A
+node that misses a meeting tries the numbers of later jobs. Imports torch only inside `meeting`.
 """
 
 from __future__ import annotations
@@ -23,12 +23,11 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.base.errors import EnvironmentCannot
 from bench.base.linux_processes import oom_kills
 from bench.base.machine_share import cores
 from bench.base.strict_json import to_json
 from bench.records.trial import Crashed, OutOfMemory
-from bench.runner.processes.jobs import AnyRunJob, Emit, Nodes
+from bench.runner.processes.jobs import AnyRunJob, Emit, Nodes, host_and_port
 from bench.runner.processes.ranks import written_reasons
 from bench.training.vendor import torch_inside
 
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 
 # Environment variables for the members of a node, beside those that torchrun sets.
 JOB, DEVICE, FOLDER, EVENTS = "BENCH_JOB", "BENCH_DEVICE", "BENCH_FOLDER", "BENCH_EVENTS"
-NODE, MEET, ADDRESS = "BENCH_NODE", "BENCH_MEET", "BENCH_ADDRESS"
+NODE, STORE, ADDRESS = "BENCH_NODE", "BENCH_STORE", "BENCH_ADDRESS"
 # BENCH_OWN_THREADS says that bench, and not the user, set OMP_NUM_THREADS.
 THREADS, OWN_THREADS = "OMP_NUM_THREADS", "BENCH_OWN_THREADS"
 BEGUN = "begun"  # a file in the members' folder: one of them has started
@@ -56,12 +55,12 @@ def torchrun(nodes: Nodes, number: int, per_node: int, address: str | None = Non
     """Return a node's torchrun command for job `number`; other nodes reach this node at `address`."""
     leads = nodes.node == 0
     rendezvous = torch_inside.rendezvous_options(
-        is_host=leads, join_seconds=LEADER_WAITS if leads else OTHER_WAITS, missed_signs=SIGNS_MISSED
+        is_host=False, join_seconds=LEADER_WAITS if leads else OTHER_WAITS, missed_signs=SIGNS_MISSED
     )
     return [
         *(sys.executable, "-m", "torch.distributed.run"),
         *(f"--nnodes={nodes.count}", f"--nproc-per-node={per_node}", "--max-restarts=0"),
-        *("--rdzv-backend=c10d", f"--rdzv-endpoint={nodes.meet}", f"--rdzv-id={nodes.identity}-{number}"),
+        *("--rdzv-backend=c10d", f"--rdzv-endpoint={nodes.store}", f"--rdzv-id={nodes.identity}-{number}"),
         f"--rdzv-conf={rendezvous}",
         *([f"--local-addr={address}"] if address else []),
         *("-m", "bench.runner.processes.node_member"),
@@ -78,33 +77,15 @@ def threads(environment: Mapping[str, str], per_node: int) -> dict[str, str]:
     return {THREADS: str(cores()), OWN_THREADS: "yes"}
 
 
-def _parts(meet: str) -> tuple[str, int]:
-    """Return host and port of `meet`, without the brackets around an IPv6 address."""
-    host, _, port = meet.rpartition(":")
-    return host.strip("[]"), int(port)
-
-
 def own_address(meet: str) -> str | None:
     """Return this node's address towards `meet`, since rented nodes do not know each other's names."""
-    host, port = _parts(meet)
+    host, port = host_and_port(meet)
     with suppress(OSError):
         family, kind, protocol, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, protocol) as datagram:
             datagram.connect(target)  # sends nothing: the kernel chooses the route
             return str(datagram.getsockname()[0])
     return None
-
-
-def require_free(meet: str) -> None:
-    """Refuse a port that is taken on the leader; torchrun would report it late, and only in its log."""
-    _, port = _parts(meet)
-    try:
-        socket.create_server(("", port)).close()
-    except (OSError, OverflowError) as error:
-        raise EnvironmentCannot(
-            f"the nodes cannot meet at port {port} of this machine: {error}",
-            advice="give another port in --meet, on all nodes",
-        ) from None
 
 
 def interface_among(address: str, others: Sequence[str]) -> str | None:
@@ -132,11 +113,11 @@ def interface_of(address: str) -> str | None:
     return None
 
 
-def meeting(meet: str, run: str, patience: timedelta = STORE_PATIENCE) -> Store:
-    """Open the store in the leader's torchrun, which outlives the members; its keys belong to job `run`."""
+def meeting(store: str, run: str, patience: timedelta = STORE_PATIENCE) -> Store:
+    """Open the meeting's store, which outlives the members; its keys belong to job `run`."""
     from torch.distributed import PrefixStore, TCPStore
 
-    host, port = _parts(meet)
+    host, port = host_and_port(store)
     return PrefixStore(run, TCPStore(host, port, is_master=False, timeout=patience))
 
 
@@ -162,8 +143,8 @@ def across_nodes(job: AnyRunJob, emit: Emit, folder: Path) -> int:
     per_node = job.gpus // nodes.count
     environment = os.environ | threads(os.environ, per_node)
     environment |= {DEVICE: job.device, FOLDER: str(folder), EVENTS: str(events)}
-    environment |= {NODE: str(nodes.node), MEET: nodes.meet, ADDRESS: address or ""}
-    environment |= torch_inside.SHARED_STORE
+    environment |= {NODE: str(nodes.node), STORE: nodes.store, ADDRESS: address or ""}
+    environment |= torch_inside.OWN_STORE
     if leads:
         environment[JOB] = json.dumps(to_json(job))
     kills_before = oom_kills()
@@ -174,7 +155,7 @@ def across_nodes(job: AnyRunJob, emit: Emit, folder: Path) -> int:
         relay = threading.Thread(target=_relay, args=(listener, emit), daemon=True)
         relay.start()
         # The leader's address is the meeting's host as given: its own /etc/hosts may say 127.0.1.1.
-        reached = _parts(nodes.meet)[0] if leads else address
+        reached = host_and_port(nodes.meet)[0] if leads else address
         command = torchrun(nodes, job.number, per_node, reached)
         status = subprocess.run(command, env=environment, check=False).returncode
         relay.join(1.0)
@@ -186,7 +167,7 @@ def across_nodes(job: AnyRunJob, emit: Emit, folder: Path) -> int:
         emit({"outcome": why})
     elif (folder / BEGUN).exists():  # only the leader reports: tell it why a member was killed
         with suppress(Exception):  # the leader may have ended first
-            store = meeting(nodes.meet, f"{nodes.identity}-{job.number}", timedelta(seconds=5))
+            store = meeting(nodes.store, f"{nodes.identity}-{job.number}", timedelta(seconds=5))
             store.compare_set(FAILED, "", json.dumps(why))
     return 1
 

@@ -33,7 +33,6 @@ from bench.records.trial import (
 )
 from bench.runner.machine import telemetry
 from bench.runner.processes.jobs import DeviceKind, Nodes, WorkerEvent
-from bench.runner.processes.nodes import require_free
 from bench.runner.processes.supervisor import TICK_SECONDS, Found, Limits, Supervisor
 from bench.runner.run.events import (
     CeilingsMeasured,
@@ -219,7 +218,6 @@ class _Jobs:
     def meet(self, nodes: Nodes) -> None:
         """Wait for all nodes and record them. EnvironmentCannot if a node does not come, or nodes differ."""
         self.progress.begin("nodes", f"{nodes.count} nodes meet at {nodes.meet}")
-        require_free(nodes.meet)
         try:
             facts = self._facts(MEETING_SECONDS)
         except EnvironmentCannot as error:

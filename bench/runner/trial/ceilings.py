@@ -14,6 +14,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
+from bench.base.strict_json import from_json
 from bench.records.trial import Ceiling
 from bench.runner.trial.device import Device
 from bench.runner.trial.team import Team
@@ -40,7 +41,7 @@ REDUCED_BYTES = {"cuda": 1 << 30, "cpu": 16 << 20}
 def measure_ceilings(device: Device, team: Team, precisions: list[str]) -> list[Ceiling]:
     """Return the ceilings of all members: matrix products in these precisions, copies and an all-reduce."""
     everyone = team.gather(list(_ceilings(device, team, precisions)))
-    return [ceiling for member in everyone for ceiling in member]
+    return [from_json(Ceiling, ceiling) for member in everyone for ceiling in member]
 
 
 def _ceilings(device: Device, team: Team, precisions: list[str]) -> Iterator[Ceiling]:

@@ -6,21 +6,21 @@ the slowest member, which all members receive. Imports torch at module level.
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from bench.base.strict_json import to_json
 from bench.runner import LISTENER
 from bench.training.vendor import torch_inside
 
 # How long a collective waits for a member that died or hangs; the supervisor ends the others earlier.
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +47,23 @@ class Team:
         dist.all_reduce(reduced, operation)
         return float(reduced)
 
-    def gather(self, value: T) -> list[T]:
-        """Return the values of all members, in the order of ranks."""
+    def gather(self, value: Any) -> list[Any]:
+        """Return the values of all members as JSON documents, in the order of ranks.
+
+        torch's own function for this unpickles what the other members send.
+        """
         if self.size == 1:
-            return [value]
-        everyone: list[Any] = [None] * self.size
-        dist.all_gather_object(everyone, value)
-        return everyone
+            return [to_json(value)]
+        own = torch.frombuffer(bytearray(json.dumps(to_json(value)).encode()), dtype=torch.uint8)
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        dist.all_gather(sizes, torch.tensor([own.numel()]))
+        longest = max(int(size) for size in sizes)
+        padded = torch.zeros(longest, dtype=torch.uint8)
+        padded[: own.numel()] = own
+        everyone = [torch.empty_like(padded) for _ in range(self.size)]
+        dist.all_gather(everyone, padded)
+        texts = (t[: int(size)].numpy().tobytes() for t, size in zip(everyone, sizes, strict=True))
+        return [json.loads(text) for text in texts]
 
     def rows(self, own: torch.Tensor) -> torch.Tensor:
         """Return the rows of equal tensors of all members, on their devices: one's own first."""
@@ -63,16 +73,17 @@ class Team:
         dist.all_gather(everyone, own.contiguous())
         return torch.cat((own, *everyone[: self.rank], *everyone[self.rank + 1 :]))
 
-    def one_of_each_node(self, value: T) -> list[T]:
-        """Return the value of each node's first member, in the order of nodes."""
+    def one_of_each_node(self, value: Any) -> list[Any]:
+        """Return the value of each node's first member as a JSON document, in the order of nodes."""
         everyone = self.gather(value if os.environ["LOCAL_RANK"] == "0" else None)
         return [each for each in everyone if each is not None]
 
 
-def join(kind: str, alone: bool) -> Team:
+def join(kind: str, alone: bool, store: dist.Store | None = None) -> Team:
     """Join the team that RANK, WORLD_SIZE and other variables of torchrun describe.
 
-    `alone`: a team of one without a process group, for a device that shards nothing with others.
+    `alone`: a team of one without a process group, for a device that shards nothing with others. `store`:
+    where the members meet; None: on the socket that the environment names.
     """
     if alone:
         return Team()
@@ -82,7 +93,7 @@ def join(kind: str, alone: bool) -> Team:
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group(
         backend,
-        store=_store(rank, size),
+        store=store or _store(rank, size),
         rank=rank,
         world_size=size,
         timeout=COLLECTIVE_TIMEOUT,

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 # No issue known. Remove when `import torch` loads the compiler itself.
 COMPILER_MODULES = ("torch._dynamo", "torch._inductor.compile_fx")
 
-# Environment of torchrun. Relies on: an undocumented variable; "0" makes the members use torchrun's store
-# for their process group, on whichever node torch places rank 0. This is torch's default, set in case
-# a user's environment disables it. https://github.com/pytorch/pytorch/issues/135712
-# Remove when torchrun documents which store `init_process_group` uses.
-SHARED_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "0"}
+# Environment of torchrun. Relies on: an undocumented variable; "1" keeps torchrun from opening a second store
+# on every interface of some node, for process groups that are given none. bench gives its process groups a
+# store. https://github.com/pytorch/pytorch/issues/135712
+# Remove when torchrun documents which stores it opens.
+OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 # Options of FlexAttention's backward kernel in fp32: the fastest of 13 choices (docs/methods.md), measured on
 # an H200 with heads of 64, where torch takes blocks of 16 tokens. Relies on: option names that torch passes
@@ -312,7 +312,7 @@ def extension_locks() -> list[Path]:
 
 
 def store_on_socket(
-    host: str, port: int, size: int, *, listen_fd: int | None, timeout: timedelta
+    host: str, port: int, size: int | None, *, listen_fd: int | None, timeout: timedelta
 ) -> dist.Store:
     """Return the process group's store; the member with `listen_fd`, an open socket, serves it.
 

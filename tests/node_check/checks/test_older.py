@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from bench.base.strict_json import to_json
 from bench.node_check.all_checks import known_checks
 from bench.node_check.checks import CheckBudget, TimedWork
 
@@ -33,7 +34,7 @@ class OnTheHost:
     def wait(self) -> None: ...
 
     def gather(self, value: Any) -> list[Any]:
-        return [value]
+        return [to_json(value)]
 
 
 @pytest.mark.parametrize(
