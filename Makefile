@@ -84,6 +84,7 @@ replay: $(STAMP)  ## compare the guided search with all measured settings: regre
 
 predict-accuracy: $(STAMP)  ## hold predicted times against measured bundles and public rows (some minutes)
 	PYTHONPATH=. $(BIN)/python benchmarks/prediction.py
+	PYTHONPATH=. $(BIN)/python benchmarks/published.py
 
 counts: $(STAMP)  ## count the zoo's models; writes bench/data/counts.json
 	PYTHONPATH=. $(BIN)/python benchmarks/counts.py

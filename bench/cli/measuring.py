@@ -38,6 +38,17 @@ class MeasureArguments:
         return True
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepeatArguments(MeasureArguments):
+    """Arguments of a run that is compared with an earlier one."""
+
+    again: Path | None  # bundle of the run to compare, if it exists; None: run it now
+    trust: Path | None
+    revoked: Path | None
+    budget_seconds: float | None
+    tolerance: float
+
+
 def make_sealer(manifest_digest: str, key: Path | None, challenge: Path | None) -> Sealer:
     """Return a new key to be certified if there is a challenge; else the user's own, made at first use."""
     if challenge is not None:

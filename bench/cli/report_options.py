@@ -69,10 +69,13 @@ def _add_export(commands: Commands) -> None:
 
 
 def _add_reproduce(commands: Commands) -> None:
-    summary = "run a bundle's manifest again on this machine, and compare"
+    summary = "run a bundle's manifest, or a published figure's, on this machine, and compare"
     reproduce = add_command(commands, "reproduce", summary, "reproduce.reproduce")
     add = reproduce.add_argument
-    add("bundle", type=Path, metavar="BUNDLE")
+    add("bundle", type=Path, nargs="?", metavar="BUNDLE")
+    published = "measure a throughput that somebody published, in place of a bundle; list shows all rows"
+    add("--published", metavar="ROW", help=published)
+    add("--published-in", **FILE, help="a file of published rows (default: those that ship with bench)")
     add("--with", type=Path, dest="again", metavar="BUNDLE", help="bundle of the second run, if it exists")
     add("-o", "--out", **DIR, default=Path("out"), help="folder for runs (default: out)")
     _add_lists(reproduce)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.base.errors import BadInput, EnvironmentCannot, VerificationFailed
-from bench.cli.measuring import MeasureArguments, make_sealer, signed_text
+from bench.cli.measuring import RepeatArguments, make_sealer, signed_text
 from bench.planning.manifest import parse_manifest
 from bench.planning.own_code import own_files
 from bench.report.read_bundles import Lists
@@ -18,24 +18,46 @@ from bench.report.reproduce.verdicts import reproduce as compare_runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReproduceArguments(MeasureArguments):
-    bundle: Path
-    again: Path | None  # bundle of the second run; None: run the manifest now
-    trust: Path | None
-    revoked: Path | None
-    budget_seconds: float | None
+class ReproduceArguments(RepeatArguments):
+    bundle: Path | None
+    published: str | None  # name of a published row, in place of a bundle
+    published_in: Path | None  # file of published rows; None: those that ship with bench
     any_stack: bool
     run_code: bool
-    tolerance: float
 
 
 def reproduce(request: ReproduceArguments) -> int:
+    if request.published is not None:
+        return _reproduce_published(request, request.published)
+    if request.bundle is None:
+        raise BadInput("neither a bundle nor --published", advice="bench reproduce BUNDLE")
+    if request.published_in is not None:
+        raise BadInput("--published-in without --published", advice="--published list shows its rows")
+    return _reproduce_bundle(request, request.bundle)
+
+
+def _reproduce_published(request: ReproduceArguments, row: str) -> int:
+    from bench.cli.published import reproduce_published
+
+    if request.bundle is not None:
+        advice = "--with BUNDLE compares a run that you have with a published row"
+        raise BadInput("both a bundle and --published", where=str(request.bundle), advice=advice)
+    for option, given in (("--any-stack", request.any_stack), ("--run-code", request.run_code)):
+        if given:
+            raise BadInput(f"{option} with --published", advice=f"leave {option} out: no bundle is run again")
+    if request.in_image:
+        advice = "leave --engine out: a row runs with this machine's own packages"
+        raise BadInput("--engine with --published", advice=advice)
+    return reproduce_published(row, request.published_in, request)
+
+
+def _reproduce_bundle(request: ReproduceArguments, bundle: Path) -> int:
     in_image = request.in_image
-    original = read_run(request.bundle, Lists(request.trust, request.revoked))
+    original = read_run(bundle, Lists(request.trust, request.revoked))
     again = request.again
     if again is None:
-        _ask_about_code(original, request)
-        again = _run_in_image(original, request) if in_image else _run_here(original, request)
+        _ask_about_code(original, bundle, request)
+        again = _run_in_image(original, bundle, request) if in_image else _run_here(original, bundle, request)
     repeated = read_run(again, None)
     if repeated.results.run.id == original.results.run.id:
         raise BadInput("is the original run itself: it reproduces nothing", where=str(again))
@@ -51,24 +73,24 @@ def reproduce(request: ReproduceArguments) -> int:
     return code
 
 
-def _ask_about_code(original: ReproducibleRun, request: ReproduceArguments) -> None:
+def _ask_about_code(original: ReproducibleRun, bundle: Path, request: ReproduceArguments) -> None:
     """Refuse to run code that the bundle brings along, unless the user said that it may run."""
     if request.run_code or not (files := own_files(original.stated.document)):
         return
     raise BadInput(
         f"would run code that the bundle brings along: {', '.join(files)}",
-        where=str(request.bundle),
-        advice=f"read it (tar xOf {request.bundle} manifest.json), then add --run-code",
+        where=str(bundle),
+        advice=f"read it (tar xOf {bundle} manifest.json), then add --run-code",
     )
 
 
-def _run_here(original: ReproducibleRun, request: ReproduceArguments) -> Path:
+def _run_here(original: ReproducibleRun, bundle: Path, request: ReproduceArguments) -> Path:
     """Run the manifest with this machine's software, which may differ only with --any-stack."""
     from bench.runner.machine.probe import probe
     from bench.runner.run.execute import execute
     from bench.runner.run.progress import Progress
 
-    where = str(request.bundle)
+    where = str(bundle)
     ours, theirs = probe(gpus_too=not request.on_cpu), original.results.node
     differences = list(stack_differences(ours, theirs))
     if differences and not request.any_stack:
@@ -91,14 +113,14 @@ def _run_here(original: ReproducibleRun, request: ReproduceArguments) -> Path:
     return finished.bundle
 
 
-def _run_in_image(original: ReproducibleRun, request: ReproduceArguments) -> Path:
+def _run_in_image(original: ReproducibleRun, bundle: Path, request: ReproduceArguments) -> Path:
     """Run the manifest, byte for byte, in the container image that the bundle ran in."""
     from bench.cli.image import run_in_image
 
     facts = original.results.node.image
     if facts is None or facts.config is None:
         raise BadInput(
-            "ran in no image whose identity is known", where=str(request.bundle), advice="leave --engine out"
+            "ran in no image whose identity is known", where=str(bundle), advice="leave --engine out"
         )
     options = ["--device", "cpu"] if request.on_cpu else []
     options += ["--budget", f"{request.budget_seconds}s"] if request.budget_seconds else []

@@ -45,3 +45,23 @@ def test_a_run_is_reproduced_here(tmp_path: Path) -> None:
         assert not [reason for reason in one["reasons"] if "torch" in reason]
     (again,) = (tmp_path / "again").glob("*.tar")
     assert bench("verify", again, folder=tmp_path).returncode == 0
+
+
+def test_a_published_row_is_measured_here(tmp_path: Path) -> None:
+    row = {
+        "name": "tiny", "source": "me", "url": "example.org", "quote": "| 1 |", "software": "mine 1.0",
+        "card": "NVIDIA H200", "gpus": 1, "model": {"name": "tiny-gpt-neox"}, "methods": ["checkpointing"],
+        "micro_batch": 16, "per_second_per_gpu": 1.0,
+    }  # fmt: skip
+    sources = {"me": {"title": "my table", "day": "2026-01-31"}}
+    document = {"schema": "bench/published-rows/v1", "sources": sources, "rows": [row]}
+    (tmp_path / "rows.json").write_text(json.dumps(document))
+    words = ("--published", "tiny", "--published-in", "rows.json", "--device", "cpu", "-o", "out", "--json")
+    done = bench("reproduce", *words, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["reached"]
+    assert "checkpointing" in found["setting"]
+    assert found["differences"][0] == "card: none here, NVIDIA H200 there"
+    (run,) = (tmp_path / "out").glob("*.tar")
+    assert bench("verify", run, folder=tmp_path).returncode == 0

@@ -36,11 +36,15 @@ TOO_HIGH = {
     ("every-setting-2xh100/mamba-2.8b-offload-2", "free-lunch + checkpointing + zero-1 + offload"),
     # The backward pass of a block is counted with all that it keeps; compiled code frees it on the way.
     ("frontier-h200/llama-1.2b-guided", "free-lunch + half-weights + checkpointing"),
+    ("frontier-h200/llama-1.2b-beside-script", "free-lunch + half-weights + checkpointing"),
 }  # fmt: skip
 
 # T5's attention ran without a fused kernel when this was measured; in zoo-h100/t5 it has one. Why
-# wav2vec2-base took more than is counted is not known.
-TOO_LOW = {("zoo-h100/zoo-1", "t5-v1.1-base"): 0.36, ("zoo-h100/zoo-2", "wav2vec2-base"): 0.18}
+# wav2vec2-base took more than is counted is not known. GPT-2's recorded pass reserves more than it allocates.
+TOO_LOW = {
+    ("zoo-h100/zoo-1", "t5-v1.1-base"): 0.36, ("zoo-h100/zoo-2", "wav2vec2-base"): 0.18,
+    ("published-h200/nanogpt-2022-gpt2-124m-compile", "gpt-2-124m"): 0.21,
+}  # fmt: skip
 
 SUMS = 4  # bytes per parameter: in these bundles FSDP2 added gradients up itself, without additional sums
 WITHOUT_SUMS = {

@@ -1,0 +1,95 @@
+"""`bench reproduce --published`: measure the shape of a published throughput on this machine."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from tabulate import tabulate
+
+from bench.base.errors import EnvironmentCannot, printable
+from bench.base.strict_json import pretty_json, to_json
+from bench.cli.measuring import RepeatArguments, make_sealer, signed_text
+from bench.planning.plan import target_of
+from bench.planning.prediction.published_rate import predicted_per_gpu
+from bench.planning.prediction.step_time import shipped_fit
+from bench.planning.published import (
+    PublishedRow,
+    PublishedRows,
+    load_rows,
+    manifest_of,
+    setting_of,
+    shipped_rows,
+)
+from bench.records.text import figures
+from bench.report.read_bundles import Lists
+from bench.report.reproduce.published_match import PublishedMatch, match_lines, match_published
+from bench.report.reproduce.show import read_run
+from bench.training.models.dry_build import rehearse
+
+LIST = "list"
+
+
+def reproduce_published(name: str, file: Path | None, request: RepeatArguments) -> int:
+    """Measure the published row of this name; `file` None means the rows that ship with bench."""
+    rows = shipped_rows() if file is None else load_rows(file)
+    if name == LIST:
+        return _list(rows, as_json=request.as_json)
+    row = rows.row(name, str(file or "bench"))
+    lists = Lists(request.trust, request.revoked)
+    bundle = request.again or _run(row, request)
+    counted = rehearse(manifest_of(row).models, row.name).counted
+    counts = counted.get(row.model["name"])
+    expected = predicted_per_gpu(row, counts, shipped_fit()) if counts else None
+    run = read_run(bundle, lists if request.again else None)
+    match = match_published(row, rows.sources[row.source], run, request.tolerance, expected)
+    return _show(match, as_json=request.as_json)
+
+
+def _run(row: PublishedRow, request: RepeatArguments) -> Path:
+    """Measure the row's model at its setting, with every method that costs nothing here."""
+    from bench.runner.machine.probe import probe
+    from bench.runner.run.execute import execute
+    from bench.runner.run.progress import Progress
+
+    node = probe(gpus_too=not request.on_cpu)
+    if node.gpus and len(node.gpus) < row.gpus:
+        found = f"was measured on {row.gpus} GPUs, this machine has {len(node.gpus)}"
+        raise EnvironmentCannot(found, where=row.name, advice="--published list shows the GPUs of every row")
+    manifest = manifest_of(row, [setting_of(row, target_of(node, row.gpus))])
+    finished = execute(
+        manifest,
+        request.out,
+        make_sealer(manifest.digest, request.key, None),
+        Progress(),
+        resume=False,
+        budget_seconds=request.budget_seconds,
+        on_cpu=request.on_cpu,
+        counted=rehearse(manifest.models, row.name).counted,
+    )
+    print(f"bundle {finished.bundle}   {signed_text(finished.seal)}", file=sys.stderr)
+    return finished.bundle
+
+
+def _show(match: PublishedMatch, *, as_json: bool) -> int:
+    if as_json:
+        document = {"reached": match.reached, "ratio": match.ratio, **to_json(match)}
+        sys.stdout.write(pretty_json(document).decode())
+    else:
+        print(printable("\n".join(match_lines(match))))
+    return 0 if match.reached else 1
+
+
+def _list(rows: PublishedRows, *, as_json: bool) -> int:
+    if as_json:
+        sys.stdout.write(pretty_json(to_json(rows)).decode())
+        return 0
+    table = [
+        (row.name, f"{row.gpus}x {row.card.removeprefix('NVIDIA ')}", figures(row.per_second_per_gpu, 4))
+        for row in rows.rows
+    ]
+    headers = ("row", "machine", "rate")
+    print(tabulate(table, headers, disable_numparse=True, colalign=("left", "left", "right")))
+    print("rate   tokens a second and GPU")
+    print("bench reproduce --published ROW measures a row's model at its setting here")
+    return 0
