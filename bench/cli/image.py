@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from bench.base.errors import BadInput, EnvironmentCannot
+from bench.base.errors import BadInput, EnvironmentCannot, one_line
 from bench.base.machine_share import memory_bytes, parts
 from bench.base.names import IMAGE_VARIABLE
 from bench.base.paths import making_folders
@@ -287,13 +287,13 @@ def _show(facts: ImageFacts, name: str, as_json: bool) -> None:
         sys.stdout.write(pretty_json(document).decode())
         return
     print(facts.identity.config)
-    stages = [entry.get("created_by", "") for entry in facts.config.get("history") or []]
+    stages = facts.config.stages
     for number, layer in enumerate(facts.layers):
-        stage = stages[number] if len(stages) == len(facts.layers) else ""
+        stage = one_line(stages[number]) if len(stages) == len(facts.layers) else ""
         print(f"  {layer.diff_id}  {stage:<10} {layer.size / 1e6:10,.1f} MB", file=sys.stderr)
     size = sum(layer.size for layer in facts.layers)
     packed = "compressed" if all(layer.compressed for layer in facts.layers) else "not compressed"
-    variant, lock = (facts.labels.get(f"bench.{label}", "?") for label in ("variant", "lock"))
+    variant, lock = (one_line(facts.labels.get(f"bench.{label}", "?")) for label in ("variant", "lock"))
     print(f"{name}   {size / 1e9:.3f} GB {packed}   variant {variant}   lock {lock[:19]}", file=sys.stderr)
 
 

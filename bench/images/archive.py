@@ -11,7 +11,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
-import json
 import os
 import shutil
 import tarfile
@@ -20,17 +19,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from bench.base.errors import BadInput, VerificationFailed
 from bench.base.files import replacing
-from bench.base.strict_json import canonical_json
+from bench.base.strict_json import DecodeError, canonical_json, from_json, strict_loads
 from bench.images.normalise import Hashing
 
 _KEPT_BYTES = 4 * 2**20  # files up to this size (configuration, manifest) are kept; larger ones only hashed
 _CHUNK = 2**20  # bytes
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,18 +52,27 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
+class Configuration:
+    """What bench reads of an image's configuration."""
+
+    diff_ids: tuple[str, ...]
+    labels: Mapping[str, str]
+    stages: tuple[str, ...]  # commands in the image's history, oldest first
+
+
+@dataclass(frozen=True, slots=True)
 class ImageFacts:
     """The contents of an archive, verified against the image's configuration."""
 
     identity: Identity
-    config: Mapping[str, Any]
+    config: Configuration
     config_bytes: bytes
     layers: tuple[Layer, ...]
     tags: tuple[str, ...]
 
     @property
     def labels(self) -> Mapping[str, str]:
-        return (self.config.get("config") or {}).get("Labels") or {}
+        return self.config.labels
 
 
 # --- reading ---------------------------------------------------------------------------------------------
@@ -133,18 +142,46 @@ def _hashed(name: str, size: int, file: Any) -> tuple[Layer, bytes]:
     return Layer(name, size, f"sha256:{total.hexdigest()}", compressed), kept
 
 
-def _parts(small: Mapping[str, bytes], where: str) -> tuple[str, list[str], list[str]]:
+def _field(kind: type[T], value: Any, name: str, empty: T | None = None) -> T:
+    """Return one field of a JSON object as `kind`; DecodeError if the object or the field has another type.
+
+    Engines leave an empty field out, or write null: such a field is `empty`, or else a DecodeError.
+    """
+    found = from_json(dict[str, Any], value).get(name)
+    return empty if found is None and empty is not None else from_json(kind, found)
+
+
+def _parts(small: Mapping[str, bytes], where: str) -> tuple[str, Sequence[str], Sequence[str]]:
     """Return the names of configuration and layers, and the tags, from Docker's manifest or an OCI index."""
     try:
         if "manifest.json" in small:
-            (image,) = json.loads(small["manifest.json"])
-            return image["Config"], list(image["Layers"]), list(image.get("RepoTags") or [])
-        (entry,) = json.loads(small["index.json"])["manifests"]
-        manifest = json.loads(small[_blob(entry["digest"])])
-        layers = [_blob(layer["digest"]) for layer in manifest["layers"]]
-        return _blob(manifest["config"]["digest"]), layers, []
-    except (KeyError, ValueError, TypeError):
+            (image,) = from_json(tuple[Any, ...], strict_loads(small["manifest.json"]))
+            layers = _field(tuple[str, ...], image, "Layers")
+            return _field(str, image, "Config"), layers, _field(tuple[str, ...], image, "RepoTags", ())
+        (image,) = _field(tuple[Any, ...], strict_loads(small["index.json"]), "manifests")
+        manifest = strict_loads(small[_blob(_field(str, image, "digest"))])
+        blobs = _field(tuple[Any, ...], manifest, "layers")
+        config = _field(dict[str, Any], manifest, "config")
+        return (
+            _blob(_field(str, config, "digest")),
+            [_blob(_field(str, blob, "digest")) for blob in blobs],
+            [],
+        )
+    except (KeyError, ValueError):  # a file is missing, there are several images, or a DecodeError
         raise BadInput("does not hold exactly one image", where=where) from None
+
+
+def read_configuration(data: bytes) -> Configuration:
+    """Parse the configuration of an image; DecodeError if it has another form."""
+    document = strict_loads(data)
+    root = _field(dict[str, Any], document, "rootfs")
+    defaults = _field(dict[str, Any], document, "config", {})
+    history = _field(tuple[Any, ...], document, "history", ())
+    return Configuration(
+        diff_ids=_field(tuple[str, ...], root, "diff_ids"),
+        labels=_field(dict[str, str], defaults, "Labels", {}),
+        stages=tuple(_field(str, entry, "created_by", "") for entry in history),
+    )
 
 
 def _blob(digest: str) -> str:
@@ -163,21 +200,20 @@ def _checked(
         raise VerificationFailed(f"lacks {missing[0]}, which its manifest names", where=where)
     data = small[config_name]
     try:
-        config = json.loads(data)
-        expected = tuple(config["rootfs"]["diff_ids"])
-    except (ValueError, KeyError, TypeError):
+        config = read_configuration(data)
+    except DecodeError:
         raise VerificationFailed("its configuration is not that of an image", where=where) from None
     layers = tuple(blobs[name] for name in layer_names)
-    for number, (layer, diff_id) in enumerate(zip(layers, expected, strict=False), 1):
+    for number, (layer, diff_id) in enumerate(zip(layers, config.diff_ids, strict=False), 1):
         if layer.diff_id != diff_id:
             raise VerificationFailed(
                 f"layer {number} is not the one that its configuration names: {layer.diff_id}", where=where
             )
-    if len(layers) != len(expected):
+    if len(layers) != len(config.diff_ids):
         raise VerificationFailed(
-            f"has {len(layers)} layers, its configuration names {len(expected)}", where=where
+            f"has {len(layers)} layers, its configuration names {len(config.diff_ids)}", where=where
         )
-    identity = Identity(f"sha256:{hashlib.sha256(data).hexdigest()}", expected)
+    identity = Identity(f"sha256:{hashlib.sha256(data).hexdigest()}", config.diff_ids)
     return ImageFacts(identity, config, data, layers, tuple(tags))
 
 

@@ -24,7 +24,16 @@ import bench
 from bench.base.errors import BadInput, BenchError, EnvironmentCannot
 from bench.base.files import replacing
 from bench.base.strict_json import canonical_json
-from bench.images.archive import Blob, Identity, ImageFacts, Layer, add_file, facts_of, pack_layer
+from bench.images.archive import (
+    Blob,
+    Identity,
+    ImageFacts,
+    Layer,
+    add_file,
+    facts_of,
+    pack_layer,
+    read_configuration,
+)
 from bench.images.engines import find_engine
 from bench.images.variants import Variant, images, variant_for
 
@@ -178,7 +187,7 @@ def _facts_from(value: Mapping[str, Any]) -> ImageFacts:
     identity = Identity(
         f"sha256:{hashlib.sha256(data).hexdigest()}", tuple(layer.diff_id for layer in layers)
     )
-    return ImageFacts(identity, json.loads(data), data, layers, tuple(value["tags"]))
+    return ImageFacts(identity, read_configuration(data), data, layers, tuple(value["tags"]))
 
 
 def _packed_code(root: Path) -> bytes:

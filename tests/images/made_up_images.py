@@ -71,3 +71,12 @@ def _add(out: tarfile.TarFile, name: str, data: bytes) -> None:
     entry = tarfile.TarInfo(name)
     entry.size, entry.mtime = len(data), 99
     out.addfile(entry, io.BytesIO(data))
+
+
+def archive_of(path: Path, **documents: object) -> Path:
+    """Write an archive of JSON documents and bytes by name; "__" stands for a dot in a name."""
+    with tarfile.open(path, "w") as archive:
+        for name, value in documents.items():
+            data = value if isinstance(value, bytes) else json.dumps(value).encode()
+            _add(archive, name.replace("__", "."), data)
+    return path

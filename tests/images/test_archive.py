@@ -13,7 +13,7 @@ import pytest
 
 from bench.base.errors import BadInput, VerificationFailed
 from bench.images.archive import Blob, extract, facts_of, pack_layer, write_archive
-from tests.images.made_up_images import as_docker_saves, layer, make_image, normalised
+from tests.images.made_up_images import archive_of, as_docker_saves, layer, make_image, normalised
 
 FILES: dict[str, bytes | None] = {"usr": None, "usr/a": b"one", "usr/b": b"two"}
 
@@ -120,6 +120,69 @@ def test_a_file_that_is_not_an_image_is_bad_input(tmp_path: Path, data: bytes) -
     (tmp_path / "x.tar").write_bytes(data)
     with pytest.raises(BadInput, match=r"x\.tar"):
         facts_of(tmp_path / "x.tar")
+
+
+DEEP = b"[" * 200_000 + b"]" * 200_000
+CONFIGURATION = {"rootfs": {"diff_ids": []}, "config": {"Labels": {"a": "b"}}}
+
+
+@pytest.mark.parametrize(
+    "documents",
+    [
+        {"manifest__json": DEEP},
+        {"manifest__json": [7]},
+        {"manifest__json": {"Config": "c"}},
+        {"manifest__json": [{"Config": 5, "Layers": []}]},
+        {"manifest__json": [{"Config": [], "Layers": []}]},
+        {"manifest__json": [{"Config": "c", "Layers": 5}]},
+        {"manifest__json": [{"Config": "c", "Layers": [{}]}]},
+        {"manifest__json": [{"Config": "c", "Layers": [], "RepoTags": [5]}]},
+        {"manifest__json": [{"Config": "c", "Layers": [], "RepoTags": "a:b"}]},
+        {"index__json": DEEP},
+        {"index__json": [1]},
+        {"index__json": {"manifests": 5}},
+        {"index__json": {"manifests": [{"digest": 5}]}},
+        {"index__json": {"manifests": [{"digest": {}}]}},
+        {"index__json": {"manifests": [{"digest": "m"}]}, "m": [1]},
+        {"index__json": {"manifests": [{"digest": "m"}]}, "m": {"config": 5, "layers": []}},
+        {"index__json": {"manifests": [{"digest": "m"}]}, "m": {"config": {"digest": []}, "layers": []}},
+        {"index__json": {"manifests": [{"digest": "m"}]}, "m": {"config": {"digest": "c"}, "layers": [5]}},
+    ],
+    ids=lambda documents: json.dumps(documents, default=lambda _: "deep")[:70],
+)
+def test_a_manifest_of_another_form_is_bad_input(tmp_path: Path, documents: dict[str, object]) -> None:
+    with pytest.raises(BadInput, match="does not hold exactly one image"):
+        facts_of(archive_of(tmp_path / "x.tar", **documents))
+
+
+@pytest.mark.parametrize(
+    "configuration",
+    [
+        DEEP,
+        [1],
+        {"rootfs": 5},
+        {"rootfs": {"diff_ids": 5}},
+        {"rootfs": {"diff_ids": [{}]}},
+        CONFIGURATION | {"config": [1]},
+        CONFIGURATION | {"config": {"Labels": [1]}},
+        CONFIGURATION | {"config": {"Labels": {"bench.variant": {}}}},
+        CONFIGURATION | {"history": 5},
+        CONFIGURATION | {"history": [5]},
+        CONFIGURATION | {"history": [{"created_by": 5}]},
+    ],
+    ids=lambda configuration: str(configuration)[:70],
+)
+def test_a_configuration_of_another_form_is_refused(tmp_path: Path, configuration: object) -> None:
+    image = archive_of(tmp_path / "x.tar", manifest__json=[{"Config": "c", "Layers": []}], c=configuration)
+    with pytest.raises(VerificationFailed, match="its configuration is not that of an image"):
+        facts_of(image)
+
+
+def test_fields_that_are_null_or_that_only_engines_know_are_left_out(tmp_path: Path) -> None:
+    entry = {"Config": "c", "Layers": [], "RepoTags": None, "LayerSources": {}}
+    configuration = {"rootfs": {"diff_ids": [], "type": "layers"}, "config": {"Labels": None}, "os": "linux"}
+    found = facts_of(archive_of(tmp_path / "x.tar", manifest__json=[entry], c=configuration))
+    assert (found.tags, found.labels, found.config.stages) == ((), {}, ())
 
 
 def test_a_truncated_image_is_refused(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from bench.cli import image as commands
 from bench.cli.main import main
 from bench.images.container import Container
 from bench.images.engines import EngineFacts
-from tests.images.made_up_images import make_image
+from tests.images.made_up_images import archive_of, make_image
 
 SBOM = json.dumps({"components": []}).encode()
 
@@ -36,6 +37,24 @@ def test_id_prints_only_the_identity_on_stdout(image: Path, capsys: pytest.Captu
     assert main(["image", "id", str(image), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["config"], len(document["diff_ids"])) == (printed.out.strip(), 2)
+
+
+def test_texts_of_an_image_cannot_control_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    escape = "\x1b]0;title\x07"
+    configuration = {
+        "rootfs": {"diff_ids": ["sha256:" + hashlib.sha256(b"").hexdigest()]},
+        "config": {"Labels": {"bench.variant": escape, "bench.lock": escape}},
+        "history": [{"created_by": escape}],
+    }
+    image = archive_of(
+        tmp_path / "x.tar", manifest__json=[{"Config": "c", "Layers": ["l"]}], c=configuration, l=b""
+    )
+    assert main(["image", "id", str(image)]) == 0
+    printed = capsys.readouterr()
+    assert "\x1b" not in printed.err + printed.out
+    assert printed.err.count("\\x1b]0;title") == 3
 
 
 def test_save_compresses_and_keeps_the_identity(image: Path, capsys: pytest.CaptureFixture[str]) -> None:
