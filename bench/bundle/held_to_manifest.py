@@ -67,7 +67,7 @@ class ManifestCheck:
         try:
             counted = arithmetic(trial.setting, trial.model, counts_of(trial.model))
         except LookupError as error:
-            self._note(model, f"its operations with {error}, a method that this bench lacks: taken on trust")
+            self._note(model, f"{error}: its operations are taken on trust")
             return
         if counted != flops:
             setting = " + ".join(trial.setting) or "naive"

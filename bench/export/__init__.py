@@ -26,6 +26,7 @@ from bench.records.run_results import TrialResult
 from bench.records.switches import deciding
 from bench.records.text import bytes_text, count_text, interval_text
 from bench.records.trial import NodeFacts, Trial
+from bench.training.methods import method_named
 from bench.training.models import counts_by_formula, module_families, own_module
 from bench.training.setting import sharded_by
 
@@ -74,6 +75,8 @@ def write(
     which machine was measured.
     """
     maker = import_module(f"bench.export.{kind}")
+    for name in trial.setting:
+        method_named(name)  # refuses a method that this version lacks, and so cannot apply
     if reason := refuse(kind, trial):
         others = ", ".join(k for k in KINDS if refuse(k, trial) is None)
         raise BadInput(

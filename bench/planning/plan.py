@@ -21,9 +21,9 @@ from bench.training.methods import (
     arithmetic,
     conflict,
     free_lunch,
-    known_methods,
     label,
     memory_saving_settings,
+    method_named,
     ordered,
     refusal,
 )
@@ -139,7 +139,7 @@ def guided_settings(model: Model, target: Target) -> list[Setting]:
     that may be recorded are tried unrecorded: code of an unknown model may wait for the GPU.
     """
     found: list[Setting] = []
-    halves = known_methods()["half-weights"].why_not(model, target) is None
+    halves = method_named("half-weights").why_not(model, target) is None
     for setting in memory_saving_settings(target.gpus):
         beside = [setting]
         if halves and not conflict(lowered := ordered([*setting, "half-weights"])):

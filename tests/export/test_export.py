@@ -344,6 +344,15 @@ def test_unknown_names_are_refused_with_the_known_ones(tmp_path: Path, capsys: A
     assert "pythia-160m" in refused(capsys, EVERY_SETTING, "--to", "script", folder, "--model", "pythia-1b")
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_method_that_this_version_lacks_is_refused(kind: str, tmp_path: Path, capsys: Any) -> None:
+    """`verify` accepts it on trust: a bundle may be by a later version of bench."""
+    path = bundle(tmp_path / "a.tar", settings=[((), 0.5), (("compile", "warp-drive"), 0.1)], version="9.9.9")
+    why = refused(capsys, path, "--to", kind, tmp_path / "b")
+    assert 'this version of bench has no method "warp-drive"' in why
+    assert not (tmp_path / "b").exists()
+
+
 def test_of_several_models_one_must_be_named(tmp_path: Path, capsys: Any) -> None:
     both = manifest(models=["tiny-gpt-neox", "tiny-roberta"])
     path = bundle(tmp_path / "a.tar", of=both)

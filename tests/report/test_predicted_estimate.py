@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from bench.cli.main import main
+from tests.report.made import bundle, manifest
 
 PROOFS = Path(__file__).parents[2] / "results" / "proof-h200"
 
@@ -43,3 +44,18 @@ def test_a_model_whose_work_is_not_predicted_keeps_the_share_of_the_peak(
 
 def test_rows_say_nothing_of_the_model_that_a_prediction_counts(capsys: pytest.CaptureFixture[str]) -> None:
     assert "trained" not in compared(capsys, "pythia-1b")["entries"][0]["row"]
+
+
+def test_a_row_with_a_method_of_another_version_gives_no_estimate(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever signs such a row must not end the comparison of all others."""
+    asked = manifest(models=["pythia-160m"])
+    strange = bundle(
+        tmp_path / "a.tar", of=asked, settings=[(("compile-blocks", "warp-drive"), 0.5)], version="9.9.9"
+    )
+    estimate = ("--estimate", "8xh100", "--json")
+    for others, guesses in (([], 0), ([PROOFS / "pythia-160m.tar"], 1)):
+        assert main(["compare", str(strange), *map(str, others), *estimate]) == 0
+        (part,) = json.loads(capsys.readouterr().out)["parts"]
+        assert len([one for one in part["guesses"] if "predicted" in one]) == guesses

@@ -11,7 +11,7 @@ from bench.base.shipped_data import read_data
 from bench.base.strict_json import from_json
 from bench.planning.memory_prediction import predict_bytes
 from bench.planning.prediction.card_rates import CardRates
-from bench.training.methods import arithmetic
+from bench.training.methods import arithmetic, known_methods
 from bench.training.models import Counted, Model, Precision, words_of
 from bench.training.models.footprint import ROW_MULTIPLE
 from bench.training.setting import Setting, halves_weights, in_group
@@ -154,6 +154,8 @@ def group_of(model: Model, counts: Counted) -> Group:
 def why_unpredicted(model: Model, setting: Setting) -> str | None:
     """Return why the time of a setting is not predicted; None if it is."""
     recipe = model.recipe
+    if not known_methods().keys() >= {*setting}:
+        return "a method of another version of bench is not predicted"
     if "offload" in setting:
         return OFFLOADING
     if in_group(setting, "compilation") is None:

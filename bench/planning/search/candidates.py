@@ -18,7 +18,7 @@ from bench.planning.search.tried_trials import BACKOFF, OpenTrial, TriedTrials
 from bench.records.estimate import SECONDS_A_DAY, pass_and_update, step_interval
 from bench.records.fastest import EQUAL_WITHIN
 from bench.records.trial import Crashed, Outcome, OutOfMemory, TimedOut, Trial
-from bench.training.methods import RECORDED, UNRECORDABLE, known_methods
+from bench.training.methods import RECORDED, UNRECORDABLE, method_named
 from bench.training.setting import Setting
 
 COMFORTABLE = 0.85  # share of the memory below which a trial's predicted need is taken as safe
@@ -199,7 +199,7 @@ def _with_host(device_seconds: float, trial: Trial) -> float:
 
 
 def _believed(setting: Setting) -> float:
-    cost = math.prod(known_methods()[name].prior_time for name in setting)
+    cost = math.prod(method_named(name).prior_time for name in setting)
     # Each kind of method that chooses kernels is believed to make a step 1.2 times faster.
     free = len(lower_bounds.arithmetic_of(setting))
     return cost * 1.2**-free

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 from bench.planning.plan import DOUBT, USABLE, SettingPlan
 from bench.planning.search.tried_trials import BACKOFF, MeasuredTrial, TriedTrials
 from bench.records.trial import OutOfMemory, Trial
-from bench.training.methods import known_methods
+from bench.training.methods import method_named
 from bench.training.setting import Setting, halves_weights
 
 
@@ -82,5 +82,5 @@ def _alike(saving: frozenset[str], sample: _SampleMemory) -> bool:
 
 def _saving(setting: Setting) -> frozenset[str]:
     """Return the methods that may make activations smaller; sharding implies half-weights' precision."""
-    saving = {name for name in setting if known_methods()[name].changes_activations}
+    saving = {name for name in setting if method_named(name).changes_activations}
     return frozenset(saving | {"half-weights"} if halves_weights(setting) else saving)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from bench.records.trial import Trial
-from bench.training.methods import known_methods
+from bench.training.methods import method_named
 from bench.training.models import parameters_of
 from bench.training.setting import GROUPS, Setting, halves_weights, in_group, sharded_by
 
@@ -192,9 +192,9 @@ def _gain(measured: Setting, wanted: Setting, half: bool) -> float:
     """Return the least share of a pass's time that remains after a change from one setting to another."""
     share = 1.0
     for name in wanted:
-        share *= 1.0 if name in measured else known_methods()[name].least_time_with
+        share *= 1.0 if name in measured else method_named(name).least_time_with
     for name in measured:
-        share *= 1.0 if name in wanted else known_methods()[name].least_time_without
+        share *= 1.0 if name in wanted else method_named(name).least_time_without
     if half and halves_weights(wanted) != halves_weights(measured):
         lowered = SHARDED if sharded_by(wanted) == "fsdp" else LOWERED
         share *= lowered if halves_weights(wanted) else RAISED
@@ -218,4 +218,4 @@ def _costs_as_much(measured: Setting, wanted: Setting) -> bool:
 
 def arithmetic_of(setting: Setting) -> frozenset[str]:
     """Return the methods that choose kernels, by group if they have one: all ways to compile are alike."""
-    return frozenset(GROUPS.get(name, name) for name in setting if known_methods()[name].chooses_kernels)
+    return frozenset(GROUPS.get(name, name) for name in setting if method_named(name).chooses_kernels)

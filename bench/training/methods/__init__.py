@@ -12,7 +12,7 @@ from functools import cache
 from itertools import product
 from typing import TYPE_CHECKING
 
-from bench.base.errors import BadInput
+from bench.base.errors import BadInput, in_json
 from bench.training.methods import (
     checkpointing,
     chunked_loss,
@@ -59,6 +59,17 @@ def known_methods() -> Mapping[str, Method]:
     return {method.name: method for method in _METHODS}
 
 
+class UnknownMethod(BadInput, LookupError):
+    """A setting, such as one of a bundle by a later version, has a method that this version lacks."""
+
+
+def method_named(name: str) -> Method:
+    """Return a method by its name; UnknownMethod if this version has none of that name."""
+    if (method := known_methods().get(name)) is not None:
+        return method
+    raise UnknownMethod(f"this version of bench has no method {in_json(name)}")
+
+
 def ordered(names: Iterable[str]) -> Setting:
     """Return the setting that holds these methods, spelt in the order of `known_methods()`."""
     chosen = set(names)
@@ -75,7 +86,7 @@ def conflict(setting: Setting) -> str | None:
             groups[group] = name
     by_role = {name: name for name in setting} | groups  # methods and groups of the setting
     for name in setting:
-        method = known_methods()[name]
+        method = method_named(name)
         for other, reason in method.requires.items():
             if other not in by_role:
                 return reason
@@ -87,7 +98,7 @@ def conflict(setting: Setting) -> str | None:
 
 def not_exported(framework: str, setting: Setting, model: Model) -> str | None:
     """Return the first reason why an exported framework cannot train a model so; None if it can."""
-    refusing = (model.recipe.optimizer, *(known_methods()[name] for name in setting))
+    refusing = (model.recipe.optimizer, *(method_named(name) for name in setting))
     reasons = (one.not_exported_to.get(framework) for one in refusing)
     return next((reason for reason in reasons if reason), None)
 
@@ -115,7 +126,7 @@ def refusal(setting: Setting, model: Model, target: Target) -> str | None:
             return "FSDP2 offloads from a GPU to the host: on a CPU there is nothing to offload from"
     reasons = (
         why_not_recorded(setting, target.gpus),
-        *(known_methods()[name].why_not(model, target) for name in setting),
+        *(method_named(name).why_not(model, target) for name in setting),
     )
     return conflict(setting) or next((reason for reason in reasons if reason), None)
 
@@ -153,7 +164,7 @@ def _compilation(model: Model, target: Target, beside: Setting) -> list[str]:
     """
     if in_group(beside, "sharding") == "zero-3":  # its hooks gather weights inside of each block
         return []
-    return [] if known_methods()["compile-blocks"].why_not(model, target) else ["compile-blocks"]
+    return [] if method_named("compile-blocks").why_not(model, target) else ["compile-blocks"]
 
 
 def memory_saving_settings(gpus: int) -> tuple[Setting, ...]:
@@ -173,7 +184,7 @@ def label(setting: Setting, model: Model, target: Target) -> str:
     if not setting:
         return "naive"
     for compiled in ("compile-blocks", ""):  # a free lunch may use compile-blocks in place of compile
-        rest = [name for name in setting if not known_methods()[name].free_lunch and name != compiled]
+        rest = [name for name in setting if not method_named(name).free_lunch and name != compiled]
         if len(rest) < len(setting) and setting == free_lunch(model, target, ordered(rest)):
             return " + ".join(["free-lunch", *rest])
     return " + ".join(setting)
@@ -188,7 +199,7 @@ def prepare_all(setting: Setting) -> None:
 
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     for name in setting:
-        known_methods()[name].prepare()
+        method_named(name).prepare()
 
 
 def apply_all(setting: Setting, model: Model, whole: nn.Module, blocks: list[nn.Module]) -> None:
@@ -196,7 +207,7 @@ def apply_all(setting: Setting, model: Model, whole: nn.Module, blocks: list[nn.
 
     Products in fp8 belong to the recipe and not to a method: every setting of such a recipe has them.
     """
-    methods = [known_methods()[name] for name in setting]
+    methods = [method_named(name) for name in setting]
     whole.blocks = tuple(blocks)
     if model.recipe.aim.has_text_head and any(method.head for method in methods):
         whole.split_head()  # before methods replace parts, because it runs the model
@@ -217,5 +228,5 @@ def arithmetic(setting: Setting, model: Model, counts: Counted) -> Flops:
     """Return the arithmetic of a forward pass in this setting; recomputation does not count."""
     flops = counts.flops
     for name in setting:
-        flops = flops.less(known_methods()[name].left_out(model, counts))
+        flops = flops.less(method_named(name).left_out(model, counts))
     return flops

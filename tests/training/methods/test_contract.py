@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import pickle
+from pathlib import Path
+
 import pytest
 
+import bench
+from bench.base.errors import BadInput
 from bench.export import KINDS
-from bench.training.methods import Method, known_methods
+from bench.training.methods import Method, known_methods, method_named
 from bench.training.models import Model, counts_of, known_models
 from bench.training.setting import GROUPS
 from tests.targets import CPU, H200
@@ -19,6 +24,23 @@ PAPER = [model for model in known_models().values() if not model.name.startswith
 def test_a_method_says_what_it_is(method: Method) -> None:
     assert method.name == method.name.lower().replace("_", "-").replace(" ", "-")
     assert method.summary
+
+
+def test_an_unknown_method_is_bad_input_and_a_failed_look_up() -> None:
+    """Readers of bundles catch LookupError where they can go on; a user sees the name elsewhere."""
+    with pytest.raises(LookupError) as caught:
+        method_named("warp\x1b-drive")
+    assert isinstance(caught.value, BadInput)
+    assert "\x1b" not in str(caught.value) and "warp" in str(caught.value)
+    copied = pickle.loads(pickle.dumps(caught.value))  # as from a process that verifies a bundle
+    assert (type(copied), str(copied)) == (type(caught.value), str(caught.value))
+
+
+def test_methods_are_looked_up_in_one_place() -> None:
+    """`known_methods()[name]` raises KeyError, which bench reports as its own defect."""
+    sources = Path(bench.__file__).parent.rglob("*.py")
+    direct = [path.name for path in sources if "known_methods()[" in path.read_text()]
+    assert direct == ["trainer.py"]  # an exported script; its trial has been through `bench export`
 
 
 def test_the_table_of_groups_names_known_methods_alone() -> None:
