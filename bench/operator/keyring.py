@@ -8,10 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.base.errors import BadInput, EnvironmentCannot
+from bench.base.errors import BadInput, EnvironmentCannot, VerificationFailed
 from bench.base.paths import ALLOWED_SIGNERS, REVOKED, config_path
+from bench.base.stamps import is_run_id, sha256
 from bench.bundle.handshake import BUNDLE_NAMESPACE, RECEIPT_NAMESPACE, key_id
 from bench.bundle.tar_format import CERTIFICATE, open_bundle
+from bench.bundle.verdict import Contents
+from bench.bundle.verify import verify_bundle
 from bench.operator.ssh_keygen import run_ssh_keygen
 from bench.signing.allowed_signers import TrustPolicy
 from bench.signing.key_file import default_key_path, public_half
@@ -83,7 +86,7 @@ def to_revoke(target: str, authority: Path | None) -> Revocation:
     if target.startswith("SHA256:"):
         return Revocation(f"the key {target}", f"hash: {target}")
     if not Path(target).exists() and authority is not None:
-        return Revocation(f"run {target}", f"id: {key_id(target)}", public_half(authority, THEIRS))
+        return _of_run(target, public_half(authority, THEIRS), f"run {target}", "bench keys revoke")
     path = Path(target)
     if not path.exists():
         advice = (
@@ -92,8 +95,22 @@ def to_revoke(target: str, authority: Path | None) -> Revocation:
         raise BadInput("is neither a file nor a fingerprint", where=target, advice=advice)
     if path.suffix == ".pub":
         return _of_public_file(path)
+    return _of_bundle(path)
+
+
+def _of_bundle(path: Path) -> Revocation:
+    """Return the revocation of a bundle's run; VerificationFailed unless its signatures and files are intact.
+
+    A courier who exchanges the certificate could otherwise have another run revoked in place of this one.
+    Summaries are not recomputed: a run whose figures are wrong is one to revoke.
+    """
+    certified = verify_bundle(path, lambda _: Contents(samples=0, measured_seconds=0)).certificate_sha256
     with open_bundle(path) as bundle:
-        return _of_certificate(bundle.read(CERTIFICATE).decode("ascii", "replace"), str(path))
+        text = bundle.read(CERTIFICATE).decode("ascii", "replace")
+    revocation = _of_certificate(text, str(path))
+    if sha256(Certificate.from_line(text).blob) != certified:
+        raise VerificationFailed("changed while it was verified", where=str(path))
+    return revocation
 
 
 def _of_public_file(path: Path) -> Revocation:
@@ -109,7 +126,17 @@ def _of_certificate(text: str, where: str) -> Revocation:
         certificate = Certificate.from_line(text)
     except FormatError as error:
         raise BadInput(str(error), where=where) from None
-    return Revocation(f'"{certificate.key_id}"', f"id: {certificate.key_id}", certificate.authority)
+    before, prefix, run_id = certificate.key_id.partition(key_id(""))
+    if before or not prefix:
+        raise BadInput(f"its key id {certificate.key_id!r:.80} is not that of a run", where=where)
+    return _of_run(run_id, certificate.authority, f'"{certificate.key_id}"', where)
+
+
+def _of_run(run_id: str, authority: PublicKey, what: str, where: str) -> Revocation:
+    """Return the revocation of a run's certificate; ssh-keygen would cut an id with a # in it."""
+    if not is_run_id(run_id):
+        raise BadInput(f"{run_id!r:.80} is not a run id", where=where)
+    return Revocation(what, f"id: {key_id(run_id)}", authority)
 
 
 def revoke(revocations: Sequence[Revocation], file: Path | None) -> Path:

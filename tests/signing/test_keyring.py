@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from bench.bundle.handshake import BUNDLE_NAMESPACE, RECEIPT_NAMESPACE
-from bench.bundle.tar_format import STATEMENT
+from bench.bundle.pack import write_bundle
+from bench.bundle.tar_format import CERTIFICATE, STATEMENT
 from bench.cli.main import main
 from bench.signing.allowed_signers import TrustPolicy
 from bench.signing.revocation import Revoked
@@ -239,6 +240,39 @@ def test_a_bundle_that_nobody_certified_has_nothing_to_revoke_by_id(
 ) -> None:
     _, err = said(capsys, "keys", "revoke", packed(tmp_path / "b.tar"), code=4)
     assert "run-cert.pub: is missing in the bundle" in err
+
+
+def test_a_bundle_with_another_run_s_certificate_revokes_nothing(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A courier exchanges run-cert.pub: that other run must not be revoked in place of this one."""
+    bundle = received(tmp_path / "b.tar")
+    other = certificate(key_id="bench run innocent").line().encode() + b"\n"
+    write_bundle(bundle, contents(bundle) | {CERTIFICATE: other})
+    _, err = said(capsys, "keys", "revoke", bundle, code=4)
+    assert "run-cert.pub: is not the certificate of the signature" in err
+    assert not (home / "revoked.krl").exists()
+
+
+def test_a_bundle_with_another_run_s_signatures_revokes_nothing(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle, other = received(tmp_path / "b.tar"), certified(tmp_path / "other.tar")
+    write_bundle(bundle, contents(other) | {"results.json": b"{}"})
+    _, err = said(capsys, "keys", "revoke", bundle, code=4)
+    assert "results.json: its sha256 is not the signed one" in err
+    assert not (home / "revoked.krl").exists()
+
+
+@pytest.mark.parametrize("key_id", ["bench run a#b", "bench run ", "a", "a bench run b", ""])
+def test_a_certificate_with_the_key_id_of_no_run_is_not_revoked(
+    home: Path, tmp_path: Path, key_id: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "cert.pub"
+    file.write_text(certificate(key_id=key_id).line() + "\n")
+    _, err = said(capsys, "keys", "revoke", file, code=2)
+    assert "is not a run id" in err or "is not that of a run" in err
+    assert not (home / "revoked.krl").exists()
 
 
 @pytest.mark.parametrize("target", ["absent", "SHA256:short", "7f3a2c"])
