@@ -1,9 +1,10 @@
 """Describe the container of a run in one form for all engines. Pure.
 
 The container has an unprivileged user, a read-only root file system, no capabilities and no way to gain any,
-limits on processes and memory, and no engine socket. It has no network, unless nodes train together: they
-share the host's network and InfiniBand. Only /out (results), /tmp, and /cache (in memory) are writable; of
-these only /cache allows execution.
+limits on processes and memory, no core dumps, and no engine socket. It has no network, unless nodes train
+together: they share the host's network and InfiniBand. Only /out (results), /tmp, and /cache (in memory) are
+writable. /tmp is never executable, /cache is, and /out is under Docker and Apptainer, which have no option
+against it.
 """
 
 from __future__ import annotations

@@ -240,7 +240,7 @@ def shell_line(command: Sequence[str]) -> str:
 def _shell_word(word: str) -> str:
     # Engines fail on devices that do not exist, and some on limits that they may not raise: so these options
     # are passed only on nodes that have RDMA devices.
-    if word.endswith(f"={RDMA}") or word.startswith("--ulimit="):
+    if word.endswith(f"={RDMA}") or word == docker.MEMLOCK:
         return f"$([ -d {RDMA} ] && echo {word})"
     if match := _PASSED_ON.fullmatch(word):
         return f'${{{match[1]}+--env={match[1]}="${match[1]}"}}'

@@ -39,7 +39,7 @@ def test_the_command_line_contains_all_restrictions(argv: list[str]) -> None:
     hardening = {
         "--rm", "--init", "--read-only", "--user=65534:65534", "--cap-drop=ALL", "--network=none",
         "--security-opt=no-new-privileges", "--ipc=private", "--pids-limit=8192",
-        f"--memory={32 * GIB}", f"--memory-swap={32 * GIB}",
+        f"--memory={32 * GIB}", f"--memory-swap={32 * GIB}", "--ulimit=core=0", "--log-driver=none",
     }  # fmt: skip
     assert hardening <= set(argv)
     assert not [
@@ -74,6 +74,20 @@ def test_podmans_results_folder_is_not_executable_either() -> None:
     assert f"--volume={C.out}:/out:rw,noexec,nosuid,nodev" in podman.argv(C)
 
 
+def test_podman_keeps_selinux_on_where_all_files_are_the_run_s_own() -> None:
+    """Devices and data of the host have labels that a confined container may not use."""
+    plain = dataclasses.replace(C, gpus=False, challenge=Path("/home/me/c.json"))
+    argv = podman.argv(plain)
+    assert f"--volume={C.out}:/out:rw,noexec,nosuid,nodev,Z" in argv
+    assert not [word for word in argv if "label=disable" in word]
+    mounts = [word for word in argv if word.startswith("--mount=")]
+    assert len(mounts) == 2 and all(word.endswith(",readonly,relabel=shared") for word in mounts)
+    for needs in ({"gpus": True}, {"rdma": True}, {"data": (Path("/data"),)}):
+        argv = podman.argv(dataclasses.replace(plain, **needs))  # type: ignore[arg-type]
+        assert "--security-opt=label=disable" in argv
+        assert not [word for word in argv if "relabel" in word or word.endswith(",Z")]
+
+
 def test_podman_gets_no_unknown_tmpfs_option_and_adds_no_tmpfs_of_its_own() -> None:
     argv = podman.argv(C)
     assert not [word for word in argv if word.startswith("--tmpfs=") and "uid=" in word]
@@ -87,6 +101,7 @@ def test_the_api_options_equal_the_command_line() -> None:
     assert (told["read_only"], told["user"], told["init"]) == (True, "65534:65534", True)
     assert (told["cap_drop"], told["security_opt"]) == (["ALL"], ["no-new-privileges"])
     assert (told["network_mode"], told["ipc_mode"]) == ("none", "private")
+    assert told["log_config"] == {"Type": "none"}
     assert (told["pids_limit"], told["mem_limit"], told["memswap_limit"]) == (8192, 32 * GIB, 32 * GIB)
     assert [f"--tmpfs={place}:{how}" for place, how in told["tmpfs"].items()] == [
         word for word in docker.argv(C) if word.startswith("--tmpfs")
@@ -117,13 +132,15 @@ def test_nodes_that_train_together_have_the_network_s_devices_and_memory_that_st
     pytest.importorskip("docker")
     told = docker.options(together)
     assert told["devices"] == ["/dev/infiniband"]
-    assert [(limit.name, limit.soft, limit.hard) for limit in told["ulimits"]] == [("memlock", -1, -1)]
-    assert not docker.options(by_tcp)["devices"] and not docker.options(by_tcp)["ulimits"]
+    limits = [(limit.name, limit.soft, limit.hard) for limit in told["ulimits"]]
+    assert limits == [("core", 0, 0), ("memlock", -1, -1)]
+    told = docker.options(by_tcp)
+    assert (told["devices"], [limit.name for limit in told["ulimits"]]) == ([], ["core"])
 
 
 def test_a_rootless_user_raises_no_limit() -> None:
     mine = podman.argv(dataclasses.replace(C, network=True, rdma=True, user=(1000, 100)))
-    assert [word for word in mine if word.startswith("--ulimit")] == ["--ulimit=host"]
+    assert [word for word in mine if word.startswith("--ulimit")] == ["--ulimit=core=0"]
 
 
 def test_gpus_are_passed_by_cdi_or_by_the_older_runtime_or_not_at_all() -> None:

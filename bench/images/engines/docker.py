@@ -19,6 +19,7 @@ from bench.images.engines import EngineFacts, Gpus, Inspected
 if TYPE_CHECKING:
     from docker import DockerClient
 
+MEMLOCK = "--ulimit=memlock=-1"
 _STOP_SECONDS = 30  # between SIGTERM and SIGKILL, for the run to pack its results
 CDI_FOLDERS = (Path("/etc/cdi"), Path("/var/run/cdi"))  # default folders of CDI device specifications
 
@@ -39,6 +40,8 @@ def _options(c: Container) -> tuple[tuple[str, str, Any], ...]:
         (f"--memory={c.memory_bytes}", "mem_limit", c.memory_bytes),
         (f"--memory-swap={c.memory_bytes}", "memswap_limit", c.memory_bytes),
         (f"--shm-size={c.shared_bytes}", "shm_size", c.shared_bytes),
+        # The client gets the output. A log of the engine would let an image fill the host's disk.
+        ("--log-driver=none", "log_config", {"Type": "none"}),
     )
 
 
@@ -46,8 +49,9 @@ def argv(container: Container, gpus: Gpus | None = "cdi") -> list[str]:
     """Return the `docker run` command for a container. Podman accepts all of its options except for GPUs."""
     c = container
     command = ["docker", "run", "--rm", *(word for word, _, _ in _options(c))]
+    command += ["--ulimit=core=0"]  # a core dump would write the memory of processes to the node's disk
     # A network card with RDMA accesses memory directly, so the run may lock that memory in place.
-    command += [f"--device={RDMA}", "--ulimit=memlock=-1"] if c.rdma else []
+    command += [f"--device={RDMA}", MEMLOCK] if c.rdma else []
     command += [f"--tmpfs={path}:{mount_options}" for path, mount_options in c.tmpfs.items()]
     command += [f"--mount=type=bind,source={file},target={path},readonly" for path, file in c.inputs.items()]
     command += [f"--mount=type=bind,source={c.out},target={OUT}"]
@@ -68,7 +72,10 @@ def options(container: Container, gpus: Gpus | None = "cdi") -> dict[str, Any]:
         "image": c.image,
         "name": c.name,
         "command": list(c.command),
-        "ulimits": [Ulimit(name="memlock", soft=-1, hard=-1)] if c.rdma else [],
+        "ulimits": [
+            Ulimit(name="core", soft=0, hard=0),
+            *([Ulimit(name="memlock", soft=-1, hard=-1)] if c.rdma else []),
+        ],
         "devices": [str(RDMA)] if c.rdma else [],
         "tmpfs": dict(c.tmpfs),
         "mounts": [*inputs, Mount(OUT, str(c.out), type="bind")],
@@ -116,7 +123,7 @@ class Docker:
         with self._client() as client, answered_by(signal.default_int_handler):
             created = client.containers.create(**options(container, gpus_of(client.info())))
             try:
-                output = created.attach(stream=True, demux=True, stdout=True, stderr=True, logs=True)
+                output = created.attach(stream=True, demux=True, stdout=True, stderr=True)
                 created.start()
                 self._follow(created, output)
                 return int(created.wait()["StatusCode"])

@@ -13,17 +13,34 @@ from bench.images.engines import EngineFacts, Inspected, Shell, docker, follow, 
 
 
 def argv(container: Container) -> list[str]:
-    """Return a `podman run` command: Docker's options, with a non-executable /out and no SELinux labels."""
+    """Return a `podman run` command: Docker's options, with a non-executable /out and labels of SELinux."""
     command = ["podman", *map(_tmpfs, docker.argv(container)[1:])]
     bind = command.index(f"--mount=type=bind,source={container.out},target={OUT}")
     command[bind] = f"--volume={container.out}:{OUT}:rw,noexec,nosuid,nodev"
+    if _uses_host_labels(container):
+        command.insert(2, "--security-opt=label=disable")
+    else:
+        command[bind] += ",Z"
+        command = [_relabelled(word) for word in command]
     # By default --read-only would mount writable, executable memory at /run and /var/tmp.
-    command[2:2] = ["--security-opt=label=disable", "--read-only-tmpfs=false"]
+    command.insert(2, "--read-only-tmpfs=false")
     if container.user[0] != NOBODY:  # rootless: the container's user must be the host's owner of /out
         command.insert(2, "--userns=keep-id")
-        # Only root may raise limits, so the container keeps the user's limits.
-        command = ["--ulimit=host" if word.startswith("--ulimit=") else word for word in command]
+        command = [word for word in command if word != docker.MEMLOCK]  # only root may raise a limit
     return command
+
+
+def _uses_host_labels(container: Container) -> bool:
+    """Whether a container uses devices or folders of the host, whose labels SELinux keeps it from.
+
+    Data may be large or somebody else's, so it is not relabelled. NVIDIA's devices need label=disable too.
+    """
+    return container.gpus or container.rdma or bool(container.data)
+
+
+def _relabelled(word: str) -> str:
+    """Let a container with a label of its own read a small input; other words are returned as they are."""
+    return f"{word},relabel=shared" if word.startswith("--mount=type=bind") else word
 
 
 def _tmpfs(word: str) -> str:
