@@ -71,12 +71,13 @@ def write_whole(path: Path, data: bytes) -> None:
 class AppendOnlyLines:
     """A locked file of lines, each of which counts once its newline is on the disk.
 
-    Raises OSError if the file cannot be opened; BlockingIOError if `wait` is false and another process holds
-    the lock.
+    A new file gets the permissions of `mode`, less the umask; an old one keeps its own. Raises OSError if the
+    file cannot be opened; BlockingIOError if `wait` is false and another process holds the lock.
     """
 
-    def __init__(self, path: Path, *, wait: bool) -> None:
-        self._file = path.open("a+b", buffering=0)
+    def __init__(self, path: Path, *, wait: bool, mode: int = 0o666) -> None:
+        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, mode)
+        self._file = os.fdopen(descriptor, "a+b", buffering=0)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BaseException:

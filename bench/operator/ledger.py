@@ -50,7 +50,7 @@ class Ledger:
         self.path = path = ledger_path(Path(path) if path else None)
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._file = AppendOnlyLines(path, wait=True)
+            self._file = AppendOnlyLines(path, wait=True, mode=0o600)
         except OSError as error:
             message = f"the ledger cannot be opened for writing: {error.strerror}"
             advice = "name another file with --ledger"

@@ -33,6 +33,14 @@ def test_appended_events_are_found_again(path: Path) -> None:
         assert ledger.find("challenged", nonce=NONCES[1], run_id="run0") is None
 
 
+def test_only_the_operator_reads_a_new_ledger(path: Path) -> None:
+    """--ledger may name a folder that everybody reads."""
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.chmod(0o660)  # several operators of one group
+    with Ledger(path):
+        assert path.stat().st_mode & 0o777 == 0o660
+
+
 def test_each_line_holds_the_hash_of_the_one_before(path: Path) -> None:
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     with Ledger(path) as ledger:
