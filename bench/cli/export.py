@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bench.base.errors import BadInput, nearest
+from bench.base.errors import BadInput, nearest, one_line
 from bench.bundle.stated_manifest import read_stated
 from bench.bundle.tar_format import open_bundle
 from bench.export import Kind, write
@@ -48,9 +48,9 @@ def export(request: ExportArguments) -> int:
     for path in write(request.to, request.folder, trial, result, node, source):
         print(path)
     readme = request.folder / "README.md"
-    print(f"{trial.model.name}, {result.label}: {readme} says how to start it", file=sys.stderr)
+    print(one_line(f"{trial.model.name}, {result.label}: {readme} says how to start it"), file=sys.stderr)
     if request.setting is None and (doubt := runner_up(result.model, results.trials)):
-        print(_doubt_text(result, *doubt), file=sys.stderr)
+        print(one_line(_doubt_text(result, *doubt)), file=sys.stderr)
     return 0
 
 

@@ -28,6 +28,7 @@ from bench.records.text import bytes_text, count_text, interval_text
 from bench.records.trial import NodeFacts, Trial
 from bench.training.methods import method_named
 from bench.training.models import counts_by_formula, module_families, own_module
+from bench.training.models.own_models import mistakes_of_meaning
 from bench.training.setting import sharded_by
 
 Kind = Literal["script", "trainer", "accelerate", "deepspeed"]
@@ -38,11 +39,16 @@ SEVERAL = (
 )
 KINDS: tuple[Kind, ...] = ("script", "trainer", "accelerate", "deepspeed")
 HOUR = 3600  # seconds
+# Versions that this version of bench measures with, as in pyproject.toml.
+MEASURED = {"torch": ">=2.10,<2.14", "transformers": ">=5.17,<5.18", "numpy": ">=2.1,<3"}
 # Packages that scripts need but a measurement may lack, with the versions that the scripts were tested with.
 TRIED = {"accelerate": ">=1.10,<2", "deepspeed": ">=0.19.8,<0.20", "peft": ">=0.21,<0.22"}
 # A bundle may come from a stranger: its text goes into shell and pip lines only in one of these forms.
 SWITCH = re.compile(r"[A-Z][A-Z0-9_]*")
-VERSION = re.compile(r"[\w.!+]+")
+VERSION = re.compile(r"\d{1,6}(\.\d{1,6})*[a-z0-9.]{0,30}(\+[A-Za-z0-9.]{1,60})?", re.ASCII)
+NUMBERS = re.compile(r"\d+(\.\d+)*", re.ASCII)
+# Everything else becomes a question mark in README.md: Markdown and HTML have no meaning without it.
+NOT_PLAIN = re.compile(r"[^\w .,()+/@-]")
 
 
 def script_of(kind: Kind, save_every: int) -> str:
@@ -71,12 +77,11 @@ def write(
 ) -> list[Path]:
     """Write every file of this kind into a new or empty folder; return their paths.
 
-    Refuses a setting that the framework cannot run as measured. `source` says in README.md which run on
-    which machine was measured.
+    Refuses a setting that the framework cannot run as measured, and a model that bench would not run.
+    `source` says in README.md which run on which machine was measured.
     """
     maker = import_module(f"bench.export.{kind}")
-    for name in trial.setting:
-        method_named(name)  # refuses a method that this version lacks, and so cannot apply
+    _require_known(trial)
     if reason := refuse(kind, trial):
         others = ", ".join(k for k in KINDS if refuse(k, trial) is None)
         raise BadInput(
@@ -103,6 +108,17 @@ def write(
     return _write_all(folder, contents)
 
 
+def _require_known(trial: Trial) -> None:
+    """Refuse a method or a model that this version of bench would not train.
+
+    `verify` takes both on trust, since a bundle may be by a later version.
+    """
+    for name in trial.setting:
+        method_named(name)
+    if mistakes := mistakes_of_meaning(trial.model, ""):
+        raise BadInput.of(mistakes, trial.model.name, "this version of bench would not run this model")
+
+
 def _about_checkpoints(trial: Trial, every: int) -> str:
     recipe = trial.model.recipe
     why = "the recipe's" if recipe.save_every_steps is not None else "about an hour: the recipe names none"
@@ -126,7 +142,7 @@ def _about_code(trial: Trial) -> str:
     if trial.model.family != own_module.NAME:
         return ""
     own = trial.model.architecture
-    file, digest = own_module.code_file(own), own_module.code_digest(own)
+    file, digest = _plain(own_module.code_file(own)), own_module.code_digest(own)
     return (
         f"\n`trial.json` holds the code of {file}, and `train.py` runs it\n(sha256 {digest}).\n"
         "Read it before you start a script from somebody else's bundle.\n"
@@ -228,11 +244,32 @@ def _requirements(packages: Mapping[str, str], needed: Iterable[str]) -> str:
     """Return the text of requirements.txt, without bench, which no package index has."""
     lines = []
     for name in needed:
-        if VERSION.fullmatch(packages.get(name, "")):
-            lines.append(_pin(name, packages[name]))
+        version = packages.get(name, "")
+        known = VERSION.fullmatch(version) is not None
+        if known and not _is_too_old(name, version):
+            lines.append(_pin(name, version))
+        elif known:
+            lines.append(f"# Measured with {version}, which is too old:\n{name}{(MEASURED | TRIED)[name]}\n")
         elif name in TRIED:
             lines.append(f"# Not installed when it was measured; tested with:\n{name}{TRIED[name]}\n")
     return "".join(lines)
+
+
+def _is_too_old(name: str, version: str) -> bool:
+    """Whether a version is older than any that bench works with: such a one may have known holes."""
+    oldest = (MEASURED | TRIED).get(name, "").removeprefix(">=").partition(",")[0]
+    return bool(oldest) and _numbers(version) < _numbers(oldest)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """Return the numbers with which a version begins, such as 2, 11 and 0 of 2.11.0rc1."""
+    found = NUMBERS.match(version)
+    return tuple(map(int, found[0].split("."))) if found else ()
+
+
+def _plain(text: str) -> str:
+    """Return a bundle's text for README.md, in which it can be neither Markdown nor HTML."""
+    return NOT_PLAIN.sub("?", text)
 
 
 def _pin(name: str, version: str) -> str:
@@ -256,9 +293,9 @@ def _readme(
     devices = count_text(trial.gpus, "device")
     shape = f"{trial.micro_batch} samples a pass, {trial.accumulation} passes a step, {devices}"
     listed = "\n".join(f"- `{name}`" for name in files)
-    return f"""# {trial.model.name}, {result.label}
+    return f"""# {_plain(trial.model.name)}, {_plain(result.label)}
 
-From {source}, trial {trial.id}: {shape}. {measured}
+From {_plain(source)}, trial {trial.id}: {shape}. {measured}
 
 ```
 pip install PATH/TO/bench                # version {__version__}: from its repository, it is on no index

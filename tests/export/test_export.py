@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bench.base.errors import BadInput
 from bench.base.strict_json import from_json
 from bench.cli.main import main
-from bench.export import KINDS, _about_recording
+from bench.export import KINDS, MEASURED, TRIED, _about_recording, _plain, _require_known
 from bench.records.trial import Trial
 from tests.builders import trial
 from tests.report.made import CRASH, bundle, manifest, measured
@@ -172,7 +175,7 @@ def test_every_framework_computes_in_bf16_beside_products_in_fp8(tmp_path: Path)
 
 
 ALL_PACKAGES = dict.fromkeys(
-    ("torch", "transformers", "numpy", "accelerate", "deepspeed", "triton", "mamba-ssm"), "1.2"
+    ("torch", "transformers", "numpy", "accelerate", "deepspeed", "triton", "mamba-ssm"), "9.2"
 )
 
 
@@ -330,6 +333,62 @@ def test_packages_that_were_absent_when_measured_are_still_required(
     lines = (tmp_path / "b" / "requirements.txt").read_text().splitlines()
     assert lines[:2] == ["torch==2.11.0", "numpy==2.1.0"]
     assert lines[-1].startswith(f"{name}>=")
+
+
+def pins_of(path: Path, kind: str, folder: Path) -> list[str]:
+    assert export(path, "--to", kind, folder) == 0
+    lines = (folder / "requirements.txt").read_text().splitlines()
+    return [line for line in lines if not line.startswith("#")]
+
+
+@pytest.mark.parametrize("version", ["1.0", "2.9.1", "0", "2"])
+def test_a_version_older_than_bench_takes_is_not_pinned(version: str, tmp_path: Path) -> None:
+    """Whoever signs a bundle could otherwise have others install a version with known holes."""
+    packages = {"torch": version, "transformers": "4.0.0", "numpy": "2.1.0", "accelerate": "0.1"}
+    lines = pins_of(bundle(tmp_path / "a.tar", packages=packages), "trainer", tmp_path / "b")
+    assert lines == ["torch>=2.10,<2.14", "transformers>=5.17,<5.18", "numpy==2.1.0", "accelerate>=1.10,<2"]
+
+
+@pytest.mark.parametrize(
+    "version",
+    [
+        "2.11.0 --index-url http://evil",
+        "1!2.11.0",
+        "\u0662.11",
+        "9" * 5000,
+        "2.11.0;x",
+        "",
+        "v2",
+    ],
+)
+def test_a_version_of_another_form_is_left_out(version: str, tmp_path: Path) -> None:
+    path = bundle(tmp_path / "a.tar", packages={"torch": version, "numpy": "2.1.0"})
+    assert pins_of(path, "script", tmp_path / "b") == ["numpy==2.1.0"]
+
+
+def test_the_versions_are_those_that_bench_requires() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    listed = {line for lines in extras.values() for line in lines}
+    assert {f"{name}{versions}" for name, versions in (MEASURED | TRIED).items()} <= listed
+
+
+MARKUP = "<script>alert(1)</script> ![x](http://evil/x.png) `a` [b](javascript:c) **d** # e | ~~f~~ \u202e"
+
+
+def test_the_readme_shows_a_strangers_texts_without_markup(tmp_path: Path) -> None:
+    said = readme_of(bundle(tmp_path / "a.tar", gpu=MARKUP), "script", tmp_path / "b")
+    (line,) = [line for line in said.splitlines() if line.startswith("From run ")]
+    assert not set("<>![]`*#|~:\u202e") & set(line.partition(" on ")[2].partition(", trial ")[0])
+    assert not set("<>![]`*#|~:\u202e\n") & set(_plain(f"{MARKUP}\n# heading"))
+
+
+def test_a_model_that_this_version_would_not_run_is_refused() -> None:
+    """`verify` takes a model on trust that another version of bench made of its manifest."""
+    good = trial()
+    _require_known(good)
+    wrong = replace(good.model, architecture={**good.model.architecture, "num_attention_heads": 7})
+    with pytest.raises(BadInput, match="this version of bench would not run this model"):
+        _require_known(replace(good, model=wrong))
 
 
 def test_a_folder_that_is_not_empty_is_not_overwritten(tmp_path: Path, capsys: Any) -> None:

@@ -436,12 +436,23 @@ def kinds() -> Mapping[ObjectiveName, Any]:
     return {aim.name: getattr(transformers, aim.auto_class) for aim in aims if aim.auto_class}
 
 
+def _without_code(value: Any) -> Any:
+    """Leave out "auto_map" of a configuration and of the configurations inside of it.
+
+    It names code in a repository; transformers would ask on the terminal whether to fetch and to run it.
+    """
+    if isinstance(value, Mapping):
+        return {key: _without_code(item) for key, item in value.items() if key != "auto_map"}
+    return [_without_code(item) for item in value] if isinstance(value, list) else value
+
+
 def configured(model: Model) -> Any:
     """Return transformers' configuration of a model; raise BadInput if transformers refuses it."""
     with _refusals_name(model):
         from transformers import AutoConfig
 
-        fields = {key: transformers_inside.untagged(value) for key, value in model.architecture.items()}
+        given = _without_code(model.architecture)
+        fields = {key: transformers_inside.untagged(value) for key, value in given.items()}
         if "tokens" in model.recipe.aim.data and not model.recipe.aim.towers:
             fields["use_cache"] = False
         configuration = AutoConfig.for_model(model.family, **fields)
@@ -456,7 +467,9 @@ def _build(model: Model, attention: str) -> nn.Module:
     if model.recipe.half == "bf16":  # PyTorch compiles grouped products in no other precision
         transformers_inside.use_experts(configuration, grouped_experts())
     with _refusals_name(model):
-        module: nn.Module = kind.from_config(configuration, attn_implementation=attention)
+        module: nn.Module = kind.from_config(
+            configuration, attn_implementation=attention, trust_remote_code=False
+        )
     if model.recipe.objective == "image-classification":
         transformers_inside.drop_mask_tokens(module)
     if model.architecture.get("tie_word_embeddings") is False and "tokens" in model.recipe.aim.data:

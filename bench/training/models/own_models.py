@@ -53,7 +53,7 @@ def resolve_inline(obj: Mapping[str, Any], path: str) -> Model | list[Mistake]:
     if in_architecture or in_recipe:
         return [*mistakes, *in_architecture, *in_recipe]
     model = Model(name, family.name, architecture, recipe)
-    return [*mistakes, *_mistakes_of_meaning(model, path)] or model
+    return [*mistakes, *mistakes_of_meaning(model, path)] or model
 
 
 def remarks_about(given: Mapping[str, Any], path: str) -> Iterator[str]:
@@ -149,10 +149,10 @@ def override_recipe(model: Model, overrides: Mapping[str, Any], path: str) -> Mo
         return mistakes
     source = f"{recipe.source}{CHANGED}{', '.join(changed_fields)}"
     changed = replace(model, recipe=replace(recipe, source=source))
-    return _mistakes_of_meaning(changed, path.removesuffix("/recipe")) or changed
+    return mistakes_of_meaning(changed, path.removesuffix("/recipe")) or changed
 
 
-def _mistakes_of_meaning(model: Model, path: str) -> list[Mistake]:
+def mistakes_of_meaning(model: Model, path: str) -> list[Mistake]:
     """Find values of a model that have the right type but cannot work."""
     family = family_of(model)
     return [*recipe_mistakes(family, model.recipe, f"{path}/recipe"), *family.mistakes(model, path)]

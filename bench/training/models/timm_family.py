@@ -7,6 +7,7 @@ only when called, in a worker or in the process of dry_build.py.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 NAME = "timm"  # the family's, and the field with the model's name
 CLASSES = 1000  # timm's default
+_NAME = re.compile(r"[\w.-]+", re.ASCII)  # "hf-hub:..." and "local-dir:..." would name files elsewhere
 
 
 class TimmFamily(ModuleFamily):
@@ -42,9 +44,13 @@ class TimmFamily(ModuleFamily):
     def architecture_mistakes(
         self, given: Mapping[str, Any], objective: ObjectiveName, path: str
     ) -> Iterator[Mistake]:
-        if not isinstance(given.get(NAME), str):
-            found = f"{in_json(given.get(NAME))} is not a text"
+        if not (isinstance(name := given.get(NAME), str) and _NAME.fullmatch(name)):
+            found = f"{in_json(name)} is not the name of an architecture"
             yield Mistake(f"{path}/architecture/{NAME}", found, "allowed: a name of timm.list_models()")
+        if "checkpoint_path" in given:
+            yield Mistake(
+                f"{path}/architecture/checkpoint_path", "would load weights", "allowed: leave it out"
+            )
         classes = given.get("num_labels")
         if type(classes) is not int or classes < 2:
             found = f"{in_json(classes)} is not a number of classes"

@@ -11,7 +11,7 @@ import torch
 from bench.base.errors import BadInput
 from bench.training.methods import Target, free_lunch
 from bench.training.models import Flops, Model, counts_of, family_of, known_models
-from bench.training.models.generic import counted
+from bench.training.models.generic import configured, counted
 from bench.training.models.own_models import resolve_inline
 from tests.training.models.keeping import loss_of, made_up_batch
 
@@ -187,3 +187,34 @@ def test_code_that_reads_what_it_computed_is_counted_on_real_tensors(
     monkeypatch.setattr("bench.training.models.generic.MOST_WITH_CONTENTS", 1000)
     with pytest.raises(BadInput, match="its code reads what it computed, and it is too large"):
         counted(model)
+
+
+STRANGERS_CODE = dict.fromkeys(("AutoConfig", "AutoModel", "AutoModelForCausalLM"), "evil/repo--code.Evil")
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_code_that_a_configuration_names_is_neither_fetched_nor_asked_about(
+    inside: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers has no causal dinov2, so it would ask for "y" to run that of a stranger's repository."""
+
+    def asked(*_: object) -> str:
+        raise AssertionError("asked whether to run a stranger's code")
+
+    monkeypatch.setattr("builtins.input", asked)
+    architecture, _, _ = CASES["dinov2"]
+    named = {"backbone_config": {"model_type": "dinov2", "auto_map": STRANGERS_CODE}} if inside else {}
+    model = resolved(
+        "dinov2", architecture | {"auto_map": STRANGERS_CODE, "vocab_size": 100} | named, TEXT | CAUSAL
+    )
+    assert "auto_map" not in str(configured(model).to_dict())
+    with pytest.raises(BadInput, match="Unrecognized configuration class"):
+        family_of(model).build(model, kernels=False)
+
+
+def test_a_published_configuration_with_code_builds_transformers_own_model() -> None:
+    architecture, recipe, _ = CASES["llama"]
+    model = resolved("llama", architecture | {"auto_map": STRANGERS_CODE}, recipe)
+    assert type(family_of(model).build(model, kernels=False)).__module__.startswith(
+        "transformers.models.llama"
+    )
