@@ -1,15 +1,19 @@
-"""Verification with standard tools: tar, ssh-keygen, openssl, sha256sum; cosign in end-to-end tests."""
+"""Verification without bench: docs/verify.py, with ssh-keygen and openssl; cosign in end-to-end tests."""
 
 from __future__ import annotations
 
+import ast
+import base64
 import gzip
 import json
 import os
 import re
 import shutil
 import subprocess
+import sys
 import tarfile
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +21,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
+from bench.base.errors import VerificationFailed
+from bench.base.strict_json import canonical_json
 from bench.bundle.handshake import (
     BUNDLE_NAMESPACE,
     NAMESPACE_OPTION,
@@ -26,7 +32,9 @@ from bench.bundle.handshake import (
 )
 from bench.bundle.pack import signatures, write_bundle
 from bench.bundle.tar_format import CERTIFICATE, ENVELOPE, RECEIPT, RECEIPT_SIGNATURE, STATEMENT
+from bench.bundle.verify import TrustRules, verify_bundle
 from bench.operator.keyring import trust_lines
+from bench.signing.allowed_signers import TrustPolicy
 from bench.signing.dsse import seal
 from bench.signing.ssh_keys import PublicKey
 from bench.signing.sshsig import sign
@@ -44,10 +52,11 @@ from tests.authority import (
     receipt_for,
     received,
 )
-from tests.bundles import BLOCK, KEY, packed
+from tests.bundle.forged_chain import RIGHT, Forger, allowed_signers
+from tests.bundles import BLOCK, KEY, nothing, packed
 from tests.needs import needs
 
-SCRIPT = Path(__file__).parents[2] / "docs" / "verify.sh"
+SCRIPT = Path(__file__).parents[2] / "docs" / "verify.py"
 INSTALL_COSIGN = Path(__file__).with_name("install_cosign.sh")
 pytestmark = [needs("ssh-keygen"), needs("openssl")]
 
@@ -65,18 +74,19 @@ def signers(tmp_path: Path) -> Path:
     return path
 
 
-def script(*arguments: str | Path, cosign: Path | None = None) -> subprocess.CompletedProcess[str]:
+def script(
+    *arguments: str | Path, cosign: Path | None = None, folder: Path | None = None
+) -> subprocess.CompletedProcess[str]:
     tools = f"{cosign.parent}:" if cosign else ""
     environment = os.environ | {"PATH": tools + os.environ["PATH"], "HOME": tempfile.gettempdir()}
-    return subprocess.run(
-        ["sh", SCRIPT, *arguments], capture_output=True, text=True, check=False, env=environment
-    )
+    command = [sys.executable, "-I", SCRIPT, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=folder)
 
 
 def refused(why: str, *arguments: str | Path) -> None:
     done = script(*arguments)
-    assert done.returncode != 0
-    assert why in done.stderr + done.stdout
+    assert (done.returncode, done.stdout) == (1, "")
+    assert why in done.stderr
 
 
 def change(path: Path, **members: bytes | None) -> None:
@@ -110,7 +120,7 @@ def test_a_bundle_of_an_unknown_signer(tmp_path: Path) -> None:
 
 def test_without_a_bundle_the_script_prints_its_usage() -> None:
     done = script()
-    assert (done.returncode, done.stderr) == (2, "usage: verify.sh BUNDLE [ALLOWED_SIGNERS [KRL]]\n")
+    assert (done.returncode, done.stderr) == (2, "usage: verify.py BUNDLE [ALLOWED_SIGNERS [KRL]]\n")
 
 
 def test_folders_may_have_spaces_in_their_names(
@@ -145,6 +155,10 @@ def test_changed_files(path: Path) -> None:
     write_bundle(path, old | {ENVELOPE: seal(b"{}", RUN_KEY)})
     refused("the envelope holds another statement", path)
     write_bundle(path, old | {ENVELOPE: seal(old[STATEMENT], STRANGER)})
+    refused("the envelope is not signed by the key of the statement alone", path)
+    envelope = json.loads(old[ENVELOPE])
+    envelope["signatures"][0]["sig"] = base64.b64encode(bytes(64)).decode()
+    write_bundle(path, old | {ENVELOPE: canonical_json(envelope)})
     refused("Signature Verification Failure", path)
 
 
@@ -192,12 +206,14 @@ def test_containers_that_bench_refuses(path: Path) -> None:
     for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE):
         path.write_bytes(good)
         in_place_of_an_empty_file(path, header_of(EMPTY, kind, "/etc/passwd"))
-        refused("something else than regular files", path)
+        refused("is no plain tar of regular files", path)
     for tail in (bytes(BLOCK), good):
         path.write_bytes(good + tail)
-        refused("something between the files or after them", path)
+        refused("holds something after the files", path)
     path.write_bytes(gzip.compress(good))
     refused("is no plain tar", path)
+    refused("is no regular file", path.parent)
+    refused("is no regular file", path.parent / "nothing.tar")
 
 
 OTHER_KEY = Ed25519PrivateKey.from_private_bytes(b"x" * 32)
@@ -251,8 +267,61 @@ def test_what_is_revoked(path: Path, signers: Path, tmp_path: Path) -> None:
         command = ["ssh-keygen", "-q", "-k", "-f", krl, "-s", authority, tmp_path / "revoked"]
         subprocess.run(command, check=True)
         done = script(path, signers, krl)
-        assert ("Could not verify signature" in done.stdout) == is_this
+        assert ("Could not verify signature" in done.stderr) == is_this
         assert (done.returncode != 0) == is_this
+
+
+# --- the script and bench agree -------------------------------------------------------------------------
+
+FORGED = dict(Forger(int(time.time())).cases())
+
+
+def bench_accepts(path: Path) -> bool:
+    """Whether bench takes a bundle, apart from what only its samples and results can show."""
+    try:
+        verify_bundle(path, nothing, TrustRules(TrustPolicy.from_text(allowed_signers(), "allowed_signers")))
+    except VerificationFailed:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_the_script_refuses_whatever_bench_refuses(name: str, tmp_path: Path) -> None:
+    path, signers = tmp_path / "b.tar", tmp_path / "allowed_signers"
+    path.write_bytes(FORGED[name])
+    signers.write_text(allowed_signers())
+    done = script(path, signers)
+    assert bench_accepts(path) == (name in RIGHT)
+    assert done.returncode == (0 if name in RIGHT else 1), done.stderr
+    assert "Traceback" not in done.stderr
+    assert ("files are as signed" in done.stdout) == (name in RIGHT)
+
+
+def test_a_key_whose_signatures_fit_every_statement_is_refused(tmp_path: Path) -> None:
+    """ssh-keygen and openssl accept such a signature."""
+    path = tmp_path / "b.tar"
+    path.write_bytes(Forger(0).by_a_weak_key())
+    with pytest.raises(VerificationFailed, match="low order"):
+        verify_bundle(path, nothing)
+    refused("a weak one", path)
+
+
+@pytest.mark.parametrize("name", ["host:x.tar", "-x.tar", "--help", "a b.tar", "$(id).tar"])
+def test_a_bundle_s_name_is_only_a_name(name: str, path: Path, signers: Path) -> None:
+    """tar reads host:x.tar from another machine, and -x.tar as an option."""
+    path.rename(path.parent / name)
+    assert script(name, signers, folder=path.parent).returncode == 0
+
+
+def test_the_script_needs_nothing_but_python_and_two_programs() -> None:
+    source = SCRIPT.read_text()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = [node.module] if isinstance(node, ast.ImportFrom) else [one.name for one in node.names]
+            assert {str(name).partition(".")[0] for name in names} <= sys.stdlib_module_names
+        assert not isinstance(node, ast.Assert)  # python -O leaves them out
+    programs = set(re.findall(r'"(\S+) [^"]*-(?:Y|verify|-key)\b', source))
+    assert programs == {"ssh-keygen", "openssl", "cosign"}
 
 
 # --- cosign ---------------------------------------------------------------------------------------------
