@@ -100,7 +100,7 @@ def script(job: Job) -> str:
     lines += [
         f"# Run {job.run_id}, written by bench push. Started again, it {restart}.",
         f"cd {shlex.quote(job.folder)} || exit 3",
-        "umask 022",
+        "umask 022; ulimit -c 0",  # a core dump would write the memory of processes to the node's disk
         "rm -f exit pid lead code",
         *_preparations(job, several=several),
         f"{command} >/dev/null 2>>log.txt </dev/null &",
@@ -240,7 +240,7 @@ def shell_line(command: Sequence[str]) -> str:
 def _shell_word(word: str) -> str:
     # Engines fail on devices that do not exist, and some on limits that they may not raise: so these options
     # are passed only on nodes that have RDMA devices.
-    if word.endswith(f"={RDMA}") or word == docker.MEMLOCK:
+    if word.endswith(f"={RDMA}") or (word.startswith("--ulimit=") and word != docker.NO_CORE):
         return f"$([ -d {RDMA} ] && echo {word})"
     if match := _PASSED_ON.fullmatch(word):
         return f'${{{match[1]}+--env={match[1]}="${match[1]}"}}'

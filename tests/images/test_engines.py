@@ -39,7 +39,7 @@ def test_the_command_line_contains_all_restrictions(argv: list[str]) -> None:
     hardening = {
         "--rm", "--init", "--read-only", "--user=65534:65534", "--cap-drop=ALL", "--network=none",
         "--security-opt=no-new-privileges", "--ipc=private", "--pids-limit=8192",
-        f"--memory={32 * GIB}", f"--memory-swap={32 * GIB}", "--ulimit=core=0", "--log-driver=none",
+        f"--memory={32 * GIB}", f"--memory-swap={32 * GIB}", "--log-driver=none",
     }  # fmt: skip
     assert hardening <= set(argv)
     assert not [
@@ -68,6 +68,15 @@ def test_a_challenge_is_mounted_read_only_if_there_is_one(engine: Any) -> None:
         assert "/in/challenge.json" in mount
         assert mount.endswith((",readonly", ":ro"))
     assert not [word for word in engine.argv(C) if "challenge" in word]
+
+
+def test_no_engine_dumps_core() -> None:
+    """Podman and Apptainer inherit the limit; as an option of Podman it would replace configured ones."""
+    assert "--ulimit=core=0" in docker.argv(C)
+    assert not [word for word in podman.argv(C) if word.startswith("--ulimit")]
+    code = f"from bench.images.engines import follow; follow({['sh', '-c', 'ulimit -c']!r})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "0\n"
 
 
 def test_podmans_results_folder_is_not_executable_either() -> None:
@@ -140,7 +149,7 @@ def test_nodes_that_train_together_have_the_network_s_devices_and_memory_that_st
 
 def test_a_rootless_user_raises_no_limit() -> None:
     mine = podman.argv(dataclasses.replace(C, network=True, rdma=True, user=(1000, 100)))
-    assert [word for word in mine if word.startswith("--ulimit")] == ["--ulimit=core=0"]
+    assert [word for word in mine if word.startswith("--ulimit")] == ["--ulimit=host"]
 
 
 def test_gpus_are_passed_by_cdi_or_by_the_older_runtime_or_not_at_all() -> None:

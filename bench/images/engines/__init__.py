@@ -6,6 +6,7 @@ Does I/O: runs the engines' commands, or talks to Docker's API.
 from __future__ import annotations
 
 import importlib
+import resource
 import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
@@ -81,6 +82,7 @@ def here(command: Sequence[str]) -> tuple[int, str] | None:
 def follow(command: Sequence[str]) -> int:
     """Run an engine's command on this terminal and return its exit code.
 
+    The container inherits the limits of this process, which from then on allows no core dumps.
     The first signal that would end this process becomes SIGTERM for the engine, a second signal SIGKILL. The
     engine runs in a session of its own, so that the terminal's Ctrl-C does not reach the engine directly.
     """
@@ -100,6 +102,7 @@ def follow(command: Sequence[str]) -> int:
 
     # A handler that raised an exception could interrupt Popen, and leave the engine running unattended.
     with answered_by(interrupted):
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         process = subprocess.Popen(command, start_new_session=True)
         pass_on()
         code = process.wait()

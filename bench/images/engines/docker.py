@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from docker import DockerClient
 
 MEMLOCK = "--ulimit=memlock=-1"
+NO_CORE = "--ulimit=core=0"  # a core dump would write the memory of processes to the node's disk
 _STOP_SECONDS = 30  # between SIGTERM and SIGKILL, for the run to pack its results
 CDI_FOLDERS = (Path("/etc/cdi"), Path("/var/run/cdi"))  # default folders of CDI device specifications
 
@@ -49,7 +50,7 @@ def argv(container: Container, gpus: Gpus | None = "cdi") -> list[str]:
     """Return the `docker run` command for a container. Podman accepts all of its options except for GPUs."""
     c = container
     command = ["docker", "run", "--rm", *(word for word, _, _ in _options(c))]
-    command += ["--ulimit=core=0"]  # a core dump would write the memory of processes to the node's disk
+    command += [NO_CORE]
     # A network card with RDMA accesses memory directly, so the run may lock that memory in place.
     command += [f"--device={RDMA}", MEMLOCK] if c.rdma else []
     command += [f"--tmpfs={path}:{mount_options}" for path, mount_options in c.tmpfs.items()]

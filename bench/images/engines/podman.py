@@ -26,8 +26,11 @@ def argv(container: Container) -> list[str]:
     command.insert(2, "--read-only-tmpfs=false")
     if container.user[0] != NOBODY:  # rootless: the container's user must be the host's owner of /out
         command.insert(2, "--userns=keep-id")
-        command = [word for word in command if word != docker.MEMLOCK]  # only root may raise a limit
-    return command
+        # Only root may raise limits, so the container keeps the user's limits.
+        command = ["--ulimit=host" if word == docker.MEMLOCK else word for word in command]
+    # Podman would leave out its configured limits if one were given here. It passes on its own limit of core
+    # dumps, which `follow` and run.sh set to 0.
+    return [word for word in command if word != docker.NO_CORE]
 
 
 def _uses_host_labels(container: Container) -> bool:
