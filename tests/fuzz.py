@@ -1,5 +1,7 @@
 """Damage and forge bundles at random: none may be accepted, and only a BenchError may be raised.
 
+A bundle whose node signs odd content may be accepted, but never with days or utilisation that no machine has.
+
 python -m tests.fuzz [MUTATIONS] [SEED]     a long run; the tests run a short one
 
 There are three targets in turn: a bundle of an unknown signer; a bundle that an operator received, verified
@@ -19,17 +21,22 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from bench.base.errors import BadInput, BenchError
-from bench.base.strict_json import pretty_json
+from bench.base.strict_json import from_json, pretty_json
 from bench.bundle.pack import pack, write_bundle
 from bench.bundle.statement import PREDICATE_SCHEMA, parse_statement
 from bench.bundle.tar_format import SIGNING, STATEMENT
+from bench.bundle.verdict import RunContents
 from bench.bundle.verify import TrustRules, verify_bundle
 from bench.node_check.recompute_any import recompute
+from bench.records.fastest import fastest_with_confidence, ranked
+from bench.records.run_results import LabelledTrial, Results, reduce_trial, trial_results
+from bench.records.trial import Measurement, Trial
 from tests.authority import OPERATOR, RUN_KEY, UNTIL, contents, received, trusting
 from tests.bundles import BLOCK, nothing, packed
 
@@ -165,18 +172,71 @@ def twist(value: Any, dice: random.Random) -> Any:
     return [*value[:at], twist(value[at], dice), *value[at + 1 :]]
 
 
+def follow(files: dict[str, bytes]) -> None:
+    """Compute the summaries in results.json anew, so that they follow from the samples."""
+    results = from_json(Results, json.loads(files["results.json"]))
+    lines = [json.loads(line) for line in files["samples.jsonl"].splitlines()]
+    measured = {line["trial"]: from_json(Measurement, line["measurement"]) for line in lines}
+    labelled = []
+    for entry in results.trials:
+        model = next(model for model in results.models if model.name == entry.model)
+        trial = Trial(
+            model, entry.setting, entry.micro_batch, entry.gpus, results.seed, results.timing,
+            results.memory_cap_bytes, entry.data,
+        )  # fmt: skip
+        end = entry.failure or reduce_trial(trial, measured[entry.id], results.ceilings)
+        labelled.append(LabelledTrial(trial, entry.label, end))
+    proofs = {entry.id: entry.proof for entry in results.trials if entry.proof}
+    trials = trial_results(labelled, proofs)
+    winners = [fastest_with_confidence(w.model, trials, w.undecided) for w in results.winners]
+    files["results.json"] = replace(results, trials=trials, winners=tuple(winners)).to_bytes()
+
+
+def retime(line: bytes, dice: random.Random) -> bytes:
+    """Change the steps of a measurement: their passes, their times, and the time to save."""
+    document = json.loads(line)
+    measurement, factor = document["measurement"], 10 ** dice.uniform(-4, 1)
+    low, high = sorted(dice.sample(range(1, 65), 2))
+    times = {low: factor, high: factor * 10 ** dice.uniform(-0.5, 3)}
+    measurement["steps"] = [
+        {"accumulation": n, "seconds": s * dice.uniform(0.999, 1.001)}
+        for _ in range(3)
+        for n, s in times.items()
+    ]
+    measurement["save_seconds"] = 10 ** dice.uniform(-3, 9)
+    if dice.random() < 0.3:
+        measurement["flops"] = twist(measurement["flops"], dice)
+    return json.dumps(document).encode()
+
+
 def lie(path: Path, members: dict[str, bytes], dice: random.Random) -> None:
-    """Make a bundle with odd results or samples and a valid signature."""
+    """Make a bundle with odd results or samples and a valid signature; its summaries may follow from them."""
     run = replace(parse_statement(members[STATEMENT]).predicate, schema=PREDICATE_SCHEMA)
-    files: dict[str, bytes | Path] = {n: d for n, d in members.items() if n not in SIGNING}
-    if dice.random() < 0.5:
+    files = {n: d for n, d in members.items() if n not in SIGNING}
+    kind = dice.random()
+    if kind < 0.4:
         files["results.json"] = pretty_json(twist(json.loads(members["results.json"]), dice))
     else:
         lines = members["samples.jsonl"].splitlines()
         at = dice.randrange(len(lines))
-        lines[at] = json.dumps(twist(json.loads(lines[at]), dice)).encode()
+        lines[at] = (
+            retime(lines[at], dice) if kind < 0.7 else json.dumps(twist(json.loads(lines[at]), dice)).encode()
+        )
         files["samples.jsonl"] = b"\n".join(lines)
+    if dice.random() < 0.7:
+        with suppress(Exception):  # nothing follows from what is no measurement, or from no time
+            follow(files)
     pack(path, files, run, RUN_KEY)
+
+
+def breaks_physics(results: Results) -> bool:
+    """Whether the results of an accepted bundle have an estimate or a ranked trial that no machine has."""
+    trials = results.trials
+    estimates = [trial.estimate for trial in trials if trial.estimate is not None]
+    shares = [t.estimate.utilisation for _, t in ranked(trials) if t.estimate is not None]
+    return not all(
+        e.days.value > 0 and (e.utilisation is None or e.utilisation > 0) for e in estimates
+    ) or any(share is not None and not 0 < share <= 1 for share in shares)
 
 
 # --- the targets ----------------------------------------------------------------------------------------
@@ -191,7 +251,10 @@ class Targets:
         self.real = contents(REAL)
 
     def attempt(self, number: int, dice: random.Random) -> bool:
-        """Make one attempt; return True if a forgery was accepted. A refused bundle raises BenchError."""
+        """Make one attempt; return True if a forgery or an impossible figure was accepted.
+
+        A refused bundle raises BenchError.
+        """
         match number % 4:
             case 0:
                 self.path.write_bytes(mutate(self.plain, dice))
@@ -204,8 +267,9 @@ class Targets:
                 verify_bundle(self.path, nothing, RECEIVED_RULES)
             case _:
                 lie(self.path, self.real, dice)
-                verify_bundle(self.path, recompute)
-                return False  # some odd values of a node contradict nothing and are accepted
+                # Some odd values of a node contradict nothing and are accepted; none may contradict physics.
+                verdict = verify_bundle(self.path, recompute)
+                return isinstance(verdict.contents, RunContents) and breaks_physics(verdict.contents.results)
         return True
 
     def _rearranged(self, dice: random.Random) -> None:

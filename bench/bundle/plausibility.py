@@ -17,6 +17,7 @@ from bench.base.gpu_catalogue import gpu_named
 from bench.bundle.handshake import DRIFT_SECONDS
 from bench.bundle.statement import identity_of
 from bench.bundle.verdict import Note
+from bench.records.estimate import Estimate
 from bench.records.floor import why_no_floor
 from bench.records.gradients import why_no_check
 from bench.records.trial import Measurement, NodeFacts, Trial
@@ -70,11 +71,18 @@ def require_consistent(results: Results) -> None:
             raise ValueError(f"trial {trial.id}: {why}")
 
 
-def require_measured(trial: str, measurement: Measurement) -> None:
-    """Refuse a measurement with non-positive step times or negative values, by ValueError."""
+def require_measured(trial: Trial, measurement: Measurement) -> None:
+    """Refuse a measurement that no run can have taken, by ValueError.
+
+    A run times steps of at most as many passes as the recipe's. The line through two such counts is therefore
+    only ever continued upwards, so that a step takes at least as long as the longest measured one.
+    """
     for step in (*measurement.warmup, *measurement.steps):
         if step.seconds <= 0 or step.accumulation < 1:
-            raise ValueError(f"a step of trial {trial} takes no time")
+            raise ValueError(f"a step of trial {trial.id} takes no time")
+        if step.accumulation > trial.accumulation:
+            passes = f"{step.accumulation} passes, a step of its recipe has {trial.accumulation}"
+            raise ValueError(f"a step of trial {trial.id} was timed over {passes}")
     values = {
         "log_seconds": measurement.log_seconds,
         "save_seconds": measurement.save_seconds,
@@ -86,14 +94,23 @@ def require_measured(trial: str, measurement: Measurement) -> None:
     }
     for name, value in values.items():
         if value is not None and value < 0:
-            raise ValueError(f"{name} of trial {trial} is negative")
+            raise ValueError(f"{name} of trial {trial.id} is negative")
+
+
+def require_positive(trial: Trial, estimate: Estimate | None) -> None:
+    """Refuse an estimate of no or negative time, days or rates, by ValueError: it would be ranked first."""
+    if estimate is not None and not estimate.positive:
+        raise ValueError(f"the step, the days or a rate of trial {trial.id} is not above zero")
 
 
 def require_operations(trial: Trial, flops: Flops) -> None:
-    """Refuse operations of a backward pass that the recipe cannot have, by ValueError.
+    """Refuse operations that no training of the recipe has, by ValueError.
 
     A backward pass takes twice the operations of a forward pass, and less only if weights are frozen.
     """
+    parts = (flops.matmul, flops.attention, flops.convolution, flops.scan)
+    if min(parts) < 0 or flops.total < 1:
+        raise ValueError(f"a pass of trial {trial.id} has no operations, or fewer than none of one kind")
     if (flops.backward is None) != (trial.model.recipe.lora is None):
         raise ValueError(f"the backward pass of trial {trial.id} is counted for another recipe")
     if flops.backward is not None and not 0 < flops.backward <= 2 * flops.total:

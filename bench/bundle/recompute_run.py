@@ -21,6 +21,7 @@ from bench.bundle.plausibility import (
     require_measured,
     require_operations,
     require_plain,
+    require_positive,
     require_same_node,
 )
 from bench.bundle.stated_manifest import StatedManifest, read_stated
@@ -159,10 +160,12 @@ def _read_samples(
             raise VerificationFailed("is of a trial that is not in the results", where=where)
         if name in reduced:
             raise VerificationFailed(f"holds the trial {name} for the second time", where=where)
-        require_measured(name, measurement)
-        require_operations(trials[name], measurement.flops)
-        manifest_check.require_flops(trials[name], measurement.flops)
-        reduced[name] = reduce_trial(trials[name], measurement, ceilings)
+        trial = trials[name]
+        require_measured(trial, measurement)
+        require_operations(trial, measurement.flops)
+        manifest_check.require_flops(trial, measurement.flops)
+        reduced[name] = reduce_trial(trial, measurement, ceilings)
+        require_positive(trial, reduced[name].estimate)
     if only_earlier := earlier.keys() - measured.keys():
         message = f"holds only the first of two measurements of the trial {min(only_earlier)}"
         raise VerificationFailed(message, where="samples.jsonl")

@@ -76,9 +76,15 @@ class Estimate:
         return self.flops_per_second / ceiling if ceiling else None
 
     @property
+    def positive(self) -> bool:
+        """Whether the step, its days and its rates are above zero, as those of all training are."""
+        figures = (self.step_seconds.value, self.days.value, self.units_per_second, self.flops_per_second)
+        return min(figures) > 0
+
+    @property
     def plausible(self) -> bool:
         """False if the figure implies more arithmetic than the machine can do: a defect of bench."""
-        return self.utilisation is None or self.utilisation <= 1.0
+        return self.positive and (self.utilisation is None or 0 < self.utilisation <= 1.0)
 
 
 def step_interval(samples: Iterable[StepSample], accumulation: int) -> Interval | None:

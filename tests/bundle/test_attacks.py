@@ -645,6 +645,34 @@ def test_a_negative_duration(tmp_path: Path, less: dict[str, Any]) -> None:
     refused(path, f"{next(iter(less))} of trial [0-9a-f]+ is negative|measure of trial", recompute)
 
 
+def longer_than_the_recipes(low: float, high: float, save: float | None) -> Same:
+    """Return a lie: steps of one and two passes more than the recipe's, and any time to save."""
+
+    def lie(measured: Measurement) -> Measurement:
+        passes = 1024 // measured.samples_per_loss + 1024
+        steps = ((passes, low), (passes + 1, high)) * 5
+        times = tuple(StepSample(n, s * (1 + i / 1e4)) for i, (n, s) in enumerate(steps))
+        return replace(measured, steps=times, warmup=(), save_seconds=save)
+
+    return lie
+
+
+@pytest.mark.parametrize("save", [None, 1e7], ids=["negative days", "positive days"])
+def test_steps_of_more_passes_than_the_recipe_has(tmp_path: Path, save: float | None) -> None:
+    """The line through two such steps is negative at the recipe's: with a long save, the days are any."""
+    path = tmp_path / "b.tar"
+    retold(path, measurement=longer_than_the_recipes(0.01, 0.03, save))
+    refused(path, r"was timed over [\d,]+ passes, a step of its recipe has \d+", recompute)
+
+
+@pytest.mark.parametrize("scan", [-1, -583_482_212_352, -(2**52)])
+def test_negative_operations(tmp_path: Path, scan: int) -> None:
+    """The rate of such a trial is negative or zero, which is below any limit."""
+    path = tmp_path / "b.tar"
+    retold(path, measurement=lambda m: replace(m, flops=replace(m.flops, scan=scan)))
+    refused(path, "has no operations, or fewer than none of one kind", recompute)
+
+
 @pytest.mark.parametrize("wrong", [{"work": -1}, {"samples": ()}, {"samples": (1.0, 0.0)}])
 def test_a_limit_without_time_or_work(tmp_path: Path, wrong: dict[str, Any]) -> None:
     """A negative limit would allow any figure."""

@@ -125,6 +125,25 @@ def test_more_arithmetic_than_the_machine_can_do_is_implausible() -> None:
     assert slow.utilisation == pytest.approx(0.984)
 
 
+@given(
+    accumulation=st.integers(1, 64),
+    timed=st.lists(st.tuples(st.integers(1, 64), st.floats(1e-6, 1e6)), min_size=2, max_size=20),
+)
+def test_a_step_from_fewer_passes_than_the_recipes_always_takes_time(
+    accumulation: int, timed: list[tuple[int, float]]
+) -> None:
+    interval = step_interval(steps(*((min(n, accumulation), s) for n, s in timed)), accumulation)
+    assert interval is None or interval.value > 0
+
+
+def test_a_step_that_takes_no_time_is_not_plausible() -> None:
+    """The line through counts above the recipe's is negative at the recipe's, where it rises steeply."""
+    steep = estimate(trial(), measurement(steps(*((3, 0.1), (4, 9.0)) * 3)), Flops(1), ())
+    assert steep is not None
+    assert steep.step_seconds.value < 0
+    assert (steep.positive, steep.plausible) == (False, False)
+
+
 def test_each_device_counts_with_its_best_and_only_those_in_use() -> None:
     ceilings = [
         Ceiling("matmul-bf16", device, "FLOP/s", work, (1.0,))

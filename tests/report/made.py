@@ -104,7 +104,7 @@ def bundle(
             trial = Trial(model, setting, micro_batch, gpus, asked.seed, asked.timing, asked.memory_cap_bytes)
             outcome: Outcome = found if not isinstance(found, float) else measured(found, spread, started)
             outcome = counted(trial, outcome) if version == __version__ else outcome
-            outcome = of_its_own(outcome, run_id)
+            outcome = of_its_own(of_the_recipe(outcome, trial.accumulation), run_id)
             trials.append((trial, " + ".join(setting) or "naive", outcome))
     precisions = dict.fromkeys(model.recipe.precision for model in asked.models)
     ceilings = tuple(
@@ -183,6 +183,18 @@ def counted(trial: Trial, outcome: Outcome) -> Outcome:
         return outcome
     flops = arithmetic(trial.setting, trial.model, counts_of(trial.model))
     return Measured(replace(outcome.measurement, flops=flops))
+
+
+def of_the_recipe(outcome: Outcome, most: int) -> Outcome:
+    """Shorten steps of more passes than the recipe's, which no run times."""
+    if not isinstance(outcome, Measured):
+        return outcome
+    steps = (
+        StepSample(count, step.seconds * count / step.accumulation)
+        for step in outcome.measurement.steps
+        for count in [min(step.accumulation, most)]
+    )
+    return Measured(replace(outcome.measurement, steps=tuple(steps)))
 
 
 def of_its_own(outcome: Outcome, run_id: str) -> Outcome:
