@@ -41,7 +41,7 @@ def large_bundle(path: Path, size_bytes: int, trials: int = 198, steps: int = 20
         bench_version="0",
         manifest_digest="sha256:" + hashlib.sha256(MANIFEST).hexdigest(),
         run=RunFacts("large", START, START + 3600, True, None),
-        node=NodeFacts("cpu", 1, 1, "os", "kernel", "3"),
+        node=NodeFacts("cpu", 1, 2**40, "os", "kernel", "3"),
         models=(model,),
         seed=0,
         timing=trial().timing,

@@ -8,19 +8,19 @@ and numbers end up in reports, in files and in divisors.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bench.base.errors import VerificationFailed
 from bench.base.form_mistakes import line_breaks
-from bench.base.gpu_catalogue import gpu_named
 from bench.bundle.handshake import DRIFT_SECONDS
+from bench.bundle.physical_limits import unknown_models
 from bench.bundle.statement import identity_of
 from bench.bundle.verdict import Note
 from bench.records.estimate import Estimate
 from bench.records.floor import why_no_floor
 from bench.records.gradients import why_no_check
-from bench.records.trial import Measurement, NodeFacts, Trial
+from bench.records.trial import Gpu, Measurement, NodeFacts, Trial
 from bench.training.methods import known_methods
 from bench.training.models import Flops
 
@@ -31,10 +31,6 @@ if TYPE_CHECKING:
 _MULTI_LINE_ALLOWED = re.compile(
     r"/trials/\d+/(failure|unproven)/(reason|detail|phase)|/skipped/\d+/reason|/run/stopped"
 )
-
-# Largest measured rate, as a multiple of the vendor's peak: that peak is for one clock, and some cards
-# are sold to run at a higher clock, but not at 1.5 times that clock.
-MAX_SHARE_OF_PEAK = 1.5
 
 
 def require_one_line_texts(document: Any, where: str) -> None:
@@ -117,36 +113,6 @@ def require_operations(trial: Trial, flops: Flops) -> None:
         raise ValueError(f"the backward pass of trial {trial.id} has more operations than any has, or none")
 
 
-def require_limits(results: Results) -> None:
-    """Refuse matrix products and estimates that are faster than the node's GPUs can compute.
-
-    An estimate is ranked only below the measured ceiling, so a bounded ceiling bounds it too; an estimate
-    without a ceiling is bounded by this function. GPUs that the catalogue lacks are not judged.
-    """
-    gpus = [gpu_named(gpu.name) for gpu in results.node.gpus]
-    known_gpus = [gpu for gpu in gpus if gpu is not None]
-    if not known_gpus or len(known_gpus) < len(gpus):
-        return
-    for ceiling in results.ceilings:
-        kind, _, precision = ceiling.name.partition("-")
-        peak, gpu_name = max(
-            (gpu.peak_flops(precision, tf32=precision == "tf32"), gpu.name) for gpu in known_gpus
-        )
-        if kind == "matmul" and ceiling.rate > MAX_SHARE_OF_PEAK * peak:
-            raise VerificationFailed(
-                f"its limit {ceiling.name} is {ceiling.rate / 1e12:,.0f} TFLOP/s; the vendor's peak of an "
-                f"{gpu_name} is {peak / 1e12:,.0f}"
-            )
-    kinds = ("fp8", "bf16", "fp32")
-    fastest_gpu = max(gpu.peak_flops(kind, tf32=True) for gpu in known_gpus for kind in kinds)
-    for trial in results.trials:
-        estimate = trial.estimate
-        if estimate is None or estimate.ceiling_flops_per_second is not None:
-            continue
-        if estimate.flops_per_second > MAX_SHARE_OF_PEAK * fastest_gpu * trial.gpus:
-            raise VerificationFailed(f"trial {trial.id} is faster than the vendor's peak of its GPUs")
-
-
 def _require_label(trial: TrialResult) -> None:
     """Refuse a label that does not name the trial's setting: reports show the label.
 
@@ -177,8 +143,10 @@ def require_same_node(node: NodeFacts, signed: Mapping[str, Any]) -> None:
         raise VerificationFailed("the results are of another machine than the statement")
 
 
-def doubts(results: Results, measurements: Iterable[Measurement], spent_seconds: float) -> Iterator[Note]:
-    """Yield notes on claims that an honest run may make too, if its clock was set or a limit is missing."""
+def doubts(
+    results: Results, trained: Sequence[Gpu], measurements: Iterable[Measurement], spent_seconds: float
+) -> Iterator[Note]:
+    """Yield notes on claims that an honest run may make too: its clock was set, or a limit is missing."""
     run = results.run
     lasted = run.ended_at - run.started_at
     if spent_seconds > lasted + DRIFT_SECONDS:
@@ -190,3 +158,10 @@ def doubts(results: Results, measurements: Iterable[Measurement], spent_seconds:
     estimates = ((t.model, t.estimate) for t in results.trials if t.estimate is not None)
     for model in dict.fromkeys(m for m, e in estimates if e.ceiling_flops_per_second is None):
         yield Note(model, "no limit of its machine was measured: its speed is taken on trust")
+    yield from unknown_gpus(trained)
+
+
+def unknown_gpus(gpus: Sequence[Gpu]) -> Iterator[Note]:
+    """Yield a note for each model of GPU that this version has no vendor's peak of."""
+    for name in unknown_models(gpus):
+        yield Note(None, f'no vendor\'s peak is known of "{name}": its speed is taken on trust')

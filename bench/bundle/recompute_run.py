@@ -14,10 +14,10 @@ from bench.base.errors import VerificationFailed
 from bench.base.stamps import utc
 from bench.base.strict_json import DecodeError, from_json, strict_loads
 from bench.bundle.held_to_manifest import ManifestCheck, check_image
+from bench.bundle.physical_limits import require_ceiling, require_memory, require_names, require_rate
 from bench.bundle.plausibility import (
     doubts,
     require_consistent,
-    require_limits,
     require_measured,
     require_operations,
     require_plain,
@@ -39,7 +39,7 @@ from bench.records.run_results import (
     trial_results,
 )
 from bench.records.slowdown import Slowed, slowed_trials
-from bench.records.trial import Ceiling, Failure, Measurement, NodeFacts, Trial
+from bench.records.trial import Ceiling, Failure, Gpu, Measurement, NodeFacts, Trial
 
 if TYPE_CHECKING:
     from bench.bundle.verify import Files
@@ -69,7 +69,9 @@ def recompute_run(document: Any, files: Files) -> RunContents:
 def _recompute(results: Results, manifest: StatedManifest, files: Files) -> RunContents:
     require_same_run(results.run, results.node, files.run)
     require_consistent(results)
-    require_limits(results)
+    trained = results.node.gpus[: manifest.gpus_of(results.node)]
+    for ceiling in results.ceilings:
+        require_ceiling(results.node, trained, ceiling)
     manifest_check = ManifestCheck(manifest, results)
     manifest_check.require_all_tried()
     trials = {entry.id: _trial(results, entry) for entry in results.trials}
@@ -80,11 +82,12 @@ def _recompute(results: Results, manifest: StatedManifest, files: Files) -> RunC
     not_failed = {entry.id: trials[entry.id] for entry in results.trials if not entry.failure}
     measured = _read_samples(files, not_failed, results.ceilings, manifest_check)
     _require_summaries(results, trials, measured)
+    _require_physics(results, trained, trials)
     reduced = [part for trial in measured.values() for part in (trial, trial.earlier) if part]
     spent_seconds = sum(part.seconds for part in reduced)
     spent_seconds += sum(entry.proof.seconds for entry in results.trials if entry.proof)
     spent_seconds += sum(entry.floor.measured_seconds for entry in results.trials if entry.floor)
-    notes = doubts(results, (part.first for part in reduced), spent_seconds)
+    notes = doubts(results, trained, (part.first for part in reduced), spent_seconds)
     return RunContents(
         results=results,
         stated=manifest,
@@ -119,6 +122,22 @@ def _require_summaries(
             raise VerificationFailed(f"the fastest of {claimed.model} is not the one that its trials show")
 
 
+def _require_physics(results: Results, trained: Sequence[Gpu], trials: Mapping[str, Trial]) -> None:
+    """Refuse trials that are faster, or use more memory, than the devices that trained can.
+
+    A measured limit bounds an estimate that may be ranked, and is bounded itself. One without such a limit is
+    bounded by the vendor's peak.
+    """
+    for entry in results.trials:
+        trial, estimate = trials[entry.id], entry.estimate
+        if estimate is not None:
+            require_memory(results.node, trained, trial, estimate.peak_bytes)
+        if entry.proof is not None:
+            require_memory(results.node, trained, trial, entry.proof.peak_bytes)
+        if estimate is not None and estimate.ceiling_flops_per_second is None:
+            require_rate(results.node, trained, trial, estimate)
+
+
 def _slowed(files: Files, gpus: int, measured: Mapping[str, ReducedTrial]) -> Mapping[str, Slowed]:
     if not files.held_back:
         return {}
@@ -140,6 +159,7 @@ def require_same_run(results_run: RunFacts, node: NodeFacts, signed: Predicate) 
     if of_results != (signed.run_id, signed.complete, signed.started_at, signed.ended_at):
         raise VerificationFailed("the results are of another run than the statement")
     require_same_node(node, signed.node)
+    require_names(node)
 
 
 def _read_samples(

@@ -728,11 +728,83 @@ def test_a_limit_above_the_vendors_peak(tmp_path: Path) -> None:
     refused(path, "its limit matmul-fp16 is 76,.*; the vendor's peak of an NVIDIA H200 is 989", recompute)
 
 
+def much_faster(path: Path, *names: str, times: float = 20, **more: Any) -> None:
+    """Write a bundle whose steps and limits are so many times faster, of GPUs with these names."""
+    results = from_json(Results, json.loads(contents(REAL)["results.json"]))
+    (gpu,) = results.node.gpus
+    gpus = tuple(replace(gpu, index=i, name=name) for i, name in enumerate(names))
+    higher = tuple(replace(c, samples=tuple(s / times for s in c.samples)) for c in results.ceilings)
+    retold(path, measurement=faster, ceilings=higher, node=replace(results.node, gpus=gpus), **more)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["NVIDIA H200 ", " NVIDIA H200", "NVIDIA  H200", "NVIDIA \u041d200", "NVIDIA H20\u200b0", "NVIDIA\tH200"],
+)
+def test_a_name_that_looks_like_a_known_gpus(tmp_path: Path, name: str) -> None:
+    """The catalogue does not know such a name, and people see a card that it knows."""
+    path = tmp_path / "b.tar"
+    much_faster(path, name)
+    refused(path, "the name of GPU 0 is .*; drivers write names in ASCII, without spare blanks", recompute)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [("NVIDIA H200",), ("NVIDIA H200", "Display adapter")],
+    ids=["alone", "beside an unknown one"],
+)
+def test_a_known_gpu_is_bounded_whatever_is_beside_it(tmp_path: Path, names: tuple[str, ...]) -> None:
+    path = tmp_path / "b.tar"
+    much_faster(path, *names, asks={"gpus": 1})
+    refused(path, "its limit matmul-fp16 is 15,2.. TFLOP/s; the vendor's peak of an NVIDIA H200", recompute)
+
+
+def test_a_gpu_that_did_not_train_needs_no_known_peak(tmp_path: Path) -> None:
+    path = tmp_path / "b.tar"
+    results = from_json(Results, json.loads(contents(REAL)["results.json"]))
+    display = replace(results.node.gpus[0], index=1, name="Display adapter")
+    retold(path, node=replace(results.node, gpus=(*results.node.gpus, display)), asks={"gpus": 1})
+    assert verdict(path, recompute).contents.notes == ()
+
+
+def test_a_gpu_that_nobody_knows_is_bounded_generously_and_on_trust(tmp_path: Path) -> None:
+    path = tmp_path / "b.tar"
+    much_faster(path, "NVIDIA H200 NVL", times=5)
+    (note,) = verdict(path, recompute).contents.notes
+    assert str(note) == 'no vendor\'s peak is known of "NVIDIA H200 NVL": its speed is taken on trust'
+    much_faster(path, "NVIDIA H200 NVL", times=100)
+    refused(path, "its limit .* is 76,.*; that of the fastest GPU that bench knows is", recompute)
+
+
+def test_a_cpu_is_bounded_by_its_cores(tmp_path: Path) -> None:
+    path = tmp_path / "b.tar"
+    much_faster(path)
+    refused(path, r"its limit matmul-fp16 is 15,2.. TFLOP/s; the most that \d+ cores can do is", recompute)
+
+
+def test_more_memory_than_the_card_has(tmp_path: Path) -> None:
+    """Reports would show that a model of any size fits."""
+    path = tmp_path / "b.tar"
+    retold(path, measurement=lambda m: replace(m, peak_bytes=10 * 2**40))
+    refused(path, "used 10,240.0 GiB of memory; its device has 140", recompute)
+
+    def proven(results: dict[str, Any]) -> None:
+        (trial,) = (trial for trial in results["trials"] if trial["proof"])
+        trial["proof"]["peak_bytes"] = 10 * 2**40
+
+    real(path, proven)
+    refused(path, "used 10,240.0 GiB of memory; its device has 140", recompute)
+    real(path, lambda results: results["node"]["gpus"][0].update(memory_bytes=10 * 2**40))
+    refused(path, "GPU 0 has 10,240 GiB; an NVIDIA H200 has 140", recompute)
+
+
 def test_a_run_without_a_measured_limit_is_reported(tmp_path: Path) -> None:
     """A run without measured limits can be honest; it is never ranked with one that has limits."""
     path = tmp_path / "b.tar"
     retold(path, measurement=faster, ceilings=())
-    refused(path, "is faster than the vendor's peak of its GPUs", recompute)
+    refused(
+        path, "the rate of trial .* is 39,604 TFLOP.s; the most that its devices can do is 1,484", recompute
+    )
     retold(path, ceilings=())
     (note,) = verdict(path, recompute).contents.notes
     assert str(note).startswith("pythia-160m: no limit of its machine was measured")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from bench import __version__
+from bench.base.gpu_catalogue import gpu_named
 from bench.base.stamps import utc
 from bench.base.strict_json import canonical_json, from_json, to_json
 from bench.bundle.pack import pack
@@ -90,7 +92,7 @@ def bundle(
     node = NodeFacts(
         "some CPU", 16, 2**37, "Linux", "6", "3.12",
         tuple(
-            Gpu(i, name, f"{uuid}-{i}", 80 * 2**30, "9.0")
+            Gpu(i, name, f"{uuid}-{i}", memory_of(name), "9.0")
             for i, name in enumerate(gpu.split(",") if "," in gpu else [gpu] * (on_one_node or gpus))
         ),
         "580",
@@ -135,6 +137,12 @@ def bundle(
     )  # fmt: skip
     pack(path, files, predicate, KEY)
     return path
+
+
+def memory_of(name: str) -> int:
+    """Return 80 GiB, or less for a model that has less."""
+    model = gpu_named(name)
+    return min(80, math.ceil(model.memory_gib) if model else 80) * 2**30
 
 
 def _left_out(asked: Manifest, trials: Sequence[tuple[Trial, str, Outcome]]) -> Iterator[Skipped]:

@@ -347,6 +347,13 @@ def test_a_measured_machine_that_is_no_evidence_is_not_called_unmeasured(tmp_pat
         assert why in guess.basis
 
 
+def test_a_gpu_without_a_known_peak_is_not_ranked_with_others(tmp_path: Path) -> None:
+    unknown = bundle(tmp_path / "u.tar", gpu="NVIDIA H200 NVL", uuid="U", run_id="u")
+    part = only(compared(*two(tmp_path), unknown))
+    assert [entry.row.on_trust for entry in part.entries] == [None, None]
+    assert [apart.row.path for apart in part.apart] == [str(unknown)]
+
+
 def test_trust_is_shown_and_not_assumed(tmp_path: Path) -> None:
     a, _ = two(tmp_path)
     assert only(compared(a)).entries[0].row.trusted is False

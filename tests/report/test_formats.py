@@ -346,10 +346,12 @@ def test_a_budget_in_dollars_needs_prices_in_dollars(tmp_path: Path, capsys: Any
 def test_text_from_a_bundle_contains_no_terminal_control_characters(
     format: str, tmp_path: Path, capsys: Any
 ) -> None:
-    """A stranger chose the names of a GPU, an outcome and a file; none of them may move the cursor."""
+    """A stranger chose the names of a package, an outcome and a file; none of them may move the cursor."""
     evil = "\x1b[2J\x1b[1;31m\u202edna"
     path = bundle(
-        tmp_path / f"a{evil}.tar", gpu=f"H100{evil}", settings=[((), 0.5), (("tf32",), Crashed(evil))]
+        tmp_path / f"a{evil}.tar",
+        packages={"torch": f"2.11{evil}"},
+        settings=[((), 0.5), (("tf32",), Crashed(evil))],
     )
     bad = tmp_path / f"bad{evil}.tar"
     bad.write_bytes(b"x")

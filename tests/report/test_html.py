@@ -12,6 +12,7 @@ import pytest
 
 from bench.base.errors import BadInput, EnvironmentCannot
 from bench.cli.compare import CompareArguments, collect, compare
+from bench.records.trial import Crashed
 from bench.report.pages.html import page, write_html
 from bench.report.paper.claims import claims, paper
 from bench.report.paper.figures import figures_of_the_paper, option_of
@@ -103,10 +104,11 @@ def test_a_smaller_cards_memory_has_a_column_of_its_own(tmp_path: Path) -> None:
 
 
 def test_a_name_that_xml_forbids_makes_no_broken_picture(tmp_path: Path) -> None:
-    settings: list[Any] = [((), 0.5), (("kernels",), NO_MEMORY), (("tf32",), 0.4)]
-    path = bundle(tmp_path / "a.tar", gpu="H100\x1b\x00\ud800", settings=settings)
+    settings: list[Any] = [((), 0.5), (("kernels",), Crashed("of\x1b\x00 itself")), (("tf32",), 0.4)]
+    path = bundle(tmp_path / "a.tar", settings=settings)
     plots = list(all_plots(collect(CompareArguments((path,), plots=tmp_path))))
     assert len(plots) > 1
+    assert any("itself" in standalone(plot) for plot in plots)
     for plot in plots:
         ET.fromstring(standalone(plot))
 
