@@ -9,9 +9,13 @@ import time
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _RUN_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
+YEAR_10000 = 253_402_300_800  # unix time of its beginning
+
 
 def utc(unix_seconds: float) -> str:
-    """Format a time as statements do: RFC 3339 in UTC, to the second."""
+    """Format a time as statements do: RFC 3339 in UTC, to the second; ValueError past the year 9999."""
+    if not 0 <= unix_seconds < YEAR_10000:
+        raise ValueError("a time outside of the years 1970 to 9999")
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(unix_seconds))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, field, fields, is_dataclass
@@ -15,6 +16,9 @@ from bench.base.fast_json import NOT_PLAIN, SCALARS, count_keys, decode_rows, pl
 T = TypeVar("T")
 LATER = "later"  # key of a field's metadata: see `later`
 INTERNAL = {"internal": True}  # metadata of a field that `to_json` leaves out: other programs never see it
+
+
+_HALF_OF_A_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")  # an escape that begins or ends a surrogate pair
 
 
 class DecodeError(ValueError):
@@ -39,10 +43,14 @@ def _refuse_constant(name: str) -> Any:
     raise DecodeError(f"{name} is no JSON number")
 
 
-def strict_loads(data: bytes | str, constant: Callable[[str], Any] = _refuse_constant) -> Any:
-    """Parse JSON of RFC 8259; DecodeError for duplicate keys, NaN, and integers past 2**53.
+def strict_loads(
+    data: bytes | str, constant: Callable[[str], Any] = _refuse_constant, *, undecoded: bool = False
+) -> Any:
+    """Parse JSON of RFC 8259; DecodeError for duplicate keys, NaN, integers past 2**53, broken characters.
 
     `constant` takes NaN, Infinity and -Infinity, which are no JSON, and returns what to read in their place.
+    A broken character is half of a surrogate pair: no text with it can be written or shown. `undecoded` keeps
+    such halves, which stand for bytes of paths that are not UTF-8: for files that only this program writes.
     """
     try:
         value = plain_json(data if isinstance(data, bytes) else data.encode("utf-8", "surrogatepass"))
@@ -55,6 +63,8 @@ def strict_loads(data: bytes | str, constant: Callable[[str], Any] = _refuse_con
                 parse_float=_finite_float,
             )
             _require_readable(value)
+            if not undecoded and (isinstance(data, str) or _HALF_OF_A_PAIR.search(data)):
+                _require_whole_characters(value)
     except RecursionError:
         raise DecodeError("nested too deeply") from None
     except UnicodeDecodeError as error:
@@ -79,6 +89,25 @@ def _require_readable(value: Any) -> None:
         raise DecodeError("nested too deeply")
     if _Refused in kinds:
         raise DecodeError(_first_refused(value, ""))
+
+
+def _require_whole_characters(value: Any) -> None:
+    """Raise DecodeError for half of a surrogate pair in a text or a key; a whole pair is one character."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise DecodeError("a text holds half of a surrogate pair") from None
+
+
+def whole_texts(line: bytes) -> Any:
+    """Parse a line of JSON of a process of our own; halves of surrogate pairs in its texts become "?".
+
+    Such halves stand for bytes of file names that are not UTF-8, and come with messages about these files.
+    """
+    value = json.loads(line)
+    if _HALF_OF_A_PAIR.search(line):
+        return json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
+    return value
 
 
 def _unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

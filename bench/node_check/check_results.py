@@ -139,9 +139,9 @@ class CheckContents(Contents):
 
 
 def recompute_check(document: Any, files: Files) -> CheckContents:
-    """Judge the readings again; VerificationFailed if a verdict of the same rules differs.
+    """Judge the readings again; VerificationFailed if they make no sense, or if a verdict differs.
 
-    `document` is the parsed results.json.
+    `document` is the parsed results.json. A verdict may differ from one of other rules.
     """
     data = files.read("manifest.json")
     manifest = read_document(data)
@@ -153,34 +153,42 @@ def recompute_check(document: Any, files: Files) -> CheckContents:
         check_image(manifest, results.node.image)
         _require_manifest(read(data), results)
         require_same_run(results.run, results.node, files.run)
-        readings = [from_json(Reading, strict_loads(line)) for line in files.lines("samples.jsonl")]
-        named = {reading.name: reading for reading in readings}
-        if len(named) != len(readings):
-            raise VerificationFailed("contains a reading twice", where="samples.jsonl")
-        checked_figures(readings)
-        course = read_course([strict_loads(line) for line in files.lines("telemetry.jsonl")])
+        return _judged_again(results, _read_evidence(results, files))
     except DecodeError as error:
         raise VerificationFailed(f"is malformed: {error}", where="results.json") from None
-    evidence = Evidence(results.level, results.device, results.node.gpus, named, course)
-    try:
-        findings = judge(evidence, results.standards, results.require)
-        require_one_line_texts(to_json(findings), "samples.jsonl")
     except (ArithmeticError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise VerificationFailed(f"the readings make no sense: {error}", where="samples.jsonl") from None
+        # A node may sign values of any type and size, in readings that each check decodes by itself.
+        raise VerificationFailed(f"the results or the readings make no sense: {error}") from None
+
+
+def _read_evidence(results: CheckResults, files: Files) -> Evidence:
+    """Read the readings and the telemetry that the node was judged by; each reading may be there once."""
+    readings = [from_json(Reading, strict_loads(line)) for line in files.lines("samples.jsonl")]
+    named = {reading.name: reading for reading in readings}
+    if len(named) != len(readings):
+        raise VerificationFailed("contains a reading twice", where="samples.jsonl")
+    checked_figures(readings)
+    course = read_course([strict_loads(line) for line in files.lines("telemetry.jsonl")])
+    return Evidence(results.level, results.device, results.node.gpus, named, course)
+
+
+def _judged_again(results: CheckResults, evidence: Evidence) -> CheckContents:
+    findings = judge(evidence, results.standards, results.require)
+    require_one_line_texts(to_json(findings), "samples.jsonl")
     claimed = results.verdict
     if results.rules == rules_digest():
         _require_equal(results, findings)
     else:
         results = replace(results, findings=findings, verdict=overall(findings))
-    spent = sum(r.ended_at - r.started_at for r in readings if r.reason is None and r.ended_at > r.started_at)
-    figures = [figure for r in readings if r.reason is None for figure in r.data.get("figures", ())]
+    made = [reading for reading in evidence.readings.values() if reading.reason is None]
+    figures = [figure for reading in made for figure in reading.data.get("figures", ())]
     return CheckContents(
         results=results,
         evidence=evidence,
         claimed=claimed,
         shipped_profile=results.profile == profile_for(results.node.gpus),
         samples=sum(len(figure["samples"]) for figure in figures),
-        measured_seconds=float(spent),
+        measured_seconds=float(sum(max(0.0, r.ended_at - r.started_at) for r in made)),
     )
 
 

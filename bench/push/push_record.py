@@ -98,7 +98,7 @@ class Records:
     def _read(self) -> Iterator[Record]:
         for path in self.folder.glob("[0-9a-f]*.json"):
             try:
-                yield from_json(Record, strict_loads(path.read_bytes()))
+                yield from_json(Record, strict_loads(path.read_bytes(), undecoded=True))
             except (DecodeError, OSError) as error:
                 raise BadInput(f"is damaged: {error}", where=str(path), advice="delete it") from None
 

@@ -17,6 +17,8 @@ from typing import Protocol
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
+from bench.base.stamps import YEAR_10000
+
 ED25519 = "ssh-ed25519"
 TOKEN = "sk-ssh-ed25519@openssh.com"
 CERTIFICATE = "ssh-ed25519-cert-v01@openssh.com"
@@ -24,7 +26,7 @@ CERTIFICATE = "ssh-ed25519-cert-v01@openssh.com"
 _USER = 1  # certificate type "user"; certificates of hosts are refused
 _TOUCHED = 0x01  # flag of a token: the user touched it
 _EXTENDED = 0xC0  # flags of a token: extension data follows, which ssh-keygen never requests
-_FOR_EVER = 2**40  # unix seconds in the year 36812; bench treats later times as "forever"
+_FOR_EVER = YEAR_10000  # bench treats later times as "forever"
 _PRIME = 2**255 - 19
 # y coordinates of all points whose order divides 8: a signature under such a "key" fits many messages.
 _ORDER_8 = 0x7A03AC9277FDC74EC6CC392CFA53202A0F67100D760B3CBA4FD84D3D706A17C7

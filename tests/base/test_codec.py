@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from bench.base.strict_json import (
     strict_loads,
     to_json,
     union_from_json,
+    whole_texts,
 )
 from bench.records.trial import (
     Crashed,
@@ -76,11 +78,36 @@ def test_a_trial_survives_encoding_and_decoding_and_keeps_its_id() -> None:
         ("[1,]", "not JSON"),
         ("", "not JSON"),
         ("[" * 100_000, "nested too deeply"),
+        ('["\\ud800"]', "half of a surrogate pair"),
+        ('{"\\uDFFF":1}', "half of a surrogate pair"),
+        ('{"a":[{"b":"x\\ude00\\ud83d"}]}', "half of a surrogate pair"),
     ],
 )
 def test_json_that_readers_would_read_differently_is_refused(text: str, why: str) -> None:
     with pytest.raises(DecodeError, match=why):
         strict_loads(text)
+
+
+@pytest.mark.parametrize("text", ['["\\ud83d\\ude00"]', '["\U0001f600"]', '["\\\\ud800"]'])
+def test_whole_characters_are_read_however_they_are_written(text: str) -> None:
+    assert strict_loads(text) == strict_loads(text.encode()) == json.loads(text)
+
+
+@pytest.mark.parametrize("text", ['{"a":"\\ud83d"}', '["\\uDFFF"]'])
+def test_half_of_a_surrogate_pair_is_refused_in_bytes_too(text: str) -> None:
+    with pytest.raises(DecodeError, match="half of a surrogate pair"):
+        strict_loads(text.encode())
+    with pytest.raises(DecodeError):
+        strict_loads(json.loads(text.replace("{", "[").replace('"a":', "").replace("}", "]"))[0])
+
+
+def test_bytes_of_a_path_that_is_not_utf8_are_kept_where_asked_for() -> None:
+    path = os.fsdecode(b"/caf\xe9")
+    assert strict_loads(canonical_json({"out": path}), undecoded=True) == {"out": path}
+
+
+def test_a_message_about_such_a_path_is_read_as_a_whole_text() -> None:
+    assert whole_texts(canonical_json(["caf\udce9 \U0001f600 \\ud800"])) == ["caf? \U0001f600 \\ud800"]
 
 
 def test_other_encodings_are_refused() -> None:

@@ -711,6 +711,14 @@ def test_samples_that_the_runs_own_clock_contradicts(tmp_path: Path, lie: Same, 
     assert re.search(told, str(note))
 
 
+@pytest.mark.parametrize("at", [1e17, -1e17, 1e300, 253_402_300_800.0])
+def test_a_run_at_a_time_that_no_calendar_has(tmp_path: Path, at: float) -> None:
+    """Programs of the C library cannot even format such a time."""
+    path = tmp_path / "b.tar"
+    real(path, lambda results: results["run"].update(started_at=at, ended_at=at))
+    refused(path, "numbers that no run can give: a time outside of the years 1970 to 9999", recompute)
+
+
 @pytest.mark.parametrize("label", ["naive", "checkpointing", "free-lunch + checkpointing", "free-lunch ", ""])
 def test_a_label_that_is_not_the_setting(tmp_path: Path, label: str) -> None:
     """People read only the label, so it must match the setting."""
@@ -1151,9 +1159,10 @@ def test_receipt_with_an_impossible_time(path: Path) -> None:
     refused(path, "was received at a time when the run's certificate had expired", trust=None)
 
 
-def test_certificate_that_is_valid_forever(path: Path) -> None:
+@pytest.mark.parametrize("valid", [(0, 2**64 - 1), (10**17, 10**17 + 1), (0, 253_402_300_800)])
+def test_certificate_that_is_valid_forever(path: Path, valid: tuple[int, int]) -> None:
     """A stranger can certify with their own authority; extreme times in it must not crash a reader."""
-    blob = certificate_blob(authority=STRANGER, valid=(0, 2**64 - 1))
+    blob = certificate_blob(authority=STRANGER, valid=valid)
     signature = _armor(blob, BUNDLE_NAMESPACE, wire_string(ED25519) + wire_string(bytes(64)))
     change(path, **{"statement__json__sig": signature})
     refused(path, "never valid, or valid forever", trust=None)

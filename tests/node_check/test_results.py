@@ -92,6 +92,10 @@ def test_a_profile_other_than_the_readers_is_reported(tmp_path: Path) -> None:
             },
         },
         {"name": "matmul", "data": {"figures": "many"}},
+        {"name": "matmul", "data": {"figures": 7}},
+        {"name": "matmul", "data": {"figures": [[]]}},
+        {"name": "matmul", "ended_at": 1e308, "started_at": -1e308},
+        {"name": "soak", "data": {"gpus": 7}},
         {"name": "soak", "data": {"gpus": [{"gpu": 0}]}},
         {"name": "agreement", "data": {"gpus": 3}},
         {"name": "inventory-before", "data": {"gpus": [7]}},
@@ -108,6 +112,16 @@ def test_senseless_readings_are_refused_with_a_message(line: dict[str, Any], tmp
     contents["samples.jsonl"] = b"\n".join([*kept, json.dumps(line).encode()]) + b"\n"
     with pytest.raises(VerificationFailed):
         judged(packed(tmp_path / "senseless.tar", done, contents))
+
+
+@pytest.mark.parametrize("at", [1e300, -1e300, 1e17, -1e17])
+def test_a_check_at_a_time_that_no_calendar_has_is_refused(at: float, tmp_path: Path) -> None:
+    found = evidence(tmp_path)
+    done = results(found)
+    late = replace(done, run=replace(done.run, started_at=at, ended_at=at))
+    contents = files(done, found) | {"results.json": late.to_bytes()}
+    with pytest.raises(VerificationFailed, match="outside of the years 1970 to 9999"):
+        judged(packed(tmp_path / "late.tar", done, contents))
 
 
 def test_the_past_of_a_gpu_is_read_from_bundles_without_failed_values(tmp_path: Path) -> None:

@@ -152,7 +152,7 @@ def test_a_node_with_a_slowed_gpu_is_marked_among_many(capsys: pytest.CaptureFix
 def test_a_nodes_text_about_gpus_contains_no_terminal_control_characters(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    strange = checked(tmp_path, Name="H200\033]0;mine\007")
+    strange = checked(tmp_path, VbiosVersion="96\033]0;mine\007")
     _show_one(strange)
     assert "\033" not in ended(strange) + capsys.readouterr().out
 

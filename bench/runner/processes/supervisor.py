@@ -22,7 +22,7 @@ from typing import Any, Self, TypeVar
 
 from bench.base.errors import EnvironmentCannot
 from bench.base.linux_processes import ended_for_memory, ended_how, group_bytes, kill_group, oom_kills
-from bench.base.strict_json import from_json, to_json, union_from_json
+from bench.base.strict_json import from_json, to_json, union_from_json, whole_texts
 from bench.records.floor import Floor
 from bench.records.gradients import GradientCheck
 from bench.records.trial import (
@@ -252,7 +252,7 @@ class Supervisor:
                 *lines, self._buffer = (self._buffer + data).split(b"\n")
                 for line in filter(None, lines):
                     with suppress(json.JSONDecodeError):  # a killed worker may have written half a line
-                        yield json.loads(line)
+                        yield whole_texts(line)
                 yield None
 
     def _ensure_server(self) -> None:
