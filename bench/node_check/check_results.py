@@ -19,14 +19,15 @@ from typing import TYPE_CHECKING, Any, Literal
 from bench.base.errors import VerificationFailed
 from bench.base.strict_json import DecodeError, canonical_json, from_json, pretty_json, strict_loads, to_json
 from bench.bundle.held_to_manifest import check_image
-from bench.bundle.plausibility import require_one_line_texts, require_plain
+from bench.bundle.physical_limits import peak_of
+from bench.bundle.plausibility import require_one_line_texts, require_plain, unknown_gpus
 from bench.bundle.recompute_run import require_same_run
 from bench.bundle.stated_manifest import read_document
 from bench.bundle.verdict import Contents
 from bench.node_check.all_checks import known_checks
 from bench.node_check.check_manifest import CheckManifest, read
 from bench.node_check.judging import Depth
-from bench.node_check.judging.evidence import Evidence, Reading, checked_figures, read_course
+from bench.node_check.judging.evidence import Evidence, Figure, Reading, figures_of, read_course
 from bench.node_check.judging.finding import Finding, Question, Verdict, overall
 from bench.node_check.judging.standards import Expectations, Past, Profile, Standards, profile_for
 from bench.records.run_results import RunFacts
@@ -132,6 +133,7 @@ class CheckContents(Contents):
 
     def facts(self) -> dict[str, object]:
         return Contents.facts(self) | {
+            "on_trust": self.notes,
             "check_verdict": self.results.verdict,
             "claimed_verdict": self.claimed,
             "shipped_profile": self.shipped_profile,
@@ -167,9 +169,26 @@ def _read_evidence(results: CheckResults, files: Files) -> Evidence:
     named = {reading.name: reading for reading in readings}
     if len(named) != len(readings):
         raise VerificationFailed("contains a reading twice", where="samples.jsonl")
-    checked_figures(readings)
+    for reading in readings:
+        for figure in figures_of(reading):
+            _require_possible(results, figure)
     course = read_course([strict_loads(line) for line in files.lines("telemetry.jsonl")])
     return Evidence(results.level, results.device, results.node.gpus, named, course)
+
+
+def _require_possible(results: CheckResults, figure: Figure) -> None:
+    """Refuse a figure that is faster than its GPU, its links or its host can be."""
+    node, gpus = results.node, results.node.gpus
+    whole_node = figure.gpu is None and figure.unit == "B/s"
+    of_host = not gpus or (whole_node and figure.name.startswith(("host-memory", "disk")))
+    own = [gpu for gpu in gpus if figure.gpu == gpu.index or whole_node]
+    if not of_host and not own:
+        raise VerificationFailed(f"{figure.name} is of a GPU that the node does not have")
+    where = "" if figure.gpu is None else f" of GPU {figure.gpu}"
+    for name in {figure.name, figure.kind or figure.name}:
+        peaks = [peak_of(node, gpu, name, figure.unit) for gpu in ([None] if of_host else own)]
+        fastest = max(peaks, key=lambda peak: peak.rate * peak.margin)
+        fastest.require(f"{figure.name}{where}", figure.rate, figure.unit)
 
 
 def _judged_again(results: CheckResults, evidence: Evidence) -> CheckContents:
@@ -187,6 +206,7 @@ def _judged_again(results: CheckResults, evidence: Evidence) -> CheckContents:
         evidence=evidence,
         claimed=claimed,
         shipped_profile=results.profile == profile_for(results.node.gpus),
+        notes=tuple(unknown_gpus([gpu for gpu in evidence.gpus if gpu.memory_bytes])),
         samples=sum(len(figure["samples"]) for figure in figures),
         measured_seconds=float(sum(max(0.0, r.ended_at - r.started_at) for r in made)),
     )

@@ -10,12 +10,18 @@ from typing import Any
 import pytest
 
 from bench.base.errors import VerificationFailed
+from bench.base.strict_json import canonical_json, to_json
 from bench.bundle.verify import verify_bundle
 from bench.node_check.check_results import CheckContents
 from bench.node_check.recompute_any import recompute
 from bench.runner.check import history
 from tests.node_check.checks.node import evidence
 from tests.node_check.made import START, bundle, files, packed, results
+
+
+def canonical(data: Any) -> Any:
+    """Return data as they are read from a bundle."""
+    return json.loads(canonical_json(to_json(data)))
 
 
 def judged(path: Path) -> CheckContents:
@@ -112,6 +118,66 @@ def test_senseless_readings_are_refused_with_a_message(line: dict[str, Any], tmp
     contents["samples.jsonl"] = b"\n".join([*kept, json.dumps(line).encode()]) + b"\n"
     with pytest.raises(VerificationFailed):
         judged(packed(tmp_path / "senseless.tar", done, contents))
+
+
+def sped_up(folder: Path, check: str, times: float) -> Path:
+    """Write the bundle of a node whose readings of one check are so many times faster."""
+    found = evidence(folder)
+
+    def faster(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {
+                key: [s / times for s in item] if key == "samples" else faster(item)
+                for key, item in value.items()
+            }
+        return [faster(item) for item in value] if isinstance(value, list) else value
+
+    data = faster(canonical(found.readings[check].data))
+    for key in data.keys() & {"write_seconds", "read_seconds"}:
+        data[key] /= times
+    quick = replace(found, readings={**found.readings, check: replace(found.readings[check], data=data)})
+    done = results(quick)
+    return packed(folder / f"{check}.tar", done, files(done, quick))
+
+
+@pytest.mark.parametrize(
+    ("check", "told"),
+    [
+        ("matmul", "matmul-.* of GPU 0 is .* TFLOP/s; the vendor's peak of an NVIDIA H200 is"),
+        ("soak", "soak of GPU 0 is .* TFLOP/s; the vendor's peak of an NVIDIA H200"),
+        ("memory", "memory of GPU 0 is .* GB/s; the vendor's peak of an NVIDIA H200 is 4,800"),
+        ("copies", "host-to-device of GPU 0 is .* GB/s; the vendor's peak of an NVIDIA H200"),
+        ("peers", "peer 0-1 is .* GB/s; the vendor's peak of an NVIDIA H200"),
+        ("all-reduce", "all-reduce 8 x .* is .* GB/s; the vendor's peak of an NVIDIA H200"),
+        ("host-memory", "host-memory is .* GB/s; the most that a machine's own memory can do is 4,000"),
+        ("disk", "disk write is .* GB/s; the most that a machine's own memory can do is 4,000"),
+    ],
+)
+def test_figures_that_no_hardware_reaches_are_refused(check: str, told: str, tmp_path: Path) -> None:
+    """Without an upper limit, a node that is broken or lent twice could sign any good figure."""
+    with pytest.raises(VerificationFailed, match=told):
+        judged(sped_up(tmp_path, check, 5000 if check in ("disk", "host-memory") else 50))
+    assert judged(sped_up(tmp_path, check, 1.05)).notes == ()
+
+
+@pytest.mark.parametrize(("name", "gpu"), [("matmul-bf16", None), ("matmul-bf16", 99), ("memory", 99)])
+def test_a_figure_of_a_gpu_that_the_node_does_not_have_is_refused(
+    name: str, gpu: int | None, tmp_path: Path
+) -> None:
+    """The host's own limit of products would allow more than a GPU's."""
+    found = evidence(tmp_path)
+    check = name.partition("-")[0]
+    (figure, *_) = (f for f in canonical(found.readings[check].data)["figures"] if f["name"] == name)
+    data = {"figures": [figure | {"gpu": gpu}]}
+    other = replace(found, readings={**found.readings, check: replace(found.readings[check], data=data)})
+    done = results(found)
+    with pytest.raises(VerificationFailed, match="is of a GPU that the node does not have"):
+        judged(packed(tmp_path / "b.tar", done, files(done, other)))
+
+
+def test_figures_of_a_gpu_that_nobody_knows_are_on_trust(tmp_path: Path) -> None:
+    (note,) = judged(bundle(tmp_path / "b.tar", tmp_path, all={"Name": "NVIDIA X900"})).notes
+    assert str(note) == 'no vendor\'s peak is known of "NVIDIA X900": its speed is taken on trust'
 
 
 @pytest.mark.parametrize("at", [1e300, -1e300, 1e17, -1e17])

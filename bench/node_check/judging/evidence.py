@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import fsum
 from typing import Any, Literal
 
@@ -171,10 +171,29 @@ def read_course(lines: Sequence[Any]) -> tuple[Sample, ...]:
     return tuple(from_json(Sample, line) for line in lines)
 
 
-def checked_figures(readings: Sequence[Reading]) -> None:
-    """Raise DecodeError if a figure has no samples, or a time or an amount of work that is not positive."""
-    for reading in readings:
-        for raw in reading.data.get("figures", ()) if reading.reason is None else ():
-            figure = from_json(Figure, raw)
-            if not figure.samples or min(figure.samples) <= 0 or figure.work <= 0:
-                raise DecodeError(f"{reading.name}: {figure.name} took no time")
+def figures_of(reading: Reading) -> tuple[Figure, ...]:
+    """Return every rate of a reading, in whichever form its check keeps it; none if there is no data.
+
+    The soak keeps windows of each GPU, and the disk keeps bytes with their seconds. Raises DecodeError for a
+    figure without samples, with a time or an amount of work that is not positive, or in another unit.
+    """
+    if reading.reason is not None:
+        return ()
+    data = reading.data
+    figures = [from_json(Figure, raw) for raw in data.get("figures", ())]
+    if reading.name == "soak":  # a window is judged by its first sample, as one of its group's GPU
+        windows = [(gpu["gpu"], from_json(Figure, raw)) for gpu in data["gpus"] for raw in gpu["windows"]]
+        figures += [replace(window, gpu=gpu, samples=window.samples[:1]) for gpu, window in windows]
+    if reading.name == "disk":
+        moved = (("write", "written_bytes", "write_seconds"), ("read", "read_bytes", "read_seconds"))
+        figures += [
+            Figure(f"disk {what}", None, "B/s", data[size], (data[seconds],))
+            for what, size, seconds in moved
+            if data.get(size)
+        ]
+    for figure in figures:
+        if not figure.samples or min(figure.samples) <= 0 or figure.work <= 0:
+            raise DecodeError(f"{reading.name}: {figure.name} took no time")
+        if (figure.unit == "FLOP/s") != figure.name.startswith(("matmul", "soak")):
+            raise DecodeError(f"{reading.name}: {figure.name} is not measured in {figure.unit}")
+    return tuple(figures)

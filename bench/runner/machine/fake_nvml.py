@@ -29,7 +29,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 from bench.base.shipped_data import read_data
 from bench.base.strict_json import to_json
@@ -224,7 +224,7 @@ class FakeNvml:
         factor = factors.get(place or str(gpu), factors.get("*", 1.0))
         spread = 1 + 0.002 * ((7 * (gpu or 0)) % 5 - 2)  # healthy cards differ a little
         rate = (expected.value if expected else 1e11) * factor * spread
-        unit = expected.unit if expected else "B/s"
+        unit: Literal["FLOP/s", "B/s"] = "FLOP/s" if check in ("matmul", "soak") else "B/s"
         return Figure(name, gpu, unit, rate * 0.05, (0.05,) * 4, kind)
 
     def _peers(self, gpus: list[int]) -> dict[str, Any]:
