@@ -69,9 +69,9 @@ def _about(verdict: AnyVerdict) -> Iterator[str]:
     readings = f"judged again from {len(contents.evidence.readings)} readings"
     yield f"check      {contents.results.verdict}, {readings}{simulated}"
     if contents.claimed != contents.results.verdict:
-        yield f"           it states {contents.claimed}, by the rules of another version of bench"
+        yield f"           it states {contents.claimed}, by other rules or another profile"
     if not contents.shipped_profile:
-        yield "           judged by a GPU profile that this version of bench does not ship"
+        yield "           its own GPU profile was not used: this version of bench does not ship it"
 
 
 def _result(model: str, results: Results) -> str:

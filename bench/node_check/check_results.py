@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 PACKAGES = ("bench.node_check", "bench.node_check.judging", "bench.node_check.checks")  # whose sources judge
 
+OWN_PROFILE = "profile"  # the finding that a bundle was judged by another profile than this version's
+
 
 @cache
 def rules_digest() -> str:
@@ -61,7 +63,7 @@ class CheckResults:
     level: Depth
     device: Literal["cpu", "cuda"]
     simulated: bool  # the GPUs are those of the fake NVML
-    profile: Profile | None  # that was applied; other versions of bench may ship another one
+    profile: Profile | None  # that was applied; other versions of bench may ship another, and apply theirs
     expect: Expectations
     require: tuple[str, ...]
     verdict: Verdict
@@ -192,12 +194,18 @@ def _require_possible(results: CheckResults, figure: Figure) -> None:
 
 
 def _judged_again(results: CheckResults, evidence: Evidence) -> CheckContents:
+    """Judge a node by this version's rules and profile: a node could bring any, and pass by them.
+
+    Only if these are also the bundle's, its findings must be the same.
+    """
+    own, shipped, claimed = results.profile, profile_for(results.node.gpus), results.verdict
+    results = replace(results, profile=shipped)
     findings = judge(evidence, results.standards, results.require)
     require_one_line_texts(to_json(findings), "samples.jsonl")
-    claimed = results.verdict
-    if results.rules == rules_digest():
+    if results.rules == rules_digest() and own == shipped:
         _require_equal(results, findings)
     else:
+        findings = (*findings, *_of_own_profile(own, shipped))
         results = replace(results, findings=findings, verdict=overall(findings))
     made = [reading for reading in evidence.readings.values() if reading.reason is None]
     figures = [figure for reading in made for figure in reading.data.get("figures", ())]
@@ -205,11 +213,29 @@ def _judged_again(results: CheckResults, evidence: Evidence) -> CheckContents:
         results=results,
         evidence=evidence,
         claimed=claimed,
-        shipped_profile=results.profile == profile_for(results.node.gpus),
+        shipped_profile=own == shipped,
         notes=tuple(unknown_gpus([gpu for gpu in evidence.gpus if gpu.memory_bytes])),
         samples=sum(len(figure["samples"]) for figure in figures),
         measured_seconds=float(sum(max(0.0, r.ended_at - r.started_at) for r in made)),
     )
+
+
+def _of_own_profile(own: Profile | None, shipped: Profile | None) -> Iterator[Finding]:
+    """Yield a warning if a node was judged by a profile that this version does not ship.
+
+    As a finding it is in every output. It does not count, because an honest bundle of another version has it
+    too, and because the verdict no longer depends on that profile.
+    """
+    if own is not None and own != shipped:
+        instead = f"by {shipped.name}" if shipped else "without one, since none is shipped"
+        yield Question(OWN_PROFILE).judged(
+            "warn",
+            f"judged by a profile of its own, {own.name}: judged again {instead}",
+            expected="the profile that this version of bench ships",
+            source="bench",
+            advice="check the node again with this version of bench",
+            counts=False,
+        )
 
 
 def _require_manifest(manifest: CheckManifest, results: CheckResults) -> None:

@@ -16,7 +16,7 @@ from typing import Literal
 
 from bench.base.stamps import utc
 from bench.node_check.all_checks import known_checks
-from bench.node_check.check_results import CheckContents
+from bench.node_check.check_results import OWN_PROFILE, CheckContents
 from bench.node_check.judging.evidence import BEFORE, Evidence
 from bench.node_check.judging.finding import (
     VERDICTS,
@@ -282,7 +282,7 @@ def _rank(
     member: FleetMember, spreads: Mapping[tuple[str, str], Spread], unusual: tuple[Finding, ...]
 ) -> RankedNode:
     """Judge one node by its own findings that count and by its distance from the fleet's medians."""
-    own = tuple(f for f in member.findings if f.verdict != "pass" and f.counts)
+    own = tuple(f for f in member.findings if f.verdict != "pass" and (f.counts or f.check == OWN_PROFILE))
     fleet, unders = list(unusual), []
     for value in member.values:
         if spread := spreads.get((member.kind, value.figure)):

@@ -6,15 +6,19 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from bench.base.errors import VerificationFailed
 from bench.base.strict_json import canonical_json, to_json
 from bench.bundle.verify import verify_bundle
+from bench.cli.main import main
 from bench.node_check.check_results import CheckContents
+from bench.node_check.judging.standards import profile_of
 from bench.node_check.recompute_any import recompute
 from bench.runner.check import history
+from tests.node_check import made
 from tests.node_check.checks.node import evidence
 from tests.node_check.made import START, bundle, files, packed, results
 
@@ -80,12 +84,45 @@ def test_under_other_rules_only_the_readers_verdict_counts(tmp_path: Path) -> No
         assert {f.gpu for f in found.results.findings if f.verdict == "fail"} == {5}
 
 
-def test_a_profile_other_than_the_readers_is_reported(tmp_path: Path) -> None:
-    found = evidence(tmp_path)
-    done = results(found)
-    assert done.profile is not None
-    lenient = replace(done, profile=replace(done.profile, name="ours"))
-    assert not judged(packed(tmp_path / "lenient.tar", lenient, files(lenient, found))).shipped_profile
+def slow_by_its_own_profile(folder: Path, times: float) -> Path:
+    """Write the bundle of a node whose products are so many times slower, and whose profile expects that."""
+    found = evidence(folder, rates={"matmul": {"*": 1 / times}, "soak": {"*": 1 / times}})
+    profile = results(found).profile
+    assert profile is not None
+    figures = {n: replace(f, value=f.value / times) for n, f in profile.figures.items()}
+    lenient = replace(profile, name="mine", figures=figures)
+    with mock.patch.object(made, "profile_of", return_value=lenient):
+        done = results(found)
+    assert done.verdict == "pass"
+    return packed(folder / "lenient.tar", done, files(done, found))
+
+
+def test_a_node_is_judged_by_the_readers_profile(tmp_path: Path) -> None:
+    """A node that brings its own measure would pass with any figures."""
+    found = judged(slow_by_its_own_profile(tmp_path, 10))
+    assert (found.claimed, found.results.verdict, found.shipped_profile) == ("pass", "fail", False)
+    assert {f.gpu for f in found.results.findings if f.verdict == "fail"} == set(range(8))
+
+
+def test_a_profile_of_its_own_is_told_in_every_output(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = slow_by_its_own_profile(tmp_path, 1)
+    found = judged(path)
+    assert found.results.verdict == "pass"
+    assert found.results.profile == profile_of("NVIDIA H200")
+    honest = bundle(tmp_path / "honest.tar", tmp_path)
+    assert main(["compare", str(path), str(honest)]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "judged by a profile of its own, mine" in shown
+    assert "2 PASS" in shown
+
+
+def test_compare_fails_for_a_node_that_is_slow_by_the_readers_profile(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compare", str(slow_by_its_own_profile(tmp_path, 10))]) == 1
+    assert "1 FAIL" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(
