@@ -31,8 +31,8 @@ def predicate(files: Mapping[str, bytes | Path] = FILES, **changes: object) -> P
         "run_id": "7f3a2c",
         "manifest_sha256": hashlib.sha256(data).hexdigest(),
         "node": {"gpu_uuids": ["GPU-5a0c"], "driver": "570.124"},
-        "started_at": "2026-12-03T10:00:00Z",
-        "ended_at": "2026-12-03T10:55:12Z",
+        "started_at": "2027-01-15T08:00:00Z",
+        "ended_at": "2027-01-15T08:55:12Z",
         "complete": True,
     }
     return Predicate(**(facts | changes))  # type: ignore[arg-type]

@@ -39,6 +39,7 @@ from bench.records.run_results import (
     trial_results,
 )
 from bench.records.slowdown import Slowed, slowed_trials
+from bench.records.text import count_text
 from bench.records.trial import Ceiling, Failure, Gpu, Measurement, NodeFacts, Trial
 
 if TYPE_CHECKING:
@@ -94,8 +95,19 @@ def _recompute(results: Results, manifest: StatedManifest, files: Files) -> RunC
         samples=sum(part.samples for part in reduced),
         measured_seconds=spent_seconds,
         notes=(*manifest_check.notes, *notes),
+        not_recomputed=_not_recomputed(results),
         slowed=_slowed(files, manifest.gpus_of(results.node), measured),
     )
+
+
+def _not_recomputed(results: Results) -> str:
+    """Count the figures that are stated without samples, as: 3 proofs, 1 floor, 1 gradient check."""
+    counts = {
+        "proof": sum(entry.proof is not None for entry in results.trials),
+        "floor": sum(entry.floor is not None for entry in results.trials),
+        "gradient check": sum(entry.gradient_check is not None for entry in results.trials),
+    }
+    return ", ".join(count_text(count, what) for what, count in counts.items() if count)
 
 
 def _require_summaries(

@@ -34,6 +34,7 @@ class Contents:
     measured_seconds: float  # the sum of the times of all samples
     notes: tuple[Note, ...] = ()
     slowed: Mapping[str, Slowed] = field(default_factory=dict)  # trials in which a GPU was held back, by id
+    not_recomputed: str = ""  # figures in words that no sample shows: the run's own statement
 
     def facts(self) -> dict[str, object]:
         """Return the field "recomputed" of `bench verify --json`."""
@@ -48,7 +49,11 @@ class RunContents(Contents):
     stated: StatedManifest
 
     def facts(self) -> dict[str, object]:
-        return Contents.facts(self) | {"on_trust": self.notes, "slowed": self.slowed}
+        return Contents.facts(self) | {
+            "on_trust": self.notes,
+            "not_recomputed": self.not_recomputed,
+            "slowed": self.slowed,
+        }
 
 
 C = TypeVar("C", bound=Contents)
@@ -94,6 +99,8 @@ class Verdict(Generic[C_co]):
         if not self.complete:
             lines.append("incomplete the run ended before its plan did")
         lines += [f"on trust   {note}" for note in self.contents.notes]
+        if figures := self.contents.not_recomputed:
+            lines.append(f"as stated  {figures}: not recomputed, since the bundle has no samples of them")
         return lines + [f"SLOWED     {line}" for line in slowed_lines(self.contents.slowed)]
 
     def to_json(self) -> dict[str, object]:

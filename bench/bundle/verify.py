@@ -10,12 +10,12 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.base.errors import Untrusted, VerificationFailed
-from bench.base.stamps import utc
+from bench.base.stamps import YEAR_10000, utc
 from bench.bundle.handshake import (
     BUNDLE_NAMESPACE,
     DRIFT_SECONDS,
@@ -39,7 +39,7 @@ from bench.bundle.tar_format import (
     open_bundle,
     payload_fault,
 )
-from bench.bundle.verdict import C, Contents, Verdict
+from bench.bundle.verdict import C, Contents, Note, Verdict
 from bench.records.slowdown import has_bad_reason
 from bench.signing.dsse import verify_own
 from bench.signing.ssh_keys import Certificate
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from bench.signing.allowed_signers import TrustPolicy
     from bench.signing.revocation import Revoked
 
+CLOCK_SECONDS = 3600  # a node's clock may differ so much from the operator's, as one without NTP does
 _NOT_SIGNED = "its sha256 is not the signed one: it was changed"
 _CHANGED = "changed while it was verified"
 
@@ -241,6 +242,20 @@ def check_time(seconds: int, contents: Contents) -> None:
         )
 
 
+def _of_other_times(receipt: Receipt, run: Predicate) -> Iterator[Note]:
+    """Yield a note for a run that says that it ran before its challenge or after its receipt.
+
+    A clock may be wrong, which is no fraud; but whoever could choose the time could be the newest for ever.
+    """
+    first = utc(max(0, receipt.challenged_at - CLOCK_SECONDS))
+    last = utc(min(YEAR_10000 - 1, receipt.received_at + CLOCK_SECONDS))
+    if not first <= run.started_at <= run.ended_at <= last:
+        seen = f"from {utc(receipt.challenged_at)} to {utc(receipt.received_at)}"
+        yield Note(
+            None, f"by its own clock it ran at other times than {seen}, as the operator saw: taken on trust"
+        )
+
+
 def _check_names(bundle: Bundle, subjects: Mapping[str, str]) -> None:
     """Refuse added and missing files: the statement lists each."""
     payload = bundle.members.keys() - SIGNING
@@ -270,6 +285,9 @@ def verify_bundle(path: Path, recompute: Recompute[C], rules: TrustRules | None 
         contents = recompute(Files(bundle, statement))
         if receipt := origin.receipt:
             check_time(receipt.received_at - receipt.challenged_at, contents)
+            contents = replace(
+                contents, notes=(*contents.notes, *_of_other_times(receipt, statement.predicate))
+            )
         return _verdict(path, bundle, statement.predicate, data, origin, contents)
 
 

@@ -13,6 +13,7 @@ import subprocess
 import tarfile
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from bench import __version__
 from bench.base.errors import VerificationFailed
-from bench.base.stamps import sha256
+from bench.base.stamps import sha256, utc
 from bench.base.strict_json import canonical_json, from_json, pretty_json, to_json
 from bench.bundle.handshake import (
     BUNDLE_NAMESPACE,
@@ -481,8 +482,40 @@ def test_a_statement_that_names_no_machine(tmp_path: Path) -> None:
 
 def test_samples_that_took_longer_than_the_operator_observed(tmp_path: Path) -> None:
     path = tmp_path / "b.tar"
-    real(path, lambda results: None, received_at=CHALLENGED + 10)
+    real(path, lambda results: None, seconds=10)
     refused(path, "its samples take .* s, but the operator saw 10 s from challenge to receipt", recompute)
+
+
+@pytest.mark.parametrize("years", [-50, 50])
+def test_a_run_that_says_it_ran_at_another_time_than_the_operator_saw(tmp_path: Path, years: int) -> None:
+    """Of two runs of a machine the newest counts: a run of the year 2096 would be the newest for ever."""
+    path = tmp_path / "b.tar"
+    old = contents(REAL)
+    results = json.loads(old["results.json"])
+    shift = years * 365 * 86400.0
+    started, ended = (results["run"][name] + shift for name in ("started_at", "ended_at"))
+    samples = re.sub(
+        rb'"(started|ended)_at":([\d.]+)',
+        lambda m: b'"%s_at":%a' % (m[1], float(m[2]) + shift),
+        old["samples.jsonl"],
+    )
+    results["run"] |= {"started_at": started, "ended_at": ended}
+    signed_anew(
+        path,
+        old | {"results.json": pretty_json(results), "samples.jsonl": samples},
+        {"started_at": utc(started), "ended_at": utc(ended)},
+    )
+    (note,) = verdict(path, recompute).contents.notes
+    assert "by its own clock it ran at other times than from" in str(note)
+
+
+def test_what_no_sample_shows_is_said_to_be_the_runs_own_statement(tmp_path: Path) -> None:
+    """A proof may be invented; saying so does not set honest bundles apart."""
+    path = tmp_path / "b.tar"
+    real(path, lambda results: None)
+    found = verdict(path, recompute)
+    assert found.contents.notes == ()
+    assert "as stated  1 proof: not recomputed, since the bundle has no samples of them" in found.to_lines()
 
 
 FORGED = "1\nlevel      operator: integrity, origin and freshness are proven"
@@ -546,14 +579,28 @@ def real(
     signed_anew(path, old | files, **receipt)
 
 
-def signed_anew(path: Path, old: Mapping[str, bytes], **receipt: Any) -> None:
+def signed_anew(
+    path: Path,
+    old: Mapping[str, bytes],
+    times: Mapping[str, str] | None = None,
+    seconds: int = 3600,
+    **receipt: Any,
+) -> None:
+    """Sign files anew as a certified node does; the operator saw the run for so many `seconds`.
+
+    `times` are other ones for the statement than those of the run.
+    """
     run = parse_statement(old[STATEMENT]).predicate
     files = {n: d for n, d in old.items() if n not in SIGNING}
-    names = {"run_id": run.run_id, "started_at": run.started_at, "ended_at": run.ended_at}
-    cert = certificate(principals=(principal(run.run_id),), key_id=key_id(run.run_id))
-    facts = predicate(files, **names, node=run.node, complete=run.complete, level="operator", nonce=NONCE)
+    challenged = int(datetime.fromisoformat(run.started_at).timestamp()) - 60
+    stated = {"run_id": run.run_id, "started_at": run.started_at, "ended_at": run.ended_at} | (times or {})
+    cert = certificate(
+        principals=(principal(run.run_id),), key_id=key_id(run.run_id), valid=(challenged, challenged + 7200)
+    )
+    facts = predicate(files, **stated, node=run.node, complete=run.complete, level="operator", nonce=NONCE)
     pack(path, files, facts, RUN_KEY, cert)
-    countersign(path, receipt_for(path, cert, **({"run_id": run.run_id} | receipt)))
+    of_run = {"run_id": run.run_id, "challenged_at": challenged, "received_at": challenged + seconds}
+    countersign(path, receipt_for(path, cert, **(of_run | receipt)))
 
 
 # --- held to the manifest -------------------------------------------------------------------------------

@@ -81,8 +81,8 @@ def test_a_valid_bundle_without_trust(path: Path) -> None:
         "received_at": None,
         "seen_seconds": None,
         "complete": True,
-        "started_at": "2026-12-03T10:00:00Z",
-        "ended_at": "2026-12-03T10:55:12Z",
+        "started_at": "2027-01-15T08:00:00Z",
+        "ended_at": "2027-01-15T08:55:12Z",
         "recomputed": {"samples": 1234},
     }
 
