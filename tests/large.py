@@ -57,7 +57,7 @@ def large_bundle(path: Path, size_bytes: int, trials: int = 198, steps: int = 20
     }
     left = size_bytes - sum(map(len, files.values()))
     lines = b"".join(
-        b'{"at":%d.5,"gpu":0,"watts":700.0,"clock_hz":1980000000}\n' % (START + i) for i in range(1000)
+        b'{"at":%d.5,"gpu":0,"watts":700.0,"name":"%s"}\n' % (START + i, b"x" * 800) for i in range(1000)
     )
     telemetry = path.with_suffix(".telemetry")
     with telemetry.open("wb") as file:

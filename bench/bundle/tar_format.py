@@ -50,6 +50,7 @@ MAX_WHOLE_BYTES: Mapping[str, int] = {
     **dict.fromkeys((SIGNATURE, CERTIFICATE, RECEIPT, RECEIPT_SIGNATURE), 4 * 2**10),
 }
 MAX_LINE_BYTES = 8 * 2**20
+MAX_LINES = 100_000  # of samples.jsonl and of telemetry.jsonl, which has a line a second: more than a day
 
 # Lower-case ASCII only: no two names collide on a disk that folds case or normalises Unicode.
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]*(/[a-z0-9][a-z0-9._-]*)?")

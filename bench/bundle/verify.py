@@ -30,6 +30,7 @@ from bench.bundle.tar_format import (
     CERTIFICATE,
     ENVELOPE,
     MAX_LINE_BYTES,
+    MAX_LINES,
     RECEIPT,
     RECEIPT_SIGNATURE,
     SIGNATURE,
@@ -100,8 +101,12 @@ class Files:
         self._require_signed(name)
         digest = hashlib.sha256()
         rest = b""  # the bytes after the last line end of the last block
+        lines = 0
         for chunk in self._bundle.chunks(name):
             digest.update(chunk)
+            lines += chunk.count(b"\n")
+            if lines > MAX_LINES:
+                raise VerificationFailed(f"has more than {MAX_LINES:,} lines", where=name)
             end = chunk.rfind(b"\n") + 1
             if end:
                 yield rest + chunk[:end]

@@ -27,7 +27,16 @@ from bench.bundle.verdict import Contents
 from bench.node_check.all_checks import known_checks
 from bench.node_check.check_manifest import CheckManifest, read
 from bench.node_check.judging import Depth
-from bench.node_check.judging.evidence import Evidence, Figure, Reading, figures_of, read_course
+from bench.node_check.judging.evidence import (
+    AFTER,
+    BEFORE,
+    IDLE,
+    Evidence,
+    Figure,
+    Reading,
+    figures_of,
+    read_course,
+)
 from bench.node_check.judging.finding import Finding, Question, Verdict, overall
 from bench.node_check.judging.standards import Expectations, Past, Profile, Standards, profile_for
 from bench.records.run_results import RunFacts
@@ -38,6 +47,7 @@ if TYPE_CHECKING:
 
 PACKAGES = ("bench.node_check", "bench.node_check.judging", "bench.node_check.checks")  # whose sources judge
 
+MAX_READINGS_BYTES = 16 * 2**20  # parsed, they are twenty times as large; a check writes up to a few MiB
 OWN_PROFILE = "profile"  # the finding that a bundle was judged by another profile than this version's
 
 
@@ -167,14 +177,23 @@ def recompute_check(document: Any, files: Files) -> CheckContents:
 
 def _read_evidence(results: CheckResults, files: Files) -> Evidence:
     """Read the readings and the telemetry that the node was judged by; each reading may be there once."""
-    readings = [from_json(Reading, strict_loads(line)) for line in files.lines("samples.jsonl")]
+    lines, size = [], 0
+    for line in files.lines("samples.jsonl"):
+        lines.append(line)
+        size += len(line)
+        if size > MAX_READINGS_BYTES:
+            raise VerificationFailed(f"has more than {MAX_READINGS_BYTES:,} bytes", where="samples.jsonl")
+    readings = [from_json(Reading, strict_loads(line)) for line in lines]
     named = {reading.name: reading for reading in readings}
     if len(named) != len(readings):
         raise VerificationFailed("contains a reading twice", where="samples.jsonl")
+    unknown = named.keys() - known_checks().keys() - {BEFORE, AFTER, IDLE}
+    if unknown and results.rules == rules_digest():
+        raise VerificationFailed(f"has a reading of no check: {min(unknown):.60}", where="samples.jsonl")
     for reading in readings:
         for figure in figures_of(reading):
             _require_possible(results, figure)
-    course = read_course([strict_loads(line) for line in files.lines("telemetry.jsonl")])
+    course = read_course(strict_loads(line) for line in files.lines("telemetry.jsonl"))
     return Evidence(results.level, results.device, results.node.gpus, named, course)
 
 

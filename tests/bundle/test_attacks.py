@@ -263,6 +263,16 @@ def test_oversized_member_without_content(path: Path) -> None:
     refused(path, "at most|truncated|is not as bench writes it")
 
 
+def test_more_lines_than_a_run_writes(tmp_path: Path) -> None:
+    """Each line costs a reader a hundred times its bytes."""
+    path = tmp_path / "b.tar"
+    old = contents(REAL)
+    signed_anew(path, old | {"telemetry.jsonl": b"12\n" * 100_001})
+    refused(path, r"telemetry\.jsonl: has more than 100,000 lines", recompute)
+    signed_anew(path, old | {"samples.jsonl": old["samples.jsonl"] + b"\n" * 100_000})
+    refused(path, r"samples\.jsonl: has more than 100,000 lines|samples\.jsonl: line", recompute)
+
+
 @pytest.mark.parametrize("tail", [b"\0", b"x", bytes(BLOCK), bytes(10240)])
 def test_trailing_data(path: Path, tail: bytes) -> None:
     path.write_bytes(path.read_bytes() + tail)

@@ -15,6 +15,7 @@ from bench.base.strict_json import canonical_json, to_json
 from bench.bundle.verify import verify_bundle
 from bench.cli.main import main
 from bench.node_check.check_results import CheckContents
+from bench.node_check.judging.evidence import Reading
 from bench.node_check.judging.standards import profile_of
 from bench.node_check.recompute_any import recompute
 from bench.runner.check import history
@@ -215,6 +216,35 @@ def test_a_figure_of_a_gpu_that_the_node_does_not_have_is_refused(
 def test_figures_of_a_gpu_that_nobody_knows_are_on_trust(tmp_path: Path) -> None:
     (note,) = judged(bundle(tmp_path / "b.tar", tmp_path, all={"Name": "NVIDIA X900"})).notes
     assert str(note) == 'no vendor\'s peak is known of "NVIDIA X900": its speed is taken on trust'
+
+
+def test_readings_of_no_check_are_refused_under_the_same_rules(tmp_path: Path) -> None:
+    """Millions of them would cost the reader gigabytes. A check of another version may be unknown here."""
+    found = evidence(tmp_path)
+    done, reading = results(found), Reading("charm", {"lucky": 7})
+    contents = files(done, replace(found, readings={**found.readings, "charm": reading}))
+    with pytest.raises(VerificationFailed, match=r"samples\.jsonl: has a reading of no check: charm"):
+        judged(packed(tmp_path / "b.tar", done, contents))
+    newer = replace(done, rules="sha256:" + "0" * 64)
+    contents["results.json"] = newer.to_bytes()
+    assert judged(packed(tmp_path / "c.tar", newer, contents)).results.verdict == "pass"
+
+
+def test_telemetry_of_more_gpus_than_any_machine_has_is_refused(tmp_path: Path) -> None:
+    found = evidence(tmp_path)
+    done = results(found)
+    contents = files(done, found)
+    contents["telemetry.jsonl"] = canonical_json({"at": START, "gpus": [{}] * 1025}) + b"\n"
+    with pytest.raises(VerificationFailed, match="has more than 1024 GPUs"):
+        judged(packed(tmp_path / "b.tar", done, contents))
+
+
+def test_readings_of_many_megabytes_are_refused(tmp_path: Path) -> None:
+    found = evidence(tmp_path)
+    done = results(found)
+    contents = files(done, replace(found, readings={"disk": Reading("disk", {"x": "x" * 2**24})}))
+    with pytest.raises(VerificationFailed, match=r"has more than 16,777,216 bytes|has a line of more than"):
+        judged(packed(tmp_path / "b.tar", done, contents))
 
 
 @pytest.mark.parametrize("at", [1e300, -1e300, 1e17, -1e17])

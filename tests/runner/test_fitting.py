@@ -54,6 +54,12 @@ def test_telemetry_of_many_hours_is_thinned_evenly() -> None:
     assert set(short.splitlines()) <= set(data.splitlines())
 
 
+def test_telemetry_of_many_days_has_as_many_lines_as_a_bundle_may_have() -> None:
+    data = course(2 * HOUR)
+    short = kept(fit_telemetry(data, marks_of_trials({}), len(data), most_lines=1000))
+    assert 500 < len(short) <= 1000
+
+
 def test_an_incomplete_last_line_is_left_out() -> None:
     data = course(HOUR) + b'{"at": half a li' + course(HOUR)
     assert len(kept(fit_telemetry(data, marks_of_trials({}), MOST))) > 100

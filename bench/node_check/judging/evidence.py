@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import fsum
 from typing import Any, Literal
@@ -11,6 +11,7 @@ from bench.base.strict_json import DecodeError, from_json
 from bench.node_check.judging import Depth
 from bench.records.trial import Gpu
 
+MOST_GPUS = 1024  # of one machine
 # Readings that belong to no single check: two inventories by NVML, and the idle node before any load.
 BEFORE, AFTER, IDLE = "inventory-before", "inventory-after", "idle"
 
@@ -166,9 +167,16 @@ class Answers:
 GONE = {"GpuIsLost", "ResetRequired", "NoData", "Unknown", "GpuNotFound"}
 
 
-def read_course(lines: Sequence[Any]) -> tuple[Sample, ...]:
-    """Decode the parsed lines of telemetry.jsonl."""
-    return tuple(from_json(Sample, line) for line in lines)
+def read_course(lines: Iterable[Any]) -> tuple[Sample, ...]:
+    """Decode the parsed lines of telemetry.jsonl; DecodeError for more GPUs than any machine has."""
+    return tuple(map(_sample, lines))
+
+
+def _sample(line: Any) -> Sample:
+    gpus = line.get("gpus") if isinstance(line, dict) else None
+    if isinstance(gpus, list) and len(gpus) > MOST_GPUS:
+        raise DecodeError(f"a reading of telemetry.jsonl has more than {MOST_GPUS} GPUs")
+    return from_json(Sample, line)
 
 
 def figures_of(reading: Reading) -> tuple[Figure, ...]:

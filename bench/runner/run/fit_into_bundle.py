@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from bench.bundle.tar_format import MAX_MEMBER_BYTES, MAX_TOTAL_BYTES
+from bench.bundle.tar_format import MAX_LINES, MAX_MEMBER_BYTES, MAX_TOTAL_BYTES
 from bench.node_check.judging.evidence import Reading
 from bench.runner.processes.logs import LOG_BYTES, head_and_tail
 
@@ -28,20 +28,26 @@ def fitting_logs(folder: Path, most_bytes: int = MAX_MEMBER_BYTES) -> dict[str, 
     return {f"logs/{path.name}": head_and_tail(path, most_bytes) for path in paths}
 
 
-def fit_telemetry(data: bytes, marks: Marks, most_bytes: int = MAX_MEMBER_BYTES) -> bytes:
-    """Return telemetry of at most `most_bytes`: of longer `data` every n-th reading and the marked ones."""
+def fit_telemetry(
+    data: bytes, marks: Marks, most_bytes: int = MAX_MEMBER_BYTES, most_lines: int = MAX_LINES
+) -> bytes:
+    """Return telemetry that fits into a bundle: of longer `data` every n-th reading and the marked ones."""
     readings = list(_readings(data))
-    data = b"".join(line for line, _ in readings)  # without torn lines, which readers of a bundle refuse
-    if len(data) <= most_bytes:
-        return data
+    lines = [line for line, _ in readings]  # without torn lines, which readers of a bundle refuse
+    if _fits(lines, most_bytes, most_lines):
+        return b"".join(lines)
     for always in (_marked(readings, marks), frozenset[int]()):
-        every = -(-len(data) // most_bytes)
-        while every <= len(readings):
-            kept = b"".join(line for i, (line, _) in enumerate(readings) if i % every == 0 or i in always)
-            if len(kept) <= most_bytes:
-                return kept
+        every = 1
+        while every <= len(lines):
+            kept = [line for i, line in enumerate(lines) if i % every == 0 or i in always]
+            if _fits(kept, most_bytes, most_lines):
+                return b"".join(kept)
             every += 1 + every // 8
     return b""
+
+
+def _fits(lines: Sequence[bytes], most_bytes: int, most_lines: int) -> bool:
+    return len(lines) <= most_lines and sum(map(len, lines)) <= most_bytes
 
 
 def _readings(data: bytes) -> Iterator[tuple[bytes, Mapping[str, Any]]]:
