@@ -111,13 +111,19 @@ def require_ceiling(node: NodeFacts, trained: Sequence[Gpu], ceiling: Ceiling) -
     )
 
 
+def peak_of_products(node: NodeFacts, gpu: Gpu | None, trial: Trial) -> Peak:
+    """Return the peak of a device in the fastest precision that a trial may multiply in."""
+    precisions = {*ceiling_precisions(trial.model, trial.setting)}
+    if trial.model.recipe.precision == "fp32":
+        precisions.add("tf32")  # a method that this version does not know may use it
+    peaks = (peak_of(node, gpu, f"matmul-{precision}", "FLOP/s") for precision in sorted(precisions))
+    return max(peaks, key=lambda peak: peak.rate)
+
+
 def require_rate(node: NodeFacts, trained: Sequence[Gpu], trial: Trial, estimate: Estimate) -> None:
     """Refuse an estimate that all devices of its trial together cannot reach."""
-    figures = [f"matmul-{precision}" for precision in ceiling_precisions(trial.model, trial.setting)]
-    if trial.model.recipe.precision == "fp32":
-        figures.append("matmul-tf32")  # a method that this version does not know may use it
     used = trained[: trial.gpus] or (None,)  # processes on a CPU share it
-    peaks = [max((peak_of(node, gpu, f, "FLOP/s") for f in figures), key=lambda p: p.rate) for gpu in used]
+    peaks = [peak_of_products(node, gpu, trial) for gpu in used]
     times = max(1.0, trial.gpus / len(used)) if trained else 1.0
     rate = times * sum(peak.rate * peak.margin for peak in peaks)
     total = Peak(rate, "the most that its devices can do")

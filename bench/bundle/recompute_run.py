@@ -14,7 +14,13 @@ from bench.base.errors import VerificationFailed
 from bench.base.stamps import utc
 from bench.base.strict_json import DecodeError, from_json, strict_loads
 from bench.bundle.held_to_manifest import ManifestCheck, check_image
-from bench.bundle.physical_limits import require_ceiling, require_memory, require_names, require_rate
+from bench.bundle.physical_limits import (
+    peak_of_products,
+    require_ceiling,
+    require_memory,
+    require_names,
+    require_rate,
+)
 from bench.bundle.plausibility import (
     doubts,
     require_consistent,
@@ -26,6 +32,7 @@ from bench.bundle.plausibility import (
 )
 from bench.bundle.stated_manifest import StatedManifest, read_stated
 from bench.bundle.statement import Predicate
+from bench.bundle.telemetry_limits import TimedTrial, require_telemetry
 from bench.bundle.verdict import RunContents
 from bench.records.fastest import fastest_with_confidence
 from bench.records.run_results import (
@@ -84,6 +91,8 @@ def _recompute(results: Results, manifest: StatedManifest, files: Files) -> RunC
     measured = _read_samples(files, not_failed, results.ceilings, manifest_check)
     _require_summaries(results, trials, measured)
     _require_physics(results, trained, trials)
+    if trained and "telemetry.jsonl" in files.sha256:
+        require_telemetry(files.lines("telemetry.jsonl"), _timed(results, trained, trials, measured), trained)
     reduced = [part for trial in measured.values() for part in (trial, trial.earlier) if part]
     spent_seconds = sum(part.seconds for part in reduced)
     spent_seconds += sum(entry.proof.seconds for entry in results.trials if entry.proof)
@@ -148,6 +157,25 @@ def _require_physics(results: Results, trained: Sequence[Gpu], trials: Mapping[s
             require_memory(results.node, trained, trial, entry.proof.peak_bytes)
         if estimate is not None and estimate.ceiling_flops_per_second is None:
             require_rate(results.node, trained, trial, estimate)
+
+
+def _timed(
+    results: Results,
+    trained: Sequence[Gpu],
+    trials: Mapping[str, Trial],
+    measured: Mapping[str, ReducedTrial],
+) -> Mapping[str, TimedTrial]:
+    """Return the span and the rate of each trial that may be ranked, by trial id."""
+    return {
+        entry.id: TimedTrial(
+            started_at=measured[entry.id].first.started_at,
+            ended_at=measured[entry.id].first.ended_at,
+            flops_per_second=entry.estimate.flops_per_second / entry.gpus,
+            peaks=tuple(peak_of_products(results.node, gpu, trials[entry.id]).rate for gpu in trained),
+        )
+        for entry in results.trials
+        if entry.estimate is not None and entry.estimate.plausible
+    }
 
 
 def _slowed(files: Files, gpus: int, measured: Mapping[str, ReducedTrial]) -> Mapping[str, Slowed]:

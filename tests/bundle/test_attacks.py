@@ -863,6 +863,38 @@ def test_more_memory_than_the_card_has(tmp_path: Path) -> None:
     refused(path, "GPU 0 has 10,240 GiB; an NVIDIA H200 has 140", recompute)
 
 
+def reporting(path: Path, **figures: Callable[[float], float]) -> None:
+    """Write the bundle with other figures in each reading of its GPU, made from its time in seconds."""
+    old = contents(REAL)
+    lines = [json.loads(line) for line in old["telemetry.jsonl"].splitlines()]
+    for line in lines:
+        for name, figure in figures.items():
+            line["gpus"][0][name] = figure(line["at"])
+    telemetry = b"".join(canonical_json(line) + b"\n" for line in lines)
+    signed_anew(path, old | {"telemetry.jsonl": telemetry})
+
+
+@pytest.mark.parametrize(
+    ("figures", "told"),
+    [
+        ({"sm_mhz": lambda at: 210}, "GPU 0 computed 396 TFLOP/s at 210 MHz, which it cannot"),
+        (
+            {"power_watts": lambda at: 20.0, "energy_joules": lambda at: 20.0 * at},
+            "GPU 0 computed 396 TFLOP/s with 20 W, which it cannot",
+        ),
+        ({"energy_joules": lambda at: 2000.0 * at}, "GPU 0 drew 2,000 W; the limit of an NVIDIA H200 is 700"),
+    ],
+    ids=["idle clock", "idle power", "more energy than the board draws"],
+)
+def test_telemetry_that_contradicts_the_figures(tmp_path: Path, figures: Any, told: str) -> None:
+    """Invented samples need telemetry that fits, and the energy of a run decides its price."""
+    path = tmp_path / "b.tar"
+    reporting(path)
+    assert verdict(path, recompute).contents.notes == ()
+    reporting(path, **figures)
+    refused(path, told, recompute)
+
+
 def test_a_run_without_a_measured_limit_is_reported(tmp_path: Path) -> None:
     """A run without measured limits can be honest; it is never ranked with one that has limits."""
     path = tmp_path / "b.tar"

@@ -1,0 +1,119 @@
+"""Refuse trials that the telemetry of their own GPUs contradicts: clock, power and energy. Pure.
+
+In: the lines of telemetry.jsonl, and the rate of each trial on one GPU. Out: VerificationFailed for a rate
+that a GPU cannot reach at the clock or the power that it reported, or for more energy than its board draws.
+Only GPUs that trained and that the catalogue knows are judged, each by itself, and only by what they report.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from bench.base.errors import VerificationFailed
+from bench.base.gpu_catalogue import GpuModel, gpu_named
+from bench.base.strict_json import DecodeError, strict_loads
+from bench.bundle.physical_limits import MAX_SHARE_OF_PEAK
+from bench.records.trial import Gpu
+
+# No GPU of the catalogue has a lower clock at its vendor's peak. A GPU may lower its clock for the whole run,
+# so that the highest clock of the telemetry alone would say nothing.
+LEAST_PEAK_MHZ = 1200
+MAX_SHARE_OF_BOARD = 1.5  # of the board's power limit, which some vendors raise; honest GPUs reach 1.02
+# Largest rate as a share of the peak, divided by the power as a share of the board's limit. Honest GPUs reach
+# 1.5, and an idle GPU draws 0.1 of its limit.
+MAX_RATE_BY_POWER = 4.0
+MOST_WATTS = 10_000  # of one GPU: a larger value is a broken counter, whose energy no report shows
+LEAST_SECONDS = 3.0  # of energy counters: they advance in steps
+
+
+@dataclass(frozen=True, slots=True)
+class TimedTrial:
+    """The span of a trial's timed steps, in unix seconds, and its rate on each of its GPUs."""
+
+    started_at: float
+    ended_at: float
+    flops_per_second: float
+    peaks: tuple[float, ...]  # of products in the trial's precision, for each GPU that trained
+
+
+@dataclass(slots=True)
+class _Course:
+    """What one GPU reported while one trial was timed."""
+
+    top_mhz: float = 0.0
+    top_watts: float = 0.0
+    energy: list[tuple[float, float]] = field(default_factory=list)  # (time, joules): the first and the last
+
+    def add(self, at: float, reading: Mapping[str, Any]) -> None:
+        self.top_mhz = max(self.top_mhz, _number(reading, "sm_mhz"))
+        self.top_watts = max(self.top_watts, _number(reading, "power_watts"))
+        if "energy_joules" in reading:
+            self.energy[1:] = [(at, _number(reading, "energy_joules"))]
+
+    @property
+    def mean_watts(self) -> float | None:
+        """The power by the energy counter; None if it is broken, or without readings far enough apart."""
+        if len(self.energy) < 2 or self.energy[1][0] - self.energy[0][0] < LEAST_SECONDS:
+            return None
+        (began, before), (ended, after) = self.energy
+        watts = (after - before) / (ended - began)
+        return watts if 0 < watts < MOST_WATTS else None
+
+
+def require_telemetry(
+    lines: Iterable[bytes], timed: Mapping[str, TimedTrial], trained: Sequence[Gpu]
+) -> None:
+    """Refuse a trial whose rate its GPUs' readings contradict; `timed` is keyed by trial id."""
+    courses: dict[tuple[str, int], _Course] = defaultdict(_Course)
+    top_mhz: dict[int, float] = defaultdict(float)
+    for at, name, readings in _readings(lines):
+        trial = timed.get(name)
+        for index, reading in enumerate(readings[: len(trained)]):
+            top_mhz[index] = max(top_mhz[index], _number(reading, "sm_mhz"))
+            if trial is not None and trial.started_at <= at <= trial.ended_at:
+                courses[name, index].add(at, reading)
+    for (name, index), course in courses.items():
+        model = gpu_named(trained[index].name)
+        peak = timed[name].peaks[index]
+        if model and (
+            why := _contradiction(timed[name].flops_per_second, peak, course, top_mhz[index], model)
+        ):
+            raise VerificationFailed(f"trial {name}: GPU {index} {why}", where="telemetry.jsonl")
+
+
+def _contradiction(flops: float, peak: float, course: _Course, top_mhz: float, model: GpuModel) -> str | None:
+    """Say why a GPU's readings do not agree with a rate of `flops` a second; None if they do."""
+    rate = f"computed {flops / 1e12:,.0f} TFLOP/s"
+    clock = course.top_mhz / max(top_mhz, LEAST_PEAK_MHZ)
+    if course.top_mhz and flops > MAX_SHARE_OF_PEAK * peak * clock:
+        return f"{rate} at {course.top_mhz:,.0f} MHz, which it cannot"
+    mean = course.mean_watts
+    if not model.watts or (mean is None and not course.top_watts):
+        return None
+    if mean is not None and mean > MAX_SHARE_OF_BOARD * model.watts:
+        return f"drew {mean:,.0f} W; the limit of an {model.name} is {model.watts:,.0f}"
+    watts = max(course.top_watts, mean or 0.0)
+    if flops > MAX_RATE_BY_POWER * peak * watts / model.watts:
+        return f"{rate} with {watts:,.0f} W, which it cannot"
+    return None
+
+
+def _readings(lines: Iterable[bytes]) -> Iterator[tuple[float, str, list[Any]]]:
+    """Yield (time, trial, a reading for each GPU); a torn line of a run that died is no reading."""
+    for line in lines:
+        try:
+            document = strict_loads(line)
+        except DecodeError:
+            continue
+        match document:
+            case {"at": int() | float() as at, "trial": str() as trial, "gpus": list() as gpus}:
+                yield at, trial, [gpu if isinstance(gpu, dict) else {} for gpu in gpus]
+
+
+def _number(reading: Mapping[str, Any], name: str) -> float:
+    """Return a value of a reading; 0 if the GPU does not report it, or reports no number."""
+    value = reading.get(name)
+    return float(value) if isinstance(value, (int, float)) else 0.0
