@@ -32,7 +32,7 @@ from bench.bundle.plausibility import (
 )
 from bench.bundle.stated_manifest import StatedManifest, read_stated
 from bench.bundle.statement import Predicate
-from bench.bundle.telemetry_limits import TimedTrial, require_telemetry
+from bench.bundle.telemetry_limits import ClaimedRate, require_telemetry
 from bench.bundle.verdict import RunContents
 from bench.records.fastest import fastest_with_confidence
 from bench.records.run_results import (
@@ -164,10 +164,10 @@ def _timed(
     trained: Sequence[Gpu],
     trials: Mapping[str, Trial],
     measured: Mapping[str, ReducedTrial],
-) -> Mapping[str, TimedTrial]:
+) -> Mapping[str, ClaimedRate]:
     """Return the span and the rate of each trial that may be ranked, by trial id."""
     return {
-        entry.id: TimedTrial(
+        entry.id: ClaimedRate(
             started_at=measured[entry.id].first.started_at,
             ended_at=measured[entry.id].first.ended_at,
             flops_per_second=entry.estimate.flops_per_second / entry.gpus,

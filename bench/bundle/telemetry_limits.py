@@ -30,8 +30,8 @@ LEAST_SECONDS = 3.0  # of energy counters: they advance in steps
 
 
 @dataclass(frozen=True, slots=True)
-class TimedTrial:
-    """The span of a trial's timed steps, in unix seconds, and its rate on each of its GPUs."""
+class ClaimedRate:
+    """A trial's rate on each of its GPUs, and the span of its timed steps in unix seconds."""
 
     started_at: float
     ended_at: float
@@ -40,7 +40,7 @@ class TimedTrial:
 
 
 @dataclass(slots=True)
-class _Course:
+class _GpuReadings:
     """What one GPU reported while one trial was timed."""
 
     top_mhz: float = 0.0
@@ -64,10 +64,10 @@ class _Course:
 
 
 def require_telemetry(
-    lines: Iterable[bytes], timed: Mapping[str, TimedTrial], trained: Sequence[Gpu]
+    lines: Iterable[bytes], timed: Mapping[str, ClaimedRate], trained: Sequence[Gpu]
 ) -> None:
     """Refuse a trial whose rate its GPUs' readings contradict; `timed` is keyed by trial id."""
-    courses: dict[tuple[str, int], _Course] = defaultdict(_Course)
+    courses: dict[tuple[str, int], _GpuReadings] = defaultdict(_GpuReadings)
     top_mhz: dict[int, float] = defaultdict(float)
     for at, name, readings in _readings(lines):
         trial = timed.get(name)
@@ -84,7 +84,9 @@ def require_telemetry(
             raise VerificationFailed(f"trial {name}: GPU {index} {why}", where="telemetry.jsonl")
 
 
-def _contradiction(flops: float, peak: float, course: _Course, top_mhz: float, model: GpuModel) -> str | None:
+def _contradiction(
+    flops: float, peak: float, course: _GpuReadings, top_mhz: float, model: GpuModel
+) -> str | None:
     """Say why a GPU's readings do not agree with a rate of `flops` a second; None if they do."""
     rate = f"computed {flops / 1e12:,.0f} TFLOP/s"
     clock = course.top_mhz / max(top_mhz, LEAST_PEAK_MHZ)
