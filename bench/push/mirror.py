@@ -10,9 +10,9 @@ import fcntl
 import re
 import shlex
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -26,6 +26,7 @@ from bench.operator import certify_and_receive
 from bench.operator.ledger import Ledger
 from bench.operator.ssh_keygen import OperatorKey
 from bench.push import run_script
+from bench.push.answers import number, short, understood
 from bench.push.push_record import Record, now
 from bench.push.remote import ANSWER_SECONDS, Node, demand, plain
 from bench.push.ship import Progress, pieces_of
@@ -34,11 +35,21 @@ from bench.signing.revocation import Revoked
 LOG = "log.txt"
 _MOST_AT_ONCE = 8 * 2**20  # bytes of one file that one call of `mirror` copies
 _LARGEST_FILE = 512 * 2**20  # bytes; a longer file is mirrored only up to this size
-_MOST_FILES = 10_000
+_LARGEST_MIRROR = 2 * 2**30  # bytes of all files of a run together; nothing is mirrored beyond
+_MOST_FILES = 10_000  # of a run
+_MOST_SHOWN = 1_000  # new lines of a run's log that are shown after one look
+_LINE_CHARACTERS = 2_000  # of such a line
+_END_BYTES = 2**14  # of a log whose last lines are quoted in an error
 _LARGEST_REQUEST = 16 * 2**10  # bytes of a certificate request
+_STATE = re.compile(r"(alive|waiting|dead|gone|exit)(?: ([0-9]{1,3}))?")
 _FILE = re.compile(
-    r"file (\d+) (log\.txt|slurm\.txt|out/[0-9a-f]+/(?:journal\.jsonl|telemetry\.jsonl|logs/[\w.-]+\.txt))"
+    r"file ([0-9]{1,15}) (log\.txt|slurm\.txt|"
+    r"out/[0-9a-z._-]{1,64}/(?:journal\.jsonl|telemetry\.jsonl|logs/[\w.-]{1,100}\.txt))",
+    re.ASCII,
 )
+_REQUEST = re.compile(r"request(?: ([0-9]{1,15} [0-9]{1,15}))?")  # no checksum: the file has just gone
+_BUNDLE = re.compile(r"bundle(?: ([0-9]{1,15}))?")
+_HASHED = re.compile(r"([0-9a-f]{64}) +\*?-\s+([0-9]{1,15})\s*", re.ASCII)  # sha256sum and wc of the bundle
 _CERTIFY_HINTS = ("request ", "  bench certify ")  # log lines for operators who certify by hand; not shown
 
 _signing = threading.Lock()  # so that ssh-keygen asks for one passphrase or touch of a token at a time
@@ -67,7 +78,16 @@ def look(node: Node, record: Record) -> Status:
         f"echo request $(cksum <{out}/request.json); [ -f {out}/{CERTIFICATE} ] && echo certified; "
         f"[ -f {out}.tar ] && echo bundle $(wc -c <{out}.tar); exit 0"
     )
-    return read_status(demand(node, script, "asking for the run's state"))
+    status = read_status(demand(node, script, "asking for the run's state"))
+    own = {
+        name: size for name, size in status.files.items() if name.startswith((LOG, "slurm.txt", f"{out}/"))
+    }
+    return replace(status, files=own)
+
+
+def last_line(node: Node, record: Record) -> str:
+    """Return the last line of a run's log on its node."""
+    return node.ask(f"tail -n 1 {shlex.quote(record.folder)}/{LOG}").text.strip()
 
 
 def cancel(node: Node, record: Record) -> None:
@@ -76,46 +96,113 @@ def cancel(node: Node, record: Record) -> None:
 
 
 def read_status(text: str) -> Status:
-    """Parse the output of `look`'s script. A run without a readable state counts as dead."""
+    """Parse the output of `look`'s script; EnvironmentCannot for words that the script never prints.
+
+    A run without an exit code counts as dead: its node went down while the code was written.
+    """
     first_line, *lines = text.splitlines() or ["dead"]
-    state, *words = first_line.split() or ["dead"]
-    code = int(words[0]) if state == "exit" and words and words[0].isdigit() else None
-    fields = {line.split()[0]: line.split()[1:] for line in lines if line.startswith(("request ", "bundle "))}
-    files = [match for line in lines if (match := _FILE.fullmatch(line))][:_MOST_FILES]
-    return Status(
-        state="dead" if state == "exit" and code is None else state,
-        code=code,
-        files={match[2]: int(match[1]) for match in files},
-        request=" ".join(fields["request"]) if "request" in fields else None,
-        bundle_bytes=int(fields["bundle"][0]) if fields.get("bundle") else None,
-        certified="certified" in lines,
-    )
+    with understood("the node's answer about its run is none that bench's script prints"):
+        state, code = _state(first_line.strip() or "dead")
+        known = ("file ", "request", "certified", "bundle")
+        if not all(line.startswith(known) for line in lines):
+            raise ValueError("a line that the script never prints")
+        bundle = _last(_BUNDLE, lines, "bundle")
+        return Status(
+            state=state,
+            code=code,
+            files=_files(lines),
+            request=_last(_REQUEST, lines, "request"),
+            bundle_bytes=None if bundle is None else number(bundle),
+            certified="certified" in lines,
+        )
+
+
+def _state(line: str) -> tuple[str, int | None]:
+    match = _STATE.fullmatch(line)
+    if match is None or (match[1] != "exit" and match[2]):
+        raise ValueError("not a state of a run")
+    if match[1] == "exit" and match[2]:
+        return "exit", int(match[2])
+    return "dead" if match[1] == "exit" else match[1], None
+
+
+def _files(lines: Sequence[str]) -> dict[str, int]:
+    """Return the sizes of the files that are mirrored; files with other names are left on the node."""
+    matches = [match for line in lines if (match := _FILE.fullmatch(line))]
+    return {match[2]: number(match[1]) for match in matches[:_MOST_FILES]}
+
+
+def _last(pattern: re.Pattern[str], lines: Sequence[str], word: str) -> str | None:
+    """Return what follows `word` on the last line that begins with it; ValueError for another form."""
+    found = None
+    for line in lines:
+        if line.startswith(word):
+            match = pattern.fullmatch(line.rstrip())
+            if match is None:
+                raise ValueError(f"not a line about the {word}")
+            found = match[1]
+    return found
 
 
 # --- the mirror -----------------------------------------------------------------------------------------
 
 
+def room_bytes(record: Record) -> int:
+    """Return how many bytes may still be mirrored; 0 if the mirror has too many files already."""
+    sizes = [path.stat().st_size for path in record.mirror.rglob("*") if path.is_file()]
+    return max(0, _LARGEST_MIRROR - sum(sizes)) if len(sizes) < _MOST_FILES else 0
+
+
 def mirror(node: Node, record: Record, files: Mapping[str, int]) -> list[str]:
-    """Copy what was appended to the files since the last call; return the new lines of the run's log."""
+    """Copy what was appended to the files since the last call; return the new lines of the run's log.
+
+    Nothing more is copied once the mirror has reached its largest size.
+    """
     lines: list[str] = []
+    room = room_bytes(record)
     for name, size in files.items():
-        path = record.mirror / name.removeprefix(f"out/{record.run_id}/")
+        path = _mirrored(record, name)
         have = path.stat().st_size if path.exists() else 0
         if size < have:  # the run started over, or cut off an incomplete last line
             path.unlink()
             have = 0
-        count = min(size - have, _MOST_AT_ONCE, _LARGEST_FILE - have)
+        count = min(size - have, _MOST_AT_ONCE, _LARGEST_FILE - have, room)
         if count <= 0:
             continue
-        tail = f"tail -c +{have + 1} {shlex.quote(name)} | head -c {count}"
-        data = node.ask(f"cd {shlex.quote(record.folder)} && {tail}").out[:count]
+        data = _tail(node, record, name, have, count)
+        room -= len(data)
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("r+b" if path.exists() else "wb") as file:
             file.seek(have)  # not to the file's end: another command may be mirroring the same run
             file.write(data)
         if name == LOG:
-            lines += [plain(line) for line in data.decode(errors="replace").splitlines()]
+            lines = _shown(data)
+    return lines
+
+
+def _shown(log: bytes) -> list[str]:
+    """Return the newest lines of a piece of a run's log, as the operator sees them."""
+    newest = log.decode(errors="replace").splitlines()[-_MOST_SHOWN:]
+    lines = [short(plain(line), _LINE_CHARACTERS) for line in newest]
     return [line for line in lines if line.strip() and not line.startswith(_CERTIFY_HINTS)]
+
+
+def end_of(path: Path) -> bytes:
+    """Return the last bytes of a mirrored file, which may be as long as its node likes."""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - _END_BYTES))
+        return file.read(_END_BYTES)
+
+
+def _mirrored(record: Record, name: str) -> Path:
+    """Return the path of a file of the node on this machine."""
+    return record.mirror / name.removeprefix(f"out/{record.run_id}/")
+
+
+def _tail(node: Node, record: Record, name: str, have: int, count: int) -> bytes:
+    """Return `count` bytes of a file on the node, from the position `have` on."""
+    tail = f"tail -c +{have + 1} {shlex.quote(name)} | head -c {count}"
+    return node.ask(f"cd {shlex.quote(record.folder)} && {tail}", most_bytes=count).out[:count]
 
 
 def restore_journal(node: Node, record: Record, owner: str) -> bool:
@@ -154,7 +241,7 @@ def _upload(node: Node, path: Path, out: str, name: str) -> None:
 def certify(node: Node, record: Record, key: OperatorKey) -> int:
     """Answer the run's certificate request; return the time until which its key may sign."""
     out = f"{shlex.quote(record.folder)}/out/{record.run_id}"
-    data = node.ask(f"head -c {_LARGEST_REQUEST} {out}/request.json").out
+    data = node.ask(f"head -c {_LARGEST_REQUEST} {out}/request.json", most_bytes=_LARGEST_REQUEST).out
     if read(CertificateRequest, data).run_id != record.run_id:
         raise VerificationFailed("the node asks for a certificate of another run", where=record.host)
     with _signing, Ledger(record.ledger) as ledger:
@@ -179,9 +266,13 @@ def fetch(
     with (record.mirror / ".fetching").open("wb") as lock:
         with suppress(OSError):  # two commands must not fetch at once; some file systems have no locks
             fcntl.flock(lock, fcntl.LOCK_EX)
-        _download(node, record, part, progress)
-        with _signing, Ledger(record.ledger) as ledger:
-            verdict = certify_and_receive.receive(ledger, key, part, part, now(), recompute, revoked)
+        try:
+            _download(node, record, part, progress)
+            with _signing, Ledger(record.ledger) as ledger:
+                verdict = certify_and_receive.receive(ledger, key, part, part, now(), recompute, revoked)
+        except VerificationFailed:  # the next attempt fetches another bundle: nothing of this one is of use
+            part.unlink(missing_ok=True)
+            raise
         part.replace(record.bundle)
     return verdict
 
@@ -190,8 +281,10 @@ def _download(node: Node, record: Record, part: Path, progress: Progress) -> Non
     """Download a bundle to `part`, continuing an earlier attempt; its hash must be the one on the node."""
     source = f"{shlex.quote(record.folder)}/out/{record.run_id}.tar"
     text = demand(node, f"sha256sum <{source}; wc -c <{source}", "hashing the bundle", ANSWER_SECONDS * 4)
-    digest, _, size_word = text.split()[:3]
-    size = int(size_word)
+    with understood(
+        "the node's answer about its bundle is none that bench's script prints", where=record.host
+    ):
+        digest, size = _digest_and_size(text)
     if size > MAX_TOTAL_BYTES * 2:
         raise VerificationFailed(
             f"the node's bundle has {size:,} bytes, more than any run writes", where=record.host
@@ -213,6 +306,13 @@ def _download(node: Node, record: Record, part: Path, progress: Progress) -> Non
     raise EnvironmentCannot(
         "the bundle changed while it was fetched", where=record.host, advice="bench fetch"
     )
+
+
+def _digest_and_size(text: str) -> tuple[str, int]:
+    match = _HASHED.fullmatch(text)
+    if match is None:
+        raise ValueError("not the output of sha256sum and wc")
+    return match[1], number(match[2])
 
 
 # --- afterwards -----------------------------------------------------------------------------------------

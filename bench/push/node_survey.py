@@ -5,20 +5,36 @@ In:  a `Node`. Out: a `Survey` of plain values, which node_findings judges. Chan
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from bench.base.errors import EnvironmentCannot
 from bench.base.names import ENGINES_WITH_STORE
-from bench.images.engines import EngineFacts
+from bench.images.engines import EngineFacts, Gpus
 from bench.images.engines.docker import gpu_access, names_images_by_configuration, unfit
 from bench.images.engines.preflight import HostFacts, read_host
+from bench.push.answers import (
+    PATH_CHARACTERS,
+    absolute_path,
+    decimal,
+    is_number,
+    json_fields,
+    json_object,
+    json_texts,
+    number,
+    short,
+    understood,
+    version,
+)
 from bench.push.remote import Node, plain
 
+SURVEY_BYTES = 8 * 2**20  # of all answers together; a thousand stored images take less than half of it
+_MOST_GPUS = 256  # of one node
+_MOST_LINES = 100  # of an answer that is a list of texts
+_STORED = re.compile(r"(?:sha256:)?([\w.-]{1,100})", re.ASCII)  # an image's id
+_CODE = re.compile(r"[0-9]{1,3}")  # exit code of a question
 _QUESTION_SECONDS = 15  # time limit of one question: a hanging engine must not hold up the other questions
 _BEGIN, _MIDDLE, _END = "\036", "\037", "\035"  # ASCII separators around an answer and its exit code
 Answers = Mapping[str, tuple[int, str]]  # exit code and output, by question
@@ -29,6 +45,18 @@ _LOOK_UP = (
     "import importlib.util as u,sys;"
     f"print(*sys.version_info[:2], sep='.');print(*[m for m in {NEEDED!r} if not u.find_spec(m)])"
 )
+_PYTHON_VERSION = re.compile(r"[0-9]{1,2}\.[0-9]{1,3}")
+# The fields of `docker info` that bench reads.
+_DOCKER_INFO: Mapping[str, type] = {
+    "ServerVersion": str,
+    "DockerRootDir": str,
+    "ServerErrors": list,
+    "SecurityOptions": list,
+    "DiscoveredDevices": list,
+    "CDISpecDirs": list,
+    "Runtimes": dict,
+    "DriverStatus": list,
+}
 _GPU_LINE = re.compile(r"\s*\d+,[^,]*(,[^,]*){4}$")  # a GPU's line in the output of nvidia-smi
 
 
@@ -97,7 +125,7 @@ def survey_node(node: Node, place: str, engines: Sequence[str], python: str) -> 
     """Survey a node. `place`, a shell word, is the folder for runs; `engines` are those to look for."""
     script = _script(_questions(place, engines, python))
     began = time.time()
-    answer = node.ask(script, seconds=_QUESTION_SECONDS * 4)
+    answer = node.ask(script, seconds=_QUESTION_SECONDS * 4, most_bytes=SURVEY_BYTES)
     ended = time.time()
     return read_survey(split_answers(answer.text), (began + ended) / 2, engines)
 
@@ -115,12 +143,18 @@ def _script(questions: Mapping[str, str]) -> str:
 
 
 def split_answers(text: str) -> dict[str, tuple[int, str]]:
-    """Return the exit code and output of each question, from the output of `_script`."""
-    pattern = f"{_BEGIN}([^{_MIDDLE}]*){_MIDDLE}([^{_END}]*){_MIDDLE}(\\d+){_END}"
-    return {
-        name: (int(code), "\n".join(map(plain, out.split("\n"))))
-        for name, out, code in re.findall(pattern, text)
-    }
+    """Return the exit code and output of each question, from the output of `_script`.
+
+    The time is proportional to the length, whatever the text is. A question without an end is left out.
+    """
+    answers = {}
+    for part in text.split(_BEGIN)[1:]:
+        name, _, rest = part.partition(_MIDDLE)
+        out, _, rest = rest.partition(_MIDDLE)
+        code, end, _ = rest.partition(_END)
+        if end and _CODE.fullmatch(code):
+            answers[name] = (int(code), "\n".join(map(plain, out.split("\n"))))
+    return answers
 
 
 def _questions(place: str, engines: Sequence[str], python: str) -> dict[str, str]:
@@ -170,54 +204,66 @@ def _questions(place: str, engines: Sequence[str], python: str) -> dict[str, str
 
 def read_survey(answers: Answers, asked_at: float, engines: Sequence[str]) -> Survey:
     """Convert the answers to a Survey; EnvironmentCannot if they are not those of a Linux machine."""
-    try:
+    advice = "it needs sh, coreutils, util-linux and /proc"
+    with understood("does not answer as a Linux machine does", advice=advice):
         user, uid, gid, home, hostname, kernel = answers["who"][1].split("\n")[:6]
         place, disk, *writable = answers["place"][1].strip().split("\n")
         cores, load = answers["load"][1].split("\n")[:2]
-        memory = dict(re.findall(r"(\w+):\s+(\d+) kB", answers["memory"][1]))
-        clock = float(answers["clock"][1].split(".")[0])
-        version, lacking = _python(answers)
+        memory = _memory(answers["memory"][1])
+        clock = number(answers["clock"][1].split(".")[0].strip())
+        python, lacking = _python(answers)
         return Survey(
-            user=user,
-            uid=int(uid),
-            gid=int(gid),
-            home=home,
-            hostname=hostname,
-            kernel=kernel,
-            os=answers["os"][1].strip(),
-            cores=int(cores),
-            load=float(load.split()[0]),
-            memory_bytes=int(memory["MemTotal"]) * 1024,
-            available_bytes=int(memory.get("MemAvailable", 0)) * 1024,
+            user=short(user),
+            uid=number(uid),
+            gid=number(gid),
+            home=short(home, PATH_CHARACTERS),
+            hostname=short(hostname),
+            kernel=short(kernel),
+            os=short(answers["os"][1].strip()),
+            cores=number(cores),
+            load=decimal(load.split()[0]),
+            memory_bytes=memory["MemTotal"] * 1024,
+            available_bytes=memory.get("MemAvailable", 0) * 1024,
             skew_seconds=clock + 0.5 - asked_at,
-            place=place,
+            place=absolute_path(place),
             place_free_bytes=_free_bytes(disk) or 0,
             place_writable=writable == ["writable"],
-            host=read_host(lambda command: answers.get(" ".join(command))),
+            host=_host(answers),
             gpus=tuple(_gpus(answers)),
             gpu_users=tuple(_lines(answers, "gpu users")),
             engines={name: _engine(name, answers) for name in engines if name != "none"},
-            python=version,
+            python=python,
             lacking=lacking,
-            missing_programs=tuple(answers["programs"][1].split()),
+            missing_programs=tuple(map(short, answers["programs"][1].split()[:_MOST_LINES])),
             slurm=next(iter(_lines(answers, "slurm")), None),
             gpu_trouble=_gpu_trouble(answers),
         )
-    except (KeyError, ValueError, IndexError):
-        raise EnvironmentCannot(
-            "does not answer as a Linux machine does", advice="it needs sh, coreutils, util-linux and /proc"
-        ) from None
+
+
+def _memory(text: str) -> dict[str, int]:
+    """Return the sizes in /proc/meminfo, in KiB, by their names."""
+    fields = [line.split() for line in text.splitlines()]
+    return {words[0].rstrip(":"): number(words[1]) for words in fields if words[2:] == ["kB"]}
+
+
+def _host(answers: Answers) -> HostFacts:
+    facts = read_host(lambda command: answers.get(" ".join(command)))
+    for found in (facts.driver, facts.toolkit):
+        if found is not None:
+            version(found)
+    return HostFacts(facts.driver, facts.toolkit, short(facts.machine) if facts.machine else None)
 
 
 def _lines(answers: Answers, name: str) -> list[str]:
     code, text = answers.get(name, (1, ""))
-    return [] if code else [line.strip() for line in text.splitlines() if line.strip()]
+    lines = [] if code else [line.strip() for line in text.splitlines() if line.strip()]
+    return [short(line) for line in lines[:_MOST_LINES]]
 
 
 def _free_bytes(line: str) -> int | None:
     """Return the free bytes that the last line of df -Pk reports; None if it is not such a line."""
     fields = line.split()
-    return int(fields[-3]) * 1024 if len(fields) >= 6 and fields[-3].isdigit() else None
+    return number(fields[-3]) * 1024 if len(fields) >= 6 and is_number(fields[-3]) else None
 
 
 def _gpus(answers: Answers) -> list[GpuState]:
@@ -225,8 +271,10 @@ def _gpus(answers: Answers) -> list[GpuState]:
     gpus = []
     for line in filter(_GPU_LINE.match, answers.get("gpus", (1, ""))[1].splitlines()):
         index, name, *numbers = (field.strip() for field in line.split(","))
-        total, used, busy, errors = (int(n) if n.isdigit() else 0 for n in numbers)  # 0 for "[N/A]"
-        gpus.append(GpuState(int(index), name, total, used, busy, errors))
+        total, used, busy, errors = (number(n) if is_number(n) else 0 for n in numbers)  # 0 for "[N/A]"
+        gpus.append(GpuState(number(index), short(name), total, used, busy, errors))
+    if len(gpus) > _MOST_GPUS:
+        raise ValueError("more GPUs than a machine has")
     return gpus
 
 
@@ -245,8 +293,10 @@ def _gpu_trouble(answers: Answers) -> str | None:
 def _python(answers: Answers) -> tuple[str | None, tuple[str, ...]]:
     """Return Python's version and the modules that it lacks, from the output of `_LOOK_UP`."""
     code, text = answers.get("python", (1, ""))
-    lines = [] if code else text.splitlines()
-    return (lines[0], tuple(" ".join(lines[1:]).split())) if lines else (None, ())
+    found, _, lacking = text.strip().partition("\n")
+    if code or not _PYTHON_VERSION.fullmatch(found):
+        return None, ()
+    return found, tuple(name for name in NEEDED if name in lacking.split())
 
 
 def _engine(name: str, answers: Answers) -> InstalledEngine:
@@ -255,32 +305,69 @@ def _engine(name: str, answers: Answers) -> InstalledEngine:
         return InstalledEngine(None, "not installed")
     if code:
         return InstalledEngine(None, (text.strip().splitlines() or ["it does not answer"])[-1][:300])
-    if name == "apptainer":
-        return InstalledEngine(EngineFacts("apptainer", text.split()[-1], "runtime", None))
-    info = json.loads(text[text.index("{") :])  # warnings may precede the JSON
-    if name == "docker" and not info.get("ServerVersion"):
+    try:
+        if name == "apptainer":
+            last_word = (text.split() or [""])[-1]
+            return InstalledEngine(EngineFacts("apptainer", version(last_word), "runtime", None))
+        return _docker(answers, text) if name == "docker" else _podman(answers, text)
+    except ValueError:
+        return InstalledEngine(None, f"it does not answer as {name} does")
+
+
+def _docker(answers: Answers, text: str) -> InstalledEngine:
+    info = json_object(text, _DOCKER_INFO)
+    for device in info.get("DiscoveredDevices", ()):
+        json_fields(device, {"ID": str})
+    if not info.get("ServerVersion"):
         errors = info.get("ServerErrors") or ["its daemon does not answer"]
         return InstalledEngine(None, str(errors[0])[:300])
-    if name == "docker" and (why := unfit(info)):
+    if why := unfit(info):
         return InstalledEngine(None, why)
+    facts = EngineFacts(
+        "docker",
+        version(info["ServerVersion"]),
+        gpu_access(info, _specified(answers)),
+        _storage(info, "DockerRootDir"),
+    )
+    return _with_images(facts, answers, named_by_configuration=names_images_by_configuration(info))
+
+
+def _podman(answers: Answers, text: str) -> InstalledEngine:
+    info = json_object(text, {"version": dict, "store": dict})
+    found = json_fields(info.get("version", {}), {"Version": str}).get("Version")
+    store = json_fields(info.get("store", {}), {"graphRoot": str})
+    gpus: Gpus | None = "cdi" if _specified(answers) else None
+    facts = EngineFacts("podman", version(found) if found else "?", gpus, _storage(store, "graphRoot"))
+    return _with_images(facts, answers, named_by_configuration=True)
+
+
+def _specified(answers: Answers) -> bool:
+    """Whether the node has a CDI specification of NVIDIA's GPUs."""
     code, text = answers.get("cdi", (1, ""))
-    specified = code == 0 or bool(text.strip())
-    disk = _lines(answers, f"{name} room")
-    if name == "docker":
-        version, gpus = info["ServerVersion"], gpu_access(info, specified)
-        storage = info.get("DockerRootDir")
-    else:
-        version, gpus = info.get("version", {}).get("Version", "?"), "cdi" if specified else None
-        storage = info.get("store", {}).get("graphRoot")
+    return code == 0 or bool(text.strip())
+
+
+def _storage(info: Mapping[str, str], name: str) -> str | None:
+    return absolute_path(info[name]) if name in info else None
+
+
+def _with_images(facts: EngineFacts, answers: Answers, *, named_by_configuration: bool) -> InstalledEngine:
+    """Add the free space of an engine's disk and the images in its store."""
+    disk = _lines(answers, f"{facts.name} room")
+    code, text = answers.get(f"{facts.name} images", (1, ""))
+    lines = [] if code else [line.strip() for line in text.splitlines() if " [" in line]
     return InstalledEngine(
-        EngineFacts(name, version, gpus, storage),
+        facts,
         free_bytes=_free_bytes(disk[-1]) if disk else None,
-        images=tuple(read_stored(line) for line in _lines(answers, f"{name} images") if " [" in line),
-        named_by_configuration=names_images_by_configuration(info),
+        images=tuple(map(read_stored, lines)),
+        named_by_configuration=named_by_configuration,
     )
 
 
 def read_stored(line: str) -> StoredImage:
-    """Parse `ID ["sha256:...", ...]`, an image's id and its layers."""
-    image, layers = line.split(" ", 1)
-    return StoredImage(f"sha256:{image.removeprefix('sha256:')}", tuple(json.loads(layers) or ()))
+    """Parse `ID ["sha256:...", ...]`, an image's id and its layers; ValueError for anything else."""
+    word, _, layers = line.partition(" ")
+    match = _STORED.fullmatch(word)
+    if match is None:
+        raise ValueError("not an image's id")
+    return StoredImage(f"sha256:{match[1]}", json_texts(layers))

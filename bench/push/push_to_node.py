@@ -42,6 +42,7 @@ from bench.records.text import seconds_text, size_text
 _LOOK_SECONDS = 1.0  # between two looks at a run, at first
 _LONGEST_LOOK_SECONDS = 5.0  # between two looks at a run that has been watched for a while
 _DEAD_LOOKS = 4  # dead states in a row after which a run is dead: run.sh may not have written its pid yet
+_MOST_CERTIFICATES = 8  # that one push signs for a run, which asks again when it starts again
 _END_LOOKS = 120  # looks, a second apart, at a run that was asked to end, before the push fails
 
 
@@ -64,6 +65,7 @@ class NodePush:
     def __init__(self, part: HostPart, request: PushRequest, shared: Shared) -> None:
         self.part, self.request, self.shared = part, request, shared
         self.result = Result(part.host.name)
+        self._mirror_is_full = False
         self.node: Node = Here() if part.local else Remote(part.host, request.ssh_config)
 
     def run(self) -> Result:
@@ -488,15 +490,16 @@ class NodePush:
 
         A node out of reach is asked again for `patience_seconds` of the request.
         """
-        certified: str | None = None  # checksum of the certificate request that was answered
+        certified: list[str] = []  # checksums of the certificate requests that were answered
         heard, dead_looks, pause = time.monotonic(), 0, _LOOK_SECONDS
         asked_to_end = False
         while True:
             try:
                 status = mirror.look(self.node, record)
-                if status.request is not None and status.request != certified and status.state == "alive":
-                    self._certify(record)
-                    certified = status.request
+                request = status.request
+                if request is not None and request not in certified[-1:] and status.state == "alive":
+                    self._certify(record, len(certified))
+                    certified.append(request)
                 self._mirror(record, status)
                 heard = time.monotonic()
                 if not asked_to_end and status.state in ("alive", "waiting"):
@@ -513,7 +516,11 @@ class NodePush:
             self._sleep(pause)
             pause = min(_LONGEST_LOOK_SECONDS, pause * 1.1)
 
-    def _certify(self, record: Record) -> None:
+    def _certify(self, record: Record, before: int) -> None:
+        """Certify the run's key; EnvironmentCannot if `before` certificates in this push are the most."""
+        if before >= _MOST_CERTIFICATES:
+            advice = f"if the run did start again so often: bench attach {record.run_id}"
+            raise EnvironmentCannot(f"the node asks for more than {before} certificates", advice=advice)
         seconds = mirror.certify(self.node, record, self.request.key) - now()
         text = f"{record.run_id}  certified for {seconds_text(seconds)}; Ctrl-C leaves it running"
         self._enter("run", text)
@@ -529,6 +536,9 @@ class NodePush:
         return True
 
     def _mirror(self, record: Record, status: Status) -> None:
+        if not self._mirror_is_full and mirror.room_bytes(record) == 0:
+            self._mirror_is_full = True
+            self._say(f"run {record.run_id} has written more than is mirrored: its new lines are not shown")
         if lines := mirror.mirror(self.node, record, status.files):
             self._update(last=lines[-1])
             self.shared.view.log(self.result, lines)
@@ -609,7 +619,7 @@ def run_all(pushes: Sequence[Callable[[], Result]], at_once: int, stop: threadin
 def _missing_bundle(status: Status, record: Record) -> BenchError:
     """Return the error for a run that ended without a bundle, with the last lines of its log."""
     log = record.mirror / mirror.LOG
-    text = log.read_text(errors="replace") if log.exists() else ""
+    text = mirror.end_of(log).decode(errors="replace") if log.exists() else ""
     lines = [line.strip() for line in text.splitlines() if line.strip()][-2:]
     last = f": {plain(' '.join(lines))[:400]}" if lines else ""
     if status.state != "exit":

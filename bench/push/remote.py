@@ -8,18 +8,21 @@ forwarded. Passwords are not supported, so no command line, log or memory contai
 from __future__ import annotations
 
 import io
+import logging
 import secrets
 import socket
 import subprocess
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, Any, Protocol
 
-from bench.base.errors import BadInput, EnvironmentCannot
+from bench.base.errors import BadInput, BenchError, EnvironmentCannot
 from bench.push.hosts import Host, twins
 
 if TYPE_CHECKING:
@@ -29,8 +32,14 @@ CONNECT_SECONDS = 15.0
 ANSWER_SECONDS = 60.0  # longest silence of a node; callers allow more for commands that print nothing
 _KEEPALIVE_SECONDS = 15
 _CHUNK = 2**18  # bytes
-_LARGEST_ANSWER = 64 * 2**20  # bytes; a node is not trusted, so its output is bounded
-_LARGEST_GREETING = 2**20  # bytes that a login shell may print before the script starts
+ANSWER_BYTES = 2**20  # longest answer of a node, which is not trusted; callers that need more say so
+ERROR_BYTES = 2**20  # of a command's error output that are read; only its last line is shown
+SLOWEST_BYTES_PER_SECOND = 10_000  # of a connection, on average; a slower one is given up
+_PATIENCE = 4  # how many times the longest silence an exchange may take, however few bytes it has
+_LARGEST_GREETING = 2**16  # bytes that a login shell may print before the script starts
+
+# Without a handler, Python prints paramiko's log on stderr, with the texts of any machine that answers.
+logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 
 class Unreachable(EnvironmentCannot):
@@ -62,6 +71,8 @@ class CommandResult:
 
 def plain(text: str) -> str:
     """Replace control characters, which a terminal would obey: nodes are not trusted."""
+    if text.isprintable():
+        return text
     return "".join(c if c.isprintable() else "?" for c in text.replace("\t", " "))
 
 
@@ -69,9 +80,17 @@ class Node(Protocol):
     """A machine that runs shell scripts. `ask` and `read` raise Unreachable if it stops answering."""
 
     def ask(
-        self, script: str, pieces: Iterable[bytes] = (), *, seconds: float = ANSWER_SECONDS
+        self,
+        script: str,
+        pieces: Iterable[bytes] = (),
+        *,
+        seconds: float = ANSWER_SECONDS,
+        most_bytes: int = ANSWER_BYTES,
     ) -> CommandResult:
-        """Run a script with `pieces` as its standard input; `seconds` is the longest silence."""
+        """Run a script with `pieces` as its standard input; `seconds` is the longest silence.
+
+        EnvironmentCannot if the answer is longer than `most_bytes`.
+        """
 
     def read(self, script: str, take: Callable[[bytes], object]) -> CommandResult:
         """Run a script and call `take` with its output as it arrives; the result's `out` stays empty."""
@@ -91,7 +110,12 @@ class Here:
     """This machine as a node, for users who are logged in on a login node of Slurm."""
 
     def ask(
-        self, script: str, pieces: Iterable[bytes] = (), *, seconds: float = ANSWER_SECONDS
+        self,
+        script: str,
+        pieces: Iterable[bytes] = (),
+        *,
+        seconds: float = ANSWER_SECONDS,
+        most_bytes: int = ANSWER_BYTES,
     ) -> CommandResult:
         command, data = ["sh", "-c", script], b"".join(pieces)
         try:
@@ -117,15 +141,20 @@ class Remote:
         self._connection: Connection | None = None
 
     def ask(
-        self, script: str, pieces: Iterable[bytes] = (), *, seconds: float = ANSWER_SECONDS
+        self,
+        script: str,
+        pieces: Iterable[bytes] = (),
+        *,
+        seconds: float = ANSWER_SECONDS,
+        most_bytes: int = ANSWER_BYTES,
     ) -> CommandResult:
         out = io.BytesIO()
 
         def take(data: bytes) -> None:
-            if out.tell() + len(data) > _LARGEST_ANSWER:
+            if out.tell() + len(data) > most_bytes:
                 self.close()
                 raise EnvironmentCannot(
-                    f"its answer is larger than {_LARGEST_ANSWER:,} bytes", where=self._host.name
+                    f"its answer is larger than {most_bytes:,} bytes", where=self._host.name
                 )
             out.write(data)
 
@@ -151,21 +180,24 @@ class Remote:
             connection = self._open()
         answer = MarkedAnswer(take)
         command, script_bytes = answer.command_for(script)
+        allowance = Allowance(seconds)
         try:
-            channel = connection.create_session()
-            channel.settimeout(seconds)
-            channel.exec_command(command)
-            _send(channel, chain([script_bytes], pieces))
-            while data := channel.recv(_CHUNK):
+            with _as_broken_connection():
+                channel = connection.transport.open_session(timeout=seconds)
+                _execute(channel, command, allowance)
+            _send(channel, chain([script_bytes], pieces), allowance)
+            while data := _received(channel.recv, channel, allowance):
                 answer.take(data)
-            err = b""
-            while (data := channel.recv_stderr(_CHUNK)) and len(err) < _LARGEST_ANSWER:
+            err = bytearray()
+            while len(err) < ERROR_BYTES and (data := _received(channel.recv_stderr, channel, allowance)):
                 err += data
+            if not channel.status_event.wait(allowance.silence()):
+                raise TimeoutError
             code = channel.recv_exit_status()
             channel.close()
         except TimeoutError:
             self.close()
-            raise Unreachable(f"no answer for {seconds:.0f} s", where=self._host.name) from None
+            raise Unreachable(allowance.why, where=self._host.name) from None
         except (SSHException, OSError, EOFError):
             self.close()
             raise Unreachable("the connection broke", where=self._host.name) from None
@@ -173,11 +205,11 @@ class Remote:
             self.close()
             raise Unreachable("the connection broke", where=self._host.name)
         if not answer.begun:
-            reason = CommandResult(code, answer.greeting, err).reason
+            reason = CommandResult(code, answer.greeting, bytes(err)).reason
             message = f"its login shell runs no command: {reason}"
             advice = f"try by hand: ssh {self._host.name} true"
             raise EnvironmentCannot(message, where=self._host.name, advice=advice)
-        return CommandResult(code, b"", err)
+        return CommandResult(code, b"", bytes(err))
 
     def _open(self) -> Connection:
         connection = _connection(self._host, self._ssh_config)
@@ -229,20 +261,91 @@ class MarkedAnswer:
             raise EnvironmentCannot(f"its login shell prints more than {_LARGEST_GREETING:,} bytes")
 
 
-def _send(channel: Any, pieces: Iterable[bytes]) -> None:
+class Allowance:
+    """The time that one exchange with a node may still take: a fixed time, and more for every byte.
+
+    A node that sends a byte now and then is never silent; so its total time is bounded too.
+    """
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._seconds, self._clock = seconds, clock
+        self._until = clock() + _PATIENCE * seconds
+        self.why = f"no answer for {seconds:.0f} s"  # the reason for a TimeoutError
+
+    def count(self, count: int) -> None:
+        """Allow the time that this many bytes take on the slowest connection."""
+        self._until += count / SLOWEST_BYTES_PER_SECOND
+
+    def silence(self) -> float:
+        """Return how many seconds the node may be silent from now on; TimeoutError if its time is over."""
+        left = self._until - self._clock()
+        if left <= 0:
+            self.why = f"it answers more slowly than {SLOWEST_BYTES_PER_SECOND:,} bytes a second"
+            raise TimeoutError(self.why)
+        return min(self._seconds, left)
+
+
+@contextmanager
+def _as_broken_connection() -> Iterator[None]:
+    """Turn errors of any type into SSHException: paramiko hands on what its parser raised on a bad packet."""
+    from paramiko.ssh_exception import SSHException
+
+    try:
+        yield
+    except (BenchError, SSHException, OSError, EOFError):
+        raise
+    except Exception as error:
+        raise SSHException(f"{type(error).__name__}: {error}") from None
+
+
+def _close(channel: Any) -> None:
+    with suppress(Exception):  # a broken connection may fail to close in any way
+        channel.close()
+
+
+def _execute(channel: Any, command: str, allowance: Allowance) -> None:
+    """Start a command; a channel that does not accept it in time is closed, which ends paramiko's wait."""
+    closing = threading.Timer(allowance.silence(), _close, (channel,))
+    closing.daemon = True
+    closing.start()
+    try:
+        channel.exec_command(command)
+    finally:
+        closing.cancel()
+
+
+def _received(receive: Callable[[int], bytes], channel: Any, allowance: Allowance) -> bytes:
+    channel.settimeout(allowance.silence())
+    data = receive(_CHUNK)
+    allowance.count(len(data))
+    return data
+
+
+def _send(channel: Any, pieces: Iterable[bytes], allowance: Allowance) -> None:
     """Send all pieces and close the channel's input.
 
     If `pieces` fails, the input stays open: the node's program would take its end for the end of the data.
     """
     for piece in _readable(pieces):
         try:
-            channel.sendall(piece)
+            _send_piece(channel, piece, allowance)
         except TimeoutError:
             raise
         except OSError:  # the command ended before it read all input: its exit code tells the reason
             break
     with suppress(OSError):
         channel.shutdown_write()
+
+
+def _send_piece(channel: Any, piece: bytes, allowance: Allowance) -> None:
+    rest = memoryview(piece)
+    while rest:
+        channel.settimeout(allowance.silence())
+        count = channel.send(rest)
+        if not count:
+            raise OSError("the channel is closed")
+        allowance.count(count)
+        rest = rest[count:]
 
 
 def _readable(pieces: Iterable[bytes]) -> Iterator[bytes]:
@@ -351,7 +454,8 @@ def _connect(connection: Any, host: Host) -> None:
 
     endpoint = f"{connection.host} port {connection.port}"
     try:
-        connection.open()
+        with _as_broken_connection():
+            connection.open()
     except HostKeyRefused as error:
         raise HostKeyRefused(error.message, where=host.name, advice=error.advice) from None
     except ssh.BadHostKeyException as error:

@@ -33,6 +33,7 @@ from bench.images.container import (
     limits,
 )
 from bench.images.engines import Gpus, apptainer, docker, podman
+from bench.push.answers import number, understood
 from bench.push.remote import Node, demand
 from bench.push.slurm import Slurm, header
 
@@ -289,7 +290,14 @@ def start(node: Node, job: Job) -> str | None:
         run = f"setsid -f sh {folder}/run.sh </dev/null >/dev/null 2>&1"
         demand(node, f"{fresh} && {run} && {{ {wait}; }}", "starting the run")
         return None
-    return demand(node, f"{fresh} && sbatch --parsable run.sh", "sbatch").strip().split(";")[0]
+    return slurm_job_in(demand(node, f"{fresh} && sbatch --parsable run.sh", "sbatch"))
+
+
+def slurm_job_in(text: str) -> str:
+    """Return the job's number from the last line of `sbatch --parsable`: JOB, or JOB;CLUSTER."""
+    with understood("sbatch answers without the number of a job"):
+        job = text.strip().splitlines()[-1].split(";")[0]
+        return str(number(job))
 
 
 def state_script(folder: str, run_id: str, engine: str, slurm_job: str | None) -> str:

@@ -21,6 +21,7 @@ from bench.base.errors import EnvironmentCannot
 from bench.base.strict_json import canonical_json
 from bench.images.archive import Blob, Identity
 from bench.images.fetch import digest
+from bench.push.answers import number, understood
 from bench.push.image_store import ImageStore, Shippable
 from bench.push.node_survey import Survey, read_stored
 from bench.push.remote import ANSWER_SECONDS, CommandResult, Node, demand, plain
@@ -139,7 +140,7 @@ def _send(node: Node, place: str, blob: Blob, size: int, advance: Callable[[int]
         sent += size - start
         check = f"cd {shlex.quote(place)}/blobs && sha256sum {name}.part"
         digest = demand(node, check, "hashing a layer", ANSWER_SECONDS + size / 10e6)
-        if digest.split()[0] == name:
+        if digest.split()[:1] == [name]:
             demand(node, f"cd {shlex.quote(place)}/blobs && mv {name}.part {name}", "renaming a layer")
             return sent
         node.ask(f"rm -f {shlex.quote(place)}/blobs/{name}.part")
@@ -168,7 +169,8 @@ def _arrived_bytes(node: Node, place: str, name: str) -> int | None:
         f"elif [ -f {name}.part ]; then wc -c <{name}.part; else echo 0; fi",
         "looking for layers",
     ).strip()
-    return None if answer == "whole" else int(answer)
+    with understood("the node's answer about its layers is none that bench's script prints"):
+        return None if answer == "whole" else number(answer)
 
 
 def pieces_of(path: Path, start: int = 0, advance: Callable[[int], object] | None = None) -> Iterator[bytes]:
@@ -247,7 +249,8 @@ def pull(node: Node, survey: Survey, engine: str, reference: str, required: str 
     demand(node, f"{engine} pull --quiet {name}", f"pulling {reference}", _LOAD_SECONDS)
     form = "'{{.Id}} {{json .RootFS.Layers}}'"
     line = demand(node, f"{engine} image inspect --format {form} {name}", "inspecting the image").strip()
-    stored = read_stored(line)
+    with understood(f"{engine} does not answer as {engine} does"):
+        stored = read_stored(line)
     state = survey.engines[engine]
     identity = Identity(stored.id, stored.diff_ids) if state.named_by_configuration else None
     changed = stored.id not in {image.id for image in state.images}
@@ -258,7 +261,7 @@ def pull(node: Node, survey: Survey, engine: str, reference: str, required: str 
     if not before:
         script += f" && {engine} image rm {name} >/dev/null"
     elif before.removeprefix("sha256:") != stored.id.removeprefix("sha256:"):  # it named another image
-        script += f" && {engine} tag {before} {name}"
+        script += f" && {engine} tag {shlex.quote(before)} {name}"
     demand(node, script, "tagging the image")
     if not accepted:
         message = f"{reference} is {stored.id}, the manifest asks for {required}"

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 
 from bench.base.errors import VerificationFailed
+from bench.operator import certify_and_receive
 from bench.operator.ssh_keygen import OperatorKey
 from bench.push import mirror, ship
 from bench.push.image_store import ImageStore
 from bench.push.push_record import Record
-from bench.push.remote import ANSWER_SECONDS, CommandResult, Here, Unreachable
+from bench.push.remote import CommandResult, Here, Unreachable
 from bench.signing.ssh_keys import PublicKey
 from tests.push.test_push_record import R
 
@@ -42,7 +44,7 @@ class Breaks(Here):
         self._name = name
 
     def ask(
-        self, script: str, pieces: Iterable[bytes] = (), *, seconds: float = ANSWER_SECONDS
+        self, script: str, pieces: Iterable[bytes] = (), *, seconds: float = 60.0, most_bytes: int = 2**20
     ) -> CommandResult:
         sent = b"".join(pieces)
         if sent and self._name in script:
@@ -81,7 +83,7 @@ class Endless(Here):
     """A node that sends more than the size it gave for the bundle."""
 
     def ask(
-        self, script: str, pieces: Iterable[bytes] = (), *, seconds: float = ANSWER_SECONDS
+        self, script: str, pieces: Iterable[bytes] = (), *, seconds: float = 60.0, most_bytes: int = 2**20
     ) -> CommandResult:
         return CommandResult(0, f"{'0' * 64}  -\n1000\n".encode(), b"")
 
@@ -94,7 +96,85 @@ class Endless(Here):
 def test_no_more_is_fetched_than_the_bundle_has(record: Record) -> None:
     with pytest.raises(VerificationFailed, match="sends more than"):
         mirror.fetch(Endless(), record, KEY, (), lambda done, total: None)
-    assert record.bundle.with_suffix(".part").stat().st_size <= 1200
+    assert not record.bundle.with_suffix(".part").exists()  # it could never become a bundle
+
+
+class Fills(Here):
+    """A node whose files are as long as the operator is willing to read."""
+
+    asked = 0
+
+    def ask(
+        self, script: str, pieces: Iterable[bytes] = (), *, seconds: float = 60.0, most_bytes: int = 2**20
+    ) -> CommandResult:
+        self.asked += 1
+        count = int(script.split("head -c ")[1].split()[0])
+        assert count <= most_bytes
+        return CommandResult(0, b"L\n" * (count // 2), b"")
+
+
+def test_all_files_of_a_run_together_have_a_largest_size(
+    record: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mirror, "_LARGEST_MIRROR", 10_000)
+    node, before = Fills(), 10_000 - mirror.room_bytes(record)
+    names = [f"out/{record.run_id}/logs/{number}.txt" for number in range(100)]
+    for _ in range(3):
+        mirror.mirror(node, record, dict.fromkeys(names, 1000))
+    mirrored = sum(path.stat().st_size for path in record.mirror.rglob("*") if path.is_file())
+    assert before < mirrored <= 10_000
+    assert mirror.room_bytes(record) <= 1
+    asked = node.asked
+    mirror.mirror(node, record, {"log.txt": 5000})
+    assert node.asked <= asked + 1
+
+
+def test_a_mirror_has_a_largest_number_of_files(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node may name other files at each look."""
+    monkeypatch.setattr(mirror, "_MOST_FILES", 20)
+    for look in range(10):
+        names = [f"out/{record.run_id}/logs/{look}-{number}.txt" for number in range(10)]
+        mirror.mirror(Fills(), record, dict.fromkeys(names, 10))
+    assert len([path for path in record.mirror.rglob("*") if path.is_file()]) < 20 + 10
+    assert mirror.room_bytes(record) == 0
+
+
+def test_only_the_newest_lines_of_a_flood_are_shown(record: Record) -> None:
+    assert mirror.mirror(Fills(), record, {"log.txt": 100_000}) == ["L"] * 1000
+
+
+def test_of_a_long_log_only_the_end_is_read(record: Record) -> None:
+    log = record.mirror / "log.txt"
+    log.write_bytes(b"L" * 10_000_000 + b"\nthe last line\n")
+    assert mirror.end_of(log).endswith(b"L\nthe last line\n")
+    assert len(mirror.end_of(log)) == mirror._END_BYTES
+    log.write_bytes(b"short\n")
+    assert mirror.end_of(log) == b"short\n"
+
+
+@pytest.mark.parametrize("refused", ["sends more than the bundle has", "is refused"])
+def test_nothing_of_a_refused_bundle_stays(
+    record: Record, monkeypatch: pytest.MonkeyPatch, refused: str
+) -> None:
+    def refuse(*_: object) -> None:
+        raise VerificationFailed("not of this run")
+
+    class Sends(Endless):
+        def ask(
+            self, script: str, pieces: Iterable[bytes] = (), *, seconds: float = 60.0, most_bytes: int = 0
+        ) -> CommandResult:
+            return CommandResult(0, f"{hashlib.sha256(bytes(600)).hexdigest()}  -\n600\n".encode(), b"")
+
+        def read(self, script: str, take: Callable[[bytes], object]) -> CommandResult:
+            take(bytes(600))
+            return CommandResult(0, b"", b"")
+
+    monkeypatch.setattr(certify_and_receive, "receive", refuse)
+    with pytest.raises(VerificationFailed):
+        mirror.fetch(
+            Sends() if refused == "is refused" else Endless(), record, KEY, (), lambda done, total: None
+        )
+    assert not list(Path(record.out).glob("*.part"))
 
 
 def test_files_of_others_in_the_place_are_kept(record: Record) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,9 +23,10 @@ from bench.push.hosts import Host
 from bench.push.image_store import ImageStore
 from bench.push.push_record import Record, Records
 from bench.push.push_to_node import ChosenEngine, NodePush
-from bench.push.remote import ANSWER_SECONDS, CommandResult, Here
+from bench.push.remote import CommandResult, Here
 from bench.push.request import HostPart, PushRequest, Result, Shared
 from bench.push.ship import Shipped
+from tests.push.strange_nodes import Answers
 from tests.push.test_mirror import KEY
 from tests.push.test_push_record import R
 
@@ -161,7 +163,7 @@ class Halves(Here):
         self._between = between
 
     def ask(
-        self, script: str, pieces: Iterable[bytes] = (), *, seconds: float = ANSWER_SECONDS
+        self, script: str, pieces: Iterable[bytes] = (), *, seconds: float = 60.0, most_bytes: int = 2**20
     ) -> CommandResult:
         digest = hashlib.sha256(BUNDLE).hexdigest()
         return CommandResult(0, f"{digest}  -\n{len(BUNDLE)}\n".encode(), b"")
@@ -195,3 +197,45 @@ def test_two_commands_that_fetch_the_same_bundle_both_get_it(
         second = pool.submit(fetch, other.set)
         assert (first.result(), second.result()) == (verdict, verdict)
     assert record.bundle.read_bytes() == BUNDLE
+
+
+def test_a_node_gets_a_limited_number_of_certificates(
+    record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each certificate is a signature, for some keys a touch of a token; a node can ask for one a second."""
+    monkeypatch.setattr(push_to_node, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(push_to_node, "_LONGEST_LOOK_SECONDS", 0.0)
+    looks, certified = itertools.count(), []
+
+    def certify(*_: object) -> int:
+        certified.append(1)
+        return 0
+
+    monkeypatch.setattr(mirror, "certify", certify)
+    shared = Shared(Records(tmp_path / "runs"), ImageStore(print), Silent())
+    push = NodePush(HostPart(record.to_host(), local=True), request_of(record), shared)
+    push.node = Answers(lambda _: f"alive\nrequest {next(looks)} 1\n")
+    result = push.attach(record)
+    assert result.error is not None
+    assert result.error.message == "the node asks for more than 8 certificates"
+    assert result.error.advice is not None and f"bench attach {record.run_id}" in result.error.advice
+    assert len(certified) == 8
+
+
+def test_a_full_mirror_is_told_once(record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(push_to_node, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(mirror, "_LARGEST_MIRROR", 10)
+    (record.mirror / "log.txt").write_bytes(bytes(20))
+    said: list[str] = []
+
+    class Says(Silent):
+        def say(self, text: str) -> None:
+            said.append(text)
+
+    shared = Shared(Records(tmp_path / "runs"), ImageStore(print), Says())
+    push = NodePush(HostPart(record.to_host(), local=True), request_of(record), shared)
+    states = iter(["alive\nfile 50 log.txt\n"] * 3)
+    push.node = Answers(lambda _: next(states, "exit 3\n"))
+    push.attach(record)
+    assert said == ["gpu1: run aaaa00000000 has written more than is mirrored: its new lines are not shown"]
+    assert (record.mirror / "log.txt").stat().st_size == 20

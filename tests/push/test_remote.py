@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,15 +15,21 @@ from paramiko import BadHostKeyException, ECDSAKey
 from bench.base.errors import EnvironmentCannot
 from bench.push import remote
 from bench.push.hosts import Host
-from bench.push.remote import HostKeyRefused, MarkedAnswer, Remote, Unreachable
+from bench.push.remote import Allowance, HostKeyRefused, MarkedAnswer, Remote, Unreachable
 
 
 class Channel:
     """An SSH channel whose command succeeds, whatever it was sent."""
 
-    def __init__(self, answer: Iterator[bytes], sendall: Callable[[bytes], None]) -> None:
-        self._answer, self.sendall = answer, sendall
+    def __init__(self, answer: Iterator[bytes], sent: Callable[[bytes], None]) -> None:
+        self._answer, self._sent = answer, sent
         self.ended = False
+        self.status_event = threading.Event()
+        self.status_event.set()
+
+    def send(self, data: bytes) -> int:
+        self._sent(bytes(data))
+        return len(data)
 
     def recv(self, _count: int) -> bytes:
         mark, self._mark = self._mark, b""
@@ -50,7 +58,8 @@ Connect = Callable[[Channel], Remote]
 @pytest.fixture
 def connect(monkeypatch: pytest.MonkeyPatch) -> Connect:
     def connected(channel: Channel) -> Remote:
-        line = SimpleNamespace(create_session=lambda: channel, is_connected=True, close=lambda: None)
+        transport = SimpleNamespace(open_session=lambda timeout: channel)
+        line = SimpleNamespace(transport=transport, is_connected=True, close=lambda: None)
         monkeypatch.setattr(remote, "_connection", lambda *_: line)
         monkeypatch.setattr(remote, "_connect", lambda *_: None)
         return Remote(Host("gpu1", "gpu1"))
@@ -136,6 +145,85 @@ def test_an_endless_answer_is_refused(connect: Connect) -> None:
 
     with pytest.raises(EnvironmentCannot, match="answer is larger than"):
         connect(Channel(endless(), lambda piece: None)).ask("date")
+
+
+def endless_zeros() -> Iterator[bytes]:
+    while True:
+        yield bytes(2**16)
+
+
+@pytest.mark.parametrize("most_bytes", [2**16, remote.ANSWER_BYTES])
+def test_each_question_has_a_longest_answer(connect: Connect, most_bytes: int) -> None:
+    with pytest.raises(EnvironmentCannot, match=f"larger than {most_bytes:,} bytes"):
+        connect(Channel(endless_zeros(), lambda piece: None)).ask("date", most_bytes=most_bytes)
+    exact = Channel(iter([bytes(most_bytes)]), lambda piece: None)
+    assert len(connect(exact).ask("date", most_bytes=most_bytes).out) == most_bytes
+
+
+def test_endless_error_output_is_read_only_as_far_as_it_is_shown(connect: Connect) -> None:
+    channel, read = Channel(iter([b"done"]), lambda piece: None), []
+
+    def recv_stderr(_count: int) -> bytes:
+        read.append(2**14)
+        return b"E" * 2**14
+
+    channel.recv_stderr = recv_stderr  # type: ignore[method-assign]
+    assert connect(channel).ask("date").text == "done"
+    assert sum(read) == remote.ERROR_BYTES
+
+
+class Clock:
+    """A clock that tests set."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_node_that_is_never_silent_has_no_endless_time() -> None:
+    clock = Clock()
+    allowance = Allowance(60.0, clock)
+    looks = 0
+    with pytest.raises(TimeoutError, match="more slowly than 10,000 bytes a second"):
+        while True:
+            assert 0 < allowance.silence() <= 60.0
+            clock.now += 1.0  # a byte a second
+            allowance.count(1)
+            looks += 1
+    assert looks == 4 * 60 + 1
+    assert "more slowly" in allowance.why
+
+
+def test_a_large_transfer_has_the_time_that_its_bytes_need() -> None:
+    clock = Clock()
+    allowance = Allowance(60.0, clock)
+    for _ in range(10_000):
+        assert allowance.silence() == 60.0
+        clock.now += 1.0
+        allowance.count(remote.SLOWEST_BYTES_PER_SECOND)
+
+
+def test_paramikos_error_on_a_malformed_packet_is_a_broken_connection(connect: Connect) -> None:
+    """paramiko hands on what its parser raised: IndexError, UnicodeDecodeError and others."""
+    channel = Channel(iter(()), lambda piece: None)
+    channel.exec_command = lambda _command: {}["no such field"]  # type: ignore[method-assign,misc]
+    with pytest.raises(Unreachable, match="the connection broke"):
+        connect(channel).ask("date")
+
+
+def test_a_malformed_packet_while_connecting_is_an_error_of_the_node() -> None:
+    def opening() -> None:
+        raise IndexError("index out of range\x1b]0;owned\x07")
+
+    line = SimpleNamespace(open=opening, host="gpu1", port=22)
+    with pytest.raises(Unreachable, match=r"IndexError: index out of range\?\]0;owned\?"):
+        remote._connect(line, Host("gpu1", "gpu1"))
+
+
+def test_paramikos_log_does_not_reach_stderr() -> None:
+    """The log has texts of machines whose host key is not checked yet."""
+    assert logging.getLogger("paramiko").handlers
 
 
 @pytest.mark.parametrize(("port", "known_as"), [(22, "gpu1"), (2222, "[gpu1]:2222")])

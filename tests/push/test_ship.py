@@ -17,7 +17,7 @@ from bench.images.engines import EngineFacts
 from bench.push import ship
 from bench.push.image_store import ImageStore, Shippable
 from bench.push.node_survey import InstalledEngine, StoredImage
-from bench.push.remote import ANSWER_SECONDS, CommandResult, Here, Unreachable
+from bench.push.remote import CommandResult, Here, Unreachable
 from bench.push.ship import Shipped
 from tests.images.made_up_images import make_image
 from tests.push.test_node_survey import found
@@ -69,7 +69,7 @@ class Breaks(Here):
     """A connection that breaks while a layer is sent."""
 
     def ask(
-        self, script: str, pieces: Iterable[bytes] = (), *, seconds: float = ANSWER_SECONDS
+        self, script: str, pieces: Iterable[bytes] = (), *, seconds: float = 60.0, most_bytes: int = 2**20
     ) -> CommandResult:
         sent = list(pieces)
         if len(sent) > 1:
@@ -89,7 +89,7 @@ class Full(Here):
     """A node whose disk is full."""
 
     def ask(
-        self, script: str, pieces: Iterable[bytes] = (), *, seconds: float = ANSWER_SECONDS
+        self, script: str, pieces: Iterable[bytes] = (), *, seconds: float = 60.0, most_bytes: int = 2**20
     ) -> CommandResult:
         if "cat " in script:
             return CommandResult(1, b"", b"cat: write error: No space left on device")
@@ -106,7 +106,7 @@ class Damages(Here):
     """A node whose disk stores wrong bytes."""
 
     def ask(
-        self, script: str, pieces: Iterable[bytes] = (), *, seconds: float = ANSWER_SECONDS
+        self, script: str, pieces: Iterable[bytes] = (), *, seconds: float = 60.0, most_bytes: int = 2**20
     ) -> CommandResult:
         return super().ask(script, [piece[::-1] for piece in pieces], seconds=seconds)
 
@@ -226,7 +226,7 @@ class Pulls(Here):
         self.named = before
 
     def ask(
-        self, script: str, pieces: Iterable[bytes] = (), *, seconds: float = ANSWER_SECONDS
+        self, script: str, pieces: Iterable[bytes] = (), *, seconds: float = 60.0, most_bytes: int = 2**20
     ) -> CommandResult:
         self.asked.append(script)
         if " pull " in script:

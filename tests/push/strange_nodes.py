@@ -1,0 +1,100 @@
+"""Nodes that answer what they like: a double for the parsers, and an SSH server on this machine."""
+
+from __future__ import annotations
+
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import paramiko
+
+from bench.push.remote import CommandResult, Here
+
+CONTROLS = "\x1b]0;owned\x07 \x1b[31m \r \x08 \x9b2J \x85 \u202e \u2066 \u200b\nbench: a line of its own"
+FORBIDDEN = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069]")
+
+
+class Answers(Here):
+    """A node that answers every script with a text of `answer`, whatever was asked."""
+
+    def __init__(self, answer: Callable[[str], str]) -> None:
+        self._answer = answer
+
+    def ask(
+        self, script: str, pieces: Iterable[bytes] = (), *, seconds: float = 60.0, most_bytes: int = 2**20
+    ) -> CommandResult:
+        return CommandResult(0, self._answer(script).encode("utf-8", "replace"), b"")
+
+    def read(self, script: str, take: Callable[[bytes], object]) -> CommandResult:
+        take(self.ask(script).out)
+        return CommandResult(0, b"", b"")
+
+
+class _Server(paramiko.ServerInterface):
+    """Lets everybody in; `serve` gets each channel on which a command is asked for."""
+
+    def __init__(
+        self, serve: Callable[[Any, bytes], None], asked: threading.Event, *, opens: bool, accepts: bool
+    ) -> None:
+        self._serve, self._asked, self._opens, self._accepts = serve, asked, opens, accepts
+
+    def check_auth_publickey(self, username: str, key: Any) -> int:
+        return int(paramiko.AUTH_SUCCESSFUL)
+
+    def get_allowed_auths(self, username: str) -> str:
+        return "publickey"
+
+    def check_channel_request(self, kind: str, chanid: int) -> int:
+        self._asked.set()
+        if not self._opens:
+            time.sleep(3600)
+        return int(paramiko.OPEN_SUCCEEDED)
+
+    def check_channel_exec_request(self, channel: Any, command: bytes) -> bool:
+        if not self._accepts:
+            time.sleep(3600)
+        threading.Thread(target=self._serve, args=(channel, command), daemon=True).start()
+        return True
+
+
+@contextmanager
+def ssh_server(
+    home: Path, serve: Callable[[Any, bytes], None], *, opens: bool = True, accepts: bool = True
+) -> Iterator[tuple[int, threading.Event]]:
+    """Serve SSH on a free port of this machine; below `home`, write the user's key and known_hosts.
+
+    The event is set once a channel is asked for.
+    """
+    asked = threading.Event()
+    host_key, user_key = paramiko.ECDSAKey.generate(), paramiko.ECDSAKey.generate()
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = int(listener.getsockname()[1])
+    (home / ".ssh").mkdir(mode=0o700, parents=True)
+    user_key.write_private_key_file(str(home / ".ssh/id_ecdsa"))
+    line = f"[127.0.0.1]:{port} {host_key.get_name()} {host_key.get_base64()}\n"
+    (home / ".ssh/known_hosts").write_text(line)
+
+    def accept() -> None:
+        with suppress(OSError):
+            while True:
+                connected, _ = listener.accept()
+                transport = paramiko.Transport(connected)
+                transport.add_server_key(host_key)
+                with suppress(paramiko.SSHException, EOFError):
+                    transport.start_server(server=_Server(serve, asked, opens=opens, accepts=accepts))
+
+    threading.Thread(target=accept, daemon=True).start()
+    try:
+        yield port, asked
+    finally:
+        listener.close()
+
+
+def mark_of(command: bytes) -> bytes:
+    """Return the mark that begins the answer to a command of bench.push.remote."""
+    return command.partition(b"printf %s ")[2].partition(b";")[0]
