@@ -23,7 +23,7 @@ from bench.operator.ssh_keygen import OperatorKey
 from bench.push.hosts import Host, find_hosts
 from bench.push.image_store import ImageStore
 from bench.push.push_record import Record, Records
-from bench.push.push_to_node import NodePush, run_all
+from bench.push.push_to_node import NodePush, PushTask, run_all
 from bench.push.remote import refuse_twins
 from bench.push.request import GOOD, HostPart, PushOptions, PushRequest, Result, Shared, exit_code, to_json
 from bench.push.screen import Screen, ended
@@ -118,7 +118,8 @@ def _push_to(hosts: Sequence[Host], request: PushRequest, at_once: int, *, as_js
     with Screen([part.host.name for part in parts]) as screen:
         shared = shared_with(screen, Records())
         shared.store.tidy(time.time())
-        results = run_all([NodePush(part, request, shared).run for part in parts], at_once, shared.stop)
+        pushes = [NodePush(part, request, shared) for part in parts]
+        results = run_all([PushTask(each, each.run) for each in pushes], at_once, shared.stop)
     return report_results(results, request.push, request, as_json=as_json)
 
 

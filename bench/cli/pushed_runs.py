@@ -6,7 +6,7 @@ import dataclasses
 import shlex
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
@@ -22,9 +22,9 @@ from bench.node_check.check_manifest import load_any
 from bench.operator.ssh_keygen import OperatorKey
 from bench.push import mirror
 from bench.push.push_record import Record, Records
-from bench.push.push_to_node import NodePush, run_all
+from bench.push.push_to_node import NodePush, PushTask, run_all
 from bench.push.remote import Here, Node, Remote, plain
-from bench.push.request import HostPart, PushRequest, Result, Shared
+from bench.push.request import HostPart, PushRequest, Shared
 from bench.push.screen import Screen
 from bench.push.training_group import TrainingGroup
 from bench.records.text import seconds_text
@@ -54,14 +54,12 @@ def _follow(request: PushedRunsArguments, *, wait: bool) -> int:
     with Screen([record.host for record in chosen]) as screen:
         shared = shared_with(screen, records)
         groups = {r.push: TrainingGroup(r.nodes) for r in chosen if r.nodes > 1 and r.slurm_job is None}
-        pushes = [_followed(record, shared, groups.get(record.push), wait=wait) for record in chosen]
-        results = run_all(pushes, NODES_AT_ONCE, shared.stop)
+        tasks = [_followed(record, shared, groups.get(record.push), wait=wait) for record in chosen]
+        results = run_all(tasks, NODES_AT_ONCE, shared.stop)
     return report_results(results, chosen[0].push, None, as_json=request.as_json)
 
 
-def _followed(
-    record: Record, shared: Shared, group: TrainingGroup | None, *, wait: bool
-) -> Callable[[], Result]:
+def _followed(record: Record, shared: Shared, group: TrainingGroup | None, *, wait: bool) -> PushTask:
     request = PushRequest(
         manifest=load_any(record.mirror / "manifest.json"),
         engine=record.engine,
@@ -73,8 +71,8 @@ def _followed(
     )
     push = NodePush(HostPart(record.to_host(), record.local, group=group), request, shared)
     if record.state == "fetched" and record.bundle.exists():
-        return lambda: push.report_fetched(record)
-    return lambda: push.attach(record)
+        return PushTask(push, lambda: push.report_fetched(record))
+    return PushTask(push, lambda: push.attach(record))
 
 
 def status(request: PushedRunsArguments) -> int:

@@ -14,7 +14,7 @@ import shlex
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import wait
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,12 +36,14 @@ from bench.push.push_record import Record, now
 from bench.push.remote import Here, Node, Remote, Unreachable, plain
 from bench.push.request import HostPart, Outcome, Phase, PushRequest, Result, Shared
 from bench.push.ship import Shipped
+from bench.push.threads import in_threads, wait_for_all
 from bench.push.training_group import GroupFailed, Standing, Step, agree
 from bench.records.text import seconds_text, size_text
 
 _LOOK_SECONDS = 1.0  # between two looks at a run, at first
 _LONGEST_LOOK_SECONDS = 5.0  # between two looks at a run that has been watched for a while
 _DEAD_LOOKS = 4  # dead states in a row after which a run is dead: run.sh may not have written its pid yet
+STOP_SECONDS = 1.0  # after Ctrl-C, for threads to end by themselves
 _MOST_CERTIFICATES = 8  # that one push signs for a run, which asks again when it starts again
 _END_LOOKS = 120  # looks, a second apart, at a run that was asked to end, before the push fails
 
@@ -135,7 +137,7 @@ class NodePush:
         try:
             push()
         except Interrupted:
-            self._end("running" if self._started else "failed", Incomplete("interrupted"))
+            self.interrupt()
         except Unreachable as error:
             # A started run may continue on the node; its leader finds out if it does not.
             self._fail(error, "lost" if self._started else "failed", for_group=not self._started)
@@ -147,6 +149,16 @@ class NodePush:
         finally:
             self.node.close()
         return self.result
+
+    def interrupt(self) -> Result:
+        """End the push where it is, unless it has ended; a run on the node continues."""
+        if self.result.outcome is not None:
+            return self.result
+        outcome: Outcome = "running" if self._started else "failed"
+        result = dataclasses.replace(self.result, outcome=outcome, error=Incomplete("interrupted"))
+        self.result = result
+        self.shared.view.show(result)
+        return result
 
     @property
     def _started(self) -> bool:
@@ -604,16 +616,30 @@ class NodePush:
         self._end("done")
 
 
-def run_all(pushes: Sequence[Callable[[], Result]], at_once: int, stop: threading.Event) -> list[Result]:
-    """Run all pushes in threads; return results in their order. After Ctrl-C, runs on nodes continue."""
-    with ThreadPoolExecutor(max_workers=max(1, min(at_once, len(pushes)))) as pool:
-        futures = [pool.submit(push) for push in pushes]
-        try:
-            wait(futures)
-        except KeyboardInterrupt:
-            stop.set()
-            wait(futures)
-        return [future.result() for future in futures]
+@dataclass(frozen=True, slots=True)
+class PushTask:
+    """The work of one host's thread. `push` tells how far it is."""
+
+    push: NodePush
+    work: Callable[[], Result]
+
+
+def run_all(tasks: Sequence[PushTask], at_once: int, stop: threading.Event) -> list[Result]:
+    """Do all tasks in threads; return results in their order. After Ctrl-C, runs on nodes continue.
+
+    Threads that do not heed the stop at once are waiting for a node. They are left behind, and their hosts
+    count as interrupted where they are.
+    """
+    futures = in_threads([task.work for task in tasks], at_once)
+    try:
+        wait_for_all(futures)
+    except KeyboardInterrupt:
+        stop.set()
+        wait(futures, timeout=STOP_SECONDS)
+    return [
+        future.result() if future.done() else task.push.interrupt()
+        for task, future in zip(tasks, futures, strict=True)
+    ]
 
 
 def _missing_bundle(status: Status, record: Record) -> BenchError:
