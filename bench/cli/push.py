@@ -12,11 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tabulate import tabulate
-
-from bench.base.errors import BadInput, printable
+from bench.base.errors import BadInput
 from bench.base.names import ENGINES_WITH_STORE
-from bench.base.strict_json import pretty_json
 from bench.cli.arguments import is_host_and_port, refuse_public_meeting
 from bench.node_check.check_manifest import CheckManifest, load_any
 from bench.operator.ssh_keygen import OperatorKey
@@ -28,6 +25,7 @@ from bench.push.remote import refuse_twins
 from bench.push.request import GOOD, HostPart, PushOptions, PushRequest, Result, Shared, exit_code, to_json
 from bench.push.screen import Screen, ended
 from bench.push.slurm import Slurm
+from bench.push.terminal import tell, tell_block, tell_json, tell_table
 from bench.push.training_group import TrainingGroup
 from bench.signing.key_file import default_key_path, load_or_make_key
 from bench.signing.revocation import own_revocations
@@ -36,6 +34,7 @@ THIS_MACHINE = Host("this machine", "localhost")
 DAY = 24 * 3600  # seconds
 FETCH_SECONDS = 2 * 3600  # how long after its budget a run's certificate stays valid, to fetch the bundle
 UNWATCHED_SECONDS = DAY  # additional validity of the certificate of a run that nobody watches
+_WIDEST_REASON = 100  # characters of a line in the table of many nodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +125,7 @@ def _push_to(hosts: Sequence[Host], request: PushRequest, at_once: int, *, as_js
 def _certifying_key(path: Path | None) -> OperatorKey:
     """Return the key that certifies runs: the key at `path`, or bench's own, which is made at first use."""
     if path is None and not default_key_path().exists():
-        print(f"new key to certify runs with: {load_or_make_key().path}", file=sys.stderr)
+        tell(f"new key to certify runs with: {load_or_make_key().path}", file=sys.stderr)
     return OperatorKey.find(path)
 
 
@@ -226,7 +225,7 @@ def report_results(
         changed = any(result.changed for result in results)
         document = {"schema": "bench/push/v1", "push": push_id, "exit_code": code, "changed": changed}
         document |= manifest | {"nodes": [to_json(result) for result in results]}
-        sys.stdout.write(pretty_json(document).decode())
+        tell_json(document)
         return code
     if len(results) == 1:
         _show_one(results[0])
@@ -239,24 +238,23 @@ def _show_one(result: Result) -> None:
     if result.trained is not None:
         from bench.report.text.run_table import results_table
 
-        print(printable(results_table(result.trained.results, result.trained.slowed)))
+        tell_block(results_table(result.trained.results, result.trained.slowed))
     if result.checked is not None:
         from bench.report.text.check_text import text
 
-        print(printable(text(result.checked)))
+        tell_block(text(result.checked))
     if result.verdict is not None:
-        print(f"bundle {result.bundle}   level: {result.verdict.level}", file=sys.stderr)
+        tell(f"bundle {result.bundle}   level: {result.verdict.level}", file=sys.stderr)
 
 
 def _show_many(results: Sequence[Result]) -> None:
     trouble_first = sorted(results, key=lambda result: result.exit_code == 0)
     rows = [(r.host, r.outcome, r.run_id or "", ended(r)) for r in trouble_first]
-    headers = ("host", "state", "run", "")
-    print(tabulate(rows, headers, disable_numparse=True, maxcolwidths=[None, None, None, 100]))
+    tell_table(("host", "state", "run", ""), rows, widest=_WIDEST_REASON)
     good = sum(result.outcome in GOOD for result in results)
     verdicts = Counter(result.checked.verdict for result in results if result.checked)
     counts = "".join(f", {count} {verdict}" for verdict, count in verdicts.items())
-    print(f"{good} of {len(results)} nodes as requested{counts}", file=sys.stderr)
+    tell(f"{good} of {len(results)} nodes as requested{counts}", file=sys.stderr)
     bundles = [str(result.bundle) for result in results if result.bundle]
     if len(bundles) > 1:
-        print(f"bench compare {Path(bundles[0]).parent} ranks them", file=sys.stderr)
+        tell(f"bench compare {Path(bundles[0]).parent} ranks them", file=sys.stderr)

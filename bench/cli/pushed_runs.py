@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
-import shlex
 import sys
 import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from tabulate import tabulate
-
-from bench.base.errors import BadInput, BenchError
-from bench.base.strict_json import pretty_json
+from bench.base.errors import BadInput, BenchError, EnvironmentCannot
 from bench.cli.push import report_results, shared_with
 from bench.cli.push_options import NODES_AT_ONCE
 from bench.node_check.check_manifest import load_any
 from bench.operator.ssh_keygen import OperatorKey
 from bench.push import mirror
+from bench.push.answers import short
 from bench.push.push_record import Record, Records
 from bench.push.push_to_node import NodePush, PushTask, run_all
 from bench.push.remote import Here, Node, Remote, plain
 from bench.push.request import HostPart, PushRequest, Shared
 from bench.push.screen import Screen
+from bench.push.terminal import tell, tell_json, tell_table
+from bench.push.threads import in_threads, wait_for_all
 from bench.push.training_group import TrainingGroup
 from bench.records.text import seconds_text
 
@@ -75,22 +75,52 @@ def _followed(record: Record, shared: Shared, group: TrainingGroup | None, *, wa
     return PushTask(push, lambda: push.attach(record))
 
 
+@dataclass(frozen=True, slots=True)
+class NodeAnswer:
+    """What a command has to say about one run: its state, what was done, or the trouble with its node."""
+
+    text: str
+    code: int = 0  # exit code of the trouble
+    advice: str = ""
+
+
 def status(request: PushedRunsArguments) -> int:
     """Print the recorded state of runs, and their present state on the nodes."""
     records = Records()
     chosen = records.find(request.runs) if request.runs else records.all()
-    with ThreadPoolExecutor(max_workers=32) as pool:
-        states = list(pool.map(_state_on_node, chosen))
+    asked = _asked(chosen, _state_on_node)
+    wait_for_all(asked)
+    answers = [future.result() for future in asked]
     if request.as_json:
-        _print_status_json(chosen, states)
-        return 0
+        _print_status_json(chosen, [answer.text for answer in answers])
+        return worst_code(answers)
     rows = [
-        (r.run_id, r.push, r.host, r.state, s, _ago(r.began_at), r.bundle if r.bundle.exists() else "")
-        for r, s in zip(chosen, states, strict=True)
+        (r.run_id, r.push, r.host, r.state, a.text, _ago(r.began_at), r.bundle if r.bundle.exists() else "")
+        for r, a in zip(chosen, answers, strict=True)
     ]
-    headers = ("run", "push", "host", "state", "on the node", "started", "bundle")
-    print(tabulate(rows, headers, disable_numparse=True))
-    return 0
+    tell_table(("run", "push", "host", "state", "on the node", "started", "bundle"), rows)
+    return worst_code(answers)
+
+
+def worst_code(answers: Sequence[NodeAnswer]) -> int:
+    return max((answer.code for answer in answers), default=0)
+
+
+def _asked(records: Sequence[Record], ask: Callable[[Node, Record], NodeAnswer]) -> list[Future[NodeAnswer]]:
+    """Ask the nodes of all runs at the same time; trouble with one node is the answer of that node alone."""
+    return in_threads([partial(_answer, record, ask) for record in records], NODES_AT_ONCE)
+
+
+def _answer(record: Record, ask: Callable[[Node, Record], NodeAnswer]) -> NodeAnswer:
+    with closing(_node_of(record)) as node:
+        try:
+            return ask(node, record)
+        except BenchError as error:
+            where = f"{error.where}: " if error.where not in (None, record.host) else ""
+            return NodeAnswer(f"{where}{error.message}", error.exit_code, error.advice or "")
+        except Exception as error:  # as in a push: what confuses bench at one node must not end the others
+            what = f"{type(error).__name__}: {error}"
+            return NodeAnswer(what, EnvironmentCannot.exit_code, "a defect of bench: please report it")
 
 
 def _print_status_json(records: Sequence[Record], states: Sequence[str]) -> None:
@@ -106,21 +136,17 @@ def _print_status_json(records: Sequence[Record], states: Sequence[str]) -> None
         }
         for record, state in zip(records, states, strict=True)
     ]
-    sys.stdout.write(pretty_json({"schema": "bench/status/v1", "runs": rows}).decode())
+    tell_json({"schema": "bench/status/v1", "runs": rows})
 
 
-def _state_on_node(record: Record) -> str:
+def _state_on_node(node: Node, record: Record) -> NodeAnswer:
     """Return a run's state and last log line, from its node; "-" if the run was fetched or cancelled."""
     if record.state in ("fetched", "cancelled"):
-        return "-"
-    with closing(_node_of(record)) as node:
-        try:
-            looked = mirror.look(node, record)
-            last = plain(node.ask(f"tail -n 1 {shlex.quote(record.folder)}/{mirror.LOG}").text.strip())
-        except BenchError as error:
-            return error.message
+        return NodeAnswer("-")
+    looked = mirror.look(node, record)
+    last = short(plain(mirror.last_line(node, record)))
     word = f"exit {looked.code}" if looked.state == "exit" else looked.state
-    return f"{word}: {last}" if last else word
+    return NodeAnswer(f"{word}: {last}" if last else word)
 
 
 def _ago(then: int) -> str:
@@ -135,15 +161,7 @@ def _node_of(record: Record) -> Node:
 
 def cancel(request: PushedRunsArguments) -> int:
     """Ask runs to end; their measurements so far can be fetched."""
-    for record in Records().find(request.runs):
-        with closing(_node_of(record)) as node:
-            state = mirror.look(node, record).state
-            if state in ("alive", "waiting"):
-                mirror.cancel(node, record)
-                print(f"{record.host}: run {record.run_id} is ending; bench fetch {record.run_id}")
-            else:
-                print(f"{record.host}: run {record.run_id} is not running ({state})")
-    return 0
+    return _tell_each(Records().find(request.runs), _cancel)
 
 
 def clean(request: PushedRunsArguments) -> int:
@@ -151,14 +169,33 @@ def clean(request: PushedRunsArguments) -> int:
     if not request.runs:
         raise BadInput("clean needs a run", advice="bench clean RUN or HOST; bench status lists runs")
     records = Records()
-    for record in records.find(request.runs):
-        with closing(_node_of(record)) as node:
-            if mirror.look(node, record).state in ("alive", "waiting"):
-                raise BadInput(
-                    f"run {record.run_id} is still running", where=record.host, advice="bench cancel it first"
-                )
-            mirror.clean(node, dataclasses.replace(record, keep=False))
-        if record.state != "fetched":
-            records.move(record, "cancelled")
-        print(f"{record.host}: removed everything of run {record.run_id}")
-    return 0
+    return _tell_each(records.find(request.runs), partial(_clean, records))
+
+
+def _tell_each(records: Sequence[Record], ask: Callable[[Node, Record], NodeAnswer]) -> int:
+    """Print what each node answers, errors on stderr; return the worst exit code."""
+    answers = []
+    for record, future in zip(records, _asked(records, ask), strict=True):
+        wait_for_all([future])
+        answer = future.result()
+        advice = f"  ({answer.advice})" if answer.advice else ""
+        tell(f"{record.host}: {answer.text}{advice}", file=sys.stderr if answer.code else sys.stdout)
+        answers.append(answer)
+    return worst_code(answers)
+
+
+def _cancel(node: Node, record: Record) -> NodeAnswer:
+    state = mirror.look(node, record).state
+    if state not in ("alive", "waiting"):
+        return NodeAnswer(f"run {record.run_id} is not running ({state})")
+    mirror.cancel(node, record)
+    return NodeAnswer(f"run {record.run_id} is ending; bench fetch {record.run_id}")
+
+
+def _clean(records: Records, node: Node, record: Record) -> NodeAnswer:
+    if mirror.look(node, record).state in ("alive", "waiting"):
+        raise BadInput(f"run {record.run_id} is still running", advice="bench cancel it first")
+    mirror.clean(node, dataclasses.replace(record, keep=False))
+    if record.state != "fetched":
+        records.move(record, "cancelled")
+    return NodeAnswer(f"removed everything of run {record.run_id}")

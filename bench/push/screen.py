@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections import Counter
@@ -13,7 +12,9 @@ from rich.live import Live
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.table import Table
 
+from bench.base.errors import one_line
 from bench.push.request import Result
+from bench.push.terminal import stderr_console
 from bench.records.text import size_text
 
 _PLAIN_EVERY_SECONDS = 15.0  # between two lines on an upload, if stderr is not a terminal
@@ -24,7 +25,7 @@ class Screen:
     """The `View` of a push. Thread-safe."""
 
     def __init__(self, hosts: Sequence[str], console: Console | None = None) -> None:
-        self.console = console or Console(file=sys.stderr, highlight=False, markup=False, soft_wrap=True)
+        self._console = console or stderr_console()
         self._many = len(hosts) > 1
         self._width = max((len(host) for host in hosts), default=0)
         self._results = {host: Result(host) for host in hosts}
@@ -33,18 +34,21 @@ class Screen:
         self._live: Live | None = None
         self._bar: Progress | None = None
         self._next_plain: dict[str, float] = {}
+        self._closed = False  # nothing is printed any more: after an interrupt, threads may still report
 
     def __enter__(self) -> Screen:
-        if self._many and self.console.is_terminal:
-            self._live = Live(self.table(), console=self.console, refresh_per_second=4, transient=True)
+        if self._many and self._console.is_terminal:
+            self._live = Live(self.table(), console=self._console, refresh_per_second=4, transient=True)
             self._live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._end_bar()
-        if self._live is not None:
-            self._live.stop()
-        self._live = None
+        with self._lock:
+            self._closed = True
+            self._end_bar()
+            if self._live is not None:
+                self._live.stop()
+            self._live = None
 
     # --- the methods of request.View --------------------------------------------------------------------
 
@@ -65,7 +69,7 @@ class Screen:
             self._texts[result.host] = f"{size_text(done)} of {size_text(total)}"
             if self._live is not None:
                 self._live.update(self.table())
-            elif self.console.is_terminal:
+            elif self._console.is_terminal:
                 self._draw_bar(result, done, total)
             elif time.monotonic() >= self._next_plain.get(result.host, 0.0) and done < total:
                 self._next_plain[result.host] = time.monotonic() + _PLAIN_EVERY_SECONDS
@@ -79,12 +83,12 @@ class Screen:
                 self._live.update(self.table())
             elif not self._many:
                 for line in lines:
-                    self.console.print(f"  {line}")
+                    self._print(f"  {line}")
 
     def say(self, text: str) -> None:
         with self._lock:
             self._end_bar()
-            self.console.print(text)
+            self._print(text)
 
     # --- drawing ----------------------------------------------------------------------------------------
 
@@ -96,19 +100,25 @@ class Screen:
         shown = sorted(self._results.values(), key=lambda result: result.outcome is not None)[:_ROWS]
         for result in shown:
             text = ended(result) if result.outcome else self._texts.get(result.host, "")
-            table.add_row(result.host, _state(result), result.run_id or "", text)
+            table.add_row(*map(one_line, (result.host, _state(result), result.run_id or "", text)))
         table.caption = "   ".join(f"{count} {state}" for state, count in sorted(states.items()))
         table.caption_justify = "left"
         return table
 
+    def _print(self, line: str) -> None:
+        if not self._closed:
+            self._console.print(one_line(line))
+
     def _line(self, result: Result, text: str) -> None:
         label = f"{result.host:<{self._width}}  " if self._many else ""
-        self.console.print(f"{label}{_state(result):<10} {text}")
+        self._print(f"{label}{_state(result):<10} {text}")
 
     def _draw_bar(self, result: Result, done: int, total: int) -> None:
+        if self._closed:
+            return
         if self._bar is None:
             columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-            self._bar = Progress(*columns, console=self.console, transient=True)
+            self._bar = Progress(*columns, console=self._console, transient=True)
             self._bar.add_task(f"{result.phase:<10}", total=total)
             self._bar.start()
         self._bar.update(self._bar.task_ids[0], completed=done, total=total)

@@ -1,0 +1,45 @@
+"""The only way from a push to the operator's terminal. Nodes and bundles wrote parts of the texts.
+
+Every line and every cell is escaped here, so that no text moves the cursor, sets the window's title, reverses
+the writing or begins a line of its own. tests/push/test_terminal.py finds prints that go another way.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any, TextIO
+
+from rich.console import Console
+from tabulate import tabulate
+
+from bench.base.errors import one_line
+from bench.base.strict_json import pretty_json
+
+
+def tell(*lines: object, file: TextIO | None = None) -> None:
+    """Print each text as one line, on stdout unless another stream is given."""
+    for line in lines:
+        print(one_line(str(line)), file=file or sys.stdout)
+
+
+def tell_block(text: str) -> None:
+    """Print a text whose line breaks are bench's own."""
+    tell(*text.split("\n"))
+
+
+def tell_table(headers: Sequence[str], rows: Iterable[Sequence[object]], widest: int | None = None) -> None:
+    """Print a table; cells of the last column are wrapped at `widest` characters."""
+    cells = [[one_line(str(cell)) for cell in row] for row in rows]
+    widths = None if widest is None or not cells else [*[None] * (len(headers) - 1), widest]
+    tell_block(tabulate(cells, [*map(one_line, headers)], disable_numparse=True, maxcolwidths=widths))
+
+
+def tell_json(document: Any) -> None:
+    """Print a document; JSON escapes all characters but those of ASCII."""
+    sys.stdout.write(pretty_json(document).decode())
+
+
+def stderr_console() -> Console:
+    """Return rich's console on stderr, without markup: brackets in a text mean nothing to it."""
+    return Console(file=sys.stderr, highlight=False, markup=False, emoji=False, soft_wrap=True)
