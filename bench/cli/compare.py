@@ -19,6 +19,7 @@ from bench.cli.machines import machine_named
 from bench.node_check.check_results import CheckContents
 from bench.node_check.fleet import Fleet, FleetMember, compare_fleet, fleet_member
 from bench.node_check.judging.finding import EXITS
+from bench.node_check.recompute_any import AnyVerdict, recompute
 from bench.report.compare.compared_rows import ComparedRun, Row, gather, rows_of
 from bench.report.compare.comparison import Comparison, Refused, compare_rows
 from bench.report.compare.decision import Wish
@@ -77,14 +78,13 @@ def compare(request: CompareArguments) -> int:
 
 def _show_runs(comparison: Comparison, output: str, request: CompareArguments) -> int:
     from bench.report.text.comparison_table import FORMATS  # tabulate is slow to import
+    from bench.report.text.escapes import markdown_code
 
     sys.stdout.write(printable(FORMATS[output](comparison).rstrip("\n")) + "\n")
     if output == "markdown" and request.settings:
-        print("\n```text", end="")
-        _print_settings(request)
-        print("```")
+        print(f"\n{printable(markdown_code(_settings(comparison, request)))}")
     elif output == "table" and (request.settings or len(request.bundles) == comparison.bundles == 1):
-        _print_settings(request)
+        print(f"\n{printable(_settings(comparison, request))}")
     if request.html is not None:
         from bench.report.pages.html import write_html
 
@@ -191,10 +191,15 @@ def _budget(dollars: float | None, book: PriceBook) -> float | None:
     raise BadInput(f"--budget-usd, but the prices are in {book.currency}", advice=advice)
 
 
-def _print_settings(request: CompareArguments) -> None:
-    from bench.report.read_bundles import check_all
+def _settings(comparison: Comparison, request: CompareArguments) -> str:
+    """Return a block for each bundle that is compared, with every setting that it tried."""
+    refused = {refused.path for refused in comparison.refused}
+    blocks = look_at_all(request.bundles, request.lists, recompute, _settings_of)
+    return "\n\n".join(str(block) for path, block in blocks if block and str(path) not in refused)
+
+
+def _settings_of(path: Path, verdict: AnyVerdict) -> str:
     from bench.report.text.run_table import section
 
-    for path, verdict in check_all(request.bundles, request.lists):
-        if not isinstance(verdict, BenchError) and isinstance(verdict.contents, RunContents):
-            print(printable(f"\n{section(path, verdict, verdict.contents)}"))
+    contents = verdict.contents
+    return section(path, verdict, contents) if isinstance(contents, RunContents) else ""

@@ -38,6 +38,7 @@ from bench.records.trial import (
 )
 from bench.report.compare.comparison import Comparison, ModelPart
 from bench.report.text.comparison_table import columns, offers
+from bench.signing.ssh_keys import PublicKey
 from bench.training.methods import arithmetic
 from bench.training.models import counts_of
 from bench.training.setting import Setting
@@ -46,7 +47,14 @@ from tests.builders import measurement, reduce_trials
 KEY = Ed25519PrivateKey.from_private_bytes(b"k" * 32)
 H100 = "NVIDIA H100 80GB HBM3"
 START = 1_790_000_000.0
+STRANGER = Ed25519PrivateKey.from_private_bytes(b"s" * 32)
 STEADY = (0.99, 1.0, 1.01, 1.0, 0.99, 1.01)
+
+
+def trust_list(path: Path) -> Path:
+    """Write a list of trusted keys that has only KEY, by which bundles are signed unless a test says who."""
+    path.write_text(PublicKey.of(KEY).line() + "\n")
+    return path
 
 
 def manifest(**changes: Any) -> Manifest:
@@ -82,6 +90,7 @@ def bundle(
     ceiling_seconds: float = 1.0,
     floors: Mapping[Setting, FloorOrReason] = MappingProxyType({}),
     checks: Mapping[Setting, CheckOrReason] = MappingProxyType({}),
+    key: Ed25519PrivateKey = KEY,
 ) -> Path:
     """Write the bundle of one run. `settings` maps a setting to the seconds of a pass or to an outcome.
 
@@ -135,7 +144,7 @@ def bundle(
         node=identity_of(node), complete=complete, started_at=utc(started),
         ended_at=utc(started + 60),
     )  # fmt: skip
-    pack(path, files, predicate, KEY)
+    pack(path, files, predicate, key)
     return path
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from bench.node_check.judging.finding import Finding, quantity
 from bench.report.markup import Markup, cells, document, el, fragment, items, scrolling_table, write_page
 from bench.report.pages.check_html import STYLE, TONES
 from bench.report.text.check_text import WORDS
+from bench.report.text.escapes import csv_lines, markdown_text
 
 COLUMNS = ("node", "verdict", "worst finding")
 SPREAD_HEADS = ("figure", "median", "spread", "values")
@@ -88,14 +87,14 @@ CSV_FINDING = (*CSV_JUDGED, "uuid", "found", "advice")
 
 def as_csv(fleet: Fleet) -> str:
     """Write a row for each finding; a node without findings has one row."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow((*CSV_NODE, *CSV_FINDING))
-    for node in fleet.nodes:
-        seen = node.seen
-        about_node = (seen.name, seen.run_id, seen.started_at, seen.level, seen.kind, node.verdict)
-        writer.writerows((*about_node, *_csv_finding(node, finding)) for finding in node.findings or (None,))
-    return out.getvalue()
+    return csv_lines((*CSV_NODE, *CSV_FINDING), (row for node in fleet.nodes for row in _csv_rows(node)))
+
+
+def _csv_rows(node: RankedNode) -> Iterator[tuple[object, ...]]:
+    seen = node.seen
+    about_node = (seen.name, seen.run_id, seen.started_at, seen.level, seen.kind, node.verdict)
+    for finding in node.findings or (None,):
+        yield (*about_node, *_csv_finding(node, finding))
 
 
 def _csv_finding(node: RankedNode, finding: Finding | None) -> tuple[object, ...]:
@@ -107,8 +106,9 @@ def _csv_finding(node: RankedNode, finding: Finding | None) -> tuple[object, ...
 
 
 def as_markdown(fleet: Fleet) -> str:
-    body = tabulate(list(_rows(fleet)), COLUMNS, tablefmt="github", disable_numparse=True)
-    return "\n".join([body, "", *(f"- {line.strip()}" for line in _notes(fleet))])
+    rows = [list(map(markdown_text, row)) for row in _rows(fleet)]
+    body = tabulate(rows, COLUMNS, tablefmt="github", disable_numparse=True)
+    return "\n".join([body, "", *(f"- {markdown_text(line.strip())}" for line in _notes(fleet))])
 
 
 def write_fleet_html(path: Path, fleet: Fleet) -> None:

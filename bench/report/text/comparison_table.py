@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -28,6 +26,7 @@ from bench.report.compare.comparison import Comparison, Entry, ModelPart
 from bench.report.compare.extrapolate import LEAST_HELD_OUT, Extrapolation
 from bench.report.compare.offers import Offer
 from bench.report.text import terminal
+from bench.report.text.escapes import csv_lines, markdown_text
 
 HEADERS: Mapping[str, str] = {
     "rank": "",
@@ -281,23 +280,18 @@ def notes(comparison: Comparison) -> Iterator[str]:
 def markdown(comparison: Comparison) -> str:
     blocks = []
     for part in comparison.parts:
-        lines = [f"### {_safe(part.model)}", ""]
+        lines = [f"### {markdown_text(part.model)}", ""]
         if tables := [_pipes(*each) for each in _tables(part, comparison)]:
             lines.append("\n\n".join(tables))
-        if remark_lines := [f"- {_safe(line)}" for line in remarks(part, comparison)]:
+        if remark_lines := [f"- {markdown_text(line)}" for line in remarks(part, comparison)]:
             lines += ["", *remark_lines]
         blocks.append("\n".join(lines))
-    return "\n\n".join([*blocks, "\n".join(f"- {_safe(note)}" for note in notes(comparison))])
+    return "\n\n".join([*blocks, "\n".join(f"- {markdown_text(note)}" for note in notes(comparison))])
 
 
 def _pipes(rows: Sequence[Sequence[str]], heads: Sequence[str], aligned: Sequence[str]) -> str:
-    safe = [[_safe(cell) for cell in row] for row in rows]
+    safe = [[markdown_text(cell) for cell in row] for row in rows]
     return tabulate(safe, heads, tablefmt="pipe", disable_numparse=True, colalign=aligned)
-
-
-def _safe(cell: str) -> str:
-    """Escape the character that begins a new column."""
-    return cell.replace("|", "\\|")
 
 
 def json_text(comparison: Comparison) -> str:
@@ -317,16 +311,15 @@ CSV_COLUMNS = (
 
 def csv_text(comparison: Comparison) -> str:
     """Write a row for each machine and model, with every digit; a row that is not ranked says why."""
-    out = io.StringIO()
-    writer = csv.DictWriter(out, CSV_COLUMNS, restval="", lineterminator="\n")
-    writer.writeheader()
-    for part in comparison.parts:
-        for entry in part.entries:
-            cells = _csv_entry(part, entry) | {"currency": comparison.currency} | _csv_offers(entry)
-            writer.writerow({name: _csv_value(value) for name, value in cells.items()})
-        for apart in part.apart:
-            writer.writerow(_csv_row(part, apart.row) | {"not_compared": "; ".join(apart.reasons)})
-    return out.getvalue()
+    rows = [
+        row
+        for part in comparison.parts
+        for row in (
+            *(_csv_entry(part, entry) | {"currency": comparison.currency} for entry in part.entries),
+            *(_csv_row(part, apart.row) | {"not_compared": "; ".join(apart.reasons)} for apart in part.apart),
+        )
+    ]
+    return csv_lines(CSV_COLUMNS, ([row.get(name) for name in CSV_COLUMNS] for row in rows))
 
 
 def _csv_row(part: ModelPart, row: Row) -> dict[str, Any]:
@@ -366,6 +359,7 @@ def _csv_entry(part: ModelPart, entry: Entry) -> dict[str, Any]:
         "in_time": entry.in_time,
         "slowed": row.slowed and slowed_text(row.slowed),
         "share_of_floor": best.share_of_floor,
+        **_csv_offers(entry),
     }
 
 
@@ -391,13 +385,6 @@ def _csv_offers(entry: Entry) -> dict[str, Any]:
             "break_even_utilisation": even and even.utilisation,
         }
     return cells
-
-
-def _csv_value(value: object) -> object:
-    """Write True as true, and None as an empty cell."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return "" if value is None else value
 
 
 FORMATS = {"table": table, "markdown": markdown, "csv": csv_text, "json": json_text}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterator, Sequence
 from textwrap import fill
 
@@ -12,6 +10,7 @@ from tabulate import tabulate
 from bench.planning.prediction.predicted_machines import Predicted, PredictedPart, Unpredicted
 from bench.records.text import figures, money_text
 from bench.report.compare.priced_predictions import PricedPrediction, machine_text
+from bench.report.text.escapes import csv_lines
 
 WIDTH = 79  # columns
 MOST_GPUS = 512  # of the rows that predictions are held against
@@ -112,19 +111,13 @@ def _rate(part: PredictedPart) -> str:
 
 
 def prediction_csv(rows: Sequence[PricedPrediction], currency: str) -> str:
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(CSV_COLUMNS)
-    for row in rows:
-        found, costs = row.predicted, (row.rented, row.owned)
-        writer.writerow(
-            (found.model, found.gpu, found.gpus, found.label, found.micro_batch, found.accumulation,
-             found.step_seconds, found.days, found.least_days, found.most_days, found.limit,
-             found.memory_bytes, _or_empty(found.kwh), *(one.amount if one else "" for one in costs),
-             _or_empty(row.units_per_dollar), currency)
-        )  # fmt: skip
-    return out.getvalue()
+    return csv_lines(CSV_COLUMNS, (_csv_row(row, currency) for row in rows))
 
 
-def _or_empty(value: float | None) -> float | str:
-    return "" if value is None else value
+def _csv_row(row: PricedPrediction, currency: str) -> tuple[object, ...]:
+    found, costs = row.predicted, (row.rented, row.owned)
+    return (
+        found.model, found.gpu, found.gpus, found.label, found.micro_batch, found.accumulation,
+        found.step_seconds, found.days, found.least_days, found.most_days, found.limit, found.memory_bytes,
+        found.kwh, *(one.amount if one else None for one in costs), row.units_per_dollar, currency,
+    )  # fmt: skip
