@@ -12,10 +12,14 @@ Exit code 1 is not an error: the work was done, and its verdict is negative.
 
 from __future__ import annotations
 
+import copyreg
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
+
+# The advice for an exception that no command expects.
+DEFECT = "a defect of bench: BENCH_DEBUG=1 shows the traceback; please report it"
 
 
 def printable(text: str) -> str:
@@ -50,6 +54,10 @@ class BenchError(Exception):
     def __str__(self) -> str:
         first = f"{self.where}: {self.message}" if self.where else self.message
         return printable(f"{first}\n  {self.advice}" if self.advice else first)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle without the constructor, so that every subclass survives, whatever its constructor takes."""
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
     def to_json(self) -> dict[str, object]:
         """Return the document that `--json` prints on stdout in place of a result."""

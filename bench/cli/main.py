@@ -12,7 +12,7 @@ from contextlib import suppress
 from itertools import pairwise
 
 from bench import __version__
-from bench.base.errors import BenchError, EnvironmentCannot, Incomplete
+from bench.base.errors import DEFECT, BenchError, EnvironmentCannot, Incomplete
 from bench.base.strict_json import pretty_json
 from bench.cli import stdio
 from bench.cli.arguments import Parser
@@ -83,8 +83,7 @@ def _is_monitored(words: Sequence[str]) -> bool:
 
 
 def _defect(error: Exception) -> BenchError:
-    advice = "a defect of bench: BENCH_DEBUG=1 shows the traceback; please report it"
-    return EnvironmentCannot(f"{type(error).__name__}: {error}", advice=advice)
+    return EnvironmentCannot(f"{type(error).__name__}: {error}", advice=DEFECT)
 
 
 def parser() -> Parser:

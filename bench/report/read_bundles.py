@@ -1,14 +1,19 @@
-"""Read and verify bundles, one or thousands of them, given as files, patterns and directories."""
+"""Read and verify bundles, one or thousands of them, given as files, patterns and directories.
+
+Whatever goes wrong with one bundle becomes the error that refuses it; the others still get their verdicts.
+"""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Iterator
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from bench.base.errors import BadInput, BenchError
+from bench.base.errors import DEFECT, BadInput, BenchError, EnvironmentCannot, VerificationFailed
 from bench.base.paths import ALLOWED_SIGNERS, REVOKED, config_path
 from bench.bundle.verdict import C, Verdict
 from bench.bundle.verify import Recompute, TrustRules, verify_bundle
@@ -43,11 +48,33 @@ def look_at_all(
     if len(every) < MANY_BUNDLES:
         yield from map(work, every)
         return
+    yield from _in_processes(work, every)
+
+
+def _in_processes(
+    work: Callable[[Path], tuple[Path, T | BenchError]], every: Sequence[Path]
+) -> Iterator[tuple[Path, T | BenchError]]:
+    """Verify bundles in several processes; once one of these died, each bundle in a process of its own."""
     from concurrent.futures import ProcessPoolExecutor  # slow to import, and not needed for one bundle
+    from concurrent.futures.process import BrokenProcessPool
     from multiprocessing import get_context
 
-    with ProcessPoolExecutor(mp_context=get_context("fork")) as pool:
-        yield from pool.map(work, every, chunksize=MANY_BUNDLES // 4)
+    fork = get_context("fork")
+    done = 0
+    with ProcessPoolExecutor(mp_context=fork) as pool, suppress(Exception):
+        for checked in pool.map(work, every, chunksize=MANY_BUNDLES // 4):
+            done += 1
+            yield checked
+    for path in every[done:]:
+        try:
+            with ProcessPoolExecutor(1, mp_context=fork) as alone:
+                checked = alone.submit(work, path).result()
+        except BrokenProcessPool:
+            why = "the process that verified it was ended, perhaps for want of memory"
+            checked = path, EnvironmentCannot(why, where=str(path))
+        except Exception as error:  # its contents cannot be sent to this process
+            checked = path, _confusing(path, error)
+        yield checked
 
 
 def verify_one(path: Path, lists: Lists | None, gather: Recompute[C]) -> Verdict[C]:
@@ -74,6 +101,16 @@ def _checked(
         if error.where is None or str(path) not in error.where:
             error.where = f"{path}: {error.where}" if error.where else str(path)
         return path, error
+    except Exception as error:  # a signer can write anything
+        return path, _confusing(path, error)
+
+
+def _confusing(path: Path, error: Exception) -> VerificationFailed:
+    """Return the refusal of a bundle that confuses bench; for BENCH_DEBUG=1 raise what happened."""
+    if os.environ.get("BENCH_DEBUG") == "1":
+        raise error
+    why = f"cannot be judged: {type(error).__name__}: {error}"
+    return VerificationFailed(why, where=str(path), advice=DEFECT)
 
 
 def _rules(lists: Lists) -> TrustRules:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,3 +60,22 @@ def test_a_row_with_a_method_of_another_version_gives_no_estimate(
         assert main(["compare", str(strange), *map(str, others), *estimate]) == 0
         (part,) = json.loads(capsys.readouterr().out)["parts"]
         assert len([one for one in part["guesses"] if "predicted" in one]) == guesses
+
+
+def test_a_row_that_cannot_be_predicted_leaves_the_estimate_to_the_others(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bundle of a later version has methods that this one lacks, and is nearest to the wanted machine."""
+    from bench.report.compare import comparison, predicted_estimate
+
+    real = predicted_estimate.predicted_estimate
+
+    def beside_a_strangers_row(gpu: Any, gpus: int, at_peak_days: float, rows: list[Any]) -> Any:
+        unknown = [replace(row.best, setting=(*row.best.setting, "warp-drive")) for row in rows]
+        strangers = [replace(row, best=best) for row, best in zip(rows, unknown, strict=True)]
+        assert real(gpu, gpus, at_peak_days, strangers) is None
+        return real(gpu, gpus, at_peak_days, [*strangers, *rows])
+
+    expected = compared(capsys, "pythia-1b", "8xh200")["guesses"]
+    monkeypatch.setattr(comparison, "predicted_estimate", beside_a_strangers_row)
+    assert compared(capsys, "pythia-1b", "8xh200")["guesses"] == expected

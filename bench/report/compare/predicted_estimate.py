@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from bench.base.errors import BenchError
 from bench.base.gpu_catalogue import GpuModel, gpu_named
 from bench.planning.prediction.predicted_machines import Predicted, Predictor, seconds_of
 from bench.planning.prediction.step_time import StepPart, group_of, shipped_fit
@@ -23,32 +24,42 @@ def predicted_estimate(
 ) -> Extrapolation | None:
     """Estimate from the nearest of these rows, which train one recipe; None if none can be predicted."""
     for row in sorted(rows, key=lambda row: _distance(row, gpu, gpus)):
-        known = gpu_named(row.machine.name)
-        counts = _counts_of(row.trained) if row.trained else None
-        if known is None or counts is None or row.trained is None:
-            continue
-        batch = StepPart(row.best.micro_batch, row.best.accumulation)
-        machine = (known, row.machine.devices)
-        here = seconds_of(row.trained, counts, row.best.setting, batch, machine, shipped_fit())
-        predictor = Predictor([row.trained], {row.trained.name: counts}, shipped_fit())
-        (there,) = predictor.predict(gpu, gpus)
-        if here is None or not isinstance(there, Predicted):
-            continue
-        ratio = there.step_seconds / here
-        days, error = row.days.value * ratio, _error(row, row.trained, counts, there)
-        return Extrapolation(
-            gpu=gpu.name,
-            gpus=gpus,
-            at_peak_days=at_peak_days,
-            days=days,
-            low_days=max(days / (1 + error), at_peak_days),
-            high_days=days * (1 + error),
-            held_out=0,
-            basis=f"{row.machine.label} times the predicted ratio {ratio:.3g}, "
-            f"with {there.label} at micro-batch {there.micro_batch}",
-            predicted=True,
-        )
+        try:
+            estimate = _from_row(row, gpu, gpus, at_peak_days)
+        except (ArithmeticError, AttributeError, BenchError, LookupError, TypeError, ValueError):
+            continue  # a method of a later version, or a model that this version cannot count
+        if estimate is not None:
+            return estimate
     return None
+
+
+def _from_row(row: RankedRow, gpu: GpuModel, gpus: int, at_peak_days: float) -> Extrapolation | None:
+    """Estimate from one row; None if the predictor has no figure for its machine or for the other one."""
+    known = gpu_named(row.machine.name)
+    counts = _counts_of(row.trained) if row.trained else None
+    if known is None or counts is None or row.trained is None:
+        return None
+    batch = StepPart(row.best.micro_batch, row.best.accumulation)
+    machine = (known, row.machine.devices)
+    here = seconds_of(row.trained, counts, row.best.setting, batch, machine, shipped_fit())
+    predictor = Predictor([row.trained], {row.trained.name: counts}, shipped_fit())
+    (there,) = predictor.predict(gpu, gpus)
+    if here is None or not isinstance(there, Predicted):
+        return None
+    ratio = there.step_seconds / here
+    days, error = row.days.value * ratio, _error(row, row.trained, counts, there)
+    return Extrapolation(
+        gpu=gpu.name,
+        gpus=gpus,
+        at_peak_days=at_peak_days,
+        days=days,
+        low_days=max(days / (1 + error), at_peak_days),
+        high_days=days * (1 + error),
+        held_out=0,
+        basis=f"{row.machine.label} times the predicted ratio {ratio:.3g}, "
+        f"with {there.label} at micro-batch {there.micro_batch}",
+        predicted=True,
+    )
 
 
 def _distance(row: RankedRow, gpu: GpuModel, gpus: int) -> tuple[bool, float, float]:
