@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.base.errors import VerificationFailed
 from bench.base.stamps import utc
-from bench.base.strict_json import DecodeError, from_json, strict_loads
+from bench.base.strict_json import DecodeError, canonical_json, from_json, strict_loads
 from bench.bundle.held_to_manifest import ManifestCheck, check_image
 from bench.bundle.physical_limits import (
     peak_of_products,
@@ -106,6 +106,10 @@ def _recompute(results: Results, manifest: StatedManifest, files: Files) -> RunC
         notes=(*manifest_check.notes, *notes),
         not_recomputed=_not_recomputed(results),
         slowed=_slowed(files, manifest.gpus_of(results.node), measured),
+        step_times={
+            name: tuple(part.step_times for part in (trial, trial.earlier) if part)
+            for name, trial in measured.items()
+        },
     )
 
 
@@ -212,6 +216,8 @@ def _read_samples(
         where = f"samples.jsonl: line {number}"
         try:
             document = strict_loads(line)
+            if canonical_json(document) != line:
+                raise VerificationFailed("is not written as bench writes it", where=where)
             name, measurement = document["trial"], from_json(Measurement, document["measurement"])
             reduced = earlier if document.get("earlier") is True else measured
         except (DecodeError, KeyError, TypeError) as error:

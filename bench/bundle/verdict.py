@@ -12,6 +12,19 @@ from bench.bundle.statement import Level
 from bench.records.run_results import Results
 from bench.records.slowdown import Slowed, slowed_lines
 
+Assurance = tuple[bool, bool]  # trusted, received by its operator; of two, the greater one is worth more
+
+
+def assurance(level: str, trusted: bool) -> Assurance:
+    """Order bundles by who vouches for them. Facts that a bundle states, such as its time, come after it."""
+    return trusted, level == "operator"
+
+
+def level_text(level: str, trusted: bool) -> str:
+    """Put the level of a bundle in words, as tables show it."""
+    return f"{level} (trusted)" if trusted else level
+
+
 TO_TRUST = "to trust its signer: bench keys trust FILE.pub --as NAME, or --trust with a list of keys"
 
 
@@ -47,6 +60,7 @@ class RunContents(Contents):
 
     results: Results
     stated: StatedManifest
+    step_times: Mapping[str, tuple[frozenset[float], ...]]  # by trial, of each measurement
 
     def facts(self) -> dict[str, object]:
         return Contents.facts(self) | {

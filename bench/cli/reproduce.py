@@ -61,7 +61,7 @@ def _reproduce_bundle(request: ReproduceArguments, bundle: Path) -> int:
     repeated = read_run(again, None)
     if repeated.results.run.id == original.results.run.id:
         raise BadInput("is the original run itself: it reproduces nothing", where=str(again))
-    if repeated.samples_sha256 == original.samples_sha256 and original.losses:
+    if repeated.is_copy_of(original):
         raise VerificationFailed("has the original run's samples: it was not run again", where=str(again))
     if repeated.stated.data != original.stated.data:
         raise BadInput("ran another manifest", where=str(again), advice="bench compare shows what differs")

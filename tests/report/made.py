@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+from zlib import crc32
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -20,6 +21,7 @@ from bench.bundle.pack import pack
 from bench.bundle.statement import Predicate, identity_of
 from bench.bundle.tar_format import SIGNING, open_bundle
 from bench.planning.manifest import Manifest, parse_manifest
+from bench.records.fastest import fastest_with_confidence
 from bench.records.floor import FloorOrReason
 from bench.records.gradients import CheckOrReason
 from bench.records.run_results import Results, RunFacts, samples_bytes
@@ -29,6 +31,7 @@ from bench.records.trial import (
     Gpu,
     Image,
     Measured,
+    Measurement,
     NodeFacts,
     Outcome,
     OutOfMemory,
@@ -166,27 +169,79 @@ def _left_out(asked: Manifest, trials: Sequence[tuple[Trial, str, Outcome]]) -> 
 
 
 def copies(source: Path, folder: Path, count: int, own_samples: bool = True) -> None:
-    """Copy a real bundle under other run ids and GPUs; `own_samples` also changes the samples a little."""
-    with open_bundle(source) as opened:
-        files: dict[str, bytes | Path] = {
-            name: opened.read(name) for name in opened.members if name not in SIGNING
-        }
-    results = json.loads(files["results.json"])  # type: ignore[arg-type]
-    samples: bytes = files["samples.jsonl"]  # type: ignore[assignment]
-    digest = results["manifest_digest"].removeprefix("sha256:")
+    """Copy a real bundle under other run ids and GPUs; `own_samples` also makes each a little slower."""
+    files = payload(source)
+    results = from_json(Results, json.loads(files["results.json"]))
+    lines = [json.loads(line) for line in files["samples.jsonl"].splitlines()]
     for i in range(count):
-        results["run"]["id"] = f"{i:012x}"
-        for gpu in results["node"]["gpus"]:
-            gpu["uuid"] = f"GPU-{i}-{gpu['index']}"
-        files["results.json"] = json.dumps(results).encode()
+        gpus = tuple(replace(gpu, uuid=f"GPU-{i}-{gpu.index}") for gpu in results.node.gpus)
+        again = replace(
+            results, node=replace(results.node, gpus=gpus), run=replace(results.run, id=f"{i:012x}")
+        )
         if own_samples:
-            took = b'"phase_seconds":{"copy":%d.5,' % i
-            files["samples.jsonl"] = samples.replace(b'"phase_seconds":{', took, 1)
-        run = results["run"]
-        times = utc(run["started_at"]), utc(run["ended_at"])
-        node = identity_of(from_json(NodeFacts, results["node"]))
-        facts = Predicate(run["id"], digest, node, *times, run["complete"])
-        pack(folder / f"{i:06}.tar", files, facts, KEY)
+            again, files["samples.jsonl"] = _slower(again, lines, 1 + 1e-6 * (i + 1))
+        repacked(folder / f"{i:06}.tar", again, files)
+
+
+def payload(source: Path) -> dict[str, bytes]:
+    """Read the files of a bundle that its signature is about."""
+    with open_bundle(source) as opened:
+        return {name: opened.read(name) for name in opened.members if name not in SIGNING}
+
+
+def near_copy(
+    source: Path,
+    path: Path,
+    change: float = 0.0,
+    share: float = 1.0,
+    key: Ed25519PrivateKey = KEY,
+    **run: Any,
+) -> Path:
+    """Sign another run's samples as a run of one's own, with a share of the times changed a little."""
+    files = payload(source)
+    results = from_json(Results, json.loads(files["results.json"]))
+    lines = [json.loads(line) for line in files["samples.jsonl"].splitlines()]
+    again, files["samples.jsonl"] = _slower(results, lines, 1 + change, share)
+    gpus = tuple(replace(gpu, uuid=f"GPU-of-{path.stem}-{gpu.index}") for gpu in results.node.gpus)
+    again = replace(again, node=replace(again.node, gpus=gpus), run=replace(again.run, id=path.stem, **run))
+    return repacked(path, again, files, key)
+
+
+def repacked(path: Path, results: Results, files: Mapping[str, bytes], key: Ed25519PrivateKey = KEY) -> Path:
+    """Sign other results with the remaining files of a bundle."""
+    run = results.run
+    facts = Predicate(
+        run.id, results.manifest_digest.removeprefix("sha256:"), identity_of(results.node),
+        utc(run.started_at), utc(run.ended_at), run.complete,
+    )  # fmt: skip
+    pack(path, {**files, "results.json": results.to_bytes()}, facts, key)
+    return path
+
+
+def _slower(
+    results: Results, lines: Sequence[Any], factor: float, share: float = 1.0
+) -> tuple[Results, bytes]:
+    """Multiply the seconds of a share of the steps, and summarise the trials again."""
+    models = {model.name: model for model in results.models}
+    main, earlier, trials = {}, {}, []
+    for line in lines:
+        one = from_json(Measurement, line["measurement"])
+        count = round(share * len(one.steps))
+        slower = tuple(replace(step, seconds=step.seconds * factor) for step in one.steps[:count])
+        slow = replace(one, steps=(*slower, *one.steps[count:]))
+        (earlier if line.get("earlier") else main)[line["trial"]] = Measured(slow)
+    for entry in results.trials:
+        trial = Trial(
+            models[entry.model], entry.setting, entry.micro_batch, entry.gpus, results.seed, results.timing,
+            results.memory_cap_bytes, entry.data,
+        )  # fmt: skip
+        trials.append((trial, entry.label, entry.failure or main[entry.id]))
+    proofs = {t.id: proof for t in results.trials if (proof := t.proof or t.unproven)}
+    floors = {t.id: floor for t in results.trials if (floor := t.floor or t.no_floor)}
+    checks = {t.id: check for t in results.trials if (check := t.gradient_check or t.no_gradient_check)}
+    reduced = reduce_trials(trials, results.ceilings, proofs, earlier, floors, checks)
+    winners = tuple(fastest_with_confidence(w.model, reduced, w.undecided) for w in results.winners)
+    return replace(results, trials=reduced, winners=winners), samples_bytes(trials, earlier)
 
 
 def measured(pass_seconds: float, spread: Sequence[float] = STEADY, started: float = START) -> Measured:
@@ -215,11 +270,15 @@ def of_the_recipe(outcome: Outcome, most: int) -> Outcome:
 
 
 def of_its_own(outcome: Outcome, run_id: str) -> Outcome:
-    """Change the times a little, so that no two runs have equal times."""
+    """Change the times a little, one up and one down, so that no two runs have equal times."""
     if not isinstance(outcome, Measured):
         return outcome
-    took = int.from_bytes(run_id.encode()[-5:], "big") / 2**40
-    return Measured(replace(outcome.measurement, phase_seconds={"build": took}))
+    little = 1e-4 * crc32(run_id.encode()) / 2**32
+    steps = tuple(
+        replace(step, seconds=step.seconds * (1 + (little if i // 2 % 2 else -little)))
+        for i, step in enumerate(outcome.measurement.steps)
+    )
+    return Measured(replace(outcome.measurement, steps=steps))
 
 
 def course_of(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -9,14 +10,31 @@ from typing import Any
 import pytest
 
 from bench.base.errors import BadInput
+from bench.base.paths import ALLOWED_SIGNERS
+from bench.base.strict_json import from_json
 from bench.cli.compare import CompareArguments, collect
 from bench.cli.main import main
+from bench.records.run_results import Results
 from bench.records.trial import Measured, StepSample
+from bench.report import read_bundles
 from bench.report.compare.comparison import Comparison, ModelPart
 from bench.report.pages.html import page
-from bench.report.text.comparison_table import table
+from bench.report.text.comparison_table import markdown, table
 from tests.builders import measurement
-from tests.report.made import CRASH, H100, NO_MEMORY, START, bundle, copies, manifest
+from tests.report.made import (
+    CRASH,
+    H100,
+    NO_MEMORY,
+    START,
+    STRANGER,
+    bundle,
+    copies,
+    manifest,
+    near_copy,
+    payload,
+    repacked,
+    trust_list,
+)
 
 ROOT = Path(__file__).parents[2]
 LONG = {"name": "tiny-gpt-neox", "recipe": {"batch_size": 4096}}  # 256 passes a step
@@ -234,9 +252,122 @@ def test_samples_copied_from_another_run_are_not_ranked(tmp_path: Path) -> None:
     first, other = two(tmp_path)
     copies(first, tmp_path, 2, own_samples=False)
     (part,) = compared(first, other, *(tmp_path / f"{i:06}.tar" for i in range(2))).parts
-    assert [Path(entry.row.path).name for entry in part.entries] == ["a.tar", "b.tar"]
+    assert {Path(entry.row.path).name for entry in part.entries} == {"a.tar", "b.tar"}
     told = f"its samples are those of another run, so one of the two measured nothing: {first}"
     assert reasons(part) == {"000000.tar": (told,), "000001.tar": (told,)}
+
+
+@pytest.mark.parametrize(
+    ("change", "share", "copied"),
+    [
+        (1e-12, 1.0, True),  # the last digits of all
+        (1e-9, 1.0, True),  # as much as moves no summary
+        (0.01, 0.4, True),  # less than half of the times
+        (0.01, 0.9, False),
+        (1e-4, 1.0, False),
+    ],
+)
+def test_copies_are_recognised_by_their_values(
+    tmp_path: Path, change: float, share: float, copied: bool
+) -> None:
+    first = bundle(tmp_path / "a.tar", run_id="aaaa", settings=[((), 0.5), (("kernels",), 0.4)])
+    near = near_copy(first, tmp_path / "b.tar", change, share)
+    part = only(compared(first, near))
+    assert (len(part.entries), len(part.apart)) == ((1, 1) if copied else (2, 0))
+    if copied:
+        assert reasons(part)["b.tar"][0].startswith("its samples are those of another run")
+
+
+def test_one_copied_measurement_among_others_is_enough(tmp_path: Path) -> None:
+    """The figure that is ranked is one measurement's: slower ones of its own do not hide a copied one."""
+    own = [((), 0.91), (("compile",), 0.8), (("kernels", "compile"), 0.7)]
+    first = bundle(tmp_path / "a.tar", run_id="aaaa", settings=[((), 0.9), (("kernels",), 0.4)])
+    other = bundle(tmp_path / "b.tar", run_id="aaaa", uuid="B", settings=[*own, (("kernels",), 0.4)])
+    part = only(compared(first, other))
+    assert reasons(part)["b.tar"][0].startswith("its samples are those of another run")
+
+
+def test_lines_that_bench_does_not_write_are_refused(tmp_path: Path) -> None:
+    """A blank more would make the same samples another file."""
+    first = bundle(tmp_path / "a.tar")
+    files = payload(first)
+    files["samples.jsonl"] = files["samples.jsonl"].replace(b'"steps":', b'"steps": ', 1)
+    blank = repacked(tmp_path / "b.tar", from_json(Results, json.loads(files["results.json"])), files)
+    (refused,) = compared(first, blank).refused
+    assert "samples.jsonl: line 1: is not written as bench writes it" in refused.reason
+
+
+@pytest.fixture
+def trust(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trust the key of the tests for all bundles, and no other."""
+    kept = tmp_path / "kept"
+    monkeypatch.setattr(read_bundles, "config_path", lambda name: kept if name == ALLOWED_SIGNERS else None)
+    trust_list(kept)
+
+
+@pytest.mark.usefixtures("trust")
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_strangers_newer_run_replaces_no_trusted_one(tmp_path: Path, reverse: bool) -> None:
+    """The GPUs and the time of a bundle are its signer's words."""
+    old = bundle(tmp_path / "old.tar", run_id="old", pass_seconds=0.4)
+    new = bundle(tmp_path / "new.tar", run_id="new", started=START + 9000, key=STRANGER)
+    newest = bundle(tmp_path / "newest.tar", run_id="newest", started=START + 9999, key=STRANGER)
+    paths = [old, new, newest]
+    found = compared(*(reversed(paths) if reverse else paths))
+    part = only(found)
+    assert [entry.row.run_id for entry in part.entries] == ["old", "newest"]
+    assert reasons(part) == {"new.tar": (f"the same machine ran again: {newest}",)}
+    remark = f"does not replace {old}, a run on the same GPUs: both count"
+    for text in (table(found), page(found), markdown(found).replace("\\", "")):
+        assert remark in " ".join(text.split())
+
+
+@pytest.mark.usefixtures("trust")
+def test_a_trusted_newer_run_replaces_a_strangers(tmp_path: Path) -> None:
+    old = bundle(tmp_path / "old.tar", run_id="old", key=STRANGER)
+    new = bundle(tmp_path / "new.tar", run_id="new", started=START + 9000)
+    assert [entry.row.run_id for entry in only(compared(old, new)).entries] == ["new"]
+
+
+@pytest.mark.usefixtures("trust")
+@pytest.mark.parametrize("name", ["0-before", "z-after"])
+def test_a_strangers_copy_throws_no_trusted_original_out(tmp_path: Path, name: str) -> None:
+    """Whichever is named first: a stranger can also sign the same run once more, as newer, on other GPUs."""
+    first = bundle(tmp_path / "original.tar", run_id="original")
+    near_copy(first, tmp_path / f"{name}.tar", key=STRANGER, started_at=START - 90)
+    signed_again = near_copy(first, tmp_path / f"{name}2.tar", key=STRANGER)
+    (tmp_path / "own").mkdir()
+    again = near_copy(first, tmp_path / "own" / "original.tar", key=STRANGER)  # has the original's run id
+    part = only(compared(*sorted(tmp_path.glob("*.tar")), signed_again, again))
+    assert [entry.row.path for entry in part.entries] == [str(first)]
+    assert {why[0] for why in reasons(part).values()} == {
+        f"its samples are those of another run, so one of the two measured nothing: {first}"
+    }
+
+
+@pytest.mark.usefixtures("trust")
+def test_strangers_do_not_decide_what_is_compared(tmp_path: Path) -> None:
+    """Most rows decide the conditions, but of the trusted ones: strangers can bring any number of rows."""
+    ours = bundle(tmp_path / "ours.tar", run_id="ours", uuid="ours")
+    theirs = [
+        bundle(tmp_path / f"{n}.tar", run_id=n, uuid=n, packages={"torch": "2.9.0"}, key=STRANGER)
+        for n in ("a", "b", "c")
+    ]
+    part = only(compared(*theirs, ours))
+    assert [entry.row.path for entry in part.entries] == [str(ours)]
+    assert len(part.apart) == 3
+
+
+@pytest.mark.usefixtures("trust")
+def test_strangers_do_not_move_an_estimate(tmp_path: Path) -> None:
+    ours = bundle(tmp_path / "ours.tar", run_id="ours", uuid="ours", of=manifest(models=[LONG]))
+    theirs = bundle(
+        tmp_path / "theirs.tar", run_id="theirs", uuid="theirs", pass_seconds=0.01,
+        of=manifest(models=[LONG]), key=STRANGER,
+    )  # fmt: skip
+    both = only(compared(theirs, ours, estimate=("2xh100",)))
+    assert len(both.entries) == 2
+    assert both.guesses == only(compared(ours, estimate=("2xh100",))).guesses
 
 
 def test_a_bundle_given_twice_counts_once(tmp_path: Path) -> None:

@@ -81,14 +81,15 @@ def test_the_reason_for_a_missing_floor_is_shown(tmp_path: Path) -> None:
 
 
 def test_every_format_of_a_comparison_has_the_share(tmp_path: Path) -> None:
-    a, b = with_floor(tmp_path / "a.tar"), bundle(tmp_path / "b.tar", of=TWO, settings=SETTINGS, uuid="B")
+    b = bundle(tmp_path / "b.tar", of=TWO, settings=SETTINGS, uuid="B", run_id="bbbb")
+    a = with_floor(tmp_path / "a.tar")
     both = compared(a, b)
     for text in (table(both), markdown(both)):
         assert text.index("of limit") < text.index("of floor") < text.index("memory")
         assert "80%" in text
         assert "of floor: the time of the model's own products" in text
     shares = [row["share_of_floor"] for row in csv.DictReader(io.StringIO(csv_text(both)))]
-    assert sorted(share[:3] for share in shares) == ["", "0.8"]
+    assert sorted(share and f"{float(share):.3f}" for share in shares) == ["", "0.800"]
     entries = json.loads(json_text(both))["parts"][0]["entries"]
     assert [entry["row"]["best"]["share_of_floor"] for entry in entries].count(None) == 1
     html = unescape(page(both))

@@ -16,7 +16,7 @@ from bench.records.trial import Measured, StepSample
 from bench.report.read_bundles import MANY_BUNDLES
 from bench.runner.machine.probe import STACK, packages
 from tests.builders import measurement
-from tests.report.made import CRASH, H100, NO_MEMORY, bundle, copies, manifest
+from tests.report.made import CRASH, H100, NO_MEMORY, bundle, copies, manifest, near_copy
 
 ROOT = Path(__file__).parents[2]
 WIDE = (0.2, 1.0, 1.8, 1.0, 0.2, 1.8)
@@ -41,6 +41,17 @@ def test_samples_copied_from_another_run_reproduce_nothing(tmp_path: Path, capsy
     there = bundle(tmp_path / "there.tar", run_id="there")
     copies(there, tmp_path, 1, own_samples=False)
     assert main(["reproduce", str(there), "--with", str(tmp_path / "000000.tar")]) == 4
+    assert "has the original run's samples: it was not run again" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("change", [1e-12, -1e-9])
+def test_samples_copied_but_for_their_last_digits_reproduce_nothing(
+    tmp_path: Path, capsys: Any, change: float
+) -> None:
+    there = bundle(tmp_path / "there.tar", run_id="there")
+    near = near_copy(there, tmp_path / "near.tar", change)
+    assert main(["verify", str(near)]) == 0
+    assert main(["reproduce", str(there), "--with", str(near)]) == 4
     assert "has the original run's samples: it was not run again" in capsys.readouterr().err
 
 
@@ -70,7 +81,7 @@ def test_a_slower_run_is_not_reproduced_and_says_by_how_much_and_why(tmp_path: P
     assert code == 1
     step = figure(document, "step seconds")
     assert step["verdict"] == "not reproduced"
-    assert step["percent"] == pytest.approx(10.0)
+    assert step["percent"] == pytest.approx(10.0, rel=1e-4)
     assert document["compared"][0]["reasons"] == [
         f"1x NVIDIA H100 PCIe here, 1x {H100} there",
         "torch 2.9.0 here, 2.11.0 there",

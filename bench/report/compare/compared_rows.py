@@ -122,6 +122,8 @@ class Row:
     samples_sha256: str | None = None
     slowed: Slowed | None = None  # a GPU that was slowed down during `best`
     trained: Model | None = field(default=None, metadata=INTERNAL)  # what a prediction counts
+    step_times: tuple[frozenset[float], ...] = field(default=(), metadata=INTERNAL)  # of each measurement
+    received_at: str | None = field(default=None, metadata=INTERNAL)  # by the operator's clock
 
     @property
     def rankable(self) -> list[MeasuredAttempt]:
@@ -220,6 +222,8 @@ def _row(path: Path, verdict: Verdict[Contents], run: ComparedRun, model: Model)
         model=model.name,
         family=model.family,
         trained=model,
+        step_times=tuple(times for trial in trials for times in run.step_times.get(trial.id, ())),
+        received_at=verdict.received_at,
         precision=model.recipe.precision,
         unit=model.recipe.unit,
         conditions=tuple(_conditions(run, model, verdict.level)),

@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, TypeVar
 
 from bench.base.gpu_catalogue import GpuModel, gpu_named
+from bench.bundle.verdict import Assurance, assurance
+from bench.records.copied import originals
 from bench.report.compare.compared_rows import DEEPSPEED, RankedRow, Row
 from bench.report.compare.decision import Rank, Recommendation, Wish, meets, places
 from bench.report.compare.extrapolate import Extrapolation, MeasuredRow, extrapolate
@@ -18,6 +20,7 @@ from bench.report.compare.offers import Offer, Terms, offers_of
 from bench.report.compare.predicted_estimate import predicted_estimate
 
 Conditions = tuple[tuple[str, str], ...]
+AnyRow = TypeVar("AnyRow", bound=Row)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,11 @@ class ModelPart:
     nothing_in_time: bool = False
     guesses: tuple[Extrapolation, ...] = ()  # for machines that were not measured: never ranked
 
+    def not_replaced_by(self, row: Row) -> Row | None:
+        """Return a ranked row of the same machine which this newer one does not replace: it is worth more."""
+        same = (e.row for e in self.entries if e.row.machine.identity == row.machine.identity)
+        return next((other for other in same if assurance_of(other) > assurance_of(row)), None)
+
     @property
     def rows(self) -> tuple[Row, ...]:
         """All rows, those that are ranked first."""
@@ -83,6 +91,16 @@ class Comparison:
     quotes: tuple[str, ...]  # every quote that a figure rests on
     own_prices: bool = False  # prices come from a file of the user
     schema: Literal["bench/comparison/v1"] = field(default="bench/comparison/v1", kw_only=True)
+
+
+def assurance_of(row: Row) -> Assurance:
+    return assurance(row.level, row.trusted)
+
+
+def decisive(rows: Iterable[AnyRow]) -> list[AnyRow]:
+    """Select the rows that decide for all: those that the user trusts, or all if none is trusted."""
+    every = list(rows)
+    return [row for row in every if row.trusted] or every
 
 
 def compare_rows(rows: Iterable[Row], refused: Sequence[Refused], terms: Terms, bundles: int) -> Comparison:
@@ -115,7 +133,7 @@ def _evidence(models: Iterable[list[Row]]) -> list[MeasuredRow]:
     best: dict[tuple[str, str], MeasuredRow] = {}
     for rows in models:
         recipe = _ranked_recipe(rows)
-        healthy = [row for row in _ranked(rows) if row.complete and not row.slowed]
+        healthy = [row for row in decisive(_ranked(rows)) if row.complete and not row.slowed]
         for row in sorted(healthy, key=lambda row: (row.recipe != recipe, row.days.value, row.path)):
             gpu = _gpu_of(row)
             if gpu is None or row.training_flops is None:
@@ -146,7 +164,7 @@ def _gpu_of(row: Row) -> GpuModel | None:
 def _ranked_recipe(rows: list[Row]) -> Conditions:
     """Return what the ranked rows train: the recipe under the conditions that most rows share."""
     measured = _ranked(_without_unused_deepspeed(rows))
-    base = _base([row.conditions for row in measured])
+    base = _base([row.conditions for row in decisive(measured)])
     return next((row.recipe for row in measured if row.conditions == base), ())
 
 
@@ -174,13 +192,13 @@ def _guesses(
 
     The arithmetic is the least of any row: some settings recompute, which another machine need not do.
     """
-    recipe = _ranked_recipe(rows)
-    counted = [(row.training_flops, row) for row in rows if row.training_flops and row.recipe == recipe]
+    recipe, usable = _ranked_recipe(rows), decisive(_ranked(rows))
+    counted = [(row.training_flops, row) for row in usable if row.training_flops and row.recipe == recipe]
     if not counted:
         return ()
     flops, row = min(counted, key=lambda pair: pair[0])
     of_row = row.family, row.precision, flops, evidence
-    ranked = [one for one in _ranked(rows) if one.recipe == recipe and one.complete and not one.slowed]
+    ranked = [one for one in usable if one.recipe == recipe and one.complete and not one.slowed]
     guesses = (_guess(extrapolate(gpu, gpus, *of_row), (gpu, gpus), ranked) for gpu, gpus in terms.wanted)
     return tuple(
         guess if guess.days else replace(guess, basis=unusable.get(row.family, guess.basis))
@@ -199,7 +217,7 @@ def _part(
     alike = _without_unused_deepspeed(rows)
     measured = _ranked(alike)
     apart = [SetApart(row, (_why_no_figure(row),)) for row in alike if not isinstance(row, RankedRow)]
-    base = _base([row.conditions for row in measured])
+    base = _base([row.conditions for row in decisive(measured)])
     comparable = []
     for ranked in measured:
         differences = differing(ranked.conditions, base)
@@ -269,28 +287,55 @@ def _difference(name: str, ours: str, theirs: str) -> str:
     return f"{name} {ours}, not {theirs}"
 
 
-# Two runs never take the same times to the last digit.
 COPIED = "its samples are those of another run, so one of the two measured nothing:"
 
 
 def _newest(rows: list[RankedRow]) -> tuple[list[RankedRow], list[SetApart]]:
     """Keep one row for each machine: its newest complete run, or its newest run if no run is complete.
 
+    A newer run replaces only a run of the same or a lower assurance: its times and GPUs are its own words.
     All other rows are set apart: older runs, a second copy of a bundle, and a run with copied samples.
     """
-    latest: dict[str, RankedRow] = {}
-    first = {row.samples_sha256: row for row in reversed(rows)}
-    copied = [r for r in rows if r.samples_sha256 and r.run_id != first[r.samples_sha256].run_id]
-    alone = set(map(id, rows)) - set(map(id, copied))
-    rows = [row for row in rows if id(row) in alone]
+    copied = _copied(rows)
+    rows = [row for row in rows if id(row) not in copied]
+    repeated = list(copied.values())
+    by_machine: dict[str, list[RankedRow]] = {}
     for row in rows:
-        before = latest.get(row.machine.identity)
-        if before is None or _preference(row) > _preference(before):
-            latest[row.machine.identity] = row
-    repeated = [SetApart(row, (f"{COPIED} {first[row.samples_sha256].path}",)) for row in copied]
-    newest = ((row, latest[row.machine.identity]) for row in rows)
-    repeated += [SetApart(row, (_why_another(row, kept),)) for row, kept in newest if kept is not row]
-    return list(latest.values()), repeated
+        by_machine.setdefault(row.machine.identity, []).append(row)
+    kept = []
+    for of_machine in by_machine.values():
+        staying: list[RankedRow] = []
+        for row in sorted(of_machine, key=_preference, reverse=True):
+            newer = next((one for one in staying if assurance_of(one) >= assurance_of(row)), None)
+            if newer is None:
+                staying.append(row)
+            else:
+                repeated.append(SetApart(row, (_why_another(row, newer),)))
+        kept += staying
+    return kept, repeated
+
+
+def _copied(rows: list[RankedRow]) -> Mapping[int, SetApart]:
+    """Set apart, by id(), every row with the step times of another one.
+
+    The original is the row with the highest assurance, then the one received first, then the one named first.
+    Of a run that was continued, or given twice, `_newest` chooses, unless one of its bundles is trusted less.
+    """
+    ordered = sorted(rows, key=lambda row: row.received_at or "9")
+    ordered.sort(key=assurance_of, reverse=True)
+    found: dict[int, SetApart] = {}
+    for row, position in zip(ordered, originals([row.step_times for row in ordered]), strict=True):
+        original = ordered[position]
+        if not _is_one_run(row, original):
+            found[id(row)] = SetApart(row, (f"{COPIED} {original.path}",))
+        elif assurance_of(row) < assurance_of(original):
+            found[id(row)] = SetApart(row, (_why_another(row, original),))
+    return found
+
+
+def _is_one_run(a: Row, b: Row) -> bool:
+    """Whether two rows are of one run: the same bundle twice, or a run that was continued."""
+    return (a.run_id, a.machine.identity) == (b.run_id, b.machine.identity)
 
 
 def _preference(row: Row) -> tuple[bool, str, str]:

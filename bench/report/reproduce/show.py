@@ -52,7 +52,6 @@ def _gather(files: Files) -> ReproducibleRun:
         losses=losses,
         courses=courses,
         searched=frozenset(searched),
-        samples_sha256=files.sha256["samples.jsonl"],
     )
 
 

@@ -6,9 +6,11 @@ import math
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Literal
 
 from bench.bundle.verdict import RunContents
+from bench.records.copied import are_copies
 from bench.records.estimate import Interval
 from bench.records.fastest import fastest
 from bench.records.run_results import Results, TrialResult
@@ -49,7 +51,11 @@ class ReproducibleRun(RunContents):
     losses: Mapping[str, FirstLosses]  # by trial
     courses: Mapping[str, MeanCourse]
     searched: frozenset[str]  # models whose settings or micro-batches a search chose
-    samples_sha256: str
+
+    def is_copy_of(self, other: ReproducibleRun) -> bool:
+        """Whether this run has the step times of another one: it was not run again."""
+        ours, theirs = (tuple(chain(*run.step_times.values())) for run in (self, other))
+        return are_copies(ours, theirs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from typing import Any
 from tabulate import tabulate
 
 from bench.base.strict_json import pretty_json, to_json
+from bench.bundle.verdict import level_text
 from bench.records.estimate import Interval
 from bench.records.slowdown import HEALTHY, slowed_text
 from bench.records.text import (
@@ -70,7 +71,7 @@ def cells(entry: Entry, machine: str) -> dict[str, str]:
         "floor": "" if best.share_of_floor is None else share_text(best.share_of_floor),
         "memory": bytes_text(best.peak_bytes),
         "kwh": "" if entry.kwh is None else figures(entry.kwh),
-        "level": row.level + (" (trusted)" if row.trusted else ""),
+        "level": level_text(row.level, row.trusted),
         "run": row.run_id,
         "note": "; ".join(_entry_notes(entry)),
     }
@@ -162,6 +163,8 @@ def remarks(part: ModelPart, comparison: Comparison) -> Iterator[str]:
     yield from (f"on trust: {machine}: {row.on_trust}" for row, machine in named if row.on_trust)
     for row, machine in named:
         yield from _gradient_remarks(row, machine)
+        if (other := part.not_replaced_by(row)) is not None:
+            yield f"less trusted: {machine} does not replace {other.path}, a run on the same GPUs: both count"
         if row.slowed:
             yield f"SLOWED: {machine}, {slowed_text(row.slowed)}, while its figure was measured: {HEALTHY}"
     yield from map(_estimate_line, part.guesses)

@@ -1,0 +1,48 @@
+"""Find runs that have the measured values of another run. Pure.
+
+Two machines never measure the same: no two runs in results/ share one value in eight digits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Set as AbstractSet
+
+DIGITS = 8  # noise that moves no summary by more than rounding leaves most values as they are in these digits
+LEAST_SHARED = 3  # among thousands of runs, two share a value or two by chance
+
+Values = AbstractSet[Hashable]
+
+
+def rounded(value: float) -> float:
+    """Round a measured value to the digits by which copies are recognised."""
+    return float(f"{value:.{DIGITS}g}")
+
+
+def are_copies(ours: Sequence[Values], theirs: Sequence[Values]) -> bool:
+    """Whether more than half of the values of one measurement, of either run, are among the other run's."""
+    return _share(ours, theirs) or _share(theirs, ours)
+
+
+def _share(measurements: Sequence[Values], others: Sequence[Values]) -> bool:
+    every = set().union(*others)
+    shared = ((len(values & every), len(values)) for values in measurements)
+    return any(count >= LEAST_SHARED and 2 * count > size for count, size in shared)
+
+
+def originals(runs: Sequence[Sequence[Values]]) -> list[int]:
+    """Return for each run the position of the first run that it is a copy of; its own if there is none."""
+    found: list[int] = []
+    holders: dict[Hashable, list[int]] = {}  # of each value: runs that are no copies
+    for position, run in enumerate(runs):
+        every = set().union(*run)
+        suspects = sorted({holder for value in every for holder in holders.get(value, ())})
+        original = next((one for one in suspects if are_copies(run, runs[one])), position)
+        found.append(original)
+        for value in every if original == position else ():
+            holders.setdefault(value, []).append(position)
+    return found
+
+
+def values_of(seconds: Iterable[float]) -> frozenset[float]:
+    return frozenset(map(rounded, seconds))
