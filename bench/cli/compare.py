@@ -146,7 +146,7 @@ def gather_all(request: CompareArguments) -> tuple[Comparison, Fleet | None]:
 def _look(path: Path, verdict: Verdict[ComparedRun | CheckContents]) -> tuple[Row, ...] | FleetMember:
     contents = verdict.contents
     if isinstance(contents, CheckContents):
-        return fleet_member(path, contents)
+        return fleet_member(path, verdict, contents)
     return rows_of(path, verdict, contents)
 
 

@@ -1,7 +1,8 @@
 """Compare the checks of many nodes: which nodes lag behind the fleet, and which GPUs failed repeatedly.
 
 Uses robust statistics: medians and median deviations, which a tenth of bad nodes does not move. A figure is
-compared only with those of the same GPU model and, for collectives, the same algorithm and GPU count. Pure.
+compared only with those of the same GPU model and, for collectives, the same algorithm and GPU count. Members
+that the user trusts are the measure for all: a check by a stranger moves no median of theirs. Pure.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from statistics import median
 from typing import Literal
 
 from bench.base.stamps import utc
+from bench.bundle.verdict import Assurance, Contents, assurance
+from bench.bundle.verdict import Verdict as BundleVerdict
 from bench.node_check.all_checks import known_checks
 from bench.node_check.check_results import OWN_PROFILE, CheckContents
 from bench.node_check.judging.evidence import BEFORE, Evidence
@@ -28,6 +31,7 @@ from bench.node_check.judging.finding import (
     verdict_of,
     worst,
 )
+from bench.records.copied import originals, rounded
 from bench.records.text import bytes_text
 
 LEAST_VALUES = 4  # a median of fewer values does not show what is usual
@@ -69,6 +73,12 @@ class FleetMember:
     driver: str = ""
     vbios: str = ""  # several, separated by commas, if its GPUs differ
     host_bytes: int = 0
+    signed_level: str = "self"  # as a verifier of the bundle proved it
+    trusted: bool = False
+
+    @property
+    def assurance(self) -> Assurance:
+        return assurance(self.signed_level, self.trusted)
 
     @property
     def name(self) -> str:
@@ -109,12 +119,12 @@ class Fleet:
     nodes: tuple[RankedNode, ...]  # the worst first
     spreads: tuple[Spread, ...]
     lemons: tuple[RepeatOffender, ...]
-    older: tuple[str, ...]  # paths of bundles whose node has a newer one
+    older: tuple[str, ...]  # paths of bundles whose node has a newer one that is worth as much
     verdict: Verdict
     schema: Literal["bench/fleet/v1"] = field(default="bench/fleet/v1", kw_only=True)
 
 
-def fleet_member(path: Path, check: CheckContents) -> FleetMember:
+def fleet_member(path: Path, verdict: BundleVerdict[Contents], check: CheckContents) -> FleetMember:
     results, evidence = check.results, check.evidence
     # A lost GPU has no UUID, only a placeholder that is the same on every node.
     uuids = {str(gpu.index): gpu.uuid for gpu in results.node.gpus if gpu.memory_bytes}
@@ -135,6 +145,8 @@ def fleet_member(path: Path, check: CheckContents) -> FleetMember:
         driver=str((evidence.data(BEFORE) or {}).get("driver") or ""),
         vbios=", ".join(sorted(vbios - {""})),
         host_bytes=results.node.memory_bytes,
+        signed_level=verdict.level,
+        trusted=verdict.trusted,
     )
 
 
@@ -166,36 +178,68 @@ def compare_fleet(members: Sequence[FleetMember]) -> Fleet:
     """Rank the newest check of each node; older checks count for repeat offenders only."""
     newest, older = _newest(members)
     copied = _copied(members)
-    pools: dict[tuple[str, str], list[Value]] = {}
-    for member in newest:
-        for value in () if id(member) in copied else member.values:
-            pools.setdefault((member.kind, value.figure), []).append(value)
-    spreads = {key: _spread(*key, pool) for key, pool in pools.items() if len(pool) >= LEAST_VALUES}
     by_kind: dict[str, list[FleetMember]] = {}
     for member in newest:
         by_kind.setdefault(member.kind, []).append(member)
-    nodes = [
-        _rank(member, spreads, (*_unusual(member, by_kind[member.kind]), *copied.get(id(member), ())))
+    measure = {kind: _decisive(alike) for kind, alike in by_kind.items()}
+    spreads = _spreads([m for alike in measure.values() for m in alike if id(m) not in copied])
+    findings = {
+        id(member): (
+            *_unusual(member, measure[member.kind]),
+            *copied.get(id(member), ()),
+            *_not_replaced(member, newest),
+        )
         for member in newest
-    ]
-    nodes.sort(key=_order)
+    }
+    nodes = sorted((_rank(member, spreads, findings[id(member)]) for member in newest), key=_order)
     return Fleet(
         nodes=tuple(nodes),
         spreads=tuple(sorted(spreads.values(), key=lambda s: (s.kind, s.figure))),
-        lemons=_lemons(members, {node.seen.run_id: node.findings for node in nodes}),
+        lemons=_lemons(members, {id(node.seen): node.findings for node in nodes}),
         older=tuple(member.path for member in older),
         verdict=next((v for v in VERDICTS if v in {node.verdict for node in nodes}), "not-run"),
     )
 
 
+def _decisive(members: Sequence[FleetMember]) -> list[FleetMember]:
+    """Select the members that are the measure for all: those that the user trusts, or all if none is."""
+    return [member for member in members if member.trusted] or list(members)
+
+
 def _newest(members: Sequence[FleetMember]) -> tuple[list[FleetMember], list[FleetMember]]:
-    """Split into the newest check of each node and the older ones, in their given order."""
+    """Split into the newest check of each node and the older ones, in their given order.
+
+    A newer check replaces only a check of the same or a lower assurance: its time and GPUs are its own words.
+    """
     kept: list[FleetMember] = []
     for member in sorted(members, key=lambda member: (member.started_at, member.run_id), reverse=True):
-        if not any(_is_one_node(member, newer) for newer in kept):
+        if not any(_is_one_node(member, newer) and newer.assurance >= member.assurance for newer in kept):
             kept.append(member)
     newest = {id(member) for member in kept}
     return [m for m in members if id(m) in newest], [m for m in members if id(m) not in newest]
+
+
+def _not_replaced(member: FleetMember, newest: Sequence[FleetMember]) -> Iterator[Finding]:
+    """Report an older check of the same GPUs that is worth more, so that this one does not replace it."""
+    for other in newest:
+        if other.assurance > member.assurance and _is_one_node(member, other):
+            yield Question("alike").judged(
+                "warn",
+                f"does not replace {other.name}, an older check of the same GPUs, which is trusted more",
+                expected="a check that is trusted as much",
+                basis="fleet",
+                source="whoever signs a check states its time and its GPUs",
+                advice="bench keys trust adds a key; bench check --challenge proves when a check ran",
+            )
+
+
+def _spreads(members: Sequence[FleetMember]) -> Mapping[tuple[str, str], Spread]:
+    """Describe each figure of a kind of GPU that enough values were measured of."""
+    pools: dict[tuple[str, str], list[Value]] = {}
+    for member in members:
+        for value in member.values:
+            pools.setdefault((member.kind, value.figure), []).append(value)
+    return {key: _spread(*key, pool) for key, pool in pools.items() if len(pool) >= LEAST_VALUES}
 
 
 def _is_one_node(a: FleetMember, b: FleetMember) -> bool:
@@ -226,6 +270,8 @@ def _unusual(member: FleetMember, fleet: Sequence[FleetMember]) -> Iterator[Find
             )
     # Compare only nodes with as many GPUs: a machine rented with half of them has half of the memory.
     sizes = [other.host_bytes for other in fleet if other.gpu_count == member.gpu_count]
+    if not sizes:  # a stranger's shape, which no trusted node has
+        return
     middle = median(sizes)
     least = middle * (1 - LESS_MEMORY_PERCENT / 100)
     if member.host_bytes < least and _usual([str(size >= least) for size in sizes]) == "True":
@@ -241,30 +287,41 @@ def _unusual(member: FleetMember, fleet: Sequence[FleetMember]) -> Iterator[Find
 
 
 def _copied(members: Sequence[FleetMember]) -> Mapping[int, tuple[Finding, ...]]:
-    """Make findings, by id(), for members whose figures equal those of another run to the last digit.
+    """Make findings, by id(), for members that share most of their figures with another run.
 
-    It is not known which of them measured and which copied, so each of them gets a finding.
+    It is not known which of them measured and which copied, so each gets a finding; only a member that
+    is worth more than all others gets none.
     """
-    by_figures: dict[frozenset[tuple[str, float]], list[FleetMember]] = {}
-    for member in members:
-        if len(member.values) >= LEAST_VALUES and not member.simulated:
-            figures = frozenset((v.figure, v.rate) for v in member.values)
-            by_figures.setdefault(figures, []).append(member)
+    measured = [member for member in members if len(member.values) >= LEAST_VALUES and not member.simulated]
+    measured.sort(key=lambda member: member.assurance, reverse=True)
+    alike: dict[int, list[FleetMember]] = {}
+    for member, original in zip(measured, originals(list(map(_figures, measured))), strict=True):
+        alike.setdefault(original, []).append(member)
     return {
         id(member): (_copy(member, others),)
-        for equal in by_figures.values()
-        for member in equal
-        if (others := [other.name for other in equal if other.run_id != member.run_id])
+        for group in alike.values()
+        for member in group
+        if (others := [other for other in group if not _is_one_check(member, other)])
+        and any(other.assurance >= member.assurance for other in others)
     }
 
 
-def _copy(member: FleetMember, others: Sequence[str]) -> Finding:
+def _figures(member: FleetMember) -> list[frozenset[tuple[str, float]]]:
+    return [frozenset((value.figure, rounded(value.rate)) for value in member.values)]
+
+
+def _is_one_check(a: FleetMember, b: FleetMember) -> bool:
+    """Whether two bundles are of one check, such as the same bundle given twice."""
+    return (a.run_id, a.identity) == (b.run_id, b.identity)
+
+
+def _copy(member: FleetMember, others: Sequence[FleetMember]) -> Finding:
     return Question("alike").judged(
         "fail",
-        f"all {len(member.values)} figures are those of {', '.join(others)}",
+        f"most of its {len(member.values)} figures are those of {', '.join(other.name for other in others)}",
         expected="figures of its own",
         basis="fleet",
-        source="no two runs measure the same to the last digit",
+        source="no two runs measure the same in eight digits",
         advice="check these nodes again, with bench push or bench check --challenge",
     )
 
@@ -313,16 +370,20 @@ def _order(node: RankedNode) -> tuple[int, float, str]:
 
 
 def _lemons(
-    members: Sequence[FleetMember], outliers: Mapping[str, tuple[Finding, ...]]
+    members: Sequence[FleetMember], outliers: Mapping[int, tuple[Finding, ...]]
 ) -> tuple[RepeatOffender, ...]:
-    """Find GPUs that failed in more than one check, by UUID, which a GPU keeps when it is moved."""
+    """Find GPUs that failed in more than one check, by UUID, which a GPU keeps when it is moved.
+
+    `outliers` has findings by id() of members. Of a GPU in a trusted check, only trusted checks count.
+    """
+    ours = {uuid for member in members if member.trusted for uuid in member.uuids.values()}
     times: dict[str, dict[str, str]] = {}
     for member in sorted(members, key=lambda member: member.started_at):
-        findings = _against_cards([*member.findings, *outliers.get(member.run_id, ())])
+        findings = _against_cards([*member.findings, *outliers.get(id(member), ())])
         for index in dict.fromkeys(f.gpu for f in findings):
             uuid = member.uuids.get(str(index))
             checks = ", ".join(dict.fromkeys(f.check for f in findings if f.gpu == index))
-            if uuid is not None:
+            if uuid is not None and (member.trusted or uuid not in ours):
                 times.setdefault(uuid, {})[member.run_id] = (
                     f"GPU {index} of {member.name} on {member.started_at[:10]}: {checks}"
                 )

@@ -11,12 +11,17 @@ from typing import Any
 
 import pytest
 
-from bench.bundle.verify import verify_bundle
+from bench.bundle.verify import TrustRules, verify_bundle
 from bench.cli.main import main
 from bench.node_check.fleet import Fleet, compare_fleet, fleet_member
 from bench.node_check.judging.finding import Finding
 from bench.node_check.recompute_any import recompute
+from bench.report.pages import fleet_page
+from bench.signing.allowed_signers import TrustPolicy
+from bench.signing.ssh_keys import PublicKey
+from tests.bundles import KEY
 from tests.node_check.made import START, bundle
+from tests.report.made import STRANGER
 
 DAY = 86_400.0
 ROOT = Path(__file__).parents[2]
@@ -37,11 +42,11 @@ def rack(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def compared(folder: Path) -> Fleet:
+def compared(folder: Path, rules: TrustRules | None = None) -> Fleet:
     seen = []
-    for path in sorted(folder.glob("*.tar")):
-        check = verify_bundle(path, recompute).contents
-        seen.append(fleet_member(path, check))  # type: ignore[arg-type]
+    for path in sorted(folder.rglob("*.tar")):
+        verdict = verify_bundle(path, recompute, rules)
+        seen.append(fleet_member(path, verdict, verdict.contents))  # type: ignore[arg-type]
     return compare_fleet(seen)
 
 
@@ -148,6 +153,9 @@ def test_nodes_with_identical_figures_are_not_trusted(
     ]  # fmt: skip
     assert fleet.nodes[1].worst
     assert fleet.nodes[1].worst.found.endswith("figures are those of n0, n2")
+    bundle(tmp_path / "n4.tar", tmp_path, measured=f"n3 {START}", last_digits=1e-11)
+    assert {node.seen.name for node in compared(tmp_path).nodes if node.verdict == "pass"} == set()
+    (tmp_path / "n4.tar").unlink()
     assert fleet.lemons == ()  # not the fault of a card
     assert main(["compare", str(tmp_path), "--html", str(tmp_path / "page.html")]) == 1
     assert "1 PASS, 3 FAIL" in capsys.readouterr().out
@@ -159,13 +167,121 @@ def test_a_node_that_was_checked_again_is_listed_once(tmp_path: Path) -> None:
     (rack / "later").mkdir(parents=True)
     bundle(rack / "n1.tar", tmp_path, START, rates={"matmul": {"1": 0.7}})
     bundle(rack / "later" / "n1.tar", tmp_path, START + DAY)
-    seen = [
-        fleet_member(path, verify_bundle(path, recompute).contents)  # type: ignore[arg-type]
-        for path in sorted(rack.rglob("*.tar"))
-    ]
-    fleet = compare_fleet(seen)
+    fleet = compared(rack)
     assert [node.verdict for node in fleet.nodes] == ["pass"]
     assert fleet.older == (str(rack / "n1.tar"),)
+
+
+# Strangers: anybody can sign a check with any GPUs, time and figures.
+
+TRUSTED = TrustRules(trust=TrustPolicy.from_text(PublicKey.of(KEY).line(), "the test's list"), demanded=False)
+SLOW: dict[str, Any] = {"rates": {"matmul": {"1": 0.7}}}
+
+
+def verdicts(fleet: Fleet) -> dict[str, str]:
+    return {node.seen.name: node.verdict for node in fleet.nodes}
+
+
+def test_a_strangers_pass_replaces_no_trusted_failure(tmp_path: Path) -> None:
+    rack = tmp_path / "rack"
+    rack.mkdir()
+    ours = {str(i): {"UUID": f"GPU-{i}"} for i in range(8)}
+    bundle(rack / "ours.tar", tmp_path, START, gpus=ours, **SLOW)
+    bundle(rack / "theirs.tar", tmp_path, START + DAY, gpus=ours, key=STRANGER)
+    fleet = compared(rack, TRUSTED)
+    assert verdicts(fleet) == {"ours": "fail", "theirs": "warn"}
+    assert (fleet.verdict, fleet.older) == ("fail", ())
+    (remark,) = fleet.nodes[1].findings
+    assert remark.found == ("does not replace ours, an older check of the same GPUs, which is trusted more")
+    for text in (fleet_page.table(fleet), fleet_page.as_markdown(fleet)):
+        assert "self (trusted)" in text
+    rows = list(csv.DictReader(io.StringIO(fleet_page.as_csv(fleet))))
+    assert {(row["node"], row["signed_level"], row["trusted"]) for row in rows} == {
+        ("ours", "self", "true"), ("theirs", "self", "false"),
+    }  # fmt: skip
+    assert verdicts(compared(rack)) == {"theirs": "pass"}  # nobody is trusted: the newer one counts
+    assert "level" not in fleet_page.table(compared(rack))
+
+
+def test_a_trusted_check_replaces_a_strangers(tmp_path: Path) -> None:
+    rack = tmp_path / "rack"
+    rack.mkdir()
+    ours = {str(i): {"UUID": f"GPU-{i}"} for i in range(8)}
+    bundle(rack / "theirs.tar", tmp_path, START, gpus=ours, key=STRANGER, **SLOW)
+    bundle(rack / "ours.tar", tmp_path, START + DAY, gpus=ours)
+    fleet = compared(rack, TRUSTED)
+    assert verdicts(fleet) == {"ours": "pass"}
+    assert fleet.older == (str(rack / "theirs.tar"),)
+
+
+def test_the_level_is_a_column_of_the_page_too(tmp_path: Path) -> None:
+    bundle(tmp_path / "ours.tar", tmp_path)
+    bundle(tmp_path / "theirs.tar", tmp_path, key=STRANGER)
+    fleet_page.write_fleet_html(tmp_path / "rack.html", compared(tmp_path, TRUSTED))
+    text = (tmp_path / "rack.html").read_text()
+    assert '<td class="t" data-head="level">self (trusted)</td>' in text
+    assert '<td class="t" data-head="level">self</td>' in text
+
+
+@pytest.mark.parametrize("scenario", [{"rates": {"matmul": {"*": 3.0}}}, {"driver": "999.1"}])
+def test_strangers_are_not_the_measure_of_trusted_nodes(tmp_path: Path, scenario: dict[str, Any]) -> None:
+    """Any number of faster nodes, or of those with another driver, can be invented."""
+    for number in range(5):
+        bundle(tmp_path / f"ours{number}.tar", tmp_path, START + number)
+    for number in range(20):
+        bundle(tmp_path / f"theirs{number:02}.tar", tmp_path, START, key=STRANGER, **scenario)
+    fleet = compared(tmp_path, TRUSTED)
+    assert {verdict for name, verdict in verdicts(fleet).items() if name.startswith("ours")} == {"pass"}
+    ours = [member.seen for member in fleet.nodes if member.seen.trusted]
+    assert fleet.spreads
+    assert compare_fleet(ours).spreads == fleet.spreads
+
+
+def test_a_strangers_shape_that_no_trusted_node_has_is_compared_with_none(tmp_path: Path) -> None:
+    for number in range(5):
+        bundle(tmp_path / f"ours{number}.tar", tmp_path, START + number)
+    bundle(tmp_path / "theirs.tar", tmp_path, START, key=STRANGER, count=3)
+    findings = [f.found for n in compared(tmp_path, TRUSTED).nodes for f in n.findings if not n.seen.trusted]
+    assert findings == ["number of GPUs 3, where most of the fleet have 8"]
+
+
+def test_a_stranger_makes_no_trusted_gpu_a_repeat_offender(tmp_path: Path) -> None:
+    rack = tmp_path / "rack"
+    rack.mkdir()
+    uuid = {"gpus": {"1": {"UUID": "GPU-ours"}}}
+    bundle(rack / "ours.tar", tmp_path, START, **uuid, **SLOW)
+    for number in range(3):
+        bundle(rack / f"theirs{number}.tar", tmp_path, START + number, key=STRANGER, **uuid, **SLOW)
+    assert compared(rack, TRUSTED).lemons == ()
+    (lemon,) = compared(rack).lemons
+    assert len(lemon.times) == 4
+    # A stranger's bundle with the run id of a trusted one takes no failure of its place.
+    (rack / "other").mkdir()
+    bundle(rack / "other" / "ours.tar", tmp_path, START + DAY, key=STRANGER)
+    bundle(rack / "again.tar", tmp_path, START + DAY, **uuid, **SLOW)
+    (lemon,) = compared(rack, TRUSTED).lemons
+    assert [line.partition(" on ")[0] for line in lemon.times] == ["GPU 1 of ours", "GPU 1 of again"]
+
+
+def test_a_strangers_copy_of_a_trusted_check_fails_alone(tmp_path: Path) -> None:
+    """The copy may be named first, and may have the run id of the original."""
+    bundle(tmp_path / "n1.tar", tmp_path)
+    (tmp_path / "a").mkdir()
+    bundle(tmp_path / "a" / "n0.tar", tmp_path, measured=f"n1 {START}", key=STRANGER)
+    bundle(
+        tmp_path / "a" / "n1.tar", tmp_path, key=STRANGER,
+        gpus={str(i): {"UUID": f"GPU-new-{i}"} for i in range(8)},
+    )  # fmt: skip
+    nodes = compared(tmp_path, TRUSTED).nodes
+    assert [(node.seen.trusted, node.verdict) for node in nodes] == [
+        (False, "fail"), (False, "fail"), (True, "pass"),
+    ]  # fmt: skip
+
+
+def test_a_check_given_twice_is_no_copy(tmp_path: Path) -> None:
+    first = bundle(tmp_path / "n1.tar", tmp_path)
+    (tmp_path / "again.tar").write_bytes(first.read_bytes())
+    assert [node.verdict for node in compared(tmp_path).nodes] == ["pass"]
 
 
 def test_a_node_that_lost_a_gpu_since_is_listed_once(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tabulate import tabulate
 
+from bench.bundle.verdict import level_text
 from bench.node_check.fleet import Fleet, RankedNode, Spread
 from bench.node_check.judging.finding import Finding, quantity
 from bench.report.markup import Markup, cells, document, el, fragment, items, scrolling_table, write_page
@@ -15,13 +16,14 @@ from bench.report.text.check_text import WORDS
 from bench.report.text.escapes import csv_lines, markdown_text
 
 COLUMNS = ("node", "verdict", "worst finding")
+LEVEL = "level"  # of the signature, as in a comparison of runs that trained
 SPREAD_HEADS = ("figure", "median", "spread", "values")
 SIMULATED = "some of these nodes do not exist: their GPUs were simulated"
 MOST_GOOD = 8  # nodes that pass are listed up to this many, then counted
 
 
 def table(fleet: Fleet) -> str:
-    blocks = [tabulate(_rows(fleet), COLUMNS, disable_numparse=True, maxcolwidths=[28, None, 90])]
+    blocks = [tabulate(_rows(fleet), _columns(fleet), disable_numparse=True, maxcolwidths=_widths(fleet))]
     if fleet.spreads:
         rows = [_spread_texts(spread) for spread in fleet.spreads]
         headers = ("the fleet", *SPREAD_HEADS)
@@ -35,14 +37,34 @@ def _spread_texts(spread: Spread) -> tuple[str, ...]:
     return spread.kind, spread.figure, middle, share, str(spread.count)
 
 
-def _rows(fleet: Fleet) -> Iterator[tuple[str, str, str]]:
+def _columns(fleet: Fleet) -> tuple[str, ...]:
+    """Return the heads of the columns; that of the level only if the nodes' levels differ."""
+    differ = len({node.seen.assurance for node in fleet.nodes}) > 1
+    return (*COLUMNS, LEVEL) if differ else COLUMNS
+
+
+def _widths(fleet: Fleet) -> list[int | None]:
+    return [28, None, 90, *[None] * (len(_columns(fleet)) - len(COLUMNS))]
+
+
+def _level(node: RankedNode) -> str:
+    return level_text(node.seen.signed_level, node.seen.trusted)
+
+
+def _rows(fleet: Fleet) -> Iterator[tuple[str, ...]]:
+    """Yield the texts of each node, below `_columns`."""
+    count = len(_columns(fleet))
+    yield from (row[:count] for row in _whole_rows(fleet))
+
+
+def _whole_rows(fleet: Fleet) -> Iterator[tuple[str, ...]]:
     lemons = {lemon.uuid for lemon in fleet.lemons}
     good = [node for node in fleet.nodes if node.verdict == "pass"]
     bad = [node for node in fleet.nodes if node.verdict != "pass"]
     for node in (*bad, *good[:MOST_GOOD]):
-        yield node.seen.name, WORDS[node.verdict], _worst(node, lemons)
+        yield node.seen.name, WORDS[node.verdict], _worst(node, lemons), _level(node)
     if len(good) > MOST_GOOD:
-        yield f"and {len(good) - MOST_GOOD} more", WORDS["pass"], ""
+        yield f"and {len(good) - MOST_GOOD} more", WORDS["pass"], "", ""
 
 
 def _worst(node: RankedNode, lemons: set[str]) -> str:
@@ -81,20 +103,23 @@ def _counts(fleet: Fleet) -> str:
 
 
 CSV_NODE = ("node", "run", "started_at", "level", "gpu_model", "verdict")
+CSV_SIGNED = ("signed_level", "trusted")
 CSV_JUDGED = ("check", "subject", "finding_verdict", "basis", "value", "reference", "unit")
 CSV_FINDING = (*CSV_JUDGED, "uuid", "found", "advice")
 
 
 def as_csv(fleet: Fleet) -> str:
     """Write a row for each finding; a node without findings has one row."""
-    return csv_lines((*CSV_NODE, *CSV_FINDING), (row for node in fleet.nodes for row in _csv_rows(node)))
+    return csv_lines(
+        (*CSV_NODE, *CSV_FINDING, *CSV_SIGNED), (row for node in fleet.nodes for row in _csv_rows(node))
+    )
 
 
 def _csv_rows(node: RankedNode) -> Iterator[tuple[object, ...]]:
     seen = node.seen
     about_node = (seen.name, seen.run_id, seen.started_at, seen.level, seen.kind, node.verdict)
     for finding in node.findings or (None,):
-        yield (*about_node, *_csv_finding(node, finding))
+        yield (*about_node, *_csv_finding(node, finding), seen.signed_level, seen.trusted)
 
 
 def _csv_finding(node: RankedNode, finding: Finding | None) -> tuple[object, ...]:
@@ -107,7 +132,7 @@ def _csv_finding(node: RankedNode, finding: Finding | None) -> tuple[object, ...
 
 def as_markdown(fleet: Fleet) -> str:
     rows = [list(map(markdown_text, row)) for row in _rows(fleet)]
-    body = tabulate(rows, COLUMNS, tablefmt="github", disable_numparse=True)
+    body = tabulate(rows, _columns(fleet), tablefmt="github", disable_numparse=True)
     return "\n".join([body, "", *(f"- {markdown_text(line.strip())}" for line in _notes(fleet))])
 
 
@@ -121,8 +146,8 @@ def _body(fleet: Fleet) -> Iterator[Markup]:
     yield el("p", el("strong", _counts(fleet)))
     if _simulated(fleet):
         yield el("p", f"SIMULATED: {SIMULATED}", class_="alert")
-    lemons, heads = {lemon.uuid for lemon in fleet.lemons}, (*COLUMNS, "GPU", "checked")
-    nodes = (_node_row(node, lemons) for node in fleet.nodes)
+    lemons, heads = {lemon.uuid for lemon in fleet.lemons}, (*_columns(fleet), "GPU", "checked")
+    nodes = (_node_row(node, lemons, with_level=LEVEL in heads) for node in fleet.nodes)
     yield scrolling_table(cells(heads, len(heads), "th"), nodes, class_="stacked")
     if fleet.lemons:
         yield el("h2", "Repeat lemons")
@@ -136,12 +161,14 @@ def _body(fleet: Fleet) -> Iterator[Markup]:
         yield el("details", el("summary", summary), items(fleet.older, class_="said"))
 
 
-def _node_row(node: RankedNode, lemons: set[str]) -> Markup:
+def _node_row(node: RankedNode, lemons: set[str], *, with_level: bool) -> Markup:
+    level = [el("td", _level(node), class_="t", data_head=LEVEL)] if with_level else []
     return el(
         "tr",
         el("td", node.seen.name, class_="t"),
         el("td", WORDS[node.verdict], class_=f"t {TONES[node.verdict]}"),
         el("td", _worst(node, lemons), class_="t long", data_head="worst finding"),
+        *level,
         el("td", node.seen.kind, class_="t", data_head="GPU"),
         el("td", node.seen.started_at, class_="t", data_head="checked"),
     )
