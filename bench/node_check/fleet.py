@@ -212,7 +212,7 @@ def _newest(members: Sequence[FleetMember]) -> tuple[list[FleetMember], list[Fle
     A newer check replaces only a check of the same or a lower assurance: its time and GPUs are its own words.
     """
     kept: list[FleetMember] = []
-    for member in sorted(members, key=lambda member: (member.started_at, member.run_id), reverse=True):
+    for member in sorted(members, key=lambda m: (m.started_at, m.run_id, m.assurance), reverse=True):
         if not any(_is_one_node(member, newer) and newer.assurance >= member.assurance for newer in kept):
             kept.append(member)
     newest = {id(member) for member in kept}
@@ -295,7 +295,8 @@ def _copied(members: Sequence[FleetMember]) -> Mapping[int, tuple[Finding, ...]]
     measured = [member for member in members if len(member.values) >= LEAST_VALUES and not member.simulated]
     measured.sort(key=lambda member: member.assurance, reverse=True)
     alike: dict[int, list[FleetMember]] = {}
-    for member, original in zip(measured, originals(list(map(_figures, measured))), strict=True):
+    runs = [((member.run_id, member.identity), [_figures(member)]) for member in measured]
+    for member, original in zip(measured, originals(runs), strict=True):
         alike.setdefault(original, []).append(member)
     return {
         id(member): (_copy(member, others),)
@@ -306,8 +307,8 @@ def _copied(members: Sequence[FleetMember]) -> Mapping[int, tuple[Finding, ...]]
     }
 
 
-def _figures(member: FleetMember) -> list[frozenset[tuple[str, float]]]:
-    return [frozenset((value.figure, rounded(value.rate)) for value in member.values)]
+def _figures(member: FleetMember) -> frozenset[tuple[str, float]]:
+    return frozenset((value.figure, rounded(value.rate)) for value in member.values)
 
 
 def _is_one_check(a: FleetMember, b: FleetMember) -> bool:

@@ -30,14 +30,19 @@ def _share(measurements: Sequence[Values], others: Sequence[Values]) -> bool:
     return any(count >= LEAST_SHARED and 2 * count > size for count, size in shared)
 
 
-def originals(runs: Sequence[Sequence[Values]]) -> list[int]:
-    """Return for each run the position of the first run that it is a copy of; its own if there is none."""
+def originals(runs: Sequence[tuple[Hashable, Sequence[Values]]]) -> list[int]:
+    """Return for each run the position of the first run that it is a copy of; its own if there is none.
+
+    A run is an identity and its measurements. Runs of one identity, such as a run and its continuation, share
+    their values by right.
+    """
     found: list[int] = []
     holders: dict[Hashable, list[int]] = {}  # of each value: runs that are no copies
-    for position, run in enumerate(runs):
+    for position, (identity, run) in enumerate(runs):
         every = set().union(*run)
         suspects = sorted({holder for value in every for holder in holders.get(value, ())})
-        original = next((one for one in suspects if are_copies(run, runs[one])), position)
+        strangers = (one for one in suspects if runs[one][0] != identity)
+        original = next((one for one in strangers if are_copies(run, runs[one][1])), position)
         found.append(original)
         for value in every if original == position else ():
             holders.setdefault(value, []).append(position)

@@ -287,6 +287,28 @@ def test_one_copied_measurement_among_others_is_enough(tmp_path: Path) -> None:
     assert reasons(part)["b.tar"][0].startswith("its samples are those of another run")
 
 
+def test_a_continued_run_is_no_copy_of_itself_and_can_be_copied(tmp_path: Path) -> None:
+    """An interrupted run and its continuation share samples; a copy may have the later ones."""
+    settings = [((), 0.9), (("kernels",), 0.4)]
+    begun = bundle(tmp_path / "a.tar", run_id="aaaa", settings=settings[:1], complete=False)
+    ended = bundle(tmp_path / "b.tar", run_id="aaaa", settings=settings)
+    copy = bundle(tmp_path / "c.tar", run_id="aaaa", uuid="C", settings=settings[1:])
+    part = only(compared(begun, ended, copy))
+    assert [entry.row.path for entry in part.entries] == [str(ended)]
+    assert reasons(part)["a.tar"] == (f"the same run as {ended}",)
+    assert reasons(part)["c.tar"][0].endswith(f"measured nothing: {ended}")
+
+
+def test_a_run_of_ones_own_hides_no_copied_continuation(tmp_path: Path) -> None:
+    original = bundle(tmp_path / "z.tar", run_id="bbbb", settings=[((), 0.9), (("kernels",), 0.4)])
+    (tmp_path / "theirs").mkdir()
+    near = near_copy(original, tmp_path / "theirs" / "b.tar")
+    own = near_copy(original, tmp_path / "b.tar", 0.01)  # the same run id and GPUs as the copy
+    part = only(compared(own, original, near))
+    assert {entry.row.path for entry in part.entries} == {str(own), str(original)}
+    assert reasons(part)["b.tar"][0].endswith(f"measured nothing: {original}")
+
+
 def test_lines_that_bench_does_not_write_are_refused(tmp_path: Path) -> None:
     """A blank more would make the same samples another file."""
     first = bundle(tmp_path / "a.tar")

@@ -323,13 +323,13 @@ def _copied(rows: list[RankedRow]) -> Mapping[int, SetApart]:
     """
     ordered = sorted(rows, key=lambda row: row.received_at or "9")
     ordered.sort(key=assurance_of, reverse=True)
+    runs = [((row.run_id, row.machine.identity, assurance_of(row)), row.step_times) for row in ordered]
     found: dict[int, SetApart] = {}
-    for row, position in zip(ordered, originals([row.step_times for row in ordered]), strict=True):
+    for row, position in zip(ordered, originals(runs), strict=True):
         original = ordered[position]
-        if not _is_one_run(row, original):
-            found[id(row)] = SetApart(row, (f"{COPIED} {original.path}",))
-        elif assurance_of(row) < assurance_of(original):
-            found[id(row)] = SetApart(row, (_why_another(row, original),))
+        if row is not original:
+            why = _why_another(row, original) if _is_one_run(row, original) else f"{COPIED} {original.path}"
+            found[id(row)] = SetApart(row, (why,))
     return found
 
 
@@ -338,8 +338,8 @@ def _is_one_run(a: Row, b: Row) -> bool:
     return (a.run_id, a.machine.identity) == (b.run_id, b.machine.identity)
 
 
-def _preference(row: Row) -> tuple[bool, str, str]:
-    return row.complete, row.started_at, row.run_id
+def _preference(row: Row) -> tuple[bool, str, str, Assurance]:
+    return row.complete, row.started_at, row.run_id, assurance_of(row)
 
 
 def _why_another(row: Row, kept: Row) -> str:
