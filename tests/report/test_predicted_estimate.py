@@ -36,17 +36,6 @@ def test_gpus_lose_time_to_each_other_and_cards_differ_by_their_rates(
     assert 1.9 * measured < a100["days"] < 3.2 * measured
 
 
-def test_a_model_whose_work_is_not_predicted_keeps_the_share_of_the_peak(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    (guess,) = compared(capsys, "mamba-2.8b", "h100")["guesses"]  # measured uncompiled
-    assert "of the vendor's peak" in guess["basis"] and "predicted" not in guess
-
-
-def test_rows_say_nothing_of_the_model_that_a_prediction_counts(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "trained" not in compared(capsys, "pythia-1b")["entries"][0]["row"]
-
-
 def test_a_row_with_a_method_of_another_version_gives_no_estimate(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -79,3 +68,14 @@ def test_a_row_that_cannot_be_predicted_leaves_the_estimate_to_the_others(
     expected = compared(capsys, "pythia-1b", "8xh200")["guesses"]
     monkeypatch.setattr(comparison, "predicted_estimate", beside_a_strangers_row)
     assert compared(capsys, "pythia-1b", "8xh200")["guesses"] == expected
+
+
+def test_a_model_whose_work_is_not_predicted_keeps_the_share_of_the_peak(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (guess,) = compared(capsys, "mamba-2.8b", "h100")["guesses"]  # measured uncompiled
+    assert "of the vendor's peak" in guess["basis"] and "predicted" not in guess
+
+
+def test_rows_say_nothing_of_the_model_that_a_prediction_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "trained" not in compared(capsys, "pythia-1b")["entries"][0]["row"]
