@@ -223,7 +223,7 @@ def test_the_level_is_a_column_of_the_page_too(tmp_path: Path) -> None:
     assert '<td class="t" data-head="level">self</td>' in text
 
 
-@pytest.mark.parametrize("scenario", [{"rates": {"matmul": {"*": 3.0}}}, {"driver": "999.1"}])
+@pytest.mark.parametrize("scenario", [{"rates": {"matmul": {"*": 1.2}}}, {"driver": "999.1"}])
 def test_strangers_are_not_the_measure_of_trusted_nodes(tmp_path: Path, scenario: dict[str, Any]) -> None:
     """Any number of faster nodes, or of those with another driver, can be invented."""
     for number in range(5):
