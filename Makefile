@@ -98,6 +98,7 @@ bench-verify: $(STAMP)  ## measure verification as bundles grow: time beyond an 
 bench-push: $(STAMP)  ## measure the cost of pushing over running by hand (needs root: it starts an sshd)
 	$(BIN)/python benchmarks/push.py
 	$(BIN)/python benchmarks/push.py --image
+	PYTHONPATH=. $(BIN)/python benchmarks/hostile_push.py
 
 fuzz: $(STAMP)  ## 100,000 damaged or forged bundles: none accepted, no traceback, bounded memory
 	$(BIN)/python -m tests.fuzz $(MUTATIONS) $(SEED)

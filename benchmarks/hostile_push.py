@@ -1,0 +1,181 @@
+"""Push to five honest nodes, alone and beside five hostile ones. Needs root: it starts an sshd.
+
+    PYTHONPATH=. python benchmarks/hostile_push.py
+
+Hostile nodes are SSH servers of this process, which let everybody in and then behave in ten ways, five in
+each round. Prints the time until the last honest bundle is fetched, as a ratio to the time alone, and how
+long the push still lasts after Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+from tests.e2e.nodes import Nodes, ssh_nodes
+from tests.e2e.pushing import Operator
+from tests.push.strange_nodes import mark_of, ssh_server
+
+HONEST, ROUNDS = 5, 3
+MOST_SECONDS = 180.0
+Serve = Callable[[Any, bytes], None]
+
+
+def _drip(channel: Any, command: bytes) -> None:
+    channel.sendall(mark_of(command))
+    while True:
+        channel.sendall(b"x")
+        time.sleep(1)
+
+
+def _marks(channel: Any, command: bytes) -> None:
+    channel.sendall(mark_of(command) + b"\x1e" * 4_000_000)
+    _end(channel)
+
+
+def _letters(channel: Any, command: bytes) -> None:
+    channel.sendall(mark_of(command) + b"\x1ememory\x1f" + b"a" * 4_000_000 + b"\x1f0\x1e")
+    _end(channel)
+
+
+def _endless(channel: Any, command: bytes) -> None:
+    channel.sendall(mark_of(command))
+    while True:
+        channel.sendall(b"y" * 65536)
+
+
+def _errors(channel: Any, _: bytes) -> None:
+    while True:
+        channel.sendall_stderr(b"\x1b[31mno\n" * 4096)
+
+
+def _silent(_: Any, __: bytes) -> None:
+    time.sleep(3600)
+
+
+def _hangs_up(channel: Any, _: bytes) -> None:
+    channel.close()
+
+
+def _escapes(channel: Any, command: bytes) -> None:
+    channel.sendall(mark_of(command) + b"\x1b]0;owned\x07\x1b[2J\r\n" * 100)
+    _end(channel)
+
+
+def _nested(channel: Any, command: bytes) -> None:
+    channel.sendall(mark_of(command) + b"\x1edocker\x1f" + b"[" * 200_000 + b"\x1f0\x1e")
+    _end(channel)
+
+
+def _no_status(channel: Any, command: bytes) -> None:
+    channel.sendall(mark_of(command) + b"alive\n")
+    channel.shutdown_write()
+    time.sleep(3600)
+
+
+def _end(channel: Any) -> None:
+    channel.send_exit_status(0)
+    channel.close()
+
+
+WAYS: Sequence[tuple[str, Serve]] = (
+    ("a byte a second", _drip),
+    ("four million marks", _marks),
+    ("four million letters", _letters),
+    ("endless output", _endless),
+    ("endless errors", _errors),
+    ("silence", _silent),
+    ("hangs up", _hangs_up),
+    ("control characters", _escapes),
+    ("nested JSON", _nested),
+    ("no exit status", _no_status),
+)
+
+
+def _until_closed(serve: Serve) -> Serve:
+    """Return a server that ends quietly once the other side has closed the connection."""
+
+    def served(channel: Any, command: bytes) -> None:
+        with suppress(OSError):
+            serve(channel, command)
+
+    return served
+
+
+def hosts_beside(
+    nodes: Nodes, folder: Path, ways: Sequence[tuple[str, Serve]], stack: ExitStack
+) -> list[str]:
+    """Start hostile nodes and name them in the operator's ssh_config, before the lines for all hosts."""
+    lines, names = [], []
+    for number, (_, serve) in enumerate(ways):
+        home = folder / f"hostile{number}"
+        port, _ = stack.enter_context(ssh_server(home, _until_closed(serve)))
+        names.append(f"hostile{number}")
+        lines.append(
+            f"Host hostile{number}\n  HostName 127.0.0.1\n  Port {port}\n  User root\n"
+            f"  IdentityFile {home}/.ssh/id_ecdsa\n  UserKnownHostsFile {home}/.ssh/known_hosts\n"
+        )
+    nodes.ssh_config.write_text("".join(lines) + nodes.ssh_config.read_text())
+    return names
+
+
+def pushed(one: Operator, hostile: Sequence[str], out: str) -> tuple[float, float]:
+    """Return the seconds until all honest bundles are here, and those from Ctrl-C to the end of the push."""
+    words = one.pushing(one.manifest(), *hostile, *one.nodes.addresses, "--out", out, "--new")
+    began = time.monotonic()
+    with subprocess.Popen(
+        one.command(*words), cwd=one.folder, env=one.environment(),
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    ) as push:  # fmt: skip
+        while len(list((one.folder / out).rglob("*.tar"))) < HONEST:
+            if time.monotonic() - began > MOST_SECONDS or push.poll() not in (None, 0, 3, 5):
+                raise SystemExit(f"{out}: the honest nodes did not finish: exit code {push.poll()}")
+            time.sleep(0.1)
+        lasted = time.monotonic() - began
+        asked = time.monotonic()
+        if push.poll() is None:
+            push.send_signal(signal.SIGINT)
+        push.wait(60)
+        return lasted, time.monotonic() - asked
+
+
+def main() -> None:
+    found: dict[str, Any] = {"alone_seconds": [], "rounds": []}
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+        folder = Path(name)
+        nodes = stack.enter_context(ssh_nodes(folder / "nodes", HONEST))
+        one = Operator(folder, nodes)
+        for number in range(ROUNDS):  # alternate, so that other work on this machine affects both
+            found["alone_seconds"].append(pushed(one, [], f"alone{number}")[0])
+            ways = WAYS[5 * (number % 2) :][:5]
+            with ExitStack() as servers:
+                before = nodes.ssh_config.read_text()
+                hostile = hosts_beside(nodes, folder / f"round{number}", ways, servers)
+                lasted, ended = pushed(one, hostile, f"beside{number}")
+                nodes.ssh_config.write_text(before)
+            found["rounds"].append(_round(ways, lasted, ended, found["alone_seconds"][-1]))
+    json.dump(found, sys.stdout, indent=1)
+    print()
+
+
+def _round(
+    ways: Sequence[tuple[str, Serve]], lasted: float, ended: float, alone: float
+) -> Mapping[str, object]:
+    return {
+        "hostile": [name for name, _ in ways],
+        "seconds": lasted,
+        "over_alone": lasted / alone,
+        "ends_after_interrupt_seconds": ended,
+    }
+
+
+if __name__ == "__main__":
+    main()
