@@ -99,6 +99,15 @@ def test_the_order_of_the_bundles_does_not_matter(
     assert decide(every, wish) == decide(shuffled, wish)
 
 
+def test_of_two_equal_options_the_one_with_the_narrower_interval_is_named_in_any_order() -> None:
+    cheapest = Option("slow", "rent", Interval(3.0, 0.0), 0.0, 100.0)
+    narrow, wide = (
+        Option(label, "rent", Interval(1.0, half), 0.0, 100.2) for label, half in (("b", 0.1), ("a", 0.2))
+    )
+    for two in ([narrow, wide], [wide, narrow]):
+        assert decide([cheapest, *two], Wish(200.0, 4.0)).as_cheap_but_faster == narrow
+
+
 @given(options(), money, st.floats(0.01, 1e4), st.sampled_from([0.5, 2.0, 4.0]))
 def test_the_currency_does_not_matter(
     every: list[Option], budget: float, deadline: float, rate: float

@@ -289,7 +289,7 @@ elif words[:2] == ["image", "inspect"]:
     print(json.dumps([found]))
 else:
     (here / "told.json").write_text(json.dumps(words))
-    (mount,) = [word for word in words if word.endswith("/in/manifest.json,readonly")]
+    (mount,) = [word for word in words if "target=/in/manifest.json," in word]
     shutil.copy(mount.split("source=")[1].split(",")[0], here / "asked.json")
     (out,) = [w.split("=")[1].split(":")[0] for w in words if ":/out:" in w]
     if (here / "here.tar").exists():

@@ -69,7 +69,9 @@ def meets(days: Interval, deadline_days: float) -> Literal["yes", "perhaps", "no
 
 def decide(options: Iterable[Option], wish: Wish, used_days: float = math.inf) -> Recommendation:
     """Decide what fits the wish; `used_days` is how long an owned machine trains in its life."""
-    every = [o for o in options if o.lives_for(wish.runs, used_days)]
+    # Of options with equal days and money, the one with the narrower interval, in any order of the bundles.
+    alike = sorted(options, key=lambda o: (o.days.half_width, o.label, o.kind))
+    every = [o for o in alike if o.lives_for(wish.runs, used_days)]
     affordable = [o for o in every if wish.budget is None or o.spend(wish.runs) <= wish.budget]
     fastest = min(affordable, key=_by_speed(wish), default=None) if wish.budget is not None else None
     in_time = [
