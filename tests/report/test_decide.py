@@ -250,3 +250,72 @@ def test_a_difference_is_symmetric_and_zero_to_itself(a: Interval, b: Interval) 
     assert differs(a, b) == differs(b, a)
     assert not differs(a, a)
     assert not math.isnan(ratio(a, b).half_width)
+
+
+@pytest.mark.parametrize(
+    ("option", "utilisation", "cost"),
+    [
+        (Option("m", "buy", Interval(73.0, 1.0), 10_000, 0), 1.0, 400),  # 73 of 1,825 days
+        (Option("m", "buy", Interval(73.0, 1.0), 10_000, 262.80), 1.0, 662.80),
+        (Option("m", "buy", Interval(73.0, 1.0), 10_000, 262.80), 0.5, 1062.80),
+        (Option("m", "rent", Interval(73.0, 1.0), 0, 3504), 1.0, 3504),
+        (Option("m", "rent", Interval(73.0, 1.0), 0, 3504), 0.5, 3504),
+    ],
+)
+def test_a_run_costs_its_share_of_the_machine_and_its_electricity_or_its_rent(
+    option: Option, utilisation: float, cost: float
+) -> None:
+    assert option.run_cost(1825, utilisation) == pytest.approx(cost)
+
+
+@pytest.mark.parametrize(
+    ("days", "upfront", "a_run", "runs", "spend", "half_width"),
+    [
+        (Interval(10.0, 0.0), 0, 100, 1, 100, 0.98),  # processes alone: 1.96 * 0.5%
+        (Interval(10.0, 0.0), 0, 100, 10, 1000, 9.8),
+        (Interval(10.0, 0.5), 0, 100, 10, 1000, 50.951),  # with the 5% of the steps
+        (Interval(10.0, 0.5), 5000, 10, 10, 5100, 5.0951),  # the machine's price is certain
+    ],
+)
+def test_the_spend_of_all_runs_is_as_uncertain_as_their_paid_hours(
+    days: Interval, upfront: float, a_run: float, runs: int, spend: float, half_width: float
+) -> None:
+    found = Option("m", "rent", days, upfront, a_run).spend_interval(runs)
+    assert (found.value, found.half_width) == pytest.approx((spend, half_width), rel=1e-5)
+
+
+@pytest.mark.parametrize(("a_run", "named"), [(1013, True), (1015, False)])
+@pytest.mark.parametrize("runs", [1, 10])
+def test_a_faster_option_is_as_cheap_up_to_the_spread_between_processes(
+    a_run: float, named: bool, runs: int
+) -> None:
+    """Two rents of $1,000 with narrow intervals differ provably from $13.9 on: hypot(9.8, 9.9)."""
+    slow = Option("slow", "rent", Interval(10.0, 0.001), 0, 1000)
+    fast = Option("fast", "rent", Interval(5.0, 0.001), 0, a_run)
+    answer = decide([slow, fast], Wish(deadline_days=14, runs=runs))
+    assert answer.cheapest_by_deadline == slow
+    assert answer.as_cheap_but_faster == (fast if named else None)
+
+
+@pytest.mark.parametrize(("budget", "named"), [(50_000, True), (49_999, False)])
+def test_the_cheapest_by_the_deadline_is_within_the_budget(budget: float, named: bool) -> None:
+    fast = Option("fast", "buy", Interval(5.0, 0.1), 50_000, 0)
+    slow = Option("slow", "buy", Interval(20.0, 0.1), 10_000, 0)
+    answer = decide([fast, slow], Wish(budget, deadline_days=10))
+    assert answer.cheapest_by_deadline == (fast if named else None)
+
+
+def test_a_wide_interval_does_not_make_a_beaten_option_as_fast_for_less() -> None:
+    fast = Option("fast", "buy", Interval(10.0, 0.1), 100_000, 0)
+    slow = Option("slow", "buy", Interval(11.0, 0.1), 50_000, 0)
+    beaten = Option("beaten", "buy", Interval(11.5, 3.0), 60_000, 0)  # than slow: slower and dearer
+    assert decide([fast, beaten], Wish(budget=200_000)).as_fast_for_less == beaten
+    assert decide([fast, slow, beaten], Wish(budget=200_000)).as_fast_for_less is None
+
+
+def test_a_wide_interval_does_not_make_a_beaten_option_as_cheap_but_faster() -> None:
+    cheap = Option("cheap", "rent", Interval(20.0, 0.1), 0, 100)
+    fast = Option("fast", "rent", Interval(10.0, 0.1), 0, 120)
+    beaten = Option("beaten", "rent", Interval(11.0, 3.0), 0, 125)  # than fast: slower and dearer
+    assert decide([cheap, beaten], Wish(deadline_days=30)).as_cheap_but_faster == beaten
+    assert decide([cheap, fast, beaten], Wish(deadline_days=30)).as_cheap_but_faster is None
