@@ -207,3 +207,52 @@ def test_a_mistake_of_form_names_what_is_allowed_and_the_documentation(tmp_path:
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"no\.json"):
         load_prices(tmp_path / "no.json")
+
+
+CURRENCIES = [("USD", 1.0), ("EUR", 1.1), ("GBP", 1.3)]
+RATES = [{"currency": currency, "price": rate, **WHEN} for currency, rate in CURRENCIES[1:]]
+
+
+@pytest.mark.parametrize(("currency", "rate"), CURRENCIES)
+def test_every_kind_of_quote_is_converted_at_the_rate_of_its_own_currency(
+    tmp_path: Path, currency: str, rate: float
+) -> None:
+    quoted = {"currency": currency, **WHEN}
+    book = load_prices(
+        file(
+            tmp_path,
+            shipped=False,
+            exchange=RATES,
+            gpus=[{"gpu": [H100], "price": 20_000, **quoted}],
+            systems=[{"gpus": 4, "price": 5_000, **quoted}],
+            machines=[{"gpu": [H100], "gpus": 8, "price": 150_000, **quoted}],
+            rents=[
+                {"gpu": [H100], "price": 3, **quoted},
+                {"gpu": ["NVIDIA L4"], "gpus": 4, "price": 2, **quoted},
+            ],
+            electricity={"price": 0.2, "overhead": 1.5, **quoted},
+        )
+    )
+    priced = (
+        book.to_buy(H100, 2), book.to_buy(H100, 8), book.to_rent(H100, 2), book.to_rent("NVIDIA L4", 1),
+        book.to_feed(100),
+    )  # fmt: skip
+    amounts = [one.amount for one in priced if isinstance(one, Priced)]
+    assert amounts == pytest.approx([45_000 * rate, 150_000 * rate, 6 * rate, 2 * rate, 30 * rate])
+
+
+@pytest.mark.parametrize(
+    ("currency", "told"),
+    [
+        ("USD", ["$150,000 for a machine with 8x H"]),
+        ("EUR", ["EUR 150,000 for a machine with 8x H", "EUR 1 is worth 1.1 USD: a quote, 2026-06-01"]),
+        ("GBP", ["GBP 150,000 for a machine with 8x H", "GBP 1 is worth 1.3 USD: a quote, 2026-06-01"]),
+    ],
+)
+def test_a_quote_is_shown_with_the_rate_of_its_own_currency_alone(
+    tmp_path: Path, currency: str, told: list[str]
+) -> None:
+    machine = {"gpu": ["H"], "gpus": 8, "price": 150_000, "currency": currency, **WHEN}
+    priced = load_prices(file(tmp_path, exchange=RATES, machines=[machine])).to_buy("H", 8)
+    assert isinstance(priced, Priced)
+    assert list(priced.quotes) == [f"{told[0]}: a quote, 2026-06-01", *told[1:]]
