@@ -9,11 +9,17 @@ from pathlib import Path
 import pytest
 
 from bench.base.strict_json import canonical_json
+from bench.records.estimate import Interval
 from bench.records.trial import Trial
 from bench.report.compare import price_file
+from bench.report.compare.compared_rows import Row
+from bench.report.compare.comparison import compare_rows
+from bench.report.compare.decision import Wish
+from bench.report.compare.offers import Offer, Terms
 from bench.report.compare.price_file import shipped_prices
+from bench.report.compare.prices import Electricity, MachinePrice, PriceBook, Rent
 from bench.report.text.comparison_table import table
-from tests.report.made import H100, START, bundle, manifest
+from tests.report.made import H100, NO_MEMORY, START, bundle, manifest
 from tests.report.test_comparing import compared, only, two
 
 
@@ -75,6 +81,37 @@ def test_a_machine_whose_electricity_costs_more_than_a_rent_says_so(tmp_path: Pa
 def test_an_empty_budget_result_is_reported(tmp_path: Path) -> None:
     part = only(compared(*two(tmp_path), budget=10.0, deadline_days=1e-9))
     assert (part.nothing_in_budget, part.nothing_in_time) == (True, True)
+
+
+@pytest.mark.parametrize(
+    ("budget", "deadline_days", "nothing_in_budget", "nothing_in_time"),
+    [
+        (None, None, False, False),
+        (31_000.0, None, False, False),  # what the machine costs
+        (30_999.0, None, True, False),
+        (None, 1000.0, False, False),
+        (None, 1e-9, False, True),
+        (31_000.0, 1000.0, False, False),
+        (31_000.0, 1e-9, False, True),
+        (30_999.0, 1000.0, True, True),  # what is in time is beyond the budget
+    ],
+)
+def test_a_limit_that_nothing_keeps_is_reported_if_it_was_given(
+    tmp_path: Path,
+    budget: float | None,
+    deadline_days: float | None,
+    nothing_in_budget: bool,
+    nothing_in_time: bool,
+) -> None:
+    found = compared(bundle(tmp_path / "a.tar"), budget=budget, deadline_days=deadline_days)
+    part = only(found)
+    assert (part.nothing_in_budget, part.nothing_in_time) == (nothing_in_budget, nothing_in_time)
+    assert ("nothing fits the budget" in table(found)) == nothing_in_budget
+
+
+def test_a_deadline_is_not_called_missed_if_nothing_is_ranked(tmp_path: Path) -> None:
+    path = bundle(tmp_path / "a.tar", settings=[((), NO_MEMORY)])
+    assert not only(compared(path, deadline_days=1.0)).nothing_in_time
 
 
 def test_a_purchase_with_too_few_runs_never_beats_renting(tmp_path: Path) -> None:
@@ -175,3 +212,98 @@ def test_partially_used_nodes_are_priced_as_whole_machines(tmp_path: Path) -> No
     assert entry.row.machine.label == "4x H100 80GB HBM3 on 2 nodes"
     assert [offer.price for offer in entry.offers] == [2 * (2 * 30_000 + 1_500)]
     assert entry.row.watts == pytest.approx(4 * 400)
+
+
+A6000 = "NVIDIA RTX A6000"
+QUOTED = ("2026-06-01", "a quote")
+BOOK = PriceBook(
+    "USD",
+    machines=(MachinePrice((H100,), 1, 10_000, *QUOTED), MachinePrice((A6000,), 1, 5_000, *QUOTED)),
+    rents=(Rent((H100,), 2.0, *QUOTED), Rent((A6000,), 0.5, *QUOTED)),
+    electricity=Electricity(0.2, *QUOTED, overhead=1.5),
+)
+NO_WISH = Wish()
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> tuple[Row, ...]:
+    """Make a machine that takes 73 of its life's 1,825 days for a run at 500 W, and one of 146 at 100 W."""
+    made = []
+    for run_id, gpu, days, watts in (("a", H100, 73.0, 500.0), ("b", A6000, 146.0, 100.0)):
+        path = bundle(tmp_path / f"{run_id}.tar", run_id=run_id, uuid=run_id, gpu=gpu)
+        row = only(compared(path)).entries[0].row
+        made.append(replace(row, watts=watts, best=replace(row.best, days=Interval(days, 0.1))))
+    return tuple(made)
+
+
+def offered(rows: tuple[Row, ...], wish: Wish = NO_WISH, utilisation: float = 1.0) -> dict[str, Offer]:
+    """Return every offer at the prices of BOOK, by its kind and its GPU."""
+    part = only(compare_rows(rows, [], Terms(BOOK, wish, utilisation), len(rows)))
+    return {f"{o.kind} {e.row.machine.name}": o for e in part.entries for o in e.offers}
+
+
+@pytest.mark.parametrize(
+    ("utilisation", "h100", "a6000"),
+    [
+        (1.0, 400 + 876 * 1.5 * 0.2, 400 + 350.4 * 1.5 * 0.2),  # 876 and 350.4 kWh
+        (0.5, 800 + 876 * 1.5 * 0.2, 800 + 350.4 * 1.5 * 0.2),
+    ],
+)
+def test_a_run_costs_a_share_of_the_machine_and_its_electricity_or_its_rented_hours(
+    rows: tuple[Row, ...], utilisation: float, h100: float, a6000: float
+) -> None:
+    costs = {name: offer.run_cost for name, offer in offered(rows, utilisation=utilisation).items()}
+    assert costs == pytest.approx(
+        {
+            f"buy {H100}": h100,
+            f"rent {H100}": 73 * 24 * 2,
+            f"buy {A6000}": a6000,
+            f"rent {A6000}": 146 * 24 * 0.5,
+        }
+    )
+
+
+@pytest.mark.parametrize(("runs", "buy", "rent"), [(1, 10_000 + 262.80, 3_504), (3, 10_000 + 788.40, 10_512)])
+def test_all_runs_are_paid_and_the_machine_once(
+    rows: tuple[Row, ...], runs: int, buy: float, rent: float
+) -> None:
+    found = offered(rows, Wish(runs=runs))
+    assert (found[f"buy {H100}"].spend, found[f"rent {H100}"].spend) == pytest.approx((buy, rent))
+
+
+@pytest.mark.parametrize(
+    ("runs", "budget", "buy", "rent"),
+    [
+        (1, 10_263, True, True),
+        (1, 10_262, False, True),
+        (1, 3_503, False, False),
+        (3, 10_789, True, True),
+        (3, 10_788, False, True),
+        (3, 10_511, False, False),
+    ],
+)
+def test_the_budget_is_for_all_runs(
+    rows: tuple[Row, ...], runs: int, budget: float, buy: bool, rent: bool
+) -> None:
+    found = offered(rows, Wish(budget, runs=runs))
+    assert (found[f"buy {H100}"].in_budget, found[f"rent {H100}"].in_budget) == (buy, rent)
+
+
+@pytest.mark.parametrize(("gpu", "runs"), [(H100, 7), (A6000, 4)])
+def test_owning_breaks_even_against_the_cheapest_rent_of_all_machines(
+    rows: tuple[Row, ...], gpu: str, runs: int
+) -> None:
+    """$1,752 is saved for a run, less $262.80 or $105.12 for electricity."""
+    even = offered(rows)[f"buy {gpu}"].break_even
+    assert even is not None
+    assert even.runs == runs
+
+
+@pytest.mark.parametrize(("utilisation", "rent_pays"), [(1.0, False), (0.1, True)])
+def test_rent_is_on_the_frontier_if_an_owned_machine_is_used_too_little(
+    rows: tuple[Row, ...], utilisation: float, rent_pays: bool
+) -> None:
+    """A rented run costs $3,504, an owned one $662.80, or $4,262.80 at a tenth of the life in use."""
+    found = offered(rows[:1], utilisation=utilisation)
+    assert found[f"buy {H100}"].on_frontier
+    assert found[f"rent {H100}"].on_frontier == rent_pays
