@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.records.estimate import BETWEEN_PROCESSES, Interval
-from bench.records.fastest import ProcessSpread, confidence, fastest_with_confidence, process_spread
+from bench.records.fastest import (
+    ProcessSpread,
+    confidence,
+    fastest_with_confidence,
+    process_spread,
+    runner_up,
+)
 from bench.records.run_results import TrialResult
 from bench.records.trial import Crashed, Measured, Outcome, StepSample, Trial
 from tests.builders import measurement, reduce_trials, trial
@@ -107,3 +114,53 @@ def test_confidence_is_a_probability_and_falls_with_every_rival(
 def test_the_unit_does_not_matter(factor: float) -> None:
     best, other = Interval(1.0, 0.02), Interval(1.01, 0.03)
     assert confidence(best.scaled(factor), [other.scaled(factor)]) == pytest.approx(confidence(best, [other]))
+
+
+def made_twice(*pairs: tuple[float, float]) -> list[TrialResult]:
+    """Make trials that two processes measured exactly, with the days of each."""
+    return [
+        replace(one, earlier=Interval(first, 0.0), estimate=replace(one.estimate, days=Interval(second, 0.0)))
+        for one, (first, second) in zip(results(*[0.2] * len(pairs)), pairs, strict=True)
+        if one.estimate
+    ]
+
+
+def test_the_spread_weighs_what_other_runs_showed_like_three_pairs() -> None:
+    """Half of a squared difference is the variance of one process; 0.5% is known from other runs."""
+    found = process_spread(made_twice((1.0, math.exp(0.03)), (1.0, math.exp(-0.02))))
+    assert found.spread**2 == pytest.approx((3 * 0.005**2 + 0.03**2 / 2 + 0.02**2 / 2) / 5)
+
+
+def implausible(one: TrialResult) -> TrialResult:
+    """Imply more operations than the machine reached."""
+    assert one.estimate
+    return replace(one, estimate=replace(one.estimate, ceiling_flops_per_second=1e-9))
+
+
+def test_an_implausible_trial_is_no_rival() -> None:
+    fast, slow, impossible = results(0.2, 0.3, 0.2001)
+    alone = fastest_with_confidence("test-model", [fast, slow], 0)
+    assert fastest_with_confidence("test-model", [fast, slow, implausible(impossible)], 0) == alone
+    assert runner_up("test-model", [fast, slow, impossible]) is not None
+    assert runner_up("test-model", [fast, slow, implausible(impossible)]) is None
+
+
+def test_an_implausible_trial_says_nothing_about_the_spread_between_processes() -> None:
+    calm, unsteady = made_twice((1.0, 1.0), (1.0, 1.05))
+    assert process_spread([calm, implausible(unsteady)]) == process_spread([calm])
+
+
+@pytest.mark.parametrize("rivals", [1, 2, 3])
+def test_every_rival_lowers_the_confidence_by_its_own_chance(rivals: int) -> None:
+    """A rival that is 1% faster is as likely faster as slower than what counts as equal."""
+    assert confidence(Interval(1.0, 0.0), [Interval(0.99, 0.0)] * rivals) == pytest.approx(0.5**rivals)
+
+
+def test_a_runner_up_is_named_with_the_confidence_of_this_machine() -> None:
+    """Processes of an unsteady machine differ more, so the same lead is less certain."""
+    near = results(0.2, 0.203)
+    other_model = [replace(one, model="another") for one in made_twice((1.0, 1.06), (1.0, 1.05))]
+    assert runner_up("test-model", near) is None
+    doubt = runner_up("test-model", [*near, *other_model])
+    assert doubt is not None
+    assert doubt == (fastest_with_confidence("test-model", [*near, *other_model], 0).confidence, near[1])
