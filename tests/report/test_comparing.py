@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from bench.base.strict_json import from_json
 from bench.cli.compare import CompareArguments, collect
 from bench.cli.main import main
 from bench.records.run_results import Results
-from bench.records.trial import Measured, StepSample
+from bench.records.trial import Image, Measured, StepSample
 from bench.report import read_bundles
 from bench.report.compare.comparison import Comparison, ModelPart
 from bench.report.pages.html import page
@@ -541,3 +543,93 @@ def test_a_model_missing_from_some_bundles_is_marked(tmp_path: Path) -> None:
     text = table(compared(a, b, both))
     assert text.count("without this model") == 1
     assert "2 of 3 bundles without this model" in text[text.index("tiny-vit") :]
+
+
+RTX_3090 = "NVIDIA GeForce RTX 3090"
+
+
+def on_node(path: Path, **facts: Any) -> Path:
+    """Sign a run again whose node has other facts."""
+    files = payload(path)
+    results = from_json(Results, json.loads(files["results.json"]))
+    return repacked(path, replace(results, node=replace(results.node, **facts)), files)
+
+
+def test_bundles_of_images_with_other_packages_are_not_ranked(tmp_path: Path) -> None:
+    a, b = (
+        on_node(path, image=Image("cuda13", lock, "0" * 64))
+        for path, lock in zip(two(tmp_path), ("1" * 64, "2" * 64), strict=True)
+    )
+    told = f"image cuda13, wheels {'2' * 64}, not cuda13, wheels {'1' * 64}"
+    assert reasons(only(compared(a, b))) == {"b.tar": (told,)}
+
+
+def test_a_cpu_is_not_ranked_with_gpus(tmp_path: Path) -> None:
+    a, b = two(tmp_path, watts=None)
+    on_node(b, gpus=())
+    assert reasons(only(compared(a, b))) == {"b.tar": ("device cpu, not cuda",)}
+
+
+def test_models_of_one_name_and_other_sizes_are_not_ranked(tmp_path: Path) -> None:
+    def of(hidden_size: int) -> Any:
+        own = {"model_type": "gpt_neox", "hidden_size": hidden_size, "num_attention_heads": 4}
+        recipe = {"objective": "causal-lm", "batch_size": 64, "steps": 2000, "precision": "fp32"}
+        model = {"name": "mine", "architecture": own, "recipe": recipe | {"sequence_length": 16}}
+        return manifest(models=[model])
+
+    a = bundle(tmp_path / "a.tar", run_id="aaaa", uuid="A", of=of(64))
+    b = bundle(tmp_path / "b.tar", run_id="bbbb", uuid="B", of=of(128))
+    part = only(compared(a, b))
+    assert reasons(part) == {"b.tar": ("another architecture",)}
+    shown = dict(part.conditions)
+    assert all(re.fullmatch("[0-9a-f]{8}", shown[name]) for name in ("architecture", "rest of the recipe"))
+
+
+@pytest.mark.parametrize(
+    ("trained", "label", "nodes"), [(2, "2x H100 80GB HBM3", 1), (4, "4x H100 80GB HBM3 on 2 nodes", 2)]
+)
+def test_idle_gpus_of_a_node_are_no_part_of_the_machine(
+    tmp_path: Path, trained: int, label: str, nodes: int
+) -> None:
+    path = bundle(
+        tmp_path / "a.tar", gpu=f"{H100},{H100},{RTX_3090},{RTX_3090}", gpus=trained, of=manifest(gpus=2)
+    )
+    machine = only(compared(path)).entries[0].row.machine
+    assert (machine.label, machine.nodes, machine.memory_bytes) == (label, nodes, 80 * 2**30)
+
+
+def test_a_machine_has_the_memory_of_its_smallest_gpu(tmp_path: Path) -> None:
+    path = bundle(tmp_path / "a.tar", gpu=f"{H100},{RTX_3090}", gpus=2)
+    assert only(compared(path)).entries[0].row.machine.memory_bytes == 24 * 2**30
+
+
+def test_a_node_alone_is_another_machine_than_with_a_second_node(tmp_path: Path) -> None:
+    """The bundle of both nodes has the GPUs of the first one only."""
+    one = bundle(tmp_path / "a.tar", run_id="aaaa", gpus=2)
+    both = bundle(tmp_path / "b.tar", run_id="bbbb", gpus=4, on_one_node=2)
+    assert {entry.row.run_id for entry in only(compared(one, both)).entries} == {"aaaa", "bbbb"}
+
+
+def test_the_operations_of_an_estimate_are_those_of_the_whole_recipe(tmp_path: Path) -> None:
+    """2,000 steps of 64 samples, of 17,842,176 operations forward and twice as many backward."""
+    path = bundle(tmp_path / "a.tar", gpu="NVIDIA RTX A6000")
+    (guess,) = only(compared(path, estimate=("1xh100",))).guesses
+    operations = 2_000 * 64 * 3 * 17_842_176
+    assert guess.at_peak_days == pytest.approx(operations / (494.7e12 * 86_400))
+
+
+def test_an_estimate_from_a_row_without_tf32_is_at_the_share_of_the_plain_peak(tmp_path: Path) -> None:
+    part = only(compared(bundle(tmp_path / "a.tar"), estimate=("1xa100-80gb",)))
+    plain = part.entries[0].row.best.days.value * 66.9 / 19.5  # TFLOP/s of fp32
+    assert part.guesses[0].days == pytest.approx(plain)
+
+
+def test_rows_without_a_figure_do_not_decide_what_is_ranked(tmp_path: Path) -> None:
+    other = manifest(models=[{**LONG, "recipe": {"batch_size": 64, "steps": 20}}])
+    nothing = [
+        bundle(tmp_path / f"{n}.tar", run_id=n, uuid=n, of=other, settings=[((), NO_MEMORY)]) for n in "bc"
+    ]
+    measured = bundle(tmp_path / "a.tar", run_id="a", uuid="a")
+    part = only(compared(*nothing, measured, estimate=("2xh100",)))
+    assert [entry.row.path for entry in part.entries] == [str(measured)]
+    assert part.guesses == only(compared(measured, estimate=("2xh100",))).guesses
