@@ -80,11 +80,14 @@ class ManifestCheck:
         """Refuse a trial with another batch, number of GPUs or micro-batch than the manifest has."""
         if trial.accumulation * trial.gpus * trial.micro_batch != trial.model.recipe.batch_size:
             raise VerificationFailed(f"trial {trial.id} does not train the recipe's batch")
-        gpus_per_node = self._manifest.gpus or len(self._results.node.gpus) or 1
+        installed = len(self._results.node.gpus)
+        gpus_per_node = self._manifest.gpus or installed or 1
         if trial.gpus % gpus_per_node:  # a multiple is right: several nodes may train together
             raise VerificationFailed(
                 f"trial {trial.id} is on {trial.gpus} GPUs, the manifest asks for {gpus_per_node}"
             )
+        if installed and not 0 < gpus_per_node <= installed:
+            raise VerificationFailed(f"the manifest asks for {gpus_per_node} GPUs, the node has {installed}")
         stated = self._manifest.micro_batch_of(trial.model.name)
         if stated not in ("auto", trial.micro_batch):
             raise VerificationFailed(

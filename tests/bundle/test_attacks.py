@@ -932,6 +932,7 @@ def test_what_only_another_version_knows_is_reported_as_on_trust(tmp_path: Path,
         ({"timing": {"measure_seconds": 600}}, "states another timing/measure_seconds"),
         ({"memory_cap_gib": 16}, "states another memory cap"),
         ({"gpus": 8}, "is on 1 GPUs, the manifest asks for 8"),
+        ({"gpus": -1}, "the manifest asks for -1 GPUs, the node has 1"),
         (
             {"models": [{"name": "pythia-160m", "micro_batch": 3}]},
             "has the micro-batch .*, the manifest says 3",

@@ -598,6 +598,13 @@ def test_idle_gpus_of_a_node_are_no_part_of_the_machine(
     assert (machine.label, machine.nodes, machine.memory_bytes) == (label, nodes, 80 * 2**30)
 
 
+def test_a_run_on_more_gpus_than_its_node_has_is_refused(tmp_path: Path) -> None:
+    """It would be priced as two machines with one GPU each."""
+    of = manifest(gpus=3, models=[{"name": "tiny-gpt-neox", "recipe": {"batch_size": 96}}])
+    (refused,) = compared(bundle(tmp_path / "a.tar", gpus=3, on_one_node=2, of=of)).refused
+    assert "the manifest asks for 3 GPUs, the node has 2" in refused.reason
+
+
 def test_a_machine_has_the_memory_of_its_smallest_gpu(tmp_path: Path) -> None:
     path = bundle(tmp_path / "a.tar", gpu=f"{H100},{RTX_3090}", gpus=2)
     assert only(compared(path)).entries[0].row.machine.memory_bytes == 24 * 2**30
