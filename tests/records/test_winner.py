@@ -164,3 +164,9 @@ def test_a_runner_up_is_named_with_the_confidence_of_this_machine() -> None:
     doubt = runner_up("test-model", [*near, *other_model])
     assert doubt is not None
     assert doubt == (fastest_with_confidence("test-model", [*near, *other_model], 0).confidence, near[1])
+
+
+@pytest.mark.parametrize(("seconds", "named"), [(0.2003, True), (0.2004, False)])
+def test_a_runner_up_is_named_below_a_confidence_of_95_percent(seconds: float, named: bool) -> None:
+    """The confidence against these two rivals is 94.8% and 95.5%."""
+    assert (runner_up("test-model", results(0.2, seconds)) is not None) == named

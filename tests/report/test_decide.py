@@ -155,8 +155,12 @@ def test_if_two_machines_are_not_provably_different_the_cheaper_is_named_too() -
     assert (answer.fastest_in_budget, answer.as_fast_for_less) == (dear, cheap)
 
 
-@pytest.mark.parametrize(("deadline", "expected"), [(11.0, "yes"), (10.0, "perhaps"), (9.0, "no")])
+@pytest.mark.parametrize(
+    ("deadline", "expected"),
+    [(11.0, "yes"), (10.51, "yes"), (10.50, "perhaps"), (9.50, "perhaps"), (9.49, "no"), (9.0, "no")],
+)
 def test_a_deadline_inside_the_interval_is_perhaps_met(deadline: float, expected: str) -> None:
+    """The half-width of another process is 0.5095: hypot(0.5, 0.098)."""
     assert meets(Interval(10.0, 0.5), deadline) == expected
 
 
@@ -319,3 +323,17 @@ def test_a_wide_interval_does_not_make_a_beaten_option_as_cheap_but_faster() -> 
     beaten = Option("beaten", "rent", Interval(11.0, 3.0), 0, 125)  # than fast: slower and dearer
     assert decide([cheap, beaten], Wish(deadline_days=30)).as_cheap_but_faster == beaten
     assert decide([cheap, fast, beaten], Wish(deadline_days=30)).as_cheap_but_faster is None
+
+
+@pytest.mark.parametrize(("days", "expected"), [(10.51, False), (10.53, True)])
+def test_two_times_differ_if_they_are_farther_apart_than_both_half_widths(
+    days: float, expected: bool
+) -> None:
+    """The half-widths of other processes are 0.316 and 0.413, together 0.520."""
+    assert differs(Interval(10.0, 0.3), Interval(days, 0.4)) == expected
+
+
+def test_a_ratio_is_as_uncertain_as_both_of_its_times() -> None:
+    """Of 1.1, 6.9%: 4.65% and 5.10%, each with the spread between processes."""
+    found = ratio(Interval(11.0, 0.5), Interval(10.0, 0.5))
+    assert (found.value, found.half_width) == pytest.approx((1.1, 0.075878), rel=1e-4)
