@@ -256,3 +256,24 @@ def test_a_quote_is_shown_with_the_rate_of_its_own_currency_alone(
     priced = load_prices(file(tmp_path, exchange=RATES, machines=[machine])).to_buy("H", 8)
     assert isinstance(priced, Priced)
     assert list(priced.quotes) == [f"{told[0]}: a quote, 2026-06-01", *told[1:]]
+
+
+@pytest.mark.parametrize(
+    ("path", "allowed", "refused"),
+    [
+        ("/life_years", {"life_years": 100}, {"life_years": 101}),
+        ("/gpus/0/price", {"gpus": [{"gpu": [H100], "price": 1e12, **WHEN}]},
+         {"gpus": [{"gpu": [H100], "price": 1.01e12, **WHEN}]}),
+        ("/systems/0/gpus", {"systems": [{"gpus": 1, "price": 1, **WHEN}]},
+         {"systems": [{"gpus": 0, "price": 1, **WHEN}]}),
+        ("/electricity/overhead", {"electricity": {"price": 0.2, "overhead": 1, **WHEN}},
+         {"electricity": {"price": 0.2, "overhead": 0.99, **WHEN}}),
+        ("/electricity/overhead", {"electricity": {"price": 0.2, "overhead": 10, **WHEN}},
+         {"electricity": {"price": 0.2, "overhead": 10.1, **WHEN}}),
+    ],
+)  # fmt: skip
+def test_a_limit_of_a_price_file_is_itself_allowed(
+    tmp_path: Path, path: str, allowed: dict[str, Any], refused: dict[str, Any]
+) -> None:
+    load_prices(file(tmp_path, **allowed))
+    assert set(mistakes(tmp_path, **refused)) == {path}
