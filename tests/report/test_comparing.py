@@ -605,6 +605,11 @@ def test_a_run_on_more_gpus_than_its_node_has_is_refused(tmp_path: Path) -> None
     assert "the manifest asks for 3 GPUs, the node has 2" in refused.reason
 
 
+def test_a_node_on_which_nothing_was_tried_is_one_machine(tmp_path: Path) -> None:
+    (apart,) = only(compared(bundle(tmp_path / "a.tar", gpus=2, settings=[]))).apart
+    assert (apart.row.machine.nodes, apart.reasons) == (1, ("no setting was tried",))
+
+
 def test_a_machine_has_the_memory_of_its_smallest_gpu(tmp_path: Path) -> None:
     path = bundle(tmp_path / "a.tar", gpu=f"{H100},{RTX_3090}", gpus=2)
     assert only(compared(path)).entries[0].row.machine.memory_bytes == 24 * 2**30
