@@ -153,5 +153,65 @@ def test_higher_sharding_stages_need_less_memory(half: bool) -> None:
             assert held(*setting) < held(*(name for name in setting if name != "offload"))
 
 
+# Two billion parameters: much outside of few uneven blocks, or little outside of many blocks.
+OUTSIDE, BLOCKS = Parts(10**9, (2 * 10**8, 6 * 10**8, 2 * 10**8)), Parts(10**8, (10**8,) * 19)
+
+
+@pytest.mark.parametrize(
+    ("parts", "setting", "gpus", "half", "gigabytes"),
+    [
+        (OUTSIDE, (), 1, True, 20 + 16),  # weights in fp32 and halved, gradients; then the moments
+        (OUTSIDE, (), 1, False, 16 + 16),
+        (OUTSIDE, (), 2, True, 20 + 16 + 8),  # and the gradients that DDP sends
+        (OUTSIDE, ("half-weights",), 1, True, 20 + 16),
+        (OUTSIDE, ("half-weights",), 2, True, 20 + 16),
+        # Sums of gradients, the bucket, and a quarter of fp32 weights with moments, beside the weights.
+        (OUTSIDE, ("zero-1",), 4, True, 4 + 8 + 2 + 6),
+        (OUTSIDE, ("zero-2",), 4, True, 4 + 2 + 6),
+        (
+            OUTSIDE,
+            ("zero-3",),
+            4,
+            True,
+            2 * (1 + 2 * 0.6) + 1 + 2 + 1 + 6,
+        ),  # gathered weights, then a quarter
+        (BLOCKS, ("zero-3",), 4, True, 2 * 1 + 1 + 2 + 1 + 6),  # DeepSpeed keeps a billion weights gathered
+        (OUTSIDE, ("zero-1", "offload"), 4, True, 4 + 8 + 2),
+        (OUTSIDE, ("zero-2", "offload"), 4, True, 4 + 2),
+        (OUTSIDE, ("zero-2", "offload"), 4, False, 8),
+        (OUTSIDE, ("zero-3", "offload"), 4, True, 2 * (1 + 2 * 0.6) + 1),
+        # A quarter of everything, gathered weights, and the gradients that are being reduced.
+        (OUTSIDE, ("fsdp-2",), 4, True, 8 + 4 + 2 * 1),
+        (OUTSIDE, ("fsdp-3",), 4, True, 8 + 2 * (1 + 2 * 0.6) + 2 * 1),
+        (BLOCKS, ("fsdp-3",), 4, False, 8 + 4 * (0.1 + 2 * 0.1) + 4 * 0.1),
+        (OUTSIDE, ("fsdp-3", "offload"), 4, True, 2 * (1 + 2 * 0.6) + 2 * 1),
+    ],
+)
+def test_the_state_of_two_billion_parameters(
+    parts: Parts, setting: tuple[str, ...], gpus: int, half: bool, gigabytes: float
+) -> None:
+    found = state_bytes(parts, setting, gpus, half, moments=16 * 10**9)
+    assert found == pytest.approx(gigabytes * 1e9, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("setting", "nodes", "gigabytes"),
+    [
+        ((), 1, 0),
+        (("zero-1",), 1, 0),
+        (("fsdp-3",), 1, 0),
+        (("zero-1", "offload"), 1, 2 * 22 + 4 * 3),
+        (("zero-2", "offload"), 1, 2 * 22 + 4 * 3),
+        (("zero-3", "offload"), 1, 2 * 34 + 4 * 3 + 1),  # and the frozen weights
+        (("fsdp-2", "offload"), 1, 2 * 24 + 4 * 3 + 1),
+        (("fsdp-3", "offload"), 2, (2 * 24 + 4 * 3 + 1) / 2),
+    ],
+)
+def test_only_offloading_takes_the_hosts_memory(
+    setting: tuple[str, ...], nodes: int, gigabytes: float
+) -> None:
+    assert host_bytes(2 * 10**9, setting, 4, nodes, frozen_bytes=10**9) == gigabytes * 1e9
+
+
 def test_sharding_on_one_device_saves_nothing() -> None:
     assert state_bytes(PARTS, ("zero-2",), 1, True, MOMENTS) >= state_bytes(PARTS, (), 1, True, MOMENTS)

@@ -15,6 +15,7 @@ from bench.records.estimate import (
     ceiling_rate,
     estimate,
     loss_difference,
+    overhead_seconds,
     pass_and_update,
     quantile95,
     step_interval,
@@ -83,6 +84,21 @@ def test_quantiles_of_student_t(degrees: float, value: float) -> None:
     assert quantile95(degrees) == pytest.approx(value, rel=2e-4)
 
 
+@pytest.mark.parametrize("degrees", [*range(1, 31), 29.5])
+def test_student_t_lies_within_each_quantile_in_95_of_100_cases(degrees: float) -> None:
+    assert share_of_student_t_within(quantile95(degrees), degrees) == pytest.approx(0.95, abs=1e-4)
+
+
+def share_of_student_t_within(limit: float, degrees: float) -> float:
+    """Integrate the density; at t = sqrt(degrees) * tan(angle) it is a power of the cosine."""
+
+    def integral(end: float) -> float:
+        width = end / 2000
+        return width * math.fsum(math.cos((i + 0.5) * width) ** (degrees - 1) for i in range(2000))
+
+    return integral(math.atan(limit / math.sqrt(degrees))) / integral(math.pi / 2)
+
+
 @given(
     seconds=st.lists(st.floats(1e-3, 1e3), min_size=2, max_size=20),
     factor=st.floats(0.1, 10),
@@ -113,6 +129,26 @@ def test_saving_logging_and_evaluating_are_amortised_by_the_recipe() -> None:
     assert found is not None
     assert found.overhead_seconds == pytest.approx(0.1 / 10 + 50 / 100 + 0.5 * 20 / 50)
     assert found.days.value == pytest.approx((1 + found.overhead_seconds) * recipe.steps / 86_400)
+
+
+@pytest.mark.parametrize("how_often", [None, 0])
+@pytest.mark.parametrize(
+    ("never", "seconds_left"),
+    [
+        ("log_every_steps", 0.5 + 0.2),
+        ("save_every_steps", 0.01 + 0.2),
+        ("eval_every_steps", 0.01 + 0.5),
+        ("eval_samples", 0.01 + 0.5),
+    ],
+)
+def test_what_the_recipe_never_does_takes_no_time(
+    never: str, seconds_left: float, how_often: int | None
+) -> None:
+    often = {"log_every_steps": 10, "save_every_steps": 100, "eval_every_steps": 50, "eval_samples": 20}
+    recipe = dataclasses.replace(trial().model.recipe, **{**often, never: how_often})
+    timed = measurement([], log_seconds=0.1, save_seconds=50.0, eval_seconds_per_sample=0.5)
+    found = overhead_seconds(timed, dataclasses.replace(trial().model, recipe=recipe))
+    assert found == pytest.approx(seconds_left)
 
 
 def test_more_arithmetic_than_the_machine_can_do_is_implausible() -> None:

@@ -14,7 +14,7 @@ import pytest
 from bench.base.strict_json import canonical_json
 from bench.cli.compare import CompareArguments, collect
 from bench.cli.main import main
-from bench.records.slowdown import slowed_text, slowed_trials
+from bench.records.slowdown import HEALTHY, Slowed, slowed_lines, slowed_text, slowed_trials
 from bench.records.trial import Trial
 from bench.report.compare.compared_rows import Row
 from bench.runner.machine.telemetry import FILE_NAME
@@ -126,6 +126,76 @@ def test_a_moment_in_many_hours_does_not_count_as_slowed() -> None:
 def test_a_line_that_is_not_a_reading_is_ignored(line: bytes) -> None:
     hot = canonical_json({"at": 1.5, "trial": "t", "gpus": [one(HEAT), "what?"]})
     assert slowed_trials(lambda: [line, hot], {"t": (1, 2)}, 8)["t"].share == 1
+
+
+FAULTS = {
+    0x08: "hardware slowdown",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "power brake",
+}
+
+
+def slowed_while(*readings: dict[str, Any]) -> Slowed | None:
+    """Find what held back a GPU with these readings, one a second, all while steps were timed."""
+    lines = [canonical_json({"at": i, "trial": "t", "gpus": [said]}) for i, said in enumerate(readings)]
+    return slowed_trials(lambda: lines, {"t": (0, len(lines))}, 1).get("t")
+
+
+@pytest.mark.parametrize("bit", range(53))
+def test_four_clock_reasons_are_faults_and_no_other(bit: int) -> None:
+    found = slowed_while(one(1 << bit))
+    assert (found.why if found else None) == ((FAULTS[1 << bit],) if 1 << bit in FAULTS else None)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_found_beside_any_other_clock_reason(fault: int) -> None:
+    for other in (1 << bit for bit in range(53) if 1 << bit not in FAULTS):
+        found = slowed_while(one(fault | other))
+        assert found is not None and found.why == (FAULTS[fault],)
+
+
+def test_all_reasons_of_a_trial_are_named_also_if_they_come_in_turn() -> None:
+    found = slowed_while(one(BRAKE), one(HEAT), one(0))
+    assert found is not None and found.why == ("power brake", "software thermal slowdown")
+
+
+def test_a_reading_without_a_temperature_leaves_that_of_the_others() -> None:
+    found = slowed_while(one(HEAT, celsius=85), one(HEAT) | {"celsius": None}, one(HEAT, celsius=88))
+    assert found is not None and found.celsius == 88
+
+
+@pytest.mark.parametrize(
+    ("share", "sm_mhz", "top_mhz", "celsius", "text"),
+    [
+        (1.0, 405, 1980, 87, ", at 405 of its 1,980 MHz and 87 °C"),
+        (0.95, 405, 1980, 87, ", 95% of the time, at 405 of its 1,980 MHz and 87 °C"),
+        (1.0, 405, 1980, None, ", at 405 of its 1,980 MHz"),
+        (1.0, None, 1980, 87, ", at 87 °C"),
+        (1.0, 405, None, 87, ", at 87 °C"),
+        (1.0, None, None, None, ""),
+    ],
+)
+def test_only_what_the_gpu_reports_is_told(
+    share: float, sm_mhz: int | None, top_mhz: int | None, celsius: int | None, text: str
+) -> None:
+    slowed = Slowed(3, ("power brake",), share, sm_mhz, top_mhz, celsius)
+    assert slowed_text(slowed) == f"GPU 3 by power brake{text}"
+    assert list(slowed_lines({"t": slowed})) == [f"GPU 3 by power brake in 1 trial{text}: {HEALTHY}"]
+
+
+def test_each_gpu_has_a_line_of_its_own_over_all_its_trials() -> None:
+    slowed = {
+        "a": Slowed(1, ("software thermal slowdown",), 0.5, 405, 1980, 88),
+        "b": Slowed(0, ("power brake",), 1.0, 600, 1755, 70),
+        "c": Slowed(1, ("software thermal slowdown",), 0.25, 345, 1980, 90),
+        "d": Slowed(1, ("software thermal slowdown",), 0.25, None, None, None),
+    }
+    assert list(slowed_lines(slowed)) == [
+        f"GPU 0 by power brake in 1 trial, at 600 of its 1,755 MHz and 70 °C: {HEALTHY}",
+        "GPU 1 by software thermal slowdown in 3 trials, up to 50% of the time,"
+        f" at 345 to 405 of its 1,980 MHz and up to 90 °C: {HEALTHY}",
+    ]
 
 
 def test_a_slowed_row_is_no_evidence_for_other_machines(tmp_path: Path) -> None:

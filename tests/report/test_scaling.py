@@ -43,9 +43,15 @@ def test_a_machine_like_the_measured_one_is_as_efficient() -> None:
 
 
 def test_without_a_row_of_the_family_there_is_only_the_floor() -> None:
-    found = extrapolate(H100, 1, "mamba", "bf16", 1e21, [row()])
+    card = dataclasses.replace(H100, bf16_tflops=1000.0)
+    found = extrapolate(card, 4, "mamba", "bf16", 8.64e21, [row()])
     assert (found.days, found.low_days, found.basis) == (None, None, "no mamba was measured")
-    assert found.at_peak_days > 0
+    assert (found.gpus, found.at_peak_days) == (4, pytest.approx(25.0))
+
+
+def test_equal_generation_is_preferred_over_equal_precision() -> None:
+    rows = [row("a100", on=A100), dataclasses.replace(row("h100"), precision="fp32")]
+    assert extrapolate(H200, 1, "gpt_neox", "bf16", 1e21, rows).basis.startswith("h100")
 
 
 def test_the_same_kind_is_preferred_then_a_similar_one() -> None:
@@ -65,6 +71,11 @@ def test_equal_precision_is_preferred_over_equal_size_and_a_difference_is_report
     assert "reached in fp32 and assumed for fp16" in alone.basis
 
 
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_bf16_and_fp16_share_their_units_so_neither_is_reported_as_assumed(precision: str) -> None:
+    assert "assumed" not in extrapolate(H100, 1, "gpt_neox", precision, 1e21, [row()]).basis
+
+
 def test_fp8_has_a_peak_of_its_own_and_no_estimate_for_a_gpu_without_units_for_it() -> None:
     assert H100.peak_flops("fp8", tf32=False) == pytest.approx(
         2 * H100.peak_flops("bf16", tf32=False), rel=1e-3
@@ -75,8 +86,11 @@ def test_fp8_has_a_peak_of_its_own_and_no_estimate_for_a_gpu_without_units_for_i
     assert (
         "reached in bf16 and assumed for fp8" in extrapolate(H200, 1, "gpt_neox", "fp8", 1e21, [row()]).basis
     )
-    older = extrapolate(A100, 1, "gpt_neox", "fp8", 1e21, [measured])
+    older = extrapolate(
+        dataclasses.replace(A100, bf16_tflops=250.0), 4, "gpt_neox", "fp8", 8.64e20, [measured]
+    )
     assert (older.days, older.low_days) == (None, None)
+    assert (older.gpus, older.at_peak_days) == (4, pytest.approx(10.0))
     assert "its units do not multiply in fp8" in older.basis
 
 
@@ -85,6 +99,35 @@ def test_fewer_than_three_rows_to_hold_out_make_no_error_bar(count: int) -> None
     rows = [row(f"m{i}", flops=1e20 * 3**i) for i in range(count)]
     found = extrapolate(H100, 1, "gpt_neox", "bf16", 1e21, rows)
     assert (found.low_days is None) == (count < 3)
+
+
+def alternating(count: int, *, on: GpuModel = H100, gpus: int = 1) -> list[MeasuredRow]:
+    """Make rows of which each is 1.25 times as efficient as the nearest one, or 1.25 times less."""
+    return [row(f"m{i}", on=on, gpus=gpus, flops=1e20 * 3**i, share=0.4 + i % 2 / 10) for i in range(count)]
+
+
+@pytest.mark.parametrize(("count", "student_t"), [(3, 3.182), (4, 2.776), (5, 2.571)])
+def test_the_error_bar_is_the_prediction_interval_of_a_new_row(count: int, student_t: float) -> None:
+    found = extrapolate(H100, 1, "gpt_neox", "bf16", 1e20, alternating(count))
+    factor = 1.25 ** (student_t * math.sqrt(1 + 1 / count))
+    assert found.days is not None and found.held_out == count
+    assert found.high_days == pytest.approx(found.days * factor)
+    assert found.low_days == pytest.approx(found.days / factor)
+
+
+def test_for_a_new_kind_only_each_measured_kind_counts_as_an_independent_error() -> None:
+    rows = [row(f"{on.name} {i}", on=on, share=s) for on, s in ((H100, 0.5), (A100, 0.4)) for i in range(2)]
+    found = extrapolate(gpu("rtx 4090"), 1, "gpt_neox", "bf16", 1e21, rows)
+    assert found.days is not None and found.held_out == 4
+    assert found.high_days == pytest.approx(found.days * 1.25 ** (4.303 * math.sqrt(1 + 1 / 2)))
+
+
+def test_the_errors_of_another_family_change_no_error_bar() -> None:
+    others = [
+        dataclasses.replace(r, family="mamba", days=r.days * 2**i) for i, r in enumerate(alternating(4))
+    ]
+    alone = extrapolate(H100, 1, "gpt_neox", "bf16", 1e20, alternating(3))
+    assert extrapolate(H100, 1, "gpt_neox", "bf16", 1e20, [*others, *alternating(3)]) == alone
 
 
 def test_a_row_without_tf32_is_evidence_only_without_tf32() -> None:
@@ -160,6 +203,18 @@ def test_rows_of_one_gpu_make_no_error_bar_for_eight() -> None:
     assert four.days is not None
     assert four.high_days is not None
     assert four.high_days / four.days > 0.4 / 0.3  # the loss between two GPUs
+
+
+def test_rows_of_eight_gpus_make_no_error_bar_for_one() -> None:
+    found = extrapolate(H100, 1, "gpt_neox", "bf16", 1e20, alternating(5, gpus=8))
+    assert found.days is not None
+    assert (found.low_days, found.high_days, found.held_out) == (None, None, 0)
+
+
+@pytest.mark.parametrize(("peak_bytes", "told"), [(24 * 2**30, False), (24 * 2**30 + 1, True)])
+def test_a_gpu_of_24_gib_holds_24_times_2_to_the_30_bytes(peak_bytes: int, told: bool) -> None:
+    found = extrapolate(gpu("rtx 3090"), 1, "gpt_neox", "bf16", 1e21, [row(peak_bytes=peak_bytes)])
+    assert ("with 24.0 GiB of a GPU's memory: this GPU has 24" in found.basis) == told
 
 
 def test_an_estimate_on_less_memory_than_was_used_says_so() -> None:
