@@ -1,0 +1,150 @@
+"""The order in which the search tries settings, and what failed trials rule out, for outcomes made by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.planning.plan import SettingPlan
+from bench.planning.search.candidates import promising
+from bench.planning.search.tried_trials import TriedTrials
+from bench.records.trial import (
+    Crashed,
+    Failure,
+    Measured,
+    Outcome,
+    OutOfMemory,
+    StepSample,
+    TimedOut,
+    Timing,
+    Trial,
+)
+from bench.training.models import known_models
+from bench.training.setting import Setting
+from tests.builders import measurement
+
+PYTHIA = known_models()["pythia-1b"]  # 1,024 samples a step
+MEMORY = 100 << 30
+FULL, CRASH = OutOfMemory("gpu", ""), Crashed("it fell over")
+STUCK, SLOW = TimedOut(300.0, "build"), TimedOut(300.0, "measure")
+
+
+def planned(*setting: str, sizes: tuple[int, ...] = (16,)) -> SettingPlan:
+    """Plan a setting whose trials surely fit."""
+    trials = tuple(Trial(PYTHIA, setting, size, 1, 0, Timing()) for size in sizes)
+    return SettingPlan(" + ".join(setting), trials, dict.fromkeys(sizes, 1 << 30), 1 << 30, None)
+
+
+def outcomes_of(plan: SettingPlan, *outcomes: Outcome) -> dict[str, Outcome]:
+    """Give the first trials of a setting these outcomes."""
+    return {trial.id: outcome for trial, outcome in zip(plan.trials, outcomes, strict=False)}
+
+
+def took(a_pass: float, update: float = 0.0) -> Measured:
+    return Measured(measurement([StepSample(n, update + n * a_pass) for n in (1, 3)] * 5))
+
+
+def order(plans: list[SettingPlan], known: dict[str, Outcome] | None = None) -> list[tuple[Setting, int]]:
+    return [(trial.setting, trial.micro_batch) for trial in promising(plans, known or {}, MEMORY)]
+
+
+def test_before_any_time_the_settings_go_by_their_believed_cost() -> None:
+    from_cheap_to_dear: list[Setting] = [
+        ("kernels", "gelu", "compile"),  # each kind of method that chooses kernels makes a step faster
+        ("kernels", "gelu"),
+        ("kernels",),
+        (),
+        ("fsdp-2",),
+        ("zero-1",),
+        ("zero-2",),
+        ("fsdp-3",),
+        ("checkpointing",),
+        ("zero-3",),
+        ("zero-1", "offload"),
+        ("checkpointing", "zero-3"),
+    ]
+    found = order([planned(*setting) for setting in reversed(from_cheap_to_dear)])
+    assert [setting for setting, _ in found] == from_cheap_to_dear
+
+
+def test_before_any_time_a_pass_is_believed_to_cost_one_sample_more_than_it_has() -> None:
+    found = order([planned(sizes=(1, 2, 4)), planned("checkpointing", sizes=(64,))])
+    # 1 + 1/4 is less than 1.25 * (1 + 1/64), which is less than 1 + 1/2.
+    assert found == [((), 4), (("checkpointing",), 64), ((), 2), ((), 1)]
+
+
+def test_a_smaller_micro_batch_of_the_only_timed_setting_is_next() -> None:
+    """It shows the overhead of a pass, which then bounds all other settings."""
+    plain = planned(sizes=(64, 128, 32, 16))
+    plans = [planned("kernels", "gelu", sizes=(64, 128, 32)), plain]
+    found = order(plans, outcomes_of(plain, took(1.0)))
+    assert found[0] == ((), 32)
+    assert {setting for setting, _ in found[1:4]} == {("kernels", "gelu")}
+
+
+def test_an_update_on_the_host_makes_a_step_longer() -> None:
+    """It takes 0.4 s; with it, a step is expected to take 35.6 s, and 35.4 s under ZeRO-3."""
+    plain = planned()
+    plans = [plain, planned("zero-1", "offload"), planned("zero-3", sizes=(2,))]
+    found = order(plans, outcomes_of(plain, took(20 / 64)))
+    assert found == [(("zero-3",), 2), (("zero-1", "offload"), 16)]
+
+
+@pytest.mark.parametrize(("update", "left"), [(-0.01, False), (0.01, False), (0.5, True)])
+def test_only_a_long_update_leaves_hope_that_casts_saved_pay_for_checkpointing(
+    update: float, left: bool
+) -> None:
+    """A measured update below nothing is noise, and counts as none."""
+    plain, slower = planned(), planned("half-weights", "checkpointing")
+    assert bool(order([plain, slower], outcomes_of(plain, took(1.0, update)))) == left
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "left"),
+    [
+        ((), [64, 16, 8, 4, 2, 1]),
+        ((FULL,), [16, 8, 4, 2, 1]),
+        ((FULL, FULL), [8, 4, 2, 1]),
+        ((SLOW,), [16, 8, 4, 2, 1]),  # a quarter of what was too slow
+        ((FULL, SLOW), [4, 2, 1]),
+        ((CRASH,), []),
+        ((STUCK,), []),
+    ],
+)
+def test_a_failure_rules_out_micro_batches_of_its_own_setting_alone(
+    outcomes: tuple[Failure, ...], left: list[int]
+) -> None:
+    failed, other = planned(sizes=(64, 16, 8, 4, 2, 1)), planned("kernels", sizes=(128,))
+    tried = TriedTrials([failed, other], outcomes_of(failed, *outcomes))
+    assert [e.trial.micro_batch for e in tried.open if e.plan is failed] == left
+    assert [e.trial.micro_batch for e in tried.open if e.plan is other] == [128]
+
+
+@pytest.mark.parametrize(
+    ("failures", "left"),
+    [
+        ((CRASH,), True),
+        ((CRASH, CRASH), False),
+        ((STUCK,), False),
+        ((FULL, FULL), True),
+        ((SLOW, SLOW), True),
+        ((CRASH, FULL), True),
+        ((CRASH, SLOW), True),
+    ],
+)
+def test_a_method_is_given_up_after_one_timeout_or_two_crashes_and_for_no_other_failure(
+    failures: tuple[Failure, ...], left: bool
+) -> None:
+    plain, compiled, both = planned(), planned("compile"), planned("compile", "kernels")
+    known = outcomes_of(plain, took(1.0))
+    for plan, failure in zip((compiled, both), failures, strict=False):
+        known |= outcomes_of(plan, failure)
+    third = planned("compile", "gelu")
+    found = order([plain, compiled, both, third], known)
+    assert ((third.setting, 16) in found) == left
+
+
+def test_a_method_that_once_worked_is_never_blamed() -> None:
+    plain, compiled, crashed = planned(), planned("compile"), planned("compile", "kernels")
+    known = outcomes_of(plain, took(1.0)) | outcomes_of(compiled, took(0.9)) | outcomes_of(crashed, STUCK)
+    found = order([plain, compiled, crashed, planned("compile", "gelu"), planned("kernels")], known)
+    assert found == [(("compile", "gelu"), 16)]

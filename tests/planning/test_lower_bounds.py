@@ -1,0 +1,138 @@
+"""The lower bound of a step in digits: what each change of setting and of micro-batch can gain at most."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from bench.planning.search.lower_bounds import PassCost, TimedTrial, bound
+from bench.records.trial import Timing, Trial
+from bench.training.models import Model, known_models, parameters_of
+from bench.training.setting import Setting
+
+PYTHIA = known_models()["pythia-1b"]  # in half precision, with 1,024 samples a step
+PARAMETERS = parameters_of(PYTHIA) or 0
+
+
+def untried(setting: Setting, micro_batch: int = 16, gpus: int = 1, model: Model = PYTHIA) -> Trial:
+    return Trial(model, setting, micro_batch, gpus, 0, Timing())
+
+
+def timed(trial: Trial, a_pass: float = 1.0, update: float = 0.0) -> TimedTrial:
+    return TimedTrial(trial, trial.accumulation * a_pass + update, update)
+
+
+@pytest.mark.parametrize(
+    ("measured", "wanted", "share"),
+    [
+        ((), (), 1.0),
+        ((), ("checkpointing",), 1.1),
+        (("checkpointing",), (), 0.65),
+        ((), ("kernels",), 0.3),
+        (("kernels",), (), 1.0),
+        (("kernels",), ("gelu",), 0.3),
+        (("compile",), ("compile-blocks",), 1.0),
+        ((), ("cuda-graphs",), 0.3),
+        ((), ("half-weights",), 0.95),
+        (("half-weights",), (), 0.96),
+        ((), ("zero-2",), 0.95),
+        ((), ("fsdp-2",), 0.97),
+        (("half-weights",), ("fsdp-2",), 1.0),
+        (("zero-1",), ("zero-2",), 1.0),
+        (("zero-2",), ("zero-1",), 0.3),
+        (("zero-2",), ("fsdp-2",), 0.3),
+        (("zero-2",), ("half-weights",), 0.3),
+        (("zero-2",), (), 0.3 * 0.96),
+        (("zero-2", "offload"), ("zero-2",), 0.1),
+        (("zero-2", "offload"), ("zero-1", "offload"), 0.3),
+        (("zero-2", "offload"), ("zero-3", "offload"), 1.0),
+        (("zero-2", "offload"), ("fsdp-2", "offload"), 0.1),
+        (("fsdp-2", "offload"), ("fsdp-2",), 0.02),
+        (("fsdp-2", "offload"), ("zero-2", "offload"), 0.02),
+        (("fsdp-2", "offload"), ("fsdp-3", "offload"), 1.0),
+    ],
+)
+def test_the_least_share_of_a_pass_that_another_setting_leaves(
+    measured: Setting, wanted: Setting, share: float
+) -> None:
+    found = bound(untried(wanted), [timed(untried(measured))], None)
+    assert found == pytest.approx(64 * share)
+
+
+@pytest.mark.parametrize(
+    ("measured", "wanted", "gpus", "seconds"),
+    [
+        ((), (), 1, 0.5),
+        ((), ("checkpointing",), 1, 0.9 * 0.5),
+        (("zero-2",), ("zero-2",), 4, 0.5),
+        (("zero-2",), ("zero-3",), 4, 0.9 * 0.5 / 4),
+        (("zero-2", "offload"), ("zero-2",), 4, 0.0),
+        (("zero-2", "offload"), ("zero-3", "offload"), 4, 0.9 * 0.5 / 4),
+        # An update on the host that was not measured takes 0.4 ns for each parameter of a GPU.
+        (("zero-2",), ("zero-2", "offload"), 4, 0.9 * 0.5 / 4 + 0.4e-9 * PARAMETERS / 4),
+        (("zero-2",), ("zero-2", "offload"), 1, 0.9 * 0.5 + 0.4e-9 * PARAMETERS),
+    ],
+)
+def test_the_least_time_of_an_update(measured: Setting, wanted: Setting, gpus: int, seconds: float) -> None:
+    """Passes of no time leave the update alone."""
+    found = bound(untried(wanted, gpus=gpus), [timed(untried(measured, gpus=gpus), 0.0, 0.5)], None)
+    assert found == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("precision", "wanted", "seconds"),
+    [
+        ("bf16", ("half-weights",), 64 * (0.95 - 0.6 * 0.5) + 0.9 * 0.5),
+        ("bf16", ("zero-2",), 64 * (0.95 - 0.6 * 0.5) + 0.9 * 0.5),
+        ("bf16", ("fsdp-2",), 64 * 0.97 + 0.9 * 0.5),  # casts every gradient instead
+        ("fp32", ("half-weights",), 64 * 1.0 + 0.9 * 0.5),
+        ("fp32", ("zero-2",), 64 * 1.0 + 0.9 * 0.5),
+    ],
+)
+def test_halved_weights_save_casts_only_in_half_precision(
+    precision: str, wanted: Setting, seconds: float
+) -> None:
+    model = replace(PYTHIA, recipe=replace(PYTHIA.recipe, precision=precision))
+    found = bound(untried(wanted, model=model), [timed(untried((), model=model), 1.0, 0.5)], None)
+    assert found == pytest.approx(seconds)
+
+
+def test_under_fsdp_with_offloading_no_pass_ends_before_its_gradients_have_crossed_the_bus() -> None:
+    found = bound(untried(("fsdp-2", "offload")), [timed(untried(("fsdp-2",)), 0.001)], None)
+    assert found == pytest.approx(64 * PARAMETERS * 4 / 64e9 + PARAMETERS * 0.4e-9)
+
+
+@pytest.mark.parametrize(
+    ("measured", "wanted", "cost", "setting", "share"),
+    [
+        (16, 8, None, (), 0.98 * 8 / 16),
+        (16, 32, None, (), (32 + 0.18 * 16) / (16 + 0.18 * 16)),
+        (4, 8, None, (), (8 + 2.5) / (4 + 2.5)),
+        (16, 8, PassCost(4.0, 8), (), (8 + 4) / (16 + 4)),
+        (16, 32, PassCost(4.0, 8), (), (32 + 4) / (16 + 4)),
+        (16, 32, PassCost(4.0, 32), (), 0.0),  # a pass of 16 samples may be kernel launches alone
+        (16, 8, None, ("fsdp-2", "offload"), 8 / 16),  # all of it may be the host's work
+        (16, 32, None, ("fsdp-2", "offload"), 1.0),
+    ],
+)
+def test_the_least_time_of_a_pass_at_another_micro_batch(
+    measured: int, wanted: int, cost: PassCost | None, setting: Setting, share: float
+) -> None:
+    trial = untried(setting, wanted)
+    found = bound(trial, [timed(untried(setting, measured), 1.0)], cost)
+    assert found == pytest.approx(trial.accumulation * share)
+
+
+def test_an_unknown_update_may_be_from_nothing_to_most_of_a_step_of_one_pass() -> None:
+    half, whole = untried((), 512), TimedTrial(untried((), 1024), 1.0, None)
+    assert bound(half, [whole], None) == pytest.approx(0.98)
+    sharded = untried(("zero-2",), 1024)
+    # If 0.7 s were the update, the casts saved would be more than the pass, and 0.9 of the update is left.
+    assert bound(sharded, [whole], None) == pytest.approx(0.9 * 0.7)
+
+
+def test_of_several_measured_settings_the_highest_bound_counts() -> None:
+    known = [timed(untried(()), 1.0), timed(untried(("checkpointing",)), 2.0)]
+    assert bound(untried(("checkpointing", "norms")), known, None) == pytest.approx(64 * 2.0)
+    assert bound(untried(("norms",)), known, None) == pytest.approx(64 * max(1.0, 0.65 * 2.0))
