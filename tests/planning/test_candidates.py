@@ -1,4 +1,4 @@
-"""The order in which the search tries settings, and what failed trials rule out, for outcomes made by hand."""
+"""The order in which the search tries settings, and what failed trials rule out, for made-up outcomes."""
 
 from __future__ import annotations
 

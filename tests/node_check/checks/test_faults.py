@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import pytest
 
 from bench.node_check.checks import xid
+from bench.node_check.judging.evidence import Evidence, Figure
 from bench.node_check.judging.finding import Finding, overall
+from bench.node_check.judging.judge_figures import Tolerances, judge_figures
 from bench.node_check.judging.standards import Expectations, Past, Standards, profile_for, profile_of
+from bench.records.trial import Gpu
 from tests.node_check.checks.node import HOST, bad, evidence, findings
 
 
@@ -284,6 +287,73 @@ def test_a_node_must_match_the_ordered_hardware(tmp_path: Path) -> None:
         assert {(f.check, f.verdict) for f in bad(findings(found, Standards(profile, expect)))} == {
             (check, "fail")
         }
+
+
+def judged(
+    basis: str, *rates: float, past: tuple[float, ...] = (), device: Literal["cpu", "cuda"] = "cuda"
+) -> list[Finding]:
+    """Judge the bandwidth of equal GPUs, of which each had the same past; 5% less warns, 10% less fails."""
+    gpus = tuple(Gpu(i, "a card", f"GPU-{i}", 2**34, "9.0") for i in range(len(rates)))
+    figures = [Figure("memory", i, "B/s", rate, (1.0,)) for i, rate in enumerate(rates)]
+    history = {gpu.uuid: Past(tuple("abcdefgh"[: len(past)]), {"memory": past}) for gpu in gpus if past}
+    node, standards = Evidence("quick", device, gpus, {}), Standards(None, history=history)
+    every = judge_figures("memory", figures, node, standards, Tolerances(5, 10, 5, "look at it"))
+    return [finding for finding in every if finding.basis == basis]
+
+
+@pytest.mark.parametrize(
+    ("rates", "usual", "verdicts"),
+    [
+        ((100.0, 80.0), [80, 100], ["pass", "fail"]),
+        ((100.0, 90.0, 40.0), [65, 70, 95], ["pass", "pass", "fail"]),
+        ((100.0, 100.0, 100.0, 40.0), [100, 100, 100, 100], ["pass", "pass", "pass", "fail"]),
+        ((100.0,), [], []),
+    ],
+)
+def test_each_gpu_is_compared_with_the_median_of_the_others(
+    rates: tuple[float, ...], usual: list[float], verdicts: list[str]
+) -> None:
+    found = judged("peers", *rates)
+    assert [f.reference for f in found] == usual
+    assert [f.verdict for f in found] == verdicts
+
+
+@pytest.mark.parametrize(
+    ("rate", "verdict"), [(95.0, "pass"), (94.9, "warn"), (90.0, "warn"), (89.9, "fail"), (200.0, "pass")]
+)
+def test_less_than_the_peers_by_5_percent_warns_and_by_10_percent_fails(rate: float, verdict: str) -> None:
+    assert judged("peers", 100.0, 100.0, rate)[2].verdict == verdict
+
+
+def test_processes_that_share_a_cpu_are_no_peers() -> None:
+    assert judged("peers", 100.0, 10.0, device="cpu") == []
+
+
+@pytest.mark.parametrize(
+    ("past", "now", "usual", "verdict"),
+    [
+        ((100.0, 100.0, 80.0), 80.0, 100.0, "warn"),  # slow decay
+        ((100.0, 80.0, 90.0), 90.0, 90.0, "pass"),
+        ((100.0,), 95.0, 100.0, "pass"),
+        ((100.0,), 94.9, 100.0, "warn"),
+        ((100.0,), 1.0, 100.0, "warn"),  # its own past alone never fails a GPU
+    ],
+)
+def test_a_gpu_is_compared_with_the_median_of_its_own_past(
+    past: tuple[float, ...], now: float, usual: float, verdict: str
+) -> None:
+    (found,) = judged("history", now, past=past)
+    assert (found.reference, found.verdict) == (usual, verdict)
+
+
+def test_a_deviation_is_told_in_percent_and_advice_is_given_only_where_something_is_wrong() -> None:
+    good, slow = judged("peers", 100.0, 80.0)
+    assert (good.found, good.advice) == ("100 B/s, +25.0% of the others' median", "")
+    assert (slow.found, slow.advice) == ("80 B/s, -20.0% of the others' median", "look at it")
+    assert slow.expected == "at most 5% under 100 B/s"
+    (older,) = judged("history", 100.0, past=(99.0, 80.0))
+    assert (older.found, older.advice) == ("100 B/s, +11.7% of its own past", "")
+    assert older.source == "this GPU in 2 earlier checks, the last b"
 
 
 def test_a_gpu_that_was_faster_before_gets_a_warning(tmp_path: Path) -> None:
