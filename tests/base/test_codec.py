@@ -131,6 +131,15 @@ def test_a_field_of_another_type_is_named(change: dict[str, Any], where: str) ->
         from_json(StepSample, {"accumulation": 1, "seconds": 1.0} | change)
 
 
+def test_a_tuple_of_a_fixed_length_is_read_with_that_length_alone() -> None:
+    assert from_json(tuple[int, str], [1, "a"]) == (1, "a")
+    for value, found in (([1], 1), ([1, "a", 2], 3)):
+        with pytest.raises(DecodeError, match=f"expected 2 items, found {found}"):
+            from_json(tuple[int, str], value)
+    with pytest.raises(DecodeError, match="/1: expected str, found 2"):
+        from_json(tuple[int, str], [1, 2])
+
+
 def test_a_missing_field_is_named() -> None:
     with pytest.raises(DecodeError, match="missing field 'seconds'"):
         from_json(StepSample, {"accumulation": 1})

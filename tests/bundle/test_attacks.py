@@ -918,7 +918,7 @@ def test_what_only_another_version_knows_is_reported_as_on_trust(tmp_path: Path,
     """A claim that another version made the results is neither refused nor ignored."""
     path = tmp_path / "b.tar"
     retold(path, bench_version="0.0.9", **lie)
-    (note, *_) = verdict(path, recompute).contents.notes
+    (note,) = verdict(path, recompute).contents.notes
     assert note.model == "pythia-160m"
     assert note.text.startswith(told)
     assert note.text.endswith("it is by bench '0.0.9': taken on trust")

@@ -19,11 +19,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.base.errors import BadInput, BenchError, VerificationFailed
+from bench.base.strict_json import canonical_json
 from bench.bundle.handshake import BUNDLE_NAMESPACE
 from bench.bundle.pack import write_bundle
+from bench.bundle.stated_manifest import read_stated
 from bench.bundle.tar_format import ENVELOPE, MAX_LINE_BYTES, SIGNATURE, STATEMENT
 from bench.bundle.verdict import TO_TRUST, Note
 from bench.bundle.verify import Files, TrustRules, verify_bundle
+from bench.records.trial import Gpu, NodeFacts
 from bench.signing.ssh_keys import PublicKey
 from bench.signing.sshsig import sign
 from tests.authority import OPERATOR, UNTIL, certified, contents, received, trusting
@@ -125,6 +128,32 @@ def test_a_bundle_outside_the_users_own_list_is_still_verified(path: Path) -> No
         f"signed     run 7f3a2c by {PUBLIC.fingerprint}",  # once
         f"doubt      {verdict.doubt}",
     ]
+
+
+def test_a_certificate_that_expired_without_a_receipt_is_a_doubt_where_no_trust_was_demanded(
+    path: Path,
+) -> None:
+    rules = TrustRules(trusting(OPERATOR), demanded=False, now=UNTIL)
+    verdict = verify_bundle(certified(path), nothing, rules)
+    assert not verdict.trusted
+    assert verdict.doubt == "no receipt, and the run's certificate had expired: at 2027-01-15T10:00:00Z"
+
+
+def test_the_times_of_a_verdict_are_the_operators(path: Path) -> None:
+    found = verify_bundle(received(path), nothing, TrustRules(trusting(OPERATOR)))
+    assert found.challenged_at == "2027-01-15T08:00:00Z"
+    assert found.received_at == "2027-01-15T09:00:00Z"
+    assert found.seen_seconds == 3600
+    alone = verify_bundle(certified(path), nothing, TrustRules(trusting(OPERATOR), now=UNTIL - 60))
+    assert (alone.challenged_at, alone.received_at, alone.seen_seconds) == (None, None, None)
+
+
+@pytest.mark.parametrize(("asked", "train"), [(None, 2), (1, 1), (2, 2), (3, 2), (8, 2), (0, 2), (-1, 2)])
+def test_all_gpus_of_a_node_train_unless_the_manifest_asks_for_fewer(asked: int | None, train: int) -> None:
+    gpus = tuple(Gpu(i, "a card", f"GPU-{i}", 2**34, "9.0") for i in range(2))
+    node = NodeFacts("a CPU", 8, 2**36, "Debian", "6.1", "3.12", gpus)
+    stated = read_stated(canonical_json({"models": ["pythia-1b"], "gpus": asked}))
+    assert stated.gpus_of(node) == train
 
 
 def test_an_incomplete_run_says_so(tmp_path: Path) -> None:

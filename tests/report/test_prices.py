@@ -122,6 +122,19 @@ def test_mixed_currencies_need_a_rate(tmp_path: Path) -> None:
     assert single.quotes[1] == "EUR 1 is worth 1.1 USD: a quote, 2026-06-01"
 
 
+def test_each_quote_is_told_with_the_rate_of_its_own_currency_alone(tmp_path: Path) -> None:
+    rates = [{"currency": "EUR", "price": 1.1, **WHEN}, {"currency": "GBP", "price": 1.3, **WHEN}]
+    quotes = [{"gpu": ["a"], "price": 100, "currency": "GBP", **WHEN}, {"gpu": ["b"], "price": 100, **WHEN}]
+    machines = [quote | {"gpus": 1} for quote in quotes]
+    book = load_prices(file(tmp_path, machines=machines, exchange=rates))
+    pounds = (
+        "GBP 100 for a machine with 1x a: a quote, 2026-06-01",
+        "GBP 1 is worth 1.3 USD: a quote, 2026-06-01",
+    )
+    assert book.to_buy("a", 1) == Priced(130.0, pounds, 1)
+    assert book.to_buy("b", 1) == Priced(100.0, ("$100 for a machine with 1x b: a quote, 2026-06-01",), 1)
+
+
 def test_a_price_file_in_another_currency_needs_an_exchange_rate(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="its prices are in EUR, the shipped ones in USD"):
         load_prices(file(tmp_path, currency="EUR"))
