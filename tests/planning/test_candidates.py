@@ -34,9 +34,9 @@ def planned(*setting: str, sizes: tuple[int, ...] = (16,)) -> SettingPlan:
     return SettingPlan(" + ".join(setting), trials, dict.fromkeys(sizes, 1 << 30), 1 << 30, None)
 
 
-def outcomes_of(plan: SettingPlan, *outcomes: Outcome) -> dict[str, Outcome]:
-    """Give the first trials of a setting these outcomes."""
-    return {trial.id: outcome for trial, outcome in zip(plan.trials, outcomes, strict=False)}
+def first(plan: SettingPlan, outcome: Outcome) -> dict[str, Outcome]:
+    """Return the outcome of a setting's first trial."""
+    return {plan.trials[0].id: outcome}
 
 
 def took(a_pass: float, update: float = 0.0) -> Measured:
@@ -76,7 +76,7 @@ def test_a_smaller_micro_batch_of_the_only_timed_setting_is_next() -> None:
     """It shows the overhead of a pass, which then bounds all other settings."""
     plain = planned(sizes=(64, 128, 32, 16))
     plans = [planned("kernels", "gelu", sizes=(64, 128, 32)), plain]
-    found = order(plans, outcomes_of(plain, took(1.0)))
+    found = order(plans, first(plain, took(1.0)))
     assert found[0] == ((), 32)
     assert {setting for setting, _ in found[1:4]} == {("kernels", "gelu")}
 
@@ -85,7 +85,7 @@ def test_an_update_on_the_host_makes_a_step_longer() -> None:
     """It takes 0.4 s; with it, a step is expected to take 35.6 s, and 35.4 s under ZeRO-3."""
     plain = planned()
     plans = [plain, planned("zero-1", "offload"), planned("zero-3", sizes=(2,))]
-    found = order(plans, outcomes_of(plain, took(20 / 64)))
+    found = order(plans, first(plain, took(20 / 64)))
     assert found == [(("zero-3",), 2), (("zero-1", "offload"), 16)]
 
 
@@ -95,26 +95,29 @@ def test_only_a_long_update_leaves_hope_that_casts_saved_pay_for_checkpointing(
 ) -> None:
     """A measured update below nothing is noise, and counts as none."""
     plain, slower = planned(), planned("half-weights", "checkpointing")
-    assert bool(order([plain, slower], outcomes_of(plain, took(1.0, update)))) == left
+    assert bool(order([plain, slower], first(plain, took(1.0, update)))) == left
 
 
 @pytest.mark.parametrize(
     ("outcomes", "left"),
     [
-        ((), [64, 16, 8, 4, 2, 1]),
-        ((FULL,), [16, 8, 4, 2, 1]),
-        ((FULL, FULL), [8, 4, 2, 1]),
-        ((SLOW,), [16, 8, 4, 2, 1]),  # a quarter of what was too slow
-        ((FULL, SLOW), [4, 2, 1]),
-        ((CRASH,), []),
-        ((STUCK,), []),
+        ({}, [64, 16, 8, 4, 2, 1]),
+        ({16: FULL}, [8, 4, 2, 1]),
+        ({64: FULL, 8: FULL}, [4, 2, 1]),
+        ({16: SLOW}, [4, 2, 1]),  # a quarter of what was too slow
+        ({64: SLOW, 16: FULL}, [8, 4, 2, 1]),
+        ({16: CRASH}, []),
+        ({16: STUCK}, []),
     ],
 )
 def test_a_failure_rules_out_micro_batches_of_its_own_setting_alone(
-    outcomes: tuple[Failure, ...], left: list[int]
+    outcomes: dict[int, Failure], left: list[int]
 ) -> None:
     failed, other = planned(sizes=(64, 16, 8, 4, 2, 1)), planned("kernels", sizes=(128,))
-    tried = TriedTrials([failed, other], outcomes_of(failed, *outcomes))
+    known = {
+        trial.id: outcomes[trial.micro_batch] for trial in failed.trials if trial.micro_batch in outcomes
+    }
+    tried = TriedTrials([failed, other], known)
     assert [e.trial.micro_batch for e in tried.open if e.plan is failed] == left
     assert [e.trial.micro_batch for e in tried.open if e.plan is other] == [128]
 
@@ -135,9 +138,9 @@ def test_a_method_is_given_up_after_one_timeout_or_two_crashes_and_for_no_other_
     failures: tuple[Failure, ...], left: bool
 ) -> None:
     plain, compiled, both = planned(), planned("compile"), planned("compile", "kernels")
-    known = outcomes_of(plain, took(1.0))
+    known = first(plain, took(1.0))
     for plan, failure in zip((compiled, both), failures, strict=False):
-        known |= outcomes_of(plan, failure)
+        known |= first(plan, failure)
     third = planned("compile", "gelu")
     found = order([plain, compiled, both, third], known)
     assert ((third.setting, 16) in found) == left
@@ -145,6 +148,6 @@ def test_a_method_is_given_up_after_one_timeout_or_two_crashes_and_for_no_other_
 
 def test_a_method_that_once_worked_is_never_blamed() -> None:
     plain, compiled, crashed = planned(), planned("compile"), planned("compile", "kernels")
-    known = outcomes_of(plain, took(1.0)) | outcomes_of(compiled, took(0.9)) | outcomes_of(crashed, STUCK)
+    known = first(plain, took(1.0)) | first(compiled, took(0.9)) | first(crashed, STUCK)
     found = order([plain, compiled, crashed, planned("compile", "gelu"), planned("kernels")], known)
     assert found == [(("compile", "gelu"), 16)]

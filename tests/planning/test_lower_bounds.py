@@ -9,6 +9,8 @@ import pytest
 from bench.planning.search.lower_bounds import PassCost, TimedTrial, bound
 from bench.records.trial import Timing, Trial
 from bench.training.models import Model, known_models, parameters_of
+from bench.training.optimizers import Optimizer
+from bench.training.optimizers.adamw_8bit import AdamW8bit
 from bench.training.setting import Setting
 
 PYTHIA = known_models()["pythia-1b"]  # in half precision, with 1,024 samples a step
@@ -130,6 +132,31 @@ def test_an_unknown_update_may_be_from_nothing_to_most_of_a_step_of_one_pass() -
     sharded = untried(("zero-2",), 1024)
     # If 0.7 s were the update, the casts saved would be more than the pass, and 0.9 of the update is left.
     assert bound(sharded, [whole], None) == pytest.approx(0.9 * 0.7)
+
+
+def test_where_samples_are_compared_a_step_of_one_pass_computes_it_once() -> None:
+    """A step of several passes computes each forward twice, so it shows less about a step of one."""
+    model = replace(PYTHIA, recipe=replace(PYTHIA.recipe, objective="contrastive"))
+    measured = [timed(untried((), 512, model=model))]
+    cost = PassCost(0.0, 1)
+    assert bound(untried((), 1024, model=model), measured, cost) == pytest.approx(0.7 * 2)
+    assert bound(untried((), 256, model=model), measured, cost) == pytest.approx(4 * 0.5)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "wanted", "update"),
+    [
+        (AdamW8bit("adamw-8bit", 1e-3, 0.9, 0.95, 1e-8, 0.0), ("fused-optimizer",), 0.0),
+        (AdamW8bit("adamw-8bit", 1e-3, 0.9, 0.95, 1e-8, 0.0), ("norms",), 0.9 * 0.5),
+        (PYTHIA.recipe.optimizer, ("fused-optimizer",), 0.9 * 0.5),
+    ],
+)
+def test_an_update_of_many_kernels_shows_nothing_about_a_compiled_one(
+    optimizer: Optimizer, wanted: Setting, update: float
+) -> None:
+    model = replace(PYTHIA, recipe=replace(PYTHIA.recipe, optimizer=optimizer))
+    found = bound(untried(wanted, model=model), [timed(untried((), model=model), 0.0, 0.5)], None)
+    assert found == pytest.approx(update)
 
 
 def test_of_several_measured_settings_the_highest_bound_counts() -> None:
