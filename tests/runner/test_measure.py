@@ -55,7 +55,7 @@ from tests.bundles import packed
 
 GIB = 1 << 30
 METER = SimpleNamespace(used_bytes=list, sample=lambda _: None, close=lambda: None)
-NODE = NodeFacts("EPYC", 64, 2**39, "Debian 12", "6.1", "3.11.2", (), None)
+NODE = NodeFacts("EPYC", 1024, 2**39, "Debian 12", "6.1", "3.11.2", (), None)
 GUIDED = {
     "schema": "bench/manifest/v1", "models": ["tiny-gpt-neox"],
     "timing": {"measure_seconds": 8, "target_percent": 1},

@@ -22,7 +22,14 @@ from bench.training.models import Counted, Model, families, family_of, has_formu
 from bench.training.models.adapters import PACKAGE as ADAPTERS
 from bench.training.models.adapters import FamilyWithAdapters, adapter_mistakes
 from bench.training.models.class_mistakes import class_mistakes, several_models
-from bench.training.models.generic import TransformersFamily, built_parts, configured, counted, kinds
+from bench.training.models.generic import (
+    REPOSITORY_CODE,
+    TransformersFamily,
+    built_parts,
+    configured,
+    counted,
+    kinds,
+)
 from bench.training.models.own_models import misspelt, unread_field
 from bench.training.models.own_module_pass import pass_mistakes
 from bench.training.models.shipped_counts import shipped_counts
@@ -212,6 +219,7 @@ def _objective_mistakes(model: Model, configuration: Any, path: str) -> Iterator
 
 def _unread_fields(model: Model, configuration: Any) -> list[str]:
     """Return the fields that change neither the configuration nor the model, and that no code reads."""
+    left_out = [key for key in model.architecture if key == REPOSITORY_CODE]
     default = type(configuration)()
     unknown = [
         key
@@ -221,13 +229,14 @@ def _unread_fields(model: Model, configuration: Any) -> list[str]:
         and not transformers_source.reads_field(model.family, key)
     ]
     if not unknown:
-        return []
+        return left_out
     rest = {key: value for key, value in model.architecture.items() if key not in unknown}
     without = replace(model, architecture=rest)
     if _facts(configured(without), unknown) != _facts(configuration, unknown):
-        return []
+        return left_out
     family = TransformersFamily(model.family)
-    return unknown if built_parts(without, family) == built_parts(model, family) else []
+    same = built_parts(without, family) == built_parts(model, family)
+    return [*left_out, *unknown] if same else left_out
 
 
 def _facts(configuration: Any, without: Sequence[str]) -> Mapping[str, Any]:

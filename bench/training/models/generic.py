@@ -436,13 +436,16 @@ def kinds() -> Mapping[ObjectiveName, Any]:
     return {aim.name: getattr(transformers, aim.auto_class) for aim in aims if aim.auto_class}
 
 
-def _without_code(value: Any) -> Any:
-    """Leave out "auto_map" of a configuration and of the configurations inside of it.
+REPOSITORY_CODE = "auto_map"  # field of a configuration
 
-    It names code in a repository; transformers would ask on the terminal whether to fetch and to run it.
+
+def _without_code(value: Any) -> Any:
+    """Leave out the field that names code in a repository, also in configurations inside of this one.
+
+    transformers would ask on the terminal whether to fetch and to run that code.
     """
     if isinstance(value, Mapping):
-        return {key: _without_code(item) for key, item in value.items() if key != "auto_map"}
+        return {key: _without_code(item) for key, item in value.items() if key != REPOSITORY_CODE}
     return [_without_code(item) for item in value] if isinstance(value, list) else value
 
 
