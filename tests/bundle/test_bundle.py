@@ -18,7 +18,7 @@ from bench.base.errors import BadInput, EnvironmentCannot, VerificationFailed
 from bench.bundle import pack as pack_module
 from bench.bundle import tar_format as bundle_module
 from bench.bundle.pack import pack, write_bundle
-from bench.bundle.tar_format import MAX_WHOLE_BYTES, Bundle, open_bundle
+from bench.bundle.tar_format import Bundle, MemberRules, open_bundle, payload_fault
 from tests.bundles import BLOCK, FILES, KEY, member, packed, predicate
 
 END = bytes(2 * BLOCK)
@@ -127,10 +127,18 @@ def test_a_file_that_grows_while_it_is_packed_is_refused(
         write_bundle(tmp_path / "b.tar", {"log": log})
 
 
-@pytest.mark.parametrize("name", ["statement.json", "sbom.exe", "logs/a.bin", "logs/a/b.txt", "Results.json"])
+@pytest.mark.parametrize(
+    "name", ["statement.json", "sbom.exe", "logs/a.bin", "logs/a.txt.sh", "logs/a/b.txt", "Results.json"]
+)
 def test_only_the_files_of_a_bundle_are_packed(tmp_path: Path, name: str) -> None:
     with pytest.raises(BadInput, match="is not a file of a bundle"):
         packed(tmp_path / "b.tar", {**FILES, name: b""})
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "results.json", "samples.jsonl"])
+def test_a_payload_has_a_manifest_results_and_samples(name: str) -> None:
+    assert payload_fault(FILES) is None
+    assert payload_fault(FILES.keys() - {name}) == f"{name} is missing"
 
 
 def test_a_payload_without_samples_is_not_packed(tmp_path: Path) -> None:
@@ -218,11 +226,54 @@ def test_nothing_follows_the_end_and_nothing_is_missing(tmp_path: Path) -> None:
 
 
 def test_a_size_is_checked_before_anything_is_read(tmp_path: Path) -> None:
-    most = MAX_WHOLE_BYTES["manifest.json"]
+    most = 4 * 2**20
     refused(foreign(size=most + 1), f"at most {most}")
     refused(foreign(size=most), "it is truncated")
     refused(foreign(size=8**11 - 1), "at most")
     refused(foreign(tarfile.GNU_FORMAT, size=2**60), "is not as bench writes it")  # GNU's base-256 numbers
+
+
+KIB, MIB = 2**10, 2**20
+
+
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [
+        ("manifest.json", 4 * MIB),
+        ("results.json", 8 * MIB),
+        ("samples.jsonl", 64 * MIB),
+        ("telemetry.jsonl", 64 * MIB),
+        ("logs/a.txt", 64 * MIB),
+        ("statement.json", 4 * MIB),
+        ("statement.dsse.json", 6 * MIB),
+        ("statement.json.sig", 4 * KIB),
+        ("run-cert.pub", 4 * KIB),
+        ("receipt.json", 4 * KIB),
+        ("receipt.json.sig", 4 * KIB),
+    ],
+)
+def test_each_file_has_a_largest_size(name: str, most: int) -> None:
+    """A verifier reads the small ones in one piece."""
+    assert MemberRules().fault(name, most) is None
+    assert MemberRules().fault(name, most + 1) == f"{name} has {most + 1} bytes; it has at most {most}"
+
+
+def test_a_bundle_has_at_most_a_gibibyte() -> None:
+    rules = MemberRules()
+    assert [rules.fault(f"logs/{i:02}.txt", 64 * MIB) for i in range(16)] == [None] * 16
+    assert rules.fault("logs/empty.txt", 0) is None
+    assert rules.fault("logs/one.txt", 1) == f"the members have more than {1024 * MIB} bytes in all"
+
+
+def test_a_bundle_has_at_most_ten_thousand_files() -> None:
+    rules = MemberRules()
+    assert {rules.fault(f"logs/{i:05}.txt", 0) for i in range(10_000)} == {None}
+    assert rules.fault("logs/one.txt", 0) == "there are more than 10000 members"
+
+
+def test_a_name_has_at_most_a_hundred_bytes() -> None:
+    assert MemberRules().fault("a" * 100, 0) is None
+    assert MemberRules().fault("a" * 101, 0) == f"the name '{'a' * 101}' is not of the allowed form"
 
 
 def test_the_caps_hold_for_writer_and_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
