@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,17 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from bench.base.errors import BadInput, EnvironmentCannot, VerificationFailed
-from bench.bundle.handshake import Challenge, certificate_fault, make_request
+from bench.bundle.handshake import (
+    REQUEST_NAMESPACE,
+    CertificateRequest,
+    Challenge,
+    LedgerEntry,
+    Receipt,
+    certificate_fault,
+    make_request,
+    read,
+    write,
+)
 from bench.bundle.pack import pack
 from bench.bundle.statement import PREDICATE_SCHEMA, parse_statement
 from bench.bundle.verify import TrustRules, verify_bundle
@@ -25,7 +36,9 @@ from bench.operator.ssh_keygen import OperatorKey
 from bench.signing.allowed_signers import TrustPolicy
 from bench.signing.revocation import Revoked
 from bench.signing.ssh_keys import Certificate, PublicKey
-from tests.authority import contents
+from bench.signing.sshsig import _armor, _signed_data, sign
+from tests.authority import NONCE, RUN_ID, RUN_KEY, STRANGER, Token, contents
+from tests.authority import certificate as run_certificate
 from tests.bundle.test_attacks import REAL
 from tests.cli.test_keys import ssh_key
 from tests.needs import needs
@@ -207,11 +220,67 @@ def test_another_runs_challenge(ledger: Ledger, key: OperatorKey) -> None:
     refused_request(ledger, key, Node(mixed).request(), "a challenge that is not in the ledger")
 
 
-def test_somebody_elses_key(ledger: Ledger, key: OperatorKey) -> None:
-    node, other = asked(ledger), Ed25519PrivateKey.generate()
-    document = json.loads(node.request()) | {"key": PublicKey.of(other).line()}
-    data = json.dumps(document, sort_keys=True, separators=(",", ":")).encode() + b"\n"
-    refused_request(ledger, key, data, "does not fit|not signed by the key that it is for")
+def request_for(ledger: Ledger, key: str) -> CertificateRequest:
+    """Make a request that is right but for its signature, which is missing."""
+    challenge = asked(ledger).challenge
+    return CertificateRequest(challenge.run_id, challenge.nonce, key)
+
+
+def test_another_key_put_into_a_signed_request(ledger: Ledger, key: OperatorKey) -> None:
+    request = read(CertificateRequest, asked(ledger).request())
+    data = write(replace(request, key=PublicKey.of(STRANGER).line()))
+    refused_request(ledger, key, data, "the signature does not fit the signed bytes")
+
+
+@pytest.mark.parametrize(
+    ("comment", "signer", "certificate"),
+    [
+        ("", STRANGER, None),
+        ("", RUN_KEY, run_certificate(RUN_KEY)),
+        ("root@node", RUN_KEY, None),
+    ],
+    ids=["by another key", "by the key of a certificate", "for a key with a comment"],
+)
+def test_a_request_that_its_very_key_did_not_sign(
+    ledger: Ledger, key: OperatorKey, comment: str, signer: Ed25519PrivateKey, certificate: Certificate | None
+) -> None:
+    """Otherwise a node obtains a certificate for a key that it does not have."""
+    request = request_for(ledger, PublicKey.of(RUN_KEY).line(comment))
+    signature = sign(request.signed_part(), signer, REQUEST_NAMESPACE, certificate)
+    data = write(replace(request, signature=signature.decode()))
+    refused_request(ledger, key, data, "the request is not signed by the key that it is for")
+
+
+def test_a_token_that_asks_for_a_certificate(ledger: Ledger, key: OperatorKey) -> None:
+    token = Token()
+    request = request_for(ledger, token.public.line())
+    signed = token.sign_wire(_signed_data(request.signed_part(), REQUEST_NAMESPACE))
+    signature = _armor(token.public.blob, REQUEST_NAMESPACE, signed)
+    data = write(replace(request, signature=signature.decode()))
+    refused_request(ledger, key, data, "the requested key is of a hardware token")
+
+
+def test_a_certificate_for_a_token_is_not_for_a_run() -> None:
+    certificate = run_certificate()
+    assert certificate_fault(certificate, RUN_ID, NONCE) is None
+    of_a_token = replace(certificate, key=Token().public)
+    assert certificate_fault(of_a_token, RUN_ID, NONCE) == "is for the key of a token"
+
+
+@pytest.mark.parametrize("wrong", [{"run_id": "../x"}, {"nonce": "5E" * 32}, {"nonce": "5e" * 31}])
+@pytest.mark.parametrize(
+    "document",
+    [
+        Challenge(RUN_ID, NONCE, "a" * 64, NOW),
+        CertificateRequest(RUN_ID, NONCE, ""),
+        Receipt(RUN_ID, NONCE, "a" * 64, "a" * 64, NOW, NOW, LedgerEntry(1, "a" * 64)),
+    ],
+    ids=["challenge", "request", "receipt"],
+)
+def test_a_document_without_a_run_id_or_nonce_of_the_right_form(document: Any, wrong: dict[str, str]) -> None:
+    assert read(type(document), write(document)) == document
+    with pytest.raises(VerificationFailed, match="has no run id or nonce of the right form"):
+        read(type(document), write(replace(document, **wrong)))
 
 
 @pytest.mark.parametrize(
