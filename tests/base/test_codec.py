@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import example, given, settings
@@ -16,6 +16,7 @@ from bench.base.strict_json import (
     DecodeError,
     canonical_json,
     from_json,
+    pretty_json,
     strict_loads,
     to_json,
     union_from_json,
@@ -138,6 +139,21 @@ def test_a_tuple_of_a_fixed_length_is_read_with_that_length_alone() -> None:
             from_json(tuple[int, str], value)
     with pytest.raises(DecodeError, match="/1: expected str, found 2"):
         from_json(tuple[int, str], [1, 2])
+
+
+@pytest.mark.parametrize("value", [True, 1.0, 2])
+def test_a_value_that_only_equals_an_allowed_one_is_refused(value: object) -> None:
+    """In Python, True == 1 == 1.0."""
+    assert union_from_json(Literal[1], 1) == 1
+    with pytest.raises(DecodeError, match=f"{value!r} is none of 1"):
+        union_from_json(Literal[1], value)
+
+
+@pytest.mark.parametrize("write", [canonical_json, pretty_json])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_number_that_no_reader_accepts_is_not_written(write: Any, value: float) -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write({"seconds": [value]})
 
 
 def test_a_missing_field_is_named() -> None:
