@@ -93,6 +93,7 @@ DEEP = "[" * 500 + "]" * 500
         (altered(subject=[{"name": "a", "digest": {"sha256": 1}}]), "/subject: expected"),
         (altered(subject=[s | {"uri": "x"} for s in json.loads(STATEMENT)["subject"]]), "canonical form"),
         (altered(subject=[{"name": "a", "digest": {"sha256": "A" * 64}}]), "bad name or sha256"),
+        (altered(subject=[{"name": "a" * 101, "digest": {"sha256": "a" * 64}}]), "bad name or sha256"),
         (altered(subject=[{"name": "\n", "digest": {"sha256": "a" * 64}}]), "bad name or sha256"),
         (altered(more=1), "canonical form"),
         (altered(predicate__more=1), "unknown field 'more'"),
@@ -109,6 +110,7 @@ DEEP = "[" * 500 + "]" * 500
         ],
         (altered(predicate__run_id="../x"), "not a run id"),
         (altered(predicate__run_id="\x1b[2J"), "not a run id"),
+        (altered(predicate__run_id="a" * 65), "not a run id"),
         (altered(predicate__started_at="2026-12-03 10:00:00"), "not a time in UTC"),
         (altered(predicate__manifest_sha256="b" * 64), "not the digest of manifest.json"),
         (altered(predicate__node=[]), "/node: expected an object"),
@@ -120,6 +122,11 @@ def test_another_statement_is_refused(data: bytes, why: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_the_longest_names_are_read() -> None:
+    named = build_statement(SUBJECTS | {"a" * 100: "b" * 64}, predicate(run_id="r" * 64))
+    assert parse_statement(named).predicate.run_id == "r" * 64
+
+
 def test_a_statement_of_the_first_version_is_read_in_its_own_form() -> None:
     """Signed bundles outlive versions of bench; version 1 had neither a nonce nor an envelope."""
     document = json.loads(STATEMENT)
@@ -129,6 +136,9 @@ def test_a_statement_of_the_first_version_is_read_in_its_own_form() -> None:
         parse_statement(canonical_json(document))
     del document["predicate"]["nonce"]
     assert parse_statement(canonical_json(document)).predicate.nonce is None
+    document["predicate"] |= {"level": "operator", "nonce": "5e" * 32}
+    with pytest.raises(VerificationFailed, match="its nonce does not have the form of one"):
+        parse_statement(canonical_json(document))
 
 
 def test_a_field_left_out_is_not_filled_in() -> None:
