@@ -79,7 +79,7 @@ def test_speccheck(number: int) -> None:
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_speccheck_keys_of_low_order_are_refused_as_such(number: int) -> None:
-    with pytest.raises(FormatError, match=r"low order|non-canonical"):
+    with pytest.raises(FormatError, match="of low order"):
         PublicKey(bytes.fromhex(vectors("speccheck")["cases"][number]["pub_key"]))
 
 

@@ -170,7 +170,7 @@ def test_a_floor_of_a_trial_without_a_figure(tmp_path: Path) -> None:
 def test_a_floor_of_a_model_that_is_not_in_the_manifest(tmp_path: Path) -> None:
     path = with_floor(tmp_path / "a.tar")
     forged(path, lambda results: results["trials"].append(results["trials"][1] | {"model": "pythia-1b"}))
-    refused(path, "is of no model in the results|holds a trial twice")
+    refused(path, "is of no model in the results")
 
 
 def test_a_floor_that_took_longer_than_the_run_is_reported(tmp_path: Path) -> None:

@@ -199,7 +199,7 @@ def test_bench_and_ssh_keygen_agree_on_a_tokens_certificate(tmp_path: Path) -> N
     command += ["-I", principal(RUN_ID), "-s", tmp_path / "signature", "-Overify-time=20270115090000Z"]
     assert b"Good" in keygen(*command, stdin=MESSAGE).stdout
     blob = certificate_blob(authority=token)
-    with pytest.raises(FormatError, match=r"not signed by the authority|nobody touched|algorithm"):
+    with pytest.raises(FormatError, match="not signed by the authority"):
         Certificate.from_blob(blob[:-5] + bytes([blob[-5] ^ 0x04]) + blob[-4:])
 
 

@@ -184,7 +184,8 @@ def test_keys_of_low_order_are_refused_in_every_encoding() -> None:
     encodings = small_order_encodings()
     assert len(encodings) == 14
     for raw in encodings:
-        with pytest.raises(FormatError, match=r"low order|non-canonical"):
+        canonical = int.from_bytes(raw, "little") % 2**255 < PRIME
+        with pytest.raises(FormatError, match="of low order" if canonical else "in a non-canonical encoding"):
             PublicKey(raw)
 
 
