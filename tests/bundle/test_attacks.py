@@ -30,27 +30,32 @@ from bench.bundle.handshake import (
     NAMESPACE_OPTION,
     NONCE_OPTION,
     RECEIPT_NAMESPACE,
+    LedgerEntry,
     key_id,
     principal,
 )
+from bench.bundle.held_to_manifest import check_image
 from bench.bundle.pack import pack, signatures, write_bundle
+from bench.bundle.plausibility import doubts, require_consistent
+from bench.bundle.stated_manifest import StatedManifest
 from bench.bundle.statement import PREDICATE_SCHEMA, build_statement, parse_statement
 from bench.bundle.tar_format import (
     CERTIFICATE,
     ENVELOPE,
-    MAX_MEMBER_BYTES,
     RECEIPT,
     RECEIPT_SIGNATURE,
     SIGNATURE,
     SIGNING,
     STATEMENT,
+    header,
 )
-from bench.bundle.verdict import Verdict
+from bench.bundle.verdict import Note, Verdict
 from bench.bundle.verify import Recompute, TrustRules, verify_bundle
 from bench.node_check.recompute_any import recompute, results_of
+from bench.planning.manifest import resolve_models
 from bench.records.fastest import fastest_with_confidence
 from bench.records.run_results import Results, samples_bytes
-from bench.records.trial import Measured, Measurement, StepSample, Trial
+from bench.records.trial import Image, Measured, Measurement, StepSample, Trial
 from bench.report.text.run_table import results_table
 from bench.signing.allowed_signers import TrustPolicy
 from bench.signing.dsse import seal
@@ -77,8 +82,8 @@ from tests.authority import (
     received,
     trusting,
 )
-from tests.builders import reduce_trials
-from tests.bundles import BLOCK, FILES, member, nothing, predicate
+from tests.builders import measurement, reduce_trials
+from tests.bundles import BLOCK, FILES, MadeUpContents, member, nothing, predicate
 from tests.needs import needs
 
 LATER = UNTIL + 365 * 86400  # the time of the verification
@@ -114,7 +119,8 @@ def change(path: Path, **members: bytes | None) -> None:
 
 def test_without_an_attack_the_bundle_is_accepted(path: Path) -> None:
     found = verdict(path)
-    assert (found.level, found.trusted, found.received_at) == ("operator", True, "2027-01-15T09:00:00Z")
+    assert (found.level, found.trusted) == ("operator", True)
+    assert (found.challenged_at, found.received_at) == ("2027-01-15T08:00:00Z", "2027-01-15T09:00:00Z")
 
 
 # --- the files ------------------------------------------------------------------------------------------
@@ -185,9 +191,13 @@ def test_duplicate_member(path: Path, tmp_path: Path) -> None:
 
 
 def test_duplicate_member_at_the_end(path: Path) -> None:
-    data = FILES["manifest.json"]
-    insert(path, foreign("manifest.json", data=data, mode=0o644))
-    refused(path, r"manifest\.json (stands after|is not)|the header of manifest\.json is not")
+    insert(path, header("manifest.json", 0))
+    refused(path, r"manifest\.json stands after statement\.json\.sig")
+
+
+def test_member_as_another_program_writes_it(path: Path) -> None:
+    insert(path, foreign("telemetry.jsonl", mode=0o644))
+    refused(path, r"the header of telemetry\.jsonl is not as bench writes it")
 
 
 @pytest.mark.parametrize("name", ["Results.json", "RESULTS.JSON", "results.j\u017fon"])
@@ -243,7 +253,7 @@ def test_sparse_bomb(path: Path, tmp_path: Path) -> None:
         file.truncate(2**40)
     subprocess.run(["tar", "-C", tmp_path, "-Scf", path, "holes"], check=True)
     holes.unlink()
-    refused(path, "a sparse file|is not as bench|pax|allowed form")
+    refused(path, "a sparse file")
 
 
 @pytest.mark.parametrize("magic", [b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ\0", b"BZh9", b"PK\3\4"])
@@ -253,24 +263,23 @@ def test_compression_bomb(path: Path, magic: bytes) -> None:
     refused(path, "is compressed by")
 
 
-def test_oversized_member(path: Path) -> None:
-    insert(path, foreign("telemetry.jsonl", mode=0o644, size=MAX_MEMBER_BYTES + 1))
-    refused(path, "has 67108865 bytes; it has at most|is not as bench writes it")
-
-
-def test_oversized_member_without_content(path: Path) -> None:
-    insert(path, foreign("telemetry.jsonl", mode=0o644, size=8**11 - 1))
-    refused(path, "at most|truncated|is not as bench writes it")
+@pytest.mark.parametrize(
+    ("size", "why"),
+    [
+        (67_108_864, r"telemetry\.jsonl: the file ends too early: it is truncated"),
+        (67_108_865, r"telemetry\.jsonl has 67108865 bytes; it has at most 67108864"),
+        (8**11 - 1, r"telemetry\.jsonl has 8589934591 bytes; it has at most 67108864"),
+    ],
+)
+def test_oversized_member_without_content(path: Path, size: int, why: str) -> None:
+    insert(path, header("telemetry.jsonl", size))
+    refused(path, why)
 
 
 def test_more_lines_than_a_run_writes(tmp_path: Path) -> None:
-    """Each line costs a reader a hundred times its bytes."""
     path = tmp_path / "b.tar"
-    old = contents(REAL)
-    signed_anew(path, old | {"telemetry.jsonl": b"12\n" * 100_001})
+    signed_anew(path, contents(REAL) | {"telemetry.jsonl": b"12\n" * 100_001})
     refused(path, r"telemetry\.jsonl: has more than 100,000 lines", recompute)
-    signed_anew(path, old | {"samples.jsonl": old["samples.jsonl"] + b"\n" * 100_000})
-    refused(path, r"samples\.jsonl: has more than 100,000 lines|samples\.jsonl: line", recompute)
 
 
 @pytest.mark.parametrize("tail", [b"\0", b"x", bytes(BLOCK), bytes(10240)])
@@ -323,10 +332,18 @@ def test_duplicate_json_keys(path: Path) -> None:
     refused(path, "'complete' stands twice")
 
 
-@pytest.mark.parametrize("value", [b"NaN", b"Infinity", b"-Infinity", b"1e999"])
-def test_nan(path: Path, value: bytes) -> None:
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        (b"NaN", "malformed: NaN is no JSON number"),
+        (b"Infinity", "malformed: Infinity is no JSON number"),
+        (b"-Infinity", "malformed: -Infinity is no JSON number"),
+        (b"1e999", "the number 1e999 does not fit a double"),
+    ],
+)
+def test_nan(path: Path, value: bytes, why: str) -> None:
     resign(path, contents(path)[STATEMENT].replace(b'"570.124"', value))
-    refused(path, "NaN|Infinity|does not fit a double")
+    refused(path, why)
 
 
 @pytest.mark.parametrize("value", [b"9007199254740993", b"-9007199254740993", b"1" * 10_000])
@@ -415,6 +432,39 @@ def test_edited_summaries_with_intact_samples(tmp_path: Path) -> None:
     refused(path, "trial .*: value does not follow from the samples", recompute)
 
 
+FIGURES = {
+    "days/value": "value",
+    "days/half_width": "half_width",
+    "step_seconds/value": "value",
+    "step_seconds/half_width": "half_width",
+    "pass_seconds": "pass_seconds",
+    "update_seconds": "update_seconds",
+    "overhead_seconds": "overhead_seconds",
+    "units_per_second": "units_per_second",
+    "flops_per_second": "flops_per_second",
+    "ceiling_flops_per_second": "ceiling_flops_per_second",
+}
+
+
+@pytest.mark.parametrize("figure", FIGURES)
+def test_a_figure_follows_from_the_samples_to_a_part_in_a_billion(tmp_path: Path, figure: str) -> None:
+    """Mathematics libraries round differently, large figures and small ones alike."""
+    path = tmp_path / "b.tar"
+    *outer, name = figure.split("/")
+
+    def scale(by: float) -> Callable[[dict[str, Any]], None]:
+        def edit(results: dict[str, Any]) -> None:
+            estimate = results["trials"][0]["estimate"]
+            (estimate[outer[0]] if outer else estimate)[name] *= by
+
+        return edit
+
+    real(path, scale(1 - 0.5e-9))
+    assert verdict(path, recompute).level == "operator"
+    real(path, scale(1 - 2e-9))
+    refused(path, f"trial 37847c3eb4b925eb: {FIGURES[figure]} does not follow from the samples", recompute)
+
+
 def test_a_winner_that_the_trials_do_not_show(tmp_path: Path) -> None:
     path = tmp_path / "b.tar"
 
@@ -424,6 +474,17 @@ def test_a_winner_that_the_trials_do_not_show(tmp_path: Path) -> None:
 
     real(path, crowned)
     refused(path, "the fastest of .* is not the one that its trials show", recompute)
+
+
+def test_a_winner_before_fewer_than_no_undecided_settings(tmp_path: Path) -> None:
+    path = tmp_path / "b.tar"
+    results = from_json(Results, json.loads(contents(REAL)["results.json"]))
+    for undecided in (0, -1):
+        winner = to_json(fastest_with_confidence("pythia-160m", results.trials, undecided))
+        real(path, lambda results, winner=winner: results.update(winners=[winner]))
+        if undecided == 0:
+            assert verdict(path, recompute).level == "operator"
+    refused(path, "the fastest of pythia-160m is not the one that its trials show", recompute)
 
 
 def test_two_winners_for_one_model(tmp_path: Path) -> None:
@@ -443,16 +504,68 @@ def test_a_stopped_run_that_claims_to_be_complete(tmp_path: Path) -> None:
     refused(path, "is marked complete and stopped, or neither", recompute)
 
 
-def test_a_proof_without_a_step(tmp_path: Path) -> None:
+@pytest.mark.parametrize("wrong", [{"steps": 0}, {"seconds": 0.0}, {"seconds": -1.0}, {"peak_bytes": -1}])
+def test_a_proof_that_no_training_gives(tmp_path: Path, wrong: dict[str, Any]) -> None:
     """`bench compare --settings` would divide by zero steps."""
     path = tmp_path / "b.tar"
 
     def unproven(results: dict[str, Any]) -> None:
         (proven,) = (trial for trial in results["trials"] if trial["proof"])
-        proven["proof"]["steps"] = 0
+        proven["proof"] |= wrong
 
     real(path, unproven)
-    refused(path, "numbers that no run can give: the proof of trial", recompute)
+    refused(path, "the proof of trial 37847c3eb4b925eb has no steps, no time or negative memory", recompute)
+
+
+def test_a_proof_that_failed(tmp_path: Path) -> None:
+    """The reason is the run's own statement; a trial is either proven or has a reason."""
+    path = tmp_path / "b.tar"
+    failed = {"unproven": {"kind": "crashed", "reason": "out of paper"}}
+    real(path, lambda results: results["trials"][0].update(failed, proof=None))
+    (trial,) = results_of(verdict(path, recompute)).trials
+    assert (trial.proof, to_json(trial.unproven)) == (None, failed["unproven"])
+    real(path, lambda results: results["trials"][0].update(failed))
+    refused(path, "trial 37847c3eb4b925eb: unproven does not follow from the samples", recompute)
+
+
+@pytest.mark.parametrize(
+    ("edit", "why"),
+    [
+        (
+            lambda results: results.update(manifest_digest=f"sha256:{'0' * 64}"),
+            "the results are of another manifest",
+        ),
+        (lambda results: results["run"].update(id="another"), "of another run than the statement"),
+        (
+            lambda results: results["run"].update(complete=False, stopped="out of budget"),
+            "of another run than the statement",
+        ),
+        (lambda results: results["run"].update(started_at=1.8e9), "of another run than the statement"),
+        (lambda results: results["run"].update(ended_at=1.8e9), "of another run than the statement"),
+        (lambda results: results["trials"].append(results["trials"][0]), "holds a trial twice"),
+        (lambda results: results["trials"][0].update(gpus=0), "is of no model in the results"),
+        (lambda results: results["trials"][0].update(gpus=-1, micro_batch=-32), "is of no model"),
+        (lambda results: results["trials"][0].update(micro_batch=0), "is of no model in the results"),
+        (lambda results: results["trials"][0].update(micro_batch=-32), "is of no model in the results"),
+        (
+            lambda results: results["trials"].append(results["trials"][0] | {"model": "another"}),
+            "is of no model in the results",
+        ),
+        (lambda results: results["trials"][0].update(id="0" * 16), "is not what its parts say"),
+    ],
+)
+def test_results_that_are_not_of_this_run_or_its_trials(
+    tmp_path: Path, edit: Callable[[dict[str, Any]], None], why: str
+) -> None:
+    path = tmp_path / "b.tar"
+    real(path, edit)
+    refused(path, why, recompute)
+
+
+def test_a_trial_without_its_samples(tmp_path: Path) -> None:
+    path = tmp_path / "b.tar"
+    real(path, lambda results: None, samples=b"")
+    refused(path, "trial 37847c3eb4b925eb has no samples", recompute)
 
 
 @pytest.mark.parametrize(
@@ -559,6 +672,19 @@ def test_a_name_that_imitates_lines_of_a_report(tmp_path: Path) -> None:
     path = tmp_path / "b.tar"
     real(path, lambda results: results["node"]["packages"].update({FORGED: "1"}))
     refused(path, "is a text of several lines", recompute)
+
+
+def test_a_manifest_that_imitates_lines_of_a_report(tmp_path: Path) -> None:
+    """Reports show the methods and names of a manifest."""
+    path = tmp_path / "b.tar"
+    retold(path, asks={"methods": ["naive", FORGED]})
+    refused(path, r"manifest\.json: /methods/1 is a text of several lines", recompute)
+
+
+def test_a_manifest_that_is_no_object(tmp_path: Path) -> None:
+    path = tmp_path / "b.tar"
+    signed_anew(path, contents(REAL) | {"manifest.json": b"[]"})
+    refused(path, r"manifest\.json: is no manifest: expected an object", recompute)
 
 
 def test_a_failure_reason_may_have_several_lines_and_is_shown_as_one(tmp_path: Path) -> None:
@@ -668,6 +794,12 @@ def cheaper(measured: Measurement) -> Measurement:
     return replace(measured, flops=replace(measured.flops, matmul=measured.flops.matmul // 4))
 
 
+def exchanged(measured: Measurement) -> Measurement:
+    """Count some operations of products as those of attention: the total stays the same."""
+    flops = measured.flops
+    return replace(measured, flops=replace(flops, matmul=flops.matmul - 1, attention=flops.attention + 1))
+
+
 def test_a_recipe_that_the_manifest_does_not_state(tmp_path: Path) -> None:
     path = tmp_path / "b.tar"
     retold(path)
@@ -678,9 +810,10 @@ def test_a_recipe_that_the_manifest_does_not_state(tmp_path: Path) -> None:
     )
 
 
-def test_operations_that_differ_from_the_models_formula(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lie", [cheaper, exchanged])
+def test_operations_that_differ_from_the_models_formula(tmp_path: Path, lie: Same) -> None:
     path = tmp_path / "b.tar"
-    retold(path, measurement=cheaper)
+    retold(path, measurement=lie)
     refused(path, "pythia-160m: a sample costs .* operations with .*; this bench counts", recompute)
 
 
@@ -692,6 +825,7 @@ def test_operations_that_differ_from_the_models_formula(tmp_path: Path) -> None:
         {"eval_seconds_per_sample": -1.0},
         {"peak_bytes": -1},
         {"parameters": -1},
+        {"samples_per_loss": -1},
         {"phase_seconds": {"measure": -1.0}},
     ],
 )
@@ -699,7 +833,19 @@ def test_a_negative_duration(tmp_path: Path, less: dict[str, Any]) -> None:
     """A log entry of -50 seconds makes the days negative, and such a row would rank first."""
     path = tmp_path / "b.tar"
     retold(path, measurement=lambda m: replace(m, **less))
-    refused(path, f"{next(iter(less))} of trial [0-9a-f]+ is negative|measure of trial", recompute)
+    name = "measure" if "phase_seconds" in less else next(iter(less))
+    refused(path, f"numbers that no run can give: {name} of trial [0-9a-f]+ is negative", recompute)
+
+
+@pytest.mark.parametrize("kind", ["steps", "warmup"])
+@pytest.mark.parametrize(
+    "step", [StepSample(1, 0.0), StepSample(1, -1e3), StepSample(0, 1.0), StepSample(-5, 1.0)]
+)
+def test_a_step_that_takes_no_time_or_no_pass(tmp_path: Path, kind: str, step: StepSample) -> None:
+    """A negative warm-up would hide measured time from the operator's clock."""
+    path = tmp_path / "b.tar"
+    retold(path, measurement=lambda m: replace(m, **{kind: (*getattr(m, kind), step)}))
+    refused(path, "a step of trial [0-9a-f]+ takes no time", recompute)
 
 
 def longer_than_the_recipes(low: float, high: float, save: float | None) -> Same:
@@ -730,7 +876,7 @@ def test_negative_operations(tmp_path: Path, scan: int) -> None:
     refused(path, "has no operations, or fewer than none of one kind", recompute)
 
 
-@pytest.mark.parametrize("wrong", [{"work": -1}, {"samples": ()}, {"samples": (1.0, 0.0)}])
+@pytest.mark.parametrize("wrong", [{"work": -1}, {"work": 0}, {"samples": ()}, {"samples": (1.0, 0.0)}])
 def test_a_limit_without_time_or_work(tmp_path: Path, wrong: dict[str, Any]) -> None:
     """A negative limit would allow any figure."""
     path = tmp_path / "b.tar"
@@ -768,6 +914,25 @@ def test_samples_that_the_runs_own_clock_contradicts(tmp_path: Path, lie: Same, 
     assert re.search(told, str(note))
 
 
+@pytest.mark.parametrize(
+    ("started_at", "ended_at", "spent", "doubted"),
+    [
+        (940.0, 2060.0, 1060.0, False),
+        (939.0, 2060.0, 1060.0, True),
+        (940.0, 2061.0, 1060.0, True),
+        (940.0, 2060.0, 1061.0, True),
+    ],
+)
+def test_a_runs_own_clock_may_drift_by_a_minute(
+    started_at: float, ended_at: float, spent: float, doubted: bool
+) -> None:
+    results = from_json(Results, json.loads(contents(REAL)["results.json"]))
+    results = replace(results, run=replace(results.run, started_at=1000.0, ended_at=2000.0))
+    one = measurement([], started_at=started_at, ended_at=ended_at)
+    notes = list(doubts(results, results.node.gpus, [one], spent))
+    assert ["by its own clock" in note.text for note in notes] == [True] * doubted
+
+
 @pytest.mark.parametrize("at", [1e17, -1e17, 1e300, 253_402_300_800.0])
 def test_a_run_at_a_time_that_no_calendar_has(tmp_path: Path, at: float) -> None:
     """Programs of the C library cannot even format such a time."""
@@ -782,6 +947,33 @@ def test_a_label_that_is_not_the_setting(tmp_path: Path, label: str) -> None:
     path = tmp_path / "b.tar"
     real(path, lambda results: results["trials"][0].update(label=label))
     refused(path, "is labelled .*, its setting is tf32 ", recompute)
+
+
+@pytest.mark.parametrize(
+    ("setting", "label", "fits"),
+    [
+        ((), "naive", True),
+        (("checkpointing",), "naive", False),
+        (("checkpointing",), "checkpointing", True),
+        (("checkpointing",), "free-lunch", False),
+        (("tf32", "checkpointing"), "free-lunch + checkpointing", True),
+        (("tf32", "checkpointing"), "free-lunch", False),
+        (("tf32", "checkpointing", "zero-3"), "free-lunch + checkpointing", False),
+        (("tf32", "checkpointing", "zero-3"), "free-lunch + checkpointing + zero-3", True),
+        (("a-later-method",), "free-lunch", True),
+    ],
+)
+def test_free_lunch_in_a_label_stands_for_no_method_that_costs_anything(
+    setting: tuple[str, ...], label: str, fits: bool
+) -> None:
+    results = from_json(Results, json.loads(contents(REAL)["results.json"]))
+    (trial,) = results.trials
+    told = replace(results, trials=(replace(trial, setting=setting, label=label),))
+    if fits:
+        require_consistent(told)
+    else:
+        with pytest.raises(VerificationFailed, match=f"is labelled '{re.escape(label)}', its setting is"):
+            require_consistent(told)
 
 
 def test_a_limit_above_the_vendors_peak(tmp_path: Path) -> None:
@@ -924,6 +1116,100 @@ def test_what_only_another_version_knows_is_reported_as_on_trust(tmp_path: Path,
     assert note.text.endswith("it is by bench '0.0.9': taken on trust")
 
 
+def test_a_timing_that_the_manifest_does_not_state(tmp_path: Path) -> None:
+    """Shorter trials are rougher, and cost less of the node's time."""
+    path = tmp_path / "b.tar"
+    retold(path, asks={"timing": {}})
+    refused(path, "its timing is not what this bench makes of the manifest", recompute)
+    retold(path, asks={"timing": {}}, bench_version="0.0.9")
+    (note,) = verdict(path, recompute).contents.notes
+    assert note.model is None
+    assert note.text.startswith("its timing is not what this bench makes of the manifest")
+
+
+def test_operations_of_a_method_that_this_version_lacks_are_on_trust(tmp_path: Path) -> None:
+    path = tmp_path / "b.tar"
+    (trial,) = from_json(Results, json.loads(contents(REAL)["results.json"])).trials
+    later = replace(trial, setting=(*trial.setting, "a-later-method"), label="free-lunch + a-later-method")
+    retold(path, trials=(later,))
+    (note,) = verdict(path, recompute).contents.notes
+    assert note.model == "pythia-160m"
+    assert re.fullmatch(".*a-later-method.*: its operations are taken on trust", note.text)
+
+
+def test_operations_that_only_a_built_model_shows_are_on_trust(tmp_path: Path) -> None:
+    """There is no formula for the operations of a model with adapters."""
+    path = tmp_path / "b.tar"
+    lora = {"rank": 8, "alpha": 16.0, "dropout": 0.0, "targets": "all-linear"}
+    entry = {"name": "pythia-160m", "micro_batch": 32, "recipe": {"lora": lora}}
+    (adapted,) = resolve_models([entry])[0]
+    retold(
+        path,
+        model=lambda model: adapted,
+        measurement=lambda m: replace(m, flops=replace(m.flops, backward=m.flops.total)),
+        asks={"models": [entry]},
+    )
+    (note,) = verdict(path, recompute).contents.notes
+    assert note == Note("pythia-160m", "its operations were counted during the run: taken on trust")
+
+
+IMAGE, OTHER_IMAGE = (f"sha256:{digit * 64}" for digit in "01")
+
+
+@pytest.mark.parametrize(
+    ("asked", "ran_in", "why"),
+    [
+        (IMAGE, None, f"ran in no known image, the manifest asks for {IMAGE}"),
+        (IMAGE, Image("cuda13", "a", "b"), f"ran in no known image, the manifest asks for {IMAGE}"),
+        (
+            IMAGE,
+            Image("cuda13", "a", "b", OTHER_IMAGE),
+            f"ran in {OTHER_IMAGE}, the manifest asks for {IMAGE}",
+        ),
+    ],
+)
+def test_a_run_in_another_image_than_the_manifest_names(
+    tmp_path: Path, asked: str, ran_in: Image | None, why: str
+) -> None:
+    path = tmp_path / "b.tar"
+    node = from_json(Results, json.loads(contents(REAL)["results.json"])).node
+    retold(path, asks={"image": asked}, node=replace(node, image=ran_in))
+    refused(path, why, recompute)
+
+
+def test_a_run_in_the_image_that_the_manifest_names_or_in_any_if_it_names_none() -> None:
+    image = Image("cuda13", "a", "b", IMAGE)
+    check_image({"image": IMAGE}, image)
+    for manifest in ({}, {"image": None}):
+        check_image(manifest, image)
+        check_image(manifest, None)
+
+
+def on_two_gpus(path: Path, **more: Any) -> None:
+    """Write the bundle of a trial on one GPU, from a node that has two."""
+    node = from_json(Results, json.loads(contents(REAL)["results.json"])).node
+    (gpu,) = node.gpus
+    retold(path, node=replace(node, gpus=(gpu, replace(gpu, index=1))), **more)
+
+
+def test_a_trial_on_fewer_gpus_than_the_node_has(tmp_path: Path) -> None:
+    """A manifest that names no number of GPUs asks for all: a model may divide badly over them."""
+    path = tmp_path / "b.tar"
+    on_two_gpus(path, asks={"gpus": 1})
+    assert verdict(path, recompute).level == "operator"
+    on_two_gpus(path, asks={"gpus": None})
+    refused(path, "is on 1 GPUs, the manifest asks for 2", recompute)
+
+
+@pytest.mark.parametrize(
+    ("asked", "trained"), [(None, 3), (1, 1), (2, 2), (3, 3), (4, 3), (8, 3), (0, 3), (-1, 3)]
+)
+def test_of_a_node_no_more_gpus_train_than_it_has(asked: int | None, trained: int) -> None:
+    node = from_json(Results, json.loads(contents(REAL)["results.json"])).node
+    three = replace(node, gpus=node.gpus * 3)
+    assert StatedManifest(b"", {}, (), {}, gpus=asked).gpus_of(three) == trained
+
+
 @pytest.mark.parametrize("version", [__version__, "0.0.9"])
 @pytest.mark.parametrize(
     ("asks", "why"),
@@ -958,13 +1244,22 @@ def test_results_that_the_manifest_contradicts(tmp_path: Path, version: str, ask
     refused(path, why, recompute)
 
 
-@pytest.mark.parametrize("methods", ["naive", ["naive", "free-lunch"], [["checkpointing"], "free-lunch"]])
-def test_a_complete_run_that_left_out_requested_settings(tmp_path: Path, methods: object) -> None:
+@pytest.mark.parametrize(
+    ("methods", "missing"),
+    [
+        ("naive", "naive"),
+        (["naive", "free-lunch"], "naive"),
+        ([["checkpointing"], "free-lunch"], "checkpointing"),
+    ],
+)
+def test_a_complete_run_that_left_out_requested_settings(
+    tmp_path: Path, methods: object, missing: str
+) -> None:
     """A node might leave out slow settings, or those that ran out of memory."""
     path = tmp_path / "b.tar"
     for asks in ({"methods": methods}, {"models": [{"name": "pythia-160m", "methods": methods}]}):
         retold(path, asks=asks)
-        refused(path, "complete, but (naive|checkpointing) of pythia-160m was neither tried nor", recompute)
+        refused(path, f"complete, but {missing} of pythia-160m was neither tried nor", recompute)
 
 
 def test_a_complete_run_in_which_nothing_was_tried(tmp_path: Path) -> None:
@@ -1045,6 +1340,15 @@ def test_certificate_for_more_than_the_run(path: Path, principals: tuple[str, ..
     refused(path, "the run's certificate is for")
 
 
+@pytest.mark.parametrize("names", [(), (principal(RUN_ID), principal("another"))])
+def test_certificate_of_an_authority_that_certifies_single_runs_only(
+    path: Path, names: tuple[str, ...]
+) -> None:
+    resign(path, cert=certificate(principals=names))
+    listed = TrustPolicy.from_text(f"bench-run:* cert-authority {PublicKey.of(OPERATOR).line()}", "trusted")
+    refused(path, r"is allowed for the principals bench-run:\* only, not  ", trust=listed)
+
+
 def test_wrong_principal_of_the_authority(path: Path) -> None:
     line = f"bench-run:lab-* cert-authority {PublicKey.of(OPERATOR).line()}"
     refused(path, "for the principals bench-run:lab-. only", trust=TrustPolicy.from_text(line, "trusted"))
@@ -1092,8 +1396,28 @@ def test_expired(path: Path) -> None:
     refused(path, "no receipt, and the run's certificate had expired: at 2027-01-15T10:00:00Z", now=UNTIL)
 
 
+def test_expired_for_a_reader_who_demands_no_trust(path: Path) -> None:
+    certified(path)
+    found = verdict(path, now=UNTIL, demanded=False)
+    assert not found.trusted
+    assert found.doubt == "no receipt, and the run's certificate had expired: at 2027-01-15T10:00:00Z"
+
+
+@pytest.mark.parametrize("seconds", [-1, 0])
+def test_without_another_time_the_readers_clock_decides(
+    path: Path, monkeypatch: pytest.MonkeyPatch, seconds: int
+) -> None:
+    certified(path)
+    monkeypatch.setattr("bench.bundle.verify.time.time", lambda: float(UNTIL + seconds))
+    if seconds < 0:
+        assert verdict(path, now=None).trusted
+    else:
+        refused(path, "no receipt, and the run's certificate had expired", now=None)
+
+
 def test_not_valid_yet(path: Path) -> None:
     certified(path)
+    assert verdict(path, now=CHALLENGED).trusted
     refused(path, "no receipt, and the run's certificate was not valid yet", now=CHALLENGED - 1)
 
 
@@ -1223,6 +1547,11 @@ def test_run_certificate_that_signs_receipts(path: Path) -> None:
         refused(path, r"receipt\.json: is not signed by the authority", trust=trusting(OPERATOR, RUN_KEY))
 
 
+def test_receipt_signed_under_a_certificate_of_the_authoritys_own_key(path: Path) -> None:
+    countersign(path, receipt_for(path), OPERATOR, cert=certificate(OPERATOR))
+    refused(path, r"receipt\.json: is not signed by the authority that certified the run's key")
+
+
 def test_receipt_by_a_stranger(path: Path) -> None:
     countersign(path, receipt_for(path), STRANGER)
     refused(path, r"receipt\.json: is not signed by the authority")
@@ -1238,10 +1567,68 @@ def test_receipt_by_an_authority_that_may_not_give_any(path: Path) -> None:
     refused(path, "may only certify keys", trust=TrustPolicy.from_text(line, "trusted"))
 
 
-@pytest.mark.parametrize(("challenged", "received_at"), [(RECEIVED + 1, RECEIVED), (-(2**53), RECEIVED)])
-def test_receipt_that_contradicts_itself(path: Path, challenged: int, received_at: int) -> None:
-    countersign(path, receipt_for(path, challenged_at=challenged, received_at=received_at))
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (
+            'namespaces="bench-bundle@v1"',
+            "is allowed for the namespaces bench-bundle@v1 only, not bench-receipt@v1",
+        ),
+        ('valid-before="20270115085959Z"', "is no longer valid"),
+        ('valid-after="20270115090001Z"', "is not valid yet"),
+    ],
+)
+def test_receipt_by_an_authority_that_may_not_give_it_then(path: Path, options: str, why: str) -> None:
+    """An authority may certify keys for ever, and give receipts of some kind or at some time only."""
+    key = PublicKey.of(OPERATOR).line()
+    listed = f"* {{}} {key}\n* cert-authority {key}"
+    right = 'namespaces="bench-receipt@v1",valid-after="20270115090000Z",valid-before="20270115090000Z"'
+    assert verdict(path, trust=TrustPolicy.from_text(listed.format(right), "trusted")).level == "operator"
+    refused(path, why, trust=TrustPolicy.from_text(listed.format(options), "trusted"))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"challenged_at": RECEIVED + 1},
+        {"challenged_at": -1},
+        {"challenged_at": -(2**53)},
+        {"ledger": LedgerEntry(3, "x")},
+        {"ledger": LedgerEntry(3, "A" * 64)},
+    ],
+)
+def test_receipt_that_contradicts_itself(path: Path, wrong: dict[str, Any]) -> None:
+    countersign(path, receipt_for(path, **wrong))
     refused(path, "the receipt contradicts itself")
+
+
+def test_samples_may_take_a_minute_longer_than_the_operator_observed(path: Path) -> None:
+    """Clocks drift. The operator saw an hour from challenge to receipt."""
+    assert verdict(path, lambda files: MadeUpContents(measured_seconds=3660.0)).level == "operator"
+    refused(
+        path,
+        "its samples take 3661 s, but the operator saw 3600 s from challenge to receipt",
+        lambda files: MadeUpContents(measured_seconds=3661.0),
+    )
+
+
+@pytest.mark.parametrize(
+    ("started_at", "ended_at", "doubted"),
+    [
+        ("2027-01-15T07:00:00Z", "2027-01-15T10:00:00Z", False),
+        ("2027-01-15T06:59:59Z", "2027-01-15T10:00:00Z", True),
+        ("2027-01-15T07:00:00Z", "2027-01-15T10:00:01Z", True),
+        ("2027-01-15T08:30:01Z", "2027-01-15T08:30:00Z", True),
+    ],
+)
+def test_a_nodes_clock_may_be_an_hour_wrong(
+    path: Path, started_at: str, ended_at: str, doubted: bool
+) -> None:
+    received(path, started_at=started_at, ended_at=ended_at)
+    notes = verdict(path).contents.notes
+    assert ["at other times than from 2027-01-15T08:00:00Z to" in note.text for note in notes] == [
+        True
+    ] * doubted
 
 
 def test_receipt_with_an_impossible_time(path: Path) -> None:
