@@ -12,6 +12,7 @@ version is a note in the verdict and decides nothing. Why: docs/adr/0022.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from bench import __version__
@@ -71,10 +72,10 @@ class ManifestCheck:
             return
         if counted != flops:
             setting = " + ".join(trial.setting) or "naive"
-            text = (
-                f"a sample costs {flops.total} operations with {setting}; this bench counts {counted.total}"
-            )
-            self._differs(model, text)
+            kind = next(f.name for f in fields(flops) if getattr(flops, f.name) != getattr(counted, f.name))
+            theirs, ours = getattr(flops, kind), getattr(counted, kind)
+            told = f"a sample costs {theirs} operations of {kind} with {setting}; this bench counts {ours}"
+            self._differs(model, told)
 
     def require_trial(self, trial: Trial) -> None:
         """Refuse a trial with another batch, number of GPUs or micro-batch than the manifest has."""

@@ -810,11 +810,20 @@ def test_a_recipe_that_the_manifest_does_not_state(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("lie", [cheaper, exchanged])
-def test_operations_that_differ_from_the_models_formula(tmp_path: Path, lie: Same) -> None:
+@pytest.mark.parametrize(
+    ("lie", "told"),
+    [
+        (cheaper, "a sample costs 126533763072 operations of matmul with .*; this bench counts 506135052288"),
+        (
+            exchanged,
+            "a sample costs 506135052287 operations of matmul with .*; this bench counts 506135052288",
+        ),
+    ],
+)
+def test_operations_that_differ_from_the_models_formula(tmp_path: Path, lie: Same, told: str) -> None:
     path = tmp_path / "b.tar"
     retold(path, measurement=lie)
-    refused(path, "pythia-160m: a sample costs .* operations with .*; this bench counts", recompute)
+    refused(path, f"pythia-160m: {told}", recompute)
 
 
 @pytest.mark.parametrize(
