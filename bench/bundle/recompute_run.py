@@ -241,8 +241,10 @@ def _read_samples(
 def _trial(results: Results, entry: TrialResult) -> Trial:
     """Rebuild the trial that an entry of the results describes; its id must follow from its parts."""
     model = next((m for m in results.models if m.name == entry.model), None)
-    if model is None or entry.gpus < 1 or entry.micro_batch < 1:
+    if model is None:
         raise VerificationFailed(f"trial {entry.id} is of no model in the results")
+    if entry.gpus < 1 or entry.micro_batch < 1:
+        raise VerificationFailed(f"trial {entry.id} is on no GPU, or has no micro-batch")
     trial = Trial(
         model=model,
         setting=entry.setting,
