@@ -1,0 +1,73 @@
+"""The modules of which money or trust depend, each with the tests that hold it: its own file comes first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+# Every change of these must be noticed; of others, this share.
+WITHOUT_EXCEPTION = ("money", "signatures", "certificates", "recomputation")
+LEAST_SHARE = 0.97
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The subject of a module, and the test files that hold it."""
+
+    subject: str
+    tests: tuple[str, ...]
+
+    @property
+    def least_share(self) -> float:
+        """The share of changes that the tests must notice."""
+        return 1.0 if self.subject in WITHOUT_EXCEPTION else LEAST_SHARE
+
+
+def _held(subject: str, tests: str) -> Held:
+    return Held(subject, tuple(f"tests/{name}.py" for name in dict.fromkeys(tests.split())))
+
+
+_BUNDLES = "bundle/test_attacks bundle/test_verify bundle/test_operations bundle/test_vectors"
+_SIGNING = "signing/test_ssh signing/test_sshsig signing/test_dsse signing/test_trust"
+_KEYS = "signing/test_krl signing/test_keyring bundle/test_vectors"
+_SEARCH = "planning/test_guide planning/test_plan runner/test_measure"
+_COMPARING = "report/test_comparing report/test_formats report/test_floors"
+
+MODULES: Mapping[str, Held] = {
+    "bench/report/compare/offers.py": _held("money", "report/test_offers report/test_decide"),
+    "bench/report/compare/decision.py": _held("money", "report/test_decide report/test_offers"),
+    "bench/report/compare/prices.py": _held("money", "report/test_prices report/test_price_lists"),
+    "bench/report/compare/price_file.py": _held("money", "report/test_prices report/test_price_lists"),
+    "bench/signing/allowed_signers.py": _held("signatures", f"signing/test_trust {_KEYS}"),
+    "bench/signing/dsse.py": _held("signatures", f"signing/test_dsse {_KEYS}"),
+    "bench/signing/sshsig.py": _held("signatures", f"signing/test_sshsig {_SIGNING} {_KEYS}"),
+    "bench/signing/ssh_keys.py": _held("signatures", f"{_SIGNING} {_KEYS}"),
+    "bench/signing/revocation.py": _held("signatures", _KEYS),
+    "bench/bundle/statement.py": _held("signatures", f"bundle/test_statement {_BUNDLES}"),
+    "bench/bundle/verify.py": _held("signatures", f"bundle/test_verify {_BUNDLES}"),
+    "bench/bundle/handshake.py": _held("certificates", f"operator/test_operator {_BUNDLES}"),
+    "bench/operator/certify_and_receive.py": _held("certificates", "operator/test_operator"),
+    "bench/operator/keyring.py": _held("certificates", "operator/test_operator signing/test_keyring"),
+    "bench/operator/ledger.py": _held("certificates", "operator/test_ledger operator/test_operator"),
+    "bench/bundle/recompute_run.py": _held("recomputation", _BUNDLES),
+    "bench/bundle/held_to_manifest.py": _held("recomputation", _BUNDLES),
+    "bench/bundle/plausibility.py": _held("recomputation", _BUNDLES),
+    "bench/bundle/physical_limits.py": _held("recomputation", _BUNDLES),
+    "bench/bundle/telemetry_limits.py": _held("recomputation", _BUNDLES),
+    "bench/bundle/tar_format.py": _held("bundles", f"bundle/test_bundle {_BUNDLES}"),
+    "bench/bundle/pack.py": _held("bundles", f"bundle/test_bundle {_BUNDLES}"),
+    "bench/base/strict_json.py": _held("bundles", f"base/test_codec {_BUNDLES}"),
+    "bench/records/estimate.py": _held("estimates", "records/test_estimate records/test_winner"),
+    "bench/records/fastest.py": _held("estimates", "records/test_winner bundle/test_attacks"),
+    "bench/report/compare/extrapolate.py": _held("estimates", f"report/test_scaling {_COMPARING}"),
+    "bench/report/compare/comparison.py": _held("estimates", _COMPARING),
+    "bench/report/compare/compared_rows.py": _held("estimates", _COMPARING),
+    "bench/records/slowdown.py": _held("judging", "records/test_slowdown report/test_formats"),
+    "bench/node_check/judging/judge_figures.py": _held("judging", "node_check/test_results"),
+    "bench/node_check/judging/standards.py": _held("judging", "node_check/test_published_figures"),
+    "bench/planning/search/lower_bounds.py": _held("search", _SEARCH),
+    "bench/planning/search/candidates.py": _held("search", _SEARCH),
+    "bench/planning/search/next_trial.py": _held("search", _SEARCH),
+    "bench/planning/search/learnt_memory.py": _held("search", "planning/test_fits planning/test_guide"),
+    "bench/planning/memory_prediction.py": _held("search", "planning/test_memory planning/test_fits"),
+}

@@ -1,0 +1,217 @@
+"""The mutation tester: what it changes, what it leaves alone, and which changes it finds unnoticed."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from benchmarks import mutate as mutation_tester
+from benchmarks.mutate import ChangeName, known_equivalents, mutate, run_tests
+from benchmarks.mutated_modules import MODULES, Held
+from benchmarks.mutations import changes, draw
+
+ROOT = Path(__file__).parents[1]
+
+
+def texts(source: str) -> set[str]:
+    return {change.text for change in changes(ast.parse(dedent(source)))}
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("a < b", {"[a < b => a >= b]", "[a < b => a <= b]", "[a < b => a > b]"}),
+        ("a == b", {"[a == b => a != b]"}),
+        ("a is b", {"[a is b => a is not b]"}),
+        ("a not in b", {"[a not in b => a in b]"}),
+        ("a * b", {"[a * b => a / b]"}),
+        ("a + b", {"[a + b => a - b]"}),
+        ("a and b", {"[a and b => a or b]", "[a and b => a]", "[a and b => b]"}),
+        ("not a", {"[not a => a]"}),
+        ("-a", {"[-a => a]"}),
+        ("3", {"[3 => 4]", "[3 => 6]"}),
+        ("0", {"[0 => 1]"}),
+        ("0.5", {"[0.5 => 1.0]"}),
+        ("True", {"[True => False]"}),
+        ("'rent'", {"['rent' => '']"}),
+        ("b'rent'", {"[b'rent' => b'']"}),
+        ("a[b:c]", {"a[[b:c => :c]]", "a[[b:c => b:]]"}),
+        ("min(a)", {"[min(a) => max(a)]"}),
+        ("all(a)", {"[all(a) => any(a)]"}),
+        ("f(a, key=b)", {"f(a, [key=b => ])"}),
+        (
+            "a if b else c",
+            {"a if [b => True] else c", "a if [b => False] else c", "a if [b => not b] else c"},
+        ),
+        ("[a for a in b if c]", {f"[a for a in b if [c => {x}]]" for x in ("True", "False", "not c")}),
+    ],
+)
+def test_an_expression_is_changed_step_by_step(source: str, expected: set[str]) -> None:
+    assert texts(f"found = {source}") == {f"found = {text}" for text in expected}
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("if a: b = c", {"if [a => True]:", "if [a => False]:", "if [a => not a]:"}),
+        ("while a: b = c", {"while [a => False]:", "while [a => not a]:"}),
+        ("raise Refused(2)", {"[raise Refused(2) => pass]"}),
+        ("a.b = c", {"[a.b = c => pass]"}),
+        ("f(a)", {"[f(a) => pass]"}),
+        ("a -= b", {"[a -= b => a += b]"}),
+        ("def f(a=1): pass", {"def f(a=[1 => 2]):"}),
+        ("def f() -> int | None: return a", {"return [a => None]"}),
+        ("def f() -> int: return a", set()),
+    ],
+)
+def test_a_statement_is_changed_or_dropped(source: str, expected: set[str]) -> None:
+    assert texts(source) == expected
+
+
+def test_what_only_readers_and_type_checkers_see_stays() -> None:
+    source = '''
+        """The docstring of the module."""
+        from typing import TYPE_CHECKING, Literal
+        __all__ = ["price"]
+        if TYPE_CHECKING:
+            LIMIT = 3
+        Kind = Literal["buy", "rent"]
+
+        @dataclass(frozen=True)
+        class Offer:
+            """The docstring of a class."""
+
+            kind: Literal["buy"]
+
+        def price(days: Literal[1]) -> Literal[2]:
+            """The docstring of a function."""
+            assert days > 1
+            text = f"{days + 1} days"
+            other = "a text with blanks"
+            return cast("Days", days)
+    '''
+    assert texts(source) == set()
+
+
+def test_of_a_refusal_only_the_refusal_itself_is_changed() -> None:
+    assert texts("raise Refused('short', 1 + 2)") == {"[raise Refused('short', 1 + 2) => pass]"}
+
+
+def test_a_mutant_has_one_change_and_names_its_place() -> None:
+    source = "class Offer:\n\n    def total(self, days):\n        return self.price * days"
+    (mutant,) = draw(source, 10, "0")
+    assert mutant.source == source.replace("*", "/")
+    assert (mutant.line, mutant.function) == (4, "Offer.total")
+    assert mutant.change == "return [self.price * days => self.price / days]"
+
+
+def test_of_a_long_statement_what_is_near_a_change_is_shown() -> None:
+    names = ", ".join(f"name{number}" for number in range(40))
+    (text,) = texts(f"found = [{names}, a + b, {names}]")
+    assert text.startswith("...") and text.endswith("...")
+    assert "name39, [a + b => a - b], name0" in text
+
+
+def test_the_same_seed_draws_the_same_mutants() -> None:
+    source = (ROOT / "bench/report/compare/offers.py").read_text()
+    assert draw(source, 5, "1") == draw(source, 5, "1")
+    assert draw(source, 5, "1") != draw(source, 5, "2")
+
+
+def test_more_mutants_begin_with_those_of_fewer() -> None:
+    source = (ROOT / "bench/report/compare/offers.py").read_text()
+    assert draw(source, 20, "1")[:5] == draw(source, 5, "1")
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A project of one function, `price * days`, in which a single change is possible."""
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "money.py").write_text("def total(price, days):\n    return price * days\n")
+    return tmp_path
+
+
+MONEY = {"money.py": Held("money", ("tests/test_money.py",))}
+CHANGE = "return [price * days => price / days]"
+
+
+def expect(project: Path, total: str) -> None:
+    test = f"from money import total\n\ndef test_total():\n    assert {total}\n"
+    (project / "tests/test_money.py").write_text(test)
+
+
+def test_a_noticed_change_leaves_no_line_and_no_error(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expect(project, "total(2, 3) == 6")
+    assert mutate(project, MONEY, {}, count=5, seed=0) == 0
+    told = capsys.readouterr().out
+    assert CHANGE not in told
+    assert told.splitlines()[-1].split() == ["money.py", "money", "1", "1", "0", "0", "100.0%"]
+
+
+def test_an_unnoticed_change_is_told_with_its_place(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expect(project, "total(2, 1) == 2")
+    assert mutate(project, MONEY, {}, count=5, seed=0) == 1
+    told = capsys.readouterr().out.splitlines()
+    assert told[0] == f"money.py:2: {CHANGE}  (total)"
+    assert told[-1].split() == ["money.py", "money", "1", "0", "0", "1", "0.0%"]
+    assert "price * days" in (project / "money.py").read_text()
+
+
+def test_an_equivalent_change_is_neither_tried_nor_counted(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expect(project, "total(2, 1) == 2")
+    equivalent = {ChangeName("money.py", "total", CHANGE): "days is always 1"}
+    assert mutate(project, MONEY, equivalent, count=5, seed=0) == 0
+    assert capsys.readouterr().out.splitlines()[-1].split()[2:] == ["1", "0", "1", "0", "100.0%"]
+
+
+def test_tests_that_fail_without_a_change_prove_nothing(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expect(project, "total(2, 3) == 7")
+    assert mutate(project, MONEY, {}, count=5, seed=0) == 2
+    assert "money.py: its tests fail without a change" in capsys.readouterr().err
+
+
+def test_a_second_run_continues_with_the_results_of_the_first(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expect(project, "total(2, 1) == 2")
+    assert mutate(project, MONEY, {}, count=5, seed=0) == 1
+    monkeypatch.setattr(mutation_tester, "run_tests", lambda *_: pytest.fail("tried again"))
+    assert mutate(project, MONEY, {}, count=5, seed=0) == 1
+
+
+def test_other_tests_are_tried_anew(project: Path) -> None:
+    expect(project, "total(2, 1) == 2")
+    assert mutate(project, MONEY, {}, count=5, seed=0) == 1
+    expect(project, "total(2, 3) == 6")
+    assert mutate(project, MONEY, {}, count=5, seed=0) == 0
+
+
+def test_tests_beyond_their_limit_are_ended_and_have_not_passed(tmp_path: Path) -> None:
+    copy = tmp_path / "tree"
+    copy.mkdir()
+    (tmp_path / "tmp").mkdir()
+    (copy / "test_forever.py").write_text("def test_forever():\n    while True: pass\n")
+    assert not run_tests(copy, ["test_forever.py"], limit=3.0).passed
+
+
+def test_every_equivalent_change_exists_and_has_a_reason() -> None:
+    for place, reason in known_equivalents().items():
+        possible = changes(ast.parse((ROOT / place.module).read_text()))
+        assert (place.function, place.change) in {(c.around.function, c.text) for c in possible}, place
+        assert len(reason.split()) > 3, place
+
+
+def test_every_module_of_the_table_and_its_tests_exist() -> None:
+    named = {*MODULES, *(test for held in MODULES.values() for test in held.tests)}
+    assert [name for name in sorted(named) if not (ROOT / name).is_file()] == []
