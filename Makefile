@@ -3,6 +3,9 @@ VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 MUTATIONS ?= 100000
+MUTANTS ?= 40
+BASE ?= HEAD~1
+MODULES ?=
 SEED ?= 0
 STAMP := $(VENV)/.installed
 # Bundles in which every setting was measured.
@@ -10,7 +13,7 @@ MEASURED := results/settings-h200 results/every-setting-h200/pythia-160m-2gpus.t
 # Without bytecode files, every process that a test starts would compile our modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart test test-fast test-e2e lint lock lock-dry-run gallery graph bench-accuracy bench-compare bench-cost bench-export bench-push bench-verify counts predict-accuracy replay settings fuzz clean
+.PHONY: quickstart test test-fast test-e2e lint lock lock-dry-run gallery graph bench-accuracy bench-compare bench-cost bench-export bench-push bench-verify counts predict-accuracy replay settings fuzz mutate clean
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -102,6 +105,9 @@ bench-push: $(STAMP)  ## measure the cost of pushing over running by hand (needs
 
 fuzz: $(STAMP)  ## 100,000 damaged or forged bundles: none accepted, no traceback, bounded memory
 	$(BIN)/python -m tests.fuzz $(MUTATIONS) $(SEED)
+
+mutate: $(STAMP)  ## change modules one step at a time, those that differ from BASE or MODULES=: do tests notice?
+	$(BIN)/python -m benchmarks.mutate $(MODULES) --base $(BASE) --mutants $(MUTANTS) --seed $(SEED)
 
 clean:
 	rm -rf $(VENV) out build dist *.egg-info
