@@ -85,6 +85,7 @@ def main() -> int:
     if not names:
         print(f"no module of benchmarks/mutated_modules.py differs from {arguments.base}")
         return 0
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # removes the copies, as after ctrl-c
     modules = {name: MODULES[name] for name in names}
     return mutate(ROOT, modules, known_equivalents(), arguments.mutants, arguments.seed)
 

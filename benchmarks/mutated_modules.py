@@ -31,10 +31,13 @@ _BUNDLES = "bundle/test_attacks bundle/test_verify bundle/test_operations bundle
 _SIGNING = "signing/test_ssh signing/test_sshsig signing/test_dsse signing/test_trust"
 _KEYS = "signing/test_krl signing/test_keyring bundle/test_vectors"
 _SEARCH = "planning/test_guide planning/test_plan runner/test_measure"
+_JUDGING = "node_check/checks/test_faults node_check/checks/test_recorded node_check/checks/test_contract"
 _COMPARING = "report/test_comparing report/test_formats report/test_floors"
 
 MODULES: Mapping[str, Held] = {
-    "bench/report/compare/offers.py": _held("money", "report/test_offers report/test_decide"),
+    "bench/report/compare/offers.py": _held(
+        "money", "report/test_offers report/test_decide report/test_comparing"
+    ),
     "bench/report/compare/decision.py": _held("money", "report/test_decide report/test_offers"),
     "bench/report/compare/prices.py": _held("money", "report/test_prices report/test_price_lists"),
     "bench/report/compare/price_file.py": _held("money", "report/test_prices report/test_price_lists"),
@@ -52,19 +55,25 @@ MODULES: Mapping[str, Held] = {
     "bench/bundle/recompute_run.py": _held("recomputation", _BUNDLES),
     "bench/bundle/held_to_manifest.py": _held("recomputation", _BUNDLES),
     "bench/bundle/plausibility.py": _held("recomputation", _BUNDLES),
-    "bench/bundle/physical_limits.py": _held("recomputation", _BUNDLES),
+    "bench/bundle/physical_limits.py": _held("recomputation", f"{_BUNDLES} node_check/test_results"),
     "bench/bundle/telemetry_limits.py": _held("recomputation", _BUNDLES),
     "bench/bundle/tar_format.py": _held("bundles", f"bundle/test_bundle {_BUNDLES}"),
     "bench/bundle/pack.py": _held("bundles", f"bundle/test_bundle {_BUNDLES}"),
     "bench/base/strict_json.py": _held("bundles", f"base/test_codec {_BUNDLES}"),
-    "bench/records/estimate.py": _held("estimates", "records/test_estimate records/test_winner"),
-    "bench/records/fastest.py": _held("estimates", "records/test_winner bundle/test_attacks"),
+    "bench/records/estimate.py": _held(
+        "estimates", "records/test_estimate records/test_winner bundle/test_attacks"
+    ),
+    "bench/records/fastest.py": _held(
+        "estimates", f"records/test_winner records/test_summary report/test_gradient_checks {_COMPARING}"
+    ),
     "bench/report/compare/extrapolate.py": _held("estimates", f"report/test_scaling {_COMPARING}"),
     "bench/report/compare/comparison.py": _held("estimates", _COMPARING),
     "bench/report/compare/compared_rows.py": _held("estimates", _COMPARING),
     "bench/records/slowdown.py": _held("judging", "records/test_slowdown report/test_formats"),
-    "bench/node_check/judging/judge_figures.py": _held("judging", "node_check/test_results"),
-    "bench/node_check/judging/standards.py": _held("judging", "node_check/test_published_figures"),
+    "bench/node_check/judging/judge_figures.py": _held("judging", f"{_JUDGING} node_check/test_results"),
+    "bench/node_check/judging/standards.py": _held(
+        "judging", f"node_check/test_published_figures {_JUDGING}"
+    ),
     "bench/planning/search/lower_bounds.py": _held("search", _SEARCH),
     "bench/planning/search/candidates.py": _held("search", _SEARCH),
     "bench/planning/search/next_trial.py": _held("search", _SEARCH),
