@@ -35,9 +35,7 @@ _JUDGING = "node_check/checks/test_faults node_check/checks/test_recorded node_c
 _COMPARING = "report/test_comparing report/test_formats report/test_floors"
 
 MODULES: Mapping[str, Held] = {
-    "bench/report/compare/offers.py": _held(
-        "money", "report/test_offers report/test_decide report/test_comparing"
-    ),
+    "bench/report/compare/offers.py": _held("money", "report/test_offers report/test_decide"),
     "bench/report/compare/decision.py": _held("money", "report/test_decide report/test_offers"),
     "bench/report/compare/prices.py": _held("money", "report/test_prices report/test_price_lists"),
     "bench/report/compare/price_file.py": _held("money", "report/test_prices report/test_price_lists"),
@@ -60,9 +58,7 @@ MODULES: Mapping[str, Held] = {
     "bench/bundle/tar_format.py": _held("bundles", f"bundle/test_bundle {_BUNDLES}"),
     "bench/bundle/pack.py": _held("bundles", f"bundle/test_bundle {_BUNDLES}"),
     "bench/base/strict_json.py": _held("bundles", f"base/test_codec {_BUNDLES}"),
-    "bench/records/estimate.py": _held(
-        "estimates", "records/test_estimate records/test_winner bundle/test_attacks"
-    ),
+    "bench/records/estimate.py": _held("estimates", "records/test_estimate records/test_winner"),
     "bench/records/fastest.py": _held(
         "estimates", f"records/test_winner records/test_summary report/test_gradient_checks {_COMPARING}"
     ),
