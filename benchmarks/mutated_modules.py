@@ -27,10 +27,12 @@ def _held(subject: str, tests: str) -> Held:
     return Held(subject, tuple(f"tests/{name}.py" for name in dict.fromkeys(tests.split())))
 
 
-_BUNDLES = "bundle/test_attacks bundle/test_verify bundle/test_operations bundle/test_vectors"
+_BUNDLES = (
+    "bundle/test_attacks bundle/test_limits bundle/test_verify bundle/test_operations bundle/test_vectors"
+)
 _SIGNING = "signing/test_ssh signing/test_sshsig signing/test_dsse signing/test_trust"
 _KEYS = "signing/test_krl signing/test_keyring bundle/test_vectors"
-_SEARCH = "planning/test_guide planning/test_plan runner/test_measure"
+_SEARCH = "planning/test_candidates planning/test_lower_bounds planning/test_guide planning/test_plan runner/test_measure"
 _JUDGING = "node_check/checks/test_faults node_check/checks/test_recorded node_check/checks/test_contract"
 _COMPARING = "report/test_comparing report/test_formats report/test_floors"
 
@@ -53,8 +55,10 @@ MODULES: Mapping[str, Held] = {
     "bench/bundle/recompute_run.py": _held("recomputation", _BUNDLES),
     "bench/bundle/held_to_manifest.py": _held("recomputation", _BUNDLES),
     "bench/bundle/plausibility.py": _held("recomputation", _BUNDLES),
-    "bench/bundle/physical_limits.py": _held("recomputation", f"{_BUNDLES} node_check/test_results"),
-    "bench/bundle/telemetry_limits.py": _held("recomputation", _BUNDLES),
+    "bench/bundle/physical_limits.py": _held(
+        "recomputation", f"bundle/test_limits {_BUNDLES} node_check/test_results"
+    ),
+    "bench/bundle/telemetry_limits.py": _held("recomputation", f"bundle/test_limits {_BUNDLES}"),
     "bench/bundle/tar_format.py": _held("bundles", f"bundle/test_bundle {_BUNDLES}"),
     "bench/bundle/pack.py": _held("bundles", f"bundle/test_bundle {_BUNDLES}"),
     "bench/base/strict_json.py": _held("bundles", f"base/test_codec {_BUNDLES}"),
