@@ -32,7 +32,10 @@ _BUNDLES = (
 )
 _SIGNING = "signing/test_ssh signing/test_sshsig signing/test_dsse signing/test_trust"
 _KEYS = "signing/test_krl signing/test_keyring bundle/test_vectors"
-_SEARCH = "planning/test_candidates planning/test_lower_bounds planning/test_guide planning/test_plan runner/test_measure"
+_SEARCH = (
+    "planning/test_candidates planning/test_lower_bounds planning/test_guide planning/test_plan"
+    " runner/test_measure"
+)
 _JUDGING = "node_check/checks/test_faults node_check/checks/test_recorded node_check/checks/test_contract"
 _COMPARING = "report/test_comparing report/test_formats report/test_floors"
 
