@@ -100,7 +100,8 @@ class Guessing:
         unsure = len(self.asked) == 2
         a_pass = trial.micro_batch * (0.9 if unsure else 1.02 if again else 1.0)
         off = (0.0, 0.3 * a_pass) if unsure else (0.0, 0.001)
-        steps = [StepSample(n, a_pass * n + off[i % 2]) for i in range(6) for n in (1, 2)]
+        counts = sorted({1, min(2, trial.accumulation)})
+        steps = [StepSample(n, a_pass * n + off[i % 2]) for i in range(6) for n in counts]
         flops = arithmetic(trial.setting, trial.model, counts_of(trial.model))
         return Measured(measurement(steps, flops=flops))
 
@@ -180,7 +181,8 @@ def test_the_first_of_two_measurements_stays_in_the_bundle(
         assert again.earlier.half_width > again.estimate.days.half_width
         assert "1 trial measured by two processes" in results_table(results)
         verdict = verify_bundle(path, recompute)
-        assert verdict.contents.samples == 12 * (len(results.trials) + 1)
+        # Six steps at each count of passes: the step of one pass has one count, the trial measured twice two.
+        assert verdict.contents.samples == 6 + 2 * 12
 
         def first_only(lines: list[bytes]) -> None:
             lines[:] = [line for line in lines if b'"earlier"' in line]
@@ -270,7 +272,7 @@ def test_a_full_scratch_disk_ends_the_run_and_fails_no_trial(
             measured(run, Full(0), monkeypatch)
     with begun(tmp_path) as run:
         stopped = measured(run, Full(2), monkeypatch)
-    assert stopped == "/scratch: no room, 0 B free, 1 of 1 models undecided"
+    assert stopped == "/scratch: no room, 0 B free, 0 of 1 models undecided"
     assert "make room" in capsys.readouterr().err
     with begun(tmp_path) as run:  # after some space was freed
         assert len(run.outcomes) == 2
