@@ -51,7 +51,7 @@ MODULES: Mapping[str, Held] = {
     "bench/signing/revocation.py": _held("signatures", _KEYS),
     "bench/bundle/statement.py": _held("signatures", f"bundle/test_statement {_BUNDLES}"),
     "bench/bundle/verify.py": _held("signatures", f"bundle/test_verify {_BUNDLES}"),
-    "bench/bundle/handshake.py": _held("certificates", f"operator/test_operator {_BUNDLES}"),
+    "bench/bundle/handshake.py": _held("certificates", f"operator/test_operator signing/test_ssh {_BUNDLES}"),
     "bench/operator/certify_and_receive.py": _held("certificates", "operator/test_operator"),
     "bench/operator/keyring.py": _held("certificates", "operator/test_operator signing/test_keyring"),
     "bench/operator/ledger.py": _held("certificates", "operator/test_ledger operator/test_operator"),

@@ -154,7 +154,9 @@ def in_docker(machine: Machine, container: Container) -> bytes:
     from bench.images.engines.docker import options
 
     client = docker.DockerClient(base_url=machine.docker)
-    said: bytes = client.containers.run(**options(container), entrypoint=["python3"], remove=True)
+    # Docker's SDK reads what a container printed from its log, which bench turns off.
+    logged = options(container) | {"log_config": docker.types.LogConfig(type="json-file")}
+    said: bytes = client.containers.run(**logged, entrypoint=["python3"], remove=True)
     return said
 
 

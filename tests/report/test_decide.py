@@ -164,6 +164,12 @@ def test_a_deadline_inside_the_interval_is_perhaps_met(deadline: float, expected
     assert meets(Interval(10.0, 0.5), deadline) == expected
 
 
+def test_an_owned_machine_lives_for_so_many_runs_and_a_rented_one_for_any() -> None:
+    owned, rented = (Option("m", kind, Interval(10.0, 0.0), 0.0, 1.0) for kind in ("buy", "rent"))
+    assert (owned.lives_for(3, 30.0), owned.lives_for(3, 29.9)) == (True, False)
+    assert rented.lives_for(3, 29.9)
+
+
 def test_if_two_machines_cost_the_same_the_faster_is_named_too() -> None:
     """Two GPUs have twice the rent and just under half the time: one saves 0.1% and takes twice as long."""
     one = Option("1x", "rent", Interval(7.736, 0.137), 0, 649.81)

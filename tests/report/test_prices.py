@@ -10,7 +10,7 @@ import pytest
 
 from bench.base.errors import BadInput
 from bench.report.compare.price_file import load_prices, shipped_prices
-from bench.report.compare.prices import Gap, Priced
+from bench.report.compare.prices import Gap, PriceBook, Priced
 
 WHEN = {"date": "2026-06-01", "source": "a quote"}
 H100 = "NVIDIA H100 80GB HBM3"
@@ -290,3 +290,7 @@ def test_a_limit_of_a_price_file_is_itself_allowed(
 ) -> None:
     load_prices(file(tmp_path, **allowed))
     assert set(mistakes(tmp_path, **refused)) == {path}
+
+
+def test_a_year_of_a_machine_has_365_days() -> None:
+    assert PriceBook("USD", life_years=4.0).life_days == 1460.0
