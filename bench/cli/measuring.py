@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bench.base.errors import BadInput
 from bench.runner.run.seal import CertifiedKey, OwnKey, Seal, Sealer, read_challenge
 from bench.signing.key_file import load_or_make_key
 from bench.signing.ssh_keys import PublicKey
+
+if TYPE_CHECKING:
+    from bench.planning.manifest import Manifest
+    from bench.training.models import Counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +53,27 @@ class RepeatArguments(MeasureArguments):
     revoked: Path | None
     budget_seconds: float | None
     tolerance: float
+
+
+def measured_here(
+    manifest: Manifest, request: RepeatArguments, counted: Mapping[str, Counted] | None = None
+) -> Path:
+    """Measure a manifest on this machine, say who signed, and return the bundle."""
+    from bench.runner.run.execute import execute
+    from bench.runner.run.progress import Progress
+
+    finished = execute(
+        manifest,
+        request.out,
+        make_sealer(manifest.digest, request.key, None),
+        Progress(),
+        resume=False,
+        budget_seconds=request.budget_seconds,
+        on_cpu=request.on_cpu,
+        counted=counted,
+    )
+    print(f"bundle {finished.bundle}   {signed_text(finished.seal)}", file=sys.stderr)
+    return finished.bundle
 
 
 def make_sealer(manifest_digest: str, key: Path | None, challenge: Path | None) -> Sealer:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from tabulate import tabulate
 
 from bench.base.errors import EnvironmentCannot, printable
 from bench.base.strict_json import pretty_json, to_json
-from bench.cli.measuring import RepeatArguments, make_sealer, signed_text
+from bench.cli.measuring import RepeatArguments, measured_here
 from bench.planning.plan import target_of
 from bench.planning.prediction.published_rate import predicted_per_gpu
 from bench.planning.prediction.step_time import shipped_fit
@@ -25,6 +26,7 @@ from bench.records.text import figures
 from bench.report.read_bundles import Lists
 from bench.report.reproduce.published_match import PublishedMatch, match_lines, match_published
 from bench.report.reproduce.show import read_run
+from bench.training.models import Counted
 from bench.training.models.dry_build import rehearse
 
 LIST = "list"
@@ -37,8 +39,8 @@ def reproduce_published(name: str, file: Path | None, request: RepeatArguments) 
         return _list(rows, as_json=request.as_json)
     row = rows.row(name, str(file or "bench"))
     lists = Lists(request.trust, request.revoked)
-    bundle = request.again or _run(row, request)
     counted = rehearse(manifest_of(row).models, row.name).counted
+    bundle = request.again or _run(row, request, counted)
     counts = counted.get(row.model["name"])
     expected = predicted_per_gpu(row, counts, shipped_fit()) if counts else None
     run = read_run(bundle, lists if request.again else None)
@@ -46,29 +48,16 @@ def reproduce_published(name: str, file: Path | None, request: RepeatArguments) 
     return _show(match, as_json=request.as_json)
 
 
-def _run(row: PublishedRow, request: RepeatArguments) -> Path:
+def _run(row: PublishedRow, request: RepeatArguments, counted: Mapping[str, Counted]) -> Path:
     """Measure the row's model at its setting, with every method that costs nothing here."""
     from bench.runner.machine.probe import probe
-    from bench.runner.run.execute import execute
-    from bench.runner.run.progress import Progress
 
     node = probe(gpus_too=not request.on_cpu)
     if node.gpus and len(node.gpus) < row.gpus:
         found = f"was measured on {row.gpus} GPUs, this machine has {len(node.gpus)}"
         raise EnvironmentCannot(found, where=row.name, advice="--published list shows the GPUs of every row")
     manifest = manifest_of(row, [setting_of(row, target_of(node, row.gpus))])
-    finished = execute(
-        manifest,
-        request.out,
-        make_sealer(manifest.digest, request.key, None),
-        Progress(),
-        resume=False,
-        budget_seconds=request.budget_seconds,
-        on_cpu=request.on_cpu,
-        counted=rehearse(manifest.models, row.name).counted,
-    )
-    print(f"bundle {finished.bundle}   {signed_text(finished.seal)}", file=sys.stderr)
-    return finished.bundle
+    return measured_here(manifest, request, counted)
 
 
 def _show(match: PublishedMatch, *, as_json: bool) -> int:

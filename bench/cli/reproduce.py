@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.base.errors import BadInput, EnvironmentCannot, VerificationFailed
-from bench.cli.measuring import RepeatArguments, make_sealer, signed_text
+from bench.cli.measuring import RepeatArguments, measured_here
 from bench.planning.manifest import parse_manifest
 from bench.planning.own_code import own_files
 from bench.report.read_bundles import Lists
@@ -87,8 +87,6 @@ def _ask_about_code(original: ReproducibleRun, bundle: Path, request: ReproduceA
 def _run_here(original: ReproducibleRun, bundle: Path, request: ReproduceArguments) -> Path:
     """Run the manifest with this machine's software, which may differ only with --any-stack."""
     from bench.runner.machine.probe import probe
-    from bench.runner.run.execute import execute
-    from bench.runner.run.progress import Progress
 
     where = str(bundle)
     ours, theirs = probe(gpus_too=not request.on_cpu), original.results.node
@@ -100,17 +98,7 @@ def _run_here(original: ReproducibleRun, bundle: Path, request: ReproduceArgumen
         advice = f"{remedy or 'set what differs'}; or --any-stack to run despite the differences"
         raise EnvironmentCannot(message, where=where, advice=advice)
     manifest = parse_manifest(original.stated.data, f"{where}: manifest.json")
-    finished = execute(
-        manifest,
-        request.out,
-        make_sealer(manifest.digest, request.key, None),
-        Progress(),
-        resume=False,
-        budget_seconds=request.budget_seconds,
-        on_cpu=request.on_cpu,
-    )
-    print(f"bundle {finished.bundle}   {signed_text(finished.seal)}", file=sys.stderr)
-    return finished.bundle
+    return measured_here(manifest, request)
 
 
 def _run_in_image(original: ReproducibleRun, bundle: Path, request: ReproduceArguments) -> Path:

@@ -42,7 +42,6 @@ STRANGERS = 64  # connections that have not proved themselves yet; further ones 
 DIAL_SECONDS = 10.0
 BACKLOG = 128
 STORE_PATIENCE = timedelta(days=7)  # longer than any run
-_kept: list[object] = []  # the store, which lives as long as this process
 
 
 class Stranger(Exception):
@@ -210,15 +209,15 @@ def keep_door(listener: socket.socket, answer: Callable[[socket.socket], None]) 
         threading.Thread(target=answer, args=(line,), daemon=True).start()
 
 
-def open_for_nodes(meet: str, secret: bytes) -> int:
-    """Open the leader's door and the store behind it; return the store's port on this machine."""
+def open_for_nodes(meet: str, secret: bytes) -> tuple[int, object]:
+    """Open the leader's door; return the port on this machine of the store behind it, and the store."""
     from bench.training.vendor import torch_inside
 
     listener = listen(listening_address(meet), host_and_port(meet)[1])
     behind = socket.create_server((LOOPBACK, 0), backlog=BACKLOG)
     port = int(behind.getsockname()[1])
-    _kept.append(
-        torch_inside.store_on_socket(LOOPBACK, port, None, listen_fd=behind.detach(), timeout=STORE_PATIENCE)
+    store = torch_inside.store_on_socket(
+        LOOPBACK, port, None, listen_fd=behind.detach(), timeout=STORE_PATIENCE
     )
     strangers = threading.Semaphore(STRANGERS)
 
@@ -229,16 +228,16 @@ def open_for_nodes(meet: str, secret: bytes) -> int:
             line.close()
 
     threading.Thread(target=keep_door, args=(listener, answer), daemon=True).start()
-    return port
+    return port, store
 
 
-def open_to_leader(meet: str, secret: bytes) -> int:
-    """Open another node's door; return its port on this machine."""
+def open_to_leader(meet: str, secret: bytes) -> tuple[int, object]:
+    """Open another node's door; return its port on this machine, and the listening socket."""
     local = socket.create_server((LOOPBACK, 0), backlog=BACKLOG)
     threading.Thread(
         target=keep_door, args=(local, lambda plain: dial(plain, secret, meet)), daemon=True
     ).start()
-    return int(local.getsockname()[1])
+    return int(local.getsockname()[1]), local
 
 
 def listen(address: str, port: int) -> socket.socket:
@@ -257,7 +256,7 @@ def main() -> int:
     asked = json.loads(sys.stdin.buffer.readline())
     opened = open_for_nodes if asked["leads"] else open_to_leader
     try:
-        port = opened(asked["meet"], bytes.fromhex(asked["secret"]))
+        port, _kept = opened(asked["meet"], bytes.fromhex(asked["secret"]))
     except OSError as error:  # the port is taken, or the name is unknown
         print(json.dumps({"why": str(error)}), flush=True)
         return 1
