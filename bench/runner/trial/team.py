@@ -102,8 +102,10 @@ def join(kind: str, alone: bool, store: dist.Store | None = None) -> Team:
     return Team(rank, size)
 
 
-def _store(rank: int, size: int) -> dist.Store:
-    """Return the store where the members of one node meet, on an open socket."""
+def _store(rank: int, size: int) -> dist.Store | None:
+    """Return the store where members meet, on an open socket; None if torch must find torchrun's store."""
+    if LISTENER not in os.environ:
+        return None
     return torch_inside.store_on_socket(
         os.environ["MASTER_ADDR"],
         int(os.environ["MASTER_PORT"]),
