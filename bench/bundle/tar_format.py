@@ -57,7 +57,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9._-]*(/[a-z0-9][a-z0-9._-]*)?")
 _NAME_BYTES = 100
 BLOCK = 512
 ZEROS = bytes(BLOCK)
-CHUNK = 2**18
+CHUNK = 2**16
 _FOREIGN = {
     b"1": "a hard link",
     b"2": "a symbolic link",
