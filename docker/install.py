@@ -45,7 +45,7 @@ def install_ours() -> int:
         source, wheels = Path(work) / "source", Path(work) / "wheels"
         shutil.copytree(BUILD / "source", source)  # setuptools writes into the source folder
         make = ("--no-deps", "--no-build-isolation", "--wheel-dir", str(wheels), str(source))
-        return pip("wheel", *make) or pip("install", "--no-deps", f"--find-links={wheels}", "bench")
+        return pip("wheel", *make) or pip("install", "--no-deps", f"--find-links={wheels}", "bench-appliance")
 
 
 def pip(verb: str, *arguments: str) -> int:

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
+from bench.base.distribution import pip_install
 from bench.cli import arguments
 from bench.cli.arguments import DEVICE, DIR, FILE, FLAG, REPEATABLE, Commands, add_command, add_json
 from bench.cli.measure_options import add_engine
@@ -54,7 +55,7 @@ def _add_compare(commands: Commands) -> None:
     add("--json", dest="as_json", **FLAG, help="equivalent to --format json")
     add("--html", **FILE, help="write a report as one file that needs no network")
     add("--plots", **DIR, help="write every plot as SVG")
-    add("--png", **FLAG, help="with --plots: also as PNG (pip install 'bench[png]')")
+    add("--png", **FLAG, help=f"with --plots: also as PNG ({pip_install('png')})")
 
 
 def _add_export(commands: Commands) -> None:

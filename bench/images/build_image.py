@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import __version__
+from bench.base.distribution import DISTRIBUTION
 from bench.base.errors import BadInput, EnvironmentCannot, nearest
 from bench.base.files import replacing
 from bench.base.names import GIB
@@ -250,7 +251,7 @@ def labels(inputs: BuildInputs) -> Mapping[str, str]:
 def _check_installed(inputs: BuildInputs, pins: Mapping[str, Pin], out: Path, facts: ImageFacts) -> None:
     """Compare the packages installed in the image with the lock; EnvironmentCannot if they differ."""
     installed = python_versions(json.loads(extract(out, facts, str(PLACE).lstrip("/"))))
-    locked = {name: pin.version for name, pin in pins.items()} | {"bench": __version__}
+    locked = {name: pin.version for name, pin in pins.items()} | {DISTRIBUTION: __version__}
     if differing := sorted(dict(installed.items() ^ locked.items())):
         message = f"the image and {inputs.variant.lock} disagree about {', '.join(differing[:5])}"
         advice = "a defect of bench: please report it"

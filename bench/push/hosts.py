@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.base.distribution import pip_install
 from bench.base.errors import BadInput, EnvironmentCannot, Mistake
 
 _HOST = re.compile(
@@ -84,7 +85,7 @@ def read_inventory(path: Path, limit: str | None, identity: Path | None) -> list
     program = Path(sys.executable).with_name("ansible-inventory")
     command = str(program) if program.exists() else shutil.which("ansible-inventory")
     if command is None:
-        raise EnvironmentCannot("ansible-inventory is not installed", advice="pip install 'bench[ansible]'")
+        raise EnvironmentCannot("ansible-inventory is not installed", advice=pip_install("ansible"))
     if not path.exists():
         raise BadInput("no such inventory", where=str(path))
     environment = {"ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FATAL": "1", "ANSIBLE_INVENTORY_UNPARSED_FAILED": "1"}

@@ -22,6 +22,7 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, Any, Protocol
 
+from bench.base.distribution import pip_install
 from bench.base.errors import BadInput, BenchError, EnvironmentCannot
 from bench.push.hosts import Host, twins
 
@@ -378,7 +379,7 @@ def _connection(host: Host, ssh_config: Path | None) -> Connection:
     try:
         from fabric import Config, Connection
     except ImportError:
-        raise EnvironmentCannot("Fabric is not installed", advice="pip install 'bench[push]'") from None
+        raise EnvironmentCannot("Fabric is not installed", advice=pip_install("push")) from None
     config = Config(runtime_ssh_path=str(ssh_config)) if ssh_config else Config()
     arguments: dict[str, Any] = {"banner_timeout": CONNECT_SECONDS, "auth_timeout": CONNECT_SECONDS}
     if host.identity is not None:

@@ -49,9 +49,9 @@ def _run(operator: Operator, program: str, *words: str, code: int = 0, where: Pa
         "LC_ALL": "C.UTF-8",
     }
     done = subprocess.run(
-        [str(BIN / program), *words],
+        [program, *words],
         cwd=where or operator.folder,
-        env=operator.environment() | own,
+        env=operator.environment() | own | {"PWD": str(where or operator.folder)},
         capture_output=True,
         text=True,
         check=False,
@@ -60,7 +60,7 @@ def _run(operator: Operator, program: str, *words: str, code: int = 0, where: Pa
     return done.stdout + done.stderr
 
 
-def inventory(operator: Operator) -> str:
+def inventory(operator: Operator, **more: str) -> str:
     path = operator.folder / "hosts.yml"
     hosts = {
         f"node{number}": {"ansible_host": address} for number, address in enumerate(operator.nodes.addresses)
@@ -71,7 +71,7 @@ def inventory(operator: Operator) -> str:
         "push_out": str(operator.folder / "results"),
         "bench_manifest": str(operator.manifest(models=["tiny-gpt-neox"])),
     }  # fmt: skip
-    path.write_text(json.dumps({"all": {"hosts": hosts, "vars": shared}}))
+    path.write_text(json.dumps({"all": {"hosts": hosts, "vars": shared | more}}))
     return str(path)
 
 
@@ -97,6 +97,26 @@ def test_the_second_run_changes_nothing(operator: Operator) -> None:
     assert play(operator, "run")[1] == {"node0": 0, "node1": 0}
     assert sorted(operator.folder.glob("results/*.tar")) == bundles
     assert [operator.nodes.left(address) for address in operator.nodes.addresses] == [[], []]
+
+
+def test_the_commands_of_the_readme_run_as_printed_and_an_upgrade_deletes_nothing(operator: Operator) -> None:
+    """The manifest lies where the commands are given, and bundles are written beside the inventory."""
+    work = operator.folder / "work"
+    (work / "inventory").mkdir(parents=True)
+    (work / "ansible").symlink_to(ROOT / "ansible")
+    hosts = Path(inventory(operator, push_out="results", bench_manifest="hour.json"))
+    hosts.rename(work / "inventory/hosts.yml")
+    operator.manifest(models=["tiny-gpt-neox"]).rename(work / "hour.json")
+    readme = (ROOT / "ansible/README.md").read_text()
+    commands = [line.partition("#")[0] for line in readme.split("```")[1].strip().splitlines()]
+    assert [command.split()[0] for command in commands] == [
+        "ansible-galaxy", "ansible-playbook", "ansible-playbook", "bench",
+    ]  # fmt: skip
+    for command in commands:
+        _run(operator, "sh", "-ec", command, where=work)
+    _run(operator, "sh", "-ec", f"{commands[0]} --force", where=work)
+    bundles = sorted(work.glob("inventory/results/*.tar"))
+    assert [path.name.rpartition("-")[0] for path in bundles] == ["node0", "node1"]
 
 
 def test_preflight_changes_nothing_and_a_failure_says_what_to_do(operator: Operator) -> None:

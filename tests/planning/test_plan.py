@@ -58,7 +58,7 @@ def test_a_plan_for_another_machine_assumes_the_images_software(
     assert all("kernels" in cell.setting for cell in there.cells if cell.setting)
     here = make_plan(searched, FOUR_H200)
     assert {s.reason for s in here.skipped if "zero-2" in s.setting} == {
-        "deepspeed is not installed: pip install 'bench[zero]'"
+        "deepspeed is not installed: pip install 'bench-appliance[zero]'"
     }
 
 

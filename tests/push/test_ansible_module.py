@@ -31,7 +31,7 @@ def test_the_collection_offers_the_same_engines() -> None:
     assert f"choices: [{', '.join(choices)}]" in role.read_text()
 
 
-def module(tmp_path: Path, script: str, **arguments: str) -> subprocess.CompletedProcess[str]:
+def module(tmp_path: Path, script: str, **arguments: str | list[str]) -> subprocess.CompletedProcess[str]:
     """Run the module with a shell script in place of `bench` and a home directory of its own."""
     (tmp_path / "bench").write_text(script)
     (tmp_path / "bench").chmod(0o755)
@@ -46,7 +46,7 @@ def module(tmp_path: Path, script: str, **arguments: str) -> subprocess.Complete
     )
 
 
-def told(tmp_path: Path, **arguments: str) -> list[str]:
+def told(tmp_path: Path, **arguments: str | list[str]) -> list[str]:
     """The arguments with which the module calls `bench`."""
     done = module(tmp_path, BENCH, **arguments)
     assert done.returncode == 0, done.stdout
@@ -64,6 +64,31 @@ def test_files_of_the_controller_may_lie_in_its_home(tmp_path: Path) -> None:
     assert words[:2] == ["push", f"{tmp_path}/hour.json"]
     assert words[words.index("--image") + 1] == f"{tmp_path}/bench-cuda13.tar"
     assert words[words.index("--key") + 1] == f"{tmp_path}/key.pub"
+
+
+def test_a_relative_file_is_the_first_that_exists_in_the_folders(tmp_path: Path) -> None:
+    beside, started = tmp_path / "inventory", tmp_path / "work"
+    for folder in (beside, started):
+        folder.mkdir()
+        (folder / "hour.json").touch()
+    (beside / "config").touch()
+    folders = [str(started), str(beside)]
+    words = told(tmp_path, ssh_config="config", image="bench:cuda13", folders=folders)
+    assert words[1] == str(started / "hour.json")
+    assert words[words.index("--ssh-config") + 1] == str(beside / "config")
+    assert words[words.index("--image") + 1] == "bench:cuda13", "the name of an image, not of a file"
+    assert told(tmp_path, manifest="none.json", folders=folders)[1] == "none.json"
+
+
+def test_bundles_are_never_written_into_an_installed_collection(tmp_path: Path) -> None:
+    inside = tmp_path / "ansible_collections/bench/appliance/playbooks/results"
+    done = module(tmp_path, BENCH, out=str(inside))
+    assert (done.returncode, json.loads(done.stdout)["msg"]) == (
+        1,
+        f"{inside} is inside an installed collection; an upgrade would delete its bundles "
+        "(set push_out to another folder)",
+    )
+    assert not (tmp_path / "told").exists()
 
 
 def test_a_bundle_is_named_after_the_inventory_host(tmp_path: Path) -> None:

@@ -139,7 +139,7 @@ def test_a_free_lunch_has_nothing_that_adapters_rule_out() -> None:
 
 def test_without_peft_every_setting_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Target, "has", lambda target, package: package != "peft")
-    assert refusal(NAIVE, llama(), H200) == "peft is not installed: pip install 'bench[lora]'"
+    assert refusal(NAIVE, llama(), H200) == "peft is not installed: pip install 'bench-appliance[lora]'"
 
 
 def test_a_floor_leaves_out_gradients_of_frozen_weights() -> None:

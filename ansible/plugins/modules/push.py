@@ -50,9 +50,17 @@ options:
     choices: [measured, shipped, sound]
     default: measured
   out:
-    description: Folder for bundles, on the controller.
+    description: Folder for bundles, on the controller; none inside an installed collection.
     type: path
     default: results
+  folders:
+    description:
+      - Folders on the controller in which the files of O(manifest), O(identity), O(ssh_config), O(image) and
+        O(key) are looked for, in this order, if their paths are relative.
+      - By default, the working folder of the module, which is the folder of the playbook.
+    type: list
+    elements: path
+    default: []
   engine:
     description: Program that runs the image on the host; C(none) uses a Python environment instead.
     type: str
@@ -133,6 +141,7 @@ bundle:
 """
 
 import json
+from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 
@@ -146,6 +155,7 @@ ARGUMENTS = {
     "ssh_config": {"type": "path"},
     "state": {"type": "str", "choices": ["measured", "shipped", "sound"], "default": "measured"},
     "out": {"type": "path", "default": "results"},
+    "folders": {"type": "list", "elements": "path", "default": []},
     "engine": {
         "type": "str",
         "choices": ["auto", "docker", "podman", "apptainer", "none"],
@@ -162,6 +172,7 @@ ARGUMENTS = {
     "keep": {"type": "bool", "default": False},
     "command": {"type": "path", "default": "bench"},
 }
+FILES = ("manifest", "identity", "ssh_config", "image", "key")
 OPTIONS = (
     "name",
     "identity",
@@ -187,6 +198,17 @@ def address(values):
     return f"{user}{host}{port}"
 
 
+def found(path, folders):
+    """Return the first of the folders' files that a relative path names; the path as it is if none exists."""
+    candidates = (Path(folder, path) for folder in folders)
+    return next((str(file) for file in candidates if file.is_file()), path)
+
+
+def in_a_collection(path):
+    """Whether a folder is inside an installed collection; an upgrade would delete bundles there."""
+    return "ansible_collections" in Path(path).resolve().parts
+
+
 def command(values, check_mode):
     """Return the command line of `bench push`."""
     words = [values["command"], "push", values["manifest"], address(values), "--json"]
@@ -205,6 +227,10 @@ def command(values, check_mode):
 def main():
     module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
     values = module.params
+    if in_a_collection(values["out"]):
+        message = f"{values['out']} is inside an installed collection; an upgrade would delete its bundles"
+        module.fail_json(msg=f"{message} (set push_out to another folder)")
+    values.update({name: found(values[name], values["folders"]) for name in FILES if values[name]})
     words = command(values, module.check_mode)
     # Paths on the controller are already expanded; a remaining ~ or $HOME refers to the host.
     code, out, err = module.run_command(words, expand_user_and_vars=False)

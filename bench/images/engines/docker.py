@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
+from bench.base.distribution import pip_install
 from bench.base.errors import EnvironmentCannot
 from bench.base.signals import answered_by
 from bench.images.archive import Identity, read_facts
@@ -147,7 +148,7 @@ class Docker:
             from docker.errors import DockerException
         except ImportError:
             raise EnvironmentCannot(
-                "the Docker SDK is not installed", advice="pip install 'bench[engines]'"
+                "the Docker SDK is not installed", advice=pip_install("engines")
             ) from None
         try:
             client = docker.from_env(timeout=3600)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.base.distribution import pip_install
 from bench.base.errors import EnvironmentCannot
 from bench.base.names import GIB
 from bench.images.archive import Identity
@@ -62,7 +63,7 @@ def _match(shell: Shell, command: tuple[str, ...], pattern: re.Pattern[str]) -> 
 def check_machine(host: HostFacts) -> None:
     """Refuse a machine whose processor architecture the images do not support."""
     if host.machine not in (None, "x86_64"):
-        advice = "pip install 'bench[run]', and run without a container: --engine none"
+        advice = f"{pip_install('run')}, and run without a container: --engine none"
         raise EnvironmentCannot(f"this machine is {host.machine}, the images are for x86_64", advice=advice)
 
 

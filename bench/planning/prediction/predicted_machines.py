@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from bench.base.distribution import pip_install
 from bench.base.gpu_catalogue import GpuModel
 from bench.planning.plan import usable_bytes
 from bench.planning.prediction.candidates import Candidates, candidates_of
@@ -107,7 +108,7 @@ class Predictor:
         if left:
             return unpredicted(f"a batch of {recipe.batch_size} does not divide among {target.gpus} GPUs")
         if counts is None:
-            return unpredicted("torch and transformers must count its operations: pip install 'bench[run]'")
+            return unpredicted(f"torch and transformers must count its operations: {pip_install('run')}")
         candidates = self._candidates_of(model, counts, target)
         memory = usable_bytes(self.memory_cap_bytes, target)
         rates = rates_of(gpu)

@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from bench.base.distribution import pip_install
 from bench.base.errors import EnvironmentCannot
 from bench.base.paths import using
 from bench.report.plots.svg import Plot, standalone
@@ -45,7 +46,7 @@ def _resvg() -> Any:
     try:
         import resvg_py
     except ImportError:
-        raise EnvironmentCannot("PNG needs resvg-py", advice="pip install 'bench[png]'") from None
+        raise EnvironmentCannot("PNG needs resvg-py", advice=pip_install("png")) from None
     return resvg_py
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 from bench import __version__
+from bench.base.distribution import pip_install
 from bench.base.errors import BadInput
 from bench.base.paths import making_folders
 from bench.base.signals import interruptible, uninterruptible
@@ -222,7 +223,7 @@ class CheckRun:
             return Reading(name, reason=self._divided)
         if check.torch and not self._torch and not nvml.is_fake():
             return Reading(
-                name, reason="torch is not installed here: pip install 'bench[run]', or use the image"
+                name, reason=f"torch is not installed here: {pip_install('run')}, or use the image"
             )
         if seconds_left < LEAST_SECONDS:
             return Reading(name, reason=f"the {self.budget.minutes:g} minutes of this level were over")

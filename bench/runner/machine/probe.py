@@ -13,6 +13,7 @@ from importlib import metadata
 from pathlib import Path
 
 from bench.base import machine_share
+from bench.base.distribution import pip_install
 from bench.base.errors import EnvironmentCannot
 from bench.records import switches
 from bench.records.trial import NodeFacts
@@ -70,7 +71,7 @@ def require_stack() -> None:
     missing = sorted({"torch", "transformers", "numpy"} - packages(STACK).keys())
     if missing:
         raise EnvironmentCannot(
-            f"{', '.join(missing)} not installed here", advice="pip install 'bench[run]', or run in the image"
+            f"{', '.join(missing)} not installed here", advice=f"{pip_install('run')}, or run in the image"
         )
 
 

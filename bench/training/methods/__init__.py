@@ -12,6 +12,7 @@ from functools import cache
 from itertools import product
 from typing import TYPE_CHECKING
 
+from bench.base.distribution import pip_install
 from bench.base.errors import BadInput, in_json
 from bench.training.methods import (
     checkpointing,
@@ -114,7 +115,7 @@ def refusal(setting: Setting, model: Model, target: Target) -> str | None:
         precision, found = model.recipe.precision, target.compute_capability
         return f"trains in {precision}, which needs compute capability {least}, this GPU has {found}"
     if model.recipe.lora and not target.has(ADAPTERS):
-        return f"{ADAPTERS} is not installed: pip install 'bench[lora]'"
+        return f"{ADAPTERS} is not installed: {pip_install('lora')}"
     if shards := in_group(setting, "sharding"):
         sharder = sharded_by(setting)
         if sharder and (reason := optimizer.not_sharded_by.get(sharder)):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from bench.base.distribution import pip_install
 from bench.training.methods.method import Method, Target
 from bench.training.models import Model
 
@@ -20,7 +21,7 @@ _COMMON: dict[str, Any] = {
 
 def _refuse_zero(_model: Model, target: Target) -> str | None:
     if not target.has("deepspeed"):
-        return "deepspeed is not installed: pip install 'bench[zero]'"
+        return f"deepspeed is not installed: {pip_install('zero')}"
     return None
 
 

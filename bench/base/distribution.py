@@ -1,0 +1,10 @@
+"""The name under which pip knows this project, and the command that installs its optional parts."""
+
+from __future__ import annotations
+
+DISTRIBUTION = "bench-appliance"  # the package named "bench" on the public index is another project
+
+
+def pip_install(extra: str) -> str:
+    """Return the command that adds an optional part, one of those in pyproject.toml, to this installation."""
+    return f"pip install '{DISTRIBUTION}[{extra}]'"
