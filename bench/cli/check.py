@@ -16,7 +16,7 @@ from bench.node_check import check_manifest
 from bench.node_check.all_checks import known_checks
 from bench.node_check.judging import Depth
 from bench.node_check.judging.finding import EXITS, NAGIOS
-from bench.report.text.check_text import nagios_line, text
+from bench.report.text.check_text import nagios_line, nagios_not_checked, text
 
 if TYPE_CHECKING:
     from bench.runner.check.check_node import CheckedNode
@@ -34,6 +34,8 @@ class CheckArguments(MeasureArguments):
     nagios: bool
     list_checks: bool
     challenge: Path | None
+    if_idle: bool
+    keep_last: int | None
 
 
 def check(request: CheckArguments) -> int:
@@ -47,7 +49,7 @@ def check(request: CheckArguments) -> int:
     _refuse_missing_history(request.history)
     # These imports load torch, which is slow: mistakes in the options or the manifest are reported before.
     from bench.runner.check import history
-    from bench.runner.check.check_node import check_node
+    from bench.runner.check.check_node import GpusInUse, check_node
     from bench.runner.check.check_progress import CheckProgress
     from bench.runner.check.request import CheckRequest
 
@@ -58,10 +60,43 @@ def check(request: CheckArguments) -> int:
         progress.say(f"not used as history: {reason}")
     device: Literal["cpu", "cuda"] = "cpu" if request.on_cpu else "cuda"
     level = request.level or manifest.level
-    work = CheckRequest(manifest, level, request.out, device, request.skip, request.scratch, earlier)
+    _refuse_idle_without_load(request, level)
+    work = CheckRequest(
+        manifest, level, request.out, device, request.skip, request.scratch, earlier, request.if_idle
+    )
     checked = check_node(work, make_sealer(manifest.digest, request.key, request.challenge), progress)
     progress.stop()
+    if isinstance(checked, GpusInUse):
+        return _show_in_use(checked.reason, request)
+    if request.keep_last is not None:
+        from bench.runner.check.retention import delete_older
+
+        delete_older(request.out, request.keep_last)
     return _show(checked, request)
+
+
+def _refuse_idle_without_load(request: CheckArguments, level: Depth) -> None:
+    """Refuse --if-idle where it has no meaning."""
+    if request.if_idle and level == "passive":
+        raise BadInput(
+            "--if-idle: the level passive puts no load on the node", advice="leave one of them out"
+        )
+    if request.if_idle and request.challenge is not None:
+        raise BadInput(
+            "--if-idle cannot be combined with --challenge: a busy node leaves no bundle to certify",
+            advice="leave one of them out",
+        )
+
+
+def _show_in_use(reason: str, request: CheckArguments) -> int:
+    """Say that nothing was checked. The exit code is 0: that somebody works here is no fault of the node."""
+    if request.nagios:
+        print(nagios_not_checked(reason))
+    elif request.as_json:
+        sys.stdout.write(pretty_json({"bundle": None, "not_checked": reason, "results": None}).decode())
+    else:
+        print(f"not checked, its GPUs are in use: {reason}")
+    return 0
 
 
 def _check_in_image(request: CheckArguments) -> int:
@@ -82,6 +117,8 @@ def _check_in_image(request: CheckArguments) -> int:
     options = ["--device", request.device]
     options += ["--json"] if request.as_json else []
     options += ["--nagios"] if request.nagios else []
+    options += ["--if-idle"] if request.if_idle else []
+    options += ["--keep-last", str(request.keep_last)] if request.keep_last else []
     options += ["--level", request.level] if request.level else []
     options += [word for name in request.skip for word in ("--skip", name)]
     manifest = request.manifest or check_manifest.SHIPPED

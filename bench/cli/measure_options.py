@@ -66,12 +66,15 @@ def _add_check(commands: Commands) -> None:
     check = add_command(commands, "check", summary, "check.check", epilog=CHECK_EXIT_CODES)
     add = check.add_argument
     add("manifest", type=Path, metavar="MANIFEST", nargs="?", help="default: the manifest that bench ships")
-    add("--level", choices=DEPTHS, help="2, 10 or 60 minutes (default: the manifest's)")
+    add("--level", choices=DEPTHS, help="no load, or 2, 10 or 60 minutes (default: the manifest's)")
     add("-o", "--out", **DIR, default=Path("out"), help="folder for bundles (default: out)")
     add("--skip", **REPEATABLE, metavar="CHECK", help="leave a check out; repeatable")
     add("--scratch", **DIR, help="a folder on the disk to check (default: --out)")
     history = "bundles of earlier checks of this node; repeatable (default: bundles in --out)"
     add("--history", **REPEATABLE, type=Path, metavar="PATH", help=history)
+    add("--if-idle", **FLAG, help="check nothing, with exit code 0, if somebody uses a GPU")
+    keep = "then delete all but the N newest node checks in --out"
+    add("--keep-last", type=arguments.count, metavar="N", help=keep)
     add("--device", **DEVICE, help="cpu: a rehearsal without GPUs")
     add("--junit", **FILE, help="write the findings as JUnit XML")
     add("--html", **FILE, help="write the findings and the run's telemetry as one page")

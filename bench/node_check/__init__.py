@@ -3,3 +3,7 @@
 Imports bundle and below. Inside, from the bottom: judging, checks, then results, manifest and fleet. The
 measuring processes are in `runner.check`.
 """
+
+from typing import Literal
+
+CHECK_SCHEMA: Literal["bench/check-results/v1"] = "bench/check-results/v1"  # of a node check's results.json

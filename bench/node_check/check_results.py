@@ -24,6 +24,7 @@ from bench.bundle.plausibility import require_one_line_texts, require_plain, unk
 from bench.bundle.recompute_run import require_same_run
 from bench.bundle.stated_manifest import read_document
 from bench.bundle.verdict import Contents
+from bench.node_check import CHECK_SCHEMA
 from bench.node_check.all_checks import known_checks
 from bench.node_check.check_manifest import CheckManifest, read
 from bench.node_check.judging import Depth
@@ -80,7 +81,7 @@ class CheckResults:
     findings: tuple[Finding, ...]
     history: Mapping[str, Past] = field(default_factory=dict)
     rules: str = ""  # digest of the code that judged; empty in the first bundles
-    schema: Literal["bench/check-results/v1"] = "bench/check-results/v1"
+    schema: Literal["bench/check-results/v1"] = CHECK_SCHEMA
 
     def to_bytes(self) -> bytes:
         return pretty_json(to_json(self))

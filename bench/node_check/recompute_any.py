@@ -8,6 +8,7 @@ from bench.base.errors import BadInput, VerificationFailed
 from bench.base.strict_json import DecodeError, strict_loads
 from bench.bundle.recompute_run import recompute_run
 from bench.bundle.verdict import RunContents, Verdict
+from bench.node_check import CHECK_SCHEMA
 from bench.records.run_results import Results
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ def recompute(files: Files) -> AnyContents:
         document = strict_loads(files.read("results.json"))
     except DecodeError as error:
         raise VerificationFailed(f"is malformed: {error}", where="results.json") from None
-    if isinstance(document, dict) and document.get("schema") == "bench/check-results/v1":
+    if isinstance(document, dict) and document.get("schema") == CHECK_SCHEMA:
         from bench.node_check.check_results import recompute_check  # imports every check
 
         return recompute_check(document, files)

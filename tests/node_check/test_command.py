@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -49,7 +50,7 @@ def test_a_good_node(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     assert "SIMULATED 4 x NVIDIA H200" in out
     assert "PASS" in out.splitlines()[-1]
     assert "NOT-RUN" not in out
-    assert "disk: left out on purpose" in out
+    assert "disk, host-memory: left out on purpose" in out
     (bundle,) = Path("out").glob("*.tar")
     assert main(["verify", str(bundle)]) == 0
     assert "check      pass, judged again" in capsys.readouterr().out
@@ -109,8 +110,9 @@ def test_monitoring_gets_one_line_and_its_own_codes(
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith(state)
     text, _, figures = line.partition(" | ")
-    assert "'gpu0_matmul-bf16'=" in figures
+    assert re.match(r"'matmul-bf16'=[\d.]+TFLOP/s;[\d.]+:;[\d.]+: '", figures)
     assert "|" not in text
+    assert len(line.encode()) < 1024
 
 
 @pytest.mark.parametrize(
@@ -135,6 +137,80 @@ def test_with_nagios_a_wrong_argument_is_unknown(
     assert reason in line
     assert "|" not in line
     assert code == 3
+
+
+def test_the_passive_level_puts_no_load_on_the_node(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A job computes on GPU 1, which is no fault; GPU 2 has lost half of its lanes, which is one."""
+    job = {"ComputeRunningProcesses": [{"pid": 7, "usedGpuMemory": 2**33}]}
+    machine(monkeypatch, gpus={"1": job, "2": {"CurrPcieLinkWidth": 8}})
+    assert main(["check", "--level", "passive", "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    findings = found["results"]["findings"]
+    failed = [(f["check"], f["gpu"], f["found"]) for f in findings if f["verdict"] == "fail"]
+    assert failed == [("pcie", 2, "x8 without load")]
+    made = {f["check"] for f in findings if f["found"] != "not made at the level passive"}
+    assert made == {check.name for check in check_node.known_checks().values() if check.passive}
+    contents = verify_bundle(Path(found["bundle"]), recompute).contents
+    assert isinstance(contents, CheckContents)
+    assert not any(reading.data.get("figures") for reading in contents.evidence.readings.values())
+
+
+def test_a_node_whose_gpus_work_for_somebody_can_be_left_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine(monkeypatch, gpus={"1": {"ComputeRunningProcesses": [{"pid": 7, "usedGpuMemory": 2**33}]}})
+    reason = "GPU 1: 1 processes compute there (pid 7)"
+    assert main(["check", *FAST, "--if-idle"]) == 0
+    assert capsys.readouterr().out == f"not checked, its GPUs are in use: {reason}\n"
+    assert main(["check", *FAST, "--if-idle", "--nagios"]) == 0
+    assert capsys.readouterr().out == f"BENCH OK - not checked, its GPUs are in use: {reason}\n"
+    assert main(["check", *FAST, "--if-idle", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found == {"bundle": None, "not_checked": reason, "results": None}
+    assert not list(Path("out").iterdir())
+    machine(monkeypatch)
+    assert main(["check", *FAST, "--if-idle", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["results"]["verdict"] == "pass"
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--level", "passive"], "the level passive puts no load on the node"),
+        (["--challenge", "challenge.json"], "a busy node leaves no bundle to certify"),
+    ],
+)
+def test_only_a_check_with_load_and_without_an_operator_can_leave_a_busy_node_alone(
+    words: list[str], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", "--if-idle", *words]) == 2
+    assert reason in capsys.readouterr().err
+
+
+def test_the_newest_checks_are_kept_and_nothing_else_is_deleted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine(monkeypatch)
+
+    def checked(*words: str) -> Path:
+        assert main(["check", "--level", "passive", "--json", *words]) == 0
+        return Path(json.loads(capsys.readouterr().out)["bundle"])
+
+    first = checked().rename("out/baseline.tar")
+    others = {"0123456789ab.tar", "notes.txt", "baseline.tar", first.stem}
+    for name in ("0123456789ab.tar", "notes.txt"):
+        Path("out", name).write_text("of somebody else")
+    second, third = checked(), checked()
+    before = {path.name for path in Path("out").iterdir()}
+    newest = checked("--keep-last", "2")
+    after = {path.name for path in Path("out").iterdir()}
+    assert before - after == {second.name, second.stem}
+    assert {third.name, third.stem, newest.name, newest.stem} == after - before - others | {
+        third.name,
+        third.stem,
+    }
 
 
 def test_without_nagios_wrong_arguments_have_the_usual_exit_code(capsys: pytest.CaptureFixture[str]) -> None:

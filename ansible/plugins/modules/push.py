@@ -82,7 +82,7 @@ options:
   level:
     description: Duration of a node check; defaults to the level in the manifest.
     type: str
-    choices: [quick, standard, soak]
+    choices: [passive, quick, standard, soak]
   device:
     description: C(cpu) ignores the GPUs.
     type: str
@@ -165,7 +165,7 @@ ARGUMENTS = {
     "python": {"type": "str", "default": "python3"},
     "place": {"type": "str"},
     "budget": {"type": "str"},
-    "level": {"type": "str", "choices": ["quick", "standard", "soak"]},
+    "level": {"type": "str", "choices": ["passive", "quick", "standard", "soak"]},
     "device": {"type": "str", "choices": ["auto", "cpu"], "default": "auto"},
     "key": {"type": "path", "no_log": False},
     "once": {"type": "bool", "default": True},

@@ -89,6 +89,8 @@ class Check:
     # which are other processes: while they run, no rate says anything about the card.
     blames: Literal["card", "node", "guests"] = "card"
     torch: bool = True  # whether measuring needs torch
+    # Also made at the level `passive`: it puts no load on the node, and jobs do not change its answer.
+    passive: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)  # for the worker
 
     def refuse(self, device: Literal["cpu", "cuda"], gpus: tuple[Gpu, ...], count: int) -> str | None:

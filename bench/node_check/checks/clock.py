@@ -81,5 +81,12 @@ def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
 
 
 CHECK = Check(
-    "clock", "is the clock synchronised?", judge, measure, torch=False, limit_seconds=10, blames="node"
+    "clock",
+    "is the clock synchronised?",
+    judge,
+    measure,
+    torch=False,
+    limit_seconds=10,
+    blames="node",
+    passive=True,
 )

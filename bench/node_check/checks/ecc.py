@@ -81,4 +81,4 @@ def _threshold(gpu: Answers) -> Iterator[Finding]:
         )
 
 
-CHECK = Check("ecc", "is ECC on, and is the memory without errors?", judge)
+CHECK = Check("ecc", "is ECC on, and is the memory without errors?", judge, passive=True)

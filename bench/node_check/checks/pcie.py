@@ -53,6 +53,8 @@ def _link(gpu: Answers, evidence: Evidence, standards: Standards) -> Finding:
         if sample.pcie_generation is not None and sample.pcie_width is not None
     ]
     question = Question.of_gpu("pcie", gpu.index)
+    if evidence.level == "passive":
+        return _width_at_rest(question, gpu, width, source)
     if samples and not links:
         return question.unread(f"{gpu.where} does not report its link's speed", counts=False)
     if not links or generation is None or width is None:
@@ -66,6 +68,20 @@ def _link(gpu: Answers, evidence: Evidence, standards: Standards) -> Finding:
         f"gen{best_generation} x{best_width} under load",
         expected=f"gen{generation} x{width}",
         basis="reference" if profile else "rule",
+        source=source,
+        advice=RESEAT,
+    )
+
+
+def _width_at_rest(question: Question, gpu: Answers, width: int | None, source: str) -> Finding:
+    """Judge the width alone: a link without load lowers its generation to save power, but keeps its lanes."""
+    now = gpu.number("CurrPcieLinkWidth")
+    if now is None or width is None:
+        return question.unread(f"{gpu.where} does not report its link's width", counts=False)
+    return question.judged(
+        verdict_of(fail=now < width),
+        f"x{now:.0f} without load",
+        expected=f"x{width}",
         source=source,
         advice=RESEAT,
     )
@@ -93,4 +109,4 @@ def _errors(before: Answers, after: Answers) -> Iterator[Finding]:
     )
 
 
-CHECK = Check("pcie", "does every link run at full speed under load, without errors?", judge)
+CHECK = Check("pcie", "does every link run at full speed under load, without errors?", judge, passive=True)

@@ -105,4 +105,4 @@ def _recovery(evidence: Evidence) -> Iterator[Finding]:
             )
 
 
-CHECK = Check("present", "are all GPUs there, and do they stay?", judge)
+CHECK = Check("present", "are all GPUs there, and do they stay?", judge, passive=True)

@@ -176,5 +176,12 @@ def _finding(question: Question, xids: list[int], when: str) -> Finding:
 
 
 CHECK = Check(
-    "xid", "has the driver reported errors?", judge, measure, torch=False, limit_seconds=15, about_gpus=True
+    "xid",
+    "has the driver reported errors?",
+    judge,
+    measure,
+    torch=False,
+    limit_seconds=15,
+    about_gpus=True,
+    passive=True,
 )

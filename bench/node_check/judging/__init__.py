@@ -6,5 +6,5 @@ Pure: no I/O, no torch, so that `bench verify` can judge the readings of a bundl
 from typing import Literal
 
 # How thorough a node check is. Manifests, results and options call it the level.
-Depth = Literal["quick", "standard", "soak"]
-DEPTHS: tuple[Depth, ...] = ("quick", "standard", "soak")
+Depth = Literal["passive", "quick", "standard", "soak"]
+DEPTHS: tuple[Depth, ...] = ("passive", "quick", "standard", "soak")

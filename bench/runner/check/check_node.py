@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import shutil
 import subprocess
 import sys
 import time
@@ -59,6 +60,17 @@ class CheckedNode:
     seal: Seal
 
 
+@dataclass(frozen=True, slots=True)
+class GpusInUse:
+    """Why a node was not checked: what uses which of its GPUs."""
+
+    reason: str
+
+
+class _InUseError(Exception):
+    """GPUs are in use, and the node is to be checked only if they are not."""
+
+
 class CheckView(Protocol):
     """Shows the progress of a node check."""
 
@@ -71,8 +83,11 @@ class CheckView(Protocol):
     def say(self, text: str) -> None: ...
 
 
-def check_node(request: CheckRequest, sealer: Sealer, view: CheckView) -> CheckedNode:
-    """Check this node and write its bundle. An interrupt leaves an incomplete but valid bundle."""
+def check_node(request: CheckRequest, sealer: Sealer, view: CheckView) -> CheckedNode | GpusInUse:
+    """Check this node and write its bundle. An interrupt leaves an incomplete but valid bundle.
+
+    Nothing is written if the request is for an idle node and this one's GPUs are in use.
+    """
     folder = request.out / (sealer.run_id or secrets.token_hex(6))
     with making_folders(request.out):
         if folder.exists():
@@ -85,7 +100,11 @@ def check_node(request: CheckRequest, sealer: Sealer, view: CheckView) -> Checke
     with interruptible():
         sealer.begin(folder, view.say)
         check = CheckRun(request, folder, view)
-        stopped = check.run()
+        try:
+            stopped = check.run()
+        except _InUseError as error:
+            shutil.rmtree(folder)
+            return GpusInUse(str(error))
         seal = sealer.seal(folder, view.say, patient=stopped is None)
         with uninterruptible():
             return _finish(check, seal, started, stopped)
@@ -108,7 +127,8 @@ class CheckRun:
 
     def run(self) -> str | None:
         """Take every reading. Returns why the check stopped early, or None."""
-        preload = ["torch", "torch.distributed"] if self._torch and not nvml.is_fake() else []
+        loads = self.request.level != "passive" and not nvml.is_fake()
+        preload = ["torch", "torch.distributed"] if self._torch and loads else []
         try:
             with Supervisor(
                 preload,
@@ -120,7 +140,10 @@ class CheckRun:
                 if self.request.device == "cuda":
                     self._ask_nvml(BEFORE, InventoryJob())
                     self._find_gpus()
-                    self._ask_nvml(IDLE, IdleJob())
+                    if self.request.level != "passive":
+                        self._ask_nvml(IDLE, IdleJob())
+                    if self.request.if_idle:
+                        self._require_idle()
                 with warn_of_others(self._devices(), self.view.say), self._watched():
                     for check in known_checks().values():
                         self._check(check)
@@ -144,6 +167,14 @@ class CheckRun:
             self.readings[name] = Reading(name, reason=hung)
             return
         self._read(name, job, NVML_SECONDS)
+
+    def _require_idle(self) -> None:
+        """Raise _InUseError if somebody uses a GPU. A GPU that reports no use is taken for idle."""
+        strangers = known_checks()["strangers"]
+        evidence = Evidence(self.request.level, self.request.device, self.gpus, self.readings)
+        findings = strangers.judge(evidence, Standards(None))
+        if used := [f"{f.subject}: {f.found}" for f in findings if f.verdict in ("warn", "fail")]:
+            raise _InUseError("; ".join(used))
 
     def _find_gpus(self) -> None:
         data = self.readings[BEFORE].data
@@ -213,6 +244,8 @@ class CheckRun:
         name = check.name
         if name in self.request.skip or name in self.request.manifest.skip:
             return Reading(name, reason="left out on purpose", counts=False)
+        if self.request.level == "passive" and not check.passive:
+            return Reading(name, reason="not made at the level passive", counts=False)
         if (why := check.refuse(self.request.device, self.gpus, len(self._places()) or 1)) is not None:
             return Reading(name, reason=why, counts=False)
         if check.measure is None:

@@ -24,6 +24,7 @@ class CheckRequest:
     skip: tuple[str, ...]
     scratch: Path | None
     history: Mapping[str, Past]  # by GPU UUID
+    if_idle: bool = False  # check nothing if a GPU works for somebody
 
 
 @dataclass(frozen=True, slots=True)
