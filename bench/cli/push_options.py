@@ -42,6 +42,11 @@ def _add_pushed_runs(commands: Commands) -> None:
         verb.add_argument("runs", metavar="RUN", nargs="*", help=runs)
         if name in ("status", "attach", "fetch"):
             add_json(verb, "the result")
+        if name == "cancel":
+            hung = "end a run that does not end when asked: it packs no bundle, and a new push resumes it"
+            how = verb.add_mutually_exclusive_group()
+            how.add_argument("--kill", **FLAG, help=hung)
+            how.add_argument("--detach", **FLAG, help="ask the runs to end, and do not wait until they have")
 
 
 def _add_hosts(group: arguments.Options) -> None:

@@ -29,11 +29,17 @@ from bench.push.threads import in_threads, wait_for_all
 from bench.push.training_group import TrainingGroup
 from bench.records.text import seconds_text
 
+RUNNING = ("alive", "waiting")
+END_SECONDS = 60.0  # for a run that was asked to end to pack its results
+LOOK_SECONDS = 0.5
+
 
 @dataclass(frozen=True, slots=True)
 class PushedRunsArguments:
     runs: tuple[str, ...]
     as_json: bool = False
+    kill: bool = False
+    detach: bool = False
 
 
 def attach(request: PushedRunsArguments) -> int:
@@ -160,8 +166,9 @@ def _node_of(record: Record) -> Node:
 
 
 def cancel(request: PushedRunsArguments) -> int:
-    """Ask runs to end; their measurements so far can be fetched."""
-    return _tell_each(Records().find(request.runs), _cancel)
+    """End runs, and wait until they have ended; measurements so far are kept."""
+    ask = _kill if request.kill else _ask_to_end if request.detach else _cancel
+    return _tell_each(Records().find(request.runs), ask)
 
 
 def clean(request: PushedRunsArguments) -> int:
@@ -184,17 +191,53 @@ def _tell_each(records: Sequence[Record], ask: Callable[[Node, Record], NodeAnsw
     return worst_code(answers)
 
 
-def _cancel(node: Node, record: Record) -> NodeAnswer:
-    state = mirror.look(node, record).state
-    if state not in ("alive", "waiting"):
-        return NodeAnswer(f"run {record.run_id} is not running ({state})")
+def _ask_to_end(node: Node, record: Record) -> NodeAnswer:
+    run = record.run_id
+    if (state := mirror.look(node, record).state) not in RUNNING:
+        return NodeAnswer(f"run {run} is not running ({state})")
     mirror.cancel(node, record)
-    return NodeAnswer(f"run {record.run_id} is ending; bench fetch {record.run_id}")
+    return NodeAnswer(f"run {run} was asked to end; bench fetch {run}")
+
+
+def _cancel(node: Node, record: Record) -> NodeAnswer:
+    run = record.run_id
+    if (state := mirror.look(node, record).state) not in RUNNING:
+        return NodeAnswer(f"run {run} is not running ({state})")
+    mirror.cancel(node, record)
+    if _ends(node, record):
+        return NodeAnswer(f"run {run} has ended; bench fetch {run}")
+    text = f"run {run} still runs {END_SECONDS:.0f} s after it was asked to end"
+    advice = f"bench cancel --kill {run} ends it without a bundle; a new push resumes it from its journal"
+    return NodeAnswer(text, EnvironmentCannot.exit_code, advice)
+
+
+def _kill(node: Node, record: Record) -> NodeAnswer:
+    run = record.run_id
+    if (state := mirror.look(node, record).state) not in RUNNING:
+        return NodeAnswer(f"run {run} is not running ({state})")
+    mirror.kill(node, record)
+    if _ends(node, record):
+        return NodeAnswer(f"run {run} was killed; a new push resumes it from its journal")
+    text = f"run {run} still runs {END_SECONDS:.0f} s after it was killed"
+    advice = "its processes wait for the kernel, as with a driver that hangs: look at the node's kernel log"
+    return NodeAnswer(text, EnvironmentCannot.exit_code, advice)
+
+
+def _ends(node: Node, record: Record) -> bool:
+    """Wait until a run has ended; return whether it did within END_SECONDS."""
+    deadline = time.monotonic() + END_SECONDS
+    while mirror.look(node, record).state in RUNNING:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(LOOK_SECONDS)
+    return True
 
 
 def _clean(records: Records, node: Node, record: Record) -> NodeAnswer:
-    if mirror.look(node, record).state in ("alive", "waiting"):
-        raise BadInput(f"run {record.run_id} is still running", advice="bench cancel it first")
+    if mirror.look(node, record).state in RUNNING:
+        raise BadInput(
+            f"run {record.run_id} is still running", advice=f"bench cancel {record.run_id} ends it"
+        )
     mirror.clean(node, dataclasses.replace(record, keep=False))
     if record.state != "fetched":
         records.move(record, "cancelled")

@@ -95,6 +95,11 @@ def cancel(node: Node, record: Record) -> None:
     run_script.cancel(node, record.folder, record.run_id, record.engine, record.slurm_job)
 
 
+def kill(node: Node, record: Record) -> None:
+    """End a run that does not end when asked. Its journal stays, so that a new push resumes it."""
+    run_script.kill(node, record.folder, record.run_id, record.engine, record.slurm_job)
+
+
 def read_status(text: str) -> Status:
     """Parse the output of `look`'s script; EnvironmentCannot for words that the script never prints.
 

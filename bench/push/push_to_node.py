@@ -45,11 +45,16 @@ _LONGEST_LOOK_SECONDS = 5.0  # between two looks at a run that has been watched 
 _DEAD_LOOKS = 4  # dead states in a row after which a run is dead: run.sh may not have written its pid yet
 STOP_SECONDS = 1.0  # after Ctrl-C, for threads to end by themselves
 _MOST_CERTIFICATES = 8  # that one push signs for a run, which asks again when it starts again
+_OVERDUE_SECONDS = 3600.0  # after the budget, for the last trial, proofs and floors to end
 _END_LOOKS = 120  # looks, a second apart, at a run that was asked to end, before the push fails
 
 
 class Interrupted(Incomplete):
     """The user pressed Ctrl-C; runs on nodes continue."""
+
+
+class _OverdueError(Incomplete):
+    """A run goes on long after its budget."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +146,8 @@ class NodePush:
         except Unreachable as error:
             # A started run may continue on the node; its leader finds out if it does not.
             self._fail(error, "lost" if self._started else "failed", for_group=not self._started)
+        except _OverdueError as error:
+            self._fail(error, "lost")
         except BenchError as error:
             self._fail(error)
         except Exception as error:
@@ -504,6 +511,7 @@ class NodePush:
         """
         certified: list[str] = []  # checksums of the certificate requests that were answered
         heard, dead_looks, pause = time.monotonic(), 0, _LOOK_SECONDS
+        began = heard  # or when the job left Slurm's queue
         asked_to_end = False
         while True:
             try:
@@ -514,6 +522,9 @@ class NodePush:
                     certified.append(request)
                 self._mirror(record, status)
                 heard = time.monotonic()
+                began = heard if status.state == "waiting" else began
+                if status.state == "alive":
+                    self._refuse_to_wait_longer(record, heard - began)
                 if not asked_to_end and status.state in ("alive", "waiting"):
                     asked_to_end = self._end_if_group_ended(record)
             except Unreachable as error:
@@ -527,6 +538,15 @@ class NodePush:
                 return None
             self._sleep(pause)
             pause = min(_LONGEST_LOOK_SECONDS, pause * 1.1)
+
+    def _refuse_to_wait_longer(self, record: Record, seconds: float) -> None:
+        """Raise _OverdueError if a run goes on long after its budget: it hangs, and the command would too."""
+        budget = self.request.budget_seconds
+        if budget is not None and seconds > budget + _OVERDUE_SECONDS:
+            run, after = record.run_id, seconds_text(seconds)
+            message = f"run {run} still runs after {after}, with a budget of {seconds_text(budget)}"
+            advice = f"bench cancel {run} ends it, with --kill if it hangs; its log is in {record.mirror}"
+            raise _OverdueError(message, advice=advice)
 
     def _certify(self, record: Record, before: int) -> None:
         """Certify the run's key; EnvironmentCannot if `before` certificates in this push are the most."""

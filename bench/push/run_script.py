@@ -347,3 +347,21 @@ def cancel(node: Node, folder: str, run_id: str, engine: str, slurm_job: str | N
             script += f"else {engine} kill --signal=TERM bench-{run_id}; "
         script += "fi 2>/dev/null; true"
     demand(node, script, "ending the run")
+
+
+def kill(node: Node, folder: str, run_id: str, engine: str, slurm_job: str | None) -> None:
+    """End a run that does not end when asked, with all processes that it started; it packs no results."""
+    if slurm_job is not None:
+        script = f"scancel {shlex.quote(slurm_job)}"
+    else:
+        # Workers are in sessions of their own, so the tree of processes is walked, and stopped on the way.
+        tree = (
+            "tree() { kill -STOP $1; for p in $(cat /proc/$1/task/*/children 2>/dev/null); do tree $p; done; "
+            "echo $1; }"
+        )
+        script = f"cd {shlex.quote(folder)} && {{ "
+        if engine in ENGINES_WITH_STORE:
+            script += f"{engine} kill bench-{run_id}; "
+        script += f'if {_is_own_process(run_id)}; then {tree}; kill -KILL $(tree "$(cat pid)"); fi; '
+        script += "} >/dev/null 2>&1; true"
+    demand(node, script, "killing the run")

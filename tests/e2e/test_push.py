@@ -105,7 +105,7 @@ def test_cancelled_runs_keep_their_results_and_can_continue(operator: Operator) 
     manifest, address = operator.manifest(), operator.nodes.addresses[0]
     run = operator.push(manifest, address, "--detach")["nodes"][0]["run"]
     with operator.halfway(address, watched=False):
-        operator.bench("cancel", run)
+        operator.bench("cancel", run, "--detach")
     done = json.loads(operator.bench("attach", run, "--json", code=5).stdout)["nodes"][0]
     assert (done["outcome"], done["run_exit_code"]) == ("incomplete", 5)
     assert "incomplete" in operator.bench("verify", f"results/{address}-{run}.tar").stdout

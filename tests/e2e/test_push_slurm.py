@@ -63,7 +63,7 @@ def test_a_cancelled_job_keeps_its_results(operator: Operator) -> None:
     login = operator.nodes.addresses[0]
     pushing = operator.begin(operator.manifest(), login, "--slurm")
     with operator.halfway(login):
-        operator.bench("cancel")
+        operator.bench("cancel", "--detach")
     _, err = pushing.communicate(timeout=300)
     assert pushing.returncode == 5, err
     assert "level: operator" in err
@@ -117,7 +117,7 @@ def test_two_nodes_of_a_cluster_train_as_one(of_two: Operator) -> None:
     pushing = of_two.begin(*words)
     with of_two.halfway(login):
         assert ask(of_two, "squeue", "-h", "-o", "%D %T").split() == ["2", "RUNNING"]
-        of_two.bench("cancel")
+        of_two.bench("cancel", "--detach")
     _, err = pushing.communicate(timeout=600)
     assert pushing.returncode == 5, err
     done = of_two.push(*words)["nodes"][0]

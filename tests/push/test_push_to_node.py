@@ -82,6 +82,34 @@ def test_a_run_whose_folder_is_gone_and_whose_bundle_is_not_here_failed(
     assert [r.state for r in records.all()] == ["failed"]
 
 
+@pytest.mark.parametrize(("state", "outcome"), [("alive", "lost"), ("waiting", "failed")])
+def test_a_run_long_past_its_budget_is_no_longer_watched_unless_it_waits_in_a_queue(
+    record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, outcome: str
+) -> None:
+    monkeypatch.setattr(push_to_node, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(push_to_node, "_OVERDUE_SECONDS", 0.05)
+    looks = itertools.count()
+
+    def look(*_: object) -> mirror.Status:
+        now = state if next(looks) < 50 else "gone"
+        return mirror.Status(state=now, code=None, files={}, request=None, bundle_bytes=None)
+
+    monkeypatch.setattr(mirror, "look", look)
+    records = Records(tmp_path / "runs")
+    records.save(record)
+    shared = Shared(records, ImageStore(print), Silent())
+    request = dataclasses.replace(request_of(record), budget_seconds=0.05)
+    result = NodePush(HostPart(record.to_host(), local=True), request, shared).attach(record)
+    assert result.outcome == outcome
+    if state == "alive":
+        assert result.error is not None
+        assert result.error.message.startswith(f"run {record.run_id} still runs after ")
+        assert result.error.advice and f"bench cancel {record.run_id} ends it" in result.error.advice
+        assert [r.state for r in records.all()] == ["running"], (
+            "it can be attached to, cancelled, and fetched"
+        )
+
+
 def test_the_last_lines_of_a_run_contain_no_terminal_control_characters(
     record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -53,11 +53,16 @@ Trouble = Callable[[str], str]
 EACH_TROUBLE = pytest.mark.parametrize("trouble", [refuses, confuses, nonsense, silent_forever])
 
 
-def nodes(asked: Commands, trouble: Trouble, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def nodes(
+    asked: Commands, trouble: Trouble, state: str, monkeypatch: pytest.MonkeyPatch, ends_by: str = "never"
+) -> None:
+    """Replace the nodes: one has trouble, the others are in a state until a script with `ends_by` arrives."""
+
     def node(record: Record) -> Node:
         def answer(script: str) -> str:
             asked[record.run_id].append(script)
-            return state if "request.json" in script else "its last line"
+            ended = any(ends_by in earlier for earlier in asked[record.run_id])
+            return ("exit 5\n" if ended else state) if "request.json" in script else "its last line"
 
         return Answers(trouble if record.run_id == A.run_id else answer)
 
@@ -82,12 +87,12 @@ def test_cancel_ends_the_other_runs(
     asked: Commands, trouble: Trouble, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A rented node costs money until its run is told to end."""
-    nodes(asked, trouble, "alive\n", monkeypatch)
+    nodes(asked, trouble, "alive\n", monkeypatch, ends_by="kill -TERM")
     assert pushed_runs.cancel(BOTH) == 3
     for record in (B, C):
         assert any("kill -TERM" in script for script in asked[record.run_id])
     out, err = capsys.readouterr()
-    assert out.count("is ending") == 2
+    assert out.count("has ended; bench fetch ") == 2
     assert err.startswith("gpu1: ") and err.count("\n") == 1
 
 
@@ -109,7 +114,51 @@ def test_a_run_that_goes_on_is_not_removed(
     assert pushed_runs.clean(BOTH) == 2
     out, err = capsys.readouterr()
     assert out == "gpu1: removed everything of run aaaa00000000\n"
-    assert err.count("is still running  (bench cancel it first)") == 2
+    for record in (B, C):
+        assert f"is still running  (bench cancel {record.run_id} ends it)\n" in err
+
+
+@pytest.mark.parametrize(
+    ("kill", "said"),
+    [
+        (
+            False,
+            "still runs 0 s after it was asked to end  (bench cancel --kill bbbb00000000 ends it",
+        ),
+        (True, "still runs 0 s after it was killed  (its processes wait for the kernel"),
+    ],
+)
+def test_a_run_that_does_not_end_is_an_error_that_says_what_to_do(
+    asked: Commands,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    kill: bool,
+    said: str,
+) -> None:
+    monkeypatch.setattr(pushed_runs, "END_SECONDS", 0.0)
+    nodes(asked, lambda _: "exit 0\n", "alive\n", monkeypatch)
+    assert pushed_runs.cancel(dataclasses.replace(BOTH, kill=kill)) == 3
+    out, err = capsys.readouterr()
+    assert out == "gpu1: run aaaa00000000 is not running (exit)\n"
+    assert f"gpu2: run bbbb00000000 {said}" in err
+
+
+def test_runs_can_be_asked_to_end_without_waiting_for_them(
+    asked: Commands, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes(asked, lambda _: "exit 0\n", "alive\n", monkeypatch)
+    assert pushed_runs.cancel(dataclasses.replace(BOTH, detach=True)) == 0
+    assert capsys.readouterr().out.count("was asked to end; bench fetch ") == 2
+    assert any("kill -TERM" in script for script in asked[B.run_id])
+
+
+def test_a_run_that_hangs_can_be_killed(
+    asked: Commands, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes(asked, lambda _: "exit 0\n", "alive\n", monkeypatch, ends_by="kill -KILL")
+    assert pushed_runs.cancel(dataclasses.replace(BOTH, kill=True)) == 0
+    assert not any("kill -TERM" in script for script in asked[B.run_id])
+    assert "run bbbb00000000 was killed; a new push resumes it" in capsys.readouterr().out
 
 
 def test_without_trouble_the_exit_code_is_0(asked: Commands, monkeypatch: pytest.MonkeyPatch) -> None:

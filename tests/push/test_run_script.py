@@ -131,6 +131,24 @@ def test_a_killed_run_is_dead_and_not_finished(job: Job) -> None:
     until(lambda: state(job) == "dead")
 
 
+def test_a_run_that_ignores_signals_is_killed_with_the_processes_that_it_started(job: Job) -> None:
+    """Its worker is in a session of its own, as the workers of a trial are."""
+    folder = Path(job.folder)
+    run_script.prepare(Here(), job, b"{}", b"{}")
+    hung = "trap '' TERM INT; setsid sleep 300 & echo $! >worker; while :; do sleep 1; done"
+    before, _, after = (folder / "run.sh").read_text().partition(f"{job.python} -m bench")
+    rest = after.partition(">/dev/null")[2]
+    (folder / "run.sh").write_text(f"{before}sh -c {shlex.quote(hung)} >/dev/null{rest}")
+    run_script.start(Here(), job)
+    until(lambda: (folder / "worker").exists() and (folder / "worker").read_text() != "")
+    worker = int((folder / "worker").read_text())
+    run_script.cancel(Here(), job.folder, RUN, job.engine, None)
+    assert state(job) == "alive"
+    run_script.kill(Here(), job.folder, RUN, job.engine, None)
+    until(lambda: state(job) == "dead")
+    until(lambda: not Path(f"/proc/{worker}").exists())
+
+
 @pytest.mark.parametrize(
     ("squeue", "found"),
     [
