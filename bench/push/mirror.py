@@ -49,6 +49,8 @@ _FILE = re.compile(
 )
 _REQUEST = re.compile(r"request(?: ([0-9]{1,15} [0-9]{1,15}))?")  # no checksum: the file has just gone
 _BUNDLE = re.compile(r"bundle(?: ([0-9]{1,15}))?")
+_WHY = re.compile(r"why ([\w(),./: -]{1,100})", re.ASCII)
+_ON = re.compile(r"on ([\w,.\[\]-]{1,200})", re.ASCII)
 _HASHED = re.compile(r"([0-9a-f]{64}) +\*?-\s+([0-9]{1,15})\s*", re.ASCII)  # sha256sum and wc of the bundle
 _CERTIFY_HINTS = ("request ", "  bench certify ")  # log lines for operators who certify by hand; not shown
 
@@ -65,6 +67,8 @@ class Status:
     request: str | None  # checksum of an unanswered certificate request; a restarted run makes a new one
     bundle_bytes: int | None
     certified: bool = False
+    reason: str | None = None  # why a job of Slurm waits, or how it ended
+    on: str | None = None  # the nodes of a job of Slurm
 
 
 def look(node: Node, record: Record) -> Status:
@@ -76,7 +80,8 @@ def look(node: Node, record: Record) -> Status:
         '[ -f "$f" ] && echo "file $(wc -c <"$f") $f"; done; '
         f"[ -f {out}/request.json ] && [ ! -f {out}/{CERTIFICATE} ] && "
         f"echo request $(cksum <{out}/request.json); [ -f {out}/{CERTIFICATE} ] && echo certified; "
-        f"[ -f {out}.tar ] && echo bundle $(wc -c <{out}.tar); exit 0"
+        f"[ -f {out}.tar ] && echo bundle $(wc -c <{out}.tar); "
+        '[ -s nodelist ] && echo "on $(head -c 200 nodelist)"; exit 0'
     )
     status = read_status(demand(node, script, "asking for the run's state"))
     own = {
@@ -108,7 +113,7 @@ def read_status(text: str) -> Status:
     first_line, *lines = text.splitlines() or ["dead"]
     with understood("the node's answer about its run is none that bench's script prints"):
         state, code = _state(first_line.strip() or "dead")
-        known = ("file ", "request", "certified", "bundle")
+        known = ("file ", "request", "certified", "bundle", "why ", "on ")
         if not all(line.startswith(known) for line in lines):
             raise ValueError("a line that the script never prints")
         bundle = _last(_BUNDLE, lines, "bundle")
@@ -119,6 +124,8 @@ def read_status(text: str) -> Status:
             request=_last(_REQUEST, lines, "request"),
             bundle_bytes=None if bundle is None else number(bundle),
             certified="certified" in lines,
+            reason=_last(_WHY, lines, "why"),
+            on=_last(_ON, lines, "on"),
         )
 
 

@@ -45,6 +45,8 @@ class Record:
     began_at: int
     state: State = "begun"
     slurm_job: str | None = None
+    slurm_where: str | None = None  # options that decide where the job runs
+    slurm_nodes: str | None = None  # where it ran, once that is known
     follows: bool = False  # another host leads the training, and has the bundle
     nodes: int = 1  # number of nodes that train as one
     python: str | None = None
@@ -61,7 +63,8 @@ class Record:
     @property
     def bundle(self) -> Path:
         """Path of the fetched bundle; it names the node, which the bundle itself does not."""
-        host = re.sub(r"[^\w.-]", "_", self.host)
+        host = f"{self.host}-{self.slurm_nodes}" if self.slurm_nodes else self.host
+        host = re.sub(r"[^\w.-]", "_", host)
         return Path(self.out) / f"{host}-{self.run_id}.tar"
 
     def to_host(self) -> Host:
@@ -128,22 +131,31 @@ class Records:
         nodes: int = 1,
         *,
         follows: bool = False,
+        slurm_where: str | None = None,
     ) -> Record | None:
         """Return the newest run with these properties whose complete bundle was not fetched yet, or None."""
-        for r in self._of(host, manifest_sha256, out, nodes):
+        for r in self._of(host, manifest_sha256, out, nodes, slurm_where):
             if (r.engine, r.follows) == (engine, follows) and r.state in UNFINISHED:
                 return r
         return None
 
-    def fetched(self, host: Host, manifest_sha256: str, out: Path, nodes: int = 1) -> Record | None:
+    def fetched(
+        self, host: Host, manifest_sha256: str, out: Path, nodes: int = 1, slurm_where: str | None = None
+    ) -> Record | None:
         """Return the newest run with these properties whose bundle was fetched and still exists, or None."""
-        matching = self._of(host, manifest_sha256, out, nodes)
+        matching = self._of(host, manifest_sha256, out, nodes, slurm_where)
         return next((r for r in matching if r.state == "fetched" and r.bundle.exists()), None)
 
-    def _of(self, host: Host, manifest_sha256: str, out: Path, nodes: int) -> list[Record]:
+    def _of(
+        self, host: Host, manifest_sha256: str, out: Path, nodes: int, slurm_where: str | None
+    ) -> list[Record]:
         """Return the runs with these properties, the newest first."""
-        key = (host.address, host.port, manifest_sha256, str(out.resolve()), nodes)
-        return [r for r in self.all() if key == (r.address, r.port, r.manifest_sha256, r.out, r.nodes)]
+        key = (host.address, host.port, manifest_sha256, str(out.resolve()), nodes, slurm_where)
+        return [
+            r
+            for r in self.all()
+            if key == (r.address, r.port, r.manifest_sha256, r.out, r.nodes, r.slurm_where)
+        ]
 
     def forget(self, record: Record) -> None:
         (self.folder / f"{record.run_id}.json").unlink(missing_ok=True)

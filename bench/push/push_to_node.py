@@ -101,6 +101,10 @@ class NodePush:
         return self.request.slurm.nodes if self.request.slurm else 1
 
     @property
+    def _slurm_where(self) -> str | None:
+        return self.request.slurm.where if self.request.slurm else None
+
+    @property
     def follows(self) -> bool:
         """Whether another host leads the training of this host, and will have the bundle."""
         return self.request.together is not None and self.part.node > 0
@@ -222,7 +226,7 @@ class NodePush:
         if not self.request.once or self.follows:
             return None
         records, host = self.shared.records, self.part.host
-        return records.fetched(host, self.manifest_sha256, self.request.out, self.nodes)
+        return records.fetched(host, self.manifest_sha256, self.request.out, self.nodes, self._slurm_where)
 
     def _unfinished_run(self) -> Record | None:
         """Return an unfinished run of this manifest, if there is one and the request may continue it."""
@@ -233,7 +237,15 @@ class NodePush:
             return None
         records, host, manifest = self.shared.records, self.part.host, self.manifest_sha256
         for engine in self._engines:
-            record = records.unfinished(host, manifest, engine, request.out, self.nodes, follows=self.follows)
+            record = records.unfinished(
+                host,
+                manifest,
+                engine,
+                request.out,
+                self.nodes,
+                follows=self.follows,
+                slurm_where=self._slurm_where,
+            )
             if record is not None:
                 return record
         return None
@@ -421,6 +433,7 @@ class NodePush:
             began_at=now(),
             follows=self.follows,
             nodes=self.nodes,
+            slurm_where=self._slurm_where,
             **choices,
         )
         record.mirror.mkdir(parents=True, exist_ok=True)
@@ -481,6 +494,8 @@ class NodePush:
         if status is None:
             self._end("running")
             return
+        if status.on is not None:
+            record = self.shared.records.move(record, record.state, slurm_nodes=status.on)
         if record.follows:
             self._finish(record, status)
             return
@@ -523,6 +538,8 @@ class NodePush:
                 self._mirror(record, status)
                 heard = time.monotonic()
                 began = heard if status.state == "waiting" else began
+                if status.state == "waiting" and status.reason not in (None, "None"):
+                    self._enter("run", f"{record.run_id}  waits in Slurm's queue: {status.reason}")
                 if status.state == "alive":
                     self._refuse_to_wait_longer(record, heard - began)
                 if not asked_to_end and status.state in ("alive", "waiting"):
@@ -597,12 +614,11 @@ class NodePush:
 
     def _fetched_by_other(self, record: Record) -> bool:
         """End as unchanged if another command has fetched the bundle meanwhile; return whether it has."""
-        records = self.shared.records.all()
-        fetched = any(other.run_id == record.run_id and other.state == "fetched" for other in records)
-        if not (fetched and record.bundle.exists()):
-            return False
-        self._end_unchanged(record)
-        return True
+        same = (other for other in self.shared.records.all() if other.run_id == record.run_id)
+        fetched = next((one for one in same if one.state == "fetched" and one.bundle.exists()), None)
+        if fetched is not None:
+            self._end_unchanged(fetched)
+        return fetched is not None
 
     def _end_unchanged(self, record: Record) -> None:
         """End the push of a run whose bundle was fetched; a node check's verdict is read from the bundle."""
@@ -669,8 +685,12 @@ def _missing_bundle(status: Status, record: Record) -> BenchError:
     lines = [line.strip() for line in text.splitlines() if line.strip()][-2:]
     last = f": {plain(' '.join(lines))[:400]}" if lines else ""
     if status.state != "exit":
-        killed = status.state == "dead"
-        why = "the run was killed on the node" if killed else "the run's folder is gone from the node"
+        why = "the run's folder is gone from the node"
+        if status.state == "dead" and record.slurm_job:
+            how = f" ({status.reason})" if status.reason else ""
+            why = f"Slurm's job {record.slurm_job} ended without a bundle{how}"
+        elif status.state == "dead":
+            why = "the run was killed on the node"
         return EnvironmentCannot(f"{why}{last}", advice="push again: the run resumes from its journal")
     kinds: dict[int | None, type[BenchError]] = {2: BadInput, 5: Incomplete}
     kind = kinds.get(status.code, EnvironmentCannot)

@@ -139,6 +139,7 @@ def _preparations(job: Job, *, several: bool) -> list[str]:
     if job.slurm is not None:  # the node of the job is not the surveyed login node
         lines.append("BENCH_MEMORY=$(awk '/^MemTotal/ {printf \"%.0f\", $2 * 1024 * 0.95}' /proc/meminfo)")
         lines.append("export BENCH_MEMORY")
+        lines.append('echo "$SLURM_JOB_NODELIST" >nodelist')
     if several:
         assert job.slurm is not None
         lines.append(
@@ -301,10 +302,13 @@ def slurm_job_in(text: str) -> str:
 
 
 def state_script(folder: str, run_id: str, engine: str, slurm_job: str | None) -> str:
-    """Return a script that prints a run's state: `alive`, `waiting`, `exit CODE`, `dead` or `gone`."""
+    """Return a script that prints a run's state: `alive`, `waiting`, `exit CODE`, `dead` or `gone`.
+
+    For a job of Slurm, a line `why REASON` may follow: why it waits, or how it ended without an exit code.
+    """
     ended = 'if [ -f exit ]; then echo "exit $(cat exit)"; '
     if slurm_job is not None:
-        state = _slurm_state(slurm_job, f"{ended}else echo dead; fi")
+        state = _slurm_state(slurm_job, f"{ended}else echo dead; {_slurm_end(slurm_job)}; fi")
     else:
         state = f"{ended}elif {_is_own_process(run_id)}; then echo alive; "
         if engine in ENGINES_WITH_STORE:
@@ -331,7 +335,26 @@ def _slurm_state(slurm_job: str, over: str) -> str:
         "case $said in *[Ii]nvalid*) said=;; *) said=SILENT;; esac; "
         # squeue may print warnings of the site besides the state.
         "state=$(echo \"$said\" | grep -x '[[:upper:]_]*'); "
-        f"case $state in ''|{_OVER}) {over};; {_WAITING}) echo waiting;; *) echo alive;; esac"
+        f"case $state in ''|{_OVER}) {over};; "
+        f"{_WAITING}) echo waiting; why=$(squeue -h -j {shlex.quote(slurm_job)} -o %r 2>/dev/null); {_WHY};; "
+        "*) echo alive;; esac"
+    )
+
+
+# Prints the first line of $why, without characters that no answer of Slurm has.
+_WHY = (
+    "why=$(echo \"$why\" | head -n 1 | tr -cd '[:alnum:]_(),./: -' | head -c 100); "
+    '[ "$why" ] && echo "why $why"'
+)
+
+
+def _slurm_end(slurm_job: str) -> str:
+    """Return a script that prints how a job ended, from Slurm's accounting or its controller."""
+    job = shlex.quote(slurm_job)
+    return (
+        f"why=$(sacct -n -X -P -j {job} -o State 2>/dev/null | head -n 1); "
+        f'[ "$why" ] || why=$(scontrol -o show job {job} 2>/dev/null | '
+        f"sed -n 's/.*JobState=\\([[:upper:]_]*\\).*/\\1/p'); {_WHY}"
     )
 
 

@@ -8,6 +8,22 @@ from dataclasses import dataclass
 from bench.base.errors import BadInput
 
 GRACE_SECONDS = 90  # from SIGTERM to the time limit: the run packs and signs its results
+# Options of sbatch that bench sets itself, by their names, and what to give to bench instead.
+_BY_OPTION = {
+    "--partition NAME": ("partition", "p"),
+    "--account NAME": ("account", "A"),
+    "--constraint FEATURES": ("constraint", "C"),
+    "--gpus-per-node N": ("gpus-per-node",),
+    "--time MINUTES": ("time", "t"),
+    "--slurm-nodes N": ("nodes", "N"),
+    "--shared, which leaves out --exclusive": ("exclusive",),
+    "one push for each node, with --sbatch=--nodelist=NODE": ("array", "a"),
+    "nothing: bench sets it": (
+        "job-name", "J", "chdir", "D", "output", "o", "error", "e", "open-mode", "signal", "ntasks", "n",
+        "ntasks-per-node", "requeue", "no-requeue", "wrap", "parsable", "wait", "W", "test-only",
+    ),
+}  # fmt: skip
+_INSTEAD = {name: instead for instead, names in _BY_OPTION.items() for name in names}
 _ONE_LINE = re.compile(r"[^\n\r\0]+")
 
 
@@ -28,11 +44,27 @@ class Slurm:
         for option in self.options:
             if not option.startswith("-"):
                 raise BadInput(f'"{option}" is not an option of sbatch', advice="--sbatch=--qos=high")
+            if (instead := _INSTEAD.get(_name(option))) is not None:
+                raise BadInput(f"--sbatch={option} would change what bench submits", advice=f"give {instead}")
         for value in (self.partition, self.account, self.constraint, self.gpus, *self.options):
             if value is not None and not _ONE_LINE.fullmatch(value):
                 raise BadInput(f"{value!r} is not a value for sbatch")
         if self.nodes < 1:
             raise BadInput(f"--slurm-nodes {self.nodes} is not at least 1")
+
+    @property
+    def where(self) -> str:
+        """The options that decide on which nodes the job runs: with others, a push is of another run."""
+        given = {"partition": self.partition, "constraint": self.constraint, "gpus-per-node": self.gpus}
+        words = [f"--{name}={value}" for name, value in given.items() if value is not None]
+        return " ".join([*words, *sorted(self.options)])
+
+
+def _name(option: str) -> str:
+    """Return the name of an option such as --array=0-3, --array 0-3, -a 0-3 or -a0-3."""
+    if option.startswith("--"):
+        return re.split(r"[=\s]", option.removeprefix("--"), maxsplit=1)[0]
+    return option[1:2]
 
 
 def header(slurm: Slurm, run_id: str, folder: str) -> list[str]:

@@ -33,10 +33,12 @@ def ask(operator: Operator, *command: str) -> str:
 
 def test_a_job_is_submitted_on_the_login_node_and_its_bundle_comes_back(operator: Operator) -> None:
     login = operator.nodes.addresses[0]
-    done = operator.push(operator.manifest(), login, "--slurm", "--partition", "main", "--time", "10")[
-        "nodes"
-    ][0]
+    words = (operator.manifest(), login, "--slurm", "--partition", "main", "--time", "10")
+    done = operator.push(*words)["nodes"][0]
     assert (done["outcome"], done["level"]) == ("done", "operator")
+    node = ask(operator, "sinfo", "-h", "-N", "-o", "%N").split()[0]
+    assert Path(done["bundle"]).name == f"{login}-{node}-{done['run']}.tar"
+    assert operator.push(*words, "--once")["nodes"][0]["outcome"] == "unchanged"
     script = (operator.folder / f"results/{done['run']}/run.sh").read_text()
     assert "#SBATCH --partition=main" in script
     assert operator.nodes.left(login) == []

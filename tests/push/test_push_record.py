@@ -61,6 +61,32 @@ def test_a_bundle_is_named_after_its_node(host: str, name: str) -> None:
     assert dataclasses.replace(R, host=host).bundle == Path("/here/results") / name
 
 
+def test_a_bundle_of_a_slurm_job_is_named_after_the_login_node_and_the_nodes_of_the_job() -> None:
+    ran = dataclasses.replace(R, host="login", slurm_job="17", slurm_nodes="n[3,7]")
+    assert ran.bundle == Path("/here/results/login-n_3_7_-aaaa00000000.tar")
+
+
+def test_pushes_of_a_manifest_to_other_nodes_of_a_cluster_are_other_runs(records: Records) -> None:
+    host, out = Host("x", "10.0.0.1"), Path("/here/results")
+    records.save(dataclasses.replace(R, slurm_where="--nodelist=n1", state="running"))
+
+    def found(where: str | None) -> str | None:
+        record = records.unfinished(host, "m" * 64, "docker", out, slurm_where=where)
+        return record and record.run_id
+
+    assert found("--nodelist=n1") == "aaaa00000000"
+    assert found("--nodelist=n2") is None
+    assert found(None) == "cccc00000000"
+
+
+def test_what_slurm_says_of_a_job_is_read() -> None:
+    status = read_status("dead\nwhy CANCELLED by 1000\non n[3,7]\n")
+    assert (status.reason, status.on) == ("CANCELLED by 1000", "n[3,7]")
+    for line in ("why \033[2J", "on /etc/passwd", "on"):
+        with pytest.raises(EnvironmentCannot):
+            read_status(f"waiting\n{line}\n")
+
+
 def test_an_unknown_run_is_reported(records: Records, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match='no run is called "gpu9"'):
         records.find(["gpu9"])

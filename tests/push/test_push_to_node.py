@@ -110,6 +110,20 @@ def test_a_run_long_past_its_budget_is_no_longer_watched_unless_it_waits_in_a_qu
         )
 
 
+def test_a_job_that_slurm_ended_says_so(
+    record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(push_to_node, "_LOOK_SECONDS", 0.01)
+    ended = mirror.Status("dead", None, {}, None, None, reason="CANCELLED by 1000", on="n3")
+    monkeypatch.setattr(mirror, "look", lambda *_: ended)
+    records = Records(tmp_path / "runs")
+    job = records.save(dataclasses.replace(record, slurm_job="17"))
+    error = attach(job, records).error
+    assert error is not None
+    assert error.message == "Slurm's job 17 ended without a bundle (CANCELLED by 1000)"
+    assert [(r.state, r.slurm_nodes) for r in records.all()] == [("failed", "n3")]
+
+
 def test_the_last_lines_of_a_run_contain_no_terminal_control_characters(
     record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -167,15 +167,44 @@ def test_slurm_decides_whether_a_job_with_an_exit_code_has_ended(
 ) -> None:
     programs = tmp_path / "bin"
     programs.mkdir()
-    (programs / "squeue").write_text(f'#!/bin/sh\n[ "$3" = 17 ] || exit 9\n{squeue}\n')
-    (programs / "squeue").chmod(0o755)
+    reason = '[ "$5" = %r ] && echo "(Resources)" && exit'
+    put(programs, squeue=f'[ "$3" = 17 ] || exit 9\n{reason}\n{squeue}', sacct="exit 1", scontrol="exit 1")
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
     run_script.prepare(Here(), job, b"{}", b"{}")
     (Path(job.folder) / "exit").write_text("5\n")
     asked = run_script.state_script(job.folder, RUN, job.engine, "17")
-    assert Here().ask(asked).text.strip() == found
+    why = "\nwhy (Resources)" if found == "waiting" else ""
+    assert Here().ask(asked).text.strip() == found + why
     (Path(job.folder) / "exit").unlink()
-    assert Here().ask(asked).text.strip() == ("dead" if found == "exit 5" else found)
+    assert Here().ask(asked).text.strip() == ("dead" if found == "exit 5" else found + why)
+
+
+@pytest.mark.parametrize(
+    ("sacct", "scontrol", "found"),
+    [
+        ("echo 'CANCELLED by 1000'; echo CANCELLED", "exit 1", "dead\nwhy CANCELLED by 1000"),
+        ("exit 1", "echo 'JobId=17 JobName=bench JobState=NODE_FAIL Reason=None'", "dead\nwhy NODE_FAIL"),
+        ("echo '$(reboot)\x1b[2J'", "exit 1", "dead\nwhy (reboot)2J"),
+        ("exit 1", "exit 1", "dead"),
+    ],
+)
+def test_slurm_tells_how_a_job_without_an_exit_code_ended(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sacct: str, scontrol: str, found: str
+) -> None:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    put(programs, squeue="true", sacct=sacct, scontrol=scontrol)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    run_script.prepare(Here(), job, b"{}", b"{}")
+    asked = run_script.state_script(job.folder, RUN, job.engine, "17")
+    assert Here().ask(asked).text.strip() == found
+
+
+def put(folder: Path, **programs: str) -> None:
+    """Write programs of shell into a folder."""
+    for name, lines in programs.items():
+        (folder / name).write_text(f"#!/bin/sh\n{lines}\n")
+        (folder / name).chmod(0o755)
 
 
 def in_docker(job: Job, **changes: object) -> Job:

@@ -1,0 +1,43 @@
+"""Options of sbatch: those that would change what bench submits are refused, with what to give instead."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.base.errors import BadInput
+from bench.push.slurm import Slurm
+
+
+@pytest.mark.parametrize(
+    ("option", "instead"),
+    [
+        ("--array=0-3", "one push for each node, with --sbatch=--nodelist=NODE"),
+        ("--array 0-3", "one push for each node, with --sbatch=--nodelist=NODE"),
+        ("-a0-3", "one push for each node, with --sbatch=--nodelist=NODE"),
+        ("--nodes=2", "--slurm-nodes N"),
+        ("-N 2", "--slurm-nodes N"),
+        ("--time=10", "--time MINUTES"),
+        ("-pgpu", "--partition NAME"),
+        ("--output=/tmp/x", "nothing: bench sets it"),
+        ("--exclusive", "--shared, which leaves out --exclusive"),
+        ("--wrap=id", "nothing: bench sets it"),
+    ],
+)
+def test_an_option_that_bench_sets_itself_is_refused(option: str, instead: str) -> None:
+    with pytest.raises(BadInput) as refused:
+        Slurm(options=("--qos=high", option))
+    assert refused.value.message == f"--sbatch={option} would change what bench submits"
+    assert refused.value.advice == f"give {instead}"
+
+
+@pytest.mark.parametrize("option", ["--qos=high", "--nodelist=n3", "-wn3", "--mem=8G", "--comment=--array=1"])
+def test_any_other_option_is_passed_on(option: str) -> None:
+    assert Slurm(options=(option,)).options == (option,)
+
+
+def test_pushes_to_other_nodes_are_of_other_runs() -> None:
+    """In a loop over nodes, each push would otherwise attach to the first one's run."""
+    first, second = (Slurm(partition="gpu", options=(f"--nodelist=n{n}",)) for n in (1, 2))
+    assert first.where == "--partition=gpu --nodelist=n1"
+    assert second.where == "--partition=gpu --nodelist=n2"
+    assert Slurm(minutes=10).where == Slurm(minutes=90).where == ""
