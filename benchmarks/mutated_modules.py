@@ -52,7 +52,9 @@ MODULES: Mapping[str, Held] = {
     "bench/bundle/statement.py": _held("signatures", f"bundle/test_statement {_BUNDLES}"),
     "bench/bundle/verify.py": _held("signatures", f"bundle/test_verify {_BUNDLES}"),
     "bench/bundle/handshake.py": _held("certificates", f"operator/test_operator signing/test_ssh {_BUNDLES}"),
-    "bench/operator/certify_and_receive.py": _held("certificates", "operator/test_operator"),
+    "bench/operator/certify_and_receive.py": _held(
+        "certificates", "operator/test_operator signing/test_keyring"
+    ),
     "bench/operator/keyring.py": _held("certificates", "operator/test_operator signing/test_keyring"),
     "bench/operator/ledger.py": _held("certificates", "operator/test_ledger operator/test_operator"),
     "bench/bundle/recompute_run.py": _held("recomputation", _BUNDLES),
@@ -70,7 +72,7 @@ MODULES: Mapping[str, Held] = {
         "estimates", f"records/test_winner records/test_summary report/test_gradient_checks {_COMPARING}"
     ),
     "bench/report/compare/extrapolate.py": _held("estimates", f"report/test_scaling {_COMPARING}"),
-    "bench/report/compare/comparison.py": _held("estimates", _COMPARING),
+    "bench/report/compare/comparison.py": _held("estimates", f"{_COMPARING} report/test_offers"),
     "bench/report/compare/compared_rows.py": _held("estimates", _COMPARING),
     "bench/records/slowdown.py": _held("judging", "records/test_slowdown report/test_formats"),
     "bench/node_check/judging/judge_figures.py": _held("judging", f"{_JUDGING} node_check/test_results"),

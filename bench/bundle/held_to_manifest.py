@@ -178,7 +178,7 @@ def _stated_of_models(
             if str(ours["source"]).startswith(f"{recipe.get('source')}{CHANGED}"):
                 ours["source"] = recipe["source"]
         yield f"{model.name}/recipe", recipe, ours
-        if isinstance(architecture, dict) and architecture:
+        if isinstance(architecture, dict):
             actual = {"model_type": model.family, **model.architecture}
             left_out = (INERT | TOKENS) - actual.keys()  # fields that change nothing, so models drop them
             stated = {key: value for key, value in architecture.items() if key not in left_out}

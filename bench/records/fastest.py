@@ -56,18 +56,27 @@ def ranked(trials: Iterable[TrialResult]) -> list[tuple[Interval, TrialResult]]:
 
 def fastest(trials: Iterable[TrialResult]) -> TrialResult | None:
     """Return the fastest of the trials that may be ranked."""
-    return min(ranked(trials), key=lambda pair: pair[0].value, default=(None, None))[1]
+    best, _ = _fastest_and_others(trials)
+    return best[1] if best else None
+
+
+def _fastest_and_others(
+    trials: Iterable[TrialResult],
+) -> tuple[tuple[Interval, TrialResult] | None, list[tuple[Interval, TrialResult]]]:
+    """Tell the fastest of the trials that may be ranked from the others, each with its days."""
+    pairs = ranked(trials)
+    best = min(pairs, key=lambda pair: pair[0].value, default=None)
+    return best, [pair for pair in pairs if pair is not best]
 
 
 def fastest_with_confidence(model: str, trials: Sequence[TrialResult], undecided: int) -> Fastest:
     """Find a model's fastest trial among the trials of a run, which may be of several models."""
     of_model = [trial for trial in trials if trial.model == model]
-    best = fastest(of_model)
-    if best is None or best.estimate is None:
+    best, others = _fastest_and_others(of_model)
+    if best is None:
         return Fastest(model, None, undecided, None)
-    others = [days for days, trial in ranked(of_model) if trial is not best]
-    certainty = confidence(best.estimate.days, others, process_spread(trials).spread)
-    return Fastest(model, best.id, undecided, certainty)
+    certainty = confidence(best[0], [days for days, _ in others], process_spread(trials).spread)
+    return Fastest(model, best[1].id, undecided, certainty)
 
 
 def process_spread(trials: Iterable[TrialResult]) -> ProcessSpread:
@@ -90,11 +99,10 @@ def runner_up(model: str, trials: Sequence[TrialResult]) -> tuple[float, TrialRe
     The runner-up is the trial that is the fastest of the rest even at the upper end of its interval.
     """
     of_model = [trial for trial in trials if trial.model == model]
-    best = fastest(of_model)
-    others = [(days, trial) for days, trial in ranked(of_model) if trial is not best]
-    if best is None or best.estimate is None or not others:
+    best, others = _fastest_and_others(of_model)
+    if best is None or not others:
         return None
-    certainty = confidence(best.estimate.days, [days for days, _ in others], process_spread(trials).spread)
+    certainty = confidence(best[0], [days for days, _ in others], process_spread(trials).spread)
     if certainty >= CERTAIN:
         return None
     return certainty, min(others, key=lambda pair: pair[0].value + pair[0].half_width)[1]

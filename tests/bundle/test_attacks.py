@@ -36,7 +36,7 @@ from bench.bundle.handshake import (
 )
 from bench.bundle.held_to_manifest import check_image
 from bench.bundle.pack import pack, signatures, write_bundle
-from bench.bundle.plausibility import doubts, require_consistent
+from bench.bundle.plausibility import doubts, require_consistent, require_measured
 from bench.bundle.stated_manifest import StatedManifest
 from bench.bundle.statement import PREDICATE_SCHEMA, build_statement, parse_statement
 from bench.bundle.tar_format import (
@@ -83,6 +83,7 @@ from tests.authority import (
     trusting,
 )
 from tests.builders import measurement, reduce_trials
+from tests.builders import trial as made_up_trial
 from tests.bundles import BLOCK, FILES, MadeUpContents, member, nothing, predicate
 from tests.needs import needs
 
@@ -1727,3 +1728,58 @@ def test_the_attacks_change_only_what_they_say(path: Path) -> None:
     before = path.read_bytes()
     change(path)
     assert path.read_bytes() == before
+
+
+# --- held to the manifest: weights, settings, and figures at their limits -------------------------------
+
+
+def test_frozen_weights_that_the_manifest_of_an_own_architecture_does_not_state(tmp_path: Path) -> None:
+    """Training adapters alone costs a third less, and only the manifest can say that it was asked for."""
+    path = tmp_path / "b.tar"
+    (known,) = real_results().models
+    recipe = {name: getattr(known.recipe, name) for name in ("objective", "batch_size", "steps", "precision")}
+    recipe |= {"sequence_length": known.recipe.sequence_length}
+    own = {"name": "mine", "micro_batch": 32, "recipe": recipe}
+    own |= {"architecture": {"model_type": known.family, **known.architecture}}
+    lora = {"rank": 8, "alpha": 16.0, "dropout": 0.0, "targets": "all-linear"}
+    (adapted,) = resolve_models([own | {"recipe": recipe | {"lora": lora}}])[0]
+    retold(
+        path,
+        model=lambda model: adapted,
+        measurement=lambda m: replace(m, flops=replace(m.flops, backward=m.flops.total)),
+        asks={"models": [own]},
+        trials=tuple(replace(trial, model="mine") for trial in real_results().trials),
+        winners=(),
+        bench_version="0.0.9",
+    )
+    refused(path, "the manifest states another mine/recipe/lora than the results have", recompute)
+
+
+def test_operations_of_the_unmodified_model_are_named_naive(tmp_path: Path) -> None:
+    path = tmp_path / "b.tar"
+    (trial,) = real_results().trials
+    naive = replace(trial, setting=(), label="naive", loss_difference=None)
+    retold(path, measurement=cheaper, trials=(naive,), asks={"methods": ["naive"]}, bench_version="0.0.9")
+    (note,) = verdict(path, recompute).contents.notes
+    assert " operations of matmul with naive; this bench counts " in note.text
+
+
+def test_a_proof_on_a_device_that_reports_no_memory(tmp_path: Path) -> None:
+    path = tmp_path / "b.tar"
+
+    def without_memory(results: dict[str, Any]) -> None:
+        (proven,) = (trial for trial in results["trials"] if trial["proof"])
+        proven["proof"] |= {"peak_bytes": 0, "steps": 1}
+
+    real(path, without_memory)
+    assert verdict(path, recompute).level == "operator"
+
+
+def test_what_was_not_measured_is_not_negative() -> None:
+    """A recipe without checkpoints has no seconds of saving."""
+    step = StepSample(1, 0.1)
+    require_measured(made_up_trial(), measurement([step], peak_bytes=0, parameters=0, samples_per_loss=0))
+    for name in ("log_seconds", "save_seconds", "eval_seconds_per_sample"):
+        require_measured(made_up_trial(), measurement([step], **{name: 0.0}))
+        with pytest.raises(ValueError, match=f"{name} of trial .* is negative"):
+            require_measured(made_up_trial(), measurement([step], **{name: -1e-9}))

@@ -116,3 +116,10 @@ def test_a_folder_where_no_ledger_can_be_stored_is_reported(tmp_path: Path) -> N
     with pytest.raises(EnvironmentCannot, match="cannot be opened for writing") as caught:
         Ledger(tmp_path / "file" / "ledger.jsonl")
     assert "--ledger" in str(caught.value)
+
+
+def test_the_folders_of_a_new_ledger_are_made_and_closed_to_others(tmp_path: Path) -> None:
+    path = tmp_path / "one" / "two" / "ledger.jsonl"
+    with Ledger(path) as ledger:
+        assert ledger.lines == []
+    assert path.parent.stat().st_mode & 0o777 == 0o700

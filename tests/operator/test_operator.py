@@ -15,6 +15,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from bench.base.errors import BadInput, EnvironmentCannot, VerificationFailed
+from bench.base.stamps import sha256
 from bench.bundle.handshake import (
     REQUEST_NAMESPACE,
     CertificateRequest,
@@ -451,3 +452,51 @@ def test_without_ssh_keygen_it_says_so(
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(EnvironmentCannot, match="ssh-keygen is not installed"):
         certified(ledger, key, asked(ledger))
+
+
+# --- what the ledger and the receipt say ----------------------------------------------------------------
+
+
+def test_the_ledger_says_whose_key_was_certified_and_until_when(ledger: Ledger, key: OperatorKey) -> None:
+    node = asked(ledger)
+    certificate = certified(ledger, key, node)
+    assert ledger.lines[-1].facts == {
+        "key": PublicKey.of(node.key).fingerprint,
+        "until": NOW + 1 + TWO_HOURS,
+        "certificate_sha256": sha256(certificate.blob),
+    }
+
+
+@pytest.mark.parametrize(("drawn", "serial"), [(0, 1), (2**63 - 2, 2**63 - 1)])
+def test_serial_numbers_are_drawn_from_one_to_the_largest_of_63_bits(
+    ledger: Ledger, key: OperatorKey, monkeypatch: pytest.MonkeyPatch, drawn: int, serial: int
+) -> None:
+    """A certificate with the serial number 0 has none, and could not be revoked by it."""
+    node = asked(ledger)
+    below = []
+    monkeypatch.setattr(certify_and_receive.secrets, "randbelow", lambda most: below.append(most) or drawn)
+    assert certified(ledger, key, node).serial == serial
+    assert below == [2**63 - 1]
+
+
+def test_time_counts_from_the_first_challenge_of_the_run_itself(
+    ledger: Ledger, key: OperatorKey, tmp_path: Path
+) -> None:
+    asked(ledger, now=NOW - 5000)
+    node = asked(ledger)
+    bundle = node.bundle(tmp_path / "b.tar", certified(ledger, key, node))
+    verdict = certify_and_receive.receive(ledger, key, bundle, bundle, NOW + 600, recompute)
+    assert (verdict.challenged_at, verdict.seen_seconds) == ("2027-01-15T08:00:00Z", 600)
+
+
+def test_a_bundle_with_a_receipt_needs_no_ledger(ledger: Ledger, key: OperatorKey, tmp_path: Path) -> None:
+    """The receipt is the proof; a ledger on another machine has no line of this run."""
+    node = asked(ledger)
+    bundle = node.bundle(tmp_path / "b.tar", certified(ledger, key, node))
+    certify_and_receive.receive(ledger, key, bundle, bundle, NOW + 600, recompute)
+    with Ledger(tmp_path / "another.jsonl") as another:
+        verdict = certify_and_receive.receive(
+            another, key, bundle, tmp_path / "copy.tar", NOW + 700, recompute
+        )
+        assert (verdict.level, another.lines) == ("operator", [])
+    assert (tmp_path / "copy.tar").read_bytes() == bundle.read_bytes()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -200,3 +201,27 @@ def test_an_interval_scales_and_shifts() -> None:
     assert Interval(2.0, 0.5).scaled(2).shifted(1) == Interval(5.0, 1.0)
     assert Interval(2.0, 0.5).percent == 25
     assert math.isclose(Interval(4.0, 1.0).scaled(0.5).value, 2.0)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"step_seconds": Interval(0.0, 0.1)},
+        {"days": Interval(-1e-9, 0.1)},
+        {"units_per_second": 0.0},
+        {"flops_per_second": -1.0},
+    ],
+    ids=lambda wrong: next(iter(wrong)),
+)
+def test_each_figure_by_itself_must_be_above_zero(wrong: dict[str, Any]) -> None:
+    found = estimate(trial(), measurement([StepSample(2, 1.0)] * 3), Flops(1), ())
+    assert found is not None
+    assert (found.positive, found.plausible) == (True, True)
+    impossible = dataclasses.replace(found, **wrong)
+    assert (impossible.positive, impossible.plausible) == (False, False)
+
+
+def test_of_three_counts_the_lowest_and_the_highest_give_the_line() -> None:
+    interval = step_interval(steps(*((1, 1.5), (3, 99.0), (5, 5.5)) * 2), 64)
+    assert interval is not None
+    assert interval.value == pytest.approx(64.5)

@@ -14,7 +14,15 @@ import pytest
 from bench.base.strict_json import canonical_json
 from bench.cli.compare import CompareArguments, collect
 from bench.cli.main import main
-from bench.records.slowdown import HEALTHY, Slowed, slowed_lines, slowed_text, slowed_trials
+from bench.records.slowdown import (
+    BAD_REASONS,
+    HEALTHY,
+    Slowed,
+    has_bad_reason,
+    slowed_lines,
+    slowed_text,
+    slowed_trials,
+)
 from bench.records.trial import Trial
 from bench.report.compare.compared_rows import Row
 from bench.runner.machine.telemetry import FILE_NAME
@@ -244,3 +252,27 @@ def test_a_run_says_so_as_soon_as_it_is_measured(
         assert len(run.slowed()) == len(run.outcomes)
     told = "SLOWED: GPU 0 by software thermal slowdown, at 435 of its 435 MHz and 87 °C"
     assert capsys.readouterr().err.count(told) == len(fake.asked)
+
+
+@pytest.mark.parametrize(
+    ("block", "found"),
+    [
+        (b'{"throttle_reasons":0}', False),
+        (b'{"throttle_reasons":4}', False),
+        (b'{"throttle_reasons":4}\n{"throttle_reasons": 32}', True),
+        (b'{"sm_mhz":32}', False),
+        (b"", False),
+    ],
+)
+def test_a_block_of_readings_is_searched_for_faults(block: bytes, found: bool) -> None:
+    assert has_bad_reason(block) == found
+
+
+def test_reasons_that_mean_a_fault_and_how_bad_each_is() -> None:
+    """NVML's bits; software slows a GPU down before the hardware must."""
+    assert BAD_REASONS == {
+        8: ("hardware slowdown", "fail"),
+        64: ("hardware thermal slowdown", "fail"),
+        128: ("power brake", "fail"),
+        32: ("software thermal slowdown", "warn"),
+    }

@@ -16,10 +16,12 @@ from bench.records.fastest import (
     fastest_with_confidence,
     process_spread,
     runner_up,
+    without_figures,
 )
-from bench.records.run_results import TrialResult
-from bench.records.trial import Crashed, Measured, Outcome, StepSample, Trial
-from tests.builders import measurement, reduce_trials, trial
+from bench.records.gradients import GradientCheck
+from bench.records.run_results import Fastest, Results, RunFacts, TrialResult
+from bench.records.trial import Crashed, Measured, NodeFacts, Outcome, Skipped, StepSample, Timing, Trial
+from tests.builders import MODEL, measurement, reduce_trials, trial
 
 
 def results(*seconds: float | None) -> tuple[TrialResult, ...]:
@@ -170,3 +172,48 @@ def test_a_runner_up_is_named_with_the_confidence_of_this_machine() -> None:
 def test_a_runner_up_is_named_below_a_confidence_of_95_percent(seconds: float, named: bool) -> None:
     """The confidence against these two rivals is 94.8% and 95.5%."""
     assert (runner_up("test-model", results(0.2, seconds)) is not None) == named
+
+
+# --- why a model has no figure --------------------------------------------------------------------------
+
+
+def run_of(
+    trials: tuple[TrialResult, ...], skipped: tuple[Skipped, ...] = (), undecided: int | None = None
+) -> Results:
+    """Make a run of two models: the second was measured, `undecided` settings of the first were not."""
+    measured = tuple(replace(one, model="second") for one in results(0.2))
+    models = (MODEL, replace(MODEL, name="second"))
+    winners = () if undecided is None else (Fastest("test-model", None, undecided, None),)
+    return Results(
+        "0", "", RunFacts("a", 0.0, 1.0, True, None), NodeFacts("a CPU", 1, 1, "Linux", "6", "3.12"), models,
+        0, Timing(), None, (), (*trials, *measured), skipped, (*winners, Fastest("second", "x", 3, 1.0)),
+    )  # fmt: skip
+
+
+def why(run: Results) -> str:
+    """Return why the first model has no figure; the second one has one."""
+    found = without_figures(run)
+    assert list(found) == ["test-model"]
+    return found["test-model"]
+
+
+def test_models_with_a_figure_need_no_reason() -> None:
+    assert without_figures(run_of(results(0.2, None))) == {}
+
+
+def test_a_model_that_the_run_did_not_come_to() -> None:
+    skipped = (Skipped("second", (), "naive", "does not fit"), Skipped("test-model", (), "naive", "no GPU"))
+    assert why(run_of((), skipped, undecided=2)) == "none of its settings was measured before the run ended"
+    assert why(run_of((), skipped, undecided=0)) == why(run_of((), skipped)) == "no GPU"
+    assert why(run_of((), skipped[:1])) == "nothing was tried"
+
+
+def test_a_model_without_a_figure_names_what_became_of_its_last_trial() -> None:
+    crashed, impossible = results(None), implausible(results(0.2)[0])
+    vague = replace(impossible, estimate=None)
+    assert why(run_of((impossible, *crashed), undecided=2)) == "crashed: no"
+    assert why(run_of((impossible, vague))) == "too few samples"
+    assert why(run_of((*crashed, impossible))) == "implausible"
+    wrong = replace(results(0.2)[0], gradient_check=GradientCheck((), 1, 0.5, "a", 0.5))
+    assert why(run_of((wrong,))) == "wrong gradients"
+    assert why(run_of((wrong, replace(impossible, setting=("tf32",))))) == "implausible"

@@ -19,7 +19,8 @@ from bench.cli.main import main
 from bench.records.run_results import Results
 from bench.records.trial import Image, Measured, StepSample
 from bench.report import read_bundles
-from bench.report.compare.comparison import Comparison, ModelPart
+from bench.report.compare.compared_rows import Machine
+from bench.report.compare.comparison import Comparison, ModelPart, differing
 from bench.report.pages.html import page
 from bench.report.text.comparison_table import markdown, table
 from tests.builders import measurement
@@ -645,3 +646,79 @@ def test_rows_without_a_figure_do_not_decide_what_is_ranked(tmp_path: Path) -> N
     part = only(compared(*nothing, measured, estimate=("2xh100",)))
     assert [entry.row.path for entry in part.entries] == [str(measured)]
     assert part.guesses == only(compared(measured, estimate=("2xh100",))).guesses
+
+
+def test_a_machine_is_labelled_by_the_number_of_its_gpus_or_of_several_cpus() -> None:
+    cpu = Machine("some CPU", "cpu", 1, 2**37, "run a")
+    assert (cpu.label, replace(cpu, devices=2).label) == ("some CPU", "2x some CPU")
+    gpu = Machine("NVIDIA H200", "cuda", 1, 2**37, "a-1")
+    assert (gpu.label, replace(gpu, devices=2).label) == ("1x H200", "2x H200")
+
+
+def test_a_cpu_that_is_named_like_a_gpu_is_no_evidence(tmp_path: Path) -> None:
+    """A node says itself how its CPU is named."""
+    path = on_node(bundle(tmp_path / "a.tar", watts=None), gpus=(), cpu=H100)
+    (guess,) = only(compared(path, estimate=("8xh100",))).guesses
+    assert guess.days is None
+    assert guess.basis == f"{H100}: no vendor's peak is known to estimate from"
+
+
+@pytest.mark.parametrize("deadline", [1e-9, 1000.0])
+def test_rows_without_prices_meet_a_deadline_or_not(tmp_path: Path, deadline: float) -> None:
+    path = bundle(tmp_path / "a.tar", gpu="Accelerator 9000")
+    for wish in ({}, {"budget": 1.0}):
+        part = only(compared(path, deadline_days=deadline, **wish))
+        assert not part.entries[0].offers
+        assert part.nothing_in_time == (deadline < 1)
+
+
+def test_only_measured_settings_can_be_ranked(tmp_path: Path) -> None:
+    settings = [((), 0.5), (("compile",), 1e-9), (("checkpointing",), NO_MEMORY)]
+    row = only(compared(bundle(tmp_path / "a.tar", settings=settings))).entries[0].row
+    assert [attempt.setting for attempt in row.rankable] == [()]
+
+
+def test_a_recipe_has_only_the_conditions_of_its_own_data(tmp_path: Path) -> None:
+    text = only(compared(bundle(tmp_path / "a.tar"))).entries[0].row
+    pictures = only(compared(bundle(tmp_path / "b.tar", of=manifest(models=["tiny-vit"])))).entries[0].row
+    assert "image size" not in dict(text.conditions)
+    assert "sequence length" not in dict(pictures.conditions)
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"batch_size": 32}, "batch 32, not 64"),
+        ({"steps": 99}, "steps 99, not 2000"),
+        ({"precision": "bf16"}, "precision bf16, not fp32"),
+        ({"sequence_length": 32}, "sequence length 32, not 64"),
+    ],
+)
+def test_a_field_of_a_recipe_is_told_once(tmp_path: Path, changed: dict[str, Any], told: str) -> None:
+    """What has a condition of its own is no part of the rest of the recipe."""
+    plain, other = (
+        manifest(models=[{"name": "tiny-gpt-neox", "recipe": recipe}]) for recipe in ({}, changed)
+    )
+    a = bundle(tmp_path / "a.tar", run_id="aaaa", uuid="A", of=plain)
+    b = bundle(tmp_path / "b.tar", run_id="bbbb", uuid="B", of=other)
+    assert reasons(only(compared(a, b))) == {"b.tar": (told,)}
+
+
+def test_pictures_of_another_size_are_told_once(tmp_path: Path) -> None:
+    """The architecture has the size too."""
+
+    def of(size: int) -> Any:
+        own = {"model_type": "vit", "hidden_size": 64, "num_attention_heads": 2, "image_size": size}
+        recipe = {"objective": "image-classification", "batch_size": 64, "steps": 9, "precision": "fp32"}
+        return manifest(models=[{"name": "mine", "architecture": own, "recipe": recipe}])
+
+    a = bundle(tmp_path / "a.tar", run_id="aaaa", uuid="A", of=of(32))
+    b = bundle(tmp_path / "b.tar", run_id="bbbb", uuid="B", of=of(64))
+    assert reasons(only(compared(a, b))) == {"b.tar": ("image size 64, not 32", "another architecture")}
+
+
+def test_differences_are_put_in_words() -> None:
+    ours = (("architecture", "a"), ("rest of the recipe", "a"), ("batch", "8"), ("data", "/x"))
+    theirs = (("architecture", "b"), ("rest of the recipe", "b"), ("batch", "16"))
+    told = ("another architecture", "another recipe", "batch 8, not 16", "data /x, not none")
+    assert differing(ours, theirs) == told

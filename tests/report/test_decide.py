@@ -343,3 +343,11 @@ def test_a_ratio_is_as_uncertain_as_both_of_its_times() -> None:
     """Of 1.1, 6.9%: 4.65% and 5.10%, each with the spread between processes."""
     found = ratio(Interval(11.0, 0.5), Interval(10.0, 0.5))
     assert (found.value, found.half_width) == pytest.approx((1.1, 0.075878), rel=1e-4)
+
+
+def test_a_deadline_at_either_end_of_the_interval_itself() -> None:
+    days = Interval(10.0, 0.5)
+    half_width = days.of_any_process.half_width
+    first, last = 10.0 - half_width, 10.0 + half_width
+    assert (meets(days, last), meets(days, math.nextafter(last, 0))) == ("yes", "perhaps")
+    assert (meets(days, first), meets(days, math.nextafter(first, 0))) == ("perhaps", "no")

@@ -307,3 +307,12 @@ def test_rent_is_on_the_frontier_if_an_owned_machine_is_used_too_little(
     found = offered(rows[:1], utilisation=utilisation)
     assert found[f"buy {H100}"].on_frontier
     assert found[f"rent {H100}"].on_frontier == rent_pays
+
+
+def test_rows_with_other_conditions_are_ranked_only_if_the_user_asks(tmp_path: Path) -> None:
+    other = manifest(models=[{"name": "tiny-gpt-neox", "recipe": {"steps": 99}}])
+    row = only(compared(bundle(tmp_path / "a.tar"))).entries[0].row
+    longer = only(compared(bundle(tmp_path / "b.tar", run_id="b", uuid="b", of=other))).entries[0].row
+    plain, every = (Terms(BOOK, NO_WISH), Terms(BOOK, NO_WISH, rank_all=True))
+    found = [len(only(compare_rows((row, longer), [], terms, 2)).entries) for terms in (plain, every)]
+    assert found == [1, 2]

@@ -238,3 +238,12 @@ def test_the_error_bar_contains_the_measured_two_gpus() -> None:
     assert found.high_days is not None
     assert found.low_days < best.days.value < found.high_days
     assert found.predicted
+
+
+def test_kinds_that_another_family_was_measured_on_make_no_error_independent() -> None:
+    rows = [row(f"{on.name} {i}", on=on, share=s) for on, s in ((H100, 0.5), (A100, 0.4)) for i in range(2)]
+    mamba = dataclasses.replace(row("mamba", on=H200), family="mamba")
+    target = gpu("rtx 4090")
+    alone = extrapolate(target, 1, "gpt_neox", "bf16", 1e21, rows)
+    assert alone.high_days is not None
+    assert extrapolate(target, 1, "gpt_neox", "bf16", 1e21, [*rows, mamba]) == alone

@@ -5,13 +5,16 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bench.bundle.handshake import BUNDLE_NAMESPACE, RECEIPT_NAMESPACE
 from bench.bundle.pack import write_bundle
 from bench.bundle.tar_format import CERTIFICATE, STATEMENT
+from bench.bundle.verify import verify_bundle
 from bench.cli.main import main
+from bench.operator import keyring
 from bench.signing.allowed_signers import TrustPolicy
 from bench.signing.revocation import Revoked
 from bench.signing.ssh_keys import PublicKey
@@ -172,7 +175,16 @@ def test_a_malformed_request_is_a_wrong_argument(
     assert "request.json of the run's folder" in err
 
 
-@pytest.mark.parametrize(("valid", "why"), [("8d", "at most seven days"), ("20s", "at least a minute")])
+@pytest.mark.parametrize(
+    ("valid", "why"),
+    [
+        ("8d", "at most seven days"),
+        ("604801s", "at most seven days"),
+        ("604800s", "c.json: cannot be opened"),
+        ("60s", "c.json: cannot be opened"),
+        ("59s", "at least a minute"),
+    ],
+)
 def test_a_certificate_is_short_lived(
     home: Path, tmp_path: Path, valid: str, why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -304,3 +316,60 @@ def test_a_list_that_cannot_be_read_fails_every_verification(home: Path, tmp_pat
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr.startswith(f"{home}/revoked.krl: the revocation list")
+
+
+def test_a_list_that_was_damaged_while_it_was_extended_is_reported(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The next verification would fail, and nobody would know why."""
+
+    def damaging(*_: object, **__: object) -> None:
+        (home / "revoked.krl").write_bytes(b"SSHKRL\n\0 cut off")
+
+    monkeypatch.setattr(keyring, "run_ssh_keygen", damaging)
+    _, err = said(capsys, "keys", "revoke", public(tmp_path / "a.pub", RUN_KEY), code=2)
+    assert err.startswith(f"{home}/revoked.krl: the revocation list")
+
+
+def test_nothing_is_added_to_a_list_that_cannot_be_read(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home.mkdir(parents=True)
+    (home / "revoked.krl").write_bytes(b"SSHKRL\n\0 damaged")
+    monkeypatch.setattr(keyring, "run_ssh_keygen", lambda *_, **__: pytest.fail("it was extended"))
+    assert main(["keys", "revoke", str(public(tmp_path / "a.pub", RUN_KEY))]) == 2
+
+
+def test_a_bundle_exchanged_while_it_is_verified_revokes_nothing(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever exchanges the file between two reads would choose the run that is revoked."""
+    bundle, other = received(tmp_path / "b.tar"), tmp_path / "other.tar"
+    write_bundle(other, contents(bundle) | {CERTIFICATE: f"{certificate(serial=9).line()}\n".encode()})
+
+    def verify_then_exchange(path: Path, *rest: Any) -> Any:
+        verdict = verify_bundle(path, *rest)
+        other.replace(bundle)
+        return verdict
+
+    monkeypatch.setattr(keyring, "verify_bundle", verify_then_exchange)
+    _, err = said(capsys, "keys", "revoke", bundle, code=4)
+    assert "b.tar: changed while it was verified" in err
+    assert not (home / "revoked.krl").exists()
+
+
+def test_a_key_with_a_comment_in_any_language_is_revoked(home: Path, tmp_path: Path) -> None:
+    file = tmp_path / "a.pub"
+    file.write_text(f"{KEY.line('Jürgen')}\n", encoding="utf-8")
+    assert main(["keys", "revoke", str(file)]) == 0
+    assert revokes(home)
+
+
+def test_without_a_home_directory_there_are_no_lists(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = public(tmp_path / "a.pub", RUN_KEY)
+    monkeypatch.setattr(keyring, "config_path", lambda name: None)
+    for command in ("trust", "revoke"):
+        _, err = said(capsys, "keys", command, file, code=3)
+        assert err == "there is no home directory for bench's lists\n"

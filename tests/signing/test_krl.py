@@ -139,3 +139,13 @@ def test_a_file_that_cannot_be_read_is_reported(tmp_path: Path) -> None:
     for name in ("absent", "."):
         with pytest.raises(BadInput, match="the revocation list cannot be read"):
             Revoked.from_file(tmp_path / name)
+
+
+def test_a_revocation_list_has_at_most_sixteen_mebibytes(tmp_path: Path) -> None:
+    file, line = tmp_path / "list", f"{KEY.line()}\n".encode()
+    file.write_bytes(line + b"#" * (16 * 2**20 - len(line)))
+    assert Revoked.from_file(file).refusal(KEY, None)
+    with file.open("ab") as more:
+        more.write(b"#")
+    with pytest.raises(BadInput, match="larger than 16777216 bytes: not a revocation list"):
+        Revoked.from_file(file)
