@@ -9,12 +9,14 @@ import sys
 from pathlib import Path
 
 from bench.base.stamps import utc
+from bench.base.strict_json import canonical_json
 from bench.bundle.pack import pack
 from bench.bundle.statement import identity_of
 from bench.records.run_results import Results, RunFacts, samples_bytes
 from bench.records.trial import Measured, NodeFacts, Outcome, StepSample, Trial
 from tests.builders import MODEL, measurement, reduce_trials, trial
 from tests.bundles import KEY, predicate
+from tests.report import made
 
 MANIFEST = b'{"models":["test-model"]}'
 BATCH = 720_720  # has 240 divisors, so 239 micro-batches with two passes or more
@@ -68,6 +70,25 @@ def large_bundle(path: Path, size_bytes: int, trials: int = 198, steps: int = 20
     pack(path, {**files, "telemetry.jsonl": telemetry}, facts, KEY)
     telemetry.unlink()
     return path
+
+
+def large_gpu_bundle(path: Path, size_bytes: int, *, held_back: bool = False) -> Path:
+    """Write the bundle of a run on eight GPUs, read once a second for hours: nearly all is telemetry."""
+    asked = made.manifest()
+    one = Trial(asked.models[0], (), 8, 8, asked.seed, asked.timing)
+    reading = {
+        "sm_mhz": 1980, "memory_mhz": 2619, "power_watts": 612.4, "energy_joules": 0.0, "celsius": 63,
+        "throttle_reasons": 0x24 if held_back else 0x04, "used_bytes": 71_234_567_890, "busy_percent": 100,
+        "pcie_generation": 5, "pcie_width": 16, "xids": [], "lost": None,
+    }  # fmt: skip
+    lines, size = [], 0
+    while size < size_bytes:
+        at = made.START + len(lines)
+        gpus = [{**reading, "energy_joules": 612.4 * len(lines) + gpu} for gpu in range(8)]
+        sample = {"at": at, "trial": one.id, "load": 12.5, "available_bytes": 2**40, "gpus": gpus}
+        lines.append(canonical_json(sample) + b"\n")
+        size += len(lines[-1])
+    return made.bundle(path, gpus=8, micro_batch=8, of=asked, telemetry=b"".join(lines))
 
 
 def peak_bytes(path: Path) -> int:

@@ -8,7 +8,7 @@ and numbers end up in reports, in files and in divisors.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bench.base.errors import VerificationFailed
@@ -18,7 +18,9 @@ from bench.bundle.physical_limits import unknown_models
 from bench.bundle.statement import identity_of
 from bench.bundle.verdict import Note
 from bench.records.estimate import Estimate
+from bench.records.fastest import fastest
 from bench.records.floor import why_no_floor
+from bench.records.genuine_gpus import false_gpus
 from bench.records.gradients import why_no_check
 from bench.records.trial import Gpu, Measurement, NodeFacts, Trial
 from bench.training.methods import known_methods
@@ -159,6 +161,21 @@ def doubts(
     for model in dict.fromkeys(m for m, e in estimates if e.ceiling_flops_per_second is None):
         yield Note(model, "no limit of its machine was measured: its speed is taken on trust")
     yield from unknown_gpus(trained)
+    for fault in false_gpus(results.node, results.ceilings):
+        yield Note(None, f"{fault}: its GPUs are taken on trust")
+    if results.node.kernel_gpus and (why := results.node.kernel_gpus.unseen):
+        yield Note(None, f"{why}: that its GPUs are cards of their own is taken on trust")
+
+
+def without_telemetry(results: Results, silent: Collection[str]) -> Iterator[Note]:
+    """Yield a note for each model whose fastest trial is among those of which no GPU reported anything."""
+    for model in results.models:
+        best = fastest(trial for trial in results.trials if trial.model == model.name)
+        if best is not None and best.id in silent:
+            yield Note(
+                model.name,
+                "a GPU reported neither clock nor power while it was timed: its speed is taken on trust",
+            )
 
 
 def unknown_gpus(gpus: Sequence[Gpu]) -> Iterator[Note]:

@@ -29,6 +29,7 @@ from bench.bundle.plausibility import (
     require_plain,
     require_positive,
     require_same_node,
+    without_telemetry,
 )
 from bench.bundle.stated_manifest import StatedManifest, read_stated
 from bench.bundle.statement import Predicate
@@ -91,8 +92,7 @@ def _recompute(results: Results, manifest: StatedManifest, files: Files) -> RunC
     measured = _read_samples(files, not_failed, results.ceilings, manifest_check)
     _require_summaries(results, trials, measured)
     _require_physics(results, trained, trials)
-    if trained and "telemetry.jsonl" in files.sha256:
-        require_telemetry(files.lines("telemetry.jsonl"), _timed(results, trained, trials, measured), trained)
+    silent = _require_telemetry(files, _timed(results, trained, trials, measured), trained)
     reduced = [part for trial in measured.values() for part in (trial, trial.earlier) if part]
     spent_seconds = sum(part.seconds for part in reduced)
     spent_seconds += sum(entry.proof.seconds for entry in results.trials if entry.proof)
@@ -103,7 +103,7 @@ def _recompute(results: Results, manifest: StatedManifest, files: Files) -> RunC
         stated=manifest,
         samples=sum(part.samples for part in reduced),
         measured_seconds=spent_seconds,
-        notes=(*manifest_check.notes, *notes),
+        notes=(*manifest_check.notes, *notes, *without_telemetry(results, silent)),
         not_recomputed=_not_recomputed(results),
         slowed=_slowed(files, manifest.gpus_of(results.node), measured),
         step_times={
@@ -161,6 +161,16 @@ def _require_physics(results: Results, trained: Sequence[Gpu], trials: Mapping[s
             require_memory(results.node, trained, trial, entry.proof.peak_bytes)
         if estimate is not None and estimate.ceiling_flops_per_second is None:
             require_rate(results.node, trained, trial, estimate)
+
+
+def _require_telemetry(
+    files: Files, timed: Mapping[str, ClaimedRate], trained: Sequence[Gpu]
+) -> frozenset[str]:
+    """Refuse trials that telemetry contradicts; return those of GPUs of which it says nothing."""
+    if not trained:
+        return frozenset()
+    lines = files.lines("telemetry.jsonl") if "telemetry.jsonl" in files.sha256 else ()
+    return require_telemetry(lines, timed, trained)
 
 
 def _timed(

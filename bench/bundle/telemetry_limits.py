@@ -26,6 +26,8 @@ MAX_SHARE_OF_BOARD = 1.5  # of the board's power limit, which some vendors raise
 # 1.5, and an idle GPU draws 0.1 of its limit.
 MAX_RATE_BY_POWER = 4.0
 MOST_WATTS = 10_000  # of one GPU: a larger value is a broken counter, whose energy no report shows
+# A GPU is read once a second, so that a trial of a few steps may lie between two readings.
+AROUND_SECONDS = 1.5  # before and after the timed steps, in which a reading during the trial counts as well
 LEAST_SECONDS = 3.0  # of energy counters: they advance in steps
 
 
@@ -54,6 +56,11 @@ class _GpuReadings:
             self.energy[1:] = [(at, _number(reading, "energy_joules"))]
 
     @property
+    def tells(self) -> bool:
+        """Whether the GPU reported anything that bounds its rate."""
+        return bool(self.top_mhz or self.top_watts or self.mean_watts)
+
+    @property
     def mean_watts(self) -> float | None:
         """The power by the energy counter; None if it is broken, or without readings far enough apart."""
         if len(self.energy) < 2 or self.energy[1][0] - self.energy[0][0] < LEAST_SECONDS:
@@ -65,15 +72,18 @@ class _GpuReadings:
 
 def require_telemetry(
     lines: Iterable[bytes], timed: Mapping[str, ClaimedRate], trained: Sequence[Gpu]
-) -> None:
-    """Refuse a trial whose rate its GPUs' readings contradict; `timed` is keyed by trial id."""
+) -> frozenset[str]:
+    """Refuse a trial whose rate its GPUs' readings contradict; `timed` is keyed by trial id.
+
+    Returns the trials that nothing bounds, because one of their GPUs reported neither clock nor power.
+    """
     courses: dict[tuple[str, int], _GpuReadings] = defaultdict(_GpuReadings)
     top_mhz: dict[int, float] = defaultdict(float)
     for at, name, readings in _readings(lines):
         trial = timed.get(name)
         for index, reading in enumerate(readings[: len(trained)]):
             top_mhz[index] = max(top_mhz[index], _number(reading, "sm_mhz"))
-            if trial is not None and trial.started_at <= at <= trial.ended_at:
+            if trial and trial.started_at - AROUND_SECONDS <= at <= trial.ended_at + AROUND_SECONDS:
                 courses[name, index].add(at, reading)
     for (name, index), course in courses.items():
         model = gpu_named(trained[index].name)
@@ -82,6 +92,10 @@ def require_telemetry(
             why := _contradiction(timed[name].flops_per_second, peak, course, top_mhz[index], model)
         ):
             raise VerificationFailed(f"trial {name}: GPU {index} {why}", where="telemetry.jsonl")
+    told = {key for key, course in courses.items() if course.tells}
+    return frozenset(
+        name for name in timed if any((name, index) not in told for index in range(len(trained)))
+    )
 
 
 def _contradiction(

@@ -20,6 +20,7 @@ from bench.cli.measuring import MeasureArguments, make_sealer, signed_text
 from bench.node_check.recompute_any import AnyVerdict, results_of
 from bench.planning.manifest import Manifest, load_manifest
 from bench.records.fastest import without_figures
+from bench.records.genuine_gpus import false_gpus
 from bench.records.run_results import Results
 from bench.records.slowdown import Slowed
 from bench.report.text.run_table import results_table
@@ -231,6 +232,8 @@ def _show(results: Results, bundle: Path, slowed: Mapping[str, Slowed], as_json:
         print(results_table(results, slowed))
     for model, reason in without_figures(results).items():
         print(printable(f"no figure for {model}: {reason}"), file=sys.stderr)
+    for fault in false_gpus(results.node, results.ceilings):
+        print(printable(f"NOT THE GPUS THAT ARE NAMED: {fault}"), file=sys.stderr)
 
 
 def _show_earlier(bundle: Path, verdict: AnyVerdict, as_json: bool) -> int:

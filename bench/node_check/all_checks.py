@@ -13,7 +13,7 @@ from importlib import import_module
 from bench.node_check.checks import Check
 
 BEFORE_LOAD = ("present", "alike", "strangers", "clock", "disk", "host_memory")
-LOAD = ("matmul", "memory", "copies", "peers", "all_reduce", "agreement", "soak")
+LOAD = ("own_card", "matmul", "memory", "copies", "peers", "all_reduce", "agreement", "soak")
 AFTER_LOAD = ("pcie", "nvlink", "fabric", "power", "ecc", "rows", "xid")
 
 

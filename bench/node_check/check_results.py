@@ -9,7 +9,7 @@ ignored and its readings are judged by this version's rules. Pure, apart from re
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from hashlib import sha256
@@ -23,7 +23,7 @@ from bench.bundle.physical_limits import peak_of
 from bench.bundle.plausibility import require_one_line_texts, require_plain, unknown_gpus
 from bench.bundle.recompute_run import require_same_run
 from bench.bundle.stated_manifest import read_document
-from bench.bundle.verdict import Contents
+from bench.bundle.verdict import Contents, Note
 from bench.node_check import CHECK_SCHEMA
 from bench.node_check.all_checks import known_checks
 from bench.node_check.check_manifest import CheckManifest, read
@@ -49,7 +49,10 @@ if TYPE_CHECKING:
 PACKAGES = ("bench.node_check", "bench.node_check.judging", "bench.node_check.checks")  # whose sources judge
 
 MAX_READINGS_BYTES = 16 * 2**20  # parsed, they are twenty times as large; a check writes up to a few MiB
-OWN_PROFILE = "profile"  # the finding that a bundle was judged by another profile than this version's
+# Findings that only a reader of the bundle makes: what it takes on trust, and how else it judged.
+OWN_PROFILE = "profile"  # the bundle was judged by another profile than this version's
+UNKNOWN_GPU = "unknown GPU"
+ON_TRUST = frozenset({OWN_PROFILE, UNKNOWN_GPU})
 
 
 @cache
@@ -191,6 +194,9 @@ def _read_evidence(results: CheckResults, files: Files) -> Evidence:
     unknown = named.keys() - known_checks().keys() - {BEFORE, AFTER, IDLE}
     if unknown and results.rules == rules_digest():
         raise VerificationFailed(f"has a reading of no check: {min(unknown):.60}", where="samples.jsonl")
+    measuring = {name for name, check in known_checks().items() if check.measure is not None}
+    if results.rules == rules_digest() and (missing := measuring - named.keys()):
+        raise VerificationFailed(f"has no reading of {min(missing)}, nor why", where="samples.jsonl")
     for reading in readings:
         for figure in figures_of(reading):
             _require_possible(results, figure)
@@ -224,9 +230,9 @@ def _judged_again(results: CheckResults, evidence: Evidence) -> CheckContents:
     require_one_line_texts(to_json(findings), "samples.jsonl")
     if results.rules == rules_digest() and own == shipped:
         _require_equal(results, findings)
-    else:
-        findings = (*findings, *_of_own_profile(own, shipped))
-        results = replace(results, findings=findings, verdict=overall(findings))
+    notes = tuple(unknown_gpus([gpu for gpu in evidence.gpus if gpu.memory_bytes]))
+    findings = (*findings, *_of_own_profile(own, shipped), *map(_on_trust, notes))
+    results = replace(results, findings=findings, verdict=overall(findings))
     made = [reading for reading in evidence.readings.values() if reading.reason is None]
     figures = [figure for reading in made for figure in reading.data.get("figures", ())]
     return CheckContents(
@@ -234,7 +240,7 @@ def _judged_again(results: CheckResults, evidence: Evidence) -> CheckContents:
         evidence=evidence,
         claimed=claimed,
         shipped_profile=own == shipped,
-        notes=tuple(unknown_gpus([gpu for gpu in evidence.gpus if gpu.memory_bytes])),
+        notes=notes,
         samples=sum(len(figure["samples"]) for figure in figures),
         measured_seconds=float(sum(max(0.0, r.ended_at - r.started_at) for r in made)),
     )
@@ -256,6 +262,23 @@ def _of_own_profile(own: Profile | None, shipped: Profile | None) -> Iterator[Fi
             advice="check the node again with this version of bench",
             counts=False,
         )
+
+
+def _on_trust(note: Note) -> Finding:
+    """Make the finding of a note. It does not count, since honest nodes have such GPUs too."""
+    return Question(UNKNOWN_GPU).judged(
+        "warn",
+        note.text,
+        expected="a GPU with a vendor's peak in data/gpus.json",
+        source="bench",
+        advice="a newer version of bench may know it",
+        counts=False,
+    )
+
+
+def told(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Select what every summary tells: findings that count and do not pass, and what is taken on trust."""
+    return tuple(f for f in findings if f.verdict != "pass" and (f.counts or f.check in ON_TRUST))
 
 
 def _require_manifest(manifest: CheckManifest, results: CheckResults) -> None:

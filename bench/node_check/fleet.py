@@ -19,7 +19,7 @@ from bench.base.stamps import utc
 from bench.bundle.verdict import Assurance, Contents, assurance
 from bench.bundle.verdict import Verdict as BundleVerdict
 from bench.node_check.all_checks import known_checks
-from bench.node_check.check_results import OWN_PROFILE, CheckContents
+from bench.node_check.check_results import ON_TRUST, CheckContents, told
 from bench.node_check.judging.evidence import BEFORE, Evidence
 from bench.node_check.judging.finding import (
     VERDICTS,
@@ -340,7 +340,7 @@ def _rank(
     member: FleetMember, spreads: Mapping[tuple[str, str], Spread], unusual: tuple[Finding, ...]
 ) -> RankedNode:
     """Judge one node by its own findings that count and by its distance from the fleet's medians."""
-    own = tuple(f for f in member.findings if f.verdict != "pass" and (f.counts or f.check == OWN_PROFILE))
+    own = told(member.findings)
     fleet, unders = list(unusual), []
     for value in member.values:
         if spread := spreads.get((member.kind, value.figure)):
@@ -366,8 +366,10 @@ def _outlier(value: Value, spread: Spread, under: float) -> Finding:
     )
 
 
-def _order(node: RankedNode) -> tuple[int, float, str]:
-    return VERDICTS.index(node.verdict), node.deviation_percent or 0.0, node.seen.path
+def _order(node: RankedNode) -> tuple[int, bool, float, str]:
+    """Make a sort key: among nodes of one verdict, those with something on trust come first, as the worse."""
+    trusted = all(finding.check not in ON_TRUST for finding in node.findings)
+    return VERDICTS.index(node.verdict), trusted, node.deviation_percent or 0.0, node.seen.path
 
 
 def _lemons(

@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 from bench.base.errors import BenchError
 from bench.bundle.verdict import RunContents
 from bench.node_check.check_manifest import AnyManifest, CheckManifest
-from bench.node_check.check_results import CheckContents, CheckResults
+from bench.node_check.check_results import ON_TRUST, CheckContents, CheckResults, told
 from bench.node_check.judging import Depth
 from bench.node_check.judging.finding import EXITS, worst
 from bench.node_check.recompute_any import AnyVerdict
@@ -121,11 +121,12 @@ class Result:
 
     @property
     def worst(self) -> str | None:
-        """The gravest finding of a node check that does not pass, on one line."""
-        if self.checked is None or self.checked.verdict == "pass":
-            return None
-        finding = worst([finding for finding in self.checked.findings if finding.counts])
-        return plain(finding.line) if finding else None
+        """The gravest finding of a node check, and what is taken on trust, on one line; None without both."""
+        every = told(self.checked.findings) if self.checked else ()
+        gravest = worst([finding for finding in every if finding.counts])
+        lines = [gravest.line] if gravest else []
+        lines += [f"on trust: {finding.found}" for finding in every if finding.check in ON_TRUST]
+        return plain("; ".join(lines)) or None
 
     @property
     def exit_code(self) -> int:

@@ -21,6 +21,24 @@ class Gpu:
     uuid: str
     memory_bytes: int
     compute_capability: str
+    bus: str | None = later(None)  # its PCI address, as sysfs writes it; None: not told, or an older bundle
+
+
+@dataclass(frozen=True, slots=True)
+class KernelGpu:
+    """One NVIDIA GPU as the kernel lists it."""
+
+    bus: str  # its PCI address, as sysfs writes it
+    uuid: str | None  # by the kernel's driver; None: it does not say
+    name: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class KernelGpus:
+    """The kernel's own list of NVIDIA GPUs, or why it cannot be seen."""
+
+    gpus: tuple[KernelGpu, ...] = ()
+    unseen: str | None = None  # None: the list is complete
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +67,7 @@ class NodeFacts:
     packages: Mapping[str, str] = field(default_factory=dict)
     image: Image | None = None  # None: not in an image built by bench
     switches: Mapping[str, str] | None = None  # None: the bundle is older than this field
+    kernel_gpus: KernelGpus | None = later(None)  # noqa: RUF009 (frozen; None: no GPU, or an older bundle)
 
     @property
     def device(self) -> Literal["cpu", "cuda"]:

@@ -54,8 +54,9 @@ from bench.bundle.verify import Recompute, TrustRules, verify_bundle
 from bench.node_check.recompute_any import recompute, results_of
 from bench.planning.manifest import resolve_models
 from bench.records.fastest import fastest_with_confidence
+from bench.records.genuine_gpus import PRODUCT_ALONE, PRODUCT_TOGETHER
 from bench.records.run_results import Results, samples_bytes
-from bench.records.trial import Image, Measured, Measurement, StepSample, Trial
+from bench.records.trial import Ceiling, Image, Measured, Measurement, StepSample, Trial
 from bench.report.text.run_table import results_table
 from bench.signing.allowed_signers import TrustPolicy
 from bench.signing.dsse import seal
@@ -632,10 +633,14 @@ def test_a_run_that_says_it_ran_at_another_time_than_the_operator_saw(tmp_path: 
         lambda m: b'"%s_at":%a' % (m[1], float(m[2]) + shift),
         old["samples.jsonl"],
     )
+    telemetry = re.sub(
+        rb'"at":([\d.]+)', lambda m: b'"at":%a' % (float(m[1]) + shift), old["telemetry.jsonl"]
+    )
     results["run"] |= {"started_at": started, "ended_at": ended}
+    files = {"results.json": pretty_json(results), "samples.jsonl": samples, "telemetry.jsonl": telemetry}
     signed_anew(
         path,
-        old | {"results.json": pretty_json(results), "samples.jsonl": samples},
+        old | files,
         {"started_at": utc(started), "ended_at": utc(ended)},
     )
     (note,) = verdict(path, recompute).contents.notes
@@ -786,10 +791,14 @@ def retold(
         ends.append((trial, entry.label, end))
     proofs = {trial.id: e.proof for (trial, _, _), e in zip(ends, results.trials, strict=True) if e.proof}
     results = replace(results, trials=reduce_trials(ends, results.ceilings, proofs))
+    telemetry = old["telemetry.jsonl"]
+    for (trial, _, _), entry in zip(ends, real_results().trials, strict=True):
+        telemetry = telemetry.replace(entry.id.encode(), trial.id.encode())
     files = {
         "manifest.json": manifest,
         "results.json": results.to_bytes(),
         "samples.jsonl": samples_bytes(ends),
+        "telemetry.jsonl": telemetry,
     }
     signed_anew(path, old | files)
 
@@ -907,6 +916,9 @@ def test_a_limit_without_time_or_work(tmp_path: Path, wrong: dict[str, Any]) -> 
     refused(path, "has no time or no work", recompute)
 
 
+SILENT = "pythia-160m: a GPU reported neither clock nor power while it was timed: its speed is taken on trust"
+
+
 def faster(measured: Measurement) -> Measurement:
     """Make all steps a hundred times as fast."""
     return replace(measured, steps=tuple(replace(s, seconds=s.seconds / 100) for s in measured.steps))
@@ -929,8 +941,9 @@ def test_samples_that_the_runs_own_clock_contradicts(tmp_path: Path, lie: Same, 
     """Such samples are reported but not refused, because clocks may be set during a run."""
     path = tmp_path / "b.tar"
     retold(path, measurement=lie)
-    (note,) = verdict(path, recompute).contents.notes
+    note, *others = verdict(path, recompute).contents.notes
     assert re.search(told, str(note))
+    assert [str(other) for other in others] == [SILENT] * (lie is not longer)
 
 
 @pytest.mark.parametrize(
@@ -1111,6 +1124,96 @@ def test_telemetry_that_contradicts_the_figures(tmp_path: Path, figures: Any, to
     assert verdict(path, recompute).contents.notes == ()
     reporting(path, **figures)
     refused(path, told, recompute)
+
+
+def unread(reading: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what bounds a rate."""
+    return {
+        name: value
+        for name, value in reading.items()
+        if name not in ("sm_mhz", "power_watts", "energy_joules")
+    }
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        None,
+        [],
+        lambda line: {**line, "trial": "another"},
+        lambda line: {**line, "gpus": []},
+        lambda line: {**line, "gpus": [unread(gpu) for gpu in line["gpus"]]},
+        lambda line: {**line, "gpus": [{**unread(gpu), "sm_mhz": 0} for gpu in line["gpus"]]},
+    ],
+    ids=["no file", "an empty file", "of another trial", "of no GPU", "without its fields", "of no clock"],
+)
+def test_figures_that_no_telemetry_bounds_are_on_trust(tmp_path: Path, lines: Any) -> None:
+    """Whoever leaves the readings out leaves out what would contradict invented samples."""
+    path = tmp_path / "b.tar"
+    files = dict(contents(REAL))
+    old = [json.loads(line) for line in files.pop("telemetry.jsonl").splitlines()]
+    if lines is not None:
+        kept = [lines(line) for line in old] if callable(lines) else lines
+        files["telemetry.jsonl"] = b"".join(canonical_json(line) + b"\n" for line in kept)
+    signed_anew(path, files)
+    assert [str(note) for note in verdict(path, recompute).contents.notes] == [SILENT]
+
+
+@pytest.mark.parametrize(("away", "found"), [(1.4, True), (1.6, False)])
+def test_a_short_trial_may_lie_between_two_readings(tmp_path: Path, away: float, found: bool) -> None:
+    path = tmp_path / "b.tar"
+    old = contents(REAL)
+    (timed,) = (json.loads(line)["measurement"] for line in old["samples.jsonl"].splitlines())
+    first, *_ = (json.loads(line) for line in old["telemetry.jsonl"].splitlines())
+    for at in (timed["started_at"] - away, timed["ended_at"] + away):
+        trial = real_results().trials[0].id
+        lines = canonical_json({**first, "at": at, "trial": trial}) + b"\n"
+        busy = lines.replace(b'"sm_mhz":%d' % first["gpus"][0]["sm_mhz"], b'"sm_mhz":1980')
+        signed_anew(path, old | {"telemetry.jsonl": busy})
+        assert verdict(path, recompute).contents.notes == () if found else SILENT
+
+
+def test_a_run_on_gpus_that_the_kernel_does_not_have_is_on_trust(tmp_path: Path) -> None:
+    path = tmp_path / "b.tar"
+    (gpu,) = real_results().node.gpus
+    own = {"bus": "0000:1b:00.0", "uuid": gpu.uuid, "name": gpu.name}
+
+    def listed(*gpus: dict[str, Any], unseen: str | None = None) -> tuple[str, ...]:
+        def edit(results: dict[str, Any]) -> None:
+            results["node"]["kernel_gpus"] = {"gpus": list(gpus), "unseen": unseen}
+            results["node"]["gpus"][0]["bus"] = "0000:1b:00.0"
+
+        real(path, edit)
+        return tuple(map(str, verdict(path, recompute).contents.notes))
+
+    assert listed(own) == ()
+    assert listed({**own, "name": "NVIDIA L4"}) == (
+        f"GPU 0 at 0000:1b:00.0 is {gpu.name}; the kernel's driver says NVIDIA L4: "
+        "its GPUs are taken on trust",
+    )
+    (nowhere, fewer) = listed()
+    assert "the kernel has no NVIDIA GPU" in nowhere
+    assert "NVML names 1 GPUs, the kernel has 0" in fewer
+    assert listed(unseen="hidden") == ("hidden: that its GPUs are cards of their own is taken on trust",)
+
+
+def test_a_run_on_two_names_of_one_card_is_on_trust(tmp_path: Path) -> None:
+    path = tmp_path / "b.tar"
+    results = real_results()
+    (gpu,) = results.node.gpus
+    two = (gpu, replace(gpu, index=1))
+    for seconds, doubted in ((0.01, False), (0.02, True)):
+        more = (
+            Ceiling(name, device, "FLOP/s", 10**12, (0.01 if name == PRODUCT_ALONE else seconds,))
+            for name in (PRODUCT_ALONE, PRODUCT_TOGETHER)
+            for device in (0, 1)
+        )
+        retold(
+            path, node=replace(results.node, gpus=two), asks={"gpus": 1}, ceilings=(*results.ceilings, *more)
+        )
+        notes = [str(note) for note in verdict(path, recompute).contents.notes]
+        told = "GPUs 0, 1 of 2: while all work, as little as 50% of the rate that each has alone"
+        assert [told in note for note in notes] == [True] * doubted
 
 
 def test_a_run_without_a_measured_limit_is_reported(tmp_path: Path) -> None:

@@ -281,7 +281,7 @@ def test_the_last_line_counts_the_checks_of_the_table(
     assert verdicts.total() == len(check_node.known_checks())
     assert lines[-1].startswith(
         f"FAIL   {verdicts['FAIL']} fail, {verdicts['WARN']} warn, {verdicts['pass']} pass, "
-        f"{verdicts['-']} not possible here, of 20 checks"
+        f"{verdicts['-']} not possible here, of 21 checks"
     )
 
 
@@ -348,8 +348,8 @@ def test_gpus_outside_the_schedulers_allocation_are_not_expected(
     assert main(["check", *FAST, "--json"]) == 0
     results = json.loads(capsys.readouterr().out)["results"]
     assert [gpu["index"] for gpu in results["node"]["gpus"]] == [1, 2]
-    (present,) = [f for f in results["findings"] if f["check"] == "present"]
-    assert present["found"] == "2 NVIDIA H200, 4 in the machine"
+    present = [f["found"] for f in results["findings"] if f["check"] == "present"]
+    assert present == ["2 NVIDIA H200, 4 in the machine", "has each of the 2 GPUs that NVML names"]
 
 
 def test_parts_of_a_gpu_are_not_compared_with_a_whole_gpu(

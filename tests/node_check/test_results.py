@@ -14,7 +14,8 @@ from bench.base.errors import VerificationFailed
 from bench.base.strict_json import canonical_json, to_json
 from bench.bundle.verify import verify_bundle
 from bench.cli.main import main
-from bench.node_check.check_results import CheckContents
+from bench.node_check.check_results import UNKNOWN_GPU, CheckContents
+from bench.node_check.fleet import compare_fleet, fleet_member
 from bench.node_check.judging.evidence import Reading
 from bench.node_check.judging.standards import profile_of
 from bench.node_check.recompute_any import recompute
@@ -216,6 +217,35 @@ def test_a_figure_of_a_gpu_that_the_node_does_not_have_is_refused(
 def test_figures_of_a_gpu_that_nobody_knows_are_on_trust(tmp_path: Path) -> None:
     (note,) = judged(bundle(tmp_path / "b.tar", tmp_path, all={"Name": "NVIDIA X900"})).notes
     assert str(note) == 'no vendor\'s peak is known of "NVIDIA X900": its speed is taken on trust'
+
+
+def test_what_is_on_trust_is_told_in_a_comparison_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = bundle(tmp_path / "b.tar", tmp_path, all={"Name": "NVIDIA X900"})
+    found = judged(path)
+    (told,) = (finding for finding in found.results.findings if finding.check == UNKNOWN_GPU)
+    assert (told.verdict, told.counts) == ("warn", False)
+    main(["compare", str(path)])
+    assert 'no vendor\'s peak is known of "NVIDIA X900"' in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_node_with_something_on_trust_is_listed_before_its_equals(tmp_path: Path) -> None:
+    """The worst is listed first."""
+    honest = bundle(tmp_path / "a.tar", tmp_path)
+    lenient = slow_by_its_own_profile(tmp_path, 1)
+    members = [fleet_member(path, verify_bundle(path, recompute), judged(path)) for path in (honest, lenient)]
+    assert [node.seen.name for node in compare_fleet(members).nodes] == ["lenient", "a"]
+
+
+def test_a_check_that_left_out_a_reading_is_refused_under_the_same_rules(tmp_path: Path) -> None:
+    """Whoever leaves out the work on all GPUs at once would not be found by it."""
+    found = evidence(tmp_path)
+    left = {name: reading for name, reading in found.readings.items() if name != "own-card"}
+    done = results(replace(found, readings=left))
+    path = packed(tmp_path / "b.tar", done, files(done, replace(found, readings=left)))
+    with pytest.raises(VerificationFailed, match="has no reading of own-card, nor why"):
+        judged(path)
 
 
 def test_readings_of_no_check_are_refused_under_the_same_rules(tmp_path: Path) -> None:

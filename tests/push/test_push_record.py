@@ -149,6 +149,14 @@ def test_a_node_that_does_not_pass_its_check_has_its_exit_code(tmp_path: Path) -
     assert ended(bad).startswith("FAIL alike: ")
 
 
+def test_what_is_on_trust_about_a_node_is_told_beside_its_verdict(tmp_path: Path) -> None:
+    told = 'on trust: no vendor\'s peak is known of "NVIDIA X900": its speed is taken on trust'
+    unknown = checked(tmp_path, Name="NVIDIA X900")
+    assert unknown.worst is not None
+    assert unknown.worst.startswith("alike: GPU 1: model NVIDIA H200; on trust: ")
+    assert unknown.worst.endswith(told)
+
+
 def test_text_and_json_list_failed_nodes_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     good, bad = checked(tmp_path), checked(tmp_path, EnforcedPowerLimit=650_000)
     assert (to_json(good)["worst"], to_json(bad)["worst"]) == (

@@ -284,13 +284,16 @@ def of_its_own(outcome: Outcome, run_id: str) -> Outcome:
 def course_of(
     trials: Sequence[tuple[Trial, str, Outcome]], gpus: int, watts: float | None, at: float
 ) -> bytes:
-    """Make telemetry with one reading per second; every trial draws the given watts on each GPU."""
-    if watts is None:
-        return b""
+    """Make telemetry with one reading per second; every trial draws the given watts on each GPU.
+
+    None: the GPUs do not report their power.
+    """
     lines = []
     for trial, _, _ in trials:
         for second in range(60):
-            one = {"energy_joules": watts * second, "power_watts": watts, "sm_mhz": 1980, "celsius": 60}
+            one = {"sm_mhz": 1980.0, "celsius": 60.0}
+            if watts is not None:
+                one |= {"energy_joules": watts * second, "power_watts": watts}
             lines.append({"at": at + second, "trial": trial.id, "load": 1.0, "gpus": [one] * gpus})
     return b"".join(canonical_json(to_json(line)) + b"\n" for line in lines)
 

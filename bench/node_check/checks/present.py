@@ -1,13 +1,17 @@
-"""Check that all GPUs are present and answer NVML from the first inventory to the last."""
+"""Check that all GPUs are present, as the kernel lists them, and answer NVML from first to last."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
+from bench.base.strict_json import from_json
 from bench.node_check.checks import Check
 from bench.node_check.judging.evidence import AFTER, BEFORE, Evidence
 from bench.node_check.judging.finding import Finding, Question, verdict_of
 from bench.node_check.judging.standards import Standards
+from bench.records.genuine_gpus import contradictions
+from bench.records.trial import KernelGpus
 
 RECOVERY = {
     1: "a reset of the GPU",
@@ -21,6 +25,9 @@ RECOVERY = {
 NOT_HERE = "name those that nvidia-smi -L shows; if it was there before, look at the kernel log for Xid 79"
 FEW_ADVICE = "a GPU is missing on the bus, or hidden by CUDA_VISIBLE_DEVICES: lspci, nvidia-smi"
 GONE_ADVICE = "look at the kernel log for Xid 79 (fallen off the bus); reboot; if it goes again, return it"
+
+
+FALSE_ADVICE = "NVML's library here says what the kernel does not: do not pay for GPUs that are not there"
 
 
 def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
@@ -40,6 +47,7 @@ def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
             source="bench",
             advice=NOT_HERE,
         )
+    yield from _as_the_kernel_says(evidence, before.data.get("kernel_gpus"))
     gpus = evidence.inventory(BEFORE)
     lost = {gpu.index: gpu.lost for gpu in gpus if gpu.lost is not None}
     yield from (_lost(index, f"does not answer: {error}") for index, error in lost.items())
@@ -66,6 +74,24 @@ def _count(in_machine: int, evidence: Evidence, standards: Standards) -> Finding
         expected=f"{count} {model or 'GPUs'}" if count or model else "at least one GPU",
         source="the manifest" if count or model else "bench",
         advice=FEW_ADVICE if few else "",
+    )
+
+
+def _as_the_kernel_says(evidence: Evidence, listed: Any) -> Iterator[Finding]:
+    """Hold NVML's GPUs against the kernel's list, which bundles of older versions do not have."""
+    if listed is None:
+        return
+    question, kernel = Question("present", "the kernel's list"), from_json(KernelGpus, listed)
+    false = "; ".join(contradictions(evidence.gpus, kernel))
+    if kernel.unseen and not false:
+        yield question.unread(kernel.unseen, counts=False)
+        return
+    yield question.judged(
+        verdict_of(fail=false),
+        false or f"has each of the {len(evidence.gpus)} GPUs that NVML names",
+        expected="the GPUs that the kernel has, each a card of its own",
+        source="/proc/driver/nvidia/gpus, /sys/bus/pci",
+        advice=FALSE_ADVICE,
     )
 
 

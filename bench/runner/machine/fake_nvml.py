@@ -12,9 +12,11 @@ A scenario file; every key is optional:
      "load":  {"3": {"CurrPcieLinkGeneration": 4}},   while there is load
      "xids":  {"3": [79]},
      "handles": {"3": {"error": "NVMLError_NoPermission", "value": 4}},   an error in place of a handle
+     "kernel": {"gpus": []},                     the kernel's own list; without it, that of these GPUs
      "lost":  {"3": 3},      lost from this nvmlInit on: 1 before, 2 idle, 3 load, 4 after
      "hang":  {"gpu": 3, "query": "NvLinkState.0", "from": 1},
-     "rates": {"matmul": {"5": 0.8}, "all-reduce": {"*": 0.7}},   as a share of a healthy GPU's rate
+     "rates": {"matmul": {"5": 0.8}, "all-reduce": {"*": 0.7}},   as a share of a healthy GPU's rate;
+                                                 of "own-card": of its rate alone, while all GPUs work
      "wrong": {"2": {"wrong_passes": 1}},        in the check agreement
      "cut":   ["0-2", "2-0"],                    pairs without a direct link
      "sag":   {"4": 0.8}, "algorithm": "RING"}
@@ -27,6 +29,7 @@ import json
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -193,6 +196,15 @@ class FakeNvml:
             answers |= part
         return answers
 
+    def kernel_gpus(self) -> Any:
+        """Return the kernel's list of GPUs, as KernelGpus in JSON."""
+        own = [(gpu, self._answers(gpu)) for gpu in range(self._count)]
+        listed = [
+            {"bus": f"0000:{0x10 + gpu:02x}:00.0", "uuid": answers["UUID"], "name": answers["Name"]}
+            for gpu, answers in own
+        ]
+        return self._scenario.get("kernel", {"gpus": listed, "unseen": None})
+
     # Measurements of the checks
 
     def measure(self, check: str, gpus: list[int], budget: CheckBudget) -> dict[str, Any]:
@@ -207,6 +219,7 @@ class FakeNvml:
             "all-reduce": self._all_reduce,
             "agreement": self._agreement,
             "soak": self._soak,
+            "own-card": self._own_card,
         }
         if check in makers:
             return makers[check](gpus)
@@ -224,8 +237,13 @@ class FakeNvml:
         factor = factors.get(place or str(gpu), factors.get("*", 1.0))
         spread = 1 + 0.002 * ((7 * (gpu or 0)) % 5 - 2)  # healthy cards differ a little
         rate = (expected.value if expected else 1e11) * factor * spread
-        unit: Literal["FLOP/s", "B/s"] = "FLOP/s" if check in ("matmul", "soak") else "B/s"
+        unit: Literal["FLOP/s", "B/s"] = "FLOP/s" if check in ("matmul", "own-card", "soak") else "B/s"
         return Figure(name, gpu, unit, rate * 0.05, (0.05,) * 4, kind)
+
+    def _own_card(self, gpus: list[int]) -> dict[str, Any]:
+        names = {"matmul": "matmul alone", "own-card": "matmul together"}
+        figures = [self._figure(check, names[check], gpu, "matmul-bf16") for gpu in gpus for check in names]
+        return {"figures": to_json([replace(figure, kind="") for figure in figures])}
 
     def _peers(self, gpus: list[int]) -> dict[str, Any]:
         pairs = [(a, b) for a in gpus for b in gpus if a != b]

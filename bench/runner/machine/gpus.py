@@ -15,6 +15,7 @@ from bench.base.errors import EnvironmentCannot
 from bench.base.names import VISIBLE
 from bench.node_check.judging.evidence import Answers
 from bench.records.trial import Gpu
+from bench.runner.machine.kernel_gpus import pci_address
 
 _ON_CPU = "--device cpu measures the CPU"
 
@@ -108,12 +109,14 @@ def _require_named(gpus: Sequence[Gpu], chosen: Sequence[Gpu]) -> None:
 def gpu_from_answers(answers: Answers) -> Gpu:
     """Return the GPU that gave these answers; a lost GPU without memory, so that nothing is run on it."""
     memory, capability = answers.get("MemoryInfo") or {}, answers.get("CudaComputeCapability") or (0, 0)
+    bus = (answers.get("PciInfo") or {}).get("busId")
     return Gpu(
         answers.index,
         str(answers.get("Name") or "lost"),
         str(answers.get("UUID") or f"lost-{answers.index}"),
         int(memory.get("total", 0)),
         f"{capability[0]}.{capability[1]}",
+        pci_address(bus) if bus else None,
     )
 
 
@@ -163,7 +166,16 @@ def _gpu(nvml: Any, index: int, host_bytes: int) -> Gpu:
         uuid=nvml.nvmlDeviceGetUUID(handle),
         memory_bytes=_memory(nvml, handle, host_bytes),
         compute_capability=f"{major}.{minor}",
+        bus=_bus(nvml, handle),
     )
+
+
+def _bus(nvml: Any, handle: Any) -> str | None:
+    try:
+        bus = nvml.nvmlDeviceGetPciInfo(handle).busId
+    except nvml.NVMLError:  # a GPU that is part of the processor
+        return None
+    return pci_address(bus.decode("ascii", "replace") if isinstance(bus, bytes) else bus)
 
 
 def _memory(nvml: Any, handle: Any, host_bytes: int) -> int:

@@ -16,6 +16,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from bench.base.strict_json import to_json
+from bench.runner.machine.kernel_gpus import kernel_gpus
+
 FAKE = "BENCH_FAKE_NVML"
 IDLE_SAMPLES, IDLE_EVERY_SECONDS = 20, 0.15
 
@@ -57,7 +60,7 @@ def begin() -> None:
 
 
 def read_inventory(say: Callable[[str], None]) -> dict[str, Any]:
-    """Return the versions of driver and kernel module, and the answers of every GPU."""
+    """Return the versions of driver and kernel module, the kernel's list, and the answers of every GPU."""
     nvml = load()
     say("starting NVML")
     nvml.nvmlInit()
@@ -67,6 +70,7 @@ def read_inventory(say: Callable[[str], None]) -> dict[str, Any]:
         return {
             "driver": _answer(nvml.nvmlSystemGetDriverVersion),
             "kernel_module": None if is_fake() else _kernel_module(),
+            "kernel_gpus": nvml.kernel_gpus() if is_fake() else to_json(kernel_gpus()),
             "gpus": gpus,
         }
     finally:

@@ -2,7 +2,8 @@
 
 A matrix product per precision, a copy within device memory, copies to and from the host, and an all-reduce.
 Every call is timed, and products have several shapes; the best call of the best shape is the ceiling. All
-devices measure at once, as in training, since they share power and host. Imports torch at module level.
+devices measure at once, as in training, since they share power and host; one product is measured on each
+device alone, too. Imports torch at module level.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from bench.base.strict_json import from_json
+from bench.records.genuine_gpus import PRODUCT_ALONE, PRODUCT_TOGETHER
 from bench.records.trial import Ceiling
 from bench.runner.trial.device import Device
 from bench.runner.trial.team import Team
@@ -47,6 +49,8 @@ def measure_ceilings(device: Device, team: Team, precisions: list[str]) -> list[
 def _ceilings(device: Device, team: Team, precisions: list[str]) -> Iterator[Ceiling]:
     for precision in precisions:
         yield from _matmul(device, team, precision)
+    if team.size > 1:
+        yield from _own_rate(device, team)
     yield _memory(device, team)
     if device.kind == "cuda":
         yield from _host_copies(device, team)
@@ -69,6 +73,20 @@ def _matmul(device: Device, team: Team, precision: str) -> Iterator[Ceiling]:
             call = partial(torch_inside.fp8_product, *rows_in_fp8(a), *rows_in_fp8(b.t()))
         samples = _timed(device, team, call)
         yield Ceiling(f"matmul-{precision}", team.rank, "FLOP/s", 2 * m * n * k, samples)
+
+
+def _own_rate(device: Device, team: Team) -> Iterator[Ceiling]:
+    """Measure one product on one device after the other, then on all at once: names of one card share it."""
+    m, n, k = (_GPU_SHAPES if device.kind == "cuda" else _CPU_HALF_SHAPES)[0]
+    a, b = (torch.randn(*shape, device=device.torch, dtype=torch.bfloat16) for shape in ((m, k), (k, n)))
+    call = partial(torch.mm, a, b)
+    for turn in range(team.size):
+        team.wait()
+        if turn == team.rank:
+            alone = tuple(_call_seconds(device, call) for _ in range(WARM_CALLS + TIMED_CALLS))[WARM_CALLS:]
+    team.wait()
+    for name, samples in ((PRODUCT_ALONE, alone), (PRODUCT_TOGETHER, _timed(device, team, call))):
+        yield Ceiling(name, team.rank, "FLOP/s", 2 * m * n * k, samples)
 
 
 def _memory(device: Device, team: Team) -> Ceiling:
@@ -111,8 +129,12 @@ def _timed(device: Device, team: Team, call: Callable[[], object]) -> tuple[floa
     for _ in range(TIMED_CALLS):
         device.synchronise()
         team.wait()
-        started = time.perf_counter()
-        call()
-        device.synchronise()
-        samples.append(time.perf_counter() - started)
+        samples.append(_call_seconds(device, call))
     return tuple(samples)
+
+
+def _call_seconds(device: Device, call: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    call()
+    device.synchronise()
+    return time.perf_counter() - started

@@ -9,10 +9,18 @@ from typing import Any, Literal, NamedTuple
 import pytest
 
 from bench.node_check.checks import xid
-from bench.node_check.judging.evidence import Evidence, Figure
+from bench.node_check.judging.evidence import BEFORE, Evidence, Figure
 from bench.node_check.judging.finding import Finding, overall
 from bench.node_check.judging.judge_figures import Tolerances, judge_figures
-from bench.node_check.judging.standards import Expectations, Past, Standards, profile_for, profile_of
+from bench.node_check.judging.standards import (
+    Expectations,
+    Past,
+    Profile,
+    Reference,
+    Standards,
+    profile_for,
+    profile_of,
+)
 from bench.records.trial import Gpu
 from tests.node_check.checks.node import HOST, bad, evidence, findings
 
@@ -60,6 +68,28 @@ FAULTS = {
         "strangers", "fail", 1, {"gpus": {"1": {"UtilizationRates": {"gpu": 10, "memory": 1}}}}
     ),
     "traffic on the bus": Fault("strangers", "fail", 1, {"gpus": {"1": {"PcieThroughput.0": 12_000_000}}}),
+    "one card by eight names": Fault("own-card", "fail", None, {"rates": {"own-card": {"*": 0.125}}}),
+    "two names of one card among others": Fault(
+        "own-card", "fail", None, {"rates": {"own-card": {"3": 0.5, "6": 0.5}}}
+    ),
+    "a UUID of two GPUs": Fault(
+        "present", "fail", None, {"gpus": {"1": {"UUID": "GPU-a"}, "2": {"UUID": "GPU-a"}}}
+    ),
+    "fewer GPUs in the kernel's list": Fault(
+        "present",
+        "fail",
+        None,
+        {"kernel": {"gpus": [{"bus": "0000:10:00.0", "uuid": None, "name": None}], "unseen": None}},
+    ),
+    "a card of another name": Fault(
+        "present",
+        "fail",
+        None,
+        {
+            "count": 1,
+            "kernel": {"gpus": [{"bus": "0000:10:00.0", "uuid": None, "name": "NVIDIA L4"}], "unseen": None},
+        },
+    ),
     "slow arithmetic": Fault("matmul", "fail", 5, {"rates": {"matmul": {"5": 0.884}}}),
     "slow arithmetic everywhere": Fault("matmul", "fail", 0, {"rates": {"matmul": {"*": 0.7}}}),
     "slow memory": Fault("memory", "fail", 4, {"rates": {"memory": {"4": 0.9}}}),
@@ -144,6 +174,28 @@ def test_every_fault_is_found_by_its_check(name: str, tmp_path: Path) -> None:
     assert all(f.expected and f.source for f in every)
     assert all(f.advice for f in found if f.verdict in ("warn", "fail"))
     assert overall(every) != "pass"
+
+
+def test_a_kernel_that_shows_no_list_is_told_and_does_not_fail_the_node(tmp_path: Path) -> None:
+    every = findings(evidence(tmp_path, kernel={"gpus": [], "unseen": "hidden here"}))
+    (found,) = (f for f in every if f.subject == "the kernel's list")
+    assert (found.verdict, found.found, found.counts, overall(every)) == (
+        "not-run",
+        "hidden here",
+        False,
+        "pass",
+    )
+
+
+def test_a_bundle_from_before_these_looks_is_judged_without_them(tmp_path: Path) -> None:
+    found = evidence(tmp_path)
+    before = found.readings[BEFORE]
+    data = {name: value for name, value in before.data.items() if name != "kernel_gpus"}
+    older = {name: reading for name, reading in found.readings.items() if name != "own-card"}
+    every = findings(replace(found, readings={**older, BEFORE: replace(before, data=data)}))
+    assert not [f for f in every if f.subject == "the kernel's list"]
+    (left,) = (f for f in every if f.check == "own-card")
+    assert (left.found, left.counts, overall(every)) == ("the bundle is older than this check", False, "pass")
 
 
 def test_a_gpu_without_its_power_cable_says_why_it_does_not_answer(tmp_path: Path) -> None:
@@ -512,3 +564,16 @@ def test_a_card_without_a_bridge_is_mentioned_and_does_not_fail(tmp_path: Path) 
     assert {f.verdict for f in on_a_board if (f.check, f.gpu, f.found) == ("nvlink", 2, "0 links up")} == {
         "fail"
     }
+
+
+def test_a_finding_by_the_reference_says_what_was_found_and_what_is_least() -> None:
+    reference = Reference(100e12, "FLOP/s", warn_percent=5, fail_percent=10, source="the vendor")
+    profile = Profile("a profile", ("a GPU",), "SXM", (), {"bf16": reference})
+    tolerances = Tolerances(5, 10, 5, "advice")
+    on_a_cpu = Evidence("quick", "cpu", (), {})
+    for rate, verdict in ((95e12, "pass"), (94.9e12, "warn"), (90e12, "warn"), (89.9e12, "fail")):
+        (found,) = judge_figures(
+            "matmul", [Figure("bf16", 0, "FLOP/s", rate, (1.0,))], on_a_cpu, Standards(profile), tolerances
+        )
+        assert (found.verdict, found.value, found.reference) == (verdict, rate, 100e12)
+        assert found.expected == "at least 95 TFLOP/s (100 TFLOP/s - 5%)"
