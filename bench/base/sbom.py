@@ -6,6 +6,7 @@ serial number follows from the content.
 
 from __future__ import annotations
 
+import platform
 import sys
 import uuid
 from collections.abc import Iterator, Mapping
@@ -22,7 +23,7 @@ PLACE = Path("/usr/share/bench/sbom.cdx.json")  # path of the SBOM in an image
 
 
 def sbom() -> bytes:
-    components = [*debian(DPKG.read_text()), *python()]
+    components = [*debian(DPKG.read_text(), platform.freedesktop_os_release().get("VERSION_ID")), *python()]
     components.sort(key=lambda component: str(component["purl"]))
     name = {"type": "container", "name": "bench", "version": __version__, "bom-ref": "image"}
     serial = uuid.uuid5(uuid.NAMESPACE_OID, canonical_json(components).decode())
@@ -39,8 +40,11 @@ def sbom() -> bytes:
     )
 
 
-def debian(status: str) -> Iterator[dict[str, Any]]:
-    """Yield the packages in dpkg's status file, without removed ones whose configuration is left."""
+def debian(status: str, release: str | None = None) -> Iterator[dict[str, Any]]:
+    """Yield the packages in dpkg's status file, without removed ones whose configuration is left.
+
+    Their purls name the release of Debian and the source package, by which vulnerabilities are known.
+    """
     for paragraph in status.strip().split("\n\n"):
         lines = (line for line in paragraph.splitlines() if ": " in line and not line.startswith(" "))
         fields = dict(line.split(": ", 1) for line in lines)
@@ -49,6 +53,10 @@ def debian(status: str) -> Iterator[dict[str, Any]]:
         name, version = fields["Package"], fields["Version"]
         package = f"{quote(name, safe='')}@{quote(version, safe='')}"
         purl = f"pkg:deb/debian/{package}?arch={fields['Architecture']}"
+        purl += f"&distro=debian-{quote(release, safe='')}" if release else ""
+        if source := fields.get("Source"):  # absent if it has the package's own name and version
+            own, _, of_source = source.partition(" (")
+            purl += f"&upstream={quote('@'.join(filter(None, (own, of_source.rstrip(')')))), safe='')}"
         yield {"type": "library", "name": name, "version": version, "purl": purl, "bom-ref": purl}
 
 

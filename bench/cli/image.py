@@ -109,14 +109,14 @@ def kernels(request: KernelArguments) -> int:
 
 
 def identity(request: ImageArguments) -> int:
-    with _as_archive(request.image, request.engine) as path:
+    with as_archive(request.image, request.engine) as path:
         facts = facts_of(path, request.image)
     _show(facts, request.image, request.as_json)
     return 0
 
 
 def sbom(request: ImageArguments) -> int:
-    with _as_archive(request.image, request.engine) as path:
+    with as_archive(request.image, request.engine) as path:
         facts = facts_of(path, request.image)
         sys.stdout.buffer.write(extract(path, facts, str(PLACE).lstrip("/")))
     return 0
@@ -127,7 +127,7 @@ def save(request: SaveArguments) -> int:
     say, out = _progress(), request.out
     out.parent.mkdir(parents=True, exist_ok=True)
     with (
-        _as_archive(request.image, request.engine) as path,
+        as_archive(request.image, request.engine) as path,
         tempfile.TemporaryDirectory(prefix="save-", dir=out.parent) as work,
     ):
         facts = facts_of(path, request.image)
@@ -268,7 +268,7 @@ def _user(out: Path) -> tuple[int, int]:
 
 
 @contextmanager
-def _as_archive(image: str, engine: str) -> Iterator[Path]:
+def as_archive(image: str, engine: str) -> Iterator[Path]:
     """Yield the path of the image as a file: the given one, or one saved from the engine temporarily."""
     if Path(image).exists():
         yield Path(image)

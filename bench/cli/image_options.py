@@ -1,4 +1,4 @@
-"""Options of `bench image`: build, identify, save and load the container images."""
+"""Options of `bench image`: build, identify, save, load, attest and scan the container images."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from bench.cli.arguments import DIR, FILE, REPEATABLE, Commands, add_command, ad
 def add_image(commands: Commands) -> None:
     image = commands.add_parser(
         "image",
-        help="build, identify, save and load the container images",
-        description="Build, identify, save and load the container images that bench runs in.",
+        help="build, identify, save, load, attest and scan the container images",
+        description="Build, identify, save, load, attest and scan the container images that bench runs in.",
     )
     verbs = image.add_subparsers(title="commands", required=True, metavar="COMMAND", prog="bench image")
     _add_makers(verbs)
     _add_carriers(verbs)
+    _add_witnesses(verbs)
 
 
 def _add_makers(verbs: Commands) -> None:
@@ -63,3 +64,31 @@ def _add_carriers(verbs: Commands) -> None:
     save.add_argument("-o", "--out", **FILE, required=True)
     for command in (identity, save):
         add_json(command, "identity and layers")
+
+
+def _add_witnesses(verbs: Commands) -> None:
+    attest = add_command(
+        verbs, "attest", "sign how an image was built and what is in it", "image_trust.attest"
+    )
+    verify = add_command(verbs, "verify", "verify attestations of an image", "image_trust.verify")
+    known = "look for known vulnerabilities in an image, without a network"
+    scan = add_command(verbs, "scan", known, "image_trust.find_vulnerabilities")
+    for command in (attest, verify, scan):
+        also = ", or a list of its contents (.json)" if command is scan else ""
+        command.add_argument("image", metavar="IMAGE", help=f"a file, or a name in the engine{also}")
+        engines = ("auto", *CONTAINER_ENGINES)
+        command.add_argument("--engine", choices=engines, default="auto", help="default: auto")
+    attest.add_argument(
+        "--source", **DIR, default=Path(), help="checkout that it was built from (default: .)"
+    )
+    attest.add_argument("-o", "--out", **DIR, default=Path("out/images"), help="default: out/images")
+    attest.add_argument("--key", **FILE, help="an Ed25519 SSH key (default: yours for bench)")
+    attest.add_argument("--builder", metavar="URI", help="who built it (default: a URN of the key)")
+    verify.add_argument("attestation", type=Path, nargs="+", metavar="ATTESTATION", help="a DSSE envelope")
+    signers = "public key of who may have signed; repeatable"
+    verify.add_argument("--key", **REPEATABLE, type=Path, metavar="FILE", required=True, help=signers)
+    feed = "vulnerabilities in OSV's format: a file, an archive of osv.dev, or a folder of them"
+    scan.add_argument("--feed", type=Path, required=True, metavar="PATH", help=feed)
+    vex = "an OpenVEX document that says what does not apply; repeatable"
+    scan.add_argument("--vex", **REPEATABLE, type=Path, metavar="FILE", help=vex)
+    add_json(scan, "what was found")

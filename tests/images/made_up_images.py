@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import tarfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,12 @@ def normalised(data: bytes) -> tuple[bytes, str]:
     return out.getvalue(), digest
 
 
-def make_image(folder: Path, layers: list[dict[str, bytes | None]], name: str = "image.tar") -> Path:
+def make_image(
+    folder: Path,
+    layers: list[dict[str, bytes | None]],
+    name: str = "image.tar",
+    labels: Mapping[str, str] = LABELS,
+) -> Path:
     blobs = []
     for number, files in enumerate(layers):
         data, digest = normalised(layer(files))
@@ -45,7 +51,7 @@ def make_image(folder: Path, layers: list[dict[str, bytes | None]], name: str = 
         blobs.append(Blob(path, digest, digest, compressed=False))
     made = [f"layer {number}" for number in range(len(layers))]
     config = configuration(
-        {"config": {"User": "65534:65534"}}, [b.diff_id for b in blobs], LABELS, made, "2026-01-01T00:00:00Z"
+        {"config": {"User": "65534:65534"}}, [b.diff_id for b in blobs], labels, made, "2026-01-01T00:00:00Z"
     )
     write_archive(folder / name, config, blobs, "bench:test")
     return folder / name

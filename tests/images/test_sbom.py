@@ -37,6 +37,26 @@ def test_debian_packages_are_listed_as_by_dpkg() -> None:
     assert found[1]["purl"] == "pkg:deb/debian/libstdc%2B%2B6@1%3A12.2.0-14?arch=amd64"
 
 
+def test_a_debian_package_names_its_release_and_its_source() -> None:
+    """Vulnerabilities of Debian are known by the source package."""
+    status = """Package: libssl3
+Status: install ok installed
+Source: openssl
+Architecture: amd64
+Version: 3.0.17-1~deb12u2
+
+Package: cpp
+Status: install ok installed
+Source: gcc-defaults (1.203)
+Architecture: amd64
+Version: 4:12.2.0-3
+"""
+    assert [component["purl"] for component in sbom.debian(status, "12")] == [
+        "pkg:deb/debian/libssl3@3.0.17-1~deb12u2?arch=amd64&distro=debian-12&upstream=openssl",
+        "pkg:deb/debian/cpp@4%3A12.2.0-3?arch=amd64&distro=debian-12&upstream=gcc-defaults%401.203",
+    ]
+
+
 def test_python_packages_are_those_that_are_installed() -> None:
     found = {component["name"]: component["version"] for component in sbom.python()}
     assert found["jsonschema"] == metadata.version("jsonschema")

@@ -1,0 +1,147 @@
+"""`bench image attest`, `verify` and `scan`: where an image comes from, and what is known of its contents."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from bench.base.errors import VerificationFailed, one_line
+from bench.base.files import read_bounded, replacing
+from bench.base.paths import making_folders
+from bench.base.sbom import PLACE
+from bench.base.strict_json import pretty_json, to_json
+from bench.cli.image import as_archive
+from bench.images.archive import extract, facts_of
+from bench.images.attestation import Attested, attest_contents, attest_provenance, verify_attestation
+from bench.images.build_image import BuildInputs
+from bench.images.fetch import digest
+from bench.images.variants import find_variant
+from bench.images.vex import read_vex
+from bench.images.vulnerabilities import MAX_SBOM_BYTES, FoundVulnerability, packages_of, scan
+from bench.signing.key_file import load_or_make_key, public_half
+
+MAX_ENVELOPE_BYTES = 128 * 2**20  # an SBOM in base64, in JSON
+
+
+@dataclass(frozen=True, slots=True)
+class AttestArguments:
+    image: str
+    engine: str
+    source: Path
+    out: Path
+    key: Path | None
+    builder: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyImageArguments:
+    image: str
+    attestation: tuple[Path, ...]
+    engine: str
+    key: tuple[Path, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ScanArguments:
+    image: str  # an image, or the SBOM of one
+    engine: str
+    feed: Path
+    vex: tuple[Path, ...]
+    as_json: bool
+
+
+def attest(request: AttestArguments) -> int:
+    """Write the signed provenance and contents of an image, and what other programs need to verify them."""
+    key = load_or_make_key(request.key)
+    with _attested(request.image, request.engine) as image:
+        labels = image.facts.labels
+        variant = find_variant(labels.get("bench.variant", ""))
+        without = tuple(labels.get("bench.without", "").split())
+        inputs = BuildInputs(request.source.resolve(), variant, Path(), without=without)
+        files = {
+            "provenance.dsse.json": attest_provenance(image, inputs, key.private, request.builder),
+            "contents.dsse.json": attest_contents(image, key.private),
+            "config.json": image.facts.config_bytes,
+            "key.pem": key.private.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo),
+        }
+    with making_folders(request.out):
+        request.out.mkdir(parents=True, exist_ok=True)
+        for name, data in files.items():
+            path = request.out / f"bench-{variant.name}.{name}"
+            with replacing(path) as part:
+                part.write_bytes(data)
+            print(path)
+    print(f"signed by {key.public.fingerprint}: {key.public.line()}", file=sys.stderr)
+    return 0
+
+
+def verify(request: VerifyImageArguments) -> int:
+    """Verify attestations of an image; the first that fails ends the command with exit code 4."""
+    keys = [public_half(path) for path in request.key]
+    with _attested(request.image, request.engine) as image:
+        print(f"image      {image.facts.identity.config}")
+        for path in request.attestation:
+            data = read_bounded(
+                path,
+                MAX_ENVELOPE_BYTES,
+                what="the attestation",
+                too_large="is too large to be an attestation",
+            )
+            try:
+                print(one_line(verify_attestation(data, image, keys)))
+            except VerificationFailed as error:
+                raise VerificationFailed(error.message, where=str(path)) from None
+    return 0
+
+
+def find_vulnerabilities(request: ScanArguments) -> int:
+    """Print what the feed knows of an image's packages; exit code 1 if anything applies."""
+    sbom, identity = _contents(request)
+    packages = packages_of(sbom, request.image)
+    statements = tuple(statement for path in request.vex for statement in read_vex(path, identity))
+    found = sorted(
+        scan(packages, request.feed, statements),
+        key=lambda one: (one.dismissed is not None, one.name, one.id),
+    )
+    applies = [one for one in found if one.dismissed is None]
+    if request.as_json:
+        document = {"image": identity, "packages": len(packages), "vulnerabilities": to_json(found)}
+        sys.stdout.write(pretty_json(document).decode())
+        return int(bool(applies))
+    for one in found:
+        print(one_line(_line(one)))
+    dismissed = f", {len(found) - len(applies)} do not apply" if len(found) > len(applies) else ""
+    print(f"{len(packages)} packages: {len(applies)} vulnerabilities{dismissed}", file=sys.stderr)
+    return int(bool(applies))
+
+
+def _line(one: FoundVulnerability) -> str:
+    names = " ".join((one.id, *one.aliases))
+    state = f"does not apply: {one.dismissed}" if one.dismissed else one.severity or "no severity"
+    mended = f"mended in {', '.join(dict.fromkeys(one.fixed))}" if one.fixed else "no mended version"
+    doubt = f"; {one.undecided}, so it counts as affected" if one.undecided else ""
+    return f"{one.name} {one.version}   {names}   {state}   {mended}{doubt}   {one.summary:.100}"
+
+
+def _contents(request: ScanArguments) -> tuple[bytes, str | None]:
+    """Return the SBOM, and the digest of the image unless the SBOM was given as a file."""
+    path = Path(request.image)
+    if path.suffix == ".json":
+        too_large = f"has more than {MAX_SBOM_BYTES:,} bytes"
+        return read_bounded(path, MAX_SBOM_BYTES, what="the SBOM", too_large=too_large), None
+    with _attested(request.image, request.engine) as image:
+        return image.sbom, image.facts.identity.config
+
+
+@contextmanager
+def _attested(name: str, engine: str) -> Iterator[Attested]:
+    with as_archive(name, engine) as path:
+        facts = facts_of(path, name)
+        sbom = extract(path, facts, str(PLACE).lstrip("/"))
+        given = Path(name).exists()
+        yield Attested(facts, sbom, (path.name, digest(path)) if given else None)

@@ -1,0 +1,216 @@
+"""Attest how an image was built and what is in it, as in-toto statements in DSSE envelopes; verify them.
+
+The provenance is SLSA's v1, the list of contents is CycloneDX. Both name the image by the sha256 of its
+configuration, which `bench image id` prints, and its archive by the sha256 of the file. Pure but for reading
+the locks and asking git for the commit.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from bench import __version__
+from bench.base.errors import BadInput, VerificationFailed
+from bench.base.stamps import sha256
+from bench.base.strict_json import DecodeError, canonical_json, strict_loads
+from bench.images.archive import ImageFacts
+from bench.images.build_image import SOURCE_FILES, BuildInputs
+from bench.images.debian_base import read_debs
+from bench.images.fetch import digest
+from bench.images.locks import BUILDER, DEBIAN
+from bench.images.variants import images
+from bench.signing.dsse import seal, unseal
+from bench.signing.ssh_keys import PublicKey, Signer
+
+STATEMENT = "https://in-toto.io/Statement/v1"
+PROVENANCE = "https://slsa.dev/provenance/v1"
+CONTENTS = "https://cyclonedx.org/bom"
+# Globally unique, as in-toto asks: the random UUID of bench's own predicates, and a name behind it.
+_URN = "urn:uuid:96ed7b46-ed52-4e43-99b8-c7ff1d48d57f#"
+BUILD_TYPE = f"{_URN}bench/image-build/v1"
+_BUILD_FILES = ("Dockerfile", "docker/install.py", "docker/kernels.py")
+
+
+@dataclass(frozen=True, slots=True)
+class Attested:
+    """The image that an attestation is about."""
+
+    facts: ImageFacts
+    sbom: bytes
+    archive: tuple[str, str] | None  # its file's name and sha256; None: the image lies in an engine
+
+    def subjects(self) -> list[dict[str, Any]]:
+        name = (self.facts.tags or ("bench",))[0]
+        named = [(name, _hex(self.facts.identity.config)), *([self.archive] if self.archive else [])]
+        return [{"name": name, "digest": {"sha256": value}} for name, value in named]
+
+
+def _hex(digest: str) -> str:
+    return digest.removeprefix("sha256:")
+
+
+# --- making ----------------------------------------------------------------------------------------------
+
+
+def attest_contents(image: Attested, key: Signer) -> bytes:
+    """Return the envelope that binds the image's SBOM to the image."""
+    return _sealed(image, CONTENTS, strict_loads(image.sbom), key)
+
+
+def attest_provenance(image: Attested, inputs: BuildInputs, key: Signer, builder: str | None) -> bytes:
+    """Return the envelope of the image's SLSA provenance; BadInput unless it has the locks of the source.
+
+    `builder` is the URI of who built it; None: one made of the key.
+    """
+    _require_same_locks(image.facts.labels, inputs)
+    own = f"{_URN}bench/builder/{PublicKey.of(key).fingerprint}"
+    predicate = {
+        "buildDefinition": {
+            "buildType": BUILD_TYPE,
+            "externalParameters": {"variant": inputs.variant.name, "without": sorted(inputs.without)},
+            "internalParameters": {
+                "epoch": images().epoch,
+                "suite": images().suite,
+                "python": images().python,
+            },
+            "resolvedDependencies": list(_dependencies(inputs)),
+        },
+        "runDetails": {
+            "builder": {"id": builder or own, "version": {"bench": __version__}},
+            "byproducts": [{"name": "sbom.cdx.json", "digest": {"sha256": sha256(image.sbom)}}],
+        },
+    }
+    return _sealed(image, PROVENANCE, predicate, key)
+
+
+def _sealed(image: Attested, kind: str, predicate: Any, key: Signer) -> bytes:
+    statement = {
+        "_type": STATEMENT,
+        "subject": image.subjects(),
+        "predicateType": kind,
+        "predicate": predicate,
+    }
+    return seal(canonical_json(statement), key)
+
+
+def _locks(inputs: BuildInputs) -> Mapping[str, Path]:
+    """Return the files with the digests of which the image is labelled, by label."""
+    return {"bench.lock": inputs.lock, "bench.debian": inputs.root / DEBIAN}
+
+
+def _require_same_locks(labels: Mapping[str, str], inputs: BuildInputs) -> None:
+    if (variant := labels.get("bench.variant")) != inputs.variant.name:
+        raise BadInput(f"is an image of the variant {variant}, not {inputs.variant.name}")
+    for label, path in _locks(inputs).items():
+        if labels.get(label) != f"sha256:{digest(path)}":
+            advice = "attest in the checkout that the image was built from: --source"
+            raise BadInput(f"was not built with {path.relative_to(inputs.root)} as it is here", advice=advice)
+
+
+def _dependencies(inputs: BuildInputs) -> Iterator[dict[str, Any]]:
+    """Yield all that the image is made of: the source's commit, the build's files, and the locked packages.
+
+    Of a package with several accepted files, each is named: the lock does not say which one was installed.
+    """
+    yield {"uri": "git+file:.", "digest": {"gitCommit": commit_of(inputs.root)}}
+    files = [*_BUILD_FILES, *(str(path.relative_to(inputs.root)) for path in _locks(inputs).values())]
+    for name in (*files, BUILDER, *([str(inputs.built.relative_to(inputs.root))] * inputs.built.exists())):
+        yield {"uri": f"file:{name}", "name": name, "digest": {"sha256": digest(inputs.root / name)}}
+    for deb in read_debs(inputs.root / DEBIAN):
+        purl = f"pkg:deb/debian/{quote(deb.name, safe='')}@{quote(deb.version, safe='')}"
+        yield {"uri": purl, "digest": {"sha256": deb.sha256}}
+    for pin in inputs.pins().values():
+        for value in sorted(pin.sha256):
+            uri = f"pkg:pypi/{pin.name}@{quote(pin.version, safe='')}"
+            yield {"uri": uri, "digest": {"sha256": value}}
+
+
+def commit_of(root: Path) -> str:
+    """Return the commit of a checkout; BadInput if it is none, or if a file of the image differs from it."""
+    command = ["git", "-C", str(root)]
+    changed = ["status", "--porcelain", "--untracked-files=all", "--", *SOURCE_FILES, *_BUILD_FILES, "docker"]
+    try:
+        commit = subprocess.run([*command, "rev-parse", "HEAD"], check=True, capture_output=True, text=True)
+        status = subprocess.run([*command, *changed], check=True, capture_output=True, text=True)
+    except (OSError, subprocess.CalledProcessError):
+        advice = "provenance names a commit: attest in the git checkout that the image was built from"
+        raise BadInput("is no git checkout", where=str(root), advice=advice) from None
+    if lines := status.stdout.splitlines():
+        message = f"{lines[0][3:]} differs from the commit, and nobody could build this image again"
+        raise BadInput(message, where=str(root), advice="commit it, and build the image once more")
+    return commit.stdout.strip()
+
+
+# --- verifying -------------------------------------------------------------------------------------------
+
+
+def verify_attestation(envelope: bytes, image: Attested, keys: Sequence[PublicKey]) -> str:
+    """Return what an envelope proves of the image, on one line.
+
+    VerificationFailed if none of the keys signed it, if it is about another image, or if the image itself
+    says otherwise: its labels of the variant and the locks, and its SBOM.
+    """
+    payload, signer = _opened(envelope, keys)
+    try:
+        statement = strict_loads(payload)
+        if statement["_type"] != STATEMENT:
+            raise VerificationFailed(f"is no in-toto statement of v1: {statement['_type']!r:.60}")
+        _require_subject(statement["subject"], image)
+        kind, predicate = statement["predicateType"], statement["predicate"]
+        if kind == CONTENTS:
+            return f"contents   {_verify_contents(predicate, image)}, signed by {signer.fingerprint}"
+        if kind == PROVENANCE:
+            return f"provenance {_verify_provenance(predicate, image)}, signed by {signer.fingerprint}"
+    except DecodeError as error:
+        raise VerificationFailed(f"its statement is malformed: {error}") from None
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        raise VerificationFailed(f"its statement is malformed: {error!r:.80}") from None
+    raise VerificationFailed(f"attests {kind!r:.80}, which bench does not know")
+
+
+def _opened(envelope: bytes, keys: Sequence[PublicKey]) -> tuple[bytes, PublicKey]:
+    for key in keys[:-1]:
+        try:
+            return unseal(envelope, key), key
+        except VerificationFailed:
+            continue
+    return unseal(envelope, keys[-1]), keys[-1]
+
+
+def _require_subject(subjects: Sequence[Mapping[str, Any]], image: Attested) -> None:
+    digests = {subject["digest"]["sha256"] for subject in subjects}
+    if _hex(image.facts.identity.config) not in digests:
+        other = next(iter(subjects), {"name": "nothing"})["name"]
+        raise VerificationFailed(f"is about another image: {other!r:.80}")
+
+
+def _verify_contents(predicate: Any, image: Attested) -> str:
+    if predicate != strict_loads(image.sbom):
+        raise VerificationFailed("lists other contents than the image's own SBOM")
+    return f"{len(predicate['components'])} components, as the image's own SBOM lists them"
+
+
+def _verify_provenance(predicate: Any, image: Attested) -> str:
+    definition, labels = predicate["buildDefinition"], image.facts.labels
+    if definition["buildType"] != BUILD_TYPE:
+        raise VerificationFailed(
+            f"was built in a way that bench does not know: {definition['buildType']!r:.80}"
+        )
+    parameters, dependencies = definition["externalParameters"], definition["resolvedDependencies"]
+    without = " ".join(parameters["without"])
+    if (parameters["variant"], without) != (labels.get("bench.variant"), labels.get("bench.without", "")):
+        raise VerificationFailed("states other parameters of the build than the image's labels")
+    digests = {value for one in dependencies for value in one["digest"].values()}
+    for label in ("bench.lock", "bench.debian"):
+        if _hex(labels.get(label, "")) not in digests:
+            raise VerificationFailed(f"names other locks than the image's label {label}")
+    if sha256(image.sbom) not in {one["digest"]["sha256"] for one in predicate["runDetails"]["byproducts"]}:
+        raise VerificationFailed("names another SBOM than the image's own")
+    commits = [one["digest"]["gitCommit"] for one in dependencies if "gitCommit" in one["digest"]]
+    inputs, builder = f"{len(dependencies)} inputs", predicate["runDetails"]["builder"]["id"]
+    return f"variant {parameters['variant']} of commit {commits[0]:.12}, {inputs}, by {builder:.120}"

@@ -1,0 +1,117 @@
+"""Scan an image's software bill of materials for known vulnerabilities, without a network.
+
+In: a CycloneDX document as `bench.base.sbom` writes it, a feed in OSV's format, OpenVEX statements. Out: one
+`FoundVulnerability` for each vulnerability of each package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, unquote
+
+from bench.base.errors import BadInput
+from bench.base.strict_json import DecodeError, strict_loads
+from bench.images.locks import normal
+from bench.images.osv import Package, affects, read_feed
+from bench.images.vex import VexStatement
+
+MAX_SBOM_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class FoundVulnerability:
+    """A vulnerability that affects a package of an image."""
+
+    id: str
+    aliases: tuple[str, ...]
+    purl: str
+    name: str
+    version: str
+    severity: str
+    summary: str
+    fixed: tuple[str, ...]  # versions that mend it
+    undecided: str | None  # why its version could not be compared
+    dismissed: str | None  # why it does not apply, by a VEX document
+
+
+def packages_of(sbom: bytes, where: str) -> Mapping[str, Package]:
+    """Return the packages of a CycloneDX document by purl; BadInput if there is none, or one without purl."""
+    try:
+        document = strict_loads(sbom)
+        if not isinstance(document, dict) or document.get("bomFormat") != "CycloneDX":
+            raise DecodeError("it is not CycloneDX")
+        purls = [component["purl"] for component in document["components"]]
+        found = {purl: package for purl in purls if (package := _package(purl)) is not None}
+    except (DecodeError, KeyError, TypeError, AttributeError, ValueError) as error:
+        message = f"is no list of packages that can be scanned: {error}"
+        raise BadInput(message, where=where, advice="bench image sbom IMAGE writes one") from None
+    if not found:
+        raise BadInput("lists no package of Debian or PyPI", where=where)
+    return found
+
+
+def _package(purl: str) -> Package | None:
+    """Return the package of a purl; None for a kind that no feed of PyPI or Debian is about."""
+    path, _, qualifiers = purl.partition("?")
+    kind, _, rest = path.removeprefix("pkg:").partition("/")
+    name, _, version = rest.rpartition("@")
+    more = {key: values[0] for key, values in parse_qs(qualifiers).items()}
+    if kind == "pypi":
+        return Package("PyPI", normal(unquote(name)), unquote(version))
+    if kind == "deb" and name.startswith("debian/"):
+        release = more.get("distro", "").removeprefix("debian-")
+        source, _, source_version = more.get("upstream", "").partition("@")
+        own = unquote(name.removeprefix("debian/"))
+        return Package(
+            f"Debian:{release}" if release else "Debian", source or own, source_version or unquote(version)
+        )
+    return None
+
+
+def scan(
+    packages: Mapping[str, Package], feed: Path, statements: Sequence[VexStatement] = ()
+) -> Iterator[FoundVulnerability]:
+    """Yield what affects the packages, in the order of the feed."""
+    by_key: dict[tuple[str, str], list[tuple[str, Package]]] = {}
+    for purl, package in packages.items():
+        by_key.setdefault(package.key, []).append((purl, package))
+    for vulnerability in read_feed(feed, frozenset(by_key)):
+        keys = {key: None for entry in vulnerability.affected for key in by_key if _names(entry, key)}
+        for purl, package in (pair for key in keys for pair in by_key[key]):
+            try:
+                found = affects(vulnerability, package)
+            except (TypeError, AttributeError, KeyError) as error:
+                message = f"{vulnerability.id:.60} is a malformed OSV record: {error!r:.80}"
+                raise BadInput(message, where=str(feed)) from None
+            if found is None:
+                continue
+            yield FoundVulnerability(
+                id=vulnerability.id,
+                aliases=vulnerability.aliases,
+                purl=purl,
+                name=package.name,
+                version=package.version,
+                severity=vulnerability.severity,
+                summary=vulnerability.summary,
+                fixed=found.fixed,
+                undecided=found.undecided,
+                dismissed=_dismissed(vulnerability.names, purl, statements),
+            )
+
+
+def _names(entry: Mapping[str, Any], key: tuple[str, str]) -> bool:
+    package = entry["package"]
+    ecosystem = str(package["ecosystem"]).partition(":")[0]
+    name = normal(package["name"]) if ecosystem == "PyPI" else package["name"]
+    return (ecosystem, name) == key
+
+
+def _dismissed(names: frozenset[str], purl: str, statements: Sequence[VexStatement]) -> str | None:
+    """Return why a vulnerability does not apply; the last statement about it decides."""
+    about = [statement for statement in statements if statement.is_about(names, purl)]
+    if not about or not about[-1].dismisses:
+        return None
+    return f"{about[-1].reason} ({about[-1].source})"
