@@ -103,7 +103,7 @@ bench-push: $(STAMP)  ## measure the cost of pushing over running by hand (needs
 	$(BIN)/python benchmarks/push.py --image
 	PYTHONPATH=. $(BIN)/python benchmarks/hostile_push.py
 
-fuzz: $(STAMP)  ## 100,000 damaged or forged bundles: none accepted, no traceback, bounded memory
+fuzz: $(STAMP)  ## 100,000 damaged or forged bundles and 5,000 commands: none accepted, no defect, bounded memory
 	$(BIN)/python -m tests.fuzz $(MUTATIONS) $(SEED)
 
 mutate: $(STAMP)  ## change modules one step at a time, those that differ from BASE or MODULES=: do tests notice?

@@ -51,6 +51,7 @@ MODULES: Mapping[str, Held] = {
     "bench/signing/revocation.py": _held("signatures", _KEYS),
     "bench/bundle/statement.py": _held("signatures", f"bundle/test_statement {_BUNDLES}"),
     "bench/bundle/verify.py": _held("signatures", f"bundle/test_verify {_BUNDLES}"),
+    "bench/images/attestation.py": _held("signatures", "images/test_attestation"),
     "bench/bundle/handshake.py": _held("certificates", f"operator/test_operator signing/test_ssh {_BUNDLES}"),
     "bench/operator/certify_and_receive.py": _held(
         "certificates", "operator/test_operator signing/test_keyring"
@@ -64,6 +65,7 @@ MODULES: Mapping[str, Held] = {
         "recomputation", f"bundle/test_limits {_BUNDLES} node_check/test_results"
     ),
     "bench/bundle/telemetry_limits.py": _held("recomputation", f"bundle/test_limits {_BUNDLES}"),
+    "bench/records/genuine_gpus.py": _held("recomputation", "records/test_genuine_gpus"),
     "bench/bundle/tar_format.py": _held("bundles", f"bundle/test_bundle {_BUNDLES}"),
     "bench/bundle/pack.py": _held("bundles", f"bundle/test_bundle {_BUNDLES}"),
     "bench/base/strict_json.py": _held("bundles", f"base/test_codec {_BUNDLES}"),
@@ -79,6 +81,10 @@ MODULES: Mapping[str, Held] = {
     "bench/node_check/judging/standards.py": _held(
         "judging", f"node_check/test_published_figures {_JUDGING}"
     ),
+    "bench/images/debian_versions.py": _held("vulnerabilities", "images/test_debian_versions"),
+    "bench/images/osv.py": _held("vulnerabilities", "images/test_vulnerabilities"),
+    "bench/images/vex.py": _held("vulnerabilities", "images/test_vulnerabilities"),
+    "bench/images/vulnerabilities.py": _held("vulnerabilities", "images/test_vulnerabilities"),
     "bench/planning/search/lower_bounds.py": _held("search", _SEARCH),
     "bench/planning/search/candidates.py": _held("search", _SEARCH),
     "bench/planning/search/next_trial.py": _held("search", _SEARCH),

@@ -1,6 +1,9 @@
 """Measure `bench verify` on generated bundles of growing size: time beyond an empty Python, and peak memory.
 
 python benchmarks/verify_size.py [MEGABYTES ...]     default: 1 10 60
+
+Then on bundles as large as a member may be (64 MiB): of samples, of the telemetry of eight GPUs, and of eight
+GPUs that were held back, whose telemetry is read twice.
 """
 
 from __future__ import annotations
@@ -15,9 +18,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from tests.large import large_bundle, peak_bytes
+from tests.large import large_bundle, large_gpu_bundle, peak_bytes
 
-RUNS = 9
+RUNS = 5
+LARGEST = 63 * 2**20  # of one member, which has at most 64 MiB
 
 
 class Cost(NamedTuple):
@@ -36,11 +40,17 @@ def cost(command: list[str]) -> Cost:
 
 def main(sizes: list[int]) -> int:
     with tempfile.TemporaryDirectory() as folder:
-        bundles = {size: large_bundle(Path(folder) / f"{size}.tar", size * 10**6) for size in sizes}
-        peaks = {f"bench verify {size} MB": peak_bytes(path) for size, path in bundles.items()}
+        place = Path(folder)
+        bundles = {f"{size} MB": large_bundle(place / f"{size}.tar", size * 10**6) for size in sizes}
+        bundles |= {
+            "64 MiB, samples": large_bundle(place / "samples.tar", LARGEST, steps=3600),
+            "64 MiB, 8 GPUs": large_gpu_bundle(place / "gpus.tar", LARGEST),
+            "64 MiB, held back": large_gpu_bundle(place / "held-back.tar", LARGEST, held_back=True),
+        }
+        peaks = {name: peak_bytes(path) for name, path in bundles.items()}
         commands = {"python3 -c pass": [sys.executable, "-c", "pass"]}
-        for size, path in bundles.items():
-            commands[f"bench verify {size} MB"] = [sys.executable, "-m", "bench", "verify", str(path)]
+        for name, path in bundles.items():
+            commands[name] = [sys.executable, "-m", "bench", "verify", str(path)]
         costs: dict[str, list[Cost]] = {name: [] for name in commands}
         for _ in range(RUNS):  # alternate, so that a drift in the speed of the machine affects all commands
             for name, command in commands.items():

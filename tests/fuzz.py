@@ -6,7 +6,8 @@ python -m tests.fuzz [MUTATIONS] [SEED]     a long run; the tests run a short on
 
 There are three targets in turn: a bundle of an unknown signer; a bundle that an operator received, verified
 by someone who trusts the operator; and a measured bundle whose node signs any content. The memory of the
-process is limited.
+process is limited. Before that, for every COMMANDS_SHARE attempts one case of tests.fuzz_commands is run: a
+command is given what a stranger signed, wrote or answered.
 """
 
 from __future__ import annotations
@@ -24,22 +25,23 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from bench.base.errors import BadInput, BenchError
-from bench.base.strict_json import from_json, pretty_json
+from bench.base.strict_json import pretty_json
 from bench.bundle.pack import pack, write_bundle
 from bench.bundle.statement import PREDICATE_SCHEMA, parse_statement
 from bench.bundle.tar_format import SIGNING, STATEMENT
 from bench.bundle.verdict import RunContents
 from bench.bundle.verify import TrustRules, verify_bundle
 from bench.node_check.recompute_any import recompute
-from bench.records.fastest import fastest_with_confidence, ranked
-from bench.records.run_results import LabelledTrial, Results, reduce_trial, trial_results
-from bench.records.trial import Measurement, Trial
+from bench.records.fastest import ranked
+from bench.records.run_results import Results
 from tests.authority import OPERATOR, RUN_KEY, UNTIL, contents, received, trusting
 from tests.bundles import BLOCK, nothing, packed
+from tests.fuzz_commands import run_cases
+from tests.fuzz_values import follow, twist
 
+COMMANDS_SHARE = 20
 SPARE_BYTES = 256 << 20  # additional to the memory of the process at its start
 NAMES = re.compile(r"'.*'|\S+[./]\S+|[0-9a-f]{12,}|\d+")  # to count reasons without names
 REAL = Path(__file__).parents[1] / "results" / "proof-h200" / "pythia-160m.tar"
@@ -137,60 +139,6 @@ def _rearrange_once(members: dict[str, bytes], dice: random.Random) -> None:
 
 # --- the node: it can sign any content, which must never crash a reader ----------------------------------
 
-ODD: tuple[Any, ...] = (
-    None,
-    True,
-    -1,
-    0,
-    1,
-    0.0,
-    -1.5,
-    1e300,
-    1e-300,
-    2**53,
-    "",
-    "x",
-    [],
-    {},
-    [[]],
-    {"kind": "measured"},
-)
-
-
-def twist(value: Any, dice: random.Random) -> Any:
-    """Put an odd value at a random place of a JSON value."""
-    if dice.random() < 0.15 or not isinstance(value, (dict, list)) or not value:
-        return dice.choice(ODD)
-    if isinstance(value, dict):
-        key = dice.choice(sorted(value))
-        if dice.random() < 0.1:
-            return {k: v for k, v in value.items() if k != key}
-        return value | {key: twist(value[key], dice)}
-    at = dice.randrange(len(value))
-    if dice.random() < 0.1:
-        return value[:at] + value[at + 1 :]
-    return [*value[:at], twist(value[at], dice), *value[at + 1 :]]
-
-
-def follow(files: dict[str, bytes]) -> None:
-    """Compute the summaries in results.json anew, so that they follow from the samples."""
-    results = from_json(Results, json.loads(files["results.json"]))
-    lines = [json.loads(line) for line in files["samples.jsonl"].splitlines()]
-    measured = {line["trial"]: from_json(Measurement, line["measurement"]) for line in lines}
-    labelled = []
-    for entry in results.trials:
-        model = next(model for model in results.models if model.name == entry.model)
-        trial = Trial(
-            model, entry.setting, entry.micro_batch, entry.gpus, results.seed, results.timing,
-            results.memory_cap_bytes, entry.data,
-        )  # fmt: skip
-        end = entry.failure or reduce_trial(trial, measured[entry.id], results.ceilings)
-        labelled.append(LabelledTrial(trial, entry.label, end))
-    proofs = {entry.id: entry.proof for entry in results.trials if entry.proof}
-    trials = trial_results(labelled, proofs)
-    winners = [fastest_with_confidence(w.model, trials, w.undecided) for w in results.winners]
-    files["results.json"] = replace(results, trials=trials, winners=tuple(winners)).to_bytes()
-
 
 def retime(line: bytes, dice: random.Random) -> bytes:
     """Change the steps of a measurement: their passes, their times, and the time to save."""
@@ -285,6 +233,7 @@ def limit_memory() -> None:
 
 
 def main(count: int, seed: int) -> int:
+    wrong = run_cases(count // COMMANDS_SHARE, seed)  # before the memory of this process is limited
     dice = random.Random(seed)
     reasons: Counter[str] = Counter()
     bad = 0
@@ -310,7 +259,7 @@ def main(count: int, seed: int) -> int:
         print(f"{times:>8}  {reason}")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
     print(f"{count:,} attempts in {time.monotonic() - started:.0f} s, peak memory {peak} MiB: {bad} accepted")
-    return 1 if bad else 0
+    return 1 if bad or wrong else 0
 
 
 if __name__ == "__main__":

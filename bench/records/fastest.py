@@ -100,7 +100,7 @@ def runner_up(model: str, trials: Sequence[TrialResult]) -> tuple[float, TrialRe
     """
     of_model = [trial for trial in trials if trial.model == model]
     best, others = _fastest_and_others(of_model)
-    if best is None or not others:
+    if best is None:
         return None
     certainty = confidence(best[0], [days for days, _ in others], process_spread(trials).spread)
     if certainty >= CERTAIN:

@@ -48,6 +48,12 @@ def test_every_outcome_survives_encoding_and_decoding(outcome: Outcome) -> None:
     assert union_from_json(Outcome, strict_loads(canonical_json(to_json(outcome)))) == outcome
 
 
+def test_a_mistake_in_an_outcome_is_one_of_the_kind_that_it_names() -> None:
+    """Not of the first kind that an outcome may be of."""
+    with pytest.raises(DecodeError, match="missing field 'phase'"):
+        union_from_json(Outcome, {"kind": "timed-out", "limit_seconds": 1.5})
+
+
 def test_a_trial_survives_encoding_and_decoding_and_keeps_its_id() -> None:
     again = from_json(Trial, strict_loads(canonical_json(to_json(trial()))))
     assert again == trial()

@@ -36,7 +36,7 @@ from bench.bundle.handshake import (
 )
 from bench.bundle.held_to_manifest import check_image
 from bench.bundle.pack import pack, signatures, write_bundle
-from bench.bundle.plausibility import doubts, require_consistent, require_measured
+from bench.bundle.plausibility import doubts, require_consistent, require_measured, require_positive
 from bench.bundle.stated_manifest import StatedManifest
 from bench.bundle.statement import PREDICATE_SCHEMA, build_statement, parse_statement
 from bench.bundle.tar_format import (
@@ -53,6 +53,7 @@ from bench.bundle.verdict import Note, Verdict
 from bench.bundle.verify import Recompute, TrustRules, verify_bundle
 from bench.node_check.recompute_any import recompute, results_of
 from bench.planning.manifest import resolve_models
+from bench.records.estimate import Interval
 from bench.records.fastest import fastest_with_confidence
 from bench.records.genuine_gpus import PRODUCT_ALONE, PRODUCT_TOGETHER
 from bench.records.run_results import Results, samples_bytes
@@ -1856,6 +1857,45 @@ def test_frozen_weights_that_the_manifest_of_an_own_architecture_does_not_state(
         bench_version="0.0.9",
     )
     refused(path, "the manifest states another mine/recipe/lora than the results have", recompute)
+
+
+@pytest.mark.parametrize("methods", [3, {"naive": 1}])
+def test_methods_in_a_form_that_this_version_does_not_know_ask_for_no_setting(
+    tmp_path: Path, methods: object
+) -> None:
+    path = tmp_path / "b.tar"
+    retold(path, asks={"methods": methods})
+    assert verdict(path, recompute).level == "operator"
+
+
+@pytest.mark.parametrize("wrong", [{"days": Interval(0.0, 0.1)}, {"units_per_second": -1.0}])
+def test_an_estimate_that_is_not_positive_is_no_estimate(wrong: dict[str, Any]) -> None:
+    (trial,) = real_results().trials
+    assert trial.estimate is not None
+    require_positive(made_up_trial(), None)
+    require_positive(made_up_trial(), trial.estimate)
+    with pytest.raises(ValueError, match="is not above zero"):
+        require_positive(made_up_trial(), replace(trial.estimate, **wrong))
+
+
+def test_a_manifest_may_name_the_source_of_a_recipe_that_it_changes(tmp_path: Path) -> None:
+    """The results then say which fields are not from that source."""
+    path = tmp_path / "b.tar"
+    source = real_results().models[0].recipe.source
+    entry = {"name": "pythia-160m", "micro_batch": 32, "recipe": {"steps": 9, "source": source}}
+    (changed,) = resolve_models([entry])[0]
+    assert changed.recipe.source != source
+    retold(path, model=lambda _: changed, asks={"models": [entry]})
+    assert verdict(path, recompute).level == "operator"
+    other = entry | {"recipe": {"steps": 9, "source": "another"}}
+    retold(path, model=lambda _: changed, asks={"models": [other]})
+    refused(path, "the manifest states another pythia-160m/recipe/source", recompute)
+
+
+def test_an_architecture_with_a_field_that_this_bench_does_not_add(tmp_path: Path) -> None:
+    path = tmp_path / "b.tar"
+    retold(path, model=lambda m: replace(m, architecture={**m.architecture, "skipped_layers": 6}))
+    refused(path, "pythia-160m: its architecture is not what this bench makes of the manifest", recompute)
 
 
 def test_operations_of_the_unmodified_model_are_named_naive(tmp_path: Path) -> None:

@@ -108,6 +108,25 @@ def test_a_bundle_is_written_completely_or_not_at_all(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_bundle_and_its_folder_are_on_the_disk_and_no_file_stays_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a crash of the machine after the run could leave no bundle, or one without content."""
+    opened, synced = Path("/proc/self/fd"), []
+    sync = os.fsync
+
+    def recorded(file: int) -> None:
+        synced.append((opened / str(file)).readlink())
+        sync(file)
+
+    monkeypatch.setattr(pack_module.os, "fsync", recorded)
+    before = len(list(opened.iterdir()))
+    packed(tmp_path / "b.tar")
+    assert [path.parent for path in synced] == [tmp_path, tmp_path.parent]
+    assert synced[1] == tmp_path
+    assert len(list(opened.iterdir())) == before
+
+
 @pytest.mark.parametrize("place", ["no/such/b.tar", "file/b.tar", "folder"])
 def test_a_place_where_no_bundle_can_be_written_is_named(tmp_path: Path, place: str) -> None:
     (tmp_path / "file").touch()

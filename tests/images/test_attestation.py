@@ -137,6 +137,13 @@ def test_the_provenance_is_slsas_v1_and_names_everything_that_the_image_is_made_
     assert (made / "bench-cpu.config.json").read_bytes() == facts_of(image).config_bytes
 
 
+def test_the_list_of_contents_is_that_of_the_image(image: Path, made: Path) -> None:
+    statement = payload(made / LIST)
+    assert statement["predicateType"] == "https://cyclonedx.org/bom"
+    assert statement["predicate"] == CONTENTS
+    assert statement["subject"] == payload(made / PROVENANCE)["subject"]
+
+
 def test_an_envelope_is_signed_over_its_type_and_payload(key: Path, made: Path) -> None:
     """DSSE's pre-authentication encoding: the payload alone is not what is signed."""
     document = json.loads((made / LIST).read_text())

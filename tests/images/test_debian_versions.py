@@ -26,7 +26,8 @@ def test_the_order_of_debian_policy() -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "other"), [("1.0", "0:1.0"), ("1.0", "1.0-0"), ("1.01", "1.1"), ("1.0-1", "1.0-01")]
+    ("one", "other"),
+    [("1.0", "0:1.0"), ("1.0", "1.0-0"), ("1.01", "1.1"), ("1.0-1", "1.0-01"), ("1.0a", "1.0a0")],
 )
 def test_versions_that_are_spelt_differently_and_equal(one: str, other: str) -> None:
     assert debian_version(one) == debian_version(other)

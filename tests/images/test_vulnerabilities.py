@@ -12,6 +12,7 @@ import pytest
 
 from bench.base.errors import BadInput
 from bench.cli.main import main
+from bench.images import osv
 from bench.images.osv import Package, Vulnerability, affects
 from bench.images.vex import read_vex
 from bench.images.vulnerabilities import FoundVulnerability, packages_of, scan
@@ -71,6 +72,8 @@ def test_packages_are_named_as_the_feed_names_them() -> None:
         "pkg:pypi/Foo_Bar.baz@1",
         "pkg:deb/debian/bash@5.2?arch=amd64",
         "pkg:oci/x@1",
+        "pkg:deb/ubuntu/bash@5",
+        "pkg:oci/debian/x@1",
     )
     document = json.dumps({"bomFormat": "CycloneDX", "components": [component(purl) for purl in purls]})
     assert list(packages_of(document.encode(), "x").values()) == [
@@ -233,6 +236,20 @@ def test_a_feed_that_cannot_be_read_whole_is_refused(
         list(scan({TORCH: Package("PyPI", "torch", "2")}, tmp_path / name))
 
 
+def test_a_feed_has_at_most_two_million_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert osv.MAX_RECORDS == 2_000_000
+    monkeypatch.setattr(osv, "MAX_RECORDS", 2)
+    assert len(found(tmp_path, record("A"), record("B"))) == 2
+    with pytest.raises(BadInput, match="has more than 2 records"):
+        found(tmp_path, record("A"), record("B"), record("C"))
+
+
+def test_a_record_may_have_several_lines(tmp_path: Path) -> None:
+    path = tmp_path / "feed.json"
+    path.write_text(json.dumps(record(), indent=2))
+    assert [v.id for v in scan({TORCH: Package("PyPI", "torch", "2")}, path)] == ["GHSA-1"]
+
+
 def test_a_record_may_hold_numbers_that_bench_itself_never_writes(tmp_path: Path) -> None:
     assert len(found(tmp_path, record(database_specific={"hash": 2**80}))) == 1
 
@@ -303,6 +320,8 @@ def test_the_last_statement_decides(tmp_path: Path) -> None:
     later = {"timestamp": "2026-03-01T00:00:00Z"}
     assert dismissed(tmp_path, says("affected", **later), says()) is None
     assert dismissed(tmp_path, says(**later), says("affected")) is not None
+    updated = {"timestamp": "2025-01-01T00:00:00Z", "last_updated": "2026-04-01T00:00:00Z"}
+    assert dismissed(tmp_path, says("affected", **updated), says(**later)) is None
 
 
 def test_a_part_of_an_image_says_nothing_where_only_a_list_is_scanned(tmp_path: Path) -> None:
@@ -332,8 +351,10 @@ def test_a_statement_that_silences_without_saying_why_is_refused(
     [{"@context": "x"}, {"statements": 3}, {"statements": [3]}, {"timestamp": None, "statements": [{}]}],
 )
 def test_a_document_that_is_no_openvex_is_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
-    with pytest.raises(BadInput, match="is no OpenVEX document"):
+    with pytest.raises(BadInput, match="is no OpenVEX document") as caught:
         read_vex(vex(tmp_path / "a.json", **wrong), None)
+    if "@context" in wrong:
+        assert caught.value.message.endswith('"@context" is not https://openvex.dev/ns/v0.2.0')
 
 
 # --- the command -----------------------------------------------------------------------------------------

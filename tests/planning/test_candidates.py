@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from bench.planning.plan import SettingPlan
@@ -70,6 +72,23 @@ def test_before_any_time_a_pass_is_believed_to_cost_one_sample_more_than_it_has(
     found = order([planned(sizes=(1, 2, 4)), planned("checkpointing", sizes=(64,))])
     # 1 + 1/4 is less than 1.25 * (1 + 1/64), which is less than 1 + 1/2.
     assert found == [((), 4), (("checkpointing",), 64), ((), 2), ((), 1)]
+
+
+@pytest.mark.parametrize(
+    ("need", "least", "later"),
+    [
+        (int(0.85 * MEMORY), MEMORY, False),  # what is predicted counts, if anything is
+        (int(0.85 * MEMORY) + 1, 0, True),
+        (None, int(0.85 * MEMORY), False),
+        (None, int(0.85 * MEMORY) + 1, True),
+        (None, None, False),
+    ],
+)
+def test_a_trial_that_may_not_fit_comes_after_a_dearer_one_that_does(
+    need: int | None, least: int | None, later: bool
+) -> None:
+    tight = replace(planned(), needs={16: need}, least_bytes=least)
+    assert order([tight, planned("checkpointing")])[0] == ((("checkpointing",), 16) if later else ((), 16))
 
 
 def test_a_smaller_micro_batch_of_the_only_timed_setting_is_next() -> None:
