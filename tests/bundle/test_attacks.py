@@ -1859,6 +1859,25 @@ def test_frozen_weights_that_the_manifest_of_an_own_architecture_does_not_state(
     refused(path, "the manifest states another mine/recipe/lora than the results have", recompute)
 
 
+@pytest.mark.parametrize(("work", "accepted"), [(0, False), (1, True)])
+def test_a_limit_has_at_least_one_operation(work: int, accepted: bool) -> None:
+    limit = Ceiling("matmul-bf16", 0, "FLOP/s", work, (1.0,))
+    results = replace(real_results(), ceilings=(limit,))
+    if accepted:
+        require_consistent(results)
+        return
+    with pytest.raises(ValueError, match="the ceiling matmul-bf16 has no time or no work"):
+        require_consistent(results)
+
+
+def test_samples_that_are_not_in_canonical_json(tmp_path: Path) -> None:
+    """Two spellings of the same times would be two bundles, and a copy would not look like one."""
+    path = tmp_path / "b.tar"
+    spaced = contents(REAL)["samples.jsonl"].replace(b'":', b'": ', 1)
+    real(path, lambda results: None, samples=spaced)
+    refused(path, r"samples\.jsonl: line 1: is not written as bench writes it", recompute)
+
+
 @pytest.mark.parametrize("methods", [3, {"naive": 1}])
 def test_methods_in_a_form_that_this_version_does_not_know_ask_for_no_setting(
     tmp_path: Path, methods: object

@@ -150,11 +150,14 @@ Reading = Callable[[float], dict[str, float]]
 TIMES = (0.0, 10.0, 20.0)  # seconds of readings; the steps of the trial were timed from 10 to 20
 
 
-def report(*gpus: Reading, names: Sequence[str] = (H200,), times: Sequence[float] = TIMES) -> None:
-    """Hold a trial of 500 TFLOP/s on each GPU, of a peak of 1,000, against readings; an H200 draws 700 W."""
+def report(*gpus: Reading, names: Sequence[str] = (H200,), times: Sequence[float] = TIMES) -> frozenset[str]:
+    """Hold a trial of 500 TFLOP/s on each GPU, of a peak of 1,000, against readings; an H200 draws 700 W.
+
+    Returns the trial, "t", if a GPU reported nothing that bounds it.
+    """
     lines = (canonical_json({"at": at, "trial": "t", "gpus": [gpu(at) for gpu in gpus]}) for at in times)
     claimed = ClaimedRate(10.0, 20.0, 500e12, (1000e12,) * len(names))
-    require_telemetry(lines, {"t": claimed}, node(*names).gpus)
+    return require_telemetry(lines, {"t": claimed}, node(*names).gpus)
 
 
 def clock(timed: float, before: float = 0.0) -> Reading:
@@ -216,3 +219,23 @@ def test_energy_counts_from_readings_three_seconds_apart() -> None:
     report(energy(2000), times=(10.0, 12.9))
     with pytest.raises(VerificationFailed, match="drew 2,000 W"):
         report(energy(2000), times=(10.0, 13.0))
+
+
+@pytest.mark.parametrize("tells", [clock(1980), power(600), energy(600)], ids=["clock", "power", "energy"])
+def test_any_of_clock_power_and_energy_bounds_a_trial(tells: Reading) -> None:
+    assert report(tells) == frozenset()
+    assert report(lambda at: {"celsius": 60}) == {"t"}
+
+
+def test_each_gpu_that_trained_must_report_something() -> None:
+    """The others bound only themselves."""
+    silent: Reading = lambda at: {}  # noqa: E731
+    assert report(clock(1980), clock(1980), names=(H200, H200)) == frozenset()
+    assert report(clock(1980), silent, names=(H200, H200)) == {"t"}
+    assert report(clock(1980), names=(H200, H200)) == {"t"}
+
+
+def test_energy_counts_only_where_it_is_reported() -> None:
+    """A counter that begins late did not begin at nothing."""
+    late: Reading = lambda at: {"energy_joules": 700 * at} if at >= 20 else {}  # noqa: E731
+    report(late)

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ import pytest
 from bench.base.strict_json import canonical_json
 from bench.cli.main import main
 from bench.images.archive import facts_of
+from bench.images.attestation import Attested
 from bench.images.fetch import digest
+from bench.images.variants import images
 from bench.signing.dsse import pae, seal
 from bench.signing.ssh_keys import PublicKey
 from tests.authority import RUN_KEY
@@ -121,6 +124,8 @@ def test_the_provenance_is_slsas_v1_and_names_everything_that_the_image_is_made_
     ]
     definition, details = statement["predicate"]["buildDefinition"], statement["predicate"]["runDetails"]
     assert definition["externalParameters"] == {"variant": "cpu", "without": []}
+    own = images()
+    assert definition["internalParameters"] == {"epoch": own.epoch, "suite": own.suite, "python": own.python}
     by_uri: dict[str, list[dict[str, str]]] = {}
     for one in definition["resolvedDependencies"]:
         by_uri.setdefault(one["uri"], []).append(one["digest"])
@@ -208,6 +213,8 @@ def test_what_is_no_checkout_attests_nothing(
 ) -> None:
     shutil.rmtree(source / ".git")
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(source.parent))
+    assert "is no git checkout" in refused_to_attest(image, source, key, capsys)
+    git(source, "init", "-q")  # a repository without any commit
     assert "is no git checkout" in refused_to_attest(image, source, key, capsys)
 
 
@@ -308,6 +315,27 @@ def test_a_statement_that_its_signer_changed(
     public = made / "run"
     public.with_suffix(".pub").write_text(PublicKey.of(RUN_KEY).line() + "\n")
     assert why in refused(image, public, made / name, capsys)
+
+
+@pytest.mark.parametrize(("stated", "code"), [(["x", "y"], 0), (["x"], 4), ([], 4)])
+def test_kernels_that_were_left_out_are_those_of_the_label(
+    tmp_path: Path, source: Path, made: Path, stated: list[str], code: int
+) -> None:
+    image = image_of(tmp_path, source, "without.tar", **{"bench.without": "x y"})
+    statement = payload(made / PROVENANCE)
+    statement["subject"][0]["digest"]["sha256"] = facts_of(image).identity.config.removeprefix("sha256:")
+    definition(statement)["externalParameters"]["without"] = stated
+    (made / PROVENANCE).write_bytes(seal(canonical_json(statement), RUN_KEY))
+    (made / "run.pub").write_text(PublicKey.of(RUN_KEY).line() + "\n")
+    assert verified(image, made / "run", made / PROVENANCE) == code
+
+
+def test_an_image_of_an_engine_may_have_no_tag_and_has_no_file(image: Path) -> None:
+    facts = facts_of(image)
+    identity = {"sha256": facts.identity.config.removeprefix("sha256:")}
+    nameless = Attested(replace(facts, tags=()), b"{}", None)
+    assert nameless.subjects() == [{"name": "bench", "digest": identity}]
+    assert Attested(facts, b"{}", None).subjects() == [{"name": "bench:test", "digest": identity}]
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"[]", b'{"payload": "", "payloadType": "", "signatures": []}'])

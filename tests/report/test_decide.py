@@ -351,3 +351,11 @@ def test_a_deadline_at_either_end_of_the_interval_itself() -> None:
     first, last = 10.0 - half_width, 10.0 + half_width
     assert (meets(days, last), meets(days, math.nextafter(last, 0))) == ("yes", "perhaps")
     assert (meets(days, first), meets(days, math.nextafter(first, 0))) == ("perhaps", "no")
+
+
+def test_of_several_options_that_are_as_fast_the_cheapest_is_named() -> None:
+    fast = Option("fast", "buy", Interval(10.0, 0.5), 100_000, 0)
+    cheap = Option("cheap", "buy", Interval(10.2, 0.5), 60_000, 0)
+    cheaper = Option("cheaper", "buy", Interval(10.3, 0.5), 50_000, 0)
+    for options in ([fast, cheap, cheaper], [cheaper, cheap, fast]):
+        assert decide(options, Wish(budget=200_000)).as_fast_for_less == cheaper

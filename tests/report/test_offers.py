@@ -316,3 +316,20 @@ def test_rows_with_other_conditions_are_ranked_only_if_the_user_asks(tmp_path: P
     plain, every = (Terms(BOOK, NO_WISH), Terms(BOOK, NO_WISH, rank_all=True))
     found = [len(only(compare_rows((row, longer), [], terms, 2)).entries) for terms in (plain, every)]
     assert found == [1, 2]
+
+
+def test_only_a_machine_that_is_bought_pays_for_electricity(rows: tuple[Row, ...]) -> None:
+    """A rent includes it, so that nothing is missing from its price."""
+    unmeasured = tuple(replace(row, watts=None) for row in rows)
+    assert {name: offer.unmetered for name, offer in offered(unmeasured).items()} == {
+        f"buy {H100}": True,
+        f"rent {H100}": False,
+        f"buy {A6000}": True,
+        f"rent {A6000}": False,
+    }
+
+
+@pytest.mark.parametrize("own", [None, False, True])
+def test_prices_are_the_users_own_only_if_that_is_said(rows: tuple[Row, ...], own: bool | None) -> None:
+    terms = Terms(BOOK, NO_WISH) if own is None else Terms(BOOK, NO_WISH, own_prices=own)
+    assert compare_rows(rows, [], terms, 2).own_prices == bool(own)

@@ -10,7 +10,7 @@ import pytest
 
 from bench.base.errors import BadInput
 from bench.report.compare.price_file import load_prices, shipped_prices
-from bench.report.compare.prices import Gap, PriceBook, Priced
+from bench.report.compare.prices import Gap, PriceBook, Priced, Rent
 
 WHEN = {"date": "2026-06-01", "source": "a quote"}
 H100 = "NVIDIA H100 80GB HBM3"
@@ -294,3 +294,17 @@ def test_a_limit_of_a_price_file_is_itself_allowed(
 
 def test_a_year_of_a_machine_has_365_days() -> None:
     assert PriceBook("USD", life_years=4.0).life_days == 1460.0
+
+
+def test_a_rent_is_on_demand_unless_its_kind_is_given() -> None:
+    quoted = ("2026-06-01", "a quote")
+    plain, spot = Rent(("GPU",), 2.0, *quoted), Rent(("GPU",), 1.0, *quoted, kind="spot")
+    book = PriceBook("USD", rents=(plain, spot))
+    assert book.renting("on-demand").rents == (plain,)
+    assert book.renting("spot").rents == (spot,)
+    assert book.renting("reserved").rents == ()
+
+
+def test_a_machine_lives_for_five_years_unless_another_time_is_given() -> None:
+    assert PriceBook("USD").life_days == 5 * 365
+    assert PriceBook("USD", life_years=3).life_days == 3 * 365

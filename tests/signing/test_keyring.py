@@ -373,3 +373,39 @@ def test_without_a_home_directory_there_are_no_lists(
     for command in ("trust", "revoke"):
         _, err = said(capsys, "keys", command, file, code=3)
         assert err == "there is no home directory for bench's lists\n"
+
+
+def test_a_key_that_ssh_keygen_does_not_make_is_reported(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = tmp_path / "bin" / "ssh-keygen"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\nexit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=":")
+    _, err = said(capsys, "keys", "new", "--no-passphrase", code=3)
+    assert err.startswith(f"{home}/id_ed25519: ssh-keygen made no key")
+
+
+@pytest.mark.parametrize("passphrase", [True, False])
+def test_ssh_keygen_itself_asks_for_a_passphrase_on_the_terminal(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, passphrase: bool
+) -> None:
+    """A passphrase never passes through bench, and an empty one is given only if none is wanted."""
+    key = ssh_key(tmp_path / "made")
+    given: list[str] = []
+
+    def make(command: list[str], *, check: bool) -> Any:
+        given.extend(command)
+        for suffix in ("", ".pub"):
+            source = key.with_name(f"made{suffix}")
+            (home / f"id_ed25519{suffix}").write_bytes(source.read_bytes())
+        (home / "id_ed25519").chmod(0o600)
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(keyring.subprocess, "run", make)
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    made = keyring.new(None, token=False, passphrase=passphrase)
+    assert made == PublicKey.from_line(key.with_suffix(".pub").read_text())
+    assert ("-N" in given) == (not passphrase)
+    assert home.stat().st_mode & 0o777 == 0o700
