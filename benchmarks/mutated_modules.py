@@ -42,7 +42,9 @@ _COMPARING = "report/test_comparing report/test_formats report/test_floors"
 MODULES: Mapping[str, Held] = {
     "bench/report/compare/offers.py": _held("money", "report/test_offers report/test_decide"),
     "bench/report/compare/decision.py": _held("money", "report/test_decide report/test_offers"),
-    "bench/report/compare/prices.py": _held("money", "report/test_prices report/test_price_lists"),
+    "bench/report/compare/prices.py": _held(
+        "money", "report/test_prices report/test_price_lists report/test_offers"
+    ),
     "bench/report/compare/price_file.py": _held("money", "report/test_prices report/test_price_lists"),
     "bench/signing/allowed_signers.py": _held("signatures", f"signing/test_trust {_KEYS}"),
     "bench/signing/dsse.py": _held("signatures", f"signing/test_dsse {_KEYS}"),

@@ -80,7 +80,7 @@ def receive(
     rules = _rules(key, now, revoked)
     with open_bundle(bundle) as opened:
         verdict = verify_bundle(bundle, recompute, rules)
-        if verdict.nonce is None or verdict.certificate_sha256 is None:
+        if verdict.nonce is None:  # then there is no certificate either
             message = "answers no challenge, so nothing proves that the run is recent"
             advice = "make a challenge with bench challenge, then run bench run --challenge"
             raise VerificationFailed(message, where=str(bundle), advice=advice)

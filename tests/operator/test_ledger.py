@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import multiprocessing
 from pathlib import Path
@@ -123,3 +124,13 @@ def test_the_folders_of_a_new_ledger_are_made_and_closed_to_others(tmp_path: Pat
     with Ledger(path) as ledger:
         assert ledger.lines == []
     assert path.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_damaged_ledger_is_released_at_once(path: Path) -> None:
+    """While the mistake is told, another command may restore the file."""
+    path.write_bytes(path.read_bytes() + b"damaged\n")
+    with pytest.raises(BadInput, match="line 4 is damaged") as caught:
+        Ledger(path)
+    with path.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert caught.value.where == str(path)

@@ -500,3 +500,12 @@ def test_a_bundle_with_a_receipt_needs_no_ledger(ledger: Ledger, key: OperatorKe
         )
         assert (verdict.level, another.lines) == ("operator", [])
     assert (tmp_path / "copy.tar").read_bytes() == bundle.read_bytes()
+
+
+def test_a_certificate_is_valid_from_five_minutes_before_it_was_made(
+    ledger: Ledger, key: OperatorKey
+) -> None:
+    """A node's clock may be slow; but not before the challenge."""
+    early, late = asked(ledger, now=NOW - 5000), asked(ledger, now=NOW - 100)
+    assert certified(ledger, key, early, NOW).valid_after == NOW - 300
+    assert certified(ledger, key, late, NOW).valid_after == NOW - 100

@@ -359,3 +359,11 @@ def test_of_several_options_that_are_as_fast_the_cheapest_is_named() -> None:
     cheaper = Option("cheaper", "buy", Interval(10.3, 0.5), 50_000, 0)
     for options in ([fast, cheap, cheaper], [cheaper, cheap, fast]):
         assert decide(options, Wish(budget=200_000)).as_fast_for_less == cheaper
+
+
+def test_an_option_that_is_not_provably_faster_is_not_named_as_faster() -> None:
+    cheap = Option("cheap", "rent", Interval(10.2, 0.5), 0, 100)
+    equal = Option("equal", "rent", Interval(10.0, 0.5), 0, 101)
+    faster = Option("faster", "rent", Interval(8.0, 0.5), 0, 102)
+    assert decide([cheap, equal], Wish(deadline_days=14)).as_cheap_but_faster is None
+    assert decide([cheap, equal, faster], Wish(deadline_days=14)).as_cheap_but_faster == faster

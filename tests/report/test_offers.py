@@ -333,3 +333,11 @@ def test_only_a_machine_that_is_bought_pays_for_electricity(rows: tuple[Row, ...
 def test_prices_are_the_users_own_only_if_that_is_said(rows: tuple[Row, ...], own: bool | None) -> None:
     terms = Terms(BOOK, NO_WISH) if own is None else Terms(BOOK, NO_WISH, own_prices=own)
     assert compare_rows(rows, [], terms, 2).own_prices == bool(own)
+
+
+def test_an_offer_tells_every_quote_that_its_figures_rest_on(rows: tuple[Row, ...]) -> None:
+    found = offered(rows)
+    bought, rented = found[f"buy {H100}"].quotes, found[f"rent {H100}"].quotes
+    assert [quote.endswith("a quote, 2026-06-01") for quote in (*bought, *rented)] == [True] * 3
+    assert len(bought) == 2 and "10,000" in bought[0] and "0.2" in bought[1]
+    assert len(rented) == 1 and "2" in rented[0]

@@ -10,7 +10,7 @@ import pytest
 
 from bench.base.errors import BadInput
 from bench.report.compare.price_file import load_prices, shipped_prices
-from bench.report.compare.prices import Gap, PriceBook, Priced, Rent
+from bench.report.compare.prices import Gap, PriceBook, Priced, Rent, for_nodes
 
 WHEN = {"date": "2026-06-01", "source": "a quote"}
 H100 = "NVIDIA H100 80GB HBM3"
@@ -308,3 +308,15 @@ def test_a_rent_is_on_demand_unless_its_kind_is_given() -> None:
 def test_a_machine_lives_for_five_years_unless_another_time_is_given() -> None:
     assert PriceBook("USD").life_days == 5 * 365
     assert PriceBook("USD", life_years=3).life_days == 3 * 365
+
+
+def test_a_missing_price_is_missing_for_any_number_of_nodes() -> None:
+    gap = Gap("no rent")
+    assert for_nodes(gap, 2) == gap
+    assert for_nodes(Priced(3.0, ("a quote",), 4), 2) == Priced(6.0, ("a quote",), 4)
+
+
+@pytest.mark.parametrize("named", ["+", "--", "NVIDIA A100"])
+def test_a_quote_of_another_name_is_no_hint(named: str) -> None:
+    book = PriceBook("USD", rents=(Rent((named,), 2.0, "2026-06-01", "a quote"),))
+    assert book.to_rent("NVIDIA H100", 1) == Gap("no rent for 1x NVIDIA H100")

@@ -12,7 +12,7 @@ from bench.base.errors import BadInput
 from bench.base.strict_json import to_json
 from bench.planning.manifest import load_manifest
 from bench.planning.plan import make_plan, target_of
-from bench.records.trial import Gpu, NodeFacts
+from bench.records.trial import Gpu, KernelGpu, KernelGpus, NodeFacts
 from bench.runner.run.bundle_parts import predicate
 from bench.runner.run.execute import _header, _open_run
 from bench.runner.run.journal import Journal
@@ -57,3 +57,16 @@ def test_only_a_machine_of_the_same_kind_may_continue_a_run(tmp_path: Path) -> N
     for other in (another, dataclasses.replace(FIRST, driver="570.26"), dataclasses.replace(FIRST, gpus=())):
         with pytest.raises(BadInput, match="another machine"):
             require_same(tmp_path, header, MANIFEST, other, moved=True)
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_the_places_of_gpus_do_not_make_another_machine(tmp_path: Path, moved: bool) -> None:
+    """A reboot may number the bus anew, and the kernel may list a further GPU that the run does not use."""
+
+    def at(bus: str, *others: str) -> NodeFacts:
+        listed = KernelGpus(tuple(KernelGpu(place, None, None) for place in (bus, *others)))
+        return dataclasses.replace(FIRST, gpus=(dataclasses.replace(GPU, bus=bus),), kernel_gpus=listed)
+
+    header = to_json(_header(begin(tmp_path, at("0000:1b:00.0"))))
+    for node in (FIRST, at("0000:1b:00.0"), at("0000:2c:00.0", "0000:3d:00.0")):
+        require_same(tmp_path, header, MANIFEST, node, moved=moved)

@@ -409,3 +409,13 @@ def test_ssh_keygen_itself_asks_for_a_passphrase_on_the_terminal(
     assert made == PublicKey.from_line(key.with_suffix(".pub").read_text())
     assert ("-N" in given) == (not passphrase)
     assert home.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_list_is_not_touched_if_nothing_is_added(home: Path, tmp_path: Path) -> None:
+    file = public(tmp_path / "operator.pub")
+    assert main(["keys", "trust", str(file)]) == 0
+    lists = home / "allowed_signers"
+    lists.write_text(lists.read_text().removesuffix("\n"))
+    before = lists.read_bytes()
+    assert main(["keys", "trust", str(file)]) == 0
+    assert lists.read_bytes() == before

@@ -102,7 +102,7 @@ def _as_cheap_but_faster(in_time: list[Option], cheapest: Option | None, wish: W
         return None
     spent = cheapest.spend_interval(wish.runs)
     best = frontier(in_time, lambda o: o.spend(wish.runs), lambda o: o.days.value)
-    near = [o for o in best if o.days.value < cheapest.days.value and differs(o.days, cheapest.days)]
+    near = [o for o in best if differs(o.days, cheapest.days)]  # no slower one is on the frontier
     near = [o for o in near if not _surely_more(o.spend_interval(wish.runs), spent)]
     return min(near, key=_by_speed(wish), default=None)
 
@@ -175,7 +175,7 @@ def places(days: Sequence[Interval]) -> list[Rank]:
     ranks: list[Rank] = []
     leader, rank = 0, 1
     for i, interval in enumerate(days):
-        if i and differs(interval, days[leader]):
+        if differs(interval, days[leader]):
             leader, rank = i, i + 1
         ranks.append(Rank(rank, ratio(interval, days[0]) if i else None))
     return ranks

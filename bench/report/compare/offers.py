@@ -51,9 +51,9 @@ class Offer:
     on_frontier: bool
     break_even: BreakEven | None  # to buy: against the cheapest rented run of this model
     marks: tuple[str, ...]  # the questions that this offer answers
-    rent_always_less: bool = False  # the cheapest rent costs less than this machine's electricity alone
-    unmetered: bool = False  # electricity has a price, but this machine's power was not measured
-    outlived: bool = False  # to buy: the machine's life is too short for all runs that were asked for
+    rent_always_less: bool  # the cheapest rent costs less than this machine's electricity alone
+    unmetered: bool  # electricity has a price, but this machine's power was not measured
+    outlived: bool  # to buy: the machine's life is too short for all runs that were asked for
 
 
 def offers_of(

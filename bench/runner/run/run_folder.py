@@ -114,7 +114,7 @@ def require_same(
     if header.get("manifest") != manifest.digest:
         raise BadInput("was begun with another manifest", where=str(folder))
     machine_then, machine_now = header.get("machine"), machine(folder.name)
-    node_then, node_now = header.get("node"), to_json(node)
+    node_then, node_now = (_without_places(found) for found in (header.get("node"), to_json(node)))
     if moved:
         node_then, node_now = _without_identity(node_then), _without_identity(node_now)
     if isinstance(node_then, dict) and _same_memory(node_then.get("memory_bytes"), node.memory_bytes):
@@ -151,6 +151,14 @@ def _texts(fields: Mapping[str, Any] | None) -> dict[str, str]:
 def _same_memory(bytes_then: Any, bytes_now: int) -> bool:
     """True if both may be one machine's memory: a kernel reserves a little more or less at each boot."""
     return isinstance(bytes_then, int) and abs(bytes_then - bytes_now) <= SAME_MEMORY * bytes_now
+
+
+def _without_places(node: Any) -> Any:
+    """Return the node without the places of its GPUs and the kernel's list, which a reboot may change."""
+    if not isinstance(node, dict):
+        return node
+    gpus = [{name: value for name, value in gpu.items() if name != "bus"} for gpu in node.get("gpus", [])]
+    return {name: value for name, value in node.items() if name != "kernel_gpus"} | {"gpus": gpus}
 
 
 def _without_identity(node: Any) -> Any:
