@@ -172,12 +172,14 @@ def verify_attestation(envelope: bytes, image: Attested, keys: Sequence[PublicKe
 
 
 def _opened(envelope: bytes, keys: Sequence[PublicKey]) -> tuple[bytes, PublicKey]:
-    for key in keys[:-1]:
+    """Return the payload, and the first of the keys that signed it."""
+    refusals = []
+    for key in keys:
         try:
             return unseal(envelope, key), key
-        except VerificationFailed:
-            continue
-    return unseal(envelope, keys[-1]), keys[-1]
+        except VerificationFailed as error:
+            refusals.append(error)
+    raise refusals[-1]
 
 
 def _require_subject(subjects: Sequence[Mapping[str, Any]], image: Attested) -> None:

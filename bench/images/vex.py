@@ -97,7 +97,7 @@ def _statements(
         raise DecodeError(f"{where} says not_affected without justification or impact_statement")
     vulnerability = entry["vulnerability"]
     names = frozenset((vulnerability["name"], *(vulnerability.get("aliases") or ())))
-    packages = frozenset(_packages(entry.get("products") or (), image))
+    packages = frozenset(_packages(entry["products"], image))
     if packages:
         yield VexStatement(names, packages, status, reason or status, source)
 

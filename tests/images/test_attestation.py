@@ -218,6 +218,14 @@ def test_what_is_no_checkout_attests_nothing(
     assert "is no git checkout" in refused_to_attest(image, source, key, capsys)
 
 
+def test_a_damaged_checkout_attests_nothing(
+    image: Path, source: Path, key: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whether its files are those of the commit cannot be said."""
+    (source / ".git" / "index").write_bytes(b"damaged")
+    assert "is no git checkout" in refused_to_attest(image, source, key, capsys)
+
+
 # --- what is not believed -----------------------------------------------------------------------------------
 
 

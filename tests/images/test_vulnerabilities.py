@@ -204,9 +204,9 @@ def test_a_feed_is_a_file_a_folder_or_an_archive(tmp_path: Path) -> None:
     (folder / "PyPI").mkdir(parents=True)
     (folder / "PyPI" / "A.json").write_text(json.dumps(one))
     (folder / "README.txt").write_text("not a record")
-    (folder / "more.jsonl").write_text(f"{json.dumps(two)}\n\n")
-    assert sorted(v.id for v in scan(packages, folder)) == ["A", "B"]
-    assert [v.id for v in scan(packages, folder / "more.jsonl")] == ["B"]
+    (folder / "more.jsonl").write_text(f"{json.dumps(two)}\n\n{json.dumps(record('C'))}\n")
+    assert sorted(v.id for v in scan(packages, folder)) == ["A", "B", "C"]
+    assert [v.id for v in scan(packages, folder / "more.jsonl")] == ["B", "C"]
     with zipfile.ZipFile(tmp_path / "all.zip", "w") as archive:
         archive.writestr("A.json", json.dumps(one))
         archive.writestr("B.json", json.dumps(two))
@@ -242,6 +242,20 @@ def test_a_feed_has_at_most_two_million_records(tmp_path: Path, monkeypatch: pyt
     assert len(found(tmp_path, record("A"), record("B"))) == 2
     with pytest.raises(BadInput, match="has more than 2 records"):
         found(tmp_path, record("A"), record("B"), record("C"))
+
+
+def test_a_document_of_a_feed_has_at_most_32_mebibytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert osv.MAX_RECORD_BYTES == 32 * 2**20
+    size = len(json.dumps([record()]))
+    monkeypatch.setattr(osv, "MAX_RECORD_BYTES", size)
+    assert len(found(tmp_path, record())) == 1
+    with zipfile.ZipFile(tmp_path / "all.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("A.json", json.dumps([record(details="x" * 10**6)]))
+    for path in (tmp_path / "all.zip", feed(tmp_path / "more.json", record("GHSA-11"))):
+        with pytest.raises(BadInput, match=f"has more than {size:,} bytes"):
+            list(scan({TORCH: Package("PyPI", "torch", "2")}, path))
 
 
 def test_a_record_may_have_several_lines(tmp_path: Path) -> None:
@@ -292,7 +306,20 @@ def dismissed(tmp_path: Path, *statements: dict[str, Any], image: str | None = I
         says(product="pkg:pypi/torch"),  # of every version
         says(product=TORCH),
         says(product={"@id": f"pkg:oci/bench@{IMAGE}", "subcomponents": [{"@id": TORCH}]}),
+        says(
+            product={"@id": f"urn:image:{IMAGE.removeprefix('sha256:')}", "subcomponents": [{"@id": TORCH}]}
+        ),
         says(vulnerability={"name": "X-1", "aliases": ["GHSA-1"]}),
+        *(
+            says(justification=why)
+            for why in (
+                "component_not_present",
+                "vulnerable_code_not_present",
+                "vulnerable_code_cannot_be_controlled_by_adversary",
+                "inline_mitigations_already_exist",
+            )
+        ),
+        says(justification=None, impact_statement="it is never called"),
     ],
 )
 def test_what_does_not_apply_is_dismissed_with_its_reason(tmp_path: Path, statement: dict[str, Any]) -> None:
@@ -337,6 +364,7 @@ def test_a_part_of_an_image_says_nothing_where_only_a_list_is_scanned(tmp_path: 
         (says("harmless"), "has the status 'harmless'"),
         ({"status": "fixed"}, "vulnerability"),
         (says(product={"name": "x"}), "@id"),
+        ({"vulnerability": {"name": "CVE-1"}, "status": "fixed"}, "products"),
     ],
 )
 def test_a_statement_that_silences_without_saying_why_is_refused(
