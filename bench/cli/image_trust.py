@@ -115,8 +115,8 @@ def find_vulnerabilities(request: ScanArguments) -> int:
         return int(bool(applies))
     for one in found:
         print(one_line(_line(one)))
-    dismissed = f", {len(found) - len(applies)} do not apply" if len(found) > len(applies) else ""
-    print(f"{len(packages)} packages: {len(applies)} vulnerabilities{dismissed}", file=sys.stderr)
+    dismissed = f", not applicable: {len(found) - len(applies)}" if len(found) > len(applies) else ""
+    print(f"packages: {len(packages)}, vulnerabilities: {len(applies)}{dismissed}", file=sys.stderr)
     return int(bool(applies))
 
 

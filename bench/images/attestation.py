@@ -59,7 +59,11 @@ def _hex(digest: str) -> str:
 
 def attest_contents(image: Attested, key: Signer) -> bytes:
     """Return the envelope that binds the image's SBOM to the image."""
-    return _sealed(image, CONTENTS, strict_loads(image.sbom), key)
+    try:
+        contents = strict_loads(image.sbom)
+    except DecodeError as error:
+        raise BadInput(f"the list of contents in the image is malformed: {error}") from None
+    return _sealed(image, CONTENTS, contents, key)
 
 
 def attest_provenance(image: Attested, inputs: BuildInputs, key: Signer, builder: str | None) -> bytes:
@@ -67,6 +71,10 @@ def attest_provenance(image: Attested, inputs: BuildInputs, key: Signer, builder
 
     `builder` is the URI of who built it; None: one made of the key.
     """
+    for path in (*(inputs.root / name for name in (*_BUILD_FILES, BUILDER)), *_locks(inputs).values()):
+        if not path.exists():
+            advice = "attest in the checkout that the image was built from: --source"
+            raise BadInput(f"lacks {path.relative_to(inputs.root)}", where=str(inputs.root), advice=advice)
     _require_same_locks(image.facts.labels, inputs)
     own = f"{_URN}bench/builder/{PublicKey.of(key).fingerprint}"
     predicate = {

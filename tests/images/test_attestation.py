@@ -218,6 +218,22 @@ def test_what_is_no_checkout_attests_nothing(
     assert "is no git checkout" in refused_to_attest(image, source, key, capsys)
 
 
+@pytest.mark.parametrize("name", ["Dockerfile", "docker/builder.lock", "docker/cpu.lock"])
+def test_a_folder_that_lacks_a_file_of_the_build_attests_nothing(
+    image: Path, source: Path, key: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (source / name).unlink()
+    assert f"{source}: lacks {name}" in refused_to_attest(image, source, key, capsys)
+
+
+def test_an_image_with_a_malformed_list_is_not_attested(
+    tmp_path: Path, source: Path, key: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    labels = facts_of(image_of(tmp_path, source)).labels
+    image = make_image(tmp_path, [{PLACE: b"{"}], "odd.tar", labels)
+    assert "the list of contents in the image is malformed" in refused_to_attest(image, source, key, capsys)
+
+
 def test_a_damaged_checkout_attests_nothing(
     image: Path, source: Path, key: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

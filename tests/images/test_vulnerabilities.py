@@ -408,7 +408,7 @@ def test_the_command_tells_what_applies_first_and_exits_with_1(
     first, second = captured.out.splitlines()
     assert first.startswith("torch 2.10.0+cu128   Z-1 CVE-9   no severity   no mended version   x\\x1b[2J")
     assert "GHSA-1 CVE-1   does not apply: vulnerable_code_not_in_execute_path (v.json, lab)" in second
-    assert captured.err == "2 packages: 1 vulnerabilities, 1 do not apply\n"
+    assert captured.err == "packages: 2, vulnerabilities: 1, not applicable: 1\n"
     assert main([*command, "--json"]) == 1
     shown = json.loads(capsys.readouterr().out)
     assert [one["id"] for one in shown["vulnerabilities"]] == ["Z-1", "GHSA-1"]
@@ -418,4 +418,4 @@ def test_a_clean_image_exits_with_0(tmp_path: Path, capsys: pytest.CaptureFixtur
     contents = sbom(tmp_path / "sbom.json", TORCH)
     known = feed(tmp_path / "feed.json", record(package="numpy"))
     assert main(["image", "scan", str(contents), "--feed", str(known)]) == 0
-    assert capsys.readouterr() == ("", "1 packages: 0 vulnerabilities\n")
+    assert capsys.readouterr() == ("", "packages: 1, vulnerabilities: 0\n")
