@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import os
 import shutil
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from bench import __version__
 from bench.base.strict_json import canonical_json
 from bench.cli.main import main
 from bench.images.archive import facts_of
@@ -139,6 +141,9 @@ def test_the_provenance_is_slsas_v1_and_names_everything_that_the_image_is_made_
                      "docker/debian.lock", "docker/builder.lock")
     }  # fmt: skip
     assert details["builder"]["id"].startswith("urn:uuid:")
+    assert details["builder"]["version"] == {"bench": __version__}
+    listed = hashlib.sha256(json.dumps(CONTENTS).encode()).hexdigest()
+    assert details["byproducts"] == [{"name": "sbom.cdx.json", "digest": {"sha256": listed}}]
     assert (made / "bench-cpu.config.json").read_bytes() == facts_of(image).config_bytes
 
 

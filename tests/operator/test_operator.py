@@ -509,3 +509,20 @@ def test_a_certificate_is_valid_from_five_minutes_before_it_was_made(
     early, late = asked(ledger, now=NOW - 5000), asked(ledger, now=NOW - 100)
     assert certified(ledger, key, early, NOW).valid_after == NOW - 300
     assert certified(ledger, key, late, NOW).valid_after == NOW - 100
+
+
+def test_a_bundle_is_received_again_even_if_the_clock_was_set_back(
+    ledger: Ledger, key: OperatorKey, tmp_path: Path
+) -> None:
+    """The time that counts is that of the first receipt, which the ledger has."""
+    node = asked(ledger)
+    bundle = node.bundle(tmp_path / "b.tar", certified(ledger, key, node))
+    certify_and_receive.receive(ledger, key, bundle, tmp_path / "one.tar", NOW + 600, recompute)
+    verdict = certify_and_receive.receive(ledger, key, bundle, tmp_path / "two.tar", NOW + 2, recompute)
+    assert verdict.seen_seconds == 600
+
+
+def test_a_new_run_has_an_id_of_12_digits_and_a_nonce_of_64(ledger: Ledger) -> None:
+    one, two = asked(ledger).challenge, asked(ledger).challenge
+    assert (len(one.run_id), len(one.nonce)) == (12, 64)
+    assert (one.run_id, one.nonce) != (two.run_id, two.nonce)

@@ -14,6 +14,7 @@ from bench.records.estimate import BETWEEN_PROCESSES, Interval
 from bench.report.compare.decision import (
     Option,
     Wish,
+    _surely_more,
     break_even,
     decide,
     differs,
@@ -367,3 +368,15 @@ def test_an_option_that_is_not_provably_faster_is_not_named_as_faster() -> None:
     faster = Option("faster", "rent", Interval(8.0, 0.5), 0, 102)
     assert decide([cheap, equal], Wish(deadline_days=14)).as_cheap_but_faster is None
     assert decide([cheap, equal, faster], Wish(deadline_days=14)).as_cheap_but_faster == faster
+
+
+def test_money_is_surely_more_beyond_both_half_widths_and_not_at_them() -> None:
+    assert not _surely_more(Interval(13.0, 3.0), Interval(8.0, 4.0))
+    assert _surely_more(Interval(13.001, 3.0), Interval(8.0, 4.0))
+    assert not _surely_more(Interval(8.0, 4.0), Interval(13.001, 3.0))
+
+
+def test_an_option_is_for_one_run_unless_more_are_asked_for() -> None:
+    option = Option("a", "buy", Interval(10.0, 0.5), 1000.0, 7.0)
+    assert (option.spend(), option.spend(3)) == (1007.0, 1021.0)
+    assert (option.spend_interval().value, option.spend_interval(3).value) == (1007.0, 1021.0)

@@ -341,3 +341,9 @@ def test_an_offer_tells_every_quote_that_its_figures_rest_on(rows: tuple[Row, ..
     assert [quote.endswith("a quote, 2026-06-01") for quote in (*bought, *rented)] == [True] * 3
     assert len(bought) == 2 and "10,000" in bought[0] and "0.2" in bought[1]
     assert len(rented) == 1 and "2" in rented[0]
+
+
+def test_only_a_machine_that_is_bought_can_break_even(rows: tuple[Row, ...]) -> None:
+    found = offered(rows)
+    assert {name for name, offer in found.items() if offer.break_even} == {f"buy {H100}", f"buy {A6000}"}
+    assert not any(offer.rent_always_less for offer in found.values())

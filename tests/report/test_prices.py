@@ -320,3 +320,19 @@ def test_a_missing_price_is_missing_for_any_number_of_nodes() -> None:
 def test_a_quote_of_another_name_is_no_hint(named: str) -> None:
     book = PriceBook("USD", rents=(Rent((named,), 2.0, "2026-06-01", "a quote"),))
     assert book.to_rent("NVIDIA H100", 1) == Gap("no rent for 1x NVIDIA H100")
+
+
+def test_own_rents_replace_the_shipped_ones_of_their_own_cards_alone(tmp_path: Path) -> None:
+    own = {"gpu": [H100], "price": 99.0, "date": "2026-06-01", "source": "ours"}
+    book, shipped = load_prices(file(tmp_path, rents=[own])), shipped_prices()
+    assert [rent.price for rent in book.rents if H100 in rent.gpu] == [99.0]
+    others = {rent.gpu for rent in shipped.rents if H100 not in rent.gpu}
+    assert others
+    assert {rent.gpu for rent in book.rents if H100 not in rent.gpu} == others
+
+
+def test_rents_of_one_gpu_and_of_machines_have_an_order() -> None:
+    quoted = ("2026-06-01", "a quote")
+    each, machine = Rent(("GPU",), 2.0, *quoted), Rent(("GPU",), 1.0, *quoted, gpus=8)
+    assert sorted([machine, each], key=lambda rent: rent.place) == [each, machine]
+    assert each.place == (("GPU",), 0, "on-demand", 2.0)

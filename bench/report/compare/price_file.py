@@ -85,8 +85,8 @@ def _meaning_mistakes(document: Any, malformed: Set[str]) -> Iterator[Mistake]:
     quotes = list(_quotes(document, malformed))
     if "/currency" not in malformed:
         yield from _currency_mistakes(document["currency"], quotes)
-    life_years = 1 if "/life_years" in malformed else document.get("life_years", 1)
-    if not 0 < life_years <= 100:
+    life_years = None if "/life_years" in malformed else document.get("life_years")
+    if life_years is not None and not 0 < life_years <= 100:
         yield Mistake(
             "/life_years", f"{life_years} is not a machine's lifetime", "allowed: more than 0, at most 100"
         )
