@@ -77,7 +77,7 @@ MODULES: Mapping[str, Held] = {
     ),
     "bench/report/compare/extrapolate.py": _held("estimates", f"report/test_scaling {_COMPARING}"),
     "bench/report/compare/comparison.py": _held("estimates", f"{_COMPARING} report/test_offers"),
-    "bench/report/compare/compared_rows.py": _held("estimates", _COMPARING),
+    "bench/report/compare/compared_rows.py": _held("estimates", f"{_COMPARING} records/test_slowdown"),
     "bench/records/slowdown.py": _held("judging", "records/test_slowdown report/test_formats"),
     "bench/node_check/judging/judge_figures.py": _held("judging", f"{_JUDGING} node_check/test_results"),
     "bench/node_check/judging/standards.py": _held(

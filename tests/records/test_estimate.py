@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from bench.records.estimate import (
     Interval,
+    ceiling_precisions,
     ceiling_rate,
     estimate,
     loss_difference,
@@ -225,3 +226,18 @@ def test_of_three_counts_the_lowest_and_the_highest_give_the_line() -> None:
     interval = step_interval(steps(*((1, 1.5), (3, 99.0), (5, 5.5)) * 2), 64)
     assert interval is not None
     assert interval.value == pytest.approx(64.5)
+
+
+@pytest.mark.parametrize(
+    ("precision", "setting", "bounding"),
+    [
+        ("fp8", (), ("fp8", "bf16")),
+        ("bf16", (), ("bf16",)),
+        ("fp32", (), ("fp32",)),
+        ("fp32", ("tf32",), ("tf32",)),
+        ("bf16", ("tf32",), ("bf16",)),
+    ],
+)
+def test_the_products_that_bound_a_recipe(precision: Any, setting: tuple[str, ...], bounding: object) -> None:
+    recipe = dataclasses.replace(trial().model.recipe, precision=precision)
+    assert ceiling_precisions(dataclasses.replace(trial().model, recipe=recipe), setting) == bounding

@@ -276,3 +276,13 @@ def test_reasons_that_mean_a_fault_and_how_bad_each_is() -> None:
         128: ("power brake", "fail"),
         32: ("software thermal slowdown", "warn"),
     }
+
+
+def test_a_gpu_that_reports_no_temperature_is_told_without_it(tmp_path: Path) -> None:
+    def silent(_: int) -> list[dict[str, Any]]:
+        return [{name: value for name, value in one(HEAT, mhz=405).items() if name != "celsius"}]
+
+    row = slowed_by(tmp_path, silent)
+    assert row.slowed is not None
+    assert (row.slowed.celsius, row.slowed.sm_mhz) == (None, 405)
+    assert slowed_text(row.slowed) == "GPU 0 by software thermal slowdown, at 405 of its 405 MHz"

@@ -217,3 +217,16 @@ def test_a_model_without_a_figure_names_what_became_of_its_last_trial() -> None:
     wrong = replace(results(0.2)[0], gradient_check=GradientCheck((), 1, 0.5, "a", 0.5))
     assert why(run_of((wrong,))) == "wrong gradients"
     assert why(run_of((wrong, replace(impossible, setting=("tf32",))))) == "implausible"
+
+
+def test_a_trial_whose_second_process_gave_no_figure_says_nothing_about_processes() -> None:
+    calm, failed = made_twice((1.0, 1.0), (1.0, 1.05))
+    assert process_spread([calm, replace(failed, estimate=None)]) == process_spread([calm])
+
+
+def test_what_two_intervals_explain_is_no_spread_between_processes() -> None:
+    """A half-width of 1.96% is a standard deviation of 1%."""
+    (one,) = made_twice((1.0, math.exp(0.05)))
+    vague = replace(one, earlier=Interval(1.0, 0.0196))
+    expected = (3 * 0.005**2 + (0.05**2 - 0.01**2) / 2) / 4
+    assert process_spread([vague]).spread ** 2 == pytest.approx(expected)

@@ -722,3 +722,21 @@ def test_differences_are_put_in_words() -> None:
     theirs = (("architecture", "b"), ("rest of the recipe", "b"), ("batch", "16"))
     told = ("another architecture", "another recipe", "batch 8, not 16", "data /x, not none")
     assert differing(ours, theirs) == told
+
+
+def test_node_checks_are_compared_as_nodes(capsys: pytest.CaptureFixture[str]) -> None:
+    check = ROOT / "results/node-check-h200/2gpus-run1.tar"
+    assert main(["compare", str(check)]) == 0
+    assert "2gpus-run1" in capsys.readouterr().out
+
+
+def test_each_model_of_a_bundle_has_its_own_row_with_its_own_trials(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = bundle(tmp_path / "a.tar", of=manifest(models=["tiny-gpt-neox", "tiny-vit"]))
+    parts = compared(path).parts
+    assert [part.model for part in parts] == ["tiny-gpt-neox", "tiny-vit"]
+    assert [len(part.entries[0].row.attempts) for part in parts] == [1, 1]
+    assert main(["compare", str(path), "--json"]) == 0
+    row = json.loads(capsys.readouterr().out)["parts"][0]["entries"][0]["row"]
+    assert not {"trained", "step_times", "received_at"} & row.keys()  # what only bench itself needs
