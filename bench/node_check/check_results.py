@@ -49,10 +49,10 @@ if TYPE_CHECKING:
 PACKAGES = ("bench.node_check", "bench.node_check.judging", "bench.node_check.checks")  # whose sources judge
 
 MAX_READINGS_BYTES = 16 * 2**20  # parsed, they are twenty times as large; a check writes up to a few MiB
-# Findings that only a reader of the bundle makes: what it takes on trust, and how else it judged.
+# Findings that only a reader of the bundle makes. They do not count, and are told whatever the verdict is.
 OWN_PROFILE = "profile"  # the bundle was judged by another profile than this version's
 UNKNOWN_GPU = "unknown GPU"
-ON_TRUST = frozenset({OWN_PROFILE, UNKNOWN_GPU})
+TOLD_ANYWAY = frozenset({OWN_PROFILE, UNKNOWN_GPU})
 
 
 @cache
@@ -278,7 +278,7 @@ def _on_trust(note: Note) -> Finding:
 
 def told(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Select what every summary tells: findings that count and do not pass, and what is taken on trust."""
-    return tuple(f for f in findings if f.verdict != "pass" and (f.counts or f.check in ON_TRUST))
+    return tuple(f for f in findings if f.verdict != "pass" and (f.counts or f.check in TOLD_ANYWAY))
 
 
 def _require_manifest(manifest: CheckManifest, results: CheckResults) -> None:

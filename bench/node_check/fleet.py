@@ -19,7 +19,7 @@ from bench.base.stamps import utc
 from bench.bundle.verdict import Assurance, Contents, assurance
 from bench.bundle.verdict import Verdict as BundleVerdict
 from bench.node_check.all_checks import known_checks
-from bench.node_check.check_results import ON_TRUST, CheckContents, told
+from bench.node_check.check_results import TOLD_ANYWAY, CheckContents, told
 from bench.node_check.judging.evidence import BEFORE, Evidence
 from bench.node_check.judging.finding import (
     VERDICTS,
@@ -367,9 +367,9 @@ def _outlier(value: Value, spread: Spread, under: float) -> Finding:
 
 
 def _order(node: RankedNode) -> tuple[int, bool, float, str]:
-    """Make a sort key: among nodes of one verdict, those with something on trust come first, as the worse."""
-    trusted = all(finding.check not in ON_TRUST for finding in node.findings)
-    return VERDICTS.index(node.verdict), trusted, node.deviation_percent or 0.0, node.seen.path
+    """Make a sort key: of one verdict, nodes about which something is told anyway come first."""
+    plain = all(finding.check not in TOLD_ANYWAY for finding in node.findings)
+    return VERDICTS.index(node.verdict), plain, node.deviation_percent or 0.0, node.seen.path
 
 
 def _lemons(

@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 from bench.base.errors import BenchError
 from bench.bundle.verdict import RunContents
 from bench.node_check.check_manifest import AnyManifest, CheckManifest
-from bench.node_check.check_results import ON_TRUST, CheckContents, CheckResults, told
+from bench.node_check.check_results import TOLD_ANYWAY, CheckContents, CheckResults, told
 from bench.node_check.judging import Depth
 from bench.node_check.judging.finding import EXITS, worst
 from bench.node_check.recompute_any import AnyVerdict
@@ -121,11 +121,11 @@ class Result:
 
     @property
     def worst(self) -> str | None:
-        """The gravest finding of a node check, and what is taken on trust, on one line; None without both."""
+        """The gravest finding of a node check and what is told with any verdict; None without both."""
         every = told(self.checked.findings) if self.checked else ()
         gravest = worst([finding for finding in every if finding.counts])
         lines = [gravest.line] if gravest else []
-        lines += [f"on trust: {finding.found}" for finding in every if finding.check in ON_TRUST]
+        lines += [finding.found for finding in every if finding.check in TOLD_ANYWAY]
         return plain("; ".join(lines)) or None
 
     @property

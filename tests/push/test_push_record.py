@@ -150,10 +150,10 @@ def test_a_node_that_does_not_pass_its_check_has_its_exit_code(tmp_path: Path) -
 
 
 def test_what_is_on_trust_about_a_node_is_told_beside_its_verdict(tmp_path: Path) -> None:
-    told = 'on trust: no vendor\'s peak is known of "NVIDIA X900": its speed is taken on trust'
+    told = 'no vendor\'s peak is known of "NVIDIA X900": its speed is taken on trust'
     unknown = checked(tmp_path, Name="NVIDIA X900")
     assert unknown.worst is not None
-    assert unknown.worst.startswith("alike: GPU 1: model NVIDIA H200; on trust: ")
+    assert unknown.worst.startswith("alike: GPU 1: model NVIDIA H200; no vendor")
     assert unknown.worst.endswith(told)
 
 
