@@ -32,9 +32,8 @@ def debian_version(text: str) -> DebianVersion:
 
 
 def _part(text: str) -> Part:
-    """Split into pairs of letters and number, which are compared in turn; the empty pair ends the part."""
-    pairs = [(letters, digits) for letters, digits in _PART.findall(text) if letters or digits]
-    return tuple((_letters(letters), int(digits or 0)) for letters, digits in [*pairs, ("", "")])
+    """Split into pairs of letters and number, which are compared in turn; an empty pair ends them."""
+    return tuple((_letters(letters), int(digits or 0)) for letters, digits in _PART.findall(text))
 
 
 def _letters(text: str) -> tuple[int, ...]:

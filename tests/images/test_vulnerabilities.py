@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from bench.base.errors import BadInput
+from bench.cli import image_trust
 from bench.cli.main import main
 from bench.images import osv
 from bench.images.osv import Package, Vulnerability, affects
@@ -223,7 +224,7 @@ def test_a_feed_is_a_file_a_folder_or_an_archive(tmp_path: Path) -> None:
         ("a.json", b'{"id": "A", "affected": 3}', "is a malformed OSV record"),
         ("a.json", b'{"id": "A", "affected": [{"package": {"name": "torch"}}]}', "is a malformed OSV record"),
         ("a.json", json.dumps(record("A", ranges=[3])).encode(), "A is a malformed OSV record"),
-        ("a.zip", b"no archive", "cannot be read"),
+        ("a.zip", b"no archive", "cannot be read: File is not a zip file"),
     ],
 )  # fmt: skip
 def test_a_feed_that_cannot_be_read_whole_is_refused(
@@ -419,3 +420,15 @@ def test_a_clean_image_exits_with_0(tmp_path: Path, capsys: pytest.CaptureFixtur
     known = feed(tmp_path / "feed.json", record(package="numpy"))
     assert main(["image", "scan", str(contents), "--feed", str(known)]) == 0
     assert capsys.readouterr() == ("", "packages: 1, vulnerabilities: 0\n")
+
+
+def test_a_list_has_at_most_64_mebibytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert image_trust.MAX_SBOM_BYTES == 64 * 2**20
+    contents, known = sbom(tmp_path / "sbom.json", TORCH), feed(tmp_path / "feed.json", record(package="x"))
+    command = ["image", "scan", str(contents), "--feed", str(known)]
+    for most, code in ((contents.stat().st_size, 0), (contents.stat().st_size - 1, 2)):
+        monkeypatch.setattr(image_trust, "MAX_SBOM_BYTES", most)
+        assert main(command) == code
+    assert f"has more than {most:,} bytes" in capsys.readouterr().err

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.node_check.judging.judge_figures import shortfall
-from bench.node_check.judging.standards import profiles
+from bench.node_check.judging.standards import Past, profiles
 
 # zzc0721/torch-performance-test-data, database.md: the best of square products, in TFLOP/s.
 PRODUCTS = {
@@ -44,3 +44,7 @@ def test_no_source_says_what_cards_disprove() -> None:
     """An RTX 3090 reaches 76.7 of its peak of 71 TFLOP/s: it clocks above the data sheet's boost."""
     sources = [figure.source for profile in profiles() for figure in profile.figures.values()]
     assert not [source for source in sources if "no card reaches" in source]
+
+
+def test_a_gpu_without_earlier_figures_has_none() -> None:
+    assert Past(("a",)) == Past(("a",), {}, {})
