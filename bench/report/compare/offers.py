@@ -116,7 +116,7 @@ def _offer(
         "cheapest by the deadline": answer.cheapest_by_deadline,
         "as cheap within the interval, and faster": answer.as_cheap_but_faster,
     }
-    even = break_even(option, rent, book.life_days) if option.kind == "buy" and rent else None
+    even = break_even(option, rent, book.life_days) if rent else None  # no rent beats the cheapest one
     return Offer(
         kind=option.kind,
         price=priced.amount,
