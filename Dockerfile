@@ -31,7 +31,7 @@ RUN --mount=type=bind,target=/build python3 -B /build/install.py kernels
 FROM kernels AS image
 RUN --mount=type=bind,target=/build python3 -B /build/install.py bench \
  && mkdir -p /usr/share/bench /out && mkdir -m 1777 /cache \
- && cp /build/image.json /usr/share/bench/image.json \
+ && cp /build/image.json /build/packages.json /usr/share/bench/ \
  && python3 -B -m bench.base.sbom > /usr/share/bench/sbom.cdx.json
 # Files written at run time go below /cache, the only folder that is both writable and executable.
 ENV PATH=/usr/local/bin:/usr/bin:/bin \

@@ -40,16 +40,21 @@ def sbom() -> bytes:
     )
 
 
-def debian(status: str, release: str | None = None) -> Iterator[dict[str, Any]]:
-    """Yield the packages in dpkg's status file, without removed ones whose configuration is left.
-
-    Their purls name the release of Debian and the source package, by which vulnerabilities are known.
-    """
+def paragraphs(status: str) -> Iterator[dict[str, str]]:
+    """Yield the fields of each installed package in dpkg's status file; removed ones may still be listed."""
     for paragraph in status.strip().split("\n\n"):
         lines = (line for line in paragraph.splitlines() if ": " in line and not line.startswith(" "))
         fields = dict(line.split(": ", 1) for line in lines)
-        if fields.get("Status") != "install ok installed":
-            continue
+        if fields.get("Status") == "install ok installed":
+            yield fields
+
+
+def debian(status: str, release: str | None = None) -> Iterator[dict[str, Any]]:
+    """Yield the components of the packages in dpkg's status file.
+
+    Their purls name the release of Debian and the source package, by which vulnerabilities are known.
+    """
+    for fields in paragraphs(status):
         name, version = fields["Package"], fields["Version"]
         package = f"{quote(name, safe='')}@{quote(version, safe='')}"
         purl = f"pkg:deb/debian/{package}?arch={fields['Architecture']}"

@@ -17,6 +17,7 @@ from bench.base.names import ENGINES_WITH_STORE
 from bench.cli.arguments import is_host_and_port, refuse_public_meeting
 from bench.node_check.check_manifest import CheckManifest, load_any
 from bench.operator.ssh_keygen import OperatorKey
+from bench.push.assembly import refuse_login
 from bench.push.hosts import Host, find_hosts
 from bench.push.image_store import ImageStore
 from bench.push.push_record import Record, Records
@@ -140,6 +141,8 @@ def _refuse_contradictions(request: PushArguments, hosts: int) -> None:
         raise BadInput("no host to push to", advice="a HOST, --inventory FILE, or --slurm on a login node")
     if request.parallel < 1:
         raise BadInput(f"--parallel {request.parallel} is not at least 1")
+    refuse_login(request.index, "--index")
+    refuse_login(request.mirror, "--mirror")
     if request.together and request.slurm:
         raise BadInput(
             "--together goes without --slurm", advice="use --slurm-nodes N: Slurm connects the nodes"

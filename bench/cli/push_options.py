@@ -70,6 +70,10 @@ def _add_run(group: arguments.Options) -> None:
     image = "a file that bench image build or save wrote, or a name in the engine of this machine"
     add("--image", metavar="REF", help=f"{image} (default: the variant that fits the node's driver)")
     add("--pull", metavar="REF", help="the node pulls this image from a registry itself")
+    whole = "send all layers: the node downloads no packages to assemble them itself"
+    add("--no-assemble", dest="assemble", action="store_false", help=whole)
+    add("--index", metavar="URL", help="the node's package index (default: those of its pip)")
+    add("--mirror", metavar="URL", help="the node's Debian mirror (default: those of its apt)")
     python = "the node's Python, for --engine none (default: python3)"
     add("--python", default="python3", metavar="FILE", help=python)
     add("--device", **DEVICE, help="cpu: use no GPU (default: auto)")

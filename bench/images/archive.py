@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeVar, cast
 
 from bench.base.errors import BadInput, VerificationFailed
 from bench.base.files import replacing
@@ -221,6 +221,14 @@ def _open_blob(archive: tarfile.TarFile, layer: Layer) -> Any:
     """Open the file that `read_facts` hashed as this layer: the last of its name, with or without ./."""
     named = (m for m in archive.getmembers() if m.isfile() and m.name.removeprefix("./") == layer.name)
     return archive.extractfile(list(named)[-1])
+
+
+@contextmanager
+def open_layer(path: Path, layer: Layer) -> Iterator[BinaryIO]:
+    """Open the tar of one layer of an archive, without its compression."""
+    with _opened(path) as file, tarfile.open(fileobj=file) as archive:
+        blob = _open_blob(archive, layer)
+        yield cast(BinaryIO, gzip.GzipFile(fileobj=blob)) if layer.compressed else blob
 
 
 def extract(path: Path, facts: ImageFacts, name: str) -> bytes:

@@ -34,6 +34,7 @@ from bench.images.debian_base import build_base, read_debs
 from bench.images.fetch import digest, wheels
 from bench.images.locks import BUILDER, DEBIAN, Pin, read_pins
 from bench.images.normalise import configuration, normalise
+from bench.images.package_list import write_list
 from bench.images.variants import Variant, images
 
 Say = Callable[[str], None]
@@ -88,6 +89,9 @@ def build(inputs: BuildInputs, out: Path, tag: str, say: Say) -> ImageFacts:
     with context(inputs, [*pins.values(), read_pins(inputs.root / BUILDER)["pip"]], say) as folder:
         (folder / "pins.txt").write_text("".join(f"{pin.line}\n" for pin in pins.values()))
         (folder / "image.json").write_bytes(described(inputs))
+        installed = [path for path in (folder / "wheels").iterdir() if not path.name.startswith("pip-")]
+        debs = read_debs(inputs.root / DEBIAN)
+        (folder / "packages.json").write_bytes(write_list(installed, debs, folder / "base.tar"))
         _copy_source(inputs.root, folder / "source")
         say("building the layers")
         with tempfile.TemporaryDirectory(prefix="layers-", dir=inputs.cache) as work:

@@ -23,7 +23,7 @@ from bench.base.errors import EnvironmentCannot
 from bench.base.files import write_whole
 from bench.images.locks import Pin, normal
 
-_DEFAULT_INDEX = "https://pypi.org/simple"  # pip's documented default for --index-url
+DEFAULT_INDEX = "https://pypi.org/simple"  # pip's documented default for --index-url
 _NEWEST_GLIBC = 36  # minor version of Debian 12's glibc; pip matches platform names exactly
 _PLATFORMS = [f"manylinux_2_{n}_x86_64" for n in range(_NEWEST_GLIBC, 4, -1)]
 _PLATFORMS += ["manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64", "linux_x86_64"]
@@ -113,7 +113,7 @@ def _index() -> str:
     command = [sys.executable, "-m", "pip", "config", "list"]
     listed = subprocess.run(command, check=False, capture_output=True, text=True)
     match = re.search(r"^global\.index-url='(.*)'$", listed.stdout, re.MULTILINE)
-    return match[1] if match else _DEFAULT_INDEX
+    return match[1] if match else DEFAULT_INDEX
 
 
 def _get(url: str) -> bytes:

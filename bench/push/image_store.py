@@ -14,31 +14,40 @@ import os
 import tarfile
 import threading
 from binascii import a2b_base64, b2a_base64
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import bench
 from bench.base.errors import BadInput, BenchError, EnvironmentCannot
-from bench.base.files import replacing
-from bench.base.strict_json import canonical_json
+from bench.base.files import replacing, write_whole
+from bench.base.strict_json import canonical_json, from_json, strict_loads
 from bench.images.archive import (
     Blob,
     Identity,
     ImageFacts,
     Layer,
     add_file,
+    extract,
     facts_of,
+    open_layer,
     pack_layer,
     read_configuration,
 )
+from bench.images.download import PackageFile
 from bench.images.engines import find_engine
+from bench.images.fetch import digest as file_digest
+from bench.images.package_list import LIST, read_list
+from bench.images.skeleton import LayerParts, split, write_contents
 from bench.images.variants import Variant, images, variant_for
 
 _BUILT = Path("out/images")  # where `bench image build` puts its archives
 _KEPT_DAYS = 30  # a compressed layer that was not used for this long is deleted
+_PACKED_SHARE = 0.3  # of a layer's bytes, after compression: what was measured with the images of bench
+# The program that assembles layers on a node, and the packages that its modules are in.
+_ASSEMBLER = ("__init__.py", "images/__init__.py", "images/assemble.py", "images/download.py")
 Say = Callable[[str], None]
 
 
@@ -73,6 +82,14 @@ class Shippable:
     def packed_bytes(self) -> int:
         """Bytes to send: exact if the archive's layers are compressed, else an upper bound."""
         return sum(layer.size for layer in self.facts.layers)
+
+
+@dataclass(frozen=True, slots=True)
+class Skeleton:
+    """A layer's skeleton as a file on this machine, and what the layer was made of."""
+
+    blob: Blob
+    parts: LayerParts
 
 
 class ImageStore:
@@ -111,6 +128,60 @@ class ImageStore:
             os.utime(blob)
             return Blob(blob, layer.diff_id, digest.read_text(), compressed=True)
 
+    def packed_bytes(self, image: Shippable, number: int) -> int:
+        """Return the size of a layer as it is sent; an estimate, if it has not been compressed yet."""
+        layer = image.facts.layers[number]
+        path = self.folder / "blobs" / layer.diff_id.removeprefix("sha256:")
+        with suppress(OSError):
+            return path.stat().st_size
+        return layer.size if layer.compressed else int(layer.size * _PACKED_SHARE)
+
+    def skeleton(self, image: Shippable, number: int) -> Skeleton:
+        """Return a layer's skeleton; it is made at its first use."""
+        layer = image.facts.layers[number]
+        name = layer.diff_id.removeprefix("sha256:")
+        path, known = self.folder / "skeletons" / f"{name}.xz", self.folder / "skeletons" / f"{name}.json"
+        with self._lock:
+            with suppress(OSError, ValueError):
+                parts = from_json(LayerParts, strict_loads(known.read_bytes()))
+                return Skeleton(_blob_of(path, layer.diff_id), parts)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._say(f"splitting layer {number + 1} of {len(image.facts.layers)}, once")
+            with replacing(path) as part, open_layer(image.path, layer) as tar:
+                parts = split(tar, part)
+            write_whole(known, canonical_json(asdict(parts)))
+            return Skeleton(_blob_of(path, layer.diff_id), parts)
+
+    def contents(self, image: Shippable, number: int, numbers: Collection[int]) -> Blob:
+        """Return some of a layer's contents, numbered as in its skeleton, as one compressed file."""
+        layer = image.facts.layers[number]
+        name = hashlib.sha256(canonical_json([layer.diff_id, sorted(numbers)])).hexdigest()
+        path = self.folder / "contents" / f"{name}.zip"
+        with self._lock:
+            if not path.exists():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with replacing(path) as part, open_layer(image.path, layer) as tar:
+                    write_contents(tar, numbers, part)
+            return _blob_of(path, layer.diff_id)
+
+    def configuration(self, image: Shippable) -> Blob:
+        """Return an image's configuration as a file."""
+        path = self.folder / "configurations" / image.config.removeprefix("sha256:")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, image.facts.config_bytes)
+        return Blob(path, image.config, image.config, compressed=False)
+
+    def package_files(self, image: Shippable) -> tuple[PackageFile, ...]:
+        """Return the package files that an image was made of; none if the image does not list them."""
+        with suppress(BadInput, ValueError):
+            return read_list(extract(image.path, image.facts, LIST))
+        return ()
+
+    def assembler(self) -> tuple[str, bytes]:
+        """Return the program that assembles layers on a node as a .tar.gz, with its sha256."""
+        data = _packed_code(Path(bench.__file__).parent, _ASSEMBLER)
+        return hashlib.sha256(data).hexdigest(), data
+
     def code(self) -> tuple[str, bytes]:
         """Return bench's own code as a .tar.gz with its sha256, for nodes that run without an image."""
         with self._lock:
@@ -120,8 +191,9 @@ class ImageStore:
             return self._code
 
     def tidy(self, now: float) -> None:
-        """Delete compressed layers that were not used for 30 days."""
-        for path in (self.folder / "blobs").glob("*"):
+        """Delete layers, skeletons and contents that were not used for 30 days."""
+        folders = ("blobs", "skeletons", "contents", "configurations")
+        for path in (path for folder in folders for path in (self.folder / folder).glob("*")):
             with suppress(OSError):
                 if now - path.stat().st_mtime > _KEPT_DAYS * 86400 and path.suffix != ".digest":
                     path.unlink()
@@ -190,13 +262,20 @@ def _facts_from(value: Mapping[str, Any]) -> ImageFacts:
     return ImageFacts(identity, read_configuration(data), data, layers, tuple(value["tags"]))
 
 
-def _packed_code(root: Path) -> bytes:
-    """Pack a folder reproducibly: the same code gives the same bytes."""
+def _blob_of(path: Path, diff_id: str) -> Blob:
+    os.utime(path)
+    return Blob(path, diff_id, f"sha256:{file_digest(path)}", compressed=True)
+
+
+def _packed_code(root: Path, names: Collection[str] = ()) -> bytes:
+    """Pack bench's code, or the files of `names` in it, reproducibly: the same code gives the same bytes."""
     packed = io.BytesIO()
     with (
         gzip.GzipFile("", "wb", 6, packed, mtime=0) as zipped,
         tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as archive,
     ):
         for path in sorted(p for p in root.rglob("*") if p.is_file() and "__pycache__" not in p.parts):
-            add_file(archive, f"bench/{path.relative_to(root)}", path)
+            name = path.relative_to(root).as_posix()
+            if not names or name in names:
+                add_file(archive, f"bench/{name}", path)
     return packed.getvalue()

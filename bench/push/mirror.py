@@ -347,8 +347,8 @@ def _clean_all(record: Record, place: str) -> str:
         remove_images = f'for tag in $({names}); do {record.engine} image rm "$tag" >/dev/null 2>&1; done; '
     # Only files named by a digest are deleted: the user may keep other files in the place.
     ours = (
-        "for f in blobs/* images/* code/*; do n=${f##*/}; n=${n%.part}; n=${n%.new}; n=${n%.sif}; "
+        "for f in blobs/* packages/* images/* code/*; do n=${f##*/}; n=${n%.part}; n=${n%.new}; n=${n%.sif}; "
         'case $n in *[!0-9a-f]*) ;; *) case ${#n} in 16|64) rm -rf "$f";; esac;; esac; done; rm -rf .load; '
-        "for d in runs blobs images code; do rmdir $d 2>/dev/null; done"
+        "for d in runs blobs packages images code; do rmdir $d 2>/dev/null; done"
     )
     return f"{remove_images}cd {place} && {{ {ours}; cd / && rmdir {place} 2>/dev/null; }}"

@@ -28,6 +28,7 @@ from bench.node_check.recompute_any import AnyVerdict, recompute
 from bench.operator import certify_and_receive
 from bench.operator.ledger import Ledger
 from bench.push import mirror, run_script, ship
+from bench.push.assembly import Assembly
 from bench.push.image_store import Shippable
 from bench.push.mirror import Status
 from bench.push.node_findings import Need, judge, machine_text, resources_text
@@ -140,6 +141,9 @@ class NodePush:
 
     def _say(self, text: str) -> None:
         self.shared.view.say(f"{self.part.host.name}: {text}")
+
+    def _say_phase(self, text: str) -> None:
+        self._enter(self.result.phase, text)
 
     def _guarded(self, push: Callable[[], None]) -> Result:
         """Run a push and turn every exception into an outcome: one node's failure must not end the others."""
@@ -374,7 +378,14 @@ class NodePush:
             elif chosen.image is None:
                 raise EnvironmentCannot(f"{engine} does not answer: no image can be loaded")
             else:
-                shipped = ship.ship(self.node, survey, engine, chosen.image, store, self._progress)
+                assembly = Assembly(
+                    self.node, survey, engine, chosen.image, store, self._progress, self._say_phase,
+                    index=self.request.index or "", mirror=self.request.mirror or "",
+                )  # fmt: skip
+                deliver = assembly.deliver if self.request.assemble else ship.send_whole
+                shipped = ship.ship(
+                    self.node, survey, engine, chosen.image, store, self._progress, assemble=deliver
+                )
         self._update(sent_bytes=shipped.sent_bytes, changed=shipped.changed)
         if shipped.identity is not None:
             self._update(image=shipped.identity.config)

@@ -41,6 +41,9 @@ class PushOptions:
     engine: str
     image: str | None = None
     pull: str | None = None
+    assemble: bool = True  # whether the node may assemble layers from package files that it downloads
+    index: str | None = None  # URL of a package index for the node; None: those of the node's pip
+    mirror: str | None = None  # URL of a Debian mirror for the node; None: those of the node's apt
     python: str = "python3"
     place: str | None = None  # folder on the node; None: $HOME/.bench
     budget_seconds: float | None = None

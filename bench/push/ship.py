@@ -78,10 +78,36 @@ def _common(ours: tuple[str, ...], theirs: tuple[str, ...]) -> int:
 # --- sending --------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """An image that is on a node in pieces, and the command there that writes its archive."""
+
+    archive: str  # shell command, run in PLACE/.load
+    sent_bytes: int
+    surplus: str  # of PLACE, as shell words: what an engine with a store of its own needs no more
+
+
+Deliver = Callable[[int], Delivered | None]  # takes how many of the lowest layers the engine has already
+
+
+def send_whole(_held: int) -> Delivered | None:
+    """Assemble nothing: all layers are sent."""
+    return None
+
+
 def ship(
-    node: Node, survey: Survey, engine: str, image: Shippable, store: ImageStore, progress: Progress
+    node: Node,
+    survey: Survey,
+    engine: str,
+    image: Shippable,
+    store: ImageStore,
+    progress: Progress,
+    assemble: Deliver = send_whole,
 ) -> Shipped:
-    """Bring an image into the node's engine, and verify the digests that the engine reports."""
+    """Bring an image into the node's engine, and verify the digests that the engine reports.
+
+    The layers that the engine lacks are delivered by `assemble`, or sent if it returns None.
+    """
     if name := installed_as(survey, engine, image):
         return Shipped(name, 0, False, image.facts.identity)
     place = survey.place
@@ -90,26 +116,35 @@ def ship(
         return Shipped(sif, 0, False, image.facts.identity)
     demand(node, f"umask 077; mkdir -p {shlex.quote(place)}/blobs", f"making {place}")
     held = layers_held(survey, engine, image)
-    layers = [store.layer(image, number) for number in range(held, len(image.facts.layers))]
-    total = _send_all(node, place, layers, progress)
+    delivered = assemble(held) or _deliver(node, place, image, held, store, progress)
     load = "docker load" if engine == "docker" else "podman load --quiet"
     if engine == "apptainer":
         part = shlex.quote(f"{sif}.part")  # an interrupted build leaves a file that looks like an image
         load = f"mkdir -p {shlex.quote(place)}/images && cat >image.tar && rm -f {part} && "
         load += f"apptainer build --fix-perms {part} docker-archive:image.tar && "
         load += f"mv {part} {shlex.quote(sif)} && echo Loaded image"
-    _load(node, place, image, held, layers, load)
+    _load(node, place, delivered.archive, load)
     if engine == "apptainer":
-        return Shipped(sif, total, True, image.facts.identity)
+        return Shipped(sif, delivered.sent_bytes, True, image.facts.identity)
     named_by_configuration = survey.engines[engine].named_by_configuration
     runnable = _verify_loaded(node, engine, image, named_by_configuration=named_by_configuration)
-    if engine == "docker" and named_by_configuration:
-        names = " ".join(blob.digest.removeprefix("sha256:") for blob in layers)
-        node.ask(f"cd {shlex.quote(place)}/blobs && rm -f {names}; rmdir ../blobs")  # the engine has copies
-    return Shipped(runnable, total, True, image.facts.identity)
+    if engine == "docker" and named_by_configuration:  # the engine has copies
+        node.ask(f"cd {shlex.quote(place)} && rm -rf {delivered.surplus}; rmdir blobs code")
+    return Shipped(runnable, delivered.sent_bytes, True, image.facts.identity)
 
 
-def _send_all(node: Node, place: str, layers: list[Blob], progress: Progress) -> int:
+def _deliver(
+    node: Node, place: str, image: Shippable, held: int, store: ImageStore, progress: Progress
+) -> Delivered:
+    """Send all layers that the engine lacks."""
+    layers = [store.layer(image, number) for number in range(held, len(image.facts.layers))]
+    sent_bytes = send_all(node, place, layers, progress)
+    _link(node, place, image, held, layers)
+    surplus = " ".join(f"blobs/{blob.digest.removeprefix('sha256:')}" for blob in layers)
+    return Delivered("tar -cf - manifest.json blobs", sent_bytes, surplus)
+
+
+def send_all(node: Node, place: str, layers: list[Blob], progress: Progress) -> int:
     """Send the layers, without the bytes that the node has already; return the number of bytes sent."""
     sizes = [blob.path.stat().st_size for blob in layers]
     total, before, sent = sum(sizes), 0, 0
@@ -136,7 +171,7 @@ def _send(node: Node, place: str, blob: Blob, size: int, advance: Callable[[int]
         start = arrived if arrived <= size else 0
         redirect = ">>" if start else ">"
         script = f"cd {shlex.quote(place)}/blobs && cat {redirect}{name}.part"
-        _check_written(node.ask(script, pieces_of(blob.path, start, advance)), place)
+        check_written(node.ask(script, pieces_of(blob.path, start, advance)), place)
         sent += size - start
         check = f"cd {shlex.quote(place)}/blobs && sha256sum {name}.part"
         digest = demand(node, check, "hashing a layer", ANSWER_SECONDS + size / 10e6)
@@ -183,7 +218,7 @@ def pieces_of(path: Path, start: int = 0, advance: Callable[[int], object] | Non
                 advance(file.tell())
 
 
-def _check_written(answer: CommandResult, place: str) -> None:
+def check_written(answer: CommandResult, place: str) -> None:
     """Raise an error for a failed write; a full disk gets advice of its own."""
     if not answer.code:
         return
@@ -196,8 +231,8 @@ def _check_written(answer: CommandResult, place: str) -> None:
 # --- loading --------------------------------------------------------------------------------------------
 
 
-def _load(node: Node, place: str, image: Shippable, held: int, layers: list[Blob], load: str) -> None:
-    """Assemble the image's archive on the node from its pieces, and stream it into the engine."""
+def _link(node: Node, place: str, image: Shippable, held: int, layers: list[Blob]) -> None:
+    """Lay out the image's archive in PLACE/.load on the node, from the pieces that were sent."""
     config = image.config.removeprefix("sha256:")
     digests = [layer.diff_id for layer in image.facts.layers[:held]] + [blob.digest for blob in layers]
     names = [f"blobs/sha256/{digest.removeprefix('sha256:')}" for digest in digests]
@@ -205,15 +240,18 @@ def _load(node: Node, place: str, image: Shippable, held: int, layers: list[Blob
         [{"Config": f"blobs/sha256/{config}", "RepoTags": [tag_of(image)], "Layers": names}]
     )
     links = " ".join(blob.digest.removeprefix("sha256:") for blob in layers)
-    work = f"{place}/.load"
     script = (
         f"set -e; cd {shlex.quote(place)}; rm -rf .load; mkdir -p .load/blobs/sha256; cd .load; "
         f"head -c {len(manifest)} >manifest.json; cat >blobs/sha256/{config}; "
         f"for name in {links}; do ln ../blobs/$name blobs/sha256/$name; done"
     )
-    _check_written(node.ask(script, [manifest, image.facts.config_bytes]), place)
-    script = f"cd {shlex.quote(work)} && tar -cf - manifest.json blobs | ( {load} ) 2>&1 | tail -n 3; "
-    script += "cd ..; rm -rf .load"
+    check_written(node.ask(script, [manifest, image.facts.config_bytes]), place)
+
+
+def _load(node: Node, place: str, archive: str, load: str) -> None:
+    """Stream the image's archive into the engine."""
+    script = f"cd {shlex.quote(f'{place}/.load')} && {archive} | ( {load} ) 2>&1 | tail -n 3; "
+    script += "cat trouble 2>/dev/null; cd ..; rm -rf .load"
     answer = node.ask(script, seconds=_LOAD_SECONDS)
     if "no space" in answer.text.lower():
         raise EnvironmentCannot(
@@ -284,6 +322,6 @@ def ship_code(node: Node, place: str, store: ImageStore, progress: Progress) -> 
         f'echo "{digest}  $p" | sha256sum -c --quiet && rm -rf $n && mkdir $n && '
         f"tar -xzf $p -C $n && rm $p && mv $n {quoted}"
     )
-    _check_written(node.ask(script, [data]), place)
+    check_written(node.ask(script, [data]), place)
     progress(len(data), len(data))
     return Shipped(folder, len(data), changed=True)

@@ -152,6 +152,7 @@ class Wire:
     port: int
     count: int = 0
     cut_at: int | None = None  # number of bytes after which the connection is cut once
+    bytes_per_second: float | None = None  # of each direction
     _listener: socket.socket = field(default_factory=socket.socket, repr=False)
 
     def pump(self, source: socket.socket, sink: socket.socket, pair: Sequence[socket.socket]) -> None:
@@ -161,6 +162,8 @@ class Wire:
                 if self.cut_at is not None and self.count >= self.cut_at:
                     self.cut_at = None
                     break
+                if self.bytes_per_second is not None:
+                    time.sleep(len(data) / self.bytes_per_second)
                 sink.sendall(data)
         for end in pair:
             with contextlib.suppress(OSError):

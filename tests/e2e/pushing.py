@@ -131,7 +131,8 @@ class WithImage(Operator):
     docker: tuple[str, ...] = ()
 
     def pushing(self, *words: str | Path) -> list[str | Path]:
-        return ["push", *words, "--engine", "docker", "--ssh-config", self.nodes.ssh_config]
+        whole = [] if "--index" in words else ["--no-assemble"]
+        return ["push", *words, "--engine", "docker", *whole, "--ssh-config", self.nodes.ssh_config]
 
     def processes(self, address: str) -> list[int]:
         """Return the processes in the containers of a node."""

@@ -43,7 +43,7 @@ def name(blob: Blob) -> str:
 
 
 def send(place: Path, blob: Blob, node: Here | None = None) -> int:
-    return ship._send_all(node or Here(), str(place), [blob], lambda done, total: None)
+    return ship.send_all(node or Here(), str(place), [blob], lambda done, total: None)
 
 
 def test_data_that_arrived_is_not_sent_again(place: Path, blob: Blob) -> None:

@@ -1,0 +1,316 @@
+"""Assemble an image's layers on a node from package files that it downloads, byte for byte.
+
+    python3 -m bench.images.assemble fetch PLAN SECONDS    download for a while; print how far it is
+    python3 -m bench.images.assemble missing PLAN          print which contents no file on this node has
+    python3 -m bench.images.assemble archive PLAN          write the image's archive to standard output
+
+`fetch` is called until all is there. `archive` hashes each layer while it writes it. A layer that is not
+the one in the plan ends it before the archive's manifest, without which no engine loads anything. Imports the
+standard library only, and runs on Python 3.9: `bench push` sends this file to nodes.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import lzma
+import os
+import shutil
+import struct
+import sys
+import tarfile
+import tempfile
+import time
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import IO, Any, BinaryIO, NamedTuple, cast
+
+from bench.images.download import Downloads, PackageFile, configured
+
+BLOCK = 512  # bytes of a tar
+PIECE = struct.Struct(
+    "<QQI"
+)  # of a skeleton: bytes that follow; then size and crc32 of the next content, or 0
+_CHUNK = 2**20  # bytes
+_AR_HEADER = 60  # bytes
+Key = tuple[int, int]  # size and crc32 of a file's content
+Open = Callable[[], BinaryIO]  # opens a content for reading
+
+
+class LayerPlan(NamedTuple):
+    """How a node gets a layer: by its skeleton, or compressed as it was sent; or it has the layer already."""
+
+    diff_id: str  # sha256 of the layer's tar, in hexadecimal, as all digests of a plan
+    size: int  # bytes of the tar
+    skeleton: str | None
+    blob: str | None
+
+
+class AssemblyPlan(NamedTuple):
+    """An image, and how a node assembles it. Files are named by their digest, below blobs/ and packages/."""
+
+    tag: str
+    config: str
+    layers: tuple[LayerPlan, ...]
+    files: tuple[PackageFile, ...]  # to download
+    contents: tuple[str, ...]  # files of contents that were sent
+    default_index: str
+    index_url: str  # empty: the node's own, as for the mirror
+    mirror_url: str
+
+
+def read_plan(path: Path) -> AssemblyPlan:
+    fields = json.loads(path.read_bytes())
+    fields["layers"] = tuple(LayerPlan(*layer) for layer in fields["layers"])
+    fields["files"] = tuple(PackageFile(*file) for file in fields["files"])
+    fields["contents"] = tuple(fields["contents"])
+    return AssemblyPlan(**fields)
+
+
+class LayerDiffers(Exception):
+    """A layer that was assembled is not the one that the image's configuration names."""
+
+
+# --- contents -------------------------------------------------------------------------------------------
+
+
+class PackageContents:
+    """The contents that package files of this node have, of those that are wanted."""
+
+    def __init__(self, wanted: set[Key], work: Path) -> None:
+        self._wanted, self._sizes = wanted, {size for size, _ in wanted}
+        self._found: dict[Key, Open] = {}
+        self._work = work
+        self._unpacked = tempfile.TemporaryFile(dir=work)  # noqa: SIM115  # of Debian packages; ends with us
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._found
+
+    def open(self, key: Key) -> BinaryIO:
+        return self._found[key]()
+
+    def add_wheel(self, path: Path) -> None:
+        """Add the files of a wheel, whose directory lists size and crc32 of each."""
+        self._add_zip(zipfile.ZipFile(path))
+
+    def add_sent(self, path: Path) -> None:
+        """Add contents that were sent: a .zip that is compressed as a whole."""
+        unpacked = tempfile.TemporaryFile(dir=self._work)  # noqa: SIM115  # stays open, as the wheels do
+        with lzma.open(path, "rb") as packed:
+            shutil.copyfileobj(packed, unpacked, _CHUNK)
+        self._add_zip(zipfile.ZipFile(unpacked))
+
+    def _add_zip(self, archive: zipfile.ZipFile) -> None:
+        for member in archive.infolist():
+            key = (member.file_size, member.CRC)
+            if key in self._wanted:
+                self._found.setdefault(key, cast(Open, partial(archive.open, member)))
+
+    def add_deb(self, path: Path) -> None:
+        """Add the files of a Debian package, and those that it gives dpkg."""
+        with path.open("rb") as file:
+            for name, start, size in _ar_members(file):
+                if name.startswith(("data.tar", "control.tar")):
+                    file.seek(start)
+                    self._add_tar(_decompressed(name, _Section(file, size)))
+
+    def _add_tar(self, stream: IO[bytes]) -> None:
+        with tarfile.open(fileobj=stream, mode="r|") as archive:
+            for member in archive:
+                source = (
+                    archive.extractfile(member) if member.isreg() and member.size in self._sizes else None
+                )
+                if source is None:
+                    continue
+                data = source.read()
+                key = (len(data), zlib.crc32(data))
+                if key in self._wanted and key not in self._found:
+                    start = self._unpacked.seek(0, os.SEEK_END)
+                    self._unpacked.write(data)
+                    self._found[key] = partial(self._section, start, len(data))
+
+    def _section(self, start: int, size: int) -> BinaryIO:
+        self._unpacked.seek(start)
+        return cast(BinaryIO, _Section(self._unpacked, size))
+
+
+class _Section:
+    """The next `size` bytes of a file, as a file."""
+
+    def __init__(self, file: Any, size: int) -> None:
+        self._file, self._left = file, size
+
+    def __enter__(self) -> _Section:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """The file itself stays open."""
+
+    def read(self, size: int = -1) -> bytes:
+        data: bytes = self._file.read(self._left if size < 0 else min(size, self._left))
+        self._left -= len(data)
+        return data
+
+
+def _ar_members(file: BinaryIO) -> Iterator[tuple[str, int, int]]:
+    """Yield name, start and size of the members of a Debian package."""
+    if file.read(8) != b"!<arch>\n":
+        raise ValueError("not a Debian package")
+    while len(header := file.read(_AR_HEADER)) == _AR_HEADER:
+        start, size = file.tell(), int(header[48:58])
+        yield header[:16].decode("ascii").strip().rstrip("/"), start, size
+        file.seek(start + size + size % 2)
+
+
+def _decompressed(name: str, section: Any) -> IO[bytes]:
+    if name.endswith(".xz"):
+        return lzma.LZMAFile(section)
+    return cast("IO[bytes]", gzip.GzipFile(fileobj=section) if name.endswith(".gz") else section)
+
+
+# --- layers ---------------------------------------------------------------------------------------------
+
+
+def pieces(skeleton: Path) -> Iterator[tuple[bytes, Key]]:
+    """Yield the pieces of a skeleton: bytes of the tar, and the key of the content that follows them."""
+    with lzma.open(skeleton, "rb") as file:
+        while header := file.read(PIECE.size):
+            count, size, crc = PIECE.unpack(header)
+            yield file.read(count), (size, crc)
+
+
+def fill(skeleton: Path, contents: PackageContents) -> Iterator[bytes]:
+    """Yield the bytes of a layer's tar."""
+    for literal, key in pieces(skeleton):
+        yield literal
+        if key[0]:
+            with contents.open(key) as file:
+                while chunk := file.read(_CHUNK):
+                    yield chunk
+
+
+class AssemblyPlace:
+    """The folder of a node in which an image is assembled."""
+
+    def __init__(self, place: Path, plan: AssemblyPlan) -> None:
+        self.plan, self._blobs, self._packages = plan, place / "blobs", place / "packages"
+        self._packages.mkdir(parents=True, exist_ok=True)
+
+    def fetch(self, seconds: float, environment: Mapping[str, str]) -> dict[str, Any]:
+        """Download for a while; return how far it is, and which files are nowhere."""
+        plan = self.plan
+        places = configured(environment, plan.default_index, plan.index_url, plan.mirror_url)
+        before, began = self._arrived(), time.monotonic()
+        nowhere = Downloads(places, environment.get("HOME", "/")).fetch_all(
+            plan.files, self._packages, seconds
+        )
+        took, arrived = time.monotonic() - began, self._arrived()
+        lacking = [file for file in plan.files if not (self._packages / file.sha256).exists()]
+        return {
+            "arrived_bytes": arrived,
+            "bytes_per_second": int((arrived - before) / max(took, 0.01)),
+            "done": all(file.sha256 in nowhere for file in lacking),
+            "nowhere": [[file.name, nowhere[file.sha256]] for file in lacking if file.sha256 in nowhere],
+        }
+
+    def _arrived(self) -> int:
+        """Return how many bytes of the plan's files are here."""
+        paths = [self._packages / f"{file.sha256}{end}" for file in self.plan.files for end in ("", ".part")]
+        return sum(path.stat().st_size for path in paths if path.exists())
+
+    def missing(self) -> list[list[int]]:
+        """Return for each layer the numbers of the contents that no file here has."""
+        contents = self._contents()
+        return [
+            [number for number, key in enumerate(self._keys(layer)) if key not in contents]
+            for layer in self.plan.layers
+        ]
+
+    def _keys(self, layer: LayerPlan) -> list[Key]:
+        """Return the keys of a layer's contents, in their order; none for a layer without a skeleton."""
+        if layer.skeleton is None:
+            return []
+        return [key for _, key in pieces(self._blobs / layer.skeleton) if key[0]]
+
+    def _contents(self) -> PackageContents:
+        contents = PackageContents(
+            {key for layer in self.plan.layers for key in self._keys(layer)}, self._packages
+        )
+        for name in self.plan.contents:
+            contents.add_sent(self._blobs / name)
+        for file in self.plan.files:
+            path = self._packages / file.sha256
+            if path.exists():
+                (contents.add_wheel if file.is_wheel else contents.add_deb)(path)
+        return contents
+
+    def archive(self, out: BinaryIO) -> None:
+        """Write the image's archive; LayerDiffers before its manifest if a layer is not the right one."""
+        contents, plan = self._contents(), self.plan
+        _add_stream(out, f"blobs/sha256/{plan.config}", *_file(self._blobs / plan.config))
+        names = []
+        for layer in plan.layers:
+            names.append(f"blobs/sha256/{layer.blob or layer.diff_id}")
+            if layer.blob is not None:
+                _add_stream(out, names[-1], *_file(self._blobs / layer.blob))
+            elif layer.skeleton is not None:
+                chunks = fill(self._blobs / layer.skeleton, contents)
+                if _add_stream(out, names[-1], layer.size, chunks) != layer.diff_id:
+                    raise LayerDiffers(layer.diff_id)
+        image = {"Config": f"blobs/sha256/{plan.config}", "RepoTags": [plan.tag], "Layers": names}
+        manifest = json.dumps([image]).encode()
+        _add_stream(out, "manifest.json", len(manifest), [manifest])
+        out.write(bytes(2 * BLOCK))
+        out.flush()
+
+
+def _file(path: Path) -> tuple[int, Iterator[bytes]]:
+    def chunks() -> Iterator[bytes]:
+        with path.open("rb") as file:
+            while chunk := file.read(_CHUNK):
+                yield chunk
+
+    return path.stat().st_size, chunks()
+
+
+def _add_stream(out: BinaryIO, name: str, size: int, chunks: Iterable[bytes]) -> str:
+    """Add a file to a tar on a stream; return the sha256 of its bytes. LayerDiffers for another size."""
+    entry = tarfile.TarInfo(name)
+    entry.size = size
+    out.write(entry.tobuf(tarfile.GNU_FORMAT))
+    total, count = hashlib.sha256(), 0
+    for chunk in chunks:
+        count += len(chunk)
+        if count > size:
+            raise LayerDiffers(name.rpartition("/")[2])
+        total.update(chunk)
+        out.write(chunk)
+    if count != size:
+        raise LayerDiffers(name.rpartition("/")[2])
+    out.write(bytes(-size % BLOCK))
+    return total.hexdigest()
+
+
+def main(verb: str, plan: str, *rest: str) -> int:
+    node = AssemblyPlace(Path.cwd(), read_plan(Path(plan)))
+    if verb != "archive":
+        answer = node.missing() if verb == "missing" else node.fetch(float(rest[0]), os.environ)
+        print(json.dumps(answer))
+        return 0
+    try:
+        node.archive(sys.stdout.buffer)
+    except LayerDiffers as error:
+        print(f"the layer sha256:{error} was assembled with other bytes", file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # the engine ended, and has said why
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(*sys.argv[1:]))

@@ -1,0 +1,210 @@
+"""A node assembles a layer from its skeleton and from package files: the bytes are those of the builder."""
+
+from __future__ import annotations
+
+import ast
+import gzip
+import hashlib
+import io
+import json
+import random
+import subprocess
+import sys
+import tarfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from bench.images import assemble, download
+from bench.images.archive import read_facts
+from bench.images.assemble import AssemblyPlace, AssemblyPlan, LayerDiffers, LayerPlan
+from bench.images.download import PackageFile
+from bench.images.skeleton import LayerParts, split, write_contents
+from tests.images.odd_packages import (
+    ENTRY_POINTS,
+    ODD,
+    installed,
+    layer_of,
+    make_deb,
+    make_wheel,
+    package_file,
+)
+
+CRC32_POLYNOMIAL = 0x104C11DB7
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    for name in ("blobs", "packages"):
+        (tmp_path / "place" / name).mkdir(parents=True)
+    return tmp_path / "place"
+
+
+def put(place: Path, data: bytes) -> str:
+    """Store a file among the blobs of a place; return its name there."""
+    name = hashlib.sha256(data).hexdigest()
+    (place / "blobs" / name).write_bytes(data)
+    return name
+
+
+def skeleton(place: Path, layer: bytes) -> tuple[LayerPlan, LayerParts]:
+    path = place / "skeleton.xz"
+    parts = split(io.BytesIO(layer), path)
+    diff_id = hashlib.sha256(layer).hexdigest()
+    return LayerPlan(diff_id, parts.size, put(place, path.read_bytes()), None), parts
+
+
+def planned(
+    place: Path, layers: Sequence[LayerPlan], files: Sequence[PackageFile], contents: Sequence[str] = ()
+) -> AssemblyPlan:
+    config = {"rootfs": {"diff_ids": [f"sha256:{layer.diff_id}" for layer in layers]}}
+    name = put(place, json.dumps(config).encode())
+    return AssemblyPlan("bench:test", name, tuple(layers), tuple(files), tuple(contents), "", "", "")
+
+
+def here(place: Path, *paths: Path) -> list[PackageFile]:
+    """Put package files on the node, as if it had downloaded them."""
+    files = [package_file(path) for path in paths]
+    for path, file in zip(paths, files, strict=True):
+        (place / "packages" / file.sha256).write_bytes(path.read_bytes())
+    return files
+
+
+def assembled(place: Path, layer: bytes, files: Sequence[PackageFile]) -> tuple[bytes, int]:
+    """Assemble a layer, whose lacking contents are sent; return its bytes, and those of what was sent."""
+    plan, _ = skeleton(place, layer)
+    (lacking,) = AssemblyPlace(place, planned(place, [plan], files)).missing()
+    more = place / "more.zip"
+    write_contents(io.BytesIO(layer), lacking, more)
+    sent = put(place, more.read_bytes())
+    out = io.BytesIO()
+    AssemblyPlace(place, planned(place, [plan], files, [sent])).archive(out)
+    out.seek(0)
+    facts = read_facts(out, "assembled")  # compares each layer with the configuration
+    with tarfile.open(fileobj=io.BytesIO(out.getvalue())) as archive:
+        file = archive.extractfile(facts.layers[0].name)
+        assert file is not None
+        return file.read(), more.stat().st_size
+
+
+def test_a_layer_of_odd_wheels_is_the_one_that_pip_made(tmp_path: Path, place: Path) -> None:
+    """Data, scripts, entry points, long and foreign names, executable bits; equal contents in two wheels."""
+    other = {"other/same.bin": ODD["odd/same-1.bin"], "odd/extra.py": (b"# of another wheel\n" * 9, 0o644)}
+    wheels = [
+        make_wheel(tmp_path, "odd", ODD, ENTRY_POINTS),
+        make_wheel(tmp_path, "other", other),
+    ]
+    layer = installed(tmp_path, wheels)
+    made, sent_bytes = assembled(place, layer, here(place, *wheels))
+    assert made == layer
+    assert sent_bytes < 0.03 * len(layer)  # RECORD, and scripts whose first line pip writes
+    _, parts = skeleton(place, layer)
+    assert parts.projects == ("odd", "other")
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_any_layer_is_assembled_from_any_files(tmp_path: Path, place: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    root, wheel = tmp_path / "made", {}
+    for number in range(60):
+        path = root / f"{'sub/' * chance.randrange(3)}{chance.choice('aäж数')}{number}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        data = chance.randbytes(chance.choice([0, 1, 99, 100, 511, 512, 513, 5000]))
+        path.write_bytes(data)
+        path.chmod(chance.choice([0o644, 0o755, 0o600]))
+        if chance.random() < 0.7:
+            wheel[f"w/{number}"] = (data, 0o644)
+    (root / "link").symlink_to("a/b")
+    (root / "hard").hardlink_to(next(path for path in root.iterdir() if path.is_file()))
+    layer = layer_of(root)
+    made, _ = assembled(place, layer, here(place, make_wheel(tmp_path, "w", wheel)))
+    assert made == layer
+
+
+def test_a_layer_of_debian_packages_takes_data_and_control_files(tmp_path: Path, place: Path) -> None:
+    tool, sums = b"#!/bin/sh\n" + b"true\n" * 200, b"0123  usr/bin/tool\n" * 30
+    deb = make_deb(tmp_path, "tool", {"usr/bin/tool": tool, "usr/doc": b"x" * 999}, {"md5sums": sums})
+    root = tmp_path / "base"
+    for name, data in {
+        "usr/bin/tool": tool,
+        "var/lib/dpkg/info/tool.md5sums": sums,
+        "var/lib/dpkg/status": b"Package: tool\n" * 20,
+    }.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(data)
+    layer = layer_of(root)
+    plan, parts = skeleton(place, layer)
+    files = here(place, deb)
+    assert parts.has_debs
+    assert parts.contents == (len(tool), len(sums), 280)
+    assert AssemblyPlace(place, planned(place, [plan], files)).missing() == [[2]]
+    assert assembled(place, layer, files)[0] == layer
+
+
+def test_nothing_is_loadable_if_a_layer_comes_out_differently(tmp_path: Path, place: Path) -> None:
+    """Another content of the same size and crc32: only the layer's digest can tell."""
+    unseen = int(f"{CRC32_POLYNOMIAL:b}"[::-1], 2).to_bytes(5, "little")  # a change that crc32 does not see
+    root = tmp_path / "made"
+    root.mkdir()
+    (root / "file").write_bytes(unseen + bytes(195))
+    plan, _ = skeleton(place, layer_of(root))
+    files = here(place, make_wheel(tmp_path, "w", {"w/file": (bytes(200), 0o644)}))
+    assert AssemblyPlace(place, planned(place, [plan], files)).missing() == [[]]
+    out = io.BytesIO()
+    with pytest.raises(LayerDiffers):
+        AssemblyPlace(place, planned(place, [plan], files)).archive(out)
+    out.seek(0)
+    with tarfile.open(fileobj=out, mode="r|", ignore_zeros=True) as archive:
+        assert "manifest.json" not in archive.getnames()
+
+
+def test_layers_that_were_sent_or_are_held_need_no_skeleton(place: Path) -> None:
+    layer = layer_of(Path(__file__).parent / "__init__.py")
+    blob = put(place, gzip.compress(layer))
+    sent = LayerPlan(hashlib.sha256(layer).hexdigest(), 0, None, blob)
+    out = io.BytesIO()
+    AssemblyPlace(place, planned(place, [LayerPlan("a" * 64, 0, None, None), sent], [])).archive(out)
+    out.seek(0)
+    with tarfile.open(fileobj=out) as archive:
+        names = archive.getnames()
+        (image,) = json.load(archive.extractfile("manifest.json"))  # type: ignore[arg-type]
+    assert image["Layers"] == [f"blobs/sha256/{'a' * 64}", f"blobs/sha256/{blob}"]
+    assert f"blobs/sha256/{'a' * 64}" not in names
+    assert names[-1] == "manifest.json"
+
+
+def test_a_plan_survives_its_file(tmp_path: Path, place: Path) -> None:
+    file = PackageFile("a-1-py3-none-any.whl", "b" * 64, None)
+    plan = planned(place, [LayerPlan("a" * 64, 5, "c" * 64, None)], [file])
+    (tmp_path / "plan.json").write_text(json.dumps(plan._asdict()))
+    assert assemble.read_plan(tmp_path / "plan.json") == plan
+
+
+@pytest.mark.parametrize("module", [assemble, download])
+def test_the_program_for_nodes_needs_python_3_9_and_nothing_else(module: object) -> None:
+    source = Path(str(module.__file__)).read_text()  # type: ignore[attr-defined]
+    tree = ast.parse(source, feature_version=(3, 9))
+    imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    imported |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    own = {name for name in imported if name.startswith("bench")}
+    assert own <= {"bench.images.download"}
+    assert {name.partition(".")[0] for name in imported - own} <= sys.stdlib_module_names
+
+
+def test_an_engine_that_ends_early_keeps_the_last_word(place: Path) -> None:
+    plan = planned(place, [], [])
+    (place / "plan.json").write_text(json.dumps(plan._asdict()))
+    (place / "blobs" / plan.config).write_bytes(bytes(2**22))
+    command = f"{sys.executable} -m bench.images.assemble archive plan.json | head -c 1 >/dev/null"
+    root = Path(assemble.__file__).parents[2]
+    done = subprocess.run(
+        command,
+        shell=True,
+        cwd=place,
+        env={"PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stderr == ""
