@@ -38,7 +38,7 @@ _ROUND_SECONDS = 20.0  # of downloads between two answers
 _PATIENCE_SECONDS = 60.0  # beyond the time that sending everything takes
 _MEASURED_BYTES = (2**18, 2**20)  # sent to measure the line; the second only if the first arrives too soon
 _MEASURED_SECONDS = 0.1  # that a measurement takes at least
-_UNPACK_BYTES_PER_SECOND = 100e6  # of layers that a node assembles on one core
+_UNPACK_BYTES_PER_SECOND = 60e6  # of layers that a node assembles on one core
 _UNPACKING_SECONDS = 600.0  # longest silence of a node that looks through its package files
 
 

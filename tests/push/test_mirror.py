@@ -180,9 +180,11 @@ def test_nothing_of_a_refused_bundle_stays(
 def test_files_of_others_in_the_place_are_kept(record: Record) -> None:
     place, own = Path(record.place), dataclasses.replace(record, engine="none")
     kept = [place / name for name in ("code/mine.py", "images/cafe.png", "load/mine", "blobs/mine.part")]
+    kept.append(place / "packages/mine.whl")
     name = "0123456789abcdef"
     ours = [f"code/{name}", f"code/{name}.new", f"images/{name}.sif", f"images/{name}.sif.part"]
     ours += [f"blobs/{name * 4}", f"blobs/{name * 4}.part", ".load/x"]
+    ours += [f"packages/{name * 4}", f"packages/{name * 4}.part"]
     for path in [*kept, *(place / name for name in ours)]:
         path.parent.mkdir(exist_ok=True)
         path.touch()
