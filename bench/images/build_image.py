@@ -89,7 +89,8 @@ def build(inputs: BuildInputs, out: Path, tag: str, say: Say) -> ImageFacts:
     with context(inputs, [*pins.values(), read_pins(inputs.root / BUILDER)["pip"]], say) as folder:
         (folder / "pins.txt").write_text("".join(f"{pin.line}\n" for pin in pins.values()))
         (folder / "image.json").write_bytes(described(inputs))
-        installed = [path for path in (folder / "wheels").iterdir() if not path.name.startswith("pip-")]
+        wheels_of_image = (folder / "wheels").iterdir()  # without pip, which installs the others
+        installed = [path for path in wheels_of_image if not path.name.startswith("pip-")]
         debs = read_debs(inputs.root / DEBIAN)
         (folder / "packages.json").write_bytes(write_list(installed, debs, folder / "base.tar"))
         _copy_source(inputs.root, folder / "source")

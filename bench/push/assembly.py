@@ -127,7 +127,7 @@ class Assembly:
             self._give_up()
             return None
         self._download(first, ways)
-        return self._complete(held, skeletons)
+        return self._complete(skeletons)
 
     # --- choosing ---------------------------------------------------------------------------------------
 
@@ -211,7 +211,7 @@ class Assembly:
             more = f" and {count - 1} more" if count > 1 else ""
             self.say(f"sent instead: {first.rpartition('/')[2]}{more} ({why})")
 
-    def _complete(self, held: int, skeletons: Mapping[int, Skeleton]) -> Delivered:
+    def _complete(self, skeletons: Mapping[int, Skeleton]) -> Delivered:
         """Send the skeletons and all that the node lacks; return how its archive is written."""
         place, config = self.survey.place, self.store.configuration(self.image)
         sent = [config, *(skeleton.blob for skeleton in skeletons.values())]
