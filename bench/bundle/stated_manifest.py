@@ -14,7 +14,26 @@ from typing import Any
 
 from bench.base.errors import VerificationFailed
 from bench.base.strict_json import DecodeError, canonical_json, from_json, strict_loads, tagged_infinity
+from bench.records.text import count_text
 from bench.records.trial import NodeFacts
+
+
+@dataclass(frozen=True, slots=True)
+class SearchScope:
+    """The settings and micro-batches among which a run looked for a model's fastest setting."""
+
+    methods: str
+    micro_batch: str
+
+    @property
+    def limits(self) -> str:
+        """What the manifest asks for in place of all settings and micro-batches; empty for all."""
+        methods = [] if self.methods in ("guided", "exhaustive") else [f"methods {self.methods}"]
+        micro_batch = [] if self.micro_batch == "auto" else [f"micro-batch {self.micro_batch}"]
+        return ", ".join(methods + micro_batch)
+
+    def __str__(self) -> str:
+        return f"methods {self.methods}, micro-batch {self.micro_batch}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +67,12 @@ class StatedManifest:
         """Return the folder of a model's data; None if its data are made up."""
         return self.entries.get(model, {}).get("data")
 
-    def conditions_of(self, model: str) -> tuple[tuple[str, str], ...]:
-        """Return (name, text) of each condition of a model's fastest setting that only the manifest states.
+    def scope_of(self, model: str) -> SearchScope:
+        """Return what the search for a model's fastest setting covers.
 
         Raises TypeError if "methods" is neither a text nor a list.
         """
-        return (
-            ("methods", _methods_text(self.methods_of(model))),
-            ("micro-batch", str(self.micro_batch_of(model))),
-            *((("data", str(folder)),) if (folder := self.data_of(model)) else ()),
-        )
+        return SearchScope(_methods_text(self.methods_of(model)), str(self.micro_batch_of(model)))
 
     def gpus_of(self, node: NodeFacts) -> int:
         """Count the GPUs of a node that train: all of them, unless the manifest asks for fewer."""
@@ -104,4 +119,4 @@ def _methods_text(methods: Any) -> str:
     if all(isinstance(entry, str) for entry in entries):
         return ", ".join(entries)
     digest = hashlib.sha256(canonical_json(entries)).hexdigest()
-    return f"{len(entries)} listed settings ({digest[:8]})"
+    return f"{count_text(len(entries), 'listed setting')} ({digest[:8]})"

@@ -26,7 +26,7 @@ from bench.report.compare.decision import Wish
 from bench.report.compare.offers import Terms
 from bench.report.compare.price_file import load_prices
 from bench.report.compare.prices import PriceBook, RentKind
-from bench.report.read_bundles import Lists, look_at_all
+from bench.report.read_bundles import Lists, distinct_bundles, look_at_all
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,8 @@ def gather_all(request: CompareArguments) -> tuple[Comparison, Fleet | None]:
     checks: list[FleetMember] = []
     refused: list[Refused] = []
     bundles = 0
-    looks = look_at_all(request.bundles, request.lists, partial(gather, with_telemetry), _look)
+    paths = distinct_bundles(request.bundles)
+    looks = look_at_all(paths, request.lists, partial(gather, with_telemetry), _look)
     for path, contents in looks:
         bundles += 1
         if isinstance(contents, BenchError):
@@ -192,14 +193,21 @@ def _budget(dollars: float | None, book: PriceBook) -> float | None:
 
 
 def _settings(comparison: Comparison, request: CompareArguments) -> str:
-    """Return a block for each bundle that is compared, with every setting that it tried."""
+    """Return a block for each bundle that is compared, the oldest first, with every setting that it tried."""
     refused = {refused.path for refused in comparison.refused}
-    blocks = look_at_all(request.bundles, request.lists, recompute, _settings_of)
-    return "\n\n".join(str(block) for path, block in blocks if block and str(path) not in refused)
+    looks = look_at_all(distinct_bundles(request.bundles), request.lists, recompute, _settings_of)
+    found = [
+        block if isinstance(block, tuple) else ("", "", "", str(block))
+        for path, block in looks
+        if str(path) not in refused
+    ]
+    return "\n\n".join(text for *_, text in sorted(found) if text)
 
 
-def _settings_of(path: Path, verdict: AnyVerdict) -> str:
+def _settings_of(path: Path, verdict: AnyVerdict) -> tuple[str, str, str, str]:
+    """Return what orders the blocks, and the block; the block is empty for a node check."""
     from bench.report.text.run_table import section
 
     contents = verdict.contents
-    return section(path, verdict, contents) if isinstance(contents, RunContents) else ""
+    text = section(path, verdict, contents) if isinstance(contents, RunContents) else ""
+    return verdict.started_at, verdict.run_id, verdict.statement_sha256, text

@@ -47,7 +47,7 @@ def _add_compare(commands: Commands) -> None:
     add("--runs", type=arguments.count, default=1, metavar="N", help=runs)
     share = "share of its lifetime in which an owned machine trains (default: 100, as in the paper)"
     add("--utilisation", type=arguments.percent, default=1.0, metavar="PERCENT", help=share)
-    add("--rank-all", **FLAG, help="also rank rows that are not comparable, and mark them")
+    add("--rank-all", **FLAG, help="rank all bundles of a model together, and mark what differs")
     machine = "extrapolate to a machine that was not measured, such as 8xh100; repeatable"
     add("--estimate", **REPEATABLE, metavar="NxGPU", help=machine)
     add("--settings", **FLAG, help="also show every setting that each bundle tried")

@@ -175,7 +175,11 @@ SAME: Mapping[str, tuple[str, Callable[[FleetMember], str], str]] = {
 
 
 def compare_fleet(members: Sequence[FleetMember]) -> Fleet:
-    """Rank the newest check of each node; older checks count for repeat offenders only."""
+    """Rank the newest check of each node; older checks count for repeat offenders only.
+
+    The order of the members decides nothing.
+    """
+    members = sorted(members, key=lambda member: (member.started_at, member.run_id, member.path))
     newest, older = _newest(members)
     copied = _copied(members)
     by_kind: dict[str, list[FleetMember]] = {}
@@ -207,7 +211,7 @@ def _decisive(members: Sequence[FleetMember]) -> list[FleetMember]:
 
 
 def _newest(members: Sequence[FleetMember]) -> tuple[list[FleetMember], list[FleetMember]]:
-    """Split into the newest check of each node and the older ones, in their given order.
+    """Split into the newest check of each node and the older ones, each in the order of their time.
 
     A newer check replaces only a check of the same or a lower assurance: its time and GPUs are its own words.
     """

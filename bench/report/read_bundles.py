@@ -77,6 +77,14 @@ def _in_processes(
         yield checked
 
 
+def distinct_bundles(paths: Iterable[Path]) -> tuple[Path, ...]:
+    """Return every bundle that the paths stand for once, however often and in whichever order it is named."""
+    found: dict[Path, Path] = {}
+    for path in sorted(_bundles(paths)):
+        found.setdefault(path.resolve(), path)
+    return tuple(found.values())
+
+
 def verify_one(path: Path, lists: Lists | None, gather: Recompute[C]) -> Verdict[C]:
     """Verify the only bundle that `path` names; BadInput if it names several."""
     bundles = list(_bundles([path]))

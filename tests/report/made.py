@@ -94,11 +94,12 @@ def bundle(
     floors: Mapping[Setting, FloorOrReason] = MappingProxyType({}),
     checks: Mapping[Setting, CheckOrReason] = MappingProxyType({}),
     key: Ed25519PrivateKey = KEY,
+    hot: bool = False,
 ) -> Path:
     """Write the bundle of one run. `settings` maps a setting to the seconds of a pass or to an outcome.
 
     `floors` and `checks` have the floors and gradient checks of settings, or why there are none. With another
-    version of bench, its operation counts differ from those of this version.
+    version of bench, its operation counts differ from those of this version. Heat slows a `hot` run down.
     """
     asked = of or manifest()
     node = NodeFacts(
@@ -139,7 +140,7 @@ def bundle(
         "results.json": results.to_bytes(),
         "samples.jsonl": samples_bytes(trials),
     }
-    course = telemetry if telemetry is not None else course_of(trials, gpus, watts, started)
+    course = telemetry if telemetry is not None else course_of(trials, gpus, watts, started, hot)
     if course:
         files["telemetry.jsonl"] = course
     predicate = Predicate(
@@ -168,16 +169,18 @@ def _left_out(asked: Manifest, trials: Sequence[tuple[Trial, str, Outcome]]) -> 
                 yield Skipped(model.name, setting, " + ".join(setting) or "naive", "the test's own")
 
 
-def copies(source: Path, folder: Path, count: int, own_samples: bool = True) -> None:
-    """Copy a real bundle under other run ids and GPUs; `own_samples` also makes each a little slower."""
+def copies(source: Path, folder: Path, count: int, own_samples: bool = True, later: float = 0.0) -> None:
+    """Copy a real bundle under other run ids and GPUs, begun `later` seconds after it.
+
+    `own_samples` also makes each copy a little slower.
+    """
     files = payload(source)
     results = from_json(Results, json.loads(files["results.json"]))
     lines = [json.loads(line) for line in files["samples.jsonl"].splitlines()]
     for i in range(count):
         gpus = tuple(replace(gpu, uuid=f"GPU-{i}-{gpu.index}") for gpu in results.node.gpus)
-        again = replace(
-            results, node=replace(results.node, gpus=gpus), run=replace(results.run, id=f"{i:012x}")
-        )
+        run = replace(results.run, id=f"{i:012x}", started_at=results.run.started_at + later)
+        again = replace(results, node=replace(results.node, gpus=gpus), run=run)
         if own_samples:
             again, files["samples.jsonl"] = _slower(again, lines, 1 + 1e-6 * (i + 1))
         repacked(folder / f"{i:06}.tar", again, files)
@@ -282,16 +285,17 @@ def of_its_own(outcome: Outcome, run_id: str) -> Outcome:
 
 
 def course_of(
-    trials: Sequence[tuple[Trial, str, Outcome]], gpus: int, watts: float | None, at: float
+    trials: Sequence[tuple[Trial, str, Outcome]], gpus: int, watts: float | None, at: float, hot: bool = False
 ) -> bytes:
     """Make telemetry with one reading per second; every trial draws the given watts on each GPU.
 
     None: the GPUs do not report their power.
     """
+    reasons = {"throttle_reasons": 0x20} if hot else {}
     lines = []
     for trial, _, _ in trials:
         for second in range(60):
-            one = {"sm_mhz": 1980.0, "celsius": 60.0}
+            one = {"sm_mhz": 1980.0, "celsius": 60.0, **reasons}
             if watts is not None:
                 one |= {"energy_joules": watts * second, "power_watts": watts}
             lines.append({"at": at + second, "trial": trial.id, "load": 1.0, "gpus": [one] * gpus})

@@ -60,6 +60,12 @@ def reasons(part: ModelPart) -> dict[str, tuple[str, ...]]:
     return {Path(one.row.path).name: one.reasons for one in part.apart}
 
 
+def groups(comparison: Comparison) -> list[tuple[tuple[str, ...], list[str]]]:
+    """Return for each group of the only model what differs in it, and the names of its ranked bundles."""
+    assert len({part.model for part in comparison.parts}) == 1
+    return [(p.differs_in, [Path(entry.row.path).name for entry in p.entries]) for p in comparison.parts]
+
+
 def two(folder: Path, **second: Any) -> tuple[Path, Path]:
     first = bundle(folder / "a.tar", run_id="aaaa", uuid="A")
     return first, bundle(folder / "b.tar", **{"run_id": "bbbb", "uuid": "B", **second})
@@ -111,34 +117,54 @@ def test_the_best_plausible_setting_represents_a_machine(tmp_path: Path) -> None
         ({"models": [{"name": "tiny-gpt-neox", "recipe": {"clip_norm": 2.0}}]}, "another recipe"),
         ({"models": [{"name": "tiny-gpt-neox", "recipe": {"schedule": "wsd"}}]}, "another recipe"),
         ({"memory_cap_gib": 24}, "memory cap 24 GiB, not none"),
-        ({"methods": "exhaustive"}, "methods exhaustive, not naive"),
-        ({"methods": [["checkpointing"], "naive"]}, "methods 2 listed settings"),
-        ({"micro_batch": 16}, "micro-batch 16, not auto"),
         ({"image": "sha256:" + "0" * 64}, "image sha256:"),
     ],
 )
-def test_bundles_of_different_requests_are_not_ranked(
+def test_bundles_of_different_requests_are_ranked_in_groups_of_their_own(
     tmp_path: Path, of: dict[str, Any], reason: str
 ) -> None:
     a, b = two(tmp_path, of=manifest(**of))
     third = bundle(tmp_path / "c.tar", run_id="cccc", uuid="C")
-    part = only(compared(b, a, third))
-    assert len(part.entries) == 2
-    (why,) = reasons(part)["b.tar"]
+    (_, most), ((why, *_), other) = groups(compared(b, a, third))
+    assert (sorted(most), other) == (["a.tar", "c.tar"], ["b.tar"])
     assert why.startswith(reason)
 
 
+@pytest.mark.parametrize(
+    ("of", "limits"),
+    [
+        ({"methods": "exhaustive"}, ""),
+        ({}, "methods naive"),
+        ({"methods": "exhaustive", "micro_batch": 16}, "micro-batch 16"),
+        ({"micro_batch": 16}, "methods naive, micro-batch 16"),
+        (
+            {"methods": [["checkpointing"], "naive"]},
+            "methods 2 listed settings (47d183df)",
+        ),
+    ],
+)
+def test_searches_of_any_kind_are_ranked_together_and_a_narrow_one_is_named(
+    tmp_path: Path, of: dict[str, Any], limits: str
+) -> None:
+    a, b = two(tmp_path, of=manifest(**of), pass_seconds=0.6)
+    found = compared(a, b)
+    assert [entry.row.searched.limits for entry in only(found).entries] == ["methods naive", limits]
+    for text in (table(found), page(found), markdown(found).replace("\\", "")):
+        assert text.count("searched only") == (2 if limits else 1)
+        assert not limits or f"searched only {limits}" in text
+
+
 @pytest.mark.parametrize("name", ["muon", "adamw-8bit"])
-def test_bundles_of_different_optimizers_are_not_ranked(tmp_path: Path, name: str) -> None:
+def test_bundles_of_different_optimizers_are_ranked_apart(tmp_path: Path, name: str) -> None:
     of = manifest(models=[{"name": "tiny-gpt-neox", "recipe": {"optimizer": name}}])
     a, b = two(tmp_path, of=of)
     third = bundle(tmp_path / "c.tar", run_id="cccc", uuid="C")
-    part = only(compared(b, a, third))
-    assert [Path(entry.row.path).name for entry in part.entries] == ["a.tar", "c.tar"]
-    assert f"optimizer {name}, not adam" in reasons(part)["b.tar"]
+    (_, most), (differs_in, other) = groups(compared(b, a, third))
+    assert (sorted(most), other) == (["a.tar", "c.tar"], ["b.tar"])
+    assert f"optimizer {name}, not adam" in differs_in
 
 
-def test_bundles_of_one_optimizer_with_other_fields_are_not_ranked(tmp_path: Path) -> None:
+def test_bundles_of_one_optimizer_with_other_fields_are_ranked_apart(tmp_path: Path) -> None:
     def muon(**fields: Any) -> Any:
         recipe = {"optimizer": {"name": "muon", **fields}}
         return manifest(models=[{"name": "tiny-gpt-neox", "recipe": recipe}])
@@ -146,31 +172,40 @@ def test_bundles_of_one_optimizer_with_other_fields_are_not_ranked(tmp_path: Pat
     a = bundle(tmp_path / "a.tar", run_id="aaaa", uuid="A", of=muon())
     b = bundle(tmp_path / "b.tar", run_id="bbbb", uuid="B", of=muon())
     c = bundle(tmp_path / "c.tar", run_id="cccc", uuid="C", of=muon(ns_steps=4))
-    part = only(compared(a, b, c))
-    assert len(part.entries) == 2
-    (why,) = reasons(part)["c.tar"]
-    assert why.startswith("another recipe")
+    assert [differs_in for differs_in, _ in groups(compared(a, b, c))] == [(), ("another recipe",)]
 
 
-def test_bundles_of_different_software_are_not_ranked(tmp_path: Path) -> None:
+def test_bundles_of_different_software_are_ranked_apart_the_newer_run_first(tmp_path: Path) -> None:
+    a, b = two(tmp_path, packages={"torch": "2.9.0"}, started=START - 1)
+    assert groups(compared(b, a)) == [((), ["a.tar"]), (("torch 2.9.0, not 2.11.0",), ["b.tar"])]
+
+
+def test_every_group_is_priced_and_answers_the_question(tmp_path: Path) -> None:
+    """No figure leaves the decision because another bundle has other conditions."""
     a, b = two(tmp_path, packages={"torch": "2.9.0"})
-    assert reasons(only(compared(a, b))) == {"b.tar": ("torch 2.9.0, not 2.11.0",)}
+    for part in compared(a, b, deadline_days=10.0).parts:
+        (offer,) = (offer for entry in part.entries for offer in entry.offers if offer.kind == "rent")
+        assert offer.marks == ("cheapest by the deadline",)
 
 
-def test_the_version_of_deepspeed_counts_if_it_is_installed_or_was_used(tmp_path: Path) -> None:
-    """A search that tried no DeepSpeed setting used the same software as one that did."""
-    have = {"packages": {"torch": "2.11.0", "deepspeed": "0.19.8"}}
-    zero: dict[str, Any] = {"settings": [((), 0.5), (("zero-1",), 0.6)]}
-    a = bundle(tmp_path / "a.tar", run_id="aaaa", uuid="A", **have, **zero)
-    b = bundle(tmp_path / "b.tar", run_id="bbbb", uuid="B", **have)
+def test_the_version_of_deepspeed_counts_among_fastest_settings_that_use_it(tmp_path: Path) -> None:
+    """A fastest setting without DeepSpeed ran the same software whatever DeepSpeed is installed."""
+    zero: dict[str, Any] = {"settings": [((), 0.5), (("zero-1",), 0.4)]}
+    version = {n: {"torch": "2.11.0", "deepspeed": f"0.19.{n}"} for n in (7, 8)}
+    a = bundle(tmp_path / "a.tar", run_id="aaaa", uuid="A", packages=version[8], **zero)
+    b = bundle(tmp_path / "b.tar", run_id="bbbb", uuid="B", packages=version[8])
     c = bundle(tmp_path / "c.tar", run_id="cccc", uuid="C")
-    assert reasons(only(compared(a, b, c))) == {"c.tar": ("deepspeed none, not 0.19.8",)}
-    assert len(only(compared(b, c)).entries) == 2  # installed on one machine and not used
+    d = bundle(tmp_path / "d.tar", run_id="dddd", uuid="D", packages=version[7], **zero)
+    e = bundle(tmp_path / "e.tar", run_id="eeee", uuid="E", packages=version[8], **zero)
+    assert len(only(compared(a, b, c)).entries) == 3
+    (_, most), (differs_in, other) = groups(compared(a, b, c, d, e))
+    assert (sorted(most), other) == (["a.tar", "b.tar", "c.tar", "e.tar"], ["d.tar"])
+    assert differs_in == ("deepspeed 0.19.7, not 0.19.8",)
 
 
-def test_bundles_with_different_switches_are_not_ranked(tmp_path: Path) -> None:
-    a, b = two(tmp_path, switches={"NVIDIA_TF32_OVERRIDE": "1", "NCCL_ALGO": "Ring"})
-    assert reasons(only(compared(a, b))) == {"b.tar": ("switches NVIDIA_TF32_OVERRIDE=1, not none",)}
+def test_bundles_with_different_switches_are_ranked_apart(tmp_path: Path) -> None:
+    a, b = two(tmp_path, switches={"NVIDIA_TF32_OVERRIDE": "1", "NCCL_ALGO": "Ring"}, started=START - 1)
+    assert groups(compared(a, b))[1] == (("switches NVIDIA_TF32_OVERRIDE=1, not none",), ["b.tar"])
     assert len(only(compared(*two(tmp_path, switches={"NCCL_ALGO": "Ring"}))).entries) == 2
 
 
@@ -188,28 +223,41 @@ def test_more_gpus_of_a_kind_are_another_machine(tmp_path: Path) -> None:
 
 
 def test_rank_all_ranks_everything_and_reports_the_differences(tmp_path: Path) -> None:
-    a, b = two(tmp_path, packages={"torch": "2.9.0"}, pass_seconds=0.1)
+    a, b = two(tmp_path, packages={"torch": "2.9.0"}, pass_seconds=0.1, started=START - 1)
     part = only(compared(a, b, rank_all=True))
     assert [entry.differs_in for entry in part.entries] == [("torch 2.9.0, not 2.11.0",), ()]
     assert not part.apart
 
 
-def test_a_machine_that_ran_twice_is_listed_once_with_its_newest_run(tmp_path: Path) -> None:
-    old = bundle(tmp_path / "old.tar", run_id="old", started=1_790_000_000.0, pass_seconds=0.4)
+@pytest.mark.parametrize("methods", ["naive", "exhaustive"])
+def test_a_machine_that_ran_twice_is_listed_once_with_its_fastest_run(tmp_path: Path, methods: str) -> None:
+    of = manifest(methods=methods)
+    old = bundle(tmp_path / "old.tar", run_id="old", started=1_790_000_000.0, pass_seconds=0.4, of=of)
     new = bundle(tmp_path / "new.tar", run_id="new", started=1_790_009_000.0)
     part = only(compared(old, new))
-    assert [entry.row.run_id for entry in part.entries] == ["new"]
-    assert reasons(part) == {"old.tar": (f"the same machine ran again: {new}",)}
+    assert [entry.row.run_id for entry in part.entries] == ["old"]
+    assert reasons(part) == {"new.tar": (f"0.0463 days: the same machine was faster in {old}",)}
 
 
-def test_an_interrupted_run_does_not_hide_the_complete_one_before_it(tmp_path: Path) -> None:
-    old = bundle(tmp_path / "old.tar", run_id="old", started=1_790_000_000.0, pass_seconds=0.4)
-    new = bundle(tmp_path / "new.tar", run_id="new", started=1_790_009_000.0, complete=False)
+def test_a_slowed_run_represents_a_machine_only_if_no_other_does(tmp_path: Path) -> None:
+    """Its figure may be the fastest of its search, and is not that of the machine in good health."""
+    slow = bundle(tmp_path / "slow.tar", run_id="slow", pass_seconds=0.4, hot=True)
+    good = bundle(tmp_path / "good.tar", run_id="good")
+    part = only(compared(slow, good))
+    assert [entry.row.run_id for entry in part.entries] == ["good"]
+    (why,) = reasons(part)["slow.tar"]
+    assert why == f"SLOWED, 0.037 days: the same machine has a run in which it was not: {good}"
+    assert [entry.row.run_id for entry in only(compared(slow)).entries] == ["slow"]
+
+
+def test_an_interrupted_runs_figure_counts_and_is_marked(tmp_path: Path) -> None:
+    old = bundle(tmp_path / "old.tar", run_id="old", pass_seconds=0.4)
+    new = bundle(tmp_path / "new.tar", run_id="new", complete=False)
     part = only(compared(old, new))
     assert [entry.row.run_id for entry in part.entries] == ["old"]
-    assert reasons(part) == {"new.tar": (f"incomplete, and the same machine has a complete run: {old}",)}
-    alone = only(compared(new))
-    assert [entry.row.run_id for entry in alone.entries] == ["new"]
+    alone = compared(new)
+    assert [entry.row.run_id for entry in only(alone).entries] == ["new"]
+    assert "INCOMPLETE: more settings may be faster" in table(alone)
 
 
 def test_a_run_that_ended_early_is_incomplete_only_for_undecided_models() -> None:
@@ -232,10 +280,12 @@ def test_a_machine_with_two_kinds_of_gpus_counts_as_neither(tmp_path: Path) -> N
     assert entry.gaps[0] == f"no price for 3x {H100} + 1x NVIDIA A100-SXM4-80GB"
 
 
-def test_a_bundle_on_trust_is_marked_and_not_ranked_with_others(tmp_path: Path, capsys: Any) -> None:
+def test_a_bundle_on_trust_is_marked_and_ranked_apart(tmp_path: Path, capsys: Any) -> None:
     ours, also = (bundle(tmp_path / f"{n}.tar", run_id=n, uuid=n) for n in ("a1", "a2"))
     theirs = bundle(tmp_path / "b.tar", run_id="b", uuid="b", version="0.0.9", pass_seconds=0.1)
-    (why,) = reasons(only(compared(ours, also, theirs)))["b.tar"]
+    (why,), names = groups(compared(ours, also, theirs))[1]
+    assert names == ["b.tar"]
+    assert why.startswith("on trust: ")
     assert "a sample costs 1000 operations" in why
     assert main(["verify", str(theirs)]) == 0
     assert "on trust   tiny-gpt-neox: a sample costs 1000 operations" in capsys.readouterr().out
@@ -253,7 +303,7 @@ def test_a_single_bundle_on_trust_is_marked_too(tmp_path: Path, capsys: Any) -> 
 def test_samples_copied_from_another_run_are_not_ranked(tmp_path: Path) -> None:
     """The samples of one measured machine are submitted under forty names."""
     first, other = two(tmp_path)
-    copies(first, tmp_path, 2, own_samples=False)
+    copies(first, tmp_path, 2, own_samples=False, later=1.0)
     (part,) = compared(first, other, *(tmp_path / f"{i:06}.tar" for i in range(2))).parts
     assert {Path(entry.row.path).name for entry in part.entries} == {"a.tar", "b.tar"}
     told = f"its samples are those of another run, so one of the two measured nothing: {first}"
@@ -305,8 +355,10 @@ def test_a_continued_run_is_no_copy_of_itself_and_can_be_copied(tmp_path: Path) 
 def test_a_run_of_ones_own_hides_no_copied_continuation(tmp_path: Path) -> None:
     original = bundle(tmp_path / "z.tar", run_id="bbbb", settings=[((), 0.9), (("kernels",), 0.4)])
     (tmp_path / "theirs").mkdir()
-    near = near_copy(original, tmp_path / "theirs" / "b.tar")
-    own = near_copy(original, tmp_path / "b.tar", 0.01)  # the same run id and GPUs as the copy
+    near = near_copy(original, tmp_path / "theirs" / "b.tar", started_at=START + 1)
+    own = near_copy(
+        original, tmp_path / "b.tar", 0.01, started_at=START + 1
+    )  # the same run id and GPUs as the copy
     part = only(compared(own, original, near))
     assert {entry.row.path for entry in part.entries} == {str(own), str(original)}
     assert reasons(part)["b.tar"][0].endswith(f"measured nothing: {original}")
@@ -332,25 +384,25 @@ def trust(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("trust")
 @pytest.mark.parametrize("reverse", [False, True])
-def test_a_strangers_newer_run_replaces_no_trusted_one(tmp_path: Path, reverse: bool) -> None:
-    """The GPUs and the time of a bundle are its signer's words."""
+def test_a_strangers_faster_run_replaces_no_trusted_one(tmp_path: Path, reverse: bool) -> None:
+    """The GPUs and the times of a bundle are its signer's words."""
     old = bundle(tmp_path / "old.tar", run_id="old", pass_seconds=0.4)
-    new = bundle(tmp_path / "new.tar", run_id="new", started=START + 9000, key=STRANGER)
-    newest = bundle(tmp_path / "newest.tar", run_id="newest", started=START + 9999, key=STRANGER)
+    new = bundle(tmp_path / "new.tar", run_id="new", pass_seconds=0.3, key=STRANGER)
+    newest = bundle(tmp_path / "newest.tar", run_id="newest", pass_seconds=0.2, key=STRANGER)
     paths = [old, new, newest]
     found = compared(*(reversed(paths) if reverse else paths))
     part = only(found)
-    assert [entry.row.run_id for entry in part.entries] == ["old", "newest"]
-    assert reasons(part) == {"new.tar": (f"the same machine ran again: {newest}",)}
+    assert [entry.row.run_id for entry in part.entries] == ["newest", "old"]
+    assert reasons(part) == {"new.tar": (f"0.0278 days: the same machine was faster in {newest}",)}
     remark = f"does not replace {old}, a run on the same GPUs: both count"
     for text in (table(found), page(found), markdown(found).replace("\\", "")):
         assert remark in " ".join(text.split())
 
 
 @pytest.mark.usefixtures("trust")
-def test_a_trusted_newer_run_replaces_a_strangers(tmp_path: Path) -> None:
+def test_a_trusted_faster_run_replaces_a_strangers(tmp_path: Path) -> None:
     old = bundle(tmp_path / "old.tar", run_id="old", key=STRANGER)
-    new = bundle(tmp_path / "new.tar", run_id="new", started=START + 9000)
+    new = bundle(tmp_path / "new.tar", run_id="new", pass_seconds=0.4)
     assert [entry.row.run_id for entry in only(compared(old, new)).entries] == ["new"]
 
 
@@ -372,15 +424,15 @@ def test_a_strangers_copy_throws_no_trusted_original_out(tmp_path: Path, name: s
 
 @pytest.mark.usefixtures("trust")
 def test_strangers_do_not_decide_what_is_compared(tmp_path: Path) -> None:
-    """Most rows decide the conditions, but of the trusted ones: strangers can bring any number of rows."""
+    """The first group has the most trusted machines: strangers can bring any number of machines."""
     ours = bundle(tmp_path / "ours.tar", run_id="ours", uuid="ours")
     theirs = [
         bundle(tmp_path / f"{n}.tar", run_id=n, uuid=n, packages={"torch": "2.9.0"}, key=STRANGER)
         for n in ("a", "b", "c")
     ]
-    part = only(compared(*theirs, ours))
-    assert [entry.row.path for entry in part.entries] == [str(ours)]
-    assert len(part.apart) == 3
+    first, other = compared(*theirs, ours).parts
+    assert [entry.row.path for entry in first.entries] == [str(ours)]
+    assert len(other.entries) == 3
 
 
 @pytest.mark.usefixtures("trust")
@@ -473,17 +525,18 @@ def test_only_known_machines_can_be_estimated(tmp_path: Path, wanted: str) -> No
         compared(bundle(tmp_path / "a.tar"), estimate=(wanted,))
 
 
-def test_an_estimate_is_for_the_ranked_recipe(tmp_path: Path) -> None:
-    """Another recipe of the same name, in any order, has other operations and is not used."""
+def test_each_recipe_is_estimated_from_its_own_rows(tmp_path: Path) -> None:
+    """Another recipe of the same name has other operations, in any order of the bundles."""
     usual = manifest(models=[LONG])
     short = manifest(models=[{**LONG, "recipe": {"batch_size": 4096, "steps": 20}}])
     slow = bundle(tmp_path / "a.tar", run_id="aaaa", uuid="A", of=short, pass_seconds=2.0)
     same = [bundle(tmp_path / f"{n}.tar", run_id=n * 4, uuid=n, of=usual) for n in "bc"]
     for paths in ((slow, *same), (*same, slow)):
-        part = only(compared(*paths, estimate=("2xh100",)))
-        assert [Path(one.row.path).name for one in part.apart] == ["a.tar"]
-        best = part.entries[0].row.best
-        assert part.guesses[0].days == pytest.approx(best.days.value / 2)
+        found = compared(*paths, estimate=("2xh100",))
+        assert [names for _, names in groups(found)][1] == ["a.tar"]
+        for part in found.parts:
+            best = part.entries[0].row.best
+            assert part.guesses[0].days == pytest.approx(best.days.value / 2, rel=0.01)
 
 
 def test_an_estimate_uses_the_setting_with_the_fewest_operations() -> None:
@@ -505,9 +558,9 @@ def test_a_measured_machine_that_is_no_evidence_is_not_called_unmeasured(tmp_pat
 
 def test_a_gpu_without_a_known_peak_is_not_ranked_with_others(tmp_path: Path) -> None:
     unknown = bundle(tmp_path / "u.tar", gpu="NVIDIA H200 NVL", uuid="U", run_id="u")
-    part = only(compared(*two(tmp_path), unknown))
-    assert [entry.row.on_trust for entry in part.entries] == [None, None]
-    assert [apart.row.path for apart in part.apart] == [str(unknown)]
+    known, other = compared(*two(tmp_path), unknown).parts
+    assert [entry.row.on_trust for entry in known.entries] == [None, None]
+    assert [entry.row.path for entry in other.entries] == [str(unknown)]
 
 
 def test_trust_is_shown_and_not_assumed(tmp_path: Path) -> None:
@@ -556,22 +609,22 @@ def on_node(path: Path, **facts: Any) -> Path:
     return repacked(path, replace(results, node=replace(results.node, **facts)), files)
 
 
-def test_bundles_of_images_with_other_packages_are_not_ranked(tmp_path: Path) -> None:
+def test_bundles_of_images_with_other_packages_are_ranked_apart(tmp_path: Path) -> None:
     a, b = (
         on_node(path, image=Image("cuda13", lock, "0" * 64))
-        for path, lock in zip(two(tmp_path), ("1" * 64, "2" * 64), strict=True)
+        for path, lock in zip(two(tmp_path, started=START - 1), ("1" * 64, "2" * 64), strict=True)
     )
     told = f"image cuda13, wheels {'2' * 64}, not cuda13, wheels {'1' * 64}"
-    assert reasons(only(compared(a, b))) == {"b.tar": (told,)}
+    assert groups(compared(a, b))[1] == ((told,), ["b.tar"])
 
 
 def test_a_cpu_is_not_ranked_with_gpus(tmp_path: Path) -> None:
-    a, b = two(tmp_path, watts=None)
+    a, b = two(tmp_path, watts=None, started=START - 1)
     on_node(b, gpus=())
-    assert reasons(only(compared(a, b))) == {"b.tar": ("device cpu, not cuda",)}
+    assert groups(compared(a, b))[1] == (("device cpu, not cuda",), ["b.tar"])
 
 
-def test_models_of_one_name_and_other_sizes_are_not_ranked(tmp_path: Path) -> None:
+def test_models_of_one_name_and_other_sizes_are_ranked_apart(tmp_path: Path) -> None:
     def of(hidden_size: int) -> Any:
         own = {"model_type": "gpt_neox", "hidden_size": hidden_size, "num_attention_heads": 4}
         recipe = {"objective": "causal-lm", "batch_size": 64, "steps": 2000, "precision": "fp32"}
@@ -579,10 +632,10 @@ def test_models_of_one_name_and_other_sizes_are_not_ranked(tmp_path: Path) -> No
         return manifest(models=[model])
 
     a = bundle(tmp_path / "a.tar", run_id="aaaa", uuid="A", of=of(64))
-    b = bundle(tmp_path / "b.tar", run_id="bbbb", uuid="B", of=of(128))
-    part = only(compared(a, b))
-    assert reasons(part) == {"b.tar": ("another architecture",)}
-    shown = dict(part.conditions)
+    b = bundle(tmp_path / "b.tar", run_id="bbbb", uuid="B", of=of(128), started=START - 1)
+    found = compared(a, b)
+    assert groups(found)[1] == (("another architecture",), ["b.tar"])
+    shown = dict(found.parts[0].conditions)
     assert all(re.fullmatch("[0-9a-f]{8}", shown[name]) for name in ("architecture", "rest of the recipe"))
 
 

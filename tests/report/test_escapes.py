@@ -156,7 +156,8 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
     unsure = [((), 0.9), (("kernels",), 0.5), (("compile",), measured(0.49, (0.2, 1.0, 1.8, 1.0, 0.2, 1.8)))]
     bundle(folder / "a.tar", run_id="aaaa", uuid="A", settings=[*unsure, (("tf32",), Crashed("x"))])
     bundle(folder / "b.tar", run_id="bbbb", uuid="B", gpus=2, floors={(): "no"}, complete=False)
-    bundle(folder / "c.tar", run_id="cccc", uuid="C", of=manifest(methods="exhaustive"))
+    bundle(folder / "c.tar", run_id="cccc", uuid="C", of=manifest(memory_cap_gib=24))
+    bundle(folder / "e.tar", run_id="eeee", uuid="A", pass_seconds=0.6)
     (folder / "d.tar").write_bytes(b"x")
     asked = {"budget": 50_000.0, "deadline_days": 20.0, "runs": 3, "estimate": ("8xh100",)}
     return collect(CompareArguments((folder, ROOT / "results/slowed-h100"), **asked))  # type: ignore[arg-type]

@@ -23,7 +23,7 @@ from bench.records.trial import Crashed
 from bench.report.compare.comparison import Comparison
 from bench.report.pages.html import page
 from bench.report.text.comparison_table import CSV_COLUMNS, csv_text, json_text, markdown, table
-from tests.report.made import KEY, bundle, manifest, measured, texts
+from tests.report.made import KEY, START, bundle, manifest, measured, texts
 
 ROOT = Path(__file__).parents[2]
 WIDE = (0.2, 1.0, 1.8, 1.0, 0.2, 1.8)
@@ -32,7 +32,7 @@ QUOTE = {"date": "2026-06-01", "source": "a quote"}
 
 @pytest.fixture
 def comparison(tmp_path: Path) -> Comparison:
-    """Compare three machines, one of them not ranked, with all kinds of prices."""
+    """Compare three machines, one of them in a group of its own, with all kinds of prices; one ran twice."""
     prices = tmp_path / "prices.json"
     rents = [{"gpu": ["NVIDIA H100 80GB HBM3"], "price": 2.5, **QUOTE}]
     prices.write_text(
@@ -48,7 +48,8 @@ def comparison(tmp_path: Path) -> Comparison:
     paths = [
         bundle(tmp_path / "a.tar", run_id="aaaa", uuid="A", pass_seconds=700.0),
         bundle(tmp_path / "b.tar", run_id="bbbb", uuid="B", pass_seconds=400.0, gpus=2),
-        bundle(tmp_path / "c.tar", run_id="cccc", uuid="C", of=manifest(methods="exhaustive")),
+        bundle(tmp_path / "c.tar", run_id="cccc", uuid="C", of=manifest(memory_cap_gib=24)),
+        bundle(tmp_path / "d.tar", run_id="dddd", uuid="A", pass_seconds=700.0),
     ]
     return collect(CompareArguments(tuple(paths), prices=prices, budget=50_000.0, deadline_days=20.0, runs=3))
 
@@ -87,13 +88,16 @@ def test_csv_and_json_contain_exactly_the_same_numbers(comparison: Comparison) -
             assert rows[one["row"]["run_id"]]["rank"] == ""
 
 
-def test_csv_marks_rows_that_are_not_ranked_and_its_columns_are_documented(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("rank_all", "column"), [(False, "group"), (True, "not_alike")])
+def test_csv_says_which_conditions_differ_and_its_columns_are_documented(
+    tmp_path: Path, rank_all: bool, column: str
+) -> None:
     bundle(tmp_path / "a.tar", run_id="aaaa", uuid="A")
-    bundle(tmp_path / "b.tar", run_id="bbbb", uuid="B", of=manifest(methods="exhaustive"))
-    text = csv_text(collect(CompareArguments((tmp_path,), rank_all=True)))
-    assert {row["run"]: row["not_alike"] for row in csv.DictReader(io.StringIO(text))} == {
-        "aaaa": "", "bbbb": "methods exhaustive, not naive",
-    }  # fmt: skip
+    bundle(tmp_path / "b.tar", run_id="bbbb", uuid="B", started=START - 1, of=manifest(memory_cap_gib=24))
+    text = csv_text(collect(CompareArguments((tmp_path,), rank_all=rank_all)))
+    rows = list(csv.DictReader(io.StringIO(text)))
+    assert {row["run"]: row[column] for row in rows} == {"aaaa": "", "bbbb": "memory cap 24 GiB, not none"}
+    assert {row["searched"] for row in rows} == {"methods naive, micro-batch auto"}
     document = (ROOT / "docs/json.md").read_text()
     assert [name for name in CSV_COLUMNS if f"`{name}`" not in document] == []
 
@@ -130,7 +134,7 @@ def test_the_decision_is_printed_in_words(comparison: Comparison) -> None:
     assert f"- asked: {asked}" in markdown(comparison)
     assert f"<p>Asked: {asked}" in page(comparison)
     assert "not compared: " in text
-    assert "methods exhaustive, not naive" in text
+    assert "\ntiny-gpt-neox: memory cap 24 GiB, not none, " in text
     assert "quoted: $2.50 an hour for each NVIDIA H100 80GB HBM3: a quote, 2026-06-01" in text
     assert "quoted: $0.20 for a kWh: a quote, 2026-06-01" in text
     assert "price: of the whole machine with all its GPUs;" in text

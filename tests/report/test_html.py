@@ -96,7 +96,8 @@ def test_a_smaller_cards_memory_has_a_column_of_its_own(tmp_path: Path) -> None:
         bundle(tmp_path / "a.tar", settings=settings),
         bundle(tmp_path / "b.tar", run_id="bbbb", uuid="B", settings=settings, of=of),
     )
-    plots = {plot.name: plot for plot in all_plots(collect(CompareArguments(paths, plots=tmp_path)))}
+    found = collect(CompareArguments(paths, plots=tmp_path, rank_all=True))
+    plots = {plot.name: plot for plot in all_plots(found)}
     grid = plots["tiny-gpt-neox-feasibility"]
     assert "on 2 kinds of machine" in grid.description
     assert "80.0 GiB each" in grid.body

@@ -175,11 +175,11 @@ def test_a_quote_whose_name_does_not_match_is_reported(named: str, tmp_path: Pat
 def test_a_recommendation_names_its_own_doubts(tmp_path: Path) -> None:
     a, _ = two(tmp_path)
     odd = bundle(tmp_path / "c.tar", run_id="cccc", uuid="C", pass_seconds=0.1, complete=False,
-                 of=manifest(methods="exhaustive"))  # fmt: skip
+                 of=manifest(memory_cap_gib=24))  # fmt: skip
     b = bundle(tmp_path / "d.tar", run_id="dddd", uuid="D")
     text = table(compared(a, b, odd, rank_all=True, budget=1e6))
     (line,) = (line for line in text.splitlines() if "<- fastest in budget" in line)
-    assert "INCOMPLETE: more settings may be faster; NOT ALIKE: methods exhaustive, not naive" in line
+    assert "INCOMPLETE: more settings may be faster; NOT ALIKE: memory cap 24 GiB, not none" in line
 
 
 def test_two_nodes_are_two_machines_and_not_one_with_all_their_gpus(tmp_path: Path) -> None:

@@ -188,5 +188,5 @@ def test_planning_elsewhere_says_that_the_folder_is_checked_later(tmp_path: Path
 def test_the_folder_is_a_condition_of_a_result() -> None:
     """Comparisons name what differs between two results."""
     stated = read_stated(manifest(TEXT, "/data/a").data)
-    assert ("data", "/data/a") in stated.conditions_of("tiny-gpt-neox")
+    assert stated.data_of("tiny-gpt-neox") == "/data/a"
     assert trial(data="/data/a").id != trial().id

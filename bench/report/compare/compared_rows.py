@@ -14,6 +14,7 @@ from pathlib import Path
 
 from bench.base.errors import VerificationFailed
 from bench.base.strict_json import INTERNAL, canonical_json, field_values, to_json
+from bench.bundle.stated_manifest import SearchScope
 from bench.bundle.verdict import Contents, RunContents, Verdict
 from bench.bundle.verify import Files
 from bench.node_check.check_results import CheckContents
@@ -32,7 +33,7 @@ from bench.training.models import Model
 # Packages that decide how fast the same code runs; rows with other versions of them are not comparable.
 STACK = ("torch", "triton", "transformers", "flash-attn")
 STACK_OF_A_FAMILY = {"mamba": ("mamba-ssm", "causal-conv1d")}
-DEEPSPEED = "deepspeed"  # compared only if some row of the model tried a setting that uses it
+DEEPSPEED = "deepspeed"  # compared only among rows whose fastest setting uses it
 
 ON_TRUST = "of the manifest"  # the condition that holds what verification had to take on trust
 # The conditions that say what is trained, as opposed to where and with which software.
@@ -112,23 +113,29 @@ class Row:
     precision: str
     unit: str
     conditions: tuple[tuple[str, str], ...]  # (name, value); rows are ranked together if all are equal
+    searched: SearchScope
     training_flops: float | None  # of the whole recipe, as the bundle counts them
     best: MeasuredAttempt | None  # the fastest plausible trial
     attempts: tuple[Attempt, ...]
     watts: float | None = None  # of all GPUs that trained, by their energy counters, during `best`
     telemetry: TelemetryCourse | None = None
     close: UncertainFastest | None = None
-    tried_zero: bool = False  # tried a setting that uses DeepSpeed, even if it failed
     samples_sha256: str | None = None
     slowed: Slowed | None = None  # a GPU that was slowed down during `best`
     trained: Model | None = field(default=None, metadata=INTERNAL)  # what a prediction counts
     step_times: tuple[frozenset[float], ...] = field(default=(), metadata=INTERNAL)  # of each measurement
     received_at: str | None = field(default=None, metadata=INTERNAL)  # by the operator's clock
+    statement_sha256: str = field(default="", metadata=INTERNAL)  # of all that was signed
 
     @property
     def rankable(self) -> list[MeasuredAttempt]:
         """The attempts with figures that are plausible, of settings without wrong gradients."""
         return [a for a in self.attempts if isinstance(a, MeasuredAttempt) and a.outcome == "measured"]
+
+    @property
+    def uses_deepspeed(self) -> bool:
+        """Whether the fastest setting shards with DeepSpeed."""
+        return self.best is not None and any(method.startswith("zero-") for method in self.best.setting)
 
     @property
     def on_trust(self) -> str | None:
@@ -163,7 +170,7 @@ class RankedRow(Row):
 class ComparedRun(RunContents):
     """A recomputed run, and what else its rows need: read while the bundle is open."""
 
-    manifest_conditions: Mapping[str, tuple[tuple[str, str], ...]]  # by model
+    searched: Mapping[str, SearchScope]  # by model
     gpus: int  # of each node, as many as trained
     watts: Mapping[str, float | None]  # by trial
     course: TelemetryCourse | None
@@ -179,7 +186,7 @@ def gather(with_telemetry: bool, files: Files) -> ComparedRun | CheckContents:
     bests = {t.id: t for m in results.models if (t := fastest(_trials_of(results, m.name))) is not None}
     lines = telemetry_lines(files)
     try:
-        manifest_conditions = {m.name: run.stated.conditions_of(m.name) for m in results.models}
+        searched = {m.name: run.stated.scope_of(m.name) for m in results.models}
         gpus = run.stated.gpus_of(results.node)
         watts = watts_of(files, bests, lines, gpus)
         course = course_of(lines) if with_telemetry else None
@@ -187,7 +194,7 @@ def gather(with_telemetry: bool, files: Files) -> ComparedRun | CheckContents:
         raise VerificationFailed(f"the manifest or the telemetry is malformed: {error}") from None
     return ComparedRun(
         **field_values(run),
-        manifest_conditions=manifest_conditions,
+        searched=searched,
         gpus=gpus,
         watts=watts,
         course=course,
@@ -224,6 +231,8 @@ def _row(path: Path, verdict: Verdict[Contents], run: ComparedRun, model: Model)
         trained=model,
         step_times=tuple(times for trial in trials for times in run.step_times.get(trial.id, ())),
         received_at=verdict.received_at,
+        statement_sha256=verdict.statement_sha256,
+        searched=run.searched[model.name],
         precision=model.recipe.precision,
         unit=model.recipe.unit,
         conditions=tuple(_conditions(run, model, verdict.level)),
@@ -233,7 +242,6 @@ def _row(path: Path, verdict: Verdict[Contents], run: ComparedRun, model: Model)
         watts=run.watts.get(best.id) if best else None,
         telemetry=run.course,
         close=_uncertain(*doubt) if doubt else None,
-        tried_zero=any("zero" in method for trial in trials for method in trial.setting),
         samples_sha256=run.samples_sha256,
         slowed=run.slowed.get(best.id) if best else None,
     )
@@ -294,7 +302,8 @@ def _conditions(run: ComparedRun, model: Model, level: str) -> Iterator[tuple[st
     yield from _recipe_conditions(model)
     cap = results.memory_cap_bytes
     yield "memory cap", "none" if cap is None else f"{cap / 2**30:g} GiB"
-    yield from run.manifest_conditions[model.name]
+    if folder := run.stated.data_of(model.name):
+        yield "data", str(folder)
     image = results.node.image
     yield "image", (image.config or f"{image.variant}, wheels {image.lock}") if image else "none"
     yield "device", results.node.device

@@ -57,7 +57,10 @@ def page(comparison: Comparison) -> Markup:
         el("script", _json(comparison), type="application/json", id="comparison"),
         el("script", Markup(asset("script.js"))),
     ]
-    models, bundles = count_text(len(comparison.parts), "model"), count_text(comparison.bundles, "bundle")
+    models, bundles = (
+        count_text(len({part.model for part in comparison.parts}), "model"),
+        count_text(comparison.bundles, "bundle"),
+    )
     return document(f"bench: {models}, {bundles}", *blocks)
 
 
@@ -90,7 +93,7 @@ def _head(comparison: Comparison) -> Markup:
         el("p", f"{counts}. {verified}. Made by bench {__version__}.", class_="muted"),
         *(el("p", f"{note[:1].upper()}{note[1:]}.") for note in wish_notes(comparison)),
         _refused(comparison),
-        el("nav", *(el("a", p.model, href=f"#{p.model}") for p in comparison.parts), aria_label="models"),
+        el("nav", *(el("a", p.title, href=f"#{p.name}") for p in comparison.parts), aria_label="models"),
         el(
             "div",
             el("label", "Show only rows with ", search),
@@ -111,7 +114,7 @@ def _refused(comparison: Comparison) -> Markup:
 
 
 def _section(part: ModelPart, comparison: Comparison) -> Markup:
-    blocks = [el("h2", part.model)]
+    blocks = [el("h2", part.title)]
     if part.entries:
         blocks.append(_table(part))
     if rows := offers(part, comparison):
@@ -120,7 +123,7 @@ def _section(part: ModelPart, comparison: Comparison) -> Markup:
         blocks.append(items(lines, class_="said"))
     if plots := list(model_plots(part, comparison)):
         blocks.append(el("div", *map(_figure, plots), class_="plots"))
-    return el("section", *blocks, id=part.model)
+    return el("section", *blocks, id=part.name)
 
 
 def _offers(part: ModelPart, rows: list[tuple[tuple[str, ...], bool]]) -> Markup:
@@ -133,7 +136,7 @@ def _offers(part: ModelPart, rows: list[tuple[tuple[str, ...], bool]]) -> Markup
         el("tr", *_offer_cells(texts), data_of=number, class_="chosen" if chosen else None)
         for number, (texts, chosen) in zip(of_entry, rows, strict=True)
     )
-    return scrolling_table(heads, body, class_="offers stacked", label=f"{part.model}: to buy and to rent")
+    return scrolling_table(heads, body, class_="offers stacked", label=f"{part.title}: to buy and to rent")
 
 
 def _offer_cells(texts: tuple[str, ...]) -> Iterator[Markup]:
@@ -162,7 +165,7 @@ def _table(part: ModelPart) -> Markup:
         el("tr", *_row(entry, texts, names), data_entry=number)
         for number, (entry, texts) in enumerate(entries)
     )
-    return scrolling_table(heads, rows, class_="ranked stacked", label=f"{part.model}: machines by days")
+    return scrolling_table(heads, rows, class_="ranked stacked", label=f"{part.title}: machines by days")
 
 
 def _row(entry: Entry, texts: dict[str, str], names: list[str]) -> Iterator[Markup]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from textwrap import wrap
 
-from bench.records.text import bytes_text
+from bench.records.text import bytes_text, count_text
 from bench.report.compare.compared_rows import MeasuredAttempt, Row
 from bench.report.compare.comparison import Comparison, ModelPart
 from bench.report.markup import Markup, el, fragment
@@ -41,9 +41,10 @@ def plots(part: ModelPart, _comparison: Comparison) -> Iterator[Plot]:
     width, height = LEFT + CELL_W * len(columns) + 16, TOP + CELL_H * len(labels) + 16
     left_out = len(rows) - len(columns)
     most = f", the first {len(columns)} of {len(rows)} kinds of machine" if left_out else ""
-    description = f"{len(labels)} settings on {len(columns)} kinds of machine, with the memory that each took"
-    heading = f"{part.model}: what fits, and in how much memory{most}"
-    name = f"{part.model}-feasibility"
+    kinds = f"{count_text(len(columns), 'kind')} of machine"
+    description = f"{len(labels)} settings on {kinds}, with the memory that each took"
+    heading = f"{part.title}: what fits, and in how much memory{most}"
+    name = f"{part.name}-feasibility"
     yield Plot(name, heading, description, max(width, 360), height, fragment(*parts))
 
 

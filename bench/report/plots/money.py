@@ -18,20 +18,20 @@ def plots(part: ModelPart, comparison: Comparison) -> Iterator[Plot]:
     every = [(entry, offer) for entry in part.entries for offer in entry.offers]
     bought = [(entry, offer, offer.price) for entry, offer in every if offer.kind == "buy"]
     runs = [(entry, offer, offer.run_cost) for entry, offer in every]
-    yield from _plot(part.model, "price", "price of the machine", bought, comparison.currency)
-    yield from _plot(part.model, "run-cost", "cost of a run", runs, comparison.currency)
+    yield from _plot(part, "price", "price of the machine", bought, comparison.currency)
+    yield from _plot(part, "run-cost", "cost of a run", runs, comparison.currency)
 
 
 def _plot(
-    model: str, name: str, words: str, costs: list[tuple[Entry, Offer, float]], currency: str
+    part: ModelPart, name: str, words: str, costs: list[tuple[Entry, Offer, float]], currency: str
 ) -> Iterator[Plot]:
     """Yield one plot, if there is more than one cost."""
     if len(costs) > 1:
         points = [_point(*cost, currency) for cost in costs]
         descriptions = [f"{p.label} {p.words}" for p in points]
-        title, x_title = f"{model}: days against the {words}", f"{words}, {currency}"
+        title, x_title = f"{part.title}: days against the {words}", f"{words}, {currency}"
         money = partial(money_text, currency=currency)
-        yield days_plot(f"{model}-{name}", title, x_title, points, descriptions, SIZE, x_text=money)
+        yield days_plot(f"{part.name}-{name}", title, x_title, points, descriptions, SIZE, x_text=money)
 
 
 def _point(entry: Entry, offer: Offer, cost: float, currency: str) -> Point:

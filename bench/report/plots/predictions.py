@@ -49,7 +49,9 @@ def _points(row: PricedPrediction, currency: str) -> Iterator[Point]:
 
 
 def _measured(model: str, comparison: Comparison) -> Iterator[Point]:
-    for entry in (one for part in comparison.parts if part.model == model for one in part.entries):
+    for entry in (
+        one for part in comparison.parts if (part.model, part.number) == (model, 1) for one in part.entries
+    ):
         days, machine = entry.row.days, entry.row.machine
         for offer in entry.offers:
             kind = "own" if offer.kind == "buy" else "rent"

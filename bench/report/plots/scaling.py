@@ -43,8 +43,8 @@ def plots(part: ModelPart, _comparison: Comparison) -> Iterator[Plot]:
             parts.append(mark(x(devices), y(_rate(row)), number, words=words))
             descriptions.append(words)
     parts.append(key([name.removeprefix("NVIDIA ") for name in curves], 496, 48, None))
-    title = f"{part.model}: throughput by the number of GPUs"
-    yield Plot(f"{part.model}-scaling", title, "; ".join(descriptions), WIDTH, HEIGHT, fragment(*parts))
+    title = f"{part.title}: throughput by the number of GPUs"
+    yield Plot(f"{part.name}-scaling", title, "; ".join(descriptions), WIDTH, HEIGHT, fragment(*parts))
 
 
 def _rate(row: RankedRow) -> float:

@@ -21,13 +21,19 @@ def plots(part: ModelPart, _comparison: Comparison) -> Iterator[Plot]:
         if len(row.rankable) < 3 or row.machine.label in shown or len(shown) == MOST_MACHINES:
             continue
         shown.add(row.machine.label)
-        yield _plot(part.model, row, len(shown))
+        yield _plot(part, row, len(shown))
 
 
-def _plot(model: str, row: Row, number: int) -> Plot:
+def _plot(part: ModelPart, row: Row, number: int) -> Plot:
     points = list(map(_point, row.rankable))
-    title = f"{model} on {row.machine.label}: {len(points)} settings that were measured"
-    of_plot = f"{model}-settings-{number}", title, "memory, GiB", points, [point.words for point in points]
+    title = f"{part.title} on {row.machine.label}: {len(points)} settings that were measured"
+    of_plot = (
+        f"{part.name}-settings-{number}",
+        title,
+        "memory, GiB",
+        points,
+        [point.words for point in points],
+    )
     return days_plot(*of_plot, (640, 352), labelled=False)
 
 

@@ -56,5 +56,5 @@ def _plot(part: ModelPart, row: Row, gains: list[tuple[MeasuredAttempt, Interval
         parts.append(line(low, y + ROW / 2 - 1, high_x, y + ROW / 2 - 1, "axis"))
         parts.append(text(high_x + 6, y + 14, f"{gain.value:.2f}x", class_="small"))
     description = "; ".join(f"{attempt.label} {gain.value:.2f} times" for attempt, gain in gains)
-    heading = f"{part.model} on {row.machine.label}: times as fast as naive"
-    return Plot(f"{part.model}-speedups", heading, description, 640, bottom + 30, fragment(*parts))
+    heading = f"{part.title} on {row.machine.label}: times as fast as naive"
+    return Plot(f"{part.name}-speedups", heading, description, 640, bottom + 30, fragment(*parts))

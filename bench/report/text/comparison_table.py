@@ -89,6 +89,8 @@ def _doubts(entry: Entry) -> Iterator[str]:
 
 def _entry_notes(entry: Entry) -> Iterator[str]:
     yield from _doubts(entry)
+    if limits := entry.row.searched.limits:
+        yield f"searched only {limits}"
     if entry.in_time and not entry.offers:  # if it has offers, their notes say this
         yield IN_TIME[entry.in_time]
 
@@ -110,7 +112,8 @@ def table(comparison: Comparison) -> str:
 def _text_part(part: ModelPart, comparison: Comparison) -> str:
     tables = "\n\n".join(terminal.table(*each) for each in _tables(part, comparison))
     remark_lines = terminal.wrapped(remarks(part, comparison), " " * 4)
-    return "\n".join([part.model, *filter(None, (tables, remark_lines))])
+    title = terminal.wrapped([part.title], " " * 4)
+    return "\n".join([title, *filter(None, (tables, remark_lines))])
 
 
 def _tables(part: ModelPart, comparison: Comparison) -> Iterator[Table]:
@@ -172,7 +175,8 @@ def remarks(part: ModelPart, comparison: Comparison) -> Iterator[str]:
         reasons = "; ".join(apart.reasons)
         yield f"not compared: {apart.row.path}: {apart.row.machine.label} ({reasons})"
     valid = comparison.bundles - len(comparison.refused)
-    if without := valid - len(part.entries) - len(part.apart):
+    with_model = sum(len(one.rows) for one in comparison.parts if one.model == part.model)
+    if part.number == 1 and (without := valid - with_model):
         yield f"{without:,} of {count_text(valid, 'bundle')} without this model"
 
 
@@ -261,8 +265,10 @@ def notes(comparison: Comparison) -> Iterator[str]:
     yield "machines of equal rank are not provably different at 95%"
     spread = "comparisons of machines add the spread between processes"
     yield f"±  95% interval from the run's own samples; {spread}"
+    if any(part.number > 1 for part in comparison.parts):
+        yield "figures of one model under other conditions are ranked apart; --rank-all ranks them together"
     if any(part.apart for part in comparison.parts):
-        yield "--rank-all also ranks what is not compared; --settings shows every figure of every bundle"
+        yield "--settings shows every figure of every bundle"
     if any(entry.kwh is not None for entry in entries):
         yield (
             "kWh a run: the GPUs alone, from their energy counters while steps were timed; left out if"
@@ -283,7 +289,7 @@ def notes(comparison: Comparison) -> Iterator[str]:
 def markdown(comparison: Comparison) -> str:
     blocks = []
     for part in comparison.parts:
-        lines = [f"### {markdown_text(part.model)}", ""]
+        lines = [f"### {markdown_text(part.title)}", ""]
         if tables := [_pipes(*each) for each in _tables(part, comparison)]:
             lines.append("\n\n".join(tables))
         if remark_lines := [f"- {markdown_text(line)}" for line in remarks(part, comparison)]:
@@ -308,7 +314,7 @@ CSV_COLUMNS = (
     "trusted", "complete", "run", "bundle", "not_compared", "not_alike", "nodes", "in_time", "buy_spend",
     "buy_in_budget", "buy_outlived", "buy_unmetered", "buy_answers", "rent_gpus", "rent_spend",
     "rent_in_budget", "rent_answers", "break_even_runs", "break_even_utilisation",
-    "slowed", "share_of_floor",
+    "slowed", "share_of_floor", "group", "searched",
 )  # fmt: skip
 
 
@@ -334,6 +340,8 @@ def _csv_row(part: ModelPart, row: Row) -> dict[str, Any]:
         "level": row.level,
         "run": row.run_id,
         "bundle": row.path,
+        "group": ", ".join(part.differs_in),
+        "searched": str(row.searched),
     }
 
 
