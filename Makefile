@@ -13,7 +13,7 @@ MEASURED := results/settings-h200 results/every-setting-h200/pythia-160m-2gpus.t
 # Without bytecode files, every process that a test starts would compile our modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart test test-fast test-e2e lint lock lock-dry-run gallery graph bench-accuracy bench-compare bench-cost bench-export bench-push bench-verify counts predict-accuracy replay settings fuzz mutate clean
+.PHONY: quickstart test test-fast test-e2e lint lock lock-dry-run gallery graph bench-accuracy bench-compare bench-cost bench-export bench-push bench-verify counts predict-accuracy replay settings spreads fuzz mutate clean
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -70,6 +70,9 @@ gallery: $(STAMP)  ## draw the pictures of the documents from the committed bund
 
 graph: $(STAMP)  ## draw the picture of docs/architecture.md: folders on their floors, and the imports between them
 	$(BIN)/python benchmarks/graph.py docs/architecture.svg
+
+spreads: $(STAMP)  ## fit how much days of a machine, and machines of a kind, differ: bench/data/spreads.json
+	PYTHONPATH=. $(BIN)/python benchmarks/spreads.py results --write
 
 bench-compare: $(STAMP)  ## measure time and memory of comparing many bundles, and when the report is interactive
 	$(BIN)/python benchmarks/compare.py results/proof-h200/pythia-1b.tar

@@ -62,6 +62,7 @@ def _about(verdict: AnyVerdict) -> Iterator[str]:
     contents = verdict.contents
     yield from _environment(contents.results.node, verdict)
     if isinstance(contents, RunContents):
+        yield f"measured   by {contents.results.measured_by}, with stack {contents.results.node.stack}"
         for model in contents.results.models:
             yield f"result     {_result(model.name, contents.results)}"
         return

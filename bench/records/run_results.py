@@ -88,6 +88,14 @@ class Results:
     skipped: tuple[Skipped, ...]
     winners: tuple[Fastest, ...] = ()  # one for each model; empty in bundles older than this field
     schema: Literal["bench/results/v1"] = SCHEMA
+    bench_source: str | None = later(None)  # sha256 of its files; None in bundles older than this field
+    bench_commit: str | None = later(None)  # None: unknown where bench was installed
+
+    @property
+    def measured_by(self) -> str:
+        """The version of bench that measured, as exactly as the bundle records it."""
+        exact = self.bench_commit or (self.bench_source and f"source {self.bench_source[:12]}")
+        return f"bench {self.bench_version}, {exact}" if exact else f"bench {self.bench_version}"
 
     def to_bytes(self) -> bytes:
         return pretty_json(to_json(self))

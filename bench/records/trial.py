@@ -70,6 +70,12 @@ class NodeFacts:
     kernel_gpus: KernelGpus | None = later(None)  # noqa: RUF009 (frozen; None: no GPU, or an older bundle)
 
     @property
+    def stack(self) -> str:
+        """A short digest of the software that trained: of Python, its packages, and the image."""
+        image = self.image and (self.image.variant, self.image.lock, self.image.debian)
+        return hashlib.sha256(canonical_json([self.python, dict(self.packages), image])).hexdigest()[:12]
+
+    @property
     def device(self) -> Literal["cpu", "cuda"]:
         return "cuda" if self.gpus else "cpu"
 

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.records.estimate import BETWEEN_PROCESSES, Interval
+from bench.records.estimate import Interval
+from bench.records.spread import on_another_day, on_another_machine, shipped_spreads
 from bench.report.compare.decision import (
     Option,
     Wish,
@@ -158,10 +159,9 @@ def test_if_two_machines_are_not_provably_different_the_cheaper_is_named_too() -
 
 @pytest.mark.parametrize(
     ("deadline", "expected"),
-    [(11.0, "yes"), (10.51, "yes"), (10.50, "perhaps"), (9.50, "perhaps"), (9.49, "no"), (9.0, "no")],
+    [(11.0, "yes"), (10.51, "yes"), (10.49, "perhaps"), (9.51, "perhaps"), (9.49, "no"), (9.0, "no")],
 )
 def test_a_deadline_inside_the_interval_is_perhaps_met(deadline: float, expected: str) -> None:
-    """The half-width of another process is 0.5095: hypot(0.5, 0.098)."""
     assert meets(Interval(10.0, 0.5), deadline) == expected
 
 
@@ -185,11 +185,14 @@ def test_if_two_machines_cost_the_same_the_faster_is_named_too() -> None:
     assert decide([cheap, bought], Wish(deadline_days=14)).as_cheap_but_faster is None
 
 
-def test_a_deadline_allows_for_the_spread_between_processes() -> None:
-    """Two processes of the same training differ by half a percent, however narrow their intervals."""
-    tight = Interval(10.0, 0.001)
-    assert meets(tight, 10.05) == "perhaps"
-    assert meets(tight, 10.2) == "yes"
+def test_another_day_and_another_machine_are_less_certain_than_the_run_itself() -> None:
+    """However narrow the interval of a run is, cards of one kind differ, and less so the days of one card."""
+    tight, spreads = Interval(10.0, 0.001), shipped_spreads()
+    day, machine = on_another_day(tight), on_another_machine(tight)
+    assert tight.half_width < tight.of_any_process.half_width < day.half_width < machine.half_width
+    assert day.half_width == pytest.approx(1.96 * 10 * spreads.another_day, rel=1e-4)
+    assert machine.half_width == pytest.approx(1.96 * 10 * spreads.another_machine, rel=1e-4)
+    assert on_another_day(Interval(10.0, 3.0)).half_width == pytest.approx(3.0, rel=0.01)
 
 
 def test_owning_breaks_even_where_the_saved_rent_has_paid_for_the_machine() -> None:
@@ -247,12 +250,13 @@ def test_machines_not_provably_slower_than_the_leader_share_its_rank() -> None:
 
 
 def test_equal_machines_get_equal_ranks_about_as_often_as_stated() -> None:
-    """Each machine is measured in a process of its own; within a process the steps scatter far less."""
+    """Each figure is of one machine of its kind; within a run the steps scatter far less."""
     draw = random.Random(1)
     told_apart = 0
     for _ in range(2000):
-        one, other = (Interval(draw.gauss(10.0, 10.0 * BETWEEN_PROCESSES), 0.01) for _ in range(2))
-        told_apart += differs(one, other)
+        spread = 10.0 * shipped_spreads().another_machine
+        one, other = (Interval(draw.gauss(10.0, spread), 0.01) for _ in range(2))
+        told_apart += differs(on_another_machine(one), on_another_machine(other))
     assert 0.03 < told_apart / 2000 < 0.07
 
 
@@ -282,10 +286,9 @@ def test_a_run_costs_its_share_of_the_machine_and_its_electricity_or_its_rent(
 @pytest.mark.parametrize(
     ("days", "upfront", "a_run", "runs", "spend", "half_width"),
     [
-        (Interval(10.0, 0.0), 0, 100, 1, 100, 0.98),  # processes alone: 1.96 * 0.5%
-        (Interval(10.0, 0.0), 0, 100, 10, 1000, 9.8),
-        (Interval(10.0, 0.5), 0, 100, 10, 1000, 50.951),  # with the 5% of the steps
-        (Interval(10.0, 0.5), 5000, 10, 10, 5100, 5.0951),  # the machine's price is certain
+        (Interval(10.0, 0.5), 0, 100, 1, 100, 5.0),
+        (Interval(10.0, 0.5), 0, 100, 10, 1000, 50.0),
+        (Interval(10.0, 0.5), 5000, 10, 10, 5100, 5.0),  # the machine's price is certain
     ],
 )
 def test_the_spend_of_all_runs_is_as_uncertain_as_their_paid_hours(
@@ -297,12 +300,10 @@ def test_the_spend_of_all_runs_is_as_uncertain_as_their_paid_hours(
 
 @pytest.mark.parametrize(("a_run", "named"), [(1013, True), (1015, False)])
 @pytest.mark.parametrize("runs", [1, 10])
-def test_a_faster_option_is_as_cheap_up_to_the_spread_between_processes(
-    a_run: float, named: bool, runs: int
-) -> None:
-    """Two rents of $1,000 with narrow intervals differ provably from $13.9 on: hypot(9.8, 9.9)."""
-    slow = Option("slow", "rent", Interval(10.0, 0.001), 0, 1000)
-    fast = Option("fast", "rent", Interval(5.0, 0.001), 0, a_run)
+def test_a_faster_option_is_as_cheap_up_to_its_interval(a_run: float, named: bool, runs: int) -> None:
+    """Two rents of $1,000 that are known to 1% differ provably from $13.9 on: hypot(9.8, 9.9)."""
+    slow = Option("slow", "rent", Interval(10.0, 0.098), 0, 1000)
+    fast = Option("fast", "rent", Interval(5.0, 0.049), 0, a_run)
     answer = decide([slow, fast], Wish(deadline_days=14, runs=runs))
     assert answer.cheapest_by_deadline == slow
     assert answer.as_cheap_but_faster == (fast if named else None)
@@ -332,23 +333,23 @@ def test_a_wide_interval_does_not_make_a_beaten_option_as_cheap_but_faster() -> 
     assert decide([cheap, fast, beaten], Wish(deadline_days=30)).as_cheap_but_faster is None
 
 
-@pytest.mark.parametrize(("days", "expected"), [(10.51, False), (10.53, True)])
+@pytest.mark.parametrize(("days", "expected"), [(10.49, False), (10.51, True)])
 def test_two_times_differ_if_they_are_farther_apart_than_both_half_widths(
     days: float, expected: bool
 ) -> None:
-    """The half-widths of other processes are 0.316 and 0.413, together 0.520."""
+    """The half-widths of 0.3 and 0.4 are together 0.5."""
     assert differs(Interval(10.0, 0.3), Interval(days, 0.4)) == expected
 
 
 def test_a_ratio_is_as_uncertain_as_both_of_its_times() -> None:
-    """Of 1.1, 6.9%: 4.65% and 5.10%, each with the spread between processes."""
+    """Of 1.1, 6.8%: 4.55% and 5%."""
     found = ratio(Interval(11.0, 0.5), Interval(10.0, 0.5))
-    assert (found.value, found.half_width) == pytest.approx((1.1, 0.075878), rel=1e-4)
+    assert (found.value, found.half_width) == pytest.approx((1.1, 0.074330), rel=1e-4)
 
 
 def test_a_deadline_at_either_end_of_the_interval_itself() -> None:
     days = Interval(10.0, 0.5)
-    half_width = days.of_any_process.half_width
+    half_width = days.half_width
     first, last = 10.0 - half_width, 10.0 + half_width
     assert (meets(days, last), meets(days, math.nextafter(last, 0))) == ("yes", "perhaps")
     assert (meets(days, first), meets(days, math.nextafter(first, 0))) == ("perhaps", "no")

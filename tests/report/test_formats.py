@@ -188,7 +188,9 @@ def test_real_bundles_make_a_table(capsys: Any) -> None:
     assert (code, err) == (0, "")
     for model in ("pythia-160m", "pythia-410m", "pythia-1b", "roberta-large", "convnext-xl", "vit-l"):
         assert model in out
-    assert "39.18 ±0.22" in out  # as docs/accuracy.md has it
+    assert re.search(
+        r"\s39\.2 ±1\.9\s", out
+    )  # days of another H200: docs/accuracy.md has the run's own ±0.22
     assert "1x H200" in out
 
 

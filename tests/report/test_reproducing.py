@@ -12,6 +12,7 @@ import pytest
 
 from bench import __version__
 from bench.cli.main import main
+from bench.records.spread import shipped_spreads
 from bench.records.trial import Measured, StepSample
 from bench.report.read_bundles import MANY_BUNDLES
 from bench.runner.machine.probe import STACK, packages
@@ -104,7 +105,7 @@ def test_a_machine_with_lower_limits_is_named_as_a_reason(
 
 def test_another_version_of_bench_is_named(tmp_path: Path, capsys: Any) -> None:
     code, document = reproduce(capsys, *pair(tmp_path, pass_seconds=0.7, version="0.0.9"))
-    assert (code, document["compared"][0]["reasons"]) == (1, [f"bench 0.0.9 here, {__version__} there"])
+    assert (code, document["compared"][0]["reasons"]) == (1, [f"bench 0.0.9 here, bench {__version__} there"])
 
 
 def test_lower_limits_alone_do_not_change_the_verdict(tmp_path: Path, capsys: Any) -> None:
@@ -124,9 +125,23 @@ def test_different_switches_are_named_if_both_are_known(tmp_path: Path, capsys: 
 
 
 def test_the_tolerance_between_runs_is_an_option(tmp_path: Path, capsys: Any) -> None:
-    paths = pair(tmp_path, pass_seconds=0.515)
+    paths = pair(tmp_path, pass_seconds=0.54)
     assert reproduce(capsys, *paths)[0] == 1
-    assert reproduce(capsys, *paths, "--tolerance", "5")[0] == 0
+    assert reproduce(capsys, *paths, "--tolerance", "10")[0] == 0
+
+
+@pytest.mark.parametrize(("uuid", "code"), [("GPU-1", 1), ("other", 0)])
+def test_another_card_may_differ_by_more_than_the_same_card_on_another_day(
+    tmp_path: Path, capsys: Any, uuid: str, code: int
+) -> None:
+    paths = pair(tmp_path, pass_seconds=0.52, uuid=uuid)
+    found, document = reproduce(capsys, *paths)
+    spreads = shipped_spreads()
+    assert (found, document["same_machine"]) == (code, uuid == "GPU-1")
+    assert document["spread"] == (spreads.another_day if code else spreads.another_machine)
+    assert main(["reproduce", str(paths[0]), "--with", str(paths[1])]) == code
+    between = "the same GPUs differ by between days" if code else "two machines of a kind differ by"
+    assert f"% that {between}, or 2%" in capsys.readouterr().out
 
 
 def test_very_wide_intervals_decide_nothing(tmp_path: Path, capsys: Any) -> None:

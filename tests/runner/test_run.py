@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from bench.base.source import source
 from bench.runner.machine.exclusive_use import warn_of_others
 from tests.authority import contents
 from tests.warm import forked_for, quick_python
@@ -156,6 +157,7 @@ def test_a_run_measures_decides_signs_and_verifies(tmp_path: Path) -> None:
     table = bench("compare", bundle, folder=tmp_path)
     assert done.stdout.strip() in table.stdout
     results = json.loads(contents(bundle)["results.json"])
+    assert (results["bench_source"], results.get("bench_commit")) == (source().digest, source().commit)
     decided(results)
     floors(results)
     gradients(results)

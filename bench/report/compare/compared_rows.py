@@ -26,7 +26,7 @@ from bench.records.run_results import Results, TrialResult
 from bench.records.slowdown import Slowed
 from bench.records.switches import deciding, in_words
 from bench.records.text import failure_text, gradients_text
-from bench.records.trial import NodeFacts
+from bench.records.trial import Image, NodeFacts
 from bench.report.compare.energy import TelemetryCourse, course_of, telemetry_lines, watts_of
 from bench.training.models import Model
 
@@ -58,6 +58,17 @@ class Machine:
         if " + " in self.name and self.kind == "cuda":  # several kinds of GPU: the name has the counts
             return short
         return f"{self.devices}x {short}" if self.kind == "cuda" or self.devices > 1 else short
+
+
+@dataclass(frozen=True, slots=True)
+class Software:
+    """What measured and trained: two rows with equal software ran the same code."""
+
+    bench: str  # with its commit, or the digest of its source, if the bundle has it
+    torch: str | None
+    driver: str | None
+    image: str | None
+    stack: str  # digest of Python, packages and image
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +125,7 @@ class Row:
     unit: str
     conditions: tuple[tuple[str, str], ...]  # (name, value); rows are ranked together if all are equal
     searched: SearchScope
+    software: Software
     training_flops: float | None  # of the whole recipe, as the bundle counts them
     best: MeasuredAttempt | None  # the fastest plausible trial
     attempts: tuple[Attempt, ...]
@@ -233,6 +245,7 @@ def _row(path: Path, verdict: Verdict[Contents], run: ComparedRun, model: Model)
         received_at=verdict.received_at,
         statement_sha256=verdict.statement_sha256,
         searched=run.searched[model.name],
+        software=_software(results),
         precision=model.recipe.precision,
         unit=model.recipe.unit,
         conditions=tuple(_conditions(run, model, verdict.level)),
@@ -248,6 +261,16 @@ def _row(path: Path, verdict: Verdict[Contents], run: ComparedRun, model: Model)
     if not isinstance(best_attempt, MeasuredAttempt):
         return row
     return RankedRow(**field_values(row) | {"best": best_attempt})
+
+
+def _software(results: Results) -> Software:
+    node = results.node
+    image = image_name(node.image) if node.image else None
+    return Software(results.measured_by, node.packages.get("torch"), node.driver, image, node.stack)
+
+
+def image_name(image: Image) -> str:
+    return image.config or f"{image.variant}, wheels {image.lock}"
 
 
 def _uncertain(confidence: float, rival: TrialResult) -> UncertainFastest | None:
@@ -305,7 +328,7 @@ def _conditions(run: ComparedRun, model: Model, level: str) -> Iterator[tuple[st
     if folder := run.stated.data_of(model.name):
         yield "data", str(folder)
     image = results.node.image
-    yield "image", (image.config or f"{image.variant}, wheels {image.lock}") if image else "none"
+    yield "image", image_name(image) if image else "none"
     yield "device", results.node.device
     if switches := deciding(results.node.switches or {}):
         yield "switches", in_words(switches)

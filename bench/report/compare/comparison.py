@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from bench.base.gpu_catalogue import GpuModel, gpu_named
+from bench.records.estimate import Interval
+from bench.records.spread import on_another_day, on_another_machine
 from bench.report.compare.compared_rows import RankedRow, Row
 from bench.report.compare.decision import Rank, Recommendation, Wish, meets, places
 from bench.report.compare.extrapolate import Extrapolation, MeasuredRow, extrapolate
@@ -34,6 +36,8 @@ class Entry:
     """A ranked row, with its rank and its prices."""
 
     row: RankedRow
+    days: Interval  # of a run on another machine of this kind, by which it is ranked
+    on_another_day: Interval  # the days of a run on this very machine
     place: Rank
     kwh: float | None
     offers: tuple[Offer, ...]
@@ -270,18 +274,21 @@ def _entries(
 ) -> tuple[tuple[Entry, ...], Recommendation]:
     ordered = sorted(rows, key=lambda row: (row.days.value, row.machine.label))
     offered, answer = offers_of(ordered, terms)
-    ranks = places([row.days for row in ordered])
+    days = [on_another_machine(row.days) for row in ordered]
+    ranks = places(days)
     deadline = terms.wish.deadline_days
     entries = tuple(
         Entry(
             row=row,
+            days=expected,
+            on_another_day=on_another_day(row.days),
             place=rank,
             kwh=row.kwh,
             offers=offers,
             gaps=gaps,
-            in_time=None if deadline is None else meets(row.days, deadline),
+            in_time=None if deadline is None else meets(expected, deadline),
             differs_in=differing(row.conditions, base),
         )
-        for row, (offers, gaps), rank in zip(ordered, offered, ranks, strict=True)
+        for row, expected, (offers, gaps), rank in zip(ordered, days, offered, ranks, strict=True)
     )
     return entries, answer

@@ -1,4 +1,7 @@
-"""Decide what to buy or rent, and rank machines, given days and prices in one currency. Pure arithmetic."""
+"""Decide what to buy or rent, and rank machines, given days and prices in one currency. Pure arithmetic.
+
+Intervals are those that the question needs: of a run on a machine of the kind, and not of one that was timed.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ class Option:
 
     def spend_interval(self, runs: int = 1) -> Interval:
         """Return `spend` with the uncertainty of the days: rent and electricity are paid by the hour."""
-        share = self.days.of_any_process.half_width / self.days.value
+        share = self.days.half_width / self.days.value
         return Interval(self.spend(runs), runs * self.a_run * share)
 
     def lives_for(self, runs: int, used_days: float) -> bool:
@@ -60,11 +63,10 @@ class Recommendation:
 
 
 def meets(days: Interval, deadline_days: float) -> Literal["yes", "perhaps", "no"]:
-    """Whether the whole interval ends before the deadline, as a new process would take it."""
-    half_width = days.of_any_process.half_width
-    if days.value + half_width <= deadline_days:
+    """Whether the whole interval ends before the deadline."""
+    if days.value + days.half_width <= deadline_days:
         return "yes"
-    return "perhaps" if days.value - half_width <= deadline_days else "no"
+    return "perhaps" if days.value - days.half_width <= deadline_days else "no"
 
 
 def decide(options: Iterable[Option], wish: Wish, used_days: float = math.inf) -> Recommendation:
@@ -121,14 +123,13 @@ def _by_spend(wish: Wish) -> Callable[[Option], tuple[float, float, str, str]]:
 
 
 def differs(a: Interval, b: Interval) -> bool:
-    """Whether two times differ at 95%, with the spread between processes taken into account."""
-    return abs(a.value - b.value) > math.hypot(a.of_any_process.half_width, b.of_any_process.half_width)
+    """Whether two times differ at 95%."""
+    return abs(a.value - b.value) > math.hypot(a.half_width, b.half_width)
 
 
 def ratio(a: Interval, b: Interval) -> Interval:
     """Divide a by b; the half-width is propagated to first order."""
     value = a.value / b.value
-    a, b = a.of_any_process, b.of_any_process
     return Interval(value, value * math.hypot(a.half_width / a.value, b.half_width / b.value))
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from bench.base.gpu_catalogue import GpuModel
+from bench.records.spread import on_another_machine
 from bench.report.compare.compared_rows import RankedRow
 from bench.report.compare.decision import (
     BreakEven,
@@ -74,7 +75,7 @@ def offers_of(
 
 def _options(row: RankedRow, book: PriceBook) -> tuple[list[tuple[Option, Priced]], tuple[str, ...]]:
     """Price buying and renting the row's machine, and say why prices are missing."""
-    machine, days = row.machine, row.days
+    machine, days = row.machine, on_another_machine(row.days)
     if machine.kind != "cuda":
         return [], (f"no price for a CPU: {machine.name}",)
     gpus_a_node = machine.devices // machine.nodes

@@ -13,6 +13,8 @@ from bench.base.errors import BenchError
 from bench.base.gpu_catalogue import GpuModel, gpu_named
 from bench.planning.prediction.predicted_machines import Predicted, Predictor, seconds_of
 from bench.planning.prediction.step_time import StepPart, group_of, shipped_fit
+from bench.records.estimate import TO_SIGMA
+from bench.records.spread import shipped_spreads
 from bench.report.compare.compared_rows import RankedRow
 from bench.report.compare.extrapolate import Extrapolation
 from bench.training.models import Counted, Model, counts_by_formula
@@ -73,7 +75,7 @@ def _counts_of(model: Model) -> Counted | None:
 
 def _error(row: RankedRow, model: Model, counts: Counted, there: Predicted) -> float:
     """Return the largest error that applies between the two machines."""
-    fit, errors = shipped_fit(), [0.0]
+    fit, errors = shipped_fit(), [shipped_spreads().another_machine / TO_SIGMA]
     if row.machine.name != there.gpu:
         errors.append(fit.card_error)
     if row.machine.devices != there.gpus:

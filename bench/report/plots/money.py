@@ -35,7 +35,7 @@ def _plot(
 
 
 def _point(entry: Entry, offer: Offer, cost: float, currency: str) -> Point:
-    row, days = entry.row, entry.row.best.days
+    row, days = entry.row, entry.days
     price = money_text(cost, currency)
     words = f"{row.machine.label}, {offer.kind}: {interval_text(days)} days, {price}"
     series = f"{offer.kind} {row.machine.name.removeprefix('NVIDIA ')}"

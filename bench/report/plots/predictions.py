@@ -52,7 +52,7 @@ def _measured(model: str, comparison: Comparison) -> Iterator[Point]:
     for entry in (
         one for part in comparison.parts if (part.model, part.number) == (model, 1) for one in part.entries
     ):
-        days, machine = entry.row.days, entry.row.machine
+        days, machine = entry.days, entry.row.machine
         for offer in entry.offers:
             kind = "own" if offer.kind == "buy" else "rent"
             price = money_text(offer.run_cost, comparison.currency)

@@ -32,7 +32,10 @@ def _gains(row: Row) -> list[tuple[MeasuredAttempt, Interval]]:
             best[attempt.label] = attempt
     if "naive" not in best or len(best) < 2:
         return []
-    gains = [(attempt, ratio(best["naive"].days, attempt.days)) for attempt in best.values()]
+    gains = [
+        (attempt, ratio(best["naive"].days.of_any_process, attempt.days.of_any_process))
+        for attempt in best.values()
+    ]
     return sorted(gains, key=lambda pair: -pair[1].value)
 
 

@@ -12,6 +12,7 @@ from bench.base.strict_json import field_values, pretty_json, strict_loads, to_j
 from bench.bundle.verdict import RunContents
 from bench.bundle.verify import Files
 from bench.node_check.recompute_any import recompute
+from bench.records.estimate import TO_SIGMA
 from bench.records.text import bytes_text, figures
 from bench.report.compare.energy import telemetry_lines
 from bench.report.read_bundles import Lists, verify_one
@@ -93,8 +94,16 @@ def _lines(reproduction: Reproduction) -> Iterator[str]:
     yield f"{reproduced} of {settings} settings reproduced: {runs}"
     if not settings:
         yield f"NOT REPRODUCED: run {reproduction.there} has no figure to compare with this run"
-    tolerance = f"{100 * reproduction.tolerance:g}%"
-    yield f"a step is reproduced if it differs by no more than both 95% intervals together, or {tolerance}"
+    tolerance, spread = f"{100 * reproduction.tolerance:g}%", f"{100 * reproduction.spread / TO_SIGMA:.1f}%"
+    differ = (
+        "the same GPUs differ by between days"
+        if reproduction.same_machine
+        else "two machines of a kind differ by"
+    )
+    yield (
+        "a step is reproduced if it differs by no more than both 95% intervals together with the"
+        f" {spread} that {differ}, or {tolerance}"
+    )
 
 
 def _name(match: SettingMatch) -> str:

@@ -15,6 +15,7 @@ from bench.records.estimate import Interval
 from bench.records.fastest import fastest
 from bench.records.run_results import Results, TrialResult
 from bench.records.slowdown import slowed_text
+from bench.records.spread import shipped_spreads
 from bench.records.switches import NOT_SET, Switches, deciding, differences, others
 from bench.records.text import figures
 from bench.records.trial import Ceiling, NodeFacts
@@ -94,6 +95,8 @@ class Reproduction:
     here: str  # id of the run on this machine
     there: str  # id of the run that is reproduced
     tolerance: float
+    same_machine: bool  # whether both runs were on the same GPUs
+    spread: float  # one standard deviation between runs on such machines, as a share of a step
     compared: tuple[SettingMatch, ...]
     missing: tuple[str, ...]  # trials that only the run `there` has
     not_needed: tuple[str, ...] = ()  # trials of `there` that the search `here` did not need
@@ -105,8 +108,18 @@ class Reproduction:
         return bool(self.compared) and not self.missing and all(one.reproduced for one in self.compared)
 
 
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """How much the time of a step may differ from another run's, as shares of it."""
+
+    spread: float  # one standard deviation between two such runs
+    tolerance: float
+
+
 def reproduce(here: ReproducibleRun, there: ReproducibleRun, tolerance: float) -> Reproduction:
     """Compare the run `here` with the original run `there`; a step may differ by the share `tolerance`."""
+    same_machine, spreads = _on_same_gpus(here, there), shipped_spreads()
+    limits = StepLimits(spreads.another_day if same_machine else spreads.another_machine, tolerance)
     trials_here = {_key(trial): trial for trial in here.results.trials}
     compared: list[SettingMatch] = []
     missing: list[str] = []
@@ -118,18 +131,24 @@ def reproduce(here: ReproducibleRun, there: ReproducibleRun, tolerance: float) -
         for theirs in of_model:
             ours = trials_here.get(_key(theirs))
             if ours is not None:
-                compared.append(_compare(here, there, ours, theirs, tolerance))
+                compared.append(_compare(here, there, ours, theirs, limits))
             else:
                 name = f"{theirs.model}, {theirs.label}, micro-batch {theirs.micro_batch}"
                 (not_needed if searched else missing).append(name)
         if len(not_needed) > before:
-            compared += _fastest_match(here, there, model.name, tolerance)
+            compared += _fastest_match(here, there, model.name, limits)
     run_ids = here.results.run.id, there.results.run.id
-    return Reproduction(*run_ids, tolerance, tuple(compared), tuple(missing), tuple(not_needed))
+    machines = same_machine, limits.spread
+    return Reproduction(*run_ids, tolerance, *machines, tuple(compared), tuple(missing), tuple(not_needed))
+
+
+def _on_same_gpus(here: ReproducibleRun, there: ReproducibleRun) -> bool:
+    ours, theirs = ({gpu.uuid for gpu in run.results.node.gpus} for run in (here, there))
+    return bool(ours) and ours == theirs
 
 
 def _fastest_match(
-    here: ReproducibleRun, there: ReproducibleRun, model: str, tolerance: float
+    here: ReproducibleRun, there: ReproducibleRun, model: str, limits: StepLimits
 ) -> Iterator[SettingMatch]:
     """Compare the fastest settings that two searches found, whichever trials the searches made."""
     ours, theirs = (fastest(t for t in run.results.trials if t.model == model) for run in (here, there))
@@ -139,7 +158,7 @@ def _fastest_match(
         figure = FigureMatch("outcome", "not measured", "nothing", "measured", None, None)
         yield SettingMatch(model, "fastest", (figure,), tuple(_of_machines(here, there)))
         return
-    figure = replace(_step(ours.estimate.days, theirs.estimate.days, tolerance), name="days")
+    figure = replace(_step(ours.estimate.days, theirs.estimate.days, limits), name="days")
     reasons: tuple[str, ...] = ()
     if figure.verdict != "reproduced":
         settings = (f"{t.label} at micro-batch {t.micro_batch}" for t in (ours, theirs))
@@ -152,9 +171,9 @@ def _key(trial: TrialResult) -> tuple[object, ...]:
 
 
 def _compare(
-    here: ReproducibleRun, there: ReproducibleRun, ours: TrialResult, theirs: TrialResult, tolerance: float
+    here: ReproducibleRun, there: ReproducibleRun, ours: TrialResult, theirs: TrialResult, limits: StepLimits
 ) -> SettingMatch:
-    figures = tuple(_figures(here, there, ours, theirs, tolerance))
+    figures = tuple(_figures(here, there, ours, theirs, limits))
     reasons: tuple[str, ...] = ()
     if any(figure.verdict != "reproduced" for figure in figures):
         reasons = tuple(_reasons(here, there, ours, theirs))
@@ -162,12 +181,12 @@ def _compare(
 
 
 def _figures(
-    here: ReproducibleRun, there: ReproducibleRun, ours: TrialResult, theirs: TrialResult, tolerance: float
+    here: ReproducibleRun, there: ReproducibleRun, ours: TrialResult, theirs: TrialResult, limits: StepLimits
 ) -> Iterator[FigureMatch]:
     if ours.outcome != theirs.outcome or ours.estimate is None or theirs.estimate is None:
         yield FigureMatch("outcome", _outcome(ours, theirs), _ended(ours), _ended(theirs), None, None)
         return
-    yield _step(ours.estimate.step_seconds, theirs.estimate.step_seconds, tolerance)
+    yield _step(ours.estimate.step_seconds, theirs.estimate.step_seconds, limits)
     yield _within("peak bytes", ours.estimate.peak_bytes, theirs.estimate.peak_bytes, MEMORY_TOLERANCE)
     precision = next(m.recipe.precision for m in there.results.models if m.name == theirs.model)
     yield from _losses(here.losses[ours.id], there.losses[theirs.id], LOSS_TOLERANCE[precision])
@@ -196,13 +215,14 @@ def _ended(trial: TrialResult) -> str:
     return "too few samples" if few else trial.outcome
 
 
-def _step(ours: Interval, theirs: Interval, tolerance: float) -> FigureMatch:
-    """Compare two times, which may differ by the wider of both intervals together and the tolerance."""
-    allowed = max(math.hypot(ours.half_width, theirs.half_width), tolerance * theirs.value)
+def _step(ours: Interval, theirs: Interval, limits: StepLimits) -> FigureMatch:
+    """Compare two times, which may differ as two runs on such machines do, or by the tolerance."""
+    said = theirs.among(limits.spread)
+    allowed = max(math.hypot(ours.half_width, said.half_width), limits.tolerance * theirs.value)
     close = abs(ours.value - theirs.value) <= allowed
     percent = 100 * (ours.value / theirs.value - 1)
     verdict: Verdict = "reproduced" if close else "not reproduced"
-    if close and allowed > max(UNDECIDED, tolerance) * theirs.value:
+    if close and allowed > max(UNDECIDED, limits.tolerance) * theirs.value:
         verdict = "undecided"
     return FigureMatch(
         name="step seconds",
@@ -239,8 +259,9 @@ def _reasons(
 
 
 def _of_machines(here: ReproducibleRun, there: ReproducibleRun) -> Iterator[str]:
-    if here.results.bench_version != there.results.bench_version:  # possibly other kernels or timing
-        yield f"bench {here.results.bench_version} here, {there.results.bench_version} there"
+    ours, theirs = here.results, there.results
+    if (ours.bench_version, ours.bench_source) != (theirs.bench_version, theirs.bench_source):
+        yield f"{ours.measured_by} here, {theirs.measured_by} there"  # possibly other kernels or timing
     yield from node_differences(here.results.node, there.results.node)
     yield from _ceilings(here.results, there.results)
 

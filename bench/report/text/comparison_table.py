@@ -11,8 +11,9 @@ from tabulate import tabulate
 
 from bench.base.strict_json import pretty_json, to_json
 from bench.bundle.verdict import level_text
-from bench.records.estimate import Interval
+from bench.records.estimate import TO_SIGMA, Interval
 from bench.records.slowdown import HEALTHY, slowed_text
+from bench.records.spread import shipped_spreads
 from bench.records.text import (
     batch_text,
     bytes_text,
@@ -63,7 +64,7 @@ def cells(entry: Entry, machine: str) -> dict[str, str]:
     return {
         "rank": str(entry.place.rank),
         "machine": machine,
-        "days": interval_text(best.days),
+        "days": interval_text(entry.days),
         "slower": "" if entry.place.slower is None else interval_text(entry.place.slower),
         "setting": best.label,
         "batch": batch_text(best.micro_batch, best.accumulation, row.machine.devices),
@@ -145,7 +146,7 @@ def _offer_row(entry: Entry, machine: str, offer: Offer, comparison: Comparison)
     price = money_text(offer.price, currency) + (" an hour" if offer.kind == "rent" else "")
     run_cost = money_text(offer.run_cost, currency)
     notes = "; ".join(_offer_notes(entry, offer, comparison))
-    return offer.kind, machine, interval_text(entry.row.days), price, run_cost, notes
+    return offer.kind, machine, interval_text(entry.days), price, run_cost, notes
 
 
 def remarks(part: ModelPart, comparison: Comparison) -> Iterator[str]:
@@ -262,9 +263,8 @@ def notes(comparison: Comparison) -> Iterator[str]:
     """Yield footnotes: what the columns mean, and the quotes behind the money."""
     entries = [entry for part in comparison.parts for entry in part.entries]
     yield from wish_notes(comparison)
-    yield "machines of equal rank are not provably different at 95%"
-    spread = "comparisons of machines add the spread between processes"
-    yield f"±  95% interval from the run's own samples; {spread}"
+    yield "kinds of machine of equal rank are not provably different at 95%"
+    yield f"±  95% interval of a run on another machine of the kind: the run's own, and {_spread_text()}"
     if any(part.number > 1 for part in comparison.parts):
         yield "figures of one model under other conditions are ranked apart; --rank-all ranks them together"
     if any(part.apart for part in comparison.parts):
@@ -284,6 +284,12 @@ def notes(comparison: Comparison) -> Iterator[str]:
         yield "price: of the whole machine with all its GPUs; of all machines that train together"
         yield f"a run, bought: its share of the machine's price over {life}, and electricity if priced"
         yield from (f"quoted: {quote}" for quote in comparison.quotes)
+
+
+def _spread_text() -> str:
+    spreads = shipped_spreads()
+    machine, day = (100 * one / TO_SIGMA for one in (spreads.another_machine, spreads.another_day))
+    return f"{machine:.1f}% between machines (on the same machine, {day:.1f}% between days)"
 
 
 def markdown(comparison: Comparison) -> str:
@@ -314,7 +320,7 @@ CSV_COLUMNS = (
     "trusted", "complete", "run", "bundle", "not_compared", "not_alike", "nodes", "in_time", "buy_spend",
     "buy_in_budget", "buy_outlived", "buy_unmetered", "buy_answers", "rent_gpus", "rent_spend",
     "rent_in_budget", "rent_answers", "break_even_runs", "break_even_utilisation",
-    "slowed", "share_of_floor", "group", "searched",
+    "slowed", "share_of_floor", "group", "searched", "half_width_another_day", "half_width_another_machine",
 )  # fmt: skip
 
 
@@ -352,6 +358,8 @@ def _csv_entry(part: ModelPart, entry: Entry) -> dict[str, Any]:
         "rank": entry.place.rank,
         "days": best.days.value,
         "days_half_width": best.days.half_width,
+        "half_width_another_day": entry.on_another_day.half_width,
+        "half_width_another_machine": entry.days.half_width,
         "slower": slower.value,
         "slower_half_width": slower.half_width,
         "setting": best.label,

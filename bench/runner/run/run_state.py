@@ -15,6 +15,7 @@ from pathlib import Path
 from bench import __version__
 from bench.base.errors import BadInput
 from bench.base.signals import held
+from bench.base.source import source
 from bench.base.strict_json import DecodeError, to_json
 from bench.planning.manifest import Manifest
 from bench.planning.plan import Plan
@@ -72,6 +73,7 @@ class Run:
         self.journal = journal
         self.folder = folder
         self.id = folder.name
+        self.source = source()  # before anything is measured: files may be replaced later
         self.started_at = time.time()
         self.outcomes: dict[str, Outcome] = {}
         self.plausible_outcomes: dict[str, Outcome] = {}  # for the search: those never ranked as failures
@@ -219,6 +221,8 @@ class Run:
         trials = self.summaries()
         return Results(
             bench_version=__version__,
+            bench_source=self.source.digest,
+            bench_commit=self.source.commit,
             manifest_digest=self.manifest.digest,
             run=RunFacts(self.id, self.started_at, time.time(), stopped is None, stopped),
             node=self.node,
