@@ -41,6 +41,7 @@ class Run:
     bundle: str
     step: Interval
     proof: float | None  # seconds of a step of real training
+    marked: bool  # disturbed, under load, slowed down, or unsteady
 
 
 @dataclass(frozen=True)
@@ -61,17 +62,16 @@ class Pair:
 
 def main() -> int:
     runs = list(runs_of(Path(word) for word in sys.argv[1:] if word != "--write"))
-    days, machines = same_machine(runs) + proofs(runs), other_machines(runs)
     spreads = fitted(runs)
-    print("\n".join(lines(days, machines, spreads, proofs(runs))))
+    print("\n".join(lines(runs, spreads)))
     if "--write" in sys.argv:
         (DATA / "spreads.json").write_text(json.dumps(asdict(spreads), indent=1) + "\n")
     return 0
 
 
-def lines(
-    days: Sequence[Pair], machines: Sequence[Pair], spreads: MeasuredSpreads, proved: Sequence[Pair]
-) -> Iterator[str]:
+def lines(runs: Sequence[Run], spreads: MeasuredSpreads) -> Iterator[str]:
+    sound = [run for run in runs if not run.marked]
+    days, machines = same_machine(sound) + proofs(sound), other_machines(sound)
     for words, pairs, spread in (
         ("this machine on another day", days, spreads.another_day),
         ("another machine of the kind", machines, spreads.another_machine),
@@ -81,8 +81,9 @@ def lines(
             f" {share_held(pairs, spread):.1%} of {len(pairs)} pairs (the runs' own intervals:"
             f" {share_held(pairs, 0):.1%}); of machines left out of the fit {held_out(pairs):.1%}"
         )
-    day = spreads.another_day
-    yield f"of {len(proved)} proofs, this machine's interval holds {share_held(proved, day):.1%}"
+    proved, every = proofs(runs), other_machines(runs)
+    yield f"with marked figures too: of {len(proved)} proofs {share_held(proved, spreads.another_day):.1%}"
+    yield f"and of {len(every)} pairs of machines {share_held(every, spreads.another_machine):.1%}"
 
 
 def runs_of(paths: Iterable[Path]) -> Iterator[Run]:
@@ -110,12 +111,13 @@ def _runs(path: Path, verdict: AnyVerdict) -> list[Run]:
             trial.data,
         )
         machine = " ".join(sorted(gpu.uuid for gpu in used))
-        return Run(key, machine, str(path), step, trial.proof.step_seconds if trial.proof else None)
+        proof = trial.proof.step_seconds if trial.proof else None
+        return Run(key, machine, str(path), step, proof, trial.id in contents.marks)
 
     return [
         run(trial, trial.estimate.step_seconds)
         for trial in results.trials
-        if trial.estimate is not None and trial.estimate.plausible and trial.id not in contents.slowed
+        if trial.estimate is not None and trial.estimate.plausible
     ]
 
 
@@ -167,6 +169,8 @@ def held_out(pairs: Sequence[Pair]) -> float:
 
 
 def fitted(runs: Sequence[Run]) -> MeasuredSpreads:
+    """Fit both spreads to the runs without marks."""
+    runs = [run for run in runs if not run.marked]
     days, machines = same_machine(runs) + proofs(runs), other_machines(runs)
     bundles = len({run.bundle for run in runs})
     return MeasuredSpreads(

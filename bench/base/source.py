@@ -10,6 +10,8 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 
+from bench.base.distribution import DISTRIBUTION
+
 PACKAGE = Path(__file__).parents[1]
 CHANGED = "-changed"  # after a commit: files differ from it
 _PATIENCE_SECONDS = 5.0
@@ -57,7 +59,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
 def _installed() -> str | None:
     """Return the commit that pip installed from a repository, as it notes it (PEP 610)."""
     try:
-        noted = metadata.distribution("bench").read_text("direct_url.json")
+        noted = metadata.distribution(DISTRIBUTION).read_text("direct_url.json")
         commit = json.loads(noted or "{}").get("vcs_info", {}).get("commit_id")
     except (metadata.PackageNotFoundError, ValueError, AttributeError):
         return None

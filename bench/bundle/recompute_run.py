@@ -36,6 +36,7 @@ from bench.bundle.statement import Predicate
 from bench.bundle.telemetry_limits import ClaimedRate, require_telemetry
 from bench.bundle.verdict import RunContents
 from bench.records.fastest import fastest_with_confidence
+from bench.records.marks import Cpus, Mark, all_marks, company_marks
 from bench.records.run_results import (
     SCHEMA,
     LabelledTrial,
@@ -43,10 +44,11 @@ from bench.records.run_results import (
     Results,
     RunFacts,
     TrialResult,
+    days_of,
     reduce_trial,
     trial_results,
 )
-from bench.records.slowdown import Slowed, slowed_trials
+from bench.records.slowdown import Slowed, Span, slowed_trials
 from bench.records.text import count_text
 from bench.records.trial import Ceiling, Failure, Gpu, Measurement, NodeFacts, Trial
 
@@ -105,7 +107,8 @@ def _recompute(results: Results, manifest: StatedManifest, files: Files) -> RunC
         measured_seconds=spent_seconds,
         notes=(*manifest_check.notes, *notes, *without_telemetry(results, silent)),
         not_recomputed=_not_recomputed(results),
-        slowed=_slowed(files, manifest.gpus_of(results.node), measured),
+        slowed=(slowed := _slowed(files, manifest.gpus_of(results.node), measured)),
+        marks=all_marks(slowed, _company(files, results.node, measured), days_of(results.trials)),
         step_times={
             name: tuple(part.step_times for part in (trial, trial.earlier) if part)
             for name, trial in measured.items()
@@ -195,8 +198,20 @@ def _timed(
 def _slowed(files: Files, gpus: int, measured: Mapping[str, ReducedTrial]) -> Mapping[str, Slowed]:
     if not files.held_back:
         return {}
-    spans = {name: (trial.first.started_at, trial.first.ended_at) for name, trial in measured.items()}
-    return slowed_trials(lambda: files.blocks("telemetry.jsonl"), spans, gpus)
+    return slowed_trials(lambda: files.blocks("telemetry.jsonl"), _spans(measured), gpus)
+
+
+def _company(
+    files: Files, node: NodeFacts, measured: Mapping[str, ReducedTrial]
+) -> Mapping[str, tuple[Mark, ...]]:
+    cpus = Cpus(node.cpu_cores, node.device)
+    if files.top_load <= cpus.most_total:
+        return {}  # nearly every bundle: its telemetry is not read once more
+    return company_marks(lambda: files.blocks("telemetry.jsonl"), _spans(measured), cpus)
+
+
+def _spans(measured: Mapping[str, ReducedTrial]) -> Mapping[str, Span]:
+    return {name: (trial.first.started_at, trial.first.ended_at) for name, trial in measured.items()}
 
 
 def _check_schema(document: Any) -> None:

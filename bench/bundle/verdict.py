@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 from bench.base.strict_json import field_values, to_json
 from bench.bundle.stated_manifest import StatedManifest
 from bench.bundle.statement import Level
+from bench.records.marks import Mark, mark_lines
 from bench.records.run_results import Results
 from bench.records.slowdown import Slowed, slowed_lines
 
@@ -47,6 +48,7 @@ class Contents:
     measured_seconds: float  # the sum of the times of all samples
     notes: tuple[Note, ...] = ()
     slowed: Mapping[str, Slowed] = field(default_factory=dict)  # trials in which a GPU was held back, by id
+    marks: Mapping[str, tuple[Mark, ...]] = field(default_factory=dict)  # of the trials that have any, by id
     not_recomputed: str = ""  # figures in words that no sample shows: the run's own statement
 
     def facts(self) -> dict[str, object]:
@@ -67,6 +69,7 @@ class RunContents(Contents):
             "on_trust": self.notes,
             "not_recomputed": self.not_recomputed,
             "slowed": self.slowed,
+            "marks": self.marks,
         }
 
 
@@ -115,7 +118,8 @@ class Verdict(Generic[C_co]):
         lines += [f"on trust   {note}" for note in self.contents.notes]
         if figures := self.contents.not_recomputed:
             lines.append(f"as stated  {figures}: not recomputed, since the bundle has no samples of them")
-        return lines + [f"SLOWED     {line}" for line in slowed_lines(self.contents.slowed)]
+        lines += [f"SLOWED     {line}" for line in slowed_lines(self.contents.slowed)]
+        return lines + [f"{kind:10} {line}" for kind, line in mark_lines(self.contents.marks)]
 
     def to_json(self) -> dict[str, object]:
         """Return the document of `bench verify --json`, without its field "valid"."""

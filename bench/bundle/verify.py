@@ -41,6 +41,7 @@ from bench.bundle.tar_format import (
     payload_fault,
 )
 from bench.bundle.verdict import C, Contents, Note, Verdict
+from bench.records.marks import top_load
 from bench.records.slowdown import has_bad_reason
 from bench.signing.dsse import verify_own
 from bench.signing.ssh_keys import Certificate
@@ -72,17 +73,19 @@ class Files:
         self._bundle = bundle
         self.run = statement.predicate
         self.sha256 = statement.subjects  # of each file, as signed
-        self.held_back = self._check()  # whether telemetry has a reading of a GPU that was held back
+        self.held_back = False  # whether telemetry has a reading of a GPU that was held back
+        self.top_load = 0.0  # in telemetry; infinite if another bench measured on the machine
+        self._check()
 
-    def _check(self) -> bool:
+    def _check(self) -> None:
         """Refuse changed files. Search telemetry, the largest, on the way: it need not be read once more."""
-        held_back = False
         for name, sha256 in self.sha256.items():
             if name == "telemetry.jsonl":
-                held_back = max(map(has_bad_reason, self.blocks(name, _NOT_SIGNED)), default=False)
+                for block in self.blocks(name, _NOT_SIGNED):
+                    self.held_back = self.held_back or has_bad_reason(block)
+                    self.top_load = max(self.top_load, top_load(block))
             elif self._bundle.digest(name) != sha256:
                 raise VerificationFailed(_NOT_SIGNED, where=name)
-        return held_back
 
     def read(self, name: str) -> bytes:
         """Read a file in one piece; only a small file can be read so."""

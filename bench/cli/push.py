@@ -241,7 +241,7 @@ def _show_one(result: Result) -> None:
     if result.trained is not None:
         from bench.report.text.run_table import results_table
 
-        tell_block(results_table(result.trained.results, result.trained.slowed))
+        tell_block(results_table(result.trained.results, result.trained.slowed, result.trained.marks))
     if result.checked is not None:
         from bench.report.text.check_text import text
 

@@ -21,6 +21,7 @@ from bench.node_check.recompute_any import AnyVerdict, results_of
 from bench.planning.manifest import Manifest, load_manifest
 from bench.records.fastest import without_figures
 from bench.records.genuine_gpus import false_gpus
+from bench.records.marks import Mark
 from bench.records.run_results import Results
 from bench.records.slowdown import Slowed
 from bench.report.text.run_table import results_table
@@ -100,7 +101,7 @@ def _lead(manifest: Manifest, nodes: Nodes | None, request: RunArguments) -> int
         if not request.as_json:
             print(results_table(error.results))
         raise
-    _show(finished.results, finished.bundle, finished.slowed, request.as_json)
+    _show(finished.results, finished.bundle, finished.slowed, finished.marks, request.as_json)
     return _ending(finished, challenged=request.challenge is not None)
 
 
@@ -224,12 +225,19 @@ def _exit_code(results: Results) -> int:
     return EnvironmentCannot.exit_code if len(without_figures(results)) == len(results.models) else 0
 
 
-def _show(results: Results, bundle: Path, slowed: Mapping[str, Slowed], as_json: bool) -> None:
+def _show(
+    results: Results,
+    bundle: Path,
+    slowed: Mapping[str, Slowed],
+    marks: Mapping[str, tuple[Mark, ...]],
+    as_json: bool,
+) -> None:
     if as_json:
-        document = {"bundle": str(bundle), "results": to_json(results), "slowed": to_json(slowed)}
+        document = {"bundle": str(bundle), "results": to_json(results)}
+        document |= {"slowed": to_json(slowed), "marks": to_json(marks)}
         sys.stdout.write(pretty_json(document).decode())
     else:
-        print(results_table(results, slowed))
+        print(results_table(results, slowed, marks))
     for model, reason in without_figures(results).items():
         print(printable(f"no figure for {model}: {reason}"), file=sys.stderr)
     for fault in false_gpus(results.node, results.ceilings):
@@ -238,7 +246,7 @@ def _show(results: Results, bundle: Path, slowed: Mapping[str, Slowed], as_json:
 
 def _show_earlier(bundle: Path, verdict: AnyVerdict, as_json: bool) -> int:
     """Show the certified bundle that already answers this challenge."""
-    _show(results_of(verdict), bundle, verdict.contents.slowed, as_json)
+    _show(results_of(verdict), bundle, verdict.contents.slowed, verdict.contents.marks, as_json)
     then = "received" if verdict.received_at else "bench receive countersigns it"
     print(f"bundle {bundle}   certified by {verdict.certified_by}, {then}", file=sys.stderr)
     print("this run was finished before: nothing was measured, nothing written", file=sys.stderr)

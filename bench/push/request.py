@@ -24,6 +24,7 @@ from bench.push.push_record import Record, Records
 from bench.push.remote import plain
 from bench.push.slurm import Slurm
 from bench.push.training_group import TrainingGroup
+from bench.records.marks import Mark, worst_marks
 from bench.records.slowdown import slowed_text
 from bench.signing.revocation import Revoked
 
@@ -123,6 +124,11 @@ class Result:
         return slowed_text(most) if most else None
 
     @property
+    def marks(self) -> tuple[Mark, ...]:
+        """The worst mark of each kind over the trials of a training run."""
+        return tuple(mark for mark, _ in worst_marks(self.verdict.contents.marks)) if self.verdict else ()
+
+    @property
     def worst(self) -> str | None:
         """The gravest finding of a node check and what is told with any verdict; None without both."""
         every = told(self.checked.findings) if self.checked else ()
@@ -211,5 +217,6 @@ def to_json(result: Result) -> Mapping[str, Any]:
         "check": result.checked.verdict if result.checked else None,
         "worst": result.worst,
         "slowed": result.slowed,
+        "marks": [{"kind": mark.kind, "text": mark.text} for mark in result.marks],
         "changed": result.changed,
     }

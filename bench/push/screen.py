@@ -140,9 +140,8 @@ def verdict_text(result: Result) -> str:
 
 
 def ended(result: Result) -> str:
-    """Return the outcome of a host on one line, with advice, and with a GPU that was slowed down."""
-    text = _ended(result)
-    return f"{text}   SLOWED: {result.slowed}" if result.slowed else text
+    """Return the outcome of a host on one line, with advice, and with the marks of its figures."""
+    return _ended(result) + "".join(f"   {mark.kind}: {mark.text}" for mark in result.marks)
 
 
 def _ended(result: Result) -> str:

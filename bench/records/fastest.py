@@ -6,7 +6,7 @@ Pure: a verifier recomputes the ranking.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bench.base.errors import one_line
@@ -54,18 +54,18 @@ def ranked(trials: Iterable[TrialResult]) -> list[tuple[Interval, TrialResult]]:
     ]
 
 
-def fastest(trials: Iterable[TrialResult]) -> TrialResult | None:
-    """Return the fastest of the trials that may be ranked."""
-    best, _ = _fastest_and_others(trials)
+def fastest(trials: Iterable[TrialResult], marked: Container[str] = ()) -> TrialResult | None:
+    """Return the fastest of the trials that may be ranked; one of `marked`, by id, only if no other may."""
+    best, _ = _fastest_and_others(trials, marked)
     return best[1] if best else None
 
 
 def _fastest_and_others(
-    trials: Iterable[TrialResult],
+    trials: Iterable[TrialResult], marked: Container[str] = ()
 ) -> tuple[tuple[Interval, TrialResult] | None, list[tuple[Interval, TrialResult]]]:
     """Tell the fastest of the trials that may be ranked from the others, each with its days."""
     pairs = ranked(trials)
-    best = min(pairs, key=lambda pair: pair[0].value, default=None)
+    best = min(pairs, key=lambda pair: (pair[1].id in marked, pair[0].value), default=None)
     return best, [pair for pair in pairs if pair is not best]
 
 
@@ -93,13 +93,16 @@ def process_spread(trials: Iterable[TrialResult]) -> ProcessSpread:
     return ProcessSpread(len(pairs), max(map(abs, differences), default=0.0), spread)
 
 
-def runner_up(model: str, trials: Sequence[TrialResult]) -> tuple[float, TrialResult] | None:
+def runner_up(
+    model: str, trials: Sequence[TrialResult], marked: Container[str] = ()
+) -> tuple[float, TrialResult] | None:
     """Return (confidence, runner-up) if a model's fastest trial is less certain than CERTAIN; else None.
 
-    The runner-up is the trial that is the fastest of the rest even at the upper end of its interval.
+    The runner-up is the trial that is the fastest of the rest even at the upper end of its interval. `marked`
+    has the trials with marks, by id.
     """
     of_model = [trial for trial in trials if trial.model == model]
-    best, others = _fastest_and_others(of_model)
+    best, others = _fastest_and_others(of_model, marked)
     if best is None:
         return None
     certainty = confidence(best[0], [days for days, _ in others], process_spread(trials).spread)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
@@ -69,6 +69,11 @@ class TrialResult:
         if self.floor is None or self.estimate is None:
             return None
         return share_of_floor(self.floor, self.accumulation, self.estimate)
+
+
+def days_of(trials: Iterable[TrialResult]) -> dict[str, Interval]:
+    """Return the days of every trial that has an estimate, by trial."""
+    return {trial.id: trial.estimate.days for trial in trials if trial.estimate is not None}
 
 
 @dataclass(frozen=True, slots=True)

@@ -245,7 +245,7 @@ def test_a_run_says_so_as_soon_as_it_is_measured(
             return super().trial(trial, *rest)
 
     meter = SimpleNamespace(used_bytes=lambda: [0], sample=lambda _: None, close=lambda: None)
-    monkeypatch.setattr(loop.telemetry, "TelemetrySampler", lambda path, node: meter)
+    monkeypatch.setattr(loop.telemetry, "TelemetrySampler", lambda *given: meter)
     with begun(tmp_path) as run:
         supervised(fake := Hot(), monkeypatch)
         loop.measure(run, loop.Progress(), None, None)

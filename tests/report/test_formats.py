@@ -26,7 +26,7 @@ from bench.report.text.comparison_table import CSV_COLUMNS, csv_text, json_text,
 from tests.report.made import KEY, START, bundle, manifest, measured, texts
 
 ROOT = Path(__file__).parents[2]
-WIDE = (0.2, 1.0, 1.8, 1.0, 0.2, 1.8)
+WIDE = (0.7, 1.0, 1.3, 1.0, 0.7, 1.3)
 QUOTE = {"date": "2026-06-01", "source": "a quote"}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -50,3 +51,31 @@ def test_no_warning_for_other_gpus_or_later_runs_or_an_unwritable_lock(place: Pa
     with warn_of_others(["GPU-c", "GPU-d"], said.append), warn_of_others(["GPU-c", "GPU-d"], said.append):
         pass
     assert said == []
+
+
+def test_each_run_sees_the_other_for_as_long_as_it_measures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BEAT_SECONDS", 1000.0)
+    with warn_of_others(["GPU-a"], lambda _: None) as first:
+        assert not first.seen()
+        with warn_of_others(["GPU-a"], lambda _: None) as second:
+            assert second.seen()  # it was there before
+            for _ in range(2):
+                first.beat()
+                second.beat()
+                first.beat()
+                assert (first.seen(), second.seen()) == (True, True)
+                assert (first.seen(), second.seen()) == (False, False)  # since the last call
+        first.beat()
+        first.seen()
+        first.beat()
+        assert not first.seen()
+
+
+def test_a_run_beats_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BEAT_SECONDS", 0.001)
+    with warn_of_others(["GPU-a"], lambda _: None) as one, warn_of_others(["GPU-a"], lambda _: None) as other:
+        for run in (one, other, one, other):
+            deadline = time.monotonic() + 30
+            while not run.seen():
+                assert time.monotonic() < deadline
+                time.sleep(0.001)

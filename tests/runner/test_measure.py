@@ -416,7 +416,7 @@ def test_the_floor_of_each_model_is_measured_once_for_its_fastest_trial(
 def test_without_a_word_in_the_manifest_floors_are_for_gpus_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop.telemetry, "TelemetrySampler", lambda path, node: METER)
+    monkeypatch.setattr(loop.telemetry, "TelemetrySampler", lambda *given: METER)
     on_gpu = replace(NODE, gpus=(Gpu(0, "NVIDIA H200", "GPU-0", 140 * GIB, "9.0"),))
     wanted = {(node.device, floor): 0 for node in (NODE, on_gpu) for floor in (None, True, False)}
     for number, (device, floor) in enumerate(wanted):
@@ -650,7 +650,7 @@ def test_memory_on_gpus_that_do_not_train_is_not_waited_for(
     node = replace(NODE, gpus=gpus)
     meter = SimpleNamespace(used_bytes=lambda: [GIB, 90 * GIB], sample=lambda _: None, close=lambda: None)
     looked: list[Mapping[int, int]] = []
-    monkeypatch.setattr(loop.telemetry, "TelemetrySampler", lambda path, node: meter)
+    monkeypatch.setattr(loop.telemetry, "TelemetrySampler", lambda *given: meter)
     monkeypatch.setattr(loop, "settle", lambda used, before, say: looked.extend((used(), before)))
     with begun(tmp_path / "1", node) as run:
         searched(run, Guessing(), monkeypatch)

@@ -173,6 +173,10 @@ def test_json_is_one_document_on_stdout_with_the_numbers_of_the_bundle(tmp_path:
     (trial,) = document["results"]["trials"]
     assert trial["outcome"] == "measured"
     assert trial["estimate"]["days"]["value"] > 0
+    assert "DISTURBED" in {mark["kind"] for mark in document["marks"][trial["id"]]}
+    (journal,) = (tmp_path / "out").glob("*/journal.jsonl")
+    marked = [line for line in map(json.loads, journal.read_text().splitlines()) if line["event"] == "marked"]
+    assert "DISTURBED" in {mark["kind"] for line in marked for mark in line["marks"]}
     compared = bench("compare", document["bundle"], "--json", folder=tmp_path)
     (part,) = json.loads(compared.stdout)["parts"]
     best = part["entries"][0]["row"]["best"]

@@ -22,6 +22,7 @@ from bench.node_check.recompute_any import recompute
 from bench.records.estimate import Interval
 from bench.records.fastest import fastest, runner_up, wrong_settings
 from bench.records.gradients import GradientCheck
+from bench.records.marks import Mark
 from bench.records.run_results import Results, TrialResult
 from bench.records.slowdown import Slowed
 from bench.records.switches import deciding, in_words
@@ -134,6 +135,7 @@ class Row:
     close: UncertainFastest | None = None
     samples_sha256: str | None = None
     slowed: Slowed | None = None  # a GPU that was slowed down during `best`
+    marks: tuple[Mark, ...] = ()  # of `best`
     trained: Model | None = field(default=None, metadata=INTERNAL)  # what a prediction counts
     step_times: tuple[frozenset[float], ...] = field(default=(), metadata=INTERNAL)  # of each measurement
     received_at: str | None = field(default=None, metadata=INTERNAL)  # by the operator's clock
@@ -195,7 +197,8 @@ def gather(with_telemetry: bool, files: Files) -> ComparedRun | CheckContents:
     if not isinstance(run, RunContents):
         return run
     results = run.results
-    bests = {t.id: t for m in results.models if (t := fastest(_trials_of(results, m.name))) is not None}
+    tried = (_trials_of(results, model.name) for model in results.models)
+    bests = {best.id: best for trials in tried if (best := fastest(trials, run.marks)) is not None}
     lines = telemetry_lines(files)
     try:
         searched = {m.name: run.stated.scope_of(m.name) for m in results.models}
@@ -225,9 +228,9 @@ def _trials_of(results: Results, model: str) -> list[TrialResult]:
 def _row(path: Path, verdict: Verdict[Contents], run: ComparedRun, model: Model) -> Row:
     results = run.results
     trials = _trials_of(results, model.name)
-    best, wrong = fastest(trials), wrong_settings(trials)
+    best, wrong = fastest(trials, run.marks), wrong_settings(trials)
     best_attempt = _attempt(best) if best else None
-    doubt = runner_up(model.name, results.trials)
+    doubt = runner_up(model.name, results.trials, run.marks)
     devices = best.gpus if best else max((trial.gpus for trial in trials), default=1)
     e = best.estimate if best else None
     row = Row(
@@ -257,6 +260,7 @@ def _row(path: Path, verdict: Verdict[Contents], run: ComparedRun, model: Model)
         close=_uncertain(*doubt) if doubt else None,
         samples_sha256=run.samples_sha256,
         slowed=run.slowed.get(best.id) if best else None,
+        marks=run.marks.get(best.id, ()) if best else (),
     )
     if not isinstance(best_attempt, MeasuredAttempt):
         return row

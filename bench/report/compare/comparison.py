@@ -156,10 +156,10 @@ def _by_model(rows: Iterable[Row]) -> dict[str, list[Row]]:
 
 
 def _evidence(models: Iterable[list[Row]]) -> list[MeasuredRow]:
-    """Select each recipe's fastest row on each machine, from complete runs without a slowed GPU."""
+    """Select each recipe's fastest row on each machine, from complete runs without marks."""
     best: dict[tuple[str, Conditions, str], MeasuredRow] = {}
     for rows in models:
-        healthy = [row for row in decisive(ranked_rows(rows)) if row.complete and not row.slowed]
+        healthy = [row for row in decisive(ranked_rows(rows)) if row.complete and not row.marks]
         for row in sorted(healthy, key=lambda row: row.days.value):
             gpu = _gpu_of(row)
             if gpu is None or row.training_flops is None:
@@ -195,6 +195,9 @@ def _unusable(rows: Iterable[Row]) -> Mapping[str, str]:
             reasons[family] = f"{names}: no vendor's peak is known to estimate from"
         elif all(row.slowed for row in measured):
             reasons[family] = f"in every run of {family} a GPU was slowed down"
+        elif all(row.marks for row in measured):
+            kinds = sorted({mark.kind for row in measured for mark in row.marks})
+            reasons[family] = f"every run of {family} is marked: {', '.join(kinds)}"
         else:
             reasons[family] = f"no run of {family} is complete: bench run --resume continues one"
     return reasons
@@ -217,7 +220,7 @@ def _guesses(
         return ()
     flops, row = min(counted, key=lambda pair: pair[0])
     of_row = row.family, row.precision, flops, evidence
-    ranked = [one for one in usable if one.recipe == recipe and one.complete and not one.slowed]
+    ranked = [one for one in usable if one.recipe == recipe and one.complete and not one.marks]
     guesses = (_guess(extrapolate(gpu, gpus, *of_row), (gpu, gpus), ranked) for gpu, gpus in terms.wanted)
     return tuple(
         guess if guess.days else replace(guess, basis=unusable.get(row.family, guess.basis))
@@ -272,10 +275,10 @@ def _part(
 def _entries(
     rows: list[RankedRow], base: Conditions, terms: Terms
 ) -> tuple[tuple[Entry, ...], Recommendation]:
-    ordered = sorted(rows, key=lambda row: (row.days.value, row.machine.label))
+    ordered = sorted(rows, key=lambda row: (bool(row.marks), row.days.value, row.machine.label))
     offered, answer = offers_of(ordered, terms)
     days = [on_another_machine(row.days) for row in ordered]
-    ranks = places(days)
+    ranks = places(days, sum(not row.marks for row in ordered))
     deadline = terms.wish.deadline_days
     entries = tuple(
         Entry(

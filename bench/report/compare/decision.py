@@ -61,6 +61,17 @@ class Recommendation:
     as_fast_for_less: Option | None  # cheaper than `fastest_in_budget` and not provably slower
     as_cheap_but_faster: Option | None  # faster than `cheapest_by_deadline` and not provably dearer
 
+    def or_else(self, other: Recommendation) -> Recommendation:
+        """Return this answer to each question, or the other one's if this has none."""
+        by_budget = self if self.fastest_in_budget else other
+        by_deadline = self if self.cheapest_by_deadline else other
+        return Recommendation(
+            by_budget.fastest_in_budget,
+            by_deadline.cheapest_by_deadline,
+            by_budget.as_fast_for_less,
+            by_deadline.as_cheap_but_faster,
+        )
+
 
 def meets(days: Interval, deadline_days: float) -> Literal["yes", "perhaps", "no"]:
     """Whether the whole interval ends before the deadline."""
@@ -171,12 +182,16 @@ class Rank:
     slower: Interval | None  # as a multiple of the fastest machine's days; None for the fastest
 
 
-def places(days: Sequence[Interval]) -> list[Rank]:
-    """Rank days in ascending order; a significant difference to the first of a rank begins a new one."""
+def places(days: Sequence[Interval], sound: int | None = None) -> list[Rank]:
+    """Rank days in ascending order; a significant difference to the first of a rank begins a new one.
+
+    Only the first `sound` days are figures without marks: those after them, again in ascending order, begin a
+    new rank. None: all are.
+    """
     ranks: list[Rank] = []
     leader, rank = 0, 1
     for i, interval in enumerate(days):
-        if differs(interval, days[leader]):
+        if i == sound or differs(interval, days[leader]):
             leader, rank = i, i + 1
         ranks.append(Rank(rank, ratio(interval, days[0]) if i else None))
     return ranks

@@ -23,8 +23,8 @@ def assurance_of(row: Row) -> Assurance:
 def fastest_runs(rows: Sequence[RankedRow]) -> tuple[list[RankedRow], Reasons]:
     """Keep one row for each machine, its fastest; return all others with why they are left out.
 
-    A run in which a GPU was slowed down represents a machine only if no other run does. A faster run replaces
-    only a run of the same or a lower assurance: its times and GPUs are its own words.
+    A figure with marks represents a machine only if it has no other. A faster run replaces only a run of the
+    same or a lower assurance: its times and GPUs are its own words.
     """
     left_out = _copied(rows)
     copied = {id(row) for row, _ in left_out}
@@ -47,7 +47,7 @@ def fastest_runs(rows: Sequence[RankedRow]) -> tuple[list[RankedRow], Reasons]:
 
 def _preference(row: RankedRow) -> tuple[bool, float, tuple[bool, ...], bool]:
     lower = tuple(not vouched for vouched in assurance_of(row))
-    return row.slowed is not None, row.days.value, lower, not row.complete
+    return bool(row.marks), row.days.value, lower, not row.complete
 
 
 def _copied(rows: Iterable[RankedRow]) -> Reasons:
@@ -77,6 +77,7 @@ def _why_another(row: RankedRow, kept: RankedRow) -> str:
     if kept.run_id == row.run_id:
         return f"the same run as {kept.path}"
     took = f"{figures(row.days.value)} days"
-    if row.slowed and not kept.slowed:
-        return f"SLOWED, {took}: the same machine has a run in which it was not: {kept.path}"
+    if row.marks and not kept.marks:
+        kinds = ", ".join(mark.kind for mark in row.marks)
+        return f"{kinds}, {took}: the same machine has a run in which it was not: {kept.path}"
     return f"{took}: the same machine was faster in {kept.path}"

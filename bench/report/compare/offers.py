@@ -63,7 +63,10 @@ def offers_of(
     """Return for each row its offers and why prices are missing, and over all rows what to buy or rent."""
     by_row = [_options(row, terms.prices) for row in rows]
     options = [option for pairs, _ in by_row for option, _ in pairs]
-    answer = decide(options, terms.wish, terms.used_days)
+    sound = [
+        option for row, (pairs, _) in zip(rows, by_row, strict=True) if not row.marks for option, _ in pairs
+    ]
+    answer = decide(sound, terms.wish, terms.used_days).or_else(decide(options, terms.wish, terms.used_days))
     fronts = _frontiers(options, terms)
     cheapest_rent = min((o for o in options if o.kind == "rent"), key=lambda o: o.a_run, default=None)
     offered = [

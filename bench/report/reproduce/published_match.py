@@ -10,7 +10,6 @@ from bench.base.errors import BadInput
 from bench.planning.published import PublishedRow, PublishedSource
 from bench.records.fastest import fastest
 from bench.records.run_results import TrialResult
-from bench.records.slowdown import slowed_text
 from bench.records.text import bytes_text, figures
 from bench.report.reproduce.verdicts import MeanCourse, ReproducibleRun
 
@@ -116,8 +115,7 @@ def _differences(row: PublishedRow, run: ReproducibleRun, trial: TrialResult | N
         yield f"micro-batch: {trial.micro_batch} here, {row.micro_batch} there"
     if row.methods and not {*row.methods} <= {*trial.setting}:
         yield f"setting: {trial.label} here, {' + '.join(row.methods)} there"
-    if slowed := run.slowed.get(trial.id):
-        yield f"slowed here: {slowed_text(slowed)}"
+    yield from (f"{mark.kind.lower()} here: {mark.text}" for mark in run.marks.get(trial.id, ()))
     course = run.courses.get(trial.id, MeanCourse())
     if course.sm_mhz is not None:
         watts = f" and {course.watts:,.0f} W a GPU" if course.watts is not None else ""

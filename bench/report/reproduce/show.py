@@ -137,7 +137,6 @@ def _half_width(half_width: float | None) -> str:
 
 def _reasons(match: SettingMatch) -> str:
     if match.reproduced:
-        return ""
-    if not match.reasons:
-        return "   no other recorded value differs"
-    return f"   possible reasons: {'; '.join(match.reasons)}"
+        return f"   {'; '.join(match.marks)}" if match.marks else ""
+    reasons = [*match.marks, *match.reasons]
+    return f"   possible reasons: {'; '.join(reasons)}" if reasons else "   no other recorded value differs"

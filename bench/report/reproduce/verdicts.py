@@ -14,7 +14,6 @@ from bench.records.copied import are_copies
 from bench.records.estimate import Interval
 from bench.records.fastest import fastest
 from bench.records.run_results import Results, TrialResult
-from bench.records.slowdown import slowed_text
 from bench.records.spread import shipped_spreads
 from bench.records.switches import NOT_SET, Switches, deciding, differences, others
 from bench.records.text import figures
@@ -82,6 +81,7 @@ class SettingMatch:
     figures: tuple[FigureMatch, ...]
     reasons: tuple[str, ...]  # what differs, where something was not reproduced
     micro_batch: int | None = None  # None: the fastest of each search, at any micro-batch
+    marks: tuple[str, ...] = ()  # of either trial, reproduced or not: "slowed here: ..."
 
     @property
     def reproduced(self) -> bool:
@@ -151,7 +151,9 @@ def _fastest_match(
     here: ReproducibleRun, there: ReproducibleRun, model: str, limits: StepLimits
 ) -> Iterator[SettingMatch]:
     """Compare the fastest settings that two searches found, whichever trials the searches made."""
-    ours, theirs = (fastest(t for t in run.results.trials if t.model == model) for run in (here, there))
+    ours, theirs = (
+        fastest((t for t in run.results.trials if t.model == model), run.marks) for run in (here, there)
+    )
     if theirs is None or theirs.estimate is None:
         return
     if ours is None or ours.estimate is None:
@@ -163,7 +165,8 @@ def _fastest_match(
     if figure.verdict != "reproduced":
         settings = (f"{t.label} at micro-batch {t.micro_batch}" for t in (ours, theirs))
         reasons = ("{} here, {} there".format(*settings), *_reasons(here, there, ours, theirs))
-    yield SettingMatch(model, "fastest", (figure,), reasons)
+    marks = tuple(_marks(here, there, ours, theirs))
+    yield SettingMatch(model, "fastest", (figure,), reasons, marks=marks)
 
 
 def _key(trial: TrialResult) -> tuple[object, ...]:
@@ -177,7 +180,8 @@ def _compare(
     reasons: tuple[str, ...] = ()
     if any(figure.verdict != "reproduced" for figure in figures):
         reasons = tuple(_reasons(here, there, ours, theirs))
-    return SettingMatch(theirs.model, theirs.label, figures, reasons, theirs.micro_batch)
+    marks = tuple(_marks(here, there, ours, theirs))
+    return SettingMatch(theirs.model, theirs.label, figures, reasons, theirs.micro_batch, marks)
 
 
 def _figures(
@@ -249,13 +253,17 @@ def _reasons(
     if ours.failure is not None and ours.outcome != theirs.outcome:
         yield f"{ours.outcome} here, {theirs.outcome} there"
     yield from _of_machines(here, there)
-    for slowed, where in ((here.slowed.get(ours.id), "here"), (there.slowed.get(theirs.id), "there")):
-        if slowed:
-            yield f"slowed {where}: {slowed_text(slowed)}"
     a, b = here.courses.get(ours.id, MeanCourse()), there.courses.get(theirs.id, MeanCourse())
     for words, x, y in (("MHz", a.sm_mhz, b.sm_mhz), ("W a GPU", a.watts, b.watts)):
         if x is not None and y is not None and abs(x - y) > CLOCK_MATTERS * y:
             yield f"{x:,.0f} {words} here, {y:,.0f} there"
+
+
+def _marks(
+    here: ReproducibleRun, there: ReproducibleRun, ours: TrialResult, theirs: TrialResult
+) -> Iterator[str]:
+    for run, trial, where in ((here, ours, "here"), (there, theirs, "there")):
+        yield from (f"{mark.kind.lower()} {where}: {mark.text}" for mark in run.marks.get(trial.id, ()))
 
 
 def _of_machines(here: ReproducibleRun, there: ReproducibleRun) -> Iterator[str]:

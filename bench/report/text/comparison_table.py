@@ -12,7 +12,8 @@ from tabulate import tabulate
 from bench.base.strict_json import pretty_json, to_json
 from bench.bundle.verdict import level_text
 from bench.records.estimate import TO_SIGMA, Interval
-from bench.records.slowdown import HEALTHY, slowed_text
+from bench.records.marks import MEANING
+from bench.records.slowdown import slowed_text
 from bench.records.spread import shipped_spreads
 from bench.records.text import (
     batch_text,
@@ -82,8 +83,8 @@ def _doubts(entry: Entry) -> Iterator[str]:
     """Yield reasons to read the entry's figures with care."""
     if not entry.row.complete:
         yield "INCOMPLETE: more settings may be faster"
-    if entry.row.slowed:
-        yield "SLOWED: see below"
+    if entry.row.marks:
+        yield f"{', '.join(mark.kind for mark in entry.row.marks)}: see below"
     if entry.differs_in:
         yield "NOT ALIKE: " + ", ".join(entry.differs_in)
 
@@ -169,8 +170,9 @@ def remarks(part: ModelPart, comparison: Comparison) -> Iterator[str]:
         yield from _gradient_remarks(row, machine)
         if (other := part.not_replaced_by(row)) is not None:
             yield f"less trusted: {machine} does not replace {other.path}, a run on the same GPUs: both count"
-        if row.slowed:
-            yield f"SLOWED: {machine}, {slowed_text(row.slowed)}, while its figure was measured: {HEALTHY}"
+        for mark in row.marks:
+            seen = f"{machine}, {mark.text}, while its figure was measured"
+            yield f"{mark.kind}: {seen}: {MEANING[mark.kind]}"
     yield from map(_estimate_line, part.guesses)
     for apart in part.apart:
         reasons = "; ".join(apart.reasons)
@@ -321,6 +323,7 @@ CSV_COLUMNS = (
     "buy_in_budget", "buy_outlived", "buy_unmetered", "buy_answers", "rent_gpus", "rent_spend",
     "rent_in_budget", "rent_answers", "break_even_runs", "break_even_utilisation",
     "slowed", "share_of_floor", "group", "searched", "half_width_another_day", "half_width_another_machine",
+    "marks",
 )  # fmt: skip
 
 
@@ -377,6 +380,7 @@ def _csv_entry(part: ModelPart, entry: Entry) -> dict[str, Any]:
         "nodes": row.machine.nodes,
         "in_time": entry.in_time,
         "slowed": row.slowed and slowed_text(row.slowed),
+        "marks": "; ".join(f"{mark.kind}: {mark.text}" for mark in row.marks),
         "share_of_floor": best.share_of_floor,
         **_csv_offers(entry),
     }

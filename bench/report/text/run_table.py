@@ -11,6 +11,7 @@ from bench.bundle.verdict import Contents, RunContents, Verdict
 from bench.records.estimate import BETWEEN_PROCESSES
 from bench.records.fastest import CERTAIN, ProcessSpread, fastest, process_spread, wrong_settings
 from bench.records.gradients import GradientCheck
+from bench.records.marks import Mark, mark_lines
 from bench.records.run_results import Fastest, Results, TrialResult
 from bench.records.slowdown import Slowed, slowed_lines
 from bench.records.switches import in_words
@@ -39,12 +40,16 @@ PROVEN = ("real s/step", "error")
 MOST_REASON = 60  # letters of a reason in a table; the bundle has all of it
 
 
-def results_table(results: Results, slowed: Mapping[str, Slowed] = MappingProxyType({})) -> str:
+def results_table(
+    results: Results,
+    slowed: Mapping[str, Slowed] = MappingProxyType({}),
+    marks: Mapping[str, tuple[Mark, ...]] = MappingProxyType({}),
+) -> str:
     """Format a block for each model, then the ceilings, doubts, and settings without a figure."""
     units = {model.name: model.recipe.unit for model in results.models}
     trials = {name: [t for t in results.trials if t.model == name] for name in units}
     blocks = [_model_block(name, units[name], tried) for name, tried in trials.items() if tried]
-    return "\n\n".join([*blocks, wrapped(_notes(results, slowed), " " * 4)])
+    return "\n\n".join([*blocks, wrapped(_notes(results, slowed, marks), " " * 4)])
 
 
 def _model_block(name: str, unit: str, trials: list[TrialResult]) -> str:
@@ -97,7 +102,9 @@ def _row(trial: TrialResult, unit: str, best: bool, wrong: GradientCheck | None)
     )
 
 
-def _notes(results: Results, slowed: Mapping[str, Slowed]) -> Iterable[str]:
+def _notes(
+    results: Results, slowed: Mapping[str, Slowed], marks: Mapping[str, tuple[Mark, ...]]
+) -> Iterable[str]:
     yield "*  fastest of its model    batch  micro-batch x accumulation (x GPUs)    ±  95% interval"
     best: dict[tuple[str, str], float] = {}
     for ceiling in results.ceilings:
@@ -118,6 +125,7 @@ def _notes(results: Results, slowed: Mapping[str, Slowed]) -> Iterable[str]:
     if results.node.switches:
         yield f"set    {in_words(results.node.switches)}"
     yield from (f"SLOWED  {line}" for line in slowed_lines(slowed))
+    yield from (f"{kind}  {line}" for kind, line in mark_lines(marks))
     if results.memory_cap_bytes is not None:
         yield f"memory capped at {bytes_text(results.memory_cap_bytes)}"
     if (spread := process_spread(results.trials)).trials:
@@ -168,4 +176,4 @@ def section(path: Path, verdict: Verdict[Contents], run: RunContents) -> str:
     node = run.results.node
     device = f"{len(node.gpus)} x {node.gpus[0].name}, driver {node.driver}" if node.gpus else node.cpu
     signed = f"run {verdict.run_id}, level {verdict.level}, signed by {verdict.fingerprint}"
-    return f"{path}   {device}\n{signed}\n\n{results_table(run.results, run.slowed)}"
+    return f"{path}   {device}\n{signed}\n\n{results_table(run.results, run.slowed, run.marks)}"

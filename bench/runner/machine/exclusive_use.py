@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -16,10 +17,46 @@ from pathlib import Path
 
 PLACE = Path("/tmp")  # not TMPDIR, which may differ between users
 WRONG = "figures of both will be wrong"
+BEAT_SECONDS = 1.0
+
+
+class Neighbours:
+    """Other benches on the same devices. All of them touch the devices' lock files once a second."""
+
+    def __init__(self, files: Sequence[int], say: Callable[[str], None]) -> None:
+        self._files = files
+        self._say = say
+        self._silent = False  # once the user was told
+        self._seen = False
+        self._touched: list[float] = []
+
+    def begin(self) -> None:
+        """Tell of a bench that measures already, and touch the files for the first time."""
+        if since := [_begun_at(file) for file in self._files if not _is_first(file)]:
+            self._tell(f"another bench measures on this machine since {_clock(min(since))}")
+        self._touched = list(map(_touch, self._files))
+
+    def beat(self) -> None:
+        """Look whether another bench has touched the files since the last beat, and touch them."""
+        pairs = zip(map(_begun_at, self._files), self._touched, strict=True)
+        if later := [now for now, before in pairs if now != before]:
+            self._tell(f"another bench began on this machine at {_clock(max(later))}")
+        self._touched = list(map(_touch, self._files))
+
+    def seen(self) -> bool:
+        """Whether another bench measured since the last call."""
+        seen, self._seen = self._seen, False
+        return seen
+
+    def _tell(self, text: str) -> None:
+        self._seen = True
+        if not self._silent:
+            self._silent = True
+            self._say(f"{text}: {WRONG}")
 
 
 @contextmanager
-def warn_of_others(devices: Sequence[str], say: Callable[[str], None]) -> Iterator[None]:
+def warn_of_others(devices: Sequence[str], say: Callable[[str], None]) -> Iterator[Neighbours]:
     """Warn by `say` if another bench already measures on these devices, or begins to during the block.
 
     `devices` are UUIDs of GPUs, or "cpu".
@@ -28,13 +65,22 @@ def warn_of_others(devices: Sequence[str], say: Callable[[str], None]) -> Iterat
         files = [file for name in devices if (file := _open(PLACE / f"bench-measures-{name}")) is not None]
         for file in files:
             stack.callback(os.close, file)
-        if since := [_begun_at(file) for file in files if not _is_first(file)]:
-            say(f"another bench measures on this machine since {_clock(min(since))}: {WRONG}")
-        begun = [_touch(file) for file in files]
-        yield
-        later = [now for now, before in zip(map(_begun_at, files), begun, strict=True) if now != before]
-        if later:
-            say(f"another bench began on this machine at {_clock(max(later))}: {WRONG}")
+        neighbours = Neighbours(files, say)
+        neighbours.begin()
+        ended = threading.Event()
+
+        def beat_until_ended() -> None:
+            while not ended.wait(BEAT_SECONDS):
+                neighbours.beat()
+
+        thread = threading.Thread(target=beat_until_ended, name="neighbours", daemon=True)
+        thread.start()
+        try:
+            yield neighbours
+        finally:
+            ended.set()
+            thread.join()
+            neighbours.beat()
 
 
 def _open(path: Path) -> int | None:
@@ -66,7 +112,7 @@ def _is_first(file: int) -> bool:
 
 
 def _begun_at(file: int) -> float:
-    """Return the unix time at which a process last began to measure on the device."""
+    """Return the unix time at which a process last touched the device's file."""
     return os.fstat(file).st_mtime
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, BinaryIO
 
 from bench.base.strict_json import canonical_json
@@ -24,8 +25,10 @@ EVERY_SECONDS = 1.0
 class TelemetrySampler:
     """Appends readings of this machine to a file."""
 
-    def __init__(self, path: Path, node: NodeFacts) -> None:
+    def __init__(self, path: Path, node: NodeFacts, others: Callable[[], bool] = lambda: False) -> None:
+        """`others` says whether another bench measured on this machine since it was last called."""
         self._file = path.open("ab")
+        self._others = others
         self._next = 0.0
         self._handles: list[Any] = []
         if node.gpus:
@@ -39,7 +42,10 @@ class TelemetrySampler:
         if time.monotonic() < self._next:
             return
         self._next = time.monotonic() + EVERY_SECONDS
-        write_reading(self._file, trial, _available_bytes(), [_gpu(handle) for handle in self._handles])
+        gpus = [_gpu(handle) for handle in self._handles]
+        beside = {"cpus": os.cpu_count()}  # whose load is read; a container may have fewer
+        beside |= {"others": True} if self._others() else {}
+        write_reading(self._file, trial, _available_bytes(), gpus, beside)
 
     def used_bytes(self) -> list[int]:
         """Return the memory in use on each GPU, by any process; 0 if the driver does not report it."""
@@ -49,7 +55,13 @@ class TelemetrySampler:
         self._file.close()
 
 
-def write_reading(file: BinaryIO, trial: str | None, available_bytes: int, gpus: list[Any]) -> None:
+def write_reading(
+    file: BinaryIO,
+    trial: str | None,
+    available_bytes: int,
+    gpus: list[Any],
+    beside: Mapping[str, Any] = MappingProxyType({}),
+) -> None:
     """Append a reading to telemetry as one line, and flush it so that readers see it at once."""
     line = {
         "at": round(time.time(), 3),
@@ -57,6 +69,7 @@ def write_reading(file: BinaryIO, trial: str | None, available_bytes: int, gpus:
         "load": os.getloadavg()[0],
         "available_bytes": available_bytes,
         "gpus": gpus,
+        **beside,
     }
     file.write(canonical_json(line) + b"\n")
     file.flush()

@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 from bench.base.strict_json import DecodeError, from_json
 from bench.records.floor import Floor
 from bench.records.gradients import GradientCheck
+from bench.records.marks import Mark
 from bench.records.trial import Ceiling, Failure, NodeFacts, Outcome, Proof
 
 
@@ -62,6 +63,15 @@ class TrialEnded:
     id: str
     outcome: Outcome
     event: Literal["trial"] = "trial"
+
+
+@dataclass(frozen=True, slots=True)
+class TrialMarked:
+    """Why the figure of the trial that has just ended is to be read with care."""
+
+    id: str
+    marks: tuple[Mark, ...]
+    event: Literal["marked"] = "marked"
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +143,7 @@ Event = (
     | CeilingsMeasured
     | TrialBegun
     | TrialEnded
+    | TrialMarked
     | Proved
     | ProofFailed
     | FloorMeasured

@@ -20,6 +20,7 @@ from bench.base.strict_json import pretty_json, to_json
 from bench.bundle.pack import pack
 from bench.planning.manifest import Manifest
 from bench.planning.plan import Plan, make_plan, target_of
+from bench.records.marks import Mark
 from bench.records.run_results import Results, samples_bytes
 from bench.records.slowdown import Slowed
 from bench.records.switches import deciding, in_words
@@ -52,6 +53,7 @@ class FinishedRun:
     seal: Seal
     kept: bool = False  # the bundle is an earlier attempt's, which an operator certified
     slowed: Mapping[str, Slowed] = field(default_factory=dict)  # by trial
+    marks: Mapping[str, tuple[Mark, ...]] = field(default_factory=dict)  # by trial
 
 
 class Unpacked(EnvironmentCannot):
@@ -113,8 +115,9 @@ def _measure(run: Run, progress: Progress, budget_seconds: float | None, nodes: 
     """
     uuids = [gpu.uuid for gpu in run.node.gpus[: run.gpus_of_a_node]]
     try:
-        with warn_of_others(["cpu"] if run.plan.target.device == "cpu" else uuids, progress.say):
-            return measure(run, progress, budget_seconds, nodes)
+        devices = ["cpu"] if run.plan.target.device == "cpu" else uuids
+        with warn_of_others(devices, progress.say) as neighbours:
+            return measure(run, progress, budget_seconds, nodes, neighbours.seen)
     except KeyboardInterrupt:  # a second interrupt, while `measure` handled the first
         with uninterruptible():
             return f"{INTERRUPTED}, {what_is_open(run)}"
@@ -207,7 +210,7 @@ def _finish(run: Run, seal: Seal, stopped: str | None) -> FinishedRun:
     results = run.results(stopped)
     bundle = run.folder.with_suffix(".tar")
     if seal.certificate is None and is_certified(bundle):
-        return FinishedRun(results, bundle, seal, kept=True, slowed=run.slowed())
+        return FinishedRun(results, bundle, seal, kept=True, slowed=run.slowed(), marks=run.marks())
     trials = run.trials()
     readings = run.folder / telemetry.FILE_NAME
     readings.touch()  # an interrupt may come before the first reading
@@ -232,4 +235,4 @@ def _finish(run: Run, seal: Seal, stopped: str | None) -> FinishedRun:
         raise Unpacked(error, run.folder, results) from None
     if stopped is None:
         run.record(RunEnded(bundle.name))
-    return FinishedRun(results, bundle, seal, slowed=run.slowed())
+    return FinishedRun(results, bundle, seal, slowed=run.slowed(), marks=run.marks())

@@ -45,6 +45,7 @@ from bench.runner.run.events import (
     Proved,
     TrialBegun,
     TrialEnded,
+    TrialMarked,
 )
 from bench.runner.run.progress import Progress
 from bench.runner.run.run_state import Run
@@ -73,10 +74,19 @@ class NodeGone(Exception):
     """A node that trains with this one no longer comes to the meeting."""
 
 
-def measure(run: Run, progress: Progress, budget_seconds: float | None, nodes: Nodes | None) -> str | None:
-    """Measure and prove until no trial is open. Returns why the run stopped early, or None."""
+def measure(
+    run: Run,
+    progress: Progress,
+    budget_seconds: float | None,
+    nodes: Nodes | None,
+    others: Callable[[], bool] = lambda: False,
+) -> str | None:
+    """Measure and prove until no trial is open. Returns why the run stopped early, or None.
+
+    `others` says whether another bench measured on this machine since it was last called.
+    """
     deadline = None if budget_seconds is None else time.monotonic() + budget_seconds
-    meter = telemetry.TelemetrySampler(run.folder / telemetry.FILE_NAME, run.node)
+    meter = telemetry.TelemetrySampler(run.folder / telemetry.FILE_NAME, run.node, others)
     gpus = run.node.gpus[: run.gpus_of_a_node]
 
     def used() -> dict[int, int]:
@@ -288,7 +298,9 @@ class _Jobs:
         self._require_all(outcome)
         run.record(TrialEnded(trial.id, outcome))
         replaced = again and isinstance(outcome, Measured)
-        self.progress.end(trial, run.summaries(), replaced, run.slowed_just_now(trial.id))
+        if marks := run.marks_just_now(trial.id):
+            run.record(TrialMarked(trial.id, marks))
+        self.progress.end(trial, run.summaries(), replaced, marks)
 
     def measure_floor(self, trial: Trial) -> None:
         """Measure the floor of a trial, or record why it has none, which is never the run's failure."""

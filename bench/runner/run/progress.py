@@ -15,8 +15,8 @@ from rich.text import Text
 
 from bench.planning.plan import Plan
 from bench.planning.search.next_trial import tally
+from bench.records.marks import Mark
 from bench.records.run_results import TrialResult
-from bench.records.slowdown import Slowed, slowed_text
 from bench.records.text import floor_line, gradients_line, outcome_line, proof_line, seconds_text
 from bench.records.trial import Outcome, Skipped, Trial
 from bench.runner.processes.jobs import WorkerEvent
@@ -84,13 +84,17 @@ class Progress:
             self.console.print(self._status(), soft_wrap=True)
 
     def end(
-        self, trial: Trial, results: Sequence[TrialResult], again: bool = False, slowed: Slowed | None = None
+        self,
+        trial: Trial,
+        results: Sequence[TrialResult],
+        again: bool = False,
+        marks: Sequence[Mark] = (),
     ) -> None:
         """Print the trial's result; `again`: it replaces an earlier, shorter measurement."""
         self._decided = self._count()
         result = next(r for r in results if r.id == trial.id)
         line = outcome_line(result, trial.model.recipe.unit)
-        warning = f"   SLOWED: {slowed_text(slowed)}" if slowed else ""
+        warning = "".join(f"   {mark.kind}: {mark.text}" for mark in marks)
         self.console.print(line + "   measured again, longer" * again + warning, soft_wrap=True)
 
     def proven(self, trial: Trial, results: Sequence[TrialResult]) -> None:

@@ -23,16 +23,18 @@ from bench.planning.search.next_trial import undecided
 from bench.records.fastest import fastest, fastest_with_confidence
 from bench.records.floor import FloorOrReason
 from bench.records.gradients import CheckOrReason, GradientCheck
+from bench.records.marks import Cpus, Mark, all_marks, company_marks
 from bench.records.run_results import (
     LabelledTrial,
     ReducedTrial,
     Results,
     RunFacts,
     TrialResult,
+    days_of,
     reduce_outcome,
     trial_results,
 )
-from bench.records.slowdown import Slowed, slowed_trials
+from bench.records.slowdown import Slowed, Span, slowed_trials
 from bench.records.trial import (
     Ceiling,
     Failure,
@@ -140,6 +142,8 @@ class Run:
                 )
             case events.GradientCheckLeftOut():
                 self.gradient_checks[event.id] = event.why
+            case events.TrialMarked():
+                pass  # for readers of the journal: `marks` follows from telemetry
             case events.RunStopped():
                 self._in_flight = None
 
@@ -255,11 +259,22 @@ class Run:
         lines = path.read_bytes().splitlines() if path.exists() else []
         return slowed_trials(lambda: lines, self.spans(), self.gpus_of_a_node)
 
-    def slowed_just_now(self, identity: str) -> Slowed | None:
-        """Return `slowed` of the trial that has just ended. Reads only telemetry since the last call."""
-        lines = self._telemetry.new_lines()
+    def marks(self) -> Mapping[str, tuple[Mark, ...]]:
+        """Return the marks of all trials. Reads all telemetry."""
+        path = self.folder / FILE_NAME
+        lines = path.read_bytes().splitlines() if path.exists() else []
+        return self._marks(lines, self.spans())
+
+    def marks_just_now(self, identity: str) -> tuple[Mark, ...]:
+        """Return the marks of the trial that has just ended. Reads only telemetry since the last call."""
         spans = {key: span for key, span in self.spans().items() if key == identity}
-        return slowed_trials(lambda: lines, spans, self.gpus_of_a_node).get(identity)
+        return self._marks(self._telemetry.new_lines(), spans).get(identity, ())
+
+    def _marks(self, lines: list[bytes], spans: Mapping[str, Span]) -> Mapping[str, tuple[Mark, ...]]:
+        slowed = slowed_trials(lambda: lines, spans, self.gpus_of_a_node)
+        company = company_marks(lambda: lines, spans, Cpus(self.node.cpu_cores, self.node.device))
+        days = {key: value for key, value in days_of(self.summaries()).items() if key in spans}
+        return all_marks(slowed, company, days)
 
     @property
     def gpus_of_a_node(self) -> int:

@@ -1,0 +1,164 @@
+"""The marks of a measured trial: why its figure is not that of an undisturbed, healthy, steady machine.
+
+In: telemetry.jsonl, the time span of each trial's steps, and the estimates. Out: the marks of each trial, as
+every reader of a bundle finds them anew. A marked figure is shown with its marks wherever it is shown, and is
+never ranked above a figure without. Pure.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from bench.base.strict_json import DecodeError, strict_loads
+from bench.records.estimate import Interval
+from bench.records.slowdown import HEALTHY, LEAST_SHARE, Slowed, Span, slowed_text
+
+MarkKind = Literal["SLOWED", "DISTURBED", "LOADED", "UNSTEADY"]
+MEANING: Mapping[MarkKind, str] = {
+    "SLOWED": HEALTHY,
+    "DISTURBED": "figures of both runs are wrong: run one after the other",
+    "LOADED": "the idle machine may be faster",
+    "UNSTEADY": "it is no figure; a quieter machine gives one",
+}
+UNSTEADY_SHARE = 0.5  # half-width as a share of the figure: the interval is as wide as the figure
+# Load for each CPU from which others must be at work. A run on GPUs keeps a few CPUs busy for each GPU, and
+# all of them only while it compiles; a run on the CPU keeps all of them busy.
+MOST_OWN_LOAD = {"cuda": 0.7, "cpu": 2.0}
+_OTHERS = b'"others":true'
+_LOAD = re.compile(rb'"load":\s*(\d{1,7}(?:\.\d{1,20})?)')
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Why a trial's figure is to be read with care."""
+
+    kind: MarkKind
+    text: str  # what was seen, on one line
+    degree: float  # orders marks of one kind: a share of readings, a load, a half-width
+
+
+@dataclass(frozen=True, slots=True)
+class Cpus:
+    """The CPUs of a node, whose load is judged."""
+
+    count: int
+    device: Literal["cpu", "cuda"]  # where the run trains
+
+    @property
+    def most_load(self) -> float:
+        """The highest load for each CPU that a run makes alone."""
+        return MOST_OWN_LOAD[self.device]
+
+    @property
+    def most_total(self) -> float:
+        return self.most_load * self.count
+
+
+def top_load(block: bytes) -> float:
+    """Return the highest load in a block of lines; infinite if a reading tells of another bench.
+
+    Searches the text of the whole block at once, which is faster than decoding its lines.
+    """
+    if _OTHERS in block:
+        return math.inf
+    return max(map(float, set(_LOAD.findall(block))), default=0.0)
+
+
+@dataclass(slots=True)
+class _Company:
+    """What was at work beside one trial while its steps were timed."""
+
+    readings: int = 0
+    others: int = 0
+    loads: list[tuple[float, float, int]] = field(default_factory=list)  # (for each CPU, load, CPUs)
+
+    def add(self, reading: Mapping[str, Any], cpus: Cpus) -> None:
+        self.readings += 1
+        self.others += reading.get("others") is True
+        load, count = reading.get("load"), reading.get("cpus")
+        count = count if type(count) is int and count > 0 else cpus.count
+        if isinstance(load, int | float) and math.isfinite(load) and count > 0:
+            self.loads.append((load / count, float(load), count))
+
+    def marks(self, cpus: Cpus) -> Iterator[Mark]:
+        share = self.others / self.readings if self.readings else 0.0
+        if share >= LEAST_SHARE:
+            beside = f"another bench measured beside it, {100 * share:.2g}% of the time"
+            yield Mark("DISTURBED", beside, share)
+        if self.loads:
+            each, load, count = sorted(self.loads)[len(self.loads) // 2]
+            if each > cpus.most_load:
+                yield Mark("LOADED", f"a load of {load:.3g} on {count} CPUs, from other work", each)
+
+
+def company_marks(
+    read: Callable[[], Iterable[bytes]], spans: Mapping[str, Span], cpus: Cpus
+) -> Mapping[str, tuple[Mark, ...]]:
+    """Find the trials beside which others were at work while their steps were timed; keyed by trial id.
+
+    `read` returns telemetry.jsonl in pieces of whole lines, as for `slowdown.slowed_trials`. No trial has
+    company if `top_load` of every piece is at most `cpus.most_total`.
+    """
+    found: defaultdict[str, _Company] = defaultdict(_Company)
+    for line in (line for block in read() for line in block.split(b"\n")):
+        reading = _reading(line)
+        trial, at = reading.get("trial"), reading.get("at")
+        if isinstance(trial, str) and isinstance(at, int | float):
+            begun, ended = spans.get(trial, (math.inf, -math.inf))
+            if begun <= at <= ended:
+                found[trial].add(reading, cpus)
+    marks = {trial: tuple(company.marks(cpus)) for trial, company in found.items()}
+    return {trial: seen for trial, seen in marks.items() if seen}
+
+
+def _reading(line: bytes) -> Mapping[str, Any]:
+    """Parse a line of telemetry; empty if it is not a reading: a run that was killed ends in half a line."""
+    try:
+        document = strict_loads(line)
+    except DecodeError:
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def unsteady(days: Interval) -> Mark | None:
+    share = days.half_width / days.value if days.value > 0 else 0.0
+    if share < UNSTEADY_SHARE:
+        return None
+    return Mark("UNSTEADY", f"its 95% interval is {200 * share:.0f}% of the figure wide", share)
+
+
+def all_marks(
+    slowed: Mapping[str, Slowed], company: Mapping[str, tuple[Mark, ...]], days: Mapping[str, Interval]
+) -> Mapping[str, tuple[Mark, ...]]:
+    """Collect the marks of every trial; a trial without a mark is left out."""
+    found = {
+        trial: (
+            *([Mark("SLOWED", slowed_text(slowed[trial]), slowed[trial].share)] if trial in slowed else ()),
+            *company.get(trial, ()),
+            *filter(None, [unsteady(interval)]),
+        )
+        for trial, interval in days.items()
+    }
+    return {trial: marks for trial, marks in found.items() if marks}
+
+
+def worst_marks(marks: Mapping[str, tuple[Mark, ...]]) -> Iterator[tuple[Mark, int]]:
+    """Yield the worst mark of each kind over the trials of a run, with the number of trials that have it."""
+    for kind in MEANING:
+        alike = [mark for of_trial in marks.values() for mark in of_trial if mark.kind == kind]
+        if alike:
+            yield max(alike, key=lambda mark: mark.degree), len(alike)
+
+
+def mark_lines(marks: Mapping[str, tuple[Mark, ...]]) -> Iterator[tuple[MarkKind, str]]:
+    """Yield kind and line of each kind of mark but SLOWED, which `slowdown.slowed_lines` tells by GPU."""
+    for mark, count in worst_marks(marks):
+        if mark.kind != "SLOWED":
+            worst = "" if count == 1 else ", at worst"
+            trials = f"{count} trial{'s' * (count > 1)}"
+            yield mark.kind, f"{trials}{worst}: {mark.text}: {MEANING[mark.kind]}"

@@ -1,0 +1,183 @@
+"""A disturbed, loaded or unsteady figure has its marks wherever it is shown, and ranks after all others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.base.strict_json import canonical_json
+from bench.bundle.verify import verify_bundle
+from bench.cli.compare import CompareArguments, collect
+from bench.cli.main import main
+from bench.node_check.recompute_any import recompute
+from bench.push.request import Result
+from bench.push.screen import ended
+from bench.records.estimate import Interval
+from bench.records.marks import Cpus, Mark, company_marks, mark_lines, top_load, unsteady
+from bench.records.trial import Trial
+from bench.report.pages.html import page
+from bench.report.text.comparison_table import csv_text, json_text, markdown, table
+from tests.report.made import START, bundle, manifest, measured
+
+RESULTS = Path(__file__).parents[2] / "results"
+COMPILED_BESIDE = RESULTS / "proof-2xh200/vit-fsdp-3.tar"
+GPUS, CPU = Cpus(16, "cuda"), Cpus(16, "cpu")
+WIDE = (0.2, 1.0, 1.8, 1.0, 0.2, 1.8)
+Beside = Callable[[int], dict[str, Any]]  # what a reading has, by second
+
+
+def made(folder: Path, name: str, beside: Beside = lambda _: {"load": 1.0}, **more: Any) -> Path:
+    """Write the bundle of a run of sixty seconds, whose steps are timed from the tenth to the fiftieth."""
+    of = manifest()
+    trial = Trial(of.models[0], (), 16, 1, of.seed, of.timing)
+    lines = ({"at": START + i, "trial": trial.id, "gpus": [{}], **beside(i)} for i in range(60))
+    telemetry = b"".join(canonical_json(line) + b"\n" for line in lines)
+    return bundle(folder / f"{name}.tar", run_id=name, uuid=name, telemetry=telemetry, **more)
+
+
+def disturbed(folder: Path, name: str = "disturbed", **more: Any) -> Path:
+    return made(folder, name, lambda i: {"load": 1.0, "others": True} if i > 30 else {"load": 1.0}, **more)
+
+
+MARKED: dict[str, Callable[[Path], Path]] = {
+    "DISTURBED": disturbed,
+    "LOADED": lambda folder: made(folder, "loaded", lambda _: {"load": 12.0}),
+    "UNSTEADY": lambda folder: made(folder, "unsteady", spread=WIDE),
+}
+SEEN = {
+    "DISTURBED": "another bench measured beside it, 49% of the time",
+    "LOADED": "a load of 12 on 16 CPUs, from other work",
+    "UNSTEADY": "its 95% interval is 169% of the figure wide",
+}
+
+
+@pytest.mark.parametrize("kind", MARKED)
+def test_a_mark_is_in_every_output(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, seen = MARKED[kind](tmp_path), SEEN[kind]
+    assert main(["verify", str(path)]) == 0
+    assert f"\n{kind:10} 1 trial: {seen}" in capsys.readouterr().out
+    assert main(["verify", str(path), "--json"]) == 0
+    (marks,) = json.loads(capsys.readouterr().out)[0]["recomputed"]["marks"].values()
+    assert [(mark["kind"], mark["text"]) for mark in marks] == [(kind, seen)]
+    found = collect(CompareArguments((path,)))
+    for text in (table(found), page(found), markdown(found).replace("\\", "")):
+        assert f"{kind}: see below" in text
+        assert f"{kind}: 1x H100 80GB HBM3, {seen}, while its figure was measured" in " ".join(text.split())
+    assert f"{kind}: {seen}" in csv_text(found)
+    assert f'"kind": "{kind}"' in json_text(found)
+    assert main(["compare", str(path), "--settings"]) == 0
+    assert f"\n{kind}  1 trial: {seen}" in capsys.readouterr().out
+    other = made(tmp_path, "other")
+    main(["reproduce", str(path), "--with", str(other)])
+    assert f"{kind.lower()} there: {seen}" in capsys.readouterr().out
+    pushed = Result("n01", outcome="done", verdict=verify_bundle(path, recompute))
+    assert f"   {kind}: {seen}" in ended(pushed)
+
+
+@pytest.mark.parametrize("kind", MARKED)
+def test_a_marked_figure_is_never_ranked_above_one_without(kind: str, tmp_path: Path) -> None:
+    """It is faster here, and cheaper: a decision for it would rest on a figure that is wrong."""
+    marked = MARKED[kind](tmp_path)
+    slower = made(tmp_path, "slower", pass_seconds=1.5)
+    found = collect(CompareArguments((marked, slower), deadline_days=3.0, budget=1e6))
+    first, last = found.parts[0].entries
+    assert (first.row.path, last.row.path) == (str(slower), str(marked))
+    assert (first.place.rank, last.place.rank) == (1, 2)
+    assert any(offer.marks for offer in first.offers)
+    assert not any(offer.marks for offer in last.offers)
+
+
+def test_a_marked_figure_answers_a_question_that_no_other_answers(tmp_path: Path) -> None:
+    """A disturbed machine that meets the deadline would meet it undisturbed."""
+    marked, slower = disturbed(tmp_path), made(tmp_path, "slower", pass_seconds=2.0)
+    found = collect(CompareArguments((marked, slower), deadline_days=0.1))
+    (offer,) = (o for e in found.parts[0].entries for o in e.offers if o.kind == "rent" and o.marks)
+    assert offer.marks == ("cheapest by the deadline",)
+    (line,) = (line for line in table(found).splitlines() if "<- cheapest" in line)
+    assert "DISTURBED: see below" in line
+
+
+def test_a_machine_is_represented_by_a_figure_without_marks(tmp_path: Path) -> None:
+    fast = disturbed(tmp_path, name="one", pass_seconds=0.4)
+    sound = bundle(tmp_path / "sound.tar", run_id="sound", uuid="one")
+    (part,) = collect(CompareArguments((fast, sound))).parts
+    assert [entry.row.path for entry in part.entries] == [str(sound)]
+    (why,) = part.apart[0].reasons
+    assert why.startswith("DISTURBED, 0.037 days: the same machine has a run in which it was not: ")
+
+
+def test_a_steady_setting_represents_a_run_before_an_unsteady_faster_one(tmp_path: Path) -> None:
+    settings: list[Any] = [((), 0.5), (("kernels",), measured(0.3, WIDE))]
+    path = bundle(tmp_path / "a.tar", settings=settings)
+    (entry,) = collect(CompareArguments((path,))).parts[0].entries
+    assert entry.row.best.setting == ()
+    assert entry.row.marks == ()
+
+
+def test_a_marked_row_supports_no_estimate(tmp_path: Path) -> None:
+    (part,) = collect(CompareArguments((disturbed(tmp_path),), estimate=("8xh100",))).parts
+    assert part.guesses[0].days is None
+    assert part.guesses[0].basis == "every run of gpt_neox is marked: DISTURBED"
+
+
+def test_the_committed_runs_beside_a_compilation_are_marked_and_no_others(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """22 of the 32 cores compiled (docs/accuracy.md); other runs load a machine by compiling themselves."""
+    assert main(["verify", str(COMPILED_BESIDE)]) == 0
+    assert "LOADED     1 trial: a load of 24.4 on 32 CPUs" in capsys.readouterr().out
+    assert main(["verify", *map(str, sorted((RESULTS / "settings-h200").glob("*.tar")))]) == 0
+    assert "LOADED" not in capsys.readouterr().out
+
+
+def lines(*readings: dict[str, Any]) -> list[bytes]:
+    return [canonical_json({"at": i, "trial": "t", "gpus": []} | said) for i, said in enumerate(readings)]
+
+
+@pytest.mark.parametrize(
+    ("cpus", "said", "kinds"),
+    [
+        (GPUS, {"load": 11.2}, []),
+        (GPUS, {"load": 11.3}, ["LOADED"]),
+        (GPUS, {"load": 11.3, "cpus": 64}, []),  # of a container, whose host has more
+        (CPU, {"load": 31.9}, []),
+        (CPU, {"load": 32.1}, ["LOADED"]),
+        (GPUS, {"load": 1, "others": True}, ["DISTURBED"]),
+        (GPUS, {"load": 40, "others": True}, ["DISTURBED", "LOADED"]),
+        (GPUS, {"load": "40", "others": "yes", "cpus": -1}, []),
+        (GPUS, {}, []),
+    ],
+)
+def test_company_is_judged_by_other_benches_and_by_the_load_of_each_cpu(
+    cpus: Cpus, said: dict[str, Any], kinds: list[str]
+) -> None:
+    found = company_marks(lambda: [*lines(*[said] * 5), b'{"at":3,"tr'], {"t": (0, 9)}, cpus)
+    assert [mark.kind for mark in found.get("t", ())] == kinds
+
+
+def test_only_the_time_of_the_steps_counts() -> None:
+    said = lines({"others": True}, {}, {}, {"load": 99.0})
+    assert company_marks(lambda: said, {"t": (1, 2)}, GPUS) == {}
+    assert company_marks(lambda: said, {"u": (0, 9)}, GPUS) == {}
+
+
+def test_the_search_of_a_block_finds_what_marks_are_made_of() -> None:
+    assert top_load(b"\n".join(lines({"load": 1.5}, {"load": 0.25}))) == 1.5
+    assert top_load(b"\n".join(lines({"load": 1.5}, {"others": True}))) == float("inf")
+    assert top_load(b"{}") == 0.0
+
+
+@pytest.mark.parametrize(("half_width", "marked"), [(4.9, False), (5.0, True), (8.3, True)])
+def test_an_interval_as_wide_as_its_figure_is_no_figure(half_width: float, marked: bool) -> None:
+    assert (unsteady(Interval(10.0, half_width)) is not None) == marked
+
+
+def test_a_line_tells_the_worst_of_each_kind() -> None:
+    marks = {str(i): (Mark("LOADED", f"a load of {i}", i),) for i in (3, 9, 5)}
+    assert [*mark_lines(marks)] == [
+        ("LOADED", "3 trials, at worst: a load of 9: the idle machine may be faster")
+    ]
