@@ -93,9 +93,9 @@ def _run_here(original: ReproducibleRun, bundle: Path, request: ReproduceArgumen
     differences = list(stack_differences(ours, theirs))
     if differences and not request.any_stack:
         has_image = theirs.image is not None and theirs.image.config is not None
-        remedy = "--engine auto runs in its image" if has_image else " && ".join(pip_lines(ours, theirs))
+        remedy = "--engine auto runs in its image" if has_image else "\n  ".join(pip_lines(ours, theirs))
         message = f"another software stack: {'; '.join(differences)}"
-        advice = f"{remedy or 'set what differs'}; or --any-stack to run despite the differences"
+        advice = f"{remedy or 'set what differs'}\n  or --any-stack to run despite the differences"
         raise EnvironmentCannot(message, where=where, advice=advice)
     manifest = parse_manifest(original.stated.data, f"{where}: manifest.json")
     return measured_here(manifest, request)

@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 from bench import __version__
 from bench.base.errors import BadInput, EnvironmentCannot
+from bench.base.pip_commands import BUILD_TOOLS, BUILT_WITH_TORCH, environment_line
 from bench.base.strict_json import pretty_json, to_json
 from bench.planning.memory_prediction import FP32, moment_bytes
 from bench.records.run_results import TrialResult
@@ -104,7 +105,15 @@ def write(
         + getattr(maker, "NOTE", "")
     )
     command = _command(maker, trial, node)
-    contents["README.md"] = _readme(trial, result, source, command, note, sorted(contents))
+    contents["README.md"] = _readme(
+        trial,
+        result,
+        source,
+        _installation(node, contents["requirements.txt"]),
+        command,
+        note,
+        sorted(contents),
+    )
     return _write_all(folder, contents)
 
 
@@ -255,6 +264,22 @@ def _requirements(packages: Mapping[str, str], needed: Iterable[str]) -> str:
     return "".join(lines)
 
 
+def _installation(node: NodeFacts, requirements: str) -> str:
+    """Return the commands that install what the script needs, with the Python that was measured with."""
+    pinned = [line for line in requirements.splitlines() if not line.startswith("#")]
+    lines = [environment_line(node.python)]
+    lines.append(
+        f"pip install PATH/TO/bench   # version {__version__}: from its repository, it is on no index"
+    )
+    if any(line.startswith(BUILT_WITH_TORCH) for line in pinned):
+        torch = next((line for line in pinned if line.startswith("torch=")), "torch")
+        lines.append(f"pip install {shlex.join([torch, *BUILD_TOOLS])}")
+        lines.append("pip install --no-build-isolation -r requirements.txt")
+    else:
+        lines.append("pip install -r requirements.txt")
+    return "\n".join(filter(None, lines))
+
+
 def _is_too_old(name: str, version: str) -> bool:
     """Whether a version is older than any that bench works with: such a one may have known holes."""
     oldest = (MEASURED | TRIED).get(name, "").removeprefix(">=").partition(",")[0]
@@ -281,7 +306,13 @@ def _pin(name: str, version: str) -> str:
 
 
 def _readme(
-    trial: Trial, result: TrialResult, source: str, command: str, note: str, files: Iterable[str]
+    trial: Trial,
+    result: TrialResult,
+    source: str,
+    installation: str,
+    command: str,
+    note: str,
+    files: Iterable[str],
 ) -> str:
     estimate = result.estimate
     measured = ""
@@ -298,8 +329,7 @@ def _readme(
 From {_plain(source)}, trial {trial.id}: {shape}. {measured}
 
 ```
-pip install PATH/TO/bench                # version {__version__}: from its repository, it is on no index
-pip install -r requirements.txt
+{installation}
 {command}
 ```
 

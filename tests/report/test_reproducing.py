@@ -280,7 +280,7 @@ def test_different_software_is_refused_before_anything_runs(tmp_path: Path, caps
     assert "torch " in said
     assert "0.1 there" in said
     assert "pip install torch==0.1" in said
-    assert "pip uninstall" in said  # packages that are present only here
+    assert "pip uninstall --yes" in said  # packages that are present only here
     assert "--any-stack" in said
     assert not (tmp_path / "out").exists()
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Literal
 
+from bench.base.pip_commands import environment_line, install_lines
 from bench.bundle.verdict import RunContents
 from bench.records.copied import are_copies
 from bench.records.estimate import Interval
@@ -163,8 +164,9 @@ def _fastest_match(
     figure = replace(_step(ours.estimate.days, theirs.estimate.days, limits), name="days")
     reasons: tuple[str, ...] = ()
     if figure.verdict != "reproduced":
-        settings = (f"{t.label} at micro-batch {t.micro_batch}" for t in (ours, theirs))
-        reasons = ("{} here, {} there".format(*settings), *_reasons(here, there, ours, theirs))
+        found_here, found_there = (f"{t.label} at micro-batch {t.micro_batch}" for t in (ours, theirs))
+        settings = () if found_here == found_there else (f"{found_here} here, {found_there} there",)
+        reasons = (*settings, *_reasons(here, there, ours, theirs))
     marks = tuple(_marks(here, there, ours, theirs))
     yield SettingMatch(model, "fastest", (figure,), reasons, marks=marks)
 
@@ -316,12 +318,25 @@ def stack_differences(here: NodeFacts, there: NodeFacts) -> Iterator[str]:
 
 
 def pip_lines(here: NodeFacts, there: NodeFacts) -> Iterator[str]:
-    """Yield pip commands that make the packages of `here` equal to those of `there`."""
-    pinned = [f"{name}=={v}" for name, v in sorted(there.packages.items()) if here.packages.get(name) != v]
-    if pinned:
-        yield f"pip install {shlex.join(pinned)}"
-    if surplus := sorted(here.packages.keys() - there.packages.keys()):
-        yield f"pip uninstall {shlex.join(surplus)}"
+    """Yield commands that make the packages of `here` equal to those of `there`.
+
+    With another Python than `there`, in an environment of that Python: the same versions may not exist here.
+    """
+    differing = {name: v for name, v in there.packages.items() if here.packages.get(name) != v}
+    surplus = sorted(here.packages.keys() - there.packages.keys())
+    environment = environment_line(there.python) if _minor(here.python) != _minor(there.python) else None
+    if environment and (differing or surplus):
+        yield environment
+        yield "pip install .   # in the repository of bench"
+        yield from install_lines(there.packages)
+        return
+    yield from install_lines(differing)
+    if surplus:
+        yield f"pip uninstall --yes {shlex.join(surplus)}"
+
+
+def _minor(python: str) -> list[str]:
+    return python.split(".")[:2]
 
 
 def _switches(here: NodeFacts, there: NodeFacts, choose: Callable[[Switches], Switches]) -> Iterator[str]:

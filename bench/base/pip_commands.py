@@ -1,0 +1,48 @@
+"""Commands that install packages of given versions with pip, in an order in which they can be built. Pure."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+
+# Packages whose build imports torch, which pip's isolated builds do not see; they are compiled by nvcc.
+BUILT_WITH_TORCH = ("causal-conv1d", "flash-attn", "mamba-ssm")
+BUILD_TOOLS = ("ninja", "packaging", "setuptools", "wheel")
+_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
+_VERSION = re.compile(r"\d[A-Za-z0-9.!+_-]*")
+_PYTHON = re.compile(r"(\d+\.\d+)\.\S+")
+_TORCH_BUILD = re.compile(r"cpu|cu\d+|rocm[\d.]+|xpu")
+
+
+def environment_line(python: str) -> str | None:
+    """Return the command that makes an environment with this Python, such as 3.12.3; None if it is none.
+
+    Versions of packages exist for some versions of Python only: numpy 2.5 begins with Python 3.12.
+    """
+    found = _PYTHON.fullmatch(python)
+    return f"python{found[1]} -m venv .venv && . .venv/bin/activate" if found else None
+
+
+def install_lines(packages: Mapping[str, str]) -> Iterator[str]:
+    """Yield the commands that install these versions: torch and all others, then what is built with torch.
+
+    Names and versions may be a stranger's words: what is neither is left out, so that none becomes an option.
+    """
+    known = {n: v for n, v in sorted(packages.items()) if _NAME.fullmatch(n) and _VERSION.fullmatch(v)}
+    first = [f"{name}=={version}" for name, version in known.items() if name not in BUILT_WITH_TORCH]
+    built = [f"{name}=={version}" for name, version in known.items() if name in BUILT_WITH_TORCH]
+    tools = BUILD_TOOLS if built else ()
+    if first or tools:
+        index = _torch_index(known.get("torch", ""))
+        yield f"pip install {shlex.join([*index, *first, *tools])}"
+    if built:
+        yield f"pip install --no-build-isolation {shlex.join(built)}"
+
+
+def _torch_index(version: str) -> tuple[str, ...]:
+    """Return the options for the index that has this build of torch; PyPI has none with a build tag."""
+    build = version.partition("+")[2]
+    if not _TORCH_BUILD.fullmatch(build):
+        return ()
+    return "--extra-index-url", f"https://download.pytorch.org/whl/{build}"
