@@ -46,7 +46,11 @@ def money_text(amount: float, currency: str) -> str:
         number = f"{amount:,.0f}"
     else:
         number = f"{amount:.2f}" if amount >= 0.01 or amount == 0 else figures(amount, 2)
-    return f"${number}" if currency == "USD" else f"{currency} {number}"
+    return currency_sign(currency) + number
+
+
+def currency_sign(currency: str) -> str:
+    return "$" if currency == "USD" else f"{currency} "
 
 
 def count_text(number: int, word: str) -> str:

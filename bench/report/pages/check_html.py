@@ -98,4 +98,4 @@ def _plot(name: str, axis: str, lines: list[list[tuple[float, float]]], gpus: li
         if line:
             parts.append(polyline(((x(m), y(v)) for m, v in line), f"s{i % 8} line"))
             parts.append(text(x(line[-1][0]) + 3, y(line[-1][1]) + 4, str(gpu), class_="small"))
-    return Plot(name, axis, f"{axis} of {len(gpus)} GPUs over the run", 640, 240, fragment(*parts))
+    return Plot(name, axis, f"{axis} of {len(gpus)} GPUs over the run", 640, 240, fragment(*parts), ())

@@ -13,6 +13,7 @@ from pathlib import Path
 from bench import __version__
 from bench.base.strict_json import canonical_json, to_json
 from bench.records.text import count_text
+from bench.report.compare.compared_rows import Row
 from bench.report.compare.comparison import Comparison, Entry, ModelPart
 from bench.report.markup import Markup, asset, document, el, fragment, items, scrolling_table, write_page
 from bench.report.plots import model_plots
@@ -53,6 +54,7 @@ def page(comparison: Comparison) -> Markup:
         _head(comparison),
         *(_section(part, comparison) for part in comparison.parts),
         _courses(comparison),
+        _measured_with(comparison),
         _notes(comparison),
         el("script", _json(comparison), type="application/json", id="comparison"),
         el("script", Markup(asset("script.js"))),
@@ -202,6 +204,29 @@ def _courses(comparison: Comparison) -> Markup:
         return fragment()
     details = (el("details", el("summary", plot.title), inline(plot)) for plot in plots)
     return el("section", el("h2", "The runs themselves"), *details, id="runs")
+
+
+RUN_HEADS = ("run", "machine", "measured on", "driver", "torch", "image", "stack", "by")
+
+
+def _measured_with(comparison: Comparison) -> Markup:
+    """Show what, where, when and with which software each run measured."""
+    rows = {row.run_id: row for part in comparison.parts for row in part.rows}
+    if not rows:
+        return fragment()
+    body = (el("tr", *_run_cells(row)) for row in sorted(rows.values(), key=lambda row: row.started_at))
+    heads = (el("th", head, scope="col", class_="t") for head in RUN_HEADS)
+    table = scrolling_table(heads, body, class_="stacked", label="the software of each run")
+    return el("section", el("h2", "What each run was measured with"), table, id="software")
+
+
+def _run_cells(row: Row) -> Iterator[Markup]:
+    used = row.software
+    image = (used.image or "none").removeprefix("sha256:")
+    day = row.started_at.partition("T")[0]
+    texts = (row.run_id, row.machine.label, day, used.driver, used.torch, image[:24], used.stack, used.bench)
+    for head, cell in zip(RUN_HEADS, texts, strict=True):
+        yield el("td", cell or "unknown", class_="t long" if head == "by" else "t", data_head=head)
 
 
 def _notes(comparison: Comparison) -> Markup:

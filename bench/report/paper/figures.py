@@ -127,7 +127,7 @@ def _figure_7() -> Plot:
     )
     title = "Figure 7: hardware cost and training time of Pythia-1B"
     body = fragment(*drawings, key(GPUS, 500, 60, "nothing beats these"), _size_key(500, 170))
-    return Plot("figure-7", title, _description(FIGURE_7), 640, 700, body)
+    return Plot("figure-7", title, _description(FIGURE_7), 640, 700, body, ())
 
 
 def _thousands(amount: float) -> str:
@@ -169,7 +169,7 @@ def _every_model(name: str, cost_words: str, cost: Callable[[Option], float]) ->
     rows = -(-len(models) // columns)
     title = f"{name.replace('-', ' ').capitalize()}: {cost_words} and training time of all models"
     description = "; ".join(map(_description, models))
-    return Plot(name, title, description, right + 160, rows * height, fragment(*parts))
+    return Plot(name, title, description, right + 160, rows * height, fragment(*parts), ())
 
 
 def _short_dollars(amount: float) -> str:

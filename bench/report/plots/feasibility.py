@@ -45,7 +45,15 @@ def plots(part: ModelPart, _comparison: Comparison) -> Iterator[Plot]:
     description = f"{len(labels)} settings on {kinds}, with the memory that each took"
     heading = f"{part.title}: what fits, and in how much memory{most}"
     name = f"{part.name}-feasibility"
-    yield Plot(name, heading, description, max(width, 360), height, fragment(*parts))
+    yield Plot(
+        name,
+        heading,
+        description,
+        max(width, 360),
+        height,
+        fragment(*parts),
+        tuple(row.run_id for row in columns),
+    )
 
 
 def _head(i: int, row: Row) -> Markup:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
-from bench.records.text import interval_text, money_text
+from bench.records.text import currency_sign, interval_text, money_text
 from bench.report.compare.comparison import Comparison, Entry, ModelPart
 from bench.report.compare.offers import Offer
 from bench.report.plots.scatter import Point, days_plot
@@ -30,8 +29,9 @@ def _plot(
         points = [_point(*cost, currency) for cost in costs]
         descriptions = [f"{p.label} {p.words}" for p in points]
         title, x_title = f"{part.title}: days against the {words}", f"{words}, {currency}"
-        money = partial(money_text, currency=currency)
-        yield days_plot(f"{part.name}-{name}", title, x_title, points, descriptions, SIZE, x_text=money)
+        runs = [entry.row.run_id for entry, *_ in costs]
+        of_plot = f"{part.name}-{name}", title, x_title, points, descriptions, SIZE, runs
+        yield days_plot(*of_plot, x_unit=currency_sign(currency))
 
 
 def _point(entry: Entry, offer: Offer, cost: float, currency: str) -> Point:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 
-from bench.records.text import count_text, figures, interval_text, money_text
+from bench.records.text import count_text, currency_sign, figures, interval_text, money_text
 from bench.report.compare.comparison import Comparison
 from bench.report.compare.priced_predictions import PricedPrediction, machine_text
 from bench.report.plots.scatter import Point, days_plot
@@ -20,14 +19,16 @@ def prediction_plots(
     """Yield a plot for each model of which more than one cost is known; predicted points are hollow."""
     for model in dict.fromkeys(row.predicted.model for row in rows):
         points = [point for row in rows if row.predicted.model == model for point in _points(row, currency)]
+        runs: list[str] = []
         if measured is not None:
             points += _measured(model, measured)
+            runs = [e.row.run_id for part in measured.parts if part.model == model for e in part.entries]
         if len(points) > 1:
             words = [f"{point.label} {point.words}" for point in points]
             title = f"{model}: predicted days against the cost of a run"
             x_title = f"cost of a run, {currency}; hollow: predicted, filled: measured"
-            money = partial(money_text, currency=currency)
-            yield days_plot(f"{model}-predicted", title, x_title, points, words, SIZE, x_text=money)
+            of_plot = f"{model}-predicted", title, x_title, points, words, SIZE, runs
+            yield days_plot(*of_plot, x_unit=currency_sign(currency))
 
 
 def _points(row: PricedPrediction, currency: str) -> Iterator[Point]:

@@ -44,7 +44,8 @@ def plots(part: ModelPart, _comparison: Comparison) -> Iterator[Plot]:
             descriptions.append(words)
     parts.append(key([name.removeprefix("NVIDIA ") for name in curves], 496, 48, None))
     title = f"{part.title}: throughput by the number of GPUs"
-    yield Plot(f"{part.name}-scaling", title, "; ".join(descriptions), WIDTH, HEIGHT, fragment(*parts))
+    runs = tuple(dict.fromkeys(row.run_id for rows in curves.values() for row in rows.values()))
+    yield Plot(f"{part.name}-scaling", title, "; ".join(descriptions), WIDTH, HEIGHT, fragment(*parts), runs)
 
 
 def _rate(row: RankedRow) -> float:

@@ -33,6 +33,7 @@ def scatter(
     y_title: str,
     *,
     log_y: bool = False,
+    x_unit: str = "",
     x_text: Callable[[float], str] | None = None,
     labelled: bool = True,
     x_range: tuple[float, float] | None = None,
@@ -51,7 +52,7 @@ def scatter(
     x = Linear(low_x, high_x, box.left, box.right)
     y = (Log if log_y else Linear)(low_y, high_y, box.bottom, box.top)
     inside = [p for p in points if low_x <= p.x <= high_x and low_y <= p.y <= high_y]
-    parts = [axes(x, y, box, x_title, y_title, x_text=x_text)]
+    parts = [axes(x, y, box, x_title, y_title, x_unit=x_unit, x_text=x_text)]
     for group in dict.fromkeys(p.group for p in inside):
         best = frontier([p for p in inside if p.group == group], lambda p: p.x, lambda p: p.y)
         parts.append(polyline(((x(p.x), y(p.y)) for p in best), "front"))
@@ -76,17 +77,25 @@ def days_plot(
     points: Sequence[Point],
     descriptions: Sequence[str],
     size: tuple[int, int],
+    runs: Iterable[str],
     *,
-    x_text: Callable[[float], str] | None = None,
+    x_unit: str = "",
     labelled: bool = True,
 ) -> Plot:
     """Plot days against money or memory, on a log scale if days differ much, with a legend of the series."""
     spread = max(p.y for p in points) / min(p.y for p in points)
-    drawing = scatter(points, BOX, x_title, "days", log_y=spread > 8, x_text=x_text, labelled=labelled)
+    drawing = scatter(points, BOX, x_title, "days", log_y=spread > 8, x_unit=x_unit, labelled=labelled)
     names = list(dict.fromkeys(p.series for p in points))
     hollow = {p.series for p in points if p.hollow}
     beside = key(names, 496, 48, "nothing beats these" if len(points) > 1 else None, hollow=hollow)
-    return Plot(name, title, "; ".join(descriptions[:12]), *size, fragment(drawing, beside))
+    return Plot(
+        name,
+        title,
+        "; ".join(descriptions[:12]),
+        *size,
+        fragment(drawing, beside),
+        tuple(dict.fromkeys(runs)),
+    )
 
 
 def around(values: Iterable[float], *, log: bool = False, zero: bool = False) -> tuple[float, float]:

@@ -34,7 +34,7 @@ def _plot(part: ModelPart, row: Row, number: int) -> Plot:
         points,
         [point.words for point in points],
     )
-    return days_plot(*of_plot, (640, 352), labelled=False)
+    return days_plot(*of_plot, (640, 352), [row.run_id], labelled=False)
 
 
 def _point(attempt: MeasuredAttempt) -> Point:

@@ -10,7 +10,7 @@ from bench.report.compare.compared_rows import MeasuredAttempt, Row
 from bench.report.compare.comparison import Comparison, ModelPart
 from bench.report.compare.decision import ratio
 from bench.report.markup import el, fragment
-from bench.report.plots.svg import Linear, Plot, line, text
+from bench.report.plots.svg import Linear, Plot, line, text, tick_texts
 
 LEFT, RIGHT, TOP, ROW = 280, 580, 24, 22
 
@@ -44,9 +44,9 @@ def _plot(part: ModelPart, row: Row, gains: list[tuple[MeasuredAttempt, Interval
     x = Linear(0, max(high, 1.1), LEFT, RIGHT)
     bottom = TOP + ROW * len(gains)
     parts = [line(x(1), TOP - 6, x(1), bottom, "axis")]
-    for tick in x.ticks():
+    for tick, words in zip(x.ticks(), tick_texts(x.ticks()), strict=True):
         parts.append(line(x(tick), TOP - 6, x(tick), bottom, "grid"))
-        parts.append(text(x(tick), bottom + 16, f"{tick:g}x", anchor="middle", class_="small muted"))
+        parts.append(text(x(tick), bottom + 16, f"{words}x", anchor="middle", class_="small muted"))
     for i, (attempt, gain) in enumerate(gains):
         y = TOP + ROW * i
         words = f"{attempt.label}: {interval_text(gain)} times as fast as naive"
@@ -60,4 +60,6 @@ def _plot(part: ModelPart, row: Row, gains: list[tuple[MeasuredAttempt, Interval
         parts.append(text(high_x + 6, y + 14, f"{gain.value:.2f}x", class_="small"))
     description = "; ".join(f"{attempt.label} {gain.value:.2f} times" for attempt, gain in gains)
     heading = f"{part.title} on {row.machine.label}: times as fast as naive"
-    return Plot(f"{part.name}-speedups", heading, description, 640, bottom + 30, fragment(*parts))
+    return Plot(
+        f"{part.name}-speedups", heading, description, 640, bottom + 30, fragment(*parts), (row.run_id,)
+    )

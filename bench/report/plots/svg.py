@@ -6,14 +6,18 @@ No colour carries a meaning alone: series also differ in the shape of their mark
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from textwrap import wrap
 
 from bench.records.text import figures
 from bench.report.markup import Markup, el, fragment, number
 
 FONT = "system-ui, 'DejaVu Sans', Arial, sans-serif"
+MOST_RUNS = 12  # named below a drawing
+LINE = 13  # pixels of a line below a drawing
 SERIES = 8  # classes s0 to s7; the ninth series is s0 again
 SHAPES = ("circle", "square", "diamond", "triangle", "cross", "plus", "down", "ring")
 
@@ -41,6 +45,31 @@ class Plot:
     width: int
     height: int
     body: Markup
+    runs: tuple[str, ...]  # ids of the runs whose figures it shows; empty if it shows no run's figures
+
+    @property
+    def run_lines(self) -> list[str]:
+        """The runs in words, in lines that fit below the drawing; the description has every one of them."""
+        if not self.runs:
+            return []
+        named = ", ".join(self.runs[:MOST_RUNS]) + f" and {len(self.runs) - MOST_RUNS} more" * (
+            len(self.runs) > MOST_RUNS
+        )
+        return wrap(f"run{'s' * (len(self.runs) > 1)} {named}", max(20, self.width // 6))
+
+    @property
+    def whole_height(self) -> int:
+        return self.height + LINE * len(self.run_lines)
+
+    @property
+    def whole_body(self) -> Markup:
+        lines = enumerate(self.run_lines, 1)
+        told = (text(8, self.height + LINE * i - 4, words, class_="small muted") for i, words in lines)
+        return fragment(self.body, *told)
+
+    @property
+    def whole_description(self) -> str:
+        return f"{self.description}; runs: {', '.join(self.runs)}" if self.runs else self.description
 
 
 def text(x: float, y: float, words: str, *, anchor: str = "start", class_: str | None = None) -> Markup:
@@ -91,7 +120,8 @@ class Linear:
         unit = 10.0 ** math.floor(math.log10(rough))
         step = next(f * unit for f in (1, 2, 2.5, 5, 10) if f * unit >= rough * 0.999)
         first = math.ceil(self.low / step - 1e-9)
-        return [i * step for i in range(first, math.floor(self.high / step + 1e-9) + 1)]
+        # Where a step is less than the digits of a float, ticks would coincide.
+        return list(dict.fromkeys(i * step for i in range(first, math.floor(self.high / step + 1e-9) + 1)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +135,8 @@ class Log(Linear):
         first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
         factors = (1, 2, 5) if self.high / self.low < 2000 else (1,)
         every = [f * 10.0**e for e in range(first, last + 1) for f in factors]
-        return [t for t in every if self.low * 0.999 <= t <= self.high * 1.001]
+        found = [t for t in every if self.low * 0.999 <= t <= self.high * 1.001]
+        return found if len(found) > 1 else Linear.ticks(self, about)
 
 
 def axes(
@@ -115,22 +146,29 @@ def axes(
     x_title: str,
     y_title: str,
     *,
+    x_unit: str = "",
     x_text: Callable[[float], str] | None = None,
     x_ticks: Sequence[float] | None = None,
     y_ticks: Sequence[float] | None = None,
+    x_words: bool = True,
 ) -> Markup:
-    """Draw grid, ticks and titles; `x_text` formats the ticks of the horizontal axis."""
+    """Draw grid, ticks and titles; `x_unit` precedes the horizontal axis' ticks, which `x_words` shows.
+
+    `x_text` may format those ticks in another way, if it tells them apart.
+    """
     x_ticks, y_ticks = x_ticks or x.ticks(), y_ticks or y.ticks()
-    x_tick_text, y_tick_text = x_text or _tick_text(x_ticks), _tick_text(y_ticks)
     parts = []
-    for tick in x_ticks:
+    own = [x_text(tick) for tick in x_ticks] if x_text else []
+    x_texts = own if own and len({*own}) == len(own) else [x_unit + words for words in tick_texts(x_ticks)]
+    for tick, words in zip(x_ticks, x_texts, strict=True):
         at = x(tick)
         parts.append(line(at, box.top, at, box.bottom, "grid"))
-        parts.append(text(at, box.bottom + 16, x_tick_text(tick), anchor="middle", class_="small muted"))
-    for tick in y_ticks:
+        if x_words:
+            parts.append(text(at, box.bottom + 16, words, anchor="middle", class_="small muted"))
+    for tick, words in zip(y_ticks, tick_texts(y_ticks), strict=True):
         at = y(tick)
         parts.append(line(box.left, at, box.right, at, "grid"))
-        parts.append(text(box.left - 6, at + 4, y_tick_text(tick), anchor="end", class_="small muted"))
+        parts.append(text(box.left - 6, at + 4, words, anchor="end", class_="small muted"))
     return fragment(
         *parts,
         line(box.left, box.bottom, box.right, box.bottom, "axis"),
@@ -140,11 +178,16 @@ def axes(
     )
 
 
-def _tick_text(ticks: Sequence[float]) -> Callable[[float], str]:
-    """Return a formatter with as many significant digits as are needed to tell the ticks apart."""
-    enough = (d for d in range(3, 8) if len({figures(tick, d) for tick in ticks}) == len(ticks))
-    digits = next(enough, 8)
-    return lambda tick: figures(tick, digits)
+def tick_texts(ticks: Sequence[float]) -> list[str]:
+    """Format ticks with the digits that tell them apart, and place each to a tenth of their distance."""
+    ordered = sorted(ticks)
+    apart = min((b - a for a, b in itertools.pairwise(ordered)), default=abs(ordered[0]) if ordered else 0.0)
+    for digits in range(3, 17):
+        texts = [figures(tick, digits) for tick in ticks]
+        errors = (abs(float(words.replace(",", "")) - tick) for words, tick in zip(texts, ticks, strict=True))
+        if len({*texts}) == len(texts) and max(errors, default=0.0) <= apart / 10:
+            return texts
+    return [repr(tick) for tick in ticks]
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,14 +228,15 @@ def _overlap(a: Area, b: Area) -> bool:
 
 def inline(plot: Plot) -> Markup:
     """Draw the plot as an element of a page, which has the style."""
-    area, widest = f"0 0 {plot.width} {plot.height}", f"max-width:{plot.width}px"
-    inside = el("title", plot.title), el("desc", plot.description), plot.body
+    area, widest = f"0 0 {plot.width} {plot.whole_height}", f"max-width:{plot.width}px"
+    inside = el("title", plot.title), el("desc", plot.whole_description), plot.whole_body
     return el("svg", *inside, viewBox=area, role="img", class_="plot", style=widest)
 
 
 def standalone(plot: Plot) -> str:
     """Draw the plot as a whole SVG file, on white."""
-    area, size = f"0 0 {plot.width} {plot.height}", {"width": plot.width, "height": plot.height}
+    size = {"width": plot.width, "height": plot.whole_height}
+    area = f"0 0 {plot.width} {plot.whole_height}"
     paper = el("style", PAPER_STYLE), el("rect", **size, fill="#ffffff")
-    inside = el("title", plot.title), el("desc", plot.description), *paper, plot.body
+    inside = el("title", plot.title), el("desc", plot.whole_description), *paper, plot.whole_body
     return f"{el('svg', *inside, xmlns='http://www.w3.org/2000/svg', viewBox=area, **size)}\n"

@@ -37,11 +37,10 @@ def plot(row: Row, course: TelemetryCourse) -> Plot:
         x = Linear(0, max(minutes), box.left, box.right)
         y = Linear(0, (max(values) or 1.0) * 1.1, box.bottom, box.top)
         last = i == len(panes) - 1  # only the last pane has a time axis
-        x_title, x_text = ("minutes", None) if last else ("", lambda _: "")
-        parts.append(axes(x, y, box, x_title, "", x_text=x_text, y_ticks=y.ticks(3)))
+        parts.append(axes(x, y, box, "minutes" if last else "", "", x_words=last, y_ticks=y.ticks(3)))
         parts.append(text(box.left, box.top - 5, words, class_="small"))
         parts.append(polyline(((x(t), y(v)) for t, v in zip(minutes, values, strict=True)), f"s{i} line"))
         descriptions.append(f"{words} {figures(min(values))} to {figures(max(values))}")
     title = f"run {row.run_id} on {row.machine.label}: its course"
     description, whole = "; ".join(descriptions), 40 + len(panes) * (height + 20)
-    return Plot(f"run-{row.run_id}", title, description, WIDTH, whole, fragment(*parts))
+    return Plot(f"run-{row.run_id}", title, description, WIDTH, whole, fragment(*parts), (row.run_id,))
