@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import fill
 
 from tabulate import tabulate
 
@@ -15,13 +16,16 @@ from bench.base.strict_json import pretty_json, to_json
 from bench.cli.model_list import print_models
 from bench.planning.manifest import Manifest, load_manifest
 from bench.planning.plan import Plan, SettingPlan, make_plan, target_of
-from bench.planning.prediction.predicted_machines import Predicted, Predictor
+from bench.planning.prediction.predicted_machines import Predicted, Predictor, Unpredicted
 from bench.planning.prediction.step_time import shipped_fit
 from bench.records.text import FP8_ON_CPU, batch_text, bytes_text, figures
 from bench.runner.run.check_data import remarks_about_data
 from bench.training.methods import Target
 from bench.training.models import Counted
 from bench.training.models.dry_build import rehearse
+
+WIDTH = 80  # columns of a plan
+SETTING_WIDTH = 44  # columns of a setting; a longer one has several lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,23 +53,19 @@ def plan(request: PlanArguments) -> int:
     if request.as_json:
         sys.stdout.write(pretty_json(_plan_json(made, remarks)).decode())
     else:
-        print("\n".join([_plan_text(made, remarks), *_predicted_lines(manifest, made, rehearsal.counted)]))
+        print(_plan_text(made, remarks, _predictions(manifest, made, rehearsal.counted)))
     return 0
 
 
-def _predicted_lines(manifest: Manifest, made: Plan, counted: Mapping[str, Counted]) -> Iterator[str]:
-    """Yield, for each model of a plan for another machine, what `bench predict` says of it."""
-    gpu = gpu_named(made.target.name) if made.target.elsewhere else None
-    if gpu is None:
-        return
+def _predictions(
+    manifest: Manifest, made: Plan, counted: Mapping[str, Counted]
+) -> Mapping[str, Predicted | Unpredicted]:
+    """Return by model what `bench predict` says of the planned machine; empty if it is unknown there."""
+    gpu = gpu_named(made.target.name)
+    if gpu is None or made.target.device == "cpu" or not gpu.runs_bench:
+        return {}
     predictor = Predictor(manifest.models, counted, shipped_fit(), manifest.memory_cap_bytes)
-    for found in predictor.predict(gpu, made.target.gpus):
-        if isinstance(found, Predicted):
-            within = f"90%: {figures(found.least_days)} to {figures(found.most_days)}"
-            batch = f"micro-batch {found.micro_batch} x {found.accumulation}"
-            yield f"predicted  {found.model}: {figures(found.days)} days ({within}), {found.label}, {batch}"
-        else:
-            yield f"not predicted  {found.model}: {found.reason}"
+    return {found.model: found for found in predictor.predict(gpu, made.target.gpus)}
 
 
 def _target(gpus: int | None, gpu: str | None) -> Target:
@@ -140,29 +140,50 @@ def _host_memory_lines(made: Plan) -> Iterator[str]:
             yield f"offload  {model}: about {between} GiB of the host's memory (whose size is unknown)"
 
 
-def _plan_text(made: Plan, remarks: Sequence[str]) -> str:
-    rows = [
-        (
-            cell.model.name,
-            cell.label,
-            batch_text(cell.trials[0].micro_batch, cell.trials[0].accumulation, made.target.gpus),
-            _memory_text(cell, made.memory_bytes),
-            "-" if cell.floor_days is None else figures(cell.floor_days),
-            cell.trials[0].id,
-        )
-        for cell in made.cells
-    ]
+def _plan_text(made: Plan, remarks: Sequence[str], predicted: Mapping[str, Predicted | Unpredicted]) -> str:
+    """Format a block for each model, then what applies to the whole plan; fits 80 columns."""
     target = made.target
     device = f"{target.gpus} x {target.name}, {bytes_text(target.memory_bytes)} each"
     if made.memory_bytes < target.memory_bytes:
         device += f", capped at {bytes_text(made.memory_bytes)}"
     at_most = " at most (a search measures those that may be the fastest)" if made.guided else ""
-    headers = ("model", "setting", "batch", "predicted memory", "days at least", "first trial")
+    models = dict.fromkeys(cell.model.name for cell in made.cells)
+    blocks = [_model_block(made, name, predicted.get(name)) for name in models]
     skipped = [f"skipped  {s.model}  {s.label}: {s.reason}" for s in made.skipped]
-    align = ("left", "left", "right", "right", "right", "left")
-    table = tabulate(rows, headers, disable_numparse=True, colalign=align)
-    first = f"{device}   {len(made.cells)} settings to measure{at_most}, {len(made.skipped)} skipped"
     said = [f"remark   {remark}" for remark in remarks]
     if target.device == "cpu" and any(cell.model.recipe.precision == "fp8" for cell in made.cells):
         said.append(f"remark   {FP8_ON_CPU}")
-    return "\n".join([first, "", table, *_host_memory_lines(made), *skipped, *said])
+    counts = f"{len(made.cells)} settings to measure{at_most}, {len(made.skipped)} skipped"
+    rest = "\n".join(map(_filled, [*_host_memory_lines(made), *skipped, *said]))
+    return "\n\n".join(filter(None, [f"{_filled(device)}\n{_filled(counts)}", *blocks, rest]))
+
+
+def _filled(line: str) -> str:
+    return fill(line, WIDTH, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+
+
+def _model_block(made: Plan, model: str, predicted: Predicted | Unpredicted | None) -> str:
+    """Format a model's settings, below its likely days and the bound that no setting is faster than."""
+    cells = [cell for cell in made.cells if cell.model.name == model]
+    rows = [
+        (
+            fill(cell.label, SETTING_WIDTH, break_on_hyphens=False),
+            batch_text(cell.trials[0].micro_batch, cell.trials[0].accumulation, made.target.gpus),
+            _memory_text(cell, made.memory_bytes),
+        )
+        for cell in cells
+    ]
+    headers, align = ("setting", "batch", "predicted memory"), ("left", "right", "right")
+    table = tabulate(rows, headers, disable_numparse=True, colalign=align)
+    return "\n".join([model, *map(_filled, _days_lines(cells, predicted)), table])
+
+
+def _days_lines(cells: Sequence[SettingPlan], predicted: Predicted | Unpredicted | None) -> Iterator[str]:
+    if isinstance(predicted, Predicted):
+        within = f"90%: {figures(predicted.least_days)} to {figures(predicted.most_days)}"
+        batch = f"at micro-batch {predicted.micro_batch} x {predicted.accumulation}"
+        yield f"likely {figures(predicted.days)} days ({within}), with {predicted.label} {batch}"
+    elif predicted is not None:
+        yield f"likely days are not predicted: {predicted.reason}"
+    if floors := [cell.floor_days for cell in cells if cell.floor_days is not None]:
+        yield f"a bound, no estimate: {figures(min(floors))} days if all of it ran at the GPU's peak"
