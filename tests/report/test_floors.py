@@ -97,14 +97,14 @@ def test_every_format_of_a_comparison_has_the_share(tmp_path: Path) -> None:
     assert "of floor: the time of the model's own products" in html
 
 
-def test_on_eighty_columns_every_setting_is_a_paragraph_with_its_share(
+def test_on_eighty_columns_the_settings_of_a_bundle_have_their_share(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     path = with_floor(tmp_path / "a.tar")
-    for text in (shown(path), table(compared(path))):
-        assert max(map(len, text.splitlines())) <= 80
-        assert "of floor 80%" in " ".join(text.split())
+    settings, machines = shown(path), table(compared(path))
+    assert max(map(len, [*settings.splitlines(), *machines.splitlines()])) <= 80
+    assert "of floor 80%" in " ".join(settings.split())
 
 
 # --- refused --------------------------------------------------------------------------------------------

@@ -292,7 +292,7 @@ def test_wrong_arguments_are_refused(arguments: list[str], why: str, capsys: Any
 
 
 @pytest.mark.parametrize("columns", [60, 80, 120])
-def test_a_narrow_terminal_gets_a_paragraph_per_row_with_all_figures(
+def test_a_narrow_terminal_gets_tables_with_fewer_columns(
     columns: int, comparison: Comparison, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = table(comparison)
@@ -301,9 +301,26 @@ def test_a_narrow_terminal_gets_a_paragraph_per_row_with_all_figures(
     narrow = table(comparison)
     lines = [line for line in narrow.splitlines() if ".tar" not in line]  # a path stays one word
     assert max(map(len, lines)) <= columns
+    heads = [line.split() for line in lines if line.lstrip().startswith("machine ")]
+    ranked = [words for words in heads if "price" not in words]
+    assert len(ranked) == len(comparison.parts)  # every model is a table
+    assert all("days" in words for words in ranked)
+    assert columns == 120 or not any("run" in words for words in ranked)
     words = " ".join(narrow.split())
-    for text in texts(comparison.parts[0], comparison):
-        assert text in words
+    for part in comparison.parts:
+        for entry in part.entries:
+            assert interval_text(entry.days) in narrow
+            assert all(money_text(offer.run_cost, "USD") in words for offer in entry.offers)
+    assert "<- fastest in budget" in words
+
+
+def test_a_terminal_too_narrow_for_any_table_gets_paragraphs(
+    comparison: Comparison, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = texts(comparison.parts[0], comparison)
+    monkeypatch.setenv("COLUMNS", "30")
+    words = " ".join(table(comparison).split())
+    assert all(text in words for text in whole)
 
 
 @pytest.mark.parametrize("columns", [80, 400])

@@ -46,6 +46,11 @@ HEADERS: Mapping[str, str] = {
     "run": "run",
     "note": "",
 }
+# Columns for which a narrow terminal has no room, the first to go first. JSON, CSV and the report have all.
+SPARE = (
+    "run", "level", "kWh a run", "of floor", "of limit", "memory", "batch", "times the fastest", "setting",
+)  # fmt: skip
+SPARE_OF_OFFERS = ("days",)
 TEXT_COLUMNS = frozenset({"machine", "setting", "level", "run", "note"})
 Table = tuple[Sequence[Sequence[str]], Sequence[str], Sequence[str]]
 
@@ -112,7 +117,10 @@ def table(comparison: Comparison) -> str:
 
 
 def _text_part(part: ModelPart, comparison: Comparison) -> str:
-    tables = "\n\n".join(terminal.table(*each) for each in _tables(part, comparison))
+    tables = "\n\n".join(
+        terminal.narrowed(*each, SPARE_OF_OFFERS if each[1] == OFFER_HEADERS else SPARE)
+        for each in _tables(part, comparison)
+    )
     remark_lines = terminal.wrapped(remarks(part, comparison), " " * 4)
     title = terminal.wrapped([part.title], " " * 4)
     return "\n".join([title, *filter(None, (tables, remark_lines))])

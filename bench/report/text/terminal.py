@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from tabulate import tabulate
 
+LEAST_NOTE = 20  # columns of a last column of notes, in which longer notes are wrapped
 LEAST_COLUMNS = 20  # of the terminal; in a narrower one, lines are wrapped to this width
 
 
@@ -36,6 +37,38 @@ def table(rows: Sequence[Sequence[str]], heads: Sequence[str], aligned: Sequence
     if room is None or max(map(len, lines.splitlines())) <= room:
         return lines
     return wrapped((_paragraph(row, heads) for row in rows), " " * 4)
+
+
+def narrowed(
+    rows: Sequence[Sequence[str]], heads: Sequence[str], aligned: Sequence[str], spare: Sequence[str]
+) -> str:
+    """Format a table, without as many of the columns headed `spare` as the terminal has no room for.
+
+    The first of them goes first. Notes, a last column without a head, are wrapped in their column. A
+    terminal that is too narrow for what remains gets a paragraph for each row.
+    """
+    room = columns()
+    if room is None:
+        return table(rows, heads, aligned)
+    for dropped in range(len(spare) + 1):
+        kept = [i for i, head in enumerate(heads) if head not in spare[:dropped]]
+        some = [[row[i] for i in kept] for row in rows]
+        titles = [heads[i] for i in kept]
+        if len(kept) > 1 and not titles[-1]:
+            some = _with_wrapped_notes(some, titles, room)
+        sides = [aligned[i] for i in kept]
+        lines = tabulate(some, titles, tablefmt="simple", disable_numparse=True, colalign=sides)
+        if max(map(len, lines.splitlines())) <= room:
+            return lines
+    return table(rows, heads, aligned)
+
+
+def _with_wrapped_notes(rows: list[list[str]], heads: Sequence[str], room: int) -> list[list[str]]:
+    """Wrap the last column into what the others leave of the room."""
+    others = range(len(heads) - 1)
+    taken = sum(max(2, len(heads[i]), *(len(row[i]) for row in rows)) + 2 for i in others)
+    width = max(LEAST_NOTE, room - taken)
+    return [[*row[:-1], textwrap.fill(row[-1], width, break_on_hyphens=False)] for row in rows]
 
 
 def _paragraph(row: Sequence[str], heads: Sequence[str]) -> str:
