@@ -30,11 +30,15 @@ WIDE = (0.2, 1.0, 1.8, 1.0, 0.2, 1.8)
 Beside = Callable[[int], dict[str, Any]]  # what a reading has, by second
 
 
+def card(second: int) -> dict[str, Any]:
+    return {"sm_mhz": 1980, "celsius": 60, "power_watts": 400.0, "energy_joules": 400.0 * second}
+
+
 def made(folder: Path, name: str, beside: Beside = lambda _: {"load": 1.0}, **more: Any) -> Path:
     """Write the bundle of a run of sixty seconds, whose steps are timed from the tenth to the fiftieth."""
     of = manifest()
     trial = Trial(of.models[0], (), 16, 1, of.seed, of.timing)
-    lines = ({"at": START + i, "trial": trial.id, "gpus": [{}], **beside(i)} for i in range(60))
+    lines = ({"at": START + i, "trial": trial.id, "gpus": [card(i)], **beside(i)} for i in range(60))
     telemetry = b"".join(canonical_json(line) + b"\n" for line in lines)
     return bundle(folder / f"{name}.tar", run_id=name, uuid=name, telemetry=telemetry, **more)
 
