@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Literal
 
 from bench.base.strict_json import canonical_json, later, to_json
+from bench.environment.identity import environment_digest
 from bench.training.models import Flops, Model
 
 
@@ -35,6 +36,24 @@ class Image:
 
 
 @dataclass(frozen=True, slots=True)
+class Environment:
+    """The locked Python environment that a run is in, on a node without a container engine."""
+
+    variant: str
+    lock: str  # sha256 of the lock of its wheels
+    python: str  # release of Python, which is the node's own
+    build: str  # sha256 of the interpreter
+    files: str  # sha256 of the tree of installed files
+    without: tuple[str, ...] = ()  # packages of the lock that were left out
+    confinement: tuple[str, ...] = ()  # the measures by which the run's process was confined
+
+    @property
+    def digest(self) -> str:
+        """The digest that a manifest's "environment" names."""
+        return environment_digest(self.lock, self.python, self.build, self.files)
+
+
+@dataclass(frozen=True, slots=True)
 class NodeFacts:
     """The machine as trials see it, without address or user name."""
 
@@ -49,6 +68,7 @@ class NodeFacts:
     packages: Mapping[str, str] = field(default_factory=dict)
     image: Image | None = None  # None: not in an image built by bench
     switches: Mapping[str, str] | None = None  # None: the bundle is older than this field
+    environment: Environment | None = later(None)  # noqa: RUF009
 
     @property
     def device(self) -> Literal["cpu", "cuda"]:

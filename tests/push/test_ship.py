@@ -43,7 +43,7 @@ def name(blob: Blob) -> str:
 
 
 def send(place: Path, blob: Blob, node: Here | None = None) -> int:
-    return ship._send_all(node or Here(), str(place), [blob], lambda done, total: None)
+    return ship.send_all(node or Here(), str(place), [blob], lambda done, total: None)
 
 
 def test_data_that_arrived_is_not_sent_again(place: Path, blob: Blob) -> None:
@@ -133,10 +133,11 @@ def test_a_layer_damaged_in_the_local_cache_is_compressed_again(place: Path, tmp
 
 def test_the_code_of_bench_arrives_unchanged(tmp_path: Path) -> None:
     store = ImageStore(lambda text: None)
-    shipped = ship.ship_code(Here(), str(tmp_path / "p"), store, lambda done, total: None)
+    place, claim = str(tmp_path / "p"), f"{tmp_path}/p/.claim-1"
+    shipped = ship.ship_code(Here(), place, store, lambda done, total: None, claim)
     assert shipped.changed and 0 < shipped.sent_bytes < 2_000_000
     assert (Path(shipped.runnable) / "bench/__init__.py").read_bytes() == (Path(bench.__file__).read_bytes())
-    again = ship.ship_code(Here(), str(tmp_path / "p"), store, lambda done, total: None)
+    again = ship.ship_code(Here(), place, store, lambda done, total: None, claim)
     assert (again.changed, again.sent_bytes) == (False, 0)
 
 

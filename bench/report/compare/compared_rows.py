@@ -24,7 +24,7 @@ from bench.records.gradients import GradientCheck
 from bench.records.run_results import Results, TrialResult
 from bench.records.slowdown import Slowed
 from bench.records.switches import deciding, in_words
-from bench.records.text import failure_text, gradients_text
+from bench.records.text import failure_text, gradients_text, software_digest
 from bench.records.trial import NodeFacts
 from bench.report.compare.energy import TelemetryCourse, course_of, telemetry_lines, watts_of
 from bench.training.models import Model
@@ -295,8 +295,7 @@ def _conditions(run: ComparedRun, model: Model, level: str) -> Iterator[tuple[st
     cap = results.memory_cap_bytes
     yield "memory cap", "none" if cap is None else f"{cap / 2**30:g} GiB"
     yield from run.manifest_conditions[model.name]
-    image = results.node.image
-    yield "image", (image.config or f"{image.variant}, wheels {image.lock}") if image else "none"
+    yield software_digest(results.node)
     yield "device", results.node.device
     if switches := deciding(results.node.switches or {}):
         yield "switches", in_words(switches)

@@ -18,6 +18,7 @@ from bench.base.errors import EnvironmentCannot
 from bench.records import switches
 from bench.records.trial import NodeFacts
 from bench.runner.machine.gpus import gpus_here
+from bench.runner.machine.own_environment import environment_here
 from bench.runner.machine.own_image import running_in
 
 # Packages that can change a result. Other packages are listed in env.json, but do not distinguish machines.
@@ -43,6 +44,7 @@ def probe(*, gpus_too: bool = True) -> NodeFacts:
         packages=packages(STACK),
         image=running_in(),
         switches=switches.kept(os.environ),
+        environment=environment_here(os.environ),
     )
 
 
