@@ -30,6 +30,7 @@ from bench.push.remote import ANSWER_SECONDS, CommandResult, Node, demand, plain
 _CHUNK = 2**17  # bytes
 _LOAD_SECONDS = 3600.0  # for loading or pulling an image
 _ATTEMPTS = 3  # to send a layer, if it arrives with a wrong hash
+_STALE_LOOKS = 20  # looks at a part that does not grow, after which its writer is taken for gone
 _BUSY, _BUSY_SECONDS = 75, 1.0  # exit code while another push writes the same layer; pause before a new look
 Progress = Callable[[int, int], object]  # called with the bytes sent so far, and the total
 
@@ -131,7 +132,8 @@ def _advance(progress: Progress, before: int, total: int, count: int) -> None:
 def _send(node: Node, place: str, blob: Blob, size: int, advance: Callable[[int], object]) -> int:
     """Send one layer and verify its hash on the node, in up to three attempts; return the bytes sent."""
     name = blob.digest.removeprefix("sha256:")
-    sent = attempts = 0
+    sent = attempts = looks = 0
+    before = -1  # bytes at the last look while another push wrote them
     while attempts < _ATTEMPTS:
         arrived = _arrived_bytes(node, place, name)
         if arrived is None:
@@ -139,6 +141,10 @@ def _send(node: Node, place: str, blob: Blob, size: int, advance: Callable[[int]
         start = arrived if arrived <= size else 0
         if not _write(node, place, name, arrived, pieces_of(blob.path, start, advance), start):
             advance(start)  # which ends the wait if the user asks to stop
+            looks = looks + 1 if arrived == before else 0
+            before = arrived
+            if looks >= _STALE_LOOKS:
+                _take_over(node, place, name)
             time.sleep(_BUSY_SECONDS)
             continue
         attempts += 1
@@ -176,6 +182,13 @@ def _write(node: Node, place: str, name: str, arrived: int, pieces: Iterator[byt
         return False
     _check_written(answer, place)
     return True
+
+
+def _take_over(node: Node, place: str, name: str) -> None:
+    """Put a copy in place of a part whose writer holds it and sends nothing: its connection was lost."""
+    part = f"{name}.part"
+    copy = f"cd {shlex.quote(place)}/blobs && cp {part} {part}.copy && mv {part}.copy {part}"
+    demand(node, copy, "copying what has arrived of a layer")
 
 
 def _has_hash(path: Path, sha256: str) -> bool:
