@@ -102,6 +102,7 @@ bench-push: $(STAMP)  ## measure the cost of pushing over running by hand (needs
 	$(BIN)/python benchmarks/push.py
 	$(BIN)/python benchmarks/push.py --image
 	PYTHONPATH=. $(BIN)/python benchmarks/hostile_push.py
+	PYTHONPATH=. $(BIN)/python benchmarks/venv_push.py
 
 fuzz: $(STAMP)  ## 100,000 damaged or forged bundles: none accepted, no traceback, bounded memory
 	$(BIN)/python -m tests.fuzz $(MUTATIONS) $(SEED)

@@ -35,7 +35,8 @@ from bench.records.text import seconds_text, size_text
 _PLAN_SECONDS = 300.0  # for a node to ask its index for every package
 _INSTALL_SECONDS = 900.0  # longest silence of an installation
 _MOST_ANSWER_BYTES = 2**22
-_PROBE_BYTES = 2**19  # sent to measure the line
+_PROBE_BYTES = 3 * 2**19  # sent to measure the line; with fewer, buffers on the way would count as speed
+_FAST_INDEX = 12.5e6  # bytes per second of a node's line to its index, from which on ours is not measured
 _UNPACKED = 4.0  # bytes of an environment for each byte of its wheels; 3.8 for the CPU's lock
 _FASTER = 2.0  # by how much the operator's line must be the faster one to be used for everything
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -70,6 +71,7 @@ class Shipment:
 
     packages: tuple[str, ...]
     why: str
+    rate: float | None = None  # bytes per second of the operator's line; None: not measured yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +160,7 @@ class EnvironmentInstaller:
         paths = self._wheels_here(plan, shipment)
         digests = {name: digest(path) for name, path in paths.items()}
         total = sum(path.stat().st_size for path in paths.values())
-        rate = uplink_rate(self.node)
+        rate = shipment.rate or uplink_rate(self.node)
         downloaded = sum(size for name, size in plan.sizes.items() if name not in paths)
         check_room(plan.free_bytes, total + downloaded, self.place)
         duration = seconds_text(total / rate) if rate else "unknown"
@@ -253,13 +255,14 @@ def choose(plan: InstallPlan, locked: LockedEnvironment, rate_here: Callable[[],
     Everything is sent if this line is clearly faster than the node's to its index; `rate_here` measures it.
     """
     lacking = tuple(sorted(plan.lacking))
-    if len(lacking) < len(locked.packages):
-        here, there = rate_here(), plan.index_rate
-        if not (here and there and here > _FASTER * there):
-            return Shipment(lacking, _reason(plan))
-        slow = f"the node's own line to its index gives {8 * there / 1e6:.1f} Mbit/s"
-        return Shipment(tuple(sorted(locked.packages)), slow)
-    return Shipment(lacking, _reason(plan))
+    there = plan.index_rate
+    if len(lacking) == len(locked.packages) or there is None or there >= _FAST_INDEX:
+        return Shipment(lacking, _reason(plan))
+    here = rate_here()
+    if here is None or here <= _FASTER * there:
+        return Shipment(lacking, _reason(plan), here)
+    slow = f"the node's own line to its index gives {8 * there / 1e6:.1f} Mbit/s"
+    return Shipment(tuple(sorted(locked.packages)), slow, here)
 
 
 def _reason(plan: InstallPlan) -> str:

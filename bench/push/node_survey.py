@@ -15,6 +15,7 @@ from bench.base.names import ANY_PYTHON, ENGINES_WITH_STORE, WITHOUT_CONTAINER
 from bench.images.engines import EngineFacts, Gpus
 from bench.images.engines.docker import gpu_access, names_images_by_configuration, unfit
 from bench.images.engines.preflight import HostFacts, read_host
+from bench.images.variants import images
 from bench.push.answers import (
     PATH_CHARACTERS,
     absolute_path,
@@ -194,7 +195,9 @@ def _questions(place: str, engines: Sequence[str], python: str) -> dict[str, str
     if "venv" in engines:
         words = " ".join(_PYTHONS if python == ANY_PYTHON else (_word(python),))
         tell = "import sys; print('%d.%d' % sys.version_info[:2], sys.executable)"
-        questions["pythons"] = f"for p in {words}; do $p -c {shlex.quote(tell)} 2>/dev/null; done; true"
+        best = f"case $v in {images().python}' '*) break;; esac"  # no other one would be chosen
+        ask = f'v=$($p -c {shlex.quote(tell)} 2>/dev/null) && echo "$v"'
+        questions["pythons"] = f"for p in {words}; do {ask}; {best}; done; true"
     if "apptainer" in engines:
         questions["apptainer"] = "apptainer --version"
     for name in ENGINES_WITH_STORE:
