@@ -28,8 +28,8 @@ from bench.base.names import ENVIRONMENT_VARIABLE, VISIBLE
 from bench.environment import landlock, store
 from bench.environment.interpreter import this_interpreter
 
-# Variables of the login that the run keeps. run.sh sets those that name folders; CONNECTED of
-# images/container.py are NCCL's and gloo's.
+# Variables of the login that the run keeps; run.sh sets those that name folders. Nodes that train together
+# also keep those by which NCCL and gloo connect them.
 KEPT = re.compile(
     "PATH|LANG|TZ|PYTHONPATH|PYTHONPYCACHEPREFIX|PYTHONDONTWRITEBYTECODE|TMPDIR|HOME|XDG_CACHE_HOME|XDG_CONFIG_HOME"
     f"|TRITON_CACHE_DIR|{VISIBLE}|SLURM_.*|BENCH_.*"

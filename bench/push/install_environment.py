@@ -109,11 +109,8 @@ class EnvironmentInstaller:
 
     # --- plan -------------------------------------------------------------------------------------------
 
-    def plan(self) -> InstallPlan:
-        """Ask the node what it has and can download; changes nothing there."""
-        return self._plan()
-
     def _plan(self) -> InstallPlan:
+        """Ask the node what it has and can download; changes nothing there."""
         answer = self.node.ask(
             self._command("plan"), [self._request({})], seconds=_PLAN_SECONDS, most_bytes=_MOST_ANSWER_BYTES
         )
