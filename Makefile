@@ -107,6 +107,7 @@ bench-push: $(STAMP)  ## measure the cost of pushing over running by hand (needs
 	PYTHONPATH=. $(BIN)/python benchmarks/hostile_push.py
 	$(BIN)/bench image build cpu -o out/bench-push/cpu.tar --cache out/bench-push
 	PYTHONPATH=. $(BIN)/python benchmarks/assembled_push.py out/bench-push/cpu.tar out/bench-push/wheels
+	PYTHONPATH=. $(BIN)/python benchmarks/venv_push.py
 
 fuzz: $(STAMP)  ## 100,000 damaged or forged bundles and 5,000 commands: none accepted, no defect, bounded memory
 	$(BIN)/python -m tests.fuzz $(MUTATIONS) $(SEED)

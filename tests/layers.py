@@ -14,7 +14,7 @@ ROOT = Path(bench.__file__).parent
 # The folders directly below bench/, from the bottom. Folders of one floor do not import each other.
 FLOORS = (
     ("base",),
-    ("training", "signing"),
+    ("training", "signing", "environment"),
     ("records",),
     ("planning",),
     ("bundle",),

@@ -18,8 +18,8 @@ IN_WORKER = (
     "training/models/fp8.py", "training/models/dit_module.py", "export/runtime.py",
 )  # fmt: skip
 # Neither at import nor when called.
-WITHOUT_TORCH = ("base/", "signing/", "records/", "bundle/", "node_check/", "operator/", "images/", "push/",
-                 "report/", "export/", "cli/", "planning/")  # fmt: skip
+WITHOUT_TORCH = ("base/", "environment/", "signing/", "records/", "bundle/", "node_check/", "operator/",
+                 "images/", "push/", "report/", "export/", "cli/", "planning/")  # fmt: skip
 # In these folders, only functions that a worker calls import torch.
 CALLED_BY_WORKERS = ("node_check/checks/", "export/templates/", "export/runtime.py")
 
@@ -73,6 +73,15 @@ def test_the_runner_never_imports_fabric_or_docker() -> None:
 def test_the_lowest_modules_import_nothing_of_bench() -> None:
     assert not imports(ROOT / "__init__.py", lazy=True)
     assert not {i for i in imports(ROOT / "base/errors.py", lazy=True) if i.startswith("bench")}
+
+
+def test_what_runs_on_a_node_before_the_installation_needs_the_standard_library_alone() -> None:
+    names = [path.stem for path in (ROOT / "environment").glob("*.py") if path.stem != "__init__"]
+    script = f"import sys\nfrom bench.environment import {', '.join(names)}\nprint(*sys.modules)"
+    command = [sys.executable, "-S", "-c", script]  # without any folder of packages
+    done = subprocess.run(command, cwd=ROOT.parent, capture_output=True, text=True, check=True)
+    loaded = {name.partition(".")[0] for name in done.stdout.split()}
+    assert loaded - {"bench", "__main__", *sys.stdlib_module_names} == set()
 
 
 def loaded_by(code: str) -> set[str]:

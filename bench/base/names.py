@@ -4,8 +4,13 @@ from __future__ import annotations
 
 GIB = 2**30  # bytes
 CONTAINER_ENGINES = ("docker", "podman", "apptainer")  # in the order in which "auto" tries them
-ENGINES = (*CONTAINER_ENGINES, "none")  # choices of --engine; "none": the machine's own Python environment
+ENGINES = (*CONTAINER_ENGINES, "none")  # choices of --engine; "none": the machine's own Python
+ENGINES_OF_NODES = (*CONTAINER_ENGINES, "venv", "none")  # of bench push; "venv" installs an environment
+ANY_PYTHON = "python3"  # the default of --python, which for the engine "venv" means any that fits
+WITHOUT_CONTAINER = ("venv", "none")  # engines that run bench as an ordinary process
 ENGINES_WITH_STORE = ("docker", "podman")  # keep images by name, and pull them; Apptainer's images are files
 VISIBLE = "CUDA_VISIBLE_DEVICES"  # the variable that chooses GPUs; kept in bundles as their UUIDs
 # The variable that passes an image's identity into its container, as JSON: {"config": ..., "diff_ids": [...]}
 IMAGE_VARIABLE = "BENCH_IMAGE"
+# The variable by which environment/confined.py tells bench which environment it runs in, as JSON
+ENVIRONMENT_VARIABLE = "BENCH_ENVIRONMENT"

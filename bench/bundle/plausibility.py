@@ -140,7 +140,7 @@ def require_same_node(node: NodeFacts, signed: Mapping[str, Any]) -> None:
     """Refuse results from a machine that the statement does not name."""
     ours = identity_of(node)
     gpus = signed.get("gpus")
-    same = all(signed.get(part) == ours[part] for part in ("driver", "cpu", "image"))
+    same = all(signed.get(part) == ours.get(part) for part in ("driver", "cpu", "image", "environment"))
     if not same or not isinstance(gpus, list) or not all(uuid in gpus for uuid in ours["gpus"]):
         raise VerificationFailed("the results are of another machine than the statement")
 

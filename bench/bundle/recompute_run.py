@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from bench.base.errors import VerificationFailed
 from bench.base.stamps import utc
 from bench.base.strict_json import DecodeError, canonical_json, from_json, strict_loads
-from bench.bundle.held_to_manifest import ManifestCheck, check_image
+from bench.bundle.held_to_manifest import ManifestCheck, check_software
 from bench.bundle.physical_limits import (
     peak_of_products,
     require_ceiling,
@@ -69,7 +69,7 @@ def recompute_run(document: Any, files: Files) -> RunContents:
         raise VerificationFailed(f"is malformed: {error}", where="results.json") from None
     if results.manifest_digest != "sha256:" + files.sha256["manifest.json"]:
         raise VerificationFailed("the results are of another manifest")
-    check_image(manifest.document, results.node.image)
+    check_software(manifest.document, results.node)
     try:
         return _recompute(results, manifest, files)
     except (ArithmeticError, ValueError) as error:  # a step that takes no time, a clock in the year 10^300

@@ -130,4 +130,5 @@ def identity_of(node: NodeFacts, gpus: Sequence[str] | None = None) -> dict[str,
         "driver": node.driver,
         "cpu": node.cpu,
         "image": node.image.config if node.image else None,
+        **({"environment": node.environment.digest} if node.environment else {}),
     }

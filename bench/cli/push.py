@@ -7,10 +7,11 @@ import secrets
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+from urllib.parse import urlsplit
 
 from bench.base.errors import BadInput
 from bench.base.names import ENGINES_WITH_STORE
@@ -162,6 +163,30 @@ def _refuse_contradictions(request: PushArguments, hosts: int) -> None:
         raise BadInput("--pull and --image name two images", advice="leave one out")
     if request.pull and request.engine not in ENGINES_WITH_STORE:
         raise BadInput("--pull goes with --engine docker or podman")
+    _refuse_bad_environment(request)
+
+
+def _refuse_bad_environment(request: PushArguments) -> None:
+    """Refuse options of environments with another engine, and an index that is no URL."""
+    given = {
+        "--variant": request.variant,
+        "--wheelhouse": request.wheelhouse,
+        "--source": request.source,
+    }
+    if request.engine not in ("auto", "venv") and (option := _first_given(given)):
+        raise BadInput(f"{option} goes with --engine venv", advice="leave it out")
+    if request.engine == "venv" and (option := _first_given({"--image": request.image})):
+        raise BadInput(f"{option} names an image, and --engine venv uses none", advice="--variant NAME")
+    if request.index and request.engine == "none":
+        raise BadInput("--index: with --engine none the node downloads nothing", advice="leave it out")
+    if request.index and urlsplit(request.index).scheme not in ("http", "https", "file"):
+        raise BadInput(f"--index {request.index} is no URL", advice="https://HOST/simple")
+    if request.wheelhouse and not request.wheelhouse.is_dir():
+        raise BadInput("no such folder", where=str(request.wheelhouse))
+
+
+def _first_given(options: Mapping[str, object]) -> str | None:
+    return next((name for name, value in options.items() if value), None)
 
 
 def _refuse_options_of_other_kind(request: PushArguments, *, checks: bool) -> None:
@@ -174,7 +199,7 @@ def _refuse_options_of_other_kind(request: PushArguments, *, checks: bool) -> No
         "--slurm-nodes": request.slurm_nodes > 1,
         "--continue": request.continued_run,
     }
-    if checks and (option := next((name for name, value in given.items() if value), None)):
+    if checks and (option := _first_given(given)):
         advice = "leave it out; --level is how long a check takes, and each node checks itself"
         raise BadInput(f"{option} is for training, and the manifest is a node check", advice=advice)
 
@@ -190,7 +215,7 @@ def _option_of_slurm(request: PushArguments) -> str | None:
         "--shared": request.shared,
         "--sbatch": request.sbatch,
     }
-    return next((name for name, value in given.items() if value), None)
+    return _first_given(given)
 
 
 def _record_of(name: str, hosts: Sequence[Host]) -> Record:

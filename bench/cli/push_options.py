@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 
-from bench.base.names import ENGINES
+from bench.base.names import ANY_PYTHON, ENGINES_OF_NODES
 from bench.cli import arguments
 from bench.cli.arguments import DEVICE, DIR, FILE, FLAG, REPEATABLE, TIME, Commands, add_command, add_json
+from bench.images.variants import images
 from bench.node_check.judging import DEPTHS
 
 NODES_AT_ONCE = 64
@@ -65,8 +67,9 @@ def _add_run(group: arguments.Options) -> None:
     add("-o", "--out", **DIR, default=Path("results"), help=out)
     arguments.add_budget(group)
     add("--level", choices=DEPTHS, help="a node check of 2, 10 or 60 minutes (default: the manifest's)")
-    engine = "the node's engine (default: auto, the first that answers); none: a Python environment"
-    add("--engine", choices=("auto", *ENGINES), default="auto", help=engine)
+    engine = "the node's engine (default: auto, the first that answers); venv: no container, a Python "
+    engine += "environment that is installed from the lock; none: one that is there"
+    add("--engine", choices=("auto", *ENGINES_OF_NODES), default="auto", help=engine)
     image = "a file that bench image build or save wrote, or a name in the engine of this machine"
     add("--image", metavar="REF", help=f"{image} (default: the variant that fits the node's driver)")
     add("--pull", metavar="REF", help="the node pulls this image from a registry itself")
@@ -74,8 +77,9 @@ def _add_run(group: arguments.Options) -> None:
     add("--no-assemble", dest="assemble", action="store_false", help=whole)
     add("--index", metavar="URL", help="the node's package index (default: those of its pip)")
     add("--mirror", metavar="URL", help="the node's Debian mirror (default: those of its apt)")
-    python = "the node's Python, for --engine none (default: python3)"
-    add("--python", default="python3", metavar="FILE", help=python)
+    python = "the node's Python, for --engine none and venv (default: python3; for venv, any that fits)"
+    add("--python", default=ANY_PYTHON, metavar="FILE", help=python)
+    _add_environment(add)
     add("--device", **DEVICE, help="cpu: use no GPU (default: auto)")
     together = "all hosts train together and connect to this port of the first host, which all reach"
     add("--together", metavar="HOST:PORT", help=together)
@@ -87,6 +91,16 @@ def _add_run(group: arguments.Options) -> None:
     valid = "how long a run's certificate is valid: fetch the bundle within that time"
     default = "the budget and 2h; a day more with --detach or without a budget"
     add("--valid", dest="valid_seconds", **TIME, help=f"{valid} (default: {default})")
+
+
+def _add_environment(add: Callable[..., object]) -> None:
+    """Add the options of --engine venv."""
+    variant = "the lock to install with --engine venv (default: the one that fits the node's driver)"
+    add("--variant", choices=[each.name for each in images().variants], help=variant)
+    wheelhouse = "wheels on this machine, for --engine venv: compiled kernels, and what an index may lack"
+    add("--wheelhouse", **DIR, help=wheelhouse)
+    source = "bench's repository, which has the locks of --engine venv (default: the working folder)"
+    add("--source", **DIR, help=source)
 
 
 def _add_stages(group: argparse._ArgumentGroup) -> None:

@@ -94,6 +94,8 @@ def _run_here(original: ReproducibleRun, bundle: Path, request: ReproduceArgumen
     if differences and not request.any_stack:
         has_image = theirs.image is not None and theirs.image.config is not None
         remedy = "--engine auto runs in its image" if has_image else "\n  ".join(pip_lines(ours, theirs))
+        if theirs.environment is not None:
+            remedy = f"bench push MANIFEST HOST --engine venv, then bench reproduce {where} --with BUNDLE"
         message = f"another software stack: {'; '.join(differences)}"
         advice = f"{remedy or 'set what differs'}\n  or --any-stack to run despite the differences"
         raise EnvironmentCannot(message, where=where, advice=advice)

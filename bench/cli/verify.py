@@ -15,7 +15,7 @@ from bench.node_check.recompute_any import AnyVerdict
 from bench.records.fastest import fastest, wrong_settings
 from bench.records.run_results import Results
 from bench.records.switches import in_words
-from bench.records.text import count_text, image_text, interval_text
+from bench.records.text import count_text, interval_text, software_line
 from bench.records.trial import NodeFacts
 from bench.report.read_bundles import Lists, check_all
 
@@ -52,7 +52,8 @@ def _environment(node: NodeFacts, verdict: AnyVerdict) -> Iterator[str]:
     machine = f"{gpus}, driver {node.driver}" if gpus else f"{node.cpu}, {node.cpu_cores} cores"
     yield f"machine    {machine} (as stated)"
     yield f"ran        {verdict.started_at} to {verdict.ended_at} (by the machine's clock)"
-    yield f"image      {image_text(node.image)}"
+    kind, software = software_line(node)
+    yield f"{kind:<10} {software}"
     if node.switches:
         yield f"set        {in_words(node.switches)}"
 

@@ -16,7 +16,7 @@ import tempfile
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from bench.base.errors import EnvironmentCannot
@@ -25,8 +25,7 @@ from bench.images.locks import Pin, normal
 
 DEFAULT_INDEX = "https://pypi.org/simple"  # pip's documented default for --index-url
 _NEWEST_GLIBC = 36  # minor version of Debian 12's glibc; pip matches platform names exactly
-_PLATFORMS = [f"manylinux_2_{n}_x86_64" for n in range(_NEWEST_GLIBC, 4, -1)]
-_PLATFORMS += ["manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64", "linux_x86_64"]
+_OLD_PLATFORMS = ["manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64", "linux_x86_64"]
 _LINK = re.compile(r'<a[^>]+href="([^"]+)"')
 _SOURCE_SUFFIX = ".tar.gz"
 
@@ -37,14 +36,25 @@ def digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def wheels(pins: Iterable[Pin], cache: Path, python: str) -> Mapping[str, Path]:
-    """Return a wheel with an accepted digest for each pin; download the wheels that the cache lacks."""
+def wheels(
+    pins: Iterable[Pin],
+    cache: Path,
+    python: str,
+    *,
+    newest_glibc: int = _NEWEST_GLIBC,
+    fits: Callable[[str], bool] = lambda _: True,
+) -> Mapping[str, Path]:
+    """Return a wheel with an accepted digest for each pin; download the wheels that the cache lacks.
+
+    `newest_glibc` is the minor version of glibc on the machine that the wheels are for. Of the files in the
+    cache, only those are returned whose name `fits`.
+    """
     cache.mkdir(parents=True, exist_ok=True)
     by_name = {pin.name: pin for pin in pins}
-    cached = _cached(by_name, cache, ".whl")
+    cached = wheels_in(cache, by_name, fits)
     if missing := [pin for name, pin in by_name.items() if name not in cached]:
-        _download(missing, cache, python)
-        cached = _cached(by_name, cache, ".whl")
+        _download(missing, cache, python, newest_glibc)
+        cached = wheels_in(cache, by_name, fits)
     if lacking := sorted(by_name.keys() - cached.keys()):
         message = f"no wheel of {lacking[0]} {by_name[lacking[0]].version} has a digest of the lock"
         advice = f"put it into {cache}, or add an index or folder that has it to pip's configuration"
@@ -52,21 +62,31 @@ def wheels(pins: Iterable[Pin], cache: Path, python: str) -> Mapping[str, Path]:
     return cached
 
 
-def _cached(pins: Mapping[str, Pin], cache: Path, suffix: str) -> dict[str, Path]:
+def wheels_in(
+    folder: Path, pins: Mapping[str, Pin], fits: Callable[[str], bool] = lambda _: True
+) -> dict[str, Path]:
+    """Return the wheels below a folder that fit, and that a pin accepts by digest, by package."""
+    return _cached(pins, folder, ".whl", fits)
+
+
+def _cached(
+    pins: Mapping[str, Pin], cache: Path, suffix: str, fits: Callable[[str], bool] = lambda _: True
+) -> dict[str, Path]:
     """Return cached files that a pin accepts by digest: wheels of two variants may have the same name."""
     paths = {}
     for path in sorted(cache.rglob(f"*{suffix}")):
         pin = pins.get(normal(path.name.removesuffix(_SOURCE_SUFFIX).split("-")[0]))
-        if pin is not None and digest(path) in pin.sha256:
+        if pin is not None and fits(path.name) and digest(path) in pin.sha256:
             paths[pin.name] = path
     return paths
 
 
-def _download(pins: Iterable[Pin], cache: Path, python: str) -> None:
+def _download(pins: Iterable[Pin], cache: Path, python: str, newest_glibc: int) -> None:
     options = "--quiet --disable-pip-version-check --no-deps --require-hashes --only-binary=:all:"
     command = [sys.executable, "-m", "pip", "download", *options.split()]
     command += ["--implementation=cp", f"--python-version={python}"]
-    command += [f"--platform={name}" for name in _PLATFORMS]
+    command += [f"--platform=manylinux_2_{minor}_x86_64" for minor in range(newest_glibc, 4, -1)]
+    command += [f"--platform={name}" for name in _OLD_PLATFORMS]
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as requirements:
         requirements.write("".join(f"{pin.line}\n" for pin in pins))
         requirements.flush()

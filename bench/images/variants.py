@@ -21,6 +21,7 @@ class Variant:
     extras: tuple[str, ...]  # extras of bench that the image contains
     cuda: str | None  # CUDA version; None: the image is for machines without a GPU
     driver: str | None  # oldest NVIDIA driver that runs this CUDA version
+    pythons: tuple[str, ...]  # those that the lock has wheels for, besides kernels; the image's comes first
     kernels: tuple[str, ...]  # wheels that no index has: `bench image kernels` compiles and locks them
     source: str  # source of the driver's number
 

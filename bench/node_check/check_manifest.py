@@ -126,6 +126,11 @@ def wanted_image(manifest: AnyManifest) -> str | None:
     return None if isinstance(manifest, CheckManifest) else manifest.image
 
 
+def wanted_environment(manifest: AnyManifest) -> str | None:
+    """Return the environment that the manifest prescribes, if any; a node check prescribes none."""
+    return None if isinstance(manifest, CheckManifest) else manifest.environment
+
+
 def data_folders(manifest: AnyManifest) -> tuple[Path, ...]:
     """Return the folders of data that the manifest names, each once; a node check reads none."""
     if isinstance(manifest, CheckManifest):

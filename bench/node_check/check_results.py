@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from bench.base.errors import VerificationFailed
 from bench.base.strict_json import DecodeError, canonical_json, from_json, pretty_json, strict_loads, to_json
-from bench.bundle.held_to_manifest import check_image
+from bench.bundle.held_to_manifest import check_software
 from bench.bundle.physical_limits import peak_of
 from bench.bundle.plausibility import require_one_line_texts, require_plain, unknown_gpus
 from bench.bundle.recompute_run import require_same_run
@@ -168,7 +168,7 @@ def recompute_check(document: Any, files: Files) -> CheckContents:
         results = from_json(CheckResults, document)
         if results.manifest_digest != "sha256:" + files.sha256["manifest.json"]:
             raise VerificationFailed("the results belong to another manifest")
-        check_image(manifest, results.node.image)
+        check_software(manifest, results.node)
         _require_manifest(read(data), results)
         require_same_run(results.run, results.node, files.run)
         return _judged_again(results, _read_evidence(results, files))

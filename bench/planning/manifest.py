@@ -62,6 +62,7 @@ class Manifest:
     floor: bool | None  # whether to measure floors; None: on GPUs
     gradient_check: bool | None  # whether to check the gradients of fastest settings; None: on GPUs
     image: str | None
+    environment: str | None
     remarks: tuple[str, ...] = ()  # about fields that do not matter, for people
 
     @property
@@ -109,6 +110,8 @@ def parse_manifest(data: bytes, where: str) -> Manifest:
         models, model_mistakes = resolve_models(entries)
         mistakes += model_mistakes
         mistakes += _method_mistakes(document.get("methods"), "/methods")
+        if "image" in document and "environment" in document:
+            mistakes.append(Mistake("/environment", "stands beside an image", "allowed: one of both"))
         for i, entry in enumerate(entries if isinstance(entries, list) else []):
             if isinstance(entry, dict):
                 mistakes += _method_mistakes(entry.get("methods"), f"/models/{i}/methods")
@@ -140,6 +143,7 @@ def _build(data: bytes, document: Mapping[str, Any], models: tuple[Model, ...]) 
         floor=document.get("floor"),
         gradient_check=document.get("gradient_check"),
         image=document.get("image"),
+        environment=document.get("environment"),
         remarks=tuple(
             remark
             for i, entry in enumerate(document["models"])

@@ -335,7 +335,9 @@ def clean(node: Node, record: Record) -> None:
     place, folder = shlex.quote(record.place), shlex.quote(record.folder)
     script = f"rm -rf {folder}"
     if not record.keep:
-        script += f'; if [ -z "$(ls -A {place}/runs 2>/dev/null)" ]; then {_clean_all(record, place)}; fi'
+        claimed = f"$(find {place} -maxdepth 1 -name '.claim-*' -mmin -60 2>/dev/null)"
+        idle = f'[ -z "$(ls -A {place}/runs 2>/dev/null)" ] && [ -z "{claimed}" ]'
+        script += f"; if {idle}; then {_clean_all(record, place)}; fi"
     demand(node, f"{script}; exit 0", "cleaning up", ANSWER_SECONDS * 5)
 
 
@@ -347,8 +349,11 @@ def _clean_all(record: Record, place: str) -> str:
         remove_images = f'for tag in $({names}); do {record.engine} image rm "$tag" >/dev/null 2>&1; done; '
     # Only files named by a digest are deleted: the user may keep other files in the place.
     ours = (
-        "for f in blobs/* packages/* images/* code/*; do n=${f##*/}; n=${n%.part}; n=${n%.new}; n=${n%.sif}; "
-        'case $n in *[!0-9a-f]*) ;; *) case ${#n} in 16|64) rm -rf "$f";; esac;; esac; done; rm -rf .load; '
-        "for d in runs blobs packages images code; do rmdir $d 2>/dev/null; done"
+        "for f in blobs/* packages/* images/* code/* environments/*; do "
+        "n=${f##*/}; n=${n%.part}; n=${n%.new}; n=${n%.sif}; case $n in *[!0-9a-f]*) ;; *) case ${#n} in "
+        '16|64) [ ! -d "$f" ] || chmod -R u+w "$f"; rm -rf "$f";; esac;; esac; done; '
+        "rm -rf .load .claim-* .request-* environments/.lock; chmod -R u+w environments/.new-* 2>/dev/null; "
+        "rm -rf environments/.new-*; "
+        "for d in runs blobs packages images code environments; do rmdir $d 2>/dev/null; done"
     )
     return f"{remove_images}cd {place} && {{ {ours}; cd / && rmdir {place} 2>/dev/null; }}"

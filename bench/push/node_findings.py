@@ -10,7 +10,7 @@ from bench.base.errors import EnvironmentCannot
 from bench.base.names import GIB
 from bench.images.engines.preflight import OUT_BYTES, check_driver, check_free, check_gpus, check_machine
 from bench.images.variants import Variant
-from bench.push.node_survey import NEEDED, Survey
+from bench.push.node_survey import NEEDED, NodePython, Survey
 from bench.records.text import bytes_text, size_text
 
 SKEW_WARN_SECONDS = 30.0
@@ -27,7 +27,7 @@ class Need:
     """Requirements of a run on its node."""
 
     engine: str
-    variant: Variant | None  # None: no image
+    variant: Variant | None  # of the image or of the environment; None: neither
     on_cpu: bool
     gpus: int | None  # None: any number
     place_bytes: int = OUT_BYTES  # free space for the run's results and for layers being sent
@@ -92,6 +92,9 @@ def _software(survey: Survey, need: Need) -> Iterator[PreflightFinding]:
     if need.engine == "none":
         yield from _environment(survey)
         return
+    if need.engine == "venv":
+        yield from _python_for(survey, need.variant)
+        return
     engine = survey.engines[need.engine]
     if engine.facts is None:
         yield _stop(f"{need.engine}: {engine.why}", _how_to_get(need.engine, engine.why, survey.user))
@@ -112,6 +115,23 @@ def _environment(survey: Survey) -> Iterator[PreflightFinding]:
         yield _stop(f"its Python is {survey.python}; the oldest supported is 3.11", "name another: --python")
 
 
+def python_for(survey: Survey, variant: Variant) -> NodePython | None:
+    """Return a Python of the node that the variant's lock has wheels for, the image's version if possible."""
+    fitting = [python for python in survey.pythons if python.version in variant.pythons]
+    return min(fitting, key=lambda python: variant.pythons.index(python.version), default=None)
+
+
+def _python_for(survey: Survey, variant: Variant | None) -> Iterator[PreflightFinding]:
+    if variant is None or python_for(survey, variant) is not None:
+        return
+    wanted = " or ".join(variant.pythons)
+    found = ", ".join(dict.fromkeys(python.version for python in survey.pythons)) or "no Python 3"
+    yield _stop(
+        f"it has {found}; the locked wheels of {variant.name} are for Python {wanted}",
+        f"apt-get install python{variant.pythons[0]} on the node; or name its path: --python FILE",
+    )
+
+
 def _how_to_get(engine: str, why: str, user: str) -> str:
     """Return advice for an engine that does not answer, by the reason that its survey gives."""
     if "permission denied" in why.lower():
@@ -120,7 +140,7 @@ def _how_to_get(engine: str, why: str, user: str) -> str:
         return "--engine podman, which needs no root either"
     if why == "not installed":
         package = {"docker": "docker.io"}.get(engine, engine)
-        return f"apt-get install {package} on the node, or use a Python environment of it: --engine none"
+        return f"apt-get install {package} on the node, or measure there without a container: --engine venv"
     return f"start the engine on the node: systemctl start {engine}"
 
 
@@ -136,7 +156,8 @@ def _gpus(survey: Survey, need: Need) -> Iterator[PreflightFinding]:
     if need.on_cpu:
         return
     if need.variant is not None and not need.slurm:
-        variant, facts = need.variant, survey.engines[need.engine].facts
+        variant = need.variant
+        facts = survey.engines[need.engine].facts if need.engine in survey.engines else None
         yield from _finding_of(lambda: check_driver(survey.host, variant))
         if facts is not None and variant.driver is not None:
             yield from _finding_of(lambda: check_gpus(survey.host, facts))
@@ -180,13 +201,13 @@ def machine_text(survey: Survey) -> str:
     return f"{what}{driver}   {survey.os}"
 
 
-def resources_text(survey: Survey, engine: str) -> str:
-    """Return the free disk and memory, engine and clock of a node, on one line."""
+def resources_text(survey: Survey, engine: str, python: str | None = None) -> str:
+    """Return the free disk and memory, engine or Python, and clock of a node, on one line."""
     facts = survey.engines[engine].facts if engine in survey.engines else None
     cdi = " + CDI" if facts and facts.gpus == "cdi" else ""
     parts = [
         f"disk {size_text(survey.place_free_bytes)} free",
-        f"{facts.name} {facts.version}{cdi}" if facts else f"Python {survey.python}",
+        f"{facts.name} {facts.version}{cdi}" if facts else f"Python {python or survey.python}",
         f"memory {size_text(survey.available_bytes)} free",
         f"clock {survey.skew_seconds:+.0f} s",
     ]

@@ -11,10 +11,11 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from bench.base.names import ENGINES_WITH_STORE
+from bench.base.names import ANY_PYTHON, ENGINES_WITH_STORE, WITHOUT_CONTAINER
 from bench.images.engines import EngineFacts, Gpus
 from bench.images.engines.docker import gpu_access, names_images_by_configuration, unfit
 from bench.images.engines.preflight import HostFacts, read_host
+from bench.images.variants import images
 from bench.push.answers import (
     PATH_CHARACTERS,
     absolute_path,
@@ -46,6 +47,8 @@ _LOOK_UP = (
     f"print(*sys.version_info[:2], sep='.');print(*[m for m in {NEEDED!r} if not u.find_spec(m)])"
 )
 _PYTHON_VERSION = re.compile(r"[0-9]{1,2}\.[0-9]{1,3}")
+_PYTHONS = ("python3.11", "python3.12", "python3.13", ANY_PYTHON,
+            *(f"{place}/python3" for place in ("/usr/bin", "/usr/local/bin", "/opt/conda/bin")))  # fmt: skip
 # The fields of `docker info` that bench reads.
 _DOCKER_INFO: Mapping[str, type] = {
     "ServerVersion": str,
@@ -92,6 +95,14 @@ class InstalledEngine:
 
 
 @dataclass(frozen=True, slots=True)
+class NodePython:
+    """A Python of a node."""
+
+    version: str  # major.minor
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
 class Survey:
     """The state of a node before a run."""
 
@@ -116,6 +127,7 @@ class Survey:
     engines: Mapping[str, InstalledEngine] = field(default_factory=dict)
     python: str | None = None  # Python's version, major.minor; None: not asked for, or Python does not run
     lacking: tuple[str, ...] = ()  # modules that the node's Python lacks
+    pythons: tuple[NodePython, ...] = ()  # that could run an environment; empty: not asked for, or none
     missing_programs: tuple[str, ...] = ()
     slurm: str | None = None  # Slurm's version; None: not installed
     gpu_trouble: str | None = None  # error message of nvidia-smi
@@ -179,9 +191,13 @@ def _questions(place: str, engines: Sequence[str], python: str) -> dict[str, str
         "slurm": "sinfo --version",
     }
     if "none" in engines:
-        in_home = python.startswith("~/")
-        word = f'"$HOME"/{shlex.quote(python[2:])}' if in_home else shlex.quote(python)
-        questions["python"] = f"{word} -c {shlex.quote(_LOOK_UP)}"
+        questions["python"] = f"{_word(python)} -c {shlex.quote(_LOOK_UP)}"
+    if "venv" in engines:
+        words = " ".join(_PYTHONS if python == ANY_PYTHON else (_word(python),))
+        tell = "import sys; print('%d.%d' % sys.version_info[:2], sys.executable)"
+        best = f"case $v in {images().python}' '*) break;; esac"  # no other one would be chosen
+        ask = f'v=$($p -c {shlex.quote(tell)} 2>/dev/null) && echo "$v"'
+        questions["pythons"] = f"for p in {words}; do {ask}; {best}; done; true"
     if "apptainer" in engines:
         questions["apptainer"] = "apptainer --version"
     for name in ENGINES_WITH_STORE:
@@ -197,6 +213,11 @@ def _questions(place: str, engines: Sequence[str], python: str) -> dict[str, str
     if set(ENGINES_WITH_STORE) & set(engines):
         questions["cdi"] = "grep -ls nvidia.com/gpu /etc/cdi/* /var/run/cdi/*"
     return questions
+
+
+def _word(path: str) -> str:
+    """Return a path as a word of the shell; ~/ at its beginning is the node's home."""
+    return f'"$HOME"/{shlex.quote(path[2:])}' if path.startswith("~/") else shlex.quote(path)
 
 
 # --- reading the answers --------------------------------------------------------------------------------
@@ -231,9 +252,10 @@ def read_survey(answers: Answers, asked_at: float, engines: Sequence[str]) -> Su
             host=_host(answers),
             gpus=tuple(_gpus(answers)),
             gpu_users=tuple(_lines(answers, "gpu users")),
-            engines={name: _engine(name, answers) for name in engines if name != "none"},
+            engines={name: _engine(name, answers) for name in engines if name not in WITHOUT_CONTAINER},
             python=python,
             lacking=lacking,
+            pythons=_pythons(answers),
             missing_programs=tuple(map(short, answers["programs"][1].split()[:_MOST_LINES])),
             slurm=next(iter(_lines(answers, "slurm")), None),
             gpu_trouble=_gpu_trouble(answers),
@@ -297,6 +319,16 @@ def _python(answers: Answers) -> tuple[str | None, tuple[str, ...]]:
     if code or not _PYTHON_VERSION.fullmatch(found):
         return None, ()
     return found, tuple(name for name in NEEDED if name in lacking.split())
+
+
+def _pythons(answers: Answers) -> tuple[NodePython, ...]:
+    """Return the Pythons that run on the node, each path once, in the order in which they were asked for."""
+    found: dict[str, NodePython] = {}
+    for line in _lines(answers, "pythons"):
+        version, _, path = line.partition(" ")
+        if _PYTHON_VERSION.fullmatch(version) and path:
+            found.setdefault(path, NodePython(version, absolute_path(path)))
+    return tuple(found.values())
 
 
 def _engine(name: str, answers: Answers) -> InstalledEngine:

@@ -50,6 +50,7 @@ class Record:
     follows: bool = False  # another host leads the training, and has the bundle
     nodes: int = 1  # number of nodes that train as one
     python: str | None = None
+    environment: str | None = None  # the environment's digest
     schema: Literal["bench/push-record/v1"] = "bench/push-record/v1"
 
     @property

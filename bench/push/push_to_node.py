@@ -19,20 +19,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.base.errors import BadInput, BenchError, EnvironmentCannot, Incomplete, VerificationFailed
-from bench.base.names import CONTAINER_ENGINES
+from bench.base.names import CONTAINER_ENGINES, WITHOUT_CONTAINER
 from bench.bundle.handshake import write
 from bench.images.container import NOBODY
 from bench.images.engines.preflight import OUT_BYTES, check_identity
-from bench.node_check.check_manifest import data_folders, wanted_image
+from bench.images.variants import Variant, find_variant, images, variant_for
+from bench.node_check.check_manifest import data_folders, wanted_environment, wanted_image
 from bench.node_check.recompute_any import AnyVerdict, recompute
 from bench.operator import certify_and_receive
 from bench.operator.ledger import Ledger
 from bench.push import mirror, run_script, ship
 from bench.push.assembly import Assembly
 from bench.push.image_store import Shippable
+from bench.push.install_environment import EnvironmentInstaller
+from bench.push.locked_environment import read_locked
 from bench.push.mirror import Status
-from bench.push.node_findings import Need, judge, machine_text, resources_text
-from bench.push.node_survey import Survey, survey_node
+from bench.push.node_findings import Need, judge, machine_text, python_for, resources_text
+from bench.push.node_survey import NodePython, Survey, survey_node
 from bench.push.push_record import Record, now
 from bench.push.remote import Here, Node, Remote, Unreachable, plain
 from bench.push.request import HostPart, Outcome, Phase, PushRequest, Result, Shared
@@ -64,7 +67,9 @@ class ChosenEngine:
 
     survey: Survey
     engine: str
-    image: Shippable | None  # None: engine "none", --pull, or no engine that answers
+    image: Shippable | None  # None: no container, --pull, or no engine that answers
+    variant: Variant | None = None  # of the environment, for the engine "venv"
+    python: NodePython | None = None  # that runs the environment; None: the node has none that fits
 
 
 class NodePush:
@@ -112,7 +117,11 @@ class NodePush:
 
     @property
     def _engines(self) -> tuple[str, ...]:
-        return CONTAINER_ENGINES if self.request.engine == "auto" else (self.request.engine,)
+        if self.request.engine != "auto":
+            return (self.request.engine,)
+        if wanted_environment(self.request.manifest):
+            return ("venv",)
+        return (*CONTAINER_ENGINES, "venv")
 
     def _update(self, **changes: Any) -> None:
         self.result = dataclasses.replace(self.result, **changes)
@@ -321,28 +330,52 @@ class NodePush:
         if stops and not request.despite_findings:
             more = f" (and {len(stops) - 1} more)" if len(stops) > 1 else ""
             raise EnvironmentCannot(f"{stops[0].what}{more}", advice=stops[0].advice or None)
-        resources = resources_text(survey, chosen.engine)
+        python = f"{chosen.python.version} ({chosen.python.path})" if chosen.python else None
+        resources = resources_text(survey, chosen.engine, python)
         self._enter("preflight", f"{'continuing despite findings' if stops else 'ok'}: {resources}")
         identity = chosen.image.facts.identity if chosen.image else None
         required = None if request.pull else wanted_image(request.manifest)
-        check_identity(identity, required, request.image or "the image")
+        check_identity(identity, required, request.image or "the image", chosen.engine)
+        if chosen.engine != "venv" and (environment := wanted_environment(request.manifest)):
+            asked = f"the manifest asks for the environment {environment}"
+            raise EnvironmentCannot(f"{asked}; --engine {chosen.engine} has none", advice="--engine venv")
         return chosen
 
     def _choose(self, survey: Survey) -> ChosenEngine:
         """Return the first engine that answers, and the image for the node's driver."""
         answering = [name for name in self._engines if name in survey.engines and survey.engines[name].facts]
         engine = answering[0] if answering else self._engines[0]
+        driver = None if self.request.on_cpu else survey.host.driver
+        if "venv" in self._engines and not answering:
+            variant = self._variant_for(driver)
+            python = python_for(survey, variant)
+            if engine == "venv" or (python is not None and self._needs_no_image(survey)):
+                if engine != "venv":
+                    self._say("has no container engine: the locked environment is installed (--engine venv)")
+                return ChosenEngine(survey, "venv", None, variant, python)
         if engine == "none" or self.request.pull or not answering:
             return ChosenEngine(survey, engine, None)
-        driver = None if self.request.on_cpu else survey.host.driver
         return ChosenEngine(survey, engine, self.shared.store.image(self.request.image, driver))
+
+    def _variant_for(self, driver: str | None) -> Variant:
+        """Return the variant of the environment; the oldest one, which preflight judges, if none fits."""
+        if self.request.variant:
+            return find_variant(self.request.variant)
+        return variant_for(driver) or [v for v in images().variants if v.driver][-1]
+
+    def _needs_no_image(self, survey: Survey) -> bool:
+        """Whether the request goes without an image, and no container engine is installed on the node."""
+        request = self.request
+        installed = any(engine.why != "not installed" for engine in survey.engines.values())
+        named = request.image or request.pull or wanted_image(request.manifest)
+        return not installed and not named and request.slurm is None
 
     def _need(self, chosen: ChosenEngine) -> Need:
         image, request = chosen.image, self.request
         to_ship = image
         if image is not None and chosen.engine != "apptainer":  # Apptainer's images are not in the survey
             to_ship = None if ship.installed_as(chosen.survey, chosen.engine, image) else image
-        variant = image.variant if image else None
+        variant = image.variant if image else chosen.variant
         return Need(
             engine=chosen.engine,
             variant=variant,
@@ -355,7 +388,7 @@ class NodePush:
         )
 
     def _report_dry_run(self, chosen: ChosenEngine) -> None:
-        image, to_send = chosen.image, 0
+        image, to_send = chosen.image, None if chosen.engine == "venv" else 0
         if image is not None and not ship.installed_as(chosen.survey, chosen.engine, image):
             held = ship.layers_held(chosen.survey, chosen.engine, image)
             to_send = sum(layer.size for layer in image.facts.layers[held:])
@@ -370,8 +403,11 @@ class NodePush:
         survey, engine, store = chosen.survey, chosen.engine, self.shared.store
         with self.shared.shipping:
             self._heed_stop()
-            if engine == "none":
-                shipped = ship.ship_code(self.node, survey.place, store, self._progress)
+            if engine in WITHOUT_CONTAINER:
+                claim = run_script.claim_of(survey.place, self.request.push)
+                shipped = ship.ship_code(self.node, survey.place, store, self._progress, claim)
+                if engine == "venv":
+                    shipped = self._install(chosen, shipped)
             elif self.request.pull:
                 required = wanted_image(self.request.manifest)
                 shipped = ship.pull(self.node, survey, engine, self.request.pull, required)
@@ -393,6 +429,45 @@ class NodePush:
         self._enter("ship", sent if shipped.changed else "nothing to send")
         return shipped
 
+    def _install(self, chosen: ChosenEngine, code: Shipped) -> Shipped:
+        """Install the locked environment in which bench's code, which is on the node, will run."""
+        installer = self._installer(chosen, code.runnable)
+        without = installer.locked.without
+        if without:
+            self._say(f"without {', '.join(without)}: no index has these compiled wheels (--wheelhouse DIR)")
+        installed = installer.install()
+        self._update(environment=installed.digest)
+        required = wanted_environment(self.request.manifest)
+        if required not in (None, installed.digest):
+            raise EnvironmentCannot(
+                f"the environment is {installed.digest}, the manifest asks for {required}",
+                advice="use the Python that it was made with, or remove `environment` from the manifest",
+            )
+        return dataclasses.replace(
+            code,
+            sent_bytes=code.sent_bytes + installed.sent_bytes,
+            changed=code.changed or installed.changed,
+            environment=installed.digest,
+        )
+
+    def _installer(self, chosen: ChosenEngine, code: str) -> EnvironmentInstaller:
+        request, variant, python = self.request, chosen.variant, chosen.python
+        assert variant is not None
+        if python is None:
+            raise EnvironmentCannot(f"has no Python for the wheels of {variant.name}", advice="--python FILE")
+        locked = read_locked(request.source, variant, python.version, request.wheelhouse)
+        return EnvironmentInstaller(
+            node=self.node,
+            place=chosen.survey.place,
+            code=code,
+            python=python.path,
+            locked=locked,
+            index=request.index,
+            wheelhouse=request.wheelhouse,
+            say=self._say,
+            progress=self._progress,
+        )
+
     # --- start ------------------------------------------------------------------------------------------
 
     def _start(self, chosen: ChosenEngine, shipped: Shipped, unfinished: Record | None) -> Record:
@@ -403,7 +478,8 @@ class NodePush:
         job = self._job(chosen, shipped, record)
         challenge = b"{}" if record.follows else self._challenge(record)
         run_script.prepare(self.node, job, self.request.manifest.data, challenge, self._meet_secret)
-        owner = f"{NOBODY}:{NOBODY}" if job.user[0] == NOBODY and job.engine != "none" else ""
+        in_container = job.engine not in WITHOUT_CONTAINER
+        owner = f"{NOBODY}:{NOBODY}" if job.user[0] == NOBODY and in_container else ""
         if unfinished and not job.checks and mirror.restore_journal(self.node, record, owner):
             self._say(f"the mirrored journal of run {record.run_id} was restored on the node")
         slurm_job = run_script.start(self.node, job)
@@ -420,6 +496,7 @@ class NodePush:
             "python": host.python,
         }
         choices: dict[str, Any] = login | {
+            "environment": shipped.environment,
             "place": chosen.survey.place,
             "engine": chosen.engine,
             "key": str(request.key.path),
@@ -465,8 +542,10 @@ class NodePush:
 
     def _job(self, chosen: ChosenEngine, shipped: Shipped, record: Record) -> run_script.Job:
         request, survey, part, image = self.request, chosen.survey, self.part, chosen.image
-        facts = survey.engines[chosen.engine].facts if chosen.engine != "none" else None
-        gpu_image = image is None or image.variant.driver is not None
+        in_container = chosen.engine not in WITHOUT_CONTAINER
+        facts = survey.engines[chosen.engine].facts if in_container else None
+        variant = image.variant if image else chosen.variant
+        gpu_image = variant is None or variant.driver is not None
         use_gpus = not request.on_cpu and gpu_image and (bool(survey.gpus) or request.slurm is not None)
         access = facts.gpus if facts else None
         member = None
@@ -485,6 +564,8 @@ class NodePush:
             gpus=(access or ("cdi" if request.slurm else None)) if use_gpus else None,
             # A node that has lost its GPUs must fail its check, so the check must not move to the CPU.
             on_cpu=request.on_cpu or (not use_gpus and chosen.engine != "none" and not request.checks),
+            environment=shipped.environment,
+            claim=None if in_container else run_script.claim_of(survey.place, request.push),
             budget_seconds=request.budget_seconds,
             checks=request.checks,
             level=request.level,
@@ -500,6 +581,7 @@ class NodePush:
         """Watch a run until it ends, then fetch its bundle and clean the node."""
         record.mirror.mkdir(parents=True, exist_ok=True)
         self._update(run_id=record.run_id, engine=record.engine, image=record.image)
+        self._update(environment=record.environment)
         self._enter("run", record.run_id)
         status = self._watch(record)
         if status is None:
@@ -634,6 +716,7 @@ class NodePush:
     def _end_unchanged(self, record: Record) -> None:
         """End the push of a run whose bundle was fetched; a node check's verdict is read from the bundle."""
         self._update(run_id=record.run_id, bundle=record.bundle, engine=record.engine, image=record.image)
+        self._update(environment=record.environment)
         if self.request.checks:
             key, revoked = self.request.key, self.shared.revoked
             verdict = certify_and_receive.read_received(key, record.bundle, now(), recompute, revoked)

@@ -93,7 +93,9 @@ class Node(Protocol):
         EnvironmentCannot if the answer is longer than `most_bytes`.
         """
 
-    def read(self, script: str, take: Callable[[bytes], object]) -> CommandResult:
+    def read(
+        self, script: str, take: Callable[[bytes], object], *, seconds: float = ANSWER_SECONDS
+    ) -> CommandResult:
         """Run a script and call `take` with its output as it arrives; the result's `out` stays empty."""
 
     def close(self) -> None: ...
@@ -125,8 +127,10 @@ class Here:
             raise Unreachable(f"no answer in {seconds:.0f} s") from None
         return CommandResult(done.returncode, done.stdout, done.stderr)
 
-    def read(self, script: str, take: Callable[[bytes], object]) -> CommandResult:
-        answer = self.ask(script, seconds=3600)
+    def read(
+        self, script: str, take: Callable[[bytes], object], *, seconds: float = ANSWER_SECONDS
+    ) -> CommandResult:
+        answer = self.ask(script, seconds=max(3600, seconds))
         take(answer.out)
         return answer
 
@@ -162,8 +166,10 @@ class Remote:
         answer = self._exchange(script, pieces, take, seconds)
         return CommandResult(answer.code, out.getvalue(), answer.err)
 
-    def read(self, script: str, take: Callable[[bytes], object]) -> CommandResult:
-        return self._exchange(script, (), take, ANSWER_SECONDS)
+    def read(
+        self, script: str, take: Callable[[bytes], object], *, seconds: float = ANSWER_SECONDS
+    ) -> CommandResult:
+        return self._exchange(script, (), take, seconds)
 
     def close(self) -> None:
         if self._connection is not None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from bench.base.errors import BenchError
+from bench.base.names import ANY_PYTHON
 from bench.bundle.verdict import RunContents
 from bench.node_check.check_manifest import AnyManifest, CheckManifest
 from bench.node_check.check_results import TOLD_ANYWAY, CheckContents, CheckResults, told
@@ -45,7 +46,10 @@ class PushOptions:
     assemble: bool = True  # whether the node may assemble layers from package files that it downloads
     index: str | None = None  # URL of a package index for the node; None: those of the node's pip
     mirror: str | None = None  # URL of a Debian mirror for the node; None: those of the node's apt
-    python: str = "python3"
+    python: str = ANY_PYTHON
+    variant: str | None = None  # of the environment; None: the one that fits the node's driver
+    wheelhouse: Path | None = None  # folder on this machine with wheels that an index may lack
+    source: Path | None = None  # bench's repository, which has the locks; None: the working folder
     place: str | None = None  # folder on the node; None: $HOME/.bench
     budget_seconds: float | None = None
     level: Depth | None = None  # depth of a node check; None: the manifest's level
@@ -95,9 +99,10 @@ class Result:
     findings: tuple[PreflightFinding, ...] = ()
     error: BenchError | None = None
     image: str | None = None
+    environment: str | None = None  # digest of the environment, if the engine is "venv"
     engine: str | None = None
     sent_bytes: int = 0
-    to_send_bytes: int | None = None  # bytes that a push would send at most, after a dry run
+    to_send_bytes: int | None = None  # that a push would send at most, after a dry run; None: not known
     code: int | None = None  # exit code of the run on the node
     bundle: Path | None = None
     verdict: AnyVerdict | None = None
@@ -210,6 +215,7 @@ def to_json(result: Result) -> Mapping[str, Any]:
         "findings": [{"level": f.level, "what": f.what, "advice": f.advice} for f in result.findings],
         "engine": result.engine,
         "image": result.image,
+        "environment": result.environment,
         "sent_bytes": result.sent_bytes,
         "to_send_bytes": result.to_send_bytes,
         "bundle": str(result.bundle) if result.bundle else None,

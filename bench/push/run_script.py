@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench.base.errors import EnvironmentCannot
-from bench.base.names import ENGINES_WITH_STORE, IMAGE_VARIABLE
+from bench.base.names import ENGINES_WITH_STORE, IMAGE_VARIABLE, WITHOUT_CONTAINER
 from bench.base.strict_json import to_json
 from bench.images.archive import Identity
 from bench.images.container import (
@@ -81,14 +81,32 @@ class Job:
     member: GroupMember | None = None  # None: the node trains alone, or Slurm brings several together
     data: tuple[Path, ...] = ()  # folders of data on the node
     moved: bool = False  # the run was begun on another machine of the same kind
+    environment: str | None = None  # digest of the environment, for the engine "venv"
+    claim: str | None = None  # file by which others leave what was shipped, until the run's folder exists
 
     @property
     def folder(self) -> str:
         return f"{self.place}/runs/{self.run_id}"
 
     @property
+    def in_environment(self) -> str:
+        """Path of the environment on the node."""
+        assert self.environment is not None
+        return environment_folder(self.place, self.environment)
+
+    @property
     def container(self) -> str:
         return f"bench-{self.run_id}"
+
+
+def environment_folder(place: str, digest: str) -> str:
+    """Return the path of an environment on a node."""
+    return f"{place}/environments/{digest.removeprefix('sha256:')}"
+
+
+def claim_of(place: str, push: str) -> str:
+    """Return the path of the file by which a push keeps others from deleting what it ships."""
+    return f"{place}/.claim-{push}"
 
 
 def script(job: Job) -> str:
@@ -151,13 +169,19 @@ def _preparations(job: Job, *, several: bool) -> list[str]:
         lines.append(_remove_container(job))
     if job.checks:
         lines.append(f"rm -rf out/{job.run_id} out/{job.run_id}.tar  # a check never resumes")
-    if job.engine in ("none", "apptainer"):
+    if job.engine in (*WITHOUT_CONTAINER, "apptainer"):
         lines.append("mkdir -p tmp  # for compilers; removed with the run")
-    if job.engine == "none":
+    if job.engine in WITHOUT_CONTAINER:
         lines += [
             f"export PYTHONPATH={shlex.quote(job.runnable)} PYTHONDONTWRITEBYTECODE=1",
             'export TMPDIR="$PWD/tmp" XDG_CACHE_HOME="$PWD/tmp" TRITON_CACHE_DIR="$PWD/tmp/triton"',
         ]
+    if job.engine == "venv":
+        lines += [
+            "unset PYTHONDONTWRITEBYTECODE",
+            'export HOME="$PWD/tmp" XDG_CONFIG_HOME="$PWD/tmp" PYTHONPYCACHEPREFIX="$PWD/tmp/python"',
+        ]
+        lines += ["export BENCH_TOGETHER=yes"] if job.member or several else []
     return lines
 
 
@@ -178,9 +202,14 @@ def argv(job: Job, member: GroupMember | None) -> list[str]:
     """Return the command of one node. A word may contain {NAME}, a variable that `shell_line` replaces."""
     follows = member is not None and member.node > 0
     arguments = _check_arguments(job) if job.checks else _run_arguments(job, member, follows=follows)
-    if job.engine == "none":
+    if job.engine in WITHOUT_CONTAINER:
         files = {MANIFEST: "manifest.json", CHALLENGE: "challenge.json", MEET_SECRET: SECRET_FILE, OUT: "out"}
-        return [job.python, "-m", "bench", *(files.get(word, word) for word in arguments)]
+        command = [files.get(word, word) for word in arguments]
+        if job.engine == "none":
+            return [job.python, "-m", "bench", *command]
+        data = [word for folder in job.data for word in ("--data", str(folder))]
+        confined = [f"{job.in_environment}/bin/python", "-m", "bench.environment.confined"]
+        return [*confined, job.in_environment, *data, "--", *command]
     environment = {name: f"{{{name}}}" for name in handed_on(member is not None)}
     if job.identity:
         environment[IMAGE_VARIABLE] = json.dumps(to_json(job.identity))
@@ -263,16 +292,18 @@ def prepare(node: Node, job: Job, manifest: bytes, challenge: bytes, meet_secret
     `meet_secret` is that of nodes that train together.
     """
     folder = shlex.quote(job.folder)
-    owner = f"chown {NOBODY}:{NOBODY} out; " if job.user[0] == NOBODY and job.engine != "none" else ""
+    in_container = job.engine not in WITHOUT_CONTAINER
+    owner = f"chown {NOBODY}:{NOBODY} out; " if job.user[0] == NOBODY and in_container else ""
     files = {"manifest.json": manifest, "challenge.json": challenge, "run.sh": script(job).encode()}
     private = ""
     if meet_secret:
         files[SECRET_FILE] = meet_secret
         private = "mkdir -p -m 700 private; rm -f private/*; "
+    unclaim = f"rm -f {shlex.quote(job.claim)}; " if job.claim else ""
     stale = f"rm -f out/{job.run_id}/request.json out/{job.run_id}/run-cert.pub; "  # for an earlier key
     write = "; ".join(f"head -c {len(data)} >{name}" for name, data in files.items())
     answer = node.ask(
-        f"set -e; umask 022; mkdir -p {folder}/out; cd {folder}; {owner}{stale}{private}{write}",
+        f"set -e; umask 022; mkdir -p {folder}/out; {unclaim}cd {folder}; {owner}{stale}{private}{write}",
         files.values(),
     )
     if answer.code:

@@ -153,10 +153,12 @@ def _ended(result: Result) -> str:
         case "running":
             return f"run {result.run_id} continues on the node: bench attach {result.run_id}"
         case "would":
-            size = size_text(result.to_send_bytes or 0)
-            return f"the run can start; at most {size} to send; nothing was changed"
+            known = result.to_send_bytes is not None
+            size = f"; at most {size_text(result.to_send_bytes or 0)} to send" if known else ""
+            return f"the run can start{size}; nothing was changed"
         case "ready":
-            return f"the image is on the node, {size_text(result.sent_bytes)} sent"
+            what = "environment" if result.environment else "image"
+            return f"the {what} is on the node, {size_text(result.sent_bytes)} sent"
         case "unchanged":
             checked = f" ({verdict_text(result)})" if result.checked else ""
             return f"nothing to do{f': {result.bundle}' if result.bundle else ''}{checked}"

@@ -11,6 +11,7 @@ blobs stay as long as the image does.
 from __future__ import annotations
 
 import shlex
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +30,8 @@ from bench.push.remote import ANSWER_SECONDS, CommandResult, Node, demand, plain
 _CHUNK = 2**17  # bytes
 _LOAD_SECONDS = 3600.0  # for loading or pulling an image
 _ATTEMPTS = 3  # to send a layer, if it arrives with a wrong hash
+_STALE_LOOKS = 20  # looks at a part that does not grow, after which its writer is taken for gone
+_BUSY, _BUSY_SECONDS = 75, 1.0  # exit code while another push writes the same layer; pause before a new look
 Progress = Callable[[int, int], object]  # called with the bytes sent so far, and the total
 
 
@@ -40,6 +43,7 @@ class Shipped:
     sent_bytes: int
     changed: bool
     identity: Identity | None = None  # None: no image, or the engine does not know its identity
+    environment: str | None = None  # digest of the environment in which bench's code runs
 
 
 def tag_of(image: Shippable) -> str:
@@ -114,7 +118,6 @@ def ship(
     sif = f"{place}/images/{image.config.removeprefix('sha256:')[:16]}.sif"
     if engine == "apptainer" and not node.ask(f"test -s {shlex.quote(sif)}").code:
         return Shipped(sif, 0, False, image.facts.identity)
-    demand(node, f"umask 077; mkdir -p {shlex.quote(place)}/blobs", f"making {place}")
     held = layers_held(survey, engine, image)
     delivered = assemble(held) or _deliver(node, place, image, held, store, progress)
     load = "docker load" if engine == "docker" else "podman load --quiet"
@@ -145,9 +148,10 @@ def _deliver(
 
 
 def send_all(node: Node, place: str, layers: list[Blob], progress: Progress) -> int:
-    """Send the layers, without the bytes that the node has already; return the number of bytes sent."""
+    """Send layers or wheels, without the bytes that the node has already; return the number of bytes sent."""
     sizes = [blob.path.stat().st_size for blob in layers]
     total, before, sent = sum(sizes), 0, 0
+    demand(node, f"umask 077; mkdir -p {shlex.quote(place)}/blobs", f"making {place}")
     progress(0, total)
     for blob, size in zip(layers, sizes, strict=True):
         sent += _send(node, place, blob, size, partial(_advance, progress, before, total))
@@ -163,15 +167,22 @@ def _advance(progress: Progress, before: int, total: int, count: int) -> None:
 def _send(node: Node, place: str, blob: Blob, size: int, advance: Callable[[int], object]) -> int:
     """Send one layer and verify its hash on the node, in up to three attempts; return the bytes sent."""
     name = blob.digest.removeprefix("sha256:")
-    sent = 0
-    for _ in range(_ATTEMPTS):
+    sent = attempts = looks = 0
+    before = -1  # bytes at the last look while another push wrote them
+    while attempts < _ATTEMPTS:
         arrived = _arrived_bytes(node, place, name)
         if arrived is None:
             return sent
         start = arrived if arrived <= size else 0
-        redirect = ">>" if start else ">"
-        script = f"cd {shlex.quote(place)}/blobs && cat {redirect}{name}.part"
-        check_written(node.ask(script, pieces_of(blob.path, start, advance)), place)
+        if not _write(node, place, name, arrived, pieces_of(blob.path, start, advance), start):
+            advance(start)  # which ends the wait if the user asks to stop
+            looks = looks + 1 if arrived == before else 0
+            before = arrived
+            if looks >= _STALE_LOOKS:
+                _take_over(node, place, name)
+            time.sleep(_BUSY_SECONDS)
+            continue
+        attempts += 1
         sent += size - start
         check = f"cd {shlex.quote(place)}/blobs && sha256sum {name}.part"
         digest = demand(node, check, "hashing a layer", ANSWER_SECONDS + size / 10e6)
@@ -187,6 +198,32 @@ def _send(node: Node, place: str, blob: Blob, size: int, advance: Callable[[int]
     raise EnvironmentCannot(
         f"a layer arrived damaged {_ATTEMPTS} times", advice="the node's disk or memory may be faulty"
     )
+
+
+def _write(node: Node, place: str, name: str, arrived: int, pieces: Iterator[bytes], start: int) -> bool:
+    """Write a layer from byte `start` on; return False if another push is writing it.
+
+    The part is locked, so that two pushes never write it at once, and what the other one has sent counts.
+    """
+    part = f"{name}.part"
+    here = f"cd {shlex.quote(place)}/blobs && exec 9>>{part}"
+    if node.ask(f"{here} && flock -n 9").code == 1:
+        return False
+    busy = f"{{ cat >/dev/null; exit {_BUSY}; }}"  # reads all, since an early end would break the connection
+    empty = "" if start == arrived else f": >{part}; "
+    script = f'{here}; flock -n 9 || {busy}; [ "$(wc -c <{part})" -eq {arrived} ] || {busy}; {empty}cat >&9'
+    answer = node.ask(script, pieces)
+    if answer.code == _BUSY:
+        return False
+    check_written(answer, place)
+    return True
+
+
+def _take_over(node: Node, place: str, name: str) -> None:
+    """Put a copy in place of a part whose writer holds it and sends nothing: its connection was lost."""
+    part = f"{name}.part"
+    copy = f"cd {shlex.quote(place)}/blobs && cp {part} {part}.copy && mv {part}.copy {part}"
+    demand(node, copy, "copying what has arrived of a layer")
 
 
 def _has_hash(path: Path, sha256: str) -> bool:
@@ -308,12 +345,15 @@ def pull(node: Node, survey: Survey, engine: str, reference: str, required: str 
     return Shipped(stored.id, 0, changed, identity)
 
 
-def ship_code(node: Node, place: str, store: ImageStore, progress: Progress) -> Shipped:
-    """Send bench's own code, a few hundred kilobytes; its dependencies are in the node's Python."""
+def ship_code(node: Node, place: str, store: ImageStore, progress: Progress, claim: str) -> Shipped:
+    """Send bench's own code, a few hundred kilobytes; its dependencies are in the node's Python.
+
+    `claim` names a file by which no other push deletes the code before the run begins.
+    """
     digest, data = store.code()
     folder = f"{place}/code/{digest[:16]}"
     quoted = shlex.quote(folder)
-    if not node.ask(f"test -d {quoted}").code:
+    if not node.ask(f"mkdir -p {shlex.quote(place)} && : >{shlex.quote(claim)}; test -d {quoted}").code:
         return Shipped(folder, 0, changed=False)
     progress(0, len(data))
     script = (

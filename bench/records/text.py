@@ -7,7 +7,16 @@ from bench.records.estimate import Interval
 from bench.records.floor import Floor
 from bench.records.gradients import GradientCheck
 from bench.records.run_results import TrialResult
-from bench.records.trial import Crashed, Failure, Image, OutOfMemory, TimedOut, Unsupported
+from bench.records.trial import (
+    Crashed,
+    Environment,
+    Failure,
+    Image,
+    NodeFacts,
+    OutOfMemory,
+    TimedOut,
+    Unsupported,
+)
 
 # A CPU computes the numbers of such a recipe, for tests and to try a manifest out.
 FP8_ON_CPU = (
@@ -182,7 +191,28 @@ def outcome_line(result: TrialResult, unit: str) -> str:
     return f"{head} {interval_text(e.step_seconds)} s/step   {rate}   {interval_text(e.days)} days{doubt}"
 
 
-def image_text(image: Image | None) -> str:
+def software_line(node: NodeFacts) -> tuple[str, str]:
+    """Return what a run's software was, an image or an environment, and the digest that names it."""
+    if node.environment is not None:
+        return "environment", _environment_text(node.environment)
+    return "image", _image_text(node.image)
+
+
+def _environment_text(environment: Environment) -> str:
+    left_out = f", without {', '.join(environment.without)}" if environment.without else ""
+    return f"{environment.variant} {environment.digest}, Python {environment.python}{left_out}; no container"
+
+
+def software_digest(node: NodeFacts) -> tuple[str, str]:
+    """Return "image" or "environment", and its digest or what else is known of it, on one line."""
+    if node.environment is not None:
+        return "environment", node.environment.digest
+    if node.image is None:
+        return "image", "none"
+    return "image", node.image.config or f"{node.image.variant}, wheels {node.image.lock}"
+
+
+def _image_text(image: Image | None) -> str:
     """Format the image's variant and identity, from which the environment can be reproduced."""
     if image is None:
         return "none: the environment cannot be rebuilt from the bundle"

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Literal
 
 from bench.base.strict_json import canonical_json, later, to_json
+from bench.environment.identity import environment_digest
 from bench.training.models import Flops, Model
 
 
@@ -53,6 +54,24 @@ class Image:
 
 
 @dataclass(frozen=True, slots=True)
+class Environment:
+    """The locked Python environment that a run is in, on a node without a container engine."""
+
+    variant: str
+    lock: str  # sha256 of the lock of its wheels
+    python: str  # release of Python, which is the node's own
+    build: str  # sha256 of the interpreter
+    files: str  # sha256 of the tree of installed files
+    without: tuple[str, ...] = ()  # packages of the lock that were left out
+    confinement: tuple[str, ...] = ()  # the measures by which the run's process was confined
+
+    @property
+    def digest(self) -> str:
+        """The digest that a manifest's "environment" names."""
+        return environment_digest(self.lock, self.python, self.build, self.files)
+
+
+@dataclass(frozen=True, slots=True)
 class NodeFacts:
     """The machine as trials see it, without address or user name."""
 
@@ -68,12 +87,15 @@ class NodeFacts:
     image: Image | None = None  # None: not in an image built by bench
     switches: Mapping[str, str] | None = None  # None: the bundle is older than this field
     kernel_gpus: KernelGpus | None = later(None)  # noqa: RUF009 (frozen; None: no GPU, or an older bundle)
+    environment: Environment | None = later(None)  # noqa: RUF009
 
     @property
     def stack(self) -> str:
-        """A short digest of the software that trained: of Python, its packages, and the image."""
+        """A short digest of the software that trained: Python, its packages, and the image or environment."""
         image = self.image and (self.image.variant, self.image.lock, self.image.debian)
-        return hashlib.sha256(canonical_json([self.python, dict(self.packages), image])).hexdigest()[:12]
+        parts = [self.python, dict(self.packages), image]
+        parts += [self.environment.digest] if self.environment else []
+        return hashlib.sha256(canonical_json(parts)).hexdigest()[:12]
 
     @property
     def device(self) -> Literal["cpu", "cuda"]:

@@ -34,11 +34,17 @@ from bench.bundle.handshake import (
     key_id,
     principal,
 )
-from bench.bundle.held_to_manifest import check_image
+from bench.bundle.held_to_manifest import check_software
 from bench.bundle.pack import pack, signatures, write_bundle
-from bench.bundle.plausibility import doubts, require_consistent, require_measured, require_positive
+from bench.bundle.plausibility import (
+    doubts,
+    require_consistent,
+    require_measured,
+    require_positive,
+    require_same_node,
+)
 from bench.bundle.stated_manifest import StatedManifest
-from bench.bundle.statement import PREDICATE_SCHEMA, build_statement, parse_statement
+from bench.bundle.statement import PREDICATE_SCHEMA, build_statement, identity_of, parse_statement
 from bench.bundle.tar_format import (
     CERTIFICATE,
     ENVELOPE,
@@ -57,7 +63,7 @@ from bench.records.estimate import Interval
 from bench.records.fastest import fastest_with_confidence
 from bench.records.genuine_gpus import PRODUCT_ALONE, PRODUCT_TOGETHER
 from bench.records.run_results import Results, samples_bytes
-from bench.records.trial import Ceiling, Image, Measured, Measurement, StepSample, Trial
+from bench.records.trial import Ceiling, Environment, Image, Measured, Measurement, StepSample, Trial
 from bench.report.text.run_table import results_table
 from bench.signing.allowed_signers import TrustPolicy
 from bench.signing.dsse import seal
@@ -1309,10 +1315,59 @@ def test_a_run_in_another_image_than_the_manifest_names(
 
 def test_a_run_in_the_image_that_the_manifest_names_or_in_any_if_it_names_none() -> None:
     image = Image("cuda13", "a", "b", IMAGE)
-    check_image({"image": IMAGE}, image)
+    inside, outside = (replace(real_results().node, image=ran_in) for ran_in in (image, None))
+    check_software({"image": IMAGE}, inside)
     for manifest in ({}, {"image": None}):
-        check_image(manifest, image)
-        check_image(manifest, None)
+        check_software(manifest, inside)
+        check_software(manifest, outside)
+
+
+ENVIRONMENT = Environment("cpu", f"sha256:{'1' * 64}", "3.11.2", "2" * 64, "3" * 64)
+
+
+@pytest.mark.parametrize(
+    ("asked", "ran_in", "why"),
+    [
+        (OTHER_IMAGE, None, f"ran in no known environment, the manifest asks for {OTHER_IMAGE}"),
+        (OTHER_IMAGE, ENVIRONMENT, f"ran in {ENVIRONMENT.digest}, the manifest asks for {OTHER_IMAGE}"),
+        (
+            ENVIRONMENT.digest,
+            replace(ENVIRONMENT, files="4" * 64),
+            f"ran in {replace(ENVIRONMENT, files='4' * 64).digest}, the manifest asks for",
+        ),
+    ],
+)
+def test_a_run_in_another_environment_than_the_manifest_names(
+    tmp_path: Path, asked: str, ran_in: Environment | None, why: str
+) -> None:
+    path = tmp_path / "b.tar"
+    node = real_results().node
+    retold(path, asks={"environment": asked}, node=replace(node, environment=ran_in))
+    refused(path, why, recompute)
+
+
+def test_a_run_in_the_environment_that_its_manifest_names() -> None:
+    node = real_results().node
+    check_software({"environment": ENVIRONMENT.digest}, replace(node, environment=ENVIRONMENT))
+    check_software({}, replace(node, environment=ENVIRONMENT))
+
+
+def test_a_run_cannot_be_in_an_image_and_in_an_environment(tmp_path: Path) -> None:
+    path = tmp_path / "b.tar"
+    node = replace(real_results().node, environment=ENVIRONMENT, image=Image("cpu", "a", "b", IMAGE))
+    retold(path, node=node)
+    refused(path, "states both an image and an environment", recompute)
+
+
+def test_the_statement_binds_the_environment_and_bundles_without_one_stay_as_they_were() -> None:
+    node = real_results().node
+    assert "environment" not in identity_of(node)
+    inside = replace(node, environment=ENVIRONMENT)
+    assert identity_of(inside)["environment"] == ENVIRONMENT.digest
+    require_same_node(inside, identity_of(inside))
+    for signed, found in ((identity_of(node), inside), (identity_of(inside), node)):
+        with pytest.raises(VerificationFailed, match="another machine"):
+            require_same_node(found, signed)
 
 
 def on_two_gpus(path: Path, **more: Any) -> None:

@@ -30,7 +30,7 @@ class Answers(Here):
     ) -> CommandResult:
         return CommandResult(0, self._answer(script).encode("utf-8", "replace"), b"")
 
-    def read(self, script: str, take: Callable[[bytes], object]) -> CommandResult:
+    def read(self, script: str, take: Callable[[bytes], object], *, seconds: float = 60.0) -> CommandResult:
         take(self.ask(script).out)
         return CommandResult(0, b"", b"")
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bench.base.names import ENGINES
+from bench.base.names import ENGINES_OF_NODES
 
 MODULE = Path(__file__).parents[2] / "ansible/plugins/modules/push.py"
 BENCH = """#!/bin/sh
@@ -19,7 +19,7 @@ echo '{"nodes": [{"changed": false, "bundle": null, "image": null, "error": null
 
 def test_the_collection_offers_the_same_engines() -> None:
     """The module runs in Ansible's Python and cannot import bench, so it repeats the list."""
-    choices = ["auto", *ENGINES]
+    choices = ["auto", *ENGINES_OF_NODES]
     options = next(
         ast.literal_eval(node.value)
         for node in ast.parse(MODULE.read_text()).body

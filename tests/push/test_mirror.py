@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 from bench.base.errors import VerificationFailed
 from bench.operator import certify_and_receive
 from bench.operator.ssh_keygen import OperatorKey
-from bench.push import mirror, ship
+from bench.push import mirror, run_script, ship
 from bench.push.image_store import ImageStore
 from bench.push.push_record import Record
 from bench.push.remote import CommandResult, Here, Unreachable
@@ -87,7 +88,7 @@ class Endless(Here):
     ) -> CommandResult:
         return CommandResult(0, f"{'0' * 64}  -\n1000\n".encode(), b"")
 
-    def read(self, script: str, take: Callable[[bytes], object]) -> CommandResult:
+    def read(self, script: str, take: Callable[[bytes], object], *, seconds: float = 60.0) -> CommandResult:
         for _ in range(1000):
             take(bytes(600))
         return CommandResult(0, b"", b"")
@@ -165,7 +166,9 @@ def test_nothing_of_a_refused_bundle_stays(
         ) -> CommandResult:
             return CommandResult(0, f"{hashlib.sha256(bytes(600)).hexdigest()}  -\n600\n".encode(), b"")
 
-        def read(self, script: str, take: Callable[[bytes], object]) -> CommandResult:
+        def read(
+            self, script: str, take: Callable[[bytes], object], *, seconds: float = 60.0
+        ) -> CommandResult:
             take(bytes(600))
             return CommandResult(0, b"", b"")
 
@@ -193,7 +196,31 @@ def test_files_of_others_in_the_place_are_kept(record: Record) -> None:
 
 
 def test_an_empty_place_is_removed(record: Record) -> None:
-    shipped = ship.ship_code(Here(), record.place, ImageStore(print), lambda done, total: None)
+    claim = run_script.claim_of(record.place, record.push)
+    shipped = ship.ship_code(Here(), record.place, ImageStore(print), lambda done, total: None, claim)
     assert Path(shipped.runnable).is_dir()
+    Path(claim).unlink()  # as the start of the run does
     mirror.clean(Here(), dataclasses.replace(record, engine="none"))
+    assert not Path(record.place).exists()
+
+
+def test_what_another_push_has_just_shipped_stays_until_its_run_begins(record: Record) -> None:
+    claim = Path(run_script.claim_of(record.place, "another"))
+    shipped = ship.ship_code(Here(), record.place, ImageStore(print), lambda done, total: None, str(claim))
+    mirror.clean(Here(), dataclasses.replace(record, engine="venv"))
+    assert Path(shipped.runnable).is_dir()
+    os.utime(claim, (0, 0))  # of a push that was killed long ago
+    mirror.clean(Here(), dataclasses.replace(record, engine="venv"))
+    assert not Path(record.place).exists()
+
+
+def test_an_environment_is_deleted_although_it_is_read_only(record: Record) -> None:
+    folder = Path(record.place, "environments", "ab" * 32, "lib")
+    folder.mkdir(parents=True)
+    (folder / "module.py").touch()
+    for path in (folder / "module.py", folder, folder.parent):
+        path.chmod(0o555)
+    Path(record.place, "environments/.lock").touch()
+    Path(record.place, "environments/.new-1").mkdir()
+    mirror.clean(Here(), dataclasses.replace(record, engine="venv"))
     assert not Path(record.place).exists()

@@ -210,7 +210,7 @@ class Halves(Here):
         digest = hashlib.sha256(BUNDLE).hexdigest()
         return CommandResult(0, f"{digest}  -\n{len(BUNDLE)}\n".encode(), b"")
 
-    def read(self, script: str, take: Callable[[bytes], object]) -> CommandResult:
+    def read(self, script: str, take: Callable[[bytes], object], *, seconds: float = 60.0) -> CommandResult:
         start = int(script.split("+")[1].split()[0]) - 1
         half = (start + len(BUNDLE)) // 2
         take(BUNDLE[start:half])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import hashlib
 import os
 from collections.abc import Iterable
@@ -50,6 +51,43 @@ def test_data_that_arrived_is_not_sent_again(place: Path, blob: Blob) -> None:
     assert send(place, blob) == len(DATA)
     assert (place / "blobs" / name(blob)).read_bytes() == DATA
     assert send(place, blob) == 0
+
+
+def test_two_pushes_never_write_a_layer_at_once(
+    place: Path, blob: Blob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While another push writes, this one waits, and what the other has sent is not sent again."""
+    part = place / f"blobs/{name(blob)}.part"
+    part.write_bytes(DATA[:100_000])
+    other = part.open("ab", buffering=0)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    pauses = iter([DATA[100_000:200_000], DATA[200_000:300_000]])
+
+    def grow(seconds: float) -> None:
+        if seconds != ship._BUSY_SECONDS:  # of another module
+            return
+        data = next(pauses, None)
+        if data is None:
+            other.close()  # the other push is interrupted
+        else:
+            other.write(data)
+
+    monkeypatch.setattr(ship.time, "sleep", grow)
+    assert send(place, blob) == len(DATA) - 300_000
+    assert (place / "blobs" / name(blob)).read_bytes() == DATA
+
+
+def test_a_writer_whose_connection_was_lost_is_not_waited_for(
+    place: Path, blob: Blob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = place / f"blobs/{name(blob)}.part"
+    part.write_bytes(DATA[:100_000])
+    with part.open("ab", buffering=0) as stale:
+        fcntl.flock(stale, fcntl.LOCK_EX)
+        monkeypatch.setattr(ship, "_BUSY_SECONDS", 0.0)
+        assert send(place, blob) == len(DATA) - 100_000
+        stale.write(b"late")  # reaches nobody
+    assert (place / "blobs" / name(blob)).read_bytes() == DATA
 
 
 def test_a_partial_transfer_is_continued(place: Path, blob: Blob) -> None:
@@ -133,10 +171,11 @@ def test_a_layer_damaged_in_the_local_cache_is_compressed_again(place: Path, tmp
 
 def test_the_code_of_bench_arrives_unchanged(tmp_path: Path) -> None:
     store = ImageStore(lambda text: None)
-    shipped = ship.ship_code(Here(), str(tmp_path / "p"), store, lambda done, total: None)
+    place, claim = str(tmp_path / "p"), f"{tmp_path}/p/.claim-1"
+    shipped = ship.ship_code(Here(), place, store, lambda done, total: None, claim)
     assert shipped.changed and 0 < shipped.sent_bytes < 2_000_000
     assert (Path(shipped.runnable) / "bench/__init__.py").read_bytes() == (Path(bench.__file__).read_bytes())
-    again = ship.ship_code(Here(), str(tmp_path / "p"), store, lambda done, total: None)
+    again = ship.ship_code(Here(), place, store, lambda done, total: None, claim)
     assert (again.changed, again.sent_bytes) == (False, 0)
 
 

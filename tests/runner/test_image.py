@@ -11,8 +11,8 @@ import pytest
 from bench.base.errors import BadInput, EnvironmentCannot
 from bench.base.names import IMAGE_VARIABLE
 from bench.planning.manifest import parse_manifest
-from bench.records.text import image_text
-from bench.records.trial import Image
+from bench.records.text import software_line
+from bench.records.trial import Image, NodeFacts
 from bench.runner.machine.own_image import require_image, running_in
 
 DIGEST = "sha256:" + "a" * 64
@@ -78,6 +78,8 @@ def test_a_manifest_without_an_image_runs_anywhere() -> None:
 
 
 def test_only_a_run_with_a_known_image_is_called_reproducible() -> None:
-    assert image_text(IMAGE) == f"cpu {DIGEST}"
-    assert "not reproducible" in image_text(dataclasses.replace(IMAGE, config=None))
-    assert "cannot be rebuilt" in image_text(None)
+    node = NodeFacts("cpu", 1, 2**40, "os", "kernel", "3", image=IMAGE)
+    assert software_line(node) == ("image", f"cpu {DIGEST}")
+    unknown = dataclasses.replace(node, image=dataclasses.replace(IMAGE, config=None))
+    assert "not reproducible" in software_line(unknown)[1]
+    assert "cannot be rebuilt" in software_line(dataclasses.replace(node, image=None))[1]

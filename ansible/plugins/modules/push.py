@@ -62,15 +62,15 @@ options:
     elements: path
     default: []
   engine:
-    description: Program that runs the image on the host; C(none) uses a Python environment instead.
+    description: Program that runs the image on the host, or C(venv) or C(none), a Python environment.
     type: str
-    choices: [auto, docker, podman, apptainer, none]
+    choices: [auto, docker, podman, apptainer, venv, none]
     default: auto
   image:
     description: File written by C(bench image build), or a name in the controller's engine.
     type: path
   python:
-    description: Python on the host, for O(engine=none).
+    description: Python on the host, for O(engine=none) and O(engine=venv).
     type: str
     default: python3
   place:
@@ -158,7 +158,7 @@ ARGUMENTS = {
     "folders": {"type": "list", "elements": "path", "default": []},
     "engine": {
         "type": "str",
-        "choices": ["auto", "docker", "podman", "apptainer", "none"],
+        "choices": ["auto", "docker", "podman", "apptainer", "venv", "none"],
         "default": "auto",
     },
     "image": {"type": "path"},

@@ -136,12 +136,12 @@ def check_free(free: int, needed: int, what: str, where: str) -> None:
         raise EnvironmentCannot(message, where=where, advice=advice)
 
 
-def check_identity(identity: Identity | None, required: str | None, image: str) -> None:
+def check_identity(identity: Identity | None, required: str | None, image: str, engine: str = "none") -> None:
     """Refuse an image without the identity that the manifest requires; `image` is its name for messages."""
     if required is None:
         return
     if identity is None:
-        message = f"the manifest asks for the image {required}; --engine none uses no image"
+        message = f"the manifest asks for the image {required}; --engine {engine} uses no image"
         advice = "--engine docker or podman"
         raise EnvironmentCannot(message, advice=advice)
     if identity.config != required:

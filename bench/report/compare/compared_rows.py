@@ -26,8 +26,8 @@ from bench.records.marks import Mark
 from bench.records.run_results import Results, TrialResult
 from bench.records.slowdown import Slowed
 from bench.records.switches import deciding, in_words
-from bench.records.text import failure_text, gradients_text
-from bench.records.trial import Image, NodeFacts
+from bench.records.text import failure_text, gradients_text, software_digest
+from bench.records.trial import NodeFacts
 from bench.report.compare.energy import TelemetryCourse, course_of, telemetry_lines, watts_of
 from bench.training.models import Model
 
@@ -269,12 +269,9 @@ def _row(path: Path, verdict: Verdict[Contents], run: ComparedRun, model: Model)
 
 def _software(results: Results) -> Software:
     node = results.node
-    image = image_name(node.image) if node.image else None
+    kind, digest = software_digest(node)
+    image = f"{kind} {digest}" if node.environment else digest if node.image else None
     return Software(results.measured_by, node.packages.get("torch"), node.driver, image, node.stack)
-
-
-def image_name(image: Image) -> str:
-    return image.config or f"{image.variant}, wheels {image.lock}"
 
 
 def _uncertain(confidence: float, rival: TrialResult) -> UncertainFastest | None:
@@ -331,8 +328,7 @@ def _conditions(run: ComparedRun, model: Model, level: str) -> Iterator[tuple[st
     yield "memory cap", "none" if cap is None else f"{cap / 2**30:g} GiB"
     if folder := run.stated.data_of(model.name):
         yield "data", str(folder)
-    image = results.node.image
-    yield "image", image_name(image) if image else "none"
+    yield software_digest(results.node)
     yield "device", results.node.device
     if switches := deciding(results.node.switches or {}):
         yield "switches", in_words(switches)

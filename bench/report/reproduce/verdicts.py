@@ -17,7 +17,7 @@ from bench.records.fastest import fastest
 from bench.records.run_results import Results, TrialResult
 from bench.records.spread import shipped_spreads
 from bench.records.switches import NOT_SET, Switches, deciding, differences, others
-from bench.records.text import figures
+from bench.records.text import figures, software_digest
 from bench.records.trial import Ceiling, NodeFacts
 
 Verdict = Literal["reproduced", "not reproduced", "undecided", "not measured"]
@@ -310,9 +310,9 @@ def node_differences(here: NodeFacts, there: NodeFacts) -> Iterator[str]:
 
 
 def stack_differences(here: NodeFacts, there: NodeFacts) -> Iterator[str]:
-    """Yield differences in image, packages and switches: any of them makes another measurement."""
-    if here.image != there.image:
-        yield f"image {_image(here)} here, {_image(there)} there"
+    """Yield differences in image, environment, packages and switches: any makes another measurement."""
+    if (ours := software_digest(here)) != (theirs := software_digest(there)) or here.image != there.image:
+        yield f"{' '.join(ours)} here, {' '.join(theirs)} there"
     yield from differences(here.packages, there.packages, "none")
     yield from _switches(here, there, deciding)
 
@@ -343,12 +343,6 @@ def _switches(here: NodeFacts, there: NodeFacts, choose: Callable[[Switches], Sw
     """Yield differences among the switches that `choose` keeps; nothing if a bundle does not record any."""
     if here.switches is not None and there.switches is not None:
         yield from differences(choose(here.switches), choose(there.switches), NOT_SET)
-
-
-def _image(node: NodeFacts) -> str:
-    if node.image is None:
-        return "none"
-    return node.image.config or f"{node.image.variant}, wheels {node.image.lock}"
 
 
 def _devices(node: NodeFacts) -> str:

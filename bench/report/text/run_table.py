@@ -25,9 +25,9 @@ from bench.records.text import (
     figures,
     floor_text,
     gradients_text,
-    image_text,
     interval_text,
     share_text,
+    software_line,
     worst_text,
 )
 from bench.report.text.terminal import table, wrapped
@@ -121,7 +121,8 @@ def _notes(
         yield from _about_gradients(trial)
     if not results.node.gpus and any(model.recipe.precision == "fp8" for model in results.models):
         yield f"fp8    {FP8_ON_CPU}"
-    yield f"image  {image_text(results.node.image)}"
+    kind, software = software_line(results.node)
+    yield f"{kind}  {software}"
     if results.node.switches:
         yield f"set    {in_words(results.node.switches)}"
     yield from (f"SLOWED  {line}" for line in slowed_lines(slowed))

@@ -19,6 +19,7 @@ from bench.records import switches
 from bench.records.trial import NodeFacts
 from bench.runner.machine.gpus import gpus_here
 from bench.runner.machine.kernel_gpus import kernel_gpus
+from bench.runner.machine.own_environment import environment_here
 from bench.runner.machine.own_image import running_in
 
 # Packages that can change a result. Other packages are listed in env.json, but do not distinguish machines.
@@ -45,6 +46,7 @@ def probe(*, gpus_too: bool = True) -> NodeFacts:
         image=running_in(),
         switches=switches.kept(os.environ),
         kernel_gpus=kernel_gpus() if gpus else None,
+        environment=environment_here(os.environ),
     )
 
 

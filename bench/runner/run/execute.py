@@ -27,6 +27,7 @@ from bench.records.switches import deciding, in_words
 from bench.records.trial import NodeFacts
 from bench.runner.machine import probe, telemetry
 from bench.runner.machine.exclusive_use import warn_of_others
+from bench.runner.machine.own_environment import require_environment
 from bench.runner.machine.own_image import require_image
 from bench.runner.processes.jobs import LAST, Nodes
 from bench.runner.processes.supervisor import Supervisor
@@ -182,6 +183,7 @@ def _plan(
 ) -> tuple[NodeFacts, Plan]:
     node = probe.probe(gpus_too=not on_cpu)
     require_image(manifest, node.image)
+    require_environment(manifest, node.environment)
     probe.require_stack()
     if manifest.gpus is not None and manifest.gpus > 1 and not node.gpus and not on_cpu:
         raise EnvironmentCannot(

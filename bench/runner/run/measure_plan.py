@@ -19,7 +19,7 @@ from bench.records.estimate import ceiling_precisions
 from bench.records.floor import Floor, FloorOrReason, why_no_floor
 from bench.records.gradients import MOST_WRONG, CheckOrReason, GradientCheck, why_no_check, why_not_checked
 from bench.records.switches import deciding, differences
-from bench.records.text import bytes_text, failure_text
+from bench.records.text import bytes_text, failure_text, software_digest
 from bench.records.trial import (
     Crashed,
     Failure,
@@ -415,8 +415,8 @@ def _log(run: Run, name: str) -> Path:
 def _must_be_alike(node: NodeFacts) -> dict[str, str]:
     """Return the facts in which nodes that measure together must agree, by name."""
     gpus = ", ".join(gpu.name for gpu in node.gpus)
-    image = (node.image.config or "unknown") if node.image else "none"
-    facts = {"GPUs": gpus, "driver": node.driver or "none", "image": image, "Python": node.python}
+    kind, software = software_digest(node)
+    facts = {"GPUs": gpus, "driver": node.driver or "none", kind: software, "Python": node.python}
     return {**facts, **node.packages, **deciding(node.switches or {})}
 
 

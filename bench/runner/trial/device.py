@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import resource
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Self
@@ -67,7 +68,9 @@ class Device:
         if self.kind == "cuda":
             torch.cuda.reset_peak_memory_stats(self.index)
         else:
-            Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM: proc(5)
+            # Where a confined root may not write to /proc, the peak is that of the trial's whole process.
+            with suppress(PermissionError):
+                Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM: proc(5)
 
     def peak_bytes(self, *, recorded: bool = False) -> int:
         """Return the peak of this process's memory; `recorded` says that it replays CUDA graphs.

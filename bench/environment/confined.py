@@ -1,0 +1,115 @@
+"""The program that runs bench in an environment, with as few rights as a process can give itself.
+
+    ENVIRONMENT/bin/python -m bench.environment.confined ENVIRONMENT [--data DIR]... -- ARGUMENTS OF bench
+
+Started in the run's folder. It checks the environment, and becomes `python -m bench ARGUMENTS`, which
+
+- can gain no rights (no_new_privs), has no capabilities, and leaves no core dump;
+- where the kernel has Landlock: writes to out/ and tmp/ alone, and reads no home folder;
+- has no variables of the login, besides those that `KEPT` and `HANDED_ON` name.
+
+What a container has beyond that: no network, limits of memory and processes, a user and processes of its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import re
+import resource
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from bench.base.errors import EnvironmentCannot
+from bench.base.names import ENVIRONMENT_VARIABLE, VISIBLE
+from bench.environment import landlock, store
+from bench.environment.interpreter import this_interpreter
+
+# Variables of the login that the run keeps; run.sh sets those that name folders. Nodes that train together
+# also keep those by which NCCL and gloo connect them.
+KEPT = re.compile(
+    "PATH|LANG|TZ|PYTHONPATH|PYTHONPYCACHEPREFIX|PYTHONDONTWRITEBYTECODE|TMPDIR|HOME|XDG_CACHE_HOME|XDG_CONFIG_HOME"
+    f"|TRITON_CACHE_DIR|{VISIBLE}|SLURM_.*|BENCH_.*"
+)
+HANDED_ON = re.compile("NCCL_.*|GLOO_.*")
+_NO_NEW_PRIVS, _DROP_CAPABILITY = 38, 24  # of prctl
+_LAST_CAPABILITY = 63  # of all that the kernel's masks have room for
+# Folders of the root that hold homes and other users' files: only what the run needs there is allowed.
+_PRIVATE = ("home", "root", "tmp")
+# Devices that the run may write to: of the system's, of GPUs and of their network.
+_DEVICES = re.compile("null|zero|full|random|urandom|tty|ptmx|pts|nvidia.*|dri|kfd|infiniband")
+_DRIVER = ("libcuda.so.1", "libnvidia-ml.so.1")
+
+
+def main(arguments: Sequence[str]) -> int:
+    environment, options = Path(arguments[0]), list(arguments[1:])
+    own, command = options[: options.index("--")], options[options.index("--") + 1 :]
+    data = [Path(own[at + 1]) for at, word in enumerate(own) if word == "--data"]
+    try:
+        found = store.require_unchanged(environment, this_interpreter())
+    except EnvironmentCannot as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    variables = dict(kept(os.environ)) | {"USER": "nobody"}
+    confinement = list(confine(Path.cwd(), [environment, *(Path(each) for each in sys.path if each)], data))
+    described = {
+        name: getattr(found, name) for name in ("variant", "lock", "python", "build", "files", "without")
+    }
+    variables[ENVIRONMENT_VARIABLE] = json.dumps(described | {"confinement": confinement})
+    return os.execve(sys.executable, [sys.executable, "-m", "bench", *command], variables)
+
+
+def kept(variables: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield the variables that the run keeps, with the folders of LD_LIBRARY_PATH that hold NVIDIA's driver.
+
+    Other folders there could replace the environment's own libraries.
+    """
+    together = "BENCH_TOGETHER" in variables
+    for name, value in variables.items():
+        if KEPT.fullmatch(name) or (together and HANDED_ON.fullmatch(name)):
+            yield name, value
+    folders = [each for each in variables.get("LD_LIBRARY_PATH", "").split(":") if each]
+    if drivers := [each for each in folders if any((Path(each) / name).exists() for name in _DRIVER)]:
+        yield "LD_LIBRARY_PATH", ":".join(drivers)
+
+
+def confine(run: Path, code: Sequence[Path], data: Sequence[Path]) -> Iterator[str]:
+    """Take rights from this process; yield the name of each measure that is in force."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    yield "no core dumps"
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    if prctl(_NO_NEW_PRIVS, 1, 0, 0, 0) == 0:
+        yield "no new privileges"
+    dropped = [prctl(_DROP_CAPABILITY, number, 0, 0, 0) == 0 for number in range(_LAST_CAPABILITY + 1)]
+    if os.geteuid() != 0 or any(dropped):  # of a user who is not root, no program has capabilities
+        yield "no capabilities"
+    if in_force := landlock.confine(rules(run, code, data)):
+        yield f"Landlock {in_force}"
+
+
+def rules(run: Path, code: Sequence[Path], data: Sequence[Path]) -> Iterator[tuple[Path, int]]:
+    """Yield what the run may do in the file system, by path."""
+    private = {Path("/") / name for name in _PRIVATE}
+    with suppress(RuntimeError):
+        private.add(Path("/", *Path.home().resolve().parts[1:2]))
+    for path in sorted(Path("/").iterdir()):
+        if path not in private and path.resolve() not in private and path != Path("/dev"):
+            yield path, landlock.READ
+    for path in (Path(sys.base_prefix), Path(sys.executable).resolve().parent, *code, *data, run):
+        yield path, landlock.READ
+    yield Path("/dev"), landlock.READ
+    for path in Path("/dev").iterdir():
+        if _DEVICES.fullmatch(path.name):
+            yield path, landlock.DEVICES
+    # A process resets its own peak of memory there. Root could also write to the kernel's settings.
+    if not os.access("/proc/sys/kernel/core_pattern", os.W_OK):
+        yield Path("/proc"), landlock.READ | landlock.WRITE_FILE
+    for path in (Path("/dev/shm"), run / "out", run / "tmp"):
+        yield path, landlock.WRITE
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,297 @@
+"""The program that `bench push` starts on a node, with the node's own Python, to install an environment.
+
+    python -m bench.environment.on_node plan|install  <request  >lines
+
+In:  a request as JSON on stdin. Out: lines of JSON on stdout: {"at": ...} while it works, and as the last one
+{"plan": ...}, {"installed": ...} or {"error": ...}. Nothing printed has a password of pip's configuration.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.base.errors import EnvironmentCannot
+from bench.environment import store
+from bench.environment.download import WantedFile, fetch_all, measured_rate
+from bench.environment.interpreter import Interpreter, this_interpreter
+from bench.environment.package_index import OfferedFile, PackageIndex
+from bench.environment.pip_settings import masked, read_settings
+from bench.environment.unpack import unpacked_bytes
+from bench.environment.wheel_tags import misfit, rank, read_name
+
+UNPACKED = 4.0  # bytes of an environment for each byte of its wheels, at most: 3.8 for the CPU's lock
+_PAGES_AT_ONCE = 16
+_SAY_SECONDS = 0.5  # between two lines about progress
+
+
+@dataclass(frozen=True, slots=True)
+class LockedPackage:
+    """A package of a lock: its version and the digests of files that may be installed."""
+
+    name: str
+    version: str
+    sha256: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class InstallRequest:
+    """An environment to install: what it is made of, and where."""
+
+    place: Path  # folder for bench on the node
+    variant: str
+    lock: str
+    pins: str  # sha256 of the packages
+    packages: tuple[LockedPackage, ...]
+    without: tuple[str, ...]
+    index: str | None  # an index to use in place of those of pip's configuration
+    sent: Mapping[str, str]  # digests of wheels that the operator has sent, by project
+
+    @property
+    def environments(self) -> Path:
+        return self.place / "environments"
+
+    @property
+    def blobs(self) -> Path:
+        return self.place / "blobs"
+
+
+@dataclass(frozen=True, slots=True)
+class _Offers:
+    """What the indexes of this node have of the locked packages."""
+
+    wanted: Mapping[str, WantedFile]  # by project
+    lacking: Mapping[str, str]  # why the others cannot be had, by project
+    sizes: Mapping[str, int]
+
+
+def main(verb: str) -> int:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a broken connection must not leave a half-made environment
+    try:
+        request = read_request(json.load(sys.stdin))
+        answer = {"plan": plan, "install": install}[verb](request)
+    except EnvironmentCannot as error:
+        where = f"{error.where}: " if error.where else ""
+        _say({"error": {"message": masked(f"{where}{error.message}"), "advice": error.advice}})
+        return error.exit_code
+    _say(answer)
+    return 0
+
+
+def read_request(fields: Mapping[str, Any]) -> InstallRequest:
+    packages = (LockedPackage(name, version, frozenset(found)) for name, version, found in fields["packages"])
+    return InstallRequest(
+        **{
+            **fields,
+            "place": Path(fields["place"]),
+            "packages": tuple(packages),
+            "without": tuple(fields["without"]),
+        }
+    )
+
+
+# --- plan -----------------------------------------------------------------------------------------------
+
+
+def plan(request: InstallRequest) -> dict[str, Any]:
+    """Say whether the environment is here, and else what this node can download of it, and how fast."""
+    python = this_interpreter()
+    require_executable(request.place)
+    found = store.find(request.environments, request.pins, python)
+    facts = {"python": python.release, "version": python.text, "glibc": list(python.glibc)}
+    if found is not None:
+        return {"plan": facts | {"found": _described(found)}}
+    index = PackageIndex(read_settings(os.environ, Path.home(), request.index), Path.home())
+    offers = _offers(request.packages, index, python)
+    fastest = max(offers.wanted.values(), key=lambda file: offers.sizes.get(file.project, 0), default=None)
+    rate = measured_rate(fastest.offers[0], index) if fastest else None
+    return {
+        "plan": facts
+        | {
+            "found": None,
+            "sizes": dict(offers.sizes),
+            "lacking": dict(offers.lacking),
+            "troubles": list(index.troubles),
+            "index_rate": rate,
+            "free_bytes": shutil.disk_usage(_existing(request.place)).free,
+        }
+    }
+
+
+def _offers(packages: Sequence[LockedPackage], index: PackageIndex, python: Interpreter) -> _Offers:
+    """Look up every package in the indexes, several at a time."""
+    wanted: dict[str, WantedFile] = {}
+    lacking: dict[str, str] = {}
+    sizes: dict[str, int] = {}
+
+    def look_up(package: LockedPackage) -> None:
+        offers, why = fitting(package, index.files(package.name), python)
+        if not offers:
+            lacking[package.name] = why
+            return
+        wanted[package.name] = WantedFile(package.name, package.sha256, tuple(offers))
+        if size := index.size(offers[0]):
+            sizes[package.name] = size
+
+    with ThreadPoolExecutor(_PAGES_AT_ONCE) as pool:
+        list(pool.map(look_up, packages))
+    return _Offers(wanted, lacking, sizes)
+
+
+def fitting(
+    package: LockedPackage, files: Sequence[OfferedFile], python: Interpreter
+) -> tuple[list[OfferedFile], str]:
+    """Return the offered files that the lock accepts and that fit the Python, or else the reason.
+
+    A file whose digest the index does not state is accepted by its name here, and by its bytes later.
+    """
+    accepted, reasons, others = [], [], 0
+    for file in files:
+        name = read_name(file.name)
+        if name is None or name.version.lower() != package.version.lower():
+            continue
+        if file.sha256 is not None and file.sha256 not in package.sha256:
+            others += 1
+        elif (why := misfit(file.name, python)) is None:
+            accepted.append(file)
+        else:
+            reasons.append(why)
+    if accepted:
+        return sorted(accepted, key=lambda file: (file.sha256 is None, rank(file.name, python))), ""
+    if glibc := [why for why in reasons if "glibc" in why]:
+        return [], glibc[0]
+    if reasons:
+        return [], f"no wheel of it is for Python {python.text}"
+    return (
+        [],
+        "the index has it with other digests than the lock's" if others else "the index does not have it",
+    )
+
+
+def require_executable(place: Path) -> None:
+    """Refuse a folder on a file system that is mounted noexec: libraries could not be loaded from it."""
+    existing = _existing(place)
+    if os.statvfs(existing).f_flag & os.ST_NOEXEC:
+        raise EnvironmentCannot(
+            "its file system is mounted noexec, and no library can be loaded from it",
+            where=str(place),
+            advice="choose a folder on another file system: --place DIR",
+        )
+
+
+def _existing(path: Path) -> Path:
+    while not path.exists():
+        path = path.parent
+    return path
+
+
+def _described(made: store.StoredEnvironment) -> dict[str, Any]:
+    return {name: value for name, value in asdict(made).items() if name not in ("stamp", "pins")} | {
+        "digest": made.digest
+    }
+
+
+# --- install --------------------------------------------------------------------------------------------
+
+
+def install(request: InstallRequest) -> dict[str, Any]:
+    """Install the environment, from wheels that were sent and from the indexes; say which one was refused."""
+    python = this_interpreter()
+    require_executable(request.place)
+    with store.alone(request.environments, lambda: _say({"at": "another push installs it; waiting"})):
+        found = store.find(request.environments, request.pins, python)
+        if found is None:
+            wheels, refused = _wheels(request, python)
+            if refused:
+                return {"refused": refused}
+            found = _make(request, wheels, python)
+            for path in wheels.values():
+                path.unlink(missing_ok=True)
+    return {"installed": _described(found)}
+
+
+def _wheels(request: InstallRequest, python: Interpreter) -> tuple[dict[str, Path], dict[str, str]]:
+    """Return the wheels of all packages; second, by project, the reasons of those that cannot be had."""
+    request.blobs.mkdir(parents=True, exist_ok=True)
+    sent = {name: request.blobs / digest for name, digest in request.sent.items()}
+    here = {name: path for name, path in sent.items() if path.exists()}
+    index = PackageIndex(read_settings(os.environ, Path.home(), request.index), Path.home())
+    rest = [package for package in request.packages if package.name not in here]
+    if not rest:
+        return here, {}
+    offers = _offers(rest, index, python)
+    total = sum(offers.sizes.values())
+    _require_room(request.blobs, total, "the wheels")
+    progress = _Progress("downloading", total)
+    paths, refused = fetch_all(list(offers.wanted.values()), index, request.blobs, progress.advance)
+    progress.end()
+    return here | dict(paths), {**offers.lacking, **refused}
+
+
+def _make(
+    request: InstallRequest, wheels: Mapping[str, Path], python: Interpreter
+) -> store.StoredEnvironment:
+    total = unpacked_bytes(wheels)
+    _require_room(request.environments, total, "the environment")
+    progress = _Progress("installing", total)
+    described = {
+        "variant": request.variant,
+        "lock": request.lock,
+        "pins": request.pins,
+        "without": request.without,
+    }
+    made = store.make(request.environments, wheels, python, described, progress.advance)
+    progress.end()
+    return made
+
+
+def _require_room(folder: Path, needed: int, what: str) -> None:
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise EnvironmentCannot(
+            f"{free / 1e6:,.0f} MB are free, {what} will take {needed / 1e6:,.0f} MB",
+            where=str(folder),
+            advice="free some space on the node, or choose another disk: --place DIR",
+        )
+
+
+class _Progress:
+    """Says twice a second how many bytes are done; `advance` may be called by many threads."""
+
+    def __init__(self, what: str, total: int) -> None:
+        self._what, self._total, self._done = what, total, 0
+        self._lock, self._next = threading.Lock(), 0.0
+
+    def advance(self, count: int) -> None:
+        with self._lock:
+            self._done += count
+            if time.monotonic() >= self._next:
+                self._next = time.monotonic() + _SAY_SECONDS
+                self._tell()
+
+    def end(self) -> None:
+        self._tell()
+
+    def _tell(self) -> None:
+        _say({"at": self._what, "done": self._done, "total": max(self._total, self._done)})
+
+
+def _say(answer: Mapping[str, Any]) -> None:
+    try:
+        print(json.dumps(answer), flush=True)
+    except BrokenPipeError:  # the connection is lost: the installation goes on, and the next push finds it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1]))

@@ -1,0 +1,213 @@
+"""The environments of a node: found by what they were made of, made whole or not at all, checked before use.
+
+PLACE/environments/DIGEST/          read-only
+    bin/python                      a link to the node's Python
+    lib/python3.11/site-packages/   the files of the wheels
+    pyvenv.cfg                      by which Python knows that only these packages are its own
+    environment.json                the parts of the digest, and a stamp of every file's inode and times
+PLACE/environments/.new-*           one that is being made; a stale one is deleted by the next installation
+PLACE/environments/.lock            held by the installation that makes one
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.base.errors import EnvironmentCannot
+from bench.environment.identity import InstalledFile, environment_digest, tree_digest
+from bench.environment.interpreter import Interpreter
+from bench.environment.unpack import unpack
+
+DESCRIPTION = "environment.json"
+PUSH_AGAIN = "push again: it is installed anew"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEnvironment:
+    """An environment on a node, as its file environment.json describes it."""
+
+    variant: str
+    lock: str  # sha256 of the lock file, as sha256:...
+    pins: str  # sha256 of the packages that were asked for: those of the lock, without kernels left out
+    python: str  # release
+    build: str  # sha256 of the interpreter
+    files: str  # sha256 of the tree of files
+    without: tuple[str, ...]  # packages of the lock that were left out
+    stamp: str  # of every file's inode, size and times
+
+    @property
+    def digest(self) -> str:
+        return environment_digest(self.lock, self.python, self.build, self.files)
+
+
+def folder_of(environments: Path, digest: str) -> Path:
+    return environments / digest.removeprefix("sha256:")
+
+
+def read(folder: Path) -> StoredEnvironment:
+    """Read the description of an environment; EnvironmentCannot if it is none."""
+    try:
+        fields = json.loads((folder / DESCRIPTION).read_bytes())
+        return StoredEnvironment(**fields | {"without": tuple(fields["without"])})
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise EnvironmentCannot(
+            f"is no environment: {type(error).__name__}", where=str(folder), advice=PUSH_AGAIN
+        ) from None
+
+
+def find(environments: Path, pins: str, python: Interpreter) -> StoredEnvironment | None:
+    """Return an unchanged environment of these packages and this Python; None if there is none."""
+    for path in sorted(environments.glob("[0-9a-f]*")):
+        with suppress(EnvironmentCannot):
+            found = read(path)
+            if found.pins == pins and path == folder_of(environments, found.digest):
+                return require_unchanged(path, python)
+    return None
+
+
+def require_unchanged(folder: Path, python: Interpreter) -> StoredEnvironment:
+    """Refuse an environment whose files or Python are not those of its digest; return its description.
+
+    The files are hashed again only if an inode, a size or a time differs from when the environment was made.
+    """
+    found = read(folder)
+    if (found.python, found.build) != (python.release, python.build):
+        raise EnvironmentCannot(
+            f"it is for another Python {found.python}", where=str(folder), advice=PUSH_AGAIN
+        )
+    if _stamp(folder) != found.stamp:
+        files = _hashed(folder)
+        if tree_digest(files) != found.files:
+            raise EnvironmentCannot("its files were changed", where=str(folder), advice=PUSH_AGAIN)
+    return found
+
+
+@contextmanager
+def alone(environments: Path, wait: Callable[[], object]) -> Iterator[None]:
+    """Let one installation at a time into the folder; call `wait` if another one is at work.
+
+    Remains of installations that were killed are deleted. The lock ends with the process that holds it.
+    """
+    environments.mkdir(parents=True, exist_ok=True)
+    with (environments / ".lock").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            wait()
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        for stale in environments.glob(".new-*"):
+            remove(stale)
+        yield
+
+
+def make(
+    environments: Path,
+    wheels: Mapping[str, Path],
+    python: Interpreter,
+    described: Mapping[str, Any],
+    advance: Callable[[int], object],
+) -> StoredEnvironment:
+    """Make an environment from wheels under a temporary name, and rename it to its digest when it is whole.
+
+    `described` has the fields variant, lock, pins and without of its description.
+    """
+    new = Path(tempfile.mkdtemp(prefix=".new-", dir=environments))
+    try:
+        site = f"lib/python{python.text}/site-packages"
+        (new / site).mkdir(parents=True)
+        (new / "bin").mkdir()
+        files = unpack(wheels, site, new, advance)
+        (new / "bin/python").symlink_to(python.executable)
+        (new / "pyvenv.cfg").write_text(
+            f"home = {python.executable.parent}\n"
+            f"include-system-site-packages = false\n"
+            f"version = {python.release}\n"
+        )
+        _close(new)
+        made = StoredEnvironment(
+            **described,
+            python=python.release,
+            build=python.build,
+            files=tree_digest(files),
+            stamp=_stamp(new),
+        )
+        (new / DESCRIPTION).write_text(json.dumps(asdict(made), sort_keys=True, indent=1))
+        (new / DESCRIPTION).chmod(0o444)
+        target = folder_of(environments, made.digest)
+        if target.exists():  # it was changed, else `find` would have found it
+            remove(target)
+        new.rename(target)
+        target.chmod(0o555)
+        return made
+    except OSError as error:
+        raise EnvironmentCannot(
+            f"the environment cannot be written: {error.strerror}", where=str(environments)
+        ) from None
+    finally:
+        if new.exists():
+            remove(new)
+
+
+def remove(folder: Path) -> None:
+    """Delete an environment, whose folders are read-only."""
+    for path, _, _ in os.walk(folder):
+        with suppress(OSError):
+            Path(path).chmod(0o700)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _close(folder: Path) -> None:
+    """Make pyvenv.cfg and all folders below a folder read-only, as the files of wheels are already."""
+    (folder / "pyvenv.cfg").chmod(0o444)
+    for path, _, _ in os.walk(folder, topdown=False):
+        if Path(path) != folder:
+            Path(path).chmod(0o555)
+
+
+def _stamp(folder: Path) -> str:
+    """Return a sha256 over the inode, size, mode and times of every file, and of every folder inside."""
+    lines = []
+    for path, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            each = os.path.join(path, name)  # noqa: PTH118 (as pathlib: three times as long for 20,000 files)
+            if name == DESCRIPTION and path == str(folder):
+                continue
+            now = os.lstat(each)
+            lines.append(
+                f"{each[len(str(folder)) :]} {now.st_ino} {now.st_size} {now.st_mode} "
+                f"{now.st_mtime_ns} {now.st_ctime_ns}"
+            )
+    return hashlib.sha256("\n".join(sorted(lines)).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _hashed(folder: Path) -> list[InstalledFile]:
+    """Hash the files that came from wheels; bytecode, which Python may have written, is not among them."""
+    paths = [
+        path
+        for path in folder.rglob("*")
+        if not path.is_dir()
+        and path.relative_to(folder).as_posix() not in (DESCRIPTION, "pyvenv.cfg", "bin/python")
+    ]
+    with ThreadPoolExecutor() as pool:
+        return list(pool.map(lambda path: _hash(path, folder), paths))
+
+
+def _hash(path: Path, folder: Path) -> InstalledFile:
+    name = path.relative_to(folder).as_posix()
+    if path.is_symlink():
+        return InstalledFile(name, f"a link to {path.readlink()}", executable=False)
+    with path.open("rb") as file:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    return InstalledFile(name, sha256, bool(path.stat().st_mode & stat.S_IXUSR))

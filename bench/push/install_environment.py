@@ -1,0 +1,345 @@
+"""Install a locked environment on a node: from the node's own package index, and by SSH what that lacks.
+
+    plan     the node says what it has, what its index has, and how fast both are
+    send     wheels that the node cannot download, or only more slowly than they can be sent
+    install  the node downloads the rest, and makes the environment
+
+The node's part is bench/environment, which travels with bench's code. Every wheel is accepted by its digest.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.base.errors import BenchError, EnvironmentCannot
+from bench.base.strict_json import canonical_json, strict_loads
+from bench.environment.identity import environment_digest
+from bench.environment.interpreter import Interpreter
+from bench.images.archive import Blob
+from bench.images.fetch import digest, wheels, wheels_in
+from bench.push.answers import json_fields, short, understood
+from bench.push.locked_environment import LockedEnvironment, fits
+from bench.push.remote import ANSWER_SECONDS, Node, plain
+from bench.push.ship import Progress, send_all
+from bench.records.text import seconds_text, size_text
+
+_PLAN_SECONDS = 300.0  # for a node to ask its index for every package
+_INSTALL_SECONDS = 900.0  # longest silence of an installation
+_MOST_ANSWER_BYTES = 2**22
+_PROBE_BYTES = 3 * 2**19  # sent to measure the line; with fewer, buffers on the way would count as speed
+_FAST_INDEX = 12.5e6  # bytes per second of a node's line to its index, from which on ours is not measured
+_UNPACKED = 4.0  # bytes of an environment for each byte of its wheels; 3.8 for the CPU's lock
+_FASTER = 2.0  # by how much the operator's line must be the faster one to be used for everything
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_RELEASE = re.compile(r"3\.[0-9]{1,2}\.[0-9]{1,3}[a-z0-9+]{0,12}")
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """An environment on a node."""
+
+    digest: str
+    sent_bytes: int = 0
+    changed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class InstallPlan:
+    """A node's answer: what it can download itself."""
+
+    found: Installed | None
+    python: Interpreter
+    sizes: Mapping[str, int]  # bytes of the wheels that its index has, by package
+    lacking: Mapping[str, str]  # why the others cannot be had there
+    troubles: tuple[str, ...]  # of its indexes
+    index_rate: float | None  # bytes per second
+    free_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shipment:
+    """The packages to send over the operator's line, and why."""
+
+    packages: tuple[str, ...]
+    why: str
+    rate: float | None = None  # bytes per second of the operator's line; None: not measured yet
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentInstaller:
+    """Installs one environment on one node."""
+
+    node: Node
+    place: str
+    code: str  # folder of bench's code on the node
+    python: str  # path of Python on the node
+    locked: LockedEnvironment
+    index: str | None
+    wheelhouse: Path | None
+    say: Callable[[str], None]
+    progress: Progress
+
+    def install(self) -> Installed:
+        """Bring the environment to the node, unless it is there."""
+        plan = self._plan()
+        if plan.found is not None:
+            return plan.found
+        shipment = choose(plan, self.locked, lambda: uplink_rate(self.node))
+        sent: dict[str, str] = {}
+        count = self._send(plan, shipment, sent) if shipment.packages else 0
+        installed, refused = self._install(sent)
+        if installed is None:
+            self._explain(refused)
+            retry = Shipment(tuple(sorted(refused)), next(iter(refused.values())))
+            count += self._send(plan, retry, sent)
+            installed, refused = self._install(sent)
+        if installed is None:
+            name, why = next(iter(sorted(refused.items())))
+            raise EnvironmentCannot(f"the node cannot install {name}: {why}")
+        return Installed(installed.digest, count, changed=True)
+
+    # --- plan -------------------------------------------------------------------------------------------
+
+    def _plan(self) -> InstallPlan:
+        """Ask the node what it has and can download; changes nothing there."""
+        answer = self.node.ask(
+            self._command("plan"), [self._request({})], seconds=_PLAN_SECONDS, most_bytes=_MOST_ANSWER_BYTES
+        )
+        return read_plan(self._last(answer.text, answer.reason), self.locked)
+
+    def _command(self, verb: str) -> str:
+        program = f"{shlex.quote(self.python)} -P -s -B -m bench.environment.on_node {verb}"
+        return f"cd / && umask 022 && PYTHONPATH={shlex.quote(self.code)} {program}"
+
+    def _request(self, sent: Mapping[str, str]) -> bytes:
+        locked = self.locked
+        return canonical_json(
+            {
+                "place": self.place,
+                "variant": locked.variant.name,
+                "lock": locked.lock,
+                "pins": locked.pins,
+                "packages": [[p.name, p.version, sorted(p.sha256)] for p in locked.packages.values()],
+                "without": list(locked.without),
+                "index": self.index,
+                "sent": dict(sent),
+            }
+        )
+
+    def _last(self, text: str, reason: str) -> dict[str, Any]:
+        """Return the last line that the node's program printed; EnvironmentCannot for an error there."""
+        lines = text.strip().splitlines()
+        if not lines or not lines[-1].startswith("{"):
+            raise EnvironmentCannot(f"the node's Python cannot install an environment: {reason}")
+        with understood("the node does not answer as bench's program does"):
+            found = strict_loads(lines[-1])
+            if not isinstance(found, dict):
+                raise ValueError("not an object")
+            if error := json_fields(found, {"error": dict}).get("error"):
+                told = json_fields(error, {"message": str, "advice": str})
+                advice = plain(short(told["advice"], 400)) if "advice" in told else None
+                raise EnvironmentCannot(plain(short(told["message"], 600)), advice=advice)
+            return found
+
+    # --- send -------------------------------------------------------------------------------------------
+
+    def _send(self, plan: InstallPlan, shipment: Shipment, sent: dict[str, str]) -> int:
+        """Send wheels, say before how long it takes, and add their digests to `sent`; return the bytes."""
+        paths = self._wheels_here(plan, shipment)
+        digests = {name: digest(path) for name, path in paths.items()}
+        total = sum(path.stat().st_size for path in paths.values())
+        rate = shipment.rate or uplink_rate(self.node)
+        downloaded = sum(size for name, size in plan.sizes.items() if name not in paths)
+        check_room(plan.free_bytes, total + downloaded, self.place)
+        duration = seconds_text(total / rate) if rate else "unknown"
+        what = f"{len(paths)} of {len(self.locked.packages)} wheels, {size_text(total)}"
+        speed = f"about {duration} at {8 * (rate or 0) / 1e6:.0f} Mbit/s"
+        self.say(f"{what}, are sent over this line ({shipment.why}): {speed}")
+        blobs = [
+            Blob(path, f"sha256:{digests[name]}", f"sha256:{digests[name]}", compressed=True)
+            for name, path in sorted(paths.items())
+        ]
+        count = send_all(self.node, self.place, blobs, self.progress)
+        sent |= digests
+        return count
+
+    def _wheels_here(self, plan: InstallPlan, shipment: Shipment) -> Mapping[str, Path]:
+        """Return the wheels of a shipment, from --wheelhouse, bench's cache, or this machine's index."""
+        pins = {name: self.locked.packages[name] for name in shipment.packages}
+
+        def fitting(name: str) -> bool:
+            return fits(plan.python, name)
+
+        held = wheels_in(self.wheelhouse, pins, fitting) if self.wheelhouse else {}
+        rest = [pin for name, pin in pins.items() if name not in held]
+        if not rest:
+            return held
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bench/images/wheels"
+        minor = plan.python.glibc[1]
+        try:
+            return {**held, **wheels(rest, cache, plan.python.text, newest_glibc=minor, fits=fitting)}
+        except EnvironmentCannot as error:
+            first = rest[0].name
+            why = plan.lacking.get(first, shipment.why)
+            raise EnvironmentCannot(
+                f"neither the node nor this machine can get {first} {self.locked.packages[first].version}: "
+                f"the node: {why}; here: {error.message}",
+                advice="name an index that has it: --index URL; or a folder of wheels here: --wheelhouse DIR",
+            ) from None
+
+    # --- install ----------------------------------------------------------------------------------------
+
+    def _install(self, sent: Mapping[str, str]) -> tuple[Installed | None, Mapping[str, str]]:
+        """Let the node install; return the environment, or what the node could not get, with reasons."""
+        request = self._request(sent)
+        name = f"{self.place}/.request-{time.time_ns():x}"
+        write = f"umask 077; mkdir -p {shlex.quote(self.place)}; cat >{shlex.quote(name)}"
+        answer = self.node.ask(write, [request])
+        if answer.code:
+            raise EnvironmentCannot(f"writing failed: {answer.reason}", where=self.place)
+        reader = _ProgressReader(self.progress)
+        quoted = shlex.quote(name)
+        script = f"({self._command('install')}) <{quoted}; code=$?; rm -f {quoted}; exit $code"
+        done = self.node.read(script, reader.take, seconds=_INSTALL_SECONDS)
+        found = self._last(reader.text, done.reason)
+        with understood("the node does not answer as bench's program does"):
+            if refused := json_fields(found, {"refused": dict}).get("refused"):
+                known = {name: plain(short(str(why))) for name, why in refused.items()}
+                if not known.keys() <= self.locked.packages.keys():
+                    raise ValueError("names packages that are not in the lock")
+                return None, known
+            return _read_installed(found["installed"], self.locked), {}
+
+    def _explain(self, refused: Mapping[str, str]) -> None:
+        for name, why in sorted(refused.items())[:5]:
+            self.say(f"refused: {name}: {why}")
+
+
+class _ProgressReader:
+    """Keeps the last line of an installation's output, and passes the progress in the others on."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress, self._rest, self._count = progress, b"", 0
+        self.text = ""
+
+    def take(self, data: bytes) -> None:
+        self._count += len(data)
+        if self._count > _MOST_ANSWER_BYTES:
+            raise EnvironmentCannot(f"its answer is larger than {_MOST_ANSWER_BYTES:,} bytes")
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self.text = line.decode(errors="replace")
+            with suppress(ValueError, LookupError, TypeError):
+                at = json.loads(line)
+                self._progress(int(at["done"]), int(at["total"]))
+
+
+# --- decisions ------------------------------------------------------------------------------------------
+
+
+def choose(plan: InstallPlan, locked: LockedEnvironment, rate_here: Callable[[], float | None]) -> Shipment:
+    """Return what to send over the operator's line: what the node cannot download, or everything.
+
+    Everything is sent if this line is clearly faster than the node's to its index; `rate_here` measures it.
+    """
+    lacking = tuple(sorted(plan.lacking))
+    there = plan.index_rate
+    if len(lacking) == len(locked.packages) or there is None or there >= _FAST_INDEX:
+        return Shipment(lacking, _reason(plan))
+    here = rate_here()
+    if here is None or here <= _FASTER * there:
+        return Shipment(lacking, _reason(plan), here)
+    slow = f"the node's own line to its index gives {8 * there / 1e6:.1f} Mbit/s"
+    return Shipment(tuple(sorted(locked.packages)), slow, here)
+
+
+def _reason(plan: InstallPlan) -> str:
+    if plan.troubles:
+        return f"the node cannot download: {plan.troubles[0]}"
+    name = next(iter(sorted(plan.lacking)), "")
+    return f"{name}: {plan.lacking[name]}" if name else ""
+
+
+def check_room(free_bytes: int, wheel_bytes: int, place: str) -> None:
+    """Refuse a disk that cannot hold the wheels and the environment that is made of them."""
+    needed = int(wheel_bytes * (1 + _UNPACKED))
+    if free_bytes < needed:
+        raise EnvironmentCannot(
+            f"{size_text(free_bytes)} are free, the environment and its wheels need {size_text(needed)}",
+            where=place,
+            advice="free some space on the node, or choose another disk: --place DIR",
+        )
+
+
+def uplink_rate(node: Node) -> float | None:
+    """Measure the bytes per second that this machine can send to the node; None if that fails."""
+    with suppress(BenchError):
+        began = time.monotonic()
+        node.ask(":", seconds=ANSWER_SECONDS)
+        trip = time.monotonic() - began
+        began = time.monotonic()
+        node.ask("cat >/dev/null", [os.urandom(_PROBE_BYTES)], seconds=ANSWER_SECONDS)
+        return _PROBE_BYTES / max(time.monotonic() - began - trip, 1e-3)
+    return None
+
+
+# --- reading the answers --------------------------------------------------------------------------------
+
+
+def read_plan(answer: Mapping[str, Any], locked: LockedEnvironment) -> InstallPlan:
+    """Parse the node's plan; EnvironmentCannot for anything that bench's program does not print."""
+    with understood("the node does not answer as bench's program does"):
+        kinds: dict[str, type] = {
+            "python": str, "version": str, "glibc": list, "found": dict, "sizes": dict, "lacking": dict,
+            "troubles": list, "free_bytes": int,
+        }  # fmt: skip
+        fields = json_fields(answer["plan"], kinds)
+        major, minor = (int(part) for part in fields["version"].split("."))
+        glibc = (int(fields["glibc"][0]), int(fields["glibc"][1]))
+        python = Interpreter(Path(), (major, minor), short(fields["python"]), "", glibc)
+        found = _read_installed(fields["found"], locked) if "found" in fields else None
+        rate = answer["plan"].get("index_rate")
+        sizes = {name: _count(size) for name, size in fields.get("sizes", {}).items()}
+        lacking = {name: plain(short(str(why))) for name, why in fields.get("lacking", {}).items()}
+        if not {*sizes, *lacking} <= locked.packages.keys():
+            raise ValueError("names packages that are not in the lock")
+        return InstallPlan(
+            found=found,
+            python=python,
+            sizes=sizes,
+            lacking=lacking,
+            troubles=tuple(plain(short(str(each))) for each in fields.get("troubles", ())[:20]),
+            index_rate=float(rate) if isinstance(rate, int | float) and rate > 0 else None,
+            free_bytes=fields.get("free_bytes", 0),
+        )
+
+
+def _count(value: Any) -> int:
+    if not isinstance(value, int) or not 0 <= value < 2**50:
+        raise ValueError("not a size")
+    return value
+
+
+def _read_installed(fields: Any, locked: LockedEnvironment) -> Installed:
+    """Parse an environment's description; its digest must follow from its parts, its lock must be ours."""
+    kinds = dict.fromkeys(("lock", "python", "build", "files", "digest"), str)
+    described = json_fields(fields, kinds)
+    if not (_SHA256.fullmatch(described["build"]) and _SHA256.fullmatch(described["files"])):
+        raise ValueError("not a sha256")
+    if not _RELEASE.fullmatch(described["python"]) or described["lock"] != locked.lock:
+        raise ValueError("not the environment that was asked for")
+    expected = environment_digest(
+        described["lock"], described["python"], described["build"], described["files"]
+    )
+    if described["digest"] != expected:
+        raise ValueError("not the digest of its parts")
+    return Installed(expected)

@@ -1,0 +1,68 @@
+"""Read what an environment is made of from the locks in bench's repository, on the operator's machine."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import bench
+from bench.base.errors import BadInput
+from bench.base.strict_json import canonical_json
+from bench.environment.interpreter import Interpreter
+from bench.environment.wheel_tags import misfit
+from bench.images.fetch import digest, wheels_in
+from bench.images.locks import Pin, read_pins
+from bench.images.variants import Variant, images
+
+_ADVICE = "run in bench's repository, which has the locks, or name it: --source DIR"
+
+
+@dataclass(frozen=True, slots=True)
+class LockedEnvironment:
+    """The packages of a variant's lock, without compiled kernels for which there is no wheel."""
+
+    variant: Variant
+    lock: str  # sha256 of the lock file, as sha256:...
+    packages: Mapping[str, Pin]
+    without: tuple[str, ...]
+
+    @property
+    def pins(self) -> str:
+        """The sha256 of the packages and of the digests that may be installed."""
+        lines = [self.packages[name].line for name in sorted(self.packages)]
+        return hashlib.sha256(canonical_json(lines)).hexdigest()
+
+
+def read_locked(
+    source: Path | None, variant: Variant, python: str, wheelhouse: Path | None
+) -> LockedEnvironment:
+    """Read the lock of a variant for a Python, as major.minor, of the node.
+
+    Compiled kernels are on no index: those are installed whose wheels are in `wheelhouse`.
+    """
+    root = source or _repository()
+    path = root / variant.lock
+    if not path.exists():
+        raise BadInput(f"has no {variant.lock}", where=str(root), advice=_ADVICE)
+    packages = dict(read_pins(path))
+    built = root / f"docker/{variant.name}.built.lock"
+    kernels = dict(read_pins(built)) if built.exists() and python == images().python and wheelhouse else {}
+    here = wheels_in(wheelhouse, kernels) if kernels and wheelhouse else {}
+    without = tuple(name for name in variant.kernels if name in packages and name not in here)
+    packages |= {name: kernels[name] for name in here}
+    for name in without:
+        del packages[name]
+    return LockedEnvironment(variant, f"sha256:{digest(path)}", packages, without)
+
+
+def _repository() -> Path:
+    """Return the folder that has the locks: the working folder, or the one that bench's code is in."""
+    here = Path.cwd()
+    return here if (here / "docker/cpu.lock").exists() else Path(bench.__file__).parents[1]
+
+
+def fits(python: Interpreter, file_name: str) -> bool:
+    """Whether a wheel fits the Python of a node."""
+    return misfit(file_name, python) is None

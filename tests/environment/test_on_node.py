@@ -1,0 +1,206 @@
+"""The program on the node: what it says of a lock, an index and a machine, and what it installs."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.base.errors import EnvironmentCannot
+from bench.environment import on_node, store
+from bench.environment.interpreter import this_interpreter
+from bench.environment.on_node import LockedPackage, fitting
+from bench.environment.package_index import OfferedFile
+from tests.environment.made_wheels import PYTHON, make_index, make_wheel, serving, sha256_of
+
+SHA = "1" * 64
+
+
+@pytest.fixture(autouse=True)
+def _handler_of_hangups() -> Iterator[None]:
+    """Restore the handler that `on_node.main` replaces in its process."""
+    before = signal.getsignal(signal.SIGHUP)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+# --- which file ------------------------------------------------------------------------------------------
+
+
+def offered(tags: str, sha256: str | None = SHA, version: str = "2.13.0%2Bcpu") -> OfferedFile:
+    return OfferedFile(f"http://index/torch-{version}-{tags}.whl", sha256)
+
+
+@pytest.mark.parametrize(
+    ("files", "why"),
+    [
+        ([], "the index does not have it"),
+        ([offered("cp311-cp311-linux_x86_64", version="2.12.0")], "the index does not have it"),
+        (
+            [offered("cp311-cp311-linux_x86_64", "9" * 64)],
+            "the index has it with other digests than the lock's",
+        ),
+        ([offered("cp312-cp312-linux_x86_64")], "no wheel of it is for Python 3.11"),
+        (
+            [offered("cp312-cp312-linux_x86_64"), offered("cp311-cp311-manylinux_2_39_x86_64")],
+            "it needs glibc 2.39 or newer, the node has 2.36",
+        ),
+    ],
+)
+def test_a_package_that_cannot_be_downloaded_has_a_reason(files: list[OfferedFile], why: str) -> None:
+    package = LockedPackage("torch", "2.13.0+cpu", frozenset({SHA}))
+    assert fitting(package, files, PYTHON) == ([], why)
+
+
+def test_a_file_with_a_stated_digest_is_asked_for_before_one_without() -> None:
+    package = LockedPackage("torch", "2.13.0+cpu", frozenset({SHA}))
+    without, stated = offered("cp311-cp311-linux_x86_64", None), offered("cp311-cp311-linux_x86_64")
+    assert fitting(package, [without, stated], PYTHON)[0] == [stated, without]
+
+
+# --- the machine ----------------------------------------------------------------------------------------
+
+
+def test_a_noexec_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = os.statvfs(tmp_path)
+
+    class NoExec:
+        f_flag = here.f_flag | os.ST_NOEXEC
+
+    monkeypatch.setattr(os, "statvfs", lambda _: NoExec())
+    with pytest.raises(EnvironmentCannot, match="noexec") as caught:
+        on_node.require_executable(tmp_path / "not/yet/there")
+    assert caught.value.advice is not None and "--place" in caught.value.advice
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "value", "told"),
+    [
+        ("sys", "version_info", (3, 10, 1), "its Python is 3.10; environments are for 3.11 to 3.13"),
+        ("sys", "version_info", (3, 14, 0), "its Python is 3.14; environments are for 3.11 to 3.13"),
+        ("platform", "machine", lambda: "aarch64", "the locks are for x86_64"),
+        ("os", "confstr", lambda _: "musl 1.2", "its C library is not glibc"),
+    ],
+)
+def test_a_machine_that_no_wheel_is_for_is_refused(
+    monkeypatch: pytest.MonkeyPatch, module: str, name: str, value: Any, told: str
+) -> None:
+    monkeypatch.setattr(f"bench.environment.interpreter.{module}.{name}", value)
+    with pytest.raises(EnvironmentCannot) as caught:
+        this_interpreter()
+    assert told in caught.value.message
+    assert caught.value.advice
+
+
+# --- plan and install -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path / "place"
+    for path in (tmp_path / "place/environments").glob("*"):
+        store.remove(path)
+
+
+@pytest.fixture(autouse=True)
+def own_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The node's pip has no configuration besides that of the test."""
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    for name in [name for name in os.environ if name.startswith("PIP_") and name != "PIP_CONFIG_FILE"]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+def ask(
+    verb: str, request: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> dict[str, Any]:
+    """Return the last line that the program prints."""
+    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(request)))
+    on_node.main(verb)
+    answer: dict[str, Any] = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    return answer
+
+
+def request_for(place: Path, *wheels: Path, **changes: Any) -> dict[str, Any]:
+    names = [wheel.name.split("-")[:2] for wheel in wheels]
+    packages = [
+        [name, version, [sha256_of(wheel)]] for (name, version), wheel in zip(names, wheels, strict=True)
+    ]
+    return {
+        "place": str(place), "variant": "cpu", "lock": "sha256:1", "pins": "2" * 64, "packages": packages,
+        "without": [], "index": None, "sent": {}, **changes,
+    }  # fmt: skip
+
+
+def test_a_plan_names_what_the_index_lacks_and_installs_nothing(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, b = make_wheel(tmp_path / "w", "a"), make_wheel(tmp_path / "w", "b")
+    with serving(make_index(tmp_path / "index", a)) as server:
+        plan = ask("plan", request_for(place, a, b, index=server.simple), monkeypatch, capsys)["plan"]
+    assert plan["found"] is None
+    assert plan["sizes"] == {"a": a.stat().st_size}
+    assert plan["lacking"] == {"b": "the index does not have it"}
+    assert plan["index_rate"] is None  # so small a wheel says nothing of the line
+    assert plan["version"] == this_interpreter().text
+    assert not place.exists()
+
+
+def test_wheels_come_from_the_index_and_from_what_was_sent(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, b = make_wheel(tmp_path / "w", "a"), make_wheel(tmp_path / "w", "b")
+    (place / "blobs").mkdir(parents=True)
+    (place / "blobs" / sha256_of(b)).write_bytes(b.read_bytes())
+    with serving(make_index(tmp_path / "index", a)) as server:
+        request = request_for(place, a, b, index=server.simple, sent={"b": sha256_of(b)})
+        made = ask("install", request, monkeypatch, capsys)["installed"]
+        again = ask("install", request, monkeypatch, capsys)["installed"]
+        found = ask("plan", request, monkeypatch, capsys)["plan"]["found"]
+        assert sum(path.endswith(".whl") for path in server.paths()) == 1
+    assert made == again == found
+    assert store.folder_of(place / "environments", made["digest"]).is_dir()
+    assert list((place / "blobs").iterdir()) == []
+
+
+def test_an_index_that_lies_is_refused_and_nothing_is_installed(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a = make_wheel(tmp_path / "w", "a")
+    index = make_index(tmp_path / "index", a)
+    (index / "files" / a.name).write_bytes(b"another wheel under the name")
+    with serving(index) as server:
+        answer = ask("install", request_for(place, a, index=server.simple), monkeypatch, capsys)
+    assert "not the lock's" in answer["refused"]["a"]
+    assert not list((place / "environments").glob("[0-9a-f]*"))
+
+
+def test_a_full_disk_is_told_before_anything_is_unpacked(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a = make_wheel(tmp_path / "w", "a", files={"a/zeros": bytes(10_000_000)})
+    usage = on_node.shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(on_node.shutil, "disk_usage", lambda _: usage._replace(free=5_000_000))
+    with serving(make_index(tmp_path / "index", a)) as server:
+        error = ask("install", request_for(place, a, index=server.simple), monkeypatch, capsys)["error"]
+    assert "5 MB are free, the environment will take 10 MB" in error["message"]
+    assert "--place" in error["advice"]
+
+
+def test_a_password_of_the_nodes_configuration_is_in_nothing_that_is_printed(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a = make_wheel(tmp_path / "w", "a")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://me:s3cret@127.0.0.1:9/simple")
+    for verb in ("plan", "install"):
+        monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(request_for(place, a))))
+        on_node.main(verb)
+    said = capsys.readouterr().out
+    assert "http://****@127.0.0.1:9/simple" in said
+    assert "s3cret" not in said
