@@ -192,18 +192,15 @@ def _tell_each(records: Sequence[Record], ask: Callable[[Node, Record], NodeAnsw
 
 
 def _ask_to_end(node: Node, record: Record) -> NodeAnswer:
-    run = record.run_id
-    if (state := mirror.look(node, record).state) not in RUNNING:
-        return NodeAnswer(f"run {run} is not running ({state})")
-    mirror.cancel(node, record)
-    return NodeAnswer(f"run {run} was asked to end; bench fetch {run}")
+    return _ended(node, record, mirror.cancel) or NodeAnswer(
+        f"run {record.run_id} was asked to end; bench fetch {record.run_id}"
+    )
 
 
 def _cancel(node: Node, record: Record) -> NodeAnswer:
     run = record.run_id
-    if (state := mirror.look(node, record).state) not in RUNNING:
-        return NodeAnswer(f"run {run} is not running ({state})")
-    mirror.cancel(node, record)
+    if answer := _ended(node, record, mirror.cancel):
+        return answer
     if _ends(node, record):
         return NodeAnswer(f"run {run} has ended; bench fetch {run}")
     text = f"run {run} still runs {END_SECONDS:.0f} s after it was asked to end"
@@ -213,14 +210,21 @@ def _cancel(node: Node, record: Record) -> NodeAnswer:
 
 def _kill(node: Node, record: Record) -> NodeAnswer:
     run = record.run_id
-    if (state := mirror.look(node, record).state) not in RUNNING:
-        return NodeAnswer(f"run {run} is not running ({state})")
-    mirror.kill(node, record)
+    if answer := _ended(node, record, mirror.kill):
+        return answer
     if _ends(node, record):
         return NodeAnswer(f"run {run} was killed; a new push resumes it from its journal")
     text = f"run {run} still runs {END_SECONDS:.0f} s after it was killed"
     advice = "its processes wait for the kernel, as with a driver that hangs: look at the node's kernel log"
     return NodeAnswer(text, EnvironmentCannot.exit_code, advice)
+
+
+def _ended(node: Node, record: Record, end: Callable[[Node, Record], None]) -> NodeAnswer | None:
+    """End a run by `end`; return an answer instead if it does not run."""
+    if (state := mirror.look(node, record).state) not in RUNNING:
+        return NodeAnswer(f"run {record.run_id} is not running ({state})")
+    end(node, record)
+    return None
 
 
 def _ends(node: Node, record: Record) -> bool:
