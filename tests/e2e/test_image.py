@@ -208,7 +208,7 @@ def test_quickstart_runs_hardened_and_its_bundle_is_verified(machine: Machine, i
     assert environment["node"]["image"]["lock"] == image["labels"]["bench.lock"]
     assert {trial["outcome"] for trial in results["trials"]} == {"measured"}, results["trials"]
     assert any(trial["setting"] == ["compile-blocks"] for trial in results["trials"])
-    assert {c["name"] for c in sbom["components"]} >= {"torch", "transformers", "bench", "libc6"}
+    assert {c["name"] for c in sbom["components"]} >= {"torch", "transformers", "bench-appliance", "libc6"}
 
 
 @pytest.mark.parametrize("engine", ENGINES)
