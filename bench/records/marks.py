@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -29,6 +30,8 @@ UNSTEADY_SHARE = 0.5  # half-width as a share of the figure: the interval is as 
 # Load for each CPU from which others must be at work. A run on GPUs keeps a few CPUs busy for each GPU, and
 # all of them only while it compiles; a run on the CPU keeps all of them busy.
 MOST_OWN_LOAD = {"cuda": 0.7, "cpu": 2.0}
+AROUND_SECONDS = 1.5  # before and after the timed steps: a reading is a second from the next
+_MOST_AROUND = 16  # trials within that time
 _OTHERS = b'"others":true'
 _LOAD = re.compile(rb'"load":\s*(\d{1,7}(?:\.\d{1,20})?)')
 
@@ -77,9 +80,11 @@ class _Company:
     others: int = 0
     loads: list[tuple[float, float, int]] = field(default_factory=list)  # (for each CPU, load, CPUs)
 
-    def add(self, reading: Mapping[str, Any], cpus: Cpus) -> None:
+    def add_others(self, reading: Mapping[str, Any]) -> None:
         self.readings += 1
         self.others += reading.get("others") is True
+
+    def add_load(self, reading: Mapping[str, Any], cpus: Cpus) -> None:
         load, count = reading.get("load"), reading.get("cpus")
         count = count if type(count) is int and count > 0 else cpus.count
         if isinstance(load, int | float) and math.isfinite(load) and count > 0:
@@ -96,22 +101,36 @@ class _Company:
                 yield Mark("LOADED", f"a load of {load:.3g} on {count} CPUs, from other work", each)
 
 
+def _around(ordered: Sequence[tuple[float, float, str]], at: float) -> Iterator[str]:
+    """Yield the trials with a reading at `at` during or around their timed steps; `ordered` by beginning."""
+    begun_by_then = bisect_right(ordered, (at + AROUND_SECONDS, math.inf, ""))
+    for begun, ended, name in ordered[max(0, begun_by_then - _MOST_AROUND) : begun_by_then]:
+        if begun - AROUND_SECONDS <= at <= ended + AROUND_SECONDS:
+            yield name
+
+
 def company_marks(
     read: Callable[[], Iterable[bytes]], spans: Mapping[str, Span], cpus: Cpus
 ) -> Mapping[str, tuple[Mark, ...]]:
     """Find the trials beside which others were at work while their steps were timed; keyed by trial id.
 
     `read` returns telemetry.jsonl in pieces of whole lines, as for `slowdown.slowed_trials`. No trial has
-    company if `top_load` of every piece is at most `cpus.most_total`.
+    company if `top_load` of every piece is at most `cpus.most_total`. A trial may be shorter than the time
+    between two readings, so readings around it tell too whether another bench measured.
     """
     found: defaultdict[str, _Company] = defaultdict(_Company)
+    ordered = sorted((begun, ended, name) for name, (begun, ended) in spans.items())
     for line in (line for block in read() for line in block.split(b"\n")):
         reading = _reading(line)
         trial, at = reading.get("trial"), reading.get("at")
-        if isinstance(trial, str) and isinstance(at, int | float):
+        if not isinstance(at, int | float):
+            continue
+        for name in _around(ordered, at):
+            found[name].add_others(reading)
+        if isinstance(trial, str):
             begun, ended = spans.get(trial, (math.inf, -math.inf))
             if begun <= at <= ended:
-                found[trial].add(reading, cpus)
+                found[trial].add_load(reading, cpus)
     marks = {trial: tuple(company.marks(cpus)) for trial, company in found.items()}
     return {trial: seen for trial, seen in marks.items() if seen}
 

@@ -164,9 +164,20 @@ def test_company_is_judged_by_other_benches_and_by_the_load_of_each_cpu(
 
 
 def test_only_the_time_of_the_steps_counts() -> None:
-    said = lines({"others": True}, {}, {}, {"load": 99.0})
-    assert company_marks(lambda: said, {"t": (1, 2)}, GPUS) == {}
-    assert company_marks(lambda: said, {"u": (0, 9)}, GPUS) == {}
+    said = lines({"others": True}, {}, {}, {}, {"load": 99.0})
+    assert company_marks(lambda: said, {"t": (1.6, 3)}, GPUS) == {}
+    assert company_marks(lambda: lines({"load": 99.0}), {"u": (0, 9)}, GPUS) == {}, "of another trial"
+
+
+def test_a_trial_shorter_than_the_time_between_two_readings_is_disturbed_too() -> None:
+    """The readings just before and after it belong to other trials, or to none."""
+    said = lines(*[{"others": True, "trial": None}] * 4)
+    spans = {"t": (1.2, 1.5), "u": (1.6, 1.8), "later": (9.0, 9.1)}
+    found = company_marks(lambda: said, spans, GPUS)
+    assert {name: [mark.kind for mark in marks] for name, marks in found.items()} == {
+        "t": ["DISTURBED"],
+        "u": ["DISTURBED"],
+    }
 
 
 def test_the_search_of_a_block_finds_what_marks_are_made_of() -> None:

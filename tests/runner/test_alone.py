@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -53,21 +54,24 @@ def test_no_warning_for_other_gpus_or_later_runs_or_an_unwritable_lock(place: Pa
     assert said == []
 
 
-def test_each_run_sees_the_other_for_as_long_as_it_measures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "BEAT_SECONDS", 1000.0)
+def test_each_run_sees_the_other_for_as_long_as_it_measures_and_two_beats(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock[0], strftime=time.strftime,
+                                                        localtime=time.localtime))  # fmt: skip
+    monkeypatch.setattr(module.threading, "Thread", lambda **_: SimpleNamespace(start=int, join=int))
     with warn_of_others(["GPU-a"], lambda _: None) as first:
         assert not first.seen()
         with warn_of_others(["GPU-a"], lambda _: None) as second:
-            assert second.seen()  # it was there before
-            for _ in range(2):
-                first.beat()
-                second.beat()
-                first.beat()
+            assert (first.seen(), second.seen()) == (True, True)
+            for _ in range(5):  # trials that are shorter than a beat
+                clock[0] += 0.3
                 assert (first.seen(), second.seen()) == (True, True)
-                assert (first.seen(), second.seen()) == (False, False)  # since the last call
-        first.beat()
+        first.beat()  # the last touch of the second
+        clock[0] += 2.1
         first.seen()
-        first.beat()
+        clock[0] += 2.1
         assert not first.seen()
 
 

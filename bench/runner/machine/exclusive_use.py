@@ -7,6 +7,7 @@ the process ends, and touches the file when it begins. Containers share these fi
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import stat
 import threading
@@ -27,8 +28,9 @@ class Neighbours:
         self._files = files
         self._say = say
         self._silent = False  # once the user was told
-        self._seen = False
         self._touched: list[float] = []
+        self._seen_at = self._asked_at = -math.inf  # on the monotonic clock
+        self._lock = threading.Lock()  # a beat and a question would take each other's touch for a neighbour's
 
     def begin(self) -> None:
         """Tell of a bench that measures already, and touch the files for the first time."""
@@ -38,18 +40,23 @@ class Neighbours:
 
     def beat(self) -> None:
         """Look whether another bench has touched the files since the last beat, and touch them."""
-        pairs = zip(map(_begun_at, self._files), self._touched, strict=True)
-        if later := [now for now, before in pairs if now != before]:
-            self._tell(f"another bench began on this machine at {_clock(max(later))}")
-        self._touched = list(map(_touch, self._files))
+        with self._lock:
+            pairs = zip(map(_begun_at, self._files), self._touched, strict=True)
+            if later := [now for now, before in pairs if now != before]:
+                self._tell(f"another bench began on this machine at {_clock(max(later))}")
+            self._touched = list(map(_touch, self._files))
 
     def seen(self) -> bool:
-        """Whether another bench measured since the last call."""
-        seen, self._seen = self._seen, False
-        return seen
+        """Whether another bench measured since the last call, or in the two beats before it.
+
+        Without these beats, a trial that is shorter than a beat would not be disturbed.
+        """
+        self.beat()
+        since, self._asked_at = self._asked_at - 2 * BEAT_SECONDS, time.monotonic()
+        return self._seen_at >= since and self._seen_at > -math.inf
 
     def _tell(self, text: str) -> None:
-        self._seen = True
+        self._seen_at = time.monotonic()
         if not self._silent:
             self._silent = True
             self._say(f"{text}: {WRONG}")
