@@ -277,7 +277,7 @@ def test_a_machine_with_two_kinds_of_gpus_counts_as_neither(tmp_path: Path) -> N
     (entry,) = only(compared(path, budget=1e9)).entries
     assert entry.row.machine.label == "3x H100 80GB HBM3 + 1x A100-SXM4-80GB"
     assert entry.offers == ()
-    assert entry.gaps[0] == f"no price for 3x {H100} + 1x NVIDIA A100-SXM4-80GB"
+    assert entry.gaps[0] == f"no purchase price for 3x {H100} + 1x NVIDIA A100-SXM4-80GB"
 
 
 def test_a_bundle_on_trust_is_marked_and_ranked_apart(tmp_path: Path, capsys: Any) -> None:

@@ -34,7 +34,7 @@ def test_a_machine_without_a_price_is_named_and_stays_in_the_table(tmp_path: Pat
     a, b = two(tmp_path, gpu="NVIDIA H200")
     part = only(compared(a, b, budget=40_000.0))
     found = {entry.row.machine.name: entry for entry in part.entries}
-    assert found["NVIDIA H200"].gaps == ("no price for NVIDIA H200", "no rent for 1x NVIDIA H200")
+    assert found["NVIDIA H200"].gaps == ("no purchase price for NVIDIA H200", "no rent for 1x NVIDIA H200")
     assert found[H100].offers[0].price == 31_000
     assert found[H100].offers[0].marks == ("fastest in budget",)
 

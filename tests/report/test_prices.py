@@ -51,8 +51,8 @@ def test_the_papers_machines_cost_what_the_paper_says(gpu: str, count: int, pric
 
 def test_a_machine_without_a_quote_has_no_price() -> None:
     book = shipped_prices()
-    assert book.to_buy("NVIDIA H200", 1) == Gap("no price for NVIDIA H200")
-    assert book.to_buy(H100, 16) == Gap("no price for a system that holds 16 GPUs")
+    assert book.to_buy("NVIDIA H200", 1) == Gap("no purchase price for NVIDIA H200")
+    assert book.to_buy(H100, 16) == Gap("no purchase price for a system that holds 16 GPUs")
     assert book.to_rent("NVIDIA L4", 8) == Gap("no rent for 8x NVIDIA L4")
     assert book.to_rent(H100, 16) == Gap(f"no rent for 16x {H100}")
     assert book.to_feed(100) is None
@@ -95,7 +95,7 @@ def test_own_quotes_replace_the_shipped_ones(tmp_path: Path) -> None:
 
 def test_without_the_shipped_quotes_only_own_quotes_remain(tmp_path: Path) -> None:
     book = load_prices(file(tmp_path, shipped=False))
-    assert book.to_buy(H100, 1) == Gap(f"no price for {H100}")
+    assert book.to_buy(H100, 1) == Gap(f"no purchase price for {H100}")
 
 
 def test_rent_is_per_gpu_or_per_machine_whichever_is_cheaper(tmp_path: Path) -> None:

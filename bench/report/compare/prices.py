@@ -127,10 +127,10 @@ class PriceBook:
                 return Priced(self._worth(machine), self._quote_texts(machine, gpu), count)
         single = next((quote for quote in self.gpus if gpu in quote.gpu), None)
         if single is None:
-            return Gap(f"no price for {gpu}{self._nearly(gpu)}")
+            return Gap(f"no purchase price for {gpu}{self._nearly(gpu)}")
         large_enough = [system for system in self.systems if system.gpus >= count]
         if not large_enough:
-            return Gap(f"no price for a system that holds {count} GPUs")
+            return Gap(f"no purchase price for a system that holds {count} GPUs")
         system = min(large_enough, key=lambda s: s.gpus)
         quotes = (*self._quote_texts(single, gpu), *self._quote_texts(system, gpu))
         return Priced(count * self._worth(single) + self._worth(system), tuple(dict.fromkeys(quotes)), count)
