@@ -206,27 +206,34 @@ def _courses(comparison: Comparison) -> Markup:
     return el("section", el("h2", "The runs themselves"), *details, id="runs")
 
 
-RUN_HEADS = ("run", "machine", "measured on", "driver", "torch", "image", "stack", "by")
+RUN_HEADS = ("runs", "machine", "measured on", "driver", "torch", "image", "stack", "by")
 
 
 def _measured_with(comparison: Comparison) -> Markup:
-    """Show what, where, when and with which software each run measured."""
+    """Show what, where, when and with which software runs measured; runs that are alike share a row."""
     rows = {row.run_id: row for part in comparison.parts for row in part.rows}
     if not rows:
         return fragment()
-    body = (el("tr", *_run_cells(row)) for row in sorted(rows.values(), key=lambda row: row.started_at))
+    alike: dict[tuple[str | None, ...], list[str]] = {}
+    for row in sorted(rows.values(), key=lambda row: (row.started_at, row.run_id)):
+        alike.setdefault(_measured_by(row), []).append(row.run_id)
+    body = (el("tr", *_run_cells((", ".join(runs), *used))) for used, runs in alike.items())
     heads = (el("th", head, scope="col", class_="t") for head in RUN_HEADS)
     table = scrolling_table(heads, body, class_="stacked", label="the software of each run")
     return el("section", el("h2", "What each run was measured with"), table, id="software")
 
 
-def _run_cells(row: Row) -> Iterator[Markup]:
+def _measured_by(row: Row) -> tuple[str | None, ...]:
     used = row.software
-    image = (used.image or "none").removeprefix("sha256:")
+    image = (used.image or "none").removeprefix("sha256:")[:24]
     day = row.started_at.partition("T")[0]
-    texts = (row.run_id, row.machine.label, day, used.driver, used.torch, image[:24], used.stack, used.bench)
+    return row.machine.label, day, used.driver, used.torch, image, used.stack, used.bench
+
+
+def _run_cells(texts: tuple[str | None, ...]) -> Iterator[Markup]:
     for head, cell in zip(RUN_HEADS, texts, strict=True):
-        yield el("td", cell or "unknown", class_="t long" if head == "by" else "t", data_head=head)
+        long = head in ("runs", "by")
+        yield el("td", cell or "unknown", class_="t long" if long else "t", data_head=head)
 
 
 def _notes(comparison: Comparison) -> Markup:

@@ -17,6 +17,7 @@ from bench.report.markup import Markup, el, fragment, number
 
 FONT = "system-ui, 'DejaVu Sans', Arial, sans-serif"
 MOST_RUNS = 12  # named below a drawing
+CHARACTER_WIDTH = 8  # of small text, in pixels, with room to spare
 LINE = 13  # pixels of a line below a drawing
 SERIES = 8  # classes s0 to s7; the ninth series is s0 again
 SHAPES = ("circle", "square", "diamond", "triangle", "cross", "plus", "down", "ring")
@@ -52,10 +53,9 @@ class Plot:
         """The runs in words, in lines that fit below the drawing; the description has every one of them."""
         if not self.runs:
             return []
-        named = ", ".join(self.runs[:MOST_RUNS]) + f" and {len(self.runs) - MOST_RUNS} more" * (
-            len(self.runs) > MOST_RUNS
-        )
-        return wrap(f"run{'s' * (len(self.runs) > 1)} {named}", max(20, self.width // 6))
+        more = len(self.runs) - MOST_RUNS
+        named = ", ".join(self.runs[:MOST_RUNS]) + (f" and {more} more" if more > 0 else "")
+        return wrap(f"run{'s' * (len(self.runs) > 1)} {named}", max(20, self.width // CHARACTER_WIDTH))
 
     @property
     def whole_height(self) -> int:
