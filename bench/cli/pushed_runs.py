@@ -167,7 +167,7 @@ def _node_of(record: Record) -> Node:
 
 def cancel(request: PushedRunsArguments) -> int:
     """End runs, and wait until they have ended; measurements so far are kept."""
-    ask = _kill if request.kill else _ask_to_end if request.detach else _cancel
+    ask = _ask_to_end if request.detach else partial(_end, KILL if request.kill else CANCEL)
     return _tell_each(Records().find(request.runs), ask)
 
 
@@ -197,26 +197,39 @@ def _ask_to_end(node: Node, record: Record) -> NodeAnswer:
     )
 
 
-def _cancel(node: Node, record: Record) -> NodeAnswer:
-    run = record.run_id
-    if answer := _ended(node, record, mirror.cancel):
-        return answer
-    if _ends(node, record):
-        return NodeAnswer(f"run {run} has ended; bench fetch {run}")
-    text = f"run {run} still runs {END_SECONDS:.0f} s after it was asked to end"
-    advice = f"bench cancel --kill {run} ends it without a bundle; a new push resumes it from its journal"
-    return NodeAnswer(text, EnvironmentCannot.exit_code, advice)
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """A way to end a run, and what to say of it; {run} stands for the run's id."""
+
+    end: Callable[[Node, Record], None]
+    done: str
+    told: str  # what was done to a run that goes on
+    advice: str  # for such a run
 
 
-def _kill(node: Node, record: Record) -> NodeAnswer:
+CANCEL = Ending(
+    mirror.cancel,
+    done="has ended; bench fetch {run}",
+    told="was asked to end",
+    advice="bench cancel --kill {run} ends it without a bundle; a new push resumes it from its journal",
+)
+KILL = Ending(
+    mirror.kill,
+    done="was killed; a new push resumes it from its journal",
+    told="was killed",
+    advice="its processes wait for the kernel, as with a driver that hangs: look at the node's kernel log",
+)
+
+
+def _end(ending: Ending, node: Node, record: Record) -> NodeAnswer:
+    """End a run, and wait until it has ended."""
     run = record.run_id
-    if answer := _ended(node, record, mirror.kill):
+    if answer := _ended(node, record, ending.end):
         return answer
     if _ends(node, record):
-        return NodeAnswer(f"run {run} was killed; a new push resumes it from its journal")
-    text = f"run {run} still runs {END_SECONDS:.0f} s after it was killed"
-    advice = "its processes wait for the kernel, as with a driver that hangs: look at the node's kernel log"
-    return NodeAnswer(text, EnvironmentCannot.exit_code, advice)
+        return NodeAnswer(f"run {run} {ending.done.format(run=run)}")
+    text = f"run {run} still runs {END_SECONDS:.0f} s after it {ending.told}"
+    return NodeAnswer(text, EnvironmentCannot.exit_code, ending.advice.format(run=run))
 
 
 def _ended(node: Node, record: Record, end: Callable[[Node, Record], None]) -> NodeAnswer | None:
