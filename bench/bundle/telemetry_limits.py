@@ -16,6 +16,7 @@ from bench.base.errors import VerificationFailed
 from bench.base.gpu_catalogue import GpuModel, gpu_named
 from bench.base.strict_json import DecodeError, strict_loads
 from bench.bundle.physical_limits import MAX_SHARE_OF_PEAK
+from bench.records.marks import AROUND_SECONDS
 from bench.records.trial import Gpu
 
 # No GPU of the catalogue has a lower clock at its vendor's peak. A GPU may lower its clock for the whole run,
@@ -26,8 +27,6 @@ MAX_SHARE_OF_BOARD = 1.5  # of the board's power limit, which some vendors raise
 # 1.5, and an idle GPU draws 0.1 of its limit.
 MAX_RATE_BY_POWER = 4.0
 MOST_WATTS = 10_000  # of one GPU: a larger value is a broken counter, whose energy no report shows
-# A GPU is read once a second, so that a trial of a few steps may lie between two readings.
-AROUND_SECONDS = 1.5  # before and after the timed steps, in which a reading during the trial counts as well
 LEAST_SECONDS = 3.0  # of energy counters: they advance in steps
 
 

@@ -30,7 +30,9 @@ UNSTEADY_SHARE = 0.5  # half-width as a share of the figure: the interval is as 
 # Load for each CPU from which others must be at work. A run on GPUs keeps a few CPUs busy for each GPU, and
 # all of them only while it compiles; a run on the CPU keeps all of them busy.
 MOST_OWN_LOAD = {"cuda": 0.7, "cpu": 2.0}
-AROUND_SECONDS = 1.5  # before and after the timed steps: a reading is a second from the next
+# Before and after the timed steps, in which readings count as well: a machine is read once a second, so a
+# trial of a few steps may lie between two readings.
+AROUND_SECONDS = 1.5
 _MOST_AROUND = 16  # trials within that time
 _OTHERS = b'"others":true'
 _LOAD = re.compile(rb'"load":\s*(\d{1,7}(?:\.\d{1,20})?)')
