@@ -38,7 +38,7 @@ test-fast: $(STAMP)  ## tests without those that take more than a few seconds
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not e2e"
 
 test-e2e: $(STAMP)  ## what takes minutes, or brings programs: two devices, cosign; the image, built and run (as root)
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m e2e
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --timeout 1800 -m e2e
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -39,9 +39,16 @@ class _Server(paramiko.ServerInterface):
     """Lets everybody in; `serve` gets each channel on which a command is asked for."""
 
     def __init__(
-        self, serve: Callable[[Any, bytes], None], asked: threading.Event, *, opens: bool, accepts: bool
+        self,
+        serve: Callable[[Any, bytes], None],
+        asked: threading.Event,
+        over: threading.Event,
+        *,
+        opens: bool,
+        accepts: bool,
     ) -> None:
-        self._serve, self._asked, self._opens, self._accepts = serve, asked, opens, accepts
+        self._serve, self._asked, self._over = serve, asked, over
+        self._opens, self._accepts = opens, accepts
 
     def check_auth_publickey(self, username: str, key: Any) -> int:
         return int(paramiko.AUTH_SUCCESSFUL)
@@ -52,12 +59,12 @@ class _Server(paramiko.ServerInterface):
     def check_channel_request(self, kind: str, chanid: int) -> int:
         self._asked.set()
         if not self._opens:
-            time.sleep(3600)
+            self._over.wait()
         return int(paramiko.OPEN_SUCCEEDED)
 
     def check_channel_exec_request(self, channel: Any, command: bytes) -> bool:
         if not self._accepts:
-            time.sleep(3600)
+            self._over.wait()
         threading.Thread(target=self._serve, args=(channel, command), daemon=True).start()
         return True
 
@@ -68,9 +75,10 @@ def ssh_server(
 ) -> Iterator[tuple[int, threading.Event]]:
     """Serve SSH on a free port of this machine; below `home`, write the user's key and known_hosts.
 
-    The event is set once a channel is asked for.
+    The event is set once a channel is asked for. At the end, the port and all connections are closed.
     """
-    asked = threading.Event()
+    asked, over = threading.Event(), threading.Event()
+    transports: list[paramiko.Transport] = []
     host_key, user_key = paramiko.ECDSAKey.generate(), paramiko.ECDSAKey.generate()
     listener = socket.create_server(("127.0.0.1", 0))
     port = int(listener.getsockname()[1])
@@ -84,15 +92,29 @@ def ssh_server(
             while True:
                 connected, _ = listener.accept()
                 transport = paramiko.Transport(connected)
+                transports.append(transport)
                 transport.add_server_key(host_key)
                 with suppress(paramiko.SSHException, EOFError):
-                    transport.start_server(server=_Server(serve, asked, opens=opens, accepts=accepts))
+                    transport.start_server(server=_Server(serve, asked, over, opens=opens, accepts=accepts))
 
-    threading.Thread(target=accept, daemon=True).start()
+    accepting = threading.Thread(target=accept, daemon=True)
+    accepting.start()
     try:
         yield port, asked
     finally:
+        over.set()
+        listener.shutdown(socket.SHUT_RDWR)  # closing alone would not wake the thread that accepts
         listener.close()
+        accepting.join(60)
+        for transport in transports:
+            transport.close()
+            transport.join(60)
+
+
+def wait_until_closed(channel: Any) -> None:
+    """Return once the connection of a channel has ended."""
+    while channel.get_transport().is_active():
+        time.sleep(0.05)
 
 
 def mark_of(command: bytes) -> bytes:

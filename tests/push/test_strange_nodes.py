@@ -21,7 +21,7 @@ from bench.push.hosts import Host
 from bench.push.push_to_node import STOP_SECONDS, NodePush, PushTask, run_all
 from bench.push.remote import Remote, Unreachable
 from bench.push.request import Result
-from tests.push.strange_nodes import FORBIDDEN, mark_of, ssh_server
+from tests.push.strange_nodes import FORBIDDEN, mark_of, ssh_server, wait_until_closed
 from tests.push.test_push_to_node import QUICKSTART
 
 ROOT = Path(bench.__file__).parents[1]
@@ -36,7 +36,7 @@ _BENCH = (
 
 def drip(channel: Any, command: bytes) -> None:
     """Send the mark and then a byte a second, as a node does that is never silent."""
-    with suppress(OSError):
+    with suppress(OSError, EOFError):
         channel.sendall(mark_of(command))
         while True:
             channel.sendall(b"x")
@@ -47,11 +47,11 @@ def no_exit_code(channel: Any, command: bytes) -> None:
     """End the output without telling the exit code, and leave the channel open."""
     channel.sendall(mark_of(command) + b"done")
     channel.shutdown_write()
-    time.sleep(3600)
+    wait_until_closed(channel)
 
 
 def reads_nothing(channel: Any, command: bytes) -> None:
-    time.sleep(3600)
+    wait_until_closed(channel)
 
 
 @contextmanager
@@ -146,12 +146,14 @@ def test_what_a_machine_says_before_it_speaks_ssh_is_not_printed(tmp_path: Path)
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def answer() -> None:
-            while True:
-                connected, _ = listener.accept()
-                connected.sendall(b"\x1b]0;owned\x07\nSSH-\x1b]0;owned\x07-x\n")
+            with suppress(OSError):
+                while True:
+                    connected, _ = listener.accept()
+                    connected.sendall(b"\x1b]0;owned\x07\nSSH-\x1b]0;owned\x07-x\n")
 
         threading.Thread(target=answer, daemon=True).start()
         with pushing(tmp_path, listener.getsockname()[1]) as process:
             out, err = process.communicate(timeout=60)
+        listener.shutdown(socket.SHUT_RDWR)
     assert "Incompatible version (?]0;owned? instead of 2.0)" in err
     assert not FORBIDDEN.search(out + err) and "Traceback" not in err
