@@ -19,9 +19,10 @@ from bench.node_check.check_manifest import load_any
 from bench.operator.ssh_keygen import OperatorKey
 from bench.push import mirror
 from bench.push.answers import short
+from bench.push.connection import plain
 from bench.push.push_record import Record, Records
 from bench.push.push_to_node import NodePush, PushTask, run_all
-from bench.push.remote import Here, Node, Remote, plain
+from bench.push.remote import Here, Node, Remote
 from bench.push.request import HostPart, PushRequest, Shared
 from bench.push.screen import Screen
 from bench.push.terminal import tell, tell_json, tell_table

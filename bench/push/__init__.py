@@ -1,7 +1,8 @@
 """Run bench on other machines: survey a node, ship the image, start and mirror the run, fetch its bundle.
 
 hosts           the hosts to push to, from arguments or an Ansible inventory
-remote          a node's shell, over SSH or on this machine
+remote          a node's shell, over SSH or on this machine; connection is what carries it:
+                openssh by OpenSSH's client, over_fabric by Fabric where there is none
 node_survey     the state of a node, read in one round trip; node_findings lists its problems
 image_store     images on this machine, layer by layer; ship sends a node the layers that it lacks
 assembly        lets a node assemble its image from packages that it downloads, if that is faster

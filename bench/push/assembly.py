@@ -24,9 +24,10 @@ from bench.images.download import PackageFile
 from bench.images.fetch import DEFAULT_INDEX
 from bench.images.package_list import for_layers
 from bench.push.answers import short, understood
+from bench.push.connection import Unreachable, plain
 from bench.push.image_store import ImageStore, Shippable, Skeleton
 from bench.push.node_survey import Survey
-from bench.push.remote import ANSWER_SECONDS, Node, Unreachable, demand, plain
+from bench.push.remote import ANSWER_SECONDS, Node, demand
 from bench.push.ship import Delivered, Progress, check_written, send_all, tag_of
 from bench.records.text import seconds_text, size_text
 

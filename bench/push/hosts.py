@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -21,10 +22,13 @@ from bench.base.distribution import pip_install
 from bench.base.errors import BadInput, EnvironmentCannot, Mistake
 
 _HOST = re.compile(
-    r"(?:(?P<user>[^@\s]+)@)?(?:\[(?P<v6>[0-9a-fA-F:.%]+)\]|(?P<host>[^@:\s\[\]]+))(?::(?P<port>\d+))?"
+    r"(?:(?P<user>\S+)@)?(?:\[(?P<v6>[0-9a-fA-F:.%]+)\]|(?P<host>[^@:\s\[\]]+))(?::(?P<port>\d+))?"
 )
 # Variables of an inventory that hold passwords, which bench does not accept.
 _PASSWORDS = ("ansible_password", "ansible_ssh_pass", "ansible_become_password", "ansible_become_pass")
+# Variables of an inventory that hold arguments for ssh, in the order in which Ansible adds them.
+_SSH_ARGUMENTS = ("ansible_ssh_args", "ansible_ssh_common_args", "ansible_ssh_extra_args")
+_BY_SSH = ("ssh", "smart", "paramiko", "paramiko_ssh", "libssh", "ansible.netcommon.libssh")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,7 @@ class Host:
     port: int | None = None
     identity: Path | None = None  # private key to log in with
     python: str | None = None  # overrides --python for this host
+    ssh_arguments: tuple[str, ...] = ()  # more of ssh's command line, as an inventory gives it
 
 
 def parse_host(text: str, identity: Path | None = None) -> Host:
@@ -102,30 +107,52 @@ def read_inventory(path: Path, limit: str | None, identity: Path | None) -> list
 
 
 def from_inventory(document: Mapping[str, Any], where: str, identity: Path | None) -> list[Host]:
-    """Convert the output of `ansible-inventory --list`; BadInput lists passwords and invalid ports."""
+    """Convert the output of `ansible-inventory --list`; BadInput lists all mistakes."""
     variables: Mapping[str, Mapping[str, Any]] = document.get("_meta", {}).get("hostvars", {})
     listed = {name for group in document.values() for name in group.get("hosts", ())}
     names = sorted(listed | set(variables))
     if not names:
         raise BadInput("names no hosts", where=where)
-    hosts, mistakes = [], []
+    hosts: list[Host] = []
+    mistakes: list[Mistake] = []
     for name in names:
         facts = variables.get(name, {})
-        mistakes += [
-            Mistake(f"{name}/{variable}", "is a password", "remove it: only keys and agents are supported")
-            for variable in _PASSWORDS
-            if variable in facts
-        ]
+        mistakes += _mistakes(name, facts)
         port = facts.get("ansible_port", facts.get("ansible_ssh_port"))
-        if port is not None and not (str(port).isdigit() and 0 < int(port) < 2**16):
-            mistakes.append(Mistake(f"{name}/ansible_port", f"{port!r} is not a port", "1 to 65535"))
+        if mistakes:
             continue
         key = facts.get("ansible_ssh_private_key_file", facts.get("ansible_private_key_file"))
         address = str(facts.get("ansible_host", facts.get("ansible_ssh_host", name)))
         user = facts.get("ansible_user", facts.get("ansible_ssh_user"))
         own_identity = Path(key).expanduser() if key else identity
         number = int(port) if port is not None else None
-        hosts.append(Host(name, address, user, number, own_identity, facts.get("bench_python")))
+        python, arguments = facts.get("bench_python"), _ssh_arguments(facts)
+        hosts.append(Host(name, address, user, number, own_identity, python, tuple(arguments)))
     if mistakes:
         raise BadInput("has mistakes", where=where, mistakes=tuple(mistakes))
     return hosts
+
+
+def _mistakes(name: str, facts: Mapping[str, Any]) -> Iterator[Mistake]:
+    """Yield what is wrong with the variables of one host of an inventory."""
+    for variable in _PASSWORDS:
+        if variable in facts:
+            yield Mistake(
+                f"{name}/{variable}", "is a password", "remove it: only keys and agents are supported"
+            )
+    port = facts.get("ansible_port", facts.get("ansible_ssh_port"))
+    if port is not None and not (str(port).isdigit() and 0 < int(port) < 2**16):
+        yield Mistake(f"{name}/ansible_port", f"{port!r} is not a port", "1 to 65535")
+    connection = str(facts.get("ansible_connection", "ssh"))
+    if connection.removeprefix("ansible.builtin.") not in _BY_SSH:
+        advice = "leave the host out: bench push reaches hosts by ssh"
+        yield Mistake(f"{name}/ansible_connection", f'"{connection}" is not ssh', advice)
+    try:
+        _ssh_arguments(facts)
+    except ValueError as error:
+        yield Mistake(f"{name}/ansible_ssh_common_args", f"no list of arguments: {error}", "close the quotes")
+
+
+def _ssh_arguments(facts: Mapping[str, Any]) -> list[str]:
+    """Return the arguments for ssh in a host's variables; ValueError if a quote is not closed."""
+    return [word for name in _SSH_ARGUMENTS for word in shlex.split(str(facts.get(name) or ""))]

@@ -27,8 +27,9 @@ from bench.environment.interpreter import Interpreter
 from bench.images.archive import Blob
 from bench.images.fetch import digest, wheels, wheels_in
 from bench.push.answers import json_fields, short, understood
+from bench.push.connection import plain
 from bench.push.locked_environment import LockedEnvironment, fits
-from bench.push.remote import ANSWER_SECONDS, Node, plain
+from bench.push.remote import ANSWER_SECONDS, Node
 from bench.push.ship import Progress, send_all
 from bench.records.text import seconds_text, size_text
 

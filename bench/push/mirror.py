@@ -27,8 +27,9 @@ from bench.operator.ledger import Ledger
 from bench.operator.ssh_keygen import OperatorKey
 from bench.push import run_script
 from bench.push.answers import number, short, understood
+from bench.push.connection import plain
 from bench.push.push_record import Record, now
-from bench.push.remote import ANSWER_SECONDS, Node, demand, plain
+from bench.push.remote import ANSWER_SECONDS, Node, demand
 from bench.push.ship import Progress, pieces_of
 from bench.signing.revocation import Revoked
 

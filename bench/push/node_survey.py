@@ -29,7 +29,8 @@ from bench.push.answers import (
     understood,
     version,
 )
-from bench.push.remote import Node, plain
+from bench.push.connection import plain
+from bench.push.remote import Node
 
 SURVEY_BYTES = 8 * 2**20  # of all answers together; a thousand stored images take less than half of it
 _MOST_GPUS = 256  # of one node
@@ -60,6 +61,14 @@ _DOCKER_INFO: Mapping[str, type] = {
     "Runtimes": dict,
     "DriverStatus": list,
 }
+# Podman's --init runs catatonit, a package of its own: in $PATH, in a folder of helpers, or configured.
+_HAS_INIT = (
+    "command -v catatonit || "
+    "ls /usr/local/libexec/podman/catatonit /usr/local/lib/podman/catatonit "
+    "/usr/libexec/podman/catatonit /usr/lib/podman/catatonit 2>/dev/null | grep . || "
+    "grep -hs '^ *init_path *=' /usr/share/containers/containers.conf /etc/containers/containers.conf "
+    '/etc/containers/containers.conf.d/*.conf "$HOME/.config/containers/containers.conf"'
+)
 _GPU_LINE = re.compile(r"\s*\d+,[^,]*(,[^,]*){4}$")  # a GPU's line in the output of nvidia-smi
 
 
@@ -210,6 +219,8 @@ def _questions(place: str, engines: Sequence[str], python: str) -> dict[str, str
             )
             root = "{{.DockerRootDir}}" if name == "docker" else "{{.Store.GraphRoot}}"
             questions[f"{name} room"] = f"df -Pk \"$({name} info --format '{root}')\" | tail -n 1"
+    if "podman" in engines:
+        questions["podman init"] = _HAS_INIT
     if set(ENGINES_WITH_STORE) & set(engines):
         questions["cdi"] = "grep -ls nvidia.com/gpu /etc/cdi/* /var/run/cdi/*"
     return questions
@@ -366,6 +377,9 @@ def _docker(answers: Answers, text: str) -> InstalledEngine:
 
 def _podman(answers: Answers, text: str) -> InstalledEngine:
     info = json_object(text, {"version": dict, "store": dict})
+    if answers.get("podman init", (0, ""))[0]:
+        why = "it lacks catatonit, which its --init runs: apt install catatonit, or dnf install catatonit"
+        return InstalledEngine(None, why)
     found = json_fields(info.get("version", {}), {"Version": str}).get("Version")
     store = json_fields(info.get("store", {}), {"graphRoot": str})
     gpus: Gpus | None = "cdi" if _specified(answers) else None

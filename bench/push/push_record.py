@@ -51,6 +51,7 @@ class Record:
     nodes: int = 1  # number of nodes that train as one
     python: str | None = None
     environment: str | None = None  # the environment's digest
+    ssh_arguments: tuple[str, ...] = ()
     schema: Literal["bench/push-record/v1"] = "bench/push-record/v1"
 
     @property
@@ -70,7 +71,7 @@ class Record:
 
     def to_host(self) -> Host:
         identity = Path(self.identity) if self.identity else None
-        return Host(self.host, self.address, self.user, self.port, identity, self.python)
+        return Host(self.host, self.address, self.user, self.port, identity, self.python, self.ssh_arguments)
 
 
 class Records:

@@ -30,6 +30,7 @@ from bench.operator import certify_and_receive
 from bench.operator.ledger import Ledger
 from bench.push import mirror, run_script, ship
 from bench.push.assembly import Assembly
+from bench.push.connection import Unreachable, plain
 from bench.push.image_store import Shippable
 from bench.push.install_environment import EnvironmentInstaller
 from bench.push.locked_environment import read_locked
@@ -37,7 +38,7 @@ from bench.push.mirror import Status
 from bench.push.node_findings import Need, judge, machine_text, python_for, resources_text
 from bench.push.node_survey import NodePython, Survey, survey_node
 from bench.push.push_record import Record, now
-from bench.push.remote import Here, Node, Remote, Unreachable, plain
+from bench.push.remote import Here, Node, Remote
 from bench.push.request import HostPart, Outcome, Phase, PushRequest, Result, Shared
 from bench.push.ship import Shipped
 from bench.push.threads import in_threads, wait_for_all
@@ -489,13 +490,14 @@ class NodePush:
     def _record_run(self, chosen: ChosenEngine, shipped: Shipped, unfinished: Record | None) -> Record:
         """Save a run's record before the run starts: a run without a record could never be fetched."""
         request, host = self.request, self.part.host
-        login = {
+        login: dict[str, Any] = {
             "user": host.user,
             "identity": str(host.identity) if host.identity else None,
             "ssh_config": str(request.ssh_config) if request.ssh_config else None,
+            "ssh_arguments": host.ssh_arguments,
             "python": host.python,
         }
-        choices: dict[str, Any] = login | {
+        choices = login | {
             "environment": shipped.environment,
             "place": chosen.survey.place,
             "engine": chosen.engine,

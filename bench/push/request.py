@@ -18,11 +18,11 @@ from bench.node_check.judging import Depth
 from bench.node_check.judging.finding import EXITS, worst
 from bench.node_check.recompute_any import AnyVerdict
 from bench.operator.ssh_keygen import OperatorKey
+from bench.push.connection import plain
 from bench.push.hosts import Host
 from bench.push.image_store import ImageStore
 from bench.push.node_findings import PreflightFinding
 from bench.push.push_record import Record, Records
-from bench.push.remote import plain
 from bench.push.slurm import Slurm
 from bench.push.training_group import TrainingGroup
 from bench.records.marks import Mark, worst_marks

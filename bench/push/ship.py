@@ -23,9 +23,10 @@ from bench.base.strict_json import canonical_json
 from bench.images.archive import Blob, Identity
 from bench.images.fetch import digest
 from bench.push.answers import number, understood
+from bench.push.connection import plain
 from bench.push.image_store import ImageStore, Shippable
 from bench.push.node_survey import Survey, read_stored
-from bench.push.remote import ANSWER_SECONDS, CommandResult, Node, demand, plain
+from bench.push.remote import ANSWER_SECONDS, CommandResult, Node, demand
 
 _CHUNK = 2**17  # bytes
 _LOAD_SECONDS = 3600.0  # for loading or pulling an image

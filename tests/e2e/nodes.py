@@ -9,7 +9,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -60,8 +60,12 @@ def ssh_nodes(
     count: int = 2,
     environment: Mapping[str, str] | None = None,
     own: Mapping[int, Mapping[str, str]] | None = None,
+    options: Callable[[Path, int], Sequence[str]] = lambda folder, port: (),
 ) -> Iterator[Nodes]:
-    """Start nodes. `environment` is for all of them, `own` for single ones, keyed by number from 0."""
+    """Start nodes. `environment` is for all of them, `own` for single ones, keyed by number from 0.
+
+    `options` is called with the folder of their keys and the port; it returns more lines for sshd.
+    """
     require_root("an sshd of our own")
     require("sshd", "ssh-keygen")
     Path("/run/sshd").mkdir(exist_ok=True)
@@ -71,6 +75,7 @@ def ssh_nodes(
         subprocess.run(keygen, check=True)
     (folder / "authorized").write_text((folder / "id.pub").read_text())
     port = free_port()
+    lines = options(folder, port)
     homes = {f"127.77.0.{number + 1}": folder / f"home{number + 1}" for number in range(count)}
     for home in homes.values():
         home.mkdir()
@@ -85,7 +90,7 @@ def ssh_nodes(
         parts = [dict(some[at : at + _MOST_ADDRESSES]) for at in range(0, count, _MOST_ADDRESSES)]
         daemons = [
             stack.enter_context(
-                _sshd(folder, number, _sshd_config(folder, port, part, environment or {}, own or {}))
+                _sshd(folder, number, _sshd_config(folder, port, part, environment or {}, own or {}, lines))
             )
             for number, part in enumerate(parts)
         ]
@@ -113,6 +118,7 @@ def _sshd_config(
     homes: Mapping[str, Path],
     environment: Mapping[str, str],
     own: Mapping[int, Mapping[str, str]],
+    options: Sequence[str],
 ) -> str:
     lines = [f"ListenAddress {address}:{port}" for address in homes]
     lines += [
@@ -120,6 +126,7 @@ def _sshd_config(
         "PasswordAuthentication no", "KbdInteractiveAuthentication no", "PermitRootLogin prohibit-password",
         "StrictModes no", "MaxStartups 500", "MaxSessions 50", "AllowTcpForwarding yes", "LogLevel ERROR",
     ]  # fmt: skip
+    lines += options
     for address, home in homes.items():
         number = int(address.rpartition(".")[2]) - 1
         values = {"HOME": str(home), "PATH": SYSTEM, **environment, **own.get(number, {})}

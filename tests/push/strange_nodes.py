@@ -73,7 +73,7 @@ class _Server(paramiko.ServerInterface):
 def ssh_server(
     home: Path, serve: Callable[[Any, bytes], None], *, opens: bool = True, accepts: bool = True
 ) -> Iterator[tuple[int, threading.Event]]:
-    """Serve SSH on a free port of this machine; below `home`, write the user's key and known_hosts.
+    """Serve SSH on a free port of this machine; below `home`, write what the user has in ~/.ssh.
 
     The event is set once a channel is asked for. At the end, the port and all connections are closed.
     """
@@ -86,6 +86,10 @@ def ssh_server(
     user_key.write_private_key_file(str(home / ".ssh/id_ecdsa"))
     line = f"[127.0.0.1]:{port} {host_key.get_name()} {host_key.get_base64()}\n"
     (home / ".ssh/known_hosts").write_text(line)
+    # OpenSSH does not look for its files below $HOME.
+    (home / ".ssh/config").write_text(
+        f"Host *\n  UserKnownHostsFile {home}/.ssh/known_hosts\n  IdentityFile {home}/.ssh/id_ecdsa\n"
+    )
 
     def accept() -> None:
         with suppress(OSError):

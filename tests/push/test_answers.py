@@ -19,13 +19,13 @@ from bench.images.variants import find_variant
 from bench.operator.ssh_keygen import OperatorKey
 from bench.planning.manifest import load_manifest
 from bench.push import mirror, push_to_node, run_script, ship
+from bench.push.connection import plain
 from bench.push.hosts import Host
 from bench.push.image_store import ImageStore
 from bench.push.node_findings import Need, judge, machine_text, resources_text
 from bench.push.node_survey import Survey, read_survey, split_answers
 from bench.push.push_record import Records
 from bench.push.push_to_node import NodePush
-from bench.push.remote import plain
 from bench.push.request import HostPart, PushRequest, Shared
 from bench.signing.ssh_keys import PublicKey
 from tests.push.strange_nodes import Answers

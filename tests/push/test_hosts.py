@@ -18,6 +18,7 @@ from bench.push.remote import refuse_twins
         ("ubuntu@203.0.113.7", "203.0.113.7", "ubuntu", None),
         ("gpu1:2222", "gpu1", None, 2222),
         ("me@[2001:db8::1]:22", "2001:db8::1", "me", 22),
+        ("me@example.org@gpu1:22", "gpu1", "me@example.org", 22),
     ],
 )
 def test_hosts_are_accepted_in_all_usual_forms(
@@ -27,7 +28,7 @@ def test_hosts_are_accepted_in_all_usual_forms(
 
 
 @pytest.mark.parametrize(
-    "text", ["", "-oProxyCommand=x", "a b", "me@", "gpu1:0", "gpu1:99999", "gpu1:ssh", "a@b@c"]
+    "text", ["", "-oProxyCommand=x", "a b", "me@", "gpu1:0", "gpu1:99999", "gpu1:ssh", "a@b@"]
 )
 def test_a_malformed_host_is_refused(text: str) -> None:
     with pytest.raises(BadInput, match="is not a host"):
@@ -53,6 +54,32 @@ def test_the_hosts_of_an_inventory_are_those_that_ansible_lists() -> None:
     first, second = from_inventory(listed, "hosts.ini", None)
     assert first == Host("r1", "10.0.0.1", "ops", 2222, Path("/k"), "/v/bin/python")
     assert second == Host("r2", "r2")
+
+
+def test_an_inventorys_arguments_for_ssh_reach_ssh() -> None:
+    facts = {
+        "ansible_ssh_common_args": "-o ProxyCommand='nc -X connect %h %p' -J door",
+        "ansible_ssh_extra_args": "-4",
+        "ansible_ssh_args": "-o Compression=yes",
+        "ansible_connection": "ansible.builtin.ssh",
+    }
+    (host,) = from_inventory({"_meta": {"hostvars": {"r1": facts}}, "all": {"hosts": ["r1"]}}, "h", None)
+    assert host.ssh_arguments == (
+        "-o", "Compression=yes", "-o", "ProxyCommand=nc -X connect %h %p", "-J", "door", "-4"
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("facts", "wrong"),
+    [
+        ({"ansible_connection": "local"}, '"local" is not ssh'),
+        ({"ansible_connection": "community.docker.docker"}, '"community.docker.docker" is not ssh'),
+        ({"ansible_ssh_common_args": "-o 'ProxyJump=a"}, "no list of arguments"),
+    ],
+)
+def test_a_host_that_ssh_does_not_reach_is_a_mistake(facts: dict[str, str], wrong: str) -> None:
+    with pytest.raises(BadInput, match=wrong):
+        from_inventory({"_meta": {"hostvars": {"r1": facts}}, "all": {"hosts": ["r1"]}}, "h", None)
 
 
 def test_passwords_in_an_inventory_are_refused_and_never_shown() -> None:

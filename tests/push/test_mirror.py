@@ -14,9 +14,10 @@ from bench.base.errors import VerificationFailed
 from bench.operator import certify_and_receive
 from bench.operator.ssh_keygen import OperatorKey
 from bench.push import mirror, run_script, ship
+from bench.push.connection import Unreachable
 from bench.push.image_store import ImageStore
 from bench.push.push_record import Record
-from bench.push.remote import CommandResult, Here, Unreachable
+from bench.push.remote import CommandResult, Here
 from bench.signing.ssh_keys import PublicKey
 from tests.push.test_push_record import R
 

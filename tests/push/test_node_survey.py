@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from bench.base.errors import EnvironmentCannot
 from bench.images.engines import EngineFacts
 from bench.images.engines.preflight import HostFacts
 from bench.images.variants import find_variant
+from bench.push import node_survey
 from bench.push.node_findings import Need, judge
 from bench.push.node_survey import GpuState, Survey, read_survey, split_answers, survey_node
 from bench.push.remote import Here
@@ -165,6 +167,29 @@ def test_faulty_gpus_do_not_stop_a_node_check() -> None:
         ("warn", "it has 1 GPUs"),
         ("warn", "GPU 0 is in use: 99% busy"),
     ]
+
+
+@pytest.mark.parametrize(("answer", "works"), [((0, "/usr/bin/catatonit\n"), True), ((1, ""), False)])
+def test_podman_without_the_program_of_its_init_is_no_engine(answer: tuple[int, str], works: bool) -> None:
+    podman = (0, '{"version": {"Version": "4.3.1"}, "store": {"graphRoot": "/var/lib/containers"}}')
+    node = read_survey(ANSWERS | {"podman": podman, "podman init": answer}, 0.0, ("podman",))
+    assert (node.engines["podman"].facts is not None) == works
+    assert works or "catatonit" in node.engines["podman"].why
+
+
+def test_the_program_of_podmans_init_is_found_wherever_podman_looks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask = ["sh", "-c", node_survey._HAS_INIT]
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "catatonit").write_text("#!/bin/sh\n")
+    (tmp_path / "catatonit").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert subprocess.check_output(ask, text=True).strip() == f"{tmp_path}/catatonit"
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    (tmp_path / ".config/containers").mkdir(parents=True)
+    (tmp_path / ".config/containers/containers.conf").write_text('[containers]\ninit_path = "/opt/tini"\n')
+    assert subprocess.run(ask, check=False, capture_output=True).returncode == 0
 
 
 LOST = (

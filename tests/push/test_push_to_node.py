@@ -146,7 +146,7 @@ def test_a_continued_run_records_how_its_node_was_reached(record: Record, tmp_pa
     """Another user and another SSH key are recorded, so that bench attach logs in the same way."""
     records = Records(tmp_path / "runs")
     request = dataclasses.replace(request_of(record), ssh_config=Path("/here/config"))
-    host = Host("gpu1", "10.0.0.1", "bob", None, Path("/here/bob"), "/there/python")
+    host = Host("gpu1", "10.0.0.1", "bob", None, Path("/here/bob"), "/there/python", ("-J", "door"))
     node_push = NodePush(HostPart(host), request, Shared(records, ImageStore(print), Silent()))
     survey = SimpleNamespace(place="/home/bob/.bench")
     chosen = ChosenEngine(survey, "none", None)  # type: ignore[arg-type]

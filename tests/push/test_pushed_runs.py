@@ -12,8 +12,9 @@ import pytest
 from bench.base.errors import EnvironmentCannot
 from bench.cli import pushed_runs
 from bench.cli.pushed_runs import PushedRunsArguments
+from bench.push.connection import Unreachable
 from bench.push.push_record import Record, Records
-from bench.push.remote import Node, Unreachable
+from bench.push.remote import Node
 from tests.push.strange_nodes import Answers
 from tests.push.test_push_record import R
 

@@ -2,52 +2,59 @@
 
 from __future__ import annotations
 
-import logging
 import subprocess
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-from paramiko import BadHostKeyException, ECDSAKey
 
 from bench.base.errors import EnvironmentCannot
-from bench.push import remote
+from bench.push import openssh, remote
+from bench.push.connection import Unreachable
 from bench.push.hosts import Host
-from bench.push.remote import Allowance, HostKeyRefused, MarkedAnswer, Remote, Unreachable
+from bench.push.remote import Allowance, MarkedAnswer, Remote
 
 
 class Channel:
-    """An SSH channel whose command succeeds, whatever it was sent."""
+    """A channel whose command succeeds, whatever it was sent."""
 
     def __init__(self, answer: Iterator[bytes], sent: Callable[[bytes], None]) -> None:
         self._answer, self._sent = answer, sent
         self.ended = False
-        self.status_event = threading.Event()
-        self.status_event.set()
+        self.mark = b""
 
-    def send(self, data: bytes) -> int:
+    def send(self, data: memoryview, seconds: float) -> int:
         self._sent(bytes(data))
         return len(data)
 
-    def recv(self, _count: int) -> bytes:
-        mark, self._mark = self._mark, b""
-        return mark or next(self._answer, b"")
-
-    def shutdown_write(self) -> None:
+    def end_input(self) -> None:
         self.ended = True
 
-    def recv_stderr(self, _count: int) -> bytes:
+    def receive(self, seconds: float) -> bytes:
+        mark, self.mark = self.mark, b""
+        return mark or next(self._answer, b"")
+
+    def receive_errors(self, seconds: float) -> bytes:
         return b""
 
-    def recv_exit_status(self) -> int:
+    def exit_code(self, seconds: float) -> int:
         return 0
 
-    def settimeout(self, _seconds: float) -> None: ...
-    def exec_command(self, command: str) -> None:
+    def close(self) -> None: ...
+
+
+class Connection:
+    """A connection that gives one channel to every command."""
+
+    is_open = True
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+
+    def start(self, command: str, seconds: float) -> Channel:
         """Answer with the mark first, as sh does."""
-        self._mark = command.partition("printf %s ")[2].partition(";")[0].encode()
+        self._channel.mark = command.partition("printf %s ")[2].partition(";")[0].encode()
+        return self._channel
 
     def close(self) -> None: ...
 
@@ -58,10 +65,8 @@ Connect = Callable[[Channel], Remote]
 @pytest.fixture
 def connect(monkeypatch: pytest.MonkeyPatch) -> Connect:
     def connected(channel: Channel) -> Remote:
-        transport = SimpleNamespace(open_session=lambda timeout: channel)
-        line = SimpleNamespace(transport=transport, is_connected=True, close=lambda: None)
-        monkeypatch.setattr(remote, "_connection", lambda *_: line)
-        monkeypatch.setattr(remote, "_connect", lambda *_: None)
+        monkeypatch.setattr(openssh, "is_installed", lambda: True)
+        monkeypatch.setattr(openssh, "open_connection", lambda *_: Connection(channel))
         return Remote(Host("gpu1", "gpu1"))
 
     return connected
@@ -103,8 +108,11 @@ def test_a_truncated_script_runs_nothing(tmp_path: Path) -> None:
 
 
 def test_a_login_shell_that_runs_nothing_is_reported(connect: Connect) -> None:
-    channel = Channel(iter([b"This account is currently not available.\n"]), lambda piece: None)
-    channel.exec_command = lambda _command: setattr(channel, "_mark", b"")  # type: ignore[method-assign]
+    class Nologin(Channel):
+        def receive(self, seconds: float) -> bytes:
+            return next(self._answer, b"")
+
+    channel = Nologin(iter([b"This account is currently not available.\n"]), lambda piece: None)
     with pytest.raises(EnvironmentCannot, match="runs no command: This account is currently not available"):
         connect(channel).ask("true")
 
@@ -133,7 +141,7 @@ def test_a_local_read_error_while_sending_is_not_an_end_of_file(connect: Connect
 
 def test_a_command_that_stops_reading_is_reported_by_its_exit_code(connect: Connect) -> None:
     def closed(_piece: bytes) -> None:
-        raise OSError("Socket is closed")
+        raise BrokenPipeError
 
     assert connect(Channel(iter([b"full"]), closed)).ask("cat >file", [b"first"]).text == "full"
 
@@ -163,11 +171,11 @@ def test_each_question_has_a_longest_answer(connect: Connect, most_bytes: int) -
 def test_endless_error_output_is_read_only_as_far_as_it_is_shown(connect: Connect) -> None:
     channel, read = Channel(iter([b"done"]), lambda piece: None), []
 
-    def recv_stderr(_count: int) -> bytes:
+    def receive_errors(_seconds: float) -> bytes:
         read.append(2**14)
         return b"E" * 2**14
 
-    channel.recv_stderr = recv_stderr  # type: ignore[method-assign]
+    channel.receive_errors = receive_errors  # type: ignore[method-assign]
     assert connect(channel).ask("date").text == "done"
     assert sum(read) == remote.ERROR_BYTES
 
@@ -202,54 +210,3 @@ def test_a_large_transfer_has_the_time_that_its_bytes_need() -> None:
         assert allowance.silence() == 60.0
         clock.now += 1.0
         allowance.count(remote.SLOWEST_BYTES_PER_SECOND)
-
-
-def test_paramikos_error_on_a_malformed_packet_is_a_broken_connection(connect: Connect) -> None:
-    """paramiko hands on what its parser raised: IndexError, UnicodeDecodeError and others."""
-    channel = Channel(iter(()), lambda piece: None)
-    channel.exec_command = lambda _command: {}["no such field"]  # type: ignore[method-assign,misc]
-    with pytest.raises(Unreachable, match="the connection broke"):
-        connect(channel).ask("date")
-
-
-def test_a_malformed_packet_while_connecting_is_an_error_of_the_node() -> None:
-    def opening() -> None:
-        raise IndexError("index out of range\x1b]0;owned\x07")
-
-    line = SimpleNamespace(open=opening, host="gpu1", port=22)
-    with pytest.raises(Unreachable, match=r"IndexError: index out of range\?\]0;owned\?"):
-        remote._connect(line, Host("gpu1", "gpu1"))
-
-
-def test_paramikos_log_does_not_reach_stderr() -> None:
-    """The log has texts of machines whose host key is not checked yet."""
-    assert logging.getLogger("paramiko").handlers
-
-
-@pytest.mark.parametrize(("port", "known_as"), [(22, "gpu1"), (2222, "[gpu1]:2222")])
-def test_the_advice_for_a_changed_host_key_uses_sshs_name(port: int, known_as: str) -> None:
-    key = ECDSAKey.generate()
-
-    def refuse() -> None:
-        raise BadHostKeyException("gpu1", key, key)
-
-    line = SimpleNamespace(open=refuse, host="gpu1", port=port)
-    with pytest.raises(HostKeyRefused) as caught:
-        remote._connect(line, Host("gpu1", "gpu1"))
-    assert f"ssh-keygen -R '{known_as}'" in str(caught.value.advice)
-
-
-def test_known_hosts_is_read_with_its_markers_and_in_spite_of_damage(tmp_path: Path) -> None:
-    good, bad, authority = (ECDSAKey.generate() for _ in range(3))
-    lines = [f"{k.get_name()} {k.get_base64()}" for k in (good, bad, authority)]
-    (tmp_path / "known_hosts").write_text(
-        f"# mine\n@cert-authority *.example.org {lines[2]}\ngpu1 {lines[0]}\ngpu2 {lines[1]}\n"
-        f"gpu3 {lines[0][:-9]}\n@revoked * {lines[1]}\n\n"
-    )
-    (tmp_path / "config").write_text(
-        f"Host *\n  UserKnownHostsFile {tmp_path}/known_hosts\n  GlobalKnownHostsFile {tmp_path}/none\n"
-    )
-    known = remote._connection(Host("gpu1", "gpu1"), tmp_path / "config").client._system_host_keys
-    assert known.check("gpu1", good)
-    assert not known.check("gpu2", bad)
-    assert known.keys() == ["gpu1"]

@@ -16,9 +16,10 @@ from bench.base.errors import EnvironmentCannot
 from bench.images.archive import Blob, Identity, ImageFacts, Layer, read_facts
 from bench.images.engines import EngineFacts
 from bench.push import ship
+from bench.push.connection import Unreachable
 from bench.push.image_store import ImageStore, Shippable
 from bench.push.node_survey import InstalledEngine, StoredImage
-from bench.push.remote import CommandResult, Here, Unreachable
+from bench.push.remote import CommandResult, Here
 from bench.push.ship import Shipped
 from tests.images.made_up_images import make_image
 from tests.push.test_node_survey import found

@@ -1,0 +1,367 @@
+"""Reach a node by OpenSSH's own client, so that `bench push HOST` reaches whatever `ssh HOST` reaches.
+
+A connection is one background process of ssh (a control master), through whose socket every command goes.
+If the user has such a process already, for example after a one-time password, its socket is used instead.
+The process ends with the connection, or a minute after the last command if bench is killed.
+
+Some options are bench's, whatever the user's configuration says: unknown host keys are refused, also those of
+jump hosts, ssh asks nothing, and neither agents nor ports are forwarded.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import re
+import select
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+from typing import IO
+
+from bench.base.errors import BadInput, BenchError
+from bench.push.connection import (
+    CONNECT_SECONDS,
+    KEEPALIVE_SECONDS,
+    Channel,
+    Connection,
+    ConnectionBroke,
+    Endpoint,
+    HostKeyRefused,
+    Unreachable,
+    changed_host_key,
+    locked_key,
+    plain,
+    refused_user,
+    unknown_host_key,
+)
+from bench.push.hosts import Host
+
+_OPEN_SECONDS = 4 * CONNECT_SECONDS  # until a connection through jump hosts is open and the user logged in
+_IDLE_SECONDS = 60  # after which ssh ends a connection that bench left behind
+_CHUNK = 2**18  # bytes
+_LOST = 255  # ssh's exit code if a connection breaks, or the command was killed
+_LONGEST_FOLDER = 60  # characters; the path of a socket may have about 100
+
+# The first value that ssh finds for an option counts, so the user's files cannot change these.
+_CONFIG = f"""\
+Host *
+  BatchMode yes
+  StrictHostKeyChecking yes
+  UpdateHostKeys no
+  ForwardAgent no
+  ForwardX11 no
+  ClearAllForwardings yes
+  PermitLocalCommand no
+  LogLevel INFO
+  ConnectTimeout {CONNECT_SECONDS}
+  ServerAliveInterval {KEEPALIVE_SECONDS}
+  ServerAliveCountMax 4
+"""
+
+
+@cache
+def is_installed() -> bool:
+    """Whether there is an OpenSSH client that can share connections, which Windows' client cannot."""
+    return os.name == "posix" and shutil.which("ssh") is not None
+
+
+class Ssh:
+    """The command line of ssh for one host. It has a folder of its own until it is closed."""
+
+    def __init__(self, host: Host, ssh_config: Path | None) -> None:
+        self.host = host
+        self._folder = _short_folder()
+        self.socket = self._folder / "s"
+        self.log = self._folder / "log"
+        own_config, arguments = _split_config(host.ssh_arguments)
+        config = self._folder / "config"
+        config.write_text(_CONFIG + _includes(own_config or ssh_config))
+        # ssh takes the last -F and the first -o.
+        self._words = ["ssh", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=yes", *arguments]
+        self._words += ["-F", str(config), "-T"]
+        self._words += ["-l", host.user] if host.user else []
+        self._words += ["-p", str(host.port)] if host.port else []
+        self._words += ["-i", str(host.identity)] if host.identity else []
+        self._target = ["--", host.address]
+
+    def words(self, *options: str) -> list[str]:
+        """Return a command line of ssh; `options` precede all others."""
+        return [self._words[0], *options, *self._words[1:], *self._target]
+
+    def endpoint(self) -> Endpoint:
+        """Ask ssh where it would connect to; BadInput if it cannot read its configuration."""
+        done = subprocess.run(
+            self.words("-G"),
+            capture_output=True,
+            text=True,
+            errors="replace",
+            env=_environment(),
+            check=False,
+        )
+        if done.returncode:
+            lines = [plain(line) for line in done.stderr.splitlines()][:3]
+            raise BadInput(f"ssh: {'; '.join(lines)}", where=self.host.name)
+        options = dict(line.split(" ", 1) for line in done.stdout.splitlines() if " " in line)
+        gateway = options.get("proxyjump") or options.get("proxycommand") or ""
+        gateway = "" if gateway == "none" else gateway
+        return Endpoint(options["user"], options["hostname"], int(options["port"]), gateway)
+
+    def run(self, *options: str, seconds: float, command: str = "") -> tuple[int, str]:
+        """Run ssh without input; return its exit code and what it says. TimeoutExpired after `seconds`.
+
+        What ssh says goes through a file, because a process that it leaves in the background keeps it open.
+        """
+        with self.log.open("wb") as log:
+            done = subprocess.run(
+                [*self.words(*options), *([command] if command else [])],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                timeout=seconds,
+                env=_environment(),
+                start_new_session=True,  # Ctrl-C is for bench, and nothing can be asked on the terminal
+                check=False,
+            )
+        return done.returncode, self.log.read_text(errors="replace")
+
+    def close(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def endpoint_of(host: Host, ssh_config: Path | None) -> Endpoint:
+    """Return where ssh connects to for a host."""
+    with _closing_on_error(ssh := Ssh(host, ssh_config)):
+        found = ssh.endpoint()
+    ssh.close()
+    return found
+
+
+def open_connection(host: Host, ssh_config: Path | None) -> Connection:
+    """Connect to a host and log in; Unreachable or HostKeyRefused, with advice, if that fails."""
+    with _closing_on_error(ssh := Ssh(host, ssh_config)):
+        try:
+            code, _ = ssh.run("-O", "check", seconds=CONNECT_SECONDS)
+            if code == 0:
+                return SharedConnection(ssh, own=False)
+            opening = ("-f", "-N", "-M", "-S", str(ssh.socket), "-o", f"ControlPersist={_IDLE_SECONDS}")
+            code, said = ssh.run(*opening, seconds=_OPEN_SECONDS)
+        except subprocess.TimeoutExpired:
+            raise Unreachable(f"no answer in {_OPEN_SECONDS} s", where=host.name) from None
+        if code:
+            raise _refusal(ssh, said)
+        return SharedConnection(ssh, own=True)
+
+
+class SharedConnection:
+    """A connection that a background process of ssh holds; `own` if bench started that process."""
+
+    def __init__(self, ssh: Ssh, *, own: bool) -> None:
+        self._ssh, self._own = ssh, own
+        self._options = ("-S", str(ssh.socket), "-o", "ControlMaster=no") if own else ()
+        self._channel: SshChannel | None = None
+        if own:
+            atexit.register(self._end)
+
+    @property
+    def is_open(self) -> bool:
+        return not self._own or self._ssh.socket.exists()
+
+    def start(self, command: str, seconds: float) -> Channel:
+        options = (*self._options, "-o", "RequestTTY=no", "-E", os.devnull)  # ssh's own messages
+        self._channel = SshChannel([*self._ssh.words(*options), command])
+        return self._channel
+
+    def close(self) -> None:
+        atexit.unregister(self._end)
+        self._end()
+
+    def _end(self) -> None:
+        if self._channel:
+            self._channel.close()
+        if self._own and self._ssh.socket.exists():
+            with suppress(OSError, subprocess.TimeoutExpired):
+                self._ssh.run("-O", "exit", "-S", str(self._ssh.socket), seconds=5)
+        self._ssh.close()
+
+
+class SshChannel:
+    """A process of ssh that carries one command."""
+
+    def __init__(self, words: list[str]) -> None:
+        self._process = subprocess.Popen(
+            words,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            env=_environment(),
+            start_new_session=True,
+        )
+        os.set_blocking(self._pipe("stdin").fileno(), False)
+
+    def send(self, data: memoryview, seconds: float) -> int:
+        pipe = self._pipe("stdin")
+        _wait(pipe, select.POLLOUT, seconds)
+        with suppress(BlockingIOError):  # the pipe has some space, but too little
+            return os.write(pipe.fileno(), data[:_CHUNK])
+        return 0
+
+    def end_input(self) -> None:
+        self._pipe("stdin").close()
+
+    def receive(self, seconds: float) -> bytes:
+        return self._read("stdout", seconds)
+
+    def receive_errors(self, seconds: float) -> bytes:
+        return self._read("stderr", seconds)
+
+    def exit_code(self, seconds: float) -> int:
+        try:
+            code = self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise TimeoutError from None
+        if code < 0 or code == _LOST:
+            raise ConnectionBroke
+        return code
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        for name in ("stdin", "stdout", "stderr"):
+            with suppress(OSError):
+                self._pipe(name).close()
+
+    def _read(self, name: str, seconds: float) -> bytes:
+        pipe = self._pipe(name)
+        _wait(pipe, select.POLLIN, seconds)
+        return os.read(pipe.fileno(), _CHUNK)
+
+    def _pipe(self, name: str) -> IO[bytes]:
+        pipe: IO[bytes] = getattr(self._process, name)
+        return pipe
+
+
+def _wait(pipe: IO[bytes], event: int, seconds: float) -> None:
+    """Wait until a pipe can be used, or its other end is closed."""
+    poll = select.poll()
+    poll.register(pipe, event)
+    if not poll.poll(seconds * 1000):
+        raise TimeoutError
+
+
+# --- the reason why a connection failed -------------------------------------------------------------------
+
+
+def _refusal(ssh: Ssh, said: str) -> BenchError:
+    """Return the error for what ssh said when it failed.
+
+    What it has to do with a jump host or a host key, ssh says only when it debugs, in a second attempt.
+    """
+    where, endpoint = ssh.host.name, ssh.endpoint()
+    if network := _network_problem(said, endpoint):
+        return Unreachable(network, where=where)
+    detail = _said_in_detail(ssh)
+    if network := _network_problem(detail, endpoint):
+        return Unreachable(network, where=where)
+    if "REMOTE HOST IDENTIFICATION HAS CHANGED" in detail:
+        offending = re.search(r"ssh-keygen .*-R \"(\S+)\"", detail)  # of a jump host, perhaps
+        known_as = plain(offending[1]) if offending else endpoint.known_as
+        return changed_host_key(_offered_key(detail), known_as, where)
+    if "REVOKED HOST KEY" in detail:
+        return HostKeyRefused("its host key is marked as revoked in known_hosts", where=where)
+    if "Host key verification failed" in detail:
+        return unknown_host_key(_offered_key(detail), where)
+    if denied := re.search(r"^(?:(\S*)@)?\S+: Permission denied(?: \((.*)\))?", detail, re.MULTILINE):
+        return _denied(denied[1] or endpoint.user, denied[2] or "", detail, where)
+    place = f"{endpoint.address} port {endpoint.port}"
+    return Unreachable(f"{place}: no SSH session: {_last_line(said)}", where=where)
+
+
+def _network_problem(said: str, endpoint: Endpoint) -> str | None:
+    """Return why no bytes reach a host or its jump host, if that is what ssh says."""
+    if missing := re.search(r"Could not resolve hostname (\S+?):", said):
+        return f'no machine is called "{plain(missing[1])}"'
+    if failed := re.search(r"^(?:ssh: )?connect to host (\S+) port (\d+): (.*)", said, re.MULTILINE):
+        return f"{failed[1]} port {failed[2]}: {plain(failed[3]).lower()}"
+    place = f"{endpoint.address} port {endpoint.port}"
+    if failed := re.search(r"open failed: (?:connect failed: )?(.*)", said):
+        return f"{place}, from {plain(endpoint.gateway)}: {plain(failed[1]).lower()}"
+    if re.search(r"^Connection .*timed out", said, re.MULTILINE):
+        return f"{place}: no answer in {CONNECT_SECONDS} s"
+    return None
+
+
+def _denied(user: str, methods: str, detail: str, where: str) -> BenchError:
+    """Return the error for a login that failed; `methods` are those that the host offers."""
+    if detail.count("Server accepts key") > detail.count("Authenticated to"):
+        return locked_key(where)
+    advice = None
+    if {"keyboard-interactive", "password"} & {*methods.split(",")}:
+        advice = "if it wants a password, which may be valid once: log in by hand, with ControlMaster, "
+        advice += "ControlPath and ControlPersist in ~/.ssh/config, and push while that connection is there"
+    return refused_user(user, f"it accepts {methods.replace(',', ', ')}", where, advice)
+
+
+def _said_in_detail(ssh: Ssh) -> str:
+    """Connect once more, with debugging output."""
+    try:
+        return ssh.run("-v", "-o", "ControlPath=none", seconds=_OPEN_SECONDS, command="exit")[1]
+    except subprocess.TimeoutExpired:
+        return ""
+
+
+def _offered_key(detail: str) -> str:
+    """Return type and fingerprint of the last host key in debugging output: ssh accepted earlier ones."""
+    found = re.findall(r"Server host (?:key|certificate): (\S+?)(?:-cert-\S+)? (SHA256:[\w+/=]+)", detail)
+    return plain(" ".join(found[-1])) if found else "ssh does not say which it is"
+
+
+def _last_line(text: str) -> str:
+    lines = text.strip().splitlines()
+    return plain(lines[-1])[:200] if lines else "no reason given"
+
+
+# --- the command line -------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _closing_on_error(ssh: Ssh) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        ssh.close()
+        raise
+
+
+def _short_folder() -> Path:
+    """Make a folder for a socket, whose path may not be long."""
+    usual = tempfile.gettempdir()
+    return Path(tempfile.mkdtemp(prefix="bench-ssh-", dir=usual if len(usual) <= _LONGEST_FOLDER else "/tmp"))
+
+
+def _includes(own: Path | None) -> str:
+    """Return the lines that include the user's own configuration file, or else the files that ssh reads."""
+    files = [str(own.absolute())] if own else ["~/.ssh/config", "/etc/ssh/ssh_config"]
+    return "".join(f'Include "{file}"\n' for file in files)
+
+
+def _split_config(arguments: tuple[str, ...]) -> tuple[Path | None, list[str]]:
+    """Take `-F FILE` out of arguments of ssh."""
+    left, config = list(arguments), None
+    while "-F" in left[:-1]:
+        at = left.index("-F")
+        config = Path(left[at + 1]).expanduser()
+        del left[at : at + 2]
+    return config, left
+
+
+def _environment() -> Mapping[str, str]:
+    """Return the environment for ssh: without a locale, so that its messages are in English."""
+    return {
+        name: value for name, value in os.environ.items() if name != "LANG" and not name.startswith("LC_")
+    }
