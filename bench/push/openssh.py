@@ -74,13 +74,14 @@ class Ssh:
     """The command line of ssh for one host. It has a folder of its own until it is closed."""
 
     def __init__(self, host: Host, ssh_config: Path | None) -> None:
+        own_config, arguments = _split_config(host.ssh_arguments)
+        includes = _includes(own_config or ssh_config)
         self.host = host
         self._folder = _short_folder()
         self.socket = self._folder / "s"
         self.log = self._folder / "log"
-        own_config, arguments = _split_config(host.ssh_arguments)
         config = self._folder / "config"
-        config.write_text(_CONFIG + _includes(own_config or ssh_config))
+        config.write_text(_CONFIG + includes)
         # ssh takes the last -F and the first -o.
         self._words = ["ssh", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=yes", *arguments]
         self._words += ["-F", str(config), "-T"]
@@ -345,7 +346,15 @@ def _short_folder() -> Path:
 
 
 def _includes(own: Path | None) -> str:
-    """Return the lines that include the user's own configuration file, or else the files that ssh reads."""
+    """Return the lines that include the user's own configuration file, or else the files that ssh reads.
+
+    BadInput if the file cannot be read: ssh leaves out an included file without a word.
+    """
+    if own:
+        try:
+            own.open("rb").close()
+        except OSError as error:
+            raise BadInput(f"cannot be read: {error.strerror}", where=str(own)) from None
     files = [str(own.absolute())] if own else ["~/.ssh/config", "/etc/ssh/ssh_config"]
     return "".join(f'Include "{file}"\n' for file in files)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.base.errors import BadInput
 from bench.push import openssh
 from bench.push.connection import ConnectionBroke, HostKeyRefused, Unreachable
 from bench.push.hosts import Host
@@ -77,7 +78,10 @@ def test_a_host_key_that_is_refused_is_named(ssh: Path, said: str, message: str)
 
 def test_the_strict_options_come_before_those_of_the_user(tmp_path: Path) -> None:
     """ssh takes the first value of an option and the last -F."""
-    host = Host("n", "n", "me", 2222, Path("/k"), ssh_arguments=("-F", "/theirs", "-o", "BatchMode=no"))
+    theirs = tmp_path / "theirs"
+    theirs.touch()
+    arguments = ("-F", str(theirs), "-o", "BatchMode=no")
+    host = Host("n", "n", "me", 2222, Path("/k"), ssh_arguments=arguments)
     made = openssh.Ssh(host, tmp_path / "config")
     words = made.words()
     config = Path(words[words.index("-F") + 1]).read_text()
@@ -85,8 +89,13 @@ def test_the_strict_options_come_before_those_of_the_user(tmp_path: Path) -> Non
     assert words.index("BatchMode=yes") < words.index("BatchMode=no")
     assert words.count("-F") == 1 and words[-2:] == ["--", "n"]
     assert words[words.index("-l") :][:6] == ["-l", "me", "-p", "2222", "-i", "/k"]
-    assert config.index("StrictHostKeyChecking yes") < config.index('Include "/theirs"')
-    assert "ForwardAgent no" in config and str(tmp_path) not in config
+    assert config.index("StrictHostKeyChecking yes") < config.index(f'Include "{theirs}"')
+    assert "ForwardAgent no" in config and config.count("Include") == 1
+
+
+def test_a_configuration_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="cannot be read: No such file"):
+        openssh.endpoint_of(Host("n", "n"), tmp_path / "config")
 
 
 def test_without_a_file_of_their_own_users_have_the_usual_two() -> None:
