@@ -405,7 +405,7 @@ class NodePush:
         with self.shared.shipping:
             self._heed_stop()
             if engine in WITHOUT_CONTAINER:
-                claim = run_script.claim_of(survey.place, self.request.push)
+                claim = self._claim(survey.place)
                 shipped = ship.ship_code(self.node, survey.place, store, self._progress, claim)
                 if engine == "venv":
                     shipped = self._install(chosen, shipped)
@@ -487,6 +487,10 @@ class NodePush:
         (record.mirror / "run.sh").write_text(run_script.script(job))
         return self.shared.records.move(record, "running", slurm_job=slurm_job)
 
+    def _claim(self, place: str) -> str:
+        """Return this push's claim of what it ships; nodes that share a home have a claim each."""
+        return run_script.claim_of(place, f"{self.request.push}-{self.part.node}")
+
     def _record_run(self, chosen: ChosenEngine, shipped: Shipped, unfinished: Record | None) -> Record:
         """Save a run's record before the run starts: a run without a record could never be fetched."""
         request, host = self.request, self.part.host
@@ -567,7 +571,7 @@ class NodePush:
             # A node that has lost its GPUs must fail its check, so the check must not move to the CPU.
             on_cpu=request.on_cpu or (not use_gpus and chosen.engine != "none" and not request.checks),
             environment=shipped.environment,
-            claim=None if in_container else run_script.claim_of(survey.place, request.push),
+            claim=None if in_container else self._claim(survey.place),
             budget_seconds=request.budget_seconds,
             checks=request.checks,
             level=request.level,

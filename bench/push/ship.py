@@ -26,6 +26,7 @@ from bench.push.answers import number, understood
 from bench.push.connection import plain
 from bench.push.image_store import ImageStore, Shippable
 from bench.push.node_survey import Survey, read_stored
+from bench.push.place_lock import GIVEN_UP, locked
 from bench.push.remote import ANSWER_SECONDS, CommandResult, Node, demand
 
 _CHUNK = 2**17  # bytes
@@ -354,14 +355,18 @@ def ship_code(node: Node, place: str, store: ImageStore, progress: Progress, cla
     digest, data = store.code()
     folder = f"{place}/code/{digest[:16]}"
     quoted = shlex.quote(folder)
-    if not node.ask(f"mkdir -p {shlex.quote(place)} && : >{shlex.quote(claim)}; test -d {quoted}").code:
+    found = node.ask(locked(place, f": >{shlex.quote(claim)}; test -d {quoted}"))
+    if not found.code:
         return Shipped(folder, 0, changed=False)
+    if found.code == GIVEN_UP:
+        check_written(found, place)
     progress(0, len(data))
     script = (
         f"umask 077; mkdir -p {shlex.quote(place)}/code && cd {shlex.quote(place)}/code && "
-        f"p={digest[:16]}.part n={digest[:16]}.new && cat >$p && "
-        f'echo "{digest}  $p" | sha256sum -c --quiet && rm -rf $n && mkdir $n && '
-        f"tar -xzf $p -C $n && rm $p && mv $n {quoted}"
+        f't=$(mktemp -d .new-XXXXXXXX) && cat >$t/tar && echo "{digest}  $t/tar" | sha256sum -c --quiet && '
+        f"mkdir $t/code && tar -xzf $t/tar -C $t/code && "
+        f"{{ mv -T $t/code {quoted} 2>/dev/null || test -d {quoted}; }}; "  # another push was quicker
+        "code=$?; rm -rf $t; exit $code"
     )
     check_written(node.ask(script, [data]), place)
     progress(len(data), len(data))
