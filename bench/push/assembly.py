@@ -20,9 +20,8 @@ from bench.base.errors import BadInput, EnvironmentCannot
 from bench.base.strict_json import from_json, strict_loads
 from bench.images.archive import Blob
 from bench.images.assemble import AssemblyPlan, LayerPlan
-from bench.images.download import PackageFile
-from bench.images.fetch import DEFAULT_INDEX
 from bench.images.package_list import for_layers
+from bench.packages.package_index import PackageFile
 from bench.push.answers import short, understood
 from bench.push.connection import Unreachable, plain
 from bench.push.image_store import ImageStore, Shippable, Skeleton
@@ -137,8 +136,8 @@ class Assembly:
         digest, data = self.store.assembler()
         place, self._code = shlex.quote(self.survey.place), f"code/{digest[:16]}"
         script = (
-            f"set -e; umask 077; cd {place}; rm -rf .load; mkdir -p packages .load {self._code}; "
-            f"tar -xzf - -C {self._code}"
+            f"set -e; umask 077; mkdir -p {place}; cd {place}; rm -rf .load; "
+            f"mkdir -p packages .load {self._code}; tar -xzf - -C {self._code}"
         )
         check_written(self.node.ask(script, [data]), self.survey.place)
         self._write_plan(self._plan((), ()))
@@ -286,7 +285,6 @@ class Assembly:
             layers=tuple(layers),
             files=self._files,
             contents=tuple(contents),
-            default_index=DEFAULT_INDEX,
             index_url=self.index,
             mirror_url=self.mirror,
         )
