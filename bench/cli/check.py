@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import shlex
 import socket
 import sys
 import tempfile
-from dataclasses import dataclass
+import time
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from bench.base.errors import BadInput, nearest
+from bench.base.files import write_whole
 from bench.base.strict_json import pretty_json, to_json
 from bench.cli.measuring import MeasureArguments, make_sealer
 from bench.node_check import check_manifest
 from bench.node_check.all_checks import known_checks
-from bench.node_check.judging import Depth
+from bench.node_check.judging import WITHOUT_LOAD, Depth
 from bench.node_check.judging.finding import EXITS, NAGIOS
-from bench.report.text.check_text import nagios_line, nagios_not_checked, text
+from bench.node_check.reason import reason_of
+from bench.report.text.check_line import nagios_line, nagios_not_checked
 
 if TYPE_CHECKING:
-    from bench.runner.check.check_node import CheckedNode
+    from bench.runner.check.check_node import CheckedNode, CheckView
+    from bench.runner.check.verdict_change import VerdictChange
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,11 +38,22 @@ class CheckArguments(MeasureArguments):
     history: tuple[Path, ...]
     junit: Path | None
     html: Path | None
+    metrics: Path | None
     nagios: bool
+    reason: bool
     list_checks: bool
     challenge: Path | None
     if_idle: bool
     keep_last: int | None
+    keep_days: float | None
+    keep_gb: float | None
+    on_change: list[str] | None  # a command
+
+    @property
+    def retention(self) -> dict[str, float]:
+        """The options that limit what is kept, by their names."""
+        limits = {"--keep-last": self.keep_last, "--keep-days": self.keep_days, "--keep-gb": self.keep_gb}
+        return {option: limit for option, limit in limits.items() if limit is not None}
 
 
 def check(request: CheckArguments) -> int:
@@ -49,13 +67,12 @@ def check(request: CheckArguments) -> int:
     _refuse_missing_history(request.history)
     # These imports load torch, which is slow: mistakes in the options or the manifest are reported before.
     from bench.runner.check import history
-    from bench.runner.check.check_node import GpusInUse, check_node
-    from bench.runner.check.check_progress import CheckProgress
+    from bench.runner.check.check_node import GpusInUse, QuietView, check_node
     from bench.runner.check.request import CheckRequest
 
-    progress = CheckProgress(quiet=request.nagios)
+    progress = QuietView() if request.nagios or request.reason else _shown_progress()
     places = request.history or ((request.out,) if request.out.is_dir() else ())
-    earlier, refused = history.read(places)
+    earlier, refused = history.read(places, index=not request.history)
     for reason in refused if request.history else ():
         progress.say(f"not used as history: {reason}")
     device: Literal["cpu", "cuda"] = "cpu" if request.on_cpu else "cuda"
@@ -68,18 +85,61 @@ def check(request: CheckArguments) -> int:
     progress.stop()
     if isinstance(checked, GpusInUse):
         return _show_in_use(checked.reason, request)
-    if request.keep_last is not None:
-        from bench.runner.check.retention import delete_older
+    return _show(checked, request, _keep_history(checked, request))
 
-        delete_older(request.out, request.keep_last)
-    return _show(checked, request)
+
+def _keep_history(checked: CheckedNode, request: CheckArguments) -> VerdictChange | None:
+    """Tell a change of state to the command, add the check to the index of --out, and delete old checks.
+
+    A command that fails or a disk that is full changes no verdict: it is told on stderr.
+    """
+    from bench.runner.check.check_index import CHANGE_LOCK_NAME, add, locked, read_index
+    from bench.runner.check.history import indexed
+    from bench.runner.check.verdict_change import tell
+
+    entry, change = indexed(checked.bundle.name, checked.results, checked.evidence), None
+    with ExitStack() as stack:
+        if request.on_change is not None and checked.results.run.complete:
+            with suppress(OSError):  # on a disk that cannot be written, the command is told all the same
+                stack.enter_context(locked(request.out / CHANGE_LOCK_NAME))
+            before = read_index(request.out).told
+            change = tell(request.on_change, checked.results, checked.bundle, before)
+            entry = replace(entry, told=change.after if change and change.error is None else before)
+            if change and change.error is not None:
+                failed = f"--on-change {shlex.join(request.on_change)}: {change.error}"
+                print(f"{failed}; it is told again at the next check", file=sys.stderr)
+        try:
+            add(request.out, [entry])
+            _delete_older(request)
+        except OSError as error:
+            print(f"the history in {request.out} was not kept: {error}", file=sys.stderr)
+    return change
+
+
+def _delete_older(request: CheckArguments) -> None:
+    if request.retention:
+        from bench.runner.check.retention import Retention, delete_older
+
+        limits = Retention(
+            checks=request.keep_last or inf,
+            seconds=86_400 * (request.keep_days or inf),
+            size_bytes=1e9 * (request.keep_gb or inf),
+        )
+        delete_older(request.out, limits, time.time())
+
+
+def _shown_progress() -> CheckView:
+    """Show the progress on stderr, through rich, which takes 2 MB."""
+    from bench.runner.check.check_progress import CheckProgress
+
+    return CheckProgress()
 
 
 def _refuse_idle_without_load(request: CheckArguments, level: Depth) -> None:
     """Refuse --if-idle where it has no meaning."""
-    if request.if_idle and level == "passive":
+    if request.if_idle and level in WITHOUT_LOAD:
         raise BadInput(
-            "--if-idle: the level passive puts no load on the node", advice="leave one of them out"
+            f"--if-idle: the level {level} puts no load on the node", advice="leave one of them out"
         )
     if request.if_idle and request.challenge is not None:
         raise BadInput(
@@ -108,6 +168,8 @@ def _check_in_image(request: CheckArguments) -> int:
         "--history": request.history,
         "--junit": request.junit,
         "--html": request.html,
+        "--metrics": request.metrics,
+        "--on-change": request.on_change,
     }
     for option, value in outside.items():
         if value:
@@ -117,15 +179,16 @@ def _check_in_image(request: CheckArguments) -> int:
     options = ["--device", request.device]
     options += ["--json"] if request.as_json else []
     options += ["--nagios"] if request.nagios else []
+    options += ["--reason"] if request.reason else []
     options += ["--if-idle"] if request.if_idle else []
-    options += ["--keep-last", str(request.keep_last)] if request.keep_last else []
+    options += [word for option, limit in request.retention.items() for word in (option, f"{limit:g}")]
     options += ["--level", request.level] if request.level else []
     options += [word for name in request.skip for word in ("--skip", name)]
     manifest = request.manifest or check_manifest.SHIPPED
     return run_in_image("check", manifest, request, options, challenge=request.challenge)
 
 
-def _show(checked: CheckedNode, request: CheckArguments) -> int:
+def _show(checked: CheckedNode, request: CheckArguments, change: VerdictChange | None) -> int:
     """Print the findings, write them to files, and return the exit code."""
     results = checked.results
     if request.junit is not None:
@@ -136,13 +199,21 @@ def _show(checked: CheckedNode, request: CheckArguments) -> int:
         from bench.report.pages.check_html import write_check_html
 
         write_check_html(request.html, results, checked.evidence)
+    if request.metrics is not None:
+        _write_metrics(request.metrics, checked, change, request)
     if request.nagios:
         print(nagios_line(results))
         return NAGIOS[results.verdict]
-    if request.as_json:
+    if request.reason:
+        print(reason_of(results))
+    elif request.as_json:
         document = {"bundle": str(checked.bundle), "results": to_json(results)}
+        if request.on_change is not None:
+            document["change"] = to_json(change)
         sys.stdout.write(pretty_json(document).decode())
     else:
+        from bench.report.text.check_text import text
+
         print(text(results))
     print(f"bundle {checked.bundle}", file=sys.stderr)
     if results.run.stopped:
@@ -152,6 +223,19 @@ def _show(checked: CheckedNode, request: CheckArguments) -> int:
         print("no certificate arrived: the bundle's level is self", file=sys.stderr)
         return 5
     return EXITS[results.verdict]
+
+
+def _write_metrics(
+    path: Path, checked: CheckedNode, change: VerdictChange | None, request: CheckArguments
+) -> None:
+    """Write the file for monitoring, which never has a part of a check; without room, stderr tells."""
+    from bench.report.text.check_metrics import openmetrics
+
+    failed = None if request.on_change is None else change is not None and change.error is not None
+    try:
+        write_whole(path, openmetrics(checked.results, checked.evidence, failed).encode())
+    except OSError as error:
+        print(f"--metrics {path}: not written: {error.strerror}", file=sys.stderr)
 
 
 def _refuse_skips(skipped: tuple[str, ...], required: tuple[str, ...]) -> None:
