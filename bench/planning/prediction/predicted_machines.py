@@ -12,7 +12,9 @@ from bench.base.gpu_catalogue import GpuModel
 from bench.planning.plan import usable_bytes
 from bench.planning.prediction.candidates import Candidates, candidates_of
 from bench.planning.prediction.card_rates import GPUS_A_NODE, rates_of
+from bench.planning.prediction.choice import chosen
 from bench.planning.prediction.step_time import (
+    KEPT_MOVES,
     Fit,
     StepPart,
     StepTime,
@@ -27,6 +29,8 @@ from bench.training.methods import Target, label
 from bench.training.models import Counted, Model, counts_by_formula
 from bench.training.setting import Setting
 
+AmountUnit = Literal["operations", "bytes", "elements"]
+
 
 @dataclass(frozen=True, slots=True)
 class PredictedPart:
@@ -34,7 +38,7 @@ class PredictedPart:
 
     name: str
     amount: float
-    unit: Literal["operations", "bytes"]
+    unit: AmountUnit
     seconds: float  # in a pass; of exchange, what computing does not hide
 
 
@@ -56,6 +60,7 @@ class Predicted:
     memory_bytes: int
     limit: str  # what takes most of the time
     kwh: float | None  # at the power limit of the GPUs
+    watts: float | None  # the power limit of all GPUs together
     source: str  # of the rate of products
     parts: tuple[PredictedPart, ...]
     update_seconds: float
@@ -123,26 +128,31 @@ class Predictor:
         ]
         if not timed:
             return unpredicted(candidates.why_none())
-        time, chosen, batch = min(timed, key=lambda each: each[0].seconds)
+        time, candidate, batch = chosen(
+            timed,
+            seconds=lambda each: each[0].seconds,
+            sent_bytes=lambda each: each[1].work.sent_bytes(each[2].passes),
+        )
         days = time.seconds * recipe.steps / SECONDS_A_DAY
         error = self.fit.error(group_of(model, counts), gpu.name, target.gpus)
         return Predicted(
             model=model.name,
             gpu=gpu.name,
             gpus=target.gpus,
-            label=label(chosen.setting, model, target),
-            setting=chosen.setting,
+            label=label(candidate.setting, model, target),
+            setting=candidate.setting,
             micro_batch=batch.samples,
             accumulation=batch.passes,
             step_seconds=time.seconds,
             days=days,
             least_days=days / (1 + error),
             most_days=days * (1 + error),
-            memory_bytes=chosen.needs[batch.samples],
+            memory_bytes=candidate.needs[batch.samples],
             limit=time.limit,
             kwh=gpu.watts * target.gpus * days * 24 / 1000 if gpu.watts else None,
+            watts=gpu.watts * target.gpus if gpu.watts else None,
             source=rates.product_source,
-            parts=_parts(chosen.work, batch, time, self.fit.multipliers.traffic),
+            parts=_parts(candidate.work, batch, time),
             update_seconds=time.update,
             units=float(recipe.batch_size) * recipe.steps * recipe.units_per_sample,
         )
@@ -154,16 +164,17 @@ class Predictor:
         return self._candidates[alike]
 
 
-def _parts(work: Work, batch: StepPart, time: StepTime, traffic: float) -> tuple[PredictedPart, ...]:
-    """Return the parts of a pass that take any time; `traffic` is the bytes moved for each byte kept."""
+def _parts(work: Work, batch: StepPart, time: StepTime) -> tuple[PredictedPart, ...]:
+    """Return the parts of a pass that take any time."""
     n = batch.samples
-    amounts: dict[str, tuple[float, Literal["operations", "bytes"]]] = {
+    amounts: dict[str, tuple[float, AmountUnit]] = {
         "products": (n * work.products, "operations"),
         "attention": (n * work.attention, "operations"),
         "convolutions": (n * work.convolutions, "operations"),
         "scans": (n * work.scans, "operations"),
-        "memory": (n * (work.kept_bytes * traffic + work.logit_bytes) + work.weight_bytes, "bytes"),
-        "exchange": (work.exchanged_each_pass, "bytes"),
+        "memory": (n * (work.kept_bytes * KEPT_MOVES + work.logit_bytes) + work.weight_bytes, "bytes"),
+        "elements": (n * work.kept_elements, "elements"),
+        "exchange": (work.exchanged_each_pass.sent_bytes, "bytes"),
     }
     found = (PredictedPart(name, *amounts[name], seconds) for name, seconds in time.parts.items())
     return tuple(part for part in found if part.amount)
