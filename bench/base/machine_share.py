@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -29,6 +30,8 @@ def parts(visible_gpus: int | None) -> list[str]:
 
 
 def physical_bytes() -> int:
+    if sys.platform != "linux":
+        raise NotImplementedError("runs on measured machines, which have Linux")
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
@@ -40,6 +43,8 @@ def memory_bytes() -> int:
 
 def cores() -> int:
     """Count the cores of the affinity mask, or fewer if a cgroup limits the CPU time."""
+    if sys.platform != "linux":
+        raise NotImplementedError("runs on measured machines, which have Linux")
     shares = [time[0] / time[1] for folder in _folders("cpu") if len(time := _cpu_time(folder)) == 2]
     return min([len(os.sched_getaffinity(0)), *(math.ceil(share) for share in shares if share > 0)])
 

@@ -87,7 +87,7 @@ def _download(pins: Iterable[Pin], cache: Path, python: str, newest_glibc: int) 
         requirements.write("".join(f"{pin.line}\n" for pin in pins))
         requirements.flush()
         command += ["--dest", str(cache), "-r", requirements.name]
-        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        done = subprocess.run(command, check=False, capture_output=True, text=True, encoding="utf-8")
     if done.returncode:
         errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
         reason = errors[-1] if errors else done.stderr[-500:]
