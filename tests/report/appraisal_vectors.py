@@ -22,6 +22,11 @@ LABELS = ("1x H100", "2x H100", "1x H200", "8x B200", "", "\uff21", "\U0001f5a5"
 # Days with half-widths; the difference of the first two is exactly the half-width of their difference.
 TIES = ((10.0, 3.0), (15.0, 4.0), (10.0, 0.0), (10.0, 0.5), (10.5, 0.5), (20.0, 0.25), (10.0, math.inf))
 ENDLESS = ((math.inf, 0.0), (math.inf, 1.0), (math.inf, math.inf))
+# The faster of two costs more by exactly the half-width of the difference: 105 and 100, known to 4 and 3.
+AS_CHEAP = (
+    PricedMachine("slow", Interval(16.0, 2.0), False, 76.0, 24.0, None),
+    PricedMachine("fast", Interval(8.0, 1.0), False, 73.0, 32.0, None),
+)
 AMOUNTS = (1.0, 2.0, 2.5, 100.0, 240.0, 2400.0, 40_000.0)
 
 
@@ -41,6 +46,8 @@ def inputs(count: int, seed: int) -> Iterator[AppraisalInput]:
     for _ in range(count):
         kind = draw.choice(("tied", "tied", "alike in cost", "random"))
         machines = tuple(_machine(draw, kind) for _ in range(draw.choice((0, 1, 2, 3, 4, 5, 6, 12))))
+        if draw.random() < 0.03:
+            machines = tuple(draw.sample(AS_CHEAP, 2))
         runs = draw.choice((1, 1, 2, 3, 10, draw.randrange(1, 100_000)))
         wish = Wish(_budget(draw, machines, runs), _deadline(draw, machines), runs)
         utilisation = draw.choice((1.0, 1.0, 0.5, 0.01, 1 - draw.random()))

@@ -54,6 +54,8 @@ COLUMNS = (
     " the operator whose key certified it. Neither proves that the machine reported the truth",
 )
 OFFER_HEADS_SPOKEN = ("buy or rent", "", "", "", "", "what it comes to")  # for screen readers; else not shown
+# What the page's JSON leaves out of an attempt.
+USUAL = {"outcome": "measured", "reason": None, "share_of_floor": None, "no_gradient_check": None}
 WIDE = 760  # pixels; a wider plot takes a whole row
 
 
@@ -82,15 +84,15 @@ def page(comparison: Comparison) -> Markup:
 def _json(comparison: Comparison) -> Any:
     """Return the comparison as JSON, without telemetry, which plots show.
 
-    Attempts leave out what few of them have: a page may hold thousands of attempts.
+    Attempts leave out what most of them share: a page may hold thousands of attempts.
     """
     whole = to_json(comparison)
     for part in whole["parts"]:
         for each in (*part["entries"], *part["apart"]):
             each["row"]["telemetry"] = None
             for attempt in each["row"]["attempts"]:
-                for field in ("share_of_floor", "no_gradient_check"):
-                    if attempt[field] is None:
+                for field, usual in USUAL.items():
+                    if attempt[field] == usual:
                         del attempt[field]
     return whole
 
