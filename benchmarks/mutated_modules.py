@@ -40,6 +40,9 @@ _JUDGING = "node_check/checks/test_faults node_check/checks/test_recorded node_c
 _COMPARING = "report/test_comparing report/test_formats report/test_floors"
 
 MODULES: Mapping[str, Held] = {
+    "bench/report/compare/appraisal.py": _held(
+        "money", "report/test_appraisal report/test_offers report/test_decide"
+    ),
     "bench/report/compare/offers.py": _held("money", "report/test_offers report/test_decide"),
     "bench/report/compare/decision.py": _held("money", "report/test_decide report/test_offers"),
     "bench/report/compare/owning.py": _held("money", "report/test_owning"),

@@ -11,10 +11,12 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from bench.base.gpu_catalogue import GpuModel, gpu_named
+from bench.base.strict_json import INTERNAL
 from bench.records.estimate import Interval
-from bench.records.spread import on_another_day, on_another_machine
+from bench.records.spread import on_another_day
+from bench.report.compare.appraisal import Appraisal, PricedMachine, appraise
 from bench.report.compare.compared_rows import RankedRow, Row
-from bench.report.compare.decision import Rank, Recommendation, Wish, meets, places
+from bench.report.compare.decision import Rank, Wish
 from bench.report.compare.extrapolate import Extrapolation, MeasuredRow, extrapolate
 from bench.report.compare.fastest_runs import assurance_of, fastest_runs
 from bench.report.compare.groups import (
@@ -27,8 +29,9 @@ from bench.report.compare.groups import (
     ranked_rows,
     why_no_figure,
 )
-from bench.report.compare.offers import Offer, Terms, offers_of
+from bench.report.compare.offers import Offer, Terms, priced_row
 from bench.report.compare.predicted_estimate import predicted_estimate
+from bench.report.compare.prices import DAYS_A_YEAR
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,7 @@ class Entry:
     gaps: tuple[str, ...]  # why prices are missing
     in_time: Literal["yes", "perhaps", "no"] | None  # None: no deadline was given
     differs_in: tuple[str, ...]  # with --rank-all: conditions that differ from the first group's
+    machine: PricedMachine = field(metadata=INTERNAL)  # what ranks, offers and `in_time` follow from
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +119,10 @@ class Comparison:
     quotes: tuple[str, ...]  # every quote that a figure rests on
     own_prices: bool = False  # prices come from a file of the user
     schema: Literal["bench/comparison/v1"] = field(default="bench/comparison/v1", kw_only=True)
+
+    @property
+    def life_days(self) -> float:
+        return self.life_years * DAYS_A_YEAR
 
 
 def compare_rows(rows: Iterable[Row], refused: Sequence[Refused], terms: Terms, bundles: int) -> Comparison:
@@ -251,47 +259,37 @@ def _part(
     chosen, left_out = fastest_runs(group.rows)
     apart = [SetApart(row, (why_no_figure(row),)) for row in group.without_figure]
     apart += [SetApart(row, (why,)) for row, why in left_out]
-    entries, answer = _entries(chosen, group.conditions, terms)
-    wish, priced = terms.wish, any(entry.offers for entry in entries)
-    in_time = any(entry.in_time == "yes" for entry in entries)
+    entries, found = _entries(chosen, group.conditions, terms)
     return ModelPart(
         model,
         (*group.rows, *group.without_figure)[0].unit,
         group.conditions,
         entries,
         tuple(apart),
-        nothing_in_budget=wish.budget is not None and priced and answer.fastest_in_budget is None,
-        nothing_in_time=(
-            wish.deadline_days is not None
-            and bool(entries)
-            and not (in_time if wish.budget is None or not priced else answer.cheapest_by_deadline)
-        ),
+        nothing_in_budget=found.nothing_in_budget,
+        nothing_in_time=found.nothing_in_time,
         guesses=guesses,
         number=number,
         differs_in=group.differs_in,
     )
 
 
-def _entries(
-    rows: list[RankedRow], base: Conditions, terms: Terms
-) -> tuple[tuple[Entry, ...], Recommendation]:
-    ordered = sorted(rows, key=lambda row: (bool(row.marks), row.days.value, row.machine.label))
-    offered, answer = offers_of(ordered, terms)
-    days = [on_another_machine(row.days) for row in ordered]
-    ranks = places(days, sum(not row.marks for row in ordered))
-    deadline = terms.wish.deadline_days
+def _entries(rows: list[RankedRow], base: Conditions, terms: Terms) -> tuple[tuple[Entry, ...], Appraisal]:
+    priced = [priced_row(row, terms.prices) for row in rows]
+    found = appraise([one.machine for one in priced], terms.wish, terms.prices.life_days, terms.utilisation)
     entries = tuple(
         Entry(
-            row=row,
-            days=expected,
-            on_another_day=on_another_day(row.days),
-            place=rank,
-            kwh=row.kwh,
-            offers=offers,
-            gaps=gaps,
-            in_time=None if deadline is None else meets(expected, deadline),
-            differs_in=differing(row.conditions, base),
+            row=one.row,
+            days=one.machine.days,
+            on_another_day=on_another_day(one.row.days),
+            place=appraised.place,
+            kwh=one.row.kwh,
+            offers=one.offers(appraised),
+            gaps=one.gaps,
+            in_time=appraised.in_time,
+            differs_in=differing(one.row.conditions, base),
+            machine=one.machine,
         )
-        for row, expected, (offers, gaps), rank in zip(ordered, days, offered, ranks, strict=True)
+        for one, appraised in zip((priced[i] for i in found.order), found.machines, strict=True)
     )
-    return entries, answer
+    return entries, found

@@ -121,7 +121,7 @@ def _as_cheap_but_faster(in_time: list[Option], cheapest: Option | None, wish: W
 
 
 def _surely_more(a: Interval, b: Interval) -> bool:
-    return a.value - b.value > math.hypot(a.half_width, b.half_width)
+    return a.value - b.value > half_width_of_difference(a, b)
 
 
 def _by_speed(wish: Wish) -> Callable[[Option], tuple[float, float, str, str]]:
@@ -135,7 +135,12 @@ def _by_spend(wish: Wish) -> Callable[[Option], tuple[float, float, str, str]]:
 
 def differs(a: Interval, b: Interval) -> bool:
     """Whether two times differ at 95%."""
-    return abs(a.value - b.value) > math.hypot(a.half_width, b.half_width)
+    return abs(a.value - b.value) > half_width_of_difference(a, b)
+
+
+def half_width_of_difference(a: Interval, b: Interval) -> float:
+    """Return the half-width of a - b. A square root is rounded alike everywhere; hypot is not."""
+    return math.sqrt(a.half_width * a.half_width + b.half_width * b.half_width)
 
 
 def ratio(a: Interval, b: Interval) -> Interval:

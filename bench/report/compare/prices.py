@@ -13,6 +13,7 @@ from typing import Literal
 from bench.records.text import count_text, figures, money_text
 from bench.report.compare.owning import Colocation, Owning
 
+DAYS_A_YEAR = 365
 RentKind = Literal["on-demand", "spot", "reserved"]
 
 
@@ -112,7 +113,7 @@ class PriceBook:
 
     @property
     def life_days(self) -> float:
-        return self.life_years * 365
+        return self.life_years * DAYS_A_YEAR
 
     def renting(self, kind: RentKind) -> PriceBook:
         """Return the book with rents of this kind alone."""

@@ -1,0 +1,179 @@
+"""Appraise the machines of one model: their ranks, what to buy or rent, and how each offer stands.
+
+In: a `PricedMachine` for each ranked figure, and the user's wish. Out: an `Appraisal`. Pure arithmetic.
+
+The report's script decides by the same rules when a reader changes the wish (bench/data/report/rules.js).
+tests/e2e/test_what_if.py holds both against each other, so a rule that changes here changes there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from bench.records.estimate import Interval
+from bench.report.compare.decision import (
+    BreakEven,
+    Option,
+    Rank,
+    Recommendation,
+    Wish,
+    break_even,
+    decide,
+    frontier,
+    meets,
+    places,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PricedMachine:
+    """A figure of one model on one machine, and what the machine costs."""
+
+    label: str
+    days: Interval  # of a run on another machine of this kind
+    marked: bool  # by marks of `bench.records.marks`: ranked after all figures without
+    price: float | None  # to buy the machine; None: no quote
+    electricity: float  # for a run on a machine that is owned; 0 if it has no price or was not measured
+    upkeep: float  # for a day, of a machine that is owned; 0 if it has no price
+    rent: float | None  # for an hour; None: no quote
+
+    def options(self, utilisation: float) -> tuple[Option, ...]:
+        """Return buying and renting, as far as there are prices. A run that never ends has no cost.
+
+        The upkeep of days on which an own machine does not train is paid by the days on which it does.
+        """
+        if not math.isfinite(self.days.value):
+            return ()
+        found = []
+        if self.price is not None:
+            a_run = self.electricity + self.upkeep * self.days.value / utilisation
+            found.append(Option(self.label, "buy", self.days, self.price, a_run))
+        if self.rent is not None:
+            found.append(Option(self.label, "rent", self.days, 0.0, self.rent * self.days.value * 24))
+        return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class AppraisedOffer:
+    """How buying or renting a machine stands to the user's wish and to the other offers."""
+
+    kind: Literal["buy", "rent"]
+    run_cost: float  # of one run: its share of price, electricity and upkeep, or its rent
+    spend: float  # for all runs that were asked for
+    in_budget: bool | None  # None: no budget was given
+    outlived: bool  # to buy: the machine's life is too short for all runs that were asked for
+    on_frontier: bool
+    break_even: BreakEven | None  # to buy: against the cheapest rented run of this model
+    rent_always_less: bool  # the cheapest rent costs less than this machine's electricity and upkeep
+    marks: tuple[str, ...]  # the questions that this offer answers
+
+
+@dataclass(frozen=True, slots=True)
+class AppraisedMachine:
+    """A machine's rank, whether it is in time, and its offers: to buy, then to rent."""
+
+    place: Rank
+    in_time: Literal["yes", "perhaps", "no"] | None  # None: no deadline was given
+    offers: tuple[AppraisedOffer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Appraisal:
+    """The machines of one model in their order, and the answer to the user's wish."""
+
+    order: tuple[int, ...]  # positions of the given machines; those without marks first, then by days
+    machines: tuple[AppraisedMachine, ...]  # in this order
+    answer: Recommendation
+    nothing_in_budget: bool
+    nothing_in_time: bool
+
+
+def appraise(
+    given: Sequence[PricedMachine], wish: Wish, life_days: float, utilisation: float = 1.0
+) -> Appraisal:
+    """Appraise machines in any order; an owned one lives for `life_days` and trains a share of them."""
+    order = sorted(range(len(given)), key=lambda i: (given[i].marked, given[i].days.value, given[i].label))
+    machines = [given[i] for i in order]
+    options = [machine.options(utilisation) for machine in machines]
+    every = [option for own in options for option in own]
+    marked = [machine.marked for machine, own in zip(machines, options, strict=True) for _ in own]
+    answer = recommend(list(zip(marked, every, strict=True)), wish, life_days * utilisation)
+    offers = _OffersOfModel(every, answer, wish, life_days, utilisation)
+    ranks = places([machine.days for machine in machines], sum(not machine.marked for machine in machines))
+    deadline = wish.deadline_days
+    appraised = tuple(
+        AppraisedMachine(
+            place=place,
+            in_time=None if deadline is None else meets(machine.days, deadline),
+            offers=tuple(map(offers.offer, own)),
+        )
+        for machine, own, place in zip(machines, options, ranks, strict=True)
+    )
+    in_time = any(one.in_time == "yes" for one in appraised)
+    return Appraisal(
+        order=tuple(order),
+        machines=appraised,
+        answer=answer,
+        nothing_in_budget=wish.budget is not None and bool(every) and answer.fastest_in_budget is None,
+        nothing_in_time=(
+            deadline is not None
+            and bool(machines)
+            and not (in_time if wish.budget is None or not every else answer.cheapest_by_deadline)
+        ),
+    )
+
+
+def recommend(options: Sequence[tuple[bool, Option]], wish: Wish, used_days: float) -> Recommendation:
+    """Say what to buy or rent. An option whose figure has a mark, True, answers only what no other does."""
+    sound = [option for marked, option in options if not marked]
+    every = [option for _, option in options]
+    return decide(sound, wish, used_days).or_else(decide(every, wish, used_days))
+
+
+class _OffersOfModel:
+    """What all options of one model say about each of them."""
+
+    def __init__(
+        self,
+        every: Sequence[Option],
+        answer: Recommendation,
+        wish: Wish,
+        life_days: float,
+        utilisation: float,
+    ) -> None:
+        self._wish, self._life_days, self._utilisation = wish, life_days, utilisation
+        self._rent = min((o for o in every if o.kind == "rent"), key=lambda o: o.a_run, default=None)
+        self._best = {id(option) for option in _frontiers(every, life_days, utilisation)}
+        self._answers = {
+            "fastest in budget": answer.fastest_in_budget,
+            "as fast within the interval, for less": answer.as_fast_for_less,
+            "cheapest by the deadline": answer.cheapest_by_deadline,
+            "as cheap within the interval, and faster": answer.as_cheap_but_faster,
+        }
+
+    def offer(self, option: Option) -> AppraisedOffer:
+        wish, rent = self._wish, self._rent
+        spend = option.spend(wish.runs)
+        even = break_even(option, rent, self._life_days) if rent else None  # no rent beats the cheapest one
+        return AppraisedOffer(
+            kind=option.kind,
+            run_cost=option.run_cost(self._life_days, self._utilisation),
+            spend=spend,
+            in_budget=None if wish.budget is None else spend <= wish.budget,
+            outlived=not option.lives_for(wish.runs, self._life_days * self._utilisation),
+            on_frontier=id(option) in self._best,
+            break_even=even,
+            rent_always_less=option.kind == "buy" and rent is not None and even is None,
+            marks=tuple(words for words, chosen in self._answers.items() if chosen is option),
+        )
+
+
+def _frontiers(options: Sequence[Option], life_days: float, utilisation: float) -> list[Option]:
+    """Return the options on a Pareto frontier: days against a machine's price, or against a run's cost."""
+    bought = [o for o in options if o.kind == "buy"]
+    by_price = frontier(bought, lambda o: o.upfront, lambda o: o.days.value)
+    by_run = frontier(options, lambda o: o.run_cost(life_days, utilisation), lambda o: o.days.value)
+    return [*by_price, *by_run]
