@@ -14,7 +14,7 @@ from bench.base.gpu_catalogue import GpuModel, gpu_named
 from bench.records.estimate import Interval
 from bench.records.spread import on_another_day, on_another_machine
 from bench.report.compare.compared_rows import RankedRow, Row
-from bench.report.compare.decision import Rank, Recommendation, Wish, meets, places
+from bench.report.compare.decision import Certainty, Rank, Recommendation, Wish, meets, places
 from bench.report.compare.extrapolate import Extrapolation, MeasuredRow, extrapolate
 from bench.report.compare.fastest_runs import assurance_of, fastest_runs
 from bench.report.compare.groups import (
@@ -29,6 +29,7 @@ from bench.report.compare.groups import (
 )
 from bench.report.compare.offers import Offer, Terms, offers_of
 from bench.report.compare.predicted_estimate import predicted_estimate
+from bench.report.compare.priced_guesses import GuessOffer, PricedGuess, price_guesses
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class Entry:
     kwh: float | None
     offers: tuple[Offer, ...]
     gaps: tuple[str, ...]  # why prices are missing
-    in_time: Literal["yes", "perhaps", "no"] | None  # None: no deadline was given
+    in_time: Certainty | None  # None: no deadline was given
     differs_in: tuple[str, ...]  # with --rank-all: conditions that differ from the first group's
 
 
@@ -66,9 +67,9 @@ class ModelPart:
     conditions: Conditions  # that the ranked rows have in common
     entries: tuple[Entry, ...]  # the fastest first
     apart: tuple[SetApart, ...]
-    nothing_in_budget: bool = False
+    nothing_in_budget: bool = False  # of the measured machines
     nothing_in_time: bool = False
-    guesses: tuple[Extrapolation, ...] = ()  # for machines that were not measured: never ranked
+    guesses: tuple[PricedGuess, ...] = ()  # for machines that were not measured: never ranked
     number: int = 1  # among the parts of this model
     differs_in: tuple[str, ...] = ()  # conditions that are not those of the model's first part, in words
 
@@ -85,6 +86,14 @@ class ModelPart:
         """Return a ranked row of the same machine which this newer one does not replace: it is worth more."""
         same = (e.row for e in self.entries if e.row.machine.identity == row.machine.identity)
         return next((other for other in same if assurance_of(other) > assurance_of(row)), None)
+
+    @property
+    def every_offer(self) -> Iterator[Offer | GuessOffer]:
+        """Yield the offers of measured machines, then those of guessed ones."""
+        for entry in self.entries:
+            yield from entry.offers
+        for guess in self.guesses:
+            yield from guess.offers
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -127,7 +136,7 @@ def compare_rows(rows: Iterable[Row], refused: Sequence[Refused], terms: Terms, 
         for model, of_model in by_model.items()
         for part in _parts(model, of_model, terms, evidence, unusable)
     )
-    quotes = {q: None for part in parts for e in part.entries for offer in e.offers for q in offer.quotes}
+    quotes = {q: None for part in parts for offer in part.every_offer for q in offer.quotes}
     book = terms.prices
     return Comparison(
         currency=book.currency,
@@ -266,7 +275,7 @@ def _part(
             and bool(entries)
             and not (in_time if wish.budget is None or not priced else answer.cheapest_by_deadline)
         ),
-        guesses=guesses,
+        guesses=price_guesses(guesses, terms, answer, {row.machine.label for row in chosen}),
         number=number,
         differs_in=group.differs_in,
     )

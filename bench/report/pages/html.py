@@ -7,7 +7,7 @@ comparison as JSON.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from bench import __version__
@@ -15,6 +15,7 @@ from bench.base.strict_json import canonical_json, to_json
 from bench.records.text import count_text
 from bench.report.compare.compared_rows import Row
 from bench.report.compare.comparison import Comparison, Entry, ModelPart
+from bench.report.compare.priced_guesses import PricedGuess
 from bench.report.markup import Markup, asset, document, el, fragment, items, scrolling_table, write_page
 from bench.report.plots import model_plots
 from bench.report.plots.svg import Plot, inline
@@ -24,8 +25,7 @@ from bench.report.text.comparison_table import (
     OFFER_ALIGN,
     OFFER_HEADERS,
     TEXT_COLUMNS,
-    cells,
-    machine_names,
+    machine_rows,
     notes,
     offers,
     remarks,
@@ -117,7 +117,7 @@ def _refused(comparison: Comparison) -> Markup:
 
 def _section(part: ModelPart, comparison: Comparison) -> Markup:
     blocks = [el("h2", part.title)]
-    if part.entries:
+    if part.entries or part.guesses:
         blocks.append(_table(part))
     if rows := offers(part, comparison):
         blocks.append(_offers(part, rows))
@@ -129,14 +129,15 @@ def _section(part: ModelPart, comparison: Comparison) -> Markup:
 
 
 def _offers(part: ModelPart, rows: list[tuple[tuple[str, ...], bool]]) -> Markup:
-    of_entry = [number for number, entry in enumerate(part.entries) for _ in entry.offers]
+    counts = [*(len(entry.offers) for entry in part.entries), *(len(guess.offers) for guess in part.guesses)]
+    of_machine = [machine for machine, count in enumerate(counts) for _ in range(count)]
     heads = (
         el("th", head or el("span", spoken, class_="heard"), scope="col", class_=_side(align))
         for head, spoken, align in zip(OFFER_HEADERS, OFFER_HEADS_SPOKEN, OFFER_ALIGN, strict=True)
     )
     body = (
         el("tr", *_offer_cells(texts), data_of=number, class_="chosen" if chosen else None)
-        for number, (texts, chosen) in zip(of_entry, rows, strict=True)
+        for number, (texts, chosen) in zip(of_machine, rows, strict=True)
     )
     return scrolling_table(heads, body, class_="offers stacked", label=f"{part.title}: to buy and to rent")
 
@@ -157,21 +158,21 @@ def _figure(plot: Plot) -> Markup:
 
 
 def _table(part: ModelPart) -> Markup:
-    entries = list(zip(part.entries, map(cells, part.entries, machine_names(part)), strict=True))
-    names = [name for name in HEADERS if any(texts[name] for _, texts in entries)]
+    every = machine_rows(part)
+    names = [name for name in HEADERS if any(texts[name] for texts in every)]
+    exact = [*map(_exact, part.entries), *map(_exact_guess, part.guesses)]
     heads = (
         el("th", el("button", HEADERS[name] or name, type="button"), scope="col", class_=_class_of(name))
         for name in names
     )
     rows = (
-        el("tr", *_row(entry, texts, names), data_entry=number)
-        for number, (entry, texts) in enumerate(entries)
+        el("tr", *_row(numbers, texts, names), data_entry=n, class_="est" if n >= len(part.entries) else None)
+        for n, (numbers, texts) in enumerate(zip(exact, every, strict=True))
     )
     return scrolling_table(heads, rows, class_="ranked stacked", label=f"{part.title}: machines by days")
 
 
-def _row(entry: Entry, texts: dict[str, str], names: list[str]) -> Iterator[Markup]:
-    exact = _exact(entry)
+def _row(exact: Mapping[str, float | None], texts: dict[str, str], names: list[str]) -> Iterator[Markup]:
     for name in names:
         value = None if exact.get(name) is None else repr(exact[name])
         yield el("td", texts[name], class_=_class_of(name), data_v=value, data_head=HEADERS[name] or name)
@@ -196,6 +197,10 @@ def _exact(entry: Entry) -> dict[str, float | None]:
         "memory": best.peak_bytes,
         "kwh": entry.kwh,
     }
+
+
+def _exact_guess(guess: PricedGuess) -> dict[str, float | None]:
+    return {"days": guess.days or guess.at_peak_days}
 
 
 def _courses(comparison: Comparison) -> Markup:

@@ -22,8 +22,14 @@ class Point:
     words: str  # the tooltip
     size: float = 5.0
     half_width: float = 0.0  # of y
+    ends: tuple[float, float] | None = None  # of the bar through y, if they are not a half-width from it
     hollow: bool = False  # predicted, and not measured
-    group: str = ""  # a line goes through the points of each group that no other of it beats
+    # A line goes through the points of each group that no other of it beats; None: the point has no group.
+    group: str | None = ""
+
+    @property
+    def bar(self) -> tuple[float, float]:
+        return self.ends or (self.y - self.half_width, self.y + self.half_width)
 
 
 def scatter(
@@ -47,19 +53,19 @@ def scatter(
     """
     names = list(series or dict.fromkeys(point.series for point in points))
     low_x, high_x = x_range or around((p.x for p in points), zero=zero)
-    tips = [p.y + s * p.half_width for p in points for s in (-1, 1) if p.y + s * p.half_width > 0]
+    tips = [tip for p in points for tip in p.bar if tip > 0]
     low_y, high_y = y_range or around(tips, log=log_y, zero=zero)
     x = Linear(low_x, high_x, box.left, box.right)
     y = (Log if log_y else Linear)(low_y, high_y, box.bottom, box.top)
     inside = [p for p in points if low_x <= p.x <= high_x and low_y <= p.y <= high_y]
     parts = [axes(x, y, box, x_title, y_title, x_unit=x_unit, x_text=x_text)]
-    for group in dict.fromkeys(p.group for p in inside):
+    for group in dict.fromkeys(p.group for p in inside if p.group is not None):
         best = frontier([p for p in inside if p.group == group], lambda p: p.x, lambda p: p.y)
         parts.append(polyline(((x(p.x), y(p.y)) for p in best), "front"))
     for p in inside:
         number = names.index(p.series)
-        if p.half_width:
-            low, high = y(max(p.y - p.half_width, low_y)), y(p.y + p.half_width)
+        if p.bar != (p.y, p.y):
+            low, high = y(max(p.bar[0], low_y)), y(p.bar[1])
             parts.append(line(x(p.x), low, x(p.x), high, f"s{number % SERIES} line"))
         parts.append(mark(x(p.x), y(p.y), number, p.size, p.words, hollow=p.hollow))
     if labelled:

@@ -26,10 +26,12 @@ from bench.records.text import (
 )
 from bench.report.compare.compared_rows import RankedRow, Row, UncertainFastest
 from bench.report.compare.comparison import Comparison, Entry, ModelPart
-from bench.report.compare.extrapolate import LEAST_HELD_OUT, Extrapolation
+from bench.report.compare.decision import Certainty
 from bench.report.compare.offers import Offer
+from bench.report.compare.priced_guesses import PricedGuess
 from bench.report.text import terminal
 from bench.report.text.escapes import csv_lines, markdown_text
+from bench.report.text.guess_text import csv_guess, estimate_line, guess_cells, guess_offer_row
 
 HEADERS: Mapping[str, str] = {
     "rank": "",
@@ -102,9 +104,16 @@ def _entry_notes(entry: Entry) -> Iterator[str]:
         yield IN_TIME[entry.in_time]
 
 
+def machine_rows(part: ModelPart) -> list[dict[str, str]]:
+    """Format every machine, by column: those that were measured, then those that were not."""
+    empty = dict.fromkeys(HEADERS, "")
+    measured = map(cells, part.entries, machine_names(part))
+    return [*measured, *(empty | guess_cells(guess) for guess in part.guesses)]
+
+
 def columns(part: ModelPart) -> tuple[list[str], list[list[str]]]:
     """Return the names of the columns that are not empty, and the texts in them."""
-    rows = list(map(cells, part.entries, machine_names(part)))
+    rows = machine_rows(part)
     names = [name for name in HEADERS if any(row[name] for row in rows)]
     return names, [[row[name] for name in names] for row in rows]
 
@@ -128,7 +137,7 @@ def _text_part(part: ModelPart, comparison: Comparison) -> str:
 
 def _tables(part: ModelPart, comparison: Comparison) -> Iterator[Table]:
     """Yield rows, heads and alignment of the table of machines and that of offers, unless they are empty."""
-    if part.entries:
+    if part.entries or part.guesses:
         names, rows = columns(part)
         aligned = ["left" if name in TEXT_COLUMNS else "right" for name in names]
         yield rows, [HEADERS[name] for name in names], aligned
@@ -143,11 +152,17 @@ OFFER_HEADERS = ("", "machine", "days", "price", "a run", "")
 
 def offers(part: ModelPart, comparison: Comparison) -> list[tuple[tuple[str, ...], bool]]:
     """Return a row of texts for each offer, and whether the offer answers one of the user's questions."""
-    return [
+    measured = [
         (_offer_row(entry, machine, offer, comparison), bool(offer.marks))
         for entry, machine in zip(part.entries, machine_names(part), strict=True)
         for offer in entry.offers
     ]
+    guessed = [
+        (guess_offer_row(guess, offer, comparison.currency, comparison.wish.runs), bool(offer.marks))
+        for guess in part.guesses
+        for offer in guess.offers
+    ]
+    return measured + guessed
 
 
 def _offer_row(entry: Entry, machine: str, offer: Offer, comparison: Comparison) -> tuple[str, ...]:
@@ -160,14 +175,11 @@ def _offer_row(entry: Entry, machine: str, offer: Offer, comparison: Comparison)
 
 def remarks(part: ModelPart, comparison: Comparison) -> Iterator[str]:
     """Yield lines under a table: unanswered questions, missing prices, doubts, estimates, rows set apart."""
-    wish, priced = comparison.wish, any(entry.offers for entry in part.entries)
-    if part.nothing_in_budget:
-        yield f"nothing fits the budget of {money_text(wish.budget or 0, comparison.currency)}"
-    if part.nothing_in_time:
-        within = " within the budget" if wish.budget is not None and priced else ""
-        yield f"nothing{within} is certain to meet the deadline of {figures(wish.deadline_days or 0)} days"
+    yield from unanswered(part, comparison)
+    wish, priced = comparison.wish, any(part.every_offer)
     if priced or comparison.own_prices or wish.budget is not None or wish.deadline_days is not None:
-        for gap in dict.fromkeys(gap for entry in part.entries for gap in entry.gaps):
+        gaps = [*(entry.gaps for entry in part.entries), *(guess.gaps for guess in part.guesses)]
+        for gap in dict.fromkeys(gap for some in gaps for gap in some):
             yield f"{gap}: --prices FILE can add one"
     if (cap := dict(part.conditions).get("memory cap", "none")) != "none":
         yield f"memory capped at {cap} of each device: speed and price are those of the whole device"
@@ -181,7 +193,7 @@ def remarks(part: ModelPart, comparison: Comparison) -> Iterator[str]:
         for mark in row.marks:
             seen = f"{machine}, {mark.text}, while its figure was measured"
             yield f"{mark.kind}: {seen}: {MEANING[mark.kind]}"
-    yield from map(_estimate_line, part.guesses)
+    yield from map(estimate_line, part.guesses)
     for apart in part.apart:
         reasons = "; ".join(apart.reasons)
         yield f"not compared: {apart.row.path}: {apart.row.machine.label} ({reasons})"
@@ -189,6 +201,30 @@ def remarks(part: ModelPart, comparison: Comparison) -> Iterator[str]:
     with_model = sum(len(one.rows) for one in comparison.parts if one.model == part.model)
     if part.number == 1 and (without := valid - with_model):
         yield f"{without:,} of {count_text(valid, 'bundle')} without this model"
+
+
+def unanswered(part: ModelPart, comparison: Comparison) -> Iterator[str]:
+    """Yield the questions that no measured machine answers, with the guesses that do or perhaps do."""
+    wish, priced = comparison.wish, any(entry.offers for entry in part.entries)
+    if part.nothing_in_budget:
+        budget = f"the budget of {money_text(wish.budget or 0, comparison.currency)}"
+        by_guess = [(guess.label, guess.best_in_budget) for guess in part.guesses]
+        yield _nothing("", f"fits {budget}", by_guess)
+    if part.nothing_in_time:
+        within = " within the budget" if wish.budget is not None and priced else ""
+        deadline = f"is certain to meet the deadline of {figures(wish.deadline_days or 0)} days"
+        by_guess = [(g.label, g.in_time_and_budget if within else g.in_time) for g in part.guesses]
+        yield _nothing(within, deadline, by_guess)
+
+
+def _nothing(within: str, fits: str, by_guess: Sequence[tuple[str, Certainty | None]]) -> str:
+    surely = ", ".join(label for label, verdict in by_guess if verdict == "yes")
+    perhaps = ", ".join(label for label, verdict in by_guess if verdict == "perhaps")
+    if not surely and not perhaps:
+        return f"nothing{within} {fits}"
+    found = [f"estimates that do: {surely}"] if surely else []
+    found += [f"estimates that perhaps do: {perhaps}"] if perhaps else []
+    return "; ".join([f"nothing measured{within} {fits}", *found])
 
 
 def _gradient_remarks(row: RankedRow, machine: str) -> Iterator[str]:
@@ -208,21 +244,6 @@ def _close_line(row: RankedRow, doubt: UncertainFastest, machine: str) -> str:
         f"{doubt.confidence:.0%} confidence; next: {rival.label} at micro-batch {rival.micro_batch}, "
         f"{interval_text(rival.days)} days"
     )
-
-
-def _estimate_line(guess: Extrapolation) -> str:
-    machine = f"{guess.gpus}x {guess.gpu.removeprefix('NVIDIA ')}"
-    floor = f"not under {figures(guess.at_peak_days)} days at the vendor's peak"
-    if guess.days is None:
-        return f"ESTIMATE {machine}: {floor}; {guess.basis}"
-    rows = count_text(guess.held_out, "row")
-    if guess.predicted and guess.low_days is not None and guess.high_days is not None:
-        bar = f"90%: {figures(guess.low_days)} to {figures(guess.high_days)}"
-    elif guess.low_days is None or guess.high_days is None:
-        bar = f"no error bar: {rows} to test the estimate on, {LEAST_HELD_OUT} are needed"
-    else:
-        bar = f"95%: {figures(guess.low_days)} to {figures(guess.high_days)}, tested on {rows}"
-    return f"ESTIMATE {machine}: about {figures(guess.days)} days ({bar}); {floor}; from {guess.basis}"
 
 
 def _offer_notes(entry: Entry, offer: Offer, comparison: Comparison) -> Iterator[str]:
@@ -275,6 +296,11 @@ def notes(comparison: Comparison) -> Iterator[str]:
     yield from wish_notes(comparison)
     yield "kinds of machine of equal rank are not provably different at 95%"
     yield f"±  95% interval of a run on another machine of the kind: the run's own, and {_spread_text()}"
+    if any(part.guesses for part in comparison.parts):
+        yield (
+            "est: estimated, never measured and never ranked; in brackets what holds nine of ten estimates,"
+            " or 95% where the line ESTIMATE says so; --estimate adds machines"
+        )
     if any(part.number > 1 for part in comparison.parts):
         yield "figures of one model under other conditions are ranked apart; --rank-all ranks them together"
     if any(part.apart for part in comparison.parts):
@@ -331,17 +357,22 @@ CSV_COLUMNS = (
     "buy_in_budget", "buy_outlived", "buy_unmetered", "buy_answers", "rent_gpus", "rent_spend",
     "rent_in_budget", "rent_answers", "break_even_runs", "break_even_utilisation",
     "slowed", "share_of_floor", "group", "searched", "half_width_another_day", "half_width_another_machine",
-    "marks",
+    "marks", "estimate", "low_days", "high_days", "at_peak_days", "buy_least_run_cost", "buy_most_run_cost",
+    "rent_least_run_cost", "rent_most_run_cost",
 )  # fmt: skip
 
 
 def csv_text(comparison: Comparison) -> str:
-    """Write a row for each machine and model, with every digit; a row that is not ranked says why."""
+    """Write a row for each machine and model, with every digit; a row that is not ranked says why.
+
+    Estimates follow the measured machines of their part, and say that they are estimates.
+    """
     rows = [
         row
         for part in comparison.parts
         for row in (
             *(_csv_entry(part, entry) | {"currency": comparison.currency} for entry in part.entries),
+            *(_csv_guess(part, guess) | {"currency": comparison.currency} for guess in part.guesses),
             *(_csv_row(part, apart.row) | {"not_compared": "; ".join(apart.reasons)} for apart in part.apart),
         )
     ]
@@ -360,6 +391,10 @@ def _csv_row(part: ModelPart, row: Row) -> dict[str, Any]:
         "group": ", ".join(part.differs_in),
         "searched": str(row.searched),
     }
+
+
+def _csv_guess(part: ModelPart, guess: PricedGuess) -> dict[str, Any]:
+    return {"model": part.model, "group": ", ".join(part.differs_in), "unit": part.unit} | csv_guess(guess)
 
 
 def _csv_entry(part: ModelPart, entry: Entry) -> dict[str, Any]:
