@@ -22,7 +22,8 @@ from bench.report.compare.price_file import load_prices
 from bench.report.compare.priced_guesses import PricedGuess, price_guesses
 from bench.report.pages.html import page
 from bench.report.plots import all_plots
-from bench.report.text.comparison_table import CSV_COLUMNS, csv_text, json_text, markdown, table
+from bench.report.text.comparison_csv import CSV_COLUMNS, csv_text
+from bench.report.text.comparison_table import json_text, markdown, table
 
 ROOT = Path(__file__).parents[2]
 H200 = ROOT / "results/every-setting-h200"
@@ -175,8 +176,9 @@ def test_tables_show_an_estimate_below_the_measured_and_unranked() -> None:
     assert "perhaps over budget; perhaps meets the deadline" in rent
     assert "ESTIMATE, $" in rent
     rows = [line for line in markdown(comparison).splitlines() if EIGHT in line and line.startswith("|")]
-    assert len(rows) == 3  # the machine, to buy and to rent
-    assert all("ESTIMATE" in line for line in rows)
+    cell, *others = rows
+    assert "~1.03 d" in cell  # of the matrix
+    assert len(others) == 3 and all("ESTIMATE" in line for line in others)  # machine, to buy, to rent
 
 
 def test_the_page_shows_an_estimate_in_another_style_and_its_dots_hollow() -> None:

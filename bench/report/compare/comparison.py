@@ -13,8 +13,9 @@ from typing import Literal
 from bench.base.gpu_catalogue import GpuModel, gpu_named
 from bench.records.estimate import Interval
 from bench.records.spread import on_another_day, on_another_machine
+from bench.report.compare.answers import Asked, MachineAnswer, answers_of
 from bench.report.compare.compared_rows import RankedRow, Row
-from bench.report.compare.decision import Certainty, Rank, Recommendation, Wish, meets, places
+from bench.report.compare.decision import Certainty, Option, Rank, Wish, meets, places
 from bench.report.compare.extrapolate import Extrapolation, MeasuredRow, extrapolate
 from bench.report.compare.fastest_runs import assurance_of, fastest_runs
 from bench.report.compare.groups import (
@@ -27,7 +28,7 @@ from bench.report.compare.groups import (
     ranked_rows,
     why_no_figure,
 )
-from bench.report.compare.offers import Offer, Terms, offers_of
+from bench.report.compare.offers import Offer, Terms, offers_of, recommend
 from bench.report.compare.predicted_estimate import predicted_estimate
 from bench.report.compare.priced_guesses import GuessOffer, PricedGuess, price_guesses
 
@@ -70,6 +71,7 @@ class ModelPart:
     nothing_in_budget: bool = False  # of the measured machines
     nothing_in_time: bool = False
     guesses: tuple[PricedGuess, ...] = ()  # for machines that were not measured: never ranked
+    answers: tuple[MachineAnswer, ...] = ()  # to the user's questions
     number: int = 1  # among the parts of this model
     differs_in: tuple[str, ...] = ()  # conditions that are not those of the model's first part, in words
 
@@ -260,7 +262,10 @@ def _part(
     chosen, left_out = fastest_runs(group.rows)
     apart = [SetApart(row, (why_no_figure(row),)) for row in group.without_figure]
     apart += [SetApart(row, (why,)) for row, why in left_out]
-    entries, answer = _entries(chosen, group.conditions, terms)
+    entries, options = _entries(chosen, group.conditions, terms)
+    answer = recommend(options, terms.wish, terms.used_days)
+    priced_guesses = price_guesses(guesses, terms, answer, {row.machine.label for row in chosen})
+    ranked, ranks = [entry.row for entry in entries], [entry.place for entry in entries]
     wish, priced = terms.wish, any(entry.offers for entry in entries)
     in_time = any(entry.in_time == "yes" for entry in entries)
     return ModelPart(
@@ -275,7 +280,8 @@ def _part(
             and bool(entries)
             and not (in_time if wish.budget is None or not priced else answer.cheapest_by_deadline)
         ),
-        guesses=price_guesses(guesses, terms, answer, {row.machine.label for row in chosen}),
+        guesses=priced_guesses,
+        answers=answers_of(Asked(ranked, ranks, options, priced_guesses, terms)),
         number=number,
         differs_in=group.differs_in,
     )
@@ -283,9 +289,9 @@ def _part(
 
 def _entries(
     rows: list[RankedRow], base: Conditions, terms: Terms
-) -> tuple[tuple[Entry, ...], Recommendation]:
+) -> tuple[tuple[Entry, ...], list[tuple[RankedRow, Option]]]:
     ordered = sorted(rows, key=lambda row: (bool(row.marks), row.days.value, row.machine.label))
-    offered, answer = offers_of(ordered, terms)
+    offered, options = offers_of(ordered, terms)
     days = [on_another_machine(row.days) for row in ordered]
     ranks = places(days, sum(not row.marks for row in ordered))
     deadline = terms.wish.deadline_days
@@ -303,4 +309,4 @@ def _entries(
         )
         for row, expected, (offers, gaps), rank in zip(ordered, days, offered, ranks, strict=True)
     )
-    return entries, answer
+    return entries, options

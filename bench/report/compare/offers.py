@@ -59,21 +59,26 @@ class Offer:
 
 def offers_of(
     rows: Sequence[RankedRow], terms: Terms
-) -> tuple[list[tuple[tuple[Offer, ...], tuple[str, ...]]], Recommendation]:
-    """Return for each row its offers and why prices are missing, and over all rows what to buy or rent."""
+) -> tuple[list[tuple[tuple[Offer, ...], tuple[str, ...]]], list[tuple[RankedRow, Option]]]:
+    """Return for each row its offers and why prices are missing, and every option with its row."""
     by_row = [_options(row, terms.prices) for row in rows]
-    options = [option for pairs, _ in by_row for option, _ in pairs]
-    sound = [
-        option for row, (pairs, _) in zip(rows, by_row, strict=True) if not row.marks for option, _ in pairs
-    ]
-    answer = decide(sound, terms.wish, terms.used_days).or_else(decide(options, terms.wish, terms.used_days))
+    every = [(row, option) for row, (pairs, _) in zip(rows, by_row, strict=True) for option, _ in pairs]
+    options = [option for _, option in every]
+    answer = recommend(every, terms.wish, terms.used_days)
     fronts = _frontiers(options, terms)
     cheapest_rent = min((o for o in options if o.kind == "rent"), key=lambda o: o.a_run, default=None)
     offered = [
         (tuple(_offer(row, o, priced, terms, answer, fronts, cheapest_rent) for o, priced in pairs), gaps)
         for row, (pairs, gaps) in zip(rows, by_row, strict=True)
     ]
-    return offered, answer
+    return offered, every
+
+
+def recommend(options: Sequence[tuple[RankedRow, Option]], wish: Wish, used_days: float) -> Recommendation:
+    """Say what to buy or rent; an option whose figure has a mark only where no other answers."""
+    sound = [option for row, option in options if not row.marks]
+    every = [option for _, option in options]
+    return decide(sound, wish, used_days).or_else(decide(every, wish, used_days))
 
 
 def _options(row: RankedRow, book: PriceBook) -> tuple[list[tuple[Option, Priced]], tuple[str, ...]]:

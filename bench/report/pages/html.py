@@ -1,7 +1,7 @@
 """The report: a comparison as one HTML file that needs no network.
 
 In: a Comparison. Out: a page for light and dark screens, for phones and paper, complete without its script.
-Numbers are formatted by `bench.report.text.comparison_table`, as in the table. The page also holds the whole
+Numbers are formatted by `bench.report.text`, as in the table. The page also holds the whole
 comparison as JSON.
 """
 
@@ -20,17 +20,16 @@ from bench.report.markup import Markup, asset, document, el, fragment, items, sc
 from bench.report.plots import model_plots
 from bench.report.plots.svg import Plot, inline
 from bench.report.plots.telemetry import plots as telemetry_plots
-from bench.report.text.comparison_table import (
+from bench.report.text.answer_text import answer_text, question_text
+from bench.report.text.machine_rows import (
     HEADERS,
     OFFER_ALIGN,
     OFFER_HEADERS,
     TEXT_COLUMNS,
     machine_rows,
-    notes,
     offers,
-    remarks,
-    wish_notes,
 )
+from bench.report.text.remarks import notes, remarks
 
 # The columns explained, for a reader who has the report but not the documentation.
 COLUMNS = (
@@ -93,7 +92,8 @@ def _head(comparison: Comparison) -> Markup:
         "header",
         el("h1", "Which machine, at what cost"),
         el("p", f"{counts}. {verified}. Made by bench {__version__}.", class_="muted"),
-        *(el("p", f"{note[:1].upper()}{note[1:]}.") for note in wish_notes(comparison)),
+        el("p", f"{question_text(comparison).capitalize()}."),
+        el("p", answer_text(comparison)),
         _refused(comparison),
         el("nav", *(el("a", p.title, href=f"#{p.name}") for p in comparison.parts), aria_label="models"),
         el(
