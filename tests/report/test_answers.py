@@ -187,7 +187,7 @@ def test_about_several_models_it_counts_those_with_an_answer() -> None:
     assert first == (
         f"For {in_time} of 9 models a measured machine is certain to meet 50 days, for {9 - in_time} none"
     )
-    assert second.startswith("The table marks each answer with *")
+    assert second.startswith("The matrix marks each answer; each")
     for form in (table, markdown):
         text = form(found)
         assert all(part_answer(part, found).split(" (")[0] in text for part in found.parts)

@@ -133,7 +133,7 @@ def test_the_decision_is_printed_in_words(comparison: Comparison) -> None:
     )
     assert text.startswith(f"asked: {asked}; for 3 runs of a model\nanswer: ")
     assert f"### Answer\n\nasked: {asked}; for 3 runs of a model\n\n" in markdown(comparison)
-    assert f"<p>Asked: {asked}" in page(comparison)
+    assert f'<p class="asked">Asked: {asked}' in page(comparison)
     assert "not compared: " in text
     assert "\ntiny-gpt-neox: memory cap 24 GiB, not none, " in text
     assert "quoted: $2.50 an hour for each NVIDIA H100 80GB HBM3: a quote, 2026-06-01" in text

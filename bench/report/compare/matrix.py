@@ -20,6 +20,8 @@ class MatrixCell:
 
     machine: str
     days: float
+    low_days: float | None
+    high_days: float | None
     run_cost: float | None  # None: it has no price, or cannot be told
     bought: bool  # the cost is a share of the machine's price, and not its rent
     measured: bool
@@ -27,6 +29,7 @@ class MatrixCell:
     in_budget: Certainty | None
     chosen: bool  # it is the answer to a question
     marks: tuple[str, ...]  # of a measured figure
+    run_id: str | None  # None: nobody measured it
 
     @property
     def kept(self) -> Certainty:
@@ -53,6 +56,11 @@ class Matrix:
 
     machines: tuple[str, ...]
     rows: tuple[MatrixRow, ...]
+
+    @property
+    def turned(self) -> bool:
+        """Whether machines go down and models across: the longer side goes down, as readers scroll."""
+        return len(self.rows) < len(self.machines)
 
     @property
     def cells(self) -> list[MatrixCell]:
@@ -95,6 +103,8 @@ def _measured(entry: Entry, chosen: bool) -> MatrixCell:
     return MatrixCell(
         machine=entry.row.machine.label,
         days=entry.days.value,
+        low_days=entry.days.value - entry.days.half_width,
+        high_days=entry.days.value + entry.days.half_width,
         run_cost=offer.run_cost if offer else None,
         bought=offer is not None and offer.kind == "buy",
         measured=True,
@@ -102,6 +112,7 @@ def _measured(entry: Entry, chosen: bool) -> MatrixCell:
         in_budget=_in_budget(offer),
         chosen=chosen,
         marks=tuple(mark.kind for mark in entry.row.marks),
+        run_id=entry.row.run_id,
     )
 
 
@@ -110,6 +121,8 @@ def _guessed(guess: PricedGuess, days: float, chosen: bool) -> MatrixCell:
     return MatrixCell(
         machine=guess.label,
         days=days,
+        low_days=guess.low_days,
+        high_days=guess.high_days,
         run_cost=offer.run_cost if offer else None,
         bought=offer is not None and offer.kind == "buy",
         measured=False,
@@ -117,6 +130,7 @@ def _guessed(guess: PricedGuess, days: float, chosen: bool) -> MatrixCell:
         in_budget=_in_budget(offer),
         chosen=chosen,
         marks=(),
+        run_id=None,
     )
 
 

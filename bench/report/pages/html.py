@@ -1,8 +1,8 @@
 """The report: a comparison as one HTML file that needs no network.
 
 In: a Comparison. Out: a page for light and dark screens, for phones and paper, complete without its script.
-Numbers are formatted by `bench.report.text`, as in the table. The page also holds the whole
-comparison as JSON.
+It begins with the answer, as the table does. Numbers are formatted by `bench.report.text`, as in the table.
+The page also holds the whole comparison as JSON.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from bench.report.compare.compared_rows import Row
 from bench.report.compare.comparison import Comparison, Entry, ModelPart
 from bench.report.compare.priced_guesses import PricedGuess
 from bench.report.markup import Markup, asset, document, el, fragment, items, scrolling_table, write_page
-from bench.report.plots import model_plots
-from bench.report.plots.svg import Plot, inline
+from bench.report.pages.answer_section import answer_section, main_plot
+from bench.report.plots import MACHINE_PLOTS, SETTING_PLOTS, model_plots
+from bench.report.plots.svg import Plot, figure, inline
 from bench.report.plots.telemetry import plots as telemetry_plots
-from bench.report.text.answer_text import answer_text, question_text
+from bench.report.text.answer_text import capital, own_answer
 from bench.report.text.machine_rows import (
     HEADERS,
     OFFER_ALIGN,
@@ -29,7 +30,7 @@ from bench.report.text.machine_rows import (
     machine_rows,
     offers,
 )
-from bench.report.text.remarks import notes, remarks
+from bench.report.text.remarks import ABOUT, notes, remarks
 
 # The columns explained, for a reader who has the report but not the documentation.
 COLUMNS = (
@@ -41,7 +42,7 @@ COLUMNS = (
     " the operator whose key certified it. Neither proves that the machine reported the truth",
 )
 OFFER_HEADS_SPOKEN = ("buy or rent", "", "", "", "", "what it comes to")  # for screen readers; else not shown
-WIDE = 760  # pixels; a wider plot takes a whole row
+MOST_LINKS = 12  # to models, shown unfolded
 
 
 def write_html(path: Path, comparison: Comparison) -> None:
@@ -49,12 +50,19 @@ def write_html(path: Path, comparison: Comparison) -> None:
 
 
 def page(comparison: Comparison) -> Markup:
+    first = main_plot(comparison)
     blocks = [
         _head(comparison),
-        *(_section(part, comparison) for part in comparison.parts),
-        _courses(comparison),
-        _measured_with(comparison),
-        _notes(comparison),
+        el(
+            "main",
+            answer_section(comparison, _counts(comparison), first),
+            _ways(comparison),
+            *(_section(part, comparison, first) for part in comparison.parts),
+            _settings(comparison),
+            _courses(comparison),
+            _measured_with(comparison),
+            _notes(comparison),
+        ),
         el("script", _json(comparison), type="application/json", id="comparison"),
         el("script", Markup(asset("script.js"))),
     ]
@@ -82,20 +90,26 @@ def _json(comparison: Comparison) -> Markup:
 
 
 def _head(comparison: Comparison) -> Markup:
+    return el("header", el("h1", "Which machine, at what cost"), _refused(comparison))
+
+
+def _counts(comparison: Comparison) -> str:
     ranked = sum(len(part.entries) for part in comparison.parts)
     apart = sum(len(part.apart) for part in comparison.parts)
     bundles, rows = count_text(comparison.bundles, "bundle"), count_text(ranked, "row")
     counts = f"{bundles}, {rows} ranked, {apart} not compared"
-    verified = "Every bundle was verified before it was read"
+    return f"{counts}. Every bundle was verified before it was read. Made by bench {__version__}."
+
+
+def _ways(comparison: Comparison) -> Markup:
+    """Make the links to the models, folded if there are many, and the search."""
+    links = [el("a", part.title, href=f"#{part.name}") for part in comparison.parts]
+    nav = el("nav", *links, aria_label="models")
+    if len(links) > MOST_LINKS:
+        nav = el("details", el("summary", f"{len(links)} models and groups"), nav)
     search = el("input", id="filter", type="search", placeholder="h200 zero")
-    return el(
-        "header",
-        el("h1", "Which machine, at what cost"),
-        el("p", f"{counts}. {verified}. Made by bench {__version__}.", class_="muted"),
-        el("p", f"{question_text(comparison).capitalize()}."),
-        el("p", answer_text(comparison)),
-        _refused(comparison),
-        el("nav", *(el("a", p.title, href=f"#{p.name}") for p in comparison.parts), aria_label="models"),
+    return fragment(
+        nav,
         el(
             "div",
             el("label", "Show only rows with ", search),
@@ -115,16 +129,19 @@ def _refused(comparison: Comparison) -> Markup:
     return el("div", heading, reasons, class_="alert", role="alert")
 
 
-def _section(part: ModelPart, comparison: Comparison) -> Markup:
-    blocks = [el("h2", part.title)]
+def _section(part: ModelPart, comparison: Comparison, first: Plot | None) -> Markup:
+    """Make a model's section; the plot that the page begins with is not drawn again."""
+    blocks = [el("h2", part.title), *(el("p", text) for text in own_answer(part, comparison))]
     if part.entries or part.guesses:
         blocks.append(_table(part))
     if rows := offers(part, comparison):
         blocks.append(_offers(part, rows))
     if lines := list(remarks(part, comparison)):
-        blocks.append(items(lines, class_="said"))
-    if plots := list(model_plots(part, comparison)):
-        blocks.append(el("div", *map(_figure, plots), class_="plots"))
+        summary = el("summary", f"{capital(ABOUT)} ({len(lines)})")
+        blocks.append(el("details", summary, items(lines, class_="said"), class_="about"))
+    shown = [one for one in model_plots(part, comparison, MACHINE_PLOTS) if one != first]
+    if shown:
+        blocks.append(el("div", *map(figure, shown), class_="plots"))
     return el("section", *blocks, id=part.name)
 
 
@@ -150,11 +167,6 @@ def _offer_cells(texts: tuple[str, ...]) -> Iterator[Markup]:
 
 def _side(align: str) -> str | None:
     return "t" if align == "left" else None
-
-
-def _figure(plot: Plot) -> Markup:
-    wide = "wide" if plot.width > WIDE else None
-    return el("figure", el("figcaption", plot.title), inline(plot), class_=wide)
 
 
 def _table(part: ModelPart) -> Markup:
@@ -201,6 +213,20 @@ def _exact(entry: Entry) -> dict[str, float | None]:
 
 def _exact_guess(guess: PricedGuess) -> dict[str, float | None]:
     return {"days": guess.days or guess.at_peak_days}
+
+
+def _settings(comparison: Comparison) -> Markup:
+    """Show the plots of all settings that were tried, of each model below its name."""
+    drawn = [(part, list(model_plots(part, comparison, SETTING_PLOTS))) for part in comparison.parts]
+    blocks = [
+        el("details", el("summary", part.title), el("div", *map(figure, plots), class_="plots"), open=opened)
+        for part, plots in drawn
+        if plots
+        for opened in ["" if len(comparison.parts) == 1 else None]
+    ]
+    if not blocks:
+        return fragment()
+    return el("section", el("h2", "The settings that were tried"), *blocks, id="settings")
 
 
 def _courses(comparison: Comparison) -> Markup:

@@ -27,8 +27,8 @@ def plots(part: ModelPart, comparison: Comparison) -> Iterator[Plot]:
 
 
 def _plot(part: ModelPart, name: str, words: str, points: list[Point], currency: str) -> Iterator[Plot]:
-    """Yield one plot, if there is more than one cost."""
-    if len(points) > 1:
+    """Yield one plot, if there is more than one cost to compare."""
+    if len({point.x for point in points}) > 1:
         descriptions = [f"{p.label} {p.words}" for p in points]
         title, x_title = f"{part.title}: days against the {words}", f"{words}, {currency}"
         if any(point.hollow for point in points):

@@ -15,6 +15,7 @@ from bench.report.compare.comparison import Comparison, ModelPart
 UNASKED = (
     "which machine trains fastest, and which costs least to rent (--deadline and --budget-usd ask for one)"
 )
+MOST_NAMED = 3  # models whose machines the first sentence names
 BETTER = {"cheapest by the deadline": "cheaper", "fastest in budget": "faster"}
 ALIKE = {
     "cheapest by the deadline": "faster and not provably dearer",
@@ -34,17 +35,22 @@ def question_text(comparison: Comparison) -> str:
     return f"asked: {', and '.join(parts)}; for {count_text(wish.runs, 'run')} of a model"
 
 
-def answer_text(comparison: Comparison) -> str:
-    """Answer in two sentences: about one model its machine; about several, for how many there is one."""
+def answer_sentences(comparison: Comparison) -> tuple[str, str]:
+    """Answer in two sentences: about a few models their machines; about more, how many have one."""
     firsts = [part for part in comparison.parts if part.number == 1]
     if len(firsts) == 1:
-        return part_answer(firsts[0], comparison)
-    return f"{_summary(firsts, comparison)} {_COUNTED}"
+        return _sentences(firsts[0], comparison)
+    if len(firsts) <= MOST_NAMED:
+        each = (f"{part.model}: {_sentences(part, comparison)[0].removesuffix('.')}" for part in firsts)
+        return f"{'; '.join(each)}.", _COUNTED
+    return _summary(firsts, comparison), _COUNTED
 
 
-_COUNTED = (
-    "The table marks each answer with *; each model's own part says how sure it is and what changes it."
-)
+def answer_text(comparison: Comparison) -> str:
+    return " ".join(filter(None, answer_sentences(comparison)))
+
+
+_COUNTED = "The matrix marks each answer; each model's own part says how sure it is and what changes it."
 
 
 def own_answer(part: ModelPart, comparison: Comparison) -> list[str]:
@@ -55,13 +61,17 @@ def own_answer(part: ModelPart, comparison: Comparison) -> list[str]:
 
 def part_answer(part: ModelPart, comparison: Comparison) -> str:
     """Say in two sentences what to rent or buy, how long and at what cost; how sure, and what changes it."""
+    return " ".join(filter(None, _sentences(part, comparison)))
+
+
+def _sentences(part: ModelPart, comparison: Comparison) -> tuple[str, str]:
     if not part.answers:
-        return "No machine has a figure."
+        return "No machine has a figure.", ""
     first = "; ".join(_what(part.answers, comparison))
     kinds = len({entry.row.machine.label for entry in part.entries})
     told = (clause for answer in part.answers for clause in _clauses(answer, kinds, comparison))
     second = "; ".join(dict.fromkeys(told))
-    return f"{_capital(first)}. {_capital(second)}."
+    return f"{capital(first)}.", f"{capital(second)}." if second else ""
 
 
 def _summary(parts: Sequence[ModelPart], comparison: Comparison) -> str:
@@ -83,7 +93,7 @@ def _summary(parts: Sequence[ModelPart], comparison: Comparison) -> str:
         text = f"for {measured} of {count_text(len(parts), 'model')} a measured machine {words}"
         text += f", for {estimated} an estimated one does or perhaps does" if estimated else ""
         told.append(text + (f", for {rest} none" if (rest := len(parts) - measured - estimated) else ""))
-    return f"{_capital('; '.join(told))}." if told else "No machine has a figure."
+    return f"{capital('; '.join(told))}." if told else "No machine has a figure."
 
 
 # The first sentence: what, how long, at what cost
@@ -218,5 +228,5 @@ def _up(value: float, digits: int = 3) -> float:
     return math.ceil(value / unit) * unit
 
 
-def _capital(text: str) -> str:
+def capital(text: str) -> str:
     return text[:1].upper() + text[1:]

@@ -82,10 +82,10 @@ def _rights(count: int) -> list[str]:
 
 
 def _grid(matrix: Matrix, currency: str) -> Grid:
-    """Return heads and rows; the longer side goes down, because a terminal scrolls down."""
+    """Return heads and rows of texts."""
     texts = [["" if cell is None else cell_text(cell, currency) for cell in row.cells] for row in matrix.rows]
     names = [row.name for row in matrix.rows]
-    if len(names) >= len(matrix.machines):
+    if not matrix.turned:
         return ["", *matrix.machines], [[name, *row] for name, row in zip(names, texts, strict=True)]
     turned = zip(matrix.machines, zip(*texts, strict=True), strict=True)
     return ["", *names], [[machine, *row] for machine, row in turned]
