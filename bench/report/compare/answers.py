@@ -82,8 +82,10 @@ class Asked:
 
     def rivals(self, option: Option | None) -> list[Option]:
         """Return the options that may take the place of this one: any, if its figure has a mark."""
-        marked = any(row.marks for row, one in self.pairs if one is option)
-        return [one for row, one in self.pairs if one is not option and (marked or not row.marks)]
+        runs, used_days = self.terms.wish.runs, self.terms.used_days
+        lasting = [pair for pair in self.pairs if pair[1].lives_for(runs, used_days)]
+        marked = option is None or any(row.marks for row, one in lasting if one is option)
+        return [one for row, one in lasting if one is not option and (marked or not row.marks)]
 
     def choice(self, option: Option | None) -> Choice | None:
         if option is None:
@@ -195,8 +197,11 @@ def _unasked(asked: Asked) -> Iterator[MachineAnswer]:
 
 def _deadline_changes(asked: Asked, option: Option | None, deadline: float) -> Iterator[Change]:
     """Yield from which deadline on another machine answers, and under which one this does not."""
-    runs = asked.terms.wish.runs
-    rivals = [one for one in asked.rivals(option) if option is None or one.spend(runs) <= option.spend(runs)]
+    runs, budget = asked.terms.wish.runs, asked.terms.wish.budget
+    most = math.inf if budget is None else budget
+    if option is not None:
+        most = min(most, option.spend(runs))
+    rivals = [one for one in asked.rivals(option) if one.spend(runs) <= most]
     for end in sorted({end for end in map(_end, rivals) if end > deadline}):
         other = asked.recommended(deadline=end).cheapest_by_deadline
         if other is not None and other is not option:
