@@ -21,7 +21,7 @@ from bench.report.compare.price_file import load_prices
 from bench.report.text.answer_text import answer_text, part_answer, question_text
 from bench.report.text.comparison_table import markdown, table
 from bench.report.text.matrix_text import cell_text, legend, matrix_text
-from tests.report.made import NO_MEMORY, bundle
+from tests.report.made import NO_MEMORY, bundle, manifest
 
 ROOT = Path(__file__).parents[2]
 H200 = ROOT / "results/every-setting-h200"
@@ -149,10 +149,8 @@ def test_without_an_answer_the_limit_that_would_give_one_is_said() -> None:
 def test_an_estimate_answers_as_an_estimate_and_beside_a_measured_answer_as_perhaps_better() -> None:
     estimated = told(deadline_days=2, estimate=("8xh100",))
     assert estimated.startswith(f"By estimate, rent {EIGHT}, 1.03 days (0.855 to 1.24), ")
-    assert (
-        "Nobody measured it, so measure it before you pay; the fastest that was measured is rent 2x"
-        in estimated
-    )
+    then = "from a deadline of 4.07 days on, rent 2x H200"
+    assert f"Nobody measured it, so measure it before you pay; {then}" in estimated
     assert told(deadline_days=1, estimate=("8xh100",)).startswith(f"By estimate, perhaps rent {EIGHT}")
     beside = told(deadline_days=5, estimate=("8xh100",))
     assert beside.startswith("Rent 2x H200, ")
@@ -175,8 +173,18 @@ def test_a_machine_without_a_price_meets_a_deadline_and_doubts_are_said(tmp_path
     assert text.startswith("Use 1x some GPU, ")
     assert "at an unknown cost" in text
     assert "its figure is SLOWED, INCOMPLETE" in text
+    poor = answer_text(collect(CompareArguments((path,), budget=1.0)))
+    assert poor.startswith("No machine has a price: the fastest is 1x some GPU, ")
     none = bundle(tmp_path / "b.tar", settings=[((), NO_MEMORY)])
     assert answer_text(collect(CompareArguments((none,)))) == "No machine has a figure."
+
+
+def test_about_few_models_each_machine_is_named(tmp_path: Path) -> None:
+    path = bundle(tmp_path / "a.tar", of=manifest(models=["tiny-gpt-neox", "tiny-vit"]))
+    found = answer_text(collect(CompareArguments((path,), deadline_days=1)))
+    assert found.startswith("tiny-gpt-neox: rent 1x H100 80GB HBM3, ")
+    assert "; tiny-vit: rent 1x H100 80GB HBM3, " in found
+    assert found.endswith("says how sure it is and what changes it.")
 
 
 def test_about_several_models_it_counts_those_with_an_answer() -> None:

@@ -92,6 +92,7 @@ def test_an_estimate_without_an_interval_is_never_certain() -> None:
     assert priced(without, Wish(deadline_days=0.4)).in_time == "no"  # under the days at the vendor's peak
     unknown = priced(guess(None, None, None), Wish(deadline_days=1e6, budget=1e9))
     assert (unknown.in_time, unknown.offers) == ("perhaps", ())
+    assert not any(offer.outlived for offer in priced(without, Wish(runs=2)).offers)
     assert priced(replace(guess(None), impossible=True), Wish(deadline_days=1e6)).in_time == "no"
 
 

@@ -122,7 +122,7 @@ def answers_of(asked: Asked) -> tuple[MachineAnswer, ...]:
     found = []
     if wish.deadline_days is not None:
         found.append(_by_deadline(asked, wish.deadline_days))
-    if wish.budget is not None and asked.pairs:
+    if wish.budget is not None:
         found.append(_in_budget(asked, wish.budget))
     return tuple(found)
 

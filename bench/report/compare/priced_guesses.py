@@ -138,7 +138,7 @@ def _offer(
         spends: tuple[float, float, float | None] = (price.amount, price.amount, price.amount)
     else:
         spends = (runs * run_cost, runs * least, None if most is None else runs * most)
-    longest = math.inf if guess.high_days is None else guess.high_days
+    longest = guess.days if guess.high_days is None else guess.high_days
     return GuessOffer(
         kind=kind,
         price=price.amount,

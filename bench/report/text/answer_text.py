@@ -41,8 +41,8 @@ def answer_sentences(comparison: Comparison) -> tuple[str, str]:
     if len(firsts) == 1:
         return _sentences(firsts[0], comparison)
     if len(firsts) <= MOST_NAMED:
-        each = (f"{part.model}: {_sentences(part, comparison)[0].removesuffix('.')}" for part in firsts)
-        return f"{'; '.join(each)}.", _COUNTED
+        each = ((part.model, _sentences(part, comparison)[0].removesuffix(".")) for part in firsts)
+        return f"{'; '.join(f'{model}: {said[:1].lower()}{said[1:]}' for model, said in each)}.", _COUNTED
     return _summary(firsts, comparison), _COUNTED
 
 
@@ -127,7 +127,8 @@ def _none(answer: MachineAnswer, comparison: Comparison) -> str:
     wish = comparison.wish
     budget = money_text(wish.budget or 0, comparison.currency)
     if answer.question == "fastest in budget":
-        nothing = f"nothing is in the budget of {budget}"
+        unpriced = answer.nearest is not None and answer.nearest.kind is None and not answer.changes
+        nothing = "no machine has a price" if unpriced else f"nothing is in the budget of {budget}"
     else:
         within = f" within {budget}" if wish.budget is not None else ""
         nothing = f"nothing is certain to meet {days_text(wish.deadline_days or 0, 4)}{within}"
@@ -172,10 +173,9 @@ def _clauses(answer: MachineAnswer, kinds: int, comparison: Comparison) -> Itera
     choice, name = answer.choice, answer.question
     if choice is not None and not choice.measured:
         yield "nobody measured it, so measure it before you pay"
-        if answer.nearest is not None:
+        if answer.nearest is not None and not answer.changes:
             yield f"the fastest that was measured is {_briefly(answer.nearest, comparison)}"
-        return
-    if choice is not None:
+    elif choice is not None:
         yield _sureness(answer, kinds, comparison)
         if choice.doubts:
             yield f"its figure is {', '.join(choice.doubts)}"
