@@ -21,7 +21,7 @@ from bench.report.compare.price_file import load_prices
 from bench.report.text.answer_text import answer_text, part_answer, question_text
 from bench.report.text.comparison_table import markdown, table
 from bench.report.text.matrix_text import cell_text, legend, matrix_text
-from tests.report.made import NO_MEMORY, bundle, manifest
+from tests.report.made import NO_MEMORY, START, bundle, manifest
 
 ROOT = Path(__file__).parents[2]
 H200 = ROOT / "results/every-setting-h200"
@@ -177,6 +177,19 @@ def test_a_machine_without_a_price_meets_a_deadline_and_doubts_are_said(tmp_path
     assert poor.startswith("No machine has a price: the fastest is 1x some GPU, ")
     none = bundle(tmp_path / "b.tar", settings=[((), NO_MEMORY)])
     assert answer_text(collect(CompareArguments((none,)))) == "No machine has a figure."
+
+
+def test_a_better_answer_of_another_group_is_said_if_it_trains_the_same(tmp_path: Path) -> None:
+    old: dict[str, Any] = {"packages": {"torch": "2.9.0"}, "started": START - 9}
+    slow = bundle(tmp_path / "a.tar", pass_seconds=0.5)
+    fast = bundle(tmp_path / "b.tar", run_id="bbbb", uuid="B", pass_seconds=0.3, **old)
+    text = answer_text(collect(CompareArguments((slow, fast), deadline_days=0.04)))
+    assert text.startswith("Nothing is certain to meet 0.04 days: the fastest is 1x H100")
+    assert "under other conditions (group 2), rent 1x H100 80GB HBM3 (0.0278 days" in text
+    assert "other conditions" not in answer_text(collect(CompareArguments((slow, fast), deadline_days=0.02)))
+    shorter = manifest(models=[{"name": "tiny-gpt-neox", "recipe": {"steps": 99}}])
+    other = bundle(tmp_path / "c.tar", run_id="cccc", uuid="C", of=shorter, started=START - 9)
+    assert "other conditions" not in answer_text(collect(CompareArguments((slow, other), deadline_days=0.04)))
 
 
 def test_about_few_models_each_machine_is_named(tmp_path: Path) -> None:

@@ -105,8 +105,8 @@ class Asked:
             doubts=_doubts(row),
         )
 
-    def cheapest(self, row: RankedRow) -> Choice:
-        """Return the row's machine with its rent or, without one, its price; or without any."""
+    def at_its_rent(self, row: RankedRow) -> Choice:
+        """Return the row's machine at its rent; without one, at its price; without both, at none."""
         options = sorted((one for of, one in self.pairs if of is row), key=lambda one: one.kind, reverse=True)
         found = self.choice(options[0]) if options else None
         return found or _without_price(row)
@@ -169,7 +169,7 @@ def _answer(
         certain="yes" if measured else certain,
         alike=asked.choice(alike),
         estimate=estimate if measured else None,
-        nearest=None if measured else asked.cheapest(asked.rows[0]),
+        nearest=None if measured else asked.at_its_rent(asked.rows[0]),
         changes=tuple(changes),
     )
 
@@ -182,9 +182,9 @@ def _unasked(asked: Asked) -> Iterator[MachineAnswer]:
         for row, rank in zip(asked.rows, asked.ranks, strict=True)
         if rank.rank == 1 and row.machine.label != first.machine.label
     ]
-    alike = asked.cheapest(rivals[0]) if rivals else None
+    alike = asked.at_its_rent(rivals[0]) if rivals else None
     sure: Certainty = "perhaps" if rivals else "yes"
-    yield MachineAnswer("fastest", asked.cheapest(first), sure, alike, None, None, ())
+    yield MachineAnswer("fastest", asked.at_its_rent(first), sure, alike, None, None, ())
     rents = [(row, option) for row, option in asked.pairs if option.kind == "rent"]
     sound = [(row, option) for row, option in rents if not row.marks] or rents
     if sound:

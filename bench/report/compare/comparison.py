@@ -14,7 +14,7 @@ from bench.base.gpu_catalogue import GpuModel, gpu_named
 from bench.records.estimate import Interval
 from bench.records.spread import on_another_day, on_another_machine
 from bench.report.compare.answers import Asked, MachineAnswer, answers_of
-from bench.report.compare.compared_rows import RankedRow, Row
+from bench.report.compare.compared_rows import RECIPE_CONDITIONS, RankedRow, Row
 from bench.report.compare.decision import Certainty, Option, Rank, Wish, meets, places
 from bench.report.compare.extrapolate import Extrapolation, MeasuredRow, extrapolate
 from bench.report.compare.fastest_runs import assurance_of, fastest_runs
@@ -79,6 +79,11 @@ class ModelPart:
     def name(self) -> str:
         """A name that no other part has, for links and files."""
         return self.model if self.number == 1 else f"{self.model}-group-{self.number}"
+
+    @property
+    def recipe(self) -> Conditions:
+        """What is trained, as opposed to where and with which software."""
+        return tuple(pair for pair in self.conditions if pair[0] in RECIPE_CONDITIONS)
 
     @property
     def title(self) -> str:

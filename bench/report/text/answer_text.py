@@ -69,7 +69,8 @@ def _sentences(part: ModelPart, comparison: Comparison) -> tuple[str, str]:
         return "No machine has a figure.", ""
     first = "; ".join(_what(part.answers, comparison))
     kinds = len({entry.row.machine.label for entry in part.entries})
-    told = (clause for answer in part.answers for clause in _clauses(answer, kinds, comparison))
+    told = [clause for answer in part.answers for clause in _clauses(answer, kinds, comparison)]
+    told += [clause for answer in part.answers for clause in _in_other_groups(answer, part, comparison)]
     second = "; ".join(dict.fromkeys(told))
     return f"{capital(first)}.", f"{capital(second)}." if second else ""
 
@@ -185,6 +186,29 @@ def _clauses(answer: MachineAnswer, kinds: int, comparison: Comparison) -> Itera
         yield f"perhaps {BETTER[name]}, by estimate: {_briefly(answer.estimate, comparison)}"
     for change in answer.changes:
         yield _changed(change, comparison)
+
+
+def _in_other_groups(answer: MachineAnswer, part: ModelPart, comparison: Comparison) -> Iterator[str]:
+    """Yield the best answer to the same question of another group of equal recipe, if it is better."""
+    better = [
+        (_rank(other.choice, answer.question), one.number, other.choice)
+        for one in comparison.parts
+        if (one.model, one.recipe) == (part.model, part.recipe) and one.number != part.number
+        for other in one.answers
+        if other.question == answer.question and other.choice is not None and other.choice.measured
+    ]
+    own = answer.choice if answer.choice is not None and answer.choice.measured else None
+    if better:
+        rank, number, choice = min(better, key=lambda found: found[:2])
+        if own is None or rank < _rank(own, answer.question):
+            yield f"under other conditions (group {number}), {_briefly(choice, comparison)}"
+
+
+def _rank(choice: Choice, question: Question) -> tuple[float, float]:
+    """Order choices by what the question is about: by days, or by costs and then by days."""
+    if question in ("fastest", "fastest in budget"):
+        return choice.days, 0.0
+    return math.inf if choice.spend is None else choice.spend, choice.days
 
 
 def _sureness(answer: MachineAnswer, kinds: int, comparison: Comparison) -> str:
