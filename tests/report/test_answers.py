@@ -11,13 +11,16 @@ from typing import Any
 import pytest
 
 from bench.cli.compare import CompareArguments, collect, gather_all
-from bench.report.compare.answers import Choice, MachineAnswer
-from bench.report.compare.compared_rows import Row
+from bench.report.compare.answers import Asked, Choice, MachineAnswer, answers_of
+from bench.report.compare.compared_rows import RankedRow, Row
 from bench.report.compare.comparison import Comparison, ModelPart, compare_rows
-from bench.report.compare.decision import Wish
+from bench.report.compare.decision import Rank, Recommendation, Wish
+from bench.report.compare.extrapolate import Extrapolation
 from bench.report.compare.matrix import matrix_of
 from bench.report.compare.offers import Terms
 from bench.report.compare.price_file import load_prices
+from bench.report.compare.priced_guesses import price_guesses
+from bench.report.compare.prices import PriceBook
 from bench.report.text.answer_text import answer_text, part_answer, question_text
 from bench.report.text.comparison_table import markdown, table
 from bench.report.text.matrix_text import cell_text, legend, matrix_text
@@ -119,6 +122,49 @@ def test_the_answer_is_the_offer_that_the_table_marks(rows: list[Row]) -> None:
             assert marked == ([(choice.machine, choice.kind, choice.spend)] if choice else [])
 
 
+def test_a_figure_without_marks_takes_the_answer_from_a_marked_one_once_it_is_in_time(tmp_path: Path) -> None:
+    hot = bundle(tmp_path / "a.tar", hot=True, pass_seconds=0.4)
+    sound = bundle(tmp_path / "b.tar", run_id="bbbb", uuid="B", pass_seconds=0.5)
+    (part,) = collect(CompareArguments((hot, sound), deadline_days=0.04)).parts
+    (answer,) = part.answers
+    assert answer.choice is not None and answer.choice.doubts == ("SLOWED",)
+    later = answer.changes[0]
+    assert (later.side, later.choice and later.choice.doubts) == ("from", ())
+    assert answer.nearest is None  # which is said only without a measured answer
+
+
+def test_each_question_gets_the_estimate_that_answers_it() -> None:
+    wanted = ("8xh100", "2xh100")
+    (part,) = about(deadline_days=3, budget=800.0, estimate=wanted).parts
+    by_question = {answer.question: answer for answer in part.answers}
+    measured = by_question["fastest in budget"].choice
+    assert measured is not None and measured.machine == "1x H200"
+    faster = by_question["fastest in budget"].estimate
+    cheapest = by_question["cheapest by the deadline"].choice
+    assert cheapest is not None and not cheapest.measured
+    marked = {
+        mark.removesuffix(", by estimate").removeprefix("perhaps "): guess.label
+        for guess in part.guesses
+        for offer in guess.offers
+        for mark in offer.marks
+    }
+    assert cheapest.machine == marked["cheapest by the deadline"]
+    assert (faster and faster.machine) == marked.get("faster in budget")
+
+
+def test_an_estimate_without_a_price_can_meet_a_deadline(rows: list[Row]) -> None:
+    (slow,) = (
+        row for row in rows if isinstance(row, RankedRow) and row.path.endswith("pythia-160m-1gpu.tar")
+    )
+    for high, certain in ((1.25, "yes"), (1.4, "perhaps")):
+        found = Extrapolation("NVIDIA B200", 8, 0.5, 1.0, 0.8, high, 0, "a test")
+        terms = Terms(PriceBook("USD"), Wish(None, 1.3))
+        guesses = price_guesses([found], terms, Recommendation(None, None, None, None), set())
+        (answer,) = answers_of(Asked([slow], [Rank(1, None)], [], guesses, terms))
+        assert answer.choice is not None and answer.nearest is not None
+        assert (answer.choice.machine, answer.choice.kind, answer.certain) == ("8x B200", None, certain)
+
+
 # In words
 
 
@@ -163,6 +209,8 @@ def test_without_a_question_the_fastest_and_the_cheapest_to_rent_are_named() -> 
     assert question_text(found).startswith(asked)
     fastest = "Fastest: 2x H200, 3.87 days (3.68 to 4.07), $4,688 a run"
     assert answer_text(found).startswith(f"{fastest}; cheapest to rent: 1x H200, 7.74 days")
+    assert "No other kind that was measured is as fast, at 95%" in answer_text(found)
+    assert only(found).answers[0].alike is None
     alone = answer_text(collect(CompareArguments((H200 / "pythia-160m-1gpu.tar",))))
     assert "the fastest and cheapest to rent. No other kind of machine was measured" in alone
 
@@ -175,6 +223,8 @@ def test_a_machine_without_a_price_meets_a_deadline_and_doubts_are_said(tmp_path
     assert "its figure is SLOWED, INCOMPLETE" in text
     poor = answer_text(collect(CompareArguments((path,), budget=1.0)))
     assert poor.startswith("No machine has a price: the fastest is 1x some GPU, ")
+    unasked = collect(CompareArguments((path,)))
+    assert [answer.question for answer in only(unasked).answers] == ["fastest"]
     none = bundle(tmp_path / "b.tar", settings=[((), NO_MEMORY)])
     assert answer_text(collect(CompareArguments((none,)))) == "No machine has a figure."
 

@@ -20,6 +20,7 @@ from bench.report.compare.extrapolate import Extrapolation
 from bench.report.compare.offers import Terms
 from bench.report.compare.price_file import load_prices
 from bench.report.compare.priced_guesses import PricedGuess, price_guesses
+from bench.report.compare.prices import Electricity
 from bench.report.pages.html import page
 from bench.report.plots import all_plots
 from bench.report.text.comparison_csv import CSV_COLUMNS, csv_text
@@ -127,6 +128,19 @@ def test_an_estimate_answers_where_no_measured_machine_does() -> None:
     assert marks(priced(guess(), Wish(deadline_days=0.7))) == {}
     affordable = Wish(budget=1e5)
     assert marks(priced(guess(), affordable)) == {"rent": ("fastest in budget, by estimate",)}
+
+
+def test_an_estimate_in_time_that_no_budget_pays_for_answers_nothing() -> None:
+    found = priced(guess(), Wish(deadline_days=2.0, budget=1.0))
+    assert found.in_time == "yes"
+    assert marks(found) == {}
+
+
+def test_electricity_that_nobody_measured_is_said_of_machines_to_buy() -> None:
+    with_price = replace(load_prices(None), electricity=Electricity(0.2, "2026-06-01", "a contract"))
+    (found,) = price_guesses([guess()], Terms(with_price, Wish()), NOBODY, set())
+    assert {offer.kind: offer.unmetered for offer in found.offers} == {"buy": True, "rent": False}
+    assert not any(offer.unmetered for offer in priced(guess(), Wish()).offers)
 
 
 def test_an_estimate_never_takes_the_place_of_a_measured_answer() -> None:

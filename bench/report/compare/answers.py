@@ -7,7 +7,7 @@ What would change an answer is found by asking again, with the limits at which a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -80,12 +80,17 @@ class Asked:
         )
         return recommend(self.pairs, changed, self.terms.used_days)
 
-    def rivals(self, option: Option | None) -> list[Option]:
-        """Return the options that may take the place of this one: any, if its figure has a mark."""
+    def rivals(self, option: Option | None, cost: Callable[[Option], float]) -> list[Option]:
+        """Return the options that may take the place of this one: those without marks that are no worse.
+
+        Any may, if there is no option yet, or if its figure has a mark.
+        """
         runs, used_days = self.terms.wish.runs, self.terms.used_days
         lasting = [pair for pair in self.pairs if pair[1].lives_for(runs, used_days)]
-        marked = option is None or any(row.marks for row, one in lasting if one is option)
-        return [one for row, one in lasting if one is not option and (marked or not row.marks)]
+        if option is None or any(row.marks for row, one in lasting if one is option):
+            return [one for _, one in lasting if one is not option]
+        sound = (one for row, one in lasting if one is not option and not row.marks)
+        return [one for one in sound if cost(one) <= cost(option)]
 
     def choice(self, option: Option | None) -> Choice | None:
         if option is None:
@@ -198,10 +203,8 @@ def _unasked(asked: Asked) -> Iterator[MachineAnswer]:
 def _deadline_changes(asked: Asked, option: Option | None, deadline: float) -> Iterator[Change]:
     """Yield from which deadline on another machine answers, and under which one this does not."""
     runs, budget = asked.terms.wish.runs, asked.terms.wish.budget
-    most = math.inf if budget is None else budget
-    if option is not None:
-        most = min(most, option.spend(runs))
-    rivals = [one for one in asked.rivals(option) if one.spend(runs) <= most]
+    rivals = asked.rivals(option, lambda one: one.spend(runs))
+    rivals = [one for one in rivals if budget is None or one.spend(runs) <= budget]
     for end in sorted({end for end in map(_end, rivals) if end > deadline}):
         other = asked.recommended(deadline=end).cheapest_by_deadline
         if other is not None and other is not option:
@@ -215,7 +218,7 @@ def _deadline_changes(asked: Asked, option: Option | None, deadline: float) -> I
 def _budget_changes(asked: Asked, option: Option | None, budget: float) -> Iterator[Change]:
     """Yield from which budget on another machine answers, and under which one this does not."""
     runs = asked.terms.wish.runs
-    rivals = [one for one in asked.rivals(option) if option is None or one.days.value <= option.days.value]
+    rivals = asked.rivals(option, lambda one: one.days.value)
     for spend in sorted({spend for spend in (one.spend(runs) for one in rivals) if spend > budget}):
         other = asked.recommended(budget=spend).fastest_in_budget
         if other is not None and other is not option:
