@@ -1,6 +1,8 @@
-"""Take a screenshot of the top of the HTML report of some bundles, at the width of a desktop screen.
+"""Take screenshots of the first screen of the HTML report of some bundles: on a desktop, and on a phone.
 
-python benchmarks/picture.py BUNDLES OUT.png
+python benchmarks/picture.py BUNDLES OUT.png      # and OUT-phone.png
+
+The report answers a question, so that the pictures show an answer, and has an estimate.
 """
 
 from __future__ import annotations
@@ -14,15 +16,20 @@ from bench.cli.compare import CompareArguments, collect
 from bench.report.pages.html import write_html
 from tests.e2e.browser import chromium
 
+ASKED = {"deadline_days": 5.0, "estimate": ("8xh100",)}
+SCREENS = {"": (1280, 900), "-phone": (390, 844)}
+
 
 def main() -> int:
     bundles, picture = map(Path, sys.argv[1:])
     with tempfile.TemporaryDirectory() as name, chromium() as browser:
         report = Path(name) / "report.html"
-        write_html(report, collect(CompareArguments((bundles,), html=report)))
-        page = browser.new_page(viewport={"width": 1280, "height": 1000}, color_scheme="light")
-        page.goto(report.as_uri())
-        page.screenshot(path=picture)
+        write_html(report, collect(CompareArguments((bundles,), html=report, **ASKED)))
+        for screen, (width, height) in SCREENS.items():
+            size = {"width": width, "height": height}
+            page = browser.new_page(viewport=size, color_scheme="light", is_mobile=width < 500)
+            page.goto(report.as_uri())
+            page.screenshot(path=picture.with_stem(picture.stem + screen))
     return 0
 
 

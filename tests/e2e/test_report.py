@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -56,6 +57,14 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> tuple[Comparison, Path]:
     assert request.html is not None
     write_html(request.html, comparison)
     return comparison, request.html
+
+
+@pytest.fixture(scope="module")
+def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("axe")
+    script = Path(__file__).with_name("axe.sh")
+    subprocess.run([script, folder], check=True, stdout=subprocess.DEVNULL)
+    return (folder / "package/axe.min.js").read_text()
 
 
 @pytest.fixture
@@ -152,9 +161,16 @@ LUMINANCE = """() => {
   const paper = of(getComputedStyle(document.body).backgroundColor);
   const inks = ['h1', '.muted', 'nav a', 'td', 'th button', 'figcaption'].map(s => document.querySelector(s));
   const texts = [...document.querySelectorAll('svg.plot text')].slice(0, 50);
-  const found = inks.map(e => of(getComputedStyle(e).color));
-  found.push(...texts.map(e => of(getComputedStyle(e).fill)));
-  return found.map(ink => (Math.max(ink, paper) + 0.05) / (Math.min(ink, paper) + 0.05));
+  const contrast = (ink, behind) => (Math.max(ink, behind) + 0.05) / (Math.min(ink, behind) + 0.05);
+  const found = inks.map(e => contrast(of(getComputedStyle(e).color), paper));
+  found.push(...texts.map(e => contrast(of(getComputedStyle(e).fill), paper)));
+  // Cells have a background of their own, but for estimates.
+  for (const cell of document.querySelectorAll('.matrix td:not(:empty), tr.chosen td')) {
+    const own = getComputedStyle(cell.matches('.matrix td') ? cell : cell.parentElement).backgroundColor;
+    const behind = own === 'rgba(0, 0, 0, 0)' ? paper : of(own);
+    for (const e of [cell, ...cell.children]) found.push(contrast(of(getComputedStyle(e).color), behind));
+  }
+  return found;
 }"""
 
 
@@ -237,13 +253,46 @@ def test_screen_readers_get_all_information(opened: Page) -> None:
         assert len(plot.locator("> title").text_content() or "") > 10
         assert len(plot.locator("> desc").text_content() or "") > 10
     for head in opened.locator("th").all():
-        assert head.get_attribute("scope") == "col"
+        assert head.get_attribute("scope") in ("col", "row")
     levels = opened.locator("h1, h2, h3").evaluate_all("all => all.map(h => Number(h.tagName[1]))")
     assert levels[0] == 1
     assert all(b - a <= 1 for a, b in pairwise(levels))
     assert opened.locator("button, input, a").evaluate_all(
         "all => all.every(e => (e.textContent + (e.labels?.[0]?.textContent ?? '')).trim().length > 0)"
     )
+
+
+@pytest.mark.parametrize(
+    ("width", "scheme"), [(1280, "light"), (1280, "dark"), (360, "light"), (390, "dark")]
+)
+def test_axe_finds_nothing(
+    browser: Browser, real: tuple[Comparison, Path], axe: str, width: int, scheme: Any
+) -> None:
+    phone = width < 500
+    options: dict[str, Any] = {"color_scheme": scheme, "is_mobile": phone, "bypass_csp": True}
+    page = browser.new_page(viewport={"width": width, "height": 844}, **options)
+    page.goto(real[1].as_uri())
+    page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+    page.evaluate(axe)
+    # Of thousands of texts in tables and plots, the contrast is tested above, on each kind of background.
+    rules = {"rules": {"color-contrast": {"enabled": False}}, "resultTypes": ["violations"]}
+    found = page.evaluate("rules => axe.run(document, rules)", rules)
+    assert [(one["id"], one["nodes"][0]["html"]) for one in found["violations"]] == []
+    assert len(found["passes"]) > 20
+    page.close()
+
+
+@pytest.mark.parametrize(("width", "height"), [(1280, 900), (390, 844)])
+def test_the_first_screen_answers_the_question(
+    browser: Browser, real: tuple[Comparison, Path], width: int, height: int
+) -> None:
+    page = browser.new_page(viewport={"width": width, "height": height}, is_mobile=width < 500)
+    page.goto(real[1].as_uri())
+    for wanted in (".asked", ".answer strong", ".matrix td.chosen"):
+        box = page.locator(wanted).first.bounding_box()
+        assert box is not None
+        assert box["y"] >= 0 and box["y"] + box["height"] <= height, wanted
+    page.close()
 
 
 def test_no_text_is_drawn_outside_of_its_picture(opened: Page) -> None:

@@ -20,7 +20,8 @@ from bench.records.estimate import Interval
 from bench.records.marks import Cpus, Mark, company_marks, mark_lines, top_load, unsteady
 from bench.records.trial import Trial
 from bench.report.pages.html import page
-from bench.report.text.comparison_table import csv_text, json_text, markdown, table
+from bench.report.text.comparison_csv import csv_text
+from bench.report.text.comparison_table import json_text, markdown, table
 from tests.report.made import START, bundle, manifest, measured
 
 RESULTS = Path(__file__).parents[2] / "results"

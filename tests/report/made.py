@@ -40,7 +40,7 @@ from bench.records.trial import (
     Trial,
 )
 from bench.report.compare.comparison import Comparison, ModelPart
-from bench.report.text.comparison_table import columns, offers
+from bench.report.text.machine_rows import columns, offers
 from bench.signing.ssh_keys import PublicKey
 from bench.training.methods import arithmetic
 from bench.training.models import counts_of

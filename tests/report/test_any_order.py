@@ -20,7 +20,8 @@ from bench.report.compare.price_file import load_prices
 from bench.report.pages.html import page
 from bench.report.plots import all_plots
 from bench.report.plots.svg import standalone
-from bench.report.text.comparison_table import csv_text, json_text, markdown, table
+from bench.report.text.comparison_csv import csv_text
+from bench.report.text.comparison_table import json_text, markdown, table
 from tests.report.made import NO_MEMORY, START, STRANGER, bundle, manifest, near_copy
 
 ROOT = Path(__file__).parents[2]

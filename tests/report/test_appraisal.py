@@ -52,7 +52,7 @@ def test_machines_without_marks_are_ranked_first_then_by_days(
     assert keys == sorted(keys)
     ranks = [one.place.rank for one in found.machines]
     assert ranks == sorted(ranks)
-    sound = [o for i in found.order if not given[i].marked for o in given[i].options]
+    sound = [o for i in found.order if not given[i].marked for o in given[i].options(1.0)]
     best = decide(sound, Wish(budget, deadline, runs), LIFE_DAYS)
     if best.fastest_in_budget is not None:
         assert found.answer.fastest_in_budget == best.fastest_in_budget
@@ -79,9 +79,9 @@ def test_an_offer_says_how_it_stands_to_the_wish() -> None:
 def test_a_marked_machine_answers_only_what_no_other_answers() -> None:
     healthy, marked = machine("1x H100", 10.0, rent=9.0), machine("1x H200", 5.0, rent=1.0, marked=True)
     both = appraised(healthy, marked, budget=1e6)
-    assert [both.order, both.answer.fastest_in_budget] == [(0, 1), healthy.options[0]]
+    assert [both.order, both.answer.fastest_in_budget] == [(0, 1), healthy.options(1.0)[0]]
     poor = appraised(healthy, marked, budget=200)  # the healthy one costs 2,160
-    assert poor.answer.fastest_in_budget == marked.options[0]
+    assert poor.answer.fastest_in_budget == marked.options(1.0)[0]
 
 
 def test_machines_without_prices_are_ranked_and_answer_nothing() -> None:

@@ -24,7 +24,8 @@ from bench.node_check.recompute_any import recompute
 from bench.records.floor import MAX_SHARE_OF_STEP, Floor
 from bench.report.compare.comparison import Comparison
 from bench.report.pages.html import page
-from bench.report.text.comparison_table import csv_text, json_text, markdown, table
+from bench.report.text.comparison_csv import csv_text
+from bench.report.text.comparison_table import json_text, markdown, table
 from bench.report.text.run_table import results_table
 from tests.report.made import CRASH, KEY, bundle, manifest
 

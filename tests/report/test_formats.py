@@ -22,7 +22,8 @@ from bench.records.text import figures, interval_text, money_text
 from bench.records.trial import Crashed
 from bench.report.compare.comparison import Comparison
 from bench.report.pages.html import page
-from bench.report.text.comparison_table import CSV_COLUMNS, csv_text, json_text, markdown, table
+from bench.report.text.comparison_csv import CSV_COLUMNS, csv_text
+from bench.report.text.comparison_table import json_text, markdown, table
 from tests.report.made import KEY, START, bundle, manifest, measured, texts
 
 ROOT = Path(__file__).parents[2]
@@ -130,9 +131,9 @@ def test_the_decision_is_printed_in_words(comparison: Comparison) -> None:
     asked = (
         "the fastest machine that $50,000 pays for, and the cheapest that is certain to do a run in 20 days"
     )
-    assert f"\nasked: {asked}; for 3 runs of a model\n" in text
-    assert f"- asked: {asked}" in markdown(comparison)
-    assert f"<p>Asked: {asked}" in page(comparison)
+    assert text.startswith(f"asked: {asked}; for 3 runs of a model\nanswer: ")
+    assert f"### Answer\n\nasked: {asked}; for 3 runs of a model\n\n" in markdown(comparison)
+    assert f'<p class="asked">Asked: {asked}' in page(comparison)
     assert "not compared: " in text
     assert "\ntiny-gpt-neox: memory cap 24 GiB, not none, " in text
     assert "quoted: $2.50 an hour for each NVIDIA H100 80GB HBM3: a quote, 2026-06-01" in text
@@ -157,11 +158,12 @@ def test_amounts_of_money_are_formatted(amount: float, currency: str, text: str)
 
 def test_text_from_a_bundle_cannot_add_a_column(tmp_path: Path) -> None:
     path = bundle(tmp_path / "a|b.tar", gpu="H|100", complete=False)
-    rows = [
-        line for line in markdown(collect(CompareArguments((path,)))).splitlines() if line.startswith("|")
-    ]
-    assert len({line.replace("\\|", "").count("|") for line in rows}) == 1
-    assert any("H\\|100" in row for row in rows)
+    blocks = markdown(collect(CompareArguments((path,)))).split("\n\n")
+    tables = [block.splitlines() for block in blocks if block.startswith("|")]
+    assert len(tables) == 2  # the matrix, and the machines
+    for rows in tables:
+        assert len({row.replace("\\|", "").count("|") for row in rows}) == 1
+        assert any("H\\|100" in row for row in rows)
 
 
 @pytest.mark.parametrize("value", [1.23e-12, 1e-5, 0.0999999, 0.0])

@@ -19,7 +19,8 @@ from bench.node_check.recompute_any import recompute
 from bench.records.fastest import fastest, fastest_with_confidence, runner_up
 from bench.records.gradients import CheckOrReason, GradientCheck
 from bench.report.pages.html import page
-from bench.report.text.comparison_table import csv_text, json_text, markdown, table
+from bench.report.text.comparison_csv import csv_text
+from bench.report.text.comparison_table import json_text, markdown, table
 from tests.report.made import CRASH, bundle, manifest
 from tests.report.test_floors import compared, forged, refused, shown
 

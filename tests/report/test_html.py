@@ -19,8 +19,12 @@ from bench.report.paper.figures import figures_of_the_paper, option_of
 from bench.report.plots import all_plots
 from bench.report.plots.plot_files import write_plots
 from bench.report.plots.svg import Linear, Log, standalone
-from tests.report.made import CRASH, NO_MEMORY, bundle, manifest
+from bench.report.text.answer_text import answer_sentences
+from tests.report.made import CRASH, NO_MEMORY, START, bundle, manifest
 
+SETTINGS: list[Any] = [((), 0.5), (("kernels",), 0.45), (("tf32",), 0.4)]
+CAPPED = manifest(memory_cap_gib=24)
+ANOTHER: dict[str, Any] = {"uuid": "B", "run_id": "bbbb", "of": CAPPED, "started": START - 9}
 EVIL = "</script><script>alert(1)</script>&<img src=x onerror=alert(2)>"
 
 
@@ -37,6 +41,43 @@ def test_no_text_of_a_bundle_becomes_markup(tmp_path: Path) -> None:
     assert "<img" not in text
     assert "<b>" not in text
     assert text.count("<script") == 4  # two of data, two of code
+
+
+def test_the_page_has_the_order_of_the_table(tmp_path: Path) -> None:
+    bundles = (bundle(tmp_path / "a.tar", settings=SETTINGS), bundle(tmp_path / "b.tar", **ANOTHER))
+    found = collect(CompareArguments(bundles, deadline_days=1.0, html=tmp_path / "x", estimate=("8xh100",)))
+    text = page(found)
+    marks = (
+        "<main>", 'id="answer"', 'class="asked"', 'class="answer"', "matrix stacked", "<figure>", "<nav",
+        'id="tiny-gpt-neox"', "ranked stacked", "offers stacked", 'class="about"',
+        'id="tiny-gpt-neox-group-2"', 'id="settings"', 'id="runs"', 'id="software"', 'id="notes"',
+        "</main>", 'id="comparison"',
+    )  # fmt: skip
+    places = [text.index(words) for words in marks]
+    assert places == sorted(places)
+    first, second = answer_sentences(found)
+    assert f'<p class="answer"><strong>{first}</strong> {second}</p>' in unescape(text)
+    assert "about these figures" in text[places[10] :].lower()
+    (folded,) = re.findall(r'<details class="about">(.*?)</details>', text[places[7] : places[11]])
+    assert "ESTIMATE 8x" in folded
+
+
+def test_a_cell_of_the_matrix_says_in_words_what_its_style_shows(tmp_path: Path) -> None:
+    bundles = (bundle(tmp_path / "a.tar"), bundle(tmp_path / "b.tar", gpus=2, uuid="B", run_id="bbbb"))
+    days = sorted(e.days.value for e in collect(CompareArguments(bundles)).parts[0].entries)
+    wanted = ("8xh100", "h200")
+    found = collect(CompareArguments(bundles, deadline_days=days[0] * 1.5, estimate=wanted))
+    cell = r'<td class="t([^"]*)" data-part="tiny-gpt-neox" data-machine="([^"]*)"[^>]*>(.*?)</td>'
+    cells = re.findall(cell, page(found))
+    shown = {machine: (style.split(), re.sub("<[^>]*>", "", text)) for style, machine, text in cells}
+    assert len(shown) == len(cells) == 4
+    chosen, text = shown["2x H100 80GB HBM3"]
+    assert chosen == ["chosen"] and text.endswith(" the answer")
+    missed, text = shown["1x H100 80GB HBM3"]
+    assert missed == ["no"] and text.endswith(" misses the deadline")
+    assert shown["8x H100 80GB HBM3"][0][0] == shown["1x H200"][0][0] == "est"
+    assert all("estimate" in shown[name][1] for name in ("8x H100 80GB HBM3", "1x H200"))
+    assert all(" days $" in text for _, text in shown.values())
 
 
 def test_the_report_contains_no_external_links(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,9 +13,21 @@ from hypothesis import strategies as st
 
 from bench.cli.compare import CompareArguments, collect
 from bench.report.compare.comparison import Comparison
+from bench.report.compare.matrix import matrix_of
 from bench.report.pages.html import page
 from bench.report.plots import all_plots
-from bench.report.plots.svg import MOST_RUNS, Box, Linear, Log, Plot, axes, inline, standalone, tick_texts
+from bench.report.plots.svg import (
+    MOST_RUNS,
+    Box,
+    Linear,
+    Log,
+    Plot,
+    axes,
+    inline,
+    mark,
+    standalone,
+    tick_texts,
+)
 from tests.report.made import bundle
 
 ROOT = Path(__file__).parents[2]
@@ -76,6 +89,31 @@ def test_every_plot_of_a_comparison_has_ticks_that_differ_and_names_its_runs() -
         for y in {y for y, _ in across}:  # ticks of one axis share a coordinate
             words = [tick for at, tick in across if at == y]
             assert len({*words}) == len(words), plot.name
+
+
+def test_one_plot_has_every_model_with_its_answer_large_and_estimates_hollow() -> None:
+    bundles = (ROOT / "results/hour-h200/decided.tar", ROOT / "results/proof-2xh200")
+    wanted: dict[str, Any] = {"deadline_days": 50.0, "budget": 9_000.0, "estimate": ("8xh100",)}
+    found = collect(CompareArguments(bundles, **wanted))
+    overall = next(all_plots(found))
+    assert overall.name == "days-and-costs"
+    cells = [cell for cell in matrix_of(found).cells if cell.run_cost]
+    marks = re.findall(r'class="(s\d mark[^"]*)"[^>]*><title>([^<]*)</title>', overall.body)
+    assert len(marks) == len(cells)
+    told = [words for _, words in marks]
+    assert all(any(f"on {cell.machine}" in words for words in told) for cell in cells)
+    hollow = {words for class_, words in marks if "estimated" in words and "hollow" in class_}
+    assert len(hollow) == sum(not cell.measured for cell in cells) == 9
+    assert overall.body.count('class="limit"') == 2  # the deadline and the budget
+    assert {*overall.runs} == {cell.run_id for cell in cells if cell.measured}
+    labels = re.findall(r'class="small">([^<]+)</text>', overall.body)
+    answers = {row.name for row in matrix_of(found).rows for cell in row.cells if cell and cell.chosen}
+    assert {*labels} <= answers
+
+
+def test_series_of_one_colour_differ_in_their_shapes() -> None:
+    drawn = [mark(0, 0, number) for number in range(8 * 8)]
+    assert len({*drawn}) == len(drawn)
 
 
 def test_a_plot_of_very_many_runs_names_some_below_and_all_for_screen_readers() -> None:

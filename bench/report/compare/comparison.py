@@ -14,9 +14,10 @@ from bench.base.gpu_catalogue import GpuModel, gpu_named
 from bench.base.strict_json import INTERNAL
 from bench.records.estimate import Interval
 from bench.records.spread import on_another_day
+from bench.report.compare.answers import Asked, MachineAnswer, Pairs, answers_of, recommend
 from bench.report.compare.appraisal import Appraisal, PricedMachine, appraise
-from bench.report.compare.compared_rows import RankedRow, Row
-from bench.report.compare.decision import Rank, Wish
+from bench.report.compare.compared_rows import RECIPE_CONDITIONS, RankedRow, Row
+from bench.report.compare.decision import Certainty, Rank, Wish
 from bench.report.compare.extrapolate import Extrapolation, MeasuredRow, extrapolate
 from bench.report.compare.fastest_runs import assurance_of, fastest_runs
 from bench.report.compare.groups import (
@@ -31,6 +32,7 @@ from bench.report.compare.groups import (
 )
 from bench.report.compare.offers import Offer, Terms, priced_row
 from bench.report.compare.predicted_estimate import predicted_estimate
+from bench.report.compare.priced_guesses import GuessOffer, PricedGuess, price_guesses
 from bench.report.compare.prices import DAYS_A_YEAR
 
 
@@ -45,7 +47,7 @@ class Entry:
     kwh: float | None
     offers: tuple[Offer, ...]
     gaps: tuple[str, ...]  # why prices are missing
-    in_time: Literal["yes", "perhaps", "no"] | None  # None: no deadline was given
+    in_time: Certainty | None  # None: no deadline was given
     differs_in: tuple[str, ...]  # with --rank-all: conditions that differ from the first group's
     machine: PricedMachine = field(metadata=INTERNAL)  # what ranks, offers and `in_time` follow from
 
@@ -70,9 +72,10 @@ class ModelPart:
     conditions: Conditions  # that the ranked rows have in common
     entries: tuple[Entry, ...]  # the fastest first
     apart: tuple[SetApart, ...]
-    nothing_in_budget: bool = False
+    nothing_in_budget: bool = False  # of the measured machines
     nothing_in_time: bool = False
-    guesses: tuple[Extrapolation, ...] = ()  # for machines that were not measured: never ranked
+    guesses: tuple[PricedGuess, ...] = ()  # for machines that were not measured: never ranked
+    answers: tuple[MachineAnswer, ...] = ()  # to the user's questions
     number: int = 1  # among the parts of this model
     differs_in: tuple[str, ...] = ()  # conditions that are not those of the model's first part, in words
 
@@ -82,6 +85,11 @@ class ModelPart:
         return self.model if self.number == 1 else f"{self.model}-group-{self.number}"
 
     @property
+    def recipe(self) -> Conditions:
+        """What is trained, as opposed to where and with which software."""
+        return tuple(pair for pair in self.conditions if pair[0] in RECIPE_CONDITIONS)
+
+    @property
     def title(self) -> str:
         return f"{self.model}: {', '.join(self.differs_in)}" if self.differs_in else self.model
 
@@ -89,6 +97,14 @@ class ModelPart:
         """Return a ranked row of the same machine which this newer one does not replace: it is worth more."""
         same = (e.row for e in self.entries if e.row.machine.identity == row.machine.identity)
         return next((other for other in same if assurance_of(other) > assurance_of(row)), None)
+
+    @property
+    def every_offer(self) -> Iterator[Offer | GuessOffer]:
+        """Yield the offers of measured machines, then those of guessed ones."""
+        for entry in self.entries:
+            yield from entry.offers
+        for guess in self.guesses:
+            yield from guess.offers
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -135,7 +151,7 @@ def compare_rows(rows: Iterable[Row], refused: Sequence[Refused], terms: Terms, 
         for model, of_model in by_model.items()
         for part in _parts(model, of_model, terms, evidence, unusable)
     )
-    quotes = {q: None for part in parts for e in part.entries for offer in e.offers for q in offer.quotes}
+    quotes = {q: None for part in parts for offer in part.every_offer for q in offer.quotes}
     book = terms.prices
     return Comparison(
         currency=book.currency,
@@ -260,6 +276,10 @@ def _part(
     apart = [SetApart(row, (why_no_figure(row),)) for row in group.without_figure]
     apart += [SetApart(row, (why,)) for row, why in left_out]
     entries, found = _entries(chosen, group.conditions, terms)
+    pairs = _options(entries, terms)
+    answer = recommend(pairs, terms.wish, terms.used_days)
+    priced_guesses = price_guesses(guesses, terms, answer, {row.machine.label for row in chosen})
+    ranked, ranks = [entry.row for entry in entries], [entry.place for entry in entries]
     return ModelPart(
         model,
         (*group.rows, *group.without_figure)[0].unit,
@@ -268,10 +288,16 @@ def _part(
         tuple(apart),
         nothing_in_budget=found.nothing_in_budget,
         nothing_in_time=found.nothing_in_time,
-        guesses=guesses,
+        guesses=priced_guesses,
+        answers=answers_of(Asked(ranked, ranks, pairs, priced_guesses, terms)),
         number=number,
         differs_in=group.differs_in,
     )
+
+
+def _options(entries: Iterable[Entry], terms: Terms) -> Pairs:
+    """Return every option with its row, in order of rank."""
+    return [(entry.row, option) for entry in entries for option in entry.machine.options(terms.utilisation)]
 
 
 def _entries(rows: list[RankedRow], base: Conditions, terms: Terms) -> tuple[tuple[Entry, ...], Appraisal]:

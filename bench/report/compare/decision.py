@@ -13,6 +13,7 @@ from typing import Literal, TypeVar
 from bench.records.estimate import Interval
 
 T = TypeVar("T")
+Certainty = Literal["yes", "perhaps", "no"]  # that a figure is within a limit, given its interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +74,16 @@ class Recommendation:
         )
 
 
-def meets(days: Interval, deadline_days: float) -> Literal["yes", "perhaps", "no"]:
+def meets(days: Interval, deadline_days: float) -> Certainty:
     """Whether the whole interval ends before the deadline."""
-    if days.value + days.half_width <= deadline_days:
+    return within(days.value - days.half_width, days.value + days.half_width, deadline_days)
+
+
+def within(least: float, most: float | None, limit: float) -> Certainty:
+    """Whether a figure between `least` and `most` is at most the limit; None: nothing bounds it above."""
+    if most is not None and most <= limit:
         return "yes"
-    return "perhaps" if days.value - days.half_width <= deadline_days else "no"
+    return "perhaps" if least <= limit else "no"
 
 
 def decide(options: Iterable[Option], wish: Wish, used_days: float = math.inf) -> Recommendation:

@@ -10,7 +10,7 @@ from bench.base.strict_json import strict_loads
 from bench.bundle.verify import Files
 from bench.records.run_results import TrialResult
 
-TELEMETRY_POINTS = 90  # of a plot, at most
+TELEMETRY_POINTS = 60  # of a plot, at most
 MOST_WATTS = 10_000  # of one GPU: a larger value is a broken counter
 # Timed steps have fewer passes than the recipe's steps, so optimizer updates take a larger share of them.
 # If that share is larger by more than this, the power is not that of training.

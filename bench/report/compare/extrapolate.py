@@ -54,6 +54,12 @@ class Extrapolation:
     held_out: int  # rows behind the interval
     basis: str  # the nearest row, or why there is no such row
     predicted: bool = later(False)  # by the predictor, whose interval holds nine of ten
+    impossible: bool = later(False)  # the machine cannot train the recipe
+
+    @property
+    def least_days(self) -> float:
+        """The lower end of the interval; without an interval, the days at the vendor's peak."""
+        return self.at_peak_days if self.low_days is None else self.low_days
 
 
 def peak_days(flops: float, gpu: GpuModel, gpus: int, precision: str, tf32: bool) -> float:
@@ -68,7 +74,7 @@ def extrapolate(
     at_peak = peak_days(flops, target, gpus, precision, tf32=True)
     if precision == "fp8" and target.fp8_tflops is None:
         reason = "it cannot train this recipe: its units do not multiply in fp8"
-        return Extrapolation(target.name, gpus, at_peak, None, None, None, 0, reason)
+        return Extrapolation(target.name, gpus, at_peak, None, None, None, 0, reason, impossible=True)
     nearest = _nearest(target, family, precision, gpus, flops, evidence)
     if nearest is None:
         return Extrapolation(target.name, gpus, at_peak, None, None, None, 0, f"no {family} was measured")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from bench.planning.prediction.card_rates import GPUS_A_NODE
 from bench.planning.prediction.predicted_machines import Predicted, Unpredicted
-from bench.report.compare.prices import PriceBook, Priced, for_nodes
+from bench.report.compare.prices import Gap, PriceBook, Priced, for_nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +34,7 @@ class PricedPrediction:
 
 def priced(found: Predicted, book: PriceBook) -> PricedPrediction:
     """Price a run by quotes for machines of as many GPUs as one node needs."""
-    nodes = math.ceil(found.gpus / GPUS_A_NODE)
-    gpus_a_node = math.ceil(found.gpus / nodes)
-    rent = for_nodes(book.to_rent(found.gpu, gpus_a_node), nodes)
-    buy = for_nodes(book.to_buy(found.gpu, gpus_a_node), nodes)
+    buy, rent = machine_prices(found.gpu, found.gpus, book)
     rented, owned = None, None
     if isinstance(rent, Priced):
         rented = RunCost(rent.amount * found.days * 24, rent.quotes)
@@ -47,6 +44,20 @@ def priced(found: Predicted, book: PriceBook) -> PricedPrediction:
         amount = (buy.amount / book.life_days + upkeep) * found.days + electricity
         owned = RunCost(amount, (*buy.quotes, *quotes, *of_upkeep))
     return PricedPrediction(found, rented, owned, found.units / rented.amount if rented else None)
+
+
+def machine_prices(gpu: str, gpus: int, book: PriceBook) -> tuple[Priced | Gap, Priced | Gap]:
+    """Price a machine that is not here, to buy and to rent: as few nodes as hold so many GPUs."""
+    nodes = nodes_of(gpus)
+    gpus_a_node = math.ceil(gpus / nodes)
+    return (
+        for_nodes(book.to_buy(gpu, gpus_a_node), nodes),
+        for_nodes(book.to_rent(gpu, gpus_a_node), nodes),
+    )
+
+
+def nodes_of(gpus: int) -> int:
+    return math.ceil(gpus / GPUS_A_NODE)
 
 
 def machine_text(found: Predicted | Unpredicted) -> str:

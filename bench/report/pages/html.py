@@ -1,13 +1,13 @@
 """The report: a comparison as one HTML file that needs no network.
 
 In: a Comparison. Out: a page for light and dark screens, for phones and paper, complete without its script.
-Numbers are formatted by `bench.report.text.comparison_table`, as in the table. The page also holds the whole
-comparison as JSON.
+It begins with the answer, as the table does. Numbers are formatted by `bench.report.text`, as in the table.
+The page also holds the whole comparison as JSON.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from bench.base.strict_json import to_json
 from bench.records.text import count_text
 from bench.report.compare.compared_rows import Row
 from bench.report.compare.comparison import Comparison, Entry, ModelPart
+from bench.report.compare.priced_guesses import PricedGuess
 from bench.report.markup import (
     Markup,
     asset,
@@ -27,23 +28,22 @@ from bench.report.markup import (
     scrolling_table,
     write_page,
 )
-from bench.report.pages.page_parts import figure, sorting_head, tools
+from bench.report.pages.answer_section import answer_section, main_plot
+from bench.report.pages.page_parts import sorting_head, tools
 from bench.report.pages.what_if import what_if
-from bench.report.plots import model_plots
-from bench.report.plots.svg import inline
+from bench.report.plots import MACHINE_PLOTS, SETTING_PLOTS, model_plots
+from bench.report.plots.svg import Plot, figure, inline
 from bench.report.plots.telemetry import plots as telemetry_plots
-from bench.report.text.comparison_table import (
+from bench.report.text.answer_text import capital, own_answer
+from bench.report.text.machine_rows import (
     HEADERS,
     OFFER_ALIGN,
     OFFER_HEADERS,
     TEXT_COLUMNS,
-    cells,
-    machine_names,
-    notes,
+    machine_rows,
     offers,
-    remarks,
-    wish_notes,
 )
+from bench.report.text.remarks import ABOUT, notes, remarks
 
 # The columns explained, for a reader who has the report but not the documentation.
 COLUMNS = (
@@ -57,6 +57,7 @@ COLUMNS = (
 OFFER_HEADS_SPOKEN = ("buy or rent", "", "", "", "", "what it comes to")  # for screen readers; else not shown
 # What the page's JSON leaves out of an attempt.
 USUAL = {"outcome": "measured", "reason": None, "share_of_floor": None, "no_gradient_check": None}
+MOST_LINKS = 12  # to models, shown unfolded
 
 
 def write_html(path: Path, comparison: Comparison) -> None:
@@ -64,13 +65,20 @@ def write_html(path: Path, comparison: Comparison) -> None:
 
 
 def page(comparison: Comparison) -> Markup:
+    first = main_plot(comparison)
     blocks = [
         _head(comparison),
-        what_if(comparison),
-        *(_section(part, comparison) for part in comparison.parts),
-        _courses(comparison),
-        _measured_with(comparison),
-        _notes(comparison),
+        el(
+            "main",
+            answer_section(comparison, _counts(comparison), first),
+            what_if(comparison),
+            _ways(comparison),
+            *(_section(part, comparison, first) for part in comparison.parts),
+            _settings(comparison),
+            _courses(comparison),
+            _measured_with(comparison),
+            _notes(comparison),
+        ),
         data_block("comparison", _json(comparison)),
         el("script", Markup(asset("script.js"))),
     ]
@@ -98,20 +106,24 @@ def _json(comparison: Comparison) -> Any:
 
 
 def _head(comparison: Comparison) -> Markup:
+    return el("header", el("h1", "Which machine, at what cost"), _refused(comparison))
+
+
+def _counts(comparison: Comparison) -> str:
     ranked = sum(len(part.entries) for part in comparison.parts)
     apart = sum(len(part.apart) for part in comparison.parts)
     bundles, rows = count_text(comparison.bundles, "bundle"), count_text(ranked, "row")
     counts = f"{bundles}, {rows} ranked, {apart} not compared"
-    verified = "Every bundle was verified before it was read"
-    return el(
-        "header",
-        el("h1", "Which machine, at what cost"),
-        el("p", f"{counts}. {verified}. Made by bench {__version__}.", class_="muted"),
-        *(el("p", f"{note[:1].upper()}{note[1:]}.") for note in wish_notes(comparison)),
-        _refused(comparison),
-        el("nav", *(el("a", p.title, href=f"#{p.name}") for p in comparison.parts), aria_label="models"),
-        tools("h200 zero"),
-    )
+    return f"{counts}. Every bundle was verified before it was read. Made by bench {__version__}."
+
+
+def _ways(comparison: Comparison) -> Markup:
+    """Make the links to the models, folded if there are many, and the search."""
+    links = [el("a", part.title, href=f"#{part.name}") for part in comparison.parts]
+    nav = el("nav", *links, aria_label="models")
+    if len(links) > MOST_LINKS:
+        nav = el("details", el("summary", f"{len(links)} models and groups"), nav)
+    return fragment(nav, tools("h200 zero"))
 
 
 def _refused(comparison: Comparison) -> Markup:
@@ -122,28 +134,32 @@ def _refused(comparison: Comparison) -> Markup:
     return el("div", heading, reasons, class_="alert", role="alert")
 
 
-def _section(part: ModelPart, comparison: Comparison) -> Markup:
-    blocks = [el("h2", part.title)]
-    if part.entries:
+def _section(part: ModelPart, comparison: Comparison, first: Plot | None) -> Markup:
+    """Make a model's section; the plot that the page begins with is not drawn again."""
+    blocks = [el("h2", part.title), *(el("p", text) for text in own_answer(part, comparison))]
+    if part.entries or part.guesses:
         blocks.append(_table(part))
     if rows := offers(part, comparison):
         blocks.append(_offers(part, rows))
     if lines := list(remarks(part, comparison)):
-        blocks.append(items(lines, class_="said"))
-    if plots := list(model_plots(part, comparison)):
-        blocks.append(el("div", *map(figure, plots), class_="plots"))
+        summary = el("summary", f"{capital(ABOUT)} ({len(lines)})")
+        blocks.append(el("details", summary, items(lines, class_="said"), class_="about"))
+    shown = [one for one in model_plots(part, comparison, MACHINE_PLOTS) if one != first]
+    if shown:
+        blocks.append(el("div", *map(figure, shown), class_="plots"))
     return el("section", *blocks, id=part.name)
 
 
 def _offers(part: ModelPart, rows: list[tuple[tuple[str, ...], bool]]) -> Markup:
-    of_entry = [number for number, entry in enumerate(part.entries) for _ in entry.offers]
+    counts = [*(len(entry.offers) for entry in part.entries), *(len(guess.offers) for guess in part.guesses)]
+    of_machine = [machine for machine, count in enumerate(counts) for _ in range(count)]
     heads = (
         el("th", head or el("span", spoken, class_="heard"), scope="col", class_=_side(align))
         for head, spoken, align in zip(OFFER_HEADERS, OFFER_HEADS_SPOKEN, OFFER_ALIGN, strict=True)
     )
     body = (
         el("tr", *_offer_cells(texts), data_of=number, class_="chosen" if chosen else None)
-        for number, (texts, chosen) in zip(of_entry, rows, strict=True)
+        for number, (texts, chosen) in zip(of_machine, rows, strict=True)
     )
     return scrolling_table(heads, body, class_="offers stacked", label=f"{part.title}: to buy and to rent")
 
@@ -159,18 +175,18 @@ def _side(align: str) -> str | None:
 
 
 def _table(part: ModelPart) -> Markup:
-    entries = list(zip(part.entries, map(cells, part.entries, machine_names(part)), strict=True))
-    names = [name for name in HEADERS if any(texts[name] for _, texts in entries)]
+    every = machine_rows(part)
+    names = [name for name in HEADERS if any(texts[name] for texts in every)]
+    exact = [*map(_exact, part.entries), *map(_exact_guess, part.guesses)]
     heads = (sorting_head(HEADERS[name] or name, _class_of(name)) for name in names)
     rows = (
-        el("tr", *_row(entry, texts, names), data_entry=number)
-        for number, (entry, texts) in enumerate(entries)
+        el("tr", *_row(numbers, texts, names), data_entry=n, class_="est" if n >= len(part.entries) else None)
+        for n, (numbers, texts) in enumerate(zip(exact, every, strict=True))
     )
     return scrolling_table(heads, rows, class_="ranked stacked", label=f"{part.title}: machines by days")
 
 
-def _row(entry: Entry, texts: dict[str, str], names: list[str]) -> Iterator[Markup]:
-    exact = _exact(entry)
+def _row(exact: Mapping[str, float | None], texts: dict[str, str], names: list[str]) -> Iterator[Markup]:
     for name in names:
         value = None if exact.get(name) is None else repr(exact[name])
         yield el("td", texts[name], class_=_class_of(name), data_v=value, data_head=HEADERS[name] or name)
@@ -195,6 +211,24 @@ def _exact(entry: Entry) -> dict[str, float | None]:
         "memory": best.peak_bytes,
         "kwh": entry.kwh,
     }
+
+
+def _exact_guess(guess: PricedGuess) -> dict[str, float | None]:
+    return {"days": guess.days or guess.at_peak_days}
+
+
+def _settings(comparison: Comparison) -> Markup:
+    """Show the plots of all settings that were tried, of each model below its name."""
+    drawn = [(part, list(model_plots(part, comparison, SETTING_PLOTS))) for part in comparison.parts]
+    blocks = [
+        el("details", el("summary", part.title), el("div", *map(figure, plots), class_="plots"), open=opened)
+        for part, plots in drawn
+        if plots
+        for opened in ["" if len(comparison.parts) == 1 else None]
+    ]
+    if not blocks:
+        return fragment()
+    return el("section", el("h2", "The settings that were tried"), *blocks, id="settings")
 
 
 def _courses(comparison: Comparison) -> Markup:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from bench.report.markup import Markup, el
-from bench.report.plots.svg import Plot, inline
-
-WIDE = 760  # pixels; a wider plot takes a whole row
 
 
 def tools(example: str) -> Markup:
@@ -24,8 +21,3 @@ def tools(example: str) -> Markup:
 def sorting_head(text: str, class_: str | None) -> Markup:
     """Make the head of a column, a button that sorts by it."""
     return el("th", el("button", text, type="button"), scope="col", class_=class_)
-
-
-def figure(plot: Plot, *, whole_row: bool = False) -> Markup:
-    wide = "wide" if whole_row or plot.width > WIDE else None
-    return el("figure", el("figcaption", plot.title), inline(plot), class_=wide)

@@ -15,8 +15,9 @@ from bench.records.text import bytes_text, count_text, figures, money_text
 from bench.report.compare.comparison import Comparison
 from bench.report.compare.priced_predictions import PricedPrediction, RunCost, machine_text
 from bench.report.markup import Markup, asset, document, el, fragment, items, scrolling_table
-from bench.report.pages.page_parts import figure, sorting_head, tools
+from bench.report.pages.page_parts import sorting_head, tools
 from bench.report.plots.predictions import prediction_plots
+from bench.report.plots.svg import figure
 from bench.report.text.prediction_table import by_days, caveats, reasons_of
 
 COLUMNS = (

@@ -14,7 +14,7 @@ from bench.base.strict_json import to_json
 from bench.records.text import currency_sign
 from bench.report.compare.comparison import Comparison, Entry, ModelPart
 from bench.report.markup import Markup, asset, data_block, el, fragment
-from bench.report.text.comparison_table import IN_TIME, doubts, machine_names, paid_for
+from bench.report.text.machine_rows import IN_TIME, doubts, machine_names, paid_for
 
 MOST_RUNS = 1_000.0
 # The ends of the slider of a rent, as multiples of its quote, and without a quote as a whole.

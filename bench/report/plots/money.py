@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from bench.records.text import currency_sign, interval_text, money_text
 from bench.report.compare.comparison import Comparison, Entry, ModelPart
 from bench.report.compare.offers import Offer
+from bench.report.compare.priced_guesses import GuessOffer, PricedGuess, days_text
 from bench.report.plots.scatter import Point, days_plot
 from bench.report.plots.svg import Plot
 
@@ -15,28 +16,41 @@ SIZE = (700, 360)
 
 def plots(part: ModelPart, comparison: Comparison) -> Iterator[Plot]:
     every = [(entry, offer) for entry in part.entries for offer in entry.offers]
-    bought = [(entry, offer, offer.price) for entry, offer in every if offer.kind == "buy"]
-    runs = [(entry, offer, offer.run_cost) for entry, offer in every]
-    yield from _plot(part, "price", "price of the machine", bought, comparison.currency)
-    yield from _plot(part, "run-cost", "cost of a run", runs, comparison.currency)
+    guessed = [(guess, offer) for guess in part.guesses for offer in guess.offers]
+    currency = comparison.currency
+    bought = [measured_point(e, o, o.price, currency) for e, o in every if o.kind == "buy"]
+    bought += [guessed_point(g, o, o.price, currency) for g, o in guessed if o.kind == "buy"]
+    runs = [measured_point(entry, offer, offer.run_cost, currency) for entry, offer in every]
+    runs += [guessed_point(guess, offer, offer.run_cost, currency) for guess, offer in guessed]
+    yield from _plot(part, "price", "price of the machine", bought, currency)
+    yield from _plot(part, "run-cost", "cost of a run", runs, currency)
 
 
-def _plot(
-    part: ModelPart, name: str, words: str, costs: list[tuple[Entry, Offer, float]], currency: str
-) -> Iterator[Plot]:
-    """Yield one plot, if there is more than one cost."""
-    if len(costs) > 1:
-        points = [_point(*cost, currency) for cost in costs]
+def _plot(part: ModelPart, name: str, words: str, points: list[Point], currency: str) -> Iterator[Plot]:
+    """Yield one plot, if there is more than one cost to compare."""
+    if len({point.x for point in points}) > 1:
         descriptions = [f"{p.label} {p.words}" for p in points]
         title, x_title = f"{part.title}: days against the {words}", f"{words}, {currency}"
-        runs = [entry.row.run_id for entry, *_ in costs]
+        if any(point.hollow for point in points):
+            x_title += "; hollow: estimated, not measured"
+        runs = [entry.row.run_id for entry in part.entries if entry.offers]
         of_plot = f"{part.name}-{name}", title, x_title, points, descriptions, SIZE, runs
         yield days_plot(*of_plot, x_unit=currency_sign(currency))
 
 
-def _point(entry: Entry, offer: Offer, cost: float, currency: str) -> Point:
+def measured_point(entry: Entry, offer: Offer, cost: float, currency: str) -> Point:
     row, days = entry.row, entry.days
     price = money_text(cost, currency)
     words = f"{row.machine.label}, {offer.kind}: {interval_text(days)} days, {price}"
     series = f"{offer.kind} {row.machine.name.removeprefix('NVIDIA ')}"
     return Point(cost, days.value, series, row.machine.label, words, half_width=days.half_width)
+
+
+def guessed_point(guess: PricedGuess, offer: GuessOffer, cost: float, currency: str) -> Point:
+    """Place a guess: hollow, on no line of those that nothing beats."""
+    assert guess.days is not None
+    price = money_text(cost, currency)
+    words = f"{guess.label}, {offer.kind}, estimated: {days_text(guess)} days, {price}"
+    series = f"{offer.kind} {guess.gpu.removeprefix('NVIDIA ')}"
+    ends = (guess.least_days, guess.high_days) if guess.high_days is not None else None
+    return Point(cost, guess.days, series, guess.label, words, ends=ends, hollow=True, group=None)

@@ -44,7 +44,7 @@ def _points(row: PricedPrediction, currency: str) -> Iterator[Point]:
             SERIES_NAMES[kind],
             machine_text(found),
             f"{machine_text(found)}, {kind}: predicted {within}, {money_text(cost.amount, currency)}",
-            half_width=found.most_days - found.days,
+            ends=(found.least_days, found.most_days),
             hollow=True,
             group=kind,
         )

@@ -22,8 +22,14 @@ class Point:
     words: str  # the tooltip
     size: float = 5.0
     half_width: float = 0.0  # of y
+    ends: tuple[float, float] | None = None  # of the bar through y, if they are not a half-width from it
     hollow: bool = False  # predicted, and not measured
-    group: str = ""  # a line goes through the points of each group that no other of it beats
+    # A line goes through the points of each group that no other of it beats; None: the point has no group.
+    group: str | None = ""
+
+    @property
+    def bar(self) -> tuple[float, float]:
+        return self.ends or (self.y - self.half_width, self.y + self.half_width)
 
 
 def scatter(
@@ -32,7 +38,9 @@ def scatter(
     x_title: str,
     y_title: str,
     *,
+    log_x: bool = False,
     log_y: bool = False,
+    limits: tuple[float | None, float | None] = (None, None),
     x_unit: str = "",
     x_text: Callable[[float], str] | None = None,
     labelled: bool = True,
@@ -44,26 +52,32 @@ def scatter(
     """Draw points with intervals, and a dashed line through the points of a group that no other beats.
 
     `series` fixes the order of colours, `zero` begins both axes at 0. Points beyond given ranges are counted.
+    `limits` are the most that x and y may be, drawn as lines where the axes reach them.
     """
     names = list(series or dict.fromkeys(point.series for point in points))
-    low_x, high_x = x_range or around((p.x for p in points), zero=zero)
-    tips = [p.y + s * p.half_width for p in points for s in (-1, 1) if p.y + s * p.half_width > 0]
+    low_x, high_x = x_range or around((p.x for p in points), log=log_x, zero=zero)
+    tips = [tip for p in points for tip in p.bar if tip > 0]
     low_y, high_y = y_range or around(tips, log=log_y, zero=zero)
-    x = Linear(low_x, high_x, box.left, box.right)
+    x = (Log if log_x else Linear)(low_x, high_x, box.left, box.right)
     y = (Log if log_y else Linear)(low_y, high_y, box.bottom, box.top)
     inside = [p for p in points if low_x <= p.x <= high_x and low_y <= p.y <= high_y]
     parts = [axes(x, y, box, x_title, y_title, x_unit=x_unit, x_text=x_text)]
-    for group in dict.fromkeys(p.group for p in inside):
+    x_limit, y_limit = limits
+    if x_limit is not None and low_x < x_limit < high_x:
+        parts.append(line(x(x_limit), box.top, x(x_limit), box.bottom, "limit"))
+    if y_limit is not None and low_y < y_limit < high_y:
+        parts.append(line(box.left, y(y_limit), box.right, y(y_limit), "limit"))
+    for group in dict.fromkeys(p.group for p in inside if p.group is not None):
         best = frontier([p for p in inside if p.group == group], lambda p: p.x, lambda p: p.y)
         parts.append(polyline(((x(p.x), y(p.y)) for p in best), "front"))
     for p in inside:
         number = names.index(p.series)
-        if p.half_width:
-            low, high = y(max(p.y - p.half_width, low_y)), y(p.y + p.half_width)
+        if p.bar != (p.y, p.y):
+            low, high = y(max(p.bar[0], low_y)), y(p.bar[1])
             parts.append(line(x(p.x), low, x(p.x), high, f"s{number % SERIES} line"))
         parts.append(mark(x(p.x), y(p.y), number, p.size, p.words, hollow=p.hollow))
     if labelled:
-        parts.append(placed([(x(p.x), y(p.y), 1.2 * p.size, p.label) for p in inside], box))
+        parts.append(placed([(x(p.x), y(p.y), 1.2 * p.size, p.label) for p in inside if p.label], box))
     if hidden := len(points) - len(inside):
         words = f"{hidden} beyond the axes"
         parts.append(text(box.right, box.top - 10, words, anchor="end", class_="small muted"))
@@ -86,8 +100,9 @@ def days_plot(
     spread = max(p.y for p in points) / min(p.y for p in points)
     drawing = scatter(points, BOX, x_title, "days", log_y=spread > 8, x_unit=x_unit, labelled=labelled)
     names = list(dict.fromkeys(p.series for p in points))
+    ranked = sum(p.group is not None for p in points)
     hollow = {p.series for p in points if p.hollow}
-    beside = key(names, 496, 48, "nothing beats these" if len(points) > 1 else None, hollow=hollow)
+    beside = key(names, 496, 48, "nothing beats these" if ranked > 1 else None, hollow=hollow)
     return Plot(
         name,
         title,

@@ -16,10 +16,11 @@ from bench.records.text import figures
 from bench.report.markup import Markup, el, fragment, number
 
 FONT = "system-ui, 'DejaVu Sans', Arial, sans-serif"
+WIDE = 760  # pixels; on a page, a wider plot takes a whole row
 MOST_RUNS = 12  # named below a drawing
 CHARACTER_WIDTH = 8  # of small text, in pixels, with room to spare
 LINE = 13  # pixels of a line below a drawing
-SERIES = 8  # classes s0 to s7; the ninth series is s0 again
+SERIES = 8  # classes s0 to s7; the ninth series has the first colour again
 SHAPES = ("circle", "square", "diamond", "triangle", "cross", "plus", "down", "ring")
 
 # Okabe and Ito's palette for colour-blind readers, darkened where white paper needs it.
@@ -29,6 +30,7 @@ PAPER_STYLE = Markup(
     ".title{font-size:14px;font-weight:600}.small{font-size:10.5px}.muted{fill:#555}"
     ".grid{stroke:#e2e2e2;stroke-width:1}.axis{stroke:#888;stroke-width:1}"
     ".front{stroke:#222;stroke-width:1.5;stroke-dasharray:5 4;fill:none}.ideal{stroke:#999;fill:none}"
+    ".limit{stroke:#b00020;stroke-width:1.2;stroke-dasharray:2 3}"
     ".good{fill:#cfe8d8}.bad{fill:#f3d3c6}.none{fill:#eeeeee}"
     + "".join(f".s{i}{{fill:{c};stroke:{c}}}" for i, c in enumerate(_COLOURS))
     + ".line{fill:none;stroke-width:1.5}.mark{fill-opacity:.85;stroke-width:1}.bar{fill-opacity:.8}"
@@ -88,7 +90,9 @@ def mark(
     x: float, y: float, series: int, size: float = 5.0, words: str = "", *, hollow: bool = False
 ) -> Markup:
     """Draw a point of a series, in its colour and shape, with `words` as its tooltip."""
-    shape, inside = SHAPES[series % len(SHAPES)], [el("title", words)] if words else []
+    # From the ninth series on, a colour comes with another shape.
+    shape = SHAPES[(series + series // SERIES) % len(SHAPES)]
+    inside = [el("title", words)] if words else []
     class_ = f"s{series % SERIES} mark"
     class_ += " hollow" if hollow or shape in ("ring", "cross", "plus") else ""
     if shape in ("circle", "ring"):
@@ -157,24 +161,27 @@ def axes(
     `x_text` may format those ticks in another way, if it tells them apart.
     """
     x_ticks, y_ticks = x_ticks or x.ticks(), y_ticks or y.ticks()
-    parts = []
+    parts, grid = [], []
     own = [x_text(tick) for tick in x_ticks] if x_text else []
     x_texts = own if own and len({*own}) == len(own) else [x_unit + words for words in tick_texts(x_ticks)]
     for tick, words in zip(x_ticks, x_texts, strict=True):
         at = x(tick)
-        parts.append(line(at, box.top, at, box.bottom, "grid"))
+        grid.append(f"M{number(at)} {number(box.top)}V{number(box.bottom)}")
         if x_words:
             parts.append(text(at, box.bottom + 16, words, anchor="middle", class_="small muted"))
     for tick, words in zip(y_ticks, tick_texts(y_ticks), strict=True):
         at = y(tick)
-        parts.append(line(box.left, at, box.right, at, "grid"))
+        grid.append(f"M{number(box.left)} {number(at)}H{number(box.right)}")
         parts.append(text(box.left - 6, at + 4, words, anchor="end", class_="small muted"))
+    if x_title:
+        parts.append(text((box.left + box.right) / 2, box.bottom + 34, x_title, anchor="middle"))
+    if y_title:
+        parts.append(text(box.left - 40, box.top - 10, y_title))
     return fragment(
+        el("path", d="".join(grid), class_="grid"),
         *parts,
         line(box.left, box.bottom, box.right, box.bottom, "axis"),
         line(box.left, box.top, box.left, box.bottom, "axis"),
-        text((box.left + box.right) / 2, box.bottom + 34, x_title, anchor="middle"),
-        text(box.left - 40, box.top - 10, y_title),
     )
 
 
@@ -231,6 +238,12 @@ def inline(plot: Plot) -> Markup:
     area, widest = f"0 0 {plot.width} {plot.whole_height}", f"max-width:{plot.width}px"
     inside = el("title", plot.title), el("desc", plot.whole_description), plot.whole_body
     return el("svg", *inside, viewBox=area, role="img", class_="plot", style=widest)
+
+
+def figure(plot: Plot, *, whole_row: bool = False) -> Markup:
+    """Draw the plot with its title above it."""
+    wide = "wide" if whole_row or plot.width > WIDE else None
+    return el("figure", el("figcaption", plot.title), inline(plot), class_=wide)
 
 
 def standalone(plot: Plot) -> str:

@@ -39,7 +39,9 @@ def plot(row: Row, course: TelemetryCourse) -> Plot:
         last = i == len(panes) - 1  # only the last pane has a time axis
         parts.append(axes(x, y, box, "minutes" if last else "", "", x_words=last, y_ticks=y.ticks(3)))
         parts.append(text(box.left, box.top - 5, words, class_="small"))
-        parts.append(polyline(((x(t), y(v)) for t, v in zip(minutes, values, strict=True)), f"s{i} line"))
+        # Whole pixels: a page may show the courses of a hundred runs.
+        points = ((round(x(t)), round(y(v))) for t, v in zip(minutes, values, strict=True))
+        parts.append(polyline(points, f"s{i} line"))
         descriptions.append(f"{words} {figures(min(values))} to {figures(max(values))}")
     title = f"run {row.run_id} on {row.machine.label}: its course"
     description, whole = "; ".join(descriptions), 40 + len(panes) * (height + 20)

@@ -10,6 +10,7 @@ from tabulate import tabulate
 
 LEAST_NOTE = 20  # columns of a last column of notes, in which longer notes are wrapped
 LEAST_COLUMNS = 20  # of the terminal; in a narrower one, lines are wrapped to this width
+PADDING = 2  # that tabulate adds to each head
 
 
 def columns() -> int | None:
@@ -66,7 +67,7 @@ def narrowed(
 def _with_wrapped_notes(rows: list[list[str]], heads: Sequence[str], room: int) -> list[list[str]]:
     """Wrap the last column into what the others leave of the room."""
     others = range(len(heads) - 1)
-    taken = sum(max(2, len(heads[i]), *(len(row[i]) for row in rows)) + 2 for i in others)
+    taken = sum(max(PADDING + len(heads[i]), *(len(row[i]) for row in rows)) + 2 for i in others)
     width = max(LEAST_NOTE, room - taken)
     return [[*row[:-1], textwrap.fill(row[-1], width, break_on_hyphens=False)] for row in rows]
 

@@ -1,0 +1,291 @@
+"""Answer the user's questions about one group: what to rent or buy, how sure, what would change it.
+
+In: ranked rows with their options, guesses and terms. Out: a `MachineAnswer` to each question. Pure.
+What would change an answer is found by asking again, with the limits at which another option comes in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from bench.records.spread import on_another_machine
+from bench.report.compare import appraisal
+from bench.report.compare.compared_rows import RankedRow
+from bench.report.compare.decision import Certainty, Option, Rank, Recommendation, Wish, meets, within
+from bench.report.compare.offers import Terms
+from bench.report.compare.priced_guesses import GuessOffer, PricedGuess
+
+Question = Literal["cheapest by the deadline", "fastest in budget", "fastest", "cheapest to rent"]
+Pairs = Sequence[tuple[RankedRow, Option]]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A machine with what it takes and costs, measured or estimated."""
+
+    machine: str
+    measured: bool
+    kind: Literal["buy", "rent"] | None  # None: it has no price
+    days: float
+    low_days: float | None
+    high_days: float | None
+    upfront: float  # to buy it
+    run_cost: float | None  # of one run
+    spend: float | None  # for all runs that were asked for
+    doubts: tuple[str, ...] = ()  # about its figure: marks, an incomplete search
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A limit beyond which the answer is another one."""
+
+    limit: Literal["deadline", "budget"]
+    side: Literal["from", "under"]  # the change comes from this value on, or under it
+    value: float  # days, or money
+    choice: Choice | None  # the answer then; None: no measured machine
+
+
+@dataclass(frozen=True, slots=True)
+class MachineAnswer:
+    """The answer to one question."""
+
+    question: Question
+    choice: Choice | None  # None: no machine answers
+    certain: Certainty  # that the choice keeps the limits; of an estimate, by its interval
+    alike: Choice | None  # one that is not provably worse, and better in the other respect
+    estimate: Choice | None  # an estimate that may be better than the measured choice
+    nearest: Choice | None  # without a measured choice: the fastest measured machine
+    changes: tuple[Change, ...]
+
+
+def recommend(pairs: Pairs, wish: Wish, used_days: float) -> Recommendation:
+    """Say what to buy or rent; an option whose figure has a mark only where no other answers."""
+    return appraisal.recommend([(bool(row.marks), option) for row, option in pairs], wish, used_days)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """All that answers follow from."""
+
+    rows: Sequence[RankedRow]  # in order of rank
+    ranks: Sequence[Rank]
+    pairs: Pairs
+    guesses: Sequence[PricedGuess]
+    terms: Terms
+
+    def recommended(self, **limits: float) -> Recommendation:
+        """Recommend by the rules, with other limits than the user's if some are given."""
+        wish = self.terms.wish
+        changed = Wish(
+            limits.get("budget", wish.budget) if wish.budget is not None else None,
+            limits.get("deadline", wish.deadline_days) if wish.deadline_days is not None else None,
+            wish.runs,
+        )
+        return recommend(self.pairs, changed, self.terms.used_days)
+
+    def rivals(self, option: Option | None, cost: Callable[[Option], float]) -> list[Option]:
+        """Return the options that may take the place of this one: those without marks that are no worse.
+
+        Any may, if there is no option yet, or if its figure has a mark.
+        """
+        runs, used_days = self.terms.wish.runs, self.terms.used_days
+        lasting = [pair for pair in self.pairs if pair[1].lives_for(runs, used_days)]
+        if option is None or any(row.marks for row, one in lasting if one is option):
+            return [one for _, one in lasting if one is not option]
+        sound = (one for row, one in lasting if one is not option and not row.marks)
+        return [one for one in sound if cost(one) <= cost(option)]
+
+    def choice(self, option: Option | None) -> Choice | None:
+        if option is None:
+            return None
+        terms, days = self.terms, option.days
+        row = next(row for row, one in self.pairs if one is option)
+        return Choice(
+            machine=option.label,
+            measured=True,
+            kind=option.kind,
+            days=days.value,
+            low_days=days.value - days.half_width,
+            high_days=days.value + days.half_width,
+            upfront=option.upfront,
+            run_cost=option.run_cost(terms.prices.life_days, terms.utilisation),
+            spend=option.spend(terms.wish.runs),
+            doubts=_doubts(row),
+        )
+
+    def at_its_rent(self, row: RankedRow) -> Choice:
+        """Return the row's machine at its rent; without one, at its price; without both, at none."""
+        options = sorted((one for of, one in self.pairs if of is row), key=lambda one: one.kind, reverse=True)
+        found = self.choice(options[0]) if options else None
+        return found or _without_price(row)
+
+
+def answers_of(asked: Asked) -> tuple[MachineAnswer, ...]:
+    """Answer each question that was asked or, if none was, which machine is fastest and cheapest to rent."""
+    wish = asked.terms.wish
+    if not asked.rows:
+        return ()
+    if wish.deadline_days is None and wish.budget is None:
+        return tuple(_unasked(asked))
+    found = []
+    if wish.deadline_days is not None:
+        found.append(_by_deadline(asked, wish.deadline_days))
+    if wish.budget is not None:
+        found.append(_in_budget(asked, wish.budget))
+    return tuple(found)
+
+
+def _by_deadline(asked: Asked, deadline: float) -> MachineAnswer:
+    given = asked.recommended()
+    option, choice = given.cheapest_by_deadline, asked.choice(given.cheapest_by_deadline)
+    if choice is None and not (asked.pairs and asked.terms.wish.budget is not None):
+        choice = next((_without_price(row) for row in asked.rows if _meets(row, deadline)), None)
+    estimate, certain = _estimated(asked, "by the deadline")
+    changes = list(_deadline_changes(asked, option, deadline)) if option or choice is None else []
+    return _answer(
+        asked, "cheapest by the deadline", choice, given.as_cheap_but_faster, estimate, certain, changes
+    )
+
+
+def _in_budget(asked: Asked, budget: float) -> MachineAnswer:
+    given = asked.recommended()
+    choice = asked.choice(given.fastest_in_budget)
+    estimate, certain = _estimated(asked, "in budget")
+    changes = list(_budget_changes(asked, given.fastest_in_budget, budget))
+    answer = _answer(asked, "fastest in budget", choice, given.as_fast_for_less, estimate, certain, changes)
+    if given.fastest_in_budget is None:
+        return answer
+    spent = given.fastest_in_budget.spend_interval(asked.terms.wish.runs)
+    most = spent.value + spent.half_width
+    return replace(answer, certain=within(spent.value - spent.half_width, most, budget))
+
+
+def _answer(
+    asked: Asked,
+    question: Question,
+    choice: Choice | None,
+    alike: Option | None,
+    estimate: Choice | None,
+    certain: Certainty,
+    changes: Sequence[Change],
+) -> MachineAnswer:
+    """Put the measured choice first; only without one does the estimate answer."""
+    measured = choice is not None
+    return MachineAnswer(
+        question=question,
+        choice=choice or estimate,
+        certain="yes" if measured else certain,
+        alike=asked.choice(alike),
+        estimate=estimate if measured else None,
+        nearest=None if measured else asked.at_its_rent(asked.rows[0]),
+        changes=tuple(changes),
+    )
+
+
+def _unasked(asked: Asked) -> Iterator[MachineAnswer]:
+    """Name the fastest machine, and the cheapest to rent if that is another one."""
+    first = asked.rows[0]
+    rivals = [
+        row
+        for row, rank in zip(asked.rows, asked.ranks, strict=True)
+        if rank.rank == 1 and row.machine.label != first.machine.label
+    ]
+    alike = asked.at_its_rent(rivals[0]) if rivals else None
+    sure: Certainty = "perhaps" if rivals else "yes"
+    yield MachineAnswer("fastest", asked.at_its_rent(first), sure, alike, None, None, ())
+    rents = [(row, option) for row, option in asked.pairs if option.kind == "rent"]
+    sound = [(row, option) for row, option in rents if not row.marks] or rents
+    if sound:
+        _, cheapest = min(sound, key=lambda pair: (pair[1].a_run, pair[1].days.value, pair[1].label))
+        yield MachineAnswer("cheapest to rent", asked.choice(cheapest), "yes", None, None, None, ())
+
+
+# What would change an answer
+
+
+def _deadline_changes(asked: Asked, option: Option | None, deadline: float) -> Iterator[Change]:
+    """Yield from which deadline on another machine answers, and under which one this does not."""
+    runs, budget = asked.terms.wish.runs, asked.terms.wish.budget
+    rivals = asked.rivals(option, lambda one: one.spend(runs))
+    rivals = [one for one in rivals if budget is None or one.spend(runs) <= budget]
+    for end in sorted({end for end in map(_end, rivals) if end > deadline}):
+        other = asked.recommended(deadline=end).cheapest_by_deadline
+        if other is not None and other is not option:
+            yield Change("deadline", "from", end, asked.choice(other))
+            break
+    if option is not None:
+        other = asked.recommended(deadline=math.nextafter(_end(option), 0)).cheapest_by_deadline
+        yield Change("deadline", "under", _end(option), asked.choice(other))
+
+
+def _budget_changes(asked: Asked, option: Option | None, budget: float) -> Iterator[Change]:
+    """Yield from which budget on another machine answers, and under which one this does not."""
+    runs = asked.terms.wish.runs
+    rivals = asked.rivals(option, lambda one: one.days.value)
+    for spend in sorted({spend for spend in (one.spend(runs) for one in rivals) if spend > budget}):
+        other = asked.recommended(budget=spend).fastest_in_budget
+        if other is not None and other is not option:
+            yield Change("budget", "from", spend, asked.choice(other))
+            break
+    if option is not None:
+        under = math.nextafter(option.spend(runs), 0)
+        other = asked.recommended(budget=under).fastest_in_budget
+        yield Change("budget", "under", option.spend(runs), asked.choice(other))
+
+
+def _end(option: Option) -> float:
+    """Return the shortest deadline that the option surely meets."""
+    return option.days.value + option.days.half_width
+
+
+# Choices
+
+
+def _estimated(asked: Asked, question: str) -> tuple[Choice | None, Certainty]:
+    """Find the guess that is marked as an answer to the question, and whether it keeps the limits.
+
+    A guess without a price can still meet a deadline, if no budget was given and no other guess does.
+    """
+    for guess in asked.guesses:
+        for offer in guess.offers:
+            if mark := next((mark for mark in offer.marks if question in mark), None):
+                return _guessed(guess, offer), "perhaps" if mark.startswith("perhaps") else "yes"
+    if question == "by the deadline" and asked.terms.wish.budget is None:
+        for certain in ("yes", "perhaps"):
+            for guess in asked.guesses:
+                if guess.in_time == certain and guess.days is not None and not guess.offers:
+                    return _guessed(guess, None), certain
+    return None, "no"
+
+
+def _guessed(guess: PricedGuess, offer: GuessOffer | None) -> Choice:
+    assert guess.days is not None  # only guesses with days are chosen
+    return Choice(
+        machine=guess.label,
+        measured=False,
+        kind=offer.kind if offer else None,
+        days=guess.days,
+        low_days=guess.low_days,
+        high_days=guess.high_days,
+        upfront=offer.price if offer and offer.kind == "buy" else 0.0,
+        run_cost=offer.run_cost if offer else None,
+        spend=offer.spend if offer else None,
+    )
+
+
+def _without_price(row: RankedRow) -> Choice:
+    days = on_another_machine(row.days)
+    low, high = days.value - days.half_width, days.value + days.half_width
+    return Choice(row.machine.label, True, None, days.value, low, high, 0.0, None, None, _doubts(row))
+
+
+def _meets(row: RankedRow, deadline: float) -> bool:
+    return meets(on_another_machine(row.days), deadline) == "yes"
+
+
+def _doubts(row: RankedRow) -> tuple[str, ...]:
+    marks = tuple(mark.kind for mark in row.marks)
+    return marks if row.complete else (*marks, "INCOMPLETE")

@@ -1,0 +1,221 @@
+"""Price guesses and hold them against the deadline and the budget, as measured rows are.
+
+In: guesses, the user's questions, and what measured machines answer. Out: a `PricedGuess` for each. Pure.
+A figure whose interval has the limit inside is "perhaps" within it; one without an upper end is never surely.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from bench.base.gpu_catalogue import gpu_named
+from bench.base.strict_json import field_values
+from bench.records.text import figures
+from bench.report.compare.decision import Certainty, Recommendation, Wish, within
+from bench.report.compare.extrapolate import Extrapolation
+from bench.report.compare.offers import Terms
+from bench.report.compare.priced_predictions import machine_prices, nodes_of
+from bench.report.compare.prices import Gap, Priced
+
+CERTAINTIES: tuple[Certainty, ...] = ("yes", "perhaps", "no")
+
+
+@dataclass(frozen=True, slots=True)
+class GuessOffer:
+    """Buying or renting a machine that was not measured, at guessed days."""
+
+    kind: Literal["buy", "rent"]
+    price: float  # to buy the machine, or to rent it for an hour
+    run_cost: float  # of one run: its share of the price, or its rent
+    least_run_cost: float
+    most_run_cost: float | None  # None: the days have no upper end
+    spend: float  # for all runs that were asked for
+    least_spend: float
+    most_spend: float | None
+    gpus: int  # of each node that is paid for
+    quotes: tuple[str, ...]
+    in_budget: Certainty | None  # None: no budget was given
+    outlived: bool  # to buy: the machine's life may be too short for all runs that were asked for
+    unmetered: bool  # to buy: electricity has a price, but nobody measured this machine's power
+    marks: tuple[str, ...] = ()  # the questions that this offer answers
+
+
+@dataclass(frozen=True, slots=True)
+class PricedGuess(Extrapolation):
+    """A guess with its prices and verdicts."""
+
+    in_time: Certainty | None = field(kw_only=True)  # None: no deadline was given
+    offers: tuple[GuessOffer, ...] = field(kw_only=True)
+    gaps: tuple[str, ...] = field(kw_only=True)  # why prices are missing
+
+    @property
+    def nodes(self) -> int:
+        return nodes_of(self.gpus)
+
+    @property
+    def label(self) -> str:
+        on_nodes = f" on {self.nodes} nodes" if self.nodes > 1 else ""
+        return f"{self.gpus}x {self.gpu.replace('NVIDIA ', '')}{on_nodes}"
+
+    @property
+    def best_in_budget(self) -> Certainty | None:
+        """Whether the budget pays for it, bought or rented, whichever is surer; None: no budget or offer."""
+        found = {offer.in_budget for offer in self.offers if not offer.outlived}
+        return next((one for one in CERTAINTIES if one in found), None)
+
+    @property
+    def in_time_and_budget(self) -> Certainty | None:
+        """The less sure of the two verdicts."""
+        both = self.in_time, self.best_in_budget
+        return next((one for one in reversed(CERTAINTIES) if one in both), None)
+
+
+def price_guesses(
+    guesses: Iterable[Extrapolation], terms: Terms, measured: Recommendation, labels: Set[str]
+) -> tuple[PricedGuess, ...]:
+    """Price each guess in the order given, and mark the offers that may answer a question better.
+
+    `measured` is what measured machines answer; `labels` names them: a guess about one of them is not marked.
+    """
+    priced = [_priced(guess, terms) for guess in guesses]
+    marks = _marks([guess for guess in priced if guess.label not in labels], terms.wish, measured)
+    return tuple(
+        replace(guess, offers=tuple(replace(o, marks=marks.get(id(o), ())) for o in guess.offers))
+        for guess in priced
+    )
+
+
+def days_text(guess: PricedGuess) -> str:
+    """Format the days with both ends of their interval: 1.03 (0.855 to 1.24)."""
+    if guess.days is None:
+        return f"over {figures(guess.at_peak_days)}"
+    if guess.low_days is None or guess.high_days is None:
+        return f"{figures(guess.days)} (no interval)"
+    return f"{figures(guess.days)} ({figures(guess.low_days)} to {figures(guess.high_days)})"
+
+
+def _priced(guess: Extrapolation, terms: Terms) -> PricedGuess:
+    deadline = terms.wish.deadline_days
+    prices = machine_prices(guess.gpu, guess.gpus, terms.prices)
+    offers = _offers(guess, prices, terms) if guess.days is not None else ()
+    return PricedGuess(
+        **field_values(guess),
+        in_time=None if deadline is None else _in_time(guess, deadline),
+        offers=tuple(offers),
+        gaps=tuple(price.reason for price in prices if isinstance(price, Gap)),
+    )
+
+
+def _in_time(guess: Extrapolation, deadline_days: float) -> Certainty:
+    return "no" if guess.impossible else within(guess.least_days, guess.high_days, deadline_days)
+
+
+def _offers(
+    guess: Extrapolation, prices: tuple[Priced | Gap, Priced | Gap], terms: Terms
+) -> Iterator[GuessOffer]:
+    buy, rent = prices
+    if isinstance(buy, Priced):
+        known = gpu_named(guess.gpu)
+        watts = known.watts * guess.gpus if known and known.watts else None
+        upkeep, quotes = terms.prices.upkeep_of(buy, watts)
+        a_day = (buy.amount / terms.prices.life_days + upkeep) / terms.utilisation
+        bought = replace(buy, quotes=(*buy.quotes, *quotes))
+        yield _offer(guess, "buy", bought, terms, lambda days: a_day * days)
+    if isinstance(rent, Priced):
+        yield _offer(guess, "rent", rent, terms, lambda days: rent.amount * days * 24)
+
+
+def _offer(
+    guess: Extrapolation,
+    kind: Literal["buy", "rent"],
+    price: Priced,
+    terms: Terms,
+    cost: Callable[[float], float],
+) -> GuessOffer:
+    assert guess.days is not None
+    runs, budget = terms.wish.runs, terms.wish.budget
+    run_cost, least = cost(guess.days), cost(guess.least_days)
+    most = None if guess.high_days is None else cost(guess.high_days)
+    if kind == "buy":
+        spends: tuple[float, float, float | None] = (price.amount, price.amount, price.amount)
+    else:
+        spends = (runs * run_cost, runs * least, None if most is None else runs * most)
+    longest = guess.days if guess.high_days is None else guess.high_days
+    return GuessOffer(
+        kind=kind,
+        price=price.amount,
+        run_cost=run_cost,
+        least_run_cost=least,
+        most_run_cost=most,
+        spend=spends[0],
+        least_spend=spends[1],
+        most_spend=spends[2],
+        gpus=price.gpus,
+        quotes=price.quotes,
+        in_budget=None if budget is None else within(*spends[1:], budget),
+        outlived=kind == "buy" and runs * longest > terms.used_days,
+        unmetered=kind == "buy" and terms.prices.electricity is not None,
+    )
+
+
+def _marks(
+    guesses: Sequence[PricedGuess], wish: Wish, measured: Recommendation
+) -> Mapping[int, tuple[str, ...]]:
+    """Return the answers that each offer gives, in words, by the offer's identity.
+
+    Where a measured machine answers, a guess is marked only if it may be better; it never takes its place.
+    """
+    pairs = [(guess, offer) for guess in guesses for offer in guess.offers if not offer.outlived]
+    found: dict[int, tuple[str, ...]] = {}
+    for answer in (_by_deadline(pairs, wish, measured), _by_budget(pairs, measured)):
+        if answer is not None:
+            offer, words = answer
+            found[id(offer)] = (*found.get(id(offer), ()), f"{words}, by estimate")
+    return found
+
+
+Pair = tuple[PricedGuess, GuessOffer]
+Answered = tuple[GuessOffer, str]
+
+
+def _by_deadline(pairs: Sequence[Pair], wish: Wish, measured: Recommendation) -> Answered | None:
+    """Choose the cheapest offer in time and in budget: of those that surely are, or that perhaps are."""
+    fitting = [pair for pair in pairs if pair[0].in_time in ("yes", "perhaps") and pair[1].in_budget != "no"]
+    if not fitting:
+        return None
+
+    def order(pair: Pair) -> tuple[bool, float, float, str]:
+        guess, offer = pair
+        return not _sure(guess, offer), offer.spend, guess.days or math.inf, guess.label
+
+    guess, offer = min(fitting, key=order)
+    best = measured.cheapest_by_deadline
+    if best is not None:
+        return (offer, "perhaps cheaper by the deadline") if offer.spend < best.spend(wish.runs) else None
+    return offer, "cheapest by the deadline" if _sure(guess, offer) else "perhaps cheapest by the deadline"
+
+
+def _by_budget(pairs: Sequence[Pair], measured: Recommendation) -> Answered | None:
+    """Choose the fastest offer in budget: of those that surely are, or that perhaps are."""
+    fitting = [pair for pair in pairs if pair[1].in_budget in ("yes", "perhaps")]
+    if not fitting:
+        return None
+
+    def order(pair: Pair) -> tuple[bool, float, float, str]:
+        guess, offer = pair
+        return offer.in_budget != "yes", guess.days or math.inf, offer.spend, guess.label
+
+    guess, offer = min(fitting, key=order)
+    fastest = measured.fastest_in_budget
+    if fastest is not None:
+        faster = guess.days is not None and guess.days < fastest.days.value
+        return (offer, "perhaps faster in budget") if faster else None
+    return offer, "fastest in budget" if offer.in_budget == "yes" else "perhaps fastest in budget"
+
+
+def _sure(guess: PricedGuess, offer: GuessOffer) -> bool:
+    """Whether the guess is in time and in budget with its whole interval."""
+    return "perhaps" not in (guess.in_time, offer.in_budget)

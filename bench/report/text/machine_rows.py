@@ -1,0 +1,165 @@
+"""Format machines and their offers as rows of texts: one spelling for table, Markdown and page. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from bench.bundle.verdict import level_text
+from bench.records.text import (
+    batch_text,
+    bytes_text,
+    count_text,
+    figures,
+    interval_text,
+    money_text,
+    share_text,
+)
+from bench.report.compare.compared_rows import Machine
+from bench.report.compare.comparison import Comparison, Entry, ModelPart
+from bench.report.compare.offers import Offer
+from bench.report.text.guess_text import guess_cells, guess_offer_row
+
+HEADERS: Mapping[str, str] = {
+    "rank": "",
+    "machine": "machine",
+    "days": "days",
+    "slower": "times the fastest",
+    "setting": "setting",
+    "batch": "batch",
+    "limit": "of limit",
+    "floor": "of floor",
+    "memory": "memory",
+    "kwh": "kWh a run",
+    "level": "level",
+    "run": "run",
+    "note": "",
+}
+TEXT_COLUMNS = frozenset({"machine", "setting", "level", "run", "note"})
+IN_TIME = {"yes": "meets the deadline", "perhaps": "may miss the deadline", "no": "misses the deadline"}
+OFFER_ALIGN = ("left", "left", "right", "right", "right", "left")
+OFFER_HEADERS = ("", "machine", "days", "price", "a run", "")
+
+
+def machine_names(part: ModelPart) -> list[str]:
+    """Name each entry's machine; if several are of one kind, with the file name of the bundle."""
+    kinds = Counter(entry.row.machine.label for entry in part.entries)
+    return [
+        row.machine.label if kinds[row.machine.label] == 1 else f"{row.machine.label} ({Path(row.path).stem})"
+        for row in (entry.row for entry in part.entries)
+    ]
+
+
+def cells(entry: Entry, machine: str) -> dict[str, str]:
+    """Format the figures of an entry, by column; empty if there is no figure."""
+    row, best = entry.row, entry.row.best
+    return {
+        "rank": str(entry.place.rank),
+        "machine": machine,
+        "days": interval_text(entry.days),
+        "slower": "" if entry.place.slower is None else interval_text(entry.place.slower),
+        "setting": best.label,
+        "batch": batch_text(best.micro_batch, best.accumulation, row.machine.devices),
+        "limit": "" if best.utilisation is None else share_text(best.utilisation),
+        "floor": "" if best.share_of_floor is None else share_text(best.share_of_floor),
+        "memory": bytes_text(best.peak_bytes),
+        "kwh": "" if entry.kwh is None else figures(entry.kwh),
+        "level": level_text(row.level, row.trusted),
+        "run": row.run_id,
+        "note": "; ".join(_entry_notes(entry)),
+    }
+
+
+def doubts(entry: Entry) -> Iterator[str]:
+    """Yield reasons to read the entry's figures with care."""
+    if not entry.row.complete:
+        yield "INCOMPLETE: more settings may be faster"
+    if entry.row.marks:
+        yield f"{', '.join(mark.kind for mark in entry.row.marks)}: see below"
+    if entry.differs_in:
+        yield "NOT ALIKE: " + ", ".join(entry.differs_in)
+
+
+def _entry_notes(entry: Entry) -> Iterator[str]:
+    yield from doubts(entry)
+    if limits := entry.row.searched.limits:
+        yield f"searched only {limits}"
+    if entry.in_time and not entry.offers:  # if it has offers, their notes say this
+        yield IN_TIME[entry.in_time]
+
+
+def machine_rows(part: ModelPart) -> list[dict[str, str]]:
+    """Format every machine, by column: those that were measured, then those that were not."""
+    empty = dict.fromkeys(HEADERS, "")
+    measured = map(cells, part.entries, machine_names(part))
+    return [*measured, *(empty | guess_cells(guess) for guess in part.guesses)]
+
+
+def columns(part: ModelPart) -> tuple[list[str], list[list[str]]]:
+    """Return the names of the columns that are not empty, and the texts in them."""
+    rows = machine_rows(part)
+    names = [name for name in HEADERS if any(row[name] for row in rows)]
+    return names, [[row[name] for name in names] for row in rows]
+
+
+def offers(part: ModelPart, comparison: Comparison) -> list[tuple[tuple[str, ...], bool]]:
+    """Return a row of texts for each offer, and whether the offer answers one of the user's questions."""
+    measured = [
+        (_offer_row(entry, machine, offer, comparison), bool(offer.marks))
+        for entry, machine in zip(part.entries, machine_names(part), strict=True)
+        for offer in entry.offers
+    ]
+    guessed = [
+        (guess_offer_row(guess, offer, comparison.currency, comparison.wish.runs), bool(offer.marks))
+        for guess in part.guesses
+        for offer in guess.offers
+    ]
+    return measured + guessed
+
+
+def _offer_row(entry: Entry, machine: str, offer: Offer, comparison: Comparison) -> tuple[str, ...]:
+    currency = comparison.currency
+    price = money_text(offer.price, currency) + (" an hour" if offer.kind == "rent" else "")
+    run_cost = money_text(offer.run_cost, currency)
+    notes = "; ".join(_offer_notes(entry, offer, comparison))
+    return offer.kind, machine, interval_text(entry.days), price, run_cost, notes
+
+
+def paid_for(machine: Machine, gpus: int) -> Iterator[str]:
+    """Say which machines a price with so many GPUs pays for, unless they are exactly those that trained."""
+    if machine.nodes > 1:
+        yield f"{machine.nodes} machines with {count_text(gpus, 'GPU')} each, without their network"
+    elif gpus > machine.devices:
+        yield f"price of a machine with {gpus} GPUs"
+
+
+def _offer_notes(entry: Entry, offer: Offer, comparison: Comparison) -> Iterator[str]:
+    if offer.marks:
+        yield "<- " + ", ".join(offer.marks)
+        yield from doubts(entry)  # repeated beside the recommendation
+    yield from paid_for(entry.row.machine, offer.gpus)
+    if offer.in_budget is False:
+        yield "over budget"
+    if offer.outlived:
+        yield f"too slow for {count_text(comparison.wish.runs, 'run')} in {life_text(comparison)}"
+    elif comparison.wish.runs > 1:
+        yield f"{money_text(offer.spend, comparison.currency)} for {comparison.wish.runs:,} runs"
+    if entry.in_time:
+        yield IN_TIME[entry.in_time]
+    if offer.unmetered:
+        yield "without electricity: its power was not measured"
+    if (even := offer.break_even) is not None and even.reachable(comparison.utilisation):
+        runs = f"{even.runs:,} runs in {comparison.life_years:g} years"
+        yield f"beats the cheapest rent from {runs} on ({100 * even.utilisation:.0f}% of its life)"
+    elif even is not None:
+        yield f"never beats the cheapest rent in {life_text(comparison)}"
+    if offer.rent_always_less:
+        yield "its electricity and upkeep alone cost more than the cheapest rent"
+
+
+def life_text(comparison: Comparison) -> str:
+    """Format a machine's life, and how much of it trains."""
+    percent = figures(100 * comparison.utilisation, 6)
+    share = "" if comparison.utilisation == 1 else f", in use {percent}% of it"
+    return f"{comparison.life_years:g} years{share}"

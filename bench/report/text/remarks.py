@@ -1,0 +1,147 @@
+"""Remarks about a model's figures, and notes about all of them, as lines of text. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from bench.records.estimate import TO_SIGMA
+from bench.records.marks import MEANING
+from bench.records.spread import shipped_spreads
+from bench.records.text import (
+    count_text,
+    figures,
+    interval_text,
+    money_text,
+)
+from bench.report.compare.compared_rows import RankedRow, UncertainFastest
+from bench.report.compare.comparison import Comparison, ModelPart
+from bench.report.compare.decision import Certainty
+from bench.report.text.guess_text import estimate_line
+from bench.report.text.machine_rows import life_text, machine_names
+
+ABOUT = "about these figures"
+
+
+def remarks(part: ModelPart, comparison: Comparison) -> Iterator[str]:
+    """Yield remarks about a model's figures, sorted by what they change.
+
+    First the answer, then whether a figure holds, then ranks, money, and which rows are there at all.
+    """
+    named = list(zip((entry.row for entry in part.entries), machine_names(part), strict=True))
+    yield from unanswered(part, comparison)
+    for row, machine in named:
+        yield from _wrong_gradients(row, machine)
+        for mark in row.marks:
+            seen = f"{machine}, {mark.text}, while its figure was measured"
+            yield f"{mark.kind}: {seen}: {MEANING[mark.kind]}"
+    yield from (f"on trust: {machine}: {row.on_trust}" for row, machine in named if row.on_trust)
+    yield from map(estimate_line, part.guesses)
+    yield from (_close_line(row, row.close, machine) for row, machine in named if row.close)
+    for row, machine in named:
+        if (other := part.not_replaced_by(row)) is not None:
+            yield f"less trusted: {machine} does not replace {other.path}, a run on the same GPUs: both count"
+    yield from _missing_prices(part, comparison)
+    if (cap := dict(part.conditions).get("memory cap", "none")) != "none":
+        yield f"memory capped at {cap} of each device: speed and price are those of the whole device"
+    for row, machine in named:
+        if row.best.no_gradient_check:
+            yield f"gradients not checked: {machine}, {row.best.label}: {row.best.no_gradient_check}"
+    yield from _left_out(part, comparison)
+
+
+def _missing_prices(part: ModelPart, comparison: Comparison) -> Iterator[str]:
+    wish = comparison.wish
+    asked = comparison.own_prices or wish.budget is not None or wish.deadline_days is not None
+    if asked or any(part.every_offer):
+        gaps = [*(entry.gaps for entry in part.entries), *(guess.gaps for guess in part.guesses)]
+        for gap in dict.fromkeys(gap for some in gaps for gap in some):
+            yield f"{gap}: --prices FILE can add one"
+
+
+def _left_out(part: ModelPart, comparison: Comparison) -> Iterator[str]:
+    """Yield the rows that are not ranked, and how many bundles have no row of this model."""
+    for apart in part.apart:
+        reasons = "; ".join(apart.reasons)
+        yield f"not compared: {apart.row.path}: {apart.row.machine.label} ({reasons})"
+    valid = comparison.bundles - len(comparison.refused)
+    with_model = sum(len(one.rows) for one in comparison.parts if one.model == part.model)
+    if part.number == 1 and (without := valid - with_model):
+        yield f"{without:,} of {count_text(valid, 'bundle')} without this model"
+
+
+def unanswered(part: ModelPart, comparison: Comparison) -> Iterator[str]:
+    """Yield the questions that no measured machine answers, with the guesses that do or perhaps do."""
+    wish, priced = comparison.wish, any(entry.offers for entry in part.entries)
+    if part.nothing_in_budget:
+        budget = f"the budget of {money_text(wish.budget or 0, comparison.currency)}"
+        by_guess = [(guess.label, guess.best_in_budget) for guess in part.guesses]
+        yield _nothing("", f"fits {budget}", by_guess)
+    if part.nothing_in_time:
+        within = " within the budget" if wish.budget is not None and priced else ""
+        deadline = f"is certain to meet the deadline of {figures(wish.deadline_days or 0)} days"
+        by_guess = [(g.label, g.in_time_and_budget if within else g.in_time) for g in part.guesses]
+        yield _nothing(within, deadline, by_guess)
+
+
+def _nothing(within: str, fits: str, by_guess: Sequence[tuple[str, Certainty | None]]) -> str:
+    surely = ", ".join(label for label, verdict in by_guess if verdict == "yes")
+    perhaps = ", ".join(label for label, verdict in by_guess if verdict == "perhaps")
+    if not surely and not perhaps:
+        return f"nothing{within} {fits}"
+    found = [f"estimates that do: {surely}"] if surely else []
+    found += [f"estimates that perhaps do: {perhaps}"] if perhaps else []
+    return "; ".join([f"nothing measured{within} {fits}", *found])
+
+
+def _wrong_gradients(row: RankedRow, machine: str) -> Iterator[str]:
+    wrong = [attempt for attempt in row.attempts if attempt.outcome == "wrong-gradients"]
+    for label, reason in dict.fromkeys((attempt.label, attempt.reason) for attempt in wrong):
+        yield f"WRONG GRADIENTS: {machine}, {label}: {reason}"
+
+
+def _close_line(row: RankedRow, doubt: UncertainFastest, machine: str) -> str:
+    """Say how sure the fastest setting is, in the words of `run_table`, and name its runner-up."""
+    rival = doubt.rival
+    return (
+        f"close: {machine}, {row.best.label} is within 1% of the fastest measured with "
+        f"{doubt.confidence:.0%} confidence; next: {rival.label} at micro-batch {rival.micro_batch}, "
+        f"{interval_text(rival.days)} days"
+    )
+
+
+def notes(comparison: Comparison) -> Iterator[str]:
+    """Yield footnotes: what the columns mean, and the quotes behind the money."""
+    entries = [entry for part in comparison.parts for entry in part.entries]
+    yield "kinds of machine of equal rank are not provably different at 95%"
+    yield f"±  95% interval of a run on another machine of the kind: the run's own, and {_spread_text()}"
+    if any(part.guesses for part in comparison.parts):
+        yield (
+            "est: estimated, never measured and never ranked; in brackets what holds nine of ten estimates,"
+            " or 95% where the line ESTIMATE says so; --estimate adds machines"
+        )
+    if any(part.number > 1 for part in comparison.parts):
+        yield "figures of one model under other conditions are ranked apart; --rank-all ranks them together"
+    if any(part.apart for part in comparison.parts):
+        yield "--settings shows every figure of every bundle"
+    if any(entry.kwh is not None for entry in entries):
+        yield (
+            "kWh a run: the GPUs alone, from their energy counters while steps were timed; left out if"
+            " optimizer updates took a larger share of those steps than they take of training"
+        )
+    if any(entry.row.best.share_of_floor is not None for entry in entries):
+        yield (
+            "of floor: the time of the model's own products, convolutions, attention and scans alone, as a"
+            " share of the step; at most the rest can be won"
+        )
+    if any(entry.offers for entry in entries):
+        life = life_text(comparison)
+        yield "price: of the whole machine with all its GPUs; of all machines that train together"
+        shares = f"its share of the machine's price over {life}, and electricity and upkeep if priced"
+        yield f"a run, bought: {shares}"
+        yield from (f"quoted: {quote}" for quote in comparison.quotes)
+
+
+def _spread_text() -> str:
+    spreads = shipped_spreads()
+    machine, day = (100 * one / TO_SIGMA for one in (spreads.another_machine, spreads.another_day))
+    return f"{machine:.1f}% between machines (on the same machine, {day:.1f}% between days)"

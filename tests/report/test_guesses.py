@@ -1,0 +1,231 @@
+"""Estimated machines are priced, held against deadline and budget, and marked as estimates everywhere."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bench.base.gpu_catalogue import find_gpu_model
+from bench.cli.compare import CompareArguments, collect
+from bench.records.estimate import Interval
+from bench.report.compare.comparison import Comparison, ModelPart
+from bench.report.compare.decision import Option, Recommendation, Wish, within
+from bench.report.compare.extrapolate import Extrapolation
+from bench.report.compare.offers import Terms
+from bench.report.compare.price_file import load_prices
+from bench.report.compare.priced_guesses import PricedGuess, price_guesses
+from bench.report.compare.prices import Electricity
+from bench.report.pages.html import page
+from bench.report.plots import all_plots
+from bench.report.text.comparison_csv import CSV_COLUMNS, csv_text
+from bench.report.text.comparison_table import json_text, markdown, table
+
+ROOT = Path(__file__).parents[2]
+H200 = ROOT / "results/every-setting-h200"
+NOBODY = Recommendation(None, None, None, None)
+EIGHT = "8x H100 80GB HBM3"
+
+
+def asked(deadline: float | None = None, budget: float | None = None, *machines: str) -> Comparison:
+    request = CompareArguments(
+        (H200,), deadline_days=deadline, budget=budget, estimate=machines or ("8xh100",)
+    )
+    return collect(request)
+
+
+def only(comparison: Comparison) -> ModelPart:
+    (part,) = comparison.parts
+    return part
+
+
+def guess(days: float | None = 1.0, low: float | None = 0.8, high: float | None = 1.25) -> Extrapolation:
+    card = find_gpu_model("h100")
+    assert card is not None
+    return Extrapolation(card.name, 8, 0.5, days, low, high, 0, "a test")
+
+
+def priced(found: Extrapolation, wish: Wish, measured: Recommendation = NOBODY, **terms: bool) -> PricedGuess:
+    (one,) = price_guesses([found], Terms(load_prices(None), wish), measured, set())
+    return one
+
+
+def marks(found: PricedGuess) -> dict[str, tuple[str, ...]]:
+    return {offer.kind: offer.marks for offer in found.offers if offer.marks}
+
+
+# Verdicts
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "limit", "verdict"),
+    [
+        (0.8, 1.25, 1.25, "yes"),
+        (0.8, 1.25, 1.24, "perhaps"),
+        (0.8, 1.25, 0.8, "perhaps"),
+        (0.8, 1.25, 0.79, "no"),
+        (0.8, None, 1e9, "perhaps"),
+        (0.8, None, 0.79, "no"),
+    ],
+)
+def test_a_limit_inside_of_the_interval_is_perhaps_kept(
+    least: float, most: float | None, limit: float, verdict: str
+) -> None:
+    assert within(least, most, limit) == verdict
+
+
+@pytest.mark.parametrize(("deadline", "verdict"), [(2.0, "yes"), (1.0, "perhaps"), (0.5, "no")])
+def test_an_estimate_has_a_verdict_on_the_deadline(deadline: float, verdict: str) -> None:
+    (found,) = only(asked(deadline)).guesses
+    assert found.in_time == verdict
+    assert found.low_days is not None and found.high_days is not None
+    assert found.low_days < 1.0 < found.high_days
+
+
+def test_an_estimate_without_an_interval_is_never_certain() -> None:
+    without = guess(low=None, high=None)
+    assert priced(without, Wish(deadline_days=1e6)).in_time == "perhaps"
+    assert priced(without, Wish(deadline_days=0.4)).in_time == "no"  # under the days at the vendor's peak
+    unknown = priced(guess(None, None, None), Wish(deadline_days=1e6, budget=1e9))
+    assert (unknown.in_time, unknown.offers) == ("perhaps", ())
+    assert not any(offer.outlived for offer in priced(without, Wish(runs=2)).offers)
+    assert priced(replace(guess(None), impossible=True), Wish(deadline_days=1e6)).in_time == "no"
+
+
+def test_an_estimate_has_rent_and_price_and_what_a_run_costs_between_its_ends() -> None:
+    (found,) = only(asked()).guesses
+    by_kind = {offer.kind: offer for offer in found.offers}
+    rent, buy = by_kind["rent"], by_kind["buy"]
+    assert found.days and found.low_days and found.high_days
+    assert rent.run_cost == pytest.approx(rent.price * 24 * found.days)
+    assert rent.least_run_cost == pytest.approx(rent.price * 24 * found.low_days)
+    assert rent.most_run_cost == pytest.approx(rent.price * 24 * found.high_days)
+    assert buy.run_cost == pytest.approx(buy.price * found.days / (5 * 365))
+    assert (buy.spend, buy.least_spend, buy.most_spend) == (buy.price,) * 3
+    assert all(quote in asked().quotes for quote in rent.quotes)
+
+
+@pytest.mark.parametrize(("share", "verdict"), [(1.01, "yes"), (0.99, "perhaps"), (0.5, "no")])
+def test_an_estimate_has_a_verdict_on_the_budget(share: float, verdict: str) -> None:
+    rent = priced(guess(), Wish()).offers[-1]
+    assert rent.kind == "rent" and rent.most_spend is not None
+    again = priced(guess(), Wish(budget=share * 3 * rent.most_spend, runs=3))
+    assert again.offers[-1].in_budget == verdict
+
+
+# Answers
+
+
+def test_an_estimate_answers_where_no_measured_machine_does() -> None:
+    sure, unsure = Wish(deadline_days=1.25), Wish(deadline_days=1.0)
+    assert marks(priced(guess(), sure)) == {"rent": ("cheapest by the deadline, by estimate",)}
+    assert marks(priced(guess(), unsure)) == {"rent": ("perhaps cheapest by the deadline, by estimate",)}
+    assert marks(priced(guess(), Wish(deadline_days=0.7))) == {}
+    affordable = Wish(budget=1e5)
+    assert marks(priced(guess(), affordable)) == {"rent": ("fastest in budget, by estimate",)}
+
+
+def test_an_estimate_in_time_that_no_budget_pays_for_answers_nothing() -> None:
+    found = priced(guess(), Wish(deadline_days=2.0, budget=1.0))
+    assert found.in_time == "yes"
+    assert marks(found) == {}
+
+
+def test_electricity_that_nobody_measured_is_said_of_machines_to_buy() -> None:
+    with_price = replace(load_prices(None), electricity=Electricity(0.2, "2026-06-01", "a contract"))
+    (found,) = price_guesses([guess()], Terms(with_price, Wish()), NOBODY, set())
+    assert {offer.kind: offer.unmetered for offer in found.offers} == {"buy": True, "rent": False}
+    assert not any(offer.unmetered for offer in priced(guess(), Wish()).offers)
+
+
+def test_an_estimate_never_takes_the_place_of_a_measured_answer() -> None:
+    wish = Wish(deadline_days=2.0, budget=1e5)
+    cheaper = Option("1x H200", "rent", Interval(1.5, 0.1), 0.0, 10.0)
+    dearer = replace(cheaper, a_run=1e4)
+    faster = replace(cheaper, days=Interval(0.5, 0.1))
+    assert marks(priced(guess(), wish, Recommendation(faster, cheaper, None, None))) == {}
+    found = marks(priced(guess(), wish, Recommendation(dearer, dearer, None, None)))
+    assert found["rent"] == (
+        "perhaps cheaper by the deadline, by estimate",
+        "perhaps faster in budget, by estimate",
+    )
+    part = only(asked(8.2, 1e6))
+    question = "cheapest by the deadline"
+    assert any(question in offer.marks for entry in part.entries for offer in entry.offers)
+    assert not any(question in offer.marks for one in part.guesses for offer in one.offers)
+
+
+def test_an_estimate_of_a_machine_that_was_measured_answers_nothing() -> None:
+    part = only(asked(1e3, 1e6, "2xh200"))
+    assert [offer.marks for one in part.guesses for offer in one.offers] == [()] * len(part.guesses[0].offers)
+
+
+def test_nothing_meets_the_deadline_is_never_said_above_an_estimate_that_does() -> None:
+    for form in (table, markdown, page):
+        sure, unsure, none = (re.sub(r"\s+", " ", form(asked(days))) for days in (2.0, 1.0, 0.5))
+        assert (
+            f"nothing measured is certain to meet the deadline of 2 days; estimates that do: {EIGHT}" in sure
+        )
+        assert f"deadline of 1 days; estimates that perhaps do: {EIGHT}" in unsure
+        assert "nothing is certain to meet the deadline of 0.5 days" in none
+        assert not any("nothing is certain" in text for text in (sure, unsure))
+
+
+# Every output marks them
+
+
+def test_tables_show_an_estimate_below_the_measured_and_unranked() -> None:
+    comparison = asked(1.0, 800.0)
+    lines = table(comparison).splitlines()
+    ranked = [line.split()[0] for line in lines if re.match(r"\s*(\d+|est)\s+\d+x", line)]
+    assert ranked == ["1", "2", "est"]
+    (row,) = (line for line in lines if line.startswith("est "))
+    assert re.search(r"1\.03 \(0\.855 to 1\.24\).*ESTIMATE, not measured", row)
+    (rent,) = (line for line in lines if line.startswith(f"rent  {EIGHT}"))
+    assert "perhaps cheapest by the deadline, by estimate" in rent
+    assert "perhaps over budget; perhaps meets the deadline" in rent
+    assert "ESTIMATE, $" in rent
+    rows = [line for line in markdown(comparison).splitlines() if EIGHT in line and line.startswith("|")]
+    cell, *others = rows
+    assert "~1.03 d" in cell  # of the matrix
+    assert len(others) == 3 and all("ESTIMATE" in line for line in others)  # machine, to buy, to rent
+
+
+def test_the_page_shows_an_estimate_in_another_style_and_its_dots_hollow() -> None:
+    comparison = asked(2.0)
+    text = page(comparison)
+    (row,) = re.findall(r'<tr data-entry="2" class="est">.*?</tr>', text)
+    assert EIGHT in row and "ESTIMATE" in row
+    (plot,) = (plot for plot in all_plots(comparison) if plot.name.endswith("run-cost"))
+    hollow = re.findall(
+        r'<(?:path|circle)[^>]*class="s\d mark hollow"[^>]*><title>([^<]*)</title>', plot.body
+    )
+    assert len(hollow) == 2 and all("estimated: 1.03 (0.855 to 1.24) days" in words for words in hollow)
+    assert "hollow: estimated, not measured" in plot.body
+    assert plot.body.count(' line"') == 4  # a bar for each of two measured and two estimated offers
+
+
+def test_csv_and_json_hold_the_estimate_and_say_so() -> None:
+    comparison = asked(1.0, 800.0)
+    rows = list(csv.DictReader(io.StringIO(csv_text(comparison))))
+    (row,) = (row for row in rows if row["estimate"])
+    (one,) = json.loads(json_text(comparison))["parts"][0]["guesses"]
+    assert (row["rank"], row["level"]) == ("", "estimate")
+    assert row["not_compared"].startswith("an estimate, not measured: 2x H200 times")
+    assert [float(row[name]) for name in ("days", "low_days", "high_days", "at_peak_days")] == [
+        one[name] for name in ("days", "low_days", "high_days", "at_peak_days")
+    ]
+    assert row["in_time"] == one["in_time"] == "perhaps"
+    rent = next(offer for offer in one["offers"] if offer["kind"] == "rent")
+    for column, name in (("hour", "price"), ("run_cost", "run_cost"), ("most_run_cost", "most_run_cost")):
+        assert float(row[f"rent_{column}"]) == rent[name]
+    assert row["rent_in_budget"] == rent["in_budget"] == "perhaps"
+    assert row["rent_answers"] == "; ".join(rent["marks"])
+    assert [row["estimate"] for row in rows] == ["", "", "true"]
+    document = (ROOT / "docs/json.md").read_text()
+    assert [name for name in CSV_COLUMNS if f"`{name}`" not in document] == []
