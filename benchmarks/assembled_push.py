@@ -23,9 +23,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from bench.images.archive import extract, facts_of
-from bench.images.download import Downloads, PackageFile, configured
-from bench.images.fetch import DEFAULT_INDEX, digest
+from bench.images.fetch import digest
 from bench.images.package_list import LIST, read_list
+from bench.packages.apt_sources import read_mirrors
+from bench.packages.download import WantedFile, fetch_all
+from bench.packages.package_index import PackageFile, PackageIndex
+from bench.packages.pip_settings import read_settings
 from benchmarks.slow_lines import line_bytes, namespace, node, served
 from tests.e2e.pushing import WithImage
 from tests.e2e.services import docker_engine
@@ -37,8 +40,8 @@ def publish(image: Path, wheels: Path, folder: Path) -> None:
     by_digest = {digest(path): path for path in wheels.rglob("*.whl")}
     debs = [file for file in files if not file.is_wheel]
     (folder / "packages").mkdir(parents=True)
-    downloads = Downloads(configured(os.environ, DEFAULT_INDEX), str(Path.home()))
-    nowhere = downloads.fetch_all(debs, folder / "packages", 600)
+    index = PackageIndex(read_settings(os.environ, Path.home()), read_mirrors())
+    _, nowhere = fetch_all([WantedFile.of(file, index) for file in debs], index, folder / "packages")
     print(f"{len(debs) - len(nowhere)} of {len(debs)} Debian packages are on apt's mirrors", file=sys.stderr)
     for file in files:
         _publish(file, by_digest.get(file.sha256) or folder / "packages" / file.sha256, folder)

@@ -13,7 +13,7 @@ import bench
 ROOT = Path(bench.__file__).parent
 # The folders directly below bench/, from the bottom. Folders of one floor do not import each other.
 FLOORS = (
-    ("base",),
+    ("base", "packages"),
     ("training", "signing", "environment"),
     ("records",),
     ("planning",),

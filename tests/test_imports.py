@@ -18,8 +18,8 @@ IN_WORKER = (
     "training/models/fp8.py", "training/models/dit_module.py", "export/runtime.py",
 )  # fmt: skip
 # Neither at import nor when called.
-WITHOUT_TORCH = ("base/", "environment/", "signing/", "records/", "bundle/", "node_check/", "operator/",
-                 "images/", "push/", "report/", "export/", "cli/", "planning/")  # fmt: skip
+WITHOUT_TORCH = ("base/", "packages/", "environment/", "signing/", "records/", "bundle/", "node_check/",
+                 "operator/", "images/", "push/", "report/", "export/", "cli/", "planning/")  # fmt: skip
 # In these folders, only functions that a worker calls import torch.
 CALLED_BY_WORKERS = ("node_check/checks/", "export/templates/", "export/runtime.py")
 

@@ -3,14 +3,11 @@
 identity        the digest of an environment, and of a tree of files
 interpreter     the Python of an environment: version, build, C library
 wheel_tags      which wheels fit an interpreter, and why others do not
-pip_settings    the package index, proxy and certificates that the node's own pip would use
-package_index   the files that an index offers of a package
-download        fetches a file by digest; continues a broken download
 unpack          writes the files of wheels
 store           environments on a node: found by their digest, made whole or not at all, checked before use
 on_node         the program that `bench push` starts on the node: prints a plan, or installs
 confined        the program that runs bench in an environment, with few rights
 
-This folder imports the standard library and bench.base alone: on the node there is nothing else before the
-installation.
+Of bench, this folder imports bench.base and bench.packages, and nothing else but the standard library: on the
+node there is nothing more before the installation.
 """

@@ -23,12 +23,13 @@ from typing import Any
 
 from bench.base.errors import EnvironmentCannot
 from bench.environment import store
-from bench.environment.download import WantedFile, fetch_all, measured_rate
 from bench.environment.interpreter import Interpreter, this_interpreter
-from bench.environment.package_index import OfferedFile, PackageIndex
-from bench.environment.pip_settings import masked, read_settings
 from bench.environment.unpack import unpacked_bytes
 from bench.environment.wheel_tags import misfit, rank, read_name
+from bench.packages.download import WantedFile, fetch_all, measured_rate
+from bench.packages.errors import CannotDownload
+from bench.packages.package_index import OfferedFile, PackageIndex
+from bench.packages.pip_settings import masked, read_settings
 
 UNPACKED = 4.0  # bytes of an environment for each byte of its wheels, at most: 3.8 for the CPU's lock
 _PAGES_AT_ONCE = 16
@@ -74,16 +75,20 @@ class _Offers:
     lacking: Mapping[str, str]  # why the others cannot be had, by project
     sizes: Mapping[str, int]
 
+    @property
+    def largest_first(self) -> Sequence[WantedFile]:
+        return sorted(self.wanted.values(), key=lambda file: -self.sizes.get(file.name, 0))
+
 
 def main(verb: str) -> int:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a broken connection must not leave a half-made environment
     try:
         request = read_request(json.load(sys.stdin))
         answer = {"plan": plan, "install": install}[verb](request)
-    except EnvironmentCannot as error:
+    except (EnvironmentCannot, CannotDownload) as error:
         where = f"{error.where}: " if error.where else ""
         _say({"error": {"message": masked(f"{where}{error.message}"), "advice": error.advice}})
-        return error.exit_code
+        return EnvironmentCannot.exit_code
     _say(answer)
     return 0
 
@@ -111,10 +116,10 @@ def plan(request: InstallRequest) -> dict[str, Any]:
     facts = {"python": python.release, "version": python.text, "glibc": list(python.glibc)}
     if found is not None:
         return {"plan": facts | {"found": _described(found)}}
-    index = PackageIndex(read_settings(os.environ, Path.home(), request.index), Path.home())
+    index = PackageIndex(read_settings(os.environ, Path.home(), request.index or ""))
     offers = _offers(request.packages, index, python)
-    fastest = max(offers.wanted.values(), key=lambda file: offers.sizes.get(file.project, 0), default=None)
-    rate = measured_rate(fastest.offers[0], index) if fastest else None
+    largest = offers.largest_first
+    rate = measured_rate(next(iter(largest[0].offers)), index) if largest else None
     return {
         "plan": facts
         | {
@@ -225,7 +230,7 @@ def _wheels(request: InstallRequest, python: Interpreter) -> tuple[dict[str, Pat
     request.blobs.mkdir(parents=True, exist_ok=True)
     sent = {name: request.blobs / digest for name, digest in request.sent.items()}
     here = {name: path for name, path in sent.items() if path.exists()}
-    index = PackageIndex(read_settings(os.environ, Path.home(), request.index), Path.home())
+    index = PackageIndex(read_settings(os.environ, Path.home(), request.index or ""))
     rest = [package for package in request.packages if package.name not in here]
     if not rest:
         return here, {}
@@ -233,7 +238,7 @@ def _wheels(request: InstallRequest, python: Interpreter) -> tuple[dict[str, Pat
     total = sum(offers.sizes.values())
     _require_room(request.blobs, total, "the wheels")
     progress = _Progress("downloading", total)
-    paths, refused = fetch_all(list(offers.wanted.values()), index, request.blobs, progress.advance)
+    paths, refused = fetch_all(offers.largest_first, index, request.blobs, progress.advance)
     progress.end()
     return here | dict(paths), {**offers.lacking, **refused}
 

@@ -29,7 +29,11 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, BinaryIO, NamedTuple, cast
 
-from bench.images.download import Downloads, PackageFile, configured
+from bench.packages.apt_sources import read_mirrors
+from bench.packages.download import WantedFile, fetch_all
+from bench.packages.errors import CannotDownload
+from bench.packages.package_index import PackageFile, PackageIndex
+from bench.packages.pip_settings import read_settings
 
 BLOCK = 512  # bytes of a tar
 PIECE = struct.Struct(
@@ -58,7 +62,6 @@ class AssemblyPlan(NamedTuple):
     layers: tuple[LayerPlan, ...]
     files: tuple[PackageFile, ...]  # to download
     contents: tuple[str, ...]  # files of contents that were sent
-    default_index: str
     index_url: str  # empty: the node's own, as for the mirror
     mirror_url: str
 
@@ -203,18 +206,18 @@ class AssemblyPlace:
     def fetch(self, seconds: float, environment: Mapping[str, str]) -> dict[str, Any]:
         """Download for a while; return how far it is, and which files are nowhere."""
         plan = self.plan
-        places = configured(environment, plan.default_index, plan.index_url, plan.mirror_url)
+        settings = read_settings(environment, Path(environment.get("HOME", "/")), plan.index_url)
         before, began = self._arrived(), time.monotonic()
-        nowhere = Downloads(places, environment.get("HOME", "/")).fetch_all(
-            plan.files, self._packages, seconds
-        )
+        index = PackageIndex(settings, read_mirrors(plan.mirror_url), seconds)
+        wanted = [WantedFile.of(file, index) for file in plan.files]
+        _, nowhere = fetch_all(wanted, index, self._packages)
         took, arrived = time.monotonic() - began, self._arrived()
         lacking = [file for file in plan.files if not (self._packages / file.sha256).exists()]
         return {
             "arrived_bytes": arrived,
             "bytes_per_second": int((arrived - before) / max(took, 0.01)),
-            "done": all(file.sha256 in nowhere for file in lacking),
-            "nowhere": [[file.name, nowhere[file.sha256]] for file in lacking if file.sha256 in nowhere],
+            "done": all(file.name in nowhere for file in lacking),
+            "nowhere": [[file.name, nowhere[file.name]] for file in lacking if file.name in nowhere],
         }
 
     def _arrived(self) -> int:
@@ -297,12 +300,15 @@ def _add_stream(out: BinaryIO, name: str, size: int, chunks: Iterable[bytes]) ->
 
 def main(verb: str, plan: str, *rest: str) -> int:
     node = AssemblyPlace(Path.cwd(), read_plan(Path(plan)))
-    if verb != "archive":
-        answer = node.missing() if verb == "missing" else node.fetch(float(rest[0]), os.environ)
-        print(json.dumps(answer))
-        return 0
     try:
-        node.archive(sys.stdout.buffer)
+        if verb == "archive":
+            node.archive(sys.stdout.buffer)
+        else:
+            answer = node.missing() if verb == "missing" else node.fetch(float(rest[0]), os.environ)
+            print(json.dumps(answer))
+    except CannotDownload as error:
+        print(error, file=sys.stderr)
+        return 1
     except LayerDiffers as error:
         print(f"the layer sha256:{error} was assembled with other bytes", file=sys.stderr)
         return 1

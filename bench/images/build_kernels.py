@@ -13,7 +13,8 @@ from pathlib import Path
 from bench.base.errors import BadInput, EnvironmentCannot, nearest
 from bench.images.build_image import BuildInputs, Say, buildah, check_prerequisites, context
 from bench.images.fetch import digest, source
-from bench.images.locks import BUILDER, normal, read_pins
+from bench.images.locks import BUILDER, read_pins
+from bench.packages.package_index import normal
 
 NEEDS_NO_NVCC = ("deepspeed",)  # wheels without CUDA code
 

@@ -21,9 +21,10 @@ from pathlib import Path
 
 from bench.base.errors import EnvironmentCannot
 from bench.base.files import write_whole
-from bench.images.locks import Pin, normal
+from bench.images.locks import Pin
+from bench.packages.package_index import normal
+from bench.packages.pip_settings import DEFAULT_INDEX
 
-DEFAULT_INDEX = "https://pypi.org/simple"  # pip's documented default for --index-url
 _NEWEST_GLIBC = 36  # minor version of Debian 12's glibc; pip matches platform names exactly
 _OLD_PLATFORMS = ["manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64", "linux_x86_64"]
 _LINK = re.compile(r'<a[^>]+href="([^"]+)"')

@@ -11,6 +11,7 @@ from pathlib import Path
 from bench.base.errors import BadInput
 from bench.images.debian_base import read_debs
 from bench.images.variants import Variant, images
+from bench.packages.package_index import normal
 
 BUILDER = "docker/builder.lock"
 DEBIAN = "docker/debian.lock"
@@ -30,11 +31,6 @@ class Pin:
     @property
     def line(self) -> str:
         return f"{self.name}=={self.version} " + " ".join(f"--hash=sha256:{h}" for h in sorted(self.sha256))
-
-
-def normal(name: str) -> str:
-    """Normalise a package name (PEP 503)."""
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def read_pins(path: Path) -> Mapping[str, Pin]:

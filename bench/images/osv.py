@@ -18,7 +18,7 @@ from packaging.version import InvalidVersion, Version
 from bench.base.errors import BadInput
 from bench.base.strict_json import DecodeError, strict_loads
 from bench.images.debian_versions import debian_version
-from bench.images.locks import normal
+from bench.packages.package_index import normal
 
 MAX_RECORD_BYTES = 32 * 2**20
 MAX_RECORDS = 2_000_000

@@ -12,8 +12,8 @@ from typing import Literal
 from bench.base.sbom import paragraphs
 from bench.base.strict_json import canonical_json, from_json, strict_loads, to_json
 from bench.images.debian_base import Deb
-from bench.images.download import PackageFile
 from bench.images.fetch import digest
+from bench.packages.package_index import PackageFile
 
 LIST = "usr/share/bench/packages.json"  # path in an image
 DPKG = "var/lib/dpkg/status"

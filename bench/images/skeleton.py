@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from bench.images.assemble import BLOCK, PIECE
-from bench.images.download import normal
 from bench.images.package_list import DPKG
+from bench.packages.package_index import normal
 
 _LEAST_BYTES = 100  # of a content; a smaller one costs less as a part of the skeleton
 _CHUNK = 2**20  # bytes

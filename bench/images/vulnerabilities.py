@@ -14,9 +14,9 @@ from urllib.parse import parse_qs, unquote
 
 from bench.base.errors import BadInput
 from bench.base.strict_json import DecodeError, strict_loads
-from bench.images.locks import normal
 from bench.images.osv import Package, affects, read_feed
 from bench.images.vex import VexStatement
+from bench.packages.package_index import normal
 
 MAX_SBOM_BYTES = 64 * 2**20
 

@@ -20,9 +20,8 @@ from bench.base.errors import BadInput, EnvironmentCannot
 from bench.base.strict_json import from_json, strict_loads
 from bench.images.archive import Blob
 from bench.images.assemble import AssemblyPlan, LayerPlan
-from bench.images.download import PackageFile
-from bench.images.fetch import DEFAULT_INDEX
 from bench.images.package_list import for_layers
+from bench.packages.package_index import PackageFile
 from bench.push.answers import short, understood
 from bench.push.connection import Unreachable, plain
 from bench.push.image_store import ImageStore, Shippable, Skeleton
@@ -286,7 +285,6 @@ class Assembly:
             layers=tuple(layers),
             files=self._files,
             contents=tuple(contents),
-            default_index=DEFAULT_INDEX,
             index_url=self.index,
             mirror_url=self.mirror,
         )

@@ -36,18 +36,22 @@ from bench.images.archive import (
     pack_layer,
     read_configuration,
 )
-from bench.images.download import PackageFile
 from bench.images.engines import find_engine
 from bench.images.fetch import digest as file_digest
 from bench.images.package_list import LIST, read_list
 from bench.images.skeleton import LayerParts, split, write_contents
 from bench.images.variants import Variant, images, variant_for
+from bench.packages.package_index import PackageFile
 
 _BUILT = Path("out/images")  # where `bench image build` puts its archives
 _KEPT_DAYS = 30  # a compressed layer that was not used for this long is deleted
 _PACKED_SHARE = 0.3  # of a layer's bytes, after compression: what was measured with the images of bench
 # The program that assembles layers on a node, and the packages that its modules are in.
-_ASSEMBLER = ("__init__.py", "images/__init__.py", "images/assemble.py", "images/download.py")
+_ASSEMBLER = (
+    "__init__.py", "images/__init__.py", "images/assemble.py", "packages/__init__.py",
+    "packages/apt_sources.py", "packages/connection.py", "packages/download.py", "packages/errors.py",
+    "packages/package_index.py", "packages/pip_settings.py",
+)  # fmt: skip
 Say = Callable[[str], None]
 
 

@@ -16,7 +16,7 @@ from bench.base.errors import EnvironmentCannot
 from bench.environment import on_node, store
 from bench.environment.interpreter import this_interpreter
 from bench.environment.on_node import LockedPackage, fitting
-from bench.environment.package_index import OfferedFile
+from bench.packages.package_index import OfferedFile
 from tests.environment.made_wheels import PYTHON, make_index, make_wheel, serving, sha256_of
 
 SHA = "1" * 64
@@ -191,6 +191,21 @@ def test_a_full_disk_is_told_before_anything_is_unpacked(
         error = ask("install", request_for(place, a, index=server.simple), monkeypatch, capsys)["error"]
     assert "5 MB are free, the environment will take 10 MB" in error["message"]
     assert "--place" in error["advice"]
+
+
+@pytest.mark.parametrize("verb", ["plan", "install"])
+def test_certificates_that_cannot_be_read_are_told_with_what_to_do(
+    verb: str,
+    place: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", "/no/such.pem")
+    request = request_for(place, make_wheel(tmp_path / "w", "a"))
+    error = ask(verb, request, monkeypatch, capsys)["error"]
+    assert error["message"].startswith("/no/such.pem: certificates that pip's configuration names cannot be")
+    assert error["advice"] == "correct `cert` in pip's configuration, or REQUESTS_CA_BUNDLE"
 
 
 def test_a_password_of_the_nodes_configuration_is_in_nothing_that_is_printed(

@@ -14,8 +14,8 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from bench.images.download import PackageFile
 from bench.images.normalise import normalise
+from bench.packages.package_index import PackageFile
 from tests.images.made_up_images import EPOCH
 
 ENTRY_POINTS = "[console_scripts]\nodd-tool = odd.main:run\n[gui_scripts]\nodd-window = odd.main:run\n"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import gzip
 import hashlib
 import io
 import json
+import os
 import random
 import subprocess
 import sys
@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from bench.images import assemble, download
+from bench.images import assemble
 from bench.images.archive import read_facts
 from bench.images.assemble import AssemblyPlace, AssemblyPlan, LayerDiffers, LayerPlan
-from bench.images.download import PackageFile
 from bench.images.skeleton import LayerParts, split, write_contents
+from bench.packages.package_index import PackageFile
 from tests.images.odd_packages import (
     ENTRY_POINTS,
     ODD,
@@ -31,6 +31,7 @@ from tests.images.odd_packages import (
     package_file,
 )
 
+ROOT = Path(assemble.__file__).parents[2]
 CRC32_POLYNOMIAL = 0x104C11DB7
 
 
@@ -60,7 +61,7 @@ def planned(
 ) -> AssemblyPlan:
     config = {"rootfs": {"diff_ids": [f"sha256:{layer.diff_id}" for layer in layers]}}
     name = put(place, json.dumps(config).encode())
-    return AssemblyPlan("bench:test", name, tuple(layers), tuple(files), tuple(contents), "", "", "")
+    return AssemblyPlan("bench:test", name, tuple(layers), tuple(files), tuple(contents), "", "")
 
 
 def here(place: Path, *paths: Path) -> list[PackageFile]:
@@ -181,15 +182,41 @@ def test_a_plan_survives_its_file(tmp_path: Path, place: Path) -> None:
     assert assemble.read_plan(tmp_path / "plan.json") == plan
 
 
-@pytest.mark.parametrize("module", [assemble, download])
-def test_the_program_for_nodes_needs_python_3_9_and_nothing_else(module: object) -> None:
-    source = Path(str(module.__file__)).read_text()  # type: ignore[attr-defined]
-    tree = ast.parse(source, feature_version=(3, 9))
-    imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    imported |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    own = {name for name in imported if name.startswith("bench")}
-    assert own <= {"bench.images.download"}
-    assert {name.partition(".")[0] for name in imported - own} <= sys.stdlib_module_names
+@pytest.fixture
+def own_configuration(tmp_path: Path) -> dict[str, str]:
+    """The variables of a machine whose pip has no configuration but the test's."""
+    return {"HOME": str(tmp_path), "PIP_CONFIG_FILE": os.devnull}
+
+
+def test_files_are_fetched_in_rounds_until_all_are_here_or_nowhere(
+    tmp_path: Path, place: Path, own_configuration: dict[str, str]
+) -> None:
+    here, nowhere = make_wheel(tmp_path, "a", ODD), make_wheel(tmp_path, "b", ODD)
+    (tmp_path / "index/a").mkdir(parents=True)
+    here.rename(tmp_path / "index/a" / here.name)
+    files = [package_file(tmp_path / "index/a" / here.name), package_file(nowhere)]
+    plan = planned(place, [], files)._replace(index_url=(tmp_path / "index").as_uri())
+    answer = AssemblyPlace(place, plan).fetch(0.0, own_configuration)
+    assert (answer["arrived_bytes"], answer["done"], answer["nowhere"]) == (0, False, [])
+    answer = AssemblyPlace(place, plan).fetch(60.0, own_configuration)
+    assert (answer["arrived_bytes"], answer["done"]) == (files[0].size, True)
+    assert answer["nowhere"] == [[nowhere.name, "no index, folder or mirror lists it"]]
+    assert (place / "packages" / files[0].sha256).exists()
+
+
+def test_certificates_that_cannot_be_read_end_the_program_with_one_line(
+    place: Path, own_configuration: dict[str, str]
+) -> None:
+    plan = planned(place, [], [])
+    (place / "plan.json").write_text(json.dumps(plan._asdict()))
+    command = [sys.executable, "-m", "bench.images.assemble", "fetch", "plan.json", "1"]
+    variables = {**own_configuration, "PIP_CERT": "/no/such.pem", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=place, env=variables, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == (
+        "/no/such.pem: certificates that pip's configuration names cannot be read: "
+        "No such file or directory; correct `cert` in pip's configuration, or REQUESTS_CA_BUNDLE\n"
+    )
 
 
 def test_an_engine_that_ends_early_keeps_the_last_word(place: Path) -> None:
@@ -197,12 +224,11 @@ def test_an_engine_that_ends_early_keeps_the_last_word(place: Path) -> None:
     (place / "plan.json").write_text(json.dumps(plan._asdict()))
     (place / "blobs" / plan.config).write_bytes(bytes(2**22))
     command = f"{sys.executable} -m bench.images.assemble archive plan.json | head -c 1 >/dev/null"
-    root = Path(assemble.__file__).parents[2]
     done = subprocess.run(
         command,
         shell=True,
         cwd=place,
-        env={"PYTHONPATH": str(root)},
+        env={"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         check=False,

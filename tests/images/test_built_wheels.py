@@ -12,8 +12,8 @@ import bench
 from bench.images import build_image, build_kernels
 from bench.images.build_image import BuildInputs
 from bench.images.fetch import wheels
-from bench.images.locks import normal
 from bench.images.variants import find_variant
+from bench.packages.package_index import normal
 
 ROOT = Path(bench.__file__).parent.parent
 

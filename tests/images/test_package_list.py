@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from bench.images.debian_base import Deb
-from bench.images.download import PackageFile
 from bench.images.package_list import for_layers, pool_paths, read_list, write_list
+from bench.packages.package_index import PackageFile
 from tests.images.odd_packages import make_wheel
 
 STATUS = """Package: libstdc++6

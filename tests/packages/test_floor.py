@@ -1,0 +1,44 @@
+"""The program that assembles images needs Python 3.9 and its standard library, and nothing else."""
+
+from __future__ import annotations
+
+import ast
+import io
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+import bench
+from bench.push.image_store import ImageStore
+
+ROOT = Path(bench.__file__).parent
+FOLDER = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "packages").glob("*.py"))
+SENT = sorted(["__init__.py", "images/__init__.py", "images/assemble.py", *FOLDER])
+
+
+@pytest.mark.parametrize("name", SENT)
+def test_python_3_9_reads_it_and_it_imports_what_is_sent(name: str) -> None:
+    tree = ast.parse((ROOT / name).read_text(), feature_version=(3, 9))
+    nodes = list(ast.walk(tree))
+    imported = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    imported |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+    own = {each for each in imported if each.startswith("bench")}
+    assert own <= {f"bench.{path.removesuffix('.py').replace('/', '.')}" for path in FOLDER}
+    assert {each.partition(".")[0] for each in imported - own} <= sys.stdlib_module_names
+    assert name.startswith("images/") or "bench.images" not in imported
+
+
+def test_the_program_that_assembles_images_is_sent_with_all_that_it_imports(tmp_path: Path) -> None:
+    _, data = ImageStore(lambda text: None).assembler()
+    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        assert sorted(archive.getnames()) == [f"bench/{name}" for name in SENT]
+        archive.extractall(tmp_path, filter="data")
+    script = "import bench.images.assemble as a, sys; print(a.__file__, *sys.modules)"
+    command = [sys.executable, "-S", "-c", script]  # without any folder of packages
+    done = subprocess.run(command, cwd=tmp_path, env={}, capture_output=True, text=True, check=True)
+    file, *modules = done.stdout.split()
+    assert file == str(tmp_path / "bench/images/assemble.py")
+    assert {name.partition(".")[0] for name in modules} <= {"bench", "__main__", *sys.stdlib_module_names}
