@@ -1,33 +1,28 @@
 """Get the files that a lock names by digest, from the cache or from the package index.
 
-Pip downloads wheels, with the index, proxy and certificates of the user's configuration. This module itself
-downloads source archives from pip's index: pip would run their setup, which needs many installed packages.
+Pip downloads wheels, with the index, proxy and certificates of the user's configuration. Source archives are
+downloaded without pip, which would run their setup, for which many packages would have to be installed.
 """
 
 from __future__ import annotations
 
 import hashlib
-import html
 import os
-import re
 import subprocess
 import sys
 import tempfile
-import urllib.error
-import urllib.parse
-import urllib.request
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from bench.base.errors import EnvironmentCannot
-from bench.base.files import write_whole
 from bench.images.locks import Pin
-from bench.packages.package_index import normal
-from bench.packages.pip_settings import DEFAULT_INDEX
+from bench.packages.download import WantedFile, fetch_all
+from bench.packages.errors import CannotDownload
+from bench.packages.package_index import PackageIndex, normal
+from bench.packages.pip_settings import read_settings
 
 _NEWEST_GLIBC = 36  # minor version of Debian 12's glibc; pip matches platform names exactly
 _OLD_PLATFORMS = ["manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64", "linux_x86_64"]
-_LINK = re.compile(r'<a[^>]+href="([^"]+)"')
 _SOURCE_SUFFIX = ".tar.gz"
 
 
@@ -105,42 +100,18 @@ def source(pin: Pin, cache: Path) -> Path:
     cached = _cached({pin.name: pin}, cache, _SOURCE_SUFFIX)
     if cached:
         return cached[pin.name]
-    for url, sha256 in _links(pin.name):
-        name = urllib.parse.urlparse(url).path.rpartition("/")[2]
-        if sha256 in pin.sha256 and name.endswith(_SOURCE_SUFFIX):
-            data = _get(url)
-            if hashlib.sha256(data).hexdigest() == sha256:
-                write_whole(cache / name, data)
-                return cache / name
+    try:
+        index = PackageIndex(read_settings(os.environ, Path.home()))
+        files = [file for file in index.files(pin.name) if file.name.endswith(_SOURCE_SUFFIX)]
+        with tempfile.TemporaryDirectory(dir=cache) as folder:
+            for file in (file for file in files if file.sha256 in pin.sha256):
+                wanted = WantedFile(pin.name, frozenset({file.sha256 or ""}), (file,))
+                for path in fetch_all([wanted], index, Path(folder))[0].values():
+                    return path.replace(cache / file.name)
+    except CannotDownload as error:
+        raise EnvironmentCannot(error.message, where=error.where, advice=error.advice) from None
+    if not files and index.troubles:
+        raise EnvironmentCannot(f"the package index did not answer: {index.troubles[0]}")
     raise EnvironmentCannot(
         f"the package index has no source of {pin.name} {pin.version} with the lock's digest"
     )
-
-
-def _links(name: str) -> Iterator[tuple[str, str]]:
-    """Yield URL and sha256 of every file that the package index lists for a project."""
-    page = f"{_index().rstrip('/')}/{name}/"
-    for link in _LINK.findall(_get(page).decode("utf-8", "replace")):
-        url, _, fragment = urllib.parse.urljoin(page, html.unescape(link)).partition("#")
-        if fragment.startswith("sha256="):
-            yield url, fragment.removeprefix("sha256=")
-
-
-def _index() -> str:
-    """Return the URL of pip's package index, from PIP_INDEX_URL, pip's configuration or pip's default."""
-    if url := os.environ.get("PIP_INDEX_URL"):
-        return url
-    # `pip config get` reads only the user's file; `pip config list` merges all files, PIP_CONFIG_FILE too.
-    command = [sys.executable, "-m", "pip", "config", "list"]
-    listed = subprocess.run(command, check=False, capture_output=True, text=True)
-    match = re.search(r"^global\.index-url='(.*)'$", listed.stdout, re.MULTILINE)
-    return match[1] if match else DEFAULT_INDEX
-
-
-def _get(url: str) -> bytes:
-    try:
-        with urllib.request.urlopen(url, timeout=60) as answer:
-            data: bytes = answer.read()
-            return data
-    except (urllib.error.URLError, TimeoutError) as error:
-        raise EnvironmentCannot(f"the package index did not answer: {error}", where=url) from None
