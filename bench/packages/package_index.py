@@ -82,8 +82,10 @@ class PackageIndex:
     @property
     def troubles(self) -> tuple[str, ...]:
         """The places that did not answer, each with the reason; without passwords."""
-        forbidding = {url: why for url, why in self._forbidding.items() if url not in self._answering}
-        return tuple(f"{masked(url)}: {why}" for url, why in sorted({**forbidding, **self._silent}.items()))
+        named = sorted({**self._forbidding, **self._silent}.items())  # a copy: other threads add to both
+        return tuple(
+            f"{masked(url)}: {why}" for url, why in named if url in self._silent or url not in self._answering
+        )
 
     def files(self, project: str) -> list[OfferedFile]:
         """Return the files of a project: those of links, then those of the first index, and so on."""

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import threading
 from collections.abc import Iterator
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -14,51 +11,39 @@ import pytest
 from bench.base.errors import EnvironmentCannot
 from bench.images import fetch
 from bench.images.locks import Pin
+from tests.packages.web import PAGE, Web, serving
 
 DATA = b"a source archive"
 
 
-class _Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, *_: object) -> None:
-        pass
-
-
 @pytest.fixture
-def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A package index on this machine: one folder for each project, with a page of links and digests."""
-    folder = tmp_path / "index"
-    (folder / "thing").mkdir(parents=True)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(folder)))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
-    monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{server.server_port}")
-    yield folder
-    server.shutdown()
-    server.server_close()
+def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[Web]:
+    """A package index on this machine, which pip's configuration names."""
+    with serving() as web:
+        monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+        monkeypatch.setenv("PIP_INDEX_URL", web.simple)
+        yield web
 
 
-def publish(index: Path, name: str, data: bytes, digest: str | None = None) -> None:
-    (index / "thing" / name).write_bytes(data)
-    digest = digest or hashlib.sha256(data).hexdigest()
-    with (index / "thing/index.html").open("a") as page:
-        page.write(f'<a href="{name}#sha256={digest}" data-x="&gt;">{name}</a><br>\n')
+def publish(index: Web, name: str, data: bytes, digest: str | None = None) -> None:
+    index.publish(data, name, digest or hashlib.sha256(data).hexdigest())
 
 
 def pin(data: bytes = DATA) -> Pin:
     return Pin("thing", "1.0", frozenset({hashlib.sha256(data).hexdigest()}))
 
 
-def test_a_source_is_found_by_its_digest_and_fetched_once(index: Path, tmp_path: Path) -> None:
+def test_a_source_is_found_by_its_digest_and_fetched_once(index: Web, tmp_path: Path) -> None:
     publish(index, "thing-0.9.tar.gz", b"older")
     publish(index, "thing-1.0-py3-none-any.whl", b"a wheel")
     publish(index, "thing-1.0.tar.gz", DATA)
     found = fetch.source(pin(), tmp_path / "cache")
     assert (found.name, found.read_bytes()) == ("thing-1.0.tar.gz", DATA)
-    (index / "thing/index.html").unlink()
+    del index.pages[PAGE]
     assert fetch.source(pin(), tmp_path / "cache") == found
 
 
-def test_a_file_with_a_wrong_digest_is_refused(index: Path, tmp_path: Path) -> None:
+def test_a_file_with_a_wrong_digest_is_refused(index: Web, tmp_path: Path) -> None:
     publish(index, "thing-1.0.tar.gz", b"something else", digest=next(iter(pin().sha256)))
     with pytest.raises(EnvironmentCannot, match=r"no source of thing 1\.0 with the lock's digest"):
         fetch.source(pin(), tmp_path / "cache")
@@ -91,10 +76,9 @@ def test_a_cached_wheel_counts_by_its_bytes_not_by_its_name(tmp_path: Path) -> N
 
 
 def test_a_wheel_that_is_not_available_is_named(
-    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    index: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(index, "other.txt", b"")
-    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     for name in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(EnvironmentCannot, match="pip could not fetch the locked wheels"):

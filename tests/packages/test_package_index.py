@@ -89,7 +89,7 @@ def test_the_size_that_an_index_states_is_not_asked_for(web: Web) -> None:
 def test_links_of_all_forms_are_read(web: Web) -> None:
     digest = WHEEL.sha256
     web.pages[PAGE] = (
-        f"""<a data-x="1" HREF = '/a%2B1.whl#egg=a&sha256={digest.upper()}'>a</a>"""
+        f"""<a data-x="&gt;=3" HREF = '/a%2B1.whl#egg=a&sha256={digest.upper()}'>a</a>"""
         f"""<a href="b.whl#sha256=12">"""
         f"""<a href="/c.whl?x=1&amp;y=2#sha256={digest}0"><abbr href="/no.whl"><a name="x">"""
     ).encode()
