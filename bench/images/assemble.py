@@ -209,16 +209,20 @@ class AssemblyPlace:
         settings = read_settings(environment, Path(environment.get("HOME", "/")), plan.index_url)
         before, began = self._arrived(), time.monotonic()
         index = PackageIndex(settings, read_mirrors(plan.mirror_url), seconds)
-        wanted = [WantedFile.of(file, index) for file in plan.files]
+        wanted = [WantedFile.of(file, index) for file in self._lacking]
         _, nowhere = fetch_all(wanted, index, self._packages)
         took, arrived = time.monotonic() - began, self._arrived()
-        lacking = [file for file in plan.files if not (self._packages / file.sha256).exists()]
+        lacking = self._lacking
         return {
             "arrived_bytes": arrived,
             "bytes_per_second": int((arrived - before) / max(took, 0.01)),
             "done": all(file.name in nowhere for file in lacking),
             "nowhere": [[file.name, nowhere[file.name]] for file in lacking if file.name in nowhere],
         }
+
+    @property
+    def _lacking(self) -> list[PackageFile]:
+        return [file for file in self.plan.files if not (self._packages / file.sha256).exists()]
 
     def _arrived(self) -> int:
         """Return how many bytes of the plan's files are here."""

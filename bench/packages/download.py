@@ -99,17 +99,17 @@ class _Fetching:
 
     def fetch(self, file: WantedFile) -> Path:
         """Return a file's path, after downloading it from the first place that has it; else NotFetched."""
-        for digest in file.sha256:
-            if (self.folder / digest).exists():
-                return self.folder / digest
         reasons = []
         for offer in file.offers:
-            if offer.sha256 is not None and offer.sha256 not in file.sha256:
+            accepted = file.sha256 if offer.sha256 is None else file.sha256 & {offer.sha256}
+            if not accepted:
                 continue
-            part = self.folder / f"{offer.sha256 or min(file.sha256)}.part"
+            if offer.sha256 is not None and (self.folder / offer.sha256).exists():
+                return self.folder / offer.sha256
+            part = self.folder / f"{min(accepted)}.part"
             try:
-                sha256 = self._fetch_from(offer, file, part)
-                if sha256 in file.sha256:
+                sha256 = self._fetch_from(offer, file._replace(sha256=accepted), part)
+                if sha256 in accepted:
                     return part.replace(self.folder / sha256)
                 reasons.append(f"{host(offer.url)} has another file under this name, not the lock's")
             except REFUSALS as error:

@@ -64,9 +64,23 @@ def test_a_file_is_kept_under_the_digest_of_its_bytes(web: Web, tmp_path: Path, 
 
 
 def test_a_file_that_is_there_is_not_fetched_again(web: Web, tmp_path: Path) -> None:
+    web.publish()
     (tmp_path / WHEEL.sha256).write_bytes(DATA)
     assert fetch(tmp_path, web) == ""
-    assert web.asked == []
+    assert web.paths == [PAGE]
+
+
+@pytest.mark.parametrize("data", [DATA, OTHER])
+def test_an_accepted_file_does_not_stand_for_another_one(web: Web, tmp_path: Path, data: bytes) -> None:
+    """A lock accepts wheels for several Pythons; the one that is offered is for this one."""
+    web.publish(data)
+    other = hashlib.sha256(OTHER).hexdigest()
+    (tmp_path / other).write_bytes(OTHER)
+    offer = OfferedFile(f"{web.url}/files/{NAME}", WHEEL.sha256)
+    wanted = WantedFile("thing", frozenset({WHEEL.sha256, other}), [offer])
+    paths, refused = fetch_all([wanted], PackageIndex(PipSettings(())), tmp_path)
+    assert paths == ({"thing": tmp_path / WHEEL.sha256} if data == DATA else {})
+    assert ("has another file" in refused.get("thing", "")) == (data == OTHER)
 
 
 def test_of_several_accepted_digests_one_is_enough(web: Web, tmp_path: Path) -> None:
