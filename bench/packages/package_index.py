@@ -21,7 +21,7 @@ from bench.packages.pip_settings import PipSettings, masked
 
 _MOST_PAGE_BYTES = 64 * 2**20
 _ACCEPT = "application/vnd.pypi.simple.v1+json, text/html;q=0.5"
-_LINK = re.compile(r"<a\b[^>]*?\bhref\s*=\s*(?:\"([^\"]*)\"|'([^']*)')", re.IGNORECASE)
+_LINK = re.compile(r"<a\b[^<>]*?\bhref\s*=\s*(?:\"([^\"]*)\"|'([^']*)')", re.IGNORECASE)
 _SHA256 = re.compile(r"(?:^|&)sha256=([^&]*)")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _AGAIN_SECONDS = 0.5  # until a page that broke off is asked for a second time

@@ -215,6 +215,12 @@ def test_a_page_of_the_web_links_to_no_file_of_this_machine(web: Web, tmp_path: 
     assert offered(web) == []
 
 
+@pytest.mark.parametrize("text", ["<a ", "<a href ", "<a href="])
+def test_a_page_is_read_in_one_pass_whatever_it_repeats(web: Web, text: str) -> None:
+    web.pages[PAGE] = text.encode() * 200_000
+    assert offered(web) == []
+
+
 def test_a_page_has_a_limit(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(package_index, "_MOST_PAGE_BYTES", 2**20)
     web.publish()
