@@ -136,8 +136,8 @@ class Assembly:
         digest, data = self.store.assembler()
         place, self._code = shlex.quote(self.survey.place), f"code/{digest[:16]}"
         script = (
-            f"set -e; umask 077; cd {place}; rm -rf .load; mkdir -p packages .load {self._code}; "
-            f"tar -xzf - -C {self._code}"
+            f"set -e; umask 077; mkdir -p {place}; cd {place}; rm -rf .load; "
+            f"mkdir -p packages .load {self._code}; tar -xzf - -C {self._code}"
         )
         check_written(self.node.ask(script, [data]), self.survey.place)
         self._write_plan(self._plan((), ()))
