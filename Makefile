@@ -13,7 +13,7 @@ MEASURED := results/settings-h200 results/every-setting-h200/pythia-160m-2gpus.t
 # Without bytecode files, every process that a test starts would compile our modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart test test-fast test-e2e lint lock lock-dry-run gallery graph bench-accuracy bench-compare bench-cost bench-export bench-push bench-verify counts predict-accuracy replay settings spreads fuzz mutate clean
+.PHONY: quickstart test test-fast test-e2e lint lock lock-dry-run gallery graph bench-accuracy bench-check bench-compare bench-cost bench-export bench-push bench-verify counts predict-accuracy replay settings spreads fuzz mutate clean
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -100,6 +100,9 @@ settings: $(STAMP)  ## write docs/settings.md from the committed bundles
 
 bench-verify: $(STAMP)  ## measure verification as bundles grow: time beyond an empty Python, and memory
 	$(BIN)/python benchmarks/verify_size.py
+
+bench-check: $(STAMP)  ## measure a passive node check, and reading a year of its history
+	$(BIN)/python benchmarks/passive_check.py
 
 bench-push: $(STAMP)  ## measure the cost of pushing over running by hand (needs root: it starts an sshd)
 	$(BIN)/python benchmarks/push.py

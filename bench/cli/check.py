@@ -5,7 +5,9 @@ from __future__ import annotations
 import socket
 import sys
 import tempfile
+import time
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -16,10 +18,10 @@ from bench.node_check import check_manifest
 from bench.node_check.all_checks import known_checks
 from bench.node_check.judging import Depth
 from bench.node_check.judging.finding import EXITS, NAGIOS
-from bench.report.text.check_text import nagios_line, nagios_not_checked, text
+from bench.report.text.check_line import nagios_line, nagios_not_checked
 
 if TYPE_CHECKING:
-    from bench.runner.check.check_node import CheckedNode
+    from bench.runner.check.check_node import CheckedNode, CheckView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +38,14 @@ class CheckArguments(MeasureArguments):
     challenge: Path | None
     if_idle: bool
     keep_last: int | None
+    keep_days: float | None
+    keep_gb: float | None
+
+    @property
+    def retention(self) -> dict[str, float]:
+        """The options that limit what is kept, by their names."""
+        limits = {"--keep-last": self.keep_last, "--keep-days": self.keep_days, "--keep-gb": self.keep_gb}
+        return {option: limit for option, limit in limits.items() if limit is not None}
 
 
 def check(request: CheckArguments) -> int:
@@ -49,13 +59,12 @@ def check(request: CheckArguments) -> int:
     _refuse_missing_history(request.history)
     # These imports load torch, which is slow: mistakes in the options or the manifest are reported before.
     from bench.runner.check import history
-    from bench.runner.check.check_node import GpusInUse, check_node
-    from bench.runner.check.check_progress import CheckProgress
+    from bench.runner.check.check_node import GpusInUse, QuietView, check_node
     from bench.runner.check.request import CheckRequest
 
-    progress = CheckProgress(quiet=request.nagios)
+    progress = QuietView() if request.nagios else _shown_progress()
     places = request.history or ((request.out,) if request.out.is_dir() else ())
-    earlier, refused = history.read(places)
+    earlier, refused = history.read(places, index=not request.history)
     for reason in refused if request.history else ():
         progress.say(f"not used as history: {reason}")
     device: Literal["cpu", "cuda"] = "cpu" if request.on_cpu else "cuda"
@@ -68,11 +77,37 @@ def check(request: CheckArguments) -> int:
     progress.stop()
     if isinstance(checked, GpusInUse):
         return _show_in_use(checked.reason, request)
-    if request.keep_last is not None:
-        from bench.runner.check.retention import delete_older
-
-        delete_older(request.out, request.keep_last)
+    _keep_history(checked, request)
     return _show(checked, request)
+
+
+def _keep_history(checked: CheckedNode, request: CheckArguments) -> None:
+    """Add the check to the index of --out, then delete what is not to be kept.
+
+    A disk that is full changes no verdict: it is told on stderr.
+    """
+    from bench.runner.check.check_index import add
+    from bench.runner.check.history import indexed
+    from bench.runner.check.retention import Retention, delete_older
+
+    try:
+        add(request.out, [indexed(checked.bundle.name, checked.results, checked.evidence)])
+        if request.retention:
+            limits = Retention(
+                checks=request.keep_last or inf,
+                seconds=86_400 * (request.keep_days or inf),
+                size_bytes=1e9 * (request.keep_gb or inf),
+            )
+            delete_older(request.out, limits, time.time())
+    except OSError as error:
+        print(f"the history in {request.out} was not kept: {error}", file=sys.stderr)
+
+
+def _shown_progress() -> CheckView:
+    """Show the progress on stderr, through rich, which takes 2 MB."""
+    from bench.runner.check.check_progress import CheckProgress
+
+    return CheckProgress()
 
 
 def _refuse_idle_without_load(request: CheckArguments, level: Depth) -> None:
@@ -118,7 +153,7 @@ def _check_in_image(request: CheckArguments) -> int:
     options += ["--json"] if request.as_json else []
     options += ["--nagios"] if request.nagios else []
     options += ["--if-idle"] if request.if_idle else []
-    options += ["--keep-last", str(request.keep_last)] if request.keep_last else []
+    options += [word for option, limit in request.retention.items() for word in (option, f"{limit:g}")]
     options += ["--level", request.level] if request.level else []
     options += [word for name in request.skip for word in ("--skip", name)]
     manifest = request.manifest or check_manifest.SHIPPED
@@ -143,6 +178,8 @@ def _show(checked: CheckedNode, request: CheckArguments) -> int:
         document = {"bundle": str(checked.bundle), "results": to_json(results)}
         sys.stdout.write(pretty_json(document).decode())
     else:
+        from bench.report.text.check_text import text
+
         print(text(results))
     print(f"bundle {checked.bundle}", file=sys.stderr)
     if results.run.stopped:

@@ -60,7 +60,7 @@ def _call(words: Sequence[str], stdout: stdio.Stdout) -> int:
             raise
         error = raised if isinstance(raised, BenchError) else _defect(raised)
     if _is_monitored(words):
-        from bench.report.text.check_text import nagios_unknown
+        from bench.report.text.check_line import nagios_unknown
 
         stdout.write(nagios_unknown(str(error)) + "\n")
         return NAGIOS["not-run"]

@@ -75,6 +75,9 @@ def _add_check(commands: Commands) -> None:
     add("--if-idle", **FLAG, help="check nothing, with exit code 0, if somebody uses a GPU")
     keep = "then delete all but the N newest node checks in --out"
     add("--keep-last", type=arguments.count, metavar="N", help=keep)
+    add("--keep-days", type=arguments.days, metavar="D", help="then delete node checks older than D days")
+    size = "then delete the oldest node checks that take more than G GB together"
+    add("--keep-gb", type=arguments.positive, metavar="G", help=size)
     add("--device", **DEVICE, help="cpu: a rehearsal without GPUs")
     add("--junit", **FILE, help="write the findings as JUnit XML")
     add("--html", **FILE, help="write the findings and the run's telemetry as one page")

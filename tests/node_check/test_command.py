@@ -8,6 +8,7 @@ import re
 import socket
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -157,6 +158,19 @@ def test_the_passive_level_puts_no_load_on_the_node(
     assert not any(reading.data.get("figures") for reading in contents.evidence.readings.values())
 
 
+def test_a_passive_check_disturbs_no_run_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine(monkeypatch)
+    monkeypatch.setattr(others, "PLACE", tmp_path)
+    monkeypatch.setattr(check_node.nvml, "is_fake", lambda: False)
+    said: list[str] = []
+    with warn_of_others([f"GPU-0000000{gpu}-0000-0000-0000-000000000000" for gpu in range(4)], said.append):
+        assert main(["check", "--level", "passive"]) == 0
+    assert said == []
+    assert "another bench" not in capsys.readouterr().err
+
+
 def test_a_node_whose_gpus_work_for_somebody_can_be_left_alone(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -211,6 +225,29 @@ def test_the_newest_checks_are_kept_and_nothing_else_is_deleted(
         third.name,
         third.stem,
     }
+
+
+@pytest.mark.parametrize(("limit", "left"), [(("--keep-days", "1h"), 2), (("--keep-gb", "0.00005"), 1)])
+def test_checks_are_kept_by_age_and_by_size(
+    limit: tuple[str, str], left: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine(monkeypatch)
+    for _ in range(2):
+        assert main(["check", "--level", "passive"]) == 0
+    long_ago = time.time() - 7200
+    os.utime(min(Path("out").glob("*.tar"), key=lambda bundle: bundle.stat().st_mtime), (long_ago, long_ago))
+    assert main(["check", "--level", "passive", *limit]) == 0
+    assert len(list(Path("out").glob("*.tar"))) == left
+    assert len(Path("out/history.jsonl").read_text().splitlines()) == 3
+
+
+def test_a_history_that_cannot_be_kept_changes_no_verdict(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine(monkeypatch)
+    Path("out/.history.lock").mkdir(parents=True)
+    assert main(["check", "--level", "passive"]) == 0
+    assert "the history in out was not kept: [Errno 21] Is a directory" in capsys.readouterr().err
 
 
 def test_without_nagios_wrong_arguments_have_the_usual_exit_code(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ import pytest
 from bench.bundle.verify import verify_bundle
 from bench.node_check.check_results import CheckContents, CheckResults
 from bench.node_check.recompute_any import recompute
-from bench.report.text.check_text import nagios_line, nagios_unknown
+from bench.report.text.check_line import nagios_line, nagios_unknown
 
 BUNDLE = Path(__file__).parents[2] / "results/node-check-2xh100/quick.tar"
 

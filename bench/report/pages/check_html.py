@@ -10,16 +10,8 @@ from bench.node_check.judging.evidence import Evidence
 from bench.node_check.judging.finding import VERDICTS, Finding
 from bench.report.markup import Markup, cells, document, el, fragment, items, scrolling_table, write_page
 from bench.report.plots.svg import Box, Linear, Plot, axes, inline, polyline, text
-from bench.report.text.check_text import (
-    LAG_HEADS,
-    WORDS,
-    by_check,
-    node_text,
-    not_possible,
-    stragglers,
-    verdict_line,
-    verdict_of,
-)
+from bench.report.text.check_summary import WORDS, by_check, node_text, verdict_of
+from bench.report.text.check_text import LAG_HEADS, not_possible, stragglers, verdict_line
 
 PANES = (("power_watts", "power, W"), ("sm_mhz", "clock, MHz"), ("celsius", "temperature, °C"))
 POINTS = 300  # of a line, at most

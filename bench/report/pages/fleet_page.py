@@ -12,7 +12,7 @@ from bench.node_check.fleet import Fleet, RankedNode, Spread
 from bench.node_check.judging.finding import Finding, quantity
 from bench.report.markup import Markup, cells, document, el, fragment, items, scrolling_table, write_page
 from bench.report.pages.check_html import STYLE, TONES
-from bench.report.text.check_text import WORDS
+from bench.report.text.check_summary import WORDS
 from bench.report.text.escapes import csv_lines, markdown_text
 
 COLUMNS = ("node", "verdict", "worst finding")

@@ -1,9 +1,8 @@
-"""Format a node check: verdicts, what is wrong, what to do, stragglers; and a line for monitoring. Pure."""
+"""Format a node check for people: verdicts, what is wrong, what to do, stragglers. Pure."""
 
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -11,18 +10,14 @@ from statistics import median
 from tabulate import tabulate
 
 from bench.node_check.check_results import CheckResults
-from bench.node_check.judging.finding import VERDICTS, Finding, Verdict, quantity, worst
-from bench.node_check.judging.standards import profile_for
+from bench.node_check.judging.finding import Finding, quantity, worst
+from bench.report.text.check_summary import WORDS, by_check, counted_text, node_text, verdict_of
 from bench.report.text.terminal import LEAST_COLUMNS, columns, wrapped
 
-WORDS: dict[Verdict, str] = {"pass": "pass", "warn": "WARN", "fail": "FAIL", "not-run": "NOT-RUN"}
 MOST_FIGURES = 6  # in a row of the table; more are summed up
 MOST_COLUMNS = 108  # width of the table
 LAG_HEADS = ("median", "spread", "slowest", "")
 NAME_COLUMNS = 24  # width of the columns with checks' names and verdicts
-NRPE_BYTES = 1023  # the longest line that every version of Nagios' remote agent passes on
-NAGIOS_TEXT_BYTES = 500  # of NRPE_BYTES; the rest is for figures
-NAGIOS_UNITS = {"FLOP/s": (1e12, "TFLOP/s"), "B/s": (1e9, "GB/s")}  # scale and unit; units have no digits
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,29 +55,9 @@ def text(results: CheckResults) -> str:
     return "\n\n".join([*blocks, wrapped([verdict_line(results)], "")])
 
 
-def node_text(results: CheckResults) -> str:
-    gpus = results.node.gpus
-    names = sorted({gpu.name for gpu in gpus})
-    what = f"{len(gpus)} x {' and '.join(names)}, driver {results.node.driver}" if gpus else results.node.cpu
-    return f"SIMULATED {what}" if results.simulated else what
-
-
 def _head(results: CheckResults) -> str:
     profile = f"profile {results.profile.name}" if results.profile else "no profile of this device"
     return f"{node_text(results)}   level {results.level}   {profile}   run {results.run.id}"
-
-
-def by_check(findings: Sequence[Finding]) -> dict[str, list[Finding]]:
-    groups: dict[str, list[Finding]] = {}
-    for finding in findings:
-        groups.setdefault(finding.check, []).append(finding)
-    return groups
-
-
-def verdict_of(findings: Sequence[Finding]) -> str:
-    """Return the most serious verdict of one check's findings; "-" if none of them counts."""
-    counted = {f.verdict for f in findings if f.counts}
-    return next((WORDS[verdict] for verdict in VERDICTS if verdict in counted), "-")
 
 
 def _table(results: CheckResults) -> str:
@@ -195,68 +170,6 @@ def _lag_table(lags: Sequence[Lag]) -> str:
     return wrapped(["stragglers, and the median that they are under:", *lines], " " * 4)
 
 
-def counted_text(findings: Sequence[Finding]) -> str:
-    """Count the checks with each verdict, in words."""
-    checks = by_check(findings)
-    counts = Counter(map(verdict_of, checks.values()))
-    names = {WORDS[verdict]: WORDS[verdict].lower() for verdict in VERDICTS} | {"-": "not possible here"}
-    text = ", ".join(f"{counts[word]} {name}" for word, name in names.items() if counts[word])
-    return f"{text}, of {len(checks)} checks"
-
-
 def verdict_line(results: CheckResults) -> str:
     line = f"{WORDS[results.verdict].upper()}   {counted_text(results.findings)}"
     return f"{line}   SIMULATED: not a real node" if results.simulated else line
-
-
-def nagios_line(results: CheckResults) -> str:
-    """Format one line as Nagios plug-ins do: STATE - text | figures; the most serious finding comes first.
-
-    The line fits into NRPE_BYTES. A figure is the lowest of the node's GPUs; the bundle has each GPU's.
-    """
-    state = {"pass": "OK", "warn": "WARNING", "fail": "CRITICAL", "not-run": "UNKNOWN"}[results.verdict]
-    problem = worst([f for f in results.findings if f.counts])
-    finding = f"{problem.line}; " if problem and results.verdict != "pass" else ""
-    text = f"BENCH {state} - {finding}{counted_text(results.findings)}; {node_text(results)}"
-    line = _nagios_text(text)
-    separator = " | "
-    for figure in _lowest_figures(results):
-        if len(f"{line}{separator}{figure}".encode()) > NRPE_BYTES:
-            break
-        line, separator = f"{line}{separator}{figure}", " "
-    return line
-
-
-def _lowest_figures(results: CheckResults) -> Iterator[str]:
-    """Yield each figure of the GPUs, by the lowest of them, as 'label'=value[unit];[warn:];[critical:]."""
-    profile = profile_for(results.node.gpus)
-    lowest: dict[str, Finding] = {}
-    for f in results.findings:
-        if f.gpu is not None and f.figure and f.value is not None:
-            lowest[f.figure] = min(lowest.get(f.figure, f), f, key=lambda one: one.value or 0.0)
-    for name, f in lowest.items():
-        scale, unit = NAGIOS_UNITS.get(f.unit or "", (1.0, f.unit or ""))
-        limits = ""
-        if profile and (reference := profile.figures.get(name)):
-            for percent in (reference.warn_percent, reference.fail_percent):
-                limits += f";{reference.value * (1 - percent / 100) / scale:.4g}:"
-        yield f"'{name}'={(f.value or 0.0) / scale:.4g}{unit}{limits}"
-
-
-def nagios_unknown(reason: str) -> str:
-    """Format a Nagios line for a check that could not begin; the reason becomes one line without `|`."""
-    words = "; ".join(line.strip() for line in reason.splitlines())
-    return _nagios_text(f"BENCH UNKNOWN - {words}")
-
-
-def nagios_not_checked(reason: str) -> str:
-    """Format a Nagios line for a node that was left alone because its GPUs are in use."""
-    return _nagios_text(f"BENCH OK - not checked, its GPUs are in use: {reason}")
-
-
-def _nagios_text(text: str) -> str:
-    """Return a text without `|`, which begins the figures, and cut to NAGIOS_TEXT_BYTES."""
-    data = text.replace("|", "/").encode()
-    if len(data) <= NAGIOS_TEXT_BYTES:
-        return data.decode()
-    return data[: NAGIOS_TEXT_BYTES - 3].decode(errors="ignore") + "..."

@@ -14,7 +14,7 @@ from bench.base.paths import using
 from bench.base.stamps import utc
 from bench.node_check.check_results import CheckResults
 from bench.node_check.judging.finding import Finding
-from bench.report.text.check_text import node_text
+from bench.report.text.check_summary import node_text
 
 _NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 

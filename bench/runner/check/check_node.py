@@ -82,6 +82,27 @@ class CheckView(Protocol):
 
     def say(self, text: str) -> None: ...
 
+    def stop(self) -> None: ...
+
+
+class QuietView:
+    """Shows nothing."""
+
+    def begin(self, name: str) -> None:
+        pass
+
+    def phase(self, text: str) -> None:
+        pass
+
+    def end(self, reading: Reading) -> None:
+        pass
+
+    def say(self, text: str) -> None:
+        pass
+
+    def stop(self) -> None:
+        pass
+
 
 def check_node(request: CheckRequest, sealer: Sealer, view: CheckView) -> CheckedNode | GpusInUse:
     """Check this node and write its bundle. An interrupt leaves an incomplete but valid bundle.
@@ -144,9 +165,13 @@ class CheckRun:
                         self._ask_nvml(IDLE, IdleJob())
                     if self.request.if_idle:
                         self._require_idle()
-                with warn_of_others(self._devices(), self.view.say), self._watched():
-                    for check in known_checks().values():
-                        self._check(check)
+                if self.request.level == "passive":
+                    self._check_all()
+                    with self._watched():  # for its first reading and its last, without another process
+                        pass
+                else:
+                    with warn_of_others(self._devices(), self.view.say), self._watched():
+                        self._check_all()
                 if self.request.device == "cuda":
                     self._ask_nvml(AFTER, InventoryJob())
         except KeyboardInterrupt:
@@ -230,6 +255,10 @@ class CheckRun:
         path = self.folder / telemetry.FILE_NAME
         while not path.stat().st_size and watch.poll() is None and time.monotonic() < deadline:
             time.sleep(0.02)
+
+    def _check_all(self) -> None:
+        for check in known_checks().values():
+            self._check(check)
 
     def _check(self, check: Check) -> None:
         left = self._deadline - time.monotonic()

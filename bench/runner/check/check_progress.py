@@ -14,8 +14,8 @@ from bench.records.text import seconds_text
 class CheckProgress:
     """Shows one node check; implements check_node.CheckView."""
 
-    def __init__(self, *, quiet: bool = False) -> None:
-        self.console = Console(stderr=True, highlight=False, quiet=quiet)
+    def __init__(self) -> None:
+        self.console = Console(stderr=True, highlight=False)
         self._status: Status | None = None
         self._name, self._begun = "", 0.0
 

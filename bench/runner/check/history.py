@@ -1,61 +1,107 @@
-"""The history of GPUs in earlier node checks, read from their bundles.
+"""The history of GPUs in earlier node checks, from the index of a folder and from bundles that it lacks.
 
-In:  paths of bundles, each of which is verified. Out: for each GPU its earlier figures and counters.
+In:  paths of bundles, each of which is verified, or of folders. Out: for each GPU its earlier figures and
+counters.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 
 from bench.base.errors import BenchError
 from bench.bundle.verify import verify_bundle
-from bench.node_check.check_results import CheckContents
-from bench.node_check.judging.evidence import AFTER
+from bench.node_check.check_results import CheckContents, CheckResults
+from bench.node_check.judging.evidence import AFTER, Evidence
+from bench.node_check.judging.finding import worst
 from bench.node_check.judging.standards import Past
 from bench.node_check.recompute_any import recompute
+from bench.runner.check.check_index import Entry, IndexedCheck, UnusableBundle, add, read_index
 
 CHECKS_KEPT = 10  # the newest node checks of each GPU
-BUNDLES_READ = 32  # the newest bundles, which may be of several nodes
+BUNDLES_READ = 32  # the newest bundles that no index has, which may be of several nodes
 CHECKS_WITH_FIGURES = ("matmul", "memory", "copies")
+MOST_TEXT = 200  # characters of a finding or a reason that the index keeps
 
 
-def read(paths: Iterable[Path]) -> tuple[Mapping[str, Past], tuple[str, ...]]:
-    """Return the history by GPU UUID, and why bundles were left out. `paths`: bundles or folders of them."""
-    checks, refused = [], []
-    for path in _newest(paths):
-        try:
-            contents = verify_bundle(path, recompute).contents
-        except BenchError as error:
-            refused.append(str(error))
-            continue
-        if isinstance(contents, CheckContents) and not contents.results.simulated:
-            checks.append(contents)
+def read(paths: Iterable[Path], *, index: bool = False) -> tuple[Mapping[str, Past], tuple[str, ...]]:
+    """Return the history by GPU UUID, and why bundles were left out. `paths`: bundles or folders of them.
+
+    `index`: also write what was read from bundles of a folder into its index.
+    """
+    checks: list[IndexedCheck] = []
+    refused: list[str] = []
+    for path in paths:
+        if path.is_dir():
+            known = read_index(path)
+            checks += known.checks
+            unread = _newest(bundle for bundle in path.glob("*.tar") if bundle.name not in known.bundles)
+        else:
+            known, unread = None, [path]
+        entries = [_entry(bundle, refused) for bundle in unread]
+        checks += [entry for entry in entries if isinstance(entry, IndexedCheck)]
+        if index and known is not None and (entries or known.damaged):
+            with suppress(OSError):  # what was read is used all the same
+                add(path, entries, repair=bool(known.damaged))
     return past_of(checks), tuple(refused)
 
 
-def _newest(paths: Iterable[Path]) -> list[Path]:
-    """Return the newest bundles: a node that is checked every half hour has thousands."""
-    bundles = [bundle for path in paths for bundle in (path.glob("*.tar") if path.is_dir() else [path])]
+def _newest(bundles: Iterable[Path]) -> list[Path]:
+    """Return the newest bundles, the oldest of them first."""
     return sorted(bundles, key=lambda path: path.stat().st_mtime if path.exists() else 0.0)[-BUNDLES_READ:]
 
 
-def past_of(checks: Iterable[CheckContents]) -> Mapping[str, Past]:
-    """Return the history by GPU UUID, without figures that failed, which do not show what is usual."""
+def _entry(bundle: Path, refused: list[str]) -> Entry:
+    """Verify a bundle and return its entry; append to `refused` why it does not verify."""
+    try:
+        contents = verify_bundle(bundle, recompute).contents
+    except BenchError as error:
+        refused.append(str(error))
+        return UnusableBundle(bundle.name, str(error)[:MOST_TEXT])
+    if isinstance(contents, CheckContents):
+        return indexed(bundle.name, contents.results, contents.evidence)
+    return UnusableBundle(bundle.name, "is not a node check")
+
+
+def indexed(bundle: str, results: CheckResults, evidence: Evidence) -> IndexedCheck:
+    """Return what the index keeps of a check; a figure that failed does not show what is usual."""
+    bad = {(f.gpu, f.figure) for f in results.findings if f.verdict == "fail" and f.figure}
+    last = evidence.alive(AFTER)
+    rates: dict[str, dict[str, float]] = {}
+    uuids = {gpu.index: gpu.uuid for gpu in results.node.gpus}
+    for figure in chain.from_iterable(map(evidence.figures, CHECKS_WITH_FIGURES)):
+        if figure.gpu in uuids and (figure.gpu, figure.name) not in bad:
+            rates.setdefault(uuids[figure.gpu], {})[figure.name] = figure.rate
+    rows = {uuid: last[index].get("RemappedRows") if index in last else None for index, uuid in uuids.items()}
+    problem = worst([f for f in results.findings if f.counts])
+    return IndexedCheck(
+        bundle=bundle,
+        run=results.run.id,
+        ended_at=results.run.ended_at,
+        level=results.level,
+        verdict=results.verdict,
+        finding=problem.line[:MOST_TEXT] if problem and results.verdict != "pass" else "",
+        simulated=results.simulated,
+        remapped_rows={uuid: int(row[0] + row[1]) if row else None for uuid, row in rows.items()},
+        figures=rates,
+    )
+
+
+def past_of(checks: Iterable[IndexedCheck]) -> Mapping[str, Past]:
+    """Return the history by GPU UUID, without checks of simulated machines."""
+    once = {check.bundle: check for check in checks if not check.simulated}
     runs: dict[str, list[str]] = {}
     figures: dict[str, dict[str, list[float]]] = {}
     counters: dict[str, dict[str, int]] = {}
-    for check in sorted(checks, key=lambda c: c.results.run.started_at):
-        bad = {(f.gpu, f.figure) for f in check.results.findings if f.verdict == "fail" and f.figure}
-        last = check.evidence.alive(AFTER)
-        for gpu in check.results.node.gpus:
-            runs.setdefault(gpu.uuid, []).append(check.results.run.id)
-            for figure in chain.from_iterable(map(check.evidence.figures, CHECKS_WITH_FIGURES)):
-                if figure.gpu == gpu.index and (gpu.index, figure.name) not in bad:
-                    figures.setdefault(gpu.uuid, {}).setdefault(figure.name, []).append(figure.rate)
-            if gpu.index in last and (rows := last[gpu.index].get("RemappedRows")):
-                counters.setdefault(gpu.uuid, {})["remapped rows"] = int(rows[0] + rows[1])
+    for check in sorted(once.values(), key=lambda c: c.ended_at):
+        for uuid, rows in check.remapped_rows.items():
+            runs.setdefault(uuid, []).append(check.run)
+            if rows is not None:
+                counters.setdefault(uuid, {})["remapped rows"] = rows
+            for name, rate in check.figures.get(uuid, {}).items():
+                figures.setdefault(uuid, {}).setdefault(name, []).append(rate)
     return {
         uuid: Past(
             tuple(ids[-CHECKS_KEPT:]),

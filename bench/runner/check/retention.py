@@ -4,36 +4,77 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 
 from bench.base.errors import BenchError
 from bench.base.strict_json import DecodeError, strict_loads
 from bench.bundle.tar_format import open_bundle
 from bench.node_check import CHECK_SCHEMA
+from bench.runner.check.check_index import CheckIndex, read_index
 
 _RUN_ID = re.compile(r"[0-9a-f]{12}")  # names of the bundles and folders that `bench check` writes
 
 
-def delete_older(folder: Path, kept: int) -> int:
-    """Delete all but the `kept` newest node checks in a folder, each with its run's folder; return how many.
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """Which node checks of a folder are kept: those within every limit, and the newest in any case."""
 
-    Everything else stays: runs, bundles under other names, files that are no bundles.
+    checks: float = inf
+    seconds: float = inf
+    size_bytes: float = inf  # of bundles and their runs' folders together
+
+
+@dataclass(frozen=True, slots=True)
+class KeptFile:
+    """A node check's bundle with its run's folder."""
+
+    bundle: Path
+    age_seconds: float
+    size_bytes: int
+
+
+def delete_older(folder: Path, retention: Retention, now: float) -> int:
+    """Delete the node checks in a folder that are not kept, each with its run's folder; return how many.
+
+    Everything else stays: runs, bundles under other names, files that are no bundles, and the index. `now`:
+    unix time.
     """
-    newest_last = sorted(_checks(folder), key=lambda path: path.stat().st_mtime)
-    for bundle in (old := newest_last[: max(0, len(newest_last) - kept)]):
+    old = too_old(list(_checks(folder, now)), retention)
+    for bundle in old:
         shutil.rmtree(bundle.with_suffix(""), ignore_errors=True)
         bundle.unlink(missing_ok=True)
     return len(old)
 
 
-def _checks(folder: Path) -> Iterator[Path]:
+def too_old(files: Iterable[KeptFile], retention: Retention) -> list[Path]:
+    """Return the bundles that are not kept."""
+    old, size = [], 0
+    for number, file in enumerate(sorted(files, key=lambda file: file.age_seconds), 1):
+        size += file.size_bytes
+        over = (
+            number > retention.checks or file.age_seconds > retention.seconds or size > retention.size_bytes
+        )
+        if over and number > 1:
+            old.append(file.bundle)
+    return old
+
+
+def _checks(folder: Path, now: float) -> Iterator[KeptFile]:
+    index = read_index(folder)
     for path in folder.glob("*.tar"):
-        if _RUN_ID.fullmatch(path.stem) and path.is_file() and _is_check(path):
-            yield path
+        if _RUN_ID.fullmatch(path.stem) and path.is_file() and _is_check(path, index):
+            stat = path.stat()
+            parts = sum(file.lstat().st_size for file in path.with_suffix("").rglob("*"))
+            yield KeptFile(path, now - stat.st_mtime, stat.st_size + parts)
 
 
-def _is_check(path: Path) -> bool:
+def _is_check(path: Path, index: CheckIndex) -> bool:
+    """Whether a bundle is a node check, by the index or, if that lacks it, by its content."""
+    if path.name in index.bundles:
+        return index.bundles[path.name]
     try:
         with open_bundle(path) as bundle:
             document = strict_loads(bundle.read("results.json"))

@@ -1,0 +1,131 @@
+"""Measure what a node that is checked every five minutes pays: one passive check, and a year of history.
+
+python benchmarks/passive_check.py [CHECKS]     default: 105,120, one every five minutes for a year
+
+The check is of eight simulated GPUs, in a folder with so many checks in its index. Processor time is compared
+with that of an empty Python, measured in turn. Memory is the most that the check and its children had
+together, shared pages counted once (PSS).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from bench.runner.check.check_index import FILE_NAME, IndexedCheck, add
+
+RUNS = 5
+YEAR = 365 * 24 * 12
+KEPT = 300  # bundles, as docs/checks.md recommends
+READ = "from bench.runner.check import history; from pathlib import Path; history.read([Path({!r})])"
+IMPORT = "from bench.runner.check import history"
+
+
+def cpu_seconds(command: list[str], environment: Mapping[str, str]) -> float:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def median_cpu_seconds(commands: Mapping[str, list[str]], environment: Mapping[str, str]) -> dict[str, float]:
+    """Return each command's median; they take turns, so that a drift of the machine affects all of them."""
+    seconds: dict[str, list[float]] = {name: [] for name in commands}
+    for _ in range(RUNS):
+        for name, command in commands.items():
+            seconds[name].append(cpu_seconds(command, environment))
+    return {name: statistics.median(found) for name, found in seconds.items()}
+
+
+def peak_bytes(command: list[str], environment: Mapping[str, str]) -> int:
+    """Return the most memory that a command and its descendants have together."""
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment)
+    peak = 0
+    while process.poll() is None:
+        peak = max(peak, sum(map(_pss_bytes, _descendants(process.pid))))
+        time.sleep(0.01)
+    return peak
+
+
+def _descendants(root: int) -> Iterator[int]:
+    parents = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            parents[int(entry.parent.name)] = int(entry.read_text().rpartition(")")[2].split()[1])
+    found = [root]
+    for process in found:
+        found += [child for child, parent in parents.items() if parent == process]
+    yield from found
+
+
+def _pss_bytes(process: int) -> int:
+    with suppress(OSError):
+        for line in Path(f"/proc/{process}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
+def year_of_checks(checks: int) -> Iterator[IndexedCheck]:
+    """Yield checks of eight GPUs: passive ones, and once a day a quick one with figures."""
+    uuids = [f"GPU-{gpu}a7c1e52-9d3b-4f60-8b1e-2f6d5c4b3a29" for gpu in range(8)]
+    figures = {"matmul-bf16": 7.41e14, "memory": 4.28e12, "host-to-device": 5.55e10, "device-to-host": 5.5e10}
+    first = IndexedCheck("", "", 0.0, "passive", "pass", "", False, dict.fromkeys(uuids, 0), {})
+    for number in range(checks):
+        run = f"{number:012x}"
+        check = replace(first, bundle=f"{run}.tar", run=run, ended_at=1.79e9 + 300 * number)
+        quick = number % 288 == 0
+        yield replace(check, level="quick", figures=dict.fromkeys(uuids, figures)) if quick else check
+
+
+def main(checks: int) -> int:
+    with tempfile.TemporaryDirectory() as temporary:
+        place = Path(temporary)
+        (place / "machine.json").write_text(json.dumps({"count": 8}))
+        environment = {**os.environ, "BENCH_FAKE_NVML": str(place / "machine.json"), "HOME": temporary}
+        environment |= {"XDG_CONFIG_HOME": temporary, "PYTHONPATH": str(Path(__file__).parents[1])}
+        out = place / "out"
+        out.mkdir()
+        add(out, list(year_of_checks(checks)))
+        index_bytes = (out / FILE_NAME).stat().st_size
+        check = [sys.executable, "-m", "bench", "check", "--level", "passive", "--nagios", "--out", str(out)]
+        check += ["--keep-last", str(KEPT)]
+        peak = peak_bytes(check, environment)
+        commands = {
+            "python3 -c pass": [sys.executable, "-c", "pass"],
+            "a passive check": check,
+            "import": [sys.executable, "-c", IMPORT],
+            "read": [sys.executable, "-c", READ.format(str(out))],
+        }
+        seconds = median_cpu_seconds(commands, environment)
+        kept = list(out.glob("*.tar"))
+        folders = sum(file.lstat().st_size for bundle in kept for file in bundle.with_suffix("").rglob("*"))
+        bundle_bytes = (sum(bundle.stat().st_size for bundle in kept) + folders) / len(kept)
+    empty, whole = seconds["python3 -c pass"], seconds["a passive check"]
+    read = seconds["read"] - seconds["import"]
+    lines = {
+        "a passive check of 8 GPUs": f"{whole:.2f} s, {whole / empty:.0f} times an empty Python",
+        "its memory at most": f"{peak / 1e6:.0f} MB, children included",
+        "its bundle and folder": f"{bundle_bytes / 1e3:.0f} kB",
+        f"{checks:,} checks are read in": f"{read:.2f} s, {read / empty:.0f} times an empty Python",
+        "their index": f"{index_bytes / 1e6:.1f} MB, {index_bytes / checks:.0f} bytes a check",
+        f"with {KEPT} bundles": f"{(index_bytes + KEPT * bundle_bytes) / 1e6:.0f} MB in all",
+    }
+    for name, value in lines.items():
+        print(f"{name:<30} {value}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]) if len(sys.argv) > 1 else YEAR))
