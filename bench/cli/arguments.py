@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import gc
 import math
+import shlex
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -141,6 +142,17 @@ def count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
+
+
+def command(text: str) -> list[str]:
+    """Split a command into words as a shell does; no shell is started."""
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
+    if not words:
+        raise argparse.ArgumentTypeError("no program is named")
+    return words
 
 
 def percent(text: str) -> float:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 import socket
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -22,6 +24,7 @@ from bench.report.text.check_line import nagios_line, nagios_not_checked
 
 if TYPE_CHECKING:
     from bench.runner.check.check_node import CheckedNode, CheckView
+    from bench.runner.check.verdict_change import VerdictChange
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +43,7 @@ class CheckArguments(MeasureArguments):
     keep_last: int | None
     keep_days: float | None
     keep_gb: float | None
+    on_change: list[str] | None  # a command
 
     @property
     def retention(self) -> dict[str, float]:
@@ -77,30 +81,47 @@ def check(request: CheckArguments) -> int:
     progress.stop()
     if isinstance(checked, GpusInUse):
         return _show_in_use(checked.reason, request)
-    _keep_history(checked, request)
-    return _show(checked, request)
+    return _show(checked, request, _keep_history(checked, request))
 
 
-def _keep_history(checked: CheckedNode, request: CheckArguments) -> None:
-    """Add the check to the index of --out, then delete what is not to be kept.
+def _keep_history(checked: CheckedNode, request: CheckArguments) -> VerdictChange | None:
+    """Tell a change of state to the command, add the check to the index of --out, and delete old checks.
 
-    A disk that is full changes no verdict: it is told on stderr.
+    A command that fails or a disk that is full changes no verdict: it is told on stderr.
     """
-    from bench.runner.check.check_index import add
+    from bench.runner.check.check_index import CHANGE_LOCK_NAME, add, locked, read_index
     from bench.runner.check.history import indexed
-    from bench.runner.check.retention import Retention, delete_older
+    from bench.runner.check.verdict_change import tell
 
-    try:
-        add(request.out, [indexed(checked.bundle.name, checked.results, checked.evidence)])
-        if request.retention:
-            limits = Retention(
-                checks=request.keep_last or inf,
-                seconds=86_400 * (request.keep_days or inf),
-                size_bytes=1e9 * (request.keep_gb or inf),
-            )
-            delete_older(request.out, limits, time.time())
-    except OSError as error:
-        print(f"the history in {request.out} was not kept: {error}", file=sys.stderr)
+    entry, change = indexed(checked.bundle.name, checked.results, checked.evidence), None
+    with ExitStack() as stack:
+        if request.on_change is not None and checked.results.run.complete:
+            with suppress(OSError):  # on a disk that cannot be written, the command is told all the same
+                stack.enter_context(locked(request.out / CHANGE_LOCK_NAME))
+            before = read_index(request.out).told
+            change = tell(request.on_change, checked.results, checked.bundle, before)
+            entry = replace(entry, told=change.after if change and change.error is None else before)
+            if change and change.error is not None:
+                failed = f"--on-change {shlex.join(request.on_change)}: {change.error}"
+                print(f"{failed}; it is told again at the next check", file=sys.stderr)
+        try:
+            add(request.out, [entry])
+            _delete_older(request)
+        except OSError as error:
+            print(f"the history in {request.out} was not kept: {error}", file=sys.stderr)
+    return change
+
+
+def _delete_older(request: CheckArguments) -> None:
+    if request.retention:
+        from bench.runner.check.retention import Retention, delete_older
+
+        limits = Retention(
+            checks=request.keep_last or inf,
+            seconds=86_400 * (request.keep_days or inf),
+            size_bytes=1e9 * (request.keep_gb or inf),
+        )
+        delete_older(request.out, limits, time.time())
 
 
 def _shown_progress() -> CheckView:
@@ -143,6 +164,7 @@ def _check_in_image(request: CheckArguments) -> int:
         "--history": request.history,
         "--junit": request.junit,
         "--html": request.html,
+        "--on-change": request.on_change,
     }
     for option, value in outside.items():
         if value:
@@ -160,7 +182,7 @@ def _check_in_image(request: CheckArguments) -> int:
     return run_in_image("check", manifest, request, options, challenge=request.challenge)
 
 
-def _show(checked: CheckedNode, request: CheckArguments) -> int:
+def _show(checked: CheckedNode, request: CheckArguments, change: VerdictChange | None) -> int:
     """Print the findings, write them to files, and return the exit code."""
     results = checked.results
     if request.junit is not None:
@@ -176,6 +198,8 @@ def _show(checked: CheckedNode, request: CheckArguments) -> int:
         return NAGIOS[results.verdict]
     if request.as_json:
         document = {"bundle": str(checked.bundle), "results": to_json(results)}
+        if request.on_change is not None:
+            document["change"] = to_json(change)
         sys.stdout.write(pretty_json(document).decode())
     else:
         from bench.report.text.check_text import text

@@ -78,6 +78,8 @@ def _add_check(commands: Commands) -> None:
     add("--keep-days", type=arguments.days, metavar="D", help="then delete node checks older than D days")
     size = "then delete the oldest node checks that take more than G GB together"
     add("--keep-gb", type=arguments.positive, metavar="G", help=size)
+    change = "call this, with findings on stdin, when the verdict changes to fail, to not-run or back"
+    add("--on-change", type=arguments.command, metavar="COMMAND", help=change)
     add("--device", **DEVICE, help="cpu: a rehearsal without GPUs")
     add("--junit", **FILE, help="write the findings as JUnit XML")
     add("--html", **FILE, help="write the findings and the run's telemetry as one page")

@@ -13,10 +13,16 @@ from typing import Literal
 from bench.base.strict_json import field_values
 
 Verdict = Literal["pass", "warn", "fail", "not-run"]
+State = Literal["pass", "fail", "not-run"]  # of a node, for those who act on it
 Basis = Literal["rule", "reference", "peers", "history", "fleet"]
 EXITS: dict[Verdict, int] = {"pass": 0, "warn": 0, "fail": 1, "not-run": 3}
 NAGIOS: dict[Verdict, int] = {"pass": 0, "warn": 1, "fail": 2, "not-run": 3}  # exit codes of Nagios plug-ins
 VERDICTS: tuple[Verdict, ...] = ("fail", "not-run", "warn", "pass")  # the worst first
+
+
+def state_of(verdict: Verdict) -> State:
+    """Return a node's state. With a warning it passes: warnings that come and go change nothing."""
+    return "pass" if verdict == "warn" else verdict
 
 
 def verdict_of(*, fail: object, warn: object = False) -> Verdict:

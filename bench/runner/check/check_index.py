@@ -20,10 +20,11 @@ from zlib import crc32
 from bench.base.files import open_regular, replacing
 from bench.base.strict_json import DecodeError, canonical_json, from_json, to_json
 from bench.node_check.judging import Depth
-from bench.node_check.judging.finding import Verdict
+from bench.node_check.judging.finding import State, Verdict
 
 FILE_NAME = "history.jsonl"
 LOCK_NAME = ".history.lock"
+CHANGE_LOCK_NAME = ".change.lock"  # held while the command of --on-change runs: two must not cross
 MAX_BYTES = 64 * 2**20  # of the file: 130,000 checks of eight GPUs, more than a year's at one in five minutes
 KEPT_SHARE = 0.75  # of MAX_BYTES, when the oldest lines are removed
 MAX_LINE_BYTES = 2**20
@@ -46,6 +47,7 @@ class IndexedCheck:
     simulated: bool
     remapped_rows: Mapping[str, int | None]  # of each GPU, by UUID; None if it does not report them
     figures: Mapping[str, Mapping[str, float]]  # rates by UUID and name, without those that failed
+    told: State | None = None  # what the command of --on-change was last told; None: it was not asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,11 @@ class CheckIndex:
     checks: tuple[IndexedCheck, ...] = ()  # the newest, in the order of their lines
     bundles: Mapping[str, bool] = field(default_factory=dict)  # those in the folder: whether each is a check
     damaged: int = 0  # lines
+
+    @property
+    def told(self) -> State | None:
+        """What the command of --on-change was told last."""
+        return next((check.told for check in reversed(self.checks) if check.told is not None), None)
 
 
 def read_index(folder: Path) -> CheckIndex:
@@ -125,7 +132,7 @@ def add(folder: Path, entries: Sequence[Entry], *, repair: bool = False) -> None
     The oldest lines are removed once the file has MAX_BYTES.
     """
     path = folder / FILE_NAME
-    with _locked(folder):
+    with locked(folder / LOCK_NAME):
         if path.exists() and (repair or path.stat().st_size > MAX_BYTES):
             _rewrite(path)
         with path.open("ab+") as file:
@@ -137,9 +144,9 @@ def add(folder: Path, entries: Sequence[Entry], *, repair: bool = False) -> None
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder's index. The lock is another file, because the index is replaced."""
-    descriptor = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+def locked(lock: Path) -> Iterator[None]:
+    """Hold a lock, which is a file of its own, because the index is replaced."""
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield

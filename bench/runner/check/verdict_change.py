@@ -1,0 +1,104 @@
+"""Call a command when the verdict of a node changes. The command acts; bench only judges.
+
+In:  the results of a check, and what the command was last told. Out: what it was told now, or why it failed.
+A command that fails is told again at the next check, and changes no verdict.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bench.base.linux_processes import kill_group
+from bench.base.stamps import utc
+from bench.base.strict_json import canonical_json, to_json
+from bench.node_check.check_results import CheckResults, told
+from bench.node_check.judging.finding import State, state_of, worst
+
+COMMAND_SECONDS = 20.0  # that the command may take; Slurm's HealthCheckProgram has 60 s in all
+REASON_BYTES = 120  # schedulers show the beginning of a reason
+OUTPUT_BYTES = 300  # of the command's output that an error repeats
+SCHEMA = "bench/verdict-change/v1"
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictChange:
+    """A change of a node's state, as its command is told."""
+
+    before: State | None  # None: the command was never told, or the history is gone
+    after: State
+    error: str | None = None  # why the command failed
+
+
+def reason_of(results: CheckResults) -> str:
+    """Return the most serious finding as a scheduler can hold it: a short line of ASCII without quotes."""
+    problem = worst([f for f in results.findings if f.counts])
+    text = "passes" if problem is None or state_of(results.verdict) == "pass" else problem.line
+    plain = re.sub(r"[^ -~]|[\"'`$\\]", " ", text)
+    return " ".join(f"bench: {plain}".split())[:REASON_BYTES].rstrip()
+
+
+def document_of(change: VerdictChange, results: CheckResults, bundle: Path, host: str) -> dict[str, Any]:
+    """Return the JSON that the command gets on its standard input."""
+    return {
+        "schema": SCHEMA,
+        "from": change.before,
+        "to": change.after,
+        "verdict": results.verdict,
+        "reason": reason_of(results),
+        "host": host,
+        "at": utc(results.run.ended_at),
+        "level": results.level,
+        "simulated": results.simulated,
+        "run": results.run.id,
+        "bundle": str(bundle.absolute()),
+        "findings": to_json(told(results.findings)),
+    }
+
+
+def tell(
+    command: list[str], results: CheckResults, bundle: Path, before: State | None
+) -> VerdictChange | None:
+    """Call the command if the node's state is another than it was told before; None if it is the same."""
+    after = state_of(results.verdict)
+    if after == before:
+        return None
+    change = VerdictChange(before, after)
+    return replace(change, error=call(command, document_of(change, results, bundle, socket.gethostname())))
+
+
+def call(command: list[str], document: Mapping[str, Any]) -> str | None:
+    """Run the command with the document on its standard input; return why it failed, or None."""
+    words = {"BENCH_FROM": document["from"] or "", "BENCH_TO": document["to"]}
+    environment = os.environ | words | {"BENCH_REASON": document["reason"]}
+    # Files instead of pipes: a program that the command leaves behind may keep a pipe open for ever.
+    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as output:
+        given.write(canonical_json(document) + b"\n")
+        given.seek(0)
+        try:
+            process = subprocess.Popen(
+                command, stdin=given, stdout=output, stderr=output, env=environment, start_new_session=True
+            )
+        except OSError as error:
+            return f"cannot be started: {error.strerror}"
+        try:
+            code = process.wait(COMMAND_SECONDS)
+        except subprocess.TimeoutExpired:
+            return f"did not end within {COMMAND_SECONDS:g} s and was killed"
+        finally:
+            if process.poll() is None:  # also after Ctrl-C
+                kill_group(process.pid)
+                process.wait()
+        if code == 0:
+            return None
+        output.seek(max(0, output.seek(0, os.SEEK_END) - OUTPUT_BYTES))
+        said = " ".join(output.read().decode(errors="replace").split())
+        ended = f"ended with exit code {code}" if code > 0 else f"was ended by signal {-code}"
+        return f"{ended}: {said}" if said else ended
