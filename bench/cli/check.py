@@ -18,8 +18,9 @@ from bench.base.strict_json import pretty_json, to_json
 from bench.cli.measuring import MeasureArguments, make_sealer
 from bench.node_check import check_manifest
 from bench.node_check.all_checks import known_checks
-from bench.node_check.judging import Depth
+from bench.node_check.judging import WITHOUT_LOAD, Depth
 from bench.node_check.judging.finding import EXITS, NAGIOS
+from bench.node_check.reason import reason_of
 from bench.report.text.check_line import nagios_line, nagios_not_checked
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class CheckArguments(MeasureArguments):
     junit: Path | None
     html: Path | None
     nagios: bool
+    reason: bool
     list_checks: bool
     challenge: Path | None
     if_idle: bool
@@ -66,7 +68,7 @@ def check(request: CheckArguments) -> int:
     from bench.runner.check.check_node import GpusInUse, QuietView, check_node
     from bench.runner.check.request import CheckRequest
 
-    progress = QuietView() if request.nagios else _shown_progress()
+    progress = QuietView() if request.nagios or request.reason else _shown_progress()
     places = request.history or ((request.out,) if request.out.is_dir() else ())
     earlier, refused = history.read(places, index=not request.history)
     for reason in refused if request.history else ():
@@ -133,9 +135,9 @@ def _shown_progress() -> CheckView:
 
 def _refuse_idle_without_load(request: CheckArguments, level: Depth) -> None:
     """Refuse --if-idle where it has no meaning."""
-    if request.if_idle and level == "passive":
+    if request.if_idle and level in WITHOUT_LOAD:
         raise BadInput(
-            "--if-idle: the level passive puts no load on the node", advice="leave one of them out"
+            f"--if-idle: the level {level} puts no load on the node", advice="leave one of them out"
         )
     if request.if_idle and request.challenge is not None:
         raise BadInput(
@@ -174,6 +176,7 @@ def _check_in_image(request: CheckArguments) -> int:
     options = ["--device", request.device]
     options += ["--json"] if request.as_json else []
     options += ["--nagios"] if request.nagios else []
+    options += ["--reason"] if request.reason else []
     options += ["--if-idle"] if request.if_idle else []
     options += [word for option, limit in request.retention.items() for word in (option, f"{limit:g}")]
     options += ["--level", request.level] if request.level else []
@@ -196,7 +199,9 @@ def _show(checked: CheckedNode, request: CheckArguments, change: VerdictChange |
     if request.nagios:
         print(nagios_line(results))
         return NAGIOS[results.verdict]
-    if request.as_json:
+    if request.reason:
+        print(reason_of(results))
+    elif request.as_json:
         document = {"bundle": str(checked.bundle), "results": to_json(results)}
         if request.on_change is not None:
             document["change"] = to_json(change)

@@ -66,7 +66,11 @@ def _add_check(commands: Commands) -> None:
     check = add_command(commands, "check", summary, "check.check", epilog=CHECK_EXIT_CODES)
     add = check.add_argument
     add("manifest", type=Path, metavar="MANIFEST", nargs="?", help="default: the manifest that bench ships")
-    add("--level", choices=DEPTHS, help="no load, or 2, 10 or 60 minutes (default: the manifest's)")
+    add(
+        "--level",
+        choices=DEPTHS,
+        help="no load (passive, prolog), or 2, 10 or 60 minutes (default: the manifest's)",
+    )
     add("-o", "--out", **DIR, default=Path("out"), help="folder for bundles (default: out)")
     add("--skip", **REPEATABLE, metavar="CHECK", help="leave a check out; repeatable")
     add("--scratch", **DIR, help="a folder on the disk to check (default: --out)")
@@ -87,6 +91,8 @@ def _add_check(commands: Commands) -> None:
     add_json(output, "the results")
     nagios = "print one line, with exit codes for monitoring systems"
     output.add_argument("--nagios", **FLAG, help=nagios)
+    reason = "print the most serious finding alone, as a scheduler's reason to drain the node"
+    output.add_argument("--reason", **FLAG, help=reason)
     output.add_argument("--list", dest="list_checks", **FLAG, help="list the checks, and exit")
     _add_signing(check, "an operator's challenge, to have the bundle certified")
     add_engine(check)

@@ -32,6 +32,7 @@ class DepthBudget:
 
 DEFAULTS: Mapping[Depth, DepthBudget] = {
     "passive": DepthBudget(1, 0.0, 0.0, 0.0),
+    "prolog": DepthBudget(0.3, 0.0, 0.0, 0.0),
     "quick": DepthBudget(2, 0.7, 1.0, 15),
     "standard": DepthBudget(10, 1.5, 3.0, 180),
     "soak": DepthBudget(60, 2.0, 4.0, 3000),

@@ -39,12 +39,17 @@ JobRequeue=1
 MpiDefault=none
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
-_NODE = "NodeName={node} NodeHostname={name} NodeAddr=127.0.0.1 Port={port} CPUs={cpus} State=UNKNOWN\n"
+_NODE = "NodeName={node} NodeHostname={name} NodeAddr=127.0.0.1 Port={port} CPUs={cpus} {gres}\n"
 
 
 @contextmanager
-def slurm_cluster(folder: Path, count: int = 1) -> Iterator[Mapping[str, str]]:
-    """Start a cluster; yield the environment variables of its users."""
+def slurm_cluster(
+    folder: Path, count: int = 1, more: str = "", gres: str = ""
+) -> Iterator[Mapping[str, str]]:
+    """Start a cluster; yield the environment variables of its users.
+
+    `more`: further lines of slurm.conf; `gres`: the generic resources of each node, as it spells them.
+    """
     require("munged", "slurmctld", "slurmd", "sbatch")
     for part in ("munge", "state"):
         (folder / part).mkdir(parents=True, mode=0o700)
@@ -53,16 +58,17 @@ def slurm_cluster(folder: Path, count: int = 1) -> Iterator[Mapping[str, str]]:
     key.chmod(0o400)
     name = socket.gethostname().split(".")[0]
     nodes = [name, *(f"{name}-{number}" for number in range(2, count + 1))]
-    lines = [_NODE.format(node=node, name=name, port=free_port(), cpus=os.cpu_count()) for node in nodes]
+    own = {"name": name, "cpus": os.cpu_count(), "gres": gres}
+    lines = [_NODE.format(node=node, port=free_port(), **own) for node in nodes]
     conf = folder / "slurm.conf"
-    conf.write_text(_CONF.format(name=name, folder=folder, controller=free_port()) + "".join(lines))
+    conf.write_text(_CONF.format(name=name, folder=folder, controller=free_port()) + more + "".join(lines))
     environment = {"SLURM_CONF": str(conf), "PATH": SYSTEM}
-    own = [
+    sockets = [
         f"--{name}={folder}/munge/{name.split('-')[0]}"
         for name in ("socket", "key-file", "pid-file", "log-file", "seed-file")
     ]
     with ExitStack() as stack:
-        stack.enter_context(_daemon(["munged", "--foreground", "--force", *own], folder / "munged.log"))
+        stack.enter_context(_daemon(["munged", "--foreground", "--force", *sockets], folder / "munged.log"))
         _until((folder / "munge/socket").exists, "munged", folder)
         stack.enter_context(_daemon(["slurmctld", "-D", "-f", str(conf)], folder / "slurmctld.log"))
         for node in nodes:

@@ -158,6 +158,43 @@ def test_the_passive_level_puts_no_load_on_the_node(
     assert not any(reading.data.get("figures") for reading in contents.evidence.readings.values())
 
 
+def test_before_a_job_its_gpus_must_be_free_and_the_reason_fits_a_scheduler(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = {"ComputeRunningProcesses": [{"pid": 7, "usedGpuMemory": 2**33}]}
+    prolog = ["check", "--level", "prolog", "--reason"]
+    machine(monkeypatch, gpus={"1": job})
+    assert main(prolog) == 1
+    assert capsys.readouterr().out == "bench: strangers: GPU 1: 1 processes compute there (pid 7)\n"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,2")
+    machine(monkeypatch, gpus={"1": job}, xids={"1": [79]})
+    assert main(prolog) == 0
+    assert capsys.readouterr().out == "bench: passes\n"
+    assert main(["check", "--level", "prolog", "--json"]) == 0
+    findings = json.loads(capsys.readouterr().out)["results"]["findings"]
+    made = {f["check"] for f in findings if f["found"] != "not made at the level prolog"}
+    quiet = {check.name for check in check_node.known_checks().values() if check.passive}
+    assert made == {*quiet, "strangers"}
+
+
+@pytest.mark.parametrize("turn", [1, 2, 3, 4])
+def test_a_driver_that_hangs_is_waited_for_no_longer_than_a_level_without_load_takes(
+    turn: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(check_node, "LEAST_NVML_SECONDS", 0.3)
+    short = {"minutes": 0.05, "warm_seconds": 0, "seconds": 1, "soak_seconds": 1}
+    Path("short.json").write_text(json.dumps({"schema": "bench/node-check/v1", "levels": {"prolog": short}}))
+    machine(monkeypatch, hang={"gpu": 1, "query": "MemoryInfo", "from": turn})
+    waited: list[float] = []
+    seconds = check_node.CheckRun._nvml_seconds
+    monkeypatch.setattr(
+        check_node.CheckRun, "_nvml_seconds", lambda run: waited.append(seconds(run)) or waited[-1]
+    )
+    assert main(["check", "short.json", "--level", "prolog", "--reason"]) == 3
+    assert capsys.readouterr().out.startswith("bench: ")
+    assert max(waited) <= 3.0
+
+
 def test_a_passive_check_disturbs_no_run_beside_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -193,6 +230,7 @@ def test_a_node_whose_gpus_work_for_somebody_can_be_left_alone(
     ("words", "reason"),
     [
         (["--level", "passive"], "the level passive puts no load on the node"),
+        (["--level", "prolog"], "the level prolog puts no load on the node"),
         (["--challenge", "challenge.json"], "a busy node leaves no bundle to certify"),
     ],
 )

@@ -22,7 +22,7 @@ def test_the_shipped_manifest_equals_the_one_in_manifests_and_has_the_defaults()
     assert (ROOT / "manifests" / "node-check.json").read_bytes() == load(None).data
     assert load(None).level == "standard"
     assert {level: load(None).budget(level) for level in DEFAULTS} == dict(DEFAULTS)
-    assert [load(None).budget(level).minutes for level in DEFAULTS] == [1, 2, 10, 60]
+    assert [load(None).budget(level).minutes for level in DEFAULTS] == [1, 0.3, 2, 10, 60]
 
 
 @pytest.mark.parametrize(

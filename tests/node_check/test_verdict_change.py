@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from bench.cli.main import main
+from bench.node_check.reason import reason_of
 from bench.runner.check import verdict_change
 from bench.runner.check.check_index import FILE_NAME, read_index
-from bench.runner.check.verdict_change import reason_of
 from tests.node_check.checks.node import evidence
 from tests.node_check.made import results
 from tests.node_check.test_command import _home, machine

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
-from bench.node_check.judging import Depth
+from bench.node_check.judging import WITHOUT_LOAD, Depth
 from bench.node_check.judging.evidence import Evidence
 from bench.node_check.judging.finding import Finding
 from bench.node_check.judging.standards import Standards
@@ -91,7 +91,12 @@ class Check:
     torch: bool = True  # whether measuring needs torch
     # Also made at the level `passive`: it puts no load on the node, and jobs do not change its answer.
     passive: bool = False
+    # Also made at the level `prolog`, before a job begins: it puts no load on the node.
+    prolog: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)  # for the worker
+
+    def is_made_at(self, depth: Depth) -> bool:
+        return depth not in WITHOUT_LOAD or self.passive or (depth == "prolog" and self.prolog)
 
     def refuse(self, device: Literal["cpu", "cuda"], gpus: tuple[Gpu, ...], count: int) -> str | None:
         """Say why the check does not apply to such a node; None if it does. `count` devices take part."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bench.node_check.checks import Check
+from bench.node_check.judging import WITHOUT_LOAD
 from bench.node_check.judging.evidence import AFTER, BEFORE, Answers, Evidence
 from bench.node_check.judging.finding import Finding, Question, verdict_of
 from bench.node_check.judging.standards import Standards
@@ -53,7 +54,7 @@ def _link(gpu: Answers, evidence: Evidence, standards: Standards) -> Finding:
         if sample.pcie_generation is not None and sample.pcie_width is not None
     ]
     question = Question.of_gpu("pcie", gpu.index)
-    if evidence.level == "passive":
+    if evidence.level in WITHOUT_LOAD:
         return _width_at_rest(question, gpu, width, source)
     if samples and not links:
         return question.unread(f"{gpu.where} does not report its link's speed", counts=False)

@@ -77,4 +77,4 @@ def _pids(processes: list[dict[str, int]]) -> str:
     return ", ".join(str(p.get("pid")) for p in processes[:4])
 
 
-CHECK = Check("strangers", "does anything else use these GPUs?", judge, blames="guests")
+CHECK = Check("strangers", "does anything else use these GPUs?", judge, blames="guests", prolog=True)

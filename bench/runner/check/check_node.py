@@ -29,6 +29,7 @@ from bench.node_check.all_checks import known_checks
 from bench.node_check.check_manifest import DepthBudget
 from bench.node_check.check_results import CheckResults, readings_bytes, results_of
 from bench.node_check.checks import Check, CheckBudget
+from bench.node_check.judging import WITHOUT_LOAD
 from bench.node_check.judging.evidence import AFTER, BEFORE, IDLE, Answers, Evidence, Reading, read_course
 from bench.node_check.judging.standards import Standards, profile_for
 from bench.records.run_results import RunFacts
@@ -46,6 +47,7 @@ from bench.runner.run.fit_into_bundle import fit_telemetry, marks_of_checks
 from bench.runner.run.seal import Seal, Sealer
 
 NVML_SECONDS = 30.0  # for NVML to answer; a healthy driver takes one second
+LEAST_NVML_SECONDS = 1.0  # even if the time of a level without load is over
 WATCH_SECONDS = 1.0  # between two readings of the telemetry
 FIRST_READING_SECONDS = 10.0  # to wait for the first reading before the first check
 SOAK_START_SECONDS = 20.0  # for the soak's processes to start and to end
@@ -148,7 +150,7 @@ class CheckRun:
 
     def run(self) -> str | None:
         """Take every reading. Returns why the check stopped early, or None."""
-        loads = self.request.level != "passive" and not nvml.is_fake()
+        loads = self.request.level not in WITHOUT_LOAD and not nvml.is_fake()
         preload = ["torch", "torch.distributed"] if self._torch and loads else []
         try:
             with Supervisor(
@@ -165,7 +167,7 @@ class CheckRun:
                         self._ask_nvml(IDLE, IdleJob())
                     if self.request.if_idle:
                         self._require_idle()
-                if self.request.level == "passive":
+                if self.request.level in WITHOUT_LOAD:
                     self._check_all()
                     with self._watched():  # for its first reading and its last, without another process
                         pass
@@ -191,7 +193,13 @@ class CheckRun:
         if hung is not None:
             self.readings[name] = Reading(name, reason=hung)
             return
-        self._read(name, job, NVML_SECONDS)
+        self._read(name, job, self._nvml_seconds())
+
+    def _nvml_seconds(self) -> float:
+        """Return how long NVML may take to answer: without load, no longer than the level's time."""
+        if self.request.level not in WITHOUT_LOAD:
+            return NVML_SECONDS
+        return min(NVML_SECONDS, max(LEAST_NVML_SECONDS, self._deadline - time.monotonic()))
 
     def _require_idle(self) -> None:
         """Raise _InUseError if somebody uses a GPU. A GPU that reports no use is taken for idle."""
@@ -251,7 +259,7 @@ class CheckRun:
 
     def _await_first_reading(self, watch: subprocess.Popen[bytes]) -> None:
         """Wait a while for the first reading of telemetry, so that telemetry covers the first check too."""
-        deadline = time.monotonic() + FIRST_READING_SECONDS
+        deadline = time.monotonic() + min(FIRST_READING_SECONDS, self._nvml_seconds())
         path = self.folder / telemetry.FILE_NAME
         while not path.stat().st_size and watch.poll() is None and time.monotonic() < deadline:
             time.sleep(0.02)
@@ -273,8 +281,8 @@ class CheckRun:
         name = check.name
         if name in self.request.skip or name in self.request.manifest.skip:
             return Reading(name, reason="left out on purpose", counts=False)
-        if self.request.level == "passive" and not check.passive:
-            return Reading(name, reason="not made at the level passive", counts=False)
+        if not check.is_made_at(self.request.level):
+            return Reading(name, reason=f"not made at the level {self.request.level}", counts=False)
         if (why := check.refuse(self.request.device, self.gpus, len(self._places()) or 1)) is not None:
             return Reading(name, reason=why, counts=False)
         if check.measure is None:

@@ -7,7 +7,6 @@ A command that fails is told again at the next check, and changes no verdict.
 from __future__ import annotations
 
 import os
-import re
 import socket
 import subprocess
 import tempfile
@@ -20,10 +19,10 @@ from bench.base.linux_processes import kill_group
 from bench.base.stamps import utc
 from bench.base.strict_json import canonical_json, to_json
 from bench.node_check.check_results import CheckResults, told
-from bench.node_check.judging.finding import State, state_of, worst
+from bench.node_check.judging.finding import State, state_of
+from bench.node_check.reason import reason_of
 
 COMMAND_SECONDS = 20.0  # that the command may take; Slurm's HealthCheckProgram has 60 s in all
-REASON_BYTES = 120  # schedulers show the beginning of a reason
 OUTPUT_BYTES = 300  # of the command's output that an error repeats
 SCHEMA = "bench/verdict-change/v1"
 
@@ -35,14 +34,6 @@ class VerdictChange:
     before: State | None  # None: the command was never told, or the history is gone
     after: State
     error: str | None = None  # why the command failed
-
-
-def reason_of(results: CheckResults) -> str:
-    """Return the most serious finding as a scheduler can hold it: a short line of ASCII without quotes."""
-    problem = worst([f for f in results.findings if f.counts])
-    text = "passes" if problem is None or state_of(results.verdict) == "pass" else problem.line
-    plain = re.sub(r"[^ -~]|[\"'`$\\]", " ", text)
-    return " ".join(f"bench: {plain}".split())[:REASON_BYTES].rstrip()
 
 
 def document_of(change: VerdictChange, results: CheckResults, bundle: Path, host: str) -> dict[str, Any]:
