@@ -27,7 +27,7 @@ from bench.runner.check.check_index import FILE_NAME, IndexedCheck, add
 
 RUNS = 5
 YEAR = 365 * 24 * 12
-KEPT = 300  # bundles, as docs/checks.md recommends
+KEPT = 300  # bundles, as docs/monitoring.md recommends
 READ = "from bench.runner.check import history; from pathlib import Path; history.read([Path({!r})])"
 IMPORT = "from bench.runner.check import history"
 

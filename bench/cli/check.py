@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from bench.base.errors import BadInput, nearest
+from bench.base.files import write_whole
 from bench.base.strict_json import pretty_json, to_json
 from bench.cli.measuring import MeasureArguments, make_sealer
 from bench.node_check import check_manifest
@@ -37,6 +38,7 @@ class CheckArguments(MeasureArguments):
     history: tuple[Path, ...]
     junit: Path | None
     html: Path | None
+    metrics: Path | None
     nagios: bool
     reason: bool
     list_checks: bool
@@ -166,6 +168,7 @@ def _check_in_image(request: CheckArguments) -> int:
         "--history": request.history,
         "--junit": request.junit,
         "--html": request.html,
+        "--metrics": request.metrics,
         "--on-change": request.on_change,
     }
     for option, value in outside.items():
@@ -196,6 +199,8 @@ def _show(checked: CheckedNode, request: CheckArguments, change: VerdictChange |
         from bench.report.pages.check_html import write_check_html
 
         write_check_html(request.html, results, checked.evidence)
+    if request.metrics is not None:
+        _write_metrics(request.metrics, checked, change, request)
     if request.nagios:
         print(nagios_line(results))
         return NAGIOS[results.verdict]
@@ -218,6 +223,19 @@ def _show(checked: CheckedNode, request: CheckArguments, change: VerdictChange |
         print("no certificate arrived: the bundle's level is self", file=sys.stderr)
         return 5
     return EXITS[results.verdict]
+
+
+def _write_metrics(
+    path: Path, checked: CheckedNode, change: VerdictChange | None, request: CheckArguments
+) -> None:
+    """Write the file for monitoring, which never has a part of a check; without room, stderr tells."""
+    from bench.report.text.check_metrics import openmetrics
+
+    failed = None if request.on_change is None else change is not None and change.error is not None
+    try:
+        write_whole(path, openmetrics(checked.results, checked.evidence, failed).encode())
+    except OSError as error:
+        print(f"--metrics {path}: not written: {error.strerror}", file=sys.stderr)
 
 
 def _refuse_skips(skipped: tuple[str, ...], required: tuple[str, ...]) -> None:

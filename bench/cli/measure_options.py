@@ -87,6 +87,7 @@ def _add_check(commands: Commands) -> None:
     add("--device", **DEVICE, help="cpu: a rehearsal without GPUs")
     add("--junit", **FILE, help="write the findings as JUnit XML")
     add("--html", **FILE, help="write the findings and the run's telemetry as one page")
+    add("--metrics", **FILE, help="write the findings as OpenMetrics, for Prometheus' node exporter")
     output = check.add_mutually_exclusive_group()
     add_json(output, "the results")
     nagios = "print one line, with exit codes for monitoring systems"
