@@ -184,7 +184,7 @@ def _check_in_image(request: CheckArguments) -> int:
     options += ["--nagios"] if request.nagios else []
     options += ["--reason"] if request.reason else []
     options += ["--if-idle"] if request.if_idle else []
-    options += [word for option, limit in request.retention.items() for word in (option, f"{limit:g}")]
+    options += [word for option, limit in request.retention.items() for word in (option, str(limit))]
     options += ["--level", request.level] if request.level else []
     options += [word for name in request.skip for word in ("--skip", name)]
     manifest = request.manifest or check_manifest.SHIPPED
