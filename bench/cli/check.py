@@ -7,6 +7,7 @@ import socket
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from math import inf
@@ -26,6 +27,7 @@ from bench.report.text.check_line import nagios_line, nagios_not_checked
 
 if TYPE_CHECKING:
     from bench.runner.check.check_node import CheckedNode, CheckView
+    from bench.runner.check.history import History
     from bench.runner.check.verdict_change import VerdictChange
 
 
@@ -72,28 +74,28 @@ def check(request: CheckArguments) -> int:
 
     progress = QuietView() if request.nagios or request.reason else _shown_progress()
     places = request.history or ((request.out,) if request.out.is_dir() else ())
-    earlier, refused = history.read(places, index=not request.history)
-    for reason in refused if request.history else ():
+    earlier = history.read(places, index=not request.history)
+    for reason in earlier.refused if request.history else ():
         progress.say(f"not used as history: {reason}")
     device: Literal["cpu", "cuda"] = "cpu" if request.on_cpu else "cuda"
     level = request.level or manifest.level
     _refuse_idle_without_load(request, level)
     work = CheckRequest(
-        manifest, level, request.out, device, request.skip, request.scratch, earlier, request.if_idle
+        manifest, level, request.out, device, request.skip, request.scratch, earlier.past, request.if_idle
     )
     checked = check_node(work, make_sealer(manifest.digest, request.key, request.challenge), progress)
     progress.stop()
     if isinstance(checked, GpusInUse):
         return _show_in_use(checked.reason, request)
-    return _show(checked, request, _keep_history(checked, request))
+    return _show(checked, request, _keep_history(checked, request, earlier))
 
 
-def _keep_history(checked: CheckedNode, request: CheckArguments) -> VerdictChange | None:
+def _keep_history(checked: CheckedNode, request: CheckArguments, earlier: History) -> VerdictChange | None:
     """Tell a change of state to the command, add the check to the index of --out, and delete old checks.
 
     A command that fails or a disk that is full changes no verdict: it is told on stderr.
     """
-    from bench.runner.check.check_index import CHANGE_LOCK_NAME, add, locked, read_index
+    from bench.runner.check.check_index import CHANGE_LOCK_NAME, add, last_told, locked
     from bench.runner.check.history import indexed
     from bench.runner.check.verdict_change import tell
 
@@ -102,7 +104,7 @@ def _keep_history(checked: CheckedNode, request: CheckArguments) -> VerdictChang
         if request.on_change is not None and checked.results.run.complete:
             with suppress(OSError):  # on a disk that cannot be written, the command is told all the same
                 stack.enter_context(locked(request.out / CHANGE_LOCK_NAME))
-            before = read_index(request.out).told
+            before = last_told(request.out)
             change = tell(request.on_change, checked.results, checked.bundle, before)
             entry = replace(entry, told=change.after if change and change.error is None else before)
             if change and change.error is not None:
@@ -110,13 +112,14 @@ def _keep_history(checked: CheckedNode, request: CheckArguments) -> VerdictChang
                 print(f"{failed}; it is told again at the next check", file=sys.stderr)
         try:
             add(request.out, [entry])
-            _delete_older(request)
+            known = {} if request.history else earlier.bundles  # else of other folders
+            _delete_older(request, {**known, entry.bundle: True})
         except OSError as error:
             print(f"the history in {request.out} was not kept: {error}", file=sys.stderr)
     return change
 
 
-def _delete_older(request: CheckArguments) -> None:
+def _delete_older(request: CheckArguments, known: Mapping[str, bool]) -> None:
     if request.retention:
         from bench.runner.check.retention import Retention, delete_older
 
@@ -125,7 +128,7 @@ def _delete_older(request: CheckArguments) -> None:
             seconds=86_400 * (request.keep_days or inf),
             size_bytes=1e9 * (request.keep_gb or inf),
         )
-        delete_older(request.out, limits, time.time())
+        delete_older(request.out, limits, time.time(), known)
 
 
 def _shown_progress() -> CheckView:
@@ -181,7 +184,7 @@ def _check_in_image(request: CheckArguments) -> int:
     options += ["--nagios"] if request.nagios else []
     options += ["--reason"] if request.reason else []
     options += ["--if-idle"] if request.if_idle else []
-    options += [word for option, limit in request.retention.items() for word in (option, f"{limit:g}")]
+    options += [word for option, limit in request.retention.items() for word in (option, str(limit))]
     options += ["--level", request.level] if request.level else []
     options += [word for name in request.skip for word in ("--skip", name)]
     manifest = request.manifest or check_manifest.SHIPPED

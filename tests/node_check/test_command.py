@@ -158,6 +158,20 @@ def test_the_passive_level_puts_no_load_on_the_node(
     assert not any(reading.data.get("figures") for reading in contents.evidence.readings.values())
 
 
+def test_a_passive_check_warns_of_a_gpu_that_is_held_back(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The power cap is no fault; one moment is no reason to take a node out of use."""
+    machine(
+        monkeypatch, gpus={"1": {"CurrentClocksEventReasons": 4}, "2": {"CurrentClocksEventReasons": 0x84}}
+    )
+    assert main(["check", "--level", "passive", "--json"]) == 0
+    findings = json.loads(capsys.readouterr().out)["results"]["findings"]
+    clocks = {f["gpu"]: (f["verdict"], f["found"]) for f in findings if f["subject"].endswith("clocks")}
+    fine = ("pass", "not held back")
+    assert clocks == {0: fine, 1: fine, 2: ("warn", "power brake"), 3: fine}
+
+
 def test_before_a_job_its_gpus_must_be_free_and_the_reason_fits_a_scheduler(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

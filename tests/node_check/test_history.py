@@ -48,25 +48,25 @@ def store(tmp_path: Path) -> Path:
 
 
 def test_the_index_says_what_the_bundles_say_and_remains_when_they_are_deleted(store: Path) -> None:
-    from_bundles, _ = history.read([store])
+    from_bundles = history.read([store]).past
     assert not (store / FILE_NAME).exists()
-    assert history.read([store], index=True)[0] == from_bundles
+    assert history.read([store], index=True).past == from_bundles
     for bundle in store.glob("*.tar"):
         bundle.unlink()
-    assert history.read([store])[0] == from_bundles
+    assert history.read([store]).past == from_bundles
     assert [check.verdict for check in read_index(store).checks] == ["pass", "pass", "fail"]
     assert "memory" in read_index(store).checks[2].finding
 
 
 def test_a_bundle_is_read_once(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (store / "other.tar").write_bytes(b"no bundle")
-    _, refused = history.read([store], index=True)
+    refused = history.read([store], index=True).refused
     assert len(refused) == 1
     read: list[Path] = []
     monkeypatch.setattr(
         history, "verify_bundle", lambda path, how: read.append(path) or verify_bundle(path, how)
     )
-    _, refused = history.read([store], index=True)
+    refused = history.read([store], index=True).refused
     assert (read, refused) == ([], ())
     (store / "000000000001.tar").rename(store / "host-000000000001.tar")
     history.read([store], index=True)
@@ -75,13 +75,13 @@ def test_a_bundle_is_read_once(store: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("place", [0.01, 0.5, 0.99])
 def test_a_damaged_line_is_written_again_from_its_bundle(store: Path, place: float) -> None:
-    whole, _ = history.read([store], index=True)
+    whole = history.read([store], index=True).past
     index = store / FILE_NAME
     first, second, third = index.read_bytes().splitlines(keepends=True)
     at = int(len(second) * place)
     index.write_bytes(first + second[:at] + bytes([second[at] ^ 1]) + second[at + 1 :] + third)
     assert read_index(store).damaged >= 1
-    assert history.read([store], index=True)[0] == whole
+    assert history.read([store], index=True).past == whole
     assert sorted(index.read_bytes().splitlines(keepends=True)) == sorted([first, second, third])
 
 
@@ -89,15 +89,15 @@ def test_damage_costs_only_lines_whose_bundles_are_gone(tmp_path: Path) -> None:
     add(tmp_path, [numbered(i) for i in range(5)])
     index = tmp_path / FILE_NAME
     index.write_bytes(index.read_bytes().replace(b"000000000002", b"00000000000\0", 1))
-    past, _ = history.read([tmp_path], index=True)
+    past = history.read([tmp_path], index=True).past
     assert past["GPU-0"].runs == tuple(f"{i:012x}" for i in (0, 1, 3, 4))
     assert read_index(tmp_path).damaged == 0
 
 
 def test_an_index_that_is_all_damage_is_written_again(store: Path) -> None:
-    whole, _ = history.read([store], index=True)
+    whole = history.read([store], index=True).past
     (store / FILE_NAME).write_bytes(os.urandom(5000))
-    assert history.read([store], index=True)[0] == whole
+    assert history.read([store], index=True).past == whole
     assert read_index(store).damaged == 0
 
 
@@ -143,7 +143,7 @@ def test_figures_are_found_behind_thousands_of_checks_without_load(
 ) -> None:
     monkeypatch.setattr(check_index, "DECODED", 10)
     add(tmp_path, [numbered(0), *(replace(numbered(i), figures={}) for i in range(1, 100))])
-    past, _ = history.read([tmp_path])
+    past = history.read([tmp_path]).past
     assert past["GPU-0"].figures == {"memory": (4.1e12,)}
     assert past["GPU-0"].counters == {"remapped rows": 2}
     assert past["GPU-1"].counters == {}
@@ -179,12 +179,14 @@ def test_the_oldest_checks_beyond_any_limit_are_deleted(retention: Retention, de
     assert [path.name for path in too_old(reversed(files), retention)] == deleted
 
 
-def test_a_bundle_that_no_index_knows_is_deleted_only_if_it_is_a_check(store: Path) -> None:
+@pytest.mark.parametrize("indexed", [True, False])
+def test_a_bundle_is_deleted_only_if_it_is_a_check(store: Path, indexed: bool) -> None:
     (store / "0123456789ab.tar").write_text("of somebody else")
+    known = history.read([store]).bundles if indexed else {}
     (store / "000000000000").mkdir()
     (store / "000000000000/telemetry.jsonl").write_bytes(b"x" * 10**6)
     for i in range(3):
         os.utime(store / f"00000000000{i}.tar", (START + i, START + i))
-    assert delete_older(store, Retention(checks=inf, size_bytes=10**6), START + 3) == 1
+    assert delete_older(store, Retention(checks=inf, size_bytes=10**6), START + 3, known) == 1
     left = {"0123456789ab.tar", "000000000001.tar", "000000000002.tar"}
     assert {path.name for path in store.iterdir()} == left

@@ -296,9 +296,9 @@ def test_the_past_of_a_gpu_is_read_from_bundles_without_failed_values(tmp_path: 
         done = results(found, run=f"run{i}", at=START + i)
         packed(store / f"run{i}.tar", done, files(done, found))
     (store / "other.tar").write_bytes(b"no bundle")
-    past, refused = history.read([store])
-    assert len(refused) == 1
-    second = past[found.gpus[2].uuid]
+    earlier = history.read([store])
+    assert len(earlier.refused) == 1
+    second = earlier.past[found.gpus[2].uuid]
     assert second.runs == ("run0", "run1", "run2")
     assert len(second.figures["memory"]) == 2
     assert len(second.figures["matmul-bf16"]) == 3

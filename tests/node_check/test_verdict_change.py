@@ -18,7 +18,7 @@ import pytest
 from bench.cli.main import main
 from bench.node_check.reason import reason_of
 from bench.runner.check import verdict_change
-from bench.runner.check.check_index import FILE_NAME, read_index
+from bench.runner.check.check_index import FILE_NAME, last_told
 from tests.node_check.checks.node import evidence
 from tests.node_check.made import results
 from tests.node_check.test_command import _home, machine
@@ -117,7 +117,7 @@ def test_json_has_the_change_and_a_command_without_words_is_refused(
     assert json.loads(capsys.readouterr().out)["change"] is None
     assert main(passive) == 0
     assert "change" not in json.loads(capsys.readouterr().out)
-    assert read_index(Path("out")).told == "pass"
+    assert last_told(Path("out")) == "pass"
     for words in ("", "'"):
         assert main(["check", "--on-change", words]) == 2
     assert main(["check", "--on-change", "true", "--engine", "docker"]) == 2

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bench.node_check.checks import Check
+from bench.node_check.judging import WITHOUT_LOAD
 from bench.node_check.judging.evidence import BEFORE, Answers, Evidence
 from bench.node_check.judging.finding import Basis, Finding, Question, verdict_of
 from bench.node_check.judging.standards import Standards
+from bench.records.slowdown import BAD_REASONS
 
 LIMIT_ADVICE = "raise it with nvidia-smi -pl (root); if it is capped on purpose, set power_watts under expect"
 
@@ -16,6 +18,8 @@ def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
     for gpu in evidence.alive(BEFORE).values():
         yield _limit(gpu, standards)
         yield _persistence(gpu, standards)
+        if evidence.level in WITHOUT_LOAD:
+            yield from _held_back(gpu)
 
 
 def _limit(gpu: Answers, standards: Standards) -> Finding:
@@ -58,6 +62,21 @@ def _persistence(gpu: Answers, standards: Standards) -> Finding:
         expected="on",
         source="NVIDIA: driver persistence",
         advice="start nvidia-persistenced (root)",
+    )
+
+
+def _held_back(gpu: Answers) -> Iterator[Finding]:
+    """Warn of a GPU that heat or its power supply slows down at this moment; under load, the soak judges."""
+    reasons = gpu.number("CurrentClocksEventReasons")
+    if reasons is None:
+        return
+    found = [words for bit, (words, _) in BAD_REASONS.items() if int(reasons) & bit]
+    yield Question.of_gpu("power", gpu.index, "clocks").judged(
+        verdict_of(fail=False, warn=found),
+        " and ".join(found) or "not held back",
+        expected="no thermal or hardware slowdown",
+        source="NVML: nvmlClocksEventReasons",
+        advice="look at airflow, inlet temperature, power cables and supplies; then check at the level quick",
     )
 
 

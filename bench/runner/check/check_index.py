@@ -25,9 +25,10 @@ from bench.node_check.judging.finding import State, Verdict
 FILE_NAME = "history.jsonl"
 LOCK_NAME = ".history.lock"
 CHANGE_LOCK_NAME = ".change.lock"  # held while the command of --on-change runs: two must not cross
-MAX_BYTES = 64 * 2**20  # of the file: 130,000 checks of eight GPUs, more than a year's at one in five minutes
+MAX_BYTES = 64 * 2**20  # of the file: 118,000 checks of eight GPUs, more than a year's at one in five minutes
 KEPT_SHARE = 0.75  # of MAX_BYTES, when the oldest lines are removed
 MAX_LINE_BYTES = 2**20
+TAIL_BYTES = 2**18  # of the file, in which what a command was told last is looked for
 # Lines that are decoded: so many of the newest checks without load, and of the newest with measured figures.
 DECODED = 1000
 _BEGIN, _NAME_END, _CHECKSUM_BYTES = b'{"bundle":"', b'","', len(b',"crc32":"00000000"}\n')
@@ -69,11 +70,6 @@ class CheckIndex:
     bundles: Mapping[str, bool] = field(default_factory=dict)  # those in the folder: whether each is a check
     damaged: int = 0  # lines
 
-    @property
-    def told(self) -> State | None:
-        """What the command of --on-change was told last."""
-        return next((check.told for check in reversed(self.checks) if check.told is not None), None)
-
 
 def read_index(folder: Path) -> CheckIndex:
     """Read the index of a folder; an empty one if there is none."""
@@ -95,6 +91,18 @@ def read_index(folder: Path) -> CheckIndex:
             bundles[names[name]] = is_check
     decoded = (_decoded(line) for _, line in sorted([*newest[True], *newest[False]]))
     return CheckIndex(tuple(check for check in decoded if check is not None), bundles, damaged)
+
+
+def last_told(folder: Path) -> State | None:
+    """Return what the command of --on-change was told last, from the end of the index; None if it was not."""
+    path = folder / FILE_NAME
+    if not path.exists():
+        return None
+    with open_regular(path) as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+        lines = file.read(TAIL_BYTES).splitlines(keepends=True)
+    checks = (_decoded(line) for line in reversed(lines) if _OF_A_CHECK in line and _is_intact(line))
+    return next((check.told for check in checks if check is not None and check.told is not None), None)
 
 
 def _lines(path: Path) -> Iterator[bytes]:

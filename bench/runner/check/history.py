@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
@@ -26,13 +27,23 @@ CHECKS_WITH_FIGURES = ("matmul", "memory", "copies")
 MOST_TEXT = 200  # characters of a finding or a reason that the index keeps
 
 
-def read(paths: Iterable[Path], *, index: bool = False) -> tuple[Mapping[str, Past], tuple[str, ...]]:
-    """Return the history by GPU UUID, and why bundles were left out. `paths`: bundles or folders of them.
+@dataclass(frozen=True, slots=True)
+class History:
+    """What earlier checks say."""
+
+    past: Mapping[str, Past]  # by GPU UUID
+    refused: tuple[str, ...]  # why bundles were left out
+    bundles: Mapping[str, bool]  # those of the folders, by name: whether each is a node check
+
+
+def read(paths: Iterable[Path], *, index: bool = False) -> History:
+    """Read the history from bundles or folders of them.
 
     `index`: also write what was read from bundles of a folder into its index.
     """
     checks: list[IndexedCheck] = []
     refused: list[str] = []
+    bundles: dict[str, bool] = {}
     for path in paths:
         if path.is_dir():
             known = read_index(path)
@@ -42,10 +53,12 @@ def read(paths: Iterable[Path], *, index: bool = False) -> tuple[Mapping[str, Pa
             known, unread = None, [path]
         entries = [_entry(bundle, refused) for bundle in unread]
         checks += [entry for entry in entries if isinstance(entry, IndexedCheck)]
+        bundles |= known.bundles if known is not None else {}
+        bundles |= {entry.bundle: isinstance(entry, IndexedCheck) for entry in entries}
         if index and known is not None and (entries or known.damaged):
             with suppress(OSError):  # what was read is used all the same
                 add(path, entries, repair=bool(known.damaged))
-    return past_of(checks), tuple(refused)
+    return History(past_of(checks), tuple(refused), bundles)
 
 
 def _newest(bundles: Iterable[Path]) -> list[Path]:

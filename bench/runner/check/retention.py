@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -13,7 +13,6 @@ from bench.base.errors import BenchError
 from bench.base.strict_json import DecodeError, strict_loads
 from bench.bundle.tar_format import open_bundle
 from bench.node_check import CHECK_SCHEMA
-from bench.runner.check.check_index import CheckIndex, read_index
 
 _RUN_ID = re.compile(r"[0-9a-f]{12}")  # names of the bundles and folders that `bench check` writes
 
@@ -36,13 +35,13 @@ class KeptFile:
     size_bytes: int
 
 
-def delete_older(folder: Path, retention: Retention, now: float) -> int:
+def delete_older(folder: Path, retention: Retention, now: float, known: Mapping[str, bool]) -> int:
     """Delete the node checks in a folder that are not kept, each with its run's folder; return how many.
 
     Everything else stays: runs, bundles under other names, files that are no bundles, and the index. `now`:
-    unix time.
+    unix time. `known`: whether a bundle of this name is a check, as the index says; others are looked into.
     """
-    old = too_old(list(_checks(folder, now)), retention)
+    old = too_old(list(_checks(folder, now, known)), retention)
     for bundle in old:
         shutil.rmtree(bundle.with_suffix(""), ignore_errors=True)
         bundle.unlink(missing_ok=True)
@@ -62,19 +61,17 @@ def too_old(files: Iterable[KeptFile], retention: Retention) -> list[Path]:
     return old
 
 
-def _checks(folder: Path, now: float) -> Iterator[KeptFile]:
-    index = read_index(folder)
+def _checks(folder: Path, now: float, known: Mapping[str, bool]) -> Iterator[KeptFile]:
     for path in folder.glob("*.tar"):
-        if _RUN_ID.fullmatch(path.stem) and path.is_file() and _is_check(path, index):
+        if _RUN_ID.fullmatch(path.stem) and path.is_file() and _is_check(path, known):
             stat = path.stat()
             parts = sum(file.lstat().st_size for file in path.with_suffix("").rglob("*"))
             yield KeptFile(path, now - stat.st_mtime, stat.st_size + parts)
 
 
-def _is_check(path: Path, index: CheckIndex) -> bool:
-    """Whether a bundle is a node check, by the index or, if that lacks it, by its content."""
-    if path.name in index.bundles:
-        return index.bundles[path.name]
+def _is_check(path: Path, known: Mapping[str, bool]) -> bool:
+    if path.name in known:
+        return known[path.name]
     try:
         with open_bundle(path) as bundle:
             document = strict_loads(bundle.read("results.json"))

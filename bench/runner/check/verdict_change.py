@@ -69,27 +69,34 @@ def call(command: list[str], document: Mapping[str, Any]) -> str | None:
     """Run the command with the document on its standard input; return why it failed, or None."""
     words = {"BENCH_FROM": document["from"] or "", "BENCH_TO": document["to"]}
     environment = os.environ | words | {"BENCH_REASON": document["reason"]}
-    # Files instead of pipes: a program that the command leaves behind may keep a pipe open for ever.
-    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as output:
-        given.write(canonical_json(document) + b"\n")
-        given.seek(0)
-        try:
+    try:
+        # Files instead of pipes: a program that the command leaves behind may keep a pipe open for ever.
+        with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as output:
+            given.write(canonical_json(document) + b"\n")
+            given.seek(0)
             process = subprocess.Popen(
                 command, stdin=given, stdout=output, stderr=output, env=environment, start_new_session=True
             )
-        except OSError as error:
-            return f"cannot be started: {error.strerror}"
-        try:
-            code = process.wait(COMMAND_SECONDS)
-        except subprocess.TimeoutExpired:
-            return f"did not end within {COMMAND_SECONDS:g} s and was killed"
-        finally:
-            if process.poll() is None:  # also after Ctrl-C
-                kill_group(process.pid)
-                process.wait()
-        if code == 0:
-            return None
-        output.seek(max(0, output.seek(0, os.SEEK_END) - OUTPUT_BYTES))
-        said = " ".join(output.read().decode(errors="replace").split())
-        ended = f"ended with exit code {code}" if code > 0 else f"was ended by signal {-code}"
-        return f"{ended}: {said}" if said else ended
+            code = _waited_for(process)
+            output.seek(max(0, output.seek(0, os.SEEK_END) - OUTPUT_BYTES))
+            said = " ".join(output.read().decode(errors="replace").split())
+    except OSError as error:
+        return f"cannot be started: {error.strerror}"
+    if code == 0:
+        return None
+    if code is None:
+        return f"did not end within {COMMAND_SECONDS:g} s and was killed"
+    ended = f"ended with exit code {code}" if code > 0 else f"was ended by signal {-code}"
+    return f"{ended}: {said}" if said else ended
+
+
+def _waited_for(process: subprocess.Popen[bytes]) -> int | None:
+    """Return the exit code; None if the process took too long, and was killed with what it started."""
+    try:
+        return process.wait(COMMAND_SECONDS)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        if process.poll() is None:  # also after Ctrl-C
+            kill_group(process.pid)
+            process.wait()
