@@ -45,8 +45,9 @@ class PredictArguments:
     save_every: float = 1800.0
     own: bool = False  # costs of machines that one owns, in place of rents
     explain: bool = False
+    html: Path | None = None
     plots: Path | None = None
-    measured: Sequence[Path] = ()  # bundles, and folders of them, that the plots show too
+    measured: Sequence[Path] = ()  # bundles, and folders of them, that the plots and the page show too
     png: bool = False
     format: Literal["table", "csv"] | None = None
     as_json: bool = False
@@ -68,11 +69,19 @@ def predict(request: PredictArguments) -> int:
     predicted, without = _predictions(manifest, request)
     rows = [row for row in (priced(found, book) for found in predicted) if _wanted(row, request)]
     _show(manifest, rows, without, book.currency, request)
+    measured = _measured(request)
+    if request.html is not None:
+        from bench.report.markup import write_page
+        from bench.report.pages.prediction_page import prediction_page
+
+        names = [model.name for model in manifest.models]
+        write_page(request.html, prediction_page(names, rows, without, book.currency, measured))
+        print(f"report {request.html}", file=sys.stderr)
     if request.plots is not None:
         from bench.report.plots.plot_files import write_plots
         from bench.report.plots.predictions import prediction_plots
 
-        plots = prediction_plots(rows, book.currency, _measured(request))
+        plots = prediction_plots(rows, book.currency, measured)
         written = write_plots(request.plots, plots, png=request.png)
         print(f"plots  {len(written)} files in {request.plots}", file=sys.stderr)
     return 0 if rows else 1
@@ -81,7 +90,8 @@ def predict(request: PredictArguments) -> int:
 def _check(request: PredictArguments) -> None:
     refuse_two_formats(request.as_json, request.format)
     refuse_without_plots(request.plots, "--png", request.png)
-    refuse_without_plots(request.plots, "--measured", request.measured)
+    if request.html is None:
+        refuse_without_plots(request.plots, "--measured", request.measured)
 
 
 def _predictions(manifest: Manifest, request: PredictArguments) -> tuple[list[Predicted], list[Unpredicted]]:
@@ -132,7 +142,7 @@ def _show(
 
 
 def _measured(request: PredictArguments) -> Comparison | None:
-    """Compare the bundles that the plots show too; None without any."""
+    """Compare the bundles that are shown beside predictions; None without any."""
     if not request.measured:
         return None
     from bench.cli.compare import CompareArguments, collect  # loads every report

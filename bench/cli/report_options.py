@@ -113,9 +113,10 @@ def _add_predict(commands: Commands) -> None:
     add("--save-every", type=arguments.duration, default=1800.0, metavar="TIME", help=save)
     add("--own", **FLAG, help="costs of machines that you own, in place of rents")
     add("--explain", **FLAG, help="show where each figure came from")
+    add("--html", **FILE, help="write tables and pictures as one file that needs no network")
     add("--plots", **DIR, help="draw days against costs as SVG")
     add("--png", **FLAG, help="with --plots: also as PNG")
-    measured = "with --plots: bundles, or folders of them, to draw beside; may be repeated"
+    measured = "with --plots or --html: bundles, or folders of them, to draw beside; may be repeated"
     add("--measured", action="append", type=Path, default=[], metavar="BUNDLE", help=measured)
     add("--format", choices=("table", "csv"), help="default: table")
     add_json(predict, "the predictions")

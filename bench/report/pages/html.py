@@ -16,8 +16,9 @@ from bench.records.text import count_text
 from bench.report.compare.compared_rows import Row
 from bench.report.compare.comparison import Comparison, Entry, ModelPart
 from bench.report.markup import Markup, asset, document, el, fragment, items, scrolling_table, write_page
+from bench.report.pages.page_parts import figure, sorting_head, tools
 from bench.report.plots import model_plots
-from bench.report.plots.svg import Plot, inline
+from bench.report.plots.svg import inline
 from bench.report.plots.telemetry import plots as telemetry_plots
 from bench.report.text.comparison_table import (
     HEADERS,
@@ -42,7 +43,6 @@ COLUMNS = (
     " the operator whose key certified it. Neither proves that the machine reported the truth",
 )
 OFFER_HEADS_SPOKEN = ("buy or rent", "", "", "", "", "what it comes to")  # for screen readers; else not shown
-WIDE = 760  # pixels; a wider plot takes a whole row
 
 
 def write_html(path: Path, comparison: Comparison) -> None:
@@ -88,7 +88,6 @@ def _head(comparison: Comparison) -> Markup:
     bundles, rows = count_text(comparison.bundles, "bundle"), count_text(ranked, "row")
     counts = f"{bundles}, {rows} ranked, {apart} not compared"
     verified = "Every bundle was verified before it was read"
-    search = el("input", id="filter", type="search", placeholder="h200 zero")
     return el(
         "header",
         el("h1", "Which machine, at what cost"),
@@ -96,14 +95,7 @@ def _head(comparison: Comparison) -> Markup:
         *(el("p", f"{note[:1].upper()}{note[1:]}.") for note in wish_notes(comparison)),
         _refused(comparison),
         el("nav", *(el("a", p.title, href=f"#{p.name}") for p in comparison.parts), aria_label="models"),
-        el(
-            "div",
-            el("label", "Show only rows with ", search),
-            el("span", id="shown", role="status"),
-            el("button", "Light / dark", id="theme", type="button"),
-            class_="tools",
-            hidden="",
-        ),
+        tools("h200 zero"),
     )
 
 
@@ -124,7 +116,7 @@ def _section(part: ModelPart, comparison: Comparison) -> Markup:
     if lines := list(remarks(part, comparison)):
         blocks.append(items(lines, class_="said"))
     if plots := list(model_plots(part, comparison)):
-        blocks.append(el("div", *map(_figure, plots), class_="plots"))
+        blocks.append(el("div", *map(figure, plots), class_="plots"))
     return el("section", *blocks, id=part.name)
 
 
@@ -151,18 +143,10 @@ def _side(align: str) -> str | None:
     return "t" if align == "left" else None
 
 
-def _figure(plot: Plot) -> Markup:
-    wide = "wide" if plot.width > WIDE else None
-    return el("figure", el("figcaption", plot.title), inline(plot), class_=wide)
-
-
 def _table(part: ModelPart) -> Markup:
     entries = list(zip(part.entries, map(cells, part.entries, machine_names(part)), strict=True))
     names = [name for name in HEADERS if any(texts[name] for _, texts in entries)]
-    heads = (
-        el("th", el("button", HEADERS[name] or name, type="button"), scope="col", class_=_class_of(name))
-        for name in names
-    )
+    heads = (sorting_head(HEADERS[name] or name, _class_of(name)) for name in names)
     rows = (
         el("tr", *_row(entry, texts, names), data_entry=number)
         for number, (entry, texts) in enumerate(entries)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from bench.records.text import count_text, currency_sign, figures, interval_text, money_text
+from bench.records.text import currency_sign, figures, interval_text, money_text
 from bench.report.compare.comparison import Comparison
 from bench.report.compare.priced_predictions import PricedPrediction, machine_text
 from bench.report.plots.scatter import Point, days_plot
 from bench.report.plots.svg import Plot
 
 SIZE = (700, 360)
+SERIES_NAMES = {"rent": "rented", "own": "owned"}  # of shapes that can be filled
 
 
 def prediction_plots(
@@ -40,7 +41,7 @@ def _points(row: PricedPrediction, currency: str) -> Iterator[Point]:
         yield Point(
             cost.amount,
             found.days,
-            f"{kind}, {count_text(found.gpus, 'GPU')}",
+            SERIES_NAMES[kind],
             machine_text(found),
             f"{machine_text(found)}, {kind}: predicted {within}, {money_text(cost.amount, currency)}",
             half_width=found.most_days - found.days,
@@ -60,7 +61,7 @@ def _measured(model: str, comparison: Comparison) -> Iterator[Point]:
             yield Point(
                 offer.run_cost,
                 days.value,
-                f"{kind}, {count_text(machine.devices, 'GPU')}",
+                SERIES_NAMES[kind],
                 machine.label,
                 f"{machine.label}, {kind}: measured {interval_text(days)} days, {price}",
                 half_width=days.half_width,

@@ -33,7 +33,7 @@ def prediction_text(
     """Yield the lines of a table for each model, the fastest machine first; `own` shows what owning costs."""
     for name in models:
         yield f"{name}, predicted"
-        of_model = _of(name, rows)
+        of_model = by_days(name, rows)
         if of_model:
             yield _table(of_model, currency, own=own)
             for label in dict.fromkeys(row.predicted.label for row in of_model):
@@ -41,19 +41,29 @@ def prediction_text(
                 yield fill(f"{label}: {machines}", WIDTH)
         else:
             yield "no machine that was asked for is predicted within these limits"
-        for reason in dict.fromkeys(one.reason for one in without if one.model == name):
-            alike = ", ".join(
-                machine_text(one) for one in without if (one.model, one.reason) == (name, reason)
-            )
-            yield fill(f"not predicted  {alike}: {reason}", WIDTH)
+        for reason in reasons_of(name, without):
+            yield fill(f"not predicted  {reason}", WIDTH)
         yield ""
+    yield from caveats(rows)
+
+
+def reasons_of(model: str, without: Sequence[Unpredicted]) -> Iterator[str]:
+    """Yield why machines are not predicted for a model, those of one reason together."""
+    for reason in dict.fromkeys(one.reason for one in without if one.model == model):
+        alike = (machine_text(one) for one in without if (one.model, one.reason) == (model, reason))
+        yield f"{', '.join(alike)}: {reason}"
+
+
+def caveats(rows: Sequence[PricedPrediction]) -> Iterator[str]:
+    """Yield what a reader of predictions must know."""
     yield NOT_MEASURED
     yield ERRORS
     if any(row.predicted.gpus > MOST_GPUS for row in rows):
         yield f"more than {MOST_GPUS} GPUs: no prediction for so many was ever held against a measurement"
 
 
-def _of(model: str, rows: Sequence[PricedPrediction]) -> list[PricedPrediction]:
+def by_days(model: str, rows: Sequence[PricedPrediction]) -> list[PricedPrediction]:
+    """Return the rows of a model, the fastest machine first."""
     return sorted((row for row in rows if row.predicted.model == model), key=lambda row: row.predicted.days)
 
 

@@ -1,0 +1,89 @@
+"""`bench predict --html`: one file with a picture and a table for each model."""
+
+from __future__ import annotations
+
+import json
+import re
+from html import unescape
+from pathlib import Path
+
+import pytest
+
+from bench.cli.main import main
+
+PROOF = Path(__file__).parents[2] / "results/proof-h200/pythia-1b.tar"
+EVIL = "</script><script>alert(1)</script><img src=x>"
+
+
+def page(folder: Path, *options: str, models: tuple[str, ...] = ("pythia-1b", "pythia-6.9b")) -> str:
+    manifest = folder / "m.json"
+    manifest.write_text(json.dumps({"schema": "bench/manifest/v1", "models": models}))
+    path = folder / "page.html"
+    assert main(["predict", str(manifest), "--html", str(path), *options]) == 0
+    return path.read_text()
+
+
+def test_each_model_has_a_picture_and_a_table_of_its_machines(tmp_path: Path) -> None:
+    text = page(tmp_path, "--gpu", "8xh100,h200,l4")
+    sections = re.findall(r'<section id="model-\d">.*?</section>', text, re.DOTALL)
+    assert len(sections) == 2
+    for section in sections:
+        assert section.index("<figure") < section.index("<table")
+    (of_1b, of_7b) = (re.findall(r'data-head="machine">([^<]*)', section) for section in sections)
+    assert of_1b == ["8x H100 80GB HBM3", "1x H200", "1x L4"]  # by days
+    assert of_7b == ["8x H100 80GB HBM3", "1x H200"]
+    assert "not predicted: 1x L4: needs" in sections[1]
+
+
+def test_predicted_marks_are_hollow_and_measured_ones_filled(tmp_path: Path) -> None:
+    alone = page(tmp_path, "--gpu", "8xh100,h200")
+    both = page(tmp_path, "--gpu", "8xh100,h200", "--measured", str(PROOF))
+    assert "rent: measured" not in alone
+    (measured,) = re.findall(r'class="([^"]*mark[^"]*)"[^>]*><title>1x H200, rent: measured', both)
+    predicted = re.findall(r'class="([^"]*mark[^"]*)"[^>]*><title>[^<]*: predicted', both)
+    assert "hollow" not in measured
+    assert predicted and all("hollow" in each for each in predicted)
+
+
+def test_rents_and_own_machines_have_a_frontier_each(tmp_path: Path) -> None:
+    text = page(tmp_path, "--gpu", "a100-sxm4-80gb,8xa100-sxm4-80gb,h100,8xh100", models=("pythia-160m",))
+    lines = [
+        points for points in re.findall(r'<polyline points="([^"]*)" class="front"', text) if " " in points
+    ]
+    assert len(lines) == 2
+    assert ">rented<" in text and ">owned<" in text
+
+
+def test_every_cost_has_its_quote_with_source_and_day(tmp_path: Path) -> None:
+    text = page(tmp_path, "--gpu", "8xh100", models=("pythia-1b",))
+    prices = text.partition('id="prices"')[2].partition("</section>")[0]
+    assert "gpu-price-index" in prices and "2026-10-10" in prices
+    assert "thinkmate" in prices and "2024-09-21" in prices
+
+
+def test_the_page_fetches_nothing_and_shows_texts_as_texts(tmp_path: Path) -> None:
+    card = {
+        "name": EVIL, "compute_capability": "10.0", "memory_gib": 288, "bf16_tflops": 4000,
+        "tf32_tflops": 2000, "fp32_tflops": 120, "memory_gb_per_second": 13000, "source": EVIL,
+    }  # fmt: skip
+    spec = tmp_path / "card.json"
+    spec.write_text(json.dumps(card))
+    text = page(tmp_path, "--gpu", "all", "--gpu-spec", str(spec))
+    assert "alert(1)" in text
+    assert "<img" not in text and text.count("<script") == 1
+    assert "default-src 'none'" in unescape(text)
+    assert not re.search(r"(src|href)=[\"'](?!#)|url\(|@import", text)
+
+
+def test_on_a_phone_each_figure_has_its_label(tmp_path: Path) -> None:
+    text = page(tmp_path, "--gpu", "8xh100,h200")
+    for body in re.findall(r'<table class="ranked stacked">.*?<tbody>(.*?)</tbody>', text, re.DOTALL):
+        for row in body.split("</tr>")[:-1]:
+            assert row.count("<td") == row.count("data-head=")
+
+
+def test_bundles_need_a_place_to_be_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    manifest = tmp_path / "m.json"
+    manifest.write_text('{"schema": "bench/manifest/v1", "models": ["pythia-1b"]}')
+    assert main(["predict", str(manifest), "--measured", str(PROOF)]) == 2
+    assert "--plots" in capsys.readouterr().err
