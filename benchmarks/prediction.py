@@ -17,10 +17,12 @@ import math
 import random
 import statistics
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
+import numpy as np
 from tabulate import tabulate
 
 from bench.base.gpu_catalogue import gpu_named
@@ -34,6 +36,7 @@ from bench.planning.prediction.step_time import (
     Multipliers,
     StepPart,
     Work,
+    beside,
     group_of,
     step_time,
     why_unpredicted,
@@ -50,7 +53,7 @@ TARGET = ROOT / "bench/data/prediction.json"
 SLOWED = "slowed-h100"  # a card that could not cool itself
 OUTDATED = ("zoo-h100/zoo-1", "t5-v1.1-base")  # whose attention had no fused kernel: zoo-h100/t5 has one
 START = Multipliers(
-    products=0.9, attention=0.5, attention_in_fp32=0.2, convolutions=0.1, scans=0.003, traffic=8.0
+    products=0.9, attention=0.5, attention_in_fp32=0.2, convolutions=0.1, scans=0.003, cycles=1.0
 )
 ROUNDS = 2500
 LEAST_CHOICE, CLOSE = 3, 1.03  # settings of a model in a bundle; of the fastest
@@ -130,13 +133,15 @@ def public_rows() -> Iterator[Row]:
         body, head = 24 * layers * width * width * length, 2 * WORDS * width * length
         share, parameters = (gpus - 1) / gpus, int(row["parameters"])
         whole = row["sharding"] == "SHARD_GRAD_OP"
+        kept = (4 / 3 if again else 1) * KEPT * layers * width * length + 6 * WORDS * length
         work = Work(
             products=(4 if again else 3) * body + 3 * head,
             attention=(4.5 if again else 3.5) * 2 * length * width * layers * length / old(row["gpu"]),
             convolutions=0,
             scans=0,
             logit_bytes=0,  # LLM Foundry keeps them in fp32, beside the rest
-            kept_bytes=(4 / 3 if again else 1) * KEPT * layers * width * length + 6 * WORDS * length,
+            kept_bytes=kept,
+            kept_elements=kept / 2,
             weight_bytes=PASS_BYTES * parameters,
             exchanged_each_pass=share * parameters * (4 if whole else 6),
             exchanged_each_step=0,
@@ -153,13 +158,44 @@ def old(gpu: str) -> float:
     return OLD_ATTENTION.get(gpu, 1.0)
 
 
+def errors_of(rows: Sequence[Row]) -> Callable[[Multipliers], np.ndarray]:
+    """Return a function that gives `Row.error` of every row, many thousand times a second.
+
+    Each part of computing is proportional to one multiplier, or to its inverse.
+    """
+    ones = Multipliers(**dict.fromkeys((field.name for field in fields(Multipliers)), 1.0))
+    times = [step_time(row.work, row.batch, row.gpus, row.rates, row.precision, ones) for row in rows]
+    in_fp32 = [row.precision == "fp32" for row in rows]
+    attention = np.array([time.attention for time in times])
+    parts = {
+        "products": np.array([time.products for time in times]),
+        "attention": np.where(in_fp32, 0.0, attention),
+        "attention_in_fp32": np.where(in_fp32, attention, 0.0),
+        "convolutions": np.array([time.convolutions for time in times]),
+        "scans": np.array([time.scans for time in times]),
+    }
+    memory, elements = (np.array([getattr(time, name) for time in times]) for name in ("memory", "elements"))
+    sent = np.array([row.work.exchanged_each_pass / row.rates.exchange(row.gpus) for row in rows])
+    passes, update = (np.array([getattr(time, name) for time in times]) for name in ("passes", "update"))
+    measured = np.array([row.seconds for row in rows])
+
+    def errors(m: Multipliers) -> np.ndarray:
+        computing = memory + elements * m.cycles
+        for name, seconds in parts.items():
+            computing = computing + seconds / getattr(m, name)
+        return np.log((passes * beside(computing, sent) + update) / measured)
+
+    return errors
+
+
 def fitted(rows: Sequence[Row], start: Multipliers = START) -> Multipliers:
     """Search for the multipliers with the smallest errors, each kind of model counting as much as another."""
     chance, step, best = random.Random(0), 0.5, start
-    share = {model: 1 / sum(row.model == model for row in rows) for model in {row.model for row in rows}}
+    number = Counter(row.model for row in rows)
+    share, errors = np.array([1 / number[row.model] for row in rows]), errors_of(rows)
 
     def loss(m: Multipliers) -> float:
-        return math.fsum(share[row.model] * min(abs(row.error(m)), FARTHEST) ** 1.5 for row in rows)
+        return float(share @ np.minimum(np.abs(errors(m)), FARTHEST) ** 1.5)
 
     least, names = loss(best), [field.name for field in fields(Multipliers)]
     for _ in range(ROUNDS):

@@ -97,6 +97,31 @@ def test_a_card_is_as_fast_as_its_products_and_its_memory() -> None:
     half, whole = time_of(gpu=slower), time_of()
     assert half.memory == pytest.approx(2 * whole.memory)
     assert half.products == whole.products
+    assert half.elements == whole.elements
+
+
+def test_elements_take_cycles_of_multiprocessors_and_not_bytes() -> None:
+    slower = replace(H200, fp32_tflops=H200.fp32_tflops / 2)
+    assert time_of(gpu=slower).elements == pytest.approx(2 * time_of().elements)
+    # 132 multiprocessors with 128 lanes at 1.98 GHz; 108 with 64 at 1.41 GHz
+    assert rates_of(H100).cycles == pytest.approx(132 * 1.98e9, rel=0.01)
+    assert rates_of(card("NVIDIA A100-SXM4-80GB")).cycles == pytest.approx(108 * 1.41e9, rel=0.01)
+
+
+def test_an_element_of_four_bytes_takes_as_long_as_one_of_two() -> None:
+    counts = counts_by_formula(PYTHIA)
+    wide = replace(PYTHIA, recipe=replace(PYTHIA.recipe, precision="fp32"))
+    wide_counts = counts_by_formula(wide)
+    assert counts is not None and wide_counts is not None
+    half, whole = work_of(PYTHIA, LUNCH, 1, counts), work_of(wide, LUNCH, 1, wide_counts)
+    assert half is not None and whole is not None
+    assert half.kept_elements == half.kept_bytes / 2
+    assert whole.kept_elements == whole.kept_bytes / 4
+
+
+def test_products_in_fp16_and_tf32_have_rates_of_their_own() -> None:
+    rates = rates_of(H200)
+    assert rates.products("fp16") < rates.products("bf16") < 2 * rates.products("fp32")
 
 
 def test_a_card_whose_products_nobody_measured_reaches_the_usual_share() -> None:
@@ -125,7 +150,7 @@ def test_what_is_not_predicted_is_said(setting: Setting, precision: Any, said: s
 
 
 def test_the_largest_error_that_applies_counts() -> None:
-    m = Multipliers(0.9, 0.4, 0.1, 0.1, 0.01, 8.0)
+    m = Multipliers(0.9, 0.4, 0.1, 0.1, 0.01, 1.0)
     fit = Fit(m, {"dense": 0.1, "other": 0.5}, 0.2, 0.3, ("NVIDIA H200",), 2, "a test")
     assert fit.error("dense", "NVIDIA H200", 2) == 0.1
     assert fit.error("dense", "NVIDIA B200", 1) == 0.2

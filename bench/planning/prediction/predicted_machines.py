@@ -13,6 +13,7 @@ from bench.planning.plan import usable_bytes
 from bench.planning.prediction.candidates import Candidates, candidates_of
 from bench.planning.prediction.card_rates import GPUS_A_NODE, rates_of
 from bench.planning.prediction.step_time import (
+    KEPT_MOVES,
     Fit,
     StepPart,
     StepTime,
@@ -27,6 +28,8 @@ from bench.training.methods import Target, label
 from bench.training.models import Counted, Model, counts_by_formula
 from bench.training.setting import Setting
 
+AmountUnit = Literal["operations", "bytes", "elements"]
+
 
 @dataclass(frozen=True, slots=True)
 class PredictedPart:
@@ -34,7 +37,7 @@ class PredictedPart:
 
     name: str
     amount: float
-    unit: Literal["operations", "bytes"]
+    unit: AmountUnit
     seconds: float  # in a pass; of exchange, what computing does not hide
 
 
@@ -142,7 +145,7 @@ class Predictor:
             limit=time.limit,
             kwh=gpu.watts * target.gpus * days * 24 / 1000 if gpu.watts else None,
             source=rates.product_source,
-            parts=_parts(chosen.work, batch, time, self.fit.multipliers.traffic),
+            parts=_parts(chosen.work, batch, time),
             update_seconds=time.update,
             units=float(recipe.batch_size) * recipe.steps * recipe.units_per_sample,
         )
@@ -154,15 +157,16 @@ class Predictor:
         return self._candidates[alike]
 
 
-def _parts(work: Work, batch: StepPart, time: StepTime, traffic: float) -> tuple[PredictedPart, ...]:
-    """Return the parts of a pass that take any time; `traffic` is the bytes moved for each byte kept."""
+def _parts(work: Work, batch: StepPart, time: StepTime) -> tuple[PredictedPart, ...]:
+    """Return the parts of a pass that take any time."""
     n = batch.samples
-    amounts: dict[str, tuple[float, Literal["operations", "bytes"]]] = {
+    amounts: dict[str, tuple[float, AmountUnit]] = {
         "products": (n * work.products, "operations"),
         "attention": (n * work.attention, "operations"),
         "convolutions": (n * work.convolutions, "operations"),
         "scans": (n * work.scans, "operations"),
-        "memory": (n * (work.kept_bytes * traffic + work.logit_bytes) + work.weight_bytes, "bytes"),
+        "memory": (n * (work.kept_bytes * KEPT_MOVES + work.logit_bytes) + work.weight_bytes, "bytes"),
+        "elements": (n * work.kept_elements, "elements"),
         "exchange": (work.exchanged_each_pass, "bytes"),
     }
     found = (PredictedPart(name, *amounts[name], seconds) for name, seconds in time.parts.items())

@@ -22,6 +22,8 @@ FP32, HALF = 4, 2
 # A logit is written by the head's product, read by the loss, read again and overwritten with its gradient;
 # two products read the gradient.
 LOGIT_MOVES = 6
+# What a pass keeps is written and read forwards, read backwards, and its gradient is written and read.
+KEPT_MOVES = 5
 PADDING_MOVES = 4  # rows of odd length are copied: cut to length forwards, padded backwards
 # Memory traffic for each parameter. A pass adds a gradient to its sum, and under autocast casts a weight; an
 # update of Adam reads weight, gradient and both moments, writes all but the gradient, and clears that.
@@ -36,14 +38,14 @@ UNUSUAL = ("expert", "relative_attention", "position_buckets", "window_size")
 
 @dataclass(frozen=True, slots=True)
 class Multipliers:
-    """Shares of the rate of large products, and memory traffic; fitted by benchmarks/prediction.py."""
+    """Shares of the rate of large products, and cycles; fitted by benchmarks/prediction.py."""
 
     products: float
     attention: float  # in half precision
     attention_in_fp32: float
     convolutions: float
     scans: float
-    traffic: float  # bytes that a pass reads and writes, for each byte that it keeps for its backward pass
+    cycles: float  # of one multiprocessor, for each element that a pass keeps for its backward pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,7 @@ class Work:
     convolutions: float
     scans: float
     kept_bytes: float  # for the backward pass, without logits
+    kept_elements: float
     logit_bytes: float  # memory traffic of logits and their gradient
     weight_bytes: float  # memory traffic of weights and gradients in a pass
     exchanged_each_pass: float  # bytes
@@ -110,6 +113,7 @@ class StepTime:
     convolutions: float
     scans: float
     memory: float
+    elements: float  # what fused operations compute for each element, beside the memory's time
     exchange: float  # of a pass, as far as computing does not hide it
     update: float
 
@@ -122,6 +126,7 @@ class StepTime:
             "convolutions": self.convolutions,
             "scans": self.scans,
             "memory": self.memory,
+            "elements": self.elements,
             "exchange": self.exchange,
         }
 
@@ -188,6 +193,7 @@ def work_of(model: Model, setting: Setting, gpus: int, counts: Counted) -> Work 
         convolutions=times * flops.convolution,
         scans=times * flops.scan,
         kept_bytes=kept * times / (1 + BACKWARD),
+        kept_elements=kept / size * times / (1 + BACKWARD),
         logit_bytes=size * _moved_logits(model, setting),
         weight_bytes=parameters * (PASS_BYTES_HALVED if halves_weights(setting) else PASS_BYTES),
         exchanged_each_pass=each_pass,
@@ -230,6 +236,15 @@ def _exchanged(setting: Setting, parameters: int, gpus: int, *, half: bool) -> t
             return share * parameters * (2 * size + FP32), 0.0
 
 
+def beside(computing: float, sent: float) -> float:
+    """Return the seconds of a pass from those of computing and of exchange alone.
+
+    Exchange runs beside computing; the longer of the two counts, and near their meeting a little of both.
+    """
+    together: float = (computing**4 + sent**4) ** 0.25
+    return together
+
+
 def step_time(
     work: Work, batch: StepPart, gpus: int, rates: CardRates, precision: Precision, m: Multipliers
 ) -> StepTime:
@@ -241,13 +256,13 @@ def step_time(
         "attention": work.attention / (products * attention),
         "convolutions": work.convolutions / (products * m.convolutions),
         "scans": work.scans / (products * m.scans),
-        "memory": (work.kept_bytes * m.traffic + work.logit_bytes) / rates.memory,
+        "memory": (work.kept_bytes * KEPT_MOVES + work.logit_bytes) / rates.memory,
+        "elements": work.kept_elements * m.cycles / rates.cycles,
     }
     times = {name: batch.samples * seconds for name, seconds in times.items()}
     times["memory"] += work.weight_bytes / rates.memory
     computing = math.fsum(times.values())
     sent = work.exchanged_each_pass / rates.exchange(gpus)
-    # Exchange runs beside computing; the longer of the two counts, and near their meeting a little of both.
-    exchange = (computing**4 + sent**4) ** 0.25 - computing
+    exchange = beside(computing, sent) - computing
     update = work.updated * UPDATE_BYTES / rates.memory + work.exchanged_each_step / rates.exchange(gpus)
     return StepTime(batch.passes, **times, exchange=exchange, update=update)

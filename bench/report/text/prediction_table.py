@@ -117,7 +117,13 @@ def _rate(part: PredictedPart) -> str:
     if part.name == "exchange":
         return "beside computing"
     rate = part.amount / part.seconds
-    return f"{figures(rate / 1e9)} GB/s" if part.unit == "bytes" else f"{figures(rate / 1e12)} TFLOP/s"
+    match part.unit:
+        case "operations":
+            return f"{figures(rate / 1e12)} TFLOP/s"
+        case "bytes":
+            return f"{figures(rate / 1e9)} GB/s"
+        case "elements":
+            return f"{figures(rate / 1e9)} billion/s"
 
 
 def prediction_csv(rows: Sequence[PricedPrediction], currency: str) -> str:
