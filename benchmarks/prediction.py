@@ -32,6 +32,7 @@ from bench.bundle.verify import Verdict
 from bench.planning.prediction.card_rates import CardRates, rates_of
 from bench.planning.prediction.step_time import (
     PASS_BYTES,
+    Collectives,
     Fit,
     Multipliers,
     StepPart,
@@ -143,8 +144,10 @@ def public_rows() -> Iterator[Row]:
             kept_bytes=kept,
             kept_elements=kept / 2,
             weight_bytes=PASS_BYTES * parameters,
-            exchanged_each_pass=share * parameters * (4 if whole else 6),
-            exchanged_each_step=0,
+            exchanged_each_pass=Collectives(
+                (2 if whole else 3) * (layers + 1), share * parameters * (4 if whole else 6)
+            ),
+            exchanged_each_step=Collectives(0, 0.0),
             updated=parameters / gpus,
         )
         gpu = gpu_named(CARDS[row["gpu"]])
@@ -175,7 +178,7 @@ def errors_of(rows: Sequence[Row]) -> Callable[[Multipliers], np.ndarray]:
         "scans": np.array([time.scans for time in times]),
     }
     memory, elements = (np.array([getattr(time, name) for time in times]) for name in ("memory", "elements"))
-    sent = np.array([row.work.exchanged_each_pass / row.rates.exchange(row.gpus) for row in rows])
+    sent = np.array([row.work.exchanged_each_pass.seconds(row.gpus, row.rates) for row in rows])
     passes, update = (np.array([getattr(time, name) for time in times]) for name in ("passes", "update"))
     measured = np.array([row.seconds for row in rows])
 

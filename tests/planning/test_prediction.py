@@ -15,14 +15,16 @@ from bench.base.gpu_catalogue import GpuModel, gpu_models, gpu_named
 from bench.bundle.verdict import RunContents, Verdict
 from bench.cli.main import main
 from bench.planning.manifest import Manifest, parse_manifest
-from bench.planning.prediction.card_rates import rates_of, usual_share
+from bench.planning.prediction.card_rates import rates_of, ring_seconds, usual_share
 from bench.planning.prediction.interruptions import Interruptions
 from bench.planning.prediction.predicted_machines import Predicted, Predictor, Unpredicted
 from bench.planning.prediction.step_time import (
+    Collectives,
     Fit,
     Multipliers,
     StepPart,
     StepTime,
+    beside,
     group_of,
     shipped_fit,
     step_time,
@@ -90,6 +92,44 @@ def test_gpus_share_a_step_and_lose_time_to_exchange() -> None:
     assert time_of(gpus=8, gpu=slow).seconds > time_of(gpus=8).seconds
     sharded = (*LUNCH, "fsdp-3")
     assert time_of(setting=sharded, gpus=8, gpu=slow).exchange > time_of(setting=sharded, gpus=8).exchange
+
+
+def test_the_rings_of_a_node_leave_it_by_all_of_its_adapters() -> None:
+    rates = rates_of(H100)
+    assert rates.exchange(8) == pytest.approx(0.7 * 450e9)  # NVLink, one direction
+    assert rates.exchange(64) == pytest.approx(0.7 * 8 * 50e9)  # eight adapters of 400 Gb/s
+    slow = rates_of(replace(H100, link_gb_per_second=64.0))
+    assert slow.exchange(64) == slow.exchange(8)  # every byte crosses the links of a node, too
+
+
+def test_a_message_goes_through_every_gpu_and_between_nodes_slower() -> None:
+    assert ring_seconds(1) == 0
+    assert ring_seconds(8) == pytest.approx(7 * 3.4e-6)
+    assert ring_seconds(16) == pytest.approx(14 * 3.4e-6 + 14e-6)
+
+
+def test_weights_in_shards_are_gathered_twice_a_pass_and_whole_ones_once_a_step() -> None:
+    counts = counts_by_formula(PYTHIA)
+    assert counts is not None
+    units, sent = len(counts.parts.blocks) + 1, counts.parts.total * 7 / 8
+
+    def exchanged(*more: str) -> tuple[Collectives, Collectives]:
+        work = work_of(PYTHIA, (*LUNCH, *more), 8, counts)
+        assert work is not None
+        return work.exchanged_each_pass, work.exchanged_each_step
+
+    none = Collectives(0, 0.0)
+    assert exchanged() == (none, Collectives(2 * units, sent * 8))
+    assert exchanged("fsdp-2") == (Collectives(units, sent * 4), Collectives(units, sent * 2))
+    assert exchanged("fsdp-3") == (Collectives(3 * units, sent * 8), none)
+    alone = work_of(PYTHIA, LUNCH, 1, counts)
+    assert alone is not None and alone.exchanged_each_step == none
+
+
+def test_exchange_slows_what_is_computed_beside_it() -> None:
+    assert beside(1.0, 0.0) == 1.0
+    assert 1.02 < beside(1.0, 0.1) < 1.03  # hidden, but for the multiprocessors that it takes
+    assert beside(0.1, 10.0) == pytest.approx(10, rel=1e-3)
 
 
 def test_a_card_is_as_fast_as_its_products_and_its_memory() -> None:

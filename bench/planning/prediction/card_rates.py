@@ -6,6 +6,7 @@ that cards of the catalogue reach at the median. Pure.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,7 +25,10 @@ FEWER_LANES = {"6.0": 64, "7.0": 64, "7.5": 64, "8.0": 64}
 PCIE_GB_PER_SECOND = 64.0  # both directions of 16 lanes of the fourth generation
 LINK_SHARE = 0.7  # of a link's rate in one direction, that exchanges of large messages reach
 GPUS_A_NODE = 8
-NODE_LINK_GB_PER_SECOND = 100.0  # both directions of a GPU's share of the network: 400 Gb/s each way
+ADAPTER_GB_PER_SECOND = 100.0  # both directions of the network adapter of each GPU: 400 Gb/s each way
+# What a step of a ring takes beside its bytes, within a node and between nodes: NCCL's own estimates for its
+# protocol Simple (src/graph/tuning.cc).
+HOP_SECONDS, NODE_HOP_SECONDS = 3.4e-6, 14e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +56,20 @@ class CardRates:
         return self.gpu.fp32_tflops * 1e12 / (2 * lanes)
 
     def exchange(self, gpus: int) -> float:
-        """Return bytes a second that each of so many GPUs sends to the others, at the slowest link."""
+        """Return bytes a second that each of so many GPUs sends to the next one in its rings.
+
+        The rings of a node leave it by different adapters: together they have the rate of all of them.
+        """
         link = self.gpu.link_gb_per_second or PCIE_GB_PER_SECOND
         if gpus > GPUS_A_NODE:
-            link = min(link, NODE_LINK_GB_PER_SECOND)
+            link = min(link, GPUS_A_NODE * ADAPTER_GB_PER_SECOND)
         return link / 2 * 1e9 * LINK_SHARE
+
+
+def ring_seconds(gpus: int) -> float:
+    """Return how long a message without bytes takes through a ring of so many GPUs."""
+    nodes = math.ceil(gpus / GPUS_A_NODE)
+    return (gpus - nodes) * HOP_SECONDS + (nodes - 1) * NODE_HOP_SECONDS
 
 
 def rates_of(gpu: GpuModel) -> CardRates:

@@ -126,26 +126,26 @@ class Predictor:
         ]
         if not timed:
             return unpredicted(candidates.why_none())
-        time, chosen, batch = min(timed, key=lambda each: each[0].seconds)
+        time, candidate, batch = min(timed, key=lambda each: each[0].seconds)
         days = time.seconds * recipe.steps / SECONDS_A_DAY
         error = self.fit.error(group_of(model, counts), gpu.name, target.gpus)
         return Predicted(
             model=model.name,
             gpu=gpu.name,
             gpus=target.gpus,
-            label=label(chosen.setting, model, target),
-            setting=chosen.setting,
+            label=label(candidate.setting, model, target),
+            setting=candidate.setting,
             micro_batch=batch.samples,
             accumulation=batch.passes,
             step_seconds=time.seconds,
             days=days,
             least_days=days / (1 + error),
             most_days=days * (1 + error),
-            memory_bytes=chosen.needs[batch.samples],
+            memory_bytes=candidate.needs[batch.samples],
             limit=time.limit,
             kwh=gpu.watts * target.gpus * days * 24 / 1000 if gpu.watts else None,
             source=rates.product_source,
-            parts=_parts(chosen.work, batch, time),
+            parts=_parts(candidate.work, batch, time),
             update_seconds=time.update,
             units=float(recipe.batch_size) * recipe.steps * recipe.units_per_sample,
         )
@@ -167,7 +167,7 @@ def _parts(work: Work, batch: StepPart, time: StepTime) -> tuple[PredictedPart, 
         "scans": (n * work.scans, "operations"),
         "memory": (n * (work.kept_bytes * KEPT_MOVES + work.logit_bytes) + work.weight_bytes, "bytes"),
         "elements": (n * work.kept_elements, "elements"),
-        "exchange": (work.exchanged_each_pass, "bytes"),
+        "exchange": (work.exchanged_each_pass.sent_bytes, "bytes"),
     }
     found = (PredictedPart(name, *amounts[name], seconds) for name, seconds in time.parts.items())
     return tuple(part for part in found if part.amount)

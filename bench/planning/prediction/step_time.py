@@ -10,9 +10,9 @@ from typing import Literal
 from bench.base.shipped_data import read_data
 from bench.base.strict_json import from_json
 from bench.planning.memory_prediction import predict_bytes
-from bench.planning.prediction.card_rates import CardRates
+from bench.planning.prediction.card_rates import CardRates, ring_seconds
 from bench.training.methods import arithmetic, known_methods
-from bench.training.models import Counted, Model, Precision, words_of
+from bench.training.models import Counted, Model, Parts, Precision, words_of
 from bench.training.models.footprint import ROW_MULTIPLE
 from bench.training.setting import Setting, halves_weights, in_group
 
@@ -28,6 +28,10 @@ PADDING_MOVES = 4  # rows of odd length are copied: cut to length forwards, padd
 # Memory traffic for each parameter. A pass adds a gradient to its sum, and under autocast casts a weight; an
 # update of Adam reads weight, gradient and both moments, writes all but the gradient, and clears that.
 PASS_BYTES, PASS_BYTES_HALVED, UPDATE_BYTES = 18, 12, 36
+
+# Of computing's rate, what an exchange beside it takes: NCCL's 24 blocks of threads have a multiprocessor
+# each, of 108 (A100) or 132 (H100, H200).
+TAKEN_BY_EXCHANGE = 0.2
 
 OFFLOADING = "offloading is not predicted: it depends on the host"
 
@@ -79,6 +83,17 @@ def shipped_fit() -> Fit:
 
 
 @dataclass(frozen=True, slots=True)
+class Collectives:
+    """Exchanges between GPUs."""
+
+    count: int
+    sent_bytes: float  # by each GPU, in all of them
+
+    def seconds(self, gpus: int, rates: CardRates) -> float:
+        return self.sent_bytes / rates.exchange(gpus) + self.count * ring_seconds(gpus)
+
+
+@dataclass(frozen=True, slots=True)
 class Work:
     """What a pass computes and moves for one sample, and what passes and updates move once."""
 
@@ -90,8 +105,8 @@ class Work:
     kept_elements: float
     logit_bytes: float  # memory traffic of logits and their gradient
     weight_bytes: float  # memory traffic of weights and gradients in a pass
-    exchanged_each_pass: float  # bytes
-    exchanged_each_step: float
+    exchanged_each_pass: Collectives
+    exchanged_each_step: Collectives
     updated: float  # parameters that one GPU updates
 
 
@@ -185,7 +200,7 @@ def work_of(model: Model, setting: Setting, gpus: int, counts: Counted) -> Work 
         products = (1 + again) * flops.matmul + max(0, flops.backward - BACKWARD * flops.attention)
     parameters, half = counts.parts.total, model.recipe.precision != "fp32"
     size = HALF if half else FP32
-    each_pass, each_step = _exchanged(setting, parameters, gpus, half=half)
+    each_pass, each_step = _exchanged(setting, counts.parts, gpus, half=half)
     sharded = in_group(setting, "sharding") is not None
     return Work(
         products=products,
@@ -220,28 +235,29 @@ def _kept_bytes(model: Model, setting: Setting, counts: Counted) -> float | None
     return None if one is None or two is None else (two - one) / 64
 
 
-def _exchanged(setting: Setting, parameters: int, gpus: int, *, half: bool) -> tuple[float, float]:
-    """Return the bytes that each GPU sends in a pass and in a step."""
+def _exchanged(setting: Setting, parts: Parts, gpus: int, *, half: bool) -> tuple[Collectives, Collectives]:
+    """Return what GPUs exchange in a pass and in a step: each block apart, and what is outside of blocks."""
+    none = Collectives(0, 0.0)
     if gpus == 1:
-        return 0.0, 0.0
-    share, size = (gpus - 1) / gpus, HALF if half else FP32
+        return none, none
+    units, sent, size = len(parts.blocks) + 1, (gpus - 1) / gpus * parts.total, HALF if half else FP32
     match in_group(setting, "sharding"):
-        case None:
-            return 0.0, 2 * share * parameters * FP32
+        case None | "zero-1":  # sums of gradients are reduced, and gathered or weights are
+            return none, Collectives(2 * units, 2 * sent * FP32)
         case "fsdp-2" | "zero-2":  # weights are whole: gathered once a step
-            return share * parameters * FP32, share * parameters * size
-        case "zero-1":
-            return 0.0, 2 * share * parameters * FP32
+            return Collectives(units, sent * FP32), Collectives(units, sent * size)
         case _:  # weights are gathered for the forward and the backward pass
-            return share * parameters * (2 * size + FP32), 0.0
+            return Collectives(3 * units, sent * (2 * size + FP32)), none
 
 
 def beside(computing: float, sent: float) -> float:
     """Return the seconds of a pass from those of computing and of exchange alone.
 
-    Exchange runs beside computing; the longer of the two counts, and near their meeting a little of both.
+    Exchange runs beside computing and slows it. The longer of the two counts, and near their meeting a little
+    of both.
     """
-    together: float = (computing**4 + sent**4) ** 0.25
+    slowed = computing + TAKEN_BY_EXCHANGE * sent
+    together: float = (slowed**4 + sent**4) ** 0.25
     return together
 
 
@@ -262,7 +278,6 @@ def step_time(
     times = {name: batch.samples * seconds for name, seconds in times.items()}
     times["memory"] += work.weight_bytes / rates.memory
     computing = math.fsum(times.values())
-    sent = work.exchanged_each_pass / rates.exchange(gpus)
-    exchange = beside(computing, sent) - computing
-    update = work.updated * UPDATE_BYTES / rates.memory + work.exchanged_each_step / rates.exchange(gpus)
+    exchange = beside(computing, work.exchanged_each_pass.seconds(gpus, rates)) - computing
+    update = work.updated * UPDATE_BYTES / rates.memory + work.exchanged_each_step.seconds(gpus, rates)
     return StepTime(batch.passes, **times, exchange=exchange, update=update)
