@@ -30,6 +30,7 @@ from bench.base.strict_json import to_json
 from bench.bundle.verdict import RunContents
 from bench.bundle.verify import Verdict
 from bench.planning.prediction.card_rates import CardRates, rates_of
+from bench.planning.prediction.choice import chosen
 from bench.planning.prediction.step_time import (
     PASS_BYTES,
     Collectives,
@@ -229,13 +230,27 @@ def choices(by_model: Sequence[tuple[Row, float]]) -> str:
     near = among = 0
     for rows in several:
         fastest = min(row.seconds for row, _ in rows)
-        first, *rest = sorted(rows, key=lambda pair: pair[0].seconds * math.exp(pair[1]))
-        near += first[0].seconds <= CLOSE * fastest
-        among += fastest in [row.seconds for row, _ in (first, *rest[:2])]
+        first, *others = (row.seconds for row in in_order(rows)[:3])
+        near += first <= CLOSE * fastest
+        among += fastest in (first, *others)
     return (
         f"chosen of at least {LEAST_CHOICE} measured settings: within 3% of the fastest in {near} of "
         f"{len(several)}; the fastest is among the first three in {among}"
     )
+
+
+def in_order(rows: Sequence[tuple[Row, float]]) -> list[Row]:
+    """Order rows as they would be chosen, if those that were chosen before could not be had."""
+    left, found = [*rows], list[Row]()
+    while left:
+        first = chosen(
+            left,
+            seconds=lambda pair: pair[0].seconds * math.exp(pair[1]),
+            sent_bytes=lambda pair: pair[0].work.sent_bytes(pair[0].batch.passes),
+        )
+        left.remove(first)
+        found.append(first[0])
+    return found
 
 
 def covered(by_model: Sequence[tuple[Row, float]]) -> str:

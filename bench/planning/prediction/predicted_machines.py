@@ -12,6 +12,7 @@ from bench.base.gpu_catalogue import GpuModel
 from bench.planning.plan import usable_bytes
 from bench.planning.prediction.candidates import Candidates, candidates_of
 from bench.planning.prediction.card_rates import GPUS_A_NODE, rates_of
+from bench.planning.prediction.choice import chosen
 from bench.planning.prediction.step_time import (
     KEPT_MOVES,
     Fit,
@@ -126,7 +127,11 @@ class Predictor:
         ]
         if not timed:
             return unpredicted(candidates.why_none())
-        time, candidate, batch = min(timed, key=lambda each: each[0].seconds)
+        time, candidate, batch = chosen(
+            timed,
+            seconds=lambda each: each[0].seconds,
+            sent_bytes=lambda each: each[1].work.sent_bytes(each[2].passes),
+        )
         days = time.seconds * recipe.steps / SECONDS_A_DAY
         error = self.fit.error(group_of(model, counts), gpu.name, target.gpus)
         return Predicted(

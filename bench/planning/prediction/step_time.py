@@ -109,6 +109,10 @@ class Work:
     exchanged_each_step: Collectives
     updated: float  # parameters that one GPU updates
 
+    def sent_bytes(self, passes: int) -> float:
+        """Return what each GPU sends in a step of so many passes."""
+        return passes * self.exchanged_each_pass.sent_bytes + self.exchanged_each_step.sent_bytes
+
 
 @dataclass(frozen=True, slots=True)
 class StepPart:
