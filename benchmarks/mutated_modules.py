@@ -42,6 +42,7 @@ _COMPARING = "report/test_comparing report/test_formats report/test_floors"
 MODULES: Mapping[str, Held] = {
     "bench/report/compare/offers.py": _held("money", "report/test_offers report/test_decide"),
     "bench/report/compare/decision.py": _held("money", "report/test_decide report/test_offers"),
+    "bench/report/compare/owning.py": _held("money", "report/test_owning"),
     "bench/report/compare/prices.py": _held(
         "money", "report/test_prices report/test_price_lists report/test_offers"
     ),

@@ -195,7 +195,9 @@ def test_columns_stay_columns_in_markdown(comparison: Comparison) -> None:
 
 
 PREDICTION = PricedPrediction(
-    Predicted("m", "gpu", 1, "naive", (), 1, 1, 0.5, 1.0, 0.9, 1.1, 2**30, "memory", None, "s", (), 0.1, 1.0),
+    Predicted(
+        "m", "gpu", 1, "naive", (), 1, 1, 0.5, 1.0, 0.9, 1.1, 2**30, "memory", None, None, "s", (), 0.1, 1.0
+    ),
     None, None, None,
 )  # fmt: skip
 

@@ -75,7 +75,7 @@ def test_a_machine_whose_electricity_costs_more_than_a_rent_says_so(tmp_path: Pa
     found = compared(bundle(tmp_path / "a.tar"), prices=prices)
     buy, rent = only(found).entries[0].offers
     assert (buy.break_even, buy.rent_always_less, rent.rent_always_less) == (None, True, False)
-    assert table(found).count("its electricity alone costs more than the cheapest rent") == 1
+    assert table(found).count("its electricity and upkeep alone cost more than the cheapest rent") == 1
 
 
 def test_an_empty_budget_result_is_reported(tmp_path: Path) -> None:

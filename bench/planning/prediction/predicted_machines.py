@@ -60,6 +60,7 @@ class Predicted:
     memory_bytes: int
     limit: str  # what takes most of the time
     kwh: float | None  # at the power limit of the GPUs
+    watts: float | None  # the power limit of all GPUs together
     source: str  # of the rate of products
     parts: tuple[PredictedPart, ...]
     update_seconds: float
@@ -149,6 +150,7 @@ class Predictor:
             memory_bytes=candidate.needs[batch.samples],
             limit=time.limit,
             kwh=gpu.watts * target.gpus * days * 24 / 1000 if gpu.watts else None,
+            watts=gpu.watts * target.gpus if gpu.watts else None,
             source=rates.product_source,
             parts=_parts(candidate.work, batch, time),
             update_seconds=time.update,

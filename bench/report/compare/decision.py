@@ -23,7 +23,7 @@ class Option:
     kind: Literal["buy", "rent"]
     days: Interval  # of one run
     upfront: float  # before the first run; 0 for a rented machine
-    a_run: float  # for each run: rent, or electricity if it has a price
+    a_run: float  # for each run: rent, or electricity and upkeep if they have prices
 
     def spend(self, runs: int = 1) -> float:
         """Return the money spent on so many runs, including the machine if it is bought."""
@@ -32,7 +32,7 @@ class Option:
     def spend_interval(self, runs: int = 1) -> Interval:
         """Return `spend` with the uncertainty of the days: rent and electricity are paid by the hour."""
         share = self.days.half_width / self.days.value
-        return Interval(self.spend(runs), runs * self.a_run * share)
+        return Interval(self.spend(runs), runs * abs(self.a_run) * share)
 
     def lives_for(self, runs: int, used_days: float) -> bool:
         """Whether one machine can do so many runs: an owned one trains `used_days` in its life."""
@@ -166,7 +166,7 @@ class BreakEven:
 
 
 def break_even(own: Option, rent: Option, life_days: float) -> BreakEven | None:
-    """Count the runs from which owning costs less; None if a rented run costs no more than electricity."""
+    """Count the runs from which owning costs less; None if a rented run costs no more than its own."""
     saved = rent.a_run - own.a_run
     if saved <= 0:
         return None

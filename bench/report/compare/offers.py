@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from bench.base.gpu_catalogue import GpuModel
+from bench.base.gpu_catalogue import GpuModel, gpu_named
 from bench.records.spread import on_another_machine
 from bench.report.compare.compared_rows import RankedRow
 from bench.report.compare.decision import (
@@ -52,7 +52,7 @@ class Offer:
     on_frontier: bool
     break_even: BreakEven | None  # to buy: against the cheapest rented run of this model
     marks: tuple[str, ...]  # the questions that this offer answers
-    rent_always_less: bool  # the cheapest rent costs less than this machine's electricity alone
+    rent_always_less: bool  # the cheapest rent costs less than this machine's electricity and upkeep
     unmetered: bool  # electricity has a price, but this machine's power was not measured
     outlived: bool  # to buy: the machine's life is too short for all runs that were asked for
 
@@ -61,7 +61,7 @@ def offers_of(
     rows: Sequence[RankedRow], terms: Terms
 ) -> tuple[list[tuple[tuple[Offer, ...], tuple[str, ...]]], Recommendation]:
     """Return for each row its offers and why prices are missing, and over all rows what to buy or rent."""
-    by_row = [_options(row, terms.prices) for row in rows]
+    by_row = [_options(row, terms.prices, terms.utilisation) for row in rows]
     options = [option for pairs, _ in by_row for option, _ in pairs]
     sound = [
         option for row, (pairs, _) in zip(rows, by_row, strict=True) if not row.marks for option, _ in pairs
@@ -76,8 +76,13 @@ def offers_of(
     return offered, answer
 
 
-def _options(row: RankedRow, book: PriceBook) -> tuple[list[tuple[Option, Priced]], tuple[str, ...]]:
-    """Price buying and renting the row's machine, and say why prices are missing."""
+def _options(
+    row: RankedRow, book: PriceBook, utilisation: float
+) -> tuple[list[tuple[Option, Priced]], tuple[str, ...]]:
+    """Price buying and renting the row's machine, and say why prices are missing.
+
+    The upkeep of days on which an own machine does not train is paid by the days on which it does.
+    """
     machine, days = row.machine, on_another_machine(row.days)
     if machine.kind != "cuda":
         return [], (f"no price for a CPU: {machine.name}",)
@@ -87,8 +92,11 @@ def _options(row: RankedRow, book: PriceBook) -> tuple[list[tuple[Option, Priced
     options: list[tuple[Option, Priced]] = []
     if isinstance(buy, Priced):
         a_run, quotes = book.electricity_of(row.kwh)
-        option = Option(machine.label, "buy", days, buy.amount, a_run)
-        options.append((option, replace(buy, quotes=buy.quotes + quotes)))
+        known = gpu_named(machine.name)
+        watts = known.watts * machine.devices if known and known.watts else None
+        upkeep, of_upkeep = book.upkeep_of(buy, watts)
+        option = Option(machine.label, "buy", days, buy.amount, a_run + upkeep * days.value / utilisation)
+        options.append((option, replace(buy, quotes=(*buy.quotes, *quotes, *of_upkeep))))
     if isinstance(rent, Priced):
         a_run = rent.amount * days.value * 24
         options.append((Option(machine.label, "rent", days, 0.0, a_run), rent))

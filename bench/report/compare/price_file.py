@@ -21,6 +21,7 @@ from bench.base.files import read_bounded
 from bench.base.form_mistakes import form_mistakes
 from bench.base.shipped_data import read_data
 from bench.base.strict_json import DecodeError, from_json, strict_loads
+from bench.report.compare.owning import CapitalCost, Colocation, Operations, ResidualValue
 from bench.report.compare.prices import (
     Electricity,
     Exchange,
@@ -35,6 +36,8 @@ from bench.report.compare.prices import (
 MAX_BYTES = 1 << 20
 LARGEST_PRICE = 1e12  # in the file's currency
 DATE = "allowed: the quote's day, YYYY-MM-DD"
+Percentage = CapitalCost | Operations | ResidualValue
+Dated = Quote | Exchange | Colocation | Percentage
 Q = TypeVar("Q", GpuPrice, SystemPrice, MachinePrice, Rent)
 
 
@@ -78,6 +81,14 @@ LISTS: Mapping[str, Any] = {
 }
 
 
+COSTS_OF_OWNING: Mapping[str, Any] = {
+    "capital": CapitalCost,
+    "colocation": Colocation,
+    "operations": Operations,
+    "residual": ResidualValue,
+}
+
+
 def _meaning_mistakes(document: Any, malformed: Set[str]) -> Iterator[Mistake]:
     """Yield mistakes of meaning in the parts of the document whose types are right."""
     if not isinstance(document, dict):
@@ -95,7 +106,7 @@ def _meaning_mistakes(document: Any, malformed: Set[str]) -> Iterator[Mistake]:
     yield from _duplicate_mistakes(quotes)
 
 
-def _quotes(document: Mapping[str, Any], malformed: Set[str]) -> Iterator[tuple[str, Quote | Exchange]]:
+def _quotes(document: Mapping[str, Any], malformed: Set[str]) -> Iterator[tuple[str, Dated]]:
     """Yield every well-formed quote, with its path in the document."""
     places: list[tuple[str, Any, Any]] = []
     for name, kind in LISTS.items():
@@ -103,12 +114,17 @@ def _quotes(document: Mapping[str, Any], malformed: Set[str]) -> Iterator[tuple[
             places += [(f"/{name}/{i}", kind, quote) for i, quote in enumerate(document.get(name, ()))]
     if document.get("electricity") is not None:
         places.append(("/electricity", Electricity, document["electricity"]))
+    if "/owning" not in malformed:
+        owning = document.get("owning") or {}
+        for name, kind in COSTS_OF_OWNING.items():
+            if owning.get(name) is not None:
+                places.append((f"/owning/{name}", kind, owning[name]))
     for path, kind, quote in places:
         if not any(f"{wrong}/".startswith(f"{path}/") for wrong in malformed):
             yield path, from_json(kind, quote)
 
 
-def _duplicate_mistakes(quotes: Sequence[tuple[str, Quote | Exchange]]) -> Iterator[Mistake]:
+def _duplicate_mistakes(quotes: Sequence[tuple[str, Dated]]) -> Iterator[Mistake]:
     """Refuse two prices for the same item. Several rents are allowed: the cheapest counts."""
     paths: dict[tuple[object, ...], str] = {}
     for path, quote in quotes:
@@ -118,8 +134,8 @@ def _duplicate_mistakes(quotes: Sequence[tuple[str, Quote | Exchange]]) -> Itera
         paths |= dict.fromkeys(keys, path)
 
 
-def _items(quote: Quote | Exchange) -> Iterator[tuple[object, ...]]:
-    """Yield keys of the items that a quote prices; nothing for rents and electricity."""
+def _items(quote: Dated) -> Iterator[tuple[object, ...]]:
+    """Yield keys of the items that a quote prices; nothing for rents, electricity and costs of owning."""
     match quote:
         case GpuPrice():
             yield from ((name,) for name in quote.gpu)
@@ -131,14 +147,14 @@ def _items(quote: Quote | Exchange) -> Iterator[tuple[object, ...]]:
             yield ("exchange", quote.currency)
 
 
-def _currency_mistakes(currency: str, quotes: Sequence[tuple[str, Quote | Exchange]]) -> Iterator[Mistake]:
+def _currency_mistakes(currency: str, quotes: Sequence[tuple[str, Dated]]) -> Iterator[Mistake]:
     if not re.fullmatch("[A-Z]{3}", currency):
         yield Mistake("/currency", f'"{currency}" is no currency', 'allowed: three letters, as in "USD"')
     convertible = {None, currency, *(rate.currency for _, rate in quotes if isinstance(rate, Exchange))}
     for path, quote in quotes:
         if isinstance(quote, Exchange) and quote.currency == currency:
             yield Mistake(f"{path}/currency", f"{currency} is the file's own", "allowed: another currency")
-        if quote.currency not in convertible:
+        if not isinstance(quote, Percentage) and quote.currency not in convertible:
             yield Mistake(
                 f"{path}/currency",
                 f"{quote.currency} among prices in {currency}",
@@ -146,8 +162,11 @@ def _currency_mistakes(currency: str, quotes: Sequence[tuple[str, Quote | Exchan
             )
 
 
-def _quote_mistakes(path: str, quote: Quote | Exchange) -> Iterator[Mistake]:
-    if not (math.isfinite(quote.price) and 0 < quote.price <= LARGEST_PRICE):
+def _quote_mistakes(path: str, quote: Dated) -> Iterator[Mistake]:
+    if isinstance(quote, Percentage):
+        if not 0 <= quote.percent < 100:
+            yield Mistake(f"{path}/percent", f"{quote.percent}", "allowed: 0 or more, less than 100")
+    elif not (math.isfinite(quote.price) and 0 < quote.price <= LARGEST_PRICE):
         yield Mistake(f"{path}/price", f"{quote.price} is no price", "allowed: more than 0")
     if (day := _day(quote.date)) is None:
         yield Mistake(f"{path}/date", f'"{quote.date}" is no date', DATE)
@@ -160,7 +179,7 @@ def _quote_mistakes(path: str, quote: Quote | Exchange) -> Iterator[Mistake]:
         yield Mistake(f"{path}/gpus", f"{count} GPUs", "allowed: at least 1")
     if getattr(quote, "gpu", True) == ():
         yield Mistake(f"{path}/gpu", "names no GPU", "allowed: the driver's names")
-    if isinstance(quote, Electricity) and not 1 <= quote.overhead <= 10:
+    if isinstance(quote, Electricity | Colocation) and not 1 <= quote.overhead <= 10:
         yield Mistake(f"{path}/overhead", f"{quote.overhead}", "allowed: 1 to 10")
 
 

@@ -25,7 +25,7 @@ class PricedPrediction:
 
     predicted: Predicted
     rented: RunCost | None
-    owned: RunCost | None  # a share of the machine's price by its days, and electricity if it has a price
+    owned: RunCost | None  # a share of the price and the upkeep by its days, and electricity if priced
     units_per_dollar: float | None  # tokens, images or pairs that the rent of a run pays for
 
     def cost(self, *, own: bool) -> RunCost | None:
@@ -43,7 +43,9 @@ def priced(found: Predicted, book: PriceBook) -> PricedPrediction:
         rented = RunCost(rent.amount * found.days * 24, rent.quotes)
     if isinstance(buy, Priced):
         electricity, quotes = book.electricity_of(found.kwh)
-        owned = RunCost(buy.amount * found.days / book.life_days + electricity, buy.quotes + quotes)
+        upkeep, of_upkeep = book.upkeep_of(buy, found.watts)
+        amount = (buy.amount / book.life_days + upkeep) * found.days + electricity
+        owned = RunCost(amount, (*buy.quotes, *quotes, *of_upkeep))
     return PricedPrediction(found, rented, owned, found.units / rented.amount if rented else None)
 
 

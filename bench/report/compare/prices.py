@@ -6,10 +6,12 @@ Prices are never guessed: a machine that no quote covers is a `Gap`. Pure.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from bench.records.text import count_text, figures, money_text
+from bench.report.compare.owning import Colocation, Owning
 
 RentKind = Literal["on-demand", "spot", "reserved"]
 
@@ -89,6 +91,7 @@ class Exchange:
 
 
 Quote = GpuPrice | SystemPrice | MachinePrice | Rent | Electricity
+Converted = Quote | Colocation
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +107,7 @@ class PriceBook:
     machines: tuple[MachinePrice, ...] = ()
     rents: tuple[Rent, ...] = ()
     electricity: Electricity | None = None
+    owning: Owning | None = None
     exchange: tuple[Exchange, ...] = ()
 
     @property
@@ -156,6 +160,20 @@ class PriceBook:
         priced = self.to_feed(kwh) if kwh is not None else None
         return (priced.amount, priced.quotes) if priced else (0.0, ())
 
+    def upkeep_of(self, bought: Priced, watts: float | None) -> tuple[float, tuple[str, ...]]:
+        """Return what each day costs to own a machine beside its price and electricity, and the quotes.
+
+        `watts` is what its GPUs may draw, if that is known.
+        """
+        owning = self.owning or Owning()
+        kilowatts, place = None if watts is None else watts / 1000, owning.colocation
+        of_place = self._worth(place) if place else 0.0
+        texts = [
+            *owning.texts(kilowatts, self.currency),
+            *(self._rate_texts(place.currency) if place else ()),
+        ]
+        return owning.upkeep_a_day(bought.amount, kilowatts, self.life_years, of_place), tuple(texts)
+
     def _nearly(self, gpu: str) -> str:
         """Hint at a quote under a shorter name, if any: quotes apply only to the driver's exact name."""
         quotes: tuple[GpuPrice | MachinePrice | Rent, ...] = (*self.gpus, *self.machines, *self.rents)
@@ -164,7 +182,7 @@ class PriceBook:
         short = None if " + " in gpu else next(shorter, None)
         return f' (there is one for "{short}": a quote must have the driver\'s exact name)' if short else ""
 
-    def _worth(self, quote: Quote) -> float:
+    def _worth(self, quote: Converted) -> float:
         rate = self.rate(quote.currency)
         assert rate is not None  # parse_prices refuses a currency that has no rate
         return quote.price * rate
@@ -174,12 +192,14 @@ class PriceBook:
         currency = quote.currency or self.currency
         amount = money_text(quote.price, currency)
         text = f"{_priced_item(quote, gpu, amount)}: {_origin(quote)}, {quote.date}"
-        rates = (rate for rate in self.exchange if rate.currency == currency != self.currency)
-        rate_texts = (
-            f"{rate.currency} 1 is worth {figures(rate.price, 6)} {self.currency}: {rate.source}, {rate.date}"
-            for rate in rates
-        )
-        return (text, *rate_texts)
+        return (text, *self._rate_texts(currency))
+
+    def _rate_texts(self, currency: str | None) -> Iterator[str]:
+        """Yield the exchange rate of a currency in words, unless it is the file's own."""
+        for rate in self.exchange:
+            if rate.currency == currency != self.currency:
+                worth = f"{figures(rate.price, 6)} {self.currency}"
+                yield f"{rate.currency} 1 is worth {worth}: {rate.source}, {rate.date}"
 
 
 def _origin(quote: Quote) -> str:

@@ -250,7 +250,7 @@ def _offer_notes(entry: Entry, offer: Offer, comparison: Comparison) -> Iterator
     elif even is not None:
         yield f"never beats the cheapest rent in {_life(comparison)}"
     if offer.rent_always_less:
-        yield "its electricity alone costs more than the cheapest rent"
+        yield "its electricity and upkeep alone cost more than the cheapest rent"
 
 
 def _life(comparison: Comparison) -> str:
@@ -292,7 +292,8 @@ def notes(comparison: Comparison) -> Iterator[str]:
     if any(entry.offers for entry in entries):
         life = _life(comparison)
         yield "price: of the whole machine with all its GPUs; of all machines that train together"
-        yield f"a run, bought: its share of the machine's price over {life}, and electricity if priced"
+        shares = f"its share of the machine's price over {life}, and electricity and upkeep if priced"
+        yield f"a run, bought: {shares}"
         yield from (f"quoted: {quote}" for quote in comparison.quotes)
 
 
