@@ -17,7 +17,7 @@ LIKE_OTHERS = (
 # Known cards without limits of checks. Some cards with limits have names like theirs.
 WITHOUT_PROFILE = (
     "NVIDIA H20", "NVIDIA GH200 480GB", "NVIDIA A10", "NVIDIA L40", "NVIDIA RTX 6000 Ada Generation",
-    "NVIDIA B200", "NVIDIA RTX PRO 6000 Blackwell Server Edition",
+    "NVIDIA B300 SXM6 AC", "NVIDIA GB200", "NVIDIA A10G", "NVIDIA RTX PRO 6000 Blackwell Server Edition",
 )  # fmt: skip
 
 

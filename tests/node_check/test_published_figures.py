@@ -20,12 +20,20 @@ PRODUCTS = {
     ("H100 SXM", "matmul-bf16"): (794.5,),
     ("H200 SXM", "matmul-bf16"): (790,), ("H200 SXM", "matmul-fp16"): (759,),
     ("H200 SXM", "matmul-fp32"): (51.3,),
+    ("B200 SXM", "matmul-bf16"): (1696, 1745),
+    ("RTX 5090", "matmul-bf16"): (221.7, 242.2), ("RTX 5090", "matmul-tf32"): (122.2,),
+    ("RTX 5090", "matmul-fp32"): (64, 70),
+    ("RTX PRO 6000 Blackwell Workstation", "matmul-bf16"): (368.4, 418.0),
+    ("RTX PRO 6000 Blackwell Workstation", "matmul-fp32"): (74.0,),
+    ("A40", "matmul-bf16"): (122.29,), ("A40", "matmul-tf32"): (59.52,), ("A40", "matmul-fp32"): (23.73,),
+    ("L4", "matmul-bf16"): (59.4, 70.89), ("L4", "matmul-fp32"): (15.38,), ("L4", "soak"): (59.4,),
 }  # fmt: skip
-# Copies between host and GPU, in GB/s: what Azure asks since 2024-06-28, and nvbandwidth issues 15 and 50.
+# Copies between host and GPU, in GB/s: what Azure asks since 2024-06-28, nvbandwidth issues 15 and
+# 50, and tinygrad/open-gpu-kernel-modules issue 29.
 COPIES = {
     "A100 SXM 80 GB": (21.0, 22.8), "A100 SXM 40 GB": (21.0, 22.8), "A100 PCIe 80 GB": (21.0,),
     "H100 SXM": (48.0, 48.9, 55.0), "H100 NVL": (48.0, 48.9),
-    "RTX 4090": (23.9, 26.4),
+    "RTX 4090": (23.9, 26.4), "RTX 5090": (56.3,),
 }  # fmt: skip
 CASES = [
     *((card, check, value * 1e12) for (card, check), values in PRODUCTS.items() for value in values),

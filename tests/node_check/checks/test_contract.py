@@ -40,7 +40,7 @@ def test_every_check_has_a_question_and_a_time_limit(name: str) -> None:
 
 
 def test_every_profile_has_sources_and_tolerances_that_can_fail() -> None:
-    assert len(profiles()) >= 12
+    assert len(profiles()) >= 17
     names = [gpu for profile in profiles() for gpu in profile.gpus]
     assert len(names) == len(set(names))
     for profile in profiles():
