@@ -67,7 +67,7 @@ def _add_run(group: arguments.Options) -> None:
     add("-o", "--out", **DIR, default=Path("results"), help=out)
     arguments.add_budget(group)
     add("--level", choices=DEPTHS, help="a node check of 2, 10 or 60 minutes (default: the manifest's)")
-    engine = "the node's engine (default: auto, the first that answers); venv: no container, a Python "
+    engine = "the node's engine (default: auto, the first that can run); venv: no container, a Python "
     engine += "environment that is installed from the lock; none: one that is there"
     add("--engine", choices=("auto", *ENGINES_OF_NODES), default="auto", help=engine)
     image = "a file that bench image build or save wrote, or a name in the engine of this machine"

@@ -22,6 +22,8 @@ class Variant:
     cuda: str | None  # CUDA version; None: the image is for machines without a GPU
     driver: str | None  # oldest NVIDIA driver that runs this CUDA version
     pythons: tuple[str, ...]  # those that the lock has wheels for, besides kernels; the image's comes first
+    wheel_bytes: int  # of the lock's wheels for the image's Python, besides kernels, when it was made
+    glibc: str  # oldest one that all of these wheels run with
     kernels: tuple[str, ...]  # wheels that no index has: `bench image kernels` compiles and locks them
     source: str  # source of the driver's number
 

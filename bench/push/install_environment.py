@@ -14,9 +14,9 @@ import os
 import re
 import shlex
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,9 @@ from bench.environment.identity import environment_digest
 from bench.environment.interpreter import Interpreter
 from bench.images.archive import Blob
 from bench.images.fetch import digest, wheels, wheels_in
-from bench.push.answers import json_fields, short, understood
+from bench.push.answers import absolute_path, json_fields, short, understood
 from bench.push.connection import plain
+from bench.push.forecast import Forecast
 from bench.push.locked_environment import LockedEnvironment, fits
 from bench.push.remote import ANSWER_SECONDS, Node
 from bench.push.ship import Progress, send_all
@@ -39,6 +40,7 @@ _MOST_ANSWER_BYTES = 2**22
 _PROBE_BYTES = 3 * 2**19  # sent to measure the line; with fewer, buffers on the way would count as speed
 _FAST_INDEX = 12.5e6  # bytes per second of a node's line to its index, from which on ours is not measured
 _UNPACKED = 4.0  # bytes of an environment for each byte of its wheels; 3.8 for the CPU's lock
+_UNPACK_BYTES_PER_SECOND = 60e6  # of an environment, on one core
 _FASTER = 2.0  # by how much the operator's line must be the faster one to be used for everything
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _RELEASE = re.compile(r"3\.[0-9]{1,2}\.[0-9]{1,3}[a-z0-9+]{0,12}")
@@ -76,6 +78,14 @@ class Shipment:
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedInstall:
+    """An environment that can be installed on a node, and which of its wheels are sent there."""
+
+    plan: InstallPlan
+    shipment: Shipment
+
+
+@dataclass(frozen=True, slots=True)
 class EnvironmentInstaller:
     """Installs one environment on one node."""
 
@@ -89,12 +99,23 @@ class EnvironmentInstaller:
     say: Callable[[str], None]
     progress: Progress
 
-    def install(self) -> Installed:
-        """Bring the environment to the node, unless it is there."""
+    def ask(self) -> PlannedInstall:
+        """Ask the node what it has and can download, and measure this line if it is needed."""
         plan = self._plan()
         if plan.found is not None:
-            return plan.found
+            return PlannedInstall(plan, Shipment((), ""))
         shipment = choose(plan, self.locked, lambda: uplink_rate(self.node))
+        if shipment.packages and shipment.rate is None:
+            shipment = replace(shipment, rate=uplink_rate(self.node))
+        sent, downloaded = split_bytes(plan, shipment, self.locked)
+        check_room(plan.free_bytes, sent + downloaded, self.place)
+        return PlannedInstall(plan, shipment)
+
+    def install(self, planned: PlannedInstall) -> Installed:
+        """Bring the environment to the node, unless it is there."""
+        plan, shipment = planned.plan, planned.shipment
+        if plan.found is not None:
+            return plan.found
         sent: dict[str, str] = {}
         count = self._send(plan, shipment, sent) if shipment.packages else 0
         installed, refused = self._install(sent)
@@ -268,6 +289,52 @@ def _reason(plan: InstallPlan) -> str:
         return f"the node cannot download: {plan.troubles[0]}"
     name = next(iter(sorted(plan.lacking)), "")
     return f"{name}: {plan.lacking[name]}" if name else ""
+
+
+def split_bytes(plan: InstallPlan, shipment: Shipment, locked: LockedEnvironment) -> tuple[int, int]:
+    """Return the bytes that are sent and downloaded; what no index has is estimated from the whole lock."""
+    known = sum(plan.sizes.values())
+    unknown = max(0, locked.variant.wheel_bytes - known) if plan.lacking else 0
+    sent = unknown + sum(size for name, size in plan.sizes.items() if name in shipment.packages)
+    return sent, known + unknown - sent
+
+
+def forecast(planned: PlannedInstall, locked: LockedEnvironment) -> Forecast:
+    """Return how long an installation takes."""
+    what = f"the environment {locked.variant.name} with Python {planned.plan.python.text}"
+    if planned.plan.found is not None:
+        return Forecast(what=what)
+    sent, downloaded = split_bytes(planned.plan, planned.shipment, locked)
+    return Forecast(
+        what=what,
+        send_bytes=sent,
+        download_bytes=downloaded,
+        up_bytes_per_second=planned.shipment.rate,
+        down_bytes_per_second=planned.plan.index_rate,
+        install_seconds=_UNPACKED * (sent + downloaded) / _UNPACK_BYTES_PER_SECOND,
+        why_sent=planned.shipment.why,
+    )
+
+
+@contextmanager
+def folder_of_code(node: Node, place: str, code: tuple[str, bytes]) -> Iterator[str]:
+    """Yield a folder of the node with bench's code: one of an earlier push, or one that is deleted again."""
+    digest, data = code
+    kept = f"{place}/code/{digest[:16]}"
+    if not node.ask(f"test -d {shlex.quote(kept)}").code:
+        yield kept
+        return
+    script = 'd=$(mktemp -d "${TMPDIR:-/tmp}/bench-ask.XXXXXX") && tar -xzf - -C "$d" && echo "$d"'
+    answer = node.ask(script, [data])
+    if answer.code:
+        raise EnvironmentCannot(f"its folder for temporary files cannot be written: {answer.reason}")
+    with understood("the node does not answer as mktemp does"):
+        folder = absolute_path(answer.text.strip())
+    try:
+        yield folder
+    finally:
+        with suppress(BenchError):
+            node.ask(f"rm -rf {shlex.quote(folder)}")
 
 
 def check_room(free_bytes: int, wheel_bytes: int, place: str) -> None:

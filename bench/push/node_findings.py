@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from bench.base.errors import EnvironmentCannot
 from bench.base.names import GIB
 from bench.images.engines.preflight import OUT_BYTES, check_driver, check_free, check_gpus, check_machine
-from bench.images.variants import Variant
+from bench.images.variants import Variant, version_numbers
 from bench.push.node_survey import NEEDED, NodePython, Survey
 from bench.records.text import bytes_text, size_text
 
@@ -55,8 +55,21 @@ def _warn(what: str, advice: str = "") -> PreflightFinding:
 
 def judge(survey: Survey, need: Need) -> list[PreflightFinding]:
     """Return all findings, those that stop the run first."""
-    findings = [*_machine(survey, need), *_software(survey, need), *_gpus(survey, need)]
+    return stops_first([*judge_machine(survey, need), *judge_engine(survey, need)])
+
+
+def stops_first(findings: Sequence[PreflightFinding]) -> list[PreflightFinding]:
     return sorted(findings, key=lambda finding: finding.level != "stop")
+
+
+def judge_machine(survey: Survey, need: Need) -> list[PreflightFinding]:
+    """Return the findings that do not depend on the engine."""
+    return [*_machine(survey, need), *_gpus(survey, need)]
+
+
+def judge_engine(survey: Survey, need: Need) -> list[PreflightFinding]:
+    """Return what keeps the engine of `need` from running bench there."""
+    return [*_software(survey, need), *_gpu_access(survey, need)]
 
 
 def _machine(survey: Survey, need: Need) -> Iterator[PreflightFinding]:
@@ -93,7 +106,8 @@ def _software(survey: Survey, need: Need) -> Iterator[PreflightFinding]:
         yield from _environment(survey)
         return
     if need.engine == "venv":
-        yield from _python_for(survey, need.variant)
+        if need.variant is not None:
+            yield from _installable(survey, need.variant)
         return
     engine = survey.engines[need.engine]
     if engine.facts is None:
@@ -121,8 +135,24 @@ def python_for(survey: Survey, variant: Variant) -> NodePython | None:
     return min(fitting, key=lambda python: variant.pythons.index(python.version), default=None)
 
 
-def _python_for(survey: Survey, variant: Variant | None) -> Iterator[PreflightFinding]:
-    if variant is None or python_for(survey, variant) is not None:
+def _installable(survey: Survey, variant: Variant) -> Iterator[PreflightFinding]:
+    """Yield what keeps the locked wheels of a variant from being installed and used on a node."""
+    if survey.libc and not survey.libc.startswith("glibc "):
+        yield _stop(
+            f"its C library is {survey.libc}, and the locked wheels need glibc",
+            "use a node with Debian, Ubuntu, RHEL or a relative of them, not Alpine",
+        )
+    elif survey.libc and version_numbers(survey.libc.split()[1]) < version_numbers(variant.glibc):
+        yield _stop(
+            f"it has {survey.libc}; the locked wheels of {variant.name} need {variant.glibc} or newer",
+            "use a node with Debian 10, Ubuntu 20.04, RHEL 8 or newer, or a container engine there",
+        )
+    if survey.noexec:
+        yield _stop(
+            f"{survey.place} is on a file system mounted noexec, and no library can be loaded from it",
+            "choose a folder on another file system: --place DIR",
+        )
+    if python_for(survey, variant) is not None:
         return
     wanted = " or ".join(variant.pythons)
     found = ", ".join(dict.fromkeys(python.version for python in survey.pythons)) or "no Python 3"
@@ -157,10 +187,7 @@ def _gpus(survey: Survey, need: Need) -> Iterator[PreflightFinding]:
         return
     if need.variant is not None and not need.slurm:
         variant = need.variant
-        facts = survey.engines[need.engine].facts if need.engine in survey.engines else None
         yield from _finding_of(lambda: check_driver(survey.host, variant))
-        if facts is not None and variant.driver is not None:
-            yield from _finding_of(lambda: check_gpus(survey.host, facts))
     if survey.gpu_trouble and survey.host.driver and not need.slurm:
         yield PreflightFinding(
             "warn" if survey.gpus else stop_unless_check,
@@ -179,6 +206,14 @@ def _gpus(survey: Survey, need: Need) -> Iterator[PreflightFinding]:
                 f"GPU {gpu.index} is in use: {gpu.busy_percent}% busy, {gpu.used_mib:,} MiB taken",
                 "; ".join(survey.gpu_users)[:300] or "nvidia-smi shows by whom, with sufficient rights",
             )
+
+
+def _gpu_access(survey: Survey, need: Need) -> Iterator[PreflightFinding]:
+    """Yield why the engine cannot give the node's GPUs to a container."""
+    facts = survey.engines[need.engine].facts if need.engine in survey.engines else None
+    needs_gpus = need.variant is not None and need.variant.driver is not None
+    if facts is not None and needs_gpus and not need.on_cpu and not need.slurm:
+        yield from _finding_of(lambda: check_gpus(survey.host, facts))
 
 
 def _finding_of(check: Callable[[], None]) -> Iterator[PreflightFinding]:

@@ -137,6 +137,8 @@ class Survey:
     python: str | None = None  # Python's version, major.minor; None: not asked for, or Python does not run
     lacking: tuple[str, ...] = ()  # modules that the node's Python lacks
     pythons: tuple[NodePython, ...] = ()  # that could run an environment; empty: not asked for, or none
+    libc: str | None = None  # as in "glibc 2.36" or "musl libc"; None: not asked for, or unknown
+    noexec: bool = False  # whether no program can be started from the folder for runs
     missing_programs: tuple[str, ...] = ()
     slurm: str | None = None  # Slurm's version; None: not installed
     gpu_trouble: str | None = None  # error message of nvidia-smi
@@ -188,7 +190,8 @@ def _questions(place: str, engines: Sequence[str], python: str) -> dict[str, str
         "load": "nproc; cat /proc/loadavg",
         "place": f'p={place}; case $p in /*) ;; "~/"*) p=$HOME/${{p#*/}};; *) p=$HOME/$p;; esac; '
         'printf "%s\\n" "$p"; while [ ! -d "$p" ]; do p=$(dirname "$p"); done; '
-        'df -Pk "$p" | tail -n 1; test -w "$p" && echo writable',
+        'df -Pk "$p" | tail -n 1; test -w "$p" && echo writable; '
+        'findmnt -no OPTIONS -T "$p" 2>/dev/null; true',
         "programs": "for p in setsid sha256sum tar head tail; do command -v $p >/dev/null || echo $p; done",
         "cat /proc/driver/nvidia/version": "cat /proc/driver/nvidia/version",
         "nvidia-ctk --version": "nvidia-ctk --version",
@@ -207,6 +210,7 @@ def _questions(place: str, engines: Sequence[str], python: str) -> dict[str, str
         best = f"case $v in {images().python}' '*) break;; esac"  # no other one would be chosen
         ask = f'v=$($p -c {shlex.quote(tell)} 2>/dev/null) && echo "$v"'
         questions["pythons"] = f"for p in {words}; do {ask}; {best}; done; true"
+        questions["libc"] = "getconf GNU_LIBC_VERSION 2>/dev/null || ldd --version 2>&1 | head -n 1"
     if "apptainer" in engines:
         questions["apptainer"] = "apptainer --version"
     for name in ENGINES_WITH_STORE:
@@ -239,7 +243,7 @@ def read_survey(answers: Answers, asked_at: float, engines: Sequence[str]) -> Su
     advice = "it needs sh, coreutils, util-linux and /proc"
     with understood("does not answer as a Linux machine does", advice=advice):
         user, uid, gid, home, hostname, kernel = answers["who"][1].split("\n")[:6]
-        place, disk, *writable = answers["place"][1].strip().split("\n")
+        place, disk, *about_place = answers["place"][1].strip().split("\n")
         cores, load = answers["load"][1].split("\n")[:2]
         memory = _memory(answers["memory"][1])
         clock = number(answers["clock"][1].split(".")[0].strip())
@@ -259,7 +263,7 @@ def read_survey(answers: Answers, asked_at: float, engines: Sequence[str]) -> Su
             skew_seconds=clock + 0.5 - asked_at,
             place=absolute_path(place),
             place_free_bytes=_free_bytes(disk) or 0,
-            place_writable=writable == ["writable"],
+            place_writable="writable" in about_place,
             host=_host(answers),
             gpus=tuple(_gpus(answers)),
             gpu_users=tuple(_lines(answers, "gpu users")),
@@ -267,6 +271,8 @@ def read_survey(answers: Answers, asked_at: float, engines: Sequence[str]) -> Su
             python=python,
             lacking=lacking,
             pythons=_pythons(answers),
+            libc=next(iter(_lines(answers, "libc")), None),
+            noexec=any("noexec" in line.split(",") for line in about_place),
             missing_programs=tuple(map(short, answers["programs"][1].split()[:_MOST_LINES])),
             slurm=next(iter(_lines(answers, "slurm")), None),
             gpu_trouble=_gpu_trouble(answers),

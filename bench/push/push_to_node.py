@@ -29,13 +29,23 @@ from bench.node_check.recompute_any import AnyVerdict, recompute
 from bench.operator import certify_and_receive
 from bench.operator.ledger import Ledger
 from bench.push import mirror, run_script, ship
-from bench.push.assembly import Assembly
+from bench.push.assembly import Assembly, measured_rate
 from bench.push.connection import Unreachable, plain
+from bench.push.engine_choice import EngineCandidate, EngineChoice, choose_engine
+from bench.push.forecast import Forecast
 from bench.push.image_store import Shippable
-from bench.push.install_environment import EnvironmentInstaller
-from bench.push.locked_environment import read_locked
+from bench.push.install_environment import EnvironmentInstaller, PlannedInstall, folder_of_code, forecast
+from bench.push.locked_environment import LockedEnvironment, read_locked
 from bench.push.mirror import Status
-from bench.push.node_findings import Need, judge, machine_text, python_for, resources_text
+from bench.push.node_findings import (
+    Need,
+    PreflightFinding,
+    judge_machine,
+    machine_text,
+    python_for,
+    resources_text,
+    stops_first,
+)
 from bench.push.node_survey import NodePython, Survey, survey_node
 from bench.push.push_record import Record, now
 from bench.push.remote import Here, Node, Remote
@@ -71,6 +81,8 @@ class ChosenEngine:
     image: Shippable | None  # None: no container, --pull, or no engine that answers
     variant: Variant | None = None  # of the environment, for the engine "venv"
     python: NodePython | None = None  # that runs the environment; None: the node has none that fits
+    locked: LockedEnvironment | None = None
+    planned: PlannedInstall | None = None
 
 
 class NodePush:
@@ -320,20 +332,11 @@ class NodePush:
         place = f'"{request.place}"' if request.place else '"$HOME/.bench"'
         survey = survey_node(self.node, place, self._engines, self.part.host.python or request.python)
         self._enter("preflight", machine_text(survey))
-        chosen = self._choose(survey)
-        self._update(engine=chosen.engine, image=chosen.image.config if chosen.image else None)
-        findings = judge(survey, self._need(chosen))
-        self._update(findings=tuple(findings))
-        for finding in findings:
-            advice = f"  ({finding.advice})" if finding.advice else ""
-            self._enter("preflight", f"{finding.level}: {finding.what}{advice}")
-        stops = [finding for finding in findings if finding.level == "stop"]
-        if stops and not request.despite_findings:
-            more = f" (and {len(stops) - 1} more)" if len(stops) > 1 else ""
-            raise EnvironmentCannot(f"{stops[0].what}{more}", advice=stops[0].advice or None)
-        python = f"{chosen.python.version} ({chosen.python.path})" if chosen.python else None
-        resources = resources_text(survey, chosen.engine, python)
-        self._enter("preflight", f"{'continuing despite findings' if stops else 'ok'}: {resources}")
+        choice, image = self._choose(survey)
+        self._update(engine=choice.engine, image=image.config if image else None)
+        self._stop_at([*choice.findings, *judge_machine(survey, choice.need)])
+        chosen = self._chosen(survey, choice, image)
+        self._say_what_it_takes(chosen, choice.why)
         identity = chosen.image.facts.identity if chosen.image else None
         required = None if request.pull else wanted_image(request.manifest)
         check_identity(identity, required, request.image or "the image", chosen.engine)
@@ -342,21 +345,58 @@ class NodePush:
             raise EnvironmentCannot(f"{asked}; --engine {chosen.engine} has none", advice="--engine venv")
         return chosen
 
-    def _choose(self, survey: Survey) -> ChosenEngine:
-        """Return the first engine that answers, and the image for the node's driver."""
-        answering = [name for name in self._engines if name in survey.engines and survey.engines[name].facts]
-        engine = answering[0] if answering else self._engines[0]
+    def _stop_at(self, findings: list[PreflightFinding]) -> None:
+        """Report findings; EnvironmentCannot for the first that stops the run, unless the request goes on."""
+        findings = stops_first(findings)
+        self._update(findings=(*self.result.findings, *findings))
+        for finding in findings:
+            advice = f"  ({finding.advice})" if finding.advice else ""
+            self._enter("preflight", f"{finding.level}: {finding.what}{advice}")
+        stops = [finding for finding in findings if finding.level == "stop"]
+        if stops and not self.request.despite_findings:
+            more = f" (and {len(stops) - 1} more)" if len(stops) > 1 else ""
+            raise EnvironmentCannot(f"{stops[0].what}{more}", advice=stops[0].advice or None)
+
+    def _choose(self, survey: Survey) -> tuple[EngineChoice, Shippable | None]:
+        """Choose the engine; return it with the image that it would run."""
+        image, trouble = self._image_for(survey)
+        candidates = [self._candidate(survey, engine, image, trouble) for engine in self._engines]
+        if len(candidates) > 1 and self._needs_image:
+            candidates = [each for each in candidates if each.need.engine in CONTAINER_ENGINES]
+        choice = choose_engine(survey, candidates)
+        answers = choice.engine in survey.engines and survey.engines[choice.engine].facts is not None
+        return choice, image if answers else None
+
+    def _image_for(self, survey: Survey) -> tuple[Shippable | None, PreflightFinding | None]:
+        """Return the image for the node's driver, if an engine there answers, or why it is not here."""
+        if self.request.pull or not any(engine.facts for engine in survey.engines.values()):
+            return None, None
         driver = None if self.request.on_cpu else survey.host.driver
-        if "venv" in self._engines and not answering:
-            variant = self._variant_for(driver)
-            python = python_for(survey, variant)
-            if engine == "venv" or (python is not None and self._needs_no_image(survey)):
-                if engine != "venv":
-                    self._say("has no container engine: the locked environment is installed (--engine venv)")
-                return ChosenEngine(survey, "venv", None, variant, python)
-        if engine == "none" or self.request.pull or not answering:
-            return ChosenEngine(survey, engine, None)
-        return ChosenEngine(survey, engine, self.shared.store.image(self.request.image, driver))
+        try:
+            return self.shared.store.image(self.request.image, driver), None
+        except EnvironmentCannot as error:
+            return None, PreflightFinding("stop", error.message, error.advice or "")
+
+    def _candidate(
+        self, survey: Survey, engine: str, image: Shippable | None, trouble: PreflightFinding | None
+    ) -> EngineCandidate:
+        if engine == "venv":
+            variant = self._variant_for(None if self.request.on_cpu else survey.host.driver)
+            return EngineCandidate(self._need(survey, engine, None, variant), self._without_lock(variant))
+        if engine == "none":
+            return EngineCandidate(self._need(survey, engine, None, None))
+        answers = engine in survey.engines and survey.engines[engine].facts is not None
+        image = image if answers else None
+        need = self._need(survey, engine, image, image.variant if image else None)
+        return EngineCandidate(need, trouble if answers else None)
+
+    def _without_lock(self, variant: Variant) -> PreflightFinding | None:
+        """Return why this machine cannot say what an environment consists of."""
+        try:
+            read_locked(self.request.source, variant, variant.pythons[0], None)
+        except BadInput as error:
+            return PreflightFinding("stop", f"{error.where} {error.message}", error.advice or "")
+        return None
 
     def _variant_for(self, driver: str | None) -> Variant:
         """Return the variant of the environment; the oldest one, which preflight judges, if none fits."""
@@ -364,21 +404,18 @@ class NodePush:
             return find_variant(self.request.variant)
         return variant_for(driver) or [v for v in images().variants if v.driver][-1]
 
-    def _needs_no_image(self, survey: Survey) -> bool:
-        """Whether the request goes without an image, and no container engine is installed on the node."""
+    @property
+    def _needs_image(self) -> bool:
+        """Whether only a container will do. A Slurm job runs on nodes that preflight does not see."""
         request = self.request
-        installed = any(engine.why != "not installed" for engine in survey.engines.values())
-        named = request.image or request.pull or wanted_image(request.manifest)
-        return not installed and not named and request.slurm is None
+        return bool(request.image or request.pull or wanted_image(request.manifest) or request.slurm)
 
-    def _need(self, chosen: ChosenEngine) -> Need:
-        image, request = chosen.image, self.request
-        to_ship = image
-        if image is not None and chosen.engine != "apptainer":  # Apptainer's images are not in the survey
-            to_ship = None if ship.installed_as(chosen.survey, chosen.engine, image) else image
-        variant = image.variant if image else chosen.variant
+    def _need(self, survey: Survey, engine: str, image: Shippable | None, variant: Variant | None) -> Need:
+        request, to_ship = self.request, image
+        if image is not None and engine != "apptainer":  # Apptainer's images are not in the survey
+            to_ship = None if ship.installed_as(survey, engine, image) else image
         return Need(
-            engine=chosen.engine,
+            engine=engine,
             variant=variant,
             on_cpu=request.on_cpu or (variant is not None and variant.driver is None),
             gpus=None if request.on_cpu else request.manifest.gpus,
@@ -388,12 +425,65 @@ class NodePush:
             slurm=request.slurm is not None,
         )
 
+    # --- what it takes ----------------------------------------------------------------------------------
+
+    def _chosen(self, survey: Survey, choice: EngineChoice, image: Shippable | None) -> ChosenEngine:
+        """Complete a choice with what is known of the way to bring its software to the node."""
+        variant = choice.need.variant
+        if choice.engine != "venv" or variant is None:
+            return ChosenEngine(survey, choice.engine, image)
+        python = python_for(survey, variant)
+        if python is None:  # only if the request goes on despite findings
+            return ChosenEngine(survey, "venv", None, variant)
+        locked = read_locked(self.request.source, variant, python.version, self.request.wheelhouse)
+        chosen = ChosenEngine(survey, "venv", None, variant, python, locked)
+        try:
+            with folder_of_code(self.node, survey.place, self.shared.store.code()) as code:
+                return dataclasses.replace(chosen, planned=self._installer(chosen, code).ask())
+        except Unreachable:
+            raise
+        except EnvironmentCannot as error:
+            where = f"{error.where}: " if error.where else ""
+            self._stop_at([PreflightFinding("stop", f"{where}{error.message}", error.advice or "")])
+            return chosen
+
+    def _say_what_it_takes(self, chosen: ChosenEngine, why: str) -> None:
+        """Say in one sentence what runs the run, why, and how long it takes to bring it there."""
+        python = f"{chosen.python.version} ({chosen.python.path})" if chosen.python else None
+        resources = resources_text(chosen.survey, chosen.engine, python)
+        stopped = any(finding.level == "stop" for finding in self.result.findings)
+        self._enter("preflight", f"{'continuing despite findings' if stopped else 'ok'}: {resources}")
+        expected = self._forecast(chosen)
+        if expected is None:
+            self._update(engine_reason=why)
+            return
+        to_send = expected.send_bytes
+        self._update(engine_reason=why, expected_seconds=expected.seconds, to_send_bytes=to_send)
+        reason = f" ({why})" if why else ""
+        self._enter("preflight", f"{chosen.engine}{reason}: {expected.sentence}")
+
+    def _forecast(self, chosen: ChosenEngine) -> Forecast | None:
+        """Return what it takes; None if nothing is known of it: --pull, or a Python that is there."""
+        if chosen.planned is not None and chosen.locked is not None:
+            return forecast(chosen.planned, chosen.locked)
+        image = chosen.image
+        if image is None:
+            return None
+        to_send = self._bytes_to_send(chosen, image)
+        up = measured_rate(self.node) if to_send else None
+        what = f"the image {image.variant.name}"
+        return Forecast(what=what, send_bytes=to_send, up_bytes_per_second=up, at_most=True)
+
+    def _bytes_to_send(self, chosen: ChosenEngine, image: Shippable) -> int:
+        """Return the bytes of an image's layers that the engine of a node lacks; an upper bound."""
+        if ship.installed_as(chosen.survey, chosen.engine, image):
+            return 0
+        held = ship.layers_held(chosen.survey, chosen.engine, image)
+        numbers = range(held, len(image.facts.layers))
+        return sum(self.shared.store.packed_bytes(image, number) for number in numbers)
+
     def _report_dry_run(self, chosen: ChosenEngine) -> None:
-        image, to_send = chosen.image, None if chosen.engine == "venv" else 0
-        if image is not None and not ship.installed_as(chosen.survey, chosen.engine, image):
-            held = ship.layers_held(chosen.survey, chosen.engine, image)
-            to_send = sum(layer.size for layer in image.facts.layers[held:])
-        self._update(to_send_bytes=to_send, changed=True)
+        self._update(changed=True)
         self._end("would")
 
     # --- ship -------------------------------------------------------------------------------------------
@@ -436,7 +526,7 @@ class NodePush:
         without = installer.locked.without
         if without:
             self._say(f"without {', '.join(without)}: no index has these compiled wheels (--wheelhouse DIR)")
-        installed = installer.install()
+        installed = installer.install(chosen.planned or installer.ask())
         self._update(environment=installed.digest)
         required = wanted_environment(self.request.manifest)
         if required not in (None, installed.digest):
@@ -452,11 +542,9 @@ class NodePush:
         )
 
     def _installer(self, chosen: ChosenEngine, code: str) -> EnvironmentInstaller:
-        request, variant, python = self.request, chosen.variant, chosen.python
-        assert variant is not None
-        if python is None:
-            raise EnvironmentCannot(f"has no Python for the wheels of {variant.name}", advice="--python FILE")
-        locked = read_locked(request.source, variant, python.version, request.wheelhouse)
+        request, python, locked = self.request, chosen.python, chosen.locked
+        if python is None or locked is None:
+            raise EnvironmentCannot("has no Python for the locked wheels", advice="--python FILE")
         return EnvironmentInstaller(
             node=self.node,
             place=chosen.survey.place,

@@ -101,8 +101,10 @@ class Result:
     image: str | None = None
     environment: str | None = None  # digest of the environment, if the engine is "venv"
     engine: str | None = None
+    engine_reason: str = ""  # why this engine was chosen
+    expected_seconds: float | None = None  # to bring the run's software there; None: not known
     sent_bytes: int = 0
-    to_send_bytes: int | None = None  # that a push would send at most, after a dry run; None: not known
+    to_send_bytes: int | None = None  # that a push sends at most, known after preflight; None: not known
     code: int | None = None  # exit code of the run on the node
     bundle: Path | None = None
     verdict: AnyVerdict | None = None
@@ -214,6 +216,8 @@ def to_json(result: Result) -> Mapping[str, Any]:
         "error": None if error is None else {"message": error.message, "advice": error.advice},
         "findings": [{"level": f.level, "what": f.what, "advice": f.advice} for f in result.findings],
         "engine": result.engine,
+        "engine_reason": result.engine_reason,
+        "expected_seconds": result.expected_seconds,
         "image": result.image,
         "environment": result.environment,
         "sent_bytes": result.sent_bytes,

@@ -20,6 +20,7 @@ from bench.images.variants import find_variant, images
 from bench.push import install_environment
 from bench.push.install_environment import (
     EnvironmentInstaller,
+    Installed,
     InstallPlan,
     check_room,
     choose,
@@ -158,6 +159,10 @@ def test_a_node_that_answers_otherwise_is_refused(answer: dict[str, Any]) -> Non
         read_plan(answer, LOCKED)
 
 
+def install(work: EnvironmentInstaller) -> Installed:
+    return work.install(work.ask())
+
+
 def installer(node: Here, place: Path, locked: LockedEnvironment, **changes: Any) -> EnvironmentInstaller:
     said: list[str] = changes.pop("said", [])
     made = EnvironmentInstaller(
@@ -182,13 +187,13 @@ def installer(node: Here, place: Path, locked: LockedEnvironment, **changes: Any
 )
 def test_texts_of_a_strange_node_become_an_error_of_that_node(tmp_path: Path, line: str) -> None:
     with pytest.raises(EnvironmentCannot):
-        installer(Answers(lambda _: line), tmp_path, LOCKED).install()
+        install(installer(Answers(lambda _: line), tmp_path, LOCKED))
 
 
 def test_an_error_of_the_node_is_shown_with_its_advice_and_without_control_characters(tmp_path: Path) -> None:
     error = {"error": {"message": "no space\x1b[31m", "advice": "free some"}}
     with pytest.raises(EnvironmentCannot, match=r"no space\?\[31m") as caught:
-        installer(Answers(lambda _: json.dumps(error)), tmp_path, LOCKED).install()
+        install(installer(Answers(lambda _: json.dumps(error)), tmp_path, LOCKED))
     assert caught.value.advice == "free some"
 
 
@@ -221,10 +226,10 @@ def test_what_the_index_has_is_downloaded_and_the_rest_is_sent(place: Path, tmp_
     work = installer(
         Here(), place, locked_of(tmp_path, a, b), index=index, wheelhouse=tmp_path / "w", said=said
     )
-    made = work.install()
+    made = install(work)
     assert (made.sent_bytes, made.changed) == (b.stat().st_size, True)
     assert "1 of 2 wheels" in said[0] and "b: the index does not have it" in said[0]
-    again = work.install()
+    again = install(work)
     assert (again.digest, again.sent_bytes, again.changed) == (made.digest, 0, False)
     assert not list(place.glob(".request-*"))
 
@@ -238,18 +243,18 @@ def test_a_wheel_that_the_index_falsified_is_sent_instead(place: Path, tmp_path:
         Here(), place, locked_of(tmp_path, a), index=(index / "simple").as_uri(), wheelhouse=tmp_path / "w",
         said=said,
     )  # fmt: skip
-    assert work.install().sent_bytes == a.stat().st_size
+    assert install(work).sent_bytes == a.stat().st_size
     assert said[0].startswith("refused: a: ") and "not the lock's" in said[0]
 
 
 def test_a_wheel_that_neither_has_is_named(place: Path, tmp_path: Path) -> None:
     a = make_wheel(tmp_path / "w", "a")
     with pytest.raises(EnvironmentCannot, match="neither the node nor this machine can get a") as caught:
-        installer(Here(), place, locked_of(tmp_path, a)).install()
+        install(installer(Here(), place, locked_of(tmp_path, a)))
     assert caught.value.advice is not None and "--wheelhouse DIR" in caught.value.advice
 
 
 def test_a_python_that_cannot_install_is_an_error_with_its_reason(place: Path, tmp_path: Path) -> None:
     a = make_wheel(tmp_path / "w", "a")
     with pytest.raises(EnvironmentCannot, match="cannot install an environment"):
-        installer(Here(), place, locked_of(tmp_path, a), python="/bin/false").install()
+        install(installer(Here(), place, locked_of(tmp_path, a), python="/bin/false"))

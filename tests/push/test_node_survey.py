@@ -72,6 +72,21 @@ def test_a_rented_node_as_recorded() -> None:
     assert judge(node, need) == []
 
 
+def test_the_c_library_and_a_folder_from_which_nothing_runs_are_found() -> None:
+    place = ANSWERS["place"][1]
+    node = found(place=(0, f"{place}rw,nosuid,noexec,relatime\n"), libc=(0, "glibc 2.31\n"))
+    assert (node.noexec, node.libc, node.place_writable) == (True, "glibc 2.31", True)
+    node = found(place=(0, f"{place}rw,relatime\n"), libc=(0, "musl libc (x86_64)\n"))
+    assert (node.noexec, node.libc) == (False, "musl libc (x86_64)")
+    assert found().libc is None
+
+
+def test_this_machine_answers_about_its_c_library() -> None:
+    node = survey_node(Here(), '"$HOME/.bench"', ["venv"], "python3")
+    assert node.libc is not None and node.libc.startswith("glibc 2.")
+    assert not node.noexec
+
+
 def test_this_machine_answers_the_same_questions() -> None:
     node = survey_node(Here(), '"$HOME/.bench"', ["none"], "python3")
     assert node.cores > 0

@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
+from bench.base.errors import BadInput
 from bench.cli.main import main
+from bench.images.engines import EngineFacts
 from bench.images.variants import find_variant
 from bench.node_check.check_manifest import load_any
 from bench.planning.manifest import parse_manifest
-from bench.push import run_script
+from bench.push import push_to_node, run_script
 from bench.push.hosts import Host
 from bench.push.image_store import ImageStore
 from bench.push.node_findings import Need, judge, python_for
 from bench.push.node_survey import InstalledEngine, NodePython, Survey, read_survey
 from bench.push.push_record import Records
 from bench.push.push_to_node import NodePush
-from bench.push.request import HostPart, PushRequest, Shared
+from bench.push.remote import CommandResult, Here
+from bench.push.request import HostPart, PushRequest, Result, Shared, to_json
 from bench.push.run_script import Job
+from bench.push.slurm import Slurm
 from tests.push.test_mirror import KEY
 from tests.push.test_node_survey import ANSWERS
 from tests.push.test_push_to_node import QUICKSTART, Silent
 
 CPU, CUDA = find_variant("cpu"), find_variant("cuda13")
+ROOT = Path(__file__).parents[2]
 DIGEST = "sha256:" + "ab" * 32
 ENGINES = ("docker", "podman", "apptainer", "venv")
 
@@ -84,25 +91,36 @@ def push(tmp_path: Path, manifest: bytes | None = None, **options: object) -> tu
     return NodePush(HostPart(Host("gpu1", "gpu1"), local=True), request, shared), said
 
 
-def test_where_no_engine_is_installed_the_environment_is_chosen_and_said(tmp_path: Path) -> None:
-    one, said = push(tmp_path)
-    chosen = one._choose(survey(P311))
-    assert (chosen.engine, chosen.variant, chosen.python) == ("venv", CPU, P311)
-    assert said == ["gpu1: has no container engine: the locked environment is installed (--engine venv)"]
+def test_where_no_engine_is_installed_the_environment_is_chosen(tmp_path: Path) -> None:
+    one, _ = push(tmp_path)
+    choice, image = one._choose(survey(P311))
+    assert (choice.engine, choice.need.variant, image) == ("venv", CPU, None)
+    assert choice.why == "docker, podman, apptainer: not installed"
 
 
-def test_it_is_not_chosen_where_an_engine_is_broken_or_an_image_is_named(tmp_path: Path) -> None:
-    broken = {"docker": InstalledEngine(None, "permission denied")}
-    for node, options in (
-        (survey(P311, **broken), {}),
-        (survey(P311), {"image": "bench:cpu"}),
-        (survey(P310), {}),
-    ):
-        one, said = push(tmp_path, **options)
-        assert one._choose(node).engine == "docker"
-        assert said == []
+def test_an_image_that_is_not_on_this_machine_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where no image was built
+    monkeypatch.setenv("PATH", "")  # and no engine is installed
+    answering = {"podman": InstalledEngine(EngineFacts("podman", "4.9.3", None, None))}
+    one, _ = push(tmp_path, source=ROOT)
+    choice, image = one._choose(survey(P311, **answering))
+    assert (choice.engine, image) == ("venv", None)
+    assert "podman: the image for no GPU is not on this machine" in choice.why
+    with pytest.raises(BadInput, match="no such file"):
+        push(tmp_path, image="mine.tar")[0]._choose(survey(P311, **answering))
+
+
+def test_a_request_for_an_image_is_never_answered_with_an_environment(tmp_path: Path) -> None:
     named = b'{"schema": "bench/manifest/v1", "models": ["tiny-vit"], "image": "%s"}' % DIGEST.encode()
-    assert push(tmp_path, named)[0]._choose(survey(P311)).engine == "docker"
+    for one, _ in (
+        push(tmp_path, image="bench:cpu"),
+        push(tmp_path, named),
+        push(tmp_path, slurm=Slurm()),
+    ):
+        choice, _ = one._choose(survey(P311))
+        assert (choice.engine, choice.findings[0].level) == ("docker", "stop")
 
 
 def test_a_manifest_that_names_an_environment_takes_no_other_engine(tmp_path: Path) -> None:
@@ -114,10 +132,80 @@ def test_the_variant_follows_the_driver_or_the_option(tmp_path: Path) -> None:
     node = survey(P312)
     gpu = dataclasses.replace(node, host=dataclasses.replace(node.host, driver="580.95.05"))
     one, _ = push(tmp_path, engine="venv", on_cpu=False)
-    chosen = one._choose(gpu)
-    assert (chosen.variant, chosen.python) == (CUDA, P312)
+    assert one._choose(gpu)[0].need.variant == CUDA
     named, _ = push(tmp_path, engine="venv", on_cpu=False, variant="cpu")
-    assert named._choose(gpu).variant == CPU
+    assert named._choose(gpu)[0].need.variant == CPU
+
+
+# --- what is said before anything is sent ---------------------------------------------------------------
+
+
+class Node(Here):
+    """A node without an engine, whose index answers with `plan`; it notes what it was sent."""
+
+    def __init__(self, plan: dict[str, object]) -> None:
+        self._plan, self.received = plan, 0
+
+    def ask(
+        self, script: str, pieces: Iterable[bytes] = (), *, seconds: float = 60.0, most_bytes: int = 2**20
+    ) -> CommandResult:
+        self.received += sum(map(len, pieces))
+        if "on_node plan" in script:
+            return CommandResult(0, json.dumps({"plan": self._plan}).encode(), b"")
+        if "mktemp" in script:
+            return CommandResult(0, b"/tmp/bench-ask.1\n", b"")
+        return CommandResult(1 if "test -d" in script else 0, b"", b"")
+
+
+PLAN = {
+    "python": "3.11.2", "version": "3.11", "glibc": [2, 36], "found": None, "sizes": {"torch": 192_000_000},
+    "lacking": {}, "troubles": [], "index_rate": 50e6, "free_bytes": 10**12,
+}  # fmt: skip
+
+
+def dry_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, node: Survey, **plan: object
+) -> tuple[Result, list[str], Node]:
+    shown: list[str] = []
+    one, _ = push(tmp_path, until="preflight", source=ROOT)
+    monkeypatch.setattr(push_to_node, "survey_node", lambda *_: node)
+    monkeypatch.setattr(one.shared.view, "show", lambda result, text="": shown.append(text))
+    one.node = answering = Node(PLAN | plan)
+    return one.run(), shown, answering
+
+
+def test_a_dry_run_says_the_choice_its_reason_and_how_long_it_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result, shown, node = dry_run(tmp_path, monkeypatch, survey(P311))
+    assert (
+        "venv (docker, podman, apptainer: not installed): the environment cpu with Python 3.11, "
+        "192.0 MB from the node's own index at 400 Mbit/s: about 17 s"
+    ) in shown
+    assert (result.outcome, result.to_send_bytes) == ("would", 0)
+    said = to_json(result)
+    assert said["engine_reason"] == "docker, podman, apptainer: not installed"
+    assert said["expected_seconds"] == pytest.approx(16.64, abs=0.01)
+    assert node.received < 2_000_000, "only the code that asks was sent"
+
+
+def test_a_disk_that_cannot_hold_the_environment_stops_in_preflight(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result, _, _ = dry_run(tmp_path, monkeypatch, survey(P311), free_bytes=500_000_000)
+    assert result.error is not None
+    assert "500.0 MB are free, the environment and its wheels need 960.0 MB" in result.error.message
+    assert result.error.advice is not None and "--place DIR" in result.error.advice
+    assert (result.phase, len(result.findings)) == ("preflight", 1)
+
+
+def test_a_node_on_which_nothing_is_usable_says_so_in_preflight(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result, _, node = dry_run(tmp_path, monkeypatch, survey(P310))
+    assert result.error is not None
+    assert result.error.message.startswith("nothing there can run bench: docker, podman, apptainer: not ")
+    assert (result.phase, node.received) == ("preflight", 0)
 
 
 # --- the run --------------------------------------------------------------------------------------------

@@ -240,7 +240,7 @@ def main():
         module.fail_json(msg=(err or out).strip() or f"bench push ended with exit code {code}", rc=code)
     facts = {"node": node, "changed": bool(node["changed"]) and values["state"] != "sound"}
     if values["state"] == "shipped" and module.check_mode:
-        facts["changed"] = bool(node["to_send_bytes"])
+        facts["changed"] = bool(node["to_send_bytes"] or node["expected_seconds"])
     if node["bundle"]:
         facts["bundle"] = node["bundle"]
     facts["diff"] = difference(values, node, facts["changed"])
