@@ -19,7 +19,7 @@ from bench.cli.arguments import Parser
 from bench.cli.image_options import add_image
 from bench.cli.measure_options import add_measuring
 from bench.cli.operator_options import add_keys, add_operator
-from bench.cli.push_options import add_push
+from bench.cli.push_options import add_push, add_rent
 from bench.cli.report_options import add_reports
 from bench.node_check.judging.finding import NAGIOS
 
@@ -99,6 +99,7 @@ def parser() -> Parser:
     add_measuring(commands)
     add_reports(commands)
     add_push(commands)
+    add_rent(commands)
     add_operator(commands)
     add_keys(commands)
     add_image(commands)

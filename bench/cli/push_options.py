@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from bench.base.names import ANY_PYTHON, ENGINES_OF_NODES
+from bench.base.names import ANY_PYTHON, ENGINES_OF_NODES, RENTAL_TOOLS
 from bench.cli import arguments
 from bench.cli.arguments import DEVICE, DIR, FILE, FLAG, REPEATABLE, TIME, Commands, add_command, add_json
 from bench.images.variants import images
@@ -28,6 +28,23 @@ def add_push(commands: Commands) -> None:
     add("--parallel", type=int, default=NODES_AT_ONCE, metavar="N", help=at_once)
     add_json(push, "every node's outcome")
     _add_pushed_runs(commands)
+
+
+def add_rent(commands: Commands) -> None:
+    summary = "write the file with which SkyPilot or dstack rents a machine for a manifest"
+    rent = add_command(commands, "rent", summary, "rent.rent")
+    add = rent.add_argument
+    add("tool", metavar="TOOL", choices=RENTAL_TOOLS, help=" or ".join(RENTAL_TOOLS))
+    add("manifest", type=Path, metavar="MANIFEST", help="models to measure, or a node check")
+    add("--gpu", required=True, metavar="NAME", help="the kind of GPU: h100, 'a100 80gb', 4090")
+    add("--gpus", type=arguments.count, metavar="N", help="how many (default: the manifest's, or 1)")
+    given_back = "minutes after which the machine is given back, whatever it does (default: 60)"
+    add("--minutes", type=arguments.count, default=60, metavar="N", help=given_back)
+    add("--cloud", metavar="CLOUD/REGION", help="where, by the tool's own names (default: anywhere)")
+    add("--spot", **FLAG, help="a machine that its cloud may take back: cheaper, and the bundle may be lost")
+    add("--name", metavar="NAME", help="of the machine (default: bench- and the manifest's digest)")
+    add("-o", "--out", **DIR, default=Path("rent"), help="folder for the file (default: rent)")
+    add_json(rent, "the file's path and the commands to use it")
 
 
 def _add_pushed_runs(commands: Commands) -> None:
