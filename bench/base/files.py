@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import stat
 from collections.abc import Iterator
@@ -11,12 +10,13 @@ from pathlib import Path
 from typing import BinaryIO
 
 from bench.base.errors import BadInput
+from bench.base.operating_system import BINARY, WITHOUT_WAITING, lock
 
 
 def open_regular(path: Path, *, advice: str | None = None) -> BinaryIO:
     """Open a regular file for reading. BadInput for anything else; never waits on a named pipe."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | BINARY | WITHOUT_WAITING)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         reason = getattr(error, "strerror", error)
         raise BadInput(f"cannot be opened: {reason}", where=str(path), advice=advice) from None
@@ -76,10 +76,10 @@ class AppendOnlyLines:
     """
 
     def __init__(self, path: Path, *, wait: bool, mode: int = 0o666) -> None:
-        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, mode)
+        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | BINARY, mode)
         self._file = os.fdopen(descriptor, "a+b", buffering=0)
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            lock(self._file, wait=wait)
         except BaseException:
             self._file.close()
             raise

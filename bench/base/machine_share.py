@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -29,6 +30,8 @@ def parts(visible_gpus: int | None) -> list[str]:
 
 
 def physical_bytes() -> int:
+    if sys.platform != "linux":
+        raise NotImplementedError("runs on measured machines, which have Linux")
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
@@ -40,6 +43,8 @@ def memory_bytes() -> int:
 
 def cores() -> int:
     """Count the cores of the affinity mask, or fewer if a cgroup limits the CPU time."""
+    if sys.platform != "linux":
+        raise NotImplementedError("runs on measured machines, which have Linux")
     shares = [time[0] / time[1] for folder in _folders("cpu") if len(time := _cpu_time(folder)) == 2]
     return min([len(os.sched_getaffinity(0)), *(math.ceil(share) for share in shares if share > 0)])
 
@@ -53,14 +58,14 @@ def _cpu_time(folder: Path) -> list[int]:
 def _numbers(file: Path) -> list[int]:
     """Return the numbers in a file; empty if the file does not exist, or says "max" for no limit."""
     with suppress(OSError, ValueError):
-        return [int(word) for word in file.read_text().split()]
+        return [int(word) for word in file.read_text(encoding="utf-8").split()]
     return []
 
 
 def _folders(controller: str) -> Iterator[Path]:
     """Yield the cgroups of this process from the innermost outwards; the narrowest of their limits counts."""
     with suppress(OSError):
-        for line in OWN.read_text().splitlines():
+        for line in OWN.read_text(encoding="utf-8").splitlines():
             _, controllers, path = line.split(":", 2)
             if controllers and controller not in controllers.split(","):
                 continue

@@ -23,7 +23,10 @@ PLACE = Path("/usr/share/bench/sbom.cdx.json")  # path of the SBOM in an image
 
 
 def sbom() -> bytes:
-    components = [*debian(DPKG.read_text(), platform.freedesktop_os_release().get("VERSION_ID")), *python()]
+    components = [
+        *debian(DPKG.read_text(encoding="utf-8"), platform.freedesktop_os_release().get("VERSION_ID")),
+        *python(),
+    ]
     components.sort(key=lambda component: str(component["purl"]))
     name = {"type": "container", "name": "bench", "version": __version__, "bom-ref": "image"}
     serial = uuid.uuid5(uuid.NAMESPACE_OID, canonical_json(components).decode())

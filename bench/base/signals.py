@@ -1,4 +1,4 @@
-"""Temporarily handle or delay SIGINT, SIGTERM and SIGHUP."""
+"""Temporarily handle or delay the signals that end a command: Ctrl-C, kill, a closed terminal."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 
-# Ctrl-C, kill, a closed terminal.
-ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+from bench.base.operating_system import ENDS
+
 Handler = Callable[[int, FrameType | None], object] | signal.Handlers
 
 
@@ -40,14 +40,14 @@ def held() -> Iterator[None]:
 
 
 def interruptible() -> AbstractContextManager[None]:
-    """Let SIGTERM and SIGHUP raise KeyboardInterrupt, as Ctrl-C does."""
+    """Let the other signals that end a command raise KeyboardInterrupt, as Ctrl-C does."""
 
     def interrupt(_number: int, _frame: object) -> None:
         raise KeyboardInterrupt
 
-    return answered_by(interrupt, (signal.SIGTERM, signal.SIGHUP))
+    return answered_by(interrupt, [number for number in ENDS if number is not signal.SIGINT])
 
 
 def uninterruptible() -> AbstractContextManager[None]:
-    """Ignore SIGINT, SIGTERM and SIGHUP while something short must be finished."""
+    """Ignore the signals that end a command while something short must be finished."""
     return answered_by(signal.SIG_IGN)

@@ -50,7 +50,9 @@ def _checked_out(folder: Path) -> str | None:
 def _git(folder: Path, *arguments: str) -> str | None:
     command = ("git", "-C", str(folder), *arguments)
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE_SECONDS, check=True)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_PATIENCE_SECONDS, check=True, encoding="utf-8"
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip() or None

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from bench.base.errors import BadInput, EnvironmentCannot
 from bench.base.files import replacing
+from bench.base.operating_system import sync_folder
 from bench.base.paths import using
 from bench.bundle.handshake import BUNDLE_NAMESPACE
 from bench.bundle.statement import Predicate, build_statement
@@ -74,7 +74,7 @@ def write_bundle(path: Path, files: Mapping[str, Source]) -> None:
             _write_members(out, files)
             out.flush()
             os.fsync(out.fileno())
-        _sync_directory(path.parent)
+        sync_folder(path.parent)
 
 
 def _write_members(out: BinaryIO, files: Mapping[str, Source]) -> None:
@@ -106,12 +106,3 @@ def _chunks(source: Source) -> Iterator[bytes]:
     with using(source, "cannot be read"), source.open("rb") as file:
         while chunk := file.read(CHUNK):
             yield chunk
-
-
-def _sync_directory(directory: Path) -> None:
-    with suppress(OSError):  # some file systems cannot sync directories; the bundle itself is synced
-        descriptor = os.open(directory, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

@@ -16,6 +16,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, Protocol
 
 from bench.base.errors import BadInput
+from bench.base.operating_system import require_linux
+
+ELSEWHERE = "bench push MANIFEST HOST measures another machine from here"
 
 
 class Parser(argparse.ArgumentParser):
@@ -67,6 +70,7 @@ class Command(NamedTuple):
 
     module: str
     function: str
+    measures: bool = False  # this machine: on another system than Linux, the module is not even imported
 
     def load(self) -> tuple[Callable[[Any], int], Callable[..., Any]]:
         """Import the module; return the function and the class of its request."""
@@ -77,19 +81,24 @@ class Command(NamedTuple):
         return function, getattr(module, function.__annotations__["request"])
 
     def __call__(self, arguments: argparse.Namespace) -> int:
+        if self.measures:
+            require_linux("measuring", ELSEWHERE)
         function, request = self.load()
         values = {name: value for name, value in vars(arguments).items() if name != "call"}
         return function(request(**{n: tuple(v) if isinstance(v, list) else v for n, v in values.items()}))
 
 
-def add_command(commands: Commands, name: str, summary: str, command: str, **options: Any) -> Parser:
+def add_command(
+    commands: Commands, name: str, summary: str, command: str, *, measures: bool = False, **options: Any
+) -> Parser:
     """Add and return a parser that calls `command`, MODULE.FUNCTION; `options` are those of `Parser`.
 
     `summary` is the command's line in the list of commands, and its description.
     """
     sentence = f"{summary[0].upper()}{summary[1:]}."
     parser = commands.add_parser(name, help=summary, description=sentence, **options)
-    parser.set_defaults(call=Command(*command.split(".")))
+    module, function = command.split(".")
+    parser.set_defaults(call=Command(module, function, measures))
     return parser
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal
 from bench.base.errors import BadInput, EnvironmentCannot, one_line
 from bench.base.machine_share import memory_bytes, parts
 from bench.base.names import IMAGE_VARIABLE
+from bench.base.operating_system import give_to, user_and_group
 from bench.base.paths import making_folders
 from bench.base.sbom import PLACE
 from bench.base.strict_json import pretty_json, to_json
@@ -197,7 +198,7 @@ def run_in_image(
         memory_bytes=limits(memory_bytes()),
         gpus=gpus,
         network=network,
-        rdma=network and RDMA.is_dir(),
+        rdma=network and Path(RDMA).is_dir(),
         environment=environment,
         challenge=challenge.resolve() if challenge else None,
         meet_secret=meet_secret,
@@ -260,10 +261,11 @@ def _variant_of(labels: Mapping[str, str], image: str) -> Variant:
 
 def _user(out: Path) -> tuple[int, int]:
     """Return the container's uid and gid: the user's own; for root, those of nobody, who then owns `out`."""
-    if os.geteuid() != 0:
-        return os.geteuid(), os.getegid()
+    own = user_and_group()
+    if own is not None and own[0] != 0:
+        return own
     if out.stat().st_uid != NOBODY:
-        os.chown(out, NOBODY, NOBODY)
+        give_to(out, NOBODY)
     return NOBODY, NOBODY
 
 

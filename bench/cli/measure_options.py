@@ -27,7 +27,7 @@ def add_measuring(commands: Commands) -> None:
 
 
 def _add_run(commands: Commands) -> None:
-    run = add_command(commands, "run", "measure this machine", "run.run")
+    run = add_command(commands, "run", "measure this machine", "run.run", measures=True)
     add = run.add_argument
     add("manifest", type=Path, metavar="MANIFEST")
     add("-o", "--out", **DIR, default=Path("out"), help="folder for runs (default: out)")
@@ -63,7 +63,7 @@ def _add_plan(commands: Commands) -> None:
 
 def _add_check(commands: Commands) -> None:
     summary = "check in minutes whether this node is healthy"
-    check = add_command(commands, "check", summary, "check.check", epilog=CHECK_EXIT_CODES)
+    check = add_command(commands, "check", summary, "check.check", measures=True, epilog=CHECK_EXIT_CODES)
     add = check.add_argument
     add("manifest", type=Path, metavar="MANIFEST", nargs="?", help="default: the manifest that bench ships")
     add("--level", choices=DEPTHS, help="no load, or 2, 10 or 60 minutes (default: the manifest's)")

@@ -14,6 +14,7 @@ from bench.base.errors import BadInput
 from bench.base.gpu_catalogue import find_gpu_model, gpu_named, near_gpus
 from bench.base.strict_json import pretty_json, to_json
 from bench.cli.model_list import print_models
+from bench.cli.this_machine import probed
 from bench.planning.manifest import Manifest, load_manifest
 from bench.planning.plan import Plan, SettingPlan, make_plan, target_of
 from bench.planning.prediction.predicted_machines import Predicted, Predictor, Unpredicted
@@ -82,9 +83,7 @@ def _target(gpus: int | None, gpu: str | None) -> Target:
             raise BadInput(f"--gpu {gpu}: bench does not run on {model.name}", advice=advice)
         memory = int(model.memory_gib * 2**30)
         return Target("cuda", gpus or 1, memory, model.name, model.compute_capability, elsewhere=True)
-    from bench.runner.machine.probe import probe
-
-    node = probe()
+    node = probed("bench plan MANIFEST --gpu NAME plans for another machine")
     if gpus is not None and not node.gpus and gpus > 1:
         raise BadInput(
             f"--gpus {gpus} without --gpu, and this machine has no GPU", advice="--gpu NAME names the kind"

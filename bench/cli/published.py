@@ -10,7 +10,9 @@ from tabulate import tabulate
 
 from bench.base.errors import EnvironmentCannot, printable
 from bench.base.strict_json import pretty_json, to_json
+from bench.cli.arguments import ELSEWHERE
 from bench.cli.measuring import RepeatArguments, measured_here
+from bench.cli.this_machine import probed
 from bench.planning.plan import target_of
 from bench.planning.prediction.published_rate import predicted_per_gpu
 from bench.planning.prediction.step_time import shipped_fit
@@ -50,9 +52,7 @@ def reproduce_published(name: str, file: Path | None, request: RepeatArguments) 
 
 def _run(row: PublishedRow, request: RepeatArguments, counted: Mapping[str, Counted]) -> Path:
     """Measure the row's model at its setting, with every method that costs nothing here."""
-    from bench.runner.machine.probe import probe
-
-    node = probe(gpus_too=not request.on_cpu)
+    node = probed(ELSEWHERE, gpus_too=not request.on_cpu)
     if node.gpus and len(node.gpus) < row.gpus:
         found = f"was measured on {row.gpus} GPUs, this machine has {len(node.gpus)}"
         raise EnvironmentCannot(found, where=row.name, advice="--published list shows the GPUs of every row")

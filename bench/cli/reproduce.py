@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.base.errors import BadInput, EnvironmentCannot, VerificationFailed
+from bench.cli.arguments import ELSEWHERE
 from bench.cli.measuring import RepeatArguments, measured_here
+from bench.cli.this_machine import probed
 from bench.planning.manifest import parse_manifest
 from bench.planning.own_code import own_files
 from bench.report.read_bundles import Lists
@@ -86,10 +88,8 @@ def _ask_about_code(original: ReproducibleRun, bundle: Path, request: ReproduceA
 
 def _run_here(original: ReproducibleRun, bundle: Path, request: ReproduceArguments) -> Path:
     """Run the manifest with this machine's software, which may differ only with --any-stack."""
-    from bench.runner.machine.probe import probe
-
     where = str(bundle)
-    ours, theirs = probe(gpus_too=not request.on_cpu), original.results.node
+    ours, theirs = probed(ELSEWHERE, gpus_too=not request.on_cpu), original.results.node
     differences = list(stack_differences(ours, theirs))
     if differences and not request.any_stack:
         has_image = theirs.image is not None and theirs.image.config is not None

@@ -42,8 +42,9 @@ def this_interpreter() -> Interpreter:
             message + "{}.{}".format(*NEWEST), advice="install one of these, and name it: --python FILE"
         )
     if sys.implementation.name != "cpython" or "t" in getattr(sys, "abiflags", ""):
+        flags = getattr(sys, "abiflags", "")
         raise EnvironmentCannot(
-            f"its Python {named} is {sys.implementation.name} {sys.abiflags}, and wheels are for CPython",
+            f"its Python {named} is {sys.implementation.name} {flags}, and wheels are for CPython",
             advice="name an ordinary CPython of the node: --python FILE",
         )
     machine, word_bits = platform.machine(), 64 if sys.maxsize > 2**32 else 32
@@ -77,6 +78,8 @@ def _shared_library() -> Iterator[Path]:
 
 
 def _glibc() -> tuple[int, int]:
+    if sys.platform != "linux":
+        raise NotImplementedError("runs on measured machines, which have Linux")
     try:
         text = (os.confstr("CS_GNU_LIBC_VERSION") or "").split()
     except (ValueError, OSError):

@@ -227,7 +227,7 @@ def _write_all(folder: Path, contents: Mapping[str, str]) -> list[Path]:
         if any(folder.iterdir()):
             raise BadInput("is not empty", where=str(folder), advice="name a new directory")
         for name, text in contents.items():
-            (folder / name).write_text(text, encoding="utf-8")
+            (folder / name).write_text(text, encoding="utf-8", newline="\n")
     except OSError as error:
         raise EnvironmentCannot(f"cannot be written: {error.strerror}", where=str(folder)) from None
     return [folder / name for name in contents]

@@ -141,8 +141,12 @@ def commit_of(root: Path) -> str:
     command = ["git", "-C", str(root)]
     changed = ["status", "--porcelain", "--untracked-files=all", "--", *SOURCE_FILES, *_BUILD_FILES, "docker"]
     try:
-        commit = subprocess.run([*command, "rev-parse", "HEAD"], check=True, capture_output=True, text=True)
-        status = subprocess.run([*command, *changed], check=True, capture_output=True, text=True)
+        commit = subprocess.run(
+            [*command, "rev-parse", "HEAD"], check=True, capture_output=True, text=True, encoding="utf-8"
+        )
+        status = subprocess.run(
+            [*command, *changed], check=True, capture_output=True, text=True, encoding="utf-8"
+        )
     except (OSError, subprocess.CalledProcessError):
         advice = "provenance names a commit: attest in the git checkout that the image was built from"
         raise BadInput("is no git checkout", where=str(root), advice=advice) from None

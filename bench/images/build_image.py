@@ -26,6 +26,7 @@ from bench.base.distribution import DISTRIBUTION
 from bench.base.errors import BadInput, EnvironmentCannot, nearest
 from bench.base.files import replacing
 from bench.base.names import GIB
+from bench.base.operating_system import require_linux, user_and_group
 from bench.base.sbom import PLACE, python_versions
 from bench.base.stamps import sha256
 from bench.base.strict_json import pretty_json
@@ -87,7 +88,9 @@ def build(inputs: BuildInputs, out: Path, tag: str, say: Say) -> ImageFacts:
     check_prerequisites(inputs)
     pins = inputs.pins()
     with context(inputs, [*pins.values(), read_pins(inputs.root / BUILDER)["pip"]], say) as folder:
-        (folder / "pins.txt").write_text("".join(f"{pin.line}\n" for pin in pins.values()))
+        (folder / "pins.txt").write_text(
+            "".join(f"{pin.line}\n" for pin in pins.values()), encoding="utf-8", newline="\n"
+        )
         (folder / "image.json").write_bytes(described(inputs))
         wheels_of_image = (folder / "wheels").iterdir()  # without pip, which installs the others
         installed = [path for path in wheels_of_image if not path.name.startswith("pip-")]
@@ -134,13 +137,14 @@ def _base(inputs: BuildInputs, say: Say) -> Path:
 
 def check_prerequisites(inputs: BuildInputs) -> None:
     """Refuse a build without bench's repository, buildah, mmdebstrap, root or enough free disk space."""
+    require_linux("building an image", "build it on Linux, in a virtual machine for instance")
     if not (inputs.root / "Dockerfile").exists():
         advice = "run in bench's repository, or name it with --source"
         raise BadInput("holds no Dockerfile", where=str(inputs.root), advice=advice)
     for program in ("buildah", "mmdebstrap"):
         if shutil.which(program) is None:
             raise EnvironmentCannot(f"{program} is not installed", advice=f"apt-get install {program}")
-    if os.geteuid() != 0:
+    if user_and_group() not in (None, (0, 0)):
         raise EnvironmentCannot("building the Debian base needs root", advice="sudo")
     inputs.cache.mkdir(parents=True, exist_ok=True)
     free, needed = shutil.disk_usage(inputs.cache).free, NEEDS_BYTES[inputs.variant.cuda is not None]
@@ -200,7 +204,7 @@ def buildah(
 
 
 def _run(command: Sequence[str]) -> None:
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    done = subprocess.run(command, check=False, capture_output=True, text=True, encoding="utf-8")
     if done.returncode:
         tail = "\n  ".join((done.stdout + done.stderr).strip().splitlines()[-12:])
         raise EnvironmentCannot(f"buildah failed:\n  {tail}")

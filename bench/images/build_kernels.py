@@ -42,8 +42,12 @@ def build_kernels(inputs: BuildInputs, only: Sequence[str], arch: str, jobs: int
         (folder / "sources").mkdir()
         for name in names:
             shutil.copy(source(locked[name], inputs.cache / "sources"), folder / "sources")
-        (folder / "pins.txt").write_text("".join(f"{pin.line}\n" for pin in ready.values()))
-        (folder / "builder.txt").write_text("".join(f"{pin.line}\n" for pin in tools))
+        (folder / "pins.txt").write_text(
+            "".join(f"{pin.line}\n" for pin in ready.values()), encoding="utf-8", newline="\n"
+        )
+        (folder / "builder.txt").write_text(
+            "".join(f"{pin.line}\n" for pin in tools), encoding="utf-8", newline="\n"
+        )
         long = f" for {arch}: takes hours, except for objects in the cache"
         say(f"compiling {', '.join(names)}{long if nvcc else ': no GPU kernels among them'}")
         arguments = {"ARCH": arch, "JOBS": str(jobs)}
@@ -70,5 +74,7 @@ def _lock(inputs: BuildInputs, output: Path, versions_to_build: Mapping[str, str
         lines[name] = new[-1]
         shutil.move(wheel, keep / wheel.name)
     head = f"# Made by `bench image kernels {inputs.variant.name}`: the very wheels that the image has.\n"
-    inputs.built.write_text(head + "".join(f"{line}\n" for _, line in sorted(lines.items())))
+    inputs.built.write_text(
+        head + "".join(f"{line}\n" for _, line in sorted(lines.items())), encoding="utf-8", newline="\n"
+    )
     yield from new

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import PurePath, PurePosixPath
 
 from bench.base.names import GIB, VISIBLE
 
@@ -19,7 +19,9 @@ NOBODY = 65534  # uid and gid of a user that owns no file on any machine
 # Paths inside the container.
 MANIFEST, CHALLENGE, OUT, CACHE = "/in/manifest.json", "/in/challenge.json", "/out", "/cache"
 MEET_SECRET = "/in/meet-secret"
-RDMA = Path("/dev/infiniband")  # InfiniBand and RoCE devices; without them NCCL falls back to TCP silently
+RDMA = PurePosixPath(
+    "/dev/infiniband"
+)  # InfiniBand and RoCE devices; without them NCCL falls back to TCP silently
 # Variables of the host that describe its network, passed to the containers of nodes that train together.
 CONNECTED = (
     "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_SOCKET_FAMILY", "NCCL_SOCKET_NTHREADS",
@@ -38,8 +40,8 @@ class Container:
 
     image: str  # name in the engine's store
     command: tuple[str, ...]  # arguments of `bench`
-    manifest: Path
-    out: Path
+    manifest: PurePath
+    out: PurePath
     memory_bytes: int
     user: tuple[int, int] = (NOBODY, NOBODY)  # uid and gid of an unprivileged user
     gpus: bool = False
@@ -50,14 +52,14 @@ class Container:
     scratch_bytes: int = 2 * GIB  # size of /tmp
     shared_bytes: int = 8 * GIB  # size of /dev/shm, which the run's processes share
     environment: Mapping[str, str] = field(default_factory=dict)
-    data: tuple[Path, ...] = ()  # folders of data, mounted read-only under their own paths
-    challenge: Path | None = None  # an operator's challenge, for which the run makes a key of its own
-    meet_secret: Path | None = None  # the secret of nodes that train together
-    cache: Path | None = None  # host folder for /cache, if the engine cannot keep that in memory
+    data: tuple[PurePath, ...] = ()  # folders of data, mounted read-only under their own paths
+    challenge: PurePath | None = None  # an operator's challenge, for which the run makes a key of its own
+    meet_secret: PurePath | None = None  # the secret of nodes that train together
+    cache: PurePath | None = None  # host folder for /cache, if the engine cannot keep that in memory
     name: str | None = None  # name of the container in the engine's commands
 
     @property
-    def inputs(self) -> Mapping[str, Path]:
+    def inputs(self) -> Mapping[str, PurePath]:
         """Read-only files and folders of the host to mount, keyed by their path in the container."""
         files = {MANIFEST: self.manifest, CHALLENGE: self.challenge, MEET_SECRET: self.meet_secret}
         given = {inside: path for inside, path in files.items() if path is not None}

@@ -45,7 +45,7 @@ class Deb:
 def read_debs(path: Path) -> tuple[Deb, ...]:
     """Read a lock of Debian packages; BadInput names the first malformed line."""
     debs = []
-    for number, line in enumerate(path.read_text().splitlines(), 1):
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         if line.startswith("#"):
             continue
         match = _LINE.fullmatch(line)
@@ -83,12 +83,14 @@ def bootstrap(
         command += [f"--dpkgopt=path-include={_LICENCES}", *(f"--customize-hook={hook}" for hook in _CLEAN)]
         command += [suite, str(out), *mirror]
         environment = os.environ | {"SOURCE_DATE_EPOCH": str(epoch), "LC_ALL": "C.UTF-8", "TZ": "UTC"}
-        done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
+        done = subprocess.run(
+            command, check=False, capture_output=True, text=True, env=environment, encoding="utf-8"
+        )
         if done.returncode:
             tail = "\n  ".join(done.stderr.strip().splitlines()[-4:])
             advice = "if the mirror no longer has a version: --mirror with a snapshot, or `make lock`"
             raise EnvironmentCannot(f"mmdebstrap failed to build the base:\n  {tail}", advice=advice)
-        return tuple(sorted({Deb(*line.split()) for line in record.read_text().splitlines()}))
+        return tuple(sorted({Deb(*line.split()) for line in record.read_text(encoding="utf-8").splitlines()}))
 
 
 def _record(record: Path) -> str:

@@ -131,7 +131,7 @@ def _apt_mirrors(folder: Path) -> Iterator[str]:
     seen = set()
     for path in [folder / "sources.list", *sorted((folder / "sources.list.d").glob("*"))]:
         try:
-            text = path.read_text(errors="replace")
+            text = path.read_text(errors="replace", encoding="utf-8")
         except OSError:
             continue
         lines = re.findall(r"^deb\s+(?:\[[^\]]*\]\s+)?(\S+)", text, re.MULTILINE)

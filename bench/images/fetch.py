@@ -91,7 +91,7 @@ def _download(pins: Iterable[Pin], cache: Path, python: str, newest_glibc: int) 
         requirements.write("".join(f"{pin.line}\n" for pin in pins))
         requirements.flush()
         command += ["--dest", str(cache), "-r", requirements.name]
-        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        done = subprocess.run(command, check=False, capture_output=True, text=True, encoding="utf-8")
     if done.returncode:
         errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
         reason = errors[-1] if errors else done.stderr[-500:]
@@ -131,7 +131,7 @@ def _index() -> str:
         return url
     # `pip config get` reads only the user's file; `pip config list` merges all files, PIP_CONFIG_FILE too.
     command = [sys.executable, "-m", "pip", "config", "list"]
-    listed = subprocess.run(command, check=False, capture_output=True, text=True)
+    listed = subprocess.run(command, check=False, capture_output=True, text=True, encoding="utf-8")
     match = re.search(r"^global\.index-url='(.*)'$", listed.stdout, re.MULTILINE)
     return match[1] if match else DEFAULT_INDEX
 

@@ -39,7 +39,9 @@ def normal(name: str) -> str:
 
 def read_pins(path: Path) -> Mapping[str, Pin]:
     """Read a lock file; BadInput unless every line has a version and hashes, and no package comes twice."""
-    text = "\n".join(line for line in path.read_text().splitlines() if not line.lstrip().startswith("#"))
+    text = "\n".join(
+        line for line in path.read_text(encoding="utf-8").splitlines() if not line.lstrip().startswith("#")
+    )
     pins = {}
     for entry in filter(str.strip, text.replace("\\\n", " ").splitlines()):
         match = _PIN.fullmatch(entry.strip())
@@ -64,7 +66,7 @@ def check_all(root: Path) -> list[str]:
 
 def _check(root: Path, variant: Variant) -> Iterator[str]:
     pins = read_pins(root / variant.lock)
-    wanted = (root / f"docker/{variant.name}.in").read_text().splitlines()
+    wanted = (root / f"docker/{variant.name}.in").read_text(encoding="utf-8").splitlines()
     named = (line for line in wanted if line and not line.startswith("#"))
     for requirement in (*_requirements_of_bench(root, variant), *named):
         yield from _unmet(requirement, pins, variant.lock)
@@ -79,7 +81,7 @@ def _check(root: Path, variant: Variant) -> Iterator[str]:
 
 def _requirements_of_bench(root: Path, variant: Variant) -> Iterator[str]:
     """Yield requirements in pyproject.toml: of the package, the variant's extras and the build system."""
-    pyproject = tomllib.loads((root / "pyproject.toml").read_text())
+    pyproject = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
     project = pyproject["project"]
     yield from pyproject["build-system"]["requires"]
     yield from project["dependencies"]

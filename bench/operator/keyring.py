@@ -60,7 +60,7 @@ def trust(path: Path, name: str) -> tuple[Path, list[str]]:
         advice = "one word, such as an address: --as me@example.org"
         raise BadInput(f"{name!r} cannot be the name of a signer", advice=advice)
     lists = _own(ALLOWED_SIGNERS)
-    before = lists.read_text() if lists.exists() else ""
+    before = lists.read_text(encoding="utf-8") if lists.exists() else ""
     if before:
         TrustPolicy.from_text(before, str(lists))  # refuses a damaged file
     added = [line for line in trust_lines(public_half(path, THEIRS), name) if line not in before.splitlines()]
@@ -156,10 +156,10 @@ def _add(krl: Path, revocation: Revocation) -> None:
 
     with tempfile.TemporaryDirectory(prefix="bench-revoke-") as folder:
         specification, authority = Path(folder) / "specification", Path(folder) / "authority.pub"
-        specification.write_text(f"{revocation.specification}\n")
+        specification.write_text(f"{revocation.specification}\n", encoding="utf-8", newline="\n")
         command = ["-q", "-k", *(["-u"] if krl.exists() else []), "-f", str(krl)]
         if revocation.authority is not None:
-            authority.write_text(f"{revocation.authority.line()}\n")
+            authority.write_text(f"{revocation.authority.line()}\n", encoding="utf-8", newline="\n")
             command += ["-s", str(authority)]
         run_ssh_keygen([*command, str(specification)], where=str(krl))
 

@@ -96,7 +96,12 @@ def read_inventory(path: Path, limit: str | None, identity: Path | None) -> list
     environment = {"ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FATAL": "1", "ANSIBLE_INVENTORY_UNPARSED_FAILED": "1"}
     arguments = [command, "-i", str(path), "--list", *(["--limit", limit] if limit else [])]
     done = subprocess.run(
-        arguments, capture_output=True, text=True, check=False, env=os.environ | environment
+        arguments,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | environment,
+        encoding="utf-8",
     )
     if done.returncode:
         errors = [line for line in done.stderr.splitlines() if "ERROR" in line or "rror" in line]

@@ -124,9 +124,9 @@ class ImageStore:
                 blob.parent.mkdir(parents=True, exist_ok=True)
                 self._say(f"compressing layer {number + 1} of {len(image.facts.layers)}, once")
                 with replacing(blob) as part:
-                    digest.write_text(pack_layer(image.path, layer, part))
+                    digest.write_text(pack_layer(image.path, layer, part), encoding="utf-8", newline="\n")
             os.utime(blob)
-            return Blob(blob, layer.diff_id, digest.read_text(), compressed=True)
+            return Blob(blob, layer.diff_id, digest.read_text(encoding="utf-8"), compressed=True)
 
     def packed_bytes(self, image: Shippable, number: int) -> int:
         """Return the size of a layer as it is sent; an estimate, if it has not been compressed yet."""

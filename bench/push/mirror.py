@@ -6,7 +6,6 @@ in text are replaced.
 
 from __future__ import annotations
 
-import fcntl
 import re
 import shlex
 import threading
@@ -18,6 +17,7 @@ from typing import BinaryIO
 
 from bench.base.errors import EnvironmentCannot, VerificationFailed
 from bench.base.names import ENGINES_WITH_STORE
+from bench.base.operating_system import lock
 from bench.bundle.handshake import CertificateRequest, read
 from bench.bundle.tar_format import CERTIFICATE, MAX_TOTAL_BYTES
 from bench.images.fetch import digest as file_digest
@@ -277,9 +277,9 @@ def fetch(
 ) -> AnyVerdict:
     """Download a run's bundle, verify it, consume its nonce and countersign it; return the verdict."""
     part = record.bundle.with_suffix(".part")
-    with (record.mirror / ".fetching").open("wb") as lock:
+    with (record.mirror / ".fetching").open("wb") as fetching:
         with suppress(OSError):  # two commands must not fetch at once; some file systems have no locks
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            lock(fetching, wait=True)
         try:
             _download(node, record, part, progress)
             with _signing, Ledger(record.ledger) as ledger:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Any
 
 from bench.base.errors import BadInput, BenchError, EnvironmentCannot, Incomplete, VerificationFailed
@@ -572,7 +573,7 @@ class NodePush:
         if unfinished and not job.checks and mirror.restore_journal(self.node, record, owner):
             self._say(f"the mirrored journal of run {record.run_id} was restored on the node")
         slurm_job = run_script.start(self.node, job)
-        (record.mirror / "run.sh").write_text(run_script.script(job))
+        (record.mirror / "run.sh").write_text(run_script.script(job), encoding="utf-8", newline="\n")
         return self.shared.records.move(record, "running", slurm_job=slurm_job)
 
     def _claim(self, place: str) -> str:
@@ -664,7 +665,7 @@ class NodePush:
             checks=request.checks,
             level=request.level,
             slurm=request.slurm,
-            data=data_folders(request.manifest),
+            data=tuple(PurePosixPath(folder.as_posix()) for folder in data_folders(request.manifest)),
             moved=request.continued is not None,
             member=member,
         )

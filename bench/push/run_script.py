@@ -15,7 +15,7 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import PurePosixPath
 
 from bench.base.errors import EnvironmentCannot
 from bench.base.names import ENGINES_WITH_STORE, IMAGE_VARIABLE, WITHOUT_CONTAINER
@@ -79,7 +79,7 @@ class Job:
     level: str | None = None  # depth of a node check; None: the manifest's level
     slurm: Slurm | None = None
     member: GroupMember | None = None  # None: the node trains alone, or Slurm brings several together
-    data: tuple[Path, ...] = ()  # folders of data on the node
+    data: tuple[PurePosixPath, ...] = ()  # folders of data on the node
     moved: bool = False  # the run was begun on another machine of the same kind
     environment: str | None = None  # digest of the environment, for the engine "venv"
     claim: str | None = None  # file by which others leave what was shipped, until the run's folder exists
@@ -216,10 +216,10 @@ def argv(job: Job, member: GroupMember | None) -> list[str]:
     container = Container(
         image=job.runnable,
         command=tuple(arguments),
-        manifest=Path(f"{job.folder}/manifest.json"),
-        challenge=None if follows else Path(f"{job.folder}/challenge.json"),
-        meet_secret=Path(f"{job.folder}/{SECRET_FILE}") if member is not None else None,
-        out=Path(f"{job.folder}/out"),
+        manifest=PurePosixPath(f"{job.folder}/manifest.json"),
+        challenge=None if follows else PurePosixPath(f"{job.folder}/challenge.json"),
+        meet_secret=PurePosixPath(f"{job.folder}/{SECRET_FILE}") if member is not None else None,
+        out=PurePosixPath(f"{job.folder}/out"),
         memory_bytes=limits(job.memory_bytes),
         data=job.data,
         user=job.user,
@@ -260,7 +260,7 @@ def _engine_argv(job: Job, container: Container) -> list[str]:
         return docker.argv(container, job.gpus)
     if job.engine == "podman":
         return podman.argv(container)
-    return apptainer.argv(replace(container, cache=Path(f"{job.folder}/tmp")))
+    return apptainer.argv(replace(container, cache=PurePosixPath(f"{job.folder}/tmp")))
 
 
 def shell_line(command: Sequence[str]) -> str:

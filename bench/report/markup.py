@@ -109,4 +109,4 @@ def write_page(path: Path, page: Markup) -> None:
     with using(path, "the report cannot be written"):
         path.parent.mkdir(parents=True, exist_ok=True)
         # backslashreplace: file names need not be UTF-8
-        path.write_text(page, encoding="utf-8", errors="backslashreplace")
+        path.write_text(page, encoding="utf-8", errors="backslashreplace", newline="\n")

@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from bench.base.errors import BadInput, EnvironmentCannot
 from bench.base.files import open_regular
+from bench.base.operating_system import BINARY, user_and_group
 from bench.base.paths import KEY, config_path
 from bench.signing.ssh_keys import FormatError, PublicKey, WireReader
 
@@ -80,7 +81,7 @@ def _publish(path: Path, data: bytes, mode: int) -> bool:
     if path.exists():
         return False
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | BINARY, mode)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
@@ -114,7 +115,8 @@ def _read(path: Path, advice: str = _MAKE_ONE) -> bytes:
         status = os.fstat(file.fileno())
         data = file.read(_LARGEST + 1)
     # As ssh does, check the mode only of files that belong to this user.
-    loose = status.st_mode & 0o077 and status.st_uid == os.getuid()
+    owner = user_and_group()
+    loose = status.st_mode & 0o077 and owner is not None and status.st_uid == owner[0]
     if loose and data.startswith(b"-----BEGIN") and not data.startswith(_PEM_PUBLIC):
         message = f"its mode {stat.S_IMODE(status.st_mode):04o} lets others read this private key"
         raise BadInput(message, where=str(path), advice=f"chmod 600 {path}")

@@ -6,7 +6,6 @@ Does I/O: runs the engines' commands, or talks to Docker's API.
 from __future__ import annotations
 
 import importlib
-import resource
 import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +16,7 @@ from typing import Literal, Protocol
 
 from bench.base.errors import BadInput, EnvironmentCannot
 from bench.base.names import CONTAINER_ENGINES, ENGINES
+from bench.base.operating_system import forbid_core_dumps
 from bench.base.signals import answered_by
 from bench.images.archive import Identity
 from bench.images.container import Container
@@ -75,7 +75,7 @@ def here(command: Sequence[str]) -> tuple[int, str] | None:
     if shutil.which(command[0]) is None:
         return None
     # There is no timeout: loading a large image takes minutes, and Ctrl-C ends a command that hangs.
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    done = subprocess.run(command, check=False, capture_output=True, text=True, encoding="utf-8")
     return done.returncode, done.stdout + done.stderr
 
 
@@ -102,7 +102,7 @@ def follow(command: Sequence[str]) -> int:
 
     # A handler that raised an exception could interrupt Popen, and leave the engine running unattended.
     with answered_by(interrupted):
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        forbid_core_dumps()
         process = subprocess.Popen(command, start_new_session=True)
         pass_on()
         code = process.wait()

@@ -198,7 +198,10 @@ def gpu_access(info: Mapping[str, Any], specified: bool) -> Gpus | None:
 
 def specifies_nvidia(folder: Path) -> bool:
     """Whether a folder holds a CDI specification of NVIDIA GPUs."""
-    return any("nvidia.com/gpu" in path.read_text(errors="replace") for path in folder.glob("*.[yj]*"))
+    return any(
+        "nvidia.com/gpu" in path.read_text(errors="replace", encoding="utf-8")
+        for path in folder.glob("*.[yj]*")
+    )
 
 
 def names_images_by_configuration(info: Mapping[str, Any]) -> bool:

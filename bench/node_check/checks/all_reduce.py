@@ -71,7 +71,7 @@ def _size(size: int) -> str:
 def _algorithms() -> dict[str, str]:
     """Read the algorithm of each size from the log that NCCL wrote; empty if there is no log."""
     path = os.environ.get("NCCL_DEBUG_FILE", "").replace("%p", str(os.getpid()))
-    return chosen(Path(path).read_text(errors="replace")) if path and Path(path).exists() else {}
+    return chosen(Path(path).read_text("utf-8", "replace")) if path and Path(path).exists() else {}
 
 
 def chosen(log: str) -> dict[str, str]:

@@ -23,7 +23,7 @@ def write_plots(folder: Path, plots: Iterable[Plot], *, png: bool) -> list[Path]
         for plot in plots:
             drawing = standalone(plot)
             written.append(folder / f"{_file_name(plot.name)}.svg")
-            written[-1].write_text(drawing, encoding="utf-8")
+            written[-1].write_text(drawing, encoding="utf-8", newline="\n")
             if png:
                 written.append(written[-1].with_suffix(".png"))
                 written[-1].write_bytes(as_png(drawing))

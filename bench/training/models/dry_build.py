@@ -68,8 +68,9 @@ def rehearse(models: Sequence[Model], where: str) -> Rehearsal:
     process = [sys.executable, "-m", "bench.training.models.dry_build"]
     request = json.dumps({path: to_json(model) for path, model in new.items()})
     done = subprocess.run(
-        process, input=request, env=os.environ | ENVIRONMENT, capture_output=True, text=True, check=False
-    )
+        process, input=request, env=os.environ | ENVIRONMENT | {"PYTHONUTF8": "1"},
+        capture_output=True, text=True, encoding="utf-8", check=False,
+    )  # fmt: skip
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         raise EnvironmentCannot(f"transformers cannot try these models: {reason}", where=where)

@@ -29,7 +29,7 @@ def _mappings() -> str:
     if folder is None:
         return ""
     files = [folder / "auto" / name for name in ("auto_mappings.py", "configuration_auto.py")]
-    return "".join(file.read_text() for file in files if file.is_file())
+    return "".join(file.read_text(encoding="utf-8") for file in files if file.is_file())
 
 
 @cache
@@ -53,7 +53,7 @@ def _source(model_type: str, kind: Literal["modeling", "configuration"]) -> str:
     """
     models, name = _models_folder(), _folders().get(model_type, model_type.replace("-", "_"))
     files = (models / name).glob(f"{kind}_*.py") if models and model_type in types() else ()
-    return "".join(file.read_text() for file in files)
+    return "".join(file.read_text(encoding="utf-8") for file in files)
 
 
 def why_not_fused(model_type: str) -> str | None:
@@ -204,7 +204,7 @@ def _model_class(model_type: str, mapping: str) -> str:
     """Return the class of a type in the table MODEL_FOR_{mapping}_MAPPING_NAMES; empty if unreadable."""
     folder = _models_folder()
     file = folder / "auto" / "modeling_auto.py" if folder else None
-    code = file.read_text() if file and file.is_file() else ""
+    code = file.read_text(encoding="utf-8") if file and file.is_file() else ""
     _, _, table = code.partition(f"\nMODEL_FOR_{mapping}_MAPPING_NAMES")
     found = re.search(rf'\(\s*"{re.escape(model_type)}",\s*\(?\s*"(\w+)"', table.partition("\n)")[0])
     return found[1] if found else ""
@@ -315,7 +315,7 @@ def _rotary_code() -> str:
     """Return the source of rotary embeddings' parameters; empty if it cannot be read."""
     models = _models_folder()
     file = models.parent / "modeling_rope_utils.py" if models else None
-    return file.read_text() if file and file.is_file() else ""
+    return file.read_text(encoding="utf-8") if file and file.is_file() else ""
 
 
 def counts_positions_after_padding(model_type: str) -> bool:
