@@ -58,14 +58,14 @@ def _cpu_time(folder: Path) -> list[int]:
 def _numbers(file: Path) -> list[int]:
     """Return the numbers in a file; empty if the file does not exist, or says "max" for no limit."""
     with suppress(OSError, ValueError):
-        return [int(word) for word in file.read_text().split()]
+        return [int(word) for word in file.read_text(encoding="utf-8").split()]
     return []
 
 
 def _folders(controller: str) -> Iterator[Path]:
     """Yield the cgroups of this process from the innermost outwards; the narrowest of their limits counts."""
     with suppress(OSError):
-        for line in OWN.read_text().splitlines():
+        for line in OWN.read_text(encoding="utf-8").splitlines():
             _, controllers, path = line.split(":", 2)
             if controllers and controller not in controllers.split(","):
                 continue

@@ -35,6 +35,9 @@ else:
     WITHOUT_WAITING = os.O_NONBLOCK  # to open a named pipe that nobody writes to
 
 
+SSH_SHARES_CONNECTIONS = sys.platform != "win32"  # whether OpenSSH's client has a ControlMaster
+
+
 def lock(file: IO[bytes], *, wait: bool) -> None:
     """Lock an open file until it is closed; BlockingIOError if `wait` is false and a process has the lock."""
     if sys.platform == "win32":

@@ -16,6 +16,7 @@ import re
 import select
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import IO
 
 from bench.base.errors import BadInput, BenchError
+from bench.base.operating_system import SSH_SHARES_CONNECTIONS
 from bench.push.connection import (
     CONNECT_SECONDS,
     KEEPALIVE_SECONDS,
@@ -67,7 +69,7 @@ Host *
 @cache
 def is_installed() -> bool:
     """Whether there is an OpenSSH client that can share connections, which Windows' client cannot."""
-    return os.name == "posix" and shutil.which("ssh") is not None
+    return SSH_SHARES_CONNECTIONS and shutil.which("ssh") is not None
 
 
 class Ssh:
@@ -81,7 +83,7 @@ class Ssh:
         self.socket = self._folder / "s"
         self.log = self._folder / "log"
         config = self._folder / "config"
-        config.write_text(_CONFIG + includes)
+        config.write_text(_CONFIG + includes, encoding="utf-8", newline="\n")
         # ssh takes the last -F and the first -o.
         self._words = ["ssh", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=yes", *arguments]
         self._words += ["-F", str(config), "-T"]
@@ -100,6 +102,7 @@ class Ssh:
             self.words("-G"),
             capture_output=True,
             text=True,
+            encoding="utf-8",
             errors="replace",
             env=_environment(),
             check=False,
@@ -128,7 +131,7 @@ class Ssh:
                 start_new_session=True,  # Ctrl-C is for bench, and nothing can be asked on the terminal
                 check=False,
             )
-        return done.returncode, self.log.read_text(errors="replace")
+        return done.returncode, self.log.read_text(encoding="utf-8", errors="replace")
 
     def close(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -203,11 +206,13 @@ class SshChannel:
             env=_environment(),
             start_new_session=True,
         )
+        if sys.platform == "win32":
+            raise NotImplementedError("Windows' client shares no connections: Fabric is used there")
         os.set_blocking(self._pipe("stdin").fileno(), False)
 
     def send(self, data: memoryview, seconds: float) -> int:
         pipe = self._pipe("stdin")
-        _wait(pipe, select.POLLOUT, seconds)
+        _wait(pipe, seconds, writing=True)
         with suppress(BlockingIOError):  # the pipe has some space, but too little
             return os.write(pipe.fileno(), data[:_CHUNK])
         return 0
@@ -239,7 +244,7 @@ class SshChannel:
 
     def _read(self, name: str, seconds: float) -> bytes:
         pipe = self._pipe(name)
-        _wait(pipe, select.POLLIN, seconds)
+        _wait(pipe, seconds, writing=False)
         return os.read(pipe.fileno(), _CHUNK)
 
     def _pipe(self, name: str) -> IO[bytes]:
@@ -247,10 +252,12 @@ class SshChannel:
         return pipe
 
 
-def _wait(pipe: IO[bytes], event: int, seconds: float) -> None:
+def _wait(pipe: IO[bytes], seconds: float, *, writing: bool) -> None:
     """Wait until a pipe can be used, or its other end is closed."""
+    if sys.platform == "win32":
+        raise NotImplementedError("Windows cannot wait for pipes")
     poll = select.poll()
-    poll.register(pipe, event)
+    poll.register(pipe, select.POLLOUT if writing else select.POLLIN)
     if not poll.poll(seconds * 1000):
         raise TimeoutError
 

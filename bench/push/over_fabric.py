@@ -198,7 +198,7 @@ def _load_known_hosts(client: Any, options: Mapping[str, str]) -> None:
     names = options.get("userknownhostsfile", "~/.ssh/known_hosts ~/.ssh/known_hosts2").split()
     names += options.get("globalknownhostsfile", "/etc/ssh/ssh_known_hosts").split()
     paths = [Path(name).expanduser() for name in names]
-    texts = [path.read_text(errors="replace") for path in paths if path.is_file()]
+    texts = [path.read_text(encoding="utf-8", errors="replace") for path in paths if path.is_file()]
     lines = [line.strip() for text in texts for line in text.splitlines()]
     revoked = {key for line in lines if line.startswith("@revoked") for key in line.split()[3:4]}
     usable = [line for line in lines if _is_host_key(line) and line.split()[2] not in revoked]

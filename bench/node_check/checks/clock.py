@@ -41,7 +41,9 @@ def measure(rig: Rig, budget: CheckBudget) -> Mapping[str, Any]:
         "status": timex.status,
         "max_error_seconds": timex.maxerror / 1e6,
         "estimated_error_seconds": timex.esterror / 1e6,
-        "virtual": bool(re.search("^flags.* hypervisor", Path("/proc/cpuinfo").read_text(), re.MULTILINE)),
+        "virtual": bool(
+            re.search("^flags.* hypervisor", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
+        ),
     }
 
 
