@@ -10,10 +10,12 @@ from collections.abc import Iterable
 from html import escape
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from bench import __version__
 from bench.base.errors import printable
 from bench.base.paths import using
+from bench.base.strict_json import canonical_json, to_json
 
 # Elements that are closed in place while they have no children.
 SELF_CLOSING = frozenset({"circle", "input", "line", "meta", "path", "polyline", "rect"})
@@ -98,6 +100,12 @@ def document(title: str, *body: Markup, style: str = "") -> Markup:
 
 def _lines(*blocks: Markup) -> list[Markup]:
     return [Markup(f"\n{block}") for block in blocks] + [Markup("\n")]
+
+
+def data_block(name: str, value: Any) -> Markup:
+    """Make an element that hands a value to scripts. No text in it can end the element."""
+    text = canonical_json(to_json(value)).decode().replace("<", "\\u003c")
+    return el("script", Markup(text), type="application/json", id=name)
 
 
 def asset(name: str) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 from bench.records.estimate import Interval
 from bench.report.compare.appraisal import Appraisal, PricedMachine, appraise
 from bench.report.compare.decision import Wish, decide
+from tests.report.appraisal_vectors import SEED, AppraisalInput, inputs
 
 LIFE_DAYS = 1825.0
 
@@ -110,3 +113,36 @@ def test_nothing_is_appraised_without_machines() -> None:
     found = appraised(budget=1.0, deadline_days=1.0)
     assert (found.order, found.machines) == ((), ())
     assert not (found.nothing_in_budget or found.nothing_in_time)
+
+
+def test_the_vectors_of_the_report_have_every_edge_and_every_verdict_many_times() -> None:
+    """tests/e2e/test_what_if.py holds the report's script against them."""
+    seen = Counter(word for one in inputs(10_000, SEED) for word in words_on(one, one.appraised()))
+    assert len(seen) == 25, sorted(seen)
+    assert min(seen.values()) >= 100, seen
+
+
+def words_on(one: AppraisalInput, found: Appraisal) -> Iterator[str]:
+    """Yield the edges of an input, and the verdicts on it, each as often as it occurs."""
+    for machine in found.machines:
+        yield f"in time: {machine.in_time}"
+        for offer in machine.offers:
+            yield from offer.marks
+            yield f"in budget: {offer.in_budget}"
+            named = ("outlived", "on_frontier", "break_even", "rent_always_less")
+            yield from (name for name in named if getattr(offer, name))
+    yield from (name for name in ("nothing_in_budget", "nothing_in_time") if getattr(found, name))
+    limits, offers = one.wish, [offer for machine in found.machines for offer in machine.offers]
+    ranks, days = [machine.place.rank for machine in found.machines], [m.days for m in one.machines]
+    marked = [m for i, m in zip(found.order, found.machines, strict=True) if one.machines[i].marked]
+    edges = {
+        "equal ranks": len(set(ranks)) < len(ranks),
+        "equal days": len({figure.value for figure in days}) < len(days),
+        "without a price": any(m.price is None and m.rent is None for m in one.machines),
+        "without an end": any(math.isinf(figure.value) for figure in days),
+        "without a machine": not one.machines,
+        "marked and an answer": any(offer.marks for m in marked for offer in m.offers),
+        "ends at the deadline": any(d.value + d.half_width == limits.deadline_days for d in days),
+        "costs the budget": any(offer.spend == limits.budget for offer in offers),
+    }
+    yield from (name for name, true in edges.items() if true)

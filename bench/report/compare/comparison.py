@@ -31,6 +31,7 @@ from bench.report.compare.groups import (
 )
 from bench.report.compare.offers import Offer, Terms, priced_row
 from bench.report.compare.predicted_estimate import predicted_estimate
+from bench.report.compare.prices import DAYS_A_YEAR
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +119,10 @@ class Comparison:
     quotes: tuple[str, ...]  # every quote that a figure rests on
     own_prices: bool = False  # prices come from a file of the user
     schema: Literal["bench/comparison/v1"] = field(default="bench/comparison/v1", kw_only=True)
+
+    @property
+    def life_days(self) -> float:
+        return self.life_years * DAYS_A_YEAR
 
 
 def compare_rows(rows: Iterable[Row], refused: Sequence[Refused], terms: Terms, bundles: int) -> Comparison:

@@ -11,6 +11,7 @@ from typing import Literal
 
 from bench.records.text import count_text, figures, money_text
 
+DAYS_A_YEAR = 365
 RentKind = Literal["on-demand", "spot", "reserved"]
 
 
@@ -108,7 +109,7 @@ class PriceBook:
 
     @property
     def life_days(self) -> float:
-        return self.life_years * 365
+        return self.life_years * DAYS_A_YEAR
 
     def renting(self, kind: RentKind) -> PriceBook:
         """Return the book with rents of this kind alone."""

@@ -9,13 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from bench import __version__
-from bench.base.strict_json import canonical_json, to_json
+from bench.base.strict_json import to_json
 from bench.records.text import count_text
 from bench.report.compare.compared_rows import Row
 from bench.report.compare.comparison import Comparison, Entry, ModelPart
-from bench.report.markup import Markup, asset, document, el, fragment, items, scrolling_table, write_page
+from bench.report.markup import (
+    Markup,
+    asset,
+    data_block,
+    document,
+    el,
+    fragment,
+    items,
+    scrolling_table,
+    write_page,
+)
+from bench.report.pages.what_if import what_if
 from bench.report.plots import model_plots
 from bench.report.plots.svg import Plot, inline
 from bench.report.plots.telemetry import plots as telemetry_plots
@@ -42,6 +54,8 @@ COLUMNS = (
     " the operator whose key certified it. Neither proves that the machine reported the truth",
 )
 OFFER_HEADS_SPOKEN = ("buy or rent", "", "", "", "", "what it comes to")  # for screen readers; else not shown
+# What the page's JSON leaves out of an attempt.
+USUAL = {"outcome": "measured", "reason": None, "share_of_floor": None, "no_gradient_check": None}
 WIDE = 760  # pixels; a wider plot takes a whole row
 
 
@@ -52,11 +66,12 @@ def write_html(path: Path, comparison: Comparison) -> None:
 def page(comparison: Comparison) -> Markup:
     blocks = [
         _head(comparison),
+        what_if(comparison),
         *(_section(part, comparison) for part in comparison.parts),
         _courses(comparison),
         _measured_with(comparison),
         _notes(comparison),
-        el("script", _json(comparison), type="application/json", id="comparison"),
+        data_block("comparison", _json(comparison)),
         el("script", Markup(asset("script.js"))),
     ]
     models, bundles = (
@@ -66,20 +81,20 @@ def page(comparison: Comparison) -> Markup:
     return document(f"bench: {models}, {bundles}", *blocks)
 
 
-def _json(comparison: Comparison) -> Markup:
-    """Dump the comparison without telemetry, which plots show. No text in it can end the script element.
+def _json(comparison: Comparison) -> Any:
+    """Return the comparison as JSON, without telemetry, which plots show.
 
-    Attempts leave out what few of them have: a page may hold thousands of attempts.
+    Attempts leave out what most of them share: a page may hold thousands of attempts.
     """
     whole = to_json(comparison)
     for part in whole["parts"]:
         for each in (*part["entries"], *part["apart"]):
             each["row"]["telemetry"] = None
             for attempt in each["row"]["attempts"]:
-                for field in ("share_of_floor", "no_gradient_check"):
-                    if attempt[field] is None:
+                for field, usual in USUAL.items():
+                    if attempt[field] == usual:
                         del attempt[field]
-    return Markup(canonical_json(whole).decode().replace("<", "\\u003c"))
+    return whole
 
 
 def _head(comparison: Comparison) -> Markup:

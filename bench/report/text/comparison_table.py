@@ -24,7 +24,7 @@ from bench.records.text import (
     money_text,
     share_text,
 )
-from bench.report.compare.compared_rows import RankedRow, Row, UncertainFastest
+from bench.report.compare.compared_rows import Machine, RankedRow, Row, UncertainFastest
 from bench.report.compare.comparison import Comparison, Entry, ModelPart
 from bench.report.compare.extrapolate import LEAST_HELD_OUT, Extrapolation
 from bench.report.compare.offers import Offer
@@ -84,7 +84,7 @@ def cells(entry: Entry, machine: str) -> dict[str, str]:
     }
 
 
-def _doubts(entry: Entry) -> Iterator[str]:
+def doubts(entry: Entry) -> Iterator[str]:
     """Yield reasons to read the entry's figures with care."""
     if not entry.row.complete:
         yield "INCOMPLETE: more settings may be faster"
@@ -95,7 +95,7 @@ def _doubts(entry: Entry) -> Iterator[str]:
 
 
 def _entry_notes(entry: Entry) -> Iterator[str]:
-    yield from _doubts(entry)
+    yield from doubts(entry)
     if limits := entry.row.searched.limits:
         yield f"searched only {limits}"
     if entry.in_time and not entry.offers:  # if it has offers, their notes say this
@@ -225,15 +225,19 @@ def _estimate_line(guess: Extrapolation) -> str:
     return f"ESTIMATE {machine}: about {figures(guess.days)} days ({bar}); {floor}; from {guess.basis}"
 
 
+def paid_for(machine: Machine, gpus: int) -> Iterator[str]:
+    """Say which machines a price with so many GPUs pays for, unless they are exactly those that trained."""
+    if machine.nodes > 1:
+        yield f"{machine.nodes} machines with {count_text(gpus, 'GPU')} each, without their network"
+    elif gpus > machine.devices:
+        yield f"price of a machine with {gpus} GPUs"
+
+
 def _offer_notes(entry: Entry, offer: Offer, comparison: Comparison) -> Iterator[str]:
     if offer.marks:
         yield "<- " + ", ".join(offer.marks)
-        yield from _doubts(entry)  # repeated beside the recommendation
-    machine = entry.row.machine
-    if machine.nodes > 1:
-        yield f"{machine.nodes} machines with {count_text(offer.gpus, 'GPU')} each, without their network"
-    elif offer.gpus > machine.devices:
-        yield f"price of a machine with {offer.gpus} GPUs"
+        yield from doubts(entry)  # repeated beside the recommendation
+    yield from paid_for(entry.row.machine, offer.gpus)
     if offer.in_budget is False:
         yield "over budget"
     if offer.outlived:
@@ -254,7 +258,9 @@ def _offer_notes(entry: Entry, offer: Offer, comparison: Comparison) -> Iterator
 
 
 def _life(comparison: Comparison) -> str:
-    share = "" if comparison.utilisation == 1 else f", in use {100 * comparison.utilisation:g}% of it"
+    share = (
+        "" if comparison.utilisation == 1 else f", in use {figures(100 * comparison.utilisation, 6)}% of it"
+    )
     return f"{comparison.life_years:g} years{share}"
 
 
