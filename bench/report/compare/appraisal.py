@@ -94,10 +94,9 @@ def appraise(
     order = sorted(range(len(given)), key=lambda i: (given[i].marked, given[i].days.value, given[i].label))
     machines = [given[i] for i in order]
     options = [machine.options for machine in machines]
-    every = [option for of_machine in options for option in of_machine]
-    sound = [o for machine, own in zip(machines, options, strict=True) if not machine.marked for o in own]
-    used_days = life_days * utilisation
-    answer = decide(sound, wish, used_days).or_else(decide(every, wish, used_days))
+    every = [option for own in options for option in own]
+    marked = [machine.marked for machine, own in zip(machines, options, strict=True) for _ in own]
+    answer = recommend(list(zip(marked, every, strict=True)), wish, life_days * utilisation)
     offers = _OffersOfModel(every, answer, wish, life_days, utilisation)
     ranks = places([machine.days for machine in machines], sum(not machine.marked for machine in machines))
     deadline = wish.deadline_days
@@ -121,6 +120,13 @@ def appraise(
             and not (in_time if wish.budget is None or not every else answer.cheapest_by_deadline)
         ),
     )
+
+
+def recommend(options: Sequence[tuple[bool, Option]], wish: Wish, used_days: float) -> Recommendation:
+    """Say what to buy or rent. An option whose figure has a mark, True, answers only what no other does."""
+    sound = [option for marked, option in options if not marked]
+    every = [option for _, option in options]
+    return decide(sound, wish, used_days).or_else(decide(every, wish, used_days))
 
 
 class _OffersOfModel:
