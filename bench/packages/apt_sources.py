@@ -26,7 +26,7 @@ def _listed(folder: Path) -> Iterator[str]:
     """Yield the mirrors in apt's lists of sources, in both of their formats."""
     for path in [folder / "sources.list", *sorted((folder / "sources.list.d").glob("*"))]:
         try:
-            text = path.read_text(errors="replace")
+            text = path.read_text(encoding="utf-8", errors="replace")
         except OSError:
             continue
         fields = (word for field in _FIELD.findall(text) for word in field.split())

@@ -36,6 +36,7 @@ machines = st.lists(
         st.booleans(),
         amounts,
         st.sampled_from([0.0, 12.5]),
+        st.sampled_from([0.0, 3.5]),
         amounts,
     ),
     max_size=6,
