@@ -30,7 +30,7 @@ from bench.push.remote import ANSWER_SECONDS, Node, demand
 from bench.push.ship import Delivered, Progress, check_written, send_all, tag_of
 from bench.records.text import seconds_text, size_text
 
-_SMALL_BYTES = 16 * 2**20  # of layers to send, below which no line is measured
+SMALL_BYTES = 16 * 2**20  # of layers to send, below which no line is measured
 _SOON_SECONDS = 20.0  # sending all layers within this time is not worth a comparison
 _FIRST_ROUND_SECONDS = 3.0  # of downloads on the node, which measure its line
 _SECOND_ROUND_SECONDS = 10.0  # if nothing arrived in the first one
@@ -101,6 +101,7 @@ class Assembly:
     say: Callable[[str], None]
     index: str = ""
     mirror: str = ""
+    rate: float | None = None  # bytes per second of the line to the node; None: not measured yet
     _files: tuple[PackageFile, ...] = field(default=(), init=False)
     _code: str = field(default="", init=False)
 
@@ -109,9 +110,9 @@ class Assembly:
         numbers = range(held, len(self.image.facts.layers))
         listed = self.store.package_files(self.image)
         send_bytes = sum(self.store.packed_bytes(self.image, number) for number in numbers)
-        if not listed or send_bytes < _SMALL_BYTES:
+        if not listed or send_bytes < SMALL_BYTES:
             return None
-        up = measured_rate(self.node)
+        up = self.rate or measured_rate(self.node)
         if send_bytes < up * _SOON_SECONDS:
             return None
         skeletons = {number: self.store.skeleton(self.image, number) for number in numbers}

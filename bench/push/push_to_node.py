@@ -30,7 +30,7 @@ from bench.node_check.recompute_any import AnyVerdict, recompute
 from bench.operator import certify_and_receive
 from bench.operator.ledger import Ledger
 from bench.push import mirror, run_script, ship
-from bench.push.assembly import Assembly, measured_rate
+from bench.push.assembly import SMALL_BYTES, Assembly, measured_rate
 from bench.push.connection import Unreachable, plain
 from bench.push.engine_choice import EngineCandidate, EngineChoice, choose_engine
 from bench.push.forecast import Forecast
@@ -93,6 +93,7 @@ class NodePush:
         self.part, self.request, self.shared = part, request, shared
         self.result = Result(part.host.name)
         self._mirror_is_full = False
+        self._line_rate: float | None = None  # bytes per second, once it is measured
         self.node: Node = Here() if part.local else Remote(part.host, request.ssh_config)
 
     def run(self) -> Result:
@@ -471,9 +472,10 @@ class NodePush:
         if image is None:
             return None
         to_send = self._bytes_to_send(chosen, image)
-        up = measured_rate(self.node) if to_send else None
+        if to_send >= SMALL_BYTES:
+            self._line_rate = measured_rate(self.node)
         what = f"the image {image.variant.name}"
-        return Forecast(what=what, send_bytes=to_send, up_bytes_per_second=up, at_most=True)
+        return Forecast(what=what, send_bytes=to_send, up_bytes_per_second=self._line_rate, at_most=True)
 
     def _bytes_to_send(self, chosen: ChosenEngine, image: Shippable) -> int:
         """Return the bytes of an image's layers that the engine of a node lacks; an upper bound."""
@@ -508,7 +510,7 @@ class NodePush:
             else:
                 assembly = Assembly(
                     self.node, survey, engine, chosen.image, store, self._progress, self._say_phase,
-                    index=self.request.index or "", mirror=self.request.mirror or "",
+                    index=self.request.index or "", mirror=self.request.mirror or "", rate=self._line_rate,
                 )  # fmt: skip
                 deliver = assembly.deliver if self.request.assemble else ship.send_whole
                 shipped = ship.ship(

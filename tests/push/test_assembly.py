@@ -114,7 +114,7 @@ class Push:
 @pytest.fixture
 def push(tmp_path: Path, web: Web, monkeypatch: pytest.MonkeyPatch) -> Push:
     """An image of two wheels in a layer each, over a slow line; an index on this machine has the wheels."""
-    monkeypatch.setattr(assembly, "_SMALL_BYTES", 0)
+    monkeypatch.setattr(assembly, "SMALL_BYTES", 0)
     monkeypatch.setattr(assembly, "_SOON_SECONDS", 0.0)
     monkeypatch.setattr(assembly, "measured_rate", lambda node: 10_000.0)
     monkeypatch.setattr(assembly, "_ROUND_SECONDS", 1.0)
