@@ -56,6 +56,12 @@ def gpu_named(name: str) -> GpuModel | None:
     return next((gpu for gpu in gpu_models() if gpu.name == name), None)
 
 
+def power_limit_watts(name: str, gpus: int) -> float | None:
+    """Return what so many GPUs of a name may draw together; None if the catalogue does not know."""
+    known = gpu_named(name)
+    return known.watts * gpus if known and known.watts else None
+
+
 def find_gpu_model(name: str, described: Sequence[GpuModel] = ()) -> GpuModel | None:
     """Find a model by the driver's full name, or by typed parts of it: "h200", "a100-80gb", "rtx4090".
 

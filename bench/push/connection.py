@@ -6,9 +6,11 @@ openssh.py implements it by OpenSSH's client, over_fabric.py by Fabric where the
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from bench.base.errors import EnvironmentCannot
+from bench.push.hosts import Host
 
 CONNECT_SECONDS = 15  # until a machine accepts a connection and speaks SSH
 KEEPALIVE_SECONDS = 15
@@ -80,6 +82,16 @@ class Connection(Protocol):
         """Run a command by the login shell; TimeoutError if it has not started after `seconds`."""
 
     def close(self) -> None: ...
+
+
+class Carrier(Protocol):
+    """A module that connects to nodes."""
+
+    def open_connection(self, host: Host, ssh_config: Path | None) -> Connection:
+        """Connect to a host and log in; Unreachable or HostKeyRefused, with advice, if that fails."""
+
+    def endpoint_of(self, host: Host, ssh_config: Path | None) -> Endpoint:
+        """Return where a connection to a host leads."""
 
 
 def refused_user(user: str, reason: str, where: str, advice: str | None = None) -> Unreachable:

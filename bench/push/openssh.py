@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import IO
@@ -139,10 +139,8 @@ class Ssh:
 
 def endpoint_of(host: Host, ssh_config: Path | None) -> Endpoint:
     """Return where ssh connects to for a host."""
-    with _closing_on_error(ssh := Ssh(host, ssh_config)):
-        found = ssh.endpoint()
-    ssh.close()
-    return found
+    with closing(Ssh(host, ssh_config)) as ssh:
+        return ssh.endpoint()
 
 
 def open_connection(host: Host, ssh_config: Path | None) -> Connection:

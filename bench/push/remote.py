@@ -19,7 +19,7 @@ from typing import Protocol
 
 from bench.base.errors import BadInput, EnvironmentCannot
 from bench.push import openssh, over_fabric
-from bench.push.connection import Channel, Connection, Unreachable, plain
+from bench.push.connection import Carrier, Channel, Connection, Unreachable, plain
 from bench.push.hosts import Host, twins
 
 ANSWER_SECONDS = 60.0  # longest silence of a node; callers allow more for commands that print nothing
@@ -184,9 +184,13 @@ class Remote:
 
     def _open(self) -> Connection:
         self.close()
-        carrier = openssh if openssh.is_installed() else over_fabric
-        self._connection = carrier.open_connection(self._host, self._ssh_config)
+        self._connection = _carrier().open_connection(self._host, self._ssh_config)
         return self._connection
+
+
+def _carrier() -> Carrier:
+    """Return the module that connects to nodes from this machine."""
+    return openssh if openssh.is_installed() else over_fabric
 
 
 # --- a script and its answer on one channel -------------------------------------------------------------
@@ -292,10 +296,7 @@ def _readable(pieces: Iterable[bytes]) -> Iterator[bytes]:
 
 def refuse_twins(hosts: Sequence[Host], ssh_config: Path | None) -> None:
     """Refuse hosts that ~/.ssh/config resolves to one machine: their runs would slow each other down."""
-    if openssh.is_installed():
-        found = [(host.name, openssh.endpoint_of(host, ssh_config)) for host in hosts]
-    else:
-        found = [(host.name, over_fabric.endpoint_of(host, ssh_config)) for host in hosts]
+    found = [(host.name, _carrier().endpoint_of(host, ssh_config)) for host in hosts]
     mistakes = tuple(
         twins(
             (name, (end.gateway, end.address.lower(), end.port), f": {end.address} port {end.port}")

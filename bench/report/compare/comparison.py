@@ -14,7 +14,7 @@ from bench.base.gpu_catalogue import GpuModel, gpu_named
 from bench.base.strict_json import INTERNAL
 from bench.records.estimate import Interval
 from bench.records.spread import on_another_day
-from bench.report.compare.answers import Asked, MachineAnswer, Pairs, answers_of, recommend
+from bench.report.compare.answers import Asked, MachineAnswer, Pairs, answers_of
 from bench.report.compare.appraisal import Appraisal, PricedMachine, appraise
 from bench.report.compare.compared_rows import RECIPE_CONDITIONS, RankedRow, Row
 from bench.report.compare.decision import Certainty, Rank, Wish
@@ -277,8 +277,7 @@ def _part(
     apart += [SetApart(row, (why,)) for row, why in left_out]
     entries, found = _entries(chosen, group.conditions, terms)
     pairs = _options(entries, terms)
-    answer = recommend(pairs, terms.wish, terms.used_days)
-    priced_guesses = price_guesses(guesses, terms, answer, {row.machine.label for row in chosen})
+    priced_guesses = price_guesses(guesses, terms, found.answer, {row.machine.label for row in chosen})
     ranked, ranks = [entry.row for entry in entries], [entry.place for entry in entries]
     return ModelPart(
         model,

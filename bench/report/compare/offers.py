@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from bench.base.gpu_catalogue import GpuModel, gpu_named
+from bench.base.gpu_catalogue import GpuModel, power_limit_watts
 from bench.base.strict_json import field_values
 from bench.records.spread import on_another_machine
 from bench.report.compare.appraisal import AppraisedMachine, AppraisedOffer, PricedMachine
@@ -76,9 +76,7 @@ def priced_row(row: RankedRow, book: PriceBook) -> PricedRow:
     electricity, quotes = book.electricity_of(row.kwh)
     upkeep = 0.0
     if isinstance(buy, Priced):
-        known = gpu_named(machine.name)
-        watts = known.watts * machine.devices if known and known.watts else None
-        upkeep, of_upkeep = book.upkeep_of(buy, watts)
+        upkeep, of_upkeep = book.upkeep_of(buy, power_limit_watts(machine.name, machine.devices))
         buy = replace(buy, quotes=(*buy.quotes, *quotes, *of_upkeep))
     return PricedRow(
         row,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from bench.base.gpu_catalogue import gpu_named
+from bench.base.gpu_catalogue import power_limit_watts
 from bench.base.strict_json import field_values
 from bench.records.text import figures
 from bench.report.compare.decision import Certainty, Recommendation, Wish, within
@@ -118,9 +118,7 @@ def _offers(
 ) -> Iterator[GuessOffer]:
     buy, rent = prices
     if isinstance(buy, Priced):
-        known = gpu_named(guess.gpu)
-        watts = known.watts * guess.gpus if known and known.watts else None
-        upkeep, quotes = terms.prices.upkeep_of(buy, watts)
+        upkeep, quotes = terms.prices.upkeep_of(buy, power_limit_watts(guess.gpu, guess.gpus))
         a_day = (buy.amount / terms.prices.life_days + upkeep) / terms.utilisation
         bought = replace(buy, quotes=(*buy.quotes, *quotes))
         yield _offer(guess, "buy", bought, terms, lambda days: a_day * days)
