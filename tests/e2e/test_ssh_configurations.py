@@ -19,6 +19,7 @@ from bench.push.connection import HostKeyRefused, Unreachable
 from bench.push.hosts import Host, parse_host
 from bench.push.remote import Remote
 from tests.e2e.nodes import Nodes, ssh_nodes
+from tests.ssh_agent import ssh_agent
 
 pytestmark = pytest.mark.e2e
 
@@ -158,23 +159,16 @@ def place(nodes: Nodes) -> Iterator[Place]:
 def agent(nodes: Nodes, tmp_path: Path) -> Iterator[None]:
     """Have an agent with the key whose file has a passphrase."""
     socket = nodes.folder / "agent"
-    process = subprocess.Popen(["ssh-agent", "-D", "-a", str(socket)], stdout=subprocess.DEVNULL)
     askpass = tmp_path / "askpass"
     askpass.write_text("#!/bin/sh\necho secret\n")
     askpass.chmod(0o755)
     asking = {"SSH_AUTH_SOCK": str(socket), "SSH_ASKPASS": str(askpass), "SSH_ASKPASS_REQUIRE": "force"}
-    try:
-        while not socket.exists():
-            assert process.poll() is None
+    with ssh_agent(socket):
         subprocess.run(
             ["ssh-add", "-q", str(nodes.folder / "locked")],
             env=os.environ | asking, check=True, stdin=subprocess.DEVNULL,
         )  # fmt: skip
         yield
-    finally:
-        process.terminate()
-        process.wait()
-        socket.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -43,6 +43,7 @@ from tests.authority import certificate as run_certificate
 from tests.bundle.test_attacks import REAL
 from tests.cli.test_keys import ssh_key
 from tests.needs import needs
+from tests.ssh_agent import ssh_agent
 
 pytestmark = needs("ssh-keygen")
 
@@ -391,10 +392,7 @@ def test_a_key_in_an_agent(
 ) -> None:
     """Only the .pub file exists; the private key is in ssh-agent, as with a token."""
     socket = tmp_path / "agent"
-    agent = subprocess.Popen(["ssh-agent", "-D", "-a", socket], stdout=subprocess.DEVNULL)
-    try:
-        while not socket.exists():
-            assert agent.poll() is None
+    with ssh_agent(socket):
         monkeypatch.setenv("SSH_AUTH_SOCK", str(socket))
         subprocess.run(["ssh-add", "-q", key_file], check=True, stdin=subprocess.DEVNULL)
         public = tmp_path / "only.pub"
@@ -410,9 +408,6 @@ def test_a_key_in_an_agent(
         with pytest.raises(EnvironmentCannot, match="ssh-keygen refused") as caught:
             certified(ledger, key, asked(ledger))
         assert "\n" not in caught.value.message
-    finally:
-        agent.terminate()
-        agent.wait(10)
 
 
 def test_a_passphrase_without_a_terminal_is_reported(ledger: Ledger, tmp_path: Path) -> None:
