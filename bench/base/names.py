@@ -9,6 +9,7 @@ ENGINES_OF_NODES = (*CONTAINER_ENGINES, "venv", "none")  # of bench push; "venv"
 ANY_PYTHON = "python3"  # the default of --python, which for the engine "venv" means any that fits
 WITHOUT_CONTAINER = ("venv", "none")  # engines that run bench as an ordinary process
 ENGINES_WITH_STORE = ("docker", "podman")  # keep images by name, and pull them; Apptainer's images are files
+IMAGE_VARIANTS = ("cuda13", "cuda12.8", "cpu")  # of data/images.json, newest CUDA first
 RENTAL_TOOLS = ("skypilot", "dstack")  # of bench rent: each is a module of bench/push/rent
 VISIBLE = "CUDA_VISIBLE_DEVICES"  # the variable that chooses GPUs; kept in bundles as their UUIDs
 # The variable that passes an image's identity into its container, as JSON: {"config": ..., "diff_ids": [...]}

@@ -75,11 +75,12 @@ def require_measured(trial: Trial, measurement: Measurement) -> None:
     A run times steps of at most as many passes as the recipe's. The line through two such counts is therefore
     only ever continued upwards, so that a step takes at least as long as the longest measured one.
     """
+    most = trial.accumulation
     for step in (*measurement.warmup, *measurement.steps):
         if step.seconds <= 0 or step.accumulation < 1:
             raise ValueError(f"a step of trial {trial.id} takes no time")
-        if step.accumulation > trial.accumulation:
-            passes = f"{step.accumulation} passes, a step of its recipe has {trial.accumulation}"
+        if step.accumulation > most:
+            passes = f"{step.accumulation} passes, a step of its recipe has {most}"
             raise ValueError(f"a step of trial {trial.id} was timed over {passes}")
     values = {
         "log_seconds": measurement.log_seconds,

@@ -109,8 +109,8 @@ def _recompute(results: Results, manifest: StatedManifest, files: Files) -> RunC
         not_recomputed=_not_recomputed(results),
         slowed=(slowed := _slowed(files, manifest.gpus_of(results.node), measured)),
         marks=all_marks(slowed, _company(files, results.node, measured), days_of(results.trials)),
-        step_times={
-            name: tuple(part.step_times for part in (trial, trial.earlier) if part)
+        step_seconds={
+            name: tuple(part.step_seconds for part in (trial, trial.earlier) if part)
             for name, trial in measured.items()
         },
     )

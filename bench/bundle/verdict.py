@@ -62,7 +62,7 @@ class RunContents(Contents):
 
     results: Results
     stated: StatedManifest
-    step_times: Mapping[str, tuple[frozenset[float], ...]]  # by trial, of each measurement
+    step_seconds: Mapping[str, tuple[tuple[float, ...], ...]]  # by trial, of each measurement
 
     def facts(self) -> dict[str, object]:
         return Contents.facts(self) | {

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol, cast
 
 from bench.base.errors import BadInput
 from bench.base.operating_system import require_linux
@@ -39,7 +39,8 @@ class Parser(argparse.ArgumentParser):
         raise BadInput(message, where=self.prog)
 
     def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
-        if not self._mixed:
+        # Without options nothing can be mixed, and parsing both at once formats the usage.
+        if not self._mixed or not any(word.startswith("-") for word in args):
             return super().parse_known_args(args, namespace)
         self._mixed = False  # parse_known_intermixed_args() calls this method again
         try:
@@ -48,10 +49,27 @@ class Parser(argparse.ArgumentParser):
             self._mixed = True
 
 
-class Commands(Protocol):
-    """The type of what `Parser.add_subparsers` returns, for which argparse has no public name."""
+class Commands:
+    """The commands below a parser. Options are kept for the command `asked`, or for all if it is None.
 
-    def add_parser(self, name: str, *, help: str, description: str, **options: Any) -> Parser: ...
+    A start of `bench` needs the options of one command, and adding all takes more than twice as long.
+    """
+
+    def __init__(self, parser: Parser, asked: str | None, *, title: str, metavar: str) -> None:
+        self._asked = asked
+        # With `prog` given, argparse does not format the usage at every start, which would import shutil.
+        self._parsers = parser.add_subparsers(title=title, required=True, metavar=metavar, prog=parser.prog)
+
+    def add_parser(self, name: str, *, help: str, description: str, **options: Any) -> Parser:
+        parser = self._parsers.add_parser(name, help=help, description=description, **options)
+        return parser if self._asked in (None, name) else cast(Parser, _NotAsked())
+
+
+class _NotAsked:
+    """The parser of a command that is not asked for, or a group of its options: it keeps none of them."""
+
+    def __getattr__(self, name: str) -> Callable[..., _NotAsked]:
+        return lambda *_arguments, **_options: self
 
 
 class Options(Protocol):

@@ -16,7 +16,7 @@ def add_image(commands: Commands) -> None:
         help="build, identify, save, load, attest and scan the container images",
         description="Build, identify, save, load, attest and scan the container images that bench runs in.",
     )
-    verbs = image.add_subparsers(title="commands", required=True, metavar="COMMAND", prog="bench image")
+    verbs = Commands(image, None, title="commands", metavar="COMMAND")
     _add_makers(verbs)
     _add_carriers(verbs)
     _add_witnesses(verbs)

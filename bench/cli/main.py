@@ -15,13 +15,12 @@ from bench import __version__
 from bench.base.errors import DEFECT, BenchError, EnvironmentCannot, Incomplete
 from bench.base.strict_json import pretty_json
 from bench.cli import stdio
-from bench.cli.arguments import Parser
+from bench.cli.arguments import Commands, Parser
 from bench.cli.image_options import add_image
 from bench.cli.measure_options import add_measuring
 from bench.cli.operator_options import add_keys, add_operator
 from bench.cli.push_options import add_push, add_rent
 from bench.cli.report_options import add_reports
-from bench.node_check.judging.finding import NAGIOS
 
 EXIT_CODES = """exit codes:
   0  done
@@ -47,7 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _call(words: Sequence[str], stdout: stdio.Stdout) -> int:
     try:
-        arguments = parser().parse_args(words)
+        asked = next((word for word in words if not word.startswith("-")), "")
+        arguments = parser(asked).parse_args(words)
         code: int = arguments.call(arguments)
         stdout.flush()
         return code
@@ -60,6 +60,7 @@ def _call(words: Sequence[str], stdout: stdio.Stdout) -> int:
             raise
         error = raised if isinstance(raised, BenchError) else _defect(raised)
     if _is_monitored(words):
+        from bench.node_check.judging.finding import NAGIOS
         from bench.report.text.check_line import nagios_unknown
 
         stdout.write(nagios_unknown(str(error)) + "\n")
@@ -86,16 +87,18 @@ def _defect(error: Exception) -> BenchError:
     return EnvironmentCannot(f"{type(error).__name__}: {error}", advice=DEFECT)
 
 
-def parser() -> Parser:
-    """Return the parser of all commands; the namespace that it returns has the command to call as `call`."""
+def parser(asked: str | None = None) -> Parser:
+    """Return the parser of all commands; the namespace that it returns has the command to call as `call`.
+
+    If a command is asked for, the parsers of the others have no options.
+    """
     bench = Parser(
         prog="bench",
         description="How long would it take to pre-train this model on this machine?",
         epilog=EXIT_CODES,
     )
     bench.add_argument("--version", action="version", version=f"bench {__version__}")
-    # With `prog` given, argparse does not format the usage at every start, which would import shutil.
-    commands = bench.add_subparsers(title="commands", required=True, metavar="COMMAND", prog="bench")
+    commands = Commands(bench, asked, title="commands", metavar="COMMAND")
     add_measuring(commands)
     add_reports(commands)
     add_push(commands)

@@ -39,7 +39,7 @@ def add_keys(commands: Commands) -> None:
         help="manage your key, trusted keys and revocations",
         description="Manage your key, the keys that you trust, and the keys that are revoked.",
     )
-    actions = keys.add_subparsers(title="actions", required=True, metavar="ACTION", prog="bench keys")
+    actions = Commands(keys, None, title="actions", metavar="ACTION")
 
     new = add_command(actions, "new", "make a key with ssh-keygen", "keys.new")
     show = add_command(actions, "show", "show your key, and how others trust it", "keys.show")

@@ -6,10 +6,9 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from bench.base.names import ANY_PYTHON, ENGINES_OF_NODES, RENTAL_TOOLS
+from bench.base.names import ANY_PYTHON, ENGINES_OF_NODES, IMAGE_VARIANTS, RENTAL_TOOLS
 from bench.cli import arguments
 from bench.cli.arguments import DEVICE, DIR, FILE, FLAG, REPEATABLE, TIME, Commands, add_command, add_json
-from bench.images.variants import images
 from bench.node_check.judging import DEPTHS
 
 NODES_AT_ONCE = 64
@@ -113,7 +112,7 @@ def _add_run(group: arguments.Options) -> None:
 def _add_environment(add: Callable[..., object]) -> None:
     """Add the options of --engine venv."""
     variant = "the lock to install with --engine venv (default: the one that fits the node's driver)"
-    add("--variant", choices=[each.name for each in images().variants], help=variant)
+    add("--variant", choices=IMAGE_VARIANTS, help=variant)
     wheelhouse = "wheels on this machine, for --engine venv: compiled kernels, and what an index may lack"
     add("--wheelhouse", **DIR, help=wheelhouse)
     source = "bench's repository, which has the locks of --engine venv (default: the working folder)"

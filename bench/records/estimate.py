@@ -238,4 +238,4 @@ def mean(values: Sequence[float]) -> float:
 
 def variance(values: Sequence[float]) -> float:
     centre = mean(values)
-    return math.fsum((v - centre) ** 2 for v in values) / (len(values) - 1)
+    return math.fsum([(v - centre) ** 2 for v in values]) / (len(values) - 1)

@@ -35,7 +35,8 @@ MOST_OWN_LOAD = {"cuda": 0.7, "cpu": 2.0}
 AROUND_SECONDS = 1.5
 _MOST_AROUND = 16  # trials within that time
 _OTHERS = b'"others":true'
-_LOAD = re.compile(rb'"load":\s*(\d{1,7}(?:\.\d{1,20})?)')
+_LOAD_KEY = b'"load":'
+_LOAD = re.compile(_LOAD_KEY + rb"\s*(\d{1,7}(?:\.\d{1,20})?)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,8 @@ def top_load(block: bytes) -> float:
     """
     if _OTHERS in block:
         return math.inf
-    return max(map(float, set(_LOAD.findall(block))), default=0.0)
+    loads = _LOAD.findall(block) if _LOAD_KEY in block else ()  # `in` is several times faster
+    return max(map(float, set(loads)), default=0.0)
 
 
 @dataclass(slots=True)

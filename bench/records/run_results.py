@@ -8,7 +8,6 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from bench.base.strict_json import canonical_json, later, pretty_json, to_json
-from bench.records.copied import values_of
 from bench.records.estimate import Estimate, Interval, estimate, loss_difference
 from bench.records.floor import Floor, FloorOrReason, share_of_floor
 from bench.records.gradients import CheckOrReason, GradientCheck
@@ -115,16 +114,18 @@ class ReducedTrial:
     samples: int
     seconds: float  # the sum of the samples' times
     earlier: ReducedTrial | None = None  # the measurement by the first of two processes
-    step_times: frozenset[float] = frozenset()  # of the timed steps, in the digits that show copies
+    step_seconds: tuple[float, ...] = ()  # of the timed steps
 
 
 def reduce_trial(trial: Trial, measurement: Measurement, ceilings: Sequence[Ceiling]) -> ReducedTrial:
+    warmup = [step.seconds for step in measurement.warmup]
+    steps = tuple([step.seconds for step in measurement.steps])
     return ReducedTrial(
         estimate(trial, measurement, measurement.flops, ceilings),
         replace(measurement, steps=(), warmup=()),
-        len(measurement.steps) + len(measurement.warmup),
-        sum(step.seconds for step in (*measurement.warmup, *measurement.steps)),
-        step_times=values_of(step.seconds for step in measurement.steps),
+        len(warmup) + len(steps),
+        sum(steps, start=sum(warmup)),
+        step_seconds=steps,
     )
 
 

@@ -288,6 +288,17 @@ def test_every_argument_fills_a_field_of_the_commands_request(name: str) -> None
     assert all(fields[name] is not dataclasses.MISSING for name in fields.keys() - arguments)
 
 
+@pytest.mark.parametrize("name", dict.fromkeys(name.split()[0] for name in COMMANDS))
+def test_a_parser_for_one_command_has_all_its_options_and_none_of_others(name: str) -> None:
+    one = {command.prog.removeprefix("bench "): command for command in commands_of(parser(name))}
+    for known, whole in COMMANDS.items():
+        if known.split()[0] == name:
+            assert one[known].format_help() == whole.format_help()
+        elif known in one:
+            assert {action.dest for action in one[known]._actions} == {"help"}
+    assert parser(name).format_help() == parser().format_help() == parser("").format_help()
+
+
 def options_of(words: list[str], capsys: pytest.CaptureFixture[str]) -> set[str]:
     """List the options of a command and of all commands below it, as in its help."""
     with pytest.raises(SystemExit):

@@ -27,7 +27,7 @@ def begun(
 ) -> TrialRun:
     """Start training; another seed gives other weights and other data."""
     updated_by = OPTIMIZERS[optimizer](optimizer, 1e-3, 0.9, 0.95, 1e-8, 0.1)
-    recipe = replace(TINY.recipe, precision=precision, batch_size=8, optimizer=updated_by)
+    recipe = replace(TINY.recipe, precision=precision, batch_size=8, sequence_length=16, optimizer=updated_by)
     model = replace(TINY, recipe=recipe)
     one = trial(model=model, setting=setting, micro_batch=4, seed=seed)
     run = TrialRun(one, Device("cpu"), Team(), folder, lambda event: None)

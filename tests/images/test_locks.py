@@ -9,6 +9,7 @@ import pytest
 
 import bench
 from bench.base.errors import BadInput
+from bench.base.names import IMAGE_VARIANTS
 from bench.images.debian_base import read_debs
 from bench.images.locks import BUILDER, DEBIAN, check_all, read_pins
 from bench.images.variants import images
@@ -35,6 +36,10 @@ def edit(path: Path, old: str, new: str) -> None:
 
 def test_the_locks_agree() -> None:
     assert check_all(ROOT) == []
+
+
+def test_the_choices_of_variant_are_the_variants() -> None:
+    assert tuple(variant.name for variant in images().variants) == IMAGE_VARIANTS
 
 
 @pytest.mark.parametrize("path", [*(v.lock for v in images().variants), BUILDER])

@@ -26,8 +26,6 @@ from bench.runner.check import check_node
 from bench.runner.machine import exclusive_use as others
 from bench.runner.machine.exclusive_use import warn_of_others
 
-pytestmark = pytest.mark.usefixtures("quick_children")
-
 FAST = ("--level", "quick", "--skip", "disk", "--skip", "host-memory")
 
 
@@ -504,6 +502,7 @@ def test_the_checks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(capsys.readouterr().out.splitlines()) == len(check_node.known_checks())
 
 
+@pytest.mark.usefixtures("quick_children")
 def test_a_check_and_a_run_at_the_same_time_warn_about_each_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -517,6 +516,7 @@ def test_a_check_and_a_run_at_the_same_time_warn_about_each_other(
 
 
 @pytest.mark.e2e
+@pytest.mark.usefixtures("quick_children")
 def test_real_checks_run_on_a_cpu_with_gloo(tmp_path: Path) -> None:
     """The same checks, torch and process groups; tiny sizes. Nothing is simulated."""
     Path("two.json").write_text('{"schema": "bench/node-check/v1", "gpus": 2, "level": "quick"}')

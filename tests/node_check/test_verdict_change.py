@@ -24,7 +24,6 @@ from tests.node_check.made import results
 from tests.node_check.test_command import _home, machine
 
 assert _home
-pytestmark = pytest.mark.usefixtures("quick_children")
 
 XID = {"xids": {"3": [79]}}
 RECORD = 'import os, pathlib, sys; pathlib.Path("told").open("a").write(sys.stdin.read())'

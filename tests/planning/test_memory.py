@@ -16,6 +16,7 @@ from bench.training.methods import known_methods, memory_saving_settings
 from bench.training.models import Counted, Model, Parts, families, family_of, parameters_of
 from bench.training.models.generic import TransformersFamily, counted
 from bench.training.models.paper_code import find_model
+from bench.training.models.shipped_counts import digest_of, shipped_counts
 
 RESULTS = Path(__file__).parents[2] / "results"
 # A large model: at one billion parameters ZeRO-3 needs more than ZeRO-2 (measured too), as it gathers.
@@ -64,18 +65,19 @@ def named(path: Path) -> str:
     return f"{path.parent.name}/{path.stem}"
 
 
-COUNTS: dict[str, Counted] = {}  # of brought models, by description: counting takes seconds
+COUNTS: dict[str, Counted] = {}  # of brought models, by what counts depend on: counting takes seconds
 
 
 def counts_of_brought(model: Model) -> Counted | None:
     """Return the counts of a model whose family has no formulas; None if the family has some."""
     if model.family in families():
         return None
-    if repr(model) not in COUNTS:
+    digest = digest_of(model)
+    if digest not in COUNTS:
         family = family_of(model)
         assert isinstance(family, TransformersFamily)
-        COUNTS[repr(model)] = counted(model, family)
-    return COUNTS[repr(model)]
+        COUNTS[digest] = shipped_counts(model) or counted(model, family)
+    return COUNTS[digest]
 
 
 def bundles() -> list[Path]:

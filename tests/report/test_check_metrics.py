@@ -88,7 +88,6 @@ def test_a_name_with_odd_characters_is_escaped(h100: CheckContents) -> None:
     assert value(parsed(openmetrics(results, h100.evidence)), "bench_check_info", model=odd) == 1
 
 
-@pytest.mark.usefixtures("quick_children")
 def test_the_file_is_replaced_by_each_check(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -108,7 +107,6 @@ def test_the_file_is_replaced_by_each_check(
     assert sorted(path.name for path in Path().iterdir() if "prom" in path.name) == ["bench.prom"]
 
 
-@pytest.mark.usefixtures("quick_children")
 def test_metrics_that_cannot_be_written_change_no_verdict(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -181,7 +181,7 @@ time.sleep(600)
 def inside_a_collective(folder: Path, store: str) -> Iterator[subprocess.Popen[bytes]]:
     """Simulate a member inside NCCL, which no error reaches."""
     environment = os.environ | {"BENCH_STORE": store, "TORCHELASTIC_RUN_ID": "abc-7"}
-    command = [sys.executable, "-c", WAITS, str(folder)]
+    command = [quick_python(), "-c", WAITS, str(folder)]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as member:
         assert member.stdout is not None
         assert member.stdout.readline() == b"inside\n"
@@ -237,6 +237,7 @@ def test_members_on_several_nodes_have_as_many_threads_as_on_one(
     assert (tmp_path / "told").read_text() == f"{given}\n"
 
 
+@pytest.mark.usefixtures("quick_children")
 @pytest.mark.parametrize("user", [None, "1"])
 def test_thread_counts_that_the_user_did_not_set_are_not_recorded_as_switches(
     user: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -19,6 +19,7 @@ from bench.bundle.verdict import Contents, RunContents, Verdict
 from bench.bundle.verify import Files
 from bench.node_check.check_results import CheckContents
 from bench.node_check.recompute_any import recompute
+from bench.records.copied import values_of
 from bench.records.estimate import Interval
 from bench.records.fastest import fastest, runner_up, wrong_settings
 from bench.records.gradients import GradientCheck
@@ -244,7 +245,7 @@ def _row(path: Path, verdict: Verdict[Contents], run: ComparedRun, model: Model)
         model=model.name,
         family=model.family,
         trained=model,
-        step_times=tuple(times for trial in trials for times in run.step_times.get(trial.id, ())),
+        step_times=tuple(values_of(s) for trial in trials for s in run.step_seconds.get(trial.id, ())),
         received_at=verdict.received_at,
         statement_sha256=verdict.statement_sha256,
         searched=run.searched[model.name],

@@ -11,7 +11,7 @@ from typing import Literal
 
 from bench.base.pip_commands import environment_line, install_lines
 from bench.bundle.verdict import RunContents
-from bench.records.copied import are_copies
+from bench.records.copied import are_copies, values_of
 from bench.records.estimate import Interval
 from bench.records.fastest import fastest
 from bench.records.run_results import Results, TrialResult
@@ -55,7 +55,7 @@ class ReproducibleRun(RunContents):
 
     def is_copy_of(self, other: ReproducibleRun) -> bool:
         """Whether this run has the step times of another one: it was not run again."""
-        ours, theirs = (tuple(chain(*run.step_times.values())) for run in (self, other))
+        ours, theirs = (tuple(map(values_of, chain(*run.step_seconds.values()))) for run in (self, other))
         return are_copies(ours, theirs)
 
 
