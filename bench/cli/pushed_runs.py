@@ -20,6 +20,8 @@ from bench.operator.ssh_keygen import OperatorKey
 from bench.push import mirror
 from bench.push.answers import short
 from bench.push.connection import plain
+from bench.push.kubernetes.pod_node import PodGone, PodNode
+from bench.push.kubernetes.push_to_pods import PodPush, leave
 from bench.push.push_record import Record, Records
 from bench.push.push_to_node import NodePush, PushTask, run_all
 from bench.push.remote import Here, Node, Remote
@@ -76,7 +78,8 @@ def _followed(record: Record, shared: Shared, group: TrainingGroup | None, *, wa
         ssh_config=Path(record.ssh_config) if record.ssh_config else None,
         push=record.push,
     )
-    push = NodePush(HostPart(record.to_host(), record.local, group=group), request, shared)
+    kind = PodPush if record.pod else NodePush
+    push = kind(HostPart(record.to_host(), record.local, group=group), request, shared)
     if record.state == "fetched" and record.bundle.exists():
         return PushTask(push, lambda: push.report_fetched(record))
     return PushTask(push, lambda: push.attach(record))
@@ -163,6 +166,8 @@ def _ago(then: int) -> str:
 def _node_of(record: Record) -> Node:
     if record.local:
         return Here()
+    if record.pod is not None:
+        return PodNode.of(record)
     return Remote(record.to_host(), Path(record.ssh_config) if record.ssh_config else None)
 
 
@@ -252,11 +257,22 @@ def _ends(node: Node, record: Record) -> bool:
 
 
 def _clean(records: Records, node: Node, record: Record) -> NodeAnswer:
-    if mirror.look(node, record).state in RUNNING:
+    if _is_running(node, record):
         raise BadInput(
             f"run {record.run_id} is still running", advice=f"bench cancel {record.run_id} ends it"
         )
-    mirror.clean(node, dataclasses.replace(record, keep=False))
+    if record.pod is not None:
+        leave(node, record, records)
+    else:
+        mirror.clean(node, dataclasses.replace(record, keep=False))
     if record.state != "fetched":
         records.move(record, "cancelled")
     return NodeAnswer(f"removed everything of run {record.run_id}")
+
+
+def _is_running(node: Node, record: Record) -> bool:
+    """Whether a run goes on; that of a pod which is gone does not."""
+    try:
+        return mirror.look(node, record).state in RUNNING
+    except PodGone:
+        return False

@@ -1,0 +1,150 @@
+"""A pod as a node: scripts run in its keeper, by `kubectl exec`, and answer like those of an SSH node."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import shlex
+from collections.abc import Callable, Iterable
+
+from bench.base.errors import BadInput, EnvironmentCannot
+from bench.push.connection import Channel, Connection, ConnectionBroke, Unreachable
+from bench.push.hosts import Host
+from bench.push.kubernetes.kubectl import Cluster, Kubectl, NotThere, find_cluster, refusal
+from bench.push.kubernetes.pod_job import KEEPER, TAKEN
+from bench.push.kubernetes.pod_state import read_pod, why_killed
+from bench.push.process_channel import ProcessChannel
+from bench.push.push_record import PodPlace, Record
+from bench.push.remote import ERROR_BYTES, CommandResult, Remote, demand
+
+_AGAIN = "push again: the run resumes from its journal"
+
+
+class PodGone(EnvironmentCannot):
+    """The pod of a run, or the container that keeps its files, does not run any more."""
+
+
+class PodConnection:
+    """Ways into one container. Each command is a process of kubectl of its own."""
+
+    is_open = True
+
+    def __init__(self, words: list[str]) -> None:
+        self._words = words
+        self._last: PodChannel | None = None
+
+    def start(self, command: str, seconds: float) -> Channel:
+        self._last = PodChannel(self._words, command)
+        return self._last
+
+    @property
+    def said(self) -> str:
+        """The error output of the last command; kubectl's own words if no connection came about."""
+        return self._last.said.decode(errors="replace") if self._last else ""
+
+    def close(self) -> None:
+        if self._last:
+            self._last.close()
+
+
+class PodChannel(ProcessChannel):
+    """A command in a container. kubectl's own exit code does not tell a broken connection from an end.
+
+    So the command's exit code comes last in its error output, behind a random mark.
+    """
+
+    def __init__(self, words: list[str], command: str) -> None:
+        mark = f"bench-{secrets.token_hex(8)}"
+        tell = f'sh -c "$1"; printf "\\n{mark} %s" $? >&2'
+        super().__init__([*words, "--", "sh", "-c", tell, "sh", command])
+        self._end = re.compile(rf"\n{mark} ([0-9]{{1,3}})".encode())
+        self._code: int | None = None
+        self.said = b""  # the whole error output, without the mark
+
+    def receive_errors(self, seconds: float) -> bytes:
+        """Return all of the error output at the first call, and nothing then."""
+        if self.said:
+            return b""
+        said = bytearray()
+        while len(said) < ERROR_BYTES and (data := super().receive_errors(seconds)):
+            said += data
+        if match := self._end.search(said):
+            self._code = int(match[1])
+            del said[match.start() :]
+        self.said = bytes(said)
+        return self.said
+
+    def exit_code(self, seconds: float) -> int:
+        super().exit_code(seconds)
+        if self._code is None:
+            raise ConnectionBroke
+        return self._code
+
+
+class PodNode(Remote):
+    """The keeper of one run's pod."""
+
+    def __init__(self, name: str, place: PodPlace) -> None:
+        super().__init__(Host(name, place.pod))
+        self._place = place
+        self._kubectl = Kubectl(place.context, place.namespace)
+        self._pod_connection: PodConnection | None = None
+
+    @classmethod
+    def of(cls, record: Record) -> PodNode:
+        """Return the pod of a recorded run; BadInput if kubectl's context leads to another cluster now."""
+        if record.pod is None:
+            raise EnvironmentCannot(f"run {record.run_id} is in no pod", where=record.host)
+        return cls(record.host, record.pod)
+
+    def _open(self) -> Connection:
+        place = self._place
+        check_same(place, find_cluster(place.context, place.namespace))
+        words = self._kubectl.words("exec", "--stdin", place.pod, f"--container={KEEPER}")
+        self._connection = self._pod_connection = PodConnection(words)
+        return self._pod_connection
+
+    def _exchange(
+        self, script: str, pieces: Iterable[bytes], take: Callable[[bytes], object], seconds: float
+    ) -> CommandResult:
+        """Run a script as over SSH; if that fails, ask the cluster whether the pod is still there."""
+        try:
+            return super()._exchange(script, pieces, take, seconds)
+        except Unreachable:
+            said = self._pod_connection.said if self._pod_connection else ""
+            self.check()
+            if not said.strip():
+                raise
+            error = refusal(said, self._place.namespace)
+            raise Unreachable(error.message) if isinstance(error, NotThere) else error from None
+
+    def check(self) -> None:
+        """PodGone, with the cluster's reason, unless the pod runs; Unreachable if the API does not answer."""
+        place, where = self._place, self._host.name
+        try:
+            pod = self._kubectl.get("pod", place.pod)
+        except NotThere:
+            what = f"the pod {place.pod} is gone: it was evicted or deleted, or its node was"
+            raise PodGone(what, where=where, advice=_AGAIN) from None
+        state = read_pod(pod)
+        if state.state == "gone":
+            raise PodGone(f"the pod {place.pod} ended: {state.why}", where=where, advice=state.advice)
+
+    def why_killed(self) -> str:
+        """Return how the cluster ended the run's container, such as OOMKilled; empty if it did not."""
+        return why_killed(self._kubectl.get("pod", self._place.pod))
+
+    def release(self, folder: str) -> None:
+        """Let the pod end: what is in it was taken, or nobody wants it."""
+        try:
+            demand(self, f": >{shlex.quote(folder)}/{TAKEN}", "ending the pod")
+        except PodGone:
+            return
+
+
+def check_same(place: PodPlace, cluster: Cluster) -> None:
+    """BadInput if the context of a run leads to another API server than when it was pushed."""
+    if cluster.server == place.server:
+        return
+    what = f'the context "{place.context}" leads to {cluster.server}, and the run is in {place.server}'
+    raise BadInput(what, advice="use the kubeconfig of that cluster: KUBECONFIG=FILE bench ...")
