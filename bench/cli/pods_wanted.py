@@ -9,8 +9,9 @@ from bench.base.errors import BadInput
 from bench.base.names import ANY_PYTHON
 from bench.cli.push_arguments import PushArguments
 from bench.images.container import OUT
-from bench.push.kubernetes.kubectl import Cluster
-from bench.push.kubernetes.push_to_pods import PodsWanted
+from bench.push.kubernetes.cluster_preflight import PodsWanted
+from bench.push.kubernetes.kubectl import find_cluster
+from bench.push.kubernetes.pod_job import refuse_names
 
 
 def options_of_kubernetes(request: PushArguments) -> Mapping[str, object]:
@@ -57,26 +58,26 @@ def _options_of_hosts(request: PushArguments) -> Mapping[str, object]:
     }
 
 
-def pods_wanted(request: PushArguments, cluster: Cluster) -> PodsWanted:
+def pods_wanted(request: PushArguments) -> PodsWanted:
     """Return what the options ask of a cluster; BadInput for options that contradict each other."""
     if option := next((name for name, value in _options_of_hosts(request).items() if value), None):
         raise BadInput(f"{option} is for hosts, and --kubernetes has pods", advice="leave it out")
     if request.image is None:
         advice = "--image REGISTRY/NAME@sha256:DIGEST, which the nodes can pull"
         raise BadInput("--kubernetes needs an image", advice=advice)
+    refuse_names(request.image, request.queue, request.pull_secret)
     if request.nodes is not None and request.hosts:
         raise BadInput("--nodes counts any nodes, and HOST names them", advice="leave one of them out")
     if twice := sorted({name for name in request.hosts if request.hosts.count(name) > 1}):
         raise BadInput(f"the node {twice[0]} is named twice", advice="leave one out")
     if request.gpus_per_node is not None and not request.gpus_per_node.isdecimal():
-        raise BadInput(
-            f"--gpus-per-node {request.gpus_per_node} is no number", advice="how many GPUs a node has"
-        )
+        advice = "how many GPUs each node has"
+        raise BadInput(f"--gpus-per-node {request.gpus_per_node} is no number", advice=advice)
     place = PurePosixPath(request.place or OUT)
     if not place.is_absolute() or ".." in place.parts or len(place.parts) < 2:
         raise BadInput(f"--place {place} is no folder of a pod", advice=f"an absolute path, such as {OUT}")
     return PodsWanted(
-        cluster=cluster,
+        cluster=find_cluster(request.context, request.namespace),
         image=request.image,
         nodes=request.hosts,
         count=len(request.hosts) or request.nodes or 1,

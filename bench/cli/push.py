@@ -22,8 +22,8 @@ from bench.operator.ssh_keygen import OperatorKey
 from bench.push.assembly import refuse_login
 from bench.push.hosts import Host, find_hosts
 from bench.push.image_store import ImageStore
-from bench.push.kubernetes.kubectl import find_cluster
-from bench.push.kubernetes.push_to_pods import PodPush, give_pods, preflight, refuse_manifest
+from bench.push.kubernetes.cluster_preflight import PodsWanted, preflight, refuse_manifest
+from bench.push.kubernetes.push_to_pods import PodPush, give_pods, take_away
 from bench.push.push_record import Record, Records
 from bench.push.push_to_node import NodePush, PushTask, run_all
 from bench.push.remote import refuse_twins
@@ -43,7 +43,10 @@ def push(request: PushArguments) -> int:
     manifest = load_any(request.manifest)
     if request.kubernetes:
         _refuse_options_of_other_kind(request, checks=isinstance(manifest, CheckManifest))
-        return _push_to_cluster(request, _push_request(request, manifest, engine=IN_POD))
+        wanted = pods_wanted(request)
+        return _push_to_cluster(
+            wanted, _push_request(request, manifest, engine=IN_POD), as_json=request.as_json
+        )
     if option := _first_given(options_of_kubernetes(request)):
         raise BadInput(f"{option} goes with --kubernetes", advice="leave it out")
     hosts = find_hosts(request.hosts, request.inventory, request.limit, request.identity)
@@ -90,29 +93,27 @@ def _push_to(hosts: Sequence[Host], request: PushRequest, at_once: int, *, as_js
     return report_results(results, request.push, request, as_json=as_json)
 
 
-def _push_to_cluster(arguments: PushArguments, request: PushRequest) -> int:
+def _push_to_cluster(wanted: PodsWanted, request: PushRequest, *, as_json: bool) -> int:
     """Push to nodes of a Kubernetes cluster: one Job, with a pod for each of them."""
-    wanted = pods_wanted(arguments, find_cluster(arguments.context, arguments.namespace))
     refuse_manifest(request)
     parts = [HostPart(host) for host in wanted.hosts()]
     with Screen([part.host.name for part in parts]) as screen:
         shared = shared_with(screen, Records())
-        job, warnings = preflight(wanted, request)
-        for warning in warnings:
-            screen.say(f"preflight  warn: {warning}")
         if request.until == "preflight":
+            job = preflight(wanted, request, screen.say)
             results = [Result(part.host.name, "preflight", "would", engine=IN_POD) for part in parts]
         else:
+            job = None
             pushes = [PodPush(part, request, shared) for part in parts]
-            created = give_pods(pushes, wanted.cluster, job)
+            created = give_pods(pushes, wanted, request, screen.say)
             tasks = [PushTask(each, each.run) for each in pushes]
-            results = run_all(tasks, len(parts), shared.stop)
-            if created is not None and not any(r.outcome in ("running", "lost") for r in results):
-                created.delete()
-    if request.until == "preflight" and not arguments.as_json:
+            results = run_all(tasks, len(parts), shared.stop)  # all: a pod waits for its start only so long
+            if created is not None:
+                take_away(created, results, screen.say)
+    if job is not None and not as_json:
         tell_json(job.to_object())  # as kubectl create takes it
         return 0
-    return report_results(results, request.push, request, as_json=arguments.as_json)
+    return report_results(results, request.push, request, as_json=as_json)
 
 
 def _certifying_key(path: Path | None) -> OperatorKey:

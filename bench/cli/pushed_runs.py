@@ -153,10 +153,18 @@ def _state_on_node(node: Node, record: Record) -> NodeAnswer:
     """Return a run's state and last log line, from its node; "-" if the run was fetched or cancelled."""
     if record.state in ("fetched", "cancelled"):
         return NodeAnswer("-")
-    looked = mirror.look(node, record)
-    last = short(plain(mirror.last_line(node, record)))
+    looked = _look(node, record)
+    last = short(plain(mirror.last_line(node, record))) if looked.state != "gone" else ""
     word = f"exit {looked.code}" if looked.state == "exit" else looked.state
     return NodeAnswer(f"{word}: {last}" if last else word)
+
+
+def _look(node: Node, record: Record) -> mirror.Status:
+    """Ask a node for the status of a run; a run whose pod is gone is gone."""
+    try:
+        return mirror.look(node, record)
+    except PodGone:
+        return mirror.Status("gone", None, {}, None, None)
 
 
 def _ago(then: int) -> str:
@@ -240,7 +248,7 @@ def _end(ending: Ending, node: Node, record: Record) -> NodeAnswer:
 
 def _ended(node: Node, record: Record, end: Callable[[Node, Record], None]) -> NodeAnswer | None:
     """End a run by `end`; return an answer instead if it does not run."""
-    if (state := mirror.look(node, record).state) not in RUNNING:
+    if (state := _look(node, record).state) not in RUNNING:
         return NodeAnswer(f"run {record.run_id} is not running ({state})")
     end(node, record)
     return None
@@ -249,7 +257,7 @@ def _ended(node: Node, record: Record, end: Callable[[Node, Record], None]) -> N
 def _ends(node: Node, record: Record) -> bool:
     """Wait until a run has ended; return whether it did within END_SECONDS."""
     deadline = time.monotonic() + END_SECONDS
-    while mirror.look(node, record).state in RUNNING:
+    while _look(node, record).state in RUNNING:
         if time.monotonic() > deadline:
             return False
         time.sleep(LOOK_SECONDS)
@@ -257,7 +265,7 @@ def _ends(node: Node, record: Record) -> bool:
 
 
 def _clean(records: Records, node: Node, record: Record) -> NodeAnswer:
-    if _is_running(node, record):
+    if _look(node, record).state in RUNNING:
         raise BadInput(
             f"run {record.run_id} is still running", advice=f"bench cancel {record.run_id} ends it"
         )
@@ -268,11 +276,3 @@ def _clean(records: Records, node: Node, record: Record) -> NodeAnswer:
     if record.state != "fetched":
         records.move(record, "cancelled")
     return NodeAnswer(f"removed everything of run {record.run_id}")
-
-
-def _is_running(node: Node, record: Record) -> bool:
-    """Whether a run goes on; that of a pod which is gone does not."""
-    try:
-        return mirror.look(node, record).state in RUNNING
-    except PodGone:
-        return False

@@ -28,7 +28,7 @@ import yaml
 from tests.e2e.remote_streams import carry, open_streams
 from tests.push.kubernetes_schemas import mistakes
 
-INDEX = "batch.kubernetes.io/job-completion-index"
+JOB_NAME, INDEX = "batch.kubernetes.io/job-name", "batch.kubernetes.io/job-completion-index"
 GPU = "nvidia.com/gpu"
 Made = dict[str, Any]
 
@@ -96,10 +96,9 @@ class SmallCluster:
                 return
             made.append(index)
             template = copy.deepcopy(spec["template"])
-            labels = template["metadata"]["labels"] | {"job-name": name, INDEX: str(index)}
+            labels = template["metadata"]["labels"] | {JOB_NAME: name, INDEX: str(index)}
             pod_name = f"{name}-{index}-{secrets.token_hex(2)}"
             metadata = {"name": pod_name, "namespace": "default", "labels": labels}
-            metadata["annotations"] = {INDEX: str(index)}
             shown = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
             shown["status"] = {"phase": "Pending"}
             self.pods[pod_name] = Pod(shown, self.folder / pod_name)
@@ -186,7 +185,7 @@ class SmallCluster:
         with self.lock:
             del self.jobs[name]
             for pod in [*self.pods.values()]:
-                if pod.shown["metadata"]["labels"]["job-name"] == name:
+                if pod.shown["metadata"]["labels"][JOB_NAME] == name:
                     self.delete_pod(pod.name)
 
     def end(self) -> None:

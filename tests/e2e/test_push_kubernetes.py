@@ -162,8 +162,10 @@ def test_a_run_is_looked_for_in_its_own_cluster_and_gone_with_its_job(operator: 
     _, err = pushing.communicate(timeout=60)
     assert pushing.returncode == 3, err
     assert "is gone: it was evicted or deleted, or its node was  (push again" in err
-    run = json.loads(operator.bench("status", "--json", code=3).stdout)["runs"][0]["run"]
-    assert f"removed everything of run {run}" in operator.bench("clean", run).stdout
+    (run,) = json.loads(operator.bench("status", "--json").stdout)["runs"]
+    assert run["node"] == "gone"
+    assert "is not running (gone)" in operator.bench("cancel").stdout
+    assert f"removed everything of run {run['run']}" in operator.bench("clean", run["run"]).stdout
 
 
 def test_a_pod_without_the_gpu_that_it_asked_for_measures_no_processor(measuring: Administrator) -> None:

@@ -13,6 +13,8 @@ import pytest
 from bench.base.errors import BadInput, BenchError, EnvironmentCannot
 from bench.push import run_script
 from bench.push.connection import Unreachable
+from bench.push.kubernetes.cluster_preflight import PodsWanted, choose_share
+from bench.push.kubernetes.created_job import choose_pod
 from bench.push.kubernetes.kubectl import Cluster, NotThere, find_cluster, refusal
 from bench.push.kubernetes.pod_job import PodJob, PodShare
 from bench.push.kubernetes.pod_node import check_same
@@ -26,7 +28,6 @@ from bench.push.kubernetes.pod_state import (
     short_quotas,
     why_killed,
 )
-from bench.push.kubernetes.push_to_pods import PodsWanted, choose_pod, choose_share, index_of
 from bench.push.push_record import PodPlace
 from tests.push.kubernetes_schemas import VERSIONS, mistakes
 from tests.push.pod_security import violations
@@ -117,6 +118,7 @@ def test_the_run_writes_to_its_volumes_alone() -> None:
     mounts = {mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]}
     assert mounts == {"/out", "/cache", "/tmp", "/dev/shm"}
     assert all(each["securityContext"]["readOnlyRootFilesystem"] for each in pod["containers"])
+    assert [mount["mountPath"] for mount in pod["containers"][1]["volumeMounts"]] == ["/out"]
 
 
 @pytest.mark.parametrize(
@@ -256,16 +258,11 @@ def test_a_job_whose_pods_are_refused_says_why() -> None:
 
 def test_a_push_to_a_named_node_takes_the_pod_there() -> None:
     pods = {"0": PodState("running", node="b"), "1": PodState("running", node="a")}
-    assert choose_pod(pods, 0, "a").node == "a"
-    assert choose_pod(pods, 0, None).node == "b"
-    assert choose_pod({"0": PodState("waiting", "Unschedulable")}, 0, "a").why == "Unschedulable"
-    assert choose_pod({}, 0, None).state == "waiting"
-
-
-def test_the_index_of_a_pod_is_an_annotation_and_since_1_28_a_label() -> None:
-    key = "batch.kubernetes.io/job-completion-index"
-    assert index_of({"metadata": {"annotations": {key: "3"}}}) == "3"
-    assert index_of({"metadata": {"labels": {key: "4"}}}) == "4"
+    assert choose_pod(pods, 0, "a") == pods["1"]
+    assert choose_pod(pods, 0, None) == pods["0"]
+    unplaced = {"0": PodState("waiting", "Unschedulable")}
+    assert choose_pod(unplaced, 0, "a") == unplaced["0"]
+    assert choose_pod({}, 0, None) is None
 
 
 # --- what a cluster offers --------------------------------------------------------------------------------
@@ -305,9 +302,9 @@ def wanted(*nodes: str, count: int = 1, gpus: int | None = None) -> PodsWanted:
     return PodsWanted(CLUSTER, IMAGE, nodes, len(nodes) or count, gpus, None, None, "/out")
 
 
-def test_a_pod_takes_all_gpus_and_four_fifths_of_the_rest() -> None:
+def test_a_pod_takes_all_gpus_and_half_of_the_rest() -> None:
     share, warnings = choose_share(wanted(), [node("a", 8), node("c", 0)], on_cpu=False, wanted_gpus=None)
-    assert share == PodShare(8, 80_000, 800_000_000_000)
+    assert share == PodShare(8, 50_000, 500_000_000_000)
     assert warnings == ()
 
 

@@ -23,6 +23,7 @@ from bench.cli.main import parser
 from bench.data.kubernetes import node_change
 from bench.data.kubernetes.node_change import label_and_taints
 from bench.push.kubernetes import pod_job
+from bench.push.kubernetes.cluster_preflight import NEEDED
 from tests.push.chart import rendered
 from tests.push.kubernetes_schemas import KINDS, VERSIONS, mistakes
 from tests.push.pod_security import violations
@@ -110,6 +111,20 @@ def test_the_service_account_may_do_what_marks_a_node_and_nothing_else() -> None
         (["nodes"], ["get", "patch"]),
         (["nodes/status"], ["patch"]),
     ]
+
+
+def test_the_role_in_the_file_is_all_that_a_push_asks_for() -> None:
+    role, reader = objects((FOLDER / "operator.yaml").read_text())
+    granted = {
+        (verb, f"{resource}{f'.{group}' if group else ''}")
+        for rule in (*role["rules"], *reader["rules"])
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    assert set(NEEDED) <= granted
+    optional = {("list", "nodes"), ("list", "events"), ("list", "resourcequotas"), ("get", "pods/exec")}
+    assert granted - set(NEEDED) == optional
 
 
 # --- the marks on a node ----------------------------------------------------------------------------------

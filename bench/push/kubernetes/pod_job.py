@@ -1,6 +1,6 @@
 """The Job of a push: one pod for each node, as objects of the API. Pure.
 
-Pods keep to the pod security level "restricted". They take all GPUs of a node and most of its processors and
+Pods keep to the pod security level "restricted". They take all GPUs of a node and half of its processors and
 memory, and no two pods of bench share a node, in whatever namespace they are. Pods that write nothing but
 their volumes: /out for results, /cache and /tmp, the last two in memory as bench's containers have them.
 """
@@ -43,6 +43,16 @@ class PodShare:
     memory_bytes: int = 0
 
 
+def refuse_names(image: str, queue: str | None, pull_secret: str | None) -> None:
+    """Refuse an image without a digest, and names that no object of Kubernetes can have."""
+    if not _PINNED.fullmatch(image):
+        advice = "REGISTRY/NAME@sha256:DIGEST: a tag may name another image on each node"
+        raise BadInput(f"--image {image} does not name an image by its digest", advice=advice)
+    for option, name in (("--queue", queue), ("--pull-secret", pull_secret)):
+        if name is not None and not _LABEL.fullmatch(name):
+            raise BadInput(f"{option} {name} is no name of Kubernetes")
+
+
 @dataclass(frozen=True, slots=True)
 class PodJob:
     """A Job of bench before it is created."""
@@ -59,12 +69,7 @@ class PodJob:
     keep_seconds: int = DAY  # for which a bundle waits in its pod to be taken
 
     def __post_init__(self) -> None:
-        if not _PINNED.fullmatch(self.image):
-            advice = "REGISTRY/NAME@sha256:DIGEST: a tag may name another image on each node"
-            raise BadInput(f"--image {self.image} does not name an image by its digest", advice=advice)
-        for option, value in (("--queue", self.queue), ("--pull-secret", self.pull_secret)):
-            if value is not None and not _LABEL.fullmatch(value):
-                raise BadInput(f"{option} {value} is no name of Kubernetes")
+        refuse_names(self.image, self.queue, self.pull_secret)
 
     def to_object(self) -> dict[str, Any]:
         """Return the Job as the API takes it."""
@@ -105,24 +110,17 @@ class PodJob:
 
     def _run_container(self) -> dict[str, Any]:
         command = ["sh", "-c", _WAIT_FOR_START, NAME, self.place, str(START_SECONDS)]
-        mounts = [
-            *self._mounts,
-            {"name": "cache", "mountPath": CACHE},
-            {"name": "shm", "mountPath": "/dev/shm"},
-        ]
-        return self._container(RUN_CONTAINER, command, mounts, resources(self.share))
+        paths = {"out": self.place, "tmp": "/tmp", "cache": CACHE, "shm": "/dev/shm"}
+        return self._container(RUN_CONTAINER, command, paths, resources(self.share))
 
     def _keeper(self) -> dict[str, Any]:
         command = ["sh", "-c", _KEEP, NAME, self.place, str(START_SECONDS), str(self.keep_seconds)]
         little = {"requests": {"cpu": "10m", "memory": "64Mi"}}
-        return self._container(KEEPER, command, self._mounts, little)
-
-    @property
-    def _mounts(self) -> list[dict[str, Any]]:
-        return [{"name": "out", "mountPath": self.place}, {"name": "tmp", "mountPath": "/tmp"}]
+        # Not /tmp, where the run keeps its key.
+        return self._container(KEEPER, command, {"out": self.place}, little)
 
     def _container(
-        self, name: str, command: Sequence[str], mounts: Sequence[Mapping[str, Any]], share: Mapping[str, Any]
+        self, name: str, command: Sequence[str], paths: Mapping[str, str], share: Mapping[str, Any]
     ) -> dict[str, Any]:
         return {
             "name": name,
@@ -131,7 +129,7 @@ class PodJob:
             "env": [{"name": "XDG_CONFIG_HOME", "value": "/tmp"}, {"name": "USER", "value": "nobody"}],
             "resources": dict(share),
             "securityContext": container_security(),
-            "volumeMounts": list(mounts),
+            "volumeMounts": [{"name": volume, "mountPath": path} for volume, path in paths.items()],
         }
 
 

@@ -6,18 +6,19 @@ import re
 import secrets
 import shlex
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from bench.base.errors import BadInput, EnvironmentCannot
 from bench.push.connection import Channel, Connection, ConnectionBroke, Unreachable
 from bench.push.hosts import Host
 from bench.push.kubernetes.kubectl import Cluster, Kubectl, NotThere, find_cluster, refusal
 from bench.push.kubernetes.pod_job import KEEPER, TAKEN
-from bench.push.kubernetes.pod_state import read_pod, why_killed
+from bench.push.kubernetes.pod_state import AGAIN, read_pod, why_killed
 from bench.push.process_channel import ProcessChannel
 from bench.push.push_record import PodPlace, Record
-from bench.push.remote import ERROR_BYTES, CommandResult, Remote, demand
+from bench.push.remote import CommandResult, Remote, demand
 
-_AGAIN = "push again: the run resumes from its journal"
+_LONGEST_REASON = 4096  # bytes of an error output that are kept to find the reason of a failure
 
 
 class PodGone(EnvironmentCannot):
@@ -31,20 +32,15 @@ class PodConnection:
 
     def __init__(self, words: list[str]) -> None:
         self._words = words
-        self._last: PodChannel | None = None
+        self.last: PodChannel | None = None  # the channel of the last command
 
     def start(self, command: str, seconds: float) -> Channel:
-        self._last = PodChannel(self._words, command)
-        return self._last
-
-    @property
-    def said(self) -> str:
-        """The error output of the last command; kubectl's own words if no connection came about."""
-        return self._last.said.decode(errors="replace") if self._last else ""
+        self.last = PodChannel(self._words, command)
+        return self.last
 
     def close(self) -> None:
-        if self._last:
-            self._last.close()
+        if self.last:
+            self.last.close()
 
 
 class PodChannel(ProcessChannel):
@@ -57,28 +53,19 @@ class PodChannel(ProcessChannel):
         mark = f"bench-{secrets.token_hex(8)}"
         tell = f'sh -c "$1"; printf "\\n{mark} %s" $? >&2'
         super().__init__([*words, "--", "sh", "-c", tell, "sh", command])
-        self._end = re.compile(rf"\n{mark} ([0-9]{{1,3}})".encode())
-        self._code: int | None = None
-        self.said = b""  # the whole error output, without the mark
+        self.end = re.compile(rf"\n{mark} ([0-9]{{1,3}})\s*\Z".encode())
+        self.said = b""  # the last of the error output: the mark, or kubectl's reason
 
     def receive_errors(self, seconds: float) -> bytes:
-        """Return all of the error output at the first call, and nothing then."""
-        if self.said:
-            return b""
-        said = bytearray()
-        while len(said) < ERROR_BYTES and (data := super().receive_errors(seconds)):
-            said += data
-        if match := self._end.search(said):
-            self._code = int(match[1])
-            del said[match.start() :]
-        self.said = bytes(said)
-        return self.said
+        data = super().receive_errors(seconds)
+        self.said = (self.said + data)[-_LONGEST_REASON:]
+        return data
 
     def exit_code(self, seconds: float) -> int:
         super().exit_code(seconds)
-        if self._code is None:
+        if (match := self.end.search(self.said)) is None:
             raise ConnectionBroke
-        return self._code
+        return int(match[1])
 
 
 class PodNode(Remote):
@@ -92,12 +79,13 @@ class PodNode(Remote):
 
     @classmethod
     def of(cls, record: Record) -> PodNode:
-        """Return the pod of a recorded run; BadInput if kubectl's context leads to another cluster now."""
+        """Return the pod of a recorded run."""
         if record.pod is None:
             raise EnvironmentCannot(f"run {record.run_id} is in no pod", where=record.host)
         return cls(record.host, record.pod)
 
     def _open(self) -> Connection:
+        """Prepare to enter the pod; BadInput if the run's context leads to another cluster now."""
         place = self._place
         check_same(place, find_cluster(place.context, place.namespace))
         words = self._kubectl.words("exec", "--stdin", place.pod, f"--container={KEEPER}")
@@ -109,14 +97,19 @@ class PodNode(Remote):
     ) -> CommandResult:
         """Run a script as over SSH; if that fails, ask the cluster whether the pod is still there."""
         try:
-            return super()._exchange(script, pieces, take, seconds)
+            answer = super()._exchange(script, pieces, take, seconds)
         except Unreachable:
-            said = self._pod_connection.said if self._pod_connection else ""
+            said = self._last.said if self._last else b""
             self.check()
             if not said.strip():
                 raise
-            error = refusal(said, self._place.namespace)
+            error = refusal(said.decode(errors="replace"), self._place.namespace)
             raise Unreachable(error.message) if isinstance(error, NotThere) else error from None
+        return replace(answer, err=self._last.end.sub(b"", answer.err)) if self._last else answer
+
+    @property
+    def _last(self) -> PodChannel | None:
+        return self._pod_connection.last if self._pod_connection else None
 
     def check(self) -> None:
         """PodGone, with the cluster's reason, unless the pod runs; Unreachable if the API does not answer."""
@@ -125,7 +118,7 @@ class PodNode(Remote):
             pod = self._kubectl.get("pod", place.pod)
         except NotThere:
             what = f"the pod {place.pod} is gone: it was evicted or deleted, or its node was"
-            raise PodGone(what, where=where, advice=_AGAIN) from None
+            raise PodGone(what, where=where, advice=AGAIN) from None
         state = read_pod(pod)
         if state.state == "gone":
             raise PodGone(f"the pod {place.pod} ended: {state.why}", where=where, advice=state.advice)

@@ -10,14 +10,15 @@ from typing import Any, Literal
 from bench.push.connection import plain
 from bench.push.kubernetes.pod_job import KEEPER, RUN_CONTAINER
 
-INDEX = "batch.kubernetes.io/job-completion-index"
+# Labels of a Job's pods.
+JOB_NAME, INDEX = "batch.kubernetes.io/job-name", "batch.kubernetes.io/job-completion-index"
 _TEXT = 300  # characters of a message of the cluster that are shown
 # Reasons of a waiting container that no waiting mends.
 _HOPELESS = (
     "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError",
     "CreateContainerError", "RunContainerError", "CrashLoopBackOff",
 )  # fmt: skip
-_AGAIN = "push again: the run resumes from its journal"
+AGAIN = "push again: the run resumes from its journal"
 _PULL = "is --image right, and may the namespace pull it? --pull-secret NAME names a secret of the registry"
 
 
@@ -41,7 +42,7 @@ def read_pod(pod: Mapping[str, Any]) -> PodState:
     if "running" in keeper:
         return PodState("running", name=name, node=node)
     if "terminated" in keeper or status.get("phase") in ("Succeeded", "Failed"):
-        return PodState("gone", _end(status, containers), _AGAIN, name, node)
+        return PodState("gone", _end(status, containers), AGAIN, name, node)
     for container, state in containers.items():
         reason = _text(_part(state, "waiting").get("reason"))
         if reason in _HOPELESS:
