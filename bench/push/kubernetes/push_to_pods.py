@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -17,6 +18,7 @@ from bench.images.container import NOBODY
 from bench.operator import certify_and_receive
 from bench.operator.ledger import Ledger
 from bench.push import mirror, run_script
+from bench.push.connection import Unreachable
 from bench.push.kubernetes.cluster_preflight import PodsWanted, preflight
 from bench.push.kubernetes.created_job import LOOK_SECONDS, CreatedJob, delete_job
 from bench.push.kubernetes.kubectl import Kubectl
@@ -80,16 +82,25 @@ class PodPush(NodePush):
         self.node = PodNode.of(record)
         self._watch_to_the_end(self._start_in_pod(record, resumes=unfinished is not None))
 
-    def _await_pod(self, job: CreatedJob) -> PodState:
-        told = ""
-        while (pod := job.pod(self._index, self.part.host.name)).state == "waiting":
-            if pod.why != told:
-                self._enter("start", f"waits: {pod.why}")
-                told = pod.why
+    def _await_pod(self, created: CreatedJob) -> PodState:
+        """Wait until the pod runs, and through outages of the API server; PodGone if it cannot run."""
+        told, heard = "", time.monotonic()
+        while True:
+            try:
+                pod = created.pod(self._index, self.part.host.name)
+                why, heard = f"waits: {pod.why}", time.monotonic()
+            except Unreachable as error:
+                if time.monotonic() - heard > self.request.patience_seconds:
+                    raise
+                pod, why = None, f"{error.message}; asking again"
+            if pod is not None and pod.state == "gone":
+                raise PodGone(pod.why, where=pod.node or None, advice=pod.advice)
+            if pod is not None and pod.state == "running":
+                return pod
+            if why != told:
+                self._enter("start", why)
+                told = why
             self._sleep(LOOK_SECONDS)
-        if pod.state == "gone":
-            raise PodGone(pod.why, where=pod.node or None, advice=pod.advice)
-        return pod
 
     def _start_in_pod(self, record: Record, *, resumes: bool) -> Record:
         """Start a recorded run, with the mirrored journal if it resumes."""
