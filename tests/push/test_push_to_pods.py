@@ -15,9 +15,11 @@ from bench.push.connection import Unreachable
 from bench.push.hosts import Host
 from bench.push.image_store import ImageStore
 from bench.push.kubernetes import push_to_pods
+from bench.push.kubernetes.cluster_preflight import PodsWanted
+from bench.push.kubernetes.kubectl import Cluster
 from bench.push.kubernetes.pod_node import PodGone, PodNode
 from bench.push.kubernetes.pod_state import PodState
-from bench.push.kubernetes.push_to_pods import PodPush, leave, take_away
+from bench.push.kubernetes.push_to_pods import PodPush, give_pods, leave, take_away
 from bench.push.mirror import Status
 from bench.push.push_record import Record, Records
 from bench.push.request import HostPart, Result, Shared
@@ -103,6 +105,21 @@ def test_a_run_whose_pod_is_gone_needs_another(
     assert push.needs_pod()
     monkeypatch.setattr(push, "_unfinished_run", lambda: dataclasses.replace(record, pod=None))
     assert push.needs_pod()
+
+
+def test_ctrl_c_while_the_job_is_created_leaves_none(push: PodPush, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    deleted: list[str] = []
+    cluster = Cluster("prod", PLACE.server, "team")
+    wanted = PodsWanted(cluster, "image", (), 1, None, None, None, "/out")
+    monkeypatch.setattr(push_to_pods, "preflight", lambda *_: SimpleNamespace(name="bench-1"))
+    monkeypatch.setattr(push_to_pods, "CreatedJob", interrupted)
+    monkeypatch.setattr(push_to_pods, "delete_job", lambda kubectl, name: deleted.append(name))
+    with pytest.raises(KeyboardInterrupt):
+        give_pods([push], wanted, push.request, print)
+    assert deleted == ["bench-1"]
 
 
 @pytest.mark.parametrize(("outcome", "deleted"), [("done", 1), ("failed", 1), ("running", 0), ("lost", 0)])

@@ -10,13 +10,13 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bench.base.errors import BadInput, BenchError, EnvironmentCannot
+from bench.base.operating_system import PIPES_CAN_WAIT
 from bench.push.connection import Unreachable, plain
 
 _ANSWER_SECONDS = 30  # of one request to the API server
@@ -56,7 +56,7 @@ class Kubectl:
         program = shutil.which("kubectl")
         if program is None:
             raise EnvironmentCannot("kubectl is not installed on this machine", advice=_INSTALL)
-        if sys.platform == "win32":
+        if not PIPES_CAN_WAIT:
             raise EnvironmentCannot("bench cannot use kubectl on Windows", advice="use WSL")
         context = [f"--context={self.context}"] if self.context else []
         namespace = [f"--namespace={self.namespace}"] if self.namespace else []

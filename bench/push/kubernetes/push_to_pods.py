@@ -214,7 +214,11 @@ def give_pods(
         return None
     names = tuple(push.part.host.name for push in starting) if wanted.nodes else ()
     job = preflight(dataclasses.replace(wanted, nodes=names, count=len(starting)), request, say)
-    created = CreatedJob(wanted.cluster, job)
+    try:
+        created = CreatedJob(wanted.cluster, job)
+    except KeyboardInterrupt:  # the API server may have made the job before
+        delete_job(Kubectl(wanted.cluster.context, wanted.cluster.namespace), job.name)
+        raise
     for index, push in enumerate(starting):
         push.given(created, index)
     return created
