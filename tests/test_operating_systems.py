@@ -22,7 +22,7 @@ SEAM = "base.operating_system"
 # Modules with functions that refuse another system, which never calls them: they run on measured machines.
 # On Windows, another module takes the place of push.openssh.
 OF_SOME_SYSTEMS = {
-    "push.openssh",
+    "push.process_channel",
     "base.machine_share", "environment.interpreter", "node_check.checks.disk", "node_check.checks.xid",
 }  # fmt: skip
 MEASURES = ("runner", "cli.run", "cli.check", "training.triton")
@@ -100,11 +100,11 @@ def test_the_system_is_asked_for_in_one_place() -> None:
     assert asking == {SEAM, *OF_SOME_SYSTEMS}
 
 
-# Files of a machine that is measured, of an image, and of a container engine's machine.
+# Files of a machine that is measured, of an image, of a pod, and of a container engine's machine.
 LINUX_FILES = {
     "base.machine_share", "base.sbom", "images.container", "images.engines.docker",
     "node_check.checks.clock", "node_check.checks.disk", "node_check.checks.xid",
-    "packages.apt_sources", "packages.pip_settings",
+    "packages.apt_sources", "packages.pip_settings", "push.kubernetes.kubectl",
 }  # fmt: skip
 
 

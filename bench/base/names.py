@@ -7,6 +7,7 @@ CONTAINER_ENGINES = ("docker", "podman", "apptainer")  # in the order in which "
 ENGINES = (*CONTAINER_ENGINES, "none")  # choices of --engine; "none": the machine's own Python
 ENGINES_OF_NODES = (*CONTAINER_ENGINES, "venv", "none")  # of bench push; "venv" installs an environment
 ANY_PYTHON = "python3"  # the default of --python, which for the engine "venv" means any that fits
+IN_POD = "kubernetes"  # the engine of a run in a pod, whose image the cluster brings
 WITHOUT_CONTAINER = ("venv", "none")  # engines that run bench as an ordinary process
 ENGINES_WITH_STORE = ("docker", "podman")  # keep images by name, and pull them; Apptainer's images are files
 IMAGE_VARIANTS = ("cuda13", "cuda12.8", "cpu")  # of data/images.json, newest CUDA first

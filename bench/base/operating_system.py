@@ -35,6 +35,7 @@ else:
     WITHOUT_WAITING = os.O_NONBLOCK  # to open a named pipe that nobody writes to
 
 
+PIPES_CAN_WAIT = sys.platform != "win32"  # whether a process can wait for data in a pipe, by select.poll
 SSH_SHARES_CONNECTIONS = sys.platform != "win32"  # whether OpenSSH's client has a ControlMaster
 
 

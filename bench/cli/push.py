@@ -1,4 +1,4 @@
-"""`bench push`: send a run to nodes over SSH or to Slurm, and print the outcome on each node."""
+"""`bench push`: send a run to nodes over SSH, to Slurm or to Kubernetes, and print each node's outcome."""
 
 from __future__ import annotations
 
@@ -8,19 +8,22 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any
 from urllib.parse import urlsplit
 
 from bench.base.errors import BadInput
-from bench.base.names import ENGINES_WITH_STORE
+from bench.base.names import ENGINES_WITH_STORE, IN_POD
 from bench.cli.arguments import is_host_and_port, refuse_public_meeting
-from bench.node_check.check_manifest import CheckManifest, load_any
+from bench.cli.pods_wanted import options_of_kubernetes, pods_wanted
+from bench.cli.push_arguments import PushArguments
+from bench.node_check.check_manifest import AnyManifest, CheckManifest, load_any
 from bench.operator.ssh_keygen import OperatorKey
 from bench.push.assembly import refuse_login
 from bench.push.hosts import Host, find_hosts
 from bench.push.image_store import ImageStore
+from bench.push.kubernetes.cluster_preflight import PodsWanted, preflight, refuse_manifest
+from bench.push.kubernetes.push_to_pods import PodPush, give_pods, take_away
 from bench.push.push_record import Record, Records
 from bench.push.push_to_node import NodePush, PushTask, run_all
 from bench.push.remote import refuse_twins
@@ -33,78 +36,44 @@ from bench.signing.key_file import default_key_path, load_or_make_key
 from bench.signing.revocation import own_revocations
 
 THIS_MACHINE = Host("this machine", "localhost")
-DAY = 24 * 3600  # seconds
-FETCH_SECONDS = 2 * 3600  # how long after its budget a run's certificate stays valid, to fetch the bundle
-UNWATCHED_SECONDS = DAY  # additional validity of the certificate of a run that nobody watches
 _WIDEST_REASON = 100  # characters of a line in the table of many nodes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PushArguments(PushOptions):
-    manifest: Path
-    hosts: tuple[str, ...]
-    inventory: Path | None
-    limit: str | None
-    name: str | None
-    identity: Path | None
-    device: str
-    key: Path | None
-    valid_seconds: float | None
-    dry_run: bool
-    no_run: bool
-    detach: bool
-    continued_run: str | None
-    slurm: bool
-    partition: str | None
-    account: str | None
-    constraint: str | None
-    gpus_per_node: str | None
-    slurm_nodes: int
-    job_minutes: int
-    shared: bool
-    sbatch: tuple[str, ...]
-    parallel: int
-    as_json: bool
-
-    @property
-    def until(self) -> Literal["preflight", "ship", "start", "fetch"]:
-        """The last stage of the push."""
-        if self.dry_run:
-            return "preflight"
-        if self.no_run:
-            return "ship"
-        return "start" if self.detach else "fetch"
-
-    @property
-    def certificate_seconds(self) -> int:
-        """Validity of a run's certificate: --valid, else a default of at most seven days."""
-        if self.valid_seconds:
-            return int(self.valid_seconds)
-        watched = self.budget_seconds is not None and not self.detach
-        seconds = (self.budget_seconds or 0) + FETCH_SECONDS + (0 if watched else UNWATCHED_SECONDS)
-        return int(min(seconds, 7 * DAY))
 
 
 def push(request: PushArguments) -> int:
     manifest = load_any(request.manifest)
+    if request.kubernetes:
+        _refuse_options_of_other_kind(request, checks=isinstance(manifest, CheckManifest))
+        wanted = pods_wanted(request)
+        return _push_to_cluster(
+            wanted, _push_request(request, manifest, engine=IN_POD), as_json=request.as_json
+        )
+    if option := _first_given(options_of_kubernetes(request)):
+        raise BadInput(f"{option} goes with --kubernetes", advice="leave it out")
     hosts = find_hosts(request.hosts, request.inventory, request.limit, request.identity)
     if request.name is not None:
         hosts = (_renamed(request.name, hosts, request.inventory),)
     _refuse_contradictions(request, len(hosts))
     _refuse_options_of_other_kind(request, checks=isinstance(manifest, CheckManifest))
+    push_request = _push_request(
+        request,
+        manifest,
+        continued=_record_of(request.continued_run, hosts) if request.continued_run else None,
+        slurm=_slurm(request) if request.slurm else None,
+    )
+    return _push_to(hosts, push_request, request.parallel, as_json=request.as_json)
+
+
+def _push_request(request: PushArguments, manifest: AnyManifest, **changes: Any) -> PushRequest:
     options = {field.name: getattr(request, field.name) for field in dataclasses.fields(PushOptions)}
-    push_request = PushRequest(
+    return PushRequest(
         manifest=manifest,
         key=_certifying_key(request.key),
         push=secrets.token_hex(3),
         on_cpu=request.device == "cpu",
         valid_seconds=request.certificate_seconds,
         until=request.until,
-        continued=_record_of(request.continued_run, hosts) if request.continued_run else None,
-        slurm=_slurm(request) if request.slurm else None,
-        **options,
+        **options | changes,
     )
-    return _push_to(hosts, push_request, request.parallel, as_json=request.as_json)
 
 
 def _push_to(hosts: Sequence[Host], request: PushRequest, at_once: int, *, as_json: bool) -> int:
@@ -121,6 +90,29 @@ def _push_to(hosts: Sequence[Host], request: PushRequest, at_once: int, *, as_js
         shared.store.tidy(time.time())
         pushes = [NodePush(part, request, shared) for part in parts]
         results = run_all([PushTask(each, each.run) for each in pushes], at_once, shared.stop)
+    return report_results(results, request.push, request, as_json=as_json)
+
+
+def _push_to_cluster(wanted: PodsWanted, request: PushRequest, *, as_json: bool) -> int:
+    """Push to nodes of a Kubernetes cluster: one Job, with a pod for each of them."""
+    refuse_manifest(request)
+    parts = [HostPart(host) for host in wanted.hosts()]
+    with Screen([part.host.name for part in parts]) as screen:
+        shared = shared_with(screen, Records())
+        if request.until == "preflight":
+            job = preflight(wanted, request, screen.say)
+            results = [Result(part.host.name, "preflight", "would", engine=IN_POD) for part in parts]
+        else:
+            job = None
+            pushes = [PodPush(part, request, shared) for part in parts]
+            created = give_pods(pushes, wanted, request, screen.say)
+            tasks = [PushTask(each, each.run) for each in pushes]
+            results = run_all(tasks, len(parts), shared.stop)  # all: a pod waits for its start only so long
+            if created is not None:
+                take_away(created, results, screen.say)
+    if job is not None and not as_json:
+        tell_json(job.to_object())  # as kubectl create takes it
+        return 0
     return report_results(results, request.push, request, as_json=as_json)
 
 

@@ -18,11 +18,13 @@ def add_push(commands: Commands) -> None:
     push = add_command(commands, "push", "measure or check other machines over SSH", "push.push", mixed=True)
     add = push.add_argument
     add("manifest", type=Path, metavar="MANIFEST", help="models to measure, or a node check")
-    add("hosts", metavar="HOST", nargs="*", help="HOST, USER@HOST, HOST:PORT, or a name in ~/.ssh/config")
+    hosts = "HOST, USER@HOST, HOST:PORT, or a name in ~/.ssh/config; with --kubernetes, a node's name"
+    add("hosts", metavar="HOST", nargs="*", help=hosts)
     _add_hosts(push.add_argument_group("hosts"))
     _add_run(push.add_argument_group("the run"))
     _add_stages(push.add_argument_group("how far"))
     _add_slurm(push.add_argument_group("Slurm"))
+    _add_kubernetes(push.add_argument_group("Kubernetes"))
     at_once = f"nodes at a time (default: {NODES_AT_ONCE})"
     add("--parallel", type=int, default=NODES_AT_ONCE, metavar="N", help=at_once)
     add_json(push, "every node's outcome")
@@ -87,6 +89,7 @@ def _add_run(group: arguments.Options) -> None:
     engine += "environment that is installed from the lock; none: one that is there"
     add("--engine", choices=("auto", *ENGINES_OF_NODES), default="auto", help=engine)
     image = "a file that bench image build or save wrote, or a name in the engine of this machine"
+    image += "; with --kubernetes, REGISTRY/NAME@sha256:DIGEST"
     add("--image", metavar="REF", help=f"{image} (default: the variant that fits the node's driver)")
     add("--pull", metavar="REF", help="the node pulls this image from a registry itself")
     whole = "send all layers: the node downloads no packages to assemble them itself"
@@ -138,10 +141,22 @@ def _add_slurm(group: arguments.Options) -> None:
     add("--partition", metavar="NAME")
     add("--account", metavar="NAME")
     add("--constraint", metavar="FEATURES")
-    add("--gpus-per-node", metavar="N", help="GPUs of each node: N, or TYPE:N")
+    add(
+        "--gpus-per-node", metavar="N", help="GPUs of each node: N, or TYPE:N; in Kubernetes N (default: all)"
+    )
     add("--slurm-nodes", type=int, default=1, metavar="N", help="how many nodes train together (default: 1)")
     limit = "the job's time limit (default: 120)"
     add("--time", dest="job_minutes", type=int, default=120, metavar="MINUTES", help=limit)
     add("--shared", **FLAG, help="allow other jobs on the node at the same time")
     other = "any other option of sbatch, such as --sbatch=--qos=high; repeatable"
     add("--sbatch", **REPEATABLE, metavar="OPTION", help=other)
+
+
+def _add_kubernetes(group: arguments.Options) -> None:
+    add = group.add_argument
+    add("--kubernetes", **FLAG, help="make a Job with one pod for each node; kubectl reaches the cluster")
+    add("--context", metavar="NAME", help="of the kubeconfig (default: the current one)")
+    add("--namespace", metavar="NAME", help="to work in (default: the context's)")
+    add("--nodes", type=arguments.count, metavar="N", help="any N nodes, without a HOST (default: 1)")
+    add("--queue", metavar="NAME", help="the local queue of Kueue that admits the Job")
+    add("--pull-secret", metavar="NAME", help="the namespace's secret with which nodes pull the image")

@@ -20,6 +20,8 @@ from bench.operator.ssh_keygen import OperatorKey
 from bench.push import mirror
 from bench.push.answers import short
 from bench.push.connection import plain
+from bench.push.kubernetes.pod_node import PodGone, PodNode
+from bench.push.kubernetes.push_to_pods import PodPush, leave
 from bench.push.push_record import Record, Records
 from bench.push.push_to_node import NodePush, PushTask, run_all
 from bench.push.remote import Here, Node, Remote
@@ -76,7 +78,8 @@ def _followed(record: Record, shared: Shared, group: TrainingGroup | None, *, wa
         ssh_config=Path(record.ssh_config) if record.ssh_config else None,
         push=record.push,
     )
-    push = NodePush(HostPart(record.to_host(), record.local, group=group), request, shared)
+    kind = PodPush if record.pod else NodePush
+    push = kind(HostPart(record.to_host(), record.local, group=group), request, shared)
     if record.state == "fetched" and record.bundle.exists():
         return PushTask(push, lambda: push.report_fetched(record))
     return PushTask(push, lambda: push.attach(record))
@@ -150,10 +153,18 @@ def _state_on_node(node: Node, record: Record) -> NodeAnswer:
     """Return a run's state and last log line, from its node; "-" if the run was fetched or cancelled."""
     if record.state in ("fetched", "cancelled"):
         return NodeAnswer("-")
-    looked = mirror.look(node, record)
-    last = short(plain(mirror.last_line(node, record)))
+    looked = _look(node, record)
+    last = short(plain(mirror.last_line(node, record))) if looked.state != "gone" else ""
     word = f"exit {looked.code}" if looked.state == "exit" else looked.state
     return NodeAnswer(f"{word}: {last}" if last else word)
+
+
+def _look(node: Node, record: Record) -> mirror.Status:
+    """Ask a node for the status of a run; a run whose pod is gone is gone."""
+    try:
+        return mirror.look(node, record)
+    except PodGone:
+        return mirror.Status("gone", None, {}, None, None)
 
 
 def _ago(then: int) -> str:
@@ -163,6 +174,8 @@ def _ago(then: int) -> str:
 def _node_of(record: Record) -> Node:
     if record.local:
         return Here()
+    if record.pod is not None:
+        return PodNode.of(record)
     return Remote(record.to_host(), Path(record.ssh_config) if record.ssh_config else None)
 
 
@@ -235,7 +248,7 @@ def _end(ending: Ending, node: Node, record: Record) -> NodeAnswer:
 
 def _ended(node: Node, record: Record, end: Callable[[Node, Record], None]) -> NodeAnswer | None:
     """End a run by `end`; return an answer instead if it does not run."""
-    if (state := mirror.look(node, record).state) not in RUNNING:
+    if (state := _look(node, record).state) not in RUNNING:
         return NodeAnswer(f"run {record.run_id} is not running ({state})")
     end(node, record)
     return None
@@ -244,7 +257,7 @@ def _ended(node: Node, record: Record, end: Callable[[Node, Record], None]) -> N
 def _ends(node: Node, record: Record) -> bool:
     """Wait until a run has ended; return whether it did within END_SECONDS."""
     deadline = time.monotonic() + END_SECONDS
-    while mirror.look(node, record).state in RUNNING:
+    while _look(node, record).state in RUNNING:
         if time.monotonic() > deadline:
             return False
         time.sleep(LOOK_SECONDS)
@@ -252,11 +265,14 @@ def _ends(node: Node, record: Record) -> bool:
 
 
 def _clean(records: Records, node: Node, record: Record) -> NodeAnswer:
-    if mirror.look(node, record).state in RUNNING:
+    if _look(node, record).state in RUNNING:
         raise BadInput(
             f"run {record.run_id} is still running", advice=f"bench cancel {record.run_id} ends it"
         )
-    mirror.clean(node, dataclasses.replace(record, keep=False))
+    if record.pod is not None:
+        leave(node, record, records)
+    else:
+        mirror.clean(node, dataclasses.replace(record, keep=False))
     if record.state != "fetched":
         records.move(record, "cancelled")
     return NodeAnswer(f"removed everything of run {record.run_id}")

@@ -69,7 +69,7 @@ class Status:
     request: str | None  # checksum of an unanswered certificate request; a restarted run makes a new one
     bundle_bytes: int | None
     certified: bool = False
-    reason: str | None = None  # why a job of Slurm waits, or how it ended
+    reason: str | None = None  # why a job of Slurm waits, or how the run was ended from outside
     on: str | None = None  # the nodes of a job of Slurm
 
 

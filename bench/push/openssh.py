@@ -13,16 +13,13 @@ from __future__ import annotations
 import atexit
 import os
 import re
-import select
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import IO
 
 from bench.base.errors import BadInput, BenchError
 from bench.base.operating_system import SSH_SHARES_CONNECTIONS
@@ -42,10 +39,10 @@ from bench.push.connection import (
     unknown_host_key,
 )
 from bench.push.hosts import Host
+from bench.push.process_channel import ProcessChannel
 
 _OPEN_SECONDS = 4 * CONNECT_SECONDS  # until a connection through jump hosts is open and the user logged in
 _IDLE_SECONDS = 60  # after which ssh ends a connection that bench left behind
-_CHUNK = 2**18  # bytes
 _LOST = 255  # ssh's exit code if a connection breaks, or the command was killed
 _LONGEST_FOLDER = 60  # characters; the path of a socket may have about 100
 
@@ -191,73 +188,17 @@ class SharedConnection:
         self._ssh.close()
 
 
-class SshChannel:
+class SshChannel(ProcessChannel):
     """A process of ssh that carries one command."""
 
     def __init__(self, words: list[str]) -> None:
-        self._process = subprocess.Popen(
-            words,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            bufsize=0,
-            env=_environment(),
-            start_new_session=True,
-        )
-        if sys.platform == "win32":
-            raise NotImplementedError("Windows' client shares no connections: Fabric is used there")
-        os.set_blocking(self._pipe("stdin").fileno(), False)
-
-    def send(self, data: memoryview, seconds: float) -> int:
-        pipe = self._pipe("stdin")
-        _wait(pipe, seconds, writing=True)
-        with suppress(BlockingIOError):  # the pipe has some space, but too little
-            return os.write(pipe.fileno(), data[:_CHUNK])
-        return 0
-
-    def end_input(self) -> None:
-        self._pipe("stdin").close()
-
-    def receive(self, seconds: float) -> bytes:
-        return self._read("stdout", seconds)
-
-    def receive_errors(self, seconds: float) -> bytes:
-        return self._read("stderr", seconds)
+        super().__init__(words, _environment())
 
     def exit_code(self, seconds: float) -> int:
-        try:
-            code = self._process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            raise TimeoutError from None
-        if code < 0 or code == _LOST:
+        code = super().exit_code(seconds)
+        if code == _LOST:
             raise ConnectionBroke
         return code
-
-    def close(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        for name in ("stdin", "stdout", "stderr"):
-            with suppress(OSError):
-                self._pipe(name).close()
-
-    def _read(self, name: str, seconds: float) -> bytes:
-        pipe = self._pipe(name)
-        _wait(pipe, seconds, writing=False)
-        return os.read(pipe.fileno(), _CHUNK)
-
-    def _pipe(self, name: str) -> IO[bytes]:
-        pipe: IO[bytes] = getattr(self._process, name)
-        return pipe
-
-
-def _wait(pipe: IO[bytes], seconds: float, *, writing: bool) -> None:
-    """Wait until a pipe can be used, or its other end is closed."""
-    if sys.platform == "win32":
-        raise NotImplementedError("Windows cannot wait for pipes")
-    poll = select.poll()
-    poll.register(pipe, select.POLLOUT if writing else select.POLLIN)
-    if not poll.poll(seconds * 1000):
-        raise TimeoutError
 
 
 # --- the reason why a connection failed -------------------------------------------------------------------

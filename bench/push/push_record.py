@@ -21,6 +21,18 @@ UNFINISHED = ("begun", "running", "incomplete", "failed")
 
 
 @dataclass(frozen=True, slots=True)
+class PodPlace:
+    """The pod of a run in a Kubernetes cluster."""
+
+    context: str | None  # of kubectl; None: bench itself ran in a pod
+    server: str  # URL of the API server
+    namespace: str
+    job: str
+    pods: int  # of the job
+    pod: str
+
+
+@dataclass(frozen=True, slots=True)
 class Record:
     """A run that was pushed to a node; the fields are those of its JSON file."""
 
@@ -52,6 +64,7 @@ class Record:
     python: str | None = None
     environment: str | None = None  # the environment's digest
     ssh_arguments: tuple[str, ...] = ()
+    pod: PodPlace | None = None  # None: a machine, and no pod of Kubernetes
     schema: Literal["bench/push-record/v1"] = "bench/push-record/v1"
 
     @property

@@ -89,12 +89,14 @@ class ChosenEngine:
 class NodePush:
     """The push to one host, in a thread of its own. `result` is its current state."""
 
+    node: Node
+
     def __init__(self, part: HostPart, request: PushRequest, shared: Shared) -> None:
         self.part, self.request, self.shared = part, request, shared
         self.result = Result(part.host.name)
         self._mirror_is_full = False
         self._line_rate: float | None = None  # bytes per second, once it is measured
-        self.node: Node = Here() if part.local else Remote(part.host, request.ssh_config)
+        self.node = Here() if part.local else Remote(part.host, request.ssh_config)
 
     def run(self) -> Result:
         """Push the manifest, or take up an unfinished run of it, as far as the request asks."""
@@ -322,7 +324,7 @@ class NodePush:
     def _leave(self, unfinished: Record | None) -> None:
         """End a follower's push and delete its run from the node: the leader has the bundle."""
         if unfinished is not None:
-            mirror.clean(self.node, unfinished)
+            self._clean(unfinished)
             self.shared.records.forget(unfinished)
         self._end("unchanged")
 
@@ -697,7 +699,7 @@ class NodePush:
             if self._fetched_by_other(record):
                 return
             self.shared.records.move(record, "failed")
-            raise _missing_bundle(status, record)
+            raise self._missing_bundle(status, record)
         self._enter("fetch")
         try:
             verdict = self._fetch(record)
@@ -827,7 +829,7 @@ class NodePush:
         if record.follows and failed and not (group and group.over):
             if group and group.lost and status.state == "exit":
                 raise GroupFailed(f"ended, because of {group.lost}", advice="push again, to all hosts")
-            raise _missing_bundle(status, record)
+            raise self._missing_bundle(status, record)
         if group and not record.follows:
             if record.state == "incomplete":
                 group.lose(record.host, "its run ended before its plan did")
@@ -837,10 +839,18 @@ class NodePush:
             self._end("incomplete")
             return
         self._enter("clean")
-        mirror.clean(self.node, record)
+        self._clean(record)
         if record.follows:
             self.shared.records.forget(record)
         self._end("done")
+
+    def _clean(self, record: Record) -> None:
+        """Leave nothing of a run on its node."""
+        mirror.clean(self.node, record)
+
+    def _missing_bundle(self, status: Status, record: Record) -> BenchError:
+        """Return the error for a run that ended without a bundle."""
+        return missing_bundle(status, record)
 
 
 @dataclass(frozen=True, slots=True)
@@ -869,7 +879,7 @@ def run_all(tasks: Sequence[PushTask], at_once: int, stop: threading.Event) -> l
     ]
 
 
-def _missing_bundle(status: Status, record: Record) -> BenchError:
+def missing_bundle(status: Status, record: Record) -> BenchError:
     """Return the error for a run that ended without a bundle, with the last lines of its log."""
     log = record.mirror / mirror.LOG
     text = mirror.end_of(log).decode(errors="replace") if log.exists() else ""
@@ -877,11 +887,11 @@ def _missing_bundle(status: Status, record: Record) -> BenchError:
     last = f": {plain(' '.join(lines))[:400]}" if lines else ""
     if status.state != "exit":
         why = "the run's folder is gone from the node"
+        how = f" ({status.reason})" if status.reason else ""
         if status.state == "dead" and record.slurm_job:
-            how = f" ({status.reason})" if status.reason else ""
             why = f"Slurm's job {record.slurm_job} ended without a bundle{how}"
         elif status.state == "dead":
-            why = "the run was killed on the node"
+            why = f"the run was killed on the node{how}"
         return EnvironmentCannot(f"{why}{last}", advice="push again: the run resumes from its journal")
     kinds: dict[int | None, type[BenchError]] = {2: BadInput, 5: Incomplete}
     kind = kinds.get(status.code, EnvironmentCannot)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
 from bench.base.errors import EnvironmentCannot
-from bench.base.names import ENGINES_WITH_STORE, IMAGE_VARIABLE, WITHOUT_CONTAINER
+from bench.base.names import CONTAINER_ENGINES, ENGINES_WITH_STORE, IMAGE_VARIABLE, IN_POD, WITHOUT_CONTAINER
 from bench.base.strict_json import to_json
 from bench.images.archive import Identity
 from bench.images.container import (
@@ -176,6 +176,8 @@ def _preparations(job: Job, *, several: bool) -> list[str]:
             f"export PYTHONPATH={shlex.quote(job.runnable)} PYTHONDONTWRITEBYTECODE=1",
             'export TMPDIR="$PWD/tmp" XDG_CACHE_HOME="$PWD/tmp" TRITON_CACHE_DIR="$PWD/tmp/triton"',
         ]
+    if job.engine == IN_POD and not (job.on_cpu or job.checks):
+        lines.append(_GPU_OR_END)
     if job.engine == "venv":
         lines += [
             "unset PYTHONDONTWRITEBYTECODE",
@@ -183,6 +185,13 @@ def _preparations(job: Job, *, several: bool) -> list[str]:
         ]
         lines += ["export BENCH_TOGETHER=yes"] if job.member or several else []
     return lines
+
+
+# A pod that got no GPU would measure its processors. A node check finds out by itself.
+_GPU_OR_END = (
+    "[ -c /dev/nvidiactl ] || { echo 'this pod has no GPU: has the node the NVIDIA container runtime?' "
+    ">>log.txt; echo 3 >exit; exit 3; }"
+)
 
 
 def _remove_container(job: Job) -> str:
@@ -202,9 +211,11 @@ def argv(job: Job, member: GroupMember | None) -> list[str]:
     """Return the command of one node. A word may contain {NAME}, a variable that `shell_line` replaces."""
     follows = member is not None and member.node > 0
     arguments = _check_arguments(job) if job.checks else _run_arguments(job, member, follows=follows)
-    if job.engine in WITHOUT_CONTAINER:
+    if job.engine not in CONTAINER_ENGINES:
         files = {MANIFEST: "manifest.json", CHALLENGE: "challenge.json", MEET_SECRET: SECRET_FILE, OUT: "out"}
         command = [files.get(word, word) for word in arguments]
+        if job.engine == IN_POD:
+            return ["bench", *command]
         if job.engine == "none":
             return [job.python, "-m", "bench", *command]
         data = [word for folder in job.data for word in ("--data", str(folder))]
@@ -292,7 +303,7 @@ def prepare(node: Node, job: Job, manifest: bytes, challenge: bytes, meet_secret
     `meet_secret` is that of nodes that train together.
     """
     folder = shlex.quote(job.folder)
-    in_container = job.engine not in WITHOUT_CONTAINER
+    in_container = job.engine in CONTAINER_ENGINES
     owner = f"chown {NOBODY}:{NOBODY} out; " if job.user[0] == NOBODY and in_container else ""
     files = {"manifest.json": manifest, "challenge.json": challenge, "run.sh": script(job).encode()}
     private = ""

@@ -20,6 +20,7 @@ PACKAGES |= {"docker-registry": "docker-registry", "skopeo": "skopeo"}
 PACKAGES |= {"podman": "podman", "catatonit": "catatonit"}  # catatonit provides Podman's --init
 PACKAGES |= {"promtool": "prometheus", "systemd-analyze": "systemd"}
 PACKAGES |= {"sshd": "openssh-server", "ssh-keygen": "openssh-client"}
+PACKAGES |= {"kubectl": "kubernetes-client"}
 PACKAGES |= {"slurmctld": "slurmctld", "slurmd": "slurmd", "sbatch": "slurm-client", "munged": "munge"}
 SYSTEM = f"{os.environ['PATH']}:/usr/sbin:/sbin"  # a user's PATH may lack the folders of daemons
 

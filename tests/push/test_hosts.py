@@ -114,6 +114,9 @@ def test_hosts_may_be_anywhere_among_the_arguments(words: list[str]) -> None:
     assert arguments.budget_seconds == 3600
 
 
+IN_CLUSTER = ["--kubernetes", "--image", f"registry.example/bench@sha256:{'0' * 64}"]
+
+
 @pytest.mark.parametrize(
     ("words", "wrong"),
     [
@@ -126,6 +129,18 @@ def test_hosts_may_be_anywhere_among_the_arguments(words: list[str]) -> None:
         (["login", "--partition", "gpu", "--time", "90"], "--partition goes with --slurm"),
         (["login", "--slurm-nodes", "2"], "--slurm-nodes goes with --slurm"),
         (["login", "--sbatch=--qos=high"], "--sbatch goes with --slurm"),
+        (["gpu1", "--context", "prod"], "--context goes with --kubernetes"),
+        (["gpu1", "--nodes", "2"], "--nodes goes with --kubernetes"),
+        (["--kubernetes"], "needs an image"),
+        (["--kubernetes", "--image", "bench:1.0"], "does not name an image by its digest"),
+        ([*IN_CLUSTER, "--slurm"], "--slurm is for hosts"),
+        ([*IN_CLUSTER, "--together", "gpu1:29500"], "--together is for hosts"),
+        ([*IN_CLUSTER, "--engine", "docker"], "--engine is for hosts"),
+        ([*IN_CLUSTER, "gpu1", "--nodes", "2"], "leave one of them out"),
+        ([*IN_CLUSTER, "gpu1", "gpu1"], "gpu1 is named twice"),
+        ([*IN_CLUSTER, "--gpus-per-node", "h100:8"], "h100:8 is no number"),
+        ([*IN_CLUSTER, "--place", "out"], "is no folder of a pod"),
+        ([*IN_CLUSTER, "--queue", "a b"], "is no name of Kubernetes"),
     ],
 )
 def test_options_that_exclude_each_other_are_refused(tmp_path: Path, words: list[str], wrong: str) -> None:

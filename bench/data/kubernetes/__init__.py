@@ -1,0 +1,1 @@
+"""Manifests for Kubernetes, and what a node check calls there when its verdict changes."""

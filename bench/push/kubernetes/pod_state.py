@@ -1,0 +1,163 @@
+"""Tell from the API's objects how a pod of bench is: running, waiting for something, or gone. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from bench.push.connection import plain
+from bench.push.kubernetes.pod_job import KEEPER, RUN_CONTAINER
+
+# Labels of a Job's pods.
+JOB_NAME, INDEX = "batch.kubernetes.io/job-name", "batch.kubernetes.io/job-completion-index"
+_TEXT = 300  # characters of a message of the cluster that are shown
+# Reasons of a waiting container that no waiting mends.
+_HOPELESS = (
+    "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError",
+    "CreateContainerError", "RunContainerError", "CrashLoopBackOff",
+)  # fmt: skip
+AGAIN = "push again: the run resumes from its journal"
+_PULL = "is --image right, and may the namespace pull it? --pull-secret NAME names a secret of the registry"
+
+
+@dataclass(frozen=True, slots=True)
+class PodState:
+    """How a pod is. `why` is the cluster's reason, in its own words."""
+
+    state: Literal["running", "waiting", "gone"]
+    why: str = ""
+    advice: str = ""
+    name: str = ""
+    node: str = ""
+
+
+def read_pod(pod: Mapping[str, Any]) -> PodState:
+    """Return the state of a pod: running once its keeper runs, gone once it does not any more."""
+    status = _part(pod, "status")
+    name, node = _text(_part(pod, "metadata").get("name")), _text(_part(pod, "spec").get("nodeName"))
+    containers = {str(each.get("name")): _part(each, "state") for each in _list(status, "containerStatuses")}
+    keeper = containers.get(KEEPER, {})
+    if "running" in keeper:
+        return PodState("running", name=name, node=node)
+    if "terminated" in keeper or status.get("phase") in ("Succeeded", "Failed"):
+        return PodState("gone", _end(status, containers), AGAIN, name, node)
+    for container, state in containers.items():
+        reason = _text(_part(state, "waiting").get("reason"))
+        if reason in _HOPELESS:
+            message = _text(_part(state, "waiting").get("message"))
+            advice = _PULL if "Image" in reason else f"kubectl describe pod {name}"
+            return PodState("gone", f"container {container}: {reason}: {message}", advice, name, node)
+    return PodState("waiting", _waits_for(status, containers), name=name, node=node)
+
+
+def why_killed(pod: Mapping[str, Any]) -> str:
+    """Return how the run's container ended, if the cluster ended it; empty if it did not."""
+    for each in _list(_part(pod, "status"), "containerStatuses"):
+        ended = _part(_part(each, "state"), "terminated")
+        if each.get("name") == RUN_CONTAINER and ended.get("reason") not in (None, "Completed", "Error"):
+            return _text(ended.get("reason"))
+    return ""
+
+
+def _end(status: Mapping[str, Any], containers: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return why a pod ended: what the cluster did to it, else what its containers say."""
+    disrupted = next((c for c in _list(status, "conditions") if c.get("type") == "DisruptionTarget"), {})
+    words = [_text(status.get("reason")), _text(disrupted.get("reason"))]
+    words += [_text(status.get("message")) or _text(disrupted.get("message"))]
+    if not any(words):
+        words = [
+            f"container {name}: {_text(_part(state, 'terminated').get('reason'))}"
+            for name, state in containers.items()
+            if "terminated" in state
+        ]
+    return ": ".join(filter(None, words)) or _text(status.get("phase"))
+
+
+def _waits_for(status: Mapping[str, Any], containers: Mapping[str, Mapping[str, Any]]) -> str:
+    for condition in _list(status, "conditions"):
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+            return f"{_text(condition.get('reason'))}: {_text(condition.get('message'))}"
+    reasons = (_text(_part(state, "waiting").get("reason")) for state in containers.values())
+    return next(filter(None, reasons), "") or _text(status.get("phase"))
+
+
+def refused_pods(events: Sequence[Mapping[str, Any]]) -> str:
+    """Return why the cluster makes no pod for a Job, from the Job's events; empty if none says so."""
+    refused = [event for event in events if event.get("reason") == "FailedCreate"]
+    return _text(refused[-1].get("message")) if refused else ""
+
+
+# --- nodes and quotas -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterNode:
+    """A node of the cluster, and what it offers to pods."""
+
+    name: str
+    gpus: int
+    cpu_milli: int
+    memory_bytes: int
+    ready: bool
+    cordoned: bool
+
+
+def read_node(node: Mapping[str, Any], gpu: str) -> ClusterNode:
+    status = _part(node, "status")
+    offered = _part(status, "allocatable")
+    ready = any(c.get("type") == "Ready" and c.get("status") == "True" for c in _list(status, "conditions"))
+    return ClusterNode(
+        name=_text(_part(node, "metadata").get("name")),
+        gpus=quantity(offered.get(gpu)) // 1000,
+        cpu_milli=quantity(offered.get("cpu")),
+        memory_bytes=quantity(offered.get("memory")) // 1000,
+        ready=ready,
+        cordoned=_part(node, "spec").get("unschedulable") is True,
+    )
+
+
+_QUANTITY = re.compile(r"(\d{1,15})(?:\.(\d{1,3})\d*)?(m|k|[KMGTPE]i?)?", re.ASCII)
+_POWERS = {"k": 1, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}
+
+
+def quantity(value: object) -> int:
+    """Return a quantity of the API, such as 8, 7500m or 16Gi, in thousandths; 0 for what is none."""
+    match = _QUANTITY.fullmatch(str(value))
+    if match is None:
+        return 0
+    thousandths = int(match[1]) * 1000 + int((match[2] or "0").ljust(3, "0"))
+    unit = match[3] or ""
+    if unit == "m":
+        return thousandths // 1000
+    base = 1024 if unit.endswith("i") else 1000
+    return int(thousandths * base ** _POWERS.get(unit[:1], 0))
+
+
+def short_quotas(quotas: Sequence[Mapping[str, Any]], wanted: Mapping[str, int]) -> Iterator[str]:
+    """Yield what the namespace's quotas do not leave room for; `wanted` is in thousandths, as `quantity`."""
+    for quota in quotas:
+        status = _part(quota, "status")
+        hard, used = _part(status, "hard"), _part(status, "used")
+        for name, count in wanted.items():
+            if name in hard and quantity(used.get(name)) + count > quantity(hard[name]):
+                of = _text(_part(quota, "metadata").get("name"))
+                left = f"{_text(used.get(name)) or 0} of {_text(hard[name])} used"
+                yield f"the quota {of} leaves too little {name}: {left}, {count // 1000} needed"
+
+
+def _part(value: object, name: str) -> dict[str, Any]:
+    """Return an object's field that is an object; an empty one for anything else."""
+    found = value.get(name) if isinstance(value, Mapping) else None
+    return found if isinstance(found, dict) else {}
+
+
+def _list(value: object, name: str) -> list[dict[str, Any]]:
+    """Return the objects in a field that is a list."""
+    found = value.get(name) if isinstance(value, Mapping) else None
+    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+
+
+def _text(value: object) -> str:
+    return "" if value is None else plain(str(value))[:_TEXT]

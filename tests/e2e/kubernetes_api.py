@@ -1,0 +1,461 @@
+"""A small Kubernetes on this machine: an API server that kubectl talks to, a scheduler, and nodes for pods.
+
+It answers as the real one does where `bench push --kubernetes` and kubectl look: discovery, rights, quotas,
+Jobs with an index, pods that wait, run, end and are evicted, and commands in containers. A container is a
+process in a mount namespace of its own, with the pod's volume for results at its place; it shares the rest
+with this machine. Every Job is held against the schema of Kubernetes.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import secrets
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import yaml
+
+from tests.e2e.remote_streams import carry, open_streams
+from tests.push.kubernetes_schemas import mistakes
+
+JOB_NAME, INDEX = "batch.kubernetes.io/job-name", "batch.kubernetes.io/job-completion-index"
+GPU = "nvidia.com/gpu"
+Made = dict[str, Any]
+
+
+@dataclass
+class Pod:
+    """A pod, its processes and its volume."""
+
+    shown: Made  # the object of the API
+    volume: Path
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return str(self.shown["metadata"]["name"])
+
+    @property
+    def node(self) -> str | None:
+        name = self.shown["spec"].get("nodeName")
+        return None if name is None else str(name)
+
+
+class SmallCluster:
+    """The state of the cluster, and what its controllers do."""
+
+    def __init__(self, folder: Path, nodes: Mapping[str, int], path: str) -> None:
+        self.folder, self.path = folder, path
+        self.nodes = dict(nodes)  # names, with the number of their GPUs
+        self.cordoned: set[str] = set()
+        self.jobs: dict[str, Made] = {}
+        self.pods: dict[str, Pod] = {}
+        self.events: list[Made] = []
+        self.quota: dict[str, str] = {}  # hard limits of the namespace's only quota
+        self.forbidden: set[tuple[str, str]] = set()  # verbs and resources
+        self.broken_image: tuple[str, str] | None = None  # reason and message of a container that waits
+        self.asked: list[str] = []  # methods and paths of all requests
+        self.lock = threading.RLock()
+
+    # --- controllers --------------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """Let every controller work once."""
+        with self.lock:
+            for job in list(self.jobs.values()):
+                self._make_pods(job)
+            for pod in list(self.pods.values()):
+                if pod.node is None:
+                    self._schedule(pod)
+                self._refresh(pod)
+
+    def _make_pods(self, job: Made) -> None:
+        name, spec = job["metadata"]["name"], job["spec"]
+        if spec.get("suspend"):
+            return
+        made = job["status"].setdefault("made", [])
+        for index in range(spec["completions"]):
+            if index in made:
+                continue
+            if self.quota.get("pods") == "0":
+                message = (
+                    f'pods "{name}-" is forbidden: exceeded quota: small, requested: pods=1, used: pods=0'
+                )
+                if not self.events:
+                    self.events.append({"reason": "FailedCreate", "message": message})
+                return
+            made.append(index)
+            template = copy.deepcopy(spec["template"])
+            labels = template["metadata"]["labels"] | {JOB_NAME: name, INDEX: str(index)}
+            pod_name = f"{name}-{index}-{secrets.token_hex(2)}"
+            metadata = {"name": pod_name, "namespace": "default", "labels": labels}
+            shown = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
+            shown["status"] = {"phase": "Pending"}
+            self.pods[pod_name] = Pod(shown, self.folder / pod_name)
+
+    def _schedule(self, pod: Pod) -> None:
+        """Give a pod a node that it names, that has the GPUs, and that has no other pod of bench."""
+        spec = pod.shown["spec"]
+        terms = spec["affinity"].get("nodeAffinity", {}).get("requiredDuringSchedulingIgnoredDuringExecution")
+        named = [term["matchFields"][0]["values"][0] for term in (terms or {}).get("nodeSelectorTerms", [])]
+        gpus = int(spec["containers"][0]["resources"].get("limits", {}).get(GPU, 0))
+        taken = {other.node for other in self.pods.values()}
+        for node, offered in self.nodes.items():
+            fits = offered >= gpus and node not in taken | self.cordoned and (not named or node in named)
+            if fits:
+                spec["nodeName"] = node
+                self._start(pod)
+                return
+        message = f"0/{len(self.nodes)} nodes are available: {len(self.nodes)} Insufficient {GPU}."
+        condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+        pod.shown["status"] = {"phase": "Pending", "conditions": [condition]}
+
+    def _start(self, pod: Pod) -> None:
+        names = [container["name"] for container in pod.shown["spec"]["containers"]]
+        if self.broken_image:
+            reason, message = self.broken_image
+            waiting = {"waiting": {"reason": reason, "message": message}}
+            states = [{"name": name, "state": waiting} for name in names]
+            pod.shown["status"] = {"phase": "Pending", "containerStatuses": states}
+            return
+        pod.volume.mkdir()
+        for container in pod.shown["spec"]["containers"]:
+            mounts = [m["mountPath"] for m in container["volumeMounts"] if m["name"] == "out"]
+            bind = f'mount --bind {pod.volume} {mounts[0]} && exec "$@"'
+            own = {each["name"]: each["value"] for each in container["env"]}
+            environment = {"PATH": self.path, "HOME": str(self.folder), **own}
+            # /tmp is this machine's own, and the quick Python of tests sees no mounts but this machine's.
+            environment |= {"XDG_CONFIG_HOME": str(pod.volume / ".config"), "POD_VOLUME": str(pod.volume)}
+            pod.processes[container["name"]] = subprocess.Popen(
+                ["unshare", "--mount", "sh", "-c", bind, "sh", *container["command"]],
+                env=environment, stdin=subprocess.DEVNULL, start_new_session=True,
+            )  # fmt: skip
+
+    def _refresh(self, pod: Pod) -> None:
+        """Write what the kubelet would of the containers' processes."""
+        if not pod.processes or pod.shown["status"].get("reason"):
+            return
+        codes = {name: process.poll() for name, process in pod.processes.items()}
+        states = [{"name": name, "state": _container_state(code)} for name, code in codes.items()]
+        ended = all(code is not None for code in codes.values())
+        phase = ("Failed" if any(codes.values()) else "Succeeded") if ended else "Running"
+        pod.shown["status"] = {"phase": phase, "containerStatuses": states}
+
+    def command_in(self, pod: Pod, container: str, words: list[str]) -> subprocess.Popen[bytes]:
+        """Start a command in a container's mount namespace."""
+        process = pod.processes[container]
+        enter = ["nsenter", f"--mount=/proc/{process.pid}/ns/mnt", "--wd=/"]
+        pipe = subprocess.PIPE
+        environment = {"PATH": self.path, "HOME": str(self.folder)}
+        return subprocess.Popen([*enter, *words], stdin=pipe, stdout=pipe, stderr=pipe, env=environment)
+
+    # --- what happens to clusters -------------------------------------------------------------------------
+
+    def evict(self, name: str) -> None:
+        """Kill a pod, as a kubelet whose node is short of memory."""
+        with self.lock:
+            pod = self.pods[name]
+            _kill(pod)
+            message = "The node was low on resource: memory."
+            pod.shown["status"] = {"phase": "Failed", "reason": "Evicted", "message": message}
+
+    def drain(self, name: str) -> None:
+        """Ask a pod to end, as `kubectl drain` does; its containers have their grace period."""
+        with self.lock:
+            self.cordoned |= {str(self.pods[name].node)}
+            for process in self.pods[name].processes.values():
+                with suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGTERM)
+
+    def delete_pod(self, name: str) -> None:
+        with self.lock:
+            _kill(self.pods.pop(name))
+
+    def delete_job(self, name: str) -> None:
+        with self.lock:
+            del self.jobs[name]
+            for pod in [*self.pods.values()]:
+                if pod.shown["metadata"]["labels"][JOB_NAME] == name:
+                    self.delete_pod(pod.name)
+
+    def end(self) -> None:
+        with self.lock:
+            for pod in self.pods.values():
+                _kill(pod)
+
+    # --- objects ------------------------------------------------------------------------------------------
+
+    def node_objects(self) -> list[Made]:
+        return [
+            {
+                "metadata": {"name": name},
+                "spec": {"unschedulable": True} if name in self.cordoned else {},
+                "status": {
+                    "allocatable": {"cpu": "2", "memory": "4Gi", **({GPU: str(gpus)} if gpus else {})},
+                    "conditions": [{"type": "Ready", "status": "True"}],
+                },
+            }
+            for name, gpus in self.nodes.items()
+        ]
+
+    def quota_objects(self) -> list[Made]:
+        if not self.quota:
+            return []
+        used = dict.fromkeys(self.quota, "0")
+        return [{"metadata": {"name": "small"}, "status": {"hard": self.quota, "used": used}}]
+
+
+def _container_state(code: int | None) -> Made:
+    if code is None:
+        return {"running": {}}
+    return {"terminated": {"exitCode": code % 256, "reason": "Error" if code else "Completed"}}
+
+
+def _kill(pod: Pod) -> None:
+    for process in pod.processes.values():
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+# --- the API server ---------------------------------------------------------------------------------------
+
+_CORE = ("pods", "nodes", "resourcequotas", "events")
+_KINDS = {"pods": "Pod", "nodes": "Node", "resourcequotas": "ResourceQuota", "events": "Event", "jobs": "Job"}
+
+
+class RefusalByServer(Exception):
+    """An answer of the API server that is no success."""
+
+    def __init__(self, code: int, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.status = {
+            "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+            "message": message, "reason": reason, "code": code,
+        }  # fmt: skip
+        self.code = code
+
+
+class ApiHandler(BaseHTTPRequestHandler):
+    """One connection of a client."""
+
+    protocol_version = "HTTP/1.1"
+    cluster: SmallCluster
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def do_POST(self) -> None:
+        self._answer()
+
+    def do_DELETE(self) -> None:
+        self._answer()
+
+    def log_message(self, format: str, *args: object) -> None:
+        self.cluster.asked.append(f"{self.command} {self.path}")
+
+    def _answer(self) -> None:
+        url = urlsplit(self.path)
+        if url.path.endswith("/exec"):
+            self._exec(url.path, parse_qs(url.query))
+            return
+        body = self._body()
+        try:
+            with self.cluster.lock:
+                found = self._found(url.path, parse_qs(url.query), body)
+            code = 201 if self.command == "POST" else 200
+        except RefusalByServer as refused:
+            found, code = refused.status, refused.code
+        data = json.dumps(found).encode()
+        self.send_response(code)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def _body(self) -> bytes:
+        if self.headers.get("Transfer-Encoding") != "chunked":
+            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        body = b""
+        while size := int(self.rfile.readline(), 16):
+            body += self.rfile.read(size)
+            self.rfile.readline()
+        self.rfile.readline()
+        return body
+
+    def _found(self, path: str, query: Mapping[str, list[str]], body: bytes) -> Made:
+        if path in _DISCOVERY:
+            return _DISCOVERY[path]
+        if path.endswith("/selfsubjectaccessreviews"):
+            return self._review(json.loads(body))
+        parts = path.strip("/").split("/")
+        parts = parts[2:] if parts[0] == "api" else parts[3:]
+        namespace = parts[1] if parts[0] == "namespaces" and len(parts) > 2 else None
+        resource, *rest = parts[2:] if namespace else parts
+        if resource not in _KINDS:
+            raise RefusalByServer(404, "NotFound", "the server could not find the requested resource")
+        verb = {"GET": "get" if rest else "list", "POST": "create", "DELETE": "delete"}[self.command]
+        self._demand(verb, resource)
+        if verb == "create":
+            return self._create_job(json.loads(body), query)
+        if verb == "delete":
+            self._one(self.cluster.jobs, "jobs", rest[0])
+            self.cluster.delete_job(rest[0])
+            return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
+        if rest and resource == "jobs":
+            job: Made = self._one(self.cluster.jobs, resource, rest[0])
+            return job
+        if rest:
+            self.cluster.step()
+            pod: Pod = self._one(self.cluster.pods, resource, rest[0])
+            return pod.shown
+        return {"kind": f"{_KINDS[resource]}List", "apiVersion": "v1", "items": self._items(resource, query)}
+
+    def _items(self, resource: str, query: Mapping[str, list[str]]) -> list[Made]:
+        cluster = self.cluster
+        if resource == "pods":
+            wanted = dict(term.split("=") for term in query.get("labelSelector", [""])[0].split(",") if term)
+            cluster.step()
+            pods = [pod.shown for pod in cluster.pods.values()]
+            return [pod for pod in pods if wanted.items() <= pod["metadata"]["labels"].items()]
+        lists = {"nodes": cluster.node_objects, "resourcequotas": cluster.quota_objects}
+        return lists[resource]() if resource in lists else cluster.events
+
+    def _demand(self, verb: str, resource: str) -> None:
+        if (verb, resource) in self.cluster.forbidden:
+            message = f'{resource} is forbidden: User "reader" cannot {verb} resource "{resource}"'
+            raise RefusalByServer(403, "Forbidden", message)
+
+    def _review(self, review: Made) -> Made:
+        wanted = review["spec"]["resourceAttributes"]
+        resource = wanted["resource"] + (f"/{wanted['subresource']}" if wanted.get("subresource") else "")
+        return review | {"status": {"allowed": (wanted["verb"], resource) not in self.cluster.forbidden}}
+
+    def _create_job(self, job: Made, query: Mapping[str, list[str]]) -> Made:
+        name = job["metadata"]["name"]
+        if wrong := mistakes(job):
+            raise RefusalByServer(422, "Invalid", f'Job.batch "{name}" is invalid: {wrong[0]}')
+        if self.cluster.quota.get("count/jobs.batch") == "0":
+            message = (
+                f'jobs.batch "{name}" is forbidden: exceeded quota: small, requested: count/jobs.batch=1'
+            )
+            raise RefusalByServer(403, "Forbidden", message)
+        if name in self.cluster.jobs:
+            raise RefusalByServer(409, "AlreadyExists", f'jobs.batch "{name}" already exists')
+        job = job | {"status": {}}
+        job["metadata"] |= {"uid": secrets.token_hex(8), "namespace": "default"}
+        if not query.get("dryRun"):
+            self.cluster.jobs[name] = job
+            self.cluster.step()
+        return job
+
+    def _one(self, objects: Mapping[str, Any], resource: str, name: str) -> Any:
+        if name not in objects:
+            raise RefusalByServer(404, "NotFound", f'{resource} "{name}" not found')
+        return objects[name]
+
+    def _exec(self, path: str, query: Mapping[str, list[str]]) -> None:
+        self.log_request(101)
+        pod = self.cluster.pods.get(path.split("/")[-2])
+        container = query["container"][0]
+        if pod is None or container not in pod.processes or pod.processes[container].poll() is not None:
+            data = json.dumps(RefusalByServer(404, "NotFound", f'container "{container}" not found').status)
+            self.send_response(404)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data.encode())
+            return
+        process = self.cluster.command_in(pod, container, query["command"])
+        with suppress(OSError, EOFError):
+            carry(open_streams(self), process)
+        process.kill()
+
+
+def _resource(name: str, *verbs: str, namespaced: bool = True) -> Made:
+    kind = _KINDS.get(name, "SelfSubjectAccessReview")
+    return {
+        "name": name,
+        "singularName": kind.lower(),
+        "kind": kind,
+        "namespaced": namespaced,
+        "verbs": [*verbs],
+    }
+
+
+def _resources(version: str, *resources: Made) -> Made:
+    return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": version, "resources": [*resources]}
+
+
+def _group(name: str) -> Made:
+    version = {"groupVersion": f"{name}/v1", "version": "v1"}
+    return {"name": name, "versions": [version], "preferredVersion": version}
+
+
+_DISCOVERY: dict[str, Made] = {
+    "/version": {"major": "1", "minor": "37", "gitVersion": "v1.37.0", "platform": "linux/amd64"},
+    "/api": {"kind": "APIVersions", "versions": ["v1"]},
+    "/apis": {
+        "kind": "APIGroupList",
+        "apiVersion": "v1",
+        "groups": [_group("batch"), _group("authorization.k8s.io")],
+    },
+    "/api/v1": _resources(
+        "v1", *(_resource(name, "get", "list", namespaced=name != "nodes") for name in _CORE)
+    ),
+    "/apis/batch/v1": _resources("batch/v1", _resource("jobs", "create", "get", "list", "delete")),
+    "/apis/authorization.k8s.io/v1": _resources(
+        "authorization.k8s.io/v1", _resource("selfsubjectaccessreviews", "create", namespaced=False)
+    ),
+}
+
+
+@contextmanager
+def small_cluster(folder: Path, nodes: Mapping[str, int], path: str) -> Iterator[tuple[SmallCluster, Path]]:
+    """Start a cluster; yield it with a kubeconfig. `path` is the PATH of containers, as of an image."""
+    folder.mkdir()
+    cluster = SmallCluster(folder, nodes, path)
+    handler = type("Handler", (ApiHandler,), {"cluster": cluster})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.daemon_threads = True
+    stop = threading.Event()
+    threads = [threading.Thread(target=server.serve_forever, daemon=True)]
+    threads.append(threading.Thread(target=_work, args=(cluster, stop), daemon=True))
+    for thread in threads:
+        thread.start()
+    try:
+        yield cluster, kubeconfig(folder / "config", f"http://127.0.0.1:{server.server_port}")
+    finally:
+        stop.set()
+        server.shutdown()
+        server.server_close()
+        cluster.end()
+
+
+def _work(cluster: SmallCluster, stop: threading.Event) -> None:
+    while not stop.wait(0.2):
+        cluster.step()
+
+
+def kubeconfig(path: Path, server: str, context: str = "small") -> Path:
+    """Write a kubeconfig with one context."""
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": context, "cluster": {"server": server}}],
+        "users": [{"name": "operator", "user": {"token": "none"}}],
+        "contexts": [{"name": context, "context": {"cluster": context, "user": "operator"}}],
+        "current-context": context,
+    }
+    path.write_text(yaml.safe_dump(config))
+    return path
