@@ -77,9 +77,9 @@ def code_runs_on(code: str, capability: str) -> bool:
     return of_gpu[0] == of_code[0] and of_gpu[1] >= of_code[1]
 
 
-def modules_of(wheels: Iterable[str]) -> frozenset[str]:
+def modules_of(wheels: Iterable[str]) -> tuple[str, ...]:
     """Return the modules of these wheels."""
-    return frozenset(module for wheel in wheels for module in MODULES.get(wheel, ()))
+    return tuple(module for wheel in wheels for module in MODULES.get(wheel, ()))
 
 
 def sbom_with(sbom: bytes, kernels: KernelList) -> bytes:

@@ -49,7 +49,7 @@ from bench.images.variants import Variant, images
 
 LABEL = "bench.kernels"
 STAGE = "kernels"  # of the layer, in the history of an image
-_WITHOUT = "bench.without"  # label: kernels of the lock that the image lacks
+WITHOUT = "bench.without"  # label: kernels of the lock that the image lacks
 _SBOM = PLACE.relative_to("/").as_posix()
 _GLIBC = (2, 36)  # of Debian 12
 _MOST_LIST_BYTES = 2**20
@@ -248,8 +248,8 @@ def with_kernels(config: bytes, layer_digest: str, kernels: KernelList) -> bytes
     labels = dict(document["config"]["Labels"])
     labels[LABEL] = label_of(kernels)
     here = {wheel.name for wheel in kernels.wheels}
-    without = " ".join(name for name in labels.pop(_WITHOUT, "").split() if name not in here)
-    labels |= {_WITHOUT: without} if without else {}
+    without = " ".join(name for name in labels.pop(WITHOUT, "").split() if name not in here)
+    labels |= {WITHOUT: without} if without else {}
     layers = [*document["rootfs"]["diff_ids"], layer_digest]
     history = [*document["history"], {"created": document["created"], "created_by": STAGE}]
     document["config"] = {**document["config"], "Labels": labels}
@@ -266,7 +266,7 @@ def below_kernels(facts: ImageFacts) -> ImageFacts | None:
     if stages[-1:] != (STAGE,) or len(stages) != len(facts.layers):
         return None
     document: dict[str, Any] = strict_loads(facts.config_bytes)
-    labels[_WITHOUT] = " ".join(sorted({*labels.get(_WITHOUT, "").split(), *kernels}))
+    labels[WITHOUT] = " ".join(sorted({*labels.get(WITHOUT, "").split(), *kernels}))
     document["config"] = {**document["config"], "Labels": labels}
     document["rootfs"] = {"type": "layers", "diff_ids": document["rootfs"]["diff_ids"][:-1]}
     config = canonical_json({**document, "history": document["history"][:-1]})
@@ -282,7 +282,7 @@ def add_kernels(image: Path, facts: ImageFacts, layer: KernelLayer, out: Path, t
         raise BadInput("has a kernel layer already", where=str(image), advice=advice)
     if (variant := facts.labels.get("bench.variant")) != kernels.variant:
         raise BadInput(f"is for the variant {kernels.variant}, the image is {variant}", where=str(layer.path))
-    lacking = facts.labels.get(_WITHOUT, "").split()
+    lacking = facts.labels.get(WITHOUT, "").split()
     if present := [wheel.name for wheel in kernels.wheels if wheel.name not in lacking]:
         raise BadInput(f"has {present[0]} already", where=str(image))
     torch = python_versions(strict_loads(extract(image, facts, _SBOM))).get("torch")

@@ -38,6 +38,7 @@ from bench.push.image_store import Shippable
 from bench.push.install_environment import EnvironmentInstaller, PlannedInstall, folder_of_code, forecast
 from bench.push.locked_environment import LockedEnvironment, read_locked
 from bench.push.mirror import Status
+from bench.push.missing_kernels import capabilities_of, cost_findings, missing_in_image
 from bench.push.node_findings import (
     Need,
     PreflightFinding,
@@ -338,6 +339,7 @@ class NodePush:
         self._update(engine=choice.engine, image=image.config if image else None)
         self._stop_at([*choice.findings, *judge_machine(survey, choice.need)])
         chosen = self._chosen(survey, choice, image)
+        self._stop_at(self._missing_kernels(chosen))
         self._say_what_it_takes(chosen, choice.why)
         identity = chosen.image.facts.identity if chosen.image else None
         required = None if request.pull else wanted_image(request.manifest)
@@ -346,6 +348,19 @@ class NodePush:
             asked = f"the manifest asks for the environment {environment}"
             raise EnvironmentCannot(f"{asked}; --engine {chosen.engine} has none", advice="--engine venv")
         return chosen
+
+    def _missing_kernels(self, chosen: ChosenEngine) -> list[PreflightFinding]:
+        """Return what it costs that the image or the environment lacks compiled kernels."""
+        survey, manifest = chosen.survey, self.request.manifest
+        if self.request.on_cpu:
+            return []
+        if chosen.locked is not None:
+            advice = "give their wheels, compiled for the image's Python: --wheelhouse DIR"
+            return cost_findings(manifest, survey, chosen.locked.without, advice)
+        if chosen.image is None:
+            return []
+        missing = missing_in_image(chosen.image.facts.labels, capabilities_of(survey))
+        return cost_findings(manifest, survey, missing, "add a kernel layer: bench image add IMAGE LAYER")
 
     def _stop_at(self, findings: list[PreflightFinding]) -> None:
         """Report findings; EnvironmentCannot for the first that stops the run, unless the request goes on."""
