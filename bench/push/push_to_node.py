@@ -38,7 +38,13 @@ from bench.push.image_store import Shippable
 from bench.push.install_environment import EnvironmentInstaller, PlannedInstall, folder_of_code, forecast
 from bench.push.locked_environment import LockedEnvironment, read_locked
 from bench.push.mirror import Status
-from bench.push.missing_kernels import capabilities_of, cost_findings, missing_in_image
+from bench.push.missing_kernels import (
+    capabilities_of,
+    code_of_kernels,
+    cost_findings,
+    missing_in_image,
+    who_waits,
+)
 from bench.push.node_findings import (
     Need,
     PreflightFinding,
@@ -478,6 +484,17 @@ class NodePush:
         self._update(engine_reason=why, expected_seconds=expected.seconds, to_send_bytes=to_send)
         reason = f" ({why})" if why else ""
         self._enter("preflight", f"{chosen.engine}{reason}: {expected.sentence}")
+        if waits := self._who_waits(chosen):
+            self._enter("preflight", waits)
+
+    def _who_waits(self, chosen: ChosenEngine) -> str | None:
+        """Say which models wait for the kernel layer of an image that is sent to the node."""
+        image = chosen.image
+        kernels = [*code_of_kernels(image.facts.labels)] if image else []
+        if image is None or not kernels or not self._bytes_to_send(chosen, image):
+            return None
+        layer_bytes = self.shared.store.packed_bytes(image, len(image.facts.layers) - 1)
+        return who_waits(self.request.manifest, chosen.survey, kernels, layer_bytes, self._line_rate)
 
     def _forecast(self, chosen: ChosenEngine) -> Forecast | None:
         """Return what it takes; None if nothing is known of it: --pull, or a Python that is there."""
