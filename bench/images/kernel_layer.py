@@ -8,6 +8,7 @@ image's own configuration and from the layer, and the other way round.
 from __future__ import annotations
 
 import io
+import os
 import tarfile
 import tempfile
 import zipfile
@@ -45,6 +46,7 @@ from bench.images.archive import (
 from bench.images.fetch import digest
 from bench.images.gpu_code import by_capability, gpu_code
 from bench.images.locks import Pin
+from bench.images.normalise import Hashing
 from bench.images.variants import Variant, images
 
 LABEL = "bench.kernels"
@@ -183,7 +185,8 @@ def read_layer(path: Path) -> KernelLayer:
     """Read a kernel layer; BadInput for a file that is none, and for what has no place in one.
 
     A layer has files and folders of root below the image's folder of packages, and its list: no links, and no
-    marks by which a layer deletes files of those below it.
+    marks by which a layer deletes files of those below it. Its bytes are those that bench writes for these
+    files, so that no other reader of the tar finds anything else in it.
     """
     try:
         with tarfile.open(path, "r:") as archive:
@@ -202,13 +205,27 @@ def read_layer(path: Path) -> KernelLayer:
     for member in members:
         if not _belongs(member, site, above):
             raise BadInput(f"has {member.name!r:.100}, which no kernel layer has", where=str(path))
-    if len(set(names)) != len(names):
-        raise BadInput("has a file twice", where=str(path))
     parents = {str(parent) for name in names for parent in PurePosixPath(name).parents} - {"."}
     if lacking := sorted(parents - set(names)):
         raise BadInput(f"lacks the folder {lacking[0]}", where=str(path))
+    found = f"sha256:{digest(path)}"
+    if names != sorted(set(names)) or _rewritten(path) != found:
+        advice = "make it again from its wheels: bench image kernels"
+        raise BadInput("has other bytes than bench writes for its files", where=str(path), advice=advice)
     files = frozenset(member.name for member in members if member.isreg())
-    return KernelLayer(path, f"sha256:{digest(path)}", kernels, files)
+    return KernelLayer(path, found, kernels, files)
+
+
+def _rewritten(path: Path) -> str:
+    """Return the digest of a layer as bench would write it."""
+    with Path(os.devnull).open("wb") as nowhere, tarfile.open(path, "r:") as old:
+        counted = Hashing(nowhere)
+        with tarfile.open(fileobj=counted, mode="w|", format=tarfile.PAX_FORMAT) as new:
+            for member in old:
+                entry = tarfile.TarInfo(member.name)
+                entry.type, entry.mode, entry.size = member.type, member.mode, member.size
+                new.addfile(entry, old.extractfile(member) if member.isreg() else None)
+    return f"sha256:{counted.total.hexdigest()}"
 
 
 def _belongs(member: tarfile.TarInfo, site: str, above: set[str]) -> bool:
@@ -251,7 +268,7 @@ def with_kernels(config: bytes, layer_digest: str, kernels: KernelList) -> bytes
     without = " ".join(name for name in labels.pop(WITHOUT, "").split() if name not in here)
     labels |= {WITHOUT: without} if without else {}
     layers = [*document["rootfs"]["diff_ids"], layer_digest]
-    history = [*document["history"], {"created": document["created"], "created_by": STAGE}]
+    history = [*document["history"], {**document["history"][-1], "created_by": STAGE}]
     document["config"] = {**document["config"], "Labels": labels}
     return canonical_json({**document, "rootfs": {"type": "layers", "diff_ids": layers}, "history": history})
 
@@ -277,6 +294,9 @@ def below_kernels(facts: ImageFacts) -> ImageFacts | None:
 def add_kernels(image: Path, facts: ImageFacts, layer: KernelLayer, out: Path, tag: str) -> None:
     """Write the archive of an image with a kernel layer; BadInput if they do not fit together."""
     kernels = layer.kernels
+    as_written = canonical_json(strict_loads(facts.config_bytes)) == facts.config_bytes
+    if not as_written or len(facts.config.stages) != len(facts.layers):
+        raise BadInput("is not as bench image build and save write it", where=str(image))
     if LABEL in facts.labels:
         advice = "start from the image without kernels, and one layer with all of them"
         raise BadInput("has a kernel layer already", where=str(image), advice=advice)

@@ -6,12 +6,13 @@ whether it can train the model on the target with and without the kernel's packa
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal
 
-from bench.base.kernel_list import modules_of
+from bench.base.kernel_list import MODULES, modules_of
 from bench.base.shipped_data import read_data
 from bench.base.strict_json import from_json
 from bench.planning.manifest import Manifest
@@ -19,6 +20,8 @@ from bench.planning.plan import Plan, make_plan
 from bench.records.text import figures
 from bench.training.methods import Target, known_methods
 from bench.training.models import Counted, Model
+from bench.training.models.own_module import CODE
+from bench.training.vendor.transformers_source import calls_package
 
 LostMethods = frozenset[tuple[str, frozenset[str]]]  # names of models, each with the methods that it loses
 NONE: frozenset[str] = frozenset()
@@ -64,15 +67,19 @@ class KernelCost:
     wheels: tuple[str, ...]
     methods: tuple[str, ...]  # that no setting can have any more
     models: tuple[ModelWithout, ...]
+    # Models whose code, their own or that of transformers, calls a package of these wheels.
+    callers: tuple[str, ...] = ()
 
     @property
     def text(self) -> str:
         by_effect: dict[str, list[str]] = {}
         for each in self.models:
             by_effect.setdefault(_effect(each), []).append(each.model)
-        effects = (f"{effect} ({', '.join(names)})" for effect, names in by_effect.items())
-        methods = f"for the method{'s' if len(self.methods) > 1 else ''} {', '.join(self.methods)}"
-        return f"without {' or '.join(self.wheels)}, {methods}: {'; '.join(effects)}"
+        effects = [f"{effect} ({', '.join(names)})" for effect, names in by_effect.items()]
+        if self.callers:
+            effects.append(f"called by code of {', '.join(self.callers)}, how much slower was never measured")
+        methods = f", for the method{'s' if len(self.methods) > 1 else ''} {', '.join(self.methods)}"
+        return f"without {' or '.join(self.wheels)}{methods if self.methods else ''}: {'; '.join(effects)}"
 
 
 def _effect(without: ModelWithout) -> str:
@@ -99,20 +106,23 @@ def kernel_costs(
 
     Wheels of which each costs the same are one entry; those that cost nothing have none.
     """
-    by_lost: dict[LostMethods, list[str]] = {}
+    by_lost: dict[tuple[LostMethods, tuple[str, ...]], list[str]] = {}
     for wheel in wheels:
-        lost = ((each.model.name, lost_methods(each.model, target, [wheel])) for each in manifest.requests)
-        by_lost.setdefault(frozenset((name, methods) for name, methods in lost if methods), []).append(wheel)
-    if not (by_lost.keys() - {frozenset()}):
-        return []
-    whole = make_plan(manifest, _with(target), counted)
+        lost = {each.model.name: lost_methods(each.model, target, [wheel]) for each in manifest.requests}
+        callers = (each.model for each in manifest.requests if target.device == "cuda")
+        called = tuple(model.name for model in callers if not lost[model.name] and calls(model, wheel))
+        effect = frozenset((name, methods) for name, methods in lost.items() if methods), called
+        by_lost.setdefault(effect, []).append(wheel)
+    by_lost.pop((frozenset(), ()), None)
+    whole = make_plan(manifest, _with(target), counted) if by_lost else None
     costs = []
-    for lost_of_models, alike in by_lost.items():
+    for (lost_of_models, called), alike in by_lost.items():
+        assert whole is not None  # something is lost
         without = make_plan(manifest, replace(_with(target), lacks=modules_of(alike)), counted)
         models = tuple(_models_without(tuple(alike), dict(lost_of_models), whole, without))
         methods = {method for _, lost_of_model in lost_of_models for method in lost_of_model}
         ordered = tuple(method for method in known_methods() if method in methods)
-        costs += [KernelCost(tuple(alike), ordered, models)] if models else []
+        costs += [KernelCost(tuple(alike), ordered, models, called)] if models or called else []
     return costs
 
 
@@ -138,6 +148,17 @@ def lost_methods(model: Model, target: Target, wheels: Iterable[str]) -> frozens
         for name, method in known_methods().items()
         if method.why_not(model, there) is None and method.why_not(model, without) is not None
     )
+
+
+def calls(model: Model, wheel: str) -> bool:
+    """Whether a model's own code, or that of transformers, calls a wheel's package.
+
+    Of transformers' code, nothing is known where it is not installed.
+    """
+    own = "\n".join(model.architecture.get(CODE, ()))
+    imported = (re.search(rf"\b(?:import|from) {package}\b", own) for package in MODULES[wheel])
+    model_type = model.architecture.get("model_type", model.family)
+    return any(imported) or any(calls_package(model_type, package) for package in MODULES[wheel])
 
 
 def _with(target: Target) -> Target:

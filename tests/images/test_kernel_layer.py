@@ -185,12 +185,14 @@ def changed(**fields: object) -> Callable[[tarfile.TarInfo], bool]:
         (renamed(f"./{SITE}/a.py"), "a.py"),
         (renamed(f"{SITE}/torch/.wh.__init__.py"), "wh.__init__"),
         (renamed(f"{SITE}/.wh..wh..opq"), "opq"),
-        (renamed(f"{SITE}/causal_conv1d/__init__.py"), "has a file twice"),
+        (renamed(f"{SITE}/causal_conv1d/__init__.py"), "has other bytes than bench writes"),
         (renamed(f"{SITE}/nowhere/a.py"), "lacks the folder .*nowhere"),
         (changed(type=tarfile.SYMTYPE, linkname="/etc/passwd", size=0), "mamba_ssm/__init__.py"),
         (changed(type=tarfile.LNKTYPE, linkname="usr", size=0), "mamba_ssm/__init__.py"),
         (changed(mode=0o4755), "mamba_ssm/__init__.py"),
         (changed(uid=1000), "mamba_ssm/__init__.py"),
+        (changed(mtime=1), "has other bytes than bench writes"),
+        (changed(uname="somebody"), "has other bytes than bench writes"),
         (lambda member: not member.name.endswith("kernels.json"), "it has no list of kernels"),
     ],
 )
@@ -199,6 +201,13 @@ def test_a_layer_has_nothing_but_files_of_packages(
 ) -> None:
     with pytest.raises(BadInput, match=why):
         read_layer(edited(layer, edit))
+
+
+def test_what_follows_the_end_of_a_layer_is_refused(layer: KernelLayer) -> None:
+    with layer.path.open("ab") as file:
+        file.write(tar_of({"usr/bin/python3": b"evil"}))
+    with pytest.raises(BadInput, match="has other bytes than bench writes"):
+        read_layer(layer.path)
 
 
 @pytest.mark.parametrize(

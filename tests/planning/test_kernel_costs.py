@@ -12,7 +12,7 @@ import pytest
 import bench
 from bench.base.kernel_list import MODULES
 from bench.cli.main import main
-from bench.planning.kernel_costs import KernelCost, kernel_costs, lost_methods, measured_costs
+from bench.planning.kernel_costs import KernelCost, calls, kernel_costs, lost_methods, measured_costs
 from bench.planning.manifest import Manifest, parse_manifest
 from bench.planning.plan import make_plan
 from bench.training.methods import Target
@@ -23,12 +23,17 @@ ALL = [*MODULES]
 H200 = Target("cuda", 1, 141 << 30, "NVIDIA H200", "9.0", elsewhere=True)
 
 
-def manifest(*models: str, methods: object = "guided") -> Manifest:
+RECIPE = {
+    "objective": "causal-lm", "batch_size": 8, "steps": 1000, "precision": "bf16", "sequence_length": 8
+}  # fmt: skip
+
+
+def manifest(*models: object, methods: object = "guided") -> Manifest:
     document = {"schema": "bench/manifest/v1", "models": models, "methods": methods}
     return parse_manifest(json.dumps(document).encode(), "m.json")
 
 
-def costs(*models: str, target: Target = H200, methods: object = "guided") -> list[KernelCost]:
+def costs(*models: object, target: Target = H200, methods: object = "guided") -> list[KernelCost]:
     return kernel_costs(manifest(*models, methods=methods), target, ALL)
 
 
@@ -78,6 +83,24 @@ def test_a_model_that_does_not_fit_without_the_wheel_has_nothing_left() -> None:
 
 def test_a_manifest_that_asks_for_no_setting_with_the_wheel_loses_nothing() -> None:
     assert costs("pythia-1b", "mamba-2.8b", methods=["naive"]) == []
+
+
+def test_code_of_transformers_that_calls_a_kernel_is_named() -> None:
+    bamba = {
+        "name": "small-bamba", "architecture": {"model_type": "bamba", "vocab_size": 1000},
+        "recipe": RECIPE,
+    }  # fmt: skip
+    found = {cost.wheels: cost.callers for cost in costs("pythia-1b", bamba, methods=["naive"])}
+    assert found == {("mamba-ssm", "causal-conv1d"): ("small-bamba",)}
+
+
+@pytest.mark.parametrize(
+    ("line", "called"),
+    [("from flash_attn import x", True), ("import flash_attn_2_cuda", True), ("flash_attn = 1", False)],
+)
+def test_code_of_the_user_that_imports_a_kernel_calls_it(line: str, called: bool) -> None:
+    own = {"module": "m.py:M", "code": ["import os", line]}
+    assert calls(replace(known_models()["pythia-1b"], architecture=own), "flash-attn") is called
 
 
 def test_a_cpu_loses_nothing_without_kernels_of_gpus() -> None:
