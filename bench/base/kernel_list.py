@@ -22,6 +22,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "deepspeed": ("deepspeed",),
 }
 _CODE = re.compile(r"(?P<ptx>ptx )?(?P<major>[0-9]{1,2})\.(?P<minor>[0-9])(?P<only>[af]?)")
+_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,199}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +52,17 @@ class KernelList:
 
 
 def read_kernels(data: bytes) -> KernelList:
-    """Parse kernels.json; ValueError for another form, and for code that bench does not know."""
+    """Parse kernels.json; ValueError for another form, and for wheels and code that bench does not know."""
     kernels = from_json(KernelList, strict_loads(data))
-    if not all(_CODE.fullmatch(code) for wheel in kernels.wheels for code in wheel.code):
-        raise ValueError("code for GPUs that bench does not know")
+    for wheel in kernels.wheels:
+        if wheel.name not in MODULES:
+            raise ValueError("a wheel that is none of the kernels")
+        if not all(_CODE.fullmatch(code) for code in wheel.code):
+            raise ValueError("code for GPUs that bench does not know")
+    texts = [kernels.variant, kernels.python, kernels.torch]
+    texts += [text for wheel in kernels.wheels for text in (wheel.version, wheel.file, wheel.sha256)]
+    if not all(map(_WORD.fullmatch, texts)):
+        raise ValueError("a text that is no name or version")
     return kernels
 
 

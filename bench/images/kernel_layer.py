@@ -302,6 +302,9 @@ def add_kernels(image: Path, facts: ImageFacts, layer: KernelLayer, out: Path, t
         raise BadInput("has a kernel layer already", where=str(image), advice=advice)
     if (variant := facts.labels.get("bench.variant")) != kernels.variant:
         raise BadInput(f"is for the variant {kernels.variant}, the image is {variant}", where=str(layer.path))
+    if kernels.python != images().python:
+        message = f"is for Python {kernels.python}, images have {images().python}"
+        raise BadInput(message, where=str(layer.path))
     lacking = facts.labels.get(WITHOUT, "").split()
     if present := [wheel.name for wheel in kernels.wheels if wheel.name not in lacking]:
         raise BadInput(f"has {present[0]} already", where=str(image))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 
 import bench
 from bench.base.errors import BadInput
+from bench.base.kernel_list import read_kernels
 from bench.base.sbom import python_versions
 from bench.cli.main import main
 from bench.images.archive import ImageFacts, facts_of, open_layer
@@ -218,6 +220,44 @@ def test_a_list_of_another_form_is_refused(tmp_path: Path, listed: bytes) -> Non
     path.write_bytes(tar_of({"usr/share/bench/kernels.json": listed}))
     with pytest.raises(BadInput, match="is no kernel layer"):
         read_layer(path)
+
+
+WHEEL = {"name": "mamba-ssm", "version": "1", "file": "m.whl", "sha256": "0", "code": ["9.0"]}
+LISTED = {"variant": "cuda13", "python": "3.11", "torch": "2.11.0", "wheels": [WHEEL]}
+LISTED |= {"schema": "bench/kernels/v1"}
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"wheels": [WHEEL | {"name": "torch"}]}, "none of the kernels"),
+        ({"wheels": [WHEEL | {"name": "\x1b]0;t"}]}, "none of the kernels"),
+        ({"wheels": [WHEEL | {"code": ["9.0", "all"]}]}, "code for GPUs that bench does not know"),
+        ({"wheels": [WHEEL | {"version": "\x1b]0;t"}]}, "no name or version"),
+        ({"torch": "2.11.0\n"}, "no name or version"),
+        ({"python": "3.11/../../../bin"}, "no name or version"),
+    ],
+)
+def test_a_list_has_kernels_that_bench_knows_and_plain_names(change: dict[str, object], why: str) -> None:
+    assert read_kernels(json.dumps(LISTED).encode()).wheels[0].name == "mamba-ssm"
+    with pytest.raises(ValueError, match=why):
+        read_kernels(json.dumps(LISTED | change).encode())
+
+
+def test_a_layer_for_another_python_fits_no_image(
+    layer: KernelLayer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    newer = tmp_path / "newer.tar"
+    with tarfile.open(layer.path) as old, tarfile.open(newer, "w", format=tarfile.PAX_FORMAT) as new:
+        for member in sorted(old.getmembers(), key=lambda each: each.name.replace("3.11", "3.12")):
+            data = old.extractfile(member)
+            content = data.read().replace(b'"python": "3.11"', b'"python": "3.12"') if data else b""
+            member.name = member.name.replace("python3.11", "python3.12")
+            new.addfile(member, io.BytesIO(content) if data else None)
+    assert read_layer(newer).kernels.python == "3.12"
+    out = tmp_path / "out.tar"
+    assert main(["image", "add", str(make_plain(tmp_path)), str(newer), "-o", str(out)]) == 2
+    assert "is for Python 3.12, images have 3.11" in capsys.readouterr().err
 
 
 def test_a_file_that_is_no_tar_is_no_layer(tmp_path: Path) -> None:
