@@ -66,6 +66,11 @@ class KernelLayer:
     digest: str  # sha256 of the tar, as sha256:...
     kernels: KernelList
     names: frozenset[str]  # of its files
+    folders: frozenset[str]
+
+    def changes(self, name: str, is_folder: bool) -> bool:
+        """Whether the layer would put something else in the place of a file or a folder."""
+        return name in self.names or (not is_folder and name in self.folders)
 
 
 def site_of(python: str) -> str:
@@ -213,7 +218,7 @@ def read_layer(path: Path) -> KernelLayer:
         advice = "make it again from its wheels: bench image kernels"
         raise BadInput("has other bytes than bench writes for its files", where=str(path), advice=advice)
     files = frozenset(member.name for member in members if member.isreg())
-    return KernelLayer(path, found, kernels, files)
+    return KernelLayer(path, found, kernels, files, frozenset(names) - files)
 
 
 def _rewritten(path: Path) -> str:
@@ -313,15 +318,15 @@ def add_kernels(image: Path, facts: ImageFacts, layer: KernelLayer, out: Path, t
         raise BadInput(
             f"was compiled for torch {kernels.torch}, the image has {torch or 'none'}", where=str(layer.path)
         )
-    if shared := sorted(layer.names & set(_file_names(image, facts))):
+    if shared := sorted(name for name, is_folder in _entries(image, facts) if layer.changes(name, is_folder)):
         raise BadInput(f"has {shared[0]}, which the image has too", where=str(layer.path))
     config = with_kernels(facts.config_bytes, layer.digest, kernels)
     own = Blob(layer.path, layer.digest, layer.digest, compressed=False)
     write_archive(out, config, [*(blob_of(image, below) for below in facts.layers), own], tag)
 
 
-def _file_names(image: Path, facts: ImageFacts) -> Iterator[str]:
-    """Yield the names of all files of an image, without its folders."""
+def _entries(image: Path, facts: ImageFacts) -> Iterator[tuple[str, bool]]:
+    """Yield the names of all that an image has, and whether each is a folder."""
     for layer in facts.layers:
         with open_layer(image, layer) as blob, tarfile.open(fileobj=blob, mode="r|") as files:
-            yield from (member.name.removeprefix("./") for member in files if not member.isdir())
+            yield from ((member.name.removeprefix("./"), member.isdir()) for member in files)

@@ -54,9 +54,7 @@ class ModelWithout:
 
     model: str
     settings_left: int
-    falls_back_to: (
-        str | None
-    )  # label of the first setting that is left; None: as with the wheels, or none is left
+    falls_back_to: str | None  # the first setting left; None: none, or the same as with the wheels
     measured: MeasuredCost | None  # None also where the plan falls back to another setting than was measured
 
 

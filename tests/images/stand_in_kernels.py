@@ -24,7 +24,7 @@ VERSIONS = {
 TAGS = "cp311-cp311-linux_x86_64"
 SITE = site_of(images().python)
 TORCH = {"name": "torch", "version": "2.11.0+cu130", "purl": "pkg:pypi/torch@2.11.0%2Bcu130"}
-_LABELS = {
+LABELS = {
     "bench.variant": "cuda13",
     "bench.lock": "sha256:" + "1" * 64,
     "bench.without": "causal-conv1d deepspeed flash-attn mamba-ssm",
@@ -80,4 +80,4 @@ def make_plain(folder: Path, name: str = "plain.tar", torch: dict[str, str] = TO
         {"usr": None, f"{SITE}/torch/__init__.py": b"version = 1\n"},
         {"usr/share/bench/sbom.cdx.json": sbom},
     ]
-    return make_image(folder, files, name, _LABELS | labels)
+    return make_image(folder, files, name, LABELS | labels)

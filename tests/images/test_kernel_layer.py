@@ -35,11 +35,13 @@ from bench.signing.ssh_keys import PublicKey
 from tests.authority import RUN_KEY
 from tests.environment.made_wheels import make_wheel, sha256_of
 from tests.images.made_up_images import layer as tar_of
-from tests.images.stand_in_kernels import SITE, TAGS, TORCH, compiled_wheel, make_plain
+from tests.images.made_up_images import make_image
+from tests.images.stand_in_kernels import LABELS, SITE, TAGS, TORCH, compiled_wheel, make_plain
 
 ROOT = Path(bench.__file__).parent.parent
 CUDA13 = find_variant("cuda13")
 PINS = read_pins(ROOT / CUDA13.lock)
+SBOM = json.dumps({"components": [TORCH]}).encode()
 
 
 @pytest.fixture(scope="module")
@@ -417,6 +419,24 @@ def test_a_layer_changes_no_file_of_the_image(tmp_path: Path, capsys: pytest.Cap
     out = tmp_path / "out.tar"
     assert main(["image", "add", str(make_plain(tmp_path)), str(layer.path), "-o", str(out)]) == 2
     assert f"has {SITE}/torch/__init__.py, which the image has too" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "files", [{"torch": b"in place of a folder"}, {"torch/__init__.py/a.py": b"a folder in place of a file"}]
+)
+def test_a_layer_puts_no_file_in_place_of_a_folder_and_no_folder_in_place_of_a_file(
+    tmp_path: Path, files: dict[str, bytes], capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = make_image(
+        tmp_path,
+        [{f"{SITE}/torch": None, f"{SITE}/torch/__init__.py": b""}, {"usr/share/bench/sbom.cdx.json": SBOM}],
+        labels=LABELS,
+    )
+    wheel = make_wheel(tmp_path, "mamba-ssm", "2.3.2.post1", TAGS, files)
+    layer = pack_kernels({"mamba-ssm": wheel}, CUDA13, PINS, tmp_path / "kernels.tar")
+    out = tmp_path / "out.tar"
+    assert main(["image", "add", str(plain), str(layer.path), "-o", str(out)]) == 2
+    assert "which the image has too" in capsys.readouterr().err
 
 
 def test_an_image_has_one_kernel_layer(
