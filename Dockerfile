@@ -16,7 +16,7 @@ RUN --mount=type=bind,target=/build python3 -B /build/install.py torch
 FROM torch AS rest
 RUN --mount=type=bind,target=/build python3 -B /build/install.py rest
 
-# Compiles the wheels that no index offers, for `bench image kernels`; the image installs these wheels.
+# Compiles the wheels that no index offers, for `bench image kernels`, which makes a layer of them.
 FROM rest AS builder
 ARG ARCH=9.0
 ARG JOBS=2
@@ -25,10 +25,7 @@ RUN --mount=type=bind,target=/build python3 -B /build/install.py builder
 RUN --mount=type=bind,target=/build \
     python3 -B /build/kernels.py wheel --sources /build/sources --objects /objects --out /made --arch "$ARCH" --jobs "$JOBS"
 
-FROM rest AS kernels
-RUN --mount=type=bind,target=/build python3 -B /build/install.py kernels
-
-FROM kernels AS image
+FROM rest AS image
 RUN --mount=type=bind,target=/build python3 -B /build/install.py bench \
  && mkdir -p /usr/share/bench /out && mkdir -m 1777 /cache \
  && cp /build/image.json /build/packages.json /usr/share/bench/ \

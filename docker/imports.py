@@ -4,9 +4,10 @@
         --entrypoint python3 -v ./docker/imports.py:/imports.py:ro bench:cuda13 /imports.py
 
 Then each compiled kernel is called: with a GPU it must return finite numbers, without one its error must name
-CUDA. The variable WITHOUT names modules that an image does not contain. For cuda12.8:
+CUDA. The variable WITHOUT names modules that an image does not contain. For an image without a kernel layer:
 
-    -e "WITHOUT=flash_attn flash_attn_2_cuda mamba_ssm selective_scan_cuda causal_conv1d causal_conv1d_cuda"
+    -e "WITHOUT=flash_attn flash_attn_2_cuda mamba_ssm selective_scan_cuda causal_conv1d causal_conv1d_cuda
+        deepspeed deepspeed.ops.adam.cpu_adam_op"
 """
 
 import ctypes

@@ -1,6 +1,6 @@
 """Install one group of the lock's wheels, or bench itself; runs inside the build, once per layer.
 
-    install.py libraries|torch|rest|kernels|bench|builder
+    install.py libraries|torch|rest|bench|builder
 
 Everything comes from /build, which is mounted during the build and is not part of the image. There is no
 network, no cache and no bytecode. pip runs from its wheel and is not part of the image either.
@@ -20,7 +20,6 @@ BUILD = Path("/build")
 GROUPS = {
     "libraries": re.compile(r"nvidia-(?!ml-py|cutlass).*|cuda-.*"),
     "torch": re.compile(r"torch|triton"),
-    "kernels": re.compile(r"flash-attn|mamba-ssm|causal-conv1d|deepspeed"),
     "rest": re.compile(r".*"),
 }
 

@@ -19,12 +19,11 @@ from bench.base.machine_share import memory_bytes, parts
 from bench.base.names import IMAGE_VARIABLE
 from bench.base.operating_system import give_to, user_and_group
 from bench.base.paths import making_folders
-from bench.base.sbom import PLACE
 from bench.base.strict_json import pretty_json, to_json
-from bench.images.archive import Blob, ImageFacts, extract, facts_of, pack_layer, write_archive
+from bench.images.archive import Blob, ImageFacts, facts_of, pack_layer, write_archive
 from bench.images.build_image import BuildInputs
 from bench.images.build_image import build as build_image
-from bench.images.build_kernels import build_kernels
+from bench.images.build_kernels import build_kernels, compiled_wheels, wheels_of
 from bench.images.container import (
     CHALLENGE,
     MANIFEST,
@@ -37,6 +36,17 @@ from bench.images.container import (
     limits,
 )
 from bench.images.engines import Engine, find_engine, here, preflight
+from bench.images.kernel_layer import (
+    LABEL,
+    KernelLayer,
+    add_kernels,
+    below_kernels,
+    is_layer,
+    pack_kernels,
+    read_layer,
+    sbom_of,
+)
+from bench.images.locks import read_pins
 from bench.images.variants import Variant, find_variant, images, variant_for
 from bench.node_check.check_manifest import data_folders, load_any, wanted_image
 
@@ -52,7 +62,6 @@ class BuildArguments:
     source: Path
     cache: Path | None
     mirror: tuple[str, ...]
-    without: tuple[str, ...]
     out: Path | None
     tag: str | None
     load: str | None
@@ -68,6 +77,17 @@ class KernelArguments:
     arch: str
     only: tuple[str, ...]
     jobs: int
+    wheels: Path | None  # folder of wheels that are compiled already
+    out: Path | None
+
+
+@dataclass(frozen=True, slots=True)
+class AddArguments:
+    image: Path
+    layer: Path
+    out: Path
+    tag: str | None
+    as_json: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +103,7 @@ class SaveArguments(ImageArguments):
 
 
 def build(request: BuildArguments) -> int:
-    inputs = _build_inputs(request, request.without)
+    inputs = _build_inputs(request)
     tag = request.tag or f"bench:{inputs.variant.name}"
     path = request.out or Path(f"out/images/bench-{inputs.variant.name}.tar")
     facts = build_image(inputs, path, tag, _progress())
@@ -94,22 +114,43 @@ def build(request: BuildArguments) -> int:
     return 0
 
 
-def _build_inputs(request: BuildArguments | KernelArguments, without: tuple[str, ...] = ()) -> BuildInputs:
+def _build_inputs(request: BuildArguments | KernelArguments) -> BuildInputs:
     default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bench/images"
     cache = request.cache or default
     return BuildInputs(
-        request.source.resolve(), find_variant(request.variant), cache.resolve(), request.mirror, without
+        request.source.resolve(), find_variant(request.variant), cache.resolve(), request.mirror
     )
 
 
 def kernels(request: KernelArguments) -> int:
-    """Compile the wheels that no package index has, and write their lock."""
-    for line in build_kernels(_build_inputs(request), request.only, request.arch, request.jobs, _progress()):
-        print(line)
+    """Make a layer of the wheels that no package index has: compile and lock them, or take compiled ones."""
+    inputs = _build_inputs(request)
+    if request.wheels is None:
+        for line in build_kernels(inputs, request.only, request.arch, request.jobs, _progress()):
+            print(line)
+    wheels = compiled_wheels(inputs) if request.wheels is None else wheels_of(request.wheels, inputs.variant)
+    out = request.out or Path(f"out/images/bench-{inputs.variant.name}-kernels.tar")
+    with making_folders(out.parent):
+        out.parent.mkdir(parents=True, exist_ok=True)
+    _show_layer(pack_kernels(wheels, inputs.variant, read_pins(inputs.lock), out))
+    return 0
+
+
+def add(request: AddArguments) -> int:
+    """Write an image with a kernel layer on top."""
+    facts, layer = facts_of(request.image), read_layer(request.layer)
+    tag = request.tag or f"bench:{layer.kernels.variant}-kernels"
+    with making_folders(request.out.parent):
+        request.out.parent.mkdir(parents=True, exist_ok=True)
+    add_kernels(request.image, facts, layer, request.out, tag)
+    _show(facts_of(request.out), str(request.out), request.as_json)
     return 0
 
 
 def identity(request: ImageArguments) -> int:
+    if is_layer(Path(request.image)):
+        _show_layer(read_layer(Path(request.image)), request.as_json)
+        return 0
     with as_archive(request.image, request.engine) as path:
         facts = facts_of(path, request.image)
     _show(facts, request.image, request.as_json)
@@ -118,8 +159,7 @@ def identity(request: ImageArguments) -> int:
 
 def sbom(request: ImageArguments) -> int:
     with as_archive(request.image, request.engine) as path:
-        facts = facts_of(path, request.image)
-        sys.stdout.buffer.write(extract(path, facts, str(PLACE).lstrip("/")))
+        sys.stdout.buffer.write(sbom_of(path, facts_of(path, request.image)))
     return 0
 
 
@@ -286,6 +326,8 @@ def as_archive(image: str, engine: str) -> Iterator[Path]:
 def _show(facts: ImageFacts, name: str, as_json: bool) -> None:
     if as_json:
         document = to_json(facts.identity) | {"labels": dict(facts.labels), "layers": to_json(facts.layers)}
+        below = below_kernels(facts)
+        document |= {"without_kernels": below.identity.config} if below else {}
         sys.stdout.write(pretty_json(document).decode())
         return
     print(facts.identity.config)
@@ -294,9 +336,26 @@ def _show(facts: ImageFacts, name: str, as_json: bool) -> None:
         stage = one_line(stages[number]) if len(stages) == len(facts.layers) else ""
         print(f"  {layer.diff_id}  {stage:<10} {layer.size / 1e6:10,.1f} MB", file=sys.stderr)
     size = sum(layer.size for layer in facts.layers)
+    if below := below_kernels(facts):
+        print(f"  kernels {one_line(facts.labels[LABEL])} on {below.identity.config}", file=sys.stderr)
     packed = "compressed" if all(layer.compressed for layer in facts.layers) else "not compressed"
     variant, lock = (one_line(facts.labels.get(f"bench.{label}", "?")) for label in ("variant", "lock"))
     print(f"{name}   {size / 1e9:.3f} GB {packed}   variant {variant}   lock {lock[:19]}", file=sys.stderr)
+
+
+def _show_layer(layer: KernelLayer, as_json: bool = False) -> None:
+    kernels = layer.kernels
+    if as_json:
+        document = to_json(kernels) | {"digest": layer.digest}
+        sys.stdout.write(pretty_json(document).decode())
+        return
+    print(layer.digest)
+    for wheel in kernels.wheels:
+        code = f"code for {', '.join(wheel.code)}" if wheel.code else "no code for GPUs"
+        print(f"  {wheel.name} {wheel.version}: {code}", file=sys.stderr)
+    size = layer.path.stat().st_size / 1e6
+    needs = f"variant {kernels.variant}, Python {kernels.python}, torch {kernels.torch}"
+    print(f"{layer.path}   {size:,.1f} MB   kernel layer for {needs}", file=sys.stderr)
 
 
 def _progress() -> Callable[[str], None]:

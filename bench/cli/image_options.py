@@ -27,12 +27,12 @@ def _add_makers(verbs: Commands) -> None:
     _add_inputs(build)
     build.add_argument("-o", "--out", **FILE, help="default: out/images/bench-VARIANT.tar")
     build.add_argument("--tag", metavar="REF", help="name of the image in engines (default: bench:VARIANT)")
-    without = "leave a compiled kernel out; repeatable"
-    build.add_argument("--without", **REPEATABLE, metavar="NAME", help=without)
     build.add_argument("--load", choices=ENGINES_WITH_STORE, help="also load the image into this engine")
     add_json(build, "identity and layers")
 
-    kernels = add_command(verbs, "kernels", "compile wheels that no package index has", "image.kernels")
+    kernels = add_command(
+        verbs, "kernels", "compile wheels that no package index has, into a layer", "image.kernels"
+    )
     _add_inputs(kernels)
     arch, some = "compute capabilities (default: 9.0; all: %(metavar)s)", "8.0;8.6;8.9;9.0;10.0;12.0"
     kernels.add_argument("--arch", default="9.0", metavar=some, help=arch)
@@ -40,6 +40,17 @@ def _add_makers(verbs: Commands) -> None:
     kernels.add_argument("--only", **REPEATABLE, metavar="NAME", help=only)
     jobs = "files to compile at a time"
     kernels.add_argument("--jobs", type=int, default=os.cpu_count(), metavar="N", help=jobs)
+    wheels = "make the layer of the wheels in this folder, and compile nothing"
+    kernels.add_argument("--wheels", **DIR, help=wheels)
+    layer = "the layer (default: out/images/bench-VARIANT-kernels.tar)"
+    kernels.add_argument("-o", "--out", **FILE, help=layer)
+
+    add = add_command(verbs, "add", "add a kernel layer to an image", "image.add")
+    add.add_argument("image", type=Path, metavar="IMAGE", help="a file that build or save wrote")
+    add.add_argument("layer", type=Path, metavar="LAYER", help="a file that kernels wrote")
+    add.add_argument("-o", "--out", **FILE, required=True)
+    add.add_argument("--tag", metavar="REF", help="its name in engines (default: bench:VARIANT-kernels)")
+    add_json(add, "identity and layers")
 
 
 def _add_inputs(parser: argparse.ArgumentParser) -> None:
@@ -52,7 +63,7 @@ def _add_inputs(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_carriers(verbs: Commands) -> None:
-    identity = add_command(verbs, "id", "compute an image's identity from its bytes", "image.identity")
+    identity = add_command(verbs, "id", "compute the digest of an image or a kernel layer", "image.identity")
     sbom = add_command(verbs, "sbom", "print an image's software bill of materials", "image.sbom")
     save = add_command(verbs, "save", "save an image as one compressed file", "image.save")
     load = add_command(verbs, "load", "check a saved image, and load it into an engine", "image.load")

@@ -20,6 +20,7 @@ from bench.images.archive import extract, facts_of
 from bench.images.attestation import Attested, attest_contents, attest_provenance, verify_attestation
 from bench.images.build_image import BuildInputs
 from bench.images.fetch import digest
+from bench.images.kernel_layer import below_kernels, sbom_of
 from bench.images.variants import find_variant
 from bench.images.vex import read_vex
 from bench.images.vulnerabilities import MAX_SBOM_BYTES, FoundVulnerability, packages_of, scan
@@ -61,8 +62,7 @@ def attest(request: AttestArguments) -> int:
     with _attested(request.image, request.engine) as image:
         labels = image.facts.labels
         variant = find_variant(labels.get("bench.variant", ""))
-        without = tuple(labels.get("bench.without", "").split())
-        inputs = BuildInputs(request.source.resolve(), variant, Path(), without=without)
+        inputs = BuildInputs(request.source.resolve(), variant, Path())
         files = {
             "provenance.dsse.json": attest_provenance(image, inputs, key.private, request.builder),
             "contents.dsse.json": attest_contents(image, key.private),
@@ -134,8 +134,9 @@ def _contents(request: ScanArguments) -> tuple[bytes, str | None]:
     if path.suffix == ".json":
         too_large = f"has more than {MAX_SBOM_BYTES:,} bytes"
         return read_bounded(path, MAX_SBOM_BYTES, what="the SBOM", too_large=too_large), None
-    with _attested(request.image, request.engine) as image:
-        return image.sbom, image.facts.identity.config
+    with as_archive(request.image, request.engine) as path:
+        facts = facts_of(path, request.image)
+        return sbom_of(path, facts), facts.identity.config
 
 
 @contextmanager
@@ -143,5 +144,9 @@ def _attested(name: str, engine: str) -> Iterator[Attested]:
     with as_archive(name, engine) as path:
         facts = facts_of(path, name)
         sbom = extract(path, facts, str(PLACE).lstrip("/"))
+        if (below := below_kernels(facts)) is not None:
+            print(f"{name}: the kernel layer {facts.identity.diff_ids[-1]} is not attested", file=sys.stderr)
+            yield Attested(below, sbom, None)
+            return
         given = Path(name).exists()
         yield Attested(facts, sbom, (path.name, digest(path)) if given else None)

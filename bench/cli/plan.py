@@ -12,9 +12,11 @@ from tabulate import tabulate
 
 from bench.base.errors import BadInput
 from bench.base.gpu_catalogue import find_gpu_model, gpu_named, near_gpus
+from bench.base.kernel_list import MODULES
 from bench.base.strict_json import pretty_json, to_json
 from bench.cli.model_list import print_models
 from bench.cli.this_machine import probed
+from bench.planning.kernel_costs import KernelCost, kernel_costs
 from bench.planning.manifest import Manifest, load_manifest
 from bench.planning.plan import Plan, SettingPlan, make_plan, target_of
 from bench.planning.prediction.predicted_machines import Predicted, Predictor, Unpredicted
@@ -51,11 +53,19 @@ def plan(request: PlanArguments) -> int:
     gpus = manifest.gpus if request.gpus is None else request.gpus
     made = make_plan(manifest, _target(gpus, request.gpu), rehearsal.counted)
     remarks = (*manifest.remarks, *rehearsal.remarks, *remarks_about_data(manifest))
+    costs = kernel_costs(manifest, made.target, _missing_kernels(made.target), rehearsal.counted)
     if request.as_json:
-        sys.stdout.write(pretty_json(_plan_json(made, remarks)).decode())
+        sys.stdout.write(pretty_json(_plan_json(made, remarks, costs)).decode())
     else:
-        print(_plan_text(made, remarks, _predictions(manifest, made, rehearsal.counted)))
+        print(_plan_text(made, remarks, _predictions(manifest, made, rehearsal.counted), costs))
     return 0
+
+
+def _missing_kernels(target: Target) -> list[str]:
+    """Return the compiled kernels that the target lacks; all, if what another machine has is unknown."""
+    if target.elsewhere:
+        return [*MODULES]
+    return [wheel for wheel, modules in MODULES.items() if not all(map(target.has, modules))]
 
 
 def _predictions(
@@ -91,7 +101,7 @@ def _target(gpus: int | None, gpu: str | None) -> Target:
     return target_of(node, gpus)
 
 
-def _plan_json(made: Plan, remarks: Sequence[str]) -> object:
+def _plan_json(made: Plan, remarks: Sequence[str], costs: Sequence[KernelCost]) -> object:
     cells = [
         {
             "model": cell.model.name,
@@ -115,6 +125,7 @@ def _plan_json(made: Plan, remarks: Sequence[str]) -> object:
         "cells": cells,
         "skipped": to_json(made.skipped),
         "remarks": list(remarks),
+        "without_kernels": to_json(tuple(costs)),
         "searched": sorted(made.guided),
     }
 
@@ -139,7 +150,12 @@ def _host_memory_lines(made: Plan) -> Iterator[str]:
             yield f"offload  {model}: about {between} GiB of the host's memory (whose size is unknown)"
 
 
-def _plan_text(made: Plan, remarks: Sequence[str], predicted: Mapping[str, Predicted | Unpredicted]) -> str:
+def _plan_text(
+    made: Plan,
+    remarks: Sequence[str],
+    predicted: Mapping[str, Predicted | Unpredicted],
+    costs: Sequence[KernelCost],
+) -> str:
     """Format a block for each model, then what applies to the whole plan; fits 80 columns."""
     target = made.target
     device = f"{target.gpus} x {target.name}, {bytes_text(target.memory_bytes)} each"
@@ -153,7 +169,10 @@ def _plan_text(made: Plan, remarks: Sequence[str], predicted: Mapping[str, Predi
     if target.device == "cpu" and any(cell.model.recipe.precision == "fp8" for cell in made.cells):
         said.append(f"remark   {FP8_ON_CPU}")
     counts = f"{len(made.cells)} settings to measure{at_most}, {len(made.skipped)} skipped"
-    rest = "\n".join(map(_filled, [*_host_memory_lines(made), *skipped, *said]))
+    kernels = [f"kernels  {cost.text}" for cost in costs]
+    if kernels and target.elsewhere:
+        kernels.insert(0, "kernels  assumed here, from a kernel layer or compiled")
+    rest = "\n".join(map(_filled, [*_host_memory_lines(made), *skipped, *kernels, *said]))
     return "\n\n".join(filter(None, [f"{_filled(device)}\n{_filled(counts)}", *blocks, rest]))
 
 

@@ -82,14 +82,14 @@ def _members(wheel: Path, site: str) -> list[_Member]:
     members = []
     with _read(wheel) as archive:
         for info in archive.infolist():
-            if not info.is_dir() and (path := _destination(info.filename, site)) is not None:
+            if not info.is_dir() and (path := destination(info.filename, site)) is not None:
                 if path.startswith(f"{_SCRIPTS}/") and _is_script(archive, info):
                     continue
                 members.append(_Member(wheel, info, path))
     return members
 
 
-def _destination(name: str, site: str) -> str | None:
+def destination(name: str, site: str) -> str | None:
     """Return the path of a wheel's file below the environment; None for a file that has no use there."""
     parts = PurePosixPath(name).parts
     if name.startswith("/") or ".." in parts or "\\" in name or not parts:

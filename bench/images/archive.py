@@ -11,7 +11,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
-import os
 import shutil
 import tarfile
 import zlib
@@ -218,9 +217,14 @@ def _checked(
 
 
 def _open_blob(archive: tarfile.TarFile, layer: Layer) -> Any:
-    """Open the file that `read_facts` hashed as this layer: the last of its name, with or without ./."""
+    """Open the file that `read_facts` hashed as this layer."""
+    return archive.extractfile(_member_of(archive, layer))
+
+
+def _member_of(archive: tarfile.TarFile, layer: Layer) -> tarfile.TarInfo:
+    """Return the member that `read_facts` hashed as this layer: the last of its name, with or without ./."""
     named = (m for m in archive.getmembers() if m.isfile() and m.name.removeprefix("./") == layer.name)
-    return archive.extractfile(list(named)[-1])
+    return list(named)[-1]
 
 
 @contextmanager
@@ -254,6 +258,26 @@ class Blob:
     diff_id: str
     digest: str  # sha256 of the bytes at `path`
     compressed: bool
+    start: int = 0  # of these bytes in the file
+    length: int | None = None  # None: to the end of the file
+
+    @property
+    def size(self) -> int:
+        return self.path.stat().st_size - self.start if self.length is None else self.length
+
+
+def blob_of(path: Path, layer: Layer) -> Blob:
+    """Return a layer where it lies in an archive, as it can be written into another one."""
+    with _opened(path) as file, tarfile.open(fileobj=file) as archive:
+        member = _member_of(archive, layer)
+        digest = layer.diff_id
+        if layer.compressed:
+            total = hashlib.sha256()
+            with cast(BinaryIO, archive.extractfile(member)) as packed:
+                while chunk := packed.read(_CHUNK):
+                    total.update(chunk)
+            digest = f"sha256:{total.hexdigest()}"
+        return Blob(path, layer.diff_id, digest, layer.compressed, member.offset_data, member.size)
 
 
 def pack_layer(path: Path, layer: Layer, out: Path, *, anew: bool = False) -> str:
@@ -286,10 +310,10 @@ def write_archive(out: Path, config: bytes, layers: Sequence[Blob], tag: str) ->
     index = {"schemaVersion": 2, "manifests": [image]}
     files = [_blob(blob.digest) for blob in layers]
     docker_manifest = [{"Config": _blob(config_digest), "RepoTags": [tag], "Layers": files}]
-    sources: dict[str, bytes | Path] = {
+    sources: dict[str, bytes | Blob] = {
         _blob(config_digest): config,
         _blob(digest): manifest,
-        **{_blob(blob.digest): blob.path for blob in layers},
+        **{_blob(blob.digest): blob for blob in layers},
         "index.json": canonical_json(index),
         "manifest.json": canonical_json(docker_manifest),
         "oci-layout": canonical_json({"imageLayoutVersion": "1.0.0"}),
@@ -310,7 +334,7 @@ def _oci_manifest(config_digest: str, config_size: int, layers: Sequence[Blob]) 
                 {
                     "mediaType": f"{kind}.layer.v1.tar{'+gzip' if blob.compressed else ''}",
                     "digest": blob.digest,
-                    "size": blob.path.stat().st_size,
+                    "size": blob.size,
                 }
                 for blob in layers
             ],
@@ -318,10 +342,15 @@ def _oci_manifest(config_digest: str, config_size: int, layers: Sequence[Blob]) 
     )
 
 
-def add_file(archive: tarfile.TarFile, name: str, source: bytes | Path) -> None:
+def add_file(archive: tarfile.TarFile, name: str, source: bytes | Path | Blob) -> None:
     """Add a file with a mode of 644 and without owner or time, so that only its content matters."""
     entry = tarfile.TarInfo(name)
-    with io.BytesIO(source) if isinstance(source, bytes) else source.open("rb") as file:
-        entry.size = file.seek(0, os.SEEK_END)
-        file.seek(0)
+    if isinstance(source, bytes):
+        entry.size = len(source)
+        archive.addfile(entry, io.BytesIO(source))
+        return
+    blob = source if isinstance(source, Blob) else Blob(source, "", "", compressed=False)
+    with blob.path.open("rb") as file:
+        entry.size = blob.size
+        file.seek(blob.start)
         archive.addfile(entry, file)

@@ -125,7 +125,7 @@ def _dependencies(inputs: BuildInputs) -> Iterator[dict[str, Any]]:
     """
     yield {"uri": "git+file:.", "digest": {"gitCommit": commit_of(inputs.root)}}
     files = [*_BUILD_FILES, *(str(path.relative_to(inputs.root)) for path in _locks(inputs).values())]
-    for name in (*files, BUILDER, *([str(inputs.built.relative_to(inputs.root))] * inputs.built.exists())):
+    for name in (*files, BUILDER):
         yield {"uri": f"file:{name}", "name": name, "digest": {"sha256": digest(inputs.root / name)}}
     for deb in read_debs(inputs.root / DEBIAN):
         purl = f"pkg:deb/debian/{quote(deb.name, safe='')}@{quote(deb.version, safe='')}"

@@ -23,7 +23,7 @@ from typing import Any
 
 from bench import __version__
 from bench.base.distribution import DISTRIBUTION
-from bench.base.errors import BadInput, EnvironmentCannot, nearest
+from bench.base.errors import BadInput, EnvironmentCannot
 from bench.base.files import replacing
 from bench.base.names import GIB
 from bench.base.operating_system import require_linux, user_and_group
@@ -39,7 +39,7 @@ from bench.images.package_list import write_list
 from bench.images.variants import Variant, images
 
 Say = Callable[[str], None]
-STAGES = ("base", "libraries", "torch", "rest", "kernels", "image")  # of the Dockerfile, one for each layer
+STAGES = ("base", "libraries", "torch", "rest", "image")  # of the Dockerfile, one for each layer
 SOURCE_FILES = ("pyproject.toml", "README.md", "LICENSE", "bench")  # copied from the repository
 # Disk space for the cache, buildah's store and the result, by whether the variant has CUDA.
 NEEDS_BYTES = {True: 40 * GIB, False: 6 * GIB}
@@ -53,7 +53,6 @@ class BuildInputs:
     variant: Variant
     cache: Path
     mirror: tuple[str, ...] = ()
-    without: tuple[str, ...] = ()  # kernels to leave out, which a label of the image names
 
     @property
     def lock(self) -> Path:
@@ -64,23 +63,14 @@ class BuildInputs:
         """Lock of the wheels that `bench image kernels` compiled."""
         return self.root / f"docker/{self.variant.name}.built.lock"
 
+    @property
+    def without(self) -> tuple[str, ...]:
+        """The lock's packages that no index has as a wheel, and that a kernel layer brings, by name."""
+        return tuple(sorted(self.variant.kernels))
+
     def pins(self) -> Mapping[str, Pin]:
-        """Return the pins to install: the lock's pins, with compiled wheels in place of source archives."""
-        pins, built = dict(read_pins(self.lock)), read_pins(self.built) if self.built.exists() else {}
-        if unknown := sorted(set(self.without) - set(self.variant.kernels)):
-            raise BadInput(
-                f'"{unknown[0]}" cannot be left out', advice=nearest(unknown[0], self.variant.kernels)
-            )
-        for name in self.variant.kernels:
-            if name in self.without:
-                del pins[name]
-            elif name in built:
-                pins[name] = built[name]
-            else:
-                message = f"{self.built.name} has no wheel of {name}, which has to be compiled before"
-                advice = f"bench image kernels {self.variant.name}, or --without {name}"
-                raise EnvironmentCannot(message, advice=advice)
-        return pins
+        """Return the pins to install: those of the lock, without the compiled kernels."""
+        return {name: pin for name, pin in read_pins(self.lock).items() if name not in self.without}
 
 
 def build(inputs: BuildInputs, out: Path, tag: str, say: Say) -> ImageFacts:
@@ -253,7 +243,7 @@ def labels(inputs: BuildInputs) -> Mapping[str, str]:
         "bench.lock": f"sha256:{digest(inputs.lock)}",
         "bench.debian": f"sha256:{digest(inputs.root / DEBIAN)}",
     }
-    optional = {"cuda": variant.cuda, "driver": variant.driver, "without": " ".join(sorted(inputs.without))}
+    optional = {"cuda": variant.cuda, "driver": variant.driver, "without": " ".join(inputs.without)}
     return always | {f"bench.{name}": value for name, value in optional.items() if value}
 
 

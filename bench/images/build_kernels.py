@@ -1,4 +1,4 @@
-"""`bench image kernels`: compile wheels that no index has, in the Dockerfile's builder stage, and lock them.
+"""Compile wheels that no index has, in the Dockerfile's builder stage, and lock them; find compiled ones.
 
 docker/kernels.py keeps every compiled object in the cache, so that an interrupted build continues, and
 objects that were compiled on a larger machine can be copied into the cache.
@@ -12,8 +12,9 @@ from pathlib import Path
 
 from bench.base.errors import BadInput, EnvironmentCannot, nearest
 from bench.images.build_image import BuildInputs, Say, buildah, check_prerequisites, context
-from bench.images.fetch import digest, source
+from bench.images.fetch import digest, source, wheels_in
 from bench.images.locks import BUILDER, read_pins
+from bench.images.variants import Variant
 from bench.packages.package_index import normal
 
 NEEDS_NO_NVCC = ("deepspeed",)  # wheels without CUDA code
@@ -79,3 +80,25 @@ def _lock(inputs: BuildInputs, output: Path, versions_to_build: Mapping[str, str
         head + "".join(f"{line}\n" for _, line in sorted(lines.items())), encoding="utf-8", newline="\n"
     )
     yield from new
+
+
+def compiled_wheels(inputs: BuildInputs) -> Mapping[str, Path]:
+    """Return the locked wheels of the variant's kernels in the cache, by name."""
+    pins = read_pins(inputs.built) if inputs.built.exists() else {}
+    return wheels_in(inputs.cache / "wheels" / inputs.variant.name, pins)
+
+
+def wheels_of(folder: Path, variant: Variant) -> Mapping[str, Path]:
+    """Return the wheels of a variant's kernels in a folder; BadInput if there are none, or two of a name."""
+    found: dict[str, Path] = {}
+    for path in sorted(folder.glob("*.whl")):
+        name = normal(path.name.split("-")[0])
+        if name not in variant.kernels:
+            continue
+        if name in found:
+            raise BadInput(f"has {found[name].name} and {path.name}: which one?", where=str(folder))
+        found[name] = path
+    if not found:
+        kernels = ", ".join(variant.kernels) or "none"
+        raise BadInput(f"has no wheel of {variant.name}'s kernels ({kernels})", where=str(folder))
+    return found

@@ -73,8 +73,11 @@ class Plan:
     trial_seconds: float = math.inf  # a longer trial is ended
 
 
-def target_of(node: NodeFacts, gpus: int | None, nodes: int = 1) -> Target:
-    """Return the devices that a manifest asks for, on `nodes` equal nodes; `gpus` None asks for all GPUs."""
+def target_of(node: NodeFacts, gpus: int | None, nodes: int = 1, lacks: tuple[str, ...] = ()) -> Target:
+    """Return the devices that a manifest asks for, on `nodes` equal nodes; `gpus` None asks for all GPUs.
+
+    `lacks` are packages that are installed and have no code for these GPUs.
+    """
     if not node.gpus:
         return Target("cpu", nodes * (gpus or 1), node.memory_bytes, node.cpu, None, node.memory_bytes, nodes)
     count = gpus or len(node.gpus)
@@ -87,7 +90,8 @@ def target_of(node: NodeFacts, gpus: int | None, nodes: int = 1) -> Target:
     smallest = min(gpu.memory_bytes for gpu in chosen)
     capability = min((gpu.compute_capability for gpu in chosen), key=float)
     names = " + ".join(dict.fromkeys(gpu.name for gpu in chosen))
-    return Target("cuda", nodes * count, smallest, names, capability, node.memory_bytes, nodes)
+    host = node.memory_bytes
+    return Target("cuda", nodes * count, smallest, names, capability, host, nodes, lacks=lacks)
 
 
 def make_plan(manifest: Manifest, target: Target, counted: Mapping[str, Counted] | None = None) -> Plan:

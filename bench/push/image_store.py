@@ -79,8 +79,7 @@ class Shippable:
     @property
     def unpacked_bytes(self) -> int:
         """Upper estimate of the image's size on a node's disk."""
-        factor = 3.5 if all(layer.compressed for layer in self.facts.layers) else 1.3
-        return int(factor * self.packed_bytes)
+        return int(sum(layer.size * (3.5 if layer.compressed else 1.3) for layer in self.facts.layers))
 
     @property
     def packed_bytes(self) -> int:

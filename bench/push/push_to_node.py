@@ -38,6 +38,13 @@ from bench.push.image_store import Shippable
 from bench.push.install_environment import EnvironmentInstaller, PlannedInstall, folder_of_code, forecast
 from bench.push.locked_environment import LockedEnvironment, read_locked
 from bench.push.mirror import Status
+from bench.push.missing_kernels import (
+    capabilities_of,
+    code_of_kernels,
+    cost_findings,
+    missing_in_image,
+    who_waits,
+)
 from bench.push.node_findings import (
     Need,
     PreflightFinding,
@@ -340,6 +347,7 @@ class NodePush:
         self._update(engine=choice.engine, image=image.config if image else None)
         self._stop_at([*choice.findings, *judge_machine(survey, choice.need)])
         chosen = self._chosen(survey, choice, image)
+        self._stop_at(self._missing_kernels(chosen))
         self._say_what_it_takes(chosen, choice.why)
         identity = chosen.image.facts.identity if chosen.image else None
         required = None if request.pull else wanted_image(request.manifest)
@@ -348,6 +356,19 @@ class NodePush:
             asked = f"the manifest asks for the environment {environment}"
             raise EnvironmentCannot(f"{asked}; --engine {chosen.engine} has none", advice="--engine venv")
         return chosen
+
+    def _missing_kernels(self, chosen: ChosenEngine) -> list[PreflightFinding]:
+        """Return what it costs that the image or the environment lacks compiled kernels."""
+        survey, manifest = chosen.survey, self.request.manifest
+        if self.request.on_cpu:
+            return []
+        if chosen.locked is not None:
+            advice = "give their wheels, compiled for the image's Python: --wheelhouse DIR"
+            return cost_findings(manifest, survey, chosen.locked.without, advice)
+        if chosen.image is None:
+            return []
+        missing = missing_in_image(chosen.image.facts.labels, capabilities_of(survey))
+        return cost_findings(manifest, survey, missing, "add a kernel layer: bench image add IMAGE LAYER")
 
     def _stop_at(self, findings: list[PreflightFinding]) -> None:
         """Report findings; EnvironmentCannot for the first that stops the run, unless the request goes on."""
@@ -465,6 +486,17 @@ class NodePush:
         self._update(engine_reason=why, expected_seconds=expected.seconds, to_send_bytes=to_send)
         reason = f" ({why})" if why else ""
         self._enter("preflight", f"{chosen.engine}{reason}: {expected.sentence}")
+        if waits := self._who_waits(chosen):
+            self._enter("preflight", waits)
+
+    def _who_waits(self, chosen: ChosenEngine) -> str | None:
+        """Say which models wait for the kernel layer of an image that is sent to the node."""
+        image = chosen.image
+        kernels = [*code_of_kernels(image.facts.labels)] if image else []
+        if image is None or not kernels or not self._bytes_to_send(chosen, image):
+            return None
+        layer_bytes = self.shared.store.packed_bytes(image, len(image.facts.layers) - 1)
+        return who_waits(self.request.manifest, chosen.survey, kernels, layer_bytes, self._line_rate)
 
     def _forecast(self, chosen: ChosenEngine) -> Forecast | None:
         """Return what it takes; None if nothing is known of it: --pull, or a Python that is there."""

@@ -26,6 +26,7 @@ from tests.e2e.images import ROOT, Images
 from tests.e2e.pushing import MOODY, TINY
 from tests.e2e.services import SYSTEM, docker_engine, podman_store
 from tests.images.made_up_images import make_image
+from tests.images.stand_in_kernels import SITE, compiled_wheel, make_plain
 
 pytestmark = pytest.mark.e2e
 
@@ -112,6 +113,31 @@ def test_identity_is_the_same_after_save_and_load(machine: Machine, tmp_path: Pa
     subprocess.run(remove, **machine.how(), check=True, stdout=subprocess.DEVNULL)
     machine.bench("image", "load", saved, "--engine", engine)
     assert identity(machine, "bench:test", "--engine", engine) == expected
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_image_with_a_kernel_layer_is_one_image_in_an_engine(
+    machine: Machine, tmp_path: Path, engine: str
+) -> None:
+    plain, layer, both = make_plain(tmp_path), tmp_path / "kernels.tar", tmp_path / "both.tar"
+    wheels = compiled_wheel(tmp_path / "wheels", "mamba-ssm", "9.0").parent
+    machine.bench(
+        "image", "kernels", "cuda13", "--source", ROOT, "--wheels", wheels, "-o", layer, "--cache", tmp_path
+    )
+    machine.bench("image", "add", plain, layer, "-o", both)
+    for archive in (plain, both):
+        machine.bench("image", "load", archive, "--engine", engine)
+    assert identity(machine, "bench:cuda13-kernels", "--engine", engine) == identity(machine, both)
+    assert identity(machine, "bench:test", "--engine", engine) == identity(machine, plain)
+
+    def run(*words: str) -> str:
+        done = subprocess.run([engine, *words], **machine.how(), check=True, capture_output=True, text=True)
+        return done.stdout.strip()
+
+    container = run("create", "bench:cuda13-kernels", "nothing")
+    run("cp", f"{container}:/{SITE}", str(tmp_path / "site"))
+    run("rm", container)
+    assert {path.name for path in (tmp_path / "site").iterdir()} >= {"mamba_ssm", "torch"}
 
 
 PROBE = """

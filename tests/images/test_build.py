@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -10,55 +9,33 @@ from pathlib import Path
 import pytest
 
 import bench
-from bench.base.errors import BadInput, EnvironmentCannot
+from bench.base.kernel_list import MODULES
 from bench.images.build_image import BuildInputs, described, labels
-from bench.images.variants import find_variant
+from bench.images.locks import read_pins
+from bench.images.variants import find_variant, images
 
 ROOT = Path(bench.__file__).parent.parent
-HASH = "0" * 64
 
 
 @pytest.fixture
 def recipe(tmp_path: Path) -> BuildInputs:
-    """Inputs of the CUDA image, whose kernels are not compiled yet."""
+    """Inputs of the CUDA image."""
     (tmp_path / "docker").mkdir()
     shutil.copy(ROOT / "requirements.lock", tmp_path)
     shutil.copy(ROOT / "docker/debian.lock", tmp_path / "docker")
     return BuildInputs(tmp_path, find_variant("cuda13"), tmp_path / "cache")
 
 
-def built(recipe: BuildInputs, *names: str) -> None:
-    versions = {
-        "flash-attn": "2.8.3.post2",
-        "mamba-ssm": "2.3.2.post1",
-        "causal-conv1d": "1.7.0",
-        "deepspeed": "0.19.8",
-    }
-    recipe.built.write_text("".join(f"{n}=={versions[n]} --hash=sha256:{HASH}\n" for n in names))
+def test_an_image_is_whole_without_the_kernels_that_have_to_be_compiled(recipe: BuildInputs) -> None:
+    assert not recipe.built.exists()
+    assert recipe.pins().keys() == read_pins(recipe.lock).keys() - set(recipe.variant.kernels)
+    assert recipe.pins()["torch"].version == "2.11.0"
+    assert labels(recipe)["bench.without"] == "causal-conv1d deepspeed flash-attn mamba-ssm"
 
 
-def test_an_image_is_made_of_the_wheels_that_were_compiled(recipe: BuildInputs) -> None:
-    built(recipe, "flash-attn", "mamba-ssm", "causal-conv1d", "deepspeed")
-    pins = recipe.pins()
-    assert {pins[name].sha256 for name in recipe.variant.kernels} == {frozenset({HASH})}
-    assert pins["torch"].version == "2.11.0"
-    assert HASH not in pins["torch"].sha256
-
-
-def test_a_kernel_that_is_not_compiled_is_named_with_what_to_do(recipe: BuildInputs) -> None:
-    built(recipe, "mamba-ssm")
-    with pytest.raises(EnvironmentCannot, match="no wheel of flash-attn") as caught:
-        recipe.pins()
-    assert caught.value.advice == "bench image kernels cuda13, or --without flash-attn"
-
-
-def test_a_kernel_left_out_is_missing_and_reported(recipe: BuildInputs) -> None:
-    built(recipe, "mamba-ssm", "causal-conv1d", "deepspeed")
-    less = dataclasses.replace(recipe, without=("flash-attn",))
-    assert "flash-attn" not in less.pins()
-    assert labels(less)["bench.without"] == "flash-attn"
-    with pytest.raises(BadInput, match='"torch" cannot be left out'):
-        dataclasses.replace(recipe, without=("torch",)).pins()
+def test_the_kernels_of_a_variant_have_modules_by_which_they_are_found() -> None:
+    named = {name for variant in images().variants for name in variant.kernels}
+    assert named == MODULES.keys()
 
 
 def test_the_image_says_what_it_was_made_of(recipe: BuildInputs) -> None:
@@ -68,7 +45,6 @@ def test_the_image_says_what_it_was_made_of(recipe: BuildInputs) -> None:
         "13.0",
         "580.65.06",
     )
-    assert "bench.without" not in said
     inside = json.loads(described(recipe))
     assert (inside["variant"], inside["lock"], inside["debian"]) == (
         "cuda13",

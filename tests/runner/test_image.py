@@ -14,6 +14,9 @@ from bench.planning.manifest import parse_manifest
 from bench.records.text import software_line
 from bench.records.trial import Image, NodeFacts
 from bench.runner.machine.own_image import require_image, running_in
+from bench.runner.machine.own_kernels import modules_without_code
+from bench.training.methods import Target, refusal
+from bench.training.models import known_models
 
 DIGEST = "sha256:" + "a" * 64
 DESCRIBED = {"schema": "bench/image/v1", "variant": "cpu", "lock": "sha256:1", "debian": "sha256:2"}
@@ -83,3 +86,21 @@ def test_only_a_run_with_a_known_image_is_called_reproducible() -> None:
     unknown = dataclasses.replace(node, image=dataclasses.replace(IMAGE, config=None))
     assert "not reproducible" in software_line(unknown)[1]
     assert "cannot be rebuilt" in software_line(dataclasses.replace(node, image=None))[1]
+
+
+def test_kernels_without_code_for_a_gpu_count_as_missing(tmp_path: Path) -> None:
+    assert modules_without_code(["9.0"], tmp_path) == ()
+    listed = tmp_path / "usr/share/bench/kernels.json"
+    listed.parent.mkdir(parents=True)
+    wheel = {"name": "mamba-ssm", "version": "1", "file": "m.whl", "sha256": "0", "code": ["8.0", "9.0"]}
+    plain = {"name": "deepspeed", "version": "1", "file": "d.whl", "sha256": "0", "code": []}
+    kernels = {"variant": "cuda13", "python": "3.11", "torch": "2.11.0", "wheels": [wheel, plain]}
+    listed.write_text(json.dumps({"schema": "bench/kernels/v1", **kernels}))
+    assert modules_without_code(["9.0"], tmp_path) == ()
+    assert modules_without_code(["12.0", "9.0"], tmp_path) == ("mamba_ssm", "selective_scan_cuda")
+    target = Target("cuda", 1, 1 << 40, "a GPU", "12.0", lacks=modules_without_code(["12.0"], tmp_path))
+    reason = refusal(("kernels",), known_models()["mamba-2.8b"], target)
+    assert reason is not None and reason.startswith("not installed, or without code for this GPU: mamba_ssm")
+    listed.write_text("{}")
+    with pytest.raises(BadInput, match="is no list of kernels"):
+        modules_without_code(["9.0"], tmp_path)

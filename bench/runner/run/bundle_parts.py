@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from bench.base.kernel_list import KERNEL_LIST, read_kernels, sbom_with
 from bench.base.sbom import PLACE as SBOM
 from bench.base.stamps import utc
 from bench.bundle.statement import Predicate, identity_of
@@ -14,10 +15,18 @@ from bench.runner.run.fit_into_bundle import fitting_logs
 from bench.runner.run.seal import Seal
 
 
-def surroundings(folder: Path) -> dict[str, bytes | Path]:
-    """Return members of a bundle by name: the SBOM, if bench runs in an image, and the logs in `folder`."""
-    sbom: dict[str, bytes | Path] = {"sbom.cdx.json": SBOM.read_bytes()} if SBOM.exists() else {}
-    return sbom | fitting_logs(folder / "logs")
+def surroundings(folder: Path, root: Path = Path("/")) -> dict[str, bytes | Path]:
+    """Return members of a bundle by name: the SBOM, if bench runs in an image, and the logs in `folder`.
+
+    The SBOM has the wheels of the image's kernel layer. `root` is the image's root folder.
+    """
+    listed, kernels = root / SBOM.relative_to("/"), root / KERNEL_LIST
+    if not listed.exists():
+        return {**fitting_logs(folder / "logs")}
+    sbom = listed.read_bytes()
+    if kernels.exists():
+        sbom = sbom_with(sbom, read_kernels(kernels.read_bytes()))
+    return {"sbom.cdx.json": sbom, **fitting_logs(folder / "logs")}
 
 
 def predicate(

@@ -29,6 +29,7 @@ from bench.runner.machine import probe, telemetry
 from bench.runner.machine.exclusive_use import warn_of_others
 from bench.runner.machine.own_environment import require_environment
 from bench.runner.machine.own_image import require_image
+from bench.runner.machine.own_kernels import modules_without_code
 from bench.runner.processes.jobs import LAST, Nodes
 from bench.runner.processes.supervisor import Supervisor
 from bench.runner.run.bundle_parts import predicate, surroundings
@@ -190,7 +191,9 @@ def _plan(
             f"the manifest asks for {manifest.gpus} GPUs, this machine has none",
             advice=f"--device cpu trains in {manifest.gpus} processes on its CPU, to try things out",
         )
-    return node, make_plan(manifest, target_of(node, manifest.gpus, nodes.count if nodes else 1), counted)
+    lacks = modules_without_code(gpu.compute_capability for gpu in node.gpus)
+    target = target_of(node, manifest.gpus, nodes.count if nodes else 1, lacks)
+    return node, make_plan(manifest, target, counted)
 
 
 def _open_run(run: Run) -> None:

@@ -27,10 +27,14 @@ class Target:
     host_bytes: int | None = None  # a node's own memory; None if it is unknown
     nodes: int = 1  # nodes that share these devices equally
     elsewhere: bool = False  # not this machine, so that its installed packages are unknown
+    lacks: tuple[str, ...] = ()  # packages that are not there, or have no code for its GPUs
 
     def has(self, package: str) -> bool:
-        """Whether the target can import the package; another machine is assumed to have the CUDA 13 image."""
-        return self.elsewhere or installed(package)
+        """Whether the target can import the package and use it.
+
+        Another machine is assumed to have the CUDA 13 image with its kernel layer, but for what it lacks.
+        """
+        return package not in self.lacks and (self.elsewhere or installed(package))
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,7 +123,8 @@ class Mamba(FamilyWithFormulas):
         if device == "cpu":
             return "mamba-ssm's kernels run on NVIDIA GPUs alone"
         missing = [package for package in transformers_inside.MAMBA_PACKAGES if not has(package)]
-        return f"not installed: {', '.join(missing)} (mamba-ssm and causal-conv1d)" if missing else None
+        what = "not installed, or without code for this GPU"
+        return f"{what}: {', '.join(missing)} (mamba-ssm and causal-conv1d)" if missing else None
 
     def build(self, model: Model, *, kernels: bool) -> nn.Module:
         from transformers import MambaConfig

@@ -56,6 +56,17 @@ def _source(model_type: str, kind: Literal["modeling", "configuration"]) -> str:
     return "".join(file.read_text(encoding="utf-8") for file in files)
 
 
+@cache
+def calls_package(model_type: str, package: str) -> bool:
+    """Whether the type's modules import a package, or name it as one that replaces their own functions.
+
+    Relies on: `use_kernel_func_from_hub_with_fallback("function", "package")`, by which transformers 5.17
+    takes kernels wherever they can be imported. No issue known. Remove when a model tells its kernels.
+    """
+    named = rf"""["']{package}["']|\b(?:import|from) {package}\b"""
+    return re.search(named, _source(model_type, "modeling")) is not None
+
+
 def why_not_fused(model_type: str) -> str | None:
     """Return why the type cannot use PyTorch's fused attention; None if it can or its code is unknown."""
     code = _source(model_type, "modeling")

@@ -1,0 +1,170 @@
+"""What it costs to lack compiled kernels: the settings that a plan loses, and how much slower others are.
+
+Pure; measured figures are shipped data. Nothing here knows which kernel a model uses: each method is asked
+whether it can train the model on the target with and without the kernel's packages.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Literal
+
+from bench.base.kernel_list import MODULES, modules_of
+from bench.base.shipped_data import read_data
+from bench.base.strict_json import from_json
+from bench.planning.manifest import Manifest
+from bench.planning.plan import Plan, make_plan
+from bench.records.text import figures
+from bench.training.methods import Target, known_methods
+from bench.training.models import Counted, Model
+from bench.training.models.own_module import CODE
+from bench.training.vendor.transformers_source import calls_package
+
+LostMethods = frozenset[tuple[str, frozenset[str]]]  # names of models, each with the methods that it loses
+NONE: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredCost:
+    """What a wheel was worth to a model: a row of kernel_costs.json."""
+
+    wheel: str
+    model: str
+    gpu: str
+    gpus: int
+    times: float  # as long as a step of the fastest setting takes one of the fastest without the wheel
+    fastest: str  # bundle in results/ that has the fastest setting
+    without: str  # and the fastest without the wheel
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredCosts:
+    """The contents of kernel_costs.json, which benchmarks/kernel_costs.py writes from results/."""
+
+    rows: tuple[MeasuredCost, ...]
+    schema: Literal["bench/kernel-costs/v1"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelWithout:
+    """What is left of a model's plan without some wheels."""
+
+    model: str
+    settings_left: int
+    falls_back_to: str | None  # the first setting left; None: none, or the same as with the wheels
+    measured: MeasuredCost | None  # None also where the plan falls back to another setting than was measured
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCost:
+    """What models lose without any one of some wheels."""
+
+    wheels: tuple[str, ...]
+    methods: tuple[str, ...]  # that no setting can have any more
+    models: tuple[ModelWithout, ...]
+    # Models whose code, their own or that of transformers, calls a package of these wheels.
+    callers: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        by_effect: dict[str, list[str]] = {}
+        for each in self.models:
+            by_effect.setdefault(_effect(each), []).append(each.model)
+        effects = [f"{effect} ({', '.join(names)})" for effect, names in by_effect.items()]
+        if self.callers:
+            effects.append(f"called by code of {', '.join(self.callers)}, how much slower was never measured")
+        methods = f", for the method{'s' if len(self.methods) > 1 else ''} {', '.join(self.methods)}"
+        return f"without {' or '.join(self.wheels)}{methods if self.methods else ''}: {'; '.join(effects)}"
+
+
+def _effect(without: ModelWithout) -> str:
+    """Say what the lack costs a model, from measured steps if there are any."""
+    if not without.settings_left:
+        return "no setting is left that fits"
+    if without.falls_back_to:
+        return f"falls back to {without.falls_back_to}, how much slower was never measured"
+    if (row := without.measured) is None:
+        return "how much slower was never measured"
+    slower = f"a step takes {figures(row.times, 4)} times as long" if row.times > 1 else "no slower"
+    return f"{slower}, as measured on {row.gpus} x {row.gpu}"
+
+
+@cache
+def measured_costs() -> tuple[MeasuredCost, ...]:
+    return from_json(MeasuredCosts, read_data("kernel_costs.json")).rows
+
+
+def kernel_costs(
+    manifest: Manifest, target: Target, wheels: Sequence[str], counted: Mapping[str, Counted] | None = None
+) -> list[KernelCost]:
+    """Return what the models of a manifest lose on a target without these wheels.
+
+    Wheels of which each costs the same are one entry; those that cost nothing have none.
+    """
+    by_lost: dict[tuple[LostMethods, tuple[str, ...]], list[str]] = {}
+    for wheel in wheels:
+        lost = {each.model.name: lost_methods(each.model, target, [wheel]) for each in manifest.requests}
+        callers = (each.model for each in manifest.requests if target.device == "cuda")
+        called = tuple(model.name for model in callers if not lost[model.name] and calls(model, wheel))
+        effect = frozenset((name, methods) for name, methods in lost.items() if methods), called
+        by_lost.setdefault(effect, []).append(wheel)
+    by_lost.pop((frozenset(), ()), None)
+    whole = make_plan(manifest, _with(target), counted) if by_lost else None
+    costs = []
+    for (lost_of_models, called), alike in by_lost.items():
+        assert whole is not None  # something is lost
+        without = make_plan(manifest, replace(_with(target), lacks=modules_of(alike)), counted)
+        models = tuple(_models_without(tuple(alike), dict(lost_of_models), whole, without))
+        methods = {method for _, lost_of_model in lost_of_models for method in lost_of_model}
+        ordered = tuple(method for method in known_methods() if method in methods)
+        costs += [KernelCost(tuple(alike), ordered, models, called)] if models or called else []
+    return costs
+
+
+def _models_without(
+    wheels: tuple[str, ...], lost: Mapping[str, frozenset[str]], whole: Plan, without: Plan
+) -> Iterator[ModelWithout]:
+    """Yield what is left of each model of which the whole plan has a setting with a method that it loses."""
+    losers = (cell.model.name for cell in whole.cells if lost.get(cell.model.name, NONE) & set(cell.setting))
+    for name in dict.fromkeys(losers):
+        before = [cell.label for cell in whole.cells if cell.model.name == name]
+        left = [cell.label for cell in without.cells if cell.model.name == name]
+        falls_back_to = left[0] if left and left[0] != before[0] else None
+        measured = None if falls_back_to or not left else _measured(wheels, name, whole.target.gpus)
+        yield ModelWithout(name, len(left), falls_back_to, measured)
+
+
+def lost_methods(model: Model, target: Target, wheels: Iterable[str]) -> frozenset[str]:
+    """Return the methods that can train a model on a target with these wheels, and cannot without them."""
+    there = _with(target)
+    without = replace(there, lacks=modules_of(wheels))
+    return frozenset(
+        name
+        for name, method in known_methods().items()
+        if method.why_not(model, there) is None and method.why_not(model, without) is not None
+    )
+
+
+def calls(model: Model, wheel: str) -> bool:
+    """Whether a model's own code, or that of transformers, calls a wheel's package.
+
+    Of transformers' code, nothing is known where it is not installed.
+    """
+    own = "\n".join(model.architecture.get(CODE, ()))
+    imported = (re.search(rf"\b(?:import|from) {package}\b", own) for package in MODULES[wheel])
+    model_type = model.architecture.get("model_type", model.family)
+    return any(imported) or any(calls_package(model_type, package) for package in MODULES[wheel])
+
+
+def _with(target: Target) -> Target:
+    """Return the target as a machine that has all kernels."""
+    return replace(target, elsewhere=True, lacks=())
+
+
+def _measured(wheels: tuple[str, ...], model: str, gpus: int) -> MeasuredCost | None:
+    """Return what the wheels were measured to be worth to a model on as many GPUs."""
+    rows = (row for row in measured_costs() if (row.model, row.gpus) == (model, gpus) and row.wheel in wheels)
+    return max(rows, key=lambda row: row.times, default=None)
