@@ -107,6 +107,11 @@ def add_json(parser: Options, content: str) -> None:
     parser.add_argument("--json", dest="as_json", **FLAG, help=f"print {content} as JSON on stdout")
 
 
+def add_columns(parser: Options) -> None:
+    words = "columns of the tables, separated by commas, or all (default: those that fit the terminal)"
+    parser.add_argument("--columns", type=names, metavar="NAME,...", help=words)
+
+
 def add_budget(parser: Options) -> None:
     words = "start no trial after this time: 90s, 60m, 2h"
     parser.add_argument("--budget", dest="budget_seconds", **TIME, help=words)
@@ -133,6 +138,11 @@ def refuse_public_meeting(option: str, meet: str, *, allowed: bool) -> None:
     if address.is_global and not allowed:
         found = f"{option} {meet} is a public address: anyone reaches the nodes there"
         raise BadInput(found, advice="use a private network or a tunnel (docs/nodes.md); or --meet-in-public")
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Split names at commas."""
+    return tuple(filter(None, map(str.strip, text.split(","))))
 
 
 def positive(text: str) -> float:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal
 from bench.base.errors import BadInput, nearest
 from bench.base.files import write_whole
 from bench.base.strict_json import pretty_json, to_json
+from bench.base.terminal import wrapped
 from bench.cli.measuring import MeasureArguments, make_sealer
 from bench.node_check import check_manifest
 from bench.node_check.all_checks import known_checks
@@ -272,6 +273,6 @@ def _refuse_missing_history(places: tuple[Path, ...]) -> None:
 
 def _list_checks() -> int:
     width = max(map(len, known_checks()))
-    for name, check in known_checks().items():
-        print(f"{name:<{width}}  {check.question}")
+    lines = [f"{name:<{width}}  {check.question}" for name, check in known_checks().items()]
+    print(wrapped(lines, " " * (width + 2)))
     return 0

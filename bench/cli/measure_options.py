@@ -38,6 +38,7 @@ def _add_run(commands: Commands) -> None:
     add("--resume", **FLAG, help=resume)
     moved = "continue a run that another machine of the same kind started; the bundle states it"
     add("--moved", **FLAG, help=f"with --challenge --resume: {moved}")
+    arguments.add_columns(run)
     add_json(run, "the results")
     add("--device", **DEVICE, help="cpu: use no GPU (default: auto)")
     add("--nodes", type=int, default=1, metavar="N", help="how many nodes train together (default: 1)")
@@ -58,6 +59,7 @@ def _add_plan(commands: Commands) -> None:
     add("--gpu", metavar="NAME", help="plan for this kind of GPU: h100, 'a100 80gb', 3090")
     listing = "list the models that a manifest can name, or those with these words; then exit"
     add("--list-models", nargs="*", metavar="WORD", help=listing)
+    add("--all", dest="every", **FLAG, help="show every setting, and why others are skipped")
     add_json(plan, "the plan")
 
 

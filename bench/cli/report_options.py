@@ -51,6 +51,7 @@ def _add_compare(commands: Commands) -> None:
     machine = "extrapolate to a machine that was not measured, such as 8xh100; repeatable"
     add("--estimate", **REPEATABLE, metavar="NxGPU", help=machine)
     add("--settings", **FLAG, help="also show every setting that each bundle tried")
+    arguments.add_columns(compare)
     add("--format", choices=("table", "json", "csv", "markdown"), help="default: table")
     add("--json", dest="as_json", **FLAG, help="equivalent to --format json")
     add("--html", **FILE, help="write a report as one file that needs no network")

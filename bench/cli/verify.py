@@ -10,6 +10,7 @@ from pathlib import Path
 
 from bench.base.errors import BenchError, one_line
 from bench.base.strict_json import pretty_json
+from bench.base.terminal import wrapped
 from bench.bundle.verdict import RunContents
 from bench.node_check.recompute_any import AnyVerdict
 from bench.records.fastest import fastest, wrong_settings
@@ -37,7 +38,7 @@ def verify(request: VerifyArguments) -> int:
         if isinstance(verdict, BenchError):
             print(verdict, file=sys.stderr)
         elif not request.as_json:
-            print(*map(one_line, [f"{path}", *verdict.to_lines(), *_about(verdict)]), sep="\n")
+            print(wrapped(map(one_line, [f"{path}", *verdict.to_lines(), *_about(verdict)]), " " * 11))
     refused = [verdict for _, verdict in checked if isinstance(verdict, BenchError)]
     if len(checked) > 1 and not request.as_json:
         alert = f", {len(refused)} REFUSED" if refused else ""

@@ -94,6 +94,21 @@ def seconds_text(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h"
 
 
+def failure_word(failure: Failure) -> str:
+    """Say in two words how a trial failed."""
+    match failure:
+        case OutOfMemory(where="host"):
+            return "out of host memory"
+        case OutOfMemory():
+            return "out of memory"
+        case Unsupported():
+            return "unsupported"
+        case TimedOut():
+            return "timed out"
+        case Crashed():
+            return "crashed"
+
+
 def failure_text(failure: Failure) -> str:
     """Say in one line why a trial failed."""
     return one_line(_failure_text(failure))

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from bench.base.terminal import Column
 from bench.bundle.verdict import level_text
 from bench.records.text import (
     batch_text,
@@ -37,9 +38,17 @@ HEADERS: Mapping[str, str] = {
     "note": "",
 }
 TEXT_COLUMNS = frozenset({"machine", "setting", "level", "run", "note"})
+FIXED_COLUMNS = frozenset({"rank", "machine", "note"})  # shown whatever columns are chosen
 IN_TIME = {"yes": "meets the deadline", "perhaps": "may miss the deadline", "no": "misses the deadline"}
-OFFER_ALIGN = ("left", "left", "right", "right", "right", "left")
-OFFER_HEADERS = ("", "machine", "days", "price", "a run", "")
+COLUMN_NAMES = tuple(name for name in HEADERS if name not in FIXED_COLUMNS)
+OFFER_COLUMNS = (
+    Column("kind", "", fixed=True),
+    Column("machine", "machine", fixed=True),
+    Column("days", "days", right=True),
+    Column("price", "price", right=True),
+    Column("cost", "a run", right=True),
+    Column("note", "", fixed=True),
+)
 
 
 def machine_names(part: ModelPart) -> list[str]:
