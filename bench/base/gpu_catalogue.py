@@ -74,6 +74,22 @@ def find_gpu_model(name: str, described: Sequence[GpuModel] = ()) -> GpuModel | 
     return exact or (next(close, None) if typed else None)
 
 
+@cache
+def typed_names() -> dict[str, str]:
+    """Return what people type for each model that bench knows, and the driver's name of the model."""
+    names = {}
+    for gpu in gpu_models():
+        short = re.sub(r"(?i)\b(nvidia|amd|geforce|instinct|generation)\b", "", gpu.name)
+        words = re.sub(r"[^a-z0-9]+", " ", short.lower()).split()
+        # The shortest beginning that finds this model and no other before it.
+        for length in range(1, len(words) + 1):
+            typed = "-".join(words[:length])
+            if re.search(r"\d", typed) and find_gpu_model(typed) == gpu and typed not in names:
+                names[typed] = gpu.name
+                break
+    return names
+
+
 def near_gpus(name: str) -> str:
     """Name the GPU models whose names are nearest to a typed one, for people."""
     short = {

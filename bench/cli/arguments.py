@@ -11,13 +11,14 @@ import gc
 import math
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, Protocol
 
-from bench.base.errors import BadInput
+from bench.base.errors import BadInput, nearest
 from bench.base.operating_system import require_linux
+from bench.cli.examples import with_examples
 
 ELSEWHERE = "bench push MANIFEST HOST measures another machine from here"
 
@@ -29,16 +30,61 @@ class Parser(argparse.ArgumentParser):
     `bench push m.json --budget 60m gpu1`.
     """
 
-    def __init__(self, prog: str | None = None, *, mixed: bool = False, **options: Any) -> None:
-        formatter = argparse.RawDescriptionHelpFormatter if options.get("epilog") else argparse.HelpFormatter
-        super().__init__(prog, formatter_class=formatter, allow_abbrev=False, **options)
+    def __init__(self, prog: str, *, mixed: bool = False, epilog: str | None = None, **options: Any) -> None:
+        epilog = with_examples(prog, epilog)
+        formatter = argparse.RawDescriptionHelpFormatter if epilog else argparse.HelpFormatter
+        super().__init__(prog, formatter_class=formatter, allow_abbrev=False, epilog=epilog, **options)
         self._mixed = mixed
 
     def error(self, message: str) -> NoReturn:
         self.print_usage(sys.stderr)
         raise BadInput(message, where=self.prog)
 
-    def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
+    @property
+    def commands(self) -> dict[str, Parser]:
+        """The parsers below this one, by name; none below a command."""
+        found = (action.choices for action in self._actions if isinstance(action.choices, dict))
+        return next(found, {})
+
+    def command(self, name: str) -> Parser:
+        """Return the parser of a command below this one; BadInput with the nearest name if there is none."""
+        if name not in self.commands:
+            advice = f"{nearest(name, self.commands)}; bench help lists every command"
+            raise BadInput(f"{name}: no such command", where=self.prog, advice=advice)
+        return self.commands[name]
+
+    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        """Parse the words of a command line; the command that was given an unknown option refuses it."""
+        found, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            refusing = self
+            for word in args or ():
+                refusing = refusing.commands.get(word, refusing)
+            refusing._refuse(unknown)
+        return found
+
+    def _refuse(self, unknown: Sequence[str]) -> NoReturn:
+        option = next((word.partition("=")[0] for word in unknown if word.startswith("-")), None)
+        if option is None:
+            self.error(f"too many arguments: {' '.join(unknown)}")
+        known = [name for action in self._actions for name in action.option_strings if name.startswith("--")]
+        self._not_among(f"{option}: no such option", option, known)
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Refuse a value that is no choice, with the nearest one."""
+        if action.choices is None or value in action.choices:
+            return
+        if isinstance(action.choices, dict):
+            self.command(value)
+        name = "/".join(action.option_strings) or action.metavar or action.dest
+        self._not_among(f"{name} {value}: not a choice", value, action.choices)
+
+    def _not_among(self, found: str, name: str, known: Iterable[str]) -> NoReturn:
+        raise BadInput(
+            found, where=self.prog, advice=f"{nearest(name, known)}; {self.prog} --help shows more"
+        )
+
+    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         if not self._mixed:
             return super().parse_known_args(args, namespace)
         self._mixed = False  # parse_known_intermixed_args() calls this method again
@@ -46,6 +92,16 @@ class Parser(argparse.ArgumentParser):
             return self.parse_known_intermixed_args(args, namespace)
         finally:
             self._mixed = True
+
+
+class ShowHelp(NamedTuple):
+    """What a parser without a command calls: it shows the help, and the exit code is that of bad input."""
+
+    parser: Parser
+
+    def __call__(self, _: argparse.Namespace) -> int:
+        self.parser.print_help()
+        return BadInput.exit_code
 
 
 class Commands(Protocol):

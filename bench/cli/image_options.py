@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from bench.base.names import CONTAINER_ENGINES, ENGINES_WITH_STORE
-from bench.cli.arguments import DIR, FILE, REPEATABLE, Commands, add_command, add_json
+from bench.cli.arguments import DIR, FILE, REPEATABLE, Commands, ShowHelp, add_command, add_json
 
 
 def add_image(commands: Commands) -> None:
@@ -16,7 +16,8 @@ def add_image(commands: Commands) -> None:
         help="build, identify, save, load, attest and scan the container images",
         description="Build, identify, save, load, attest and scan the container images that bench runs in.",
     )
-    verbs = image.add_subparsers(title="commands", required=True, metavar="COMMAND", prog="bench image")
+    image.set_defaults(call=ShowHelp(image))
+    verbs = image.add_subparsers(title="commands", metavar="COMMAND", prog="bench image")
     _add_makers(verbs)
     _add_carriers(verbs)
     _add_witnesses(verbs)

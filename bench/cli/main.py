@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import os
 import sys
+from argparse import REMAINDER
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cache
 from itertools import pairwise
 
 from bench import __version__
 from bench.base.errors import DEFECT, BenchError, EnvironmentCannot, Incomplete
 from bench.base.strict_json import pretty_json
 from bench.cli import stdio
-from bench.cli.arguments import Parser
+from bench.cli.arguments import Parser, ShowHelp, add_command
 from bench.cli.image_options import add_image
 from bench.cli.measure_options import add_measuring
 from bench.cli.operator_options import add_keys, add_operator
@@ -86,6 +88,7 @@ def _defect(error: Exception) -> BenchError:
     return EnvironmentCannot(f"{type(error).__name__}: {error}", advice=DEFECT)
 
 
+@cache
 def parser() -> Parser:
     """Return the parser of all commands; the namespace that it returns has the command to call as `call`."""
     bench = Parser(
@@ -93,9 +96,10 @@ def parser() -> Parser:
         description="How long would it take to pre-train this model on this machine?",
         epilog=EXIT_CODES,
     )
-    bench.add_argument("--version", action="version", version=f"bench {__version__}")
+    bench.add_argument("-V", "--version", action="version", version=f"bench {__version__}")
+    bench.set_defaults(call=ShowHelp(bench))
     # With `prog` given, argparse does not format the usage at every start, which would import shutil.
-    commands = bench.add_subparsers(title="commands", required=True, metavar="COMMAND", prog="bench")
+    commands = bench.add_subparsers(title="commands", metavar="COMMAND", prog="bench")
     add_measuring(commands)
     add_reports(commands)
     add_push(commands)
@@ -103,4 +107,11 @@ def parser() -> Parser:
     add_operator(commands)
     add_keys(commands)
     add_image(commands)
+    shown = add_command(commands, "help", "show the help of a command", "help.show_help")
+    shown.add_argument("words", nargs="*", metavar="COMMAND", help="its name (default: list all commands)")
+    words = "print a script that completes bench's commands, options and names in a shell"
+    script = add_command(commands, "completion", words, "completion.completion")
+    script.add_argument("shell", nargs="?", choices=("bash", "zsh", "fish"))
+    typed = "print what may follow these words, as the scripts ask"
+    script.add_argument("--of", dest="typed", nargs=REMAINDER, metavar="WORD", help=typed)
     return bench

@@ -284,7 +284,7 @@ def test_a_bundle_of_a_newer_version_is_named(tmp_path: Path, capsys: Any) -> No
         (["--deadline=-1"], "is not more than 0"),
         (["--utilisation", "101"], "is more than 100%"),
         (["--runs", "0"], "is not a whole number"),
-        (["--format", "pdf"], "invalid choice"),
+        (["--format", "pdf"], "--format pdf: not a choice"),
     ],
 )
 def test_wrong_arguments_are_refused(arguments: list[str], why: str, capsys: Any) -> None:
