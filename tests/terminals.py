@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import sys
 import termios
 import traceback
@@ -27,7 +28,8 @@ class Shown:
 
     @property
     def lines(self) -> list[str]:
-        return self.text.splitlines()
+        """The lines as they are seen: without the codes of colours."""
+        return re.sub(r"\x1b\[\d*m", "", self.text).splitlines()
 
     @property
     def widest(self) -> int:
@@ -67,7 +69,10 @@ def _become(command: Sequence[str] | Callable[[], int], columns: int, environmen
         for name in FREE_OF:
             os.environ.pop(name, None)
         os.environ |= {"TERM": "xterm-256color", **environment}
-        sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115
+        spelled = os.environ.pop("SPELLED_IN", "utf-8")  # the encoding of the terminal's locale
+        sys.stdin = open(0, encoding=spelled)  # noqa: SIM115
+        sys.stdout = open(1, "w", encoding=spelled)  # noqa: SIM115
+        sys.stderr = open(2, "w", encoding=spelled)  # noqa: SIM115
         code = command() if callable(command) else main(command)
         sys.stdout.flush()
     except SystemExit as end:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import textwrap
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
 from typing import NamedTuple
+
+from bench.base.encoding import spelled
 
 LEAST_COLUMNS = 20  # of the terminal; in a narrower one, lines are wrapped to this width
 LONGEST_WORD = 16  # columns; a longer one may be broken where a terminal has no room for it
@@ -72,9 +75,14 @@ def columns() -> int | None:
     return shutil.get_terminal_size((0, 0)).columns or None
 
 
+def _spelled(text: str) -> str:
+    return spelled(text, getattr(sys.stdout, "encoding", None))
+
+
 def wrapped(lines: Iterable[str], indent: str, otherwise: int | None = None) -> str:
     """Wrap the lines to the terminal, or to `otherwise` without one; continuations begin with `indent`."""
     room = columns() or otherwise
+    lines = map(_spelled, lines)
     if room is None:
         return "\n".join(lines)
     fill = partial(textwrap.fill, break_long_words=False, break_on_hyphens=False)
@@ -99,6 +107,7 @@ def alike(
     `room` is that of the terminal unless it is given.
     """
     room = columns() if room is None else room
+    tables = [Table(one.columns, [[_spelled(text) for text in row] for row in one.rows]) for one in tables]
     if chosen is not None:
         names = _chosen(tables, chosen)
         tables = [one.only(names) for one in tables]

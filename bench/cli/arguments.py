@@ -98,6 +98,7 @@ class ShowHelp(NamedTuple):
     """What a parser without a command calls: it shows the help, and the exit code is that of bad input."""
 
     parser: Parser
+    paged: bool = True
 
     def __call__(self, _: argparse.Namespace) -> int:
         self.parser.print_help()
@@ -128,6 +129,7 @@ class Command(NamedTuple):
     module: str
     function: str
     measures: bool = False  # this machine: on another system than Linux, the module is not even imported
+    paged: bool = False  # what it prints may be long, and is printed at once
 
     def load(self) -> tuple[Callable[[Any], int], Callable[..., Any]]:
         """Import the module; return the function and the class of its request."""
@@ -146,7 +148,14 @@ class Command(NamedTuple):
 
 
 def add_command(
-    commands: Commands, name: str, summary: str, command: str, *, measures: bool = False, **options: Any
+    commands: Commands,
+    name: str,
+    summary: str,
+    command: str,
+    *,
+    measures: bool = False,
+    paged: bool = False,
+    **options: Any,
 ) -> Parser:
     """Add and return a parser that calls `command`, MODULE.FUNCTION; `options` are those of `Parser`.
 
@@ -155,7 +164,7 @@ def add_command(
     sentence = f"{summary[0].upper()}{summary[1:]}."
     parser = commands.add_parser(name, help=summary, description=sentence, **options)
     module, function = command.split(".")
-    parser.set_defaults(call=Command(module, function, measures))
+    parser.set_defaults(call=Command(module, function, measures, paged))
     return parser
 
 

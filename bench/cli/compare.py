@@ -17,6 +17,7 @@ from bench.base.strict_json import pretty_json, to_json
 from bench.bundle.verdict import RunContents, Verdict
 from bench.cli.combinations import chosen_columns, refuse_two_formats, refuse_without_plots
 from bench.cli.machines import machine_named
+from bench.cli.stdio import show
 from bench.node_check.check_results import CheckContents
 from bench.node_check.fleet import Fleet, FleetMember, compare_fleet, fleet_member
 from bench.node_check.judging.finding import EXITS
@@ -93,11 +94,14 @@ def _show_runs(comparison: Comparison, output: str, request: CompareArguments) -
 
     columns = request.shown_columns
     text = table(comparison, columns) if output == "table" else FORMATS[output](comparison)
-    sys.stdout.write(printable(text.rstrip("\n")) + "\n")
+    if output == "table":
+        show(printable(text.rstrip("\n")))
+    else:
+        sys.stdout.write(printable(text.rstrip("\n")) + "\n")
     if output == "markdown" and request.settings:
         print(f"\n{printable(markdown_code(_settings(comparison, request)))}")
     elif output == "table" and (request.settings or len(request.bundles) == comparison.bundles == 1):
-        print(f"\n{printable(_settings(comparison, request))}")
+        show(f"\n{printable(_settings(comparison, request))}")
     if request.html is not None:
         from bench.report.pages.html import write_html
 
@@ -183,7 +187,7 @@ def _show_fleet(fleet: Fleet, request: CompareArguments) -> int:
         case "markdown":
             print(printable(fleet_page.as_markdown(fleet)))
         case _:
-            print(printable(fleet_page.table(fleet)))
+            show(printable(fleet_page.table(fleet)))
     if request.html is not None:
         fleet_page.write_fleet_html(request.html, fleet)
         print(f"report {request.html}", file=sys.stderr)

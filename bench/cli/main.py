@@ -49,7 +49,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _call(words: Sequence[str], stdout: stdio.Stdout) -> int:
     try:
+        stdout.paged = True  # --help is printed while words are parsed
         arguments = parser().parse_args(words)
+        stdout.paged = arguments.call.paged
         code: int = arguments.call(arguments)
         stdout.flush()
         return code
@@ -107,7 +109,7 @@ def parser() -> Parser:
     add_operator(commands)
     add_keys(commands)
     add_image(commands)
-    shown = add_command(commands, "help", "show the help of a command", "help.show_help")
+    shown = add_command(commands, "help", "show the help of a command", "help.show_help", paged=True)
     shown.add_argument("words", nargs="*", metavar="COMMAND", help="its name (default: list all commands)")
     words = "print a script that completes bench's commands, options and names in a shell"
     script = add_command(commands, "completion", words, "completion.completion")

@@ -52,7 +52,9 @@ def _add_run(commands: Commands) -> None:
 
 
 def _add_plan(commands: Commands) -> None:
-    plan = add_command(commands, "plan", "show what would run, and what is skipped and why", "plan.plan")
+    plan = add_command(
+        commands, "plan", "show what would run, and what is skipped and why", "plan.plan", paged=True
+    )
     add = plan.add_argument
     add("manifest", type=Path, metavar="MANIFEST", nargs="?")
     add("--gpus", type=int, metavar="N", help="plan for N GPUs (default: those of this machine)")

@@ -11,6 +11,7 @@ from bench.base.errors import BadInput, printable
 from bench.base.gpu_catalogue import find_gpu_model, gpu_named, near_gpus
 from bench.base.strict_json import pretty_json, to_json
 from bench.cli.model_list import print_models
+from bench.cli.stdio import show
 from bench.cli.this_machine import probed
 from bench.planning.manifest import Manifest, load_manifest
 from bench.planning.plan import Plan, make_plan, target_of
@@ -51,7 +52,7 @@ def plan(request: PlanArguments) -> int:
     if request.as_json:
         sys.stdout.write(pretty_json(_plan_json(made, remarks, predicted)).decode())
     else:
-        print(printable(plan_text(made, remarks, predicted, every=request.every)))
+        show(printable(plan_text(made, remarks, predicted, every=request.every)))
     return 0
 
 

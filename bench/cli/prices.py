@@ -13,6 +13,7 @@ from bench.base.files import read_bounded, write_whole
 from bench.base.gpu_catalogue import find_gpu_model, gpu_models, near_gpus
 from bench.base.strict_json import pretty_json, to_json
 from bench.base.terminal import Table, Wrapped, columns, plain_columns, table, wrapped
+from bench.cli.stdio import show
 from bench.records.text import count_text, figures
 from bench.report.compare.price_file import load_prices, parse_prices
 from bench.report.compare.price_lists import rents_in
@@ -50,7 +51,7 @@ def prices(request: PricesArguments) -> int:
     if request.as_json:
         sys.stdout.write(pretty_json(to_json(chosen)).decode())
     else:
-        print("\n\n".join(_text(chosen, wanted, old_before)))
+        show("\n\n".join(_text(chosen, wanted, old_before)))
     return int(old_before is not None and bool(_quotes(chosen)))
 
 

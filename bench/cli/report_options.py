@@ -26,7 +26,7 @@ def add_reports(commands: Commands) -> None:
 
 def _add_verify(commands: Commands) -> None:
     summary = "verify that bundles are what they claim to be"
-    verify = add_command(commands, "verify", summary, "verify.verify", mixed=True)
+    verify = add_command(commands, "verify", summary, "verify.verify", paged=True, mixed=True)
     verify.add_argument("bundles", type=Path, metavar="BUNDLE", nargs="+", help="files, folders, patterns")
     _add_lists(verify)
     add_json(verify, "the verdicts")
@@ -34,7 +34,7 @@ def _add_verify(commands: Commands) -> None:
 
 def _add_compare(commands: Commands) -> None:
     summary = "rank machines by time and cost, from bundles"
-    compare = add_command(commands, "compare", summary, "compare.compare", mixed=True)
+    compare = add_command(commands, "compare", summary, "compare.compare", paged=True, mixed=True)
     add = compare.add_argument
     add("bundles", type=Path, metavar="BUNDLE", nargs="+", help="files, folders, patterns")
     _add_lists(compare)
@@ -94,7 +94,7 @@ def _add_reproduce(commands: Commands) -> None:
 
 def _add_predict(commands: Commands) -> None:
     summary = "predict days and cost on machines that are not here, without a GPU"
-    predict = add_command(commands, "predict", summary, "predict.predict")
+    predict = add_command(commands, "predict", summary, "predict.predict", paged=True)
     add = predict.add_argument
     add("manifest", type=Path, metavar="MANIFEST")
     machines = "machines, separated by commas: h200,8xh100,64xb200; all: every known card, 1 and 8 of it"
@@ -125,7 +125,7 @@ def _add_predict(commands: Commands) -> None:
 
 def _add_prices(commands: Commands) -> None:
     summary = "show prices to rent and to buy, and read the price lists of others"
-    prices = add_command(commands, "prices", summary, "prices.prices", mixed=True)
+    prices = add_command(commands, "prices", summary, "prices.prices", paged=True, mixed=True)
     add = prices.add_argument
     add("words", nargs="*", metavar="GPU", help="only these GPUs; or: import FILE, to read a price list")
     add("--prices", **FILE, help="your quotes, beside the shipped ones")
@@ -139,7 +139,9 @@ def _add_prices(commands: Commands) -> None:
 
 
 def _add_paper(commands: Commands) -> None:
-    paper = add_command(commands, "paper", "show the paper's claims, and what they imply", "paper.paper")
+    paper = add_command(
+        commands, "paper", "show the paper's claims, and what they imply", "paper.paper", paged=True
+    )
     paper.add_argument("--figures", **DIR, help="draw Figures 7, 12 and 13 as SVG")
     paper.add_argument("--png", **FLAG, help="with --figures: also as PNG")
     add_json(paper, "tables and claims")

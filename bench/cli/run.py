@@ -18,6 +18,7 @@ from bench.base.strict_json import pretty_json, to_json
 from bench.cli.arguments import is_host_and_port, refuse_public_meeting
 from bench.cli.combinations import chosen_columns
 from bench.cli.measuring import MeasureArguments, make_sealer, signed_text
+from bench.cli.stdio import show
 from bench.node_check.recompute_any import AnyVerdict, results_of
 from bench.planning.manifest import Manifest, load_manifest
 from bench.records.fastest import without_figures
@@ -105,7 +106,7 @@ def _lead(manifest: Manifest, nodes: Nodes | None, request: RunArguments) -> int
         )
     except Unpacked as error:
         if not request.as_json:
-            print(results_table(error.results, chosen=request.shown_columns))
+            show(results_table(error.results, chosen=request.shown_columns))
         raise
     _show(finished.results, finished.bundle, finished.slowed, finished.marks, request)
     return _ending(finished, challenged=request.challenge is not None)
@@ -246,7 +247,7 @@ def _show(
         document |= {"slowed": to_json(slowed), "marks": to_json(marks)}
         sys.stdout.write(pretty_json(document).decode())
     else:
-        print(results_table(results, slowed, marks, request.shown_columns))
+        show(results_table(results, slowed, marks, request.shown_columns))
     for model, reason in without_figures(results).items():
         print(printable(f"no figure for {model}: {reason}"), file=sys.stderr)
     for fault in false_gpus(results.node, results.ceilings):
