@@ -248,8 +248,11 @@ def _show(
         sys.stdout.write(pretty_json(document).decode())
     else:
         show(results_table(results, slowed, marks, request.shown_columns))
+    by_reason: dict[str, list[str]] = {}
     for model, reason in without_figures(results).items():
-        print(printable(f"no figure for {model}: {reason}"), file=sys.stderr)
+        by_reason.setdefault(reason, []).append(model)
+    for reason, models in by_reason.items():
+        print(printable(f"no figure for {', '.join(models)}: {reason}"), file=sys.stderr)
     for fault in false_gpus(results.node, results.ceilings):
         print(printable(f"NOT THE GPUS THAT ARE NAMED: {fault}"), file=sys.stderr)
 

@@ -142,6 +142,11 @@ def test_a_run_that_ends_for_any_reason_leaves_a_bundle(
     assert main(["run", str(QUICKSTART), "--device", "cpu"]) == 5
     shown = capsys.readouterr()
     assert re.search(f"INCOMPLETE  .*{said}, 14 of 15 settings undecided", shown.out)
+    undecided = [line for line in shown.out.splitlines() if line.startswith("NOT DECIDED")]
+    (missing,) = [
+        line for line in shown.err.splitlines() if line.startswith("no figure for") and "before" in line
+    ]
+    assert len(undecided) <= 1 and missing.count(",") == 3  # four models, once each
     assert "--resume continues it" in shown.err
     (left,) = Path("out").glob("*.tar")
     assert main(["verify", str(left)]) == 0

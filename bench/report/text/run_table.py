@@ -177,8 +177,8 @@ def _notes(
         yield f"memory capped at {bytes_text(results.memory_cap_bytes)}"
     if (spread := process_spread(results.trials)).trials:
         yield f"twice  {_measured_twice(spread)}"
-    for winner in results.winners:
-        yield from _how_sure(winner, results)
+    yield from _undecided(results.winners)
+    yield from _close(results)
     for skip in results.skipped:
         yield f"skipped  {skip.model}  {skip.label}: {one_line(skip.reason)}"
     if results.run.stopped:
@@ -207,15 +207,23 @@ def _measured_twice(spread: ProcessSpread) -> str:
     return f"{text}: more than usual, so confidence is computed with {100 * spread.spread:.2g}%"
 
 
-def _how_sure(winner: Fastest, results: Results) -> Iterable[str]:
-    """Yield doubts about the fastest setting: others not measured, or nearly as fast."""
-    if winner.undecided:
-        settings = count_text(winner.undecided, "setting")
-        yield f"NOT DECIDED  {winner.model}: {settings} not measured may yet be faster"
-    if winner.confidence is not None and winner.confidence < CERTAIN:
-        label = next(t.label for t in results.trials if t.id == winner.trial)
-        sure = f"with {winner.confidence:.0%} confidence"
-        yield f"close  {winner.model}: {label} is within 1% of the fastest measured {sure}"
+def _undecided(winners: Sequence[Fastest]) -> Iterator[str]:
+    """Yield in one line of which models other settings may yet be the fastest."""
+    open_ = [f"{winner.model} ({winner.undecided:,})" for winner in winners if winner.undecided]
+    if open_:
+        yield f"NOT DECIDED  settings that were not measured may yet be faster: {', '.join(open_)}"
+
+
+def _close(results: Results) -> Iterator[str]:
+    """Yield in one line the fastest settings that are nearly as fast as another."""
+    labels = {trial.id: trial.label for trial in results.trials}
+    doubts = [
+        f"{winner.model}: {labels[winner.trial]} with {winner.confidence:.0%} confidence"
+        for winner in results.winners
+        if winner.trial is not None and winner.confidence is not None and winner.confidence < CERTAIN
+    ]
+    if doubts:
+        yield f"close  within 1% of the fastest measured: {'; '.join(doubts)}"
 
 
 def section(
