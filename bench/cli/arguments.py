@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import gc
 import math
+import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -250,6 +251,26 @@ def percent(text: str) -> float:
 def days(text: str) -> float:
     """Parse 14, 14d or 36h to days."""
     return positive(text[:-1]) / 24 if text.endswith("h") else positive(text.removesuffix("d"))
+
+
+def deadline(text: str) -> float:
+    """Parse 14, 14d, 36h, 2w, or a date such as 2027-01-31, which is its end in UTC, to days from now."""
+    if re.fullmatch(r"\d{4}-\d\d-\d\d", text):
+        return _days_until(text)
+    return 7 * positive(text[:-1]) if text.endswith("w") else days(text)
+
+
+def _days_until(date: str) -> float:
+    from datetime import UTC, datetime, timedelta  # slow to import, and few commands need it
+
+    try:
+        end = datetime.fromisoformat(f"{date}T00:00:00+00:00") + timedelta(days=1)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{date!r} is no date") from None
+    left = (end - datetime.now(UTC)) / timedelta(days=1)
+    if left <= 0:
+        raise argparse.ArgumentTypeError(f"{date} is over")
+    return left
 
 
 def duration(text: str) -> float:

@@ -41,8 +41,8 @@ def _add_compare(commands: Commands) -> None:
     _add_quotes(add)
     dollars = "your budget in US dollars"
     add("--budget-usd", dest="budget", type=arguments.positive, metavar="N", help=dollars)
-    deadline = "the longest time that a run may take: 14, 14d, 36h"
-    add("--deadline", dest="deadline_days", type=arguments.days, metavar="DAYS", help=deadline)
+    deadline = "the longest time that a run may take: 14, 14d, 36h, 2w, or until the end of 2027-01-31"
+    add("--deadline", dest="deadline_days", type=arguments.deadline, metavar="DAYS", help=deadline)
     runs = "how many runs the budget is for (default: 1)"
     add("--runs", type=arguments.count, default=1, metavar="N", help=runs)
     share = "share of its lifetime in which an owned machine trains (default: 100, as in the paper)"
@@ -102,8 +102,8 @@ def _add_predict(commands: Commands) -> None:
     _add_quotes(add)
     dollars = "only machines on which a rented run costs at most this"
     add("--budget-usd", dest="budget", type=arguments.positive, metavar="N", help=dollars)
-    deadline = "only machines that are predicted to end before it: 14, 14d, 36h"
-    add("--deadline", dest="deadline_days", type=arguments.days, metavar="DAYS", help=deadline)
+    deadline = "only machines that are predicted to end before it: 14d, 36h, 2w, 2027-01-31"
+    add("--deadline", dest="deadline_days", type=arguments.deadline, metavar="DAYS", help=deadline)
     spec = "a file that describes a card which bench does not know; may be repeated"
     add("--gpu-spec", dest="specs", action="append", type=Path, default=[], metavar="FILE", help=spec)
     often = "the mean time between interruptions of a machine of up to eight GPUs: 12h, 30d (default: none)"

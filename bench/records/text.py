@@ -62,6 +62,14 @@ def currency_sign(currency: str) -> str:
     return "$" if currency == "USD" else f"{currency} "
 
 
+def short_count(number: float) -> str:
+    """Format a large number as people say it: 450M, 2.78B; whole below a million."""
+    for scale, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
+        if number >= scale:
+            return f"{figures(number / scale)}{letter}"
+    return f"{number:,.0f}" if number >= 100 else figures(number)
+
+
 def count_text(number: int, word: str) -> str:
     return f"{number:,} {word}{'' if number == 1 else 's'}"
 

@@ -54,9 +54,15 @@ COLUMNS = (
     "level: self, the bundle is complete and consistent in itself; operator, it also answers a challenge of"
     " the operator whose key certified it. Neither proves that the machine reported the truth",
 )
-OFFER_HEADS_SPOKEN = ("buy or rent", "", "", "", "", "what it comes to")  # for screen readers; else not shown
+OFFER_HEADS_SPOKEN = ("buy or rent", *[""] * 6, "what it comes to")  # for screen readers; else not shown
 # What the page's JSON leaves out of an attempt.
-USUAL = {"outcome": "measured", "reason": None, "share_of_floor": None, "no_gradient_check": None}
+USUAL = {
+    "outcome": "measured",
+    "reason": None,
+    "mfu": None,
+    "share_of_floor": None,
+    "no_gradient_check": None,
+}
 MOST_LINKS = 12  # to models, shown unfolded
 
 
@@ -208,6 +214,7 @@ def _exact(entry: Entry) -> dict[str, float | None]:
         "batch": best.micro_batch,
         "limit": best.utilisation,
         "floor": best.share_of_floor,
+        "mfu": best.mfu,
         "memory": best.peak_bytes,
         "kwh": entry.kwh,
     }

@@ -13,6 +13,7 @@ from bench.records.estimate import BETWEEN_PROCESSES
 from bench.records.fastest import CERTAIN, ProcessSpread, fastest, process_spread, wrong_settings
 from bench.records.gradients import GradientCheck
 from bench.records.marks import Mark, mark_lines
+from bench.records.mfu import mfu_of
 from bench.records.run_results import Fastest, Results, TrialResult
 from bench.records.slowdown import Slowed, slowed_lines
 from bench.records.switches import in_words
@@ -31,7 +32,8 @@ from bench.records.text import (
     share_text,
     software_line,
 )
-from bench.records.trial import OutOfMemory
+from bench.records.trial import NodeFacts, OutOfMemory
+from bench.training.models import Recipe
 
 COLUMNS = (
     Column("fastest", "", fixed=True),
@@ -41,6 +43,7 @@ COLUMNS = (
     Column("rate", "per second", right=True),
     Column("limit", "of limit", right=True),
     Column("floor", "of floor", right=True),
+    Column("mfu", "MFU", right=True),
     Column("memory", "memory", right=True),
     Column("loss", "loss vs naive", right=True),
     Column("days", "days", right=True),
@@ -49,12 +52,11 @@ COLUMNS = (
     Column("doubt", "", fixed=True),
 )
 COLUMN_NAMES = tuple(column.name for column in COLUMNS if not column.fixed)
-OFTEN_EMPTY = frozenset(
-    {"floor", "loss", "real", "error", "doubt"}
-)  # left out where no setting has such a figure
+# Left out of a table in which no setting has such a figure.
+OFTEN_EMPTY = frozenset({"floor", "mfu", "loss", "real", "error", "doubt"})
 STEPS = (
-    "loss", "memory", "rate", Wrapped("setting", 24), "limit", "floor", Wrapped("setting", 16), "batch",
-    "real", "error",
+    "loss", "memory", "rate", "mfu", Wrapped("setting", 24), "limit", "floor", Wrapped("setting", 16),
+    "batch", "real", "error",
 )  # fmt: skip
 NOTHING = share_text(None)
 MOST_REASON = 200  # letters of a reason below a table; the bundle has all of it
@@ -71,10 +73,11 @@ def results_table(
 
     `chosen` are the names of the columns to show, of those in COLUMNS.
     """
-    units = {model.name: model.recipe.unit for model in results.models}
-    trials = {name: [t for t in results.trials if t.model == name] for name in units}
+    recipes = {model.name: model.recipe for model in results.models}
+    trials = {name: [t for t in results.trials if t.model == name] for name in recipes}
     trials = {name: tried for name, tried in trials.items() if tried}
-    found = alike([_table(tried, units[name]) for name, tried in trials.items()], STEPS, chosen)
+    tables = [_table(tried, recipes[name], results.node) for name, tried in trials.items()]
+    found = alike(tables, STEPS, chosen)
     blocks = [
         "\n".join(filter(None, [name, text, wrapped(_reasons(tried), " " * 4)]))
         for (name, tried), text in zip(trials.items(), found.texts, strict=True)
@@ -89,15 +92,20 @@ def left_out_line(heads: Sequence[str]) -> Iterator[str]:
         yield f"no room for  {', '.join(heads)} (--columns names others; docs/running.md)"
 
 
-def _table(trials: Sequence[TrialResult], unit: str) -> Table:
+def _table(trials: Sequence[TrialResult], recipe: Recipe, node: NodeFacts) -> Table:
     best, wrong = fastest(trials), wrong_settings(trials)
-    rows = [_cells(trial, unit, trial is best, wrong.get((trial.model, trial.setting))) for trial in trials]
+    rows = []
+    for trial in trials:
+        mfu = mfu_of(trial, node, recipe.precision)
+        rows.append(_cells(trial, recipe.unit, mfu, trial is best, wrong.get((trial.model, trial.setting))))
     filled = {name for row in rows for name, text in row.items() if text not in ("", NOTHING)}
     kept = [column for column in COLUMNS if column.name not in OFTEN_EMPTY - filled]
     return Table(kept, [[row.get(column.name, "") for column in kept] for row in rows])
 
 
-def _cells(trial: TrialResult, unit: str, best: bool, wrong: GradientCheck | None) -> dict[str, str]:
+def _cells(
+    trial: TrialResult, unit: str, mfu: float | None, best: bool, wrong: GradientCheck | None
+) -> dict[str, str]:
     """Format a trial's figures by column; without figures, "step" says how the trial ended."""
     e = trial.estimate
     cells = {
@@ -114,6 +122,7 @@ def _cells(trial: TrialResult, unit: str, best: bool, wrong: GradientCheck | Non
         "rate": f"{figures(e.units_per_second)} {unit}",
         "limit": share_text(e.utilisation),
         "floor": share_text(trial.share_of_floor),
+        "mfu": share_text(mfu),
         "memory": bytes_text(e.peak_bytes),
         "loss": "" if trial.loss_difference is None else f"{100 * trial.loss_difference:.2g}%",
         "days": interval_text(e.days),
