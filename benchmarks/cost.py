@@ -1,7 +1,7 @@
 """Measure the cost of the command itself, as ratios to an empty Python measured in the same run.
 
-python benchmarks/cost.py BUNDLE     ratios for --help and verify, the time of 1,000 bundles, and how long
-                                     a run takes to end, with its bundle, after Ctrl-C
+python benchmarks/cost.py BUNDLE     ratios for --help, completion and verify, the time of 1,000 bundles, and
+                                     how long a run takes to end, with its bundle, after Ctrl-C
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ def main() -> int:
     commands = {
         "python3 -c pass": [sys.executable, "-c", "pass"],
         "bench --help": [bench, "--help"],
+        "completing an option": [bench, "completion", "--of", "compare", "--"],
+        "completing a card": [bench, "completion", "--of", "plan", "--gpu", "h"],
         "bench verify BUNDLE": [bench, "verify", str(bundle)],
     }
     for command in commands.values():

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import copyreg
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Self
@@ -53,7 +54,7 @@ class BenchError(Exception):
 
     def __str__(self) -> str:
         first = f"{self.where}: {self.message}" if self.where else self.message
-        return printable(f"{first}\n  {self.advice}" if self.advice else first)
+        return printable(f"{first}\n  {shortened(self.advice)}" if self.advice else first)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle without the constructor, so that every subclass survives, whatever its constructor takes."""
@@ -74,18 +75,61 @@ class Mistake:
     allowed: str
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Suggest the most similar of the known names, ignoring case; else list them."""
-    import difflib  # slow to import, and only a mistake needs it
+def nearest(name: str, known: Iterable[str], look: str = "") -> str:
+    """Suggest the known name that was probably meant; else list all of them, and say where to look."""
+    every = list(known)
+    if close := near(name, every):
+        return f'nearest: "{close[0]}"'
+    return "; ".join(filter(None, (f"{ALLOWED}{', '.join(sorted(every))}", look)))
 
-    names = {n.lower(): n for n in known}
-    close = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
-    return f'nearest: "{names[close[0]]}"' if close else f"allowed: {listed(names.values())}"
+
+def near(name: str, known: Iterable[str]) -> list[str]:
+    """Return the known names that differ by few letters or begin with `name`, the nearest first."""
+    typed = name.lower()
+    edits_allowed = max(1, len(typed) // LETTERS_PER_EDIT)
+    found = []
+    for one in known:
+        spelled = one.lower()
+        edits = edits_between(typed, spelled)
+        begins = len(typed) >= LEAST_BEGINNING and spelled.startswith(typed)
+        if begins or edits <= min(edits_allowed, len(spelled) - 1):
+            found.append((not begins, edits, one))
+    return [one for *_, one in sorted(found, key=lambda each: each[:2])]
 
 
-def listed(names: Iterable[str], most: int = 12) -> str:
-    every = sorted(names)
-    return ", ".join(every[:most]) + (", ..." if len(every) > most else "")
+def edits_between(one: str, other: str) -> int:
+    """Count the letters to insert, remove, replace or exchange with their neighbour."""
+    before: list[int] = []
+    row = list(range(len(other) + 1))
+    for i, letter in enumerate(one, 1):
+        earlier, before, row = before, row, [i]
+        for j, wanted in enumerate(other, 1):
+            cost = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (letter != wanted))
+            if i > 1 and j > 1 and letter == other[j - 2] and one[i - 2] == wanted:
+                cost = min(cost, earlier[j - 2] + 1)
+            row.append(cost)
+    return row[-1]
+
+
+ALLOWED = "allowed: "
+LETTERS_PER_EDIT = 3  # a name of up to so many letters may have one mistake, of twice as many two
+LEAST_BEGINNING = 3  # letters of a beginning that is as good as a near name
+_LIST = re.compile(rf"(?<={ALLOWED})[^;\n]+")
+MOST_LISTED = 12  # names of a list that people read; documents have all
+
+
+def shortened(text: str) -> str:
+    """Cut the lists of allowed names in a text that people read."""
+    return _LIST.sub(lambda found: _cut(found[0].split(", ")), text)
+
+
+def listed(names: Iterable[str]) -> str:
+    return _cut(sorted(names))
+
+
+def _cut(names: Sequence[str]) -> str:
+    more = f", ... ({len(names)} in all)" if len(names) > MOST_LISTED else ""
+    return ", ".join(names[:MOST_LISTED]) + more
 
 
 class BadInput(BenchError):
@@ -118,7 +162,7 @@ class BadInput(BenchError):
         paths = [one_line(m.path) for m in self.mistakes]
         width = max(map(len, paths))
         rows = [
-            f"  {path:<{width}}  {one_line(f'{m.found}; {m.allowed}')}"
+            f"  {path:<{width}}  {one_line(f'{m.found}; {shortened(m.allowed)}')}"
             for path, m in zip(paths, self.mistakes, strict=True)
         ]
         return "\n".join([super().__str__(), *rows])

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cache
 
+from bench.base.errors import ALLOWED, near
 from bench.base.shipped_data import read_data
 from bench.base.strict_json import from_json
 
@@ -46,6 +46,9 @@ class GpuModel:
         return (self.tf32_tflops if tf32 else self.fp32_tflops) * 1e12
 
 
+MOST_NEAR = 3  # cards that are named for one that is unknown
+
+
 @cache
 def gpu_models() -> tuple[GpuModel, ...]:
     return from_json(tuple[GpuModel, ...], read_data("gpus.json"))
@@ -74,14 +77,30 @@ def find_gpu_model(name: str, described: Sequence[GpuModel] = ()) -> GpuModel | 
     return exact or (next(close, None) if typed else None)
 
 
+@cache
+def typed_names() -> dict[str, str]:
+    """Return what people type for each model that bench knows, and the driver's name of the model."""
+    names = {}
+    for gpu in gpu_models():
+        short = re.sub(r"(?i)\b(nvidia|amd|geforce|instinct|generation)\b", "", gpu.name)
+        words = re.sub(r"[^a-z0-9]+", " ", short.lower()).split()
+        # The shortest beginning that finds this model and no other before it.
+        for length in range(1, len(words) + 1):
+            typed = "-".join(words[:length])
+            if re.search(r"\d", typed) and find_gpu_model(typed) == gpu and typed not in names:
+                names[typed] = gpu.name
+                break
+    return names
+
+
 def near_gpus(name: str) -> str:
-    """Name the GPU models whose names are nearest to a typed one, for people."""
-    short = {
-        re.sub(r"(?i)nvidia|amd|geforce|instinct", "", gpu.name).strip().lower(): gpu.name
-        for gpu in gpu_models()
-    }
-    close = get_close_matches(name.lower().replace("-", " "), short, n=3, cutoff=0.3) or list(short)[:3]
-    return "nearest: " + ", ".join(short[one] for one in close)
+    """Name the GPU models whose names are near to a typed one; if there is none, all that bench knows."""
+    names = typed_names()
+    plain = {typed.replace("-", ""): typed for typed in names}
+    close = near(re.sub(r"(?i)nvidia|geforce|amd|instinct|[-_ ]", "", name), plain)[:MOST_NEAR]
+    if close:
+        return "nearest: " + ", ".join(names[plain[one]] for one in close)
+    return f"{ALLOWED}{', '.join(sorted(names))}"
 
 
 def _has(gpu: GpuModel, part: str) -> bool:

@@ -9,15 +9,17 @@ from __future__ import annotations
 import argparse
 import gc
 import math
+import re
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, Protocol, cast
 
-from bench.base.errors import BadInput
+from bench.base.errors import BadInput, nearest
 from bench.base.operating_system import require_linux
+from bench.cli.examples import with_examples
 
 ELSEWHERE = "bench push MANIFEST HOST measures another machine from here"
 
@@ -29,24 +31,80 @@ class Parser(argparse.ArgumentParser):
     `bench push m.json --budget 60m gpu1`.
     """
 
-    def __init__(self, prog: str | None = None, *, mixed: bool = False, **options: Any) -> None:
-        formatter = argparse.RawDescriptionHelpFormatter if options.get("epilog") else argparse.HelpFormatter
-        super().__init__(prog, formatter_class=formatter, allow_abbrev=False, **options)
+    def __init__(self, prog: str, *, mixed: bool = False, epilog: str | None = None, **options: Any) -> None:
+        epilog = with_examples(prog, epilog)
+        formatter = argparse.RawDescriptionHelpFormatter if epilog else argparse.HelpFormatter
+        super().__init__(prog, formatter_class=formatter, allow_abbrev=False, epilog=epilog, **options)
         self._mixed = mixed
 
     def error(self, message: str) -> NoReturn:
         self.print_usage(sys.stderr)
         raise BadInput(message, where=self.prog)
 
-    def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
+    @property
+    def commands(self) -> dict[str, Parser]:
+        """The parsers below this one, by name; none below a command."""
+        found = (action.choices for action in self._actions if isinstance(action.choices, dict))
+        return next(found, {})
+
+    def command(self, name: str) -> Parser:
+        """Return the parser of a command below this one; BadInput with the nearest name if there is none."""
+        if name not in self.commands:
+            advice = f"{nearest(name, self.commands)}; bench help lists every command"
+            raise BadInput(f"{name}: no such command", where=self.prog, advice=advice)
+        return self.commands[name]
+
+    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        """Parse the words of a command line; the command that was given an unknown option refuses it."""
+        found, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            refusing = self
+            for word in args or ():
+                refusing = refusing.commands.get(word, refusing)
+            refusing._refuse(unknown)
+        return found
+
+    def _refuse(self, unknown: Sequence[str]) -> NoReturn:
+        option = next((word.partition("=")[0] for word in unknown if word.startswith("-")), None)
+        if option is None:
+            self.error(f"too many arguments: {' '.join(unknown)}")
+        known = [name for action in self._actions for name in action.option_strings if name.startswith("--")]
+        self._not_among(f"{option}: no such option", option, known)
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Refuse a value that is no choice, with the nearest one."""
+        if action.choices is None or value in action.choices:
+            return
+        if isinstance(action.choices, dict):
+            self.command(value)
+        name = "/".join(action.option_strings) or action.metavar or action.dest
+        self._not_among(f"{name} {value}: not a choice", value, action.choices)
+
+    def _not_among(self, found: str, name: str, known: Iterable[str]) -> NoReturn:
+        raise BadInput(
+            found, where=self.prog, advice=f"{nearest(name, known)}; {self.prog} --help shows more"
+        )
+
+    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         # Without options nothing can be mixed, and parsing both at once formats the usage.
-        if not self._mixed or not any(word.startswith("-") for word in args):
+        if not self._mixed or not any(word.startswith("-") for word in args or ()):
             return super().parse_known_args(args, namespace)
         self._mixed = False  # parse_known_intermixed_args() calls this method again
         try:
             return self.parse_known_intermixed_args(args, namespace)
         finally:
             self._mixed = True
+
+
+class ShowHelp(NamedTuple):
+    """What a parser without a command calls: it shows the help, and the exit code is that of bad input."""
+
+    parser: Parser
+    paged: bool = True
+
+    def __call__(self, _: argparse.Namespace) -> int:
+        self.parser.print_help()
+        return BadInput.exit_code
 
 
 class Commands:
@@ -58,7 +116,7 @@ class Commands:
     def __init__(self, parser: Parser, asked: str | None, *, title: str, metavar: str) -> None:
         self._asked = asked
         # With `prog` given, argparse does not format the usage at every start, which would import shutil.
-        self._parsers = parser.add_subparsers(title=title, required=True, metavar=metavar, prog=parser.prog)
+        self._parsers = parser.add_subparsers(title=title, metavar=metavar, prog=parser.prog)
 
     def add_parser(self, name: str, *, help: str, description: str, **options: Any) -> Parser:
         parser = self._parsers.add_parser(name, help=help, description=description, **options)
@@ -90,6 +148,7 @@ class Command(NamedTuple):
     module: str
     function: str
     measures: bool = False  # this machine: on another system than Linux, the module is not even imported
+    paged: bool = False  # what it prints may be long, and is printed at once
 
     def load(self) -> tuple[Callable[[Any], int], Callable[..., Any]]:
         """Import the module; return the function and the class of its request."""
@@ -108,7 +167,14 @@ class Command(NamedTuple):
 
 
 def add_command(
-    commands: Commands, name: str, summary: str, command: str, *, measures: bool = False, **options: Any
+    commands: Commands,
+    name: str,
+    summary: str,
+    command: str,
+    *,
+    measures: bool = False,
+    paged: bool = False,
+    **options: Any,
 ) -> Parser:
     """Add and return a parser that calls `command`, MODULE.FUNCTION; `options` are those of `Parser`.
 
@@ -117,12 +183,17 @@ def add_command(
     sentence = f"{summary[0].upper()}{summary[1:]}."
     parser = commands.add_parser(name, help=summary, description=sentence, **options)
     module, function = command.split(".")
-    parser.set_defaults(call=Command(module, function, measures))
+    parser.set_defaults(call=Command(module, function, measures, paged))
     return parser
 
 
 def add_json(parser: Options, content: str) -> None:
     parser.add_argument("--json", dest="as_json", **FLAG, help=f"print {content} as JSON on stdout")
+
+
+def add_columns(parser: Options) -> None:
+    words = "columns of the tables, separated by commas, or all (default: those that fit the terminal)"
+    parser.add_argument("--columns", type=names, metavar="NAME,...", help=words)
 
 
 def add_budget(parser: Options) -> None:
@@ -151,6 +222,11 @@ def refuse_public_meeting(option: str, meet: str, *, allowed: bool) -> None:
     if address.is_global and not allowed:
         found = f"{option} {meet} is a public address: anyone reaches the nodes there"
         raise BadInput(found, advice="use a private network or a tunnel (docs/nodes.md); or --meet-in-public")
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Split names at commas."""
+    return tuple(filter(None, map(str.strip, text.split(","))))
 
 
 def positive(text: str) -> float:
@@ -193,6 +269,26 @@ def percent(text: str) -> float:
 def days(text: str) -> float:
     """Parse 14, 14d or 36h to days."""
     return positive(text[:-1]) / 24 if text.endswith("h") else positive(text.removesuffix("d"))
+
+
+def deadline(text: str) -> float:
+    """Parse 14, 14d, 36h, 2w, or a date such as 2027-01-31, which is its end in UTC, to days from now."""
+    if re.fullmatch(r"\d{4}-\d\d-\d\d", text):
+        return _days_until(text)
+    return 7 * positive(text[:-1]) if text.endswith("w") else days(text)
+
+
+def _days_until(date: str) -> float:
+    from datetime import UTC, datetime, timedelta  # slow to import, and few commands need it
+
+    try:
+        end = datetime.fromisoformat(f"{date}T00:00:00+00:00") + timedelta(days=1)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{date!r} is no date") from None
+    left = (end - datetime.now(UTC)) / timedelta(days=1)
+    if left <= 0:
+        raise argparse.ArgumentTypeError(f"{date} is over")
+    return left
 
 
 def duration(text: str) -> float:

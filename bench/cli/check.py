@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Literal
 from bench.base.errors import BadInput, nearest
 from bench.base.files import write_whole
 from bench.base.strict_json import pretty_json, to_json
+from bench.base.terminal import wrapped
 from bench.cli.measuring import MeasureArguments, make_sealer
+from bench.cli.stdio import show
 from bench.node_check import check_manifest
 from bench.node_check.all_checks import known_checks
 from bench.node_check.judging import WITHOUT_LOAD, Depth
@@ -217,7 +219,7 @@ def _show(checked: CheckedNode, request: CheckArguments, change: VerdictChange |
     else:
         from bench.report.text.check_text import text
 
-        print(text(results))
+        show(text(results))
     print(f"bundle {checked.bundle}", file=sys.stderr)
     if results.run.stopped:
         print(f"incomplete: {results.run.stopped}", file=sys.stderr)
@@ -272,6 +274,6 @@ def _refuse_missing_history(places: tuple[Path, ...]) -> None:
 
 def _list_checks() -> int:
     width = max(map(len, known_checks()))
-    for name, check in known_checks().items():
-        print(f"{name:<{width}}  {check.question}")
+    lines = [f"{name:<{width}}  {check.question}" for name, check in known_checks().items()]
+    print(wrapped(lines, " " * (width + 2)))
     return 0

@@ -6,6 +6,7 @@ A bundle that fails verification is reported and left out of the comparison.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,8 +15,9 @@ from typing import Literal
 from bench.base.errors import BadInput, BenchError, printable
 from bench.base.strict_json import pretty_json, to_json
 from bench.bundle.verdict import RunContents, Verdict
-from bench.cli.combinations import refuse_two_formats, refuse_without_plots
+from bench.cli.combinations import chosen_columns, refuse_two_formats, refuse_without_plots
 from bench.cli.machines import machine_named
+from bench.cli.stdio import show
 from bench.node_check.check_results import CheckContents
 from bench.node_check.fleet import Fleet, FleetMember, compare_fleet, fleet_member
 from bench.node_check.judging.finding import EXITS
@@ -48,6 +50,15 @@ class CompareArguments:
     html: Path | None = None
     plots: Path | None = None
     png: bool = False
+    columns: tuple[str, ...] | None = None
+
+    @property
+    def shown_columns(self) -> Sequence[str] | None:
+        """The columns of --columns, of the table of machines and of that of settings."""
+        from bench.report.text.machine_rows import COLUMN_NAMES as OF_MACHINES
+        from bench.report.text.run_table import COLUMN_NAMES as OF_SETTINGS
+
+        return chosen_columns(self.columns, dict.fromkeys((*OF_MACHINES, *OF_SETTINGS)))
 
     @property
     def output(self) -> Literal["table", "json", "csv", "markdown"]:
@@ -62,6 +73,7 @@ class CompareArguments:
 
 def compare(request: CompareArguments) -> int:
     output = request.output  # refuses options that disagree, before any bundle is read
+    _refuse_senseless_columns(request)
     comparison, fleet = gather_all(request)
     if fleet is None:
         code = _show_runs(comparison, output, request)
@@ -77,14 +89,19 @@ def compare(request: CompareArguments) -> int:
 
 
 def _show_runs(comparison: Comparison, output: str, request: CompareArguments) -> int:
-    from bench.report.text.comparison_table import FORMATS  # tabulate is slow to import
+    from bench.report.text.comparison_table import FORMATS, table  # tabulate is slow to import
     from bench.report.text.escapes import markdown_code
 
-    sys.stdout.write(printable(FORMATS[output](comparison).rstrip("\n")) + "\n")
+    columns = request.shown_columns
+    text = table(comparison, columns) if output == "table" else FORMATS[output](comparison)
+    if output == "table":
+        show(printable(text.rstrip("\n")))
+    else:
+        sys.stdout.write(printable(text.rstrip("\n")) + "\n")
     if output == "markdown" and request.settings:
         print(f"\n{printable(markdown_code(_settings(comparison, request)))}")
     elif output == "table" and (request.settings or len(request.bundles) == comparison.bundles == 1):
-        print(f"\n{printable(_settings(comparison, request))}")
+        show(f"\n{printable(_settings(comparison, request))}")
     if request.html is not None:
         from bench.report.pages.html import write_html
 
@@ -99,6 +116,13 @@ def _show_runs(comparison: Comparison, output: str, request: CompareArguments) -
     return 0
 
 
+def _refuse_senseless_columns(request: CompareArguments) -> None:
+    """Refuse --columns beside a format that has all columns, and columns that no table has."""
+    if request.shown_columns is not None and request.output != "table":
+        found = f"--columns with {request.output}, which has every column"
+        raise BadInput(found, advice="leave one of them out")
+
+
 def _refuse_options_of_training(request: CompareArguments) -> None:
     """Refuse options for training runs, which a comparison of node checks would ignore."""
     given = {
@@ -111,6 +135,7 @@ def _refuse_options_of_training(request: CompareArguments) -> None:
         "--estimate": request.estimate,
         "--settings": request.settings,
         "--plots": request.plots,
+        "--columns": request.columns,
     }
     if options := [option for option, value in given.items() if value]:
         raise BadInput(
@@ -162,7 +187,7 @@ def _show_fleet(fleet: Fleet, request: CompareArguments) -> int:
         case "markdown":
             print(printable(fleet_page.as_markdown(fleet)))
         case _:
-            print(printable(fleet_page.table(fleet)))
+            show(printable(fleet_page.table(fleet)))
     if request.html is not None:
         fleet_page.write_fleet_html(request.html, fleet)
         print(f"report {request.html}", file=sys.stderr)
@@ -195,7 +220,8 @@ def _budget(dollars: float | None, book: PriceBook) -> float | None:
 def _settings(comparison: Comparison, request: CompareArguments) -> str:
     """Return a block for each bundle that is compared, the oldest first, with every setting that it tried."""
     refused = {refused.path for refused in comparison.refused}
-    looks = look_at_all(distinct_bundles(request.bundles), request.lists, recompute, _settings_of)
+    of_columns = partial(_settings_of, request.shown_columns)
+    looks = look_at_all(distinct_bundles(request.bundles), request.lists, recompute, of_columns)
     found = [
         block if isinstance(block, tuple) else ("", "", "", str(block))
         for path, block in looks
@@ -204,10 +230,10 @@ def _settings(comparison: Comparison, request: CompareArguments) -> str:
     return "\n\n".join(text for *_, text in sorted(found) if text)
 
 
-def _settings_of(path: Path, verdict: AnyVerdict) -> tuple[str, str, str, str]:
+def _settings_of(columns: Sequence[str] | None, path: Path, verdict: AnyVerdict) -> tuple[str, str, str, str]:
     """Return what orders the blocks, and the block; the block is empty for a node check."""
     from bench.report.text.run_table import section
 
     contents = verdict.contents
-    text = section(path, verdict, contents) if isinstance(contents, RunContents) else ""
+    text = section(path, verdict, contents, columns) if isinstance(contents, RunContents) else ""
     return verdict.started_at, verdict.run_id, verdict.statement_sha256, text

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from bench.base.names import CONTAINER_ENGINES, ENGINES_WITH_STORE
-from bench.cli.arguments import DIR, FILE, REPEATABLE, Commands, add_command, add_json
+from bench.cli.arguments import DIR, FILE, REPEATABLE, Commands, ShowHelp, add_command, add_json
 
 
 def add_image(commands: Commands) -> None:
@@ -16,6 +16,7 @@ def add_image(commands: Commands) -> None:
         help="build, identify, save, load, attest and scan the container images",
         description="Build, identify, save, load, attest and scan the container images that bench runs in.",
     )
+    image.set_defaults(call=ShowHelp(image))
     verbs = Commands(image, None, title="commands", metavar="COMMAND")
     _add_makers(verbs)
     _add_carriers(verbs)

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import os
 import sys
+from argparse import REMAINDER
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cache
 from itertools import pairwise
 
 from bench import __version__
 from bench.base.errors import DEFECT, BenchError, EnvironmentCannot, Incomplete
 from bench.base.strict_json import pretty_json
 from bench.cli import stdio
-from bench.cli.arguments import Commands, Parser
+from bench.cli.arguments import Commands, Parser, ShowHelp, add_command
 from bench.cli.image_options import add_image
 from bench.cli.measure_options import add_measuring
 from bench.cli.operator_options import add_keys, add_operator
@@ -47,7 +49,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _call(words: Sequence[str], stdout: stdio.Stdout) -> int:
     try:
         asked = next((word for word in words if not word.startswith("-")), "")
+        stdout.paged = True  # --help is printed while words are parsed
         arguments = parser(asked).parse_args(words)
+        stdout.paged = arguments.call.paged
         code: int = arguments.call(arguments)
         stdout.flush()
         return code
@@ -87,6 +91,7 @@ def _defect(error: Exception) -> BenchError:
     return EnvironmentCannot(f"{type(error).__name__}: {error}", advice=DEFECT)
 
 
+@cache
 def parser(asked: str | None = None) -> Parser:
     """Return the parser of all commands; the namespace that it returns has the command to call as `call`.
 
@@ -97,7 +102,8 @@ def parser(asked: str | None = None) -> Parser:
         description="How long would it take to pre-train this model on this machine?",
         epilog=EXIT_CODES,
     )
-    bench.add_argument("--version", action="version", version=f"bench {__version__}")
+    bench.add_argument("-V", "--version", action="version", version=f"bench {__version__}")
+    bench.set_defaults(call=ShowHelp(bench))
     commands = Commands(bench, asked, title="commands", metavar="COMMAND")
     add_measuring(commands)
     add_reports(commands)
@@ -106,4 +112,11 @@ def parser(asked: str | None = None) -> Parser:
     add_operator(commands)
     add_keys(commands)
     add_image(commands)
+    shown = add_command(commands, "help", "show the help of a command", "help.show_help", paged=True)
+    shown.add_argument("words", nargs="*", metavar="COMMAND", help="its name (default: list all commands)")
+    words = "print a script that completes bench's commands, options and names in a shell"
+    script = add_command(commands, "completion", words, "completion.completion")
+    script.add_argument("shell", nargs="?", choices=("bash", "zsh", "fish"))
+    typed = "print what may follow these words, as the scripts ask"
+    script.add_argument("--of", dest="typed", nargs=REMAINDER, metavar="WORD", help=typed)
     return bench

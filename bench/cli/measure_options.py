@@ -38,6 +38,7 @@ def _add_run(commands: Commands) -> None:
     add("--resume", **FLAG, help=resume)
     moved = "continue a run that another machine of the same kind started; the bundle states it"
     add("--moved", **FLAG, help=f"with --challenge --resume: {moved}")
+    arguments.add_columns(run)
     add_json(run, "the results")
     add("--device", **DEVICE, help="cpu: use no GPU (default: auto)")
     add("--nodes", type=int, default=1, metavar="N", help="how many nodes train together (default: 1)")
@@ -51,13 +52,16 @@ def _add_run(commands: Commands) -> None:
 
 
 def _add_plan(commands: Commands) -> None:
-    plan = add_command(commands, "plan", "show what would run, and what is skipped and why", "plan.plan")
+    plan = add_command(
+        commands, "plan", "show what would run, and what is skipped and why", "plan.plan", paged=True
+    )
     add = plan.add_argument
     add("manifest", type=Path, metavar="MANIFEST", nargs="?")
     add("--gpus", type=int, metavar="N", help="plan for N GPUs (default: those of this machine)")
     add("--gpu", metavar="NAME", help="plan for this kind of GPU: h100, 'a100 80gb', 3090")
     listing = "list the models that a manifest can name, or those with these words; then exit"
     add("--list-models", nargs="*", metavar="WORD", help=listing)
+    add("--all", dest="every", **FLAG, help="show every setting, and why others are skipped")
     add_json(plan, "the plan")
 
 

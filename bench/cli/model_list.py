@@ -7,16 +7,16 @@ from collections.abc import Iterator, Sequence
 from textwrap import fill
 from typing import Any
 
-from tabulate import tabulate
-
 from bench.base.errors import BadInput, nearest
 from bench.base.strict_json import pretty_json, to_json
+from bench.base.terminal import Table, Wrapped, alike, columns, plain_columns, wrapped
 from bench.training.models import Model, known_models, parameters_of
 from bench.training.models.zoo import ZooModel, zoo_model, zoo_names
 from bench.training.objectives import known_objectives
 
 DETAILED = 4  # listed models, up to which everything about them is shown
 WIDTH = 79  # columns
+LEAST_WIDTH = 36  # columns of a detail beside its name
 
 
 def print_models(words: Sequence[str], as_json: bool) -> None:
@@ -29,17 +29,20 @@ def print_models(words: Sequence[str], as_json: bool) -> None:
     if as_json:
         sys.stdout.write(pretty_json([_as_json(one) for one in chosen]).decode())
         return
-    for aim in known_objectives().values():
-        rows = [_row(one) for one in chosen if _model(one).recipe.objective == aim.name]
-        if rows:
-            headers = ("model", "parameters", "batch", "size", "steps", "precision")
-            align = ("left", "right", "right", "right", "right", "left")
-            print(f"{aim.title}\n")
-            print(tabulate(rows, headers, disable_numparse=True, colalign=align), end="\n\n")
+    by_aim = {
+        aim.title: [_row(one) for one in chosen if _model(one).recipe.objective == aim.name]
+        for aim in known_objectives().values()
+    }
+    by_aim = {title: rows for title, rows in by_aim.items() if rows}
+    heads = plain_columns(("model", "parameters", "batch", "size", "steps", "precision"), range(1, 5))
+    steps = ("precision", "size", "batch", Wrapped("model", 16))
+    tables = alike([Table(heads, rows) for rows in by_aim.values()], steps).texts
+    for title, text in zip(by_aim, tables, strict=True):
+        print(f"{wrapped([title], '')}\n\n{text}\n")
     if len(chosen) <= DETAILED:
         print("\n".join(line for one in chosen for line in _details(one)))
     else:
-        print("size: tokens, pixels or seconds; bench plan --list-models WORD tells more")
+        print(wrapped(["size: tokens, pixels or seconds; bench plan --list-models WORD tells more"], ""))
 
 
 def _model(one: Model | ZooModel) -> Model:
@@ -87,7 +90,11 @@ def _details(one: Model | ZooModel) -> Iterator[str]:
     yield model.name
     for name, text in facts.items():
         first = f"  {name:<12}  "
-        yield fill(text, WIDTH, initial_indent=first, subsequent_indent=" " * len(first))
+        yield fill(text, _width(), initial_indent=first, subsequent_indent=" " * len(first))
+
+
+def _width() -> int:
+    return max(LEAST_WIDTH, min(columns() or WIDTH, WIDTH))
 
 
 def _as_json(one: Model | ZooModel) -> Any:

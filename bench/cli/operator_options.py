@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bench.cli.arguments import FILE, FLAG, TIME, Commands, add_command
+from bench.cli.arguments import FILE, FLAG, TIME, Commands, ShowHelp, add_command
 
 
 def add_operator(commands: Commands) -> None:
@@ -39,6 +39,7 @@ def add_keys(commands: Commands) -> None:
         help="manage your key, trusted keys and revocations",
         description="Manage your key, the keys that you trust, and the keys that are revoked.",
     )
+    keys.set_defaults(call=ShowHelp(keys))
     actions = Commands(keys, None, title="actions", metavar="ACTION")
 
     new = add_command(actions, "new", "make a key with ssh-keygen", "keys.new")

@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from textwrap import fill
 
-from tabulate import tabulate
-
-from bench.base.errors import BadInput
+from bench.base.errors import BadInput, printable
 from bench.base.gpu_catalogue import find_gpu_model, gpu_named, near_gpus
 from bench.base.kernel_list import MODULES
 from bench.base.strict_json import pretty_json, to_json
 from bench.cli.model_list import print_models
+from bench.cli.stdio import show
 from bench.cli.this_machine import probed
 from bench.planning.kernel_costs import KernelCost, kernel_costs
 from bench.planning.manifest import Manifest, load_manifest
-from bench.planning.plan import Plan, SettingPlan, make_plan, target_of
+from bench.planning.plan import Plan, make_plan, target_of
 from bench.planning.prediction.predicted_machines import Predicted, Predictor, Unpredicted
 from bench.planning.prediction.step_time import shipped_fit
-from bench.records.text import FP8_ON_CPU, batch_text, bytes_text, figures
+from bench.planning.search.next_trial import settings_in_order
+from bench.report.text.plan_text import plan_text
 from bench.runner.run.check_data import remarks_about_data
 from bench.training.methods import Target
 from bench.training.models import Counted
 from bench.training.models.dry_build import rehearse
-
-WIDTH = 80  # columns of a plan
-SETTING_WIDTH = 44  # columns of a setting; a longer one has several lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +33,13 @@ class PlanArguments:
     gpus: int | None
     gpu: str | None
     list_models: list[str] | None  # words; None: list no models
+    every: bool
     as_json: bool
 
 
 def plan(request: PlanArguments) -> int:
     if request.list_models is not None:
-        if any(given is not None for given in (request.manifest, request.gpu, request.gpus)):
+        if request.every or any(g is not None for g in (request.manifest, request.gpu, request.gpus)):
             raise BadInput("--list-models lists all models", advice="leave out everything but --json")
         print_models(request.list_models, request.as_json)
         return 0
@@ -54,10 +51,11 @@ def plan(request: PlanArguments) -> int:
     made = make_plan(manifest, _target(gpus, request.gpu), rehearsal.counted)
     remarks = (*manifest.remarks, *rehearsal.remarks, *remarks_about_data(manifest))
     costs = kernel_costs(manifest, made.target, _missing_kernels(made.target), rehearsal.counted)
+    predicted = _predictions(manifest, made, rehearsal.counted)
     if request.as_json:
-        sys.stdout.write(pretty_json(_plan_json(made, remarks, costs)).decode())
+        sys.stdout.write(pretty_json(_plan_json(made, remarks, predicted, costs)).decode())
     else:
-        print(_plan_text(made, remarks, _predictions(manifest, made, rehearsal.counted), costs))
+        show(printable(plan_text(made, remarks, predicted, costs, every=request.every)))
     return 0
 
 
@@ -101,7 +99,14 @@ def _target(gpus: int | None, gpu: str | None) -> Target:
     return target_of(node, gpus)
 
 
-def _plan_json(made: Plan, remarks: Sequence[str], costs: Sequence[KernelCost]) -> object:
+def _plan_json(
+    made: Plan,
+    remarks: Sequence[str],
+    predicted: Mapping[str, Predicted | Unpredicted],
+    costs: Sequence[KernelCost],
+) -> object:
+    models = dict.fromkeys(cell.model.name for cell in made.cells)
+    first = {name: settings_in_order(made, name)[0].trials[0].id for name in models}
     cells = [
         {
             "model": cell.model.name,
@@ -127,81 +132,20 @@ def _plan_json(made: Plan, remarks: Sequence[str], costs: Sequence[KernelCost]) 
         "remarks": list(remarks),
         "without_kernels": to_json(tuple(costs)),
         "searched": sorted(made.guided),
+        "tried_first": first,
+        "likely": [_likely_json(found) for found in predicted.values()],
     }
 
 
-def _memory_text(cell: SettingPlan, available_bytes: int) -> str:
-    if cell.predicted_bytes is not None:
-        # Such a setting is still tried, with the fewest samples: the prediction may be wrong.
-        hardly = "hardly fits: " if cell.predicted_bytes > available_bytes else ""
-        return hardly + bytes_text(cell.predicted_bytes)
-    return "when it runs" if cell.least_bytes is None else f"over {bytes_text(cell.least_bytes)}"
-
-
-def _host_memory_lines(made: Plan) -> Iterator[str]:
-    """Yield the host memory that offloading needs, if the planned machine's host memory is unknown."""
-    if made.target.host_bytes is not None:
-        return  # the plan skips settings that need more host memory than this
-    for model in dict.fromkeys(cell.model.name for cell in made.cells):
-        needs = sorted({c.host_bytes for c in made.cells if c.model.name == model and c.host_bytes})
-        if needs:
-            least, most = (f"{need / 2**30:.0f}" for need in (needs[0], needs[-1]))
-            between = least if least == most else f"{least} to {most}"
-            yield f"offload  {model}: about {between} GiB of the host's memory (whose size is unknown)"
-
-
-def _plan_text(
-    made: Plan,
-    remarks: Sequence[str],
-    predicted: Mapping[str, Predicted | Unpredicted],
-    costs: Sequence[KernelCost],
-) -> str:
-    """Format a block for each model, then what applies to the whole plan; fits 80 columns."""
-    target = made.target
-    device = f"{target.gpus} x {target.name}, {bytes_text(target.memory_bytes)} each"
-    if made.memory_bytes < target.memory_bytes:
-        device += f", capped at {bytes_text(made.memory_bytes)}"
-    at_most = " at most (a search measures those that may be the fastest)" if made.guided else ""
-    models = dict.fromkeys(cell.model.name for cell in made.cells)
-    blocks = [_model_block(made, name, predicted.get(name)) for name in models]
-    skipped = [f"skipped  {s.model}  {s.label}: {s.reason}" for s in made.skipped]
-    said = [f"remark   {remark}" for remark in remarks]
-    if target.device == "cpu" and any(cell.model.recipe.precision == "fp8" for cell in made.cells):
-        said.append(f"remark   {FP8_ON_CPU}")
-    counts = f"{len(made.cells)} settings to measure{at_most}, {len(made.skipped)} skipped"
-    kernels = [f"kernels  {cost.text}" for cost in costs]
-    if kernels and target.elsewhere:
-        kernels.insert(0, "kernels  assumed here, from a kernel layer or compiled")
-    rest = "\n".join(map(_filled, [*_host_memory_lines(made), *skipped, *kernels, *said]))
-    return "\n\n".join(filter(None, [f"{_filled(device)}\n{_filled(counts)}", *blocks, rest]))
-
-
-def _filled(line: str) -> str:
-    return fill(line, WIDTH, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
-
-
-def _model_block(made: Plan, model: str, predicted: Predicted | Unpredicted | None) -> str:
-    """Format a model's settings, below its likely days and the bound that no setting is faster than."""
-    cells = [cell for cell in made.cells if cell.model.name == model]
-    rows = [
-        (
-            fill(cell.label, SETTING_WIDTH, break_on_hyphens=False),
-            batch_text(cell.trials[0].micro_batch, cell.trials[0].accumulation, made.target.gpus),
-            _memory_text(cell, made.memory_bytes),
-        )
-        for cell in cells
-    ]
-    headers, align = ("setting", "batch", "predicted memory"), ("left", "right", "right")
-    table = tabulate(rows, headers, disable_numparse=True, colalign=align)
-    return "\n".join([model, *map(_filled, _days_lines(cells, predicted)), table])
-
-
-def _days_lines(cells: Sequence[SettingPlan], predicted: Predicted | Unpredicted | None) -> Iterator[str]:
-    if isinstance(predicted, Predicted):
-        within = f"90%: {figures(predicted.least_days)} to {figures(predicted.most_days)}"
-        batch = f"at micro-batch {predicted.micro_batch} x {predicted.accumulation}"
-        yield f"likely {figures(predicted.days)} days ({within}), with {predicted.label} {batch}"
-    elif predicted is not None:
-        yield f"likely days are not predicted: {predicted.reason}"
-    if floors := [cell.floor_days for cell in cells if cell.floor_days is not None]:
-        yield f"a bound, no estimate: {figures(min(floors))} days if all of it ran at the GPU's peak"
+def _likely_json(found: Predicted | Unpredicted) -> object:
+    if isinstance(found, Unpredicted):
+        return {"model": found.model, "days": None, "reason": found.reason}
+    return {
+        "model": found.model,
+        "days": found.days,
+        "least_days": found.least_days,
+        "most_days": found.most_days,
+        "setting": list(found.setting),
+        "micro_batch": found.micro_batch,
+        "accumulation": found.accumulation,
+    }

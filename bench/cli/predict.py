@@ -14,6 +14,7 @@ from bench.base.gpu_spec import load_gpu_spec
 from bench.base.strict_json import pretty_json
 from bench.cli.combinations import refuse_two_formats, refuse_without_plots
 from bench.cli.machines import machine_named
+from bench.cli.stdio import show
 from bench.planning.manifest import Manifest, load_manifest
 from bench.planning.prediction.interruptions import Interruptions, interrupted
 from bench.planning.prediction.predicted_machines import Predicted, Predictor, Unpredicted
@@ -136,9 +137,9 @@ def _show(
             sys.stdout.write(prediction_csv(rows, currency))
         case "table":
             names = [model.name for model in manifest.models]
-            print("\n".join(prediction_text(names, rows, without, currency, own=request.own)))
+            show("\n".join(prediction_text(names, rows, without, currency, own=request.own)))
             if request.explain:
-                print("\n\n".join("\n".join(explained(row, currency)) for row in rows))
+                show("\n\n".join("\n".join(explained(row, currency)) for row in rows))
 
 
 def _measured(request: PredictArguments) -> Comparison | None:

@@ -7,22 +7,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from pathlib import Path
-from textwrap import fill
-
-from tabulate import tabulate
 
 from bench.base.errors import BadInput
 from bench.base.files import read_bounded, write_whole
 from bench.base.gpu_catalogue import find_gpu_model, gpu_models, near_gpus
 from bench.base.strict_json import pretty_json, to_json
+from bench.base.terminal import Table, Wrapped, columns, plain_columns, table, wrapped
+from bench.cli.stdio import show
 from bench.records.text import count_text, figures
 from bench.report.compare.price_file import load_prices, parse_prices
 from bench.report.compare.price_lists import rents_in
 from bench.report.compare.prices import GpuPrice, MachinePrice, PriceBook, Rent, RentKind, SystemPrice
 
 IMPORT = "import"  # as the first word: the second is a file
-WIDTH = 79  # columns
-SOURCE_WIDTH = 28
+WIDTH = 79  # columns of a table where no terminal has another width
+RENT_STEPS = (Wrapped("provider", 20), Wrapped("to rent", 16), "day")
+BUY_STEPS = (Wrapped("source", 28), Wrapped("to buy", 16), "day")
 LARGEST_LIST_BYTES = 64 << 20
 Dated = GpuPrice | SystemPrice | MachinePrice | Rent
 
@@ -51,7 +51,7 @@ def prices(request: PricesArguments) -> int:
     if request.as_json:
         sys.stdout.write(pretty_json(to_json(chosen)).decode())
     else:
-        print("\n\n".join(_text(chosen, wanted, old_before)))
+        show("\n\n".join(_text(chosen, wanted, old_before)))
     return int(old_before is not None and bool(_quotes(chosen)))
 
 
@@ -93,24 +93,19 @@ def _text(book: PriceBook, wanted: frozenset[str], old_before: str | None) -> It
     if not _quotes(book):
         yield "no such quotes" if old_before is None else f"no quote is from before {old_before}"
     if book.rents:
-        yield tabulate(
-            [_rent_row(rent) for rent in book.rents],
-            ("to rent", f"{book.currency}/hour", "a GPU", "provider", "day"),
-            disable_numparse=True,
-            colalign=("left", "right", "right", "left", "left"),
-        )
+        heads = plain_columns(("to rent", f"{book.currency}/hour", "a GPU", "provider", "day"), (1, 2))
+        yield table(Table(heads, [*map(_rent_row, book.rents)]), RENT_STEPS, _width())
     if bought := [*_bought(book)]:
-        yield tabulate(
-            bought,
-            ("to buy", book.currency, "day", "source"),
-            disable_numparse=True,
-            colalign=("left", "right", "left", "left"),
-            maxcolwidths=[None, None, None, SOURCE_WIDTH],
-        )
+        heads = plain_columns(("to buy", book.currency, "day", "source"), [1])
+        yield table(Table(heads, bought), BUY_STEPS, _width())
     if old_before is None and not wanted:
         rented = {name for rent in book.rents for name in rent.gpu}
         without = [_short(gpu.name) for gpu in gpu_models() if gpu.name not in rented]
-        yield fill(f"no rent is known for {', '.join(without)}", WIDTH)
+        yield wrapped([f"no rent is known for {', '.join(without)}"], "", WIDTH)
+
+
+def _width() -> int:
+    return columns() or WIDTH
 
 
 def _rent_row(rent: Rent) -> tuple[str, ...]:

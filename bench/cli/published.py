@@ -6,10 +6,9 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from tabulate import tabulate
-
 from bench.base.errors import EnvironmentCannot, printable
 from bench.base.strict_json import pretty_json, to_json
+from bench.base.terminal import Table, Wrapped, plain_columns, table, wrapped
 from bench.cli.arguments import ELSEWHERE
 from bench.cli.measuring import RepeatArguments, measured_here
 from bench.cli.this_machine import probed
@@ -65,7 +64,7 @@ def _show(match: PublishedMatch, *, as_json: bool) -> int:
         document = {"reached": match.reached, "ratio": match.ratio, **to_json(match)}
         sys.stdout.write(pretty_json(document).decode())
     else:
-        print(printable("\n".join(match_lines(match))))
+        print(printable(wrapped(match_lines(match), " " * 4)))
     return 0 if match.reached else 1
 
 
@@ -73,12 +72,12 @@ def _list(rows: PublishedRows, *, as_json: bool) -> int:
     if as_json:
         sys.stdout.write(pretty_json(to_json(rows)).decode())
         return 0
-    table = [
+    listed = [
         (row.name, f"{row.gpus}x {row.card.removeprefix('NVIDIA ')}", figures(row.per_second_per_gpu, 4))
         for row in rows.rows
     ]
-    headers = ("row", "machine", "rate")
-    print(tabulate(table, headers, disable_numparse=True, colalign=("left", "left", "right")))
-    print("rate   tokens a second and GPU")
-    print("bench reproduce --published ROW measures a row's model at its setting here")
+    heads = plain_columns(("row", "machine", "rate"), [2])
+    print(table(Table(heads, listed), [Wrapped("machine", 12), Wrapped("row", 20)]))
+    how = "bench reproduce --published ROW measures a row's model at its setting here"
+    print(wrapped(["rate   tokens a second and GPU", how], " " * 4))
     return 0

@@ -26,7 +26,7 @@ def add_reports(commands: Commands) -> None:
 
 def _add_verify(commands: Commands) -> None:
     summary = "verify that bundles are what they claim to be"
-    verify = add_command(commands, "verify", summary, "verify.verify", mixed=True)
+    verify = add_command(commands, "verify", summary, "verify.verify", paged=True, mixed=True)
     verify.add_argument("bundles", type=Path, metavar="BUNDLE", nargs="+", help="files, folders, patterns")
     _add_lists(verify)
     add_json(verify, "the verdicts")
@@ -34,15 +34,15 @@ def _add_verify(commands: Commands) -> None:
 
 def _add_compare(commands: Commands) -> None:
     summary = "rank machines by time and cost, from bundles"
-    compare = add_command(commands, "compare", summary, "compare.compare", mixed=True)
+    compare = add_command(commands, "compare", summary, "compare.compare", paged=True, mixed=True)
     add = compare.add_argument
     add("bundles", type=Path, metavar="BUNDLE", nargs="+", help="files, folders, patterns")
     _add_lists(compare)
     _add_quotes(add)
     dollars = "your budget in US dollars"
     add("--budget-usd", dest="budget", type=arguments.positive, metavar="N", help=dollars)
-    deadline = "the longest time that a run may take: 14, 14d, 36h"
-    add("--deadline", dest="deadline_days", type=arguments.days, metavar="DAYS", help=deadline)
+    deadline = "the longest time that a run may take: 14, 14d, 36h, 2w, or until the end of 2027-01-31"
+    add("--deadline", dest="deadline_days", type=arguments.deadline, metavar="DAYS", help=deadline)
     runs = "how many runs the budget is for (default: 1)"
     add("--runs", type=arguments.count, default=1, metavar="N", help=runs)
     share = "share of its lifetime in which an owned machine trains (default: 100, as in the paper)"
@@ -51,6 +51,7 @@ def _add_compare(commands: Commands) -> None:
     machine = "extrapolate to a machine that was not measured, such as 8xh100; repeatable"
     add("--estimate", **REPEATABLE, metavar="NxGPU", help=machine)
     add("--settings", **FLAG, help="also show every setting that each bundle tried")
+    arguments.add_columns(compare)
     add("--format", choices=("table", "json", "csv", "markdown"), help="default: table")
     add("--json", dest="as_json", **FLAG, help="equivalent to --format json")
     add("--html", **FILE, help="write a report as one file that needs no network")
@@ -93,7 +94,7 @@ def _add_reproduce(commands: Commands) -> None:
 
 def _add_predict(commands: Commands) -> None:
     summary = "predict days and cost on machines that are not here, without a GPU"
-    predict = add_command(commands, "predict", summary, "predict.predict")
+    predict = add_command(commands, "predict", summary, "predict.predict", paged=True)
     add = predict.add_argument
     add("manifest", type=Path, metavar="MANIFEST")
     machines = "machines, separated by commas: h200,8xh100,64xb200; all: every known card, 1 and 8 of it"
@@ -101,8 +102,8 @@ def _add_predict(commands: Commands) -> None:
     _add_quotes(add)
     dollars = "only machines on which a rented run costs at most this"
     add("--budget-usd", dest="budget", type=arguments.positive, metavar="N", help=dollars)
-    deadline = "only machines that are predicted to end before it: 14, 14d, 36h"
-    add("--deadline", dest="deadline_days", type=arguments.days, metavar="DAYS", help=deadline)
+    deadline = "only machines that are predicted to end before it: 14d, 36h, 2w, 2027-01-31"
+    add("--deadline", dest="deadline_days", type=arguments.deadline, metavar="DAYS", help=deadline)
     spec = "a file that describes a card which bench does not know; may be repeated"
     add("--gpu-spec", dest="specs", action="append", type=Path, default=[], metavar="FILE", help=spec)
     often = "the mean time between interruptions of a machine of up to eight GPUs: 12h, 30d (default: none)"
@@ -124,7 +125,7 @@ def _add_predict(commands: Commands) -> None:
 
 def _add_prices(commands: Commands) -> None:
     summary = "show prices to rent and to buy, and read the price lists of others"
-    prices = add_command(commands, "prices", summary, "prices.prices", mixed=True)
+    prices = add_command(commands, "prices", summary, "prices.prices", paged=True, mixed=True)
     add = prices.add_argument
     add("words", nargs="*", metavar="GPU", help="only these GPUs; or: import FILE, to read a price list")
     add("--prices", **FILE, help="your quotes, beside the shipped ones")
@@ -138,7 +139,9 @@ def _add_prices(commands: Commands) -> None:
 
 
 def _add_paper(commands: Commands) -> None:
-    paper = add_command(commands, "paper", "show the paper's claims, and what they imply", "paper.paper")
+    paper = add_command(
+        commands, "paper", "show the paper's claims, and what they imply", "paper.paper", paged=True
+    )
     paper.add_argument("--figures", **DIR, help="draw Figures 7, 12 and 13 as SVG")
     paper.add_argument("--png", **FLAG, help="with --figures: also as PNG")
     add_json(paper, "tables and claims")

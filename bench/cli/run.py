@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,9 @@ from bench.base.files import read_bounded
 from bench.base.paths import making_folders
 from bench.base.strict_json import pretty_json, to_json
 from bench.cli.arguments import is_host_and_port, refuse_public_meeting
+from bench.cli.combinations import chosen_columns
 from bench.cli.measuring import MeasureArguments, make_sealer, signed_text
+from bench.cli.stdio import show
 from bench.node_check.recompute_any import AnyVerdict, results_of
 from bench.planning.manifest import Manifest, load_manifest
 from bench.records.fastest import without_figures
@@ -24,7 +26,7 @@ from bench.records.genuine_gpus import false_gpus
 from bench.records.marks import Mark
 from bench.records.run_results import Results
 from bench.records.slowdown import Slowed
-from bench.report.text.run_table import results_table
+from bench.report.text.run_table import COLUMN_NAMES, results_table
 from bench.training.models.dry_build import rehearse
 
 if TYPE_CHECKING:
@@ -47,10 +49,15 @@ class RunArguments(MeasureArguments):
     meet: str | None
     meet_secret: Path | None
     meet_in_public: bool
+    columns: tuple[str, ...] | None
+
+    @property
+    def shown_columns(self) -> Sequence[str] | None:
+        return chosen_columns(self.columns, COLUMN_NAMES)
 
 
 def run(request: RunArguments) -> int:
-    _refuse_ignored_options(request)
+    _refuse_senseless_options(request)
     if request.in_image:
         return _run_in_image(request)
     manifest = load_manifest(request.manifest)
@@ -79,7 +86,7 @@ def _lead(manifest: Manifest, nodes: Nodes | None, request: RunArguments) -> int
         with making_folders(request.out):
             verdict = answered(bundle, sealer.nonce)
         if verdict is not None:
-            return _show_earlier(bundle, verdict, request.as_json)
+            return _show_earlier(bundle, verdict, request)
     check_data(manifest, str(request.manifest))
     rehearsal = rehearse(manifest.models, str(request.manifest))
     for remark in (*manifest.remarks, *rehearsal.remarks):
@@ -99,13 +106,14 @@ def _lead(manifest: Manifest, nodes: Nodes | None, request: RunArguments) -> int
         )
     except Unpacked as error:
         if not request.as_json:
-            print(results_table(error.results))
+            show(results_table(error.results, chosen=request.shown_columns))
         raise
-    _show(finished.results, finished.bundle, finished.slowed, finished.marks, request.as_json)
+    _show(finished.results, finished.bundle, finished.slowed, finished.marks, request)
     return _ending(finished, challenged=request.challenge is not None)
 
 
-def _refuse_ignored_options(request: RunArguments) -> None:
+def _refuse_senseless_options(request: RunArguments) -> None:
+    chosen_columns(request.columns, COLUMN_NAMES)
     if request.nodes > 1 and request.meet is None:
         advice = "--meet HOST:PORT, a port of node 0 that all nodes reach"
         raise BadInput(f"--nodes {request.nodes} without --meet", advice=advice)
@@ -173,6 +181,8 @@ def _run_in_image(request: RunArguments) -> int:
     options += [flag for flag, given in flags.items() if given]
     if request.budget_seconds is not None:
         options += ["--budget", f"{request.budget_seconds}s"]
+    if request.columns is not None:
+        options += ["--columns", ",".join(request.columns)]
     if request.nodes > 1:
         options += [f"--nodes={request.nodes}", f"--node={request.node}", f"--meet={request.meet}"]
     if request.nodes <= 1:
@@ -230,23 +240,26 @@ def _show(
     bundle: Path,
     slowed: Mapping[str, Slowed],
     marks: Mapping[str, tuple[Mark, ...]],
-    as_json: bool,
+    request: RunArguments,
 ) -> None:
-    if as_json:
+    if request.as_json:
         document = {"bundle": str(bundle), "results": to_json(results)}
         document |= {"slowed": to_json(slowed), "marks": to_json(marks)}
         sys.stdout.write(pretty_json(document).decode())
     else:
-        print(results_table(results, slowed, marks))
+        show(results_table(results, slowed, marks, request.shown_columns))
+    by_reason: dict[str, list[str]] = {}
     for model, reason in without_figures(results).items():
-        print(printable(f"no figure for {model}: {reason}"), file=sys.stderr)
+        by_reason.setdefault(reason, []).append(model)
+    for reason, models in by_reason.items():
+        print(printable(f"no figure for {', '.join(models)}: {reason}"), file=sys.stderr)
     for fault in false_gpus(results.node, results.ceilings):
         print(printable(f"NOT THE GPUS THAT ARE NAMED: {fault}"), file=sys.stderr)
 
 
-def _show_earlier(bundle: Path, verdict: AnyVerdict, as_json: bool) -> int:
+def _show_earlier(bundle: Path, verdict: AnyVerdict, request: RunArguments) -> int:
     """Show the certified bundle that already answers this challenge."""
-    _show(results_of(verdict), bundle, verdict.contents.slowed, verdict.contents.marks, as_json)
+    _show(results_of(verdict), bundle, verdict.contents.slowed, verdict.contents.marks, request)
     then = "received" if verdict.received_at else "bench receive countersigns it"
     print(f"bundle {bundle}   certified by {verdict.certified_by}, {then}", file=sys.stderr)
     print("this run was finished before: nothing was measured, nothing written", file=sys.stderr)

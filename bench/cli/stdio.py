@@ -11,11 +11,13 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
+from bench.base.encoding import IN_ASCII
 from bench.base.errors import EnvironmentCannot
 
-IN_ASCII = {"±": "+-", "…": "...", "·": ".", "°": " "}  # in bench's own texts; other characters are escaped
+if TYPE_CHECKING:
+    from bench.cli.pager import Pager
 
 
 class _Stream:
@@ -39,6 +41,32 @@ class _Stream:
 
 
 class Stdout(_Stream):
+    """stdout: through a pager where it is a terminal and `paged` is set before the first text."""
+
+    def __init__(self, file: TextIO) -> None:
+        super().__init__(file)
+        self.paged = False
+        self.terminal = file.isatty()
+        self._pager: Pager | None = None
+
+    def write(self, text: str) -> int:
+        if self.paged and self.terminal and not self.used:
+            self._start_pager()
+        return super().write(text)
+
+    def _start_pager(self) -> None:
+        from bench.cli.pager import Pager, pager_of  # subprocess is slow to import
+
+        if (command := pager_of(os.environ)) is not None:
+            self._file.flush()
+            self._pager = Pager(command, self._file)
+            self._file = self._pager.stdin
+
+    def end(self) -> None:
+        """Wait until the user has left the pager, if there is one."""
+        if self._pager is not None:
+            self._pager.wait()
+
     def _try(self, call: Callable[[], object]) -> None:
         try:
             call()
@@ -72,9 +100,18 @@ def wrapped_streams() -> Iterator[Stdout]:
         yield stdout
         stdout.flush()
     finally:
+        stdout.end()
         sys.stdout, sys.stderr = before
         if errors.refused:
             leave(sys.stderr)
+
+
+def show(text: str) -> None:
+    """Print a text for people, in colours if stdout has them."""
+    from bench.base.colour import painted, wanted  # --help has no colours
+
+    coloured = wanted(os.environ, terminal=getattr(sys.stdout, "terminal", False))
+    print(painted(text) if coloured else text)
 
 
 def _open_closed_streams() -> None:

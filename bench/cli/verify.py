@@ -10,7 +10,9 @@ from pathlib import Path
 
 from bench.base.errors import BenchError, one_line
 from bench.base.strict_json import pretty_json
+from bench.base.terminal import wrapped
 from bench.bundle.verdict import RunContents
+from bench.cli.stdio import show
 from bench.node_check.recompute_any import AnyVerdict
 from bench.records.fastest import fastest, wrong_settings
 from bench.records.run_results import Results
@@ -37,11 +39,11 @@ def verify(request: VerifyArguments) -> int:
         if isinstance(verdict, BenchError):
             print(verdict, file=sys.stderr)
         elif not request.as_json:
-            print(*map(one_line, [f"{path}", *verdict.to_lines(), *_about(verdict)]), sep="\n")
+            show(wrapped(map(one_line, [f"{path}", *verdict.to_lines(), *_about(verdict)]), " " * 11))
     refused = [verdict for _, verdict in checked if isinstance(verdict, BenchError)]
     if len(checked) > 1 and not request.as_json:
         alert = f", {len(refused)} REFUSED" if refused else ""
-        print(f"{len(checked)} bundles: {len(checked) - len(refused)} valid{alert}")
+        show(f"{len(checked)} bundles: {len(checked) - len(refused)} valid{alert}")
     return max((error.exit_code for error in refused), default=0)
 
 

@@ -283,8 +283,9 @@ def _unknown_model(name: str, path: str) -> Mistake:
     plain, at, _ = name.partition("@")
     if at and plain in known_models():
         return Mistake(path, f"{in_json(name)} is not a reading of {plain}", f"allowed: {plain + PAPER_CODE}")
-    hint = nearest(name, [*known_models(), *zoo_names()])
-    return Mistake(path, f"{in_json(name)} is not a model here", f"{hint}   (bench plan --list-models)")
+    look = "bench plan --list-models tells about them; docs/guides/your-own-model.md: any other"
+    hint = nearest(name, [*known_models(), *zoo_names()], look)
+    return Mistake(path, f"{in_json(name)} is not a model here", hint)
 
 
 def _method_mistakes(entries: Any, where: str) -> Iterator[Mistake]:
@@ -296,7 +297,9 @@ def _method_mistakes(entries: Any, where: str) -> Iterator[Mistake]:
         unknown = [(j, name) for j, name in enumerate(entry) if name not in known_methods()]
         for j, name in unknown:
             yield Mistake(
-                f"{path}/{j}", f"{in_json(name)} is not a method here", nearest(name, known_methods())
+                f"{path}/{j}",
+                f"{in_json(name)} is not a method here",
+                nearest(name, known_methods(), "docs/methods.md describes them"),
             )
         if not unknown and (why := conflict(ordered(entry))):
             yield Mistake(path, why, "allowed: methods that go together")

@@ -11,10 +11,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any, TextIO
 
 from rich.console import Console
-from tabulate import tabulate
 
 from bench.base.errors import one_line
 from bench.base.strict_json import pretty_json
+from bench.base.terminal import Table, Wrapped, columns, plain_columns, table
+
+LEAST_REASON = 20  # columns of a last column
 
 
 def tell(*lines: object, file: TextIO | None = None) -> None:
@@ -29,10 +31,15 @@ def tell_block(text: str) -> None:
 
 
 def tell_table(headers: Sequence[str], rows: Iterable[Sequence[object]], widest: int | None = None) -> None:
-    """Print a table; cells of the last column are wrapped at `widest` characters."""
+    """Print a table that fits the terminal; its last column has at most `widest` characters."""
     cells = [[one_line(str(cell)) for cell in row] for row in rows]
-    widths = None if widest is None or not cells else [*[None] * (len(headers) - 1), widest]
-    tell_block(tabulate(cells, [*map(one_line, headers)], disable_numparse=True, maxcolwidths=widths))
+    heads = plain_columns([*map(one_line, headers)])
+    *others, last = (column.name for column in heads)
+    steps = [Wrapped(last, LEAST_REASON), *(Wrapped(name, LEAST_REASON) for name in others)]
+    one = Table(heads, cells)
+    most = None if widest is None else sum(one.widths[:-1]) + 2 * len(others) + widest
+    room = min((width for width in (columns(), most) if width is not None), default=None)
+    tell_block(table(one, steps, room))
 
 
 def tell_json(document: Any) -> None:

@@ -62,6 +62,14 @@ def currency_sign(currency: str) -> str:
     return "$" if currency == "USD" else f"{currency} "
 
 
+def short_count(number: float) -> str:
+    """Format a large number as people say it: 450M, 2.78B; whole below a million."""
+    for scale, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
+        if number >= scale:
+            return f"{figures(number / scale)}{letter}"
+    return f"{number:,.0f}" if number >= 100 else figures(number)
+
+
 def count_text(number: int, word: str) -> str:
     return f"{number:,} {word}{'' if number == 1 else 's'}"
 
@@ -92,6 +100,21 @@ def seconds_text(seconds: float) -> str:
     if seconds < 5400:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:.1f} h"
+
+
+def failure_word(failure: Failure) -> str:
+    """Say in two words how a trial failed."""
+    match failure:
+        case OutOfMemory(where="host"):
+            return "out of host memory"
+        case OutOfMemory():
+            return "out of memory"
+        case Unsupported():
+            return "unsupported"
+        case TimedOut():
+            return "timed out"
+        case Crashed():
+            return "crashed"
 
 
 def failure_text(failure: Failure) -> str:

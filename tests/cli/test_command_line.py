@@ -24,7 +24,7 @@ from bench.records.trial import Crashed
 from bench.runner.run import execute as running
 from bench.runner.run.events import TrialEnded
 from bench.runner.run.run_state import Run
-from tests.report.made import bundle
+from tests.report.made import NO_MEMORY, bundle
 
 ROOT = Path(__file__).parents[2]
 CHECKS = str(ROOT / "results/node-check-h200/1gpu-run1.tar")
@@ -142,6 +142,11 @@ def test_a_run_that_ends_for_any_reason_leaves_a_bundle(
     assert main(["run", str(QUICKSTART), "--device", "cpu"]) == 5
     shown = capsys.readouterr()
     assert re.search(f"INCOMPLETE  .*{said}, 14 of 15 settings undecided", shown.out)
+    undecided = [line for line in shown.out.splitlines() if line.startswith("NOT DECIDED")]
+    (missing,) = [
+        line for line in shown.err.splitlines() if line.startswith("no figure for") and "before" in line
+    ]
+    assert len(undecided) <= 1 and missing.count(",") == 3  # four models, once each
     assert "--resume continues it" in shown.err
     (left,) = Path("out").glob("*.tar")
     assert main(["verify", str(left)]) == 0
@@ -365,7 +370,7 @@ def test_a_plan_states_the_memory_it_was_made_for(tmp_path: Path, capsys: pytest
 
 def test_a_plan_marks_settings_that_are_unlikely_to_fit(capsys: pytest.CaptureFixture[str]) -> None:
     """Predictions may be wrong: a setting that is slightly too large is tried, but marked."""
-    words = ["plan", str(QUICKSTART.with_name("hour.json")), "--gpu", "h100"]
+    words = ["plan", str(QUICKSTART.with_name("hour.json")), "--gpu", "h100", "--all"]
     assert main(words) == 0
     blocks = capsys.readouterr().out.split("\n\n")
     (block,) = (block for block in blocks if block.startswith("pythia-6.9b\n"))
@@ -390,8 +395,15 @@ def test_a_plan_for_elsewhere_says_what_offloading_takes_of_the_host(
     assert "offload" not in capsys.readouterr().out
 
 
-def test_a_shortened_reason_is_marked_as_such(capsys: pytest.CaptureFixture[str]) -> None:
-    reason = "ValueError: hidden_size must be divisible by num_heads (got 30 and 4)"
-    path = bundle(Path("a.tar"), settings=[((), 0.5), (("checkpointing",), Crashed(reason))])
+def test_reasons_stand_below_the_table_once_and_a_shortened_one_is_marked(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    reason = f"ValueError: hidden_size must be divisible by num_heads (got {'1' * 300} and 4)"
+    failed = [(("checkpointing",), Crashed(reason)), (("tf32",), Crashed(reason)), (("compile",), NO_MEMORY)]
+    path = bundle(Path("a.tar"), settings=[((), 0.5), *failed])
     assert main(["compare", str(path)]) == 0
-    assert f"  {f'crashed: {reason}'[:59]}…" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert f"\ncheckpointing 16 x 4, tf32 16 x 4: {f'crashed: {reason}'[:199]}…\n" in shown
+    assert re.findall(r"16 x 4  ( *[a-z ]*)$", shown, re.MULTILINE)
+    ends = [line.split("16 x 4")[1].strip() for line in shown.splitlines() if re.match("    (c|t)", line)]
+    assert ends == ["crashed", "crashed", "out of memory"]

@@ -145,13 +145,13 @@ def test_nothing_of_a_push_is_printed_by_another_way() -> None:
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call)
         and (
-            (isinstance(node.func, ast.Name) and node.func.id in ("print", "tabulate", "input"))
+            (isinstance(node.func, ast.Name) and node.func.id in ("print", "table", "input"))
             or ast.unparse(node.func).startswith(("sys.stdout.", "sys.stderr.", "self._console.print"))
         )
     }
     assert found == {
         ("terminal.py", "print"),
-        ("terminal.py", "tabulate"),
+        ("terminal.py", "table"),
         ("terminal.py", "sys.stdout.write"),
         ("screen.py", "self._console.print"),
     }

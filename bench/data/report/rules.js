@@ -154,7 +154,12 @@ const rules = (() => {
   const divided = (found, by) => ("value" in found ? { value: found.value / by } : found);
   const parse = {
     positive,
-    days: (text) => (text.endsWith("h") ? divided(positive(text.slice(0, -1)), 24) : positive(text.replace(/d$/, ""))),
+    days: (text) => {
+      if (text.endsWith("h")) return divided(positive(text.slice(0, -1)), 24);
+      if (!text.endsWith("w")) return positive(text.replace(/d$/, ""));
+      const weeks = positive(text.slice(0, -1));
+      return "value" in weeks ? { value: 7 * weeks.value } : weeks;
+    },
     percent: (text) => {
       const found = positive(text.replace(/%+$/, ""));
       return found.value > 100 ? { mistake: `${text} is more than 100%` } : divided(found, 100);

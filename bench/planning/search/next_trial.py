@@ -44,6 +44,19 @@ def next_trial(plan: Plan, outcomes: Mapping[str, Outcome]) -> Trial | None:
     return None
 
 
+def settings_in_order(plan: Plan, model: str) -> list[SettingPlan]:
+    """Return a model's settings as they would be tried if nothing were learnt on the way.
+
+    Those that a search would not try, because others are never slower, come last.
+    """
+    plans = _setting_plans(plan, model)
+    if model not in plan.guided:
+        return plans
+    ordered = candidates.promising(plans, {}, plan.memory_bytes, plan.trial_seconds)
+    turn = {trial.setting: place for place, trial in reversed([*enumerate(ordered)])}
+    return sorted(plans, key=lambda one: turn.get(one.setting, len(ordered)))
+
+
 def finalist(plan: Plan, outcomes: Mapping[str, Outcome], again: Collection[str]) -> Trial | None:
     """Return the trial to measure a second time, once no trial is open; None if no trial needs it.
 

@@ -20,10 +20,11 @@ from bench.bundle.verify import Files
 from bench.node_check.check_results import CheckContents
 from bench.node_check.recompute_any import recompute
 from bench.records.copied import values_of
-from bench.records.estimate import Interval
+from bench.records.estimate import SECONDS_A_DAY, Interval
 from bench.records.fastest import fastest, runner_up, wrong_settings
 from bench.records.gradients import GradientCheck
 from bench.records.marks import Mark
+from bench.records.mfu import mfu_of
 from bench.records.run_results import Results, TrialResult
 from bench.records.slowdown import Slowed
 from bench.records.switches import deciding, in_words
@@ -87,6 +88,7 @@ class Attempt:
     step_seconds: Interval | None = None
     units_per_second: float | None = None
     utilisation: float | None = None
+    mfu: float | None = None  # of the vendor's peak
     share_of_floor: float | None = None
     peak_bytes: int | None = None
     no_gradient_check: str | None = None  # why its gradients were not checked
@@ -177,6 +179,11 @@ class RankedRow(Row):
     best: MeasuredAttempt
 
     @property
+    def units(self) -> float:
+        """The tokens, images or pairs of the whole recipe."""
+        return self.best.units_per_second * self.best.days.value * SECONDS_A_DAY
+
+    @property
     def days(self) -> Interval:
         return self.best.days
 
@@ -230,7 +237,8 @@ def _row(path: Path, verdict: Verdict[Contents], run: ComparedRun, model: Model)
     results = run.results
     trials = _trials_of(results, model.name)
     best, wrong = fastest(trials, run.marks), wrong_settings(trials)
-    best_attempt = _attempt(best) if best else None
+    mfu = {trial.id: mfu_of(trial, results.node, model.recipe.precision) for trial in trials}
+    best_attempt = _attempt(best, mfu) if best else None
     doubt = runner_up(model.name, results.trials, run.marks)
     devices = best.gpus if best else max((trial.gpus for trial in trials), default=1)
     e = best.estimate if best else None
@@ -255,10 +263,10 @@ def _row(path: Path, verdict: Verdict[Contents], run: ComparedRun, model: Model)
         conditions=tuple(_conditions(run, model, verdict.level)),
         training_flops=e.flops_per_second * e.step_seconds.value * model.recipe.steps if e else None,
         best=None,
-        attempts=tuple(_attempt(trial, wrong.get((model.name, trial.setting))) for trial in trials),
+        attempts=tuple(_attempt(trial, mfu, wrong.get((model.name, trial.setting))) for trial in trials),
         watts=run.watts.get(best.id) if best else None,
         telemetry=run.course,
-        close=_uncertain(*doubt) if doubt else None,
+        close=_uncertain(*doubt, mfu) if doubt else None,
         samples_sha256=run.samples_sha256,
         slowed=run.slowed.get(best.id) if best else None,
         marks=run.marks.get(best.id, ()) if best else (),
@@ -275,8 +283,10 @@ def _software(results: Results) -> Software:
     return Software(results.measured_by, node.packages.get("torch"), node.driver, image, node.stack)
 
 
-def _uncertain(confidence: float, rival: TrialResult) -> UncertainFastest | None:
-    attempt = _attempt(rival)
+def _uncertain(
+    confidence: float, rival: TrialResult, mfu: Mapping[str, float | None]
+) -> UncertainFastest | None:
+    attempt = _attempt(rival, mfu)
     return UncertainFastest(confidence, attempt) if isinstance(attempt, MeasuredAttempt) else None
 
 
@@ -292,7 +302,9 @@ def _machine(node: NodeFacts, gpus_a_node: int, devices: int, run_id: str) -> Ma
     return Machine(name, "cuda", devices, min(g.memory_bytes for g in used), f"{identity}-{devices}", nodes)
 
 
-def _attempt(trial: TrialResult, wrong: GradientCheck | None = None) -> Attempt:
+def _attempt(
+    trial: TrialResult, mfu: Mapping[str, float | None], wrong: GradientCheck | None = None
+) -> Attempt:
     batch = (trial.label, trial.setting, trial.micro_batch, trial.accumulation)
     if trial.failure is not None:
         return Attempt(*batch, trial.outcome, failure_text(trial.failure))
@@ -313,6 +325,7 @@ def _attempt(trial: TrialResult, wrong: GradientCheck | None = None) -> Attempt:
         step_seconds=e.step_seconds,
         units_per_second=e.units_per_second,
         utilisation=e.utilisation,
+        mfu=mfu[trial.id],
         share_of_floor=trial.share_of_floor,
         peak_bytes=e.peak_bytes,
         no_gradient_check=trial.no_gradient_check,

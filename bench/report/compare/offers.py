@@ -38,6 +38,7 @@ class Offer(AppraisedOffer):
     gpus: int  # of the machine that is paid for, which may have more than trained
     quotes: tuple[str, ...]  # each with amount, source and date
     unmetered: bool  # electricity has a price, but this machine's power was not measured
+    units_per_currency: float | None = None  # tokens, images or pairs that a unit of the currency trains
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,7 @@ class PricedRow:
                 gpus=priced.gpus,
                 quotes=priced.quotes,
                 unmetered=offer.kind == "buy" and self.unmetered,
+                units_per_currency=self.row.units / offer.run_cost if offer.run_cost > 0 else None,
             )
             for offer, priced in zip(appraised.offers, self.amounts, strict=True)
         )

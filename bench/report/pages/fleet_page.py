@@ -7,6 +7,8 @@ from pathlib import Path
 
 from tabulate import tabulate
 
+from bench.base.terminal import Table, Wrapped, columns, plain_columns, wrapped
+from bench.base.terminal import table as terminal_table
 from bench.bundle.verdict import level_text
 from bench.node_check.fleet import Fleet, RankedNode, Spread
 from bench.node_check.judging.finding import Finding, quantity
@@ -17,19 +19,22 @@ from bench.report.text.escapes import csv_lines, markdown_text
 
 COLUMNS = ("node", "verdict", "worst finding")
 LEVEL = "level"  # of the signature, as in a comparison of runs that trained
+MOST_COLUMNS = 132  # width of the table
+STEPS = (Wrapped("worst finding", 36), Wrapped("node", 16), LEVEL, Wrapped("worst finding", 20))
+SPREAD_STEPS = ("values", Wrapped("the fleet", 12), Wrapped("figure", 16))
 SPREAD_HEADS = ("figure", "median", "spread", "values")
 SIMULATED = "some of these nodes do not exist: their GPUs were simulated"
 MOST_GOOD = 8  # nodes that pass are listed up to this many, then counted
 
 
 def table(fleet: Fleet) -> str:
-    blocks = [tabulate(_rows(fleet), _columns(fleet), disable_numparse=True, maxcolwidths=_widths(fleet))]
+    room = min(columns() or MOST_COLUMNS, MOST_COLUMNS)
+    blocks = [terminal_table(Table(plain_columns(_columns(fleet)), [*_rows(fleet)]), STEPS, room)]
     if fleet.spreads:
         rows = [_spread_texts(spread) for spread in fleet.spreads]
-        headers = ("the fleet", *SPREAD_HEADS)
-        aligned = ("left", "left", *["right"] * 3)
-        blocks.append(tabulate(rows, headers, disable_numparse=True, colalign=aligned))
-    return "\n\n".join([*blocks, "\n".join(_notes(fleet))])
+        heads = plain_columns(("the fleet", *SPREAD_HEADS), range(2, 5))
+        blocks.append(terminal_table(Table(heads, rows), SPREAD_STEPS))
+    return "\n\n".join([*blocks, wrapped(_notes(fleet), " " * 14)])
 
 
 def _spread_texts(spread: Spread) -> tuple[str, ...]:
@@ -41,10 +46,6 @@ def _columns(fleet: Fleet) -> tuple[str, ...]:
     """Return the heads of the columns; that of the level only if the nodes' levels differ."""
     differ = len({node.seen.assurance for node in fleet.nodes}) > 1
     return (*COLUMNS, LEVEL) if differ else COLUMNS
-
-
-def _widths(fleet: Fleet) -> list[int | None]:
-    return [28, None, 90, *[None] * (len(_columns(fleet)) - len(COLUMNS))]
 
 
 def _level(node: RankedNode) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 
 from bench import __version__
 from bench.base.strict_json import to_json
+from bench.base.terminal import Column
 from bench.records.text import count_text
 from bench.report.compare.compared_rows import Row
 from bench.report.compare.comparison import Comparison, Entry, ModelPart
@@ -37,8 +38,7 @@ from bench.report.plots.telemetry import plots as telemetry_plots
 from bench.report.text.answer_text import capital, own_answer
 from bench.report.text.machine_rows import (
     HEADERS,
-    OFFER_ALIGN,
-    OFFER_HEADERS,
+    OFFER_COLUMNS,
     TEXT_COLUMNS,
     machine_rows,
     offers,
@@ -54,9 +54,15 @@ COLUMNS = (
     "level: self, the bundle is complete and consistent in itself; operator, it also answers a challenge of"
     " the operator whose key certified it. Neither proves that the machine reported the truth",
 )
-OFFER_HEADS_SPOKEN = ("buy or rent", "", "", "", "", "what it comes to")  # for screen readers; else not shown
+OFFER_HEADS_SPOKEN = ("buy or rent", *[""] * 6, "what it comes to")  # for screen readers; else not shown
 # What the page's JSON leaves out of an attempt.
-USUAL = {"outcome": "measured", "reason": None, "share_of_floor": None, "no_gradient_check": None}
+USUAL = {
+    "outcome": "measured",
+    "reason": None,
+    "mfu": None,
+    "share_of_floor": None,
+    "no_gradient_check": None,
+}
 MOST_LINKS = 12  # to models, shown unfolded
 
 
@@ -154,8 +160,8 @@ def _offers(part: ModelPart, rows: list[tuple[tuple[str, ...], bool]]) -> Markup
     counts = [*(len(entry.offers) for entry in part.entries), *(len(guess.offers) for guess in part.guesses)]
     of_machine = [machine for machine, count in enumerate(counts) for _ in range(count)]
     heads = (
-        el("th", head or el("span", spoken, class_="heard"), scope="col", class_=_side(align))
-        for head, spoken, align in zip(OFFER_HEADERS, OFFER_HEADS_SPOKEN, OFFER_ALIGN, strict=True)
+        el("th", column.head or el("span", spoken, class_="heard"), scope="col", class_=_side(column))
+        for column, spoken in zip(OFFER_COLUMNS, OFFER_HEADS_SPOKEN, strict=True)
     )
     body = (
         el("tr", *_offer_cells(texts), data_of=number, class_="chosen" if chosen else None)
@@ -166,12 +172,12 @@ def _offers(part: ModelPart, rows: list[tuple[tuple[str, ...], bool]]) -> Markup
 
 def _offer_cells(texts: tuple[str, ...]) -> Iterator[Markup]:
     """Yield the cells of an offer; on a phone, where a row is a block, `data-head` precedes each cell."""
-    for cell, head, align in zip(texts, OFFER_HEADERS, OFFER_ALIGN, strict=True):
-        yield el("td", cell, class_=_side(align), data_head=head or None)
+    for cell, column in zip(texts, OFFER_COLUMNS, strict=True):
+        yield el("td", cell, class_=_side(column), data_head=column.head or None)
 
 
-def _side(align: str) -> str | None:
-    return "t" if align == "left" else None
+def _side(column: Column) -> str | None:
+    return None if column.right else "t"
 
 
 def _table(part: ModelPart) -> Markup:
@@ -208,6 +214,7 @@ def _exact(entry: Entry) -> dict[str, float | None]:
         "batch": best.micro_batch,
         "limit": best.utilisation,
         "floor": best.share_of_floor,
+        "mfu": best.mfu,
         "memory": best.peak_bytes,
         "kwh": entry.kwh,
     }

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from tabulate import tabulate
-
 from bench.base.strict_json import pretty_json, to_json
+from bench.base.terminal import Table, Wrapped, plain_columns, table, wrapped
 from bench.records.estimate import Interval
 from bench.records.text import count_text, money_text
 from bench.report.compare.decision import Option
@@ -31,7 +30,7 @@ def show(folder: Path | None, *, png: bool, as_json: bool) -> int:
         document = {"paper": paper(), "claims": tuple(claims()), "code_on_h200": paper_code()}
         sys.stdout.write(pretty_json(to_json(document)).decode())
     else:
-        print("\n\n".join([_claims_table(), _code_table(), "\n".join(_notes())]))
+        print("\n\n".join([_claims_table(), _code_table(), wrapped(_notes(), " " * 4)]))
     if folder is not None:
         from bench.report.plots.plot_files import write_plots
 
@@ -47,7 +46,8 @@ def _claims_table() -> str:
         counted = zip(paper().gpu_counts, row.days, strict=True)
         rows.append((row.model, row.gpu, *(_claimed(row.model, row.gpu, *each) for each in counted)))
     heads = ("Table 1, days", "", *(count_text(n, "GPU") for n in paper().gpu_counts))
-    return tabulate(rows, heads, disable_numparse=True, colalign=("left", "left", *["right"] * 4))
+    steps = (Wrapped("column 1", 4), Wrapped("Table 1, days", 13), "4 GPUs", "2 GPUs")
+    return table(Table(plain_columns(heads, range(2, 6)), rows), steps)
 
 
 def _claimed(model: str, gpu: str, gpus: int, days: object) -> str:
@@ -66,7 +66,7 @@ def _code_table() -> str:
     rows = [
         (
             row.model,
-            row.gpus,
+            str(row.gpus),
             row.sharding,
             "yes" if row.free_lunch else "no",
             f"{row.micro_batch_size} x {row.accumulation}",
@@ -77,7 +77,15 @@ def _code_table() -> str:
         for row in paper_code().rows
     ]
     heads = ("the paper's code", "GPUs", "sharding", "free lunch", "batch", "says, days", "takes", "times")
-    return tabulate(rows, heads, disable_numparse=True, colalign=("left", *["right"] * 7))
+    steps = (
+        "batch",
+        Wrapped("the paper's code", 13),
+        Wrapped("sharding", 10),
+        "free lunch",
+        "sharding",
+        "times",
+    )
+    return table(Table(plain_columns(heads, range(1, 8)), rows), steps)
 
 
 def _notes() -> Iterator[str]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from bench.base.errors import BadInput, VerificationFailed, printable
 from bench.base.strict_json import field_values, pretty_json, strict_loads, to_json
+from bench.base.terminal import wrapped
 from bench.bundle.verdict import RunContents
 from bench.bundle.verify import Files
 from bench.node_check.recompute_any import recompute
@@ -76,7 +77,7 @@ def show(reproduction: Reproduction, *, as_json: bool) -> int:
         document = {"reproduced": reproduction.reproduced, **to_json(reproduction)}
         sys.stdout.write(pretty_json(document).decode())
     else:
-        print(printable("\n".join(_lines(reproduction))))
+        print(printable(wrapped(_lines(reproduction), " " * 4)))
     return 0 if reproduction.reproduced else 1
 
 

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from tabulate import tabulate
-
+from bench.base.terminal import Column, Table, Wrapped, columns, plain_columns, table, wrapped
 from bench.node_check.check_results import CheckResults
 from bench.node_check.judging.finding import Finding, quantity, worst
 from bench.report.text.check_summary import WORDS, by_check, counted_text, node_text, verdict_of
-from bench.report.text.terminal import LEAST_COLUMNS, columns, wrapped
 
 MOST_FIGURES = 6  # in a row of the table; more are summed up
 MOST_COLUMNS = 108  # width of the table
 LAG_HEADS = ("median", "spread", "slowest", "")
-NAME_COLUMNS = 24  # width of the columns with checks' names and verdicts
+LAG_STEPS = ("spread", Wrapped("stragglers", 20), "median", "column 4")
+LEAST_SUMMARY = 20  # columns of a check's summary
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +64,9 @@ def _table(results: CheckResults) -> str:
         most_serious = worst(findings)
         assert most_serious is not None
         rows.append((check, verdict_of(findings), _summary(most_serious, findings)))
-    widest = max(LEAST_COLUMNS, min(columns() or MOST_COLUMNS, MOST_COLUMNS) - NAME_COLUMNS)
-    widths = [None, None, widest]
-    return tabulate(rows, ("check", "verdict", ""), disable_numparse=True, maxcolwidths=widths)
+    heads = [*plain_columns(("check", "verdict")), Column("summary", "")]
+    room = min(columns() or MOST_COLUMNS, MOST_COLUMNS)
+    return table(Table(heads, rows), [Wrapped("summary", LEAST_SUMMARY)], room)
 
 
 def _summary(finding: Finding, findings: Sequence[Finding]) -> str:
@@ -161,13 +159,7 @@ def stragglers(findings: Sequence[Finding]) -> list[Lag]:
 def _lag_table(lags: Sequence[Lag]) -> str:
     rows = [lag.cells for lag in lags]
     headers = ("stragglers", *LAG_HEADS, "under the median")
-    table = tabulate(rows, headers, disable_numparse=True, colalign=("left", *["right"] * 5))
-    if len(table.partition("\n")[0]) <= (columns() or sys.maxsize):
-        return table
-    lines = (
-        f"  {name}: {gpu}, {slowest}, {under} under {usual}" for name, usual, _, gpu, slowest, under in rows
-    )
-    return wrapped(["stragglers, and the median that they are under:", *lines], " " * 4)
+    return table(Table(plain_columns(headers, range(1, 6)), rows), LAG_STEPS)
 
 
 def verdict_line(results: CheckResults) -> str:

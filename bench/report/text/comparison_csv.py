@@ -21,7 +21,7 @@ CSV_COLUMNS = (
     "rent_in_budget", "rent_answers", "break_even_runs", "break_even_utilisation",
     "slowed", "share_of_floor", "group", "searched", "half_width_another_day", "half_width_another_machine",
     "marks", "estimate", "low_days", "high_days", "at_peak_days", "buy_least_run_cost", "buy_most_run_cost",
-    "rent_least_run_cost", "rent_most_run_cost",
+    "rent_least_run_cost", "rent_most_run_cost", "mfu", "buy_units_per_currency", "rent_units_per_currency",
 )  # fmt: skip
 
 
@@ -88,6 +88,7 @@ def _csv_entry(part: ModelPart, entry: Entry) -> dict[str, Any]:
         "slowed": row.slowed and slowed_text(row.slowed),
         "marks": "; ".join(f"{mark.kind}: {mark.text}" for mark in row.marks),
         "share_of_floor": best.share_of_floor,
+        "mfu": best.mfu,
         **_csv_offers(entry),
     }
 
@@ -101,6 +102,7 @@ def _csv_offers(entry: Entry) -> dict[str, Any]:
             f"{kind}_spend": offer.spend,
             f"{kind}_in_budget": offer.in_budget,
             f"{kind}_answers": "; ".join(offer.marks),
+            f"{kind}_units_per_currency": offer.units_per_currency,
         }
         if kind == "rent":
             cells |= {"rent_hour": offer.price, "rent_gpus": offer.gpus}

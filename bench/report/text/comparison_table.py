@@ -2,45 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from tabulate import tabulate
 
+from bench.base import terminal
 from bench.base.strict_json import pretty_json, to_json
+from bench.base.terminal import Column, Table, Wrapped
 from bench.report.compare.comparison import Comparison, ModelPart
 from bench.report.compare.matrix import matrix_of
-from bench.report.text import terminal
 from bench.report.text.answer_text import answer_text, own_answer, question_text
 from bench.report.text.comparison_csv import csv_text
 from bench.report.text.escapes import markdown_text
-from bench.report.text.machine_rows import HEADERS, OFFER_ALIGN, OFFER_HEADERS, TEXT_COLUMNS, columns, offers
+from bench.report.text.machine_rows import (
+    FIXED_COLUMNS,
+    HEADERS,
+    OFFER_COLUMNS,
+    TEXT_COLUMNS,
+    machine_rows,
+    offers,
+)
 from bench.report.text.matrix_text import matrix_markdown, matrix_text
 from bench.report.text.remarks import ABOUT, notes, remarks
+from bench.report.text.run_table import left_out_line
 
-# Columns for which a narrow terminal has no room, the first to go first. JSON, CSV and the report have all.
-SPARE = (
-    "run", "level", "kWh a run", "of floor", "of limit", "memory", "batch", "times the fastest", "setting",
+# How tables become narrower on a terminal. JSON, CSV and the report have all columns.
+STEPS = (
+    Wrapped("note", 20), "run", "level", "kwh", "mfu", "floor", "limit", "memory", "batch",
+    Wrapped("setting", 20), "slower", Wrapped("machine", 12), "setting", Wrapped("note", 14),
 )  # fmt: skip
-SPARE_OF_OFFERS = ("days",)
-Table = tuple[Sequence[Sequence[str]], Sequence[str], Sequence[str]]
+OFFER_STEPS = (
+    Wrapped("note", 20),
+    "billion",
+    "worth",
+    "days",
+    Wrapped("machine", 12),
+    "price",
+    Wrapped("note", 14),
+)
 
 
-def table(comparison: Comparison) -> str:
-    """Format for a terminal: question and answer, the matrix, each model with its remarks, notes."""
+def table(comparison: Comparison, chosen: Sequence[str] | None = None) -> str:
+    """Format for a terminal: question and answer, the matrix, each model with its remarks, notes.
+
+    `chosen` are the names of the columns to show, of those in HEADERS.
+    """
     if not comparison.parts:
         return "nothing to compare"
     answer = question_text(comparison), f"answer: {answer_text(comparison)}"
-    head = terminal.wrapped(answer, " " * 4)
+    above = terminal.wrapped(answer, " " * 4)
     matrix = matrix_text(matrix_of(comparison), comparison.currency)
-    blocks = [_text_part(part, comparison) for part in comparison.parts]
-    return "\n\n".join([head, *filter(None, [matrix]), *blocks, terminal.wrapped(notes(comparison), " " * 4)])
+    machines = machine_tables(comparison.parts)
+    offered = [offer_table(part, comparison) for part in comparison.parts]
+    fitted = terminal.alike([one for one in machines if one], STEPS, chosen)
+    priced = iter(terminal.alike([one for one in offered if one], OFFER_STEPS).texts)
+    ranked = iter(fitted.texts)
+    blocks = [
+        _text_part(part, comparison, next(ranked) if one else "", next(priced) if offers else "")
+        for part, one, offers in zip(comparison.parts, machines, offered, strict=True)
+    ]
+    hidden = tuple(f"{head}:" for head in fitted.left_out)
+    told = [note for note in notes(comparison) if not note.startswith(hidden)]
+    below = terminal.wrapped([*told, *left_out_line(fitted.left_out)], " " * 4)
+    return "\n\n".join([above, *filter(None, [matrix]), *blocks, below])
 
 
-def _text_part(part: ModelPart, comparison: Comparison) -> str:
-    tables = "\n\n".join(
-        terminal.narrowed(*each, SPARE_OF_OFFERS if each[1] == OFFER_HEADERS else SPARE)
-        for each in _tables(part, comparison)
-    )
+def _text_part(part: ModelPart, comparison: Comparison, machines: str, priced: str) -> str:
+    tables = "\n\n".join(filter(None, [machines, priced]))
     lead = [part.title, *own_answer(part, comparison)]
     told = list(remarks(part, comparison))
     above = terminal.wrapped(lead, " " * 4) + (f"\n{tables}" if tables else "")
@@ -48,14 +76,18 @@ def _text_part(part: ModelPart, comparison: Comparison) -> str:
     return "\n\n".join(filter(None, (above, below)))
 
 
-def _tables(part: ModelPart, comparison: Comparison) -> Iterator[Table]:
-    """Yield rows, heads and alignment of the table of machines and that of offers, unless they are empty."""
-    if part.entries or part.guesses:
-        names, rows = columns(part)
-        aligned = ["left" if name in TEXT_COLUMNS else "right" for name in names]
-        yield rows, [HEADERS[name] for name in names], aligned
-    if priced := [row for row, _ in offers(part, comparison)]:
-        yield priced, OFFER_HEADERS, OFFER_ALIGN
+def machine_tables(parts: Sequence[ModelPart]) -> list[Table | None]:
+    """Return a table with a row for each machine, or None, for each part; all have the same columns."""
+    every = [machine_rows(part) for part in parts]
+    names = [name for name in HEADERS if any(row[name] for rows in every for row in rows)]
+    heads = [Column(n, HEADERS[n], n not in TEXT_COLUMNS, n in FIXED_COLUMNS) for n in names]
+    return [Table(heads, [[row[n] for n in names] for row in rows]) if rows else None for rows in every]
+
+
+def offer_table(part: ModelPart, comparison: Comparison) -> Table | None:
+    """Return a row for each price; None without any."""
+    priced = [row for row, _ in offers(part, comparison)]
+    return Table(OFFER_COLUMNS, priced) if priced else None
 
 
 def markdown(comparison: Comparison) -> str:
@@ -65,18 +97,20 @@ def markdown(comparison: Comparison) -> str:
         blocks += [markdown_text(text) for text in (question_text(comparison), answer_text(comparison))]
     if matrix := matrix_markdown(matrix_of(comparison), comparison.currency):
         blocks.append(matrix)
-    for part in comparison.parts:
+    for part, machines in zip(comparison.parts, machine_tables(comparison.parts), strict=True):
         blocks.append(f"### {markdown_text(part.title)}")
         blocks += map(markdown_text, own_answer(part, comparison))
-        blocks += [_pipes(*each) for each in _tables(part, comparison)]
+        blocks += map(_pipes, filter(None, (machines, offer_table(part, comparison))))
         if told := [f"- {markdown_text(line)}" for line in remarks(part, comparison)]:
             blocks += [f"{ABOUT}:", "\n".join(told)]
     return "\n\n".join([*blocks, "\n".join(f"- {markdown_text(note)}" for note in notes(comparison))])
 
 
-def _pipes(rows: Sequence[Sequence[str]], heads: Sequence[str], aligned: Sequence[str]) -> str:
-    safe = [[markdown_text(cell) for cell in row] for row in rows]
-    return tabulate(safe, heads, tablefmt="pipe", disable_numparse=True, colalign=aligned)
+def _pipes(one: Table) -> str:
+    safe = [[markdown_text(cell) for cell in row] for row in one.rows]
+    sides = ["right" if column.right else "left" for column in one.columns]
+    heads = [column.head for column in one.columns]
+    return tabulate(safe, heads, tablefmt="pipe", disable_numparse=True, colalign=sides)
 
 
 def json_text(comparison: Comparison) -> str:

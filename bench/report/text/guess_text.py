@@ -35,7 +35,8 @@ def guess_cells(guess: PricedGuess) -> dict[str, str]:
 def guess_offer_row(guess: PricedGuess, offer: GuessOffer, currency: str, runs: int) -> tuple[str, ...]:
     price = money_text(offer.price, currency) + (" an hour" if offer.kind == "rent" else "")
     notes = "; ".join(_offer_notes(guess, offer, currency, runs))
-    return offer.kind, guess.label, days_text(guess), price, money_text(offer.run_cost, currency), notes
+    cost = money_text(offer.run_cost, currency)
+    return offer.kind, guess.label, days_text(guess), price, cost, "", "", notes
 
 
 def _offer_notes(guess: PricedGuess, offer: GuessOffer, currency: str, runs: int) -> Iterator[str]:

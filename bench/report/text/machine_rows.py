@@ -6,15 +6,18 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from bench.base.terminal import Column
 from bench.bundle.verdict import level_text
 from bench.records.text import (
     batch_text,
     bytes_text,
     count_text,
+    currency_sign,
     figures,
     interval_text,
     money_text,
     share_text,
+    short_count,
 )
 from bench.report.compare.compared_rows import Machine
 from bench.report.compare.comparison import Comparison, Entry, ModelPart
@@ -30,6 +33,7 @@ HEADERS: Mapping[str, str] = {
     "batch": "batch",
     "limit": "of limit",
     "floor": "of floor",
+    "mfu": "MFU",
     "memory": "memory",
     "kwh": "kWh a run",
     "level": "level",
@@ -37,9 +41,19 @@ HEADERS: Mapping[str, str] = {
     "note": "",
 }
 TEXT_COLUMNS = frozenset({"machine", "setting", "level", "run", "note"})
+FIXED_COLUMNS = frozenset({"rank", "machine", "note"})  # shown whatever columns are chosen
 IN_TIME = {"yes": "meets the deadline", "perhaps": "may miss the deadline", "no": "misses the deadline"}
-OFFER_ALIGN = ("left", "left", "right", "right", "right", "left")
-OFFER_HEADERS = ("", "machine", "days", "price", "a run", "")
+COLUMN_NAMES = tuple(name for name in HEADERS if name not in FIXED_COLUMNS)
+OFFER_COLUMNS = (
+    Column("kind", "", fixed=True),
+    Column("machine", "machine", fixed=True),
+    Column("days", "days", right=True),
+    Column("price", "price", right=True),
+    Column("cost", "a run", right=True),
+    Column("worth", "worth", right=True),
+    Column("billion", "a billion", right=True),
+    Column("note", "", fixed=True),
+)
 
 
 def machine_names(part: ModelPart) -> list[str]:
@@ -63,6 +77,7 @@ def cells(entry: Entry, machine: str) -> dict[str, str]:
         "batch": batch_text(best.micro_batch, best.accumulation, row.machine.devices),
         "limit": "" if best.utilisation is None else share_text(best.utilisation),
         "floor": "" if best.share_of_floor is None else share_text(best.share_of_floor),
+        "mfu": "" if best.mfu is None else share_text(best.mfu),
         "memory": bytes_text(best.peak_bytes),
         "kwh": "" if entry.kwh is None else figures(entry.kwh),
         "level": level_text(row.level, row.trusted),
@@ -123,7 +138,16 @@ def _offer_row(entry: Entry, machine: str, offer: Offer, comparison: Comparison)
     price = money_text(offer.price, currency) + (" an hour" if offer.kind == "rent" else "")
     run_cost = money_text(offer.run_cost, currency)
     notes = "; ".join(_offer_notes(entry, offer, comparison))
-    return offer.kind, machine, interval_text(entry.days), price, run_cost, notes
+    worth = offer_worth(offer.units_per_currency, entry.row.unit, currency)
+    return offer.kind, machine, interval_text(entry.days), price, run_cost, *worth, notes
+
+
+def offer_worth(units_per_currency: float | None, unit: str, currency: str) -> tuple[str, str]:
+    """Format what money trains, as 450M tokens/$, and what a billion of them costs."""
+    if units_per_currency is None:
+        return "", ""
+    worth = f"{short_count(units_per_currency)} {unit}/{currency_sign(currency).strip()}"
+    return worth, money_text(1e9 / units_per_currency, currency)
 
 
 def paid_for(machine: Machine, gpus: int) -> Iterator[str]:

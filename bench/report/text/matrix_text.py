@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from tabulate import tabulate
 
+from bench.base import terminal
 from bench.records.text import figures, money_text
 from bench.report.compare.matrix import Matrix, MatrixCell
-from bench.report.text import terminal
 from bench.report.text.escapes import markdown_text
 
 SIGNS = {
@@ -62,7 +62,8 @@ def matrix_text(matrix: Matrix, currency: str) -> str:
     for first, last in _chunks(heads, rows, room):
         some = [[row[0], *row[first:last]] for row in rows]
         kept = [row for row in some if any(row[1:])] or some
-        blocks.append(terminal.table(kept, [heads[0], *heads[first:last]], ["left", *_rights(last - first)]))
+        shown = terminal.plain_columns([heads[0], *heads[first:last]], range(1, 1 + last - first))
+        blocks.append(terminal.table(terminal.Table(shown, kept)))
     return "\n\n".join([*blocks, terminal.wrapped([legend(matrix)], " " * 4)])
 
 

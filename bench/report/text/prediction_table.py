@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from textwrap import fill
 
-from tabulate import tabulate
-
+from bench.base.terminal import Column, Table, Wrapped, alike, plain_columns, table, wrapped
 from bench.planning.prediction.predicted_machines import Predicted, PredictedPart, Unpredicted
 from bench.records.text import figures, money_text
 from bench.report.compare.priced_predictions import PricedPrediction, machine_text
 from bench.report.text.escapes import csv_lines
 
-WIDTH = 79  # columns
+WIDTH = 79  # columns of explanations where no terminal has another width
+COLUMNS = (
+    Column("machine", "machine", fixed=True),
+    Column("days", "days", right=True),
+    Column("within", "90% within"),
+    Column("limit", "limit"),
+)  # and a column of costs
+STEPS = ("limit", Wrapped("machine", 12), "within")
+PART_STEPS = ("rate", Wrapped("part", 12))
 MOST_GPUS = 512  # of the rows that predictions are held against
 NOT_MEASURED = "predicted, not measured: bench run on the machine decides"
 ERRORS = "90% within: as far as models and cards that were left out (docs/prediction.md)"
@@ -31,20 +37,25 @@ def prediction_text(
     own: bool = False,
 ) -> Iterator[str]:
     """Yield the lines of a table for each model, the fastest machine first; `own` shows what owning costs."""
-    for name in models:
+    found = {name: by_days(name, rows) for name in models}
+    tables = iter(alike([_table(some, currency, own=own) for some in found.values() if some], STEPS).texts)
+    for name, of_model in found.items():
         yield f"{name}, predicted"
-        of_model = by_days(name, rows)
         if of_model:
-            yield _table(of_model, currency, own=own)
+            yield next(tables)
             for label in dict.fromkeys(row.predicted.label for row in of_model):
                 machines = ", ".join(_with_batch(r.predicted) for r in of_model if r.predicted.label == label)
-                yield fill(f"{label}: {machines}", WIDTH)
+                yield _filled(f"{label}: {machines}")
         else:
             yield "no machine that was asked for is predicted within these limits"
         for reason in reasons_of(name, without):
-            yield fill(f"not predicted  {reason}", WIDTH)
+            yield _filled(f"not predicted  {reason}")
         yield ""
-    yield from caveats(rows)
+    yield wrapped(caveats(rows), " " * 4)
+
+
+def _filled(text: str, indent: str = "") -> str:
+    return wrapped([text], indent, WIDTH)
 
 
 def reasons_of(model: str, without: Sequence[Unpredicted]) -> Iterator[str]:
@@ -67,14 +78,9 @@ def by_days(model: str, rows: Sequence[PricedPrediction]) -> list[PricedPredicti
     return sorted((row for row in rows if row.predicted.model == model), key=lambda row: row.predicted.days)
 
 
-def _table(rows: Sequence[PricedPrediction], currency: str, *, own: bool) -> str:
-    cost = "an owned run" if own else "a rented run"
-    return tabulate(
-        [_cells(row, currency, own=own) for row in rows],
-        ("machine", "days", "90% within", "limit", cost),
-        disable_numparse=True,
-        colalign=("left", "right", "left", "left", "right"),
-    )
+def _table(rows: Sequence[PricedPrediction], currency: str, *, own: bool) -> Table:
+    cost = Column("cost", "an owned run" if own else "a rented run", right=True)
+    return Table((*COLUMNS, cost), [_cells(row, currency, own=own) for row in rows])
 
 
 def _cells(row: PricedPrediction, currency: str, *, own: bool) -> tuple[str, ...]:
@@ -96,21 +102,22 @@ def explained(row: PricedPrediction, currency: str) -> Iterator[str]:
     """Yield where each figure of a prediction came from."""
     found = row.predicted
     batch = f"micro-batch {found.micro_batch} x {found.accumulation}"
-    yield fill(f"{found.model} on {machine_text(found)}: {found.label}, {batch}", WIDTH)
+    yield _filled(f"{found.model} on {machine_text(found)}: {found.label}, {batch}")
     parts = [
         (part.name, f"{part.amount:.3g} {part.unit}", _rate(part), f"{1000 * part.seconds:.3g}")
         for part in found.parts
     ]
-    headers = ("part", "work of a pass", "rate", "ms a pass")
-    yield tabulate(parts, headers, disable_numparse=True, colalign=("left", "right", "left", "right"))
+    yield table(
+        Table(plain_columns(("part", "work of a pass", "rate", "ms a pass"), (1, 3)), parts), PART_STEPS
+    )
     passes, step = found.pass_seconds, found.step_seconds
     yield f"update      {1000 * found.update_seconds:.3g} ms"
-    yield f"step        {found.accumulation} x {passes:.4g} s + update = {step:.4g} s"
-    yield fill(f"products    {found.source}", WIDTH, subsequent_indent=" " * 12)
+    yield _filled(f"step        {found.accumulation} x {passes:.4g} s + update = {step:.4g} s", " " * 12)
+    yield _filled(f"products    {found.source}", " " * 12)
     for cost in filter(None, (row.rented, row.owned)):
         what = "rented run" if cost is row.rented else "owned run"
         said = f"{what}  {money_text(cost.amount, currency)}: {'; '.join(cost.quotes)}"
-        yield fill(said, WIDTH, subsequent_indent=" " * 12)
+        yield _filled(said, " " * 12)
 
 
 def _rate(part: PredictedPart) -> str:

@@ -133,7 +133,11 @@ def notes(comparison: Comparison) -> Iterator[str]:
             "of floor: the time of the model's own products, convolutions, attention and scans alone, as a"
             " share of the step; at most the rest can be won"
         )
+    if any(entry.row.best.mfu is not None for entry in entries):
+        share = "the model's own arithmetic, without recomputation, as a share of the vendor's dense peak"
+        yield f"MFU: {share}"
     if any(entry.offers for entry in entries):
+        yield "worth: what money trains at the cost of a run; a billion: of tokens, images or pairs"
         life = life_text(comparison)
         yield "price: of the whole machine with all its GPUs; of all machines that train together"
         shares = f"its share of the machine's price over {life}, and electricity and upkeep if priced"

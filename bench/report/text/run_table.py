@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
 from bench.base.errors import one_line
+from bench.base.terminal import Column, Table, Wrapped, alike, wrapped
 from bench.bundle.verdict import Contents, RunContents, Verdict
 from bench.records.estimate import BETWEEN_PROCESSES
 from bench.records.fastest import CERTAIN, ProcessSpread, fastest, process_spread, wrong_settings
 from bench.records.gradients import GradientCheck
 from bench.records.marks import Mark, mark_lines
+from bench.records.mfu import mfu_of
 from bench.records.run_results import Fastest, Results, TrialResult
 from bench.records.slowdown import Slowed, slowed_lines
 from bench.records.switches import in_words
@@ -22,84 +24,137 @@ from bench.records.text import (
     count_text,
     error_text,
     failure_text,
+    failure_word,
     figures,
     floor_text,
     gradients_text,
     interval_text,
     share_text,
     software_line,
-    worst_text,
 )
-from bench.report.text.terminal import table, wrapped
+from bench.records.trial import NodeFacts, OutOfMemory
+from bench.training.models import Recipe
 
-HEADERS = (
-    "", "setting", "batch", "s/step", "per second", "of limit", "of floor", "memory", "loss vs naive", "days",
+COLUMNS = (
+    Column("fastest", "", fixed=True),
+    Column("setting", "setting", fixed=True),
+    Column("batch", "batch", right=True),
+    Column("step", "s/step", right=True),
+    Column("rate", "per second", right=True),
+    Column("limit", "of limit", right=True),
+    Column("floor", "of floor", right=True),
+    Column("mfu", "MFU", right=True),
+    Column("memory", "memory", right=True),
+    Column("loss", "loss vs naive", right=True),
+    Column("days", "days", right=True),
+    Column("real", "real s/step", right=True),
+    Column("error", "error", right=True),
+    Column("doubt", "", fixed=True),
+)
+COLUMN_NAMES = tuple(column.name for column in COLUMNS if not column.fixed)
+# Left out of a table in which no setting has such a figure.
+OFTEN_EMPTY = frozenset({"floor", "mfu", "loss", "real", "error", "doubt"})
+STEPS = (
+    "loss", "memory", "rate", "mfu", Wrapped("setting", 24), "limit", "floor", Wrapped("setting", 16),
+    "batch", "real", "error",
 )  # fmt: skip
-FLOOR = HEADERS.index("of floor")  # left out of a table without a floor
-PROVEN = ("real s/step", "error")
-MOST_REASON = 60  # letters of a reason in a table; the bundle has all of it
+NOTHING = share_text(None)
+MOST_REASON = 200  # letters of a reason below a table; the bundle has all of it
+MOST_NAMED = 3  # settings named beside their common reason; more are counted
 
 
 def results_table(
     results: Results,
     slowed: Mapping[str, Slowed] = MappingProxyType({}),
     marks: Mapping[str, tuple[Mark, ...]] = MappingProxyType({}),
+    chosen: Sequence[str] | None = None,
 ) -> str:
-    """Format a block for each model, then the ceilings, doubts, and settings without a figure."""
-    units = {model.name: model.recipe.unit for model in results.models}
-    trials = {name: [t for t in results.trials if t.model == name] for name in units}
-    blocks = [_model_block(name, units[name], tried) for name, tried in trials.items() if tried]
-    return "\n\n".join([*blocks, wrapped(_notes(results, slowed, marks), " " * 4)])
+    """Format a block for each model, then the ceilings, doubts, and what was skipped.
 
-
-def _model_block(name: str, unit: str, trials: list[TrialResult]) -> str:
-    best, wrong = fastest(trials), wrong_settings(trials)
-    rows: list[tuple[str, ...]] = [
-        _row(trial, unit, trial is best, wrong.get((trial.model, trial.setting))) for trial in trials
+    `chosen` are the names of the columns to show, of those in COLUMNS.
+    """
+    recipes = {model.name: model.recipe for model in results.models}
+    trials = {name: [t for t in results.trials if t.model == name] for name in recipes}
+    trials = {name: tried for name, tried in trials.items() if tried}
+    tables = [_table(tried, recipes[name], results.node) for name, tried in trials.items()]
+    found = alike(tables, STEPS, chosen)
+    blocks = [
+        "\n".join(filter(None, [name, text, wrapped(_reasons(tried), " " * 4)]))
+        for (name, tried), text in zip(trials.items(), found.texts, strict=True)
     ]
-    headers: tuple[str, ...] = HEADERS
-    if not any(trial.floor for trial in trials):
-        headers, *rows = (row[:FLOOR] + row[FLOOR + 1 :] for row in (headers, *rows))
-    if any(trial.proof or trial.unproven for trial in trials):
-        headers = (*headers, *PROVEN)
-        rows = [(*row, *_proof(trial)) for row, trial in zip(rows, trials, strict=True)]
-    aligned = ("left", "left", *["right"] * (len(headers) - 2))
-    return f"{name}\n{table(rows, headers, aligned)}"
+    notes = [*_notes(results, slowed, marks), *left_out_line(found.left_out)]
+    return "\n\n".join([*blocks, wrapped(notes, " " * 4)])
 
 
-def _proof(trial: TrialResult) -> tuple[str, str]:
+def left_out_line(heads: Sequence[str]) -> Iterator[str]:
+    """Yield which columns the terminal had no room for, if there are any."""
+    if heads:
+        yield f"no room for  {', '.join(heads)} (--columns names others; docs/running.md)"
+
+
+def _table(trials: Sequence[TrialResult], recipe: Recipe, node: NodeFacts) -> Table:
+    best, wrong = fastest(trials), wrong_settings(trials)
+    rows = []
+    for trial in trials:
+        mfu = mfu_of(trial, node, recipe.precision)
+        rows.append(_cells(trial, recipe.unit, mfu, trial is best, wrong.get((trial.model, trial.setting))))
+    filled = {name for row in rows for name, text in row.items() if text not in ("", NOTHING)}
+    kept = [column for column in COLUMNS if column.name not in OFTEN_EMPTY - filled]
+    return Table(kept, [[row.get(column.name, "") for column in kept] for row in rows])
+
+
+def _cells(
+    trial: TrialResult, unit: str, mfu: float | None, best: bool, wrong: GradientCheck | None
+) -> dict[str, str]:
+    """Format a trial's figures by column; without figures, "step" says how the trial ended."""
+    e = trial.estimate
+    cells = {
+        "fastest": "*" if best else "",
+        "setting": trial.label,
+        "batch": batch_text(trial.micro_batch, trial.accumulation, trial.gpus),
+    }
+    if trial.failure is not None or e is None:
+        return cells | {"step": failure_word(trial.failure) if trial.failure else "too few samples"}
+    if wrong is not None:
+        return cells | {"step": "WRONG GRADIENTS"}
+    return cells | {
+        "step": interval_text(e.step_seconds),
+        "rate": f"{figures(e.units_per_second)} {unit}",
+        "limit": share_text(e.utilisation),
+        "floor": share_text(trial.share_of_floor),
+        "mfu": share_text(mfu),
+        "memory": bytes_text(e.peak_bytes),
+        "loss": "" if trial.loss_difference is None else f"{100 * trial.loss_difference:.2g}%",
+        "days": interval_text(e.days),
+        "real": _proof(trial),
+        "error": error_text(trial),
+        "doubt": "" if e.plausible else "IMPLAUSIBLE",
+    }
+
+
+def _proof(trial: TrialResult) -> str:
     if trial.unproven is not None:
-        return _short(failure_text(trial.unproven)), ""
+        return failure_word(trial.unproven)
     if trial.proof is None:
-        return "", ""
-    return f"{figures(trial.proof.step_seconds, 4)} ({trial.proof.steps} steps)", error_text(trial)
+        return ""
+    return f"{figures(trial.proof.step_seconds, 4)} ({trial.proof.steps} steps)"
+
+
+def _reasons(trials: Sequence[TrialResult]) -> Iterator[str]:
+    """Yield why trials have no figure, those of one reason together; being out of memory needs no reason."""
+    by_reason: dict[str, list[str]] = {}
+    for trial in trials:
+        for failure in (trial.failure, trial.unproven):
+            if failure is not None and not isinstance(failure, OutOfMemory):
+                batch = batch_text(trial.micro_batch, trial.accumulation, trial.gpus)
+                by_reason.setdefault(_short(failure_text(failure)), []).append(f"{trial.label} {batch}")
+    for reason, settings in by_reason.items():
+        more = f" and {len(settings) - MOST_NAMED} more" if len(settings) > MOST_NAMED else ""
+        yield f"{', '.join(settings[:MOST_NAMED])}{more}: {reason}"
 
 
 def _short(text: str) -> str:
     return text if len(text) <= MOST_REASON else text[: MOST_REASON - 1] + "…"
-
-
-def _row(trial: TrialResult, unit: str, best: bool, wrong: GradientCheck | None) -> tuple[str, ...]:
-    batch = batch_text(trial.micro_batch, trial.accumulation, trial.gpus)
-    named = ("*" if best else "", trial.label, batch)
-    e = trial.estimate
-    if trial.failure is not None or e is None:
-        reason = _short(failure_text(trial.failure)) if trial.failure else "too few samples"
-        return (*named, reason, *[""] * 6)
-    if wrong is not None:
-        return (*named, _short(f"WRONG GRADIENTS, {worst_text(wrong)}"), *[""] * 6)
-    share = share_text(e.utilisation)
-    drift = "" if trial.loss_difference is None else f"{100 * trial.loss_difference:.2g}%"
-    return (
-        *named,
-        interval_text(e.step_seconds),
-        f"{figures(e.units_per_second)} {unit}",
-        share if e.plausible else f"{share} IMPLAUSIBLE",
-        share_text(trial.share_of_floor),
-        bytes_text(e.peak_bytes),
-        drift,
-        interval_text(e.days),
-    )
 
 
 def _notes(
@@ -131,8 +186,8 @@ def _notes(
         yield f"memory capped at {bytes_text(results.memory_cap_bytes)}"
     if (spread := process_spread(results.trials)).trials:
         yield f"twice  {_measured_twice(spread)}"
-    for winner in results.winners:
-        yield from _how_sure(winner, results)
+    yield from _undecided(results.winners)
+    yield from _close(results)
     for skip in results.skipped:
         yield f"skipped  {skip.model}  {skip.label}: {one_line(skip.reason)}"
     if results.run.stopped:
@@ -161,20 +216,31 @@ def _measured_twice(spread: ProcessSpread) -> str:
     return f"{text}: more than usual, so confidence is computed with {100 * spread.spread:.2g}%"
 
 
-def _how_sure(winner: Fastest, results: Results) -> Iterable[str]:
-    """Yield doubts about the fastest setting: others not measured, or nearly as fast."""
-    if winner.undecided:
-        settings = count_text(winner.undecided, "setting")
-        yield f"NOT DECIDED  {winner.model}: {settings} not measured may yet be faster"
-    if winner.confidence is not None and winner.confidence < CERTAIN:
-        label = next(t.label for t in results.trials if t.id == winner.trial)
-        sure = f"with {winner.confidence:.0%} confidence"
-        yield f"close  {winner.model}: {label} is within 1% of the fastest measured {sure}"
+def _undecided(winners: Sequence[Fastest]) -> Iterator[str]:
+    """Yield in one line of which models other settings may yet be the fastest."""
+    open_ = [f"{winner.model} ({winner.undecided:,})" for winner in winners if winner.undecided]
+    if open_:
+        yield f"NOT DECIDED  settings that were not measured may yet be faster: {', '.join(open_)}"
 
 
-def section(path: Path, verdict: Verdict[Contents], run: RunContents) -> str:
+def _close(results: Results) -> Iterator[str]:
+    """Yield in one line the fastest settings that are nearly as fast as another."""
+    labels = {trial.id: trial.label for trial in results.trials}
+    doubts = [
+        f"{winner.model}: {labels[winner.trial]} with {winner.confidence:.0%} confidence"
+        for winner in results.winners
+        if winner.trial is not None and winner.confidence is not None and winner.confidence < CERTAIN
+    ]
+    if doubts:
+        yield f"close  within 1% of the fastest measured: {'; '.join(doubts)}"
+
+
+def section(
+    path: Path, verdict: Verdict[Contents], run: RunContents, chosen: Sequence[str] | None = None
+) -> str:
     """Format a bundle as text: its machine, its signer, and every setting that was tried."""
     node = run.results.node
     device = f"{len(node.gpus)} x {node.gpus[0].name}, driver {node.driver}" if node.gpus else node.cpu
     signed = f"run {verdict.run_id}, level {verdict.level}, signed by {verdict.fingerprint}"
-    return f"{path}   {device}\n{signed}\n\n{results_table(run.results, run.slowed, run.marks)}"
+    head = wrapped([f"{path}   {device}", signed], " " * 4)
+    return f"{head}\n\n{results_table(run.results, run.slowed, run.marks, chosen)}"

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
-from bench.base.errors import Mistake, in_json, listed, nearest
+from bench.base.errors import Mistake, in_json, nearest
 from bench.training.models import (
     Family,
     Model,
@@ -167,13 +167,14 @@ def _family(given: Mapping[str, Any], path: str) -> Family | Mistake:
     if not isinstance(model_type, str):
         found = "missing" if model_type is None else f"{in_json(model_type)} is not a text"
         own = [*families(), *(name for name, one in module_families().items() if one.defaults)]
-        return Mistake(path, found, f"allowed: {listed(own)}, or another type of transformers")
+        return Mistake(path, found, f"allowed: {', '.join(sorted(own))}; or another type of transformers")
     if family := families().get(model_type):
         return family
     types = transformers_source.types()
     if types and model_type not in types:
         found = f"{in_json(model_type)} is not a type of transformers"
-        return Mistake(path, found, nearest(model_type, [*types, *module_families()]))
+        look = "a type whose code is your own: docs/guides/your-own-model.md"
+        return Mistake(path, found, nearest(model_type, [*types, *module_families()], look))
     return TransformersFamily(model_type)
 
 

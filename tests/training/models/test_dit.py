@@ -266,7 +266,7 @@ def test_without_fields_it_is_the_largest_published() -> None:
         ({"learn_sigma": 1}, {}, "architecture/learn_sigma +1 is not true or false"),
         ({"class_dropout_prob": 2}, {}, "architecture/class_dropout_prob +2 is more than allowed"),
         ({"hidden_sise": 64}, {}, 'architecture/hidden_sise +no such field; nearest: "hidden_size"'),
-        ({"model_type": "diit"}, {"objective": "denoising"}, 'architecture/model_type .*nearest: "dit"'),
+        ({"model_type": "ditt"}, {"objective": "denoising"}, 'architecture/model_type .*nearest: "dit"'),
         ({}, {"objective": "image-classification", "image_size": 32}, "recipe/objective"),
         ({}, {"image_size": 256}, "recipe/image_size +means nothing for denoising; allowed: no size"),
         ({}, {"tokens": 1000}, "recipe/tokens"),

@@ -1,0 +1,22 @@
+"""The characters of bench's own texts in an encoding that lacks them."""
+
+from __future__ import annotations
+
+import codecs
+
+IN_ASCII = {"±": "+-", "…": "...", "·": ".", "°": " "}  # other characters are escaped
+
+
+def spelled(text: str, encoding: str | None) -> str:
+    """Replace the characters that an encoding lacks as they will be printed, so that layout counts them."""
+    if text.isascii() or codecs.lookup(encoding or "utf-8").name == "utf-8":
+        return text
+    return "".join(IN_ASCII.get(c, c) if not _has(c, encoding or "utf-8") else c for c in text)
+
+
+def _has(character: str, encoding: str) -> bool:
+    try:
+        character.encode(encoding)
+    except UnicodeEncodeError:
+        return False
+    return True

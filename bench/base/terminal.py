@@ -1,0 +1,216 @@
+"""Fit tables and lines to the width of the terminal. Into a file or a pipe, every line stays whole."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import textwrap
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import zip_longest
+from typing import NamedTuple
+
+from bench.base.encoding import spelled
+
+LEAST_COLUMNS = 20  # of the terminal; in a narrower one, lines are wrapped to this width
+LONGEST_WORD = 16  # columns; a longer one may be broken where a terminal has no room for it
+LEAST_WRAPPED = 6  # columns of every cell, where a terminal has no room for the table otherwise
+PADDING = 2  # blanks beside each head
+BETWEEN = 2  # blanks between two columns
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table: `name` is what --columns calls it; a `fixed` one is shown whatever that names."""
+
+    name: str
+    head: str
+    right: bool = False
+    fixed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Wrapped:
+    """A step of narrowing: the texts of a column may be wrapped, to no fewer than `least` characters."""
+
+    name: str
+    least: int
+
+
+# What makes tables narrower, in this order: a name leaves its column out.
+Steps = Sequence[str | Wrapped]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[str]]
+
+    def only(self, names: Iterable[str]) -> Table:
+        """Return the columns of these names, in the order of the names."""
+        places = {column.name: place for place, column in enumerate(self.columns)}
+        kept = [places[name] for name in names if name in places]
+        return Table([self.columns[i] for i in kept], [[row[i] for i in kept] for row in self.rows])
+
+    def without(self, names: Container[str]) -> Table:
+        kept = [i for i, column in enumerate(self.columns) if column.name not in names]
+        return Table([self.columns[i] for i in kept], [[row[i] for i in kept] for row in self.rows])
+
+    @property
+    def widths(self) -> list[int]:
+        """The characters that each column takes if no text is wrapped."""
+        heads = (len(column.head) + PADDING for column in self.columns)
+        cells = zip(*self.rows, strict=True) if self.rows else [()] * len(self.columns)
+        return [max(head, *map(_longest_line, texts), 0) for head, texts in zip(heads, cells, strict=True)]
+
+
+class FittedTables(NamedTuple):
+    texts: list[str]
+    left_out: list[str]  # heads of the columns for which there was no room
+
+
+def columns() -> int | None:
+    """Return the width of the terminal; None if there is no terminal."""
+    return shutil.get_terminal_size((0, 0)).columns or None
+
+
+def _spelled(text: str) -> str:
+    return spelled(text, getattr(sys.stdout, "encoding", None))
+
+
+def wrapped(lines: Iterable[str], indent: str, otherwise: int | None = None) -> str:
+    """Wrap the lines to the terminal, or to `otherwise` without one; continuations begin with `indent`."""
+    room = columns() or otherwise
+    lines = map(_spelled, lines)
+    if room is None:
+        return "\n".join(lines)
+    fill = partial(textwrap.fill, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(fill(line, max(LEAST_COLUMNS, room), subsequent_indent=indent) for line in lines)
+
+
+def table(one: Table, steps: Steps = (), room: int | None = None) -> str:
+    """Format a single table; see `alike`."""
+    return alike([one], steps, room=room).texts[0]
+
+
+def alike(
+    tables: Sequence[Table],
+    steps: Steps = (),
+    chosen: Sequence[str] | None = None,
+    room: int | None = None,
+) -> FittedTables:
+    """Format tables of one kind, so that all of them fit `room` characters and have the same columns.
+
+    As many of the steps are taken as are needed, the first of them first; after them, every text may be
+    wrapped. `chosen` are names of columns that are shown in place of those that the steps would leave.
+    `room` is that of the terminal unless it is given.
+    """
+    room = columns() if room is None else room
+    tables = [Table(one.columns, [[_spelled(text) for text in row] for row in one.rows]) for one in tables]
+    if chosen is not None:
+        names = _chosen(tables, chosen)
+        tables = [one.only(names) for one in tables]
+        steps = [step for step in steps if isinstance(step, Wrapped)]
+    taken, (some, least) = 0, _after(tables, ())
+    while not _fit(some, least, room) and taken < len(steps):
+        taken += 1
+        some, least = _after(tables, steps[:taken])
+    if not _fit(some, least, room):
+        least = _word_widths(some)
+    if not _fit(some, least, room):
+        least = dict.fromkeys(least, LEAST_WRAPPED)
+    texts = [_text(one, least, room) for one in some]
+    dropped = [step for step in steps[:taken] if isinstance(step, str)]
+    heads = {column.name: column.head for one in tables for column in one.columns}
+    return FittedTables(texts, [heads[name] for name in dropped if name in heads])
+
+
+def _chosen(tables: Sequence[Table], chosen: Sequence[str]) -> list[str]:
+    """Return the names of the columns to show: fixed ones where they are, the chosen ones between them."""
+    fixed = {column.name: i for one in tables for i, column in enumerate(one.columns) if column.fixed}
+    last = {one.columns[-1].name for one in tables} & fixed.keys()
+    free = [name for name in dict.fromkeys(chosen) if name not in fixed]
+    return [*(name for name in fixed if name not in last), *free, *last]
+
+
+def _after(tables: Sequence[Table], steps: Steps) -> tuple[list[Table], Mapping[str, int]]:
+    """Leave out the columns of these steps; return the least width of those that may be wrapped, too."""
+    dropped = {step for step in steps if isinstance(step, str)}
+    least = {step.name: step.least for step in steps if isinstance(step, Wrapped)}
+    return [one.without(dropped) for one in tables], least
+
+
+def _word_widths(tables: Sequence[Table]) -> dict[str, int]:
+    """Return by column how many characters its longest word has, up to LONGEST_WORD."""
+    widths: dict[str, int] = {}
+    for one in tables:
+        for i, column in enumerate(one.columns):
+            words = " ".join([column.head, *(row[i] for row in one.rows)]).split() or [""]
+            widths[column.name] = min(LONGEST_WORD, max(widths.get(column.name, 1), *map(len, words), 1))
+    return widths
+
+
+def _fit(tables: Sequence[Table], least: Mapping[str, int], room: int | None) -> bool:
+    return room is None or all(_total(_least_widths(one, least)) <= room for one in tables)
+
+
+def _least_widths(one: Table, least: Mapping[str, int]) -> list[int]:
+    return [
+        min(width, max(least[column.name], _head_width(column, least))) if column.name in least else width
+        for column, width in zip(one.columns, one.widths, strict=True)
+    ]
+
+
+def _head_width(column: Column, least: Mapping[str, int]) -> int:
+    words = textwrap.wrap(column.head, least[column.name], break_on_hyphens=False)
+    return max(map(len, words), default=0) + PADDING
+
+
+def _total(widths: Sequence[int]) -> int:
+    return sum(widths) + BETWEEN * (len(widths) - 1)
+
+
+def _text(one: Table, least: Mapping[str, int], room: int | None) -> str:
+    """Format a table; the widest of the columns that may be wrapped gives way first."""
+    widths, limits = one.widths, _least_widths(one, least)
+    while room is not None and _total(widths) > room and widths != limits:
+        _, widest = max((width, i) for i, width in enumerate(widths) if width > limits[i])
+        widths[widest] -= 1
+    every = [*enumerate(one.columns)]
+    narrow = {i for i, width in enumerate(one.widths) if widths[i] < width}
+    heads = [_wrapped_to(c.head, widths[i] - PADDING) if i in narrow else c.head for i, c in every]
+    rows = [
+        [_wrapped_to(text, widths[i]) if i in narrow else text for i, text in enumerate(row)]
+        for row in one.rows
+    ]
+    rule = (" " * BETWEEN).join("-" * width for width in widths)
+    body = [_row_lines(one.columns, row, widths) for row in rows]
+    return "\n".join([_row_lines(one.columns, heads, widths), rule, *body])
+
+
+def _row_lines(columns: Sequence[Column], texts: Sequence[str], widths: Sequence[int]) -> str:
+    """Format one row, in as many lines as its longest text has."""
+    cells = [
+        [line.rjust(width) if column.right else line.ljust(width) for line in text.split("\n")]
+        for column, text, width in zip(columns, texts, widths, strict=True)
+    ]
+    lines = zip_longest(*cells)
+    return "\n".join(
+        (" " * BETWEEN).join(cell or " " * width for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    )
+
+
+def _wrapped_to(text: str, width: int) -> str:
+    return "\n".join(textwrap.wrap(text, max(1, width), break_on_hyphens=False))
+
+
+def _longest_line(text: str) -> int:
+    return max(map(len, text.split("\n")))
+
+
+def plain_columns(heads: Sequence[str], right: Iterable[int] = ()) -> list[Column]:
+    """Return columns that are named like their heads; `right` are the places of those aligned right."""
+    rights = set(right)
+    return [Column(head or f"column {i}", head, right=i in rights) for i, head in enumerate(heads)]

@@ -1,0 +1,159 @@
+"""`bench completion`: scripts for bash, zsh and fish, and what may follow the words that were typed.
+
+The scripts hold no names. At each press of the tab key they call `bench completion --of WORD...`, which reads
+the parser: a new option or command is completed without a new script.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from bench.base.errors import BadInput
+from bench.cli.arguments import Parser
+from bench.cli.completion_scripts import SCRIPTS
+from bench.cli.main import parser
+
+FILES = ":files"  # in place of a word: the shell completes the names of files
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionArguments:
+    shell: str | None
+    typed: tuple[str, ...] | None
+
+
+class Completed(NamedTuple):
+    word: str
+    help: str = ""
+
+
+def completion(request: CompletionArguments) -> int:
+    if request.typed is not None:
+        for found in completed(parser(), request.typed or ("",)):
+            print(f"{found.word}\t{found.help}" if found.help else found.word)
+    elif request.shell is None:
+        advice = f"bench completion {' or '.join(SCRIPTS)}"
+        raise BadInput("no shell is named", where="bench completion", advice=advice)
+    else:
+        print(SCRIPTS[request.shell], end="")
+    return 0
+
+
+def completed(root: Parser, typed: Sequence[str]) -> list[Completed]:
+    """Return what the last of the typed words may become; bash gives "=" as a word of its own."""
+    *before, last = typed if typed[-1] != "=" else [*typed, ""]
+    at, position, pending = root, 0, None
+    for word in before:
+        if word == "=":
+            continue
+        if pending is not None and not word.startswith("-"):
+            pending = pending if pending.nargs in ("*", "+") else None
+        elif word.startswith("-"):
+            option, equals, _ = word.partition("=")
+            pending = None if equals else _taking_value(at, option)
+        elif word in at.commands:
+            at, position = at.commands[word], 0
+        else:
+            position += 1
+    option, equals, value = last.partition("=")
+    if last.startswith("--") and equals:
+        return [Completed(f"{option}={c.word}", c.help) for c in _values(_taking_value(at, option), value)]
+    if last.startswith("-"):
+        return [*_options(at, last)]
+    if pending is not None:
+        return _values(pending, last)
+    if at.commands:
+        names = [name for name in at.commands if name.startswith(last) and position == 0]
+        return [Completed(name, _summary(at, name)) for name in names]
+    return _values(_positional(at, position), last)
+
+
+def _taking_value(at: Parser, option: str) -> argparse.Action | None:
+    """Return the option if it takes a value."""
+    found = (action for action in at._actions if option in action.option_strings)
+    return next((action for action in found if action.nargs != 0), None)
+
+
+def _options(at: Parser, begun: str) -> Iterator[Completed]:
+    for action in at._actions:
+        for name in action.option_strings:
+            if name.startswith(begun) and name.startswith("--"):
+                yield Completed(name, _help_of(action))
+
+
+def _help_of(action: argparse.Action) -> str:
+    return " ".join(((action.help or "") % vars(action)).split())
+
+
+def _summary(at: Parser, name: str) -> str:
+    return (at.commands[name].description or "").rstrip(".")
+
+
+def _positional(at: Parser, position: int) -> argparse.Action | None:
+    """Return the positional argument at a place; the last one may stand for all that follow."""
+    found = [a for a in at._actions if not a.option_strings and not isinstance(a.choices, dict)]
+    if position < len(found):
+        return found[position]
+    return found[-1] if found and found[-1].nargs in ("*", "+") else None
+
+
+def _values(action: argparse.Action | None, begun: str) -> list[Completed]:
+    if action is None:
+        return []
+    if action.choices is not None:
+        words = [Completed(str(choice)) for choice in action.choices]
+    elif (name := next(iter(action.option_strings), action.metavar)) in NAMES:
+        words = NAMES[str(name)]()
+    elif action.type is Path or action.metavar in ("FILE", "DIR"):
+        return [Completed(FILES)]
+    else:
+        return []
+    before = re.match(r"(.*,)?(\d+x)?", begun)[0]  # type: ignore[index]  # it matches every text
+    return [Completed(before + c.word, c.help) for c in words if (before + c.word).startswith(begun)]
+
+
+def _cards() -> list[Completed]:
+    from bench.base.gpu_catalogue import typed_names
+
+    return [Completed(typed, name) for typed, name in typed_names().items()]
+
+
+def _models() -> list[Completed]:
+    from bench.training.models import known_models
+    from bench.training.models.zoo import zoo_names
+
+    return [Completed(name) for name in (*known_models(), *zoo_names())]
+
+
+def _checks() -> list[Completed]:
+    from bench.node_check.all_checks import known_checks
+
+    return [Completed(name, check.question) for name, check in known_checks().items()]
+
+
+def _rows() -> list[Completed]:
+    from bench.planning.published import shipped_rows
+
+    return [Completed("list", "all rows"), *(Completed(row.name) for row in shipped_rows().rows)]
+
+
+def _commands() -> list[Completed]:
+    root = parser()
+    return [Completed(name, _summary(root, name)) for name in root.commands]
+
+
+# What only a list of bench's own can complete, by the option or by what a positional argument is called.
+NAMES: dict[str, Callable[[], list[Completed]]] = {
+    "--gpu": _cards,
+    "--estimate": _cards,
+    "GPU": _cards,
+    "--list-models": _models,
+    "--skip": _checks,
+    "--published": _rows,
+    "COMMAND": _commands,
+}

@@ -1,0 +1,89 @@
+"""`bench` alone, `bench help`, mistyped words, and the examples under each command's help."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+
+import pytest
+
+from bench import __version__
+from bench.cli.arguments import Parser
+from bench.cli.examples import EXAMPLES
+from bench.cli.main import main, parser
+
+
+def below(one: Parser) -> Iterator[Parser]:
+    yield one
+    for command in one.commands.values():
+        yield from below(command)
+
+
+EVERY = {each.prog: each for each in below(parser())}
+
+
+@pytest.mark.parametrize("group", [[], ["keys"], ["image"]])
+def test_without_a_command_the_help_is_shown_and_a_script_notices(
+    group: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(group) == 2
+    shown = capsys.readouterr()
+    assert shown.out == EVERY[" ".join(["bench", *group])].format_help()
+    assert shown.err == ""
+
+
+@pytest.mark.parametrize("program", EVERY)
+def test_help_shows_what_the_option_shows(program: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = program.split()[1:]
+    assert main(["help", *words]) == 0
+    shown = capsys.readouterr().out
+    with pytest.raises(SystemExit) as ended:
+        main([*words, "--help"])
+    assert (capsys.readouterr().out, ended.value.code) == (shown, 0)
+
+
+@pytest.mark.parametrize("option", ["-V", "--version"])
+def test_the_version(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([option])
+    assert (capsys.readouterr().out, ended.value.code) == (f"bench {__version__}\n", 0)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("comapre x.tar", 'bench: comapre: no such command\n  nearest: "compare"; '),
+        ("help comapre", 'bench: comapre: no such command\n  nearest: "compare"; '),
+        ("keys nwe", 'bench keys: nwe: no such command\n  nearest: "new"; '),
+        ("help image bild", 'bench image: bild: no such command\n  nearest: "build"; '),
+        ("plan m.json --gup h100", 'bench plan: --gup: no such option\n  nearest: "--gpu"; '),
+        (
+            "compare x --budget-us=9",
+            'bench compare: --budget-us: no such option\n  nearest: "--budget-usd"; ',
+        ),
+        ("compare x --format tabel", 'bench compare: --format tabel: not a choice\n  nearest: "table"; '),
+        ("rent skyplot m --gpu h100", 'bench rent: TOOL skyplot: not a choice\n  nearest: "skypilot"; '),
+    ],
+)
+def test_a_mistyped_word_is_answered_with_the_nearest(
+    words: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words.split()) == 2
+    shown = capsys.readouterr()
+    assert shown.err.startswith(said)
+    assert shown.out == ""
+
+
+@pytest.mark.parametrize("program", EVERY)
+def test_every_help_ends_with_examples_that_can_be_parsed(program: str) -> None:
+    examples = EXAMPLES[program]
+    told = EVERY[program].format_help().partition("\nexample")[2]
+    assert all(f"\n  {line}" in told for line in examples)
+    for line in examples:
+        assert line.startswith(program) or program in ("bench", "bench completion")
+        if "$(" not in line:
+            assert parser().parse_args(shlex.split(line)[1:]).call is not None
+
+
+def test_there_are_no_examples_of_commands_that_do_not_exist() -> None:
+    assert EXAMPLES.keys() == EVERY.keys()

@@ -1,0 +1,82 @@
+"""Every command that prints tables or long lines, on real terminals of 40 to 120 columns."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from bench.bundle.verify import verify_bundle
+from bench.node_check.check_results import CheckContents
+from bench.node_check.recompute_any import recompute
+from bench.report.text.check_text import text as check_text
+from bench.training.models.zoo import zoo_names
+from tests.terminals import Shown, on_terminal
+
+ROOT = Path(__file__).parents[2]
+WIDTHS = (40, 80, 100, 120)
+RULE = re.compile(r"-{2,}( +-{2,})+")  # below the heads of a table
+COMMANDS = (
+    "plan manifests/hour.json --gpu h100",
+    "plan manifests/paper.json --gpu h100 --gpus 8",
+    "plan --list-models",
+    "plan --list-models llama 1b",
+    "compare results/proof-h200",
+    "compare results/proof-2xh200 --settings",
+    "compare results/every-setting-h200/pythia-160m-2gpus.tar",
+    "compare results/hour-h200/17-minutes.tar --deadline 20 --budget-usd 1000 --estimate 8xh100",
+    "compare results/frontier-h200/modern.tar results/frontier-h200/vision.tar --settings",
+    "compare results/slowed-h100",
+    "compare results/node-check-h200",
+    "predict benchmarks/data/pythia-1b.json",
+    "predict manifests/hour.json --gpu h200,8xh100 --explain",
+    "prices",
+    "paper",
+    "reproduce --published list",
+    "reproduce results/hour-h200/20-minutes.tar --with results/hour-h200/24-minutes.tar",
+    "verify results/proof-2xh200 results/node-check-2xh100",
+    "check --list",
+)
+
+
+def too_wide(shown: Shown, columns: int) -> list[str]:
+    """Return the lines that a terminal of this width would wrap, but for paths and digests of one word."""
+    return [line for line in shown.lines if len(line) > columns and len(line.split()) > 1]
+
+
+def tables(shown: Shown) -> int:
+    return sum(RULE.fullmatch(line) is not None for line in shown.lines)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_no_line_is_wider_than_the_terminal_and_tables_stay_tables(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    by_width = {columns: on_terminal(command.split(), columns) for columns in WIDTHS}
+    assert [line for columns, shown in by_width.items() for line in too_wide(shown, columns)] == []
+    shown_tables = [tables(shown) for shown in by_width.values()]
+    assert shown_tables == sorted(shown_tables, reverse=True)  # a matrix is divided, and none is no table
+    assert len({shown.code for shown in by_width.values()}) == 1
+
+
+def test_a_plan_of_the_whole_zoo_fits(tmp_path: Path) -> None:
+    manifest = {"schema": "bench/manifest/v1", "models": sorted(zoo_names()), "methods": ["free-lunch"]}
+    (tmp_path / "zoo.json").write_text(json.dumps(manifest))
+    for columns in WIDTHS:
+        shown = on_terminal(["plan", str(tmp_path / "zoo.json"), "--gpu", "h200"], columns)
+        assert too_wide(shown, columns) == []
+        assert tables(shown) >= 30
+
+
+@pytest.mark.parametrize("bundle", ["node-check-h200/4gpus-fault-traffic", "node-check-2xh100/quick"])
+@pytest.mark.parametrize("columns", WIDTHS)
+def test_the_findings_of_a_node_check_fit(bundle: str, columns: int) -> None:
+    contents = verify_bundle(ROOT / f"results/{bundle}.tar", recompute).contents
+    assert isinstance(contents, CheckContents)
+    results = contents.results
+    shown = on_terminal(lambda: print(check_text(results)) or 0, columns)
+    assert too_wide(shown, columns) == []
+    assert tables(shown) == 2  # the checks, and the slowest GPUs
