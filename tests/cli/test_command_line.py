@@ -180,7 +180,7 @@ def test_the_command_works_without_stdin_stdout_and_stderr(closed: str) -> None:
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
 def test_figures_are_printed_in_a_locale_without_their_characters(encoding: str, tmp_path: Path) -> None:
-    path = bundle(tmp_path / "caf\u0119.tar", settings=[((), 0.5), (("tf32",), Crashed("x" * 99))])
+    path = bundle(tmp_path / "caf\u0119.tar", settings=[((), 0.5), (("tf32",), Crashed("x" * 299))])
     process = [sys.executable, "-m", "bench", "compare", str(path)]
     environment = {**os.environ, "PYTHONIOENCODING": encoding, "PYTHONUTF8": "0", "LC_ALL": "C.UTF-8"}
     done = subprocess.run(process, env=environment, capture_output=True, check=False)
