@@ -182,7 +182,8 @@ class PackageIndex:
 
     def _whole(self, answer: Any) -> bytes:
         """Return the bytes of a page; ValueError or TimeoutError if it is too large or takes too long."""
-        read, until, data = getattr(answer, "read1", answer.read), time.monotonic() + _PAGE_SECONDS, bytearray()
+        read, data = getattr(answer, "read1", answer.read), bytearray()
+        until = time.monotonic() + _PAGE_SECONDS
         while piece := read(_CHUNK):
             data += piece
             if len(data) > _MOST_PAGE_BYTES:

@@ -169,9 +169,7 @@ def test_a_file_of_unknown_size_has_a_limit(
     assert left(tmp_path) == []
 
 
-def test_an_index_cannot_raise_that_limit(
-    web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_index_cannot_raise_that_limit(web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(download, "_LARGEST_BYTES", 2**18)
     hashes = {"sha256": WHEEL.sha256}
     page = {"files": [{"url": "/f.whl", "hashes": hashes, "size": 10**30}]}

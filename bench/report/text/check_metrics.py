@@ -80,7 +80,7 @@ def _line(name: str, labels: Labels, value: float) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Escape a text for the format, and before that what a terminal would obey: drivers may name GPUs oddly."""
+    """Escape a text for the format, and before that what a terminal would obey."""
     return one_line(text).replace("\\", r"\\").replace('"', r"\"")
 
 
