@@ -317,3 +317,26 @@ def test_the_matrix_fits_the_terminal_and_loses_no_cell(
     assert all(cell_text(cell, "USD") in text for cell in matrix.cells)
     assert all(machine in text for machine in matrix.machines)
     assert all(row.name in text for row in matrix.rows)
+
+
+def test_a_machine_that_is_not_provably_slower_is_named_beside_the_fastest(tmp_path: Path) -> None:
+    first = bundle(tmp_path / "a.tar", pass_seconds=0.5)
+    rival = bundle(tmp_path / "b.tar", run_id="bbbb", uuid="B", gpu="NVIDIA H200", pass_seconds=0.501)
+    slow = bundle(tmp_path / "c.tar", run_id="cccc", uuid="C", gpu="NVIDIA RTX A6000", pass_seconds=1.5)
+    (fastest, *_) = only(collect(CompareArguments((first, rival, slow)))).answers
+    assert (fastest.question, fastest.certain) == ("fastest", "perhaps")
+    assert fastest.choice is not None and fastest.choice.machine == "1x H100 80GB HBM3"
+    assert fastest.alike is not None and fastest.alike.machine == "1x H200"
+    (fastest, *_) = only(collect(CompareArguments((first, slow)))).answers
+    assert (fastest.certain, fastest.alike) == ("yes", None)
+
+
+def test_where_nothing_has_a_price_a_budget_leaves_the_deadline_its_answer(rows: list[Row]) -> None:
+    terms = Terms(PriceBook("USD", shipped=False), Wish(budget=1.0, deadline_days=1e4), rank_all=True)
+    (part,) = compare_rows(rows, (), terms, len(rows)).parts
+    by_question = {answer.question: answer for answer in part.answers}
+    choice = by_question["cheapest by the deadline"].choice
+    assert choice is not None
+    assert (choice.machine, choice.kind, choice.spend) == (part.entries[0].row.machine.label, None, None)
+    assert by_question["fastest in budget"].choice is None
+    assert asking(rows, Wish(budget=1.0, deadline_days=1e4))["cheapest by the deadline"].choice is None
