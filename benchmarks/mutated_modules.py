@@ -57,7 +57,7 @@ MODULES: Mapping[str, Held] = {
     "bench/report/compare/price_file.py": _held("money", "report/test_prices report/test_price_lists"),
     "bench/report/compare/matrix.py": _held("estimates", "report/test_answers"),
     "bench/report/compare/priced_predictions.py": _held(
-        "money", "planning/test_prediction report/test_prediction_page"
+        "money", "report/test_priced_predictions report/test_prediction_page"
     ),
     "bench/planning/prediction/predicted_machines.py": _held("estimates", _PREDICTING),
     "bench/planning/prediction/step_time.py": _held("estimates", _PREDICTING),
