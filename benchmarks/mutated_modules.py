@@ -30,6 +30,7 @@ def _held(subject: str, tests: str) -> Held:
 _BUNDLES = (
     "bundle/test_attacks bundle/test_limits bundle/test_verify bundle/test_operations bundle/test_vectors"
 )
+_CHECKED = "report/test_floors report/test_gradient_checks"  # bundles with floors and gradient checks
 _SIGNING = "signing/test_ssh signing/test_sshsig signing/test_dsse signing/test_trust"
 _KEYS = "signing/test_krl signing/test_keyring bundle/test_vectors"
 _SEARCH = (
@@ -64,7 +65,9 @@ MODULES: Mapping[str, Held] = {
     "bench/planning/prediction/card_rates.py": _held("estimates", _PREDICTING),
     "bench/planning/prediction/candidates.py": _held("estimates", _PREDICTING),
     "bench/planning/prediction/choice.py": _held("estimates", _PREDICTING),
-    "bench/planning/prediction/interruptions.py": _held("estimates", _PREDICTING),
+    "bench/planning/prediction/interruptions.py": _held(
+        "estimates", "report/test_priced_predictions planning/test_prediction"
+    ),
     "bench/push/engine_choice.py": _held("pushing", "push/test_engine_choice"),
     "bench/push/forecast.py": _held("pushing", "push/test_forecast"),
     "bench/push/place_lock.py": _held("pushing", "push/test_shared_home"),
@@ -83,9 +86,9 @@ MODULES: Mapping[str, Held] = {
     ),
     "bench/operator/keyring.py": _held("certificates", "operator/test_operator signing/test_keyring"),
     "bench/operator/ledger.py": _held("certificates", "operator/test_ledger operator/test_operator"),
-    "bench/bundle/recompute_run.py": _held("recomputation", _BUNDLES),
+    "bench/bundle/recompute_run.py": _held("recomputation", f"{_BUNDLES} {_CHECKED}"),
     "bench/bundle/held_to_manifest.py": _held("recomputation", _BUNDLES),
-    "bench/bundle/plausibility.py": _held("recomputation", _BUNDLES),
+    "bench/bundle/plausibility.py": _held("recomputation", f"{_BUNDLES} {_CHECKED}"),
     "bench/bundle/physical_limits.py": _held(
         "recomputation", f"bundle/test_limits {_BUNDLES} node_check/test_results"
     ),

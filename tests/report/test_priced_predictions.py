@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from bench.planning.prediction.interruptions import Interruptions, interrupted
 from bench.planning.prediction.predicted_machines import Predicted
 from bench.report.compare.owning import Operations, Owning
 from bench.report.compare.priced_predictions import RunCost, machine_text, nodes_of, priced
@@ -75,3 +76,14 @@ def test_the_cost_that_is_asked_for_is_that_of_the_rent_or_of_the_own_machine() 
 def test_a_machine_is_named_without_its_vendor() -> None:
     assert machine_text(FOUND) == "2x H200"
     assert machine_text(replace(FOUND, gpu="NVIDIA GeForce RTX 4090", gpus=8)) == "8x RTX 4090"
+
+
+def test_interruptions_lengthen_every_figure_of_a_run_alike() -> None:
+    by = Interruptions(every_seconds=36_000, restart_seconds=600, save_seconds=3_600)
+    longer = by.factor(2)
+    found = interrupted(replace(FOUND, gpus=16), by)  # two machines, each of which stops both
+    assert longer > 1.1
+    figures = (found.days, found.least_days, found.most_days, found.kwh)
+    assert figures == pytest.approx((5.0 * longer, 4.0 * longer, 6.0 * longer, 100.0 * longer))
+    assert interrupted(replace(FOUND, kwh=None), by).kwh is None
+    assert (found.memory_bytes, found.step_seconds) == (FOUND.memory_bytes, FOUND.step_seconds)
