@@ -15,6 +15,8 @@ from bench.base.gpu_catalogue import GpuModel, gpu_models, gpu_named
 from bench.bundle.verdict import RunContents, Verdict
 from bench.cli.main import main
 from bench.planning.manifest import Manifest, parse_manifest
+from bench.planning.prediction import candidates
+from bench.planning.prediction.candidates import NOT_COUNTED, candidates_of
 from bench.planning.prediction.card_rates import rates_of, ring_seconds, usual_share
 from bench.planning.prediction.interruptions import Interruptions
 from bench.planning.prediction.predicted_machines import Predicted, Predictor, Unpredicted
@@ -32,6 +34,7 @@ from bench.planning.prediction.step_time import (
     work_of,
 )
 from bench.report.read_bundles import check_all
+from bench.training.methods import Target
 from bench.training.models import Model, counts_by_formula, known_models
 from bench.training.setting import Setting
 
@@ -381,6 +384,20 @@ def test_predictions_are_drawn_hollow(file: str, tmp_path: Path) -> None:
 
 
 # Interruptions
+
+
+@pytest.mark.parametrize("unknown", ["work_of", "predict_bytes"])
+def test_a_setting_whose_work_or_memory_is_not_known_is_none(
+    unknown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts, target = counts_by_formula(PYTHIA), Target("cuda", 1, 2**37, elsewhere=True)
+    assert counts is not None
+    known = candidates_of(PYTHIA, counts, target)
+    assert known.settings and NOT_COUNTED not in known.reasons
+    monkeypatch.setattr(candidates, unknown, lambda *_: None)
+    found = candidates_of(PYTHIA, counts, target)
+    assert found.settings == ()
+    assert NOT_COUNTED in found.reasons
 
 
 def test_rare_interruptions_cost_half_the_time_between_checkpoints_and_a_restart() -> None:
