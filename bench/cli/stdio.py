@@ -1,7 +1,9 @@
 """Wrap stdout and stderr for the length of a command.
 
 A failed write to stdout raises EnvironmentCannot; a failed write to stderr is ignored, since a run may
-outlive its terminal. Characters that the locale's encoding lacks are replaced, for example ± by +-.
+outlive its terminal. Characters that the locale's encoding lacks are replaced, for example ± by +-. What a
+terminal would obey is escaped on stdout, whoever wrote it; progress on stderr moves the cursor, so texts that
+are printed there go through `one_line`.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO, cast
 
-from bench.base.errors import EnvironmentCannot
+from bench.base.errors import EnvironmentCannot, printable
 
 IN_ASCII = {"±": "+-", "…": "...", "·": ".", "°": " "}  # in bench's own texts; other characters are escaped
 
@@ -39,6 +41,11 @@ class _Stream:
 
 
 class Stdout(_Stream):
+    def write(self, text: str) -> int:
+        lines = text.replace("\n", "").replace("\t", "")
+        super().write(text if lines.isprintable() else printable(text))
+        return len(text)
+
     def _try(self, call: Callable[[], object]) -> None:
         try:
             call()

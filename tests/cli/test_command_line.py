@@ -17,6 +17,7 @@ import pytest
 
 from bench.base.errors import EnvironmentCannot
 from bench.bundle.handshake import Challenge, write
+from bench.cli import stdio
 from bench.cli.arguments import Parser
 from bench.cli.main import main, parser
 from bench.planning.manifest import load_manifest
@@ -384,3 +385,11 @@ def test_a_shortened_reason_is_marked_as_such(capsys: pytest.CaptureFixture[str]
     path = bundle(Path("a.tar"), settings=[((), 0.5), (("checkpointing",), Crashed(reason))])
     assert main(["compare", str(path)]) == 0
     assert f"  {f'crashed: {reason}'[:59]}…" in capsys.readouterr().out
+
+
+def test_what_a_terminal_would_obey_is_escaped_on_stdout_whoever_wrote_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with stdio.wrapped_streams():
+        print("a\tb ± 7", "\x1b[2J\r\x9b\u202e\ud800", sep="\n")
+    assert capsys.readouterr().out == "a\tb ± 7\n" + r"\x1b[2J\r\x9b\u202e\ud800" + "\n"
