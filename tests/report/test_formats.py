@@ -50,9 +50,7 @@ def comparison(tmp_path: Path) -> Comparison:
     paths = [
         bundle(tmp_path / "a.tar", run_id="aaaa", uuid="A", pass_seconds=700.0),
         bundle(tmp_path / "b.tar", run_id="bbbb", uuid="B", pass_seconds=400.0, gpus=2),
-        bundle(
-            tmp_path / "c.tar", run_id="cccc", uuid="C", pass_seconds=700.0, of=manifest(memory_cap_gib=24)
-        ),
+        bundle(tmp_path / "c.tar", run_id="cccc", uuid="C", pass_seconds=700.0, of=capped),
         bundle(tmp_path / "d.tar", run_id="dddd", uuid="A", pass_seconds=700.0),
     ]
     return collect(CompareArguments(tuple(paths), prices=prices, budget=50_000.0, deadline_days=20.0, runs=3))
