@@ -22,7 +22,7 @@ from bench.report.compare.extrapolate import Extrapolation
 from bench.report.compare.offers import Terms
 from bench.report.compare.price_file import load_prices
 from bench.report.compare.priced_guesses import PricedGuess, price_guesses
-from bench.report.compare.prices import Electricity
+from bench.report.compare.prices import Electricity, PriceBook, Rent
 from bench.report.pages.html import page
 from bench.report.plots import all_plots
 from bench.report.text.comparison_csv import CSV_COLUMNS, csv_text
@@ -266,3 +266,12 @@ def test_an_estimate_follows_from_runs_of_its_own_recipe_alone(
     other = bundle(tmp_path / "b.tar", run_id="bbbb", uuid="B", of=shorter, started=START - 9)
     collect(CompareArguments((one, other), estimate=("2xh100",)))
     assert seen == [["aaaa"], ["bbbb"]]  # in the order of the groups
+
+
+def test_of_estimates_that_cost_the_same_the_faster_one_is_cheapest_by_the_deadline() -> None:
+    card = guess().gpu
+    slow = Extrapolation(card, 1, 0.5, 8.0, 7.0, 9.0, 0, "a test")
+    book = PriceBook("USD", rents=(Rent((card,), 2.0, "2026-06-01", "a quote"),))
+    found = price_guesses([slow, guess()], Terms(book, Wish(deadline_days=20.0)), NOBODY, set())
+    assert {offer.spend for one in found for offer in one.offers} == {384.0}
+    assert {one.label for one in found if marks(one)} == {EIGHT}
