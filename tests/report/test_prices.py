@@ -381,3 +381,16 @@ def test_a_currency_of_the_wrong_form_hides_no_other_mistake(
         "/currency": f"{json.dumps(currency['currency'])} does not fit",
         "/life_years": "0 is not a machine's lifetime",
     }
+
+
+def test_each_cost_of_owning_is_held_to_what_it_means(tmp_path: Path) -> None:
+    percentages = ("capital", "operations", "residual")
+    wrong: dict[str, Any] = {name: {"percent": 100, **WHEN} for name in percentages}
+    wrong["colocation"] = {"price": 0, "overhead": 0.9, **WHEN}
+    assert mistakes(tmp_path, owning=wrong) == {
+        **{f"/owning/{name}/percent": "100.0" for name in percentages},
+        "/owning/colocation/price": "0.0 is no price",
+        "/owning/colocation/overhead": "0.9",
+    }
+    right = {name: {"percent": 99, **WHEN} for name in percentages}
+    load_prices(file(tmp_path, owning=right))
