@@ -26,7 +26,7 @@ def put(run_folder: str, path: str, size: int) -> str:
         here = shlex.quote("/".join(folders[:number]))
         # Only where the shell is counts: what it enters may be exchanged at any time.
         commands.append(
-            f"{{ mkdir {shlex.quote(folder)} 2>/dev/null; cd -P {shlex.quote(folder)}; }} && "
+            f"{{ mkdir {shlex.quote(folder)} 2>/dev/null; cd -P {shlex.quote(f'./{folder}')}; }} && "
             f'{{ [ "$(pwd -P)" = "$top"/{here} ] || {{ echo {here} is a link >&2; false; }}; }}'
         )
     return " && ".join([*commands, f'mv -T "$top/{_GIVEN}" ./{shlex.quote(name)}'])
