@@ -30,6 +30,7 @@ def _held(subject: str, tests: str) -> Held:
 _BUNDLES = (
     "bundle/test_attacks bundle/test_limits bundle/test_verify bundle/test_operations bundle/test_vectors"
 )
+_CHECKED = "report/test_floors report/test_gradient_checks"  # bundles with floors and gradient checks
 _SIGNING = "signing/test_ssh signing/test_sshsig signing/test_dsse signing/test_trust"
 _KEYS = "signing/test_krl signing/test_keyring bundle/test_vectors"
 _SEARCH = (
@@ -37,6 +38,7 @@ _SEARCH = (
     " runner/test_measure"
 )
 _JUDGING = "node_check/checks/test_faults node_check/checks/test_recorded node_check/checks/test_contract"
+_PREDICTING = "planning/test_prediction planning/test_choice report/test_predicted_estimate"
 _COMPARING = "report/test_comparing report/test_formats report/test_floors"
 
 MODULES: Mapping[str, Held] = {
@@ -44,7 +46,9 @@ MODULES: Mapping[str, Held] = {
         "money", "report/test_appraisal report/test_offers report/test_decide"
     ),
     "bench/report/compare/offers.py": _held("money", "report/test_offers report/test_decide"),
-    "bench/report/compare/decision.py": _held("money", "report/test_decide report/test_offers"),
+    "bench/report/compare/decision.py": _held(
+        "money", "report/test_decide report/test_offers report/test_guesses"
+    ),
     "bench/report/compare/owning.py": _held("money", "report/test_owning"),
     "bench/report/compare/answers.py": _held("money", "report/test_answers"),
     "bench/report/compare/priced_guesses.py": _held("money", "report/test_guesses report/test_answers"),
@@ -52,6 +56,22 @@ MODULES: Mapping[str, Held] = {
         "money", "report/test_prices report/test_price_lists report/test_offers"
     ),
     "bench/report/compare/price_file.py": _held("money", "report/test_prices report/test_price_lists"),
+    "bench/report/compare/matrix.py": _held("estimates", "report/test_answers"),
+    "bench/report/compare/priced_predictions.py": _held(
+        "money", "report/test_priced_predictions report/test_prediction_page"
+    ),
+    "bench/planning/prediction/predicted_machines.py": _held("estimates", _PREDICTING),
+    "bench/planning/prediction/step_time.py": _held("estimates", _PREDICTING),
+    "bench/planning/prediction/card_rates.py": _held("estimates", _PREDICTING),
+    "bench/planning/prediction/candidates.py": _held("estimates", _PREDICTING),
+    "bench/planning/prediction/choice.py": _held("estimates", _PREDICTING),
+    "bench/planning/prediction/interruptions.py": _held(
+        "estimates", "report/test_priced_predictions planning/test_prediction"
+    ),
+    "bench/push/engine_choice.py": _held("pushing", "push/test_engine_choice"),
+    "bench/push/forecast.py": _held("pushing", "push/test_forecast"),
+    "bench/push/place_lock.py": _held("pushing", "push/test_shared_home"),
+    "bench/push/out_folder.py": _held("pushing", "push/test_out_folder push/test_mirror"),
     "bench/signing/allowed_signers.py": _held("signatures", f"signing/test_trust {_KEYS}"),
     "bench/signing/dsse.py": _held("signatures", f"signing/test_dsse {_KEYS}"),
     "bench/signing/sshsig.py": _held("signatures", f"signing/test_sshsig {_SIGNING} {_KEYS}"),
@@ -66,9 +86,9 @@ MODULES: Mapping[str, Held] = {
     ),
     "bench/operator/keyring.py": _held("certificates", "operator/test_operator signing/test_keyring"),
     "bench/operator/ledger.py": _held("certificates", "operator/test_ledger operator/test_operator"),
-    "bench/bundle/recompute_run.py": _held("recomputation", _BUNDLES),
+    "bench/bundle/recompute_run.py": _held("recomputation", f"{_BUNDLES} {_CHECKED}"),
     "bench/bundle/held_to_manifest.py": _held("recomputation", _BUNDLES),
-    "bench/bundle/plausibility.py": _held("recomputation", _BUNDLES),
+    "bench/bundle/plausibility.py": _held("recomputation", f"{_BUNDLES} {_CHECKED}"),
     "bench/bundle/physical_limits.py": _held(
         "recomputation", f"bundle/test_limits {_BUNDLES} node_check/test_results"
     ),
@@ -82,7 +102,9 @@ MODULES: Mapping[str, Held] = {
         "estimates", f"records/test_winner records/test_summary report/test_gradient_checks {_COMPARING}"
     ),
     "bench/report/compare/extrapolate.py": _held("estimates", f"report/test_scaling {_COMPARING}"),
-    "bench/report/compare/comparison.py": _held("estimates", f"{_COMPARING} report/test_offers"),
+    "bench/report/compare/comparison.py": _held(
+        "estimates", f"{_COMPARING} report/test_offers report/test_guesses"
+    ),
     "bench/report/compare/compared_rows.py": _held("estimates", f"{_COMPARING} records/test_slowdown"),
     "bench/records/slowdown.py": _held("judging", "records/test_slowdown report/test_formats"),
     "bench/node_check/judging/judge_figures.py": _held("judging", f"{_JUDGING} node_check/test_results"),

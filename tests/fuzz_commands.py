@@ -164,8 +164,7 @@ class Commands:
     def survey(self, dice: random.Random) -> str:
         """Let a hostile node answer the survey of a push."""
         answers = dict(ANSWERS)
-        for _ in range(dice.choice((1, 1, 2, 4))):
-            name = dice.choice(sorted(answers))
+        for name in dice.sample(sorted(answers), dice.choice((1, 1, 2, 4))):
             answers[name] = _spoiled(answers[name], dice)
         text = "".join(f"\036{name}\037{answer}\0370\035" for name, answer in answers.items())
         engines = ("none", "docker", "podman", "apptainer")

@@ -14,7 +14,7 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from bench.base.errors import BadInput, nearest
+from bench.base.errors import BadInput, nearest, one_line
 from bench.base.files import write_whole
 from bench.base.strict_json import pretty_json, to_json
 from bench.base.terminal import wrapped
@@ -111,7 +111,7 @@ def _keep_history(checked: CheckedNode, request: CheckArguments, earlier: Histor
             entry = replace(entry, told=change.after if change and change.error is None else before)
             if change and change.error is not None:
                 failed = f"--on-change {shlex.join(request.on_change)}: {change.error}"
-                print(f"{failed}; it is told again at the next check", file=sys.stderr)
+                print(one_line(f"{failed}; it is told again at the next check"), file=sys.stderr)
         try:
             add(request.out, [entry])
             known = {} if request.history else earlier.bundles  # else of other folders

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from pathlib import Path
 
-from bench.base.errors import BadInput
+from bench.base.errors import BadInput, one_line
 from bench.base.files import read_bounded, write_whole
 from bench.base.gpu_catalogue import find_gpu_model, gpu_models, near_gpus
 from bench.base.strict_json import pretty_json, to_json
@@ -113,7 +113,7 @@ def _rent_row(rent: Rent) -> tuple[str, ...]:
     name, each = "/".join(map(_short, rent.gpu)), f"{rent.price / (rent.gpus or 1):,.2f}"
     if rent.currency:
         each = f"{each} {rent.currency}"
-    provider = rent.provider or rent.source
+    provider = one_line(rent.provider or rent.source)
     kind = "" if rent.kind == "on-demand" else f" ({rent.kind})"
     if rent.gpus is None:
         return name, "", each, f"{provider}{kind}", rent.date
@@ -122,17 +122,18 @@ def _rent_row(rent: Rent) -> tuple[str, ...]:
 
 def _bought(book: PriceBook) -> Iterator[tuple[str, str, str, str]]:
     for gpu in book.gpus:
-        yield "/".join(map(_short, gpu.gpu)), figures(gpu.price, 6), gpu.date, gpu.source
+        yield "/".join(map(_short, gpu.gpu)), figures(gpu.price, 6), gpu.date, one_line(gpu.source)
     for system in book.systems:
         what = f"machine for {count_text(system.gpus, 'GPU')}"
-        yield what, figures(system.price, 6), system.date, system.source
+        yield what, figures(system.price, 6), system.date, one_line(system.source)
     for machine in book.machines:
         what = f"{machine.gpus}x {'/'.join(map(_short, machine.gpu))}"
-        yield what, figures(machine.price, 6), machine.date, machine.source
+        yield what, figures(machine.price, 6), machine.date, one_line(machine.source)
 
 
 def _short(name: str) -> str:
-    return name.removeprefix("NVIDIA ").removeprefix("GeForce ").removeprefix("AMD ")
+    short = name.removeprefix("NVIDIA ").removeprefix("GeForce ").removeprefix("AMD ")
+    return one_line(short)
 
 
 def _days_ago(count: float) -> str:
@@ -152,7 +153,7 @@ def _import(request: PricesArguments) -> int:
         raise BadInput("is not a text", where=str(path)) from None
     imported = rents_in(text, str(path), provider=request.provider, date=request.date)
     for remark in imported.remarks:
-        print(f"{path}: {remark}", file=sys.stderr)
+        print(one_line(f"{path}: {remark}"), file=sys.stderr)
     if not imported.rents:
         raise BadInput("has no rent of a GPU that bench knows", where=str(path))
     document = to_json(PriceBook("USD", rents=imported.rents))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.base.distribution import DISTRIBUTION
-from bench.base.errors import BadInput, EnvironmentCannot
+from bench.base.errors import BadInput, EnvironmentCannot, one_line
 from bench.base.files import write_whole
 from bench.base.gpu_catalogue import GpuModel, find_gpu_model, near_gpus
 from bench.base.strict_json import pretty_json
@@ -72,7 +72,8 @@ def rent(request: RentArguments) -> int:
         print(pretty_json(document).decode(), end="")
     else:
         print(text, end="")
-        print(f"written to {path}; the commands at its top are for that folder", file=sys.stderr)
+        said = f"written to {path}; the commands at its top are for that folder"
+        print(one_line(said), file=sys.stderr)
     return 0
 
 

@@ -1,7 +1,9 @@
 """Wrap stdout and stderr for the length of a command.
 
 A failed write to stdout raises EnvironmentCannot; a failed write to stderr is ignored, since a run may
-outlive its terminal. Characters that the locale's encoding lacks are replaced, for example ± by +-.
+outlive its terminal. Characters that the locale's encoding lacks are replaced, for example ± by +-. What a
+terminal would obey is escaped on stdout, whoever wrote it; progress on stderr moves the cursor, so texts that
+are printed there go through `one_line`.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from bench.base.encoding import IN_ASCII
-from bench.base.errors import EnvironmentCannot
+from bench.base.errors import EnvironmentCannot, printable
 
 if TYPE_CHECKING:
     from bench.cli.pager import Pager
@@ -41,7 +43,10 @@ class _Stream:
 
 
 class Stdout(_Stream):
-    """stdout: through a pager where it is a terminal and `paged` is set before the first text."""
+    """stdout: through a pager where it is a terminal and `paged` is set before the first text.
+
+    What a terminal would obey is escaped, whoever wrote it; bench's own colours come from `write_painted`.
+    """
 
     def __init__(self, file: TextIO) -> None:
         super().__init__(file)
@@ -50,9 +55,19 @@ class Stdout(_Stream):
         self._pager: Pager | None = None
 
     def write(self, text: str) -> int:
+        self._send(_escaped(text))
+        return len(text)
+
+    def write_painted(self, text: str) -> None:
+        """Write a text for people in colours."""
+        from bench.base.colour import painted  # --help has no colours
+
+        self._send(painted(_escaped(text)))
+
+    def _send(self, text: str) -> None:
         if self.paged and self.terminal and not self.used:
             self._start_pager()
-        return super().write(text)
+        super().write(text)
 
     def _start_pager(self) -> None:
         from bench.cli.pager import Pager, pager_of  # subprocess is slow to import
@@ -108,10 +123,18 @@ def wrapped_streams() -> Iterator[Stdout]:
 
 def show(text: str) -> None:
     """Print a text for people, in colours if stdout has them."""
-    from bench.base.colour import painted, wanted  # --help has no colours
+    from bench.base.colour import wanted  # --help has no colours
 
-    coloured = wanted(os.environ, terminal=getattr(sys.stdout, "terminal", False))
-    print(painted(text) if coloured else text)
+    stdout: object = sys.stdout
+    if isinstance(stdout, Stdout) and wanted(os.environ, terminal=stdout.terminal):
+        stdout.write_painted(text + "\n")
+    else:
+        print(text)
+
+
+def _escaped(text: str) -> str:
+    lines = text.replace("\n", "").replace("\t", "")
+    return text if lines.isprintable() else printable(text)
 
 
 def _open_closed_streams() -> None:

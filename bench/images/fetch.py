@@ -107,7 +107,9 @@ def source(pin: Pin, cache: Path) -> Path:
             for file in (file for file in files if file.sha256 in pin.sha256):
                 wanted = WantedFile(pin.name, frozenset({file.sha256 or ""}), (file,))
                 for path in fetch_all([wanted], index, Path(folder))[0].values():
-                    return path.replace(cache / file.name)
+                    # Not the index's name, which may have a backslash, a NUL or a thousand letters.
+                    name = f"{pin.name.replace('-', '_')}-{pin.version}{_SOURCE_SUFFIX}"
+                    return path.replace(cache / name)
     except CannotDownload as error:
         raise EnvironmentCannot(error.message, where=error.where, advice=error.advice) from None
     if not files and index.troubles:

@@ -149,8 +149,9 @@ class _Fetching:
 
     def _append(self, offer: OfferedFile, file: WantedFile, part: Path, start: int) -> None:
         """Append the bytes of a file from `start` on; a server that cannot do that sends all of them."""
-        most = file.size or offer.size or _LARGEST_BYTES
-        limit = "the file in the lock" if file.size else "its index says" if offer.size else "8 GiB"
+        stated = offer.size if offer.size and offer.size < _LARGEST_BYTES else None
+        most = file.size or stated or _LARGEST_BYTES
+        limit = "the file in the lock" if file.size else "its index says" if stated else "8 GiB"
         if start == most:
             return
         with self.index.open(offer.url, start if start < most else 0) as answer:

@@ -20,6 +20,8 @@ from bench.packages.errors import Paused
 from bench.packages.pip_settings import PipSettings, masked
 
 _MOST_PAGE_BYTES = 64 * 2**20
+_PAGE_SECONDS = 120.0  # of a page, after which a server that sends a byte now and then counts as silent
+_CHUNK = 2**18  # bytes
 _ACCEPT = "application/vnd.pypi.simple.v1+json, text/html;q=0.5"
 _LINK = re.compile(r"<a\b[^<>]*?\bhref\s*=\s*(?:\"([^\"]*)\"|'([^']*)')", re.IGNORECASE)
 _SHA256 = re.compile(r"(?:^|&)sha256=([^&]*)")
@@ -169,17 +171,28 @@ class PackageIndex:
 
     def _read(self, url: str) -> list[OfferedFile]:
         with self._opener.open(url, {"Accept": _ACCEPT}) as answer:
-            data, base = answer.read(_MOST_PAGE_BYTES + 1), answer.geturl()
+            data, base = self._whole(answer), answer.geturl()
             is_json = "json" in str(answer.headers.get("Content-Type"))
-            if len(data) > _MOST_PAGE_BYTES:
-                raise ValueError(f"its page is larger than {_MOST_PAGE_BYTES // 2**20} MiB")
-            require_whole(answer, len(data))
         found = []
         for link, sha256, size in _in_json(data) if is_json else _in_html(data):
             file = self._opener.linked(base, link)
             if file is not None:
                 found.append(OfferedFile(file, sha256 if _DIGEST.fullmatch(sha256) else None, size))
         return found
+
+    def _whole(self, answer: Any) -> bytes:
+        """Return the bytes of a page; ValueError or TimeoutError if it is too large or takes too long."""
+        read, data = getattr(answer, "read1", answer.read), bytearray()
+        until = time.monotonic() + _PAGE_SECONDS
+        while piece := read(_CHUNK):
+            data += piece
+            if len(data) > _MOST_PAGE_BYTES:
+                raise ValueError(f"its page is larger than {_MOST_PAGE_BYTES // 2**20} MiB")
+            if time.monotonic() > until:
+                raise TimeoutError(f"its page takes longer than {_PAGE_SECONDS:.0f} s")
+            self.pause()
+        require_whole(answer, len(data))
+        return bytes(data)
 
 
 def _local_path(place: str) -> Path | None:

@@ -5,6 +5,7 @@ openssh.py implements it by OpenSSH's client, over_fabric.py by Fabric where the
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -115,5 +116,5 @@ def changed_host_key(key: str, known_as: str, where: str) -> HostKeyRefused:
         f"its host key has changed: {key} is not the known one",
         where=where,
         advice="a new machine has the address, or the connection is intercepted: ask the provider, "
-        f"then ssh-keygen -R '{known_as}'",
+        f"then ssh-keygen -R {shlex.quote(known_as)}",
     )

@@ -28,6 +28,7 @@ from bench.operator.ssh_keygen import OperatorKey
 from bench.push import run_script
 from bench.push.answers import number, short, understood
 from bench.push.connection import plain
+from bench.push.out_folder import put
 from bench.push.place_lock import locked
 from bench.push.push_record import Record, now
 from bench.push.remote import ANSWER_SECONDS, Node, demand
@@ -79,10 +80,10 @@ def look(node: Node, record: Record) -> Status:
     script = (
         f"{run_script.state_script(record.folder, record.run_id, record.engine, record.slurm_job)}; "
         f"for f in {LOG} slurm.txt {out}/journal.jsonl {out}/telemetry.jsonl {out}/logs/*.txt; do "
-        '[ -f "$f" ] && echo "file $(wc -c <"$f") $f"; done; '
+        '[ -f "$f" ] && [ ! -L "$f" ] && echo "file $(wc -c <"$f") $f"; done; '
         f"[ -f {out}/request.json ] && [ ! -f {out}/{CERTIFICATE} ] && "
         f"echo request $(cksum <{out}/request.json); [ -f {out}/{CERTIFICATE} ] && echo certified; "
-        f"[ -f {out}.tar ] && echo bundle $(wc -c <{out}.tar); "
+        f"[ -f {out}.tar ] && [ ! -L {out}.tar ] && echo bundle $(wc -c <{out}.tar); "
         '[ -s nodelist ] && echo "on $(head -c 200 nodelist)"; exit 0'
     )
     status = read_status(demand(node, script, "asking for the run's state"))
@@ -225,8 +226,8 @@ def restore_journal(node: Node, record: Record, owner: str) -> bool:
     A journal on the node takes precedence, and is mirrored from its beginning. A node without a journal gets
     the mirrored files, the journal last and whole: its presence tells the next push that all files arrived.
     """
-    out = f"{shlex.quote(record.folder)}/out/{record.run_id}"
-    if not node.ask(f"test -s {out}/journal.jsonl").code:
+    out = f"out/{record.run_id}"
+    if not node.ask(f"test -s {shlex.quote(record.folder)}/{out}/journal.jsonl").code:
         for name in ("journal.jsonl", "telemetry.jsonl"):  # the run may cut off an incomplete last line
             (record.mirror / name).unlink(missing_ok=True)
         return False
@@ -234,19 +235,13 @@ def restore_journal(node: Node, record: Record, owner: str) -> bool:
     candidates = [*logs, record.mirror / "telemetry.jsonl", record.mirror / "journal.jsonl"]
     paths = [path for path in candidates if path.is_file()]
     for path in paths:
-        _upload(node, path, out, str(path.relative_to(record.mirror)))
-    if paths and owner:
-        demand(node, f"chown -R {owner} {shlex.quote(record.folder)}/out", "restoring the journal")
+        name = path.relative_to(record.mirror).as_posix()
+        written = node.ask(put(record.folder, f"{out}/{name}", path.stat().st_size), pieces_of(path))
+        if written.code:
+            raise EnvironmentCannot(f"the journal cannot be restored: {written.reason}")
+    if paths and owner:  # -h: also of a link, never of the file that it names
+        demand(node, f"chown -hR {owner} {shlex.quote(record.folder)}/out", "restoring the journal")
     return bool(paths)
-
-
-def _upload(node: Node, path: Path, out: str, name: str) -> None:
-    # If the connection breaks, `head` sees a normal end of file: only the size shows that data is missing.
-    part, size = f"{out}/.given", path.stat().st_size
-    script = f"mkdir -p {out}/logs && head -c {size} >{part} && [ $(wc -c <{part}) = {size} ] && "
-    answer = node.ask(f"{script}mv {part} {out}/{shlex.quote(name)}", pieces_of(path))
-    if answer.code:
-        raise EnvironmentCannot(f"the journal cannot be restored: {answer.reason}")
 
 
 # --- the certificate ------------------------------------------------------------------------------------
@@ -261,9 +256,8 @@ def certify(node: Node, record: Record, key: OperatorKey) -> int:
     with _signing, Ledger(record.ledger) as ledger:
         certificate = certify_and_receive.certify(ledger, key, data, now(), record.valid_seconds)
     line = f"{certificate.line()}\n".encode()
-    done = node.ask(
-        f"cd {out} && umask 022 && cat >.{CERTIFICATE}.part && mv .{CERTIFICATE}.part {CERTIFICATE}", [line]
-    )
+    put_there = put(record.folder, f"out/{record.run_id}/{CERTIFICATE}", len(line))
+    done = node.ask(f"umask 022; {put_there}", [line])
     if done.code:
         raise EnvironmentCannot(f"the certificate cannot be written: {done.reason}", where=record.host)
     return certificate.valid_before

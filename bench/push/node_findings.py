@@ -75,6 +75,11 @@ def judge_engine(survey: Survey, need: Need) -> list[PreflightFinding]:
 def _machine(survey: Survey, need: Need) -> Iterator[PreflightFinding]:
     if not survey.place_writable:
         yield _stop(f"{survey.user} may not write to {survey.place}", "choose another folder: --place DIR")
+    if survey.not_own:
+        yield _stop(
+            f"{survey.not_own[0]} is another user's, or others may write to it: they could change what runs",
+            "choose a folder of your own, which bench makes if it is not there: --place DIR",
+        )
     yield from _finding_of(
         lambda: check_free(survey.place_free_bytes, need.place_bytes, "a run", survey.place)
     )

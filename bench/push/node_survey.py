@@ -50,6 +50,7 @@ _LOOK_UP = (
 _PYTHON_VERSION = re.compile(r"[0-9]{1,2}\.[0-9]{1,3}")
 _PYTHONS = ("python3.11", "python3.12", "python3.13", ANY_PYTHON,
             *(f"{place}/python3" for place in ("/usr/bin", "/usr/local/bin", "/opt/conda/bin")))  # fmt: skip
+_FOLDERS = ("blobs", "code", "environments", "images", "packages", "runs")  # that bench makes in the place
 # The fields of `docker info` that bench reads.
 _DOCKER_INFO: Mapping[str, type] = {
     "ServerVersion": str,
@@ -138,6 +139,7 @@ class Survey:
     lacking: tuple[str, ...] = ()  # modules that the node's Python lacks
     pythons: tuple[NodePython, ...] = ()  # that could run an environment; empty: not asked for, or none
     libc: str | None = None  # as in "glibc 2.36" or "musl libc"; None: not asked for, or unknown
+    not_own: tuple[str, ...] = ()  # folders of bench there that others own or may write to
     noexec: bool = False  # whether no program can be started from the folder for runs
     missing_programs: tuple[str, ...] = ()
     slurm: str | None = None  # Slurm's version; None: not installed
@@ -182,16 +184,19 @@ def split_answers(text: str) -> dict[str, tuple[int, str]]:
 
 def _questions(place: str, engines: Sequence[str], python: str) -> dict[str, str]:
     """Return shell commands by name. Those that `read_host` looks up are named by their own text."""
+    enter = f'p={place}; case $p in /*) ;; "~/"*) p=$HOME/${{p#*/}};; *) p=$HOME/$p;; esac; '
     questions = {
         "who": 'id -un; id -u; id -g; printf "%s\\n" "$HOME"; uname -n; uname -r',
         "clock": "date +%s.%N",
         "os": '. /etc/os-release; printf "%s\\n" "$PRETTY_NAME"',
         "memory": "cat /proc/meminfo",
         "load": "nproc; cat /proc/loadavg",
-        "place": f'p={place}; case $p in /*) ;; "~/"*) p=$HOME/${{p#*/}};; *) p=$HOME/$p;; esac; '
-        'printf "%s\\n" "$p"; while [ ! -d "$p" ]; do p=$(dirname "$p"); done; '
+        "place": enter + 'printf "%s\\n" "$p"; while [ ! -d "$p" ]; do p=$(dirname "$p"); done; '
         'df -Pk "$p" | tail -n 1; test -w "$p" && echo writable; '
         'findmnt -no OPTIONS -T "$p" 2>/dev/null; true',
+        # What others could put there would run as this user, or follow a link of theirs.
+        "not own": f"{enter}for d in . .load {' '.join(_FOLDERS)}; do "
+        'find -H "$p/$d" -maxdepth 0 \\( ! -user "$(id -u)" -o -perm -002 \\) 2>/dev/null; done; true',
         "programs": "for p in setsid sha256sum tar head tail; do command -v $p >/dev/null || echo $p; done",
         "cat /proc/driver/nvidia/version": "cat /proc/driver/nvidia/version",
         "nvidia-ctk --version": "nvidia-ctk --version",
@@ -272,6 +277,7 @@ def read_survey(answers: Answers, asked_at: float, engines: Sequence[str]) -> Su
             lacking=lacking,
             pythons=_pythons(answers),
             libc=next(iter(_lines(answers, "libc")), None),
+            not_own=tuple(_lines(answers, "not own")),
             noexec=any("noexec" in line.split(",") for line in about_place),
             missing_programs=tuple(map(short, answers["programs"][1].split()[:_MOST_LINES])),
             slurm=next(iter(_lines(answers, "slurm")), None),

@@ -5,7 +5,7 @@ If the user has such a process already, for example after a one-time password, i
 The process ends with the connection, or a minute after the last command if bench is killed.
 
 Some options are bench's, whatever the user's configuration says: unknown host keys are refused, also those of
-jump hosts, ssh asks nothing, and neither agents nor ports are forwarded.
+jump hosts, ssh asks nothing, and neither agents, tickets of Kerberos, ports nor networks are forwarded.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from functools import cache
 from pathlib import Path
 
 from bench.base.errors import BadInput, BenchError
+from bench.base.files import read_bounded
 from bench.base.operating_system import SSH_SHARES_CONNECTIONS
 from bench.push.connection import (
     CONNECT_SECONDS,
@@ -44,7 +45,14 @@ from bench.push.process_channel import ProcessChannel
 _OPEN_SECONDS = 4 * CONNECT_SECONDS  # until a connection through jump hosts is open and the user logged in
 _IDLE_SECONDS = 60  # after which ssh ends a connection that bench left behind
 _LOST = 255  # ssh's exit code if a connection breaks, or the command was killed
+_MOST_CONFIG_BYTES = 2**20  # of a configuration file
 _LONGEST_FOLDER = 60  # characters; the path of a socket may have about 100
+
+# A line in ssh's debugging output that repeats what the other side sent before it proved its host key.
+_OF_THE_SERVER = re.compile("banner line [0-9]+: ")
+
+# The advice of ssh for a changed host key, with the name in known_hosts; a server may have written the line.
+_OFFENDING = re.compile(r"ssh-keygen .*-R \"([\w.:%\[][\w.:%\[\]-]*)\"", re.ASCII)
 
 # The first value that ssh finds for an option counts, so the user's files cannot change these.
 _CONFIG = f"""\
@@ -54,6 +62,8 @@ Host *
   UpdateHostKeys no
   ForwardAgent no
   ForwardX11 no
+  GSSAPIDelegateCredentials no
+  Tunnel no
   ClearAllForwardings yes
   PermitLocalCommand no
   LogLevel INFO
@@ -74,13 +84,13 @@ class Ssh:
 
     def __init__(self, host: Host, ssh_config: Path | None) -> None:
         own_config, arguments = _split_config(host.ssh_arguments)
-        includes = _includes(own_config or ssh_config)
+        theirs = _theirs(own_config or ssh_config)
         self.host = host
         self._folder = _short_folder()
         self.socket = self._folder / "s"
         self.log = self._folder / "log"
         config = self._folder / "config"
-        config.write_text(_CONFIG + includes, encoding="utf-8", newline="\n")
+        config.write_bytes(_CONFIG.encode() + theirs)
         # ssh takes the last -F and the first -o.
         self._words = ["ssh", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=yes", *arguments]
         self._words += ["-F", str(config), "-T"]
@@ -216,8 +226,8 @@ def _refusal(ssh: Ssh, said: str) -> BenchError:
     if network := _network_problem(detail, endpoint):
         return Unreachable(network, where=where)
     if "REMOTE HOST IDENTIFICATION HAS CHANGED" in detail:
-        offending = re.search(r"ssh-keygen .*-R \"(\S+)\"", detail)  # of a jump host, perhaps
-        known_as = plain(offending[1]) if offending else endpoint.known_as
+        offending = _OFFENDING.search(detail)  # of a jump host, perhaps
+        known_as = offending[1] if offending else endpoint.known_as
         return changed_host_key(_offered_key(detail), known_as, where)
     if "REVOKED HOST KEY" in detail:
         return HostKeyRefused("its host key is marked as revoked in known_hosts", where=where)
@@ -257,9 +267,10 @@ def _denied(user: str, methods: str, detail: str, where: str) -> BenchError:
 def _said_in_detail(ssh: Ssh) -> str:
     """Connect once more, with debugging output."""
     try:
-        return ssh.run("-v", "-o", "ControlPath=none", seconds=_OPEN_SECONDS, command="exit")[1]
+        said = ssh.run("-v", "-o", "ControlPath=none", seconds=_OPEN_SECONDS, command="exit")[1]
     except subprocess.TimeoutExpired:
         return ""
+    return "\n".join(line for line in said.splitlines() if not _OF_THE_SERVER.search(line))
 
 
 def _offered_key(detail: str) -> str:
@@ -291,18 +302,15 @@ def _short_folder() -> Path:
     return Path(tempfile.mkdtemp(prefix="bench-ssh-", dir=usual if len(usual) <= _LONGEST_FOLDER else "/tmp"))
 
 
-def _includes(own: Path | None) -> str:
-    """Return the lines that include the user's own configuration file, or else the files that ssh reads.
+def _theirs(own: Path | None) -> bytes:
+    """Return the user's own configuration file, or else lines that include the files that ssh reads.
 
-    BadInput if the file cannot be read: ssh leaves out an included file without a word.
+    The file is not included: ssh would read wildcards, quotes and line breaks in its name, and leave out a
+    file that it does not find without a word. BadInput if it cannot be read.
     """
-    if own:
-        try:
-            own.open("rb").close()
-        except OSError as error:
-            raise BadInput(f"cannot be read: {error.strerror}", where=str(own)) from None
-    files = [str(own.absolute())] if own else ["~/.ssh/config", "/etc/ssh/ssh_config"]
-    return "".join(f'Include "{file}"\n' for file in files)
+    if own is None:
+        return b'Include "~/.ssh/config"\nInclude "/etc/ssh/ssh_config"\n'
+    return read_bounded(own, _MOST_CONFIG_BYTES, what="", too_large="is no configuration of ssh")
 
 
 def _split_config(arguments: tuple[str, ...]) -> tuple[Path | None, list[str]]:

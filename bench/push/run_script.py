@@ -311,7 +311,9 @@ def prepare(node: Node, job: Job, manifest: bytes, challenge: bytes, meet_secret
         files[SECRET_FILE] = meet_secret
         private = "mkdir -p -m 700 private; rm -f private/*; "
     unclaim = f"rm -f {shlex.quote(job.claim)}; " if job.claim else ""
-    stale = f"rm -f out/{job.run_id}/request.json out/{job.run_id}/run-cert.pub; "  # for an earlier key
+    out = f"out/{job.run_id}"  # an earlier attempt may have put a link there, which is not followed
+    stale = f"[ ! -L {out} ] || rm -f {out}; "
+    stale += f"rm -f {out}/request.json {out}/run-cert.pub; "  # for an earlier key
     write = "; ".join(f"head -c {len(data)} >{name}" for name, data in files.items())
     answer = node.ask(
         f"set -e; umask 022; mkdir -p {folder}/out; {unclaim}cd {folder}; {owner}{stale}{private}{write}",

@@ -150,7 +150,7 @@ class PublicKey:
     @classmethod
     def from_line(cls, line: str) -> PublicKey:
         """Parse `ssh-ed25519 AAAA… comment`, the form of a .pub file."""
-        kind, blob = (*line.split(maxsplit=2), "", "")[:2]
+        kind, blob = (*line.split(), "", "")[:2]
         if kind not in (ED25519, TOKEN):
             raise FormatError(f"is not an {ED25519} public key")
         key = cls.from_blob(from_base64(blob))
@@ -248,7 +248,7 @@ class Certificate:
 
     @classmethod
     def from_line(cls, line: str) -> Certificate:
-        kind, blob = (*line.split(maxsplit=2), "", "")[:2]
+        kind, blob = (*line.split(), "", "")[:2]
         if kind != CERTIFICATE:
             raise FormatError(f"is not an {CERTIFICATE} certificate")
         return cls.from_blob(from_base64(blob))

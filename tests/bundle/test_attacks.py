@@ -852,6 +852,42 @@ def test_operations_that_differ_from_the_models_formula(tmp_path: Path, lie: Sam
     refused(path, f"pythia-160m: {told}", recompute)
 
 
+def test_operations_of_another_kind_are_named_with_the_whole_setting(tmp_path: Path) -> None:
+    def more_attention(measured: Measurement) -> Measurement:
+        return replace(measured, flops=replace(measured.flops, attention=measured.flops.attention + 1))
+
+    path = tmp_path / "b.tar"
+    retold(path, measurement=more_attention)
+    (setting,) = {trial.setting for trial in real_results().trials}
+    assert len(setting) > 1
+    refused(
+        path, rf"operations of attention with {re.escape(' + '.join(setting))}; this bench counts", recompute
+    )
+
+
+def test_samples_of_a_trial_come_once(tmp_path: Path) -> None:
+    """Whoever could give two measurements of a trial would choose which one counts."""
+    line = contents(REAL)["samples.jsonl"].splitlines(keepends=True)[0]
+    path = tmp_path / "b.tar"
+    real(path, lambda results: None, contents(REAL)["samples.jsonl"] + line)
+    refused(path, "holds the trial .* for the second time", recompute)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"floor": None, "no_floor": "a reason"}, {"gradient_check": None, "no_gradient_check": "a reason"}],
+)
+def test_a_reason_in_place_of_a_floor_or_of_a_gradient_check_is_no_forgery(
+    tmp_path: Path, change: dict[str, Any]
+) -> None:
+    def edit(results: dict[str, Any]) -> None:
+        results["trials"][0] |= change
+
+    path = tmp_path / "b.tar"
+    real(path, edit)
+    assert verdict(path, recompute).contents.results.trials[0].no_floor == change.get("no_floor")
+
+
 @pytest.mark.parametrize(
     "less",
     [

@@ -12,6 +12,8 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -20,9 +22,11 @@ from hypothesis import strategies as st
 
 from bench.base.errors import BadInput, BenchError, VerificationFailed
 from bench.base.strict_json import canonical_json
-from bench.bundle.handshake import BUNDLE_NAMESPACE
+from bench.bundle import verify
+from bench.bundle.handshake import BUNDLE_NAMESPACE, Receipt
 from bench.bundle.pack import write_bundle
 from bench.bundle.stated_manifest import read_stated
+from bench.bundle.statement import Predicate
 from bench.bundle.tar_format import ENVELOPE, SIGNATURE, STATEMENT
 from bench.bundle.verdict import TO_TRUST, Note
 from bench.bundle.verify import Files, TrustRules, verify_bundle
@@ -254,6 +258,26 @@ def test_telemetry_is_searched_while_its_digest_is_checked(path: Path, reasons: 
     with pytest.raises(VerificationFailed, match=r"telemetry\.jsonl: its sha256 is not the signed one"):
         verify_bundle(path, lambda files: {"x": found.append(files.held_back)})
     assert len(found) == 1
+
+
+def test_the_highest_load_in_all_of_telemetry_counts(path: Path) -> None:
+    blocks = [b'{"load":%.1f, "padding":"%060d"}\n' % (load, 0) * 30_000 for load in (1.5, 7.5, 0.5)]
+    packed(path, {**FILES, "telemetry.jsonl": b"".join(blocks).removesuffix(b"\n")})
+    found: list[float] = []
+    verify_bundle(path, lambda files: {"x": found.append(files.top_load)})
+    assert found == [7.5]
+
+
+@pytest.mark.parametrize(("received", "notes"), [(0, 0), (3600, 0), (3601, 1)])
+def test_a_run_may_end_an_hour_after_its_receipt_and_in_the_last_second_of_all(
+    received: int, notes: int
+) -> None:
+    """Clocks differ; after the year 9999 no time can be written."""
+    last = 253_402_300_799  # 9999-12-31T23:59:59Z
+    receipt = SimpleNamespace(challenged_at=last - 7200, received_at=last - received)
+    run = SimpleNamespace(started_at="9999-12-31T22:59:59Z", ended_at="9999-12-31T23:59:59Z")
+    found = verify._of_other_times(cast(Receipt, receipt), cast(Predicate, run))
+    assert len(list(found)) == notes
 
 
 def test_a_bundle_signed_twice_by_different_keys_is_refused(path: Path) -> None:

@@ -17,6 +17,7 @@ import pytest
 
 from bench.base.errors import EnvironmentCannot
 from bench.bundle.handshake import Challenge, write
+from bench.cli import stdio
 from bench.cli.arguments import Parser
 from bench.cli.main import main, parser
 from bench.planning.manifest import load_manifest
@@ -407,3 +408,11 @@ def test_reasons_stand_below_the_table_once_and_a_shortened_one_is_marked(
     assert re.findall(r"16 x 4  ( *[a-z ]*)$", shown, re.MULTILINE)
     ends = [line.split("16 x 4")[1].strip() for line in shown.splitlines() if re.match("    (c|t)", line)]
     assert ends == ["crashed", "crashed", "out of memory"]
+
+
+def test_what_a_terminal_would_obey_is_escaped_on_stdout_whoever_wrote_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with stdio.wrapped_streams():
+        print("a\tb ± 7", "\x1b[2J\r\x9b\u202e\ud800", sep="\n")
+    assert capsys.readouterr().out == "a\tb ± 7\n" + r"\x1b[2J\r\x9b\u202e\ud800" + "\n"

@@ -43,6 +43,14 @@ def test_a_source_is_found_by_its_digest_and_fetched_once(index: Web, tmp_path: 
     assert fetch.source(pin(), tmp_path / "cache") == found
 
 
+@pytest.mark.parametrize("name", ["%00.tar.gz", "..%5C..%5Cx.tar.gz", f"{'x' * 300}.tar.gz"])
+def test_a_source_is_kept_under_the_name_of_its_pin(index: Web, tmp_path: Path, name: str) -> None:
+    index.pages[f"/files/{name}"] = DATA
+    index.link(f"../../files/{name}#sha256={next(iter(pin().sha256))}")
+    own = Pin("thing", "1.0", pin().sha256)
+    assert fetch.source(own, tmp_path / "cache") == tmp_path / "cache/thing-1.0.tar.gz"
+
+
 def test_a_file_with_a_wrong_digest_is_refused(index: Web, tmp_path: Path) -> None:
     publish(index, "thing-1.0.tar.gz", b"something else", digest=next(iter(pin().sha256)))
     with pytest.raises(EnvironmentCannot, match=r"no source of thing 1\.0 with the lock's digest"):

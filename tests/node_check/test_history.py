@@ -190,3 +190,25 @@ def test_a_bundle_is_deleted_only_if_it_is_a_check(store: Path, indexed: bool) -
     assert delete_older(store, Retention(checks=inf, size_bytes=10**6), START + 3, known) == 1
     left = {"0123456789ab.tar", "000000000001.tar", "000000000002.tar"}
     assert {path.name for path in store.iterdir()} == left
+
+
+def test_an_index_that_is_a_link_is_not_written_through(tmp_path: Path) -> None:
+    """Another user who may write to the folder could choose a file of root's."""
+    theirs, folder = tmp_path / "passwd", tmp_path / "out"
+    theirs.write_text("root\n")
+    folder.mkdir()
+    (folder / FILE_NAME).symlink_to(theirs)
+    with pytest.raises(OSError, match="symbolic links"):
+        add(folder, [ONE])
+    assert theirs.read_text() == "root\n"
+
+
+def test_a_bundle_with_any_name_is_indexed(tmp_path: Path) -> None:
+    names = (b"\xff\x1b[2J.tar", b'a","verdict":"b.tar', b"two\nlines.tar")
+    for name in names:
+        Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name)).write_bytes(b"no bundle")
+    assert len(history.read([tmp_path], index=True).refused) == len(names)
+    known = read_index(tmp_path)
+    assert known.bundles == dict.fromkeys(map(os.fsdecode, names), False)
+    assert (known.damaged, known.checks) == (0, ())
+    assert history.read([tmp_path], index=True).refused == ()

@@ -70,6 +70,7 @@ def test_the_command_gets_the_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (("sh", "-c", "echo no route to host >&2; exit 7"), "ended with exit code 7: no route to host"),
         (("sh", "-c", "kill -9 $$"), "was ended by signal 9"),
+        ((sys.executable, "-c", "print(chr(27), 1); exit(7)"), r"ended with exit code 7: \x1b 1"),
         (("nowhere/to/be/found",), "cannot be started: No such file or directory"),
     ],
 )

@@ -17,6 +17,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from bench.base.errors import BadInput, EnvironmentCannot, VerificationFailed
 from bench.base.stamps import sha256
 from bench.bundle.handshake import (
+    BUNDLE_NAMESPACE,
+    RECEIPT_NAMESPACE,
     REQUEST_NAMESPACE,
     CertificateRequest,
     Challenge,
@@ -521,3 +523,10 @@ def test_a_new_run_has_an_id_of_12_digits_and_a_nonce_of_64(ledger: Ledger) -> N
     one, two = asked(ledger).challenge, asked(ledger).challenge
     assert (len(one.run_id), len(one.nonce)) == (12, 64)
     assert (one.run_id, one.nonce) != (two.run_id, two.nonce)
+
+
+def test_what_is_signed_has_the_namespaces_of_the_format() -> None:
+    """docs/bundle.md promises them to other programs; a signature for one must not pass for another."""
+    assert BUNDLE_NAMESPACE == "bench-bundle@v1"
+    assert REQUEST_NAMESPACE == "bench-request@v1"
+    assert RECEIPT_NAMESPACE == "bench-receipt@v1"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -165,6 +166,16 @@ def test_a_file_of_unknown_size_has_a_limit(
     monkeypatch.setattr(download, "_LARGEST_BYTES", 2**18)
     web.publish()
     assert "it is larger than" in fetch(tmp_path, web, file=UNKNOWN_SIZE)
+    assert left(tmp_path) == []
+
+
+def test_an_index_cannot_raise_that_limit(web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(download, "_LARGEST_BYTES", 2**18)
+    hashes = {"sha256": WHEEL.sha256}
+    page = {"files": [{"url": "/f.whl", "hashes": hashes, "size": 10**30}]}
+    web.pages |= {"/f.whl": DATA, PAGE: json.dumps(page).encode()}
+    web.kinds[PAGE] = JSON
+    assert "it is larger than 8 GiB" in fetch(tmp_path, web, file=UNKNOWN_SIZE)
     assert left(tmp_path) == []
 
 

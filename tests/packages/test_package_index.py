@@ -230,6 +230,22 @@ def test_a_page_has_a_limit(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
     assert index.troubles == (f"{web.simple}: its page is larger than 1 MiB",)
 
 
+def test_a_page_that_takes_too_long_is_a_trouble(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that sends a byte now and then is never silent."""
+    monkeypatch.setattr(package_index, "_PAGE_SECONDS", 0.0)
+    web.publish()
+    index = PackageIndex(PipSettings((web.simple,)))
+    assert index.files("thing") == []
+    assert index.troubles == (f"{web.simple}: its page takes longer than 0 s",)
+
+
+def test_a_page_is_left_when_the_time_is_over(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(package_index, "_CHUNK", 1000)
+    web.pages[PAGE], web.pause_seconds = bytes(2**22), 0.2
+    with pytest.raises(Paused):
+        PackageIndex(PipSettings((web.simple,)), seconds=0.3).files("thing")
+
+
 def test_no_page_is_asked_for_when_the_time_is_over(web: Web) -> None:
     index = PackageIndex(PipSettings((web.simple,)), seconds=0)
     with pytest.raises(Paused):

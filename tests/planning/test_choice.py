@@ -19,6 +19,7 @@ def choice(*options: Option) -> str:
         ([("alone", 3.0, 0.0)], "alone"),
         ([("fast", 1.0, 9.0), ("slow", 2.0, 0.0)], "fast"),
         ([("sharded", 1.0, 9.0), ("whole", 1.005, 1.0)], "whole"),
+        ([("sharded", 1.0, 9.0), ("whole", AS_FAST, 1.0)], "whole"),
         ([("sharded", 1.0, 9.0), ("whole", 1.02, 1.0)], "sharded"),
         ([("slower", 1.005, 0.0), ("faster", 1.0, 0.0)], "faster"),  # neither sends anything
     ],

@@ -15,7 +15,9 @@ from bench.base.gpu_catalogue import GpuModel, gpu_models, gpu_named
 from bench.bundle.verdict import RunContents, Verdict
 from bench.cli.main import main
 from bench.planning.manifest import Manifest, parse_manifest
-from bench.planning.prediction.card_rates import rates_of, ring_seconds, usual_share
+from bench.planning.prediction import candidates
+from bench.planning.prediction.candidates import NOT_COUNTED, candidates_of
+from bench.planning.prediction.card_rates import FEWER_LANES, FP32_LANES, rates_of, ring_seconds, usual_share
 from bench.planning.prediction.interruptions import Interruptions
 from bench.planning.prediction.predicted_machines import Predicted, Predictor, Unpredicted
 from bench.planning.prediction.step_time import (
@@ -32,7 +34,9 @@ from bench.planning.prediction.step_time import (
     work_of,
 )
 from bench.report.read_bundles import check_all
+from bench.training.methods import Target
 from bench.training.models import Model, counts_by_formula, known_models
+from bench.training.models.shipped_counts import shipped_counts
 from bench.training.setting import Setting
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -381,6 +385,60 @@ def test_predictions_are_drawn_hollow(file: str, tmp_path: Path) -> None:
 
 
 # Interruptions
+
+
+@pytest.mark.parametrize("unknown", ["work_of", "predict_bytes"])
+def test_a_setting_whose_work_or_memory_is_not_known_is_none(
+    unknown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts, target = counts_by_formula(PYTHIA), Target("cuda", 1, 2**37, elsewhere=True)
+    assert counts is not None
+    known = candidates_of(PYTHIA, counts, target)
+    assert known.settings and NOT_COUNTED not in known.reasons
+    monkeypatch.setattr(candidates, unknown, lambda *_: None)
+    found = candidates_of(PYTHIA, counts, target)
+    assert found.settings == ()
+    assert NOT_COUNTED in found.reasons
+    assert NOT_COUNTED in found.why_none()
+
+
+def test_each_part_of_a_pass_has_its_unit() -> None:
+    models = [known_models()[name] for name in ("pythia-1b", "mamba-2.8b", "convnext-xl")]
+    units: dict[str, set[str]] = {}
+    for model in models:
+        counts = counts_by_formula(model) or shipped_counts(model)
+        for found in Predictor([model], {model.name: counts}, shipped_fit()).predict(H200, 8):
+            assert isinstance(found, Predicted), found
+            for part in found.parts:
+                units.setdefault(part.name, set()).add(part.unit)
+    assert units == {
+        "products": {"operations"},
+        "attention": {"operations"},
+        "convolutions": {"operations"},
+        "scans": {"operations"},
+        "memory": {"bytes"},
+        "elements": {"elements"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("capability", "lanes"),
+    [
+        ("6.0", 64),
+        ("7.0", 64),
+        ("7.5", 64),
+        ("8.0", 64),
+        ("8.6", 128),
+        ("8.9", 128),
+        ("9.0", 128),
+        ("10.0", 128),
+    ],
+)
+def test_a_multiprocessor_adds_as_many_numbers_in_a_cycle_as_its_vendor_says(
+    capability: str, lanes: int
+) -> None:
+    """NVIDIA's CUDA programming guide, table of arithmetic throughput."""
+    assert FEWER_LANES.get(capability, FP32_LANES) == lanes
 
 
 def test_rare_interruptions_cost_half_the_time_between_checkpoints_and_a_restart() -> None:

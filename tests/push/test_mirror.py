@@ -7,10 +7,12 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from bench.base.errors import VerificationFailed
+from bench.base.errors import EnvironmentCannot, VerificationFailed
+from bench.bundle.tar_format import CERTIFICATE
 from bench.operator import certify_and_receive
 from bench.operator.ssh_keygen import OperatorKey
 from bench.push import mirror, run_script, ship
@@ -225,3 +227,77 @@ def test_an_environment_is_deleted_although_it_is_read_only(record: Record) -> N
     Path(record.place, "environments/.new-1").mkdir()
     mirror.clean(Here(), dataclasses.replace(record, engine="venv"))
     assert not Path(record.place).exists()
+
+
+# --- links that a run's own code made below `out` ----------------------------------------------------------
+
+OWN = b"what the login user has there\n"
+MIRRORED = ("journal.jsonl", "telemetry.jsonl", "logs/a b.txt")
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Path:
+    """A file of the login user, outside of the run's folder."""
+    path = tmp_path / "home/.bashrc"
+    path.parent.mkdir()
+    path.write_bytes(OWN)
+    return path
+
+
+@pytest.mark.parametrize("name", [".given", *MIRRORED])
+def test_restored_files_replace_links(record: Record, victim: Path, name: str) -> None:
+    link = there(record) / name
+    link.parent.mkdir(parents=True)
+    link.symlink_to(victim)
+    if name == "journal.jsonl":
+        victim.write_bytes(b"")  # else the node would have a journal
+    before = victim.read_bytes()
+    assert mirror.restore_journal(Here(), record, "")
+    assert victim.read_bytes() == before
+    for restored in MIRRORED:
+        assert (there(record) / restored).read_bytes() == JOURNAL
+        assert not (there(record) / restored).is_symlink()
+
+
+@pytest.mark.parametrize("folder", [".", "logs"])
+def test_nothing_is_restored_through_a_folder_that_is_a_link(
+    record: Record,
+    victim: Path,
+    folder: str,
+) -> None:
+    link = there(record) / folder
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(victim.parent)
+    with pytest.raises(EnvironmentCannot, match="is a link"):
+        mirror.restore_journal(Here(), record, "")
+    assert list(victim.parent.iterdir()) == [victim]
+
+
+@pytest.mark.parametrize("name", [f".{CERTIFICATE}.part", CERTIFICATE])
+def test_a_certificate_replaces_a_link(
+    record: Record,
+    victim: Path,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    certificate = SimpleNamespace(line=lambda: "a certificate", valid_before=7)
+    monkeypatch.setattr(certify_and_receive, "certify", lambda *_: certificate)
+    monkeypatch.setattr(mirror, "read", lambda *_: SimpleNamespace(run_id=record.run_id))
+    there(record).mkdir(parents=True)
+    (there(record) / "request.json").touch()
+    (there(record) / name).symlink_to(victim)
+    assert mirror.certify(Here(), dataclasses.replace(record, ledger=str(record.mirror / "ledger")), KEY) == 7
+    assert (there(record) / CERTIFICATE).read_text() == "a certificate\n"
+    assert not (there(record) / CERTIFICATE).is_symlink()
+    assert victim.read_bytes() == OWN
+
+
+def test_files_that_are_links_are_not_looked_at(record: Record, victim: Path) -> None:
+    (there(record) / "logs").mkdir(parents=True)
+    for name in ("journal.jsonl", "logs/a.txt"):
+        (there(record) / name).symlink_to(victim)
+    Path(f"{there(record)}.tar").symlink_to(victim)
+    (there(record) / "telemetry.jsonl").write_bytes(b"{}\n")
+    status = mirror.look(Here(), record)
+    assert status.files == {f"out/{record.run_id}/telemetry.jsonl": 3}
+    assert status.bundle_bytes is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -79,6 +80,39 @@ def test_the_c_library_and_a_folder_from_which_nothing_runs_are_found() -> None:
     node = found(place=(0, f"{place}rw,relatime\n"), libc=(0, "musl libc (x86_64)\n"))
     assert (node.noexec, node.libc) == (False, "musl libc (x86_64)")
     assert found().libc is None
+
+
+@pytest.mark.parametrize(
+    ("folder", "mode", "own", "refused"),
+    [
+        ("", 0o755, True, False), ("", 0o775, True, False), ("blobs", 0o700, True, False),
+        ("notes", 0o777, True, False),
+        ("", 0o755, False, True), ("", 0o1777, True, True), ("code", 0o757, True, True),
+        ("environments", 0o702, True, True), (".load", 0o702, True, True),
+    ],
+)  # fmt: skip
+def test_a_place_in_which_others_may_put_files_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str, mode: int, *, own: bool, refused: bool
+) -> None:
+    """What they put there would run with the rights of the login."""
+    place, link, programs = (tmp_path / name for name in ("place", "link", "programs"))
+    changed = place / folder
+    changed.mkdir(parents=True)
+    changed.chmod(mode)
+    link.symlink_to(place)
+    if not own:  # the login is another user
+        programs.mkdir()
+        (programs / "id").write_text(f"#!/bin/sh\necho {os.getuid() + 1}\n")
+        (programs / "id").chmod(0o755)
+        monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    for path in (place, link):
+        node = survey_node(Here(), f'"{path}"', ["none"], "python3")
+        found = [finding.what for finding in judge(node, Need("none", None, on_cpu=True, gpus=None))]
+        assert any("others may write to it" in what for what in found) == refused
+
+
+def test_a_place_that_is_not_there_is_nobodys(tmp_path: Path) -> None:
+    assert survey_node(Here(), f'"{tmp_path}/a/b"', ["none"], "python3").not_own == ()
 
 
 def test_this_machine_answers_about_its_c_library() -> None:

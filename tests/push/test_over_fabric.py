@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -92,7 +93,7 @@ def test_the_advice_for_a_changed_host_key_uses_sshs_name(port: int, known_as: s
     line = SimpleNamespace(open=refuse, user="me", host="gpu1", port=port)
     with pytest.raises(HostKeyRefused) as caught:
         over_fabric.connect(line, Host("gpu1", "gpu1"))
-    assert f"ssh-keygen -R '{known_as}'" in str(caught.value.advice)
+    assert f"ssh-keygen -R {shlex.quote(known_as)}" in str(caught.value.advice)
 
 
 def test_known_hosts_is_read_with_its_markers_and_in_spite_of_damage(tmp_path: Path) -> None:

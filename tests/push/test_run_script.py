@@ -413,3 +413,15 @@ def test_the_rendezvous_port_is_outside_the_ephemeral_range(job: Job, number: in
     host, _, port = told.strip().partition(":")
     assert host == "n1"
     assert 20_000 <= int(port) < 32_768
+
+
+def test_a_run_begins_anew_where_its_folder_became_a_link(job: Job, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "home"
+    elsewhere.mkdir()
+    (elsewhere / "request.json").touch()
+    out = Path(job.folder, "out")
+    out.mkdir(parents=True)
+    (out / RUN).symlink_to(elsewhere)
+    run_script.prepare(Here(), job, b"{}", b"{}")
+    assert (elsewhere / "request.json").exists()
+    assert not (out / RUN).exists()

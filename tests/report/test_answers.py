@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from dataclasses import replace
@@ -317,3 +318,64 @@ def test_the_matrix_fits_the_terminal_and_loses_no_cell(
     assert all(cell_text(cell, "USD") in text for cell in matrix.cells)
     assert all(machine in text for machine in matrix.machines)
     assert all(row.name in text for row in matrix.rows)
+
+
+def test_a_machine_that_is_not_provably_slower_is_named_beside_the_fastest(tmp_path: Path) -> None:
+    first = bundle(tmp_path / "a.tar", pass_seconds=0.5)
+    rival = bundle(tmp_path / "b.tar", run_id="bbbb", uuid="B", gpu="NVIDIA H200", pass_seconds=0.501)
+    slow = bundle(tmp_path / "c.tar", run_id="cccc", uuid="C", gpu="NVIDIA RTX A6000", pass_seconds=1.5)
+    (fastest, *_) = only(collect(CompareArguments((first, rival, slow)))).answers
+    assert (fastest.question, fastest.certain) == ("fastest", "perhaps")
+    assert fastest.choice is not None and fastest.choice.machine == "1x H100 80GB HBM3"
+    assert fastest.alike is not None and fastest.alike.machine == "1x H200"
+    (fastest, *_) = only(collect(CompareArguments((first, slow)))).answers
+    assert (fastest.certain, fastest.alike) == ("yes", None)
+
+
+def test_where_nothing_has_a_price_a_budget_leaves_the_deadline_its_answer(rows: list[Row]) -> None:
+    terms = Terms(PriceBook("USD", shipped=False), Wish(budget=1.0, deadline_days=1e4), rank_all=True)
+    (part,) = compare_rows(rows, (), terms, len(rows)).parts
+    by_question = {answer.question: answer for answer in part.answers}
+    choice = by_question["cheapest by the deadline"].choice
+    assert choice is not None
+    assert (choice.machine, choice.kind, choice.spend) == (part.entries[0].row.machine.label, None, None)
+    assert by_question["fastest in budget"].choice is None
+    assert asking(rows, Wish(budget=1.0, deadline_days=1e4))["cheapest by the deadline"].choice is None
+
+
+def test_a_cell_says_whether_its_cost_is_in_budget() -> None:
+    def in_budget(budget: float | None) -> dict[str, str | None]:
+        cells = matrix_of(about(estimate=("8xh100",), budget=budget)).cells
+        return {cell.machine: cell.in_budget for cell in cells}
+
+    assert in_budget(None) == {EIGHT: None, "1x H200": None, "2x H200": None}
+    assert in_budget(5_000.0) == {EIGHT: "yes", "1x H200": "yes", "2x H200": "yes"}
+    assert in_budget(760.0) == {EIGHT: "perhaps", "1x H200": "yes", "2x H200": "no"}
+    assert in_budget(100.0) == {EIGHT: "no", "1x H200": "no", "2x H200": "no"}
+
+
+def test_a_cell_says_whether_its_cost_is_a_share_of_a_price(tmp_path: Path) -> None:
+    machines = [
+        {"gpu": [gpu], "gpus": count, "price": 1e5, "date": "2026-06-01", "source": "a quote"}
+        for gpu, count in (("NVIDIA H200", 1), ("NVIDIA H100 80GB HBM3", 8))
+    ]
+    prices = tmp_path / "prices.json"
+    document = {"schema": "bench/prices/v1", "currency": "USD", "shipped": False, "machines": machines}
+    prices.write_text(json.dumps(document))
+    own = matrix_of(about(estimate=("8xh100",), prices=prices)).cells
+    assert {cell.machine: cell.bought for cell in own} == {EIGHT: True, "1x H200": True, "2x H200": False}
+    assert {cell.machine: cell.run_cost is None for cell in own}["2x H200"]
+    rented = matrix_of(about(estimate=("8xh100",))).cells
+    assert {cell.machine: cell.bought for cell in rented} == {
+        EIGHT: False,
+        "1x H200": False,
+        "2x H200": False,
+    }
+
+
+def test_groups_of_a_model_are_told_apart_by_their_numbers(tmp_path: Path) -> None:
+    shorter = manifest(models=[{"name": "tiny-gpt-neox", "recipe": {"steps": 99}}])
+    one = bundle(tmp_path / "a.tar")
+    other = bundle(tmp_path / "b.tar", run_id="bbbb", uuid="B", of=shorter, started=START - 9)
+    rows = matrix_of(collect(CompareArguments((one, other)))).rows
+    assert [row.name for row in rows] == ["tiny-gpt-neox", "tiny-gpt-neox (group 2)"]

@@ -12,6 +12,7 @@ import pytest
 import yaml
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
+from bench.base.errors import one_line
 from bench.bundle.verify import verify_bundle
 from bench.cli.main import main
 from bench.node_check.check_results import CheckContents
@@ -82,10 +83,13 @@ def test_every_sample_belongs_to_a_documented_family_whose_name_ends_with_its_un
 def test_a_name_with_odd_characters_is_escaped(h100: CheckContents) -> None:
     from dataclasses import replace
 
-    odd = 'a "model"\\ of\ntwo lines'
+    odd = 'a "model"\\ of\ntwo lines\r\x1b]0;owned\x07\u202e\ud800'
     gpus = tuple(replace(gpu, name=odd) for gpu in h100.results.node.gpus)
     results = replace(h100.results, node=replace(h100.results.node, gpus=gpus))
-    assert value(parsed(openmetrics(results, h100.evidence)), "bench_check_info", model=odd) == 1
+    text = openmetrics(results, h100.evidence)
+    assert value(parsed(text), "bench_check_info", model=one_line(odd)) == 1
+    assert all(line.isprintable() for line in text.split("\n"))
+    assert text.encode()
 
 
 def test_the_file_is_replaced_by_each_check(

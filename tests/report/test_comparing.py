@@ -292,6 +292,22 @@ def test_a_bundle_on_trust_is_marked_and_ranked_apart(tmp_path: Path, capsys: An
     assert "on trust   tiny-gpt-neox: a sample costs 1000 operations" in capsys.readouterr().out
 
 
+def test_many_bundles_on_trust_do_not_answer_before_one_that_was_checked(tmp_path: Path) -> None:
+    """A stranger makes as many of them as he likes."""
+    ours = bundle(tmp_path / "a.tar", run_id="a", uuid="a")
+    theirs = [
+        bundle(
+            tmp_path / f"{n}.tar", run_id=n, uuid=n, version="0.0.9", pass_seconds=seconds, started=START + 9
+        )
+        for n, seconds in (("b", 0.1), ("c", 0.11), ("d", 0.12))
+    ]
+    found = compared(ours, *theirs)
+    assert [names for _, names in groups(found)] == [["a.tar"], ["b.tar", "c.tar", "d.tar"]]
+    assert found.parts[0].answers[0].choice == compared(ours).parts[0].answers[0].choice
+    trusted = compared(ours, *theirs, trust=trust_list(tmp_path / "keys"))
+    assert [len(names) for _, names in groups(trusted)] == [3, 1]  # all are signed by one key
+
+
 def test_a_single_bundle_on_trust_is_marked_too(tmp_path: Path, capsys: Any) -> None:
     """With a single bundle, no other line would explain why its rank means little."""
     theirs = bundle(tmp_path / "b.tar", version="0.0.9")

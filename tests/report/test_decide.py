@@ -14,6 +14,7 @@ from bench.records.estimate import Interval
 from bench.records.spread import on_another_day, on_another_machine, shipped_spreads
 from bench.report.compare.decision import (
     Option,
+    Recommendation,
     Wish,
     _surely_more,
     break_even,
@@ -381,3 +382,14 @@ def test_an_option_is_for_one_run_unless_more_are_asked_for() -> None:
     option = Option("a", "buy", Interval(10.0, 0.5), 1000.0, 7.0)
     assert (option.spend(), option.spend(3)) == (1007.0, 1021.0)
     assert (option.spend_interval().value, option.spend_interval(3).value) == (1007.0, 1021.0)
+
+
+def test_each_question_is_answered_by_the_first_that_has_an_answer() -> None:
+    a, b, c, d, e = (Option(name, "rent", Interval(1, 0), 0.0, 1.0) for name in "abcde")
+    by_budget, by_deadline = Recommendation(a, None, b, None), Recommendation(None, c, None, d)
+    other = Recommendation(e, e, e, e)
+    assert by_budget.or_else(other) == Recommendation(a, e, b, e)
+    assert by_deadline.or_else(other) == Recommendation(e, c, e, d)
+    nobody = Recommendation(None, None, None, None)
+    assert nobody.or_else(other) == other
+    assert other.or_else(nobody) == other

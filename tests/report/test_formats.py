@@ -46,10 +46,11 @@ def comparison(tmp_path: Path) -> Comparison:
             }
         )
     )
+    capped = manifest(memory_cap_gib=24)
     paths = [
         bundle(tmp_path / "a.tar", run_id="aaaa", uuid="A", pass_seconds=700.0),
         bundle(tmp_path / "b.tar", run_id="bbbb", uuid="B", pass_seconds=400.0, gpus=2),
-        bundle(tmp_path / "c.tar", run_id="cccc", uuid="C", of=manifest(memory_cap_gib=24)),
+        bundle(tmp_path / "c.tar", run_id="cccc", uuid="C", pass_seconds=700.0, of=capped),
         bundle(tmp_path / "d.tar", run_id="dddd", uuid="A", pass_seconds=700.0),
     ]
     return collect(CompareArguments(tuple(paths), prices=prices, budget=50_000.0, deadline_days=20.0, runs=3))
@@ -135,7 +136,7 @@ def test_the_decision_is_printed_in_words(comparison: Comparison) -> None:
     assert f"### Answer\n\nasked: {asked}; for 3 runs of a model\n\n" in markdown(comparison)
     assert f'<p class="asked">Asked: {asked}' in page(comparison)
     assert "not compared: " in text
-    assert "\ntiny-gpt-neox: memory cap 24 GiB, not none, " in text
+    assert "\ntiny-gpt-neox: memory cap 24 GiB, not none" in text
     assert "quoted: $2.50 an hour for each NVIDIA H100 80GB HBM3: a quote, 2026-06-01" in text
     assert "quoted: $0.20 for a kWh: a quote, 2026-06-01" in text
     assert "price: of the whole machine with all its GPUs;" in text

@@ -11,20 +11,23 @@ from pathlib import Path
 
 import pytest
 
-from bench.base.gpu_catalogue import find_gpu_model
+from bench.base.gpu_catalogue import GpuModel, find_gpu_model
 from bench.cli.compare import CompareArguments, collect
 from bench.records.estimate import Interval
+from bench.report.compare import comparison
+from bench.report.compare.compared_rows import RankedRow
 from bench.report.compare.comparison import Comparison, ModelPart
 from bench.report.compare.decision import Option, Recommendation, Wish, within
 from bench.report.compare.extrapolate import Extrapolation
 from bench.report.compare.offers import Terms
 from bench.report.compare.price_file import load_prices
 from bench.report.compare.priced_guesses import PricedGuess, price_guesses
-from bench.report.compare.prices import Electricity
+from bench.report.compare.prices import Electricity, PriceBook, Rent
 from bench.report.pages.html import page
 from bench.report.plots import all_plots
 from bench.report.text.comparison_csv import CSV_COLUMNS, csv_text
 from bench.report.text.comparison_table import json_text, markdown, table
+from tests.report.made import START, bundle, manifest
 
 ROOT = Path(__file__).parents[2]
 H200 = ROOT / "results/every-setting-h200"
@@ -229,3 +232,46 @@ def test_csv_and_json_hold_the_estimate_and_say_so() -> None:
     assert [row["estimate"] for row in rows] == ["", "", "true"]
     document = (ROOT / "docs/json.md").read_text()
     assert [name for name in CSV_COLUMNS if f"`{name}`" not in document] == []
+
+
+@pytest.mark.parametrize(("runs", "outlived"), [(1460, False), (1461, True)])
+def test_only_what_is_bought_can_be_outlived_by_the_runs(runs: int, outlived: bool) -> None:
+    """1,460 runs of at most 1.25 days take a life of five years to the day; a rent has no life."""
+    found = priced(guess(), Wish(runs=runs))
+    assert {offer.kind: offer.outlived for offer in found.offers} == {"buy": outlived, "rent": False}
+
+
+def test_of_estimates_in_budget_the_fastest_answers_though_another_is_cheaper() -> None:
+    card = guess().gpu
+    slow = Extrapolation(card, 1, 0.5, 6.0, 5.0, 7.0, 0, "a test")
+    found = price_guesses([slow, guess()], Terms(load_prices(None), Wish(budget=1e6)), NOBODY, set())
+    rents = {one.label: next(offer for offer in one.offers if offer.kind == "rent") for one in found}
+    assert rents["1x H100 80GB HBM3"].spend < rents[EIGHT].spend
+    answered = {one.label for one in found if marks(one)}
+    assert answered == {EIGHT}
+
+
+def test_an_estimate_follows_from_runs_of_its_own_recipe_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another recipe under the same name has other days."""
+    seen: list[list[str]] = []
+
+    def record(card: GpuModel, count: int, at_peak: float, rows: list[RankedRow]) -> None:
+        seen.append([row.run_id for row in rows])
+
+    monkeypatch.setattr(comparison, "predicted_estimate", record)
+    shorter = manifest(models=[{"name": "tiny-gpt-neox", "recipe": {"steps": 99}}])
+    one = bundle(tmp_path / "a.tar", run_id="aaaa", uuid="A")
+    other = bundle(tmp_path / "b.tar", run_id="bbbb", uuid="B", of=shorter, started=START - 9)
+    collect(CompareArguments((one, other), estimate=("2xh100",)))
+    assert seen == [["aaaa"], ["bbbb"]]  # in the order of the groups
+
+
+def test_of_estimates_that_cost_the_same_the_faster_one_is_cheapest_by_the_deadline() -> None:
+    card = guess().gpu
+    slow = Extrapolation(card, 1, 0.5, 8.0, 7.0, 9.0, 0, "a test")
+    book = PriceBook("USD", rents=(Rent((card,), 2.0, "2026-06-01", "a quote"),))
+    found = price_guesses([slow, guess()], Terms(book, Wish(deadline_days=20.0)), NOBODY, set())
+    assert {offer.spend for one in found for offer in one.offers} == {384.0}
+    assert {one.label for one in found if marks(one)} == {EIGHT}

@@ -347,3 +347,8 @@ def test_only_a_machine_that_is_bought_can_break_even(rows: tuple[Row, ...]) -> 
     found = offered(rows)
     assert {name for name, offer in found.items() if offer.break_even} == {f"buy {H100}", f"buy {A6000}"}
     assert not any(offer.rent_always_less for offer in found.values())
+
+
+def test_an_owned_machine_trains_in_the_used_share_of_its_life() -> None:
+    assert Terms(PriceBook("USD", life_years=4.0), Wish(), utilisation=0.25).used_days == 365.0
+    assert Terms(PriceBook("USD", life_years=4.0), Wish()).used_days == 1460.0

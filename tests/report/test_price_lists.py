@@ -180,3 +180,21 @@ def test_a_card_on_which_bench_does_not_run_is_estimated_only(
     assert main(["plan", str(manifest), "--gpu", "mi300x"]) == 2
     assert "bench does not run on AMD Instinct MI300X OAM" in capsys.readouterr().err
     assert near_gpus("b400").startswith("nearest: NVIDIA B200")
+
+
+def test_no_text_of_a_price_list_moves_the_cursor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    odd = "\x1b]0;owned\x07\u202e\nNVIDIA H200  0.01"
+    quote = {"date": "2026-06-01", "source": odd}
+    document = {
+        "schema": "bench/prices/v1", "currency": "USD", "shipped": False,
+        "rents": [{"gpu": [odd], "price": 3, "provider": odd, **quote}],
+        "gpus": [{"gpu": [odd], "price": 3, **quote}],
+        "machines": [{"gpu": [odd], "gpus": 1, "price": 3, **quote}],
+        "systems": [{"gpus": 1, "price": 3, **quote}],
+    }  # fmt: skip
+    prices = tmp_path / "prices.json"
+    prices.write_text(json.dumps(document))
+    assert main(["prices", "--prices", str(prices)]) == 0
+    said = capsys.readouterr()
+    assert all(line.isprintable() for line in (said.out + said.err).split("\n"))
+    assert not any(line.startswith("NVIDIA H200  0.01") for line in said.out.split("\n"))

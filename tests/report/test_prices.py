@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bench.base.errors import BadInput
+from bench.report.compare import price_file
 from bench.report.compare.price_file import load_prices, shipped_prices
-from bench.report.compare.prices import Gap, PriceBook, Priced, Rent, for_nodes
+from bench.report.compare.prices import Electricity, Gap, PriceBook, Priced, Rent, RentKind, for_nodes
 
 WHEN = {"date": "2026-06-01", "source": "a quote"}
 H100 = "NVIDIA H100 80GB HBM3"
@@ -336,3 +339,58 @@ def test_rents_of_one_gpu_and_of_machines_have_an_order() -> None:
     each, machine = Rent(("GPU",), 2.0, *quoted), Rent(("GPU",), 1.0, *quoted, gpus=8)
     assert sorted([machine, each], key=lambda rent: rent.place) == [each, machine]
     assert each.place == (("GPU",), 0, "on-demand", 2.0)
+
+
+def test_electricity_costs_what_the_meter_counts() -> None:
+    quote = Electricity(0.2, "2026-06-01", "a contract")
+    assert PriceBook("USD", electricity=quote).electricity_of(100)[0] == pytest.approx(20.0)
+    more = replace(quote, overhead=1.5)
+    assert PriceBook("USD", electricity=more).electricity_of(100)[0] == pytest.approx(30.0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"), [("on-demand", "a cloud, a quote"), ("spot", "a cloud, spot, a quote")]
+)
+def test_a_rent_that_may_end_at_any_time_is_named_so(kind: RentKind, told: str) -> None:
+    rent = Rent(("GPU",), 2.0, "2026-06-01", "a quote", kind=kind, provider="a cloud")
+    priced = PriceBook("USD", rents=(rent,)).to_rent("GPU", 1)
+    assert isinstance(priced, Priced)
+    assert priced.quotes[0].endswith(f": {told}, 2026-06-01")
+
+
+def test_a_quote_may_be_of_tomorrow_and_no_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In some time zones tomorrow has begun."""
+
+    class Day(date):
+        @classmethod
+        def today(cls) -> Day:
+            return cls(2026, 6, 1)
+
+    monkeypatch.setattr(price_file, "date", Day)
+    quote: dict[str, Any] = {"gpu": [H100], "price": 1, "source": "a quote"}
+    load_prices(file(tmp_path, gpus=[{**quote, "date": "2026-06-02"}]))
+    late = mistakes(tmp_path, gpus=[{**quote, "date": "2026-06-03"}])
+    assert late == {"/gpus/0/date": "2026-06-03 is in the future"}
+
+
+@pytest.mark.parametrize("currency", [{"currency": 7}, {"currency": None}])
+def test_a_currency_of_the_wrong_form_hides_no_other_mistake(
+    tmp_path: Path, currency: dict[str, Any]
+) -> None:
+    assert mistakes(tmp_path, life_years=0, **currency) == {
+        "/currency": f"{json.dumps(currency['currency'])} does not fit",
+        "/life_years": "0 is not a machine's lifetime",
+    }
+
+
+def test_each_cost_of_owning_is_held_to_what_it_means(tmp_path: Path) -> None:
+    percentages = ("capital", "operations", "residual")
+    wrong: dict[str, Any] = {name: {"percent": 100, **WHEN} for name in percentages}
+    wrong["colocation"] = {"price": 0, "overhead": 0.9, **WHEN}
+    assert mistakes(tmp_path, owning=wrong) == {
+        **{f"/owning/{name}/percent": "100.0" for name in percentages},
+        "/owning/colocation/price": "0.0 is no price",
+        "/owning/colocation/overhead": "0.9",
+    }
+    right = {name: {"percent": 99, **WHEN} for name in percentages}
+    load_prices(file(tmp_path, owning=right))

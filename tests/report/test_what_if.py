@@ -123,3 +123,18 @@ def test_a_cpu_has_no_rent_to_change(tmp_path: Path) -> None:
     comparison = compare_rows([cpu], [], Terms(shipped_prices(), Wish()), 1)
     assert list(controls_of(comparison)) == ["budget", "deadline", "runs", "utilisation"]
     assert not data_of(comparison)["models"][0]["machines"][0]["rentable"]
+
+
+def test_cards_whose_names_differ_in_blanks_have_elements_of_their_own(tmp_path: Path) -> None:
+    """A stranger may name a card so. Two elements of one id would end the page's script at the second one."""
+    names = (H100, H100.replace("80GB HBM3", "80GB-HBM3"), 'X" onfocus="alert(1)', "</script><img src=x>")
+    paths = tuple(
+        bundle(tmp_path / f"{number}.tar", run_id=f"{number:04}", uuid=str(number), gpu=name)
+        for number, name in enumerate(names)
+    )
+    text = what_if(collect(CompareArguments(paths)))
+    ids = re.findall(r'\bid="([^"]*)"', text)
+    assert len(set(ids)) == len(ids)
+    assert text.count('name="rent:') == len(names)
+    assert {*re.findall(r'(?:for|aria-describedby)="([^"]*)"', text)} <= {*ids}
+    assert "<img" not in text and ' onfocus="' not in text

@@ -74,16 +74,20 @@ def groups_of(rows: Sequence[Row], *, as_one: bool = False) -> list[Group]:
 
 
 def _in_order_of_weight(rows: Sequence[Row]) -> list[Conditions]:
-    """Sort conditions: first those of most trusted machines, of most machines, of the newest run."""
+    """Sort conditions: first those of most trusted machines, with nothing on trust, of most machines, newest.
+
+    However many bundles a stranger makes, what nobody could check does not answer before what was checked.
+    """
     members: dict[Conditions, list[Row]] = {}
     for row in rows:
         members.setdefault(row.conditions, []).append(row)
 
-    def weight(conditions: Conditions) -> tuple[int, int, str, Conditions]:
+    def weight(conditions: Conditions) -> tuple[int, bool, int, str, Conditions]:
         of_group = members[conditions]
         trusted = {row.machine.identity for row in of_group if row.trusted}
         every = {row.machine.identity for row in of_group}
-        return len(trusted), len(every), max(row.started_at for row in of_group), conditions
+        checked = ON_TRUST not in dict(conditions)
+        return len(trusted), checked, len(every), max(row.started_at for row in of_group), conditions
 
     return sorted(members, key=weight, reverse=True)
 

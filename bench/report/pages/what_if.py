@@ -26,6 +26,7 @@ SHOWN_RENTS = 4  # more are folded
 class Control:
     """A number that the reader may change: a text field, and a slider with a logarithmic scale."""
 
+    id: str  # of its elements: not the name, in which a stranger's card may spell blanks as another's hyphens
     name: str  # as the page's link spells it
     words: str
     hint: str  # shown in an empty field
@@ -63,12 +64,12 @@ def _limits(comparison: Comparison, parts: Iterable[ModelPart]) -> Iterator[Cont
     wish, sign = comparison.wish, currency_sign(comparison.currency).strip()
     money = [amount for o in offers for amount in (o.run_cost, o.spend)] or [100.0, 1_000_000.0]
     low, high = _around([*money, *([wish.budget] if wish.budget else [])])
-    yield Control("budget", f"Budget, {sign}", "no limit", low, high)
+    yield Control("budget", "budget", f"Budget, {sign}", "no limit", low, high)
     days = [entry.days.value for entry in entries]
     low, high = _around([*days, *([wish.deadline_days] if wish.deadline_days else [])])
-    yield Control("deadline", "Deadline, days", "no limit; 14, 14d, 36h", low, high)
-    yield Control("runs", "Number of runs", "", 1.0, max(MOST_RUNS, wish.runs))
-    yield Control("utilisation", "Utilisation, %", "", 1.0, 100.0)
+    yield Control("deadline", "deadline", "Deadline, days", "no limit; 14, 14d, 36h", low, high)
+    yield Control("runs", "runs", "Number of runs", "", 1.0, max(MOST_RUNS, wish.runs))
+    yield Control("utilisation", "utilisation", "Utilisation, %", "", 1.0, 100.0)
 
 
 def _around(values: list[float]) -> tuple[float, float]:
@@ -86,8 +87,14 @@ def _rents(comparison: Comparison, parts: Iterable[ModelPart]) -> Markup:
         return fragment()
     sign = currency_sign(comparison.currency).strip()
     controls = (
-        Control(f"rent:{label}", f"Rent of {label}, {sign} an hour", "no rent", *_rents_around(quote))
-        for label, quote in sorted(quotes.items())
+        Control(
+            f"rent-{number}",
+            f"rent:{label}",
+            f"Rent of {label}, {sign} an hour",
+            "no rent",
+            *_rents_around(quote),
+        )
+        for number, (label, quote) in enumerate(sorted(quotes.items()))
     )
     fields = el("div", *map(_field, controls), class_="wishes")
     folded = None if len(quotes) <= SHOWN_RENTS else el("summary", f"Rents of {len(quotes)} kinds of machine")
@@ -100,9 +107,7 @@ def _rents_around(quote: float | None) -> tuple[float, float]:
 
 def _field(control: Control) -> Markup:
     """Make a text field and a slider for one number, each with a label, and a place for what is wrong."""
-    text, slider, mistake = (
-        f"what-if {control.name} {kind}".replace(" ", "-") for kind in ("text", "slider", "mistake")
-    )
+    text, slider, mistake = (f"what-if-{control.id}-{kind}" for kind in ("text", "slider", "mistake"))
     return el(
         "div",
         el("label", control.words, for_=text),

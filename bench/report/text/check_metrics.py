@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from bench.base.errors import one_line
 from bench.node_check.all_checks import known_checks
 from bench.node_check.check_results import CheckResults
 from bench.node_check.judging.evidence import AFTER, BEFORE, Answers, Evidence, GpuSample
@@ -79,7 +80,8 @@ def _line(name: str, labels: Labels, value: float) -> str:
 
 
 def _escaped(text: str) -> str:
-    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+    """Escape a text for the format, and before that what a terminal would obey."""
+    return one_line(text).replace("\\", r"\\").replace('"', r"\"")
 
 
 def _of_check(results: CheckResults, command_failed: bool | None) -> Iterator[MetricSample]:

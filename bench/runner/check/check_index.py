@@ -143,7 +143,9 @@ def add(folder: Path, entries: Sequence[Entry], *, repair: bool = False) -> None
     with locked(folder / LOCK_NAME):
         if path.exists() and (repair or path.stat().st_size > MAX_BYTES):
             _rewrite(path)
-        with path.open("ab+") as file:
+        # A link could name a file of root's, which a timer would append to.
+        opened = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        with os.fdopen(opened, "ab+") as file:
             size = file.seek(0, os.SEEK_END)
             torn = size > 0 and os.pread(file.fileno(), 1, size - 1) != b"\n"  # a writer ended in a line
             file.write(b"\n" * torn + b"".join(map(_line, entries)))
