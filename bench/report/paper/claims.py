@@ -66,7 +66,7 @@ class SurveyShare:
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
+class ComputeSurvey:
     """The survey among academic researchers."""
 
     respondents: int
@@ -110,7 +110,7 @@ class Paper:
     optimal_settings: tuple[ClaimedSetting, ...]
     original_runs: tuple[OriginalRun, ...]
     training_flops: dict[str, float]  # as the paper counts them
-    survey: Survey
+    survey: ComputeSurvey
     text_claims: tuple[TextClaim, ...]
     contradictions: tuple[str, ...]  # where parts of the paper disagree
 
