@@ -20,6 +20,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from datetime import date
 from pathlib import Path
 
 import numpy as np
@@ -330,6 +331,7 @@ def main() -> None:
             cards=tuple(sorted({row.card for row in own})),
             most_gpus=max(row.gpus for row in own),
             source="benchmarks/prediction.py, from the bundles in results/ and benchmarks/data/mpt.csv",
+            dated=date.today().isoformat(),
         )
         TARGET.write_text(json.dumps(to_json(fit), indent=1) + "\n")
 

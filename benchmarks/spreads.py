@@ -16,6 +16,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from datetime import date
 from itertools import permutations
 from pathlib import Path
 
@@ -179,6 +180,7 @@ def fitted(runs: Sequence[Run]) -> MeasuredSpreads:
         day_pairs=len(days),
         machine_pairs=len(machines),
         source=f"benchmarks/spreads.py, from {bundles} bundles in results/",
+        dated=date.today().isoformat(),
     )
 
 

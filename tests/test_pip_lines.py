@@ -1,140 +1,126 @@
-"""Every pip line that is documented or printed can be installed as it stands."""
+"""Every pip line that is documented or printed installs as it stands.
+
+The lines are run in fresh environments. Their packages are stand-ins with the requirements of the real ones
+(tests/pip_lines). tests/e2e/test_pip_lines.py runs more of them, and installs real packages.
+"""
 
 from __future__ import annotations
 
-import re
-import shlex
-import tomllib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from bench.base.distribution import DISTRIBUTION
-from bench.base.pip_commands import BUILD_TOOLS, BUILT_WITH_TORCH, environment_line, install_lines
-from bench.node_check.recompute_any import recompute, results_of
-from bench.records.trial import NodeFacts
-from bench.report.read_bundles import verify_one
-from bench.report.reproduce.verdicts import pip_lines
+from bench.base.pip_commands import environment_line, install_lines
+from tests.pip_lines.bundles import reproduced, stacks
+from tests.pip_lines.machine import fault
+from tests.pip_lines.package_facts import read_facts
+from tests.pip_lines.printed_lines import (
+    NAMES_A_PACKAGE,
+    PIP,
+    PRODUCERS,
+    ROOT,
+    PrintedLines,
+    documents,
+    found,
+    in_document,
+    in_sentences,
+    modules,
+    texts_of_code,
+)
+from tests.pip_lines.stand_in_index import StandInIndex, serving
 
-ROOT = Path(__file__).parents[1]
-DECIDED = ROOT / "results/hour-h200/decided.tar"
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-ON_AN_INDEX = {"bcrypt", "pillow", *BUILD_TOOLS}  # packages that a line names without a version
-OPTIONS_WITH_VALUE = {"--extra-index-url"}
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "ansible").rglob("*.md")])
-SOURCES = sorted((ROOT / "bench").rglob("*.py"))
-LINE = re.compile(r"\bpip install ((?:'[^']*'|[^\s`'\"#|;,()&]+)(?: +(?:'[^']*'|[^\s`'\"#|;,()&]+))*)")
-
-
-def arguments(line: str) -> list[str]:
-    return shlex.split(line, comments=True)[2:]
-
-
-def fault(words: list[str], earlier: list[str]) -> str | None:
-    """Say why pip would refuse these arguments after the `earlier` lines; None if it would not."""
-    packages, value = [], False
-    for word in words:
-        if not value and not word.startswith("-"):
-            packages.append(word)
-        value = not value and word in OPTIONS_WITH_VALUE
-    for package in packages:
-        name, _, version = package.partition("==")
-        base, _, extras = name.partition("[")
-        if base in (".", DISTRIBUTION):
-            unknown = {e for e in extras.rstrip("]").split(",") if e} - PROJECT[
-                "optional-dependencies"
-            ].keys()
-            if unknown or (base == DISTRIBUTION and not extras):
-                return f"{package}: {unknown or 'on no index'}"
-            continue
-        if not version and name not in ON_AN_INDEX:
-            return f"{package} is neither pinned nor known"
-        if name in BUILT_WITH_TORCH:
-            before = " ".join(earlier)
-            if "--no-build-isolation" not in words or not set(BUILD_TOOLS) <= set(before.split()):
-                return f"{package} is built with torch and {', '.join(BUILD_TOOLS)}"
-        build = version.partition("+")[2]
-        if build and f"https://download.pytorch.org/whl/{build}" not in words:
-            return f"{package} is on PyTorch's own index alone"
-    return None
+GUIDE = ROOT / "docs/guides/reproduce-a-result.md"
+KERNELS_ALONE = replace(stacks()[0], packages={"torch": "2.11.0", "causal-conv1d": "1.7.0"})
+KERNELS = max(stacks(), key=lambda node: len(node.packages))  # the stack with the most that is built
 
 
-def documented() -> Iterator[tuple[Path, list[str]]]:
-    """Yield the pip lines of each block of code, and those inside of sentences one by one."""
-    for path in DOCUMENTS:
-        for number, part in enumerate(path.read_text().split("```")):
-            found = [f"pip install {match[1].strip()}" for match in LINE.finditer(part)]
-            yield from [(path, found)] if number % 2 else ((path, [line]) for line in found)
-
-
-def require_installable(lines: list[str]) -> None:
-    earlier: list[str] = []
-    for line in lines:
-        if line.startswith("pip install "):
-            assert fault(arguments(line), earlier) is None, line
-        earlier.append(line)
-
-
-def test_every_documented_line_can_be_installed() -> None:
-    blocks = [(path, lines) for path, lines in documented() if lines]
-    assert len(blocks) > 10
-    for _, lines in blocks:
-        require_installable(lines)
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandInIndex]:
+    with serving(read_facts(), tmp_path_factory.mktemp("index")) as one:
+        yield one
 
 
 @pytest.mark.parametrize(
-    ("line", "earlier"),
-    [
-        ("pip install causal-conv1d==1.7.0", []),
-        ("pip install torch==2.11.0 causal-conv1d==1.7.0", []),
-        ("pip install --no-build-isolation causal-conv1d==1.7.0", []),
-        ("pip install torch==2.11.0+cu130", []),
-        ("pip install '.[runn]'", []),
-        ("pip install bench", []),
-        (f"pip install {DISTRIBUTION}", []),
-    ],
+    "lines",
+    [pytest.param(each, id=each.where, marks=() if each.is_quick else pytest.mark.e2e) for each in found()],
 )
-def test_what_pip_would_refuse_is_found(line: str, earlier: list[str]) -> None:
-    assert fault(arguments(line), earlier)
+def test_lines_of_documents_and_messages_install(
+    lines: PrintedLines, index: StandInIndex, tmp_path: Path
+) -> None:
+    assert fault(lines, index, tmp_path / "machine") is None
 
 
-def test_every_line_in_a_message_of_bench_can_be_installed() -> None:
-    lines = [
-        (path, match[1])
-        for path in SOURCES
-        for match in LINE.finditer(path.read_text())
-        if "{" not in match[1] and "requirements.txt" not in match[1] and "PATH/TO" not in match[1]
-    ]
-    assert lines
-    for path, words in lines:
-        assert fault(shlex.split(words), []) is None, (path, words)
+def test_every_pip_line_in_a_document_is_one_that_is_run() -> None:
+    for path in documents():
+        text = path.read_text()
+        run = [command for lines in in_document(path.name, text) for command in lines.commands]
+        for line in text.splitlines():
+            if NAMES_A_PACKAGE.search(line):
+                assert any(command in line for command in run), f"{path}: write it as code: {line}"
 
 
-def node_of(path: Path) -> NodeFacts:
-    return results_of(verify_one(path, None, recompute)).node
+def test_every_pip_line_in_code_is_one_that_is_run() -> None:
+    """A message is run as it stands. What code computes comes from few modules, whose lines are run below."""
+    computing = set()
+    for name, path in modules():
+        for text in texts_of_code(path):
+            if PIP.search(text) and (name in PRODUCERS or not list(in_sentences(name, text, True))):
+                computing.add(name)
+    assert computing == PRODUCERS
 
 
 def test_the_lines_of_the_guide_are_those_that_reproduce_prints() -> None:
-    there = node_of(DECIDED)
-    lines = list(pip_lines(replace(there, python="3.11.2"), replace(there, packages=dict(there.packages))))
-    assert lines == []  # equal packages need no other Python
-    lines = list(pip_lines(replace(there, python="3.11.2", packages={}), there))
-    assert "\n".join(lines) in (ROOT / "docs/guides/reproduce-a-result.md").read_text()
+    lines = reproduced(KERNELS, {}, "3.11")
+    assert "\n".join(lines.commands) in GUIDE.read_text()
+    assert reproduced(KERNELS, KERNELS.packages, "3.11").commands == ()  # equal packages need no other Python
 
 
-def test_lines_of_every_committed_bundle_can_be_installed() -> None:
-    paths = sorted((ROOT / "results").glob("*/*.tar"))
-    nodes = [node_of(path) for path in paths if "node-check" not in str(path)]
-    for there in {str(node.packages): node for node in nodes}.values():
-        here = replace(there, packages={"torch": "2.9.0", "left": "1.0"})
-        lines = list(pip_lines(here, there))
-        require_installable(lines)
-        assert lines[-1] == "pip uninstall --yes left"
-        other = list(pip_lines(replace(here, python="3.9.1"), there))
-        require_installable(other)
-        assert other[0] == "python3.12 -m venv .venv && . .venv/bin/activate"
+def test_lines_of_reproduce_make_the_packages_equal(index: StandInIndex, tmp_path: Path) -> None:
+    """The kernels are there in these versions already, but were built with another torch."""
+    lines = reproduced(KERNELS, {**KERNELS.packages, "torch": "2.9.0", "left": "1.0"}, "3.12")
+    assert fault(lines, index, tmp_path / "machine") is None
+
+
+@pytest.mark.e2e
+def test_a_kernel_that_pip_built_with_another_torch_is_built_again(
+    index: StandInIndex, tmp_path: Path
+) -> None:
+    earlier = (
+        "pip install torch==2.13.0 ninja packaging setuptools wheel",
+        "pip install --no-build-isolation causal-conv1d==1.7.0",
+        "pip uninstall --yes causal-conv1d",
+    )
+    lines = reproduced(KERNELS_ALONE, {}, "3.12")
+    assert fault(replace(lines, commands=(*earlier, *lines.commands)), index, tmp_path / "machine") is None
+    careless = (*earlier, *(command.replace(" --no-cache-dir", "") for command in lines.commands))
+    assert fault(replace(lines, commands=careless), index, tmp_path / "careless")
+
+
+@pytest.mark.parametrize(
+    ("python", "command", "reason"),
+    [
+        ("3.12", "pip install --no-build-isolation causal-conv1d==1.7.0", "No module named"),
+        ("3.11", "pip install numpy==2.5.2", "require a different python version: 2.5.2"),
+        ("3.12", "pip install torch==2.11.0+cu130", "No matching distribution"),
+        ("3.12", "pip install '.[runn]'", "does not provide the extra 'runn'"),
+        ("3.12", "pip install bench-appliance", "No matching distribution"),
+        ("3.12", "python3.7 -m venv .venv", "not found"),
+        pytest.param(
+            "3.12",
+            "pip install torch==2.11.0 causal-conv1d==1.7.0",
+            "built with torch",
+            marks=pytest.mark.e2e,
+        ),
+    ],
+)
+def test_lines_that_do_not_install_are_found(
+    python: str, command: str, reason: str, index: StandInIndex, tmp_path: Path
+) -> None:
+    found = fault(PrintedLines("a mistake", (command,), python=python), index, tmp_path / "machine")
+    assert found is not None
+    assert reason in found
 
 
 def test_what_is_built_with_torch_comes_after_torch_and_the_build_tools() -> None:
@@ -142,7 +128,7 @@ def test_what_is_built_with_torch_comes_after_torch_and_the_build_tools() -> Non
     assert list(install_lines(packages)) == [
         "pip install --extra-index-url https://download.pytorch.org/whl/cu130 numpy==2.5.2"
         " torch==2.11.0+cu130 ninja packaging setuptools wheel",
-        "pip install --no-build-isolation causal-conv1d==1.7.0",
+        "pip install --no-build-isolation --no-cache-dir causal-conv1d==1.7.0",
     ]
 
 

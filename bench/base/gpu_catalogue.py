@@ -32,6 +32,7 @@ class GpuModel:
     link_gb_per_second: float | None = None  # both directions together
     measured_bf16_tflops: float | None = None  # the best product of matrices that was published
     note: str = ""  # what sources disagree on, and what was measured elsewhere
+    dated: str = ""  # day on which the sources were read; empty: a user described the GPU
 
     @property
     def runs_bench(self) -> bool:

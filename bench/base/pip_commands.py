@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 # Packages whose build imports torch, which pip's isolated builds do not see; they are compiled by nvcc.
 BUILT_WITH_TORCH = ("causal-conv1d", "flash-attn", "mamba-ssm")
 BUILD_TOOLS = ("ninja", "packaging", "setuptools", "wheel")
+BUILD = "pip install --no-build-isolation --no-cache-dir"  # with the torch that is installed
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 _VERSION = re.compile(r"\d[A-Za-z0-9.!+_-]*")
 _PYTHON = re.compile(r"(\d+\.\d+)\.\S+")
@@ -24,20 +25,29 @@ def environment_line(python: str) -> str | None:
     return f"python{found[1]} -m venv .venv && . .venv/bin/activate" if found else None
 
 
-def install_lines(packages: Mapping[str, str]) -> Iterator[str]:
+def install_lines(packages: Mapping[str, str], rebuilt: Mapping[str, str] = {}) -> Iterator[str]:
     """Yield the commands that install these versions: torch and all others, then what is built with torch.
 
+    `rebuilt` are installed in these versions already, but were built with another torch. Nothing that is
+    built comes from pip's cache: it keeps one build of each version, made with whichever torch was there.
     Names and versions may be a stranger's words: what is neither is left out, so that none becomes an option.
     """
-    known = {n: v for n, v in sorted(packages.items()) if _NAME.fullmatch(n) and _VERSION.fullmatch(v)}
+    known = dict(_known(packages))
     first = [f"{name}=={version}" for name, version in known.items() if name not in BUILT_WITH_TORCH]
     built = [f"{name}=={version}" for name, version in known.items() if name in BUILT_WITH_TORCH]
-    tools = BUILD_TOOLS if built else ()
+    again = [f"{name}=={version}" for name, version in _known(rebuilt)]
+    tools = BUILD_TOOLS if built or again else ()
     if first or tools:
         index = _torch_index(known.get("torch", ""))
         yield f"pip install {shlex.join([*index, *first, *tools])}"
     if built:
-        yield f"pip install --no-build-isolation {shlex.join(built)}"
+        yield f"{BUILD} {shlex.join(built)}"
+    if again:
+        yield f"{BUILD} --force-reinstall --no-deps {shlex.join(again)}"
+
+
+def _known(packages: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    return ((n, v) for n, v in sorted(packages.items()) if _NAME.fullmatch(n) and _VERSION.fullmatch(v))
 
 
 def _torch_index(version: str) -> tuple[str, ...]:

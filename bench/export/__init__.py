@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from bench import __version__
 from bench.base.errors import BadInput, EnvironmentCannot
-from bench.base.pip_commands import BUILD_TOOLS, BUILT_WITH_TORCH, environment_line
+from bench.base.pip_commands import BUILD, BUILD_TOOLS, BUILT_WITH_TORCH, environment_line
 from bench.base.strict_json import pretty_json, to_json
 from bench.planning.memory_prediction import FP32, moment_bytes
 from bench.records.run_results import TrialResult
@@ -274,7 +274,7 @@ def _installation(node: NodeFacts, requirements: str) -> str:
     if any(line.startswith(BUILT_WITH_TORCH) for line in pinned):
         torch = next((line for line in pinned if line.startswith("torch=")), "torch")
         lines.append(f"pip install {shlex.join([torch, *BUILD_TOOLS])}")
-        lines.append("pip install --no-build-isolation -r requirements.txt")
+        lines.append(f"{BUILD} -r requirements.txt")
     else:
         lines.append("pip install -r requirements.txt")
     return "\n".join(filter(None, lines))

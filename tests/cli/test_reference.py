@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.cli.main import main
-from bench.report.paper.claims import claim, claims, paper, paper_code
+from bench.report.paper.claims import claim, claims, paper, paper_code, recomputed
 from bench.training.models import known_models
 
 
@@ -104,3 +104,26 @@ def test_the_papers_code_was_timed_on_models_that_are_here() -> None:
         assert step * known_models()[row.model].recipe.steps / 86_400 == pytest.approx(
             row.true_days, rel=0.002
         )
+
+
+def test_the_factors_of_the_text_are_held_against_the_tables(capsys: pytest.CaptureFixture[str]) -> None:
+    found = {
+        claim.factor: [round(each.factor, 2) for each in recomputed(claim)] for claim in paper().text_claims
+    }
+    assert found.pop(4.3) == [4.37, 3.39]  # of Pythia alone; of all nine models
+    assert found.pop(3.0) == [2.96, 2.77]  # with ViT's TPU cores as GPUs; without ViT
+    assert not any(found.values())
+    assert all((claim.needs is None) == bool(recomputed(claim)) for claim in paper().text_claims)
+    assert main(["paper"]) == 0
+    said = capsys.readouterr().out
+    assert "2.96: 8 models, ViT's TPU cores counted as GPUs" in said
+    assert "not checkable: no table has days of every configuration" in said
+
+
+def test_the_survey_is_the_papers(capsys: pytest.CaptureFixture[str]) -> None:
+    survey = paper().survey
+    assert (survey.respondents, survey.institutions, survey.dated) == (50, 35, "2024-04")
+    assert main(["paper"]) == 0
+    said = capsys.readouterr().out
+    assert "of 50 researchers at 35 institutions, 2024-04" in said
+    assert all(f"{share.percent:g}%  {share.who}" in said for share in survey.shares)

@@ -35,9 +35,18 @@ COPIES = {
     "H100 SXM": (48.0, 48.9, 55.0), "H100 NVL": (48.0, 48.9),
     "RTX 4090": (23.9, 26.4), "RTX 5090": (56.3,),
 }  # fmt: skip
+FROM_DEVICE = {**COPIES, "RTX 4090": (26.3, 27.1), "RTX 5090": (57.3,)}
+# All-reduce among 8 GPUs, in GB/s: nccl-tests issue 212, nccl issue 1264, and what Azure asks at 8 or 16 GiB.
+EXCHANGES = {
+    ("A100 SXM 80 GB", "all-reduce RING 8"): (228,), ("A100 SXM 40 GB", "all-reduce RING 8"): (228,),
+    ("H100 SXM", "all-reduce RING 8"): (370, 380), ("H200 SXM", "all-reduce RING 8"): (370, 380),
+    ("H100 SXM", "all-reduce NVLS 8"): (460, 480), ("H200 SXM", "all-reduce NVLS 8"): (431, 480),
+}  # fmt: skip
 CASES = [
     *((card, check, value * 1e12) for (card, check), values in PRODUCTS.items() for value in values),
     *((card, "host-to-device", value * 1e9) for card, values in COPIES.items() for value in values),
+    *((card, "device-to-host", value * 1e9) for card, values in FROM_DEVICE.items() for value in values),
+    *((card, check, value * 1e9) for (card, check), values in EXCHANGES.items() for value in values),
 ]
 
 

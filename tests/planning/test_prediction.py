@@ -195,7 +195,7 @@ def test_what_is_not_predicted_is_said(setting: Setting, precision: Any, said: s
 
 def test_the_largest_error_that_applies_counts() -> None:
     m = Multipliers(0.9, 0.4, 0.1, 0.1, 0.01, 1.0)
-    fit = Fit(m, {"dense": 0.1, "other": 0.5}, 0.2, 0.3, ("NVIDIA H200",), 2, "a test")
+    fit = Fit(m, {"dense": 0.1, "other": 0.5}, 0.2, 0.3, ("NVIDIA H200",), 2, "a test", "2026-11-26")
     assert fit.error("dense", "NVIDIA H200", 2) == 0.1
     assert fit.error("dense", "NVIDIA B200", 1) == 0.2
     assert fit.error("dense", "NVIDIA B200", 64) == 0.3

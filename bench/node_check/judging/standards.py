@@ -33,6 +33,7 @@ class Profile:
     form_factor: str
     sources: tuple[str, ...]  # of the properties; each figure has its own
     figures: Mapping[str, Reference]
+    dated: str  # day on which the sources were read, or the figures measured
     pcie_generation: int | None = None
     pcie_width: int | None = None
     nvlinks: int | None = None  # None: no NVLink, or the number depends on the bridge

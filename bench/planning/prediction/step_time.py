@@ -66,6 +66,7 @@ class Fit:
     cards: tuple[str, ...]  # that the multipliers were measured on
     most_gpus: int  # that they were measured on
     source: str
+    dated: str  # day of the fit
 
     def error(self, group: Group, card: str, gpus: int) -> float:
         """Return the error of a prediction: the largest of those that apply."""

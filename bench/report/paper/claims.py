@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from statistics import fmean
 from typing import Literal
 
 from bench.base.gpu_catalogue import GpuModel, find_gpu_model
@@ -57,6 +58,44 @@ class OriginalRun:
 
 
 @dataclass(frozen=True, slots=True)
+class SurveyShare:
+    """How many of the respondents gave an answer."""
+
+    percent: float
+    who: str
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeSurvey:
+    """The survey among academic researchers."""
+
+    respondents: int
+    institutions: int
+    dated: str
+    where: str
+    shares: tuple[SurveyShare, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TextClaim:
+    """A factor that the paper's text claims, and what it says of it."""
+
+    factor: float
+    says: str
+    where: str
+    measure: Literal["speed-up", "compute"] | None = None  # how the tables give it; None: they do not
+    needs: str | None = None  # what would give it, and stands in no table
+
+
+@dataclass(frozen=True, slots=True)
+class Recomputed:
+    """A claimed factor, recomputed from the paper's tables over some of its models."""
+
+    factor: float
+    over: str  # what the mean is over
+
+
+@dataclass(frozen=True, slots=True)
 class Paper:
     """Everything that is taken from the paper."""
 
@@ -71,6 +110,8 @@ class Paper:
     optimal_settings: tuple[ClaimedSetting, ...]
     original_runs: tuple[OriginalRun, ...]
     training_flops: dict[str, float]  # as the paper counts them
+    survey: ComputeSurvey
+    text_claims: tuple[TextClaim, ...]
     contradictions: tuple[str, ...]  # where parts of the paper disagree
 
 
@@ -148,6 +189,44 @@ def claim(method: Method, model: str, gpu: str, gpus: int, days: int) -> Claim:
     low, high = implied * days / (days + 0.5), implied * days / (days - 0.5)
     exceeds: Exceeds = "yes" if low > 1 else "perhaps" if high > 1 else "no"
     return Claim(method, model, gpu, gpus, days, implied, exceeds)
+
+
+def recomputed(claim: TextClaim) -> tuple[Recomputed, ...]:
+    """Return what the tables say of a claim of the text; empty if they say nothing."""
+    if claim.measure == "speed-up":
+        all_ = _speedups()
+        pythia = [factor for model, factor in all_ if model.startswith("pythia")]
+        return (
+            Recomputed(fmean(pythia), f"the {len(pythia)} cells of Pythia with both days"),
+            Recomputed(fmean(factor for _, factor in all_), f"all {len(all_)} cells with both days"),
+        )
+    if claim.measure == "compute":
+        runs = dict(_compute_saved())
+        without = [factor for model, factor in runs.items() if model != "vit-l"]
+        return (
+            Recomputed(fmean(runs.values()), f"{len(runs)} models, ViT's TPU cores counted as GPUs"),
+            Recomputed(fmean(without), f"the {len(without)} models without ViT"),
+        )
+    return ()
+
+
+def _speedups() -> list[tuple[str, float]]:
+    """Return naive days over optimal days, for each cell that has both."""
+    return [
+        (fast.model, slow_days / fast_days)
+        for fast, slow in zip(paper().optimal_days, paper().naive_days, strict=True)
+        for fast_days, slow_days in zip(fast.days, slow.days, strict=True)
+        if isinstance(fast_days, int) and isinstance(slow_days, int)
+    ]
+
+
+def _compute_saved() -> Iterator[tuple[str, float]]:
+    """Yield GPU-days of the original run over those of the optimal setting on 8 A100, by model."""
+    eight = {row.model: row.days[-1] for row in paper().optimal_days if row.gpu == "A100"}
+    for run in paper().original_runs:
+        days = eight[run.model]
+        if run.gpus and run.days and isinstance(days, int):
+            yield run.model, run.gpus * run.days / (paper().gpu_counts[-1] * days)
 
 
 def training_flops(model: str) -> float:

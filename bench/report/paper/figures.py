@@ -15,7 +15,7 @@ from bench.report.compare.decision import Option
 from bench.report.compare.price_file import shipped_prices
 from bench.report.compare.prices import Priced
 from bench.report.markup import Markup, el, fragment
-from bench.report.paper.claims import Claim, claims, paper, paper_code
+from bench.report.paper.claims import Claim, claims, paper, paper_code, recomputed
 from bench.report.plots.scatter import Point, key, scatter
 from bench.report.plots.svg import Box, Plot, text
 
@@ -27,10 +27,16 @@ dollars = partial(money_text, currency="USD")
 def show(folder: Path | None, *, png: bool, as_json: bool) -> int:
     """Print the claims, and write the figures into `folder` if one is given; return 0."""
     if as_json:
-        document = {"paper": paper(), "claims": tuple(claims()), "code_on_h200": paper_code()}
+        document = {
+            "paper": paper(),
+            "claims": tuple(claims()),
+            "text_claims_recomputed": tuple(map(recomputed, paper().text_claims)),
+            "code_on_h200": paper_code(),
+        }
         sys.stdout.write(pretty_json(to_json(document)).decode())
     else:
-        print("\n\n".join([_claims_table(), _code_table(), wrapped(_notes(), " " * 4)]))
+        notes = wrapped(_notes(), " " * 4)
+        print("\n\n".join([_claims_table(), _text_claims_table(), _survey_table(), _code_table(), notes]))
     if folder is not None:
         from bench.report.plots.plot_files import write_plots
 
@@ -60,6 +66,25 @@ def _claimed(model: str, gpu: str, gpus: int, days: object) -> str:
 
 def _optimal() -> dict[tuple[str, str, int], Claim]:
     return {(c.model, c.gpu, c.gpus): c for c in claims() if c.method == "optimal"}
+
+
+def _text_claims_table() -> str:
+    """Format the factors of the text beside what the tables give for them."""
+    rows = []
+    for claim in paper().text_claims:
+        found = [f"{each.factor:.2f}: {each.over}" for each in recomputed(claim)]
+        for number, words in enumerate(found or [f"not checkable: no table has {claim.needs}"]):
+            rows.append(("" if number else f"{claim.factor:g}", "" if number else claim.says, words))
+    heads = ("factor", "the text says", "the tables say")
+    steps = (Wrapped("the text says", 34), Wrapped("the tables say", 24), Wrapped("the text says", 10))
+    return table(Table(plain_columns(heads, range(1)), rows), steps)
+
+
+def _survey_table() -> str:
+    survey = paper().survey
+    asked = f"of {survey.respondents} researchers at {survey.institutions} institutions, {survey.dated}"
+    rows = [(f"{share.percent:g}%", share.who) for share in survey.shares]
+    return table(Table(plain_columns(("share", asked), range(1)), rows), (Wrapped(asked, 30),))
 
 
 def _code_table() -> str:

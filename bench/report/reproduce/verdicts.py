@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Literal
 
-from bench.base.pip_commands import environment_line, install_lines
+from bench.base.pip_commands import BUILT_WITH_TORCH, environment_line, install_lines
 from bench.bundle.verdict import RunContents
 from bench.records.copied import are_copies, values_of
 from bench.records.estimate import Interval
@@ -330,7 +330,8 @@ def pip_lines(here: NodeFacts, there: NodeFacts) -> Iterator[str]:
         yield "pip install .   # in the repository of bench"
         yield from install_lines(there.packages)
         return
-    yield from install_lines(differing)
+    kernels = there.packages.keys() & set(BUILT_WITH_TORCH) - differing.keys()
+    yield from install_lines(differing, {n: there.packages[n] for n in kernels if "torch" in differing})
     if surplus:
         yield f"pip uninstall --yes {shlex.join(surplus)}"
 

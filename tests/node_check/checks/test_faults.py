@@ -568,7 +568,7 @@ def test_a_card_without_a_bridge_is_mentioned_and_does_not_fail(tmp_path: Path) 
 
 def test_a_finding_by_the_reference_says_what_was_found_and_what_is_least() -> None:
     reference = Reference(100e12, "FLOP/s", warn_percent=5, fail_percent=10, source="the vendor")
-    profile = Profile("a profile", ("a GPU",), "SXM", (), {"bf16": reference})
+    profile = Profile("a profile", ("a GPU",), "SXM", (), {"bf16": reference}, "2026-11-26")
     tolerances = Tolerances(5, 10, 5, "advice")
     on_a_cpu = Evidence("quick", "cpu", (), {})
     for rate, verdict in ((95e12, "pass"), (94.9e12, "warn"), (90e12, "warn"), (89.9e12, "fail")):
