@@ -12,7 +12,7 @@ from importlib import import_module
 
 from bench.node_check.checks import Check
 
-BEFORE_LOAD = ("present", "alike", "strangers", "clock", "disk", "host_memory")
+BEFORE_LOAD = ("present", "alike", "strangers", "clock", "disk", "host_memory", "ports", "gpudirect")
 LOAD = ("own_card", "matmul", "memory", "copies", "peers", "all_reduce", "agreement", "soak")
 AFTER_LOAD = ("pcie", "nvlink", "fabric", "power", "ecc", "rows", "xid")
 

@@ -370,7 +370,7 @@ def test_the_last_line_counts_the_checks_of_the_table(
     assert verdicts.total() == len(check_node.known_checks())
     assert lines[-1].startswith(
         f"FAIL   {verdicts['FAIL']} fail, {verdicts['WARN']} warn, {verdicts['pass']} pass, "
-        f"{verdicts['-']} not possible here, of 21 checks"
+        f"{verdicts['-']} not possible here, of 23 checks"
     )
 
 
