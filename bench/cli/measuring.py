@@ -45,6 +45,17 @@ class MeasureArguments:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MeetingArguments(MeasureArguments):
+    """Arguments of a command that several nodes run together."""
+
+    nodes: int
+    node: int
+    meet: str | None
+    meet_secret: Path | None
+    meet_in_public: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RepeatArguments(MeasureArguments):
     """Arguments of a run that is compared with an earlier one."""
 

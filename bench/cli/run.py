@@ -16,7 +16,8 @@ from bench.base.files import read_bounded
 from bench.base.paths import making_folders
 from bench.base.strict_json import pretty_json, to_json
 from bench.cli.arguments import is_host_and_port, refuse_public_meeting
-from bench.cli.measuring import MeasureArguments, make_sealer, signed_text
+from bench.cli.measuring import MeetingArguments, make_sealer, signed_text
+from bench.node_check.check_manifest import AnyManifest
 from bench.node_check.recompute_any import AnyVerdict, results_of
 from bench.planning.manifest import Manifest, load_manifest
 from bench.records.fastest import without_figures
@@ -36,17 +37,12 @@ SECRET_BYTES_LEAST, SECRET_BYTES_MOST = 32, 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunArguments(MeasureArguments):
+class RunArguments(MeetingArguments):
     manifest: Path
     budget_seconds: float | None
     challenge: Path | None
     resume: bool
     moved: bool
-    nodes: int
-    node: int
-    meet: str | None
-    meet_secret: Path | None
-    meet_in_public: bool
 
 
 def run(request: RunArguments) -> int:
@@ -105,7 +101,8 @@ def _lead(manifest: Manifest, nodes: Nodes | None, request: RunArguments) -> int
     return _ending(finished, challenged=request.challenge is not None)
 
 
-def _refuse_ignored_options(request: RunArguments) -> None:
+def refuse_half_a_meeting(request: MeetingArguments) -> None:
+    """Refuse --nodes without --meet, and options of a meeting without --nodes."""
     if request.nodes > 1 and request.meet is None:
         advice = "--meet HOST:PORT, a port of node 0 that all nodes reach"
         raise BadInput(f"--nodes {request.nodes} without --meet", advice=advice)
@@ -116,15 +113,19 @@ def _refuse_ignored_options(request: RunArguments) -> None:
     ):
         if given and (request.nodes, request.node) == (1, 0):
             raise BadInput(f"{option} without --nodes", advice="--nodes says how many nodes connect")
+
+
+def _refuse_ignored_options(request: RunArguments) -> None:
+    refuse_half_a_meeting(request)
     if request.moved and not (request.challenge and request.resume):
         advice = "only a run that answers an operator's challenge can move to another machine"
         raise BadInput("--moved without --challenge and --resume", advice=advice)
 
 
 def nodes_of(
-    manifest: Manifest, count: int, node: int, meet: str | None, *, in_public: bool = False
+    manifest: AnyManifest, count: int, node: int, meet: str | None, *, in_public: bool = False
 ) -> Nodes | None:
-    """Return the nodes that train together, from --nodes, --node and --meet; None for a single node."""
+    """Return the nodes that work together, from --nodes, --node and --meet; None for a single node."""
     if count == 1 and node == 0:
         return None
     if count < 1 or not 0 <= node < count:
@@ -178,7 +179,7 @@ def _run_in_image(request: RunArguments) -> int:
     if request.nodes <= 1:
         return run_in_image("run", request.manifest, request, options, challenge=request.challenge)
     options += ["--meet-in-public"] if request.meet_in_public else []
-    with _readable_in_container(meeting_secret(request.meet_secret, os.environ)) as secret:
+    with readable_in_container(meeting_secret(request.meet_secret, os.environ)) as secret:
         return run_in_image(
             "run",
             request.manifest,
@@ -191,7 +192,7 @@ def _run_in_image(request: RunArguments) -> int:
 
 
 @contextmanager
-def _readable_in_container(secret: bytes) -> Iterator[Path]:
+def readable_in_container(secret: bytes) -> Iterator[Path]:
     """Yield a file with the secret that a container's user can read, in a folder that is closed to others."""
     with TemporaryDirectory(prefix="bench-meet-") as folder:
         path = Path(folder) / "secret"

@@ -95,4 +95,5 @@ CHECK = Check(
     about_gpus=True,
     blames="node",
     passive=True,
+    between_nodes=True,
 )

@@ -307,4 +307,5 @@ CHECK = Check(
     limit_seconds=15,
     blames="node",
     passive=True,
+    between_nodes=True,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 Pair = tuple[int, int]  # of nodes, the lower number first
 
@@ -21,6 +21,17 @@ def rounds(nodes: Sequence[int]) -> tuple[tuple[Pair, ...], ...]:
         made.append(tuple(pair_of(a, b) for a, b in facing if a is not None and b is not None))
         circle = [circle[0], circle[-1], *circle[1:-1]]
     return tuple(made) if len(nodes) > 1 else ()
+
+
+def matches(pairs: Iterable[Pair]) -> tuple[tuple[Pair, ...], ...]:
+    """Divide pairs into rounds in which every node meets one other at most."""
+    made: list[list[Pair]] = []
+    for pair in pairs:
+        free = next((each for each in made if not {*pair} & {node for one in each for node in one}), None)
+        if free is None:
+            made.append(free := [])
+        free.append(pair)
+    return tuple(map(tuple, made))
 
 
 def pair_of(a: int, b: int) -> Pair:

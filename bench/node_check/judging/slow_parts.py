@@ -9,10 +9,10 @@ other parts. What is usual is the rate of healthy nodes: more than half of all, 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, combinations
-from math import ceil
+from itertools import combinations
+from math import ceil, sqrt
 from statistics import median
 from typing import Literal
 
@@ -25,6 +25,7 @@ NEAR = 0.25  # of the usual rate: pairs within it are taken for healthy when the
 LEAST_NOISE, UNKNOWN_NOISE = 0.01, 0.05  # the second if there are FEW_PAIRS or fewer
 FEW_PAIRS = 4  # fewer of them have to be as slow as a single pair, to be named
 MAD_TO_SIGMA = 1.4826
+MEDIAN_ERROR = 1.25  # standard error of a median, as a multiple of that of a mean
 LEAF_PAIRS_SLOW = 0.8  # of the pairs between two leaves, so that the path between the leaves is named
 
 PartKind = Literal["leaf", "uplinks", "node", "pair"]
@@ -53,15 +54,14 @@ class Diagnosis:
     noise: float  # standard deviation of healthy pairs, as a share of the usual rate
     parts: tuple[SlowPart, ...]
 
-    @property
-    def node_limit(self) -> float:
-        """The share of the usual rate below which a node is named."""
-        return 1 - max(NODE_SHARE, NODE_DEVIATIONS * self.noise)
+    def limit(self, pairs: int) -> float:
+        """Return the share of the usual rate below which so many pairs together are slow.
 
-    @property
-    def pair_limit(self) -> float:
-        """The share of the usual rate below which a single pair is named."""
-        return 1 - max(PAIR_SHARE, PAIR_DEVIATIONS * self.noise)
+        A single pair was measured once; more pairs agree with each other, and their noise averages out.
+        """
+        if pairs < FEW_PAIRS:
+            return 1 - max(PAIR_SHARE, PAIR_DEVIATIONS * self.noise)
+        return 1 - max(NODE_SHARE, NODE_DEVIATIONS * MEDIAN_ERROR * self.noise / sqrt(pairs / 2))
 
 
 def diagnose(rates: Mapping[Pair, float], leaves: Mapping[str, Collection[int]] | None = None) -> Diagnosis:
@@ -72,7 +72,7 @@ def diagnose(rates: Mapping[Pair, float], leaves: Mapping[str, Collection[int]] 
         return Diagnosis(0.0, 0.0, ())
     shares = {pair: rate / usual for pair, rate in rates.items()}
     blank = Diagnosis(usual, _noise(shares.values()), ())
-    search = _Search(shares, blank.node_limit, blank.pair_limit, leaves)
+    search = _Search(shares, blank.limit, leaves)
     search.find()
     return Diagnosis(usual, blank.noise, tuple(search.parts))
 
@@ -82,10 +82,9 @@ def _usual(rates: Mapping[Pair, float], leaves: Mapping[str, Collection[int]]) -
 
     Of each node the better half of its pairs counts, so that slow partners do not.
     """
-    nodes = {node for pair in rates for node in pair}
-    if not nodes:
+    if not rates:
         return 0.0
-    usual = median(_better_half(_of_node(rates, node)) for node in nodes)
+    usual = median(map(_better_half, _by_node(rates).values()))
     for under in leaves.values():
         inside = [rate for pair, rate in rates.items() if {*under}.issuperset(pair)]
         usual = max(usual, median(inside or [0.0]))
@@ -101,8 +100,13 @@ def _noise(shares: Iterable[float]) -> float:
     return max(LEAST_NOISE, MAD_TO_SIGMA * median(abs(share - 1) for share in near))
 
 
-def _of_node(rates: Mapping[Pair, float], node: int) -> list[float]:
-    return [rate for pair, rate in rates.items() if node in pair]
+def _by_node(rates: Mapping[Pair, float]) -> dict[int, list[float]]:
+    """Return the rates of each node with its partners."""
+    found: dict[int, list[float]] = {}
+    for (a, b), rate in rates.items():
+        found.setdefault(a, []).append(rate)
+        found.setdefault(b, []).append(rate)
+    return found
 
 
 def _better_half(values: Sequence[float]) -> float:
@@ -115,8 +119,7 @@ class _Search:
     """Names parts one after the other; `left` has the pairs that no named part explains."""
 
     left: dict[Pair, float]
-    node_limit: float
-    pair_limit: float
+    limit: Callable[[int], float]  # the share below which so many pairs together are slow
     leaves: Mapping[str, Collection[int]]
     parts: list[SlowPart] = field(default_factory=list)
 
@@ -125,7 +128,7 @@ class _Search:
             while (part := find_worst()) is not None:
                 self.parts.append(part)
         for pair, share in sorted(self.left.items()):
-            if share < self.pair_limit:
+            if share < self.limit(1):
                 self.parts.append(SlowPart("pair", pair, share))
 
     def _leaf(self) -> SlowPart | None:
@@ -154,8 +157,8 @@ class _Search:
         inside = [share for pair, share in self.left.items() if nodes.issuperset(pair)]
         crossing = self._crossing(nodes)
         beyond = {node for pair in crossing for node in pair} - nodes
-        outside = [_better_half(_of_node(crossing, node)) for node in {*chain(*crossing)} - beyond]
-        if not inside or len(beyond) < 2 or max(outside) >= self.node_limit:
+        outside = [_better_half(shares) for node, shares in _by_node(crossing).items() if node in nodes]
+        if not inside or len(beyond) < 2 or max(outside) >= self.limit(len(beyond)):
             return None
         share = median(crossing.values())
         if median(inside) < (1 + share) / 2:  # nearer to the pairs that cross the leaf than to a healthy pair
@@ -169,7 +172,7 @@ class _Search:
         """Find two leaves between which nearly all pairs are slow."""
         for one, other in combinations(self.leaves, 2):
             shares = self._between(one, other)
-            slow = [share for share in shares.values() if share < self.node_limit]
+            slow = [share for share in shares.values() if share < self.limit(len(shares))]
             if len(shares) >= 4 and len(slow) >= LEAF_PAIRS_SLOW * len(shares):
                 self._explain(shares)
                 nodes = tuple(sorted({node for pair in shares for node in pair}))
@@ -179,19 +182,14 @@ class _Search:
     def _node(self) -> SlowPart | None:
         """Find the worst node that is slow with nearly all of its partners, of which it needs two."""
         worst: tuple[float, float, int] | None = None
-        for node in {node for pair in self.left for node in pair}:
-            shares = _of_node(self.left, node)
-            if len(shares) > 1 and _better_half(shares) < self._limit(shares):
+        for node, shares in _by_node(self.left).items():
+            if len(shares) > 1 and _better_half(shares) < self.limit(len(shares)):
                 rank = (_better_half(shares), median(shares), node)
                 worst = min(worst or rank, rank)
         if worst is None:
             return None
         self._explain([pair for pair in self.left if worst[2] in pair])
         return SlowPart("node", (worst[2],), worst[1])
-
-    def _limit(self, shares: Sequence[float]) -> float:
-        """Return the share below which so many pairs together are slow."""
-        return self.pair_limit if len(shares) < FEW_PAIRS else self.node_limit
 
     def _crossing(self, nodes: Collection[int]) -> dict[Pair, float]:
         """Return the pairs of which one node is among these."""

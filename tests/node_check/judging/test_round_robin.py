@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.node_check.judging.round_robin import rounds
+from bench.node_check.judging.round_robin import matches, rounds
 
 
 @pytest.mark.parametrize("count", range(2, 34))
@@ -20,6 +20,11 @@ def test_an_even_number_meets_in_one_round_less_an_odd_number_in_as_many(count: 
 @pytest.mark.parametrize("nodes", [[], [3]])
 def test_alone_there_is_nobody_to_meet(nodes: list[int]) -> None:
     assert rounds(nodes) == ()
+
+
+def test_pairs_that_meet_again_share_rounds_where_they_can() -> None:
+    assert matches([(0, 1), (2, 3), (0, 2)]) == (((0, 1), (2, 3)), ((0, 2),))
+    assert matches([]) == ()
 
 
 def test_nodes_keep_their_numbers() -> None:

@@ -130,9 +130,9 @@ def test_the_numbers_of_nodes_decide_nothing() -> None:
 def test_a_noisy_fabric_raises_the_limits_instead_of_naming() -> None:
     noisy = diagnose(fabric(8, with_any(), noise=0.15, seed=5))
     assert noisy.parts == ()
-    assert noisy.pair_limit < 0.5
+    assert noisy.limit(1) < 0.5
     calm = diagnose(fabric(8, with_any()))
-    assert (calm.node_limit, calm.pair_limit) == (0.88, 0.75)
+    assert (calm.limit(7), calm.limit(1)) == (0.88, 0.75)
 
 
 def test_without_any_traffic_nothing_is_usual() -> None:
