@@ -40,18 +40,12 @@ ADVICE = {
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """What went from one node to another in one lane: equal pieces, and the seconds of each."""
+    """What went from one node to another in one lane: the seconds of equal pieces."""
 
     lane: int
     sender: int
     receiver: int
-    piece_bytes: float
     seconds: tuple[float, ...]
-
-    @property
-    def rate(self) -> float:
-        """The rate of the median piece: one pause of a host says nothing about the link."""
-        return self.piece_bytes / median(self.seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +74,14 @@ class Tournament:
     lanes: int
     rounds: int  # that all pairs need
     made: int
+    piece_bytes: float
     transfers: tuple[Transfer, ...] = ()
     failed: tuple[FailedPair, ...] = ()
     lost: tuple[LostNode, ...] = ()
+
+    def rate(self, transfer: Transfer) -> float:
+        """Return the rate of the median piece: one pause of a host says nothing about the link."""
+        return self.piece_bytes / median(transfer.seconds)
 
     def rates(self, lane: int) -> dict[Pair, float]:
         """Return each pair's slower direction in one lane; 0 if it exchanged nothing.
@@ -93,7 +92,7 @@ class Tournament:
         for one in self.transfers:
             if one.lane == lane:
                 way = (one.sender, one.receiver)
-                best[way] = max(one.rate, best.get(way, 0.0))
+                best[way] = max(self.rate(one), best.get(way, 0.0))
         rates: dict[Pair, float] = {}
         for (sender, receiver), rate in best.items():
             pair = pair_of(sender, receiver)
@@ -124,7 +123,8 @@ def tournament_of(evidence: Evidence) -> Tournament | None:
         if not (0 <= lane < found.lanes and one != other and {one, other} <= {*range(found.nodes)}):
             raise ValueError(f"no pair of this tournament is {one} and {other} in lane {lane}")
     for transfer in found.transfers:
-        if not (transfer.seconds and min(transfer.seconds) > 0 and 0 < transfer.rate <= MOST_RATE):
+        timed = transfer.seconds and min(transfer.seconds) > 0
+        if not (timed and 0 < found.rate(transfer) <= MOST_RATE):
             raise ValueError(f"no link between nodes {transfer.sender} and {transfer.receiver} is that fast")
     return found
 
@@ -155,7 +155,7 @@ def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
     for part in parts:
         yield _slow(part, diagnoses, tournament.nodes)
     yield from _nowhere(diagnoses, by_lane)
-    named = {part.nodes[0] for part in parts if part.kind == "node"}
+    named = {node for part in parts if part.kind != "pair" for node in part.nodes}
     links = link_rates(evidence, tournament.lanes)
     for node in sorted({node for rates in by_lane.values() for pair in rates for node in pair}):
         yield from _node(node, by_lane, diagnoses, links.get(node), named=node in named)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import time
 import traceback
@@ -19,6 +20,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -50,6 +52,7 @@ MESSAGE_BYTES = {"cpu": 1 << 18, "cuda": 64 << 20}  # between two nodes
 TENSOR_BYTES = {"cpu": 1 << 18, "cuda": 256 << 20}  # of each lane in an exchange of many
 SAMPLE_SECONDS = 0.05
 MOST_CALLS, MOST_SAMPLES = 1000, 5
+MOST_TRANSFERS = 30_000  # of which all times are kept
 MOST_REPEATS = 8  # rounds in which slow pairs meet again
 
 StepKind = Literal["pairs", "exchange", "end"]
@@ -98,7 +101,7 @@ class StepAnswer:
 def take_part(job: NodesJob, say: Callable[[str], None]) -> Mapping[str, Any]:
     """Do this node's part. Returns the readings of all checks between nodes by name; none unless it leads."""
     with TemporaryDirectory(prefix="bench-nodes-") as folder:
-        agent = _Agent(job, _meet(job), Path(folder))
+        agent = _Agent(job, _meet(job, JOIN_SECONDS), Path(folder))
         own = several.own_address(job.nodes.meet) or ""
         node = job.nodes.node
         arrival = Arrival(__version__, job.lanes, job.device, own, node_ports(node), read_gpudirect(node))
@@ -106,20 +109,23 @@ def take_part(job: NodesJob, say: Callable[[str], None]) -> Mapping[str, Any]:
         return _Leader(agent, say).lead() if node == 0 else agent.follow(say)
 
 
-def _meet(job: NodesJob) -> dist.Store:
-    """Open the store of the meeting; the leader's door may open later than this node's."""
-    deadline = time.monotonic() + JOIN_SECONDS
+def _meet(job: NodesJob, seconds: float, group: str = "") -> dist.Store:
+    """Open the store of the meeting, or of one of its groups, and try for so many seconds.
+
+    The leader's door may open later than this node's, and it lets in a limited number at a time.
+    """
+    deadline = time.monotonic() + seconds
+    patience = timedelta(seconds=seconds if group else LEADER_SECONDS)
     while True:
         try:
-            patience = timedelta(seconds=LEADER_SECONDS)
-            return several.meeting(job.nodes.store, job.nodes.identity, patience)
+            return several.meeting(job.nodes.store, f"{job.nodes.identity}{group}", patience)
         except Exception as error:  # torch has several types for a connection that fails
             if time.monotonic() > deadline:
                 raise EnvironmentCannot(
                     f"no leader at {job.nodes.meet}: {error}".splitlines()[0],
                     advice="start the same command with --node 0 there",
                 ) from None
-        time.sleep(1.0)
+        time.sleep(random.uniform(0.2, 1.0))
 
 
 @dataclass(slots=True)
@@ -245,10 +251,9 @@ def _in_lane(job: NodesJob, step: Step, group: tuple[int, ...], lane: int) -> La
         rank, size, name = place, 2, f"{step.number}/{group[0]}/{lane}"
     else:
         rank, size, name = place * job.lanes + lane, len(group) * job.lanes, f"{step.number}"
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(job.gpus[lane])}
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(lane)}
     try:
-        patience = timedelta(seconds=step_seconds(job))
-        store = several.meeting(job.nodes.store, f"{job.nodes.identity}/{name}", patience)
+        store = _meet(job, step_seconds(job), f"/{name}")
         device = Device.own(job.device)
         device.choose()
         members = team.join(device.kind, alone=False, store=store)
@@ -382,29 +387,33 @@ class _Leader:
     def _welcome(self) -> None:
         """Wait for all nodes for a while; then say who takes part."""
         self.say(f"waiting for {self.job.nodes.count} nodes")
+        refused: dict[int, str] = {}
         missing, deadline = {*range(self.job.nodes.count)}, time.monotonic() + JOIN_SECONDS
         while missing and time.monotonic() < deadline:
             for node in [node for node in missing if self.agent.store.check([f"here/{node}"])]:
-                self.arrivals[node] = from_json(Arrival, self.agent.get(f"here/{node}"))
                 missing.discard(node)
+                if (why := self._unlike(found := self.agent.get(f"here/{node}"))) is not None:
+                    refused[node] = why
+                else:
+                    self.arrivals[node] = from_json(Arrival, found)
             time.sleep(ASK_SECONDS)
         for node in sorted(missing):
             self._lose(node, f"it did not come within {JOIN_SECONDS:.0f} s")
-        refused = {node: why for node, one in self.arrivals.items() if (why := self._unlike(one)) is not None}
-        for node, why in refused.items():
+        for node, why in sorted(refused.items()):
             self._lose(node, why)
         addresses = {node: self.arrivals[node].address for node in self.alive}
-        roster = {"refused": refused, "addresses": addresses}
-        self.agent.store.set("roster", json.dumps(roster))
-        self.agent.be_ready(json.loads(json.dumps(roster)))
+        roster = json.dumps({"refused": refused, "addresses": addresses})
+        self.agent.store.set("roster", roster)
+        self.agent.be_ready(json.loads(roster))
 
-    def _unlike(self, one: Arrival) -> str | None:
-        """Say why a node cannot take part; None if it can."""
-        own = self.arrivals[0]
-        if one.bench != own.bench:
-            return f"it has bench {one.bench}, and node 0 has {own.bench}"
-        if (one.lanes, one.device) != (own.lanes, own.device):
-            return f"it takes part with {_devices(one)}, and node 0 with {_devices(own)}"
+    def _unlike(self, found: Mapping[str, Any]) -> str | None:
+        """Say why a node that came cannot take part; None if it can."""
+        own = (self.job.lanes, self.job.device)
+        if found["bench"] != __version__:
+            return f"it has bench {found['bench']}, and node 0 has {__version__}"
+        if (found["lanes"], found["device"]) != own:
+            theirs = _devices(found["lanes"], found["device"])
+            return f"it takes part with {theirs}, and node 0 with {_devices(*own)}"
         return None
 
     def _lose(self, node: int, why: str) -> None:
@@ -432,7 +441,7 @@ class _Leader:
                     self.failed.append(FailedPair(lane, a, b, why))
                     continue
                 for (sender, receiver), seconds in zip(((a, b), (b, a)), measured.seconds, strict=True):
-                    self.transfers.append(Transfer(lane, sender, receiver, measured.piece_bytes, seconds))
+                    self.transfers.append(Transfer(lane, sender, receiver, self._kept(seconds)))
 
     def _exchange(self, group: tuple[int, ...], algorithm: str) -> None:
         self.say(f"{algorithm} over {len(group)} nodes")
@@ -475,7 +484,14 @@ class _Leader:
     def _tournament(self, planned: int, made: int) -> Tournament:
         job, lost = self.job, tuple(self.lost[node] for node in sorted(self.lost))
         transfers, failed = tuple(self.transfers), tuple(self.failed)
-        return Tournament(job.nodes.count, job.lanes, planned, made, transfers, failed, lost)
+        piece = float(MESSAGE_BYTES[job.device])
+        return Tournament(job.nodes.count, job.lanes, planned, made, piece, transfers, failed, lost)
+
+    def _kept(self, seconds: Sequence[float]) -> tuple[float, ...]:
+        """Return what the bundle has room for: all times, or of very many transfers the median of each."""
+        transfers = self.job.lanes * self.job.nodes.count**2
+        kept = seconds if transfers <= MOST_TRANSFERS else (median(seconds),)
+        return tuple(float(f"{each:.6g}") for each in kept)
 
     def _readings(self, planned: int, made: int) -> Mapping[str, Any]:
         arrivals = self.arrivals
@@ -500,5 +516,5 @@ def _groups(nodes: Sequence[int]) -> list[tuple[int, ...]]:
     return [tuple(nodes[:size]) for size in sizes if size > 1]
 
 
-def _devices(arrival: Arrival) -> str:
-    return f"{arrival.lanes} {'GPUs' if arrival.device == 'cuda' else 'processes of its CPU'}"
+def _devices(lanes: int, device: str) -> str:
+    return f"{lanes} {'GPUs' if device == 'cuda' else 'processes of its CPU'}"

@@ -19,6 +19,7 @@ from bench.node_check.judging.standards import Expectations, Standards
 
 NDR = Port("mlx5_0", 1, "ACTIVE", "LinkUp", "InfiniBand", "400 Gb/sec (4X NDR)")
 RATE = 44e9  # of a healthy lane, whose link has 50 GB/s
+PIECE_BYTES = RATE * 0.05
 
 
 def played(
@@ -29,13 +30,13 @@ def played(
 ) -> Tournament:
     """Play a tournament; `share` is what goes from a to b in a lane, of the rate of a healthy one."""
     transfers = tuple(
-        Transfer(lane, a, b, RATE * 0.05 * share(a, b, lane), (0.05, 0.05, 0.3))
+        Transfer(lane, a, b, tuple(each / share(a, b, lane) for each in (0.05, 0.05, 0.3)))
         for lane in range(lanes)
         for a in range(nodes)
         for b in range(nodes)
         if a != b and share(a, b, lane)
     )
-    return replace(Tournament(nodes, lanes, nodes - 1, nodes - 1, transfers), **changes)
+    return replace(Tournament(nodes, lanes, nodes - 1, nodes - 1, PIECE_BYTES, transfers), **changes)
 
 
 def judged(
@@ -92,12 +93,15 @@ def test_with_the_leaves_of_the_manifest_a_switch_is_named(
     share: Callable[[int, int, int], float], subject: str
 ) -> None:
     leaves = {"a": (0, 1, 2, 3), "b": (4, 5, 6, 7)}
-    assert [*named(judged(played(8, share), leaves=leaves))] == [subject]
+    findings = judged(played(8, share), leaves=leaves)
+    assert [*named(findings)] == [subject]
+    passing = {f.subject for f in findings if f.verdict == "pass"}
+    assert passing <= {f"node {node}" for node in range(4)}  # no node under a slow switch passes
 
 
 def test_a_pair_that_was_slow_once_and_fast_when_it_met_again_is_not_named() -> None:
     slow = played(8, lambda a, b, _: 0.5 if {a, b} == {2, 6} else 1.0)
-    again = tuple(Transfer(0, a, b, RATE * 0.05, (0.05,)) for a, b in ((2, 6), (6, 2)))
+    again = tuple(Transfer(0, a, b, (0.05,)) for a, b in ((2, 6), (6, 2)))
     assert named(judged(replace(slow, transfers=slow.transfers + again))) == {}
     failed = (FailedPair(0, 2, 6, "nothing came through in time"),)
     assert named(judged(played(8, failed=failed))) == {}
@@ -105,7 +109,7 @@ def test_a_pair_that_was_slow_once_and_fast_when_it_met_again_is_not_named() -> 
 
 def test_two_nodes_that_exchange_nothing_fail_and_neither_is_accused() -> None:
     cut = (FailedPair(0, 0, 1, "nothing came through in time"),)
-    findings = judged(Tournament(2, 1, 1, 1, failed=cut))
+    findings = judged(Tournament(2, 1, 1, 1, PIECE_BYTES, failed=cut))
     assert named(findings)["lane 0"] == "fail"
     assert {f.verdict for f in findings if f.counts} == {"fail"}
 
@@ -134,11 +138,13 @@ def test_rounds_without_time_are_not_a_pass() -> None:
         {"lanes": 10**9},
         {"nodes": 10**9},
         {"nodes": 2},
-        {"transfers": (Transfer(0, 0, 1, 1e9, ()),)},
-        {"transfers": (Transfer(0, 0, 1, 1e9, (0.0,)),)},
-        {"transfers": (Transfer(0, 0, 1, 1e15, (0.1,)),)},
-        {"transfers": (Transfer(0, 1, 1, 1e9, (0.1,)),)},
-        {"transfers": (Transfer(5, 0, 1, 1e9, (0.1,)),)},
+        {"piece_bytes": 0.0},
+        {"piece_bytes": float("nan")},
+        {"transfers": (Transfer(0, 0, 1, ()),)},
+        {"transfers": (Transfer(0, 0, 1, (0.0,)),)},
+        {"transfers": (Transfer(0, 0, 1, (1e-6,)),)},
+        {"transfers": (Transfer(0, 1, 1, (0.1,)),)},
+        {"transfers": (Transfer(5, 0, 1, (0.1,)),)},
         {"failed": (FailedPair(0, 0, 99, ""),)},
     ],
 )
