@@ -21,7 +21,7 @@ def main(runs: int = 10, nodes: int = 8) -> None:
         slow = random.Random(run).randrange(nodes)
         with network(nodes) as net, tempfile.TemporaryDirectory() as folder:
             net.slow(slow, MEGABIT / 2)
-            checked = check_fabric(net, Path(folder))
+            checked = check_fabric(net, Path(folder), seconds=1.0)
         right += f"node {slow}" in checked.named
         wrong += len({*checked.named} - {f"node {slow}"})
         made, planned = checked.rounds

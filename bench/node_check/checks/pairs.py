@@ -23,7 +23,7 @@ from bench.node_check.judging.standards import Standards
 MOST_NODES, MOST_LANES = 128, 64  # a bundle has room for so many nodes with eight lanes each
 MOST_RATE = 1e12  # bytes a second of one lane: twenty times the fastest link of today
 FAIL_SHARE = 0.75  # of the usual rate: a part below it fails, one above it is a warning
-# What NCCL must reach of an InfiniBand link between two adapters: 40 of 50 GB/s, and 18 of 25 GB/s.
+# What Azure requires of NCCL through the InfiniBand adapters of one node: 40 of 50 GB/s, and 18 of 25 GB/s.
 LINK_WARN_PERCENT, LINK_FAIL_PERCENT = 28.0, 50.0
 LINK_SOURCE = "check_nccl_allreduce_ib_loopback: Azure/azurehpc-health-checks, nd96isr_h100_v5 and nd96asr_v4"
 OTHERS = "the other pairs of this tournament"

@@ -30,8 +30,7 @@ PACKET_ERRORS = (
 )  # fmt: skip
 COUNTERS = {*LINK_ERRORS, *PACKET_ERRORS}
 FLAPS = "link_downed"
-FLAPS_WARN = 6
-FLAPS_SOURCE = "check_ib_link_flapping 6: Azure/azurehpc-health-checks, conf/nd96isr_h100_v5.conf"
+FLAPS_WARN = 6  # times; a few restarts of switches and nodes are ordinary
 MOST_PORTS = 64  # of one node
 MAJORITY = 2 / 3  # of the ports of one kind, whose rate the others must have
 _RATE = re.compile(r"([\d.]+) Gb/sec \((\d+)X")
@@ -293,7 +292,7 @@ def _errors(node: NodePorts, where: str) -> Iterator[Finding]:
                 "warn",
                 f"its link went down {now[FLAPS]} times since the counters were reset",
                 expected=f"fewer than {FLAPS_WARN} times",
-                source=FLAPS_SOURCE,
+                source="bench",
                 advice=f"{CABLE}; perfquery -R resets the counters",
             )
 

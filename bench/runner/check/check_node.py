@@ -306,8 +306,8 @@ class CheckRun:
         job = NodesJob(
             nodes,
             tuple(self._places()),
-            warm_seconds=0.05 if self.request.device == "cpu" else self.budget.warm_seconds,
-            seconds=0.2 if self.request.device == "cpu" else self.budget.seconds,
+            warm_seconds=self.budget.warm_seconds,
+            seconds=self.budget.seconds,
             limit_seconds=left,
             device=self.request.device,
         )
