@@ -21,7 +21,7 @@ from bench.base.strict_json import pretty_json, to_json
 from bench.cli.measuring import MeetingArguments, make_sealer
 from bench.node_check import check_manifest
 from bench.node_check.all_checks import known_checks
-from bench.node_check.checks.pairs import MOST_NODES
+from bench.node_check.checks.ports import MOST_NODES
 from bench.node_check.judging import WITHOUT_LOAD, Depth
 from bench.node_check.judging.finding import EXITS, NAGIOS
 from bench.node_check.reason import reason_of

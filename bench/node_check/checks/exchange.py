@@ -23,6 +23,7 @@ ALL_REDUCE, ALL_TO_ALL = "all-reduce", "all-to-all"
 # Below the links' rate, in percent. Of an all-to-all no figures of others are known, so only half is asked.
 WARN_PERCENT, FAIL_PERCENT = {ALL_REDUCE: 28.0, ALL_TO_ALL: 50.0}, {ALL_REDUCE: 50.0, ALL_TO_ALL: 75.0}
 SOURCES = {ALL_REDUCE: LINK_SOURCE, ALL_TO_ALL: "half of the links' rate; nobody publishes figures"}
+MOST_EXCHANGES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,10 @@ def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
         yield Question("exchange").unread("the nodes exchanged nothing")
         return
     data = evidence.data("exchange")
-    for one in from_json(tuple[NodeExchange, ...], data["exchanges"]) if data else ():
+    exchanges = from_json(tuple[NodeExchange, ...], data["exchanges"]) if data else ()
+    if len(exchanges) > MOST_EXCHANGES:
+        raise ValueError(f"more than {MOST_EXCHANGES} exchanges")
+    for one in exchanges:
         question = Question("exchange", one.name, figure=one.name, unit="B/s")
         if not one.seconds:
             yield question.unread(one.why or "it was not made")

@@ -12,7 +12,7 @@ from statistics import median
 
 from bench.base.strict_json import from_json
 from bench.node_check.checks import Check
-from bench.node_check.checks.ports import nodes_of
+from bench.node_check.checks.ports import MOST_NODES, nodes_of
 from bench.node_check.judging.evidence import Evidence
 from bench.node_check.judging.finding import Finding, Question, quantity, verdict_of
 from bench.node_check.judging.judge_figures import shortfall
@@ -20,7 +20,7 @@ from bench.node_check.judging.round_robin import Pair, pair_of
 from bench.node_check.judging.slow_parts import Diagnosis, SlowPart, diagnose, over_lanes
 from bench.node_check.judging.standards import Standards
 
-MOST_NODES, MOST_LANES = 128, 64  # a bundle has room for so many nodes with eight lanes each
+MOST_LANES = 64
 MOST_RATE = 1e12  # bytes a second of one lane: twenty times the fastest link of today
 FAIL_SHARE = 0.75  # of the usual rate: a part below it fails, one above it is a warning
 # What Azure requires of NCCL through the InfiniBand adapters of one node: 40 of 50 GB/s, and 18 of 25 GB/s.
@@ -136,6 +136,9 @@ def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
     tournament = tournament_of(evidence)
     if tournament is None:
         return
+    under = [node for nodes in standards.expect.leaves.values() for node in nodes]
+    if len(standards.expect.leaves) > MOST_NODES or len({*under}) < len(under) or len(under) > MOST_NODES:
+        raise ValueError("a node is under two leaf switches, or there are too many")
     for one in tournament.lost:
         yield Question("pairs", f"node {one.node}").judged(
             "fail",

@@ -31,7 +31,7 @@ PACKET_ERRORS = (
 COUNTERS = {*LINK_ERRORS, *PACKET_ERRORS}
 FLAPS = "link_downed"
 FLAPS_WARN = 6  # times; a few restarts of switches and nodes are ordinary
-MOST_PORTS = 64  # of one node
+MOST_NODES, MOST_PORTS = 128, 64  # of one check, and of one node
 MAJORITY = 2 / 3  # of the ports of one kind, whose rate the others must have
 _RATE = re.compile(r"([\d.]+) Gb/sec \((\d+)X")
 _PCIE = re.compile(r"[\d.]+")
@@ -142,9 +142,40 @@ def _whole(text: str) -> int | None:
 
 
 def nodes_of(evidence: Evidence) -> tuple[NodePorts, ...]:
-    """Decode the ports of each node; none if they were not read."""
+    """Decode the ports of each node; none if they were not read. ValueError for more than any check has."""
     data = evidence.data("ports")
-    return from_json(tuple[NodePorts, ...], data["nodes"]) if data else ()
+    nodes = from_json(tuple[NodePorts, ...], data["nodes"]) if data else ()
+    if len(nodes) > MOST_NODES or any(len(node.ports) > MOST_PORTS for node in nodes):
+        raise ValueError(f"more than {MOST_NODES} nodes, or more than {MOST_PORTS} ports of a node")
+    return nodes
+
+
+@dataclass(frozen=True, slots=True)
+class UsualPorts:
+    """What most ports of a check are like."""
+
+    count: Mapping[str, int]  # of nodes that have a port, by its name
+    active: Mapping[str, int]  # of nodes on which it is active
+    rates: Mapping[str, float | None]  # by link layer, in bytes a second
+    pcie: Mapping[str, float | None]  # by link layer: gigatransfers a second times lanes, of the adapters
+
+    @classmethod
+    def of(cls, everyone: Sequence[Port]) -> UsualPorts:
+        layers: dict[str, list[Port]] = {}
+        for port in everyone:
+            if port.active:
+                layers.setdefault(port.layer, []).append(port)
+        return cls(
+            Counter(port.name for port in everyone),
+            Counter(port.name for port in everyone if port.active),
+            {layer: _usual(ports, lambda one: one.bytes_per_second) for layer, ports in layers.items()},
+            {layer: _usual(ports, _pcie_rate) for layer, ports in layers.items()},
+        )
+
+    def is_used(self, port: Port) -> bool:
+        """Whether a port that is not active is active on most of the other nodes."""
+        others = self.count[port.name] - 1
+        return self.active.get(port.name, 0) > MAJORITY * others > 0
 
 
 def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
@@ -153,6 +184,7 @@ def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
         return
     nodes = nodes_of(evidence)
     everyone = [port for node in nodes for port in node.ports]
+    usual = UsualPorts.of(everyone)
     for node in nodes:
         where = _where(node, nodes)
         if not node.ports:
@@ -161,7 +193,7 @@ def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
         findings = [*_count(node, where, standards)]
         for port in node.ports:
             question = Question("ports", f"{where}{port.name}")
-            findings += (*_state(question, port, everyone), *_link(question, port, everyone))
+            findings += (*_state(question, port, usual), *_link(question, port, usual))
         findings += _errors(node, where)
         yield from findings or [_healthy(node, where)]
 
@@ -209,12 +241,11 @@ def _count(node: NodePorts, where: str, standards: Standards) -> Iterator[Findin
         )
 
 
-def _state(question: Question, port: Port, everyone: Sequence[Port]) -> Iterator[Finding]:
+def _state(question: Question, port: Port, usual: UsualPorts) -> Iterator[Finding]:
     """Report a port that is not active. One that is down may be unused, unless it is used on other nodes."""
     if port.active:
         return
-    same = [other.active for other in everyone if other.name == port.name and other is not port]
-    used = len(same) > 0 and sum(same) > MAJORITY * len(same)
+    used = usual.is_used(port)
     yield question.judged(
         verdict_of(fail=used or port.state in WAITS_FOR, warn=True),
         f"{port.state or 'no state'} ({port.physical or 'no physical state'})",
@@ -225,22 +256,20 @@ def _state(question: Question, port: Port, everyone: Sequence[Port]) -> Iterator
     )
 
 
-def _link(question: Question, port: Port, everyone: Sequence[Port]) -> Iterator[Finding]:
+def _link(question: Question, port: Port, usual: UsualPorts) -> Iterator[Finding]:
     """Compare the rate of an active port, and the PCIe link of its adapter, with those of most ports."""
     if not port.active:
         return
-    alike = [other for other in everyone if other.active and other.layer == port.layer]
-    usual = _usual(alike, lambda one: one.bytes_per_second)
-    if usual is not None and port.bytes_per_second < usual:
+    rate, lanes = usual.rates[port.layer], usual.pcie[port.layer]
+    if rate is not None and port.bytes_per_second < rate:
         yield question.judged(
             "fail",
-            f"{port.rate or 'no rate'}, where most ports have {usual * 8e-9:g} Gb/sec",
-            expected=f"{usual * 8e-9:g} Gb/sec",
+            f"{port.rate or 'no rate'}, where most ports have {rate * 8e-9:g} Gb/sec",
+            expected=f"{rate * 8e-9:g} Gb/sec",
             basis="peers",
             source="the other ports of this check",
             advice=f"some of its lanes may be down: {CABLE}",
         )
-    lanes = _usual(alike, _pcie_rate)
     most = (port.pcie_gt_most or 0.0) * (port.pcie_width_most or 0)
     own = _pcie_rate(port)
     if own and own < max(most, lanes or 0.0):

@@ -153,6 +153,12 @@ def test_numbers_that_no_tournament_has_are_refused(changes: dict[str, Any]) -> 
         judged(replace(played(4), **changes))
 
 
+@pytest.mark.parametrize("leaves", [{"a": (0, 1), "b": (1, 2)}, {"a": tuple(range(129))}])
+def test_leaves_that_no_manifest_may_have_are_refused(leaves: dict[str, tuple[int, ...]]) -> None:
+    with pytest.raises(ValueError, match="leaf"):
+        judged(played(4), leaves=leaves)
+
+
 @pytest.mark.parametrize(
     ("kind", "lanes", "expected"),
     [(ALL_REDUCE, 8, 1.5 * 2**30), (ALL_TO_ALL, 8, 6 * 2**30), (ALL_TO_ALL, 1, 0.75 * 2**30)],

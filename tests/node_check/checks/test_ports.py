@@ -134,6 +134,13 @@ def test_an_adapter_in_a_slow_slot_is_a_warning_where_all_are_alike() -> None:
     assert [f.verdict for f in judged(slow)] == ["warn"] * 4
 
 
+def test_more_ports_than_any_node_has_are_refused() -> None:
+    with pytest.raises(ValueError, match="more than"):
+        judged([NodePorts(0, (GOOD,) * 65)])
+    with pytest.raises(ValueError, match="more than"):
+        judged([NodePorts(node) for node in range(129)])
+
+
 def test_a_node_without_ports_among_nodes_with_ports_fails() -> None:
     nodes = [*alike(3), NodePorts(3, missing=True)]
     (finding,) = [f for f in judged(nodes) if f.verdict == "fail"]
