@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 from bench.base.errors import BadInput, nearest
 from bench.base.files import write_whole
 from bench.base.strict_json import pretty_json, to_json
-from bench.cli.measuring import MeetingArguments, make_sealer
+from bench.cli.measuring import MeetingArguments, make_sealer, refuse_half_a_meeting
 from bench.node_check import check_manifest
 from bench.node_check.all_checks import known_checks
 from bench.node_check.checks.ports import MOST_NODES
@@ -185,8 +185,6 @@ def _shown_progress() -> CheckView:
 
 def _refuse_lonely_nodes(request: CheckArguments) -> None:
     """Refuse options of a meeting without the others, and options that have no meaning between nodes."""
-    from bench.cli.run import refuse_half_a_meeting
-
     refuse_half_a_meeting(request)
     if not 0 <= request.node < request.nodes:
         message = f"--node {request.node} of --nodes {request.nodes}"

@@ -218,7 +218,7 @@ def _refuse_options_of_other_kind(request: PushArguments, manifest: AnyManifest)
         advice = "leave it out; --level is how long a check takes, and each node checks itself"
         raise BadInput(f"{option} is for training, and the manifest is a node check", advice=advice)
     if _is_between_nodes(request, manifest) and request.slurm:
-        advice = "start bench check --nodes by srun in a job of your own: docs/fabric.md"
+        advice = "start bench check --nodes on each node of a job of your own, by srun"
         raise BadInput("--slurm goes without a check between nodes", advice=advice)
 
 

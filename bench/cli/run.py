@@ -16,7 +16,7 @@ from bench.base.files import read_bounded
 from bench.base.paths import making_folders
 from bench.base.strict_json import pretty_json, to_json
 from bench.cli.arguments import is_host_and_port, refuse_public_meeting
-from bench.cli.measuring import MeetingArguments, make_sealer, signed_text
+from bench.cli.measuring import MeetingArguments, make_sealer, refuse_half_a_meeting, signed_text
 from bench.node_check.check_manifest import AnyManifest
 from bench.node_check.recompute_any import AnyVerdict, results_of
 from bench.planning.manifest import Manifest, load_manifest
@@ -99,20 +99,6 @@ def _lead(manifest: Manifest, nodes: Nodes | None, request: RunArguments) -> int
         raise
     _show(finished.results, finished.bundle, finished.slowed, finished.marks, request.as_json)
     return _ending(finished, challenged=request.challenge is not None)
-
-
-def refuse_half_a_meeting(request: MeetingArguments) -> None:
-    """Refuse --nodes without --meet, and options of a meeting without --nodes."""
-    if request.nodes > 1 and request.meet is None:
-        advice = "--meet HOST:PORT, a port of node 0 that all nodes reach"
-        raise BadInput(f"--nodes {request.nodes} without --meet", advice=advice)
-    for option, given in (
-        ("--meet", request.meet),
-        ("--meet-secret", request.meet_secret),
-        ("--meet-in-public", request.meet_in_public),
-    ):
-        if given and (request.nodes, request.node) == (1, 0):
-            raise BadInput(f"{option} without --nodes", advice="--nodes says how many nodes connect")
 
 
 def _refuse_ignored_options(request: RunArguments) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 from bench.base.strict_json import to_json, union_from_json
 from bench.node_check.all_checks import known_checks
 from bench.records.trial import Crashed
-from bench.runner.check import between_nodes
 from bench.runner.check.request import AnyCheckJob, CheckJob, IdleJob, InventoryJob, NodesJob
 from bench.runner.machine import nvml
 from bench.runner.processes.jobs import Emit
@@ -60,6 +59,8 @@ def _read(job: AnyCheckJob, say: Callable[[str], None]) -> Any:
         case CheckJob():
             return _measure(job, say)
         case NodesJob():
+            from bench.runner.check import between_nodes
+
             return between_nodes.take_part(job, say)
 
 
