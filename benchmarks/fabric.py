@@ -23,7 +23,7 @@ def main(runs: int = 10, nodes: int = 8) -> None:
             net.slow(slow, MEGABIT / 2)
             checked = check_fabric(net, Path(folder), seconds=1.0)
         right += f"node {slow}" in checked.named
-        wrong += len({*checked.named} - {f"node {slow}"})
+        wrong += len({*checked.named} - {f"node {slow}", "the tournament"})
         made, planned = checked.rounds
         print(f"run {run}: node {slow} is slow; {made} of {planned} rounds; {checked.named}", flush=True)
     print(f"named in {right} of {runs} runs; {wrong} false names")

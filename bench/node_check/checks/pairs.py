@@ -26,6 +26,8 @@ FAIL_SHARE = 0.75  # of the usual rate: a part below it fails, one above it is a
 # What Azure requires of NCCL through the InfiniBand adapters of one node: 40 of 50 GB/s, and 18 of 25 GB/s.
 LINK_WARN_PERCENT, LINK_FAIL_PERCENT = 28.0, 50.0
 LINK_SOURCE = "check_nccl_allreduce_ib_loopback: Azure/azurehpc-health-checks, nd96isr_h100_v5 and nd96asr_v4"
+MOST_SHOWN = 6  # pairs in a finding
+SCATTERED_FAIL_SHARE = 0.6  # of the usual rate
 OTHERS = "the other pairs of this tournament"
 SWAP = "swap its cable with that of a fast node: if the other node becomes slow, replace the cable; if not, "
 ADVICE = {
@@ -157,6 +159,7 @@ def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
     parts = over_lanes(diagnoses)
     for part in parts:
         yield _slow(part, diagnoses, tournament.nodes)
+    yield from _scattered(diagnoses, by_lane)
     yield from _nowhere(diagnoses, by_lane)
     named = {node for part in parts if part.kind != "pair" for node in part.nodes}
     links = link_rates(evidence, tournament.lanes)
@@ -207,6 +210,31 @@ def _with_whom(part: SlowPart) -> str:
             return "under it and beyond it"
         case "uplinks":
             return "between them" if len(part.leaves) == 2 else "beyond it, and fast under it"
+
+
+def _scattered(
+    diagnoses: Mapping[int, Diagnosis], by_lane: Mapping[int, Mapping[Pair, float]]
+) -> Iterator[Finding]:
+    """Report slow pairs that have no known part in common; no link is named for them."""
+    shares = {
+        (lane, pair): by_lane[lane][pair] / diagnosis.usual
+        for lane, diagnosis in diagnoses.items()
+        for pair in diagnosis.scattered
+    }
+    if not shares:
+        return
+    pairs = sorted({pair for _, pair in shares})
+    shown = ", ".join(f"{a} - {b}" for a, b in pairs[:MOST_SHOWN])
+    more = f" and {len(pairs) - MOST_SHOWN} more" if len(pairs) > MOST_SHOWN else ""
+    share = median(shares.values())
+    yield Question("pairs", "the tournament").judged(
+        verdict_of(fail=share < SCATTERED_FAIL_SHARE, warn=True),
+        f"{len(pairs)} pairs have {100 * share:.0f}% of the usual rate, and no part in common: {shown}{more}",
+        expected="slow pairs that share a node, a path or a switch",
+        basis="peers",
+        source=OTHERS,
+        advice='look what else loads these nodes; if they are under several switches, list these as "leaves"',
+    )
 
 
 def _nowhere(

@@ -26,6 +26,9 @@ LEAST_NOISE, UNKNOWN_NOISE = 0.01, 0.05  # the second if there are FEW_PAIRS or 
 FEW_PAIRS = 4  # fewer of them have to be as slow as a single pair, to be named
 MAD_TO_SIGMA = 1.4826
 MEDIAN_ERROR = 1.25  # standard error of a median, as a multiple of that of a mean
+# Slow paths that are named at most, and as a share of the pairs that no other part explains. More of them
+# have a cause in common that is not known here: busy nodes, or switches that the manifest does not list.
+FEW_PATHS, PATHS_SHARE = 2, 0.1
 LEAF_PAIRS_SLOW = 0.8  # of the pairs between two leaves, so that the path between the leaves is named
 
 PartKind = Literal["leaf", "uplinks", "node", "pair"]
@@ -53,6 +56,7 @@ class Diagnosis:
     usual: float  # rate of a healthy pair; 0 if no pair exchanged anything
     noise: float  # standard deviation of healthy pairs, as a share of the usual rate
     parts: tuple[SlowPart, ...]
+    scattered: tuple[Pair, ...] = ()  # slow pairs without a part in common, too many for a path each
 
     def limit(self, pairs: int) -> float:
         """Return the share of the usual rate below which so many pairs together are slow.
@@ -74,7 +78,7 @@ def diagnose(rates: Mapping[Pair, float], leaves: Mapping[str, Collection[int]] 
     blank = Diagnosis(usual, _noise(shares.values()), ())
     search = _Search(shares, blank.limit, leaves)
     search.find()
-    return Diagnosis(usual, blank.noise, tuple(search.parts))
+    return Diagnosis(usual, blank.noise, tuple(search.parts), search.scattered)
 
 
 def _usual(rates: Mapping[Pair, float], leaves: Mapping[str, Collection[int]]) -> float:
@@ -122,14 +126,17 @@ class _Search:
     limit: Callable[[int], float]  # the share below which so many pairs together are slow
     leaves: Mapping[str, Collection[int]]
     parts: list[SlowPart] = field(default_factory=list)
+    scattered: tuple[Pair, ...] = ()
 
     def find(self) -> None:
         for find_worst in (self._leaf, self._uplinks, self._uplinks_between, self._node):
             while (part := find_worst()) is not None:
                 self.parts.append(part)
-        for pair, share in sorted(self.left.items()):
-            if share < self.limit(1):
-                self.parts.append(SlowPart("pair", pair, share))
+        slow = {pair: share for pair, share in sorted(self.left.items()) if share < self.limit(1)}
+        if len(slow) > max(FEW_PATHS, PATHS_SHARE * len(self.left)):
+            self.scattered = tuple(slow)
+        else:
+            self.parts += [SlowPart("pair", pair, share) for pair, share in slow.items()]
 
     def _leaf(self) -> SlowPart | None:
         """Find the worst leaf whose nodes are slow with each other and with all others."""

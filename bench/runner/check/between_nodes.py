@@ -423,6 +423,7 @@ class _Leader:
         """Return the pairs that would be named for a single measurement: they meet once more."""
         diagnoses = self._tournament(planned, made).diagnoses({})
         found = {part.nodes for one in diagnoses.values() for part in one.parts if part.kind == "pair"}
+        found |= {pair for one in diagnoses.values() for pair in one.scattered}
         nowhere = {lane for lane, one in diagnoses.items() if one.usual == 0}
         found |= {(one.a, one.b) for one in self.failed if one.lane in nowhere}
         return sorted(pair_of(*nodes) for nodes in found)

@@ -107,6 +107,15 @@ def test_a_pair_that_was_slow_once_and_fast_when_it_met_again_is_not_named() -> 
     assert named(judged(played(8, failed=failed))) == {}
 
 
+@pytest.mark.parametrize(("share", "verdict"), [(0.68, "warn"), (0.5, "fail")])
+def test_scattered_slow_pairs_are_told_without_a_name(share: float, verdict: str) -> None:
+    slow = ({0, 1}, {0, 2}, {1, 3}, {3, 5}, {5, 6})
+    findings = judged(played(8, lambda a, b, _: share if {a, b} in slow else 1.0))
+    assert named(findings) == {"the tournament": verdict}
+    (finding,) = [f for f in findings if f.verdict == verdict]
+    assert finding.found.endswith("in common: 0 - 1, 0 - 2, 1 - 3, 3 - 5, 5 - 6")
+
+
 def test_two_nodes_that_exchange_nothing_fail_and_neither_is_accused() -> None:
     cut = (FailedPair(0, 0, 1, "nothing came through in time"),)
     findings = judged(Tournament(2, 1, 1, 1, PIECE_BYTES, failed=cut))

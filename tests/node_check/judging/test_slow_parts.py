@@ -135,6 +135,13 @@ def test_a_noisy_fabric_raises_the_limits_instead_of_naming() -> None:
     assert (calm.limit(7), calm.limit(1)) == (0.88, 0.75)
 
 
+def test_many_slow_pairs_without_a_part_in_common_name_no_path() -> None:
+    scattered = ((0, 1), (0, 2), (1, 3), (3, 5), (5, 6))
+    found = diagnose(fabric(8, lambda a, b: 0.5 if 4 in (a, b) else 0.68 if (a, b) in scattered else 1.0))
+    assert named(found) == {("node", (4,))}
+    assert found.scattered == scattered
+
+
 def test_without_any_traffic_nothing_is_usual() -> None:
     assert diagnose(fabric(4, with_any(0, 1, 2, 3, share=0.0))) == Diagnosis(0.0, 0.0, ())
     assert diagnose({}) == Diagnosis(0.0, 0.0, ())
