@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import socket
 import sys
@@ -18,23 +19,28 @@ from bench.base.errors import BadInput, nearest, one_line
 from bench.base.files import write_whole
 from bench.base.strict_json import pretty_json, to_json
 from bench.base.terminal import wrapped
-from bench.cli.measuring import MeasureArguments, make_sealer
+from bench.cli.measuring import MeetingArguments, make_sealer, refuse_half_a_meeting
 from bench.cli.stdio import show
 from bench.node_check import check_manifest
 from bench.node_check.all_checks import known_checks
+from bench.node_check.checks.ports import MOST_NODES
 from bench.node_check.judging import WITHOUT_LOAD, Depth
 from bench.node_check.judging.finding import EXITS, NAGIOS
 from bench.node_check.reason import reason_of
 from bench.report.text.check_line import nagios_line, nagios_not_checked
 
 if TYPE_CHECKING:
+    from bench.node_check.check_manifest import CheckManifest
+    from bench.node_check.judging.standards import Past
     from bench.runner.check.check_node import CheckedNode, CheckView
     from bench.runner.check.history import History
+    from bench.runner.check.request import CheckRequest
     from bench.runner.check.verdict_change import VerdictChange
+    from bench.runner.processes.jobs import Nodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckArguments(MeasureArguments):
+class CheckArguments(MeetingArguments):
     manifest: Path | None
     level: Depth | None
     skip: tuple[str, ...]
@@ -63,28 +69,67 @@ class CheckArguments(MeasureArguments):
 def check(request: CheckArguments) -> int:
     if request.list_checks:
         return _list_checks()
+    _refuse_lonely_nodes(request)
     if request.in_image:
         return _check_in_image(request)
     manifest = check_manifest.load(request.manifest)
     _refuse_skips(request.skip, manifest.require)
     _refuse_unwritable_scratch(request.scratch)
     _refuse_missing_history(request.history)
+    level = "nodes" if request.nodes > 1 else request.level or manifest.level
+    _refuse_level_of_nodes(request, level)
+    if level == "nodes":
+        return _check_between_nodes(request, manifest)
+    return _check_node(request, manifest, level, None)
+
+
+def _check_between_nodes(request: CheckArguments, manifest: CheckManifest) -> int:
+    """Check the fabric between this node and others; node 0 judges and has the bundle."""
+    from bench.cli.run import meeting_secret, nodes_of
+    from bench.runner.processes.door import open_door
+
+    public = request.meet_in_public
+    nodes = nodes_of(manifest, request.nodes, request.node, request.meet, in_public=public)
+    assert nodes is not None
+    with open_door(nodes, meeting_secret(request.meet_secret, os.environ)) as nodes:
+        if nodes.node == 0:
+            return _check_node(request, manifest, "nodes", nodes)
+        from bench.runner.check.check_node import follow_check
+
+        progress = _shown_progress()
+        follow_check(_work(request, manifest, "nodes", nodes, {}), progress)
+        progress.stop()
+    print("done: node 0 has the findings and the bundle", file=sys.stderr)
+    return 0
+
+
+def _work(
+    request: CheckArguments,
+    manifest: CheckManifest,
+    level: Depth,
+    nodes: Nodes | None,
+    past: Mapping[str, Past],
+) -> CheckRequest:
+    from bench.runner.check.request import CheckRequest
+
+    device: Literal["cpu", "cuda"] = "cpu" if request.on_cpu else "cuda"
+    return CheckRequest(
+        manifest, level, request.out, device, request.skip, request.scratch, past, request.if_idle, nodes
+    )
+
+
+def _check_node(request: CheckArguments, manifest: CheckManifest, level: Depth, nodes: Nodes | None) -> int:
     # These imports load torch, which is slow: mistakes in the options or the manifest are reported before.
     from bench.runner.check import history
     from bench.runner.check.check_node import GpusInUse, QuietView, check_node
-    from bench.runner.check.request import CheckRequest
 
     progress = QuietView() if request.nagios or request.reason else _shown_progress()
     places = request.history or ((request.out,) if request.out.is_dir() else ())
     earlier = history.read(places, index=not request.history)
     for reason in earlier.refused if request.history else ():
         progress.say(f"not used as history: {reason}")
-    device: Literal["cpu", "cuda"] = "cpu" if request.on_cpu else "cuda"
-    level = request.level or manifest.level
     _refuse_idle_without_load(request, level)
-    work = CheckRequest(
-        manifest, level, request.out, device, request.skip, request.scratch, earlier.past, request.if_idle
-    )
+    work = _work(request, manifest, level, nodes, earlier.past)
     checked = check_node(work, make_sealer(manifest.digest, request.key, request.challenge), progress)
     progress.stop()
     if isinstance(checked, GpusInUse):
@@ -140,6 +185,28 @@ def _shown_progress() -> CheckView:
     return CheckProgress()
 
 
+def _refuse_lonely_nodes(request: CheckArguments) -> None:
+    """Refuse options of a meeting without the others, and options that have no meaning between nodes."""
+    refuse_half_a_meeting(request)
+    if not 0 <= request.node < request.nodes:
+        message = f"--node {request.node} of --nodes {request.nodes}"
+        raise BadInput(message, advice="nodes are counted from 0")
+    if request.nodes > MOST_NODES:
+        advice = "check groups of them, such as the nodes under a few leaf switches"
+        raise BadInput(f"--nodes {request.nodes} is more than {MOST_NODES}", advice=advice)
+    if request.nodes > 1 and request.level not in (None, "nodes"):
+        raise BadInput(f"--nodes goes without --level {request.level}", advice="leave one of them out")
+    if request.nodes > 1 and request.if_idle:
+        raise BadInput("--nodes goes without --if-idle: the other nodes would wait", advice="leave one out")
+
+
+def _refuse_level_of_nodes(request: CheckArguments, level: Depth) -> None:
+    """Refuse the level `nodes` for one node."""
+    if level == "nodes" and request.nodes < 2:
+        advice = "run it on each node with --nodes N --node I --meet HOST:PORT, or push it: bench push"
+        raise BadInput("the level nodes checks what is between several nodes", advice=advice)
+
+
 def _refuse_idle_without_load(request: CheckArguments, level: Depth) -> None:
     """Refuse --if-idle where it has no meaning."""
     if request.if_idle and level in WITHOUT_LOAD:
@@ -190,7 +257,22 @@ def _check_in_image(request: CheckArguments) -> int:
     options += ["--level", request.level] if request.level else []
     options += [word for name in request.skip for word in ("--skip", name)]
     manifest = request.manifest or check_manifest.SHIPPED
-    return run_in_image("check", manifest, request, options, challenge=request.challenge)
+    if request.nodes <= 1:
+        return run_in_image("check", manifest, request, options, challenge=request.challenge)
+    from bench.cli.run import meeting_secret, readable_in_container
+
+    options += [f"--nodes={request.nodes}", f"--node={request.node}", f"--meet={request.meet}"]
+    options += ["--meet-in-public"] if request.meet_in_public else []
+    with readable_in_container(meeting_secret(request.meet_secret, os.environ)) as secret:
+        return run_in_image(
+            "check",
+            manifest,
+            request,
+            options,
+            network=True,
+            challenge=request.challenge,
+            meet_secret=secret,
+        )
 
 
 def _show(checked: CheckedNode, request: CheckArguments, change: VerdictChange | None) -> int:

@@ -41,14 +41,19 @@ def _add_run(commands: Commands) -> None:
     arguments.add_columns(run)
     add_json(run, "the results")
     add("--device", **DEVICE, help="cpu: use no GPU (default: auto)")
-    add("--nodes", type=int, default=1, metavar="N", help="how many nodes train together (default: 1)")
+    _add_meeting(run, "how many nodes train together (default: 1)")
+    add_engine(run)
+
+
+def _add_meeting(parser: argparse.ArgumentParser, nodes: str) -> None:
+    add = parser.add_argument
+    add("--nodes", type=int, default=1, metavar="N", help=nodes)
     add("--node", type=int, default=0, metavar="I", help="number of this node; node 0 leads (default: 0)")
     add("--meet", metavar="HOST:PORT", help="a free port of node 0 where the nodes connect")
     secret = "a file with a secret that all nodes have, to know each other by (default: BENCH_MEET_SECRET)"
     add("--meet-secret", **FILE, help=secret)
     public = "let the nodes meet at an address that the whole internet may reach"
     add("--meet-in-public", **FLAG, help=public)
-    add_engine(run)
 
 
 def _add_plan(commands: Commands) -> None:
@@ -73,7 +78,7 @@ def _add_check(commands: Commands) -> None:
     add(
         "--level",
         choices=DEPTHS,
-        help="no load (passive, prolog), or 2, 10 or 60 minutes (default: the manifest's)",
+        help="no load (passive, prolog), or 2, 10 or 60 minutes (default: the manifest's, or nodes)",
     )
     add("-o", "--out", **DIR, default=Path("out"), help="folder for bundles (default: out)")
     add("--skip", **REPEATABLE, metavar="CHECK", help="leave a check out; repeatable")
@@ -99,6 +104,7 @@ def _add_check(commands: Commands) -> None:
     reason = "print the most serious finding alone, as a scheduler's reason to drain the node"
     output.add_argument("--reason", **FLAG, help=reason)
     output.add_argument("--list", dest="list_checks", **FLAG, help="list the checks, and exit")
+    _add_meeting(check, "check the fabric between N nodes, which all run this command (level: nodes)")
     _add_signing(check, "an operator's challenge, to have the bundle certified")
     add_engine(check)
 

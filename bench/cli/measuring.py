@@ -45,6 +45,31 @@ class MeasureArguments:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MeetingArguments(MeasureArguments):
+    """Arguments of a command that several nodes run together."""
+
+    nodes: int
+    node: int
+    meet: str | None
+    meet_secret: Path | None
+    meet_in_public: bool
+
+
+def refuse_half_a_meeting(request: MeetingArguments) -> None:
+    """Refuse --nodes without --meet, and options of a meeting without --nodes."""
+    if request.nodes > 1 and request.meet is None:
+        advice = "--meet HOST:PORT, a port of node 0 that all nodes reach"
+        raise BadInput(f"--nodes {request.nodes} without --meet", advice=advice)
+    for option, given in (
+        ("--meet", request.meet),
+        ("--meet-secret", request.meet_secret),
+        ("--meet-in-public", request.meet_in_public),
+    ):
+        if given and (request.nodes, request.node) == (1, 0):
+            raise BadInput(f"{option} without --nodes", advice="--nodes says how many nodes connect")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RepeatArguments(MeasureArguments):
     """Arguments of a run that is compared with an earlier one."""
 

@@ -36,13 +36,14 @@ from bench.signing.key_file import default_key_path, load_or_make_key
 from bench.signing.revocation import own_revocations
 
 THIS_MACHINE = Host("this machine", "localhost")
+MEETING_PORT = 29400  # of the first host, for a check between nodes without --together
 _WIDEST_REASON = 100  # characters of a line in the table of many nodes
 
 
 def push(request: PushArguments) -> int:
     manifest = load_any(request.manifest)
     if request.kubernetes:
-        _refuse_options_of_other_kind(request, checks=isinstance(manifest, CheckManifest))
+        _refuse_options_of_other_kind(request, manifest)
         wanted = pods_wanted(request)
         return _push_to_cluster(
             wanted, _push_request(request, manifest, engine=IN_POD), as_json=request.as_json
@@ -52,8 +53,9 @@ def push(request: PushArguments) -> int:
     hosts = find_hosts(request.hosts, request.inventory, request.limit, request.identity)
     if request.name is not None:
         hosts = (_renamed(request.name, hosts, request.inventory),)
+    request = _with_meeting(request, manifest, hosts)
     _refuse_contradictions(request, len(hosts))
-    _refuse_options_of_other_kind(request, checks=isinstance(manifest, CheckManifest))
+    _refuse_options_of_other_kind(request, manifest)
     push_request = _push_request(
         request,
         manifest,
@@ -74,6 +76,18 @@ def _push_request(request: PushArguments, manifest: AnyManifest, **changes: Any)
         until=request.until,
         **options | changes,
     )
+
+
+def _with_meeting(request: PushArguments, manifest: AnyManifest, hosts: Sequence[Host]) -> PushArguments:
+    """Let the hosts of a check between nodes meet at the first of them, unless --together names a place."""
+    if not _is_between_nodes(request, manifest) or request.together or request.slurm or not hosts:
+        return request
+    address = f"[{hosts[0].address}]" if ":" in hosts[0].address else hosts[0].address
+    return dataclasses.replace(request, together=f"{address}:{MEETING_PORT}")
+
+
+def _is_between_nodes(request: PushArguments, manifest: AnyManifest) -> bool:
+    return isinstance(manifest, CheckManifest) and (request.level or manifest.level) == "nodes"
 
 
 def _push_to(hosts: Sequence[Host], request: PushRequest, at_once: int, *, as_json: bool) -> int:
@@ -143,7 +157,7 @@ def _refuse_contradictions(request: PushArguments, hosts: int) -> None:
     if not request.slurm and (option := _option_of_slurm(request)):
         raise BadInput(f"{option} goes with --slurm", advice="without it, the run starts on HOST itself")
     if request.together and hosts < 2:
-        raise BadInput("--together takes two hosts at least")
+        raise BadInput("hosts that work together are two at least", advice="name another HOST")
     if request.together and not is_host_and_port(request.together):
         advice = "give a port of the first host that all hosts reach"
         raise BadInput(f"--together {request.together} is not HOST:PORT", advice=advice)
@@ -181,19 +195,28 @@ def _first_given(options: Mapping[str, object]) -> str | None:
     return next((name for name, value in options.items() if value), None)
 
 
-def _refuse_options_of_other_kind(request: PushArguments, *, checks: bool) -> None:
+def _refuse_options_of_other_kind(request: PushArguments, manifest: AnyManifest) -> None:
     """Refuse options for training if the manifest is a node check, and options for checks otherwise."""
+    checks = isinstance(manifest, CheckManifest)
     if request.level and not checks:
         raise BadInput("--level is for node checks, and the manifest has models", advice="leave it out")
     given = {
         "--budget": request.budget_seconds,
-        "--together": request.together,
+        "--together": request.together and not _is_between_nodes(request, manifest),
         "--slurm-nodes": request.slurm_nodes > 1,
         "--continue": request.continued_run,
     }
     if checks and (option := _first_given(given)):
         advice = "leave it out; --level is how long a check takes, and each node checks itself"
         raise BadInput(f"{option} is for training, and the manifest is a node check", advice=advice)
+    if not _is_between_nodes(request, manifest):
+        return
+    if request.slurm:
+        advice = "start bench check --nodes on each node of a job of your own, by srun"
+        raise BadInput("--slurm goes without a check between nodes", advice=advice)
+    if request.kubernetes:
+        advice = "push to the nodes over SSH, or check each node: bench push manifests/node-check.json"
+        raise BadInput("--kubernetes goes without a check between nodes", advice=advice)
 
 
 def _option_of_slurm(request: PushArguments) -> str | None:
@@ -247,6 +270,8 @@ def report_results(
         document |= manifest | {"nodes": [to_json(result) for result in results]}
         tell_json(document)
         return code
+    if push_request is not None and push_request.between_nodes:
+        _show_numbers(results)
     if len(results) == 1:
         _show_one(results[0])
     else:
@@ -265,6 +290,15 @@ def _show_one(result: Result) -> None:
         tell_block(text(result.checked))
     if result.verdict is not None:
         tell(f"bundle {result.bundle}   level: {result.verdict.level}", file=sys.stderr)
+
+
+def _show_numbers(results: Sequence[Result]) -> None:
+    """Print the findings of a check between nodes, and which host has which number in them."""
+    for checked in (result.checked for result in results if result.checked is not None):
+        from bench.report.text.check_text import text
+
+        tell_block(text(checked))
+    tell_block("\n".join(f"node {number} is {result.host}" for number, result in enumerate(results)))
 
 
 def _show_many(results: Sequence[Result]) -> None:

@@ -100,7 +100,7 @@ def _add_run(group: arguments.Options) -> None:
     add("--python", default=ANY_PYTHON, metavar="FILE", help=python)
     _add_environment(add)
     add("--device", **DEVICE, help="cpu: use no GPU (default: auto)")
-    together = "all hosts train together and connect to this port of the first host, which all reach"
+    together = "all hosts work together and connect to this port of the first host, which all reach"
     add("--together", metavar="HOST:PORT", help=together)
     public = "with --together: let the hosts meet at an address that the whole internet may reach"
     add("--meet-in-public", **FLAG, help=public)

@@ -17,8 +17,9 @@ from bench.base.paths import making_folders
 from bench.base.strict_json import pretty_json, to_json
 from bench.cli.arguments import is_host_and_port, refuse_public_meeting
 from bench.cli.combinations import chosen_columns
-from bench.cli.measuring import MeasureArguments, make_sealer, signed_text
+from bench.cli.measuring import MeetingArguments, make_sealer, refuse_half_a_meeting, signed_text
 from bench.cli.stdio import show
+from bench.node_check.check_manifest import AnyManifest
 from bench.node_check.recompute_any import AnyVerdict, results_of
 from bench.planning.manifest import Manifest, load_manifest
 from bench.records.fastest import without_figures
@@ -38,17 +39,12 @@ SECRET_BYTES_LEAST, SECRET_BYTES_MOST = 32, 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunArguments(MeasureArguments):
+class RunArguments(MeetingArguments):
     manifest: Path
     budget_seconds: float | None
     challenge: Path | None
     resume: bool
     moved: bool
-    nodes: int
-    node: int
-    meet: str | None
-    meet_secret: Path | None
-    meet_in_public: bool
     columns: tuple[str, ...] | None
 
     @property
@@ -57,7 +53,7 @@ class RunArguments(MeasureArguments):
 
 
 def run(request: RunArguments) -> int:
-    _refuse_senseless_options(request)
+    _refuse_ignored_options(request)
     if request.in_image:
         return _run_in_image(request)
     manifest = load_manifest(request.manifest)
@@ -112,27 +108,18 @@ def _lead(manifest: Manifest, nodes: Nodes | None, request: RunArguments) -> int
     return _ending(finished, challenged=request.challenge is not None)
 
 
-def _refuse_senseless_options(request: RunArguments) -> None:
+def _refuse_ignored_options(request: RunArguments) -> None:
     chosen_columns(request.columns, COLUMN_NAMES)
-    if request.nodes > 1 and request.meet is None:
-        advice = "--meet HOST:PORT, a port of node 0 that all nodes reach"
-        raise BadInput(f"--nodes {request.nodes} without --meet", advice=advice)
-    for option, given in (
-        ("--meet", request.meet),
-        ("--meet-secret", request.meet_secret),
-        ("--meet-in-public", request.meet_in_public),
-    ):
-        if given and (request.nodes, request.node) == (1, 0):
-            raise BadInput(f"{option} without --nodes", advice="--nodes says how many nodes connect")
+    refuse_half_a_meeting(request)
     if request.moved and not (request.challenge and request.resume):
         advice = "only a run that answers an operator's challenge can move to another machine"
         raise BadInput("--moved without --challenge and --resume", advice=advice)
 
 
 def nodes_of(
-    manifest: Manifest, count: int, node: int, meet: str | None, *, in_public: bool = False
+    manifest: AnyManifest, count: int, node: int, meet: str | None, *, in_public: bool = False
 ) -> Nodes | None:
-    """Return the nodes that train together, from --nodes, --node and --meet; None for a single node."""
+    """Return the nodes that work together, from --nodes, --node and --meet; None for a single node."""
     if count == 1 and node == 0:
         return None
     if count < 1 or not 0 <= node < count:
@@ -188,7 +175,7 @@ def _run_in_image(request: RunArguments) -> int:
     if request.nodes <= 1:
         return run_in_image("run", request.manifest, request, options, challenge=request.challenge)
     options += ["--meet-in-public"] if request.meet_in_public else []
-    with _readable_in_container(meeting_secret(request.meet_secret, os.environ)) as secret:
+    with readable_in_container(meeting_secret(request.meet_secret, os.environ)) as secret:
         return run_in_image(
             "run",
             request.manifest,
@@ -201,7 +188,7 @@ def _run_in_image(request: RunArguments) -> int:
 
 
 @contextmanager
-def _readable_in_container(secret: bytes) -> Iterator[Path]:
+def readable_in_container(secret: bytes) -> Iterator[Path]:
     """Yield a file with the secret that a container's user can read, in a folder that is closed to others."""
     with TemporaryDirectory(prefix="bench-meet-") as folder:
         path = Path(folder) / "secret"

@@ -12,13 +12,15 @@ from importlib import import_module
 
 from bench.node_check.checks import Check
 
-BEFORE_LOAD = ("present", "alike", "strangers", "clock", "disk", "host_memory")
+BEFORE_LOAD = ("present", "alike", "strangers", "clock", "disk", "host_memory", "ports", "gpudirect")
 LOAD = ("own_card", "matmul", "memory", "copies", "peers", "all_reduce", "agreement", "soak")
+BETWEEN_NODES = ("pairs", "exchange")
 AFTER_LOAD = ("pcie", "nvlink", "fabric", "power", "ecc", "rows", "xid")
 
 
 @cache
 def known_checks() -> Mapping[str, Check]:
-    """Return every check by name: those of the quiet node, those that load it, and those after the load."""
-    files = (import_module(f"bench.node_check.checks.{file}") for file in (*BEFORE_LOAD, *LOAD, *AFTER_LOAD))
+    """Return every check by name: before the load, under load, between nodes, and after the load."""
+    names = (*BEFORE_LOAD, *LOAD, *BETWEEN_NODES, *AFTER_LOAD)
+    files = (import_module(f"bench.node_check.checks.{name}") for name in names)
     return {file.CHECK.name: file.CHECK for file in files}

@@ -36,6 +36,7 @@ DEFAULTS: Mapping[Depth, DepthBudget] = {
     "quick": DepthBudget(2, 0.7, 1.0, 15),
     "standard": DepthBudget(10, 1.5, 3.0, 180),
     "soak": DepthBudget(60, 2.0, 4.0, 3000),
+    "nodes": DepthBudget(30, 0.2, 1.0, 0.0),
 }
 
 
@@ -82,7 +83,12 @@ def parse(data: bytes, where: str) -> CheckManifest:
             "is a manifest of models, not of a node check", where=where, advice=f"bench run {where}"
         )
     parts = document if isinstance(document, dict) else {}
-    mistakes = [*schema_mistakes(document, "node-check-v1"), *_names(parts), *_contradictions(parts)]
+    mistakes = [
+        *schema_mistakes(document, "node-check-v1"),
+        *_names(parts),
+        *_contradictions(parts),
+        *_leaves(parts),
+    ]
     if mistakes:
         mistakes.sort(key=lambda mistake: mistake.path)
         raise BadInput.of(mistakes, where)
@@ -113,6 +119,18 @@ def _contradictions(document: Mapping[str, Any]) -> Iterator[Mistake]:
         if name in require:
             found = f'"{name}" is required at /require/{require.index(name)}'
             yield Mistake(f"/skip/{i}", found, "leave one of them out")
+
+
+def _leaves(document: Mapping[str, Any]) -> Iterator[Mistake]:
+    """Yield mistakes for nodes that are under two leaf switches."""
+    expect = document.get("expect")
+    leaves = expect.get("leaves") if isinstance(expect, dict) else None
+    above: dict[int, str] = {}
+    for name, nodes in leaves.items() if isinstance(leaves, dict) else ():
+        for i, node in enumerate(nodes if isinstance(nodes, list) else ()):
+            if isinstance(node, int) and above.setdefault(node, name) != name:
+                found = f"node {node} is under {above[node]} too"
+                yield Mistake(f"/expect/leaves/{name}/{i}", found, "a node has one leaf switch")
 
 
 def _list(document: Mapping[str, Any], key: str) -> list[Any]:

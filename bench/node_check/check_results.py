@@ -98,7 +98,8 @@ def judge(evidence: Evidence, standards: Standards, require: Sequence[str]) -> t
     """Return the findings of every check, in order. A check without a finding gets one that says not-run."""
     return tuple(
         replace(finding, counts=True) if name in require else finding
-        for name in known_checks()
+        for name, check in known_checks().items()
+        if check.is_asked_at(evidence.level)
         for finding in _judged(name, evidence, standards)
     )
 
@@ -194,7 +195,8 @@ def _read_evidence(results: CheckResults, files: Files) -> Evidence:
     unknown = named.keys() - known_checks().keys() - {BEFORE, AFTER, IDLE}
     if unknown and results.rules == rules_digest():
         raise VerificationFailed(f"has a reading of no check: {min(unknown):.60}", where="samples.jsonl")
-    measuring = {name for name, check in known_checks().items() if check.measure is not None}
+    asked = {name: check for name, check in known_checks().items() if check.is_asked_at(results.level)}
+    measuring = {name for name, check in asked.items() if check.measure is not None}
     if results.rules == rules_digest() and (missing := measuring - named.keys()):
         raise VerificationFailed(f"has no reading of {min(missing)}, nor why", where="samples.jsonl")
     for reading in readings:

@@ -213,7 +213,9 @@ class NodePush:
         return self.result.phase in ("run", "fetch")
 
     def _fail(self, error: BenchError, outcome: Outcome = "failed", *, for_group: bool = True) -> None:
-        if for_group and self.part.group:
+        # A check of the fabric goes on without a node that is lost, and names it.
+        goes_on = self.request.between_nodes and self.follows and self._started
+        if for_group and self.part.group and not goes_on:
             self.part.group.lose(self.part.host.name, error.message)
         self._end(outcome, error)
 

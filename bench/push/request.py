@@ -87,6 +87,11 @@ class PushRequest(PushOptions):
         """Whether the manifest is a node check instead of training."""
         return isinstance(self.manifest, CheckManifest)
 
+    @property
+    def between_nodes(self) -> bool:
+        """Whether the hosts check the fabric between them, of which one may be lost."""
+        return isinstance(self.manifest, CheckManifest) and (self.level or self.manifest.level) == "nodes"
+
 
 @dataclass(frozen=True, slots=True)
 class Result:

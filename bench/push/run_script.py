@@ -210,7 +210,8 @@ def _after_srun(job: Job) -> list[str]:
 def argv(job: Job, member: GroupMember | None) -> list[str]:
     """Return the command of one node. A word may contain {NAME}, a variable that `shell_line` replaces."""
     follows = member is not None and member.node > 0
-    arguments = _check_arguments(job) if job.checks else _run_arguments(job, member, follows=follows)
+    make = _check_arguments if job.checks else _run_arguments
+    arguments = make(job, member, follows=follows)
     if job.engine not in CONTAINER_ENGINES:
         files = {MANIFEST: "manifest.json", CHALLENGE: "challenge.json", MEET_SECRET: SECRET_FILE, OUT: "out"}
         command = [files.get(word, word) for word in arguments]
@@ -246,10 +247,11 @@ def argv(job: Job, member: GroupMember | None) -> list[str]:
     return [re.sub(r"^(--memory(?:-swap)?)=\d+$", rf"\1={_MEMORY}", word) for word in command]
 
 
-def _check_arguments(job: Job) -> list[str]:
+def _check_arguments(job: Job, member: GroupMember | None, *, follows: bool) -> list[str]:
     words = ["check", MANIFEST, "--device", "cpu" if job.on_cpu else "auto"]
-    words += ["--out", OUT, "--challenge", CHALLENGE]
-    return [*words, "--level", job.level] if job.level else words
+    words += [] if follows else ["--out", OUT, "--challenge", CHALLENGE]
+    words += ["--level", job.level] if job.level else []
+    return [*words, *_meeting(job, member, follows=follows)]
 
 
 def _run_arguments(job: Job, member: GroupMember | None, *, follows: bool) -> list[str]:
@@ -259,11 +261,16 @@ def _run_arguments(job: Job, member: GroupMember | None, *, follows: bool) -> li
         # Slurm may start a requeued job on another node.
         words += ["--moved"] if job.moved or job.slurm else []
         words += ["--budget", f"{job.budget_seconds:g}s"] if job.budget_seconds else []
-    if member is not None:
-        node = _NODE if job.slurm and follows else str(member.node)
-        words += ["--nodes", str(member.nodes), "--node", node, "--meet", member.meet]
-        words += ["--meet-secret", MEET_SECRET, *(["--meet-in-public"] if member.in_public else [])]
-    return words
+    return [*words, *_meeting(job, member, follows=follows)]
+
+
+def _meeting(job: Job, member: GroupMember | None, *, follows: bool) -> list[str]:
+    """Return the options by which a node meets the others; none if it is alone."""
+    if member is None:
+        return []
+    node = _NODE if job.slurm and follows else str(member.node)
+    words = ["--nodes", str(member.nodes), "--node", node, "--meet", member.meet]
+    return [*words, "--meet-secret", MEET_SECRET, *(["--meet-in-public"] if member.in_public else [])]
 
 
 def _engine_argv(job: Job, container: Container) -> list[str]:

@@ -18,6 +18,7 @@ import pytest
 PACKAGES = {"dockerd": "docker.io", "mmdebstrap": "mmdebstrap", "buildah": "buildah", "gpg": "gpg"}
 PACKAGES |= {"docker-registry": "docker-registry", "skopeo": "skopeo"}
 PACKAGES |= {"podman": "podman", "catatonit": "catatonit"}  # catatonit provides Podman's --init
+PACKAGES |= {"ip": "iproute2", "tc": "iproute2", "iptables": "iptables"}
 PACKAGES |= {"promtool": "prometheus", "systemd-analyze": "systemd"}
 PACKAGES |= {"sshd": "openssh-server", "ssh-keygen": "openssh-client"}
 PACKAGES |= {"kubectl": "kubernetes-client"}

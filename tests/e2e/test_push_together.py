@@ -61,3 +61,25 @@ def test_all_nodes_start_or_none(operator: Operator) -> None:
     assert "refused" in second["error"]["message"]
     assert first["error"]["message"].startswith(f"not started, because of {refused}: ")
     assert operator.nodes.left(lead) == []
+
+
+def test_hosts_check_the_fabric_between_them_and_the_first_has_the_bundle(operator: Operator) -> None:
+    lead, other = operator.nodes.addresses
+    check = operator.folder / "fabric.json"
+    check.write_text('{"schema": "bench/node-check/v1", "name": "fabric", "level": "nodes"}')
+    done = operator.push(check, lead, other, "--together", f"{lead}:{free_port()}")
+    assert [(node["outcome"], node["check"]) for node in done["nodes"]] == [("done", "pass"), ("done", None)]
+    (bundle,) = operator.folder.glob("results/*.tar")
+    found = inside(bundle, "results.json")
+    assert found["level"] == "nodes"
+    assert {"pairs", "exchange"} <= {finding["check"] for finding in found["findings"]}
+    key = operator.folder / "config/bench/id_ed25519.pub"
+    assert "level      operator" in operator.bench("verify", bundle, "--trust", key).stdout
+    assert [operator.nodes.left(address) for address in (lead, other)] == [[], []]
+
+
+def test_a_fabric_has_two_hosts_at_least(operator: Operator) -> None:
+    check = operator.folder / "fabric.json"
+    check.write_text('{"schema": "bench/node-check/v1", "level": "nodes"}')
+    refused = operator.bench("push", check, operator.nodes.addresses[0], code=2)
+    assert "two at least" in refused.stderr

@@ -365,10 +365,11 @@ def test_the_last_line_counts_the_checks_of_the_table(
     lines = capsys.readouterr().out.splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith("present"))
     verdicts = Counter(line.split()[1] for line in lines[start : lines.index("", start)] if line[0] != " ")
-    assert verdicts.total() == len(check_node.known_checks())
+    asked = [check for check in check_node.known_checks().values() if check.is_asked_at("quick")]
+    assert verdicts.total() == len(asked)
     assert lines[-1].startswith(
         f"FAIL   {verdicts['FAIL']} fail, {verdicts['WARN']} warn, {verdicts['pass']} pass, "
-        f"{verdicts['-']} not possible here, of 21 checks"
+        f"{verdicts['-']} not possible here, of 23 checks"
     )
 
 
@@ -495,6 +496,28 @@ def test_a_missing_history_is_refused(
     assert not Path("out").exists()
     Path("empty").mkdir()
     assert main(["check", *FAST, "--history", "empty"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--nodes", "2"], "--nodes 2 without --meet"),
+        (["--meet", "10.0.0.1:29400"], "--meet without --nodes"),
+        (["--node", "1"], "--node 1 of --nodes 1"),
+        (["--nodes", "2", "--node", "2", "--meet", "10.0.0.1:29400"], "--node 2 of --nodes 2"),
+        (["--nodes", "129", "--meet", "10.0.0.1:29400"], "--nodes 129 is more than 128"),
+        (["--nodes", "2", "--meet", "10.0.0.1:29400", "--level", "quick"], "--nodes goes without --level"),
+        (["--nodes", "2", "--meet", "10.0.0.1:29400", "--if-idle"], "--nodes goes without --if-idle"),
+        (["--nodes", "2", "--meet", "10.0.0.1:29400"], "without a secret"),
+        (["--level", "nodes"], "the level nodes checks what is between several nodes"),
+    ],
+)
+def test_a_check_between_nodes_says_what_is_missing(
+    words: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("BENCH_MEET_SECRET", raising=False)
+    assert main(["check", "--device", "cpu", *words]) == 2
+    assert said in capsys.readouterr().err
 
 
 def test_the_checks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:

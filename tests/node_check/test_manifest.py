@@ -22,7 +22,7 @@ def test_the_shipped_manifest_equals_the_one_in_manifests_and_has_the_defaults()
     assert (ROOT / "manifests" / "node-check.json").read_bytes() == load(None).data
     assert load(None).level == "standard"
     assert {level: load(None).budget(level) for level in DEFAULTS} == dict(DEFAULTS)
-    assert [load(None).budget(level).minutes for level in DEFAULTS] == [1, 0.3, 2, 10, 60]
+    assert [load(None).budget(level).minutes for level in DEFAULTS] == [1, 0.3, 2, 10, 60, 30]
 
 
 @pytest.mark.parametrize(
@@ -36,6 +36,8 @@ def test_the_shipped_manifest_equals_the_one_in_manifests_and_has_the_defaults()
         ({"gpus": 0}, "/gpus", "at least 1"),
         ({"expect": {"gpuz": 8}}, "/expect/gpuz", "no such field"),
         ({"expect": {"driver": 580}}, "/expect/driver", "a text"),
+        ({"expect": {"leaves": {"a": [0, 1], "b": [1]}}}, "/expect/leaves/b/0", "node 1 is under a too"),
+        ({"expect": {"leaves": {"a": [128]}}}, "/expect/leaves/a/0", "at most 127"),
         (
             {"levels": {"quik": {"minutes": 1, "warm_seconds": 0, "seconds": 1, "soak_seconds": 1}}},
             "/levels/quik",

@@ -78,8 +78,9 @@ class Check:
     question: str
     judge: Callable[[Evidence, Standards], Iterator[Finding]]
     measure: Callable[[Rig, CheckBudget], Mapping[str, Any]] | None = None
-    # team: one process for each GPU; one: a single process that sees all GPUs; host: no GPU needed.
-    workers: Literal["team", "one", "host"] = "host"
+    # team: one process for each GPU; one: a single process that sees all GPUs; host: no GPU needed;
+    # nodes: processes of several nodes, which bench/runner/check/between_nodes.py starts.
+    workers: Literal["team", "one", "host", "nodes"] = "host"
     least_gpus: int = 0
     limit_seconds: float = 60.0  # plus twice the soak if `soaks`
     soaks: bool = False
@@ -93,7 +94,12 @@ class Check:
     passive: bool = False
     # Also made at the level `prolog`, before a job begins: it puts no load on the node.
     prolog: bool = False
+    between_nodes: bool = False  # made at the level `nodes`, by several nodes together
     environment: Mapping[str, str] = field(default_factory=dict)  # for the worker
+
+    def is_asked_at(self, depth: Depth) -> bool:
+        """Whether results of this depth have an answer to the check, which may be that it was not made."""
+        return self.between_nodes if depth == "nodes" else self.workers != "nodes"
 
     def is_made_at(self, depth: Depth) -> bool:
         return depth not in WITHOUT_LOAD or self.passive or (depth == "prolog" and self.prolog)

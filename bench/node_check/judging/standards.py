@@ -54,6 +54,8 @@ class Expectations:
     nvlinks: int | None = None
     pcie_generation: int | None = None
     pcie_width: int | None = None
+    ports: int | None = None  # active ports of InfiniBand and RoCE, of each node
+    leaves: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # nodes under each leaf switch
     disk_gb_per_second: float | None = None
     host_gb_per_second: float | None = None
 

@@ -16,11 +16,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from tempfile import TemporaryDirectory
+from typing import Any, Protocol
 
 from bench import __version__
 from bench.base.distribution import pip_install
-from bench.base.errors import BadInput
+from bench.base.errors import BadInput, EnvironmentCannot, Incomplete
 from bench.base.paths import making_folders
 from bench.base.signals import interruptible, uninterruptible
 from bench.base.strict_json import pretty_json, to_json
@@ -35,11 +36,11 @@ from bench.node_check.judging.standards import Standards, profile_for
 from bench.records.run_results import RunFacts
 from bench.records.text import failure_text
 from bench.records.trial import Failure, Gpu
-from bench.runner.check.request import AnyCheckJob, CheckJob, CheckRequest, IdleJob, InventoryJob
+from bench.runner.check.request import AnyCheckJob, CheckJob, CheckRequest, IdleJob, InventoryJob, NodesJob
 from bench.runner.machine import nvml, probe, telemetry
 from bench.runner.machine.exclusive_use import warn_of_others
 from bench.runner.machine.gpus import gpu_from_answers, unmatched_names, visible, why_divided
-from bench.runner.processes.jobs import WorkerEvent
+from bench.runner.processes.jobs import Nodes, WorkerEvent
 from bench.runner.processes.logs import head_and_tail
 from bench.runner.processes.supervisor import Limits, Supervisor
 from bench.runner.run.bundle_parts import predicate, surroundings
@@ -51,6 +52,7 @@ LEAST_NVML_SECONDS = 1.0  # even if the time of a level without load is over
 WATCH_SECONDS = 1.0  # between two readings of the telemetry
 FIRST_READING_SECONDS = 10.0  # to wait for the first reading before the first check
 SOAK_START_SECONDS = 20.0  # for the soak's processes to start and to end
+NODES_SECONDS = 600.0  # for other nodes to come, and for the step in hand when the level's time is over
 LEAST_SECONDS = 5.0  # a check is not started if less time is left
 
 
@@ -133,6 +135,24 @@ def check_node(request: CheckRequest, sealer: Sealer, view: CheckView) -> Checke
             return _finish(check, seal, started, stopped)
 
 
+def follow_check(request: CheckRequest, view: CheckView) -> None:
+    """Do this node's part of the checks between nodes that another node leads. Leaves no files behind.
+
+    EnvironmentCannot if it cannot take part, or if the leader is gone.
+    """
+    nvml.begin()
+    with TemporaryDirectory(prefix="bench-follow-") as name, interruptible():
+        folder = Path(name)
+        (folder / "logs").mkdir()
+        (folder / telemetry.FILE_NAME).touch()
+        check = CheckRun(request, folder, view)
+        if check.run() is not None:
+            raise Incomplete("interrupted")
+        for reading in check.readings.values():
+            if reading.name == "pairs" and reading.reason is not None:
+                raise EnvironmentCannot(reading.reason)
+
+
 class CheckRun:
     """Takes the readings of one node check in turn; `readings` has each one as soon as it is taken."""
 
@@ -163,7 +183,7 @@ class CheckRun:
                 if self.request.device == "cuda":
                     self._ask_nvml(BEFORE, InventoryJob())
                     self._find_gpus()
-                    if self.request.level != "passive":
+                    if self.request.level not in ("passive", "nodes"):
                         self._ask_nvml(IDLE, IdleJob())
                     if self.request.if_idle:
                         self._require_idle()
@@ -178,7 +198,8 @@ class CheckRun:
                     self._ask_nvml(AFTER, InventoryJob())
         except KeyboardInterrupt:
             for check in known_checks().values():
-                if check.measure is not None and check.name not in self.readings:
+                asked = check.is_asked_at(self.request.level)
+                if asked and check.measure is not None and check.name not in self.readings:
                     self.readings[check.name] = Reading(check.name, reason="interrupted before it was run")
             return "interrupted"
         return None
@@ -265,8 +286,55 @@ class CheckRun:
             time.sleep(0.02)
 
     def _check_all(self) -> None:
+        nodes = self.request.nodes
+        made = {} if nodes is None else self._between_nodes(nodes)
+        if nodes is not None and nodes.node > 0:
+            self.readings |= made
+            return
         for check in known_checks().values():
-            self._check(check)
+            if check.name in made:
+                self.readings[check.name] = made[check.name]
+                self.view.end(made[check.name])
+            elif check.is_asked_at(self.request.level):
+                self._check(check)
+
+    def _between_nodes(self, nodes: Nodes) -> dict[str, Reading]:
+        """Do this node's part of the checks between nodes; return their readings, or why there are none."""
+        names = [name for name, check in known_checks().items() if check.between_nodes]
+        chosen = [name for name in names if name not in (*self.request.skip, *self.request.manifest.skip)]
+        started, left = time.time(), max(0.0, self._deadline - time.monotonic())
+        job = NodesJob(
+            nodes,
+            tuple(self._places()),
+            warm_seconds=self.budget.warm_seconds,
+            seconds=self.budget.seconds,
+            limit_seconds=left,
+            device=self.request.device,
+        )
+        answer: Any = {}
+        reason = self._unable_between_nodes()
+        if reason is None:
+            self.view.begin("pairs")
+            limit = left + NODES_SECONDS
+            log = self.folder / "logs" / "pairs.txt"
+            answer = self._supervisor.reading(job, log, Limits(limit, limit))
+        if not isinstance(answer, dict):
+            reason, answer = _reason(job, answer), {}
+        if reason is None and nodes.node > 0:
+            return {}
+        return {
+            name: Reading(name, answer.get(name, {}), reason, True, started, time.time()) for name in chosen
+        }
+
+    def _unable_between_nodes(self) -> str | None:
+        """Say why this node can exchange nothing with others; None if it can."""
+        if nvml.is_fake():
+            return "simulated GPUs exchange nothing"
+        if not self._places():
+            return "no GPU answers"
+        if self._divided:
+            return self._divided
+        return None if self._torch else f"torch is not installed here: {pip_install('run')}, or use the image"
 
     def _check(self, check: Check) -> None:
         left = self._deadline - time.monotonic()
@@ -352,7 +420,7 @@ def _shorten_logs(folder: Path) -> None:
 def _reason(job: AnyCheckJob, failure: Failure) -> str:
     """Return why a job that failed has no reading."""
     text = failure_text(failure).removeprefix("crashed: ")
-    if isinstance(job, CheckJob):
+    if isinstance(job, CheckJob | NodesJob):
         return text
     if "DriverNotLoaded" in text or "LibraryNotFound" in text or "ModuleNotFound" in text:
         return f"no NVIDIA driver answers: {text}"

@@ -13,7 +13,7 @@ from typing import Any
 from bench.base.strict_json import to_json, union_from_json
 from bench.node_check.all_checks import known_checks
 from bench.records.trial import Crashed
-from bench.runner.check.request import AnyCheckJob, CheckJob, IdleJob, InventoryJob
+from bench.runner.check.request import AnyCheckJob, CheckJob, IdleJob, InventoryJob, NodesJob
 from bench.runner.machine import nvml
 from bench.runner.processes.jobs import Emit
 from bench.runner.processes.ranks import together
@@ -58,6 +58,10 @@ def _read(job: AnyCheckJob, say: Callable[[str], None]) -> Any:
             return nvml.watch_idle(say)
         case CheckJob():
             return _measure(job, say)
+        case NodesJob():
+            from bench.runner.check import between_nodes
+
+            return between_nodes.take_part(job, say)
 
 
 def _measure(job: CheckJob, say: Callable[[str], None]) -> Any:

@@ -11,6 +11,7 @@ from bench.node_check.check_manifest import CheckManifest
 from bench.node_check.checks import CheckBudget
 from bench.node_check.judging import Depth
 from bench.node_check.judging.standards import Past
+from bench.runner.processes.jobs import DeviceKind, Nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,7 @@ class CheckRequest:
     scratch: Path | None
     history: Mapping[str, Past]  # by GPU UUID
     if_idle: bool = False  # check nothing if a GPU works for somebody
+    nodes: Nodes | None = None  # this node's place among those of the level `nodes`
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,4 +58,21 @@ class CheckJob:
     kind: Literal["check"] = "check"
 
 
-AnyCheckJob = InventoryJob | IdleJob | CheckJob
+@dataclass(frozen=True, slots=True)
+class NodesJob:
+    """Do this node's part of the checks between nodes; the leader's reading has all of them."""
+
+    nodes: Nodes
+    gpus: tuple[int, ...]  # indices; on a CPU a number for each process
+    warm_seconds: float
+    seconds: float  # of one direction of a pair, and of one exchange
+    limit_seconds: float  # of all steps together
+    device: DeviceKind
+    kind: Literal["nodes"] = "nodes"
+
+    @property
+    def lanes(self) -> int:
+        return len(self.gpus)
+
+
+AnyCheckJob = InventoryJob | IdleJob | CheckJob | NodesJob

@@ -51,6 +51,8 @@ HOST: Mapping[str, Any] = {
         ]
     },
     "xid": {"lines": []},
+    "ports": {"nodes": [{"node": 0, "missing": True}]},
+    "gpudirect": {"nodes": [{"node": 0, "driver": True, "peer_module": "nvidia_peermem"}]},
 }
 
 

@@ -1,0 +1,103 @@
+"""Judge all-reduce and all-to-all over 2, 4, ... and all nodes by what the nodes' links can carry.
+
+What leaves a node follows from the algorithm: of an all-reduce of S bytes over k nodes, 2 (k - 1) / k S; of
+an all-to-all in which each GPU has S bytes, (k - 1) / k S of each of its GPUs. These are the factors of
+nccl-tests (doc/PERFORMANCE.md), counted in nodes. Sums in the switches (SHARP) need less, and look faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from statistics import median
+
+from bench.base.strict_json import from_json
+from bench.node_check.checks import Check
+from bench.node_check.checks.pairs import LINK_SOURCE, MOST_LANES, MOST_RATE, link_rates
+from bench.node_check.judging.evidence import Evidence
+from bench.node_check.judging.finding import Finding, Question, quantity
+from bench.node_check.judging.judge_figures import shortfall
+from bench.node_check.judging.standards import Standards
+
+ALL_REDUCE, ALL_TO_ALL = "all-reduce", "all-to-all"
+# Below the links' rate, in percent. Of an all-to-all no figures of others are known, so only half is asked.
+WARN_PERCENT, FAIL_PERCENT = {ALL_REDUCE: 28.0, ALL_TO_ALL: 50.0}, {ALL_REDUCE: 50.0, ALL_TO_ALL: 75.0}
+SOURCES = {ALL_REDUCE: LINK_SOURCE, ALL_TO_ALL: "half of the links' rate; nobody publishes figures"}
+MOST_EXCHANGES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class NodeExchange:
+    """A collective over some nodes: the bytes that leave each node in one piece, and each piece's seconds."""
+
+    kind: str  # ALL_REDUCE or ALL_TO_ALL
+    nodes: tuple[int, ...]
+    lanes: int
+    piece_bytes: float
+    seconds: tuple[float, ...] = ()
+    why: str = ""  # there are no times
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind} {len(self.nodes)} nodes"
+
+    @property
+    def rate(self) -> float:
+        return self.piece_bytes / median(self.seconds)
+
+
+def bytes_out(kind: str, nodes: int, lanes: int, size: int) -> float:
+    """Return the bytes that leave each node; `size` is that of the tensor on each GPU."""
+    across = (nodes - 1) / nodes
+    return 2 * across * size if kind == ALL_REDUCE else lanes * across * size
+
+
+def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
+    if "exchange" not in evidence.readings:
+        yield Question("exchange").unread("the nodes exchanged nothing")
+        return
+    data = evidence.data("exchange")
+    exchanges = from_json(tuple[NodeExchange, ...], data["exchanges"]) if data else ()
+    if len(exchanges) > MOST_EXCHANGES:
+        raise ValueError(f"more than {MOST_EXCHANGES} exchanges")
+    for one in exchanges:
+        question = Question("exchange", one.name, figure=one.name, unit="B/s")
+        if not one.seconds:
+            yield question.unread(one.why or "it was not made")
+            continue
+        if min(one.seconds) <= 0 or not 0 < one.rate <= MOST_RATE * MOST_LANES:
+            raise ValueError(f"{one.name} cannot be that fast")
+        yield _judged(question, one, evidence)
+
+
+def _judged(question: Question, one: NodeExchange, evidence: Evidence) -> Finding:
+    links = link_rates(evidence, one.lanes)
+    found = f"{quantity(one.rate, 'B/s')} out of each node"
+    if not all(node in links for node in one.nodes):
+        unknown = "the links' rates are not known, or traffic went by TCP"
+        return question.judged(
+            "not-run", found, expected="no reference figure", basis="reference", source=unknown,
+            value=one.rate, counts=False,
+        )  # fmt: skip
+    link = min(links[node] for node in one.nodes) * one.lanes
+    warn, fail = WARN_PERCENT[one.kind], FAIL_PERCENT[one.kind]
+    return question.judged(
+        shortfall(one.rate, link, warn, fail),
+        found,
+        expected=f"at least {100 - warn:g}% of its links, {quantity(link, 'B/s')}",
+        basis="reference",
+        source=SOURCES[one.kind],
+        advice="look at check pairs first: the slowest node holds all back",
+        value=one.rate,
+        reference=link,
+    )
+
+
+CHECK = Check(
+    "exchange",
+    "do all nodes together exchange data at the speed of their links?",
+    judge,
+    workers="nodes",
+    blames="node",
+    between_nodes=True,
+)

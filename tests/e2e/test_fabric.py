@@ -1,0 +1,125 @@
+"""Nodes in network namespaces exchange real data, and what is slow, lossy, cut or dead is named."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from bench.node_check.all_checks import known_checks
+from bench.runner.check import between_nodes
+from tests.e2e.fabric import PORT, SECRET, check_fabric
+from tests.e2e.network import Network, network
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(between_nodes, "JOIN_SECONDS", 60.0)
+    monkeypatch.setattr(between_nodes, "START_SECONDS", {"cpu": 6.0})
+    monkeypatch.setattr(between_nodes, "SLOWNESS", 4)
+
+
+@pytest.fixture
+def eight() -> Iterator[Network]:
+    with network(8) as net:
+        yield net
+
+
+@pytest.fixture
+def four() -> Iterator[Network]:
+    with network(4) as net:
+        yield net
+
+
+@pytest.fixture
+def five() -> Iterator[Network]:
+    with network(5) as net:
+        yield net
+
+
+def test_of_eight_nodes_the_one_with_a_slow_link_is_named_in_seven_rounds(
+    eight: Network, tmp_path: Path
+) -> None:
+    eight.slow(5, 12)
+    checked = check_fabric(eight, tmp_path)
+    assert checked.rounds == (7, 7)
+    assert list(checked.named) == ["node 5"]
+    assert "of the usual rate" in checked.named["node 5"]
+    made = {(one["kind"], len(one["nodes"])) for one in checked.readings["exchange"]["exchanges"]}
+    assert made == {(kind, count) for kind in ("all-reduce", "all-to-all") for count in (2, 4, 8)}
+    assert all(one["seconds"] for one in checked.readings["exchange"]["exchanges"])
+
+
+def test_where_nothing_is_slow_nothing_is_named(five: Network, tmp_path: Path) -> None:
+    checked = check_fabric(five, tmp_path)
+    assert checked.rounds == (5, 5)
+    assert checked.named == {}
+
+
+def test_a_lossy_link_is_named(four: Network, tmp_path: Path) -> None:
+    four.lose_packets(2, 0.25)
+    assert list(check_fabric(four, tmp_path, seconds=0.1).named) == ["node 2"]
+
+
+def test_a_path_that_is_slow_between_two_fast_nodes_is_named(four: Network, tmp_path: Path) -> None:
+    four.slow_pair(1, 3, packets_per_second=60)
+    assert list(check_fabric(four, tmp_path, seconds=0.1).named) == ["node 1 - node 3"]
+
+
+def test_a_node_that_dies_in_the_middle_is_named_and_the_rest_goes_on(five: Network, tmp_path: Path) -> None:
+    def kill(agents: Sequence[int], phase: str) -> None:
+        if phase == "round 3 of 5":
+            os.kill(agents[4], signal.SIGSTOP)  # it answers nothing any more, as a node that hangs
+
+    checked = check_fabric(five, tmp_path, on_step=kill)
+    assert checked.rounds == (5, 5)
+    assert list(checked.named) == ["node 4"]
+    assert checked.named["node 4"] == "it was lost in round 3 of 5"
+    pairs = {(one["sender"], one["receiver"]) for one in checked.readings["pairs"]["transfers"]}
+    assert {(a, b) for a in range(4) for b in range(4) if a != b} <= pairs
+
+
+def test_a_node_whose_link_goes_down_is_named_and_the_rest_goes_on(five: Network, tmp_path: Path) -> None:
+    def cut(_: Sequence[int], phase: str) -> None:
+        if phase == "round 2 of 5":
+            five.cut(3)
+
+    checked = check_fabric(five, tmp_path, on_step=cut)
+    assert list(checked.named) == ["node 3"]
+    assert checked.rounds == (5, 5)
+
+
+def test_the_command_checks_two_nodes_and_signs_a_bundle_that_verifies(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(SECRET)
+    short = {"minutes": 5, "warm_seconds": 0, "seconds": 0.2, "soak_seconds": 0}
+    manifest = {"schema": "bench/node-check/v1", "level": "nodes", "levels": {"nodes": short}}
+    (tmp_path / "short.json").write_text(json.dumps(manifest))
+    environment = os.environ | {"XDG_CONFIG_HOME": str(tmp_path)}
+    with network(2) as net:
+        words = [sys.executable, "-m", "bench", "check", str(tmp_path / "short.json")]
+        words += ["--device", "cpu", "--nodes", "2", "--json"]
+        words += ["--meet", f"{net.address(0)}:{PORT}", "--meet-secret", str(tmp_path / "secret")]
+        words += ["--out", str(tmp_path / "out"), "--html", str(tmp_path / "page.html"), "--node"]
+        started = [
+            subprocess.Popen(net.inside(node, *words, str(node)), env=environment, stdout=subprocess.PIPE)
+            for node in (0, 1)
+        ]
+        (out, _), (nothing, _) = (one.communicate(timeout=300) for one in started)
+    assert [one.returncode for one in started] == [0, 0]
+    assert nothing == b""
+    document = json.loads(out)
+    results = document["results"]
+    assert (results["level"], results["verdict"]) == ("nodes", "pass")
+    asked = {name for name, one in known_checks().items() if one.between_nodes}
+    assert {f["check"] for f in results["findings"]} == asked
+    assert "all-reduce 2 nodes" in (tmp_path / "page.html").read_text()
+    verified = [sys.executable, "-m", "bench", "verify", document["bundle"]]
+    subprocess.run(verified, env=environment, check=True, stdout=subprocess.DEVNULL)
