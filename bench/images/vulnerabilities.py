@@ -43,7 +43,8 @@ def packages_of(sbom: bytes, where: str) -> Mapping[str, Package]:
         document = strict_loads(sbom)
         if not isinstance(document, dict) or document.get("bomFormat") != "CycloneDX":
             raise DecodeError("it is not CycloneDX")
-        purls = [component["purl"] for component in document["components"]]
+        packages = [one for one in document["components"] if one.get("type") != "operating-system"]
+        purls = [component["purl"] for component in packages]
         found = {purl: package for purl in purls if (package := _package(purl)) is not None}
     except (DecodeError, KeyError, TypeError, AttributeError, ValueError) as error:
         message = f"is no list of packages that can be scanned: {error}"

@@ -21,8 +21,10 @@ from bench.cli.main import main
 from bench.images.archive import facts_of
 from bench.images.attestation import Attested
 from bench.images.fetch import digest
+from bench.images.revision import REVISION
 from bench.images.variants import images
 from bench.signing.dsse import pae, seal
+from bench.signing.key_file import load_key
 from bench.signing.ssh_keys import PublicKey
 from tests.authority import RUN_KEY
 from tests.bundle.test_third_party import INSTALL_COSIGN
@@ -237,6 +239,26 @@ def test_an_image_with_a_malformed_list_is_not_attested(
     labels = facts_of(image_of(tmp_path, source)).labels
     image = make_image(tmp_path, [{PLACE: b"{"}], "odd.tar", labels)
     assert "the list of contents in the image is malformed" in refused_to_attest(image, source, key, capsys)
+
+
+def test_an_image_of_another_commit_is_not_attested(
+    tmp_path: Path, source: Path, key: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    revision = {REVISION: "c" * 40}
+    image = image_of(tmp_path, source, "odd.tar", **revision)
+    assert "was built from another commit than" in refused_to_attest(image, source, key, capsys)
+
+
+def test_provenance_of_another_commit_than_the_images(
+    tmp_path: Path, source: Path, key: Path, made: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The signer's statement is about this very image, and wrong."""
+    image = image_of(tmp_path, source, "odd.tar", **{REVISION: "c" * 40})
+    statement = payload(made / PROVENANCE)
+    statement["subject"][0]["digest"]["sha256"] = facts_of(image).identity.config.removeprefix("sha256:")
+    private = load_key(key).private
+    (made / PROVENANCE).write_bytes(seal(canonical_json(statement), private))
+    assert "another commit than the image's label" in refused(image, key, made / PROVENANCE, capsys)
 
 
 def test_a_damaged_checkout_attests_nothing(
