@@ -8,7 +8,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +20,7 @@ from bench.base.operating_system import give_to, user_and_group
 from bench.base.paths import making_folders
 from bench.base.sbom import PLACE
 from bench.base.strict_json import pretty_json, to_json
-from bench.images.archive import Blob, ImageFacts, extract, facts_of, pack_layer, write_archive
+from bench.images.archive import ImageFacts, extract, facts_of, pack_layers, write_archive
 from bench.images.build_image import BuildInputs
 from bench.images.build_image import build as build_image
 from bench.images.build_kernels import build_kernels
@@ -86,11 +85,11 @@ def build(request: BuildArguments) -> int:
     inputs = _build_inputs(request, request.without)
     tag = request.tag or f"bench:{inputs.variant.name}"
     path = request.out or Path(f"out/images/bench-{inputs.variant.name}.tar")
-    facts = build_image(inputs, path, tag, _progress())
+    facts = build_image(inputs, path, tag, progress())
     if request.load:
-        _load(find_engine(request.load), path)
+        load_into(find_engine(request.load), path)
         print(f"loaded into {request.load} as {tag}", file=sys.stderr)
-    _show(facts, str(path), request.as_json)
+    show(facts, str(path), request.as_json)
     return 0
 
 
@@ -104,7 +103,7 @@ def _build_inputs(request: BuildArguments | KernelArguments, without: tuple[str,
 
 def kernels(request: KernelArguments) -> int:
     """Compile the wheels that no package index has, and write their lock."""
-    for line in build_kernels(_build_inputs(request), request.only, request.arch, request.jobs, _progress()):
+    for line in build_kernels(_build_inputs(request), request.only, request.arch, request.jobs, progress()):
         print(line)
     return 0
 
@@ -112,7 +111,7 @@ def kernels(request: KernelArguments) -> int:
 def identity(request: ImageArguments) -> int:
     with as_archive(request.image, request.engine) as path:
         facts = facts_of(path, request.image)
-    _show(facts, request.image, request.as_json)
+    show(facts, request.image, request.as_json)
     return 0
 
 
@@ -125,26 +124,18 @@ def sbom(request: ImageArguments) -> int:
 
 def save(request: SaveArguments) -> int:
     """Write the image as one file with compressed layers; one image always gives the same bytes."""
-    say, out = _progress(), request.out
+    say, out = progress(), request.out
     out.parent.mkdir(parents=True, exist_ok=True)
     with (
         as_archive(request.image, request.engine) as path,
         tempfile.TemporaryDirectory(prefix="save-", dir=out.parent) as work,
     ):
         facts = facts_of(path, request.image)
-
-        def packed(number: int) -> Blob:
-            say(f"layer {number + 1} of {len(facts.layers)}")
-            layer, target = facts.layers[number], Path(work) / f"{number}.gz"
-            digest = pack_layer(path, layer, target, anew=True)
-            return Blob(target, layer.diff_id, digest, compressed=True)
-
         say("compressing")
-        with ThreadPoolExecutor(os.cpu_count()) as pool:  # zlib releases the GIL
-            blobs = list(pool.map(packed, range(len(facts.layers))))
-        tag = (facts.tags or (f"bench:{facts.labels.get('bench.variant', 'image')}",))[0]
+        blobs = pack_layers(path, facts, Path(work), anew=True, say=say)
+        tag = (facts.tags or (tag_of(facts),))[0]
         write_archive(out, facts.config_bytes, blobs, tag)
-    _show(facts_of(out), str(out), request.as_json)
+    show(facts_of(out), str(out), request.as_json)
     return 0
 
 
@@ -229,12 +220,17 @@ def load(request: ImageArguments) -> int:
     """Load an image file into an engine, after comparing its bytes with the digests in its configuration."""
     archive = Path(request.image)
     facts = facts_of(archive)
-    _load(find_engine(request.engine), archive)
-    _show(facts, str(archive), as_json=False)
+    load_into(find_engine(request.engine), archive)
+    show(facts, str(archive), as_json=False)
     return 0
 
 
-def _load(engine: Engine, archive: Path) -> None:
+def tag_of(facts: ImageFacts) -> str:
+    """Return the name in engines that `bench image build` gives to an image of this variant."""
+    return f"bench:{facts.labels.get('bench.variant', 'image')}"
+
+
+def load_into(engine: Engine, archive: Path) -> None:
     storage = engine.facts().storage
     if storage and Path(storage).exists():
         preflight.check_room(
@@ -283,7 +279,7 @@ def as_archive(image: str, engine: str) -> Iterator[Path]:
         yield saved
 
 
-def _show(facts: ImageFacts, name: str, as_json: bool) -> None:
+def show(facts: ImageFacts, name: str, as_json: bool) -> None:
     if as_json:
         document = to_json(facts.identity) | {"labels": dict(facts.labels), "layers": to_json(facts.layers)}
         sys.stdout.write(pretty_json(document).decode())
@@ -299,7 +295,7 @@ def _show(facts: ImageFacts, name: str, as_json: bool) -> None:
     print(f"{name}   {size / 1e9:.3f} GB {packed}   variant {variant}   lock {lock[:19]}", file=sys.stderr)
 
 
-def _progress() -> Callable[[str], None]:
+def progress() -> Callable[[str], None]:
     """Return a function that prints a line with the seconds since this call."""
     began = time.monotonic()
 

@@ -1,8 +1,9 @@
 """Attest how an image was built and what is in it, as in-toto statements in DSSE envelopes; verify them.
 
 The provenance is SLSA's v1, the list of contents is CycloneDX. Both name the image by the sha256 of its
-configuration, which `bench image id` prints, and its archive by the sha256 of the file. Pure but for reading
-the locks and asking git for the commit.
+configuration, which `bench image id` prints, its archive by the sha256 of the file, and, if the archive is
+compressed, the digest that `bench image push` gives it in a registry. Pure but for reading the locks and
+asking git for the commit.
 """
 
 from __future__ import annotations
@@ -42,10 +43,14 @@ class Attested:
     facts: ImageFacts
     sbom: bytes
     archive: tuple[str, str] | None  # its file's name and sha256; None: the image lies in an engine
+    manifest: str | None = (
+        None  # digest of its manifest in a registry; None: not known before it is compressed
+    )
 
     def subjects(self) -> list[dict[str, Any]]:
         name = (self.facts.tags or ("bench",))[0]
         named = [(name, _hex(self.facts.identity.config)), *([self.archive] if self.archive else [])]
+        named += [(f"{name} in a registry", _hex(self.manifest))] if self.manifest else []
         return [{"name": name, "digest": {"sha256": value}} for name, value in named]
 
 

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import subprocess
+import tarfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ import pytest
 from bench import __version__
 from bench.base.strict_json import canonical_json
 from bench.cli.main import main
-from bench.images.archive import facts_of
+from bench.images.archive import facts_of, manifest_digest
 from bench.images.attestation import Attested
 from bench.images.fetch import digest
 from bench.images.revision import REVISION
@@ -147,6 +148,26 @@ def test_the_provenance_is_slsas_v1_and_names_everything_that_the_image_is_made_
     listed = hashlib.sha256(json.dumps(CONTENTS).encode()).hexdigest()
     assert details["byproducts"] == [{"name": "sbom.cdx.json", "digest": {"sha256": listed}}]
     assert (made / "bench-cpu.config.json").read_bytes() == facts_of(image).config_bytes
+
+
+def test_the_file_that_save_wrote_is_named_by_its_digest_in_a_registry_too(
+    tmp_path: Path, source: Path, image: Path, key: Path
+) -> None:
+    saved = tmp_path / "saved.tar"
+    assert main(["image", "save", str(image), "-o", str(saved)]) == 0
+    out = ["--key", str(key), "-o", str(tmp_path)]
+    assert main(["image", "attest", str(saved), "--source", str(source), *out]) == 0
+    in_registry = manifest_digest(saved, facts_of(saved))
+    assert in_registry is not None
+    with tarfile.open(saved) as archive:
+        assert f"blobs/{in_registry.replace(':', '/')}" in archive.getnames()
+    subjects = payload(tmp_path / PROVENANCE)["subject"]
+    assert [subject["name"] for subject in subjects] == [
+        "bench:test",
+        "saved.tar",
+        "bench:test in a registry",
+    ]
+    assert subjects[2]["digest"] == {"sha256": in_registry.removeprefix("sha256:")}
 
 
 def test_the_list_of_contents_is_that_of_the_image(image: Path, made: Path) -> None:
