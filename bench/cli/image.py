@@ -19,6 +19,7 @@ from bench.base.names import IMAGE_VARIABLE
 from bench.base.operating_system import give_to, user_and_group
 from bench.base.paths import making_folders
 from bench.base.sbom import PLACE
+from bench.base.shipped_data import locks_folder
 from bench.base.strict_json import pretty_json, to_json
 from bench.images.archive import ImageFacts, extract, facts_of, pack_layers, write_archive
 from bench.images.build_image import BuildInputs
@@ -36,6 +37,7 @@ from bench.images.container import (
     limits,
 )
 from bench.images.engines import Engine, find_engine, here, preflight
+from bench.images.fetch import image_cache
 from bench.images.variants import Variant, find_variant, images, variant_for
 from bench.node_check.check_manifest import data_folders, load_any, wanted_image
 
@@ -48,7 +50,7 @@ UNPACKED = 2.2  # disk space that an engine needs to load an archive (copy and l
 @dataclass(frozen=True, slots=True)
 class BuildArguments:
     variant: str
-    source: Path
+    source: Path | None
     cache: Path | None
     mirror: tuple[str, ...]
     without: tuple[str, ...]
@@ -61,7 +63,7 @@ class BuildArguments:
 @dataclass(frozen=True, slots=True)
 class KernelArguments:
     variant: str
-    source: Path
+    source: Path | None
     cache: Path | None
     mirror: tuple[str, ...]
     arch: str
@@ -94,10 +96,13 @@ def build(request: BuildArguments) -> int:
 
 
 def _build_inputs(request: BuildArguments | KernelArguments, without: tuple[str, ...] = ()) -> BuildInputs:
-    default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bench/images"
-    cache = request.cache or default
+    cache = request.cache or image_cache()
     return BuildInputs(
-        request.source.resolve(), find_variant(request.variant), cache.resolve(), request.mirror, without
+        (request.source or locks_folder()).resolve(),
+        find_variant(request.variant),
+        cache.resolve(),
+        request.mirror,
+        without,
     )
 
 

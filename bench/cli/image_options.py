@@ -46,7 +46,7 @@ def _add_makers(verbs: Commands) -> None:
 def _add_inputs(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("variant", metavar="VARIANT", help="cuda13, cuda12.8 or cpu")
-    add("--source", **DIR, default=Path(), help="bench's repository (default: .)")
+    add("--source", **DIR, help="bench's repository (default: ., or what the installed wheel carries)")
     add("--cache", **DIR, help="folder for wheels and the base system (default: ~/.cache/bench/images)")
     mirror = "a Debian mirror, as an argument of mmdebstrap; repeatable"
     add("--mirror", **REPEATABLE, metavar="LINE", help=mirror)

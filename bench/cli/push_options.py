@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bench.base.names import ANY_PYTHON, ENGINES_OF_NODES, RENTAL_TOOLS
+from bench.base.shipped_data import manifest_path
 from bench.cli import arguments
 from bench.cli.arguments import DEVICE, DIR, FILE, FLAG, REPEATABLE, TIME, Commands, add_command, add_json
 from bench.images.variants import images
@@ -18,7 +19,7 @@ NODES_AT_ONCE = 64
 def add_push(commands: Commands) -> None:
     push = add_command(commands, "push", "measure or check other machines over SSH", "push.push", mixed=True)
     add = push.add_argument
-    add("manifest", type=Path, metavar="MANIFEST", help="models to measure, or a node check")
+    add("manifest", type=manifest_path, metavar="MANIFEST", help="models to measure, or a node check")
     add("hosts", metavar="HOST", nargs="*", help="HOST, USER@HOST, HOST:PORT, or a name in ~/.ssh/config")
     _add_hosts(push.add_argument_group("hosts"))
     _add_run(push.add_argument_group("the run"))
@@ -35,7 +36,7 @@ def add_rent(commands: Commands) -> None:
     rent = add_command(commands, "rent", summary, "rent.rent")
     add = rent.add_argument
     add("tool", metavar="TOOL", choices=RENTAL_TOOLS, help=" or ".join(RENTAL_TOOLS))
-    add("manifest", type=Path, metavar="MANIFEST", help="models to measure, or a node check")
+    add("manifest", type=manifest_path, metavar="MANIFEST", help="models to measure, or a node check")
     add("--gpu", required=True, metavar="NAME", help="the kind of GPU: h100, 'a100 80gb', 4090")
     add("--gpus", type=arguments.count, metavar="N", help="how many (default: the manifest's, or 1)")
     given_back = "minutes after which the machine is given back, whatever it does (default: 60)"

@@ -32,8 +32,8 @@ STATEMENT = "https://in-toto.io/Statement/v1"
 PROVENANCE = "https://slsa.dev/provenance/v1"
 CONTENTS = "https://cyclonedx.org/bom"
 # Globally unique, as in-toto asks: the random UUID of bench's own predicates, and a name behind it.
-_URN = "urn:uuid:96ed7b46-ed52-4e43-99b8-c7ff1d48d57f#"
-BUILD_TYPE = f"{_URN}bench/image-build/v1"
+URN = "urn:uuid:96ed7b46-ed52-4e43-99b8-c7ff1d48d57f#"
+BUILD_TYPE = f"{URN}bench/image-build/v1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def attest_provenance(image: Attested, inputs: BuildInputs, key: Signer, builder
     if image.facts.labels.get(REVISION, commit) != commit:
         advice = "attest in the checkout that the image was built from: --source"
         raise BadInput(f"was built from another commit than {commit:.12}", advice=advice)
-    own = f"{_URN}bench/builder/{PublicKey.of(key).fingerprint}"
+    own = f"{URN}bench/builder/{PublicKey.of(key).fingerprint}"
     predicate = {
         "buildDefinition": {
             "buildType": BUILD_TYPE,

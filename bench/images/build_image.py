@@ -28,6 +28,7 @@ from bench.base.files import replacing
 from bench.base.names import GIB
 from bench.base.operating_system import require_linux, user_and_group
 from bench.base.sbom import PLACE, python_versions
+from bench.base.source import PACKAGE
 from bench.base.stamps import sha256
 from bench.base.strict_json import pretty_json
 from bench.images.archive import Blob, ImageFacts, extract, facts_of, write_archive
@@ -173,6 +174,8 @@ def _copy_source(root: Path, folder: Path) -> None:
     folder.mkdir()
     for name in SOURCE_FILES:
         source = root / name
+        if name == PACKAGE.name and not source.exists():  # a wheel carries the rest beside the package
+            source = PACKAGE
         if source.is_dir():
             shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
         else:
