@@ -117,7 +117,7 @@ def _add_environment(add: Callable[..., object]) -> None:
     add("--variant", choices=[each.name for each in images().variants], help=variant)
     wheelhouse = "wheels on this machine, for --engine venv: compiled kernels, and what an index may lack"
     add("--wheelhouse", **DIR, help=wheelhouse)
-    source = "bench's repository, which has the locks of --engine venv (default: the working folder)"
+    source = "bench's repository, with the locks of --engine venv (default: ., or the installed wheel's)"
     add("--source", **DIR, help=source)
 
 

@@ -10,7 +10,6 @@ import hashlib
 import http.client
 import io
 import ipaddress
-import json
 import re
 import urllib.error
 import urllib.parse
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from bench.base.errors import BadInput, BenchError, EnvironmentCannot, VerificationFailed
-from bench.base.strict_json import DecodeError, strict_loads
+from bench.base.strict_json import DecodeError, from_json, strict_loads
 from bench.images.registry_logins import Login
 from bench.packages.connection import REFUSALS, may_pass, reason, require_whole
 
@@ -38,6 +37,7 @@ _LISTS = (
 _SILENCE_SECONDS = 60.0
 _ATTEMPTS = 4  # to read something; of a large blob, each goes on where the last one broke off
 _CHUNK = 2**20  # bytes
+_MAX_TOKEN_BYTES = 2**20
 _MAX_REFERENCE = 400  # characters
 _PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 _REFERENCE = re.compile(
@@ -70,6 +70,9 @@ def parse_reference(text: str) -> ImageReference:
     if match is None:
         raise BadInput("is no image in a registry", where=text[:_MAX_REFERENCE], advice=f"write {_FORM}")
     found = ImageReference(**match.groupdict())
+    port = re.search(r":([0-9]+)$", found.host)
+    if port and not 0 < int(port[1]) < 2**16:
+        raise BadInput(f"{port[1]} is no port", where=text, advice=f"write {_FORM}")
     if not re.search(r"[.:]", found.host) and found.host != "localhost":
         raise BadInput("names no registry", where=text, advice=f"write {_FORM}")
     return found
@@ -214,8 +217,10 @@ class Registry:
     def _send(self, method: str, url: str, headers: Mapping[str, str], data: bytes | BinaryIO | None) -> Any:
         if data is not None and not isinstance(data, bytes):
             data.seek(0)
-        request = urllib.request.Request(url, data, {"User-Agent": "bench", **headers}, method=method)
         parts = urllib.parse.urlsplit(url)
+        if parts.scheme not in ("http", "https"):
+            raise PermissionError(f"it sends to {url[:80]!r}")
+        request = urllib.request.Request(url, data, {"User-Agent": "bench", **headers}, method=method)
         # A place for uploads may be on another host, which has no right to the login.
         if self._authorization and f"{parts.scheme}://{parts.netloc}" == self._origin:
             request.add_unredirected_header("Authorization", self._authorization)
@@ -238,17 +243,17 @@ class Registry:
         parts = urllib.parse.urlsplit(realm)
         open_line = parts.scheme == "http" and not is_loopback(parts.netloc)
         if parts.scheme not in ("http", "https") or (open_line and self._login):
-            raise ConnectionRefusedError(f"it sends for a token to {realm[:80]!r}")
+            raise PermissionError(f"it sends for a token to {realm[:80]!r}")
         query = {name: fields[name] for name in ("service", "scope") if name in fields}
         headers = {"User-Agent": "bench"}
         request = urllib.request.Request(f"{realm}?{urllib.parse.urlencode(query)}", None, headers)
         if self._login:
             request.add_unredirected_header("Authorization", self._login.basic)
         with self._opener.open(request, timeout=_SILENCE_SECONDS) as answer:
-            document = json.loads(answer.read(2**20))
+            document = from_json(dict[str, Any], strict_loads(answer.read(_MAX_TOKEN_BYTES)))
         token = document.get("token") or document.get("access_token")
         if not isinstance(token, str) or not re.fullmatch(r"[\x21-\x7e]+", token):
-            raise ConnectionRefusedError("it gives no token")
+            raise PermissionError("it gives no token")
         return token
 
     def _refused(self, error: Exception, verb: str) -> BenchError:
@@ -275,6 +280,7 @@ def parse_manifest(data: bytes, where: str) -> Mapping[str, Any]:
         for blob in (document["config"], *document["layers"]):
             if not re.fullmatch("sha256:[0-9a-f]{64}", blob["digest"]) or type(blob["size"]) is not int:
                 raise DecodeError("a blob has no digest or no size")
+            from_json(dict[str, Any], blob.get("annotations") or {})
     except (DecodeError, LookupError, TypeError, AttributeError) as error:
         raise VerificationFailed(f"its manifest is malformed: {error!r:.80}", where=where) from None
     return dict(document)

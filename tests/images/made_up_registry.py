@@ -26,6 +26,7 @@ class MadeUpRegistry:
     seen: list[tuple[str, str, str]] = field(default_factory=list)  # method, path, authorization
     address: str = ""
     uploads: str = "/v2/lab/bench/blobs/uploads/1?state=x"  # where blobs are uploaded to
+    given: bytes | None = None  # what it answers in place of a token
     realm: str = ""  # where it sends for a token
 
     def token(self, authorization: str) -> str | None:
@@ -55,6 +56,9 @@ class Handler(BaseHTTPRequestHandler):
         own.seen.append((self.command, self.path, given))
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         if path == "/token":
+            if own.given is not None:
+                self.answer(200, own.given)
+                return
             token = own.token(given)
             self.answer(200, json.dumps({"token": token}).encode()) if token else self.answer(401)
             return

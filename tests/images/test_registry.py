@@ -245,6 +245,8 @@ def resigned(pushed: Pushed, manifest: Any) -> str:
         ({"layers": None}, "its manifest is malformed"),
         ({"layers": [{"digest": "sha256:x", "size": 1}]}, "a blob has no digest or no size"),
         ({"layers": [{"digest": DIGEST, "size": "1"}]}, "a blob has no digest or no size"),
+        ({"layers": ["x"]}, "its manifest is malformed"),
+        ({"layers": [{"digest": DIGEST, "size": 1, "annotations": [1]}]}, "its manifest is malformed"),
         ({"layers": []}, "has 0 layers, its configuration names 2"),
         ({"layers": [{"digest": DIGEST, "size": 1}] * 128}, "has 128 layers, which no engine accepts"),
     ],
@@ -333,6 +335,22 @@ def test_a_login_is_not_sent_before_it_is_asked_for(pushed: Pushed, tmp_path: Pa
     assert {authorization for _, _, authorization in pushed.registry.seen} == {""}
 
 
+@pytest.mark.parametrize("answer", [b"[]", b"{}", b"not json", b"[" * 100_000, b'{"token": "a\\r\\nb"}'])
+def test_a_token_of_another_form_is_none(
+    pushed: Pushed, answer: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pushed.registry.login, pushed.registry.given = ("me", "secret"), answer
+    pushed.refused("the registry refused: ", capsys, code=3)
+
+
+def test_an_upload_goes_nowhere_but_to_a_web_server(
+    registry: MadeUpRegistry, image: Path, key: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    registry.uploads = "file:///etc/passwd"
+    assert main(["image", "push", str(image), f"{registry.address}/lab/bench", "--key", str(key)]) == 3
+    assert "it sends to 'file:///etc/passwd" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("realm", ["http://tokens.example/token", "file:///etc/passwd", ""])
 def test_a_login_is_not_sent_for_a_token_over_an_open_line(
     pushed: Pushed, realm: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -397,10 +415,10 @@ def test_a_reference_has_a_host_a_name_and_a_tag_or_digest() -> None:
     "text",
     ["bench", "bench:cpu", "lab/bench", "r.example/", "r.example/A", "r.example/a//b", "r.example/a:b:c",
      "r.example/a@sha256:1", "r.example/a@md5:1", "https://r.example/a", "r.example/../a", "r.example/a b",
-     "u:p@r.example/a", "r.example/" + "a" * 400],
+     "u:p@r.example/a", "r.example:99999/a", "r.example:0/a", "r.example/" + "a" * 400],
 )  # fmt: skip
 def test_what_is_no_reference(text: str) -> None:
-    with pytest.raises(BadInput, match=r"names no registry|is no image in a registry"):
+    with pytest.raises(BadInput, match=r"names no registry|is no image in a registry|is no port"):
         parse_reference(text)
 
 
