@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 import tarfile
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -26,7 +25,7 @@ pytestmark = pytest.mark.e2e
 
 @pytest.fixture
 def installed(images: Images, tmp_path: Path) -> Path:
-    """Unpack the wheel of the source, of the commit that the image names, if any; return its folder."""
+    """Install the wheel of the source, of the commit that the image names, if any; return its folder."""
     revision, made, site = images.one["labels"].get(REVISION), tmp_path / "made", tmp_path / "site"
     copy_of_source(tmp_path / "source")
     if revision:
@@ -34,8 +33,8 @@ def installed(images: Images, tmp_path: Path) -> Path:
     made.mkdir()
     setuptools = unpacked_wheel(read_pins(ROOT / "docker/cpu.lock")["setuptools"], tmp_path)
     _, wheel = build(tmp_path / "source", made, 1_700_000_000, setuptools)
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(site)
+    install = ["install", "--quiet", "--no-deps", "--no-index", "--target", str(site), str(wheel)]
+    subprocess.run([sys.executable, "-m", "pip", *install], check=True)  # keeps modes, unlike zipfile
     shutil.rmtree(tmp_path / "source")
     return site
 
