@@ -13,7 +13,7 @@ MEASURED := results/settings-h200 results/every-setting-h200/pythia-160m-2gpus.t
 # Without bytecode files, every process that a test starts would compile our modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart test test-fast test-e2e lint lock lock-dry-run gallery graph bench-accuracy bench-check bench-compare bench-cost bench-export bench-push bench-verify counts predict-accuracy replay settings spreads fuzz mutate clean
+.PHONY: quickstart test test-fast test-e2e lint lock lock-dry-run release gallery graph bench-accuracy bench-check bench-compare bench-cost bench-export bench-push bench-verify counts predict-accuracy replay settings spreads fuzz mutate clean
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -47,6 +47,9 @@ lint: $(STAMP)
 	# What runs on nodes with Python 3.9; 3.10 is the oldest that mypy knows.
 	$(BIN)/mypy --python-version 3.10 bench/packages bench/images/assemble.py
 	PYTHONPATH=. $(BIN)/python docker/lock.py check
+
+release: $(STAMP)  ## wheel, sdist, lists of contents, checksums, signatures, provenance: KEY=, IMAGES="a.tar b.tar", KERNELS=
+	$(BIN)/python -m release --key $(KEY) $(IMAGES:%=--image %) $(KERNELS:%=--kernels %)
 
 lock: $(STAMP)  ## lock the newest packages for the images; UV_FIND_LINKS gives the location of torch without CUDA
 	$(BIN)/pip install --quiet --editable '.[lock]'

@@ -17,6 +17,7 @@ from pathlib import Path
 from bench.images.debian_base import bootstrap
 from bench.images.locks import check_all
 from bench.images.variants import Variant, images
+from release import operator_lock
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCKER = ROOT / "docker"
@@ -26,7 +27,7 @@ DATA = ROOT / "bench/data/images.json"
 def main(arguments: list[str]) -> int:
     match arguments:
         case ["check"]:
-            faults = check_all(ROOT)
+            faults = [*check_all(ROOT), *operator_lock.unmet(ROOT)]
             print("\n".join(faults) or "locks, pyproject.toml and images agree", file=sys.stderr)
             return 1 if faults else 0
         case ["refresh"]:
@@ -34,6 +35,7 @@ def main(arguments: list[str]) -> int:
             for variant in images().variants:
                 refresh_wheels([*_ours(variant), f"docker/{variant.name}.in"], ROOT / variant.lock)
             refresh_wheels(["docker/builder.in"], DOCKER / "builder.lock")
+            refresh_operator()
             return main(["check"])
     print(__doc__, file=sys.stderr)
     return 2
@@ -53,6 +55,25 @@ def refresh_debian() -> None:
 
 def _ours(variant: Variant) -> list[str]:
     return ["pyproject.toml", *(f"--extra={extra}" for extra in variant.extras)]
+
+
+def refresh_operator() -> None:
+    """Lock the operator's side, for every system and Python that it runs on."""
+    extras = [f"--extra={extra}" for extra in operator_lock.EXTRAS]
+    command = [
+        "uv",
+        "pip",
+        "compile",
+        "--quiet",
+        "--upgrade",
+        "--generate-hashes",
+        "--universal",
+        "--no-header",
+    ]
+    command += ["--python-version=3.11", "--no-emit-index-url", "--no-emit-find-links", "--no-annotate"]
+    command += ["pyproject.toml", *extras, f"--output-file={operator_lock.LOCK}"]
+    (ROOT / operator_lock.LOCK).unlink(missing_ok=True)
+    subprocess.run(command, check=True, cwd=ROOT)
 
 
 def refresh_wheels(inputs: list[str], lock: Path) -> None:

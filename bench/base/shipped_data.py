@@ -1,4 +1,4 @@
-"""Read the JSON files that the package ships in bench/data."""
+"""Read the JSON files of bench/data, and find the Dockerfile, locks and manifests that bench came with."""
 
 from __future__ import annotations
 
@@ -9,8 +9,30 @@ from typing import Any
 from bench.base.strict_json import strict_loads
 
 DATA = Path(__file__).parents[1] / "data"
+_BESIDE = Path(__file__).parents[2]  # folder of the package: the repository, or an environment's packages
+_CARRIED = "bench_source"  # where setup.py puts the repository's files in a wheel
 
 
 @cache
 def read_data(name: str) -> Any:
     return strict_loads((DATA / name).read_bytes())
+
+
+def repository() -> Path:
+    """Return the folder with Dockerfile, locks and manifests: bench's checkout, or what its wheel carries."""
+    return _BESIDE if (_BESIDE / "Dockerfile").exists() else _BESIDE / _CARRIED
+
+
+def locks_folder() -> Path:
+    """Return the folder whose locks are used: the working folder if it is a checkout, else `repository`."""
+    here = Path.cwd()
+    return here if (here / "docker/cpu.lock").exists() else repository()
+
+
+def manifest_path(text: str) -> Path:
+    """Return the path of a manifest; `manifests/NAME` is a shipped one where no such file exists."""
+    path = Path(text)
+    if path.exists() or path.parent != Path("manifests"):
+        return path
+    shipped = repository() / path
+    return shipped if shipped.exists() else path

@@ -8,7 +8,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,8 +18,9 @@ from bench.base.machine_share import memory_bytes, parts
 from bench.base.names import IMAGE_VARIABLE
 from bench.base.operating_system import give_to, user_and_group
 from bench.base.paths import making_folders
+from bench.base.shipped_data import locks_folder
 from bench.base.strict_json import pretty_json, to_json
-from bench.images.archive import Blob, ImageFacts, facts_of, pack_layer, write_archive
+from bench.images.archive import ImageFacts, facts_of, pack_layers, write_archive
 from bench.images.build_image import BuildInputs
 from bench.images.build_image import build as build_image
 from bench.images.build_kernels import build_kernels, compiled_wheels, wheels_of
@@ -36,6 +36,7 @@ from bench.images.container import (
     limits,
 )
 from bench.images.engines import Engine, find_engine, here, preflight
+from bench.images.fetch import image_cache
 from bench.images.kernel_layer import (
     LABEL,
     KernelLayer,
@@ -59,7 +60,7 @@ UNPACKED = 2.2  # disk space that an engine needs to load an archive (copy and l
 @dataclass(frozen=True, slots=True)
 class BuildArguments:
     variant: str
-    source: Path
+    source: Path | None
     cache: Path | None
     mirror: tuple[str, ...]
     out: Path | None
@@ -71,7 +72,7 @@ class BuildArguments:
 @dataclass(frozen=True, slots=True)
 class KernelArguments:
     variant: str
-    source: Path
+    source: Path | None
     cache: Path | None
     mirror: tuple[str, ...]
     arch: str
@@ -106,19 +107,21 @@ def build(request: BuildArguments) -> int:
     inputs = _build_inputs(request)
     tag = request.tag or f"bench:{inputs.variant.name}"
     path = request.out or Path(f"out/images/bench-{inputs.variant.name}.tar")
-    facts = build_image(inputs, path, tag, _progress())
+    facts = build_image(inputs, path, tag, progress())
     if request.load:
-        _load(find_engine(request.load), path)
+        load_into(find_engine(request.load), path)
         print(f"loaded into {request.load} as {tag}", file=sys.stderr)
-    _show(facts, str(path), request.as_json)
+    show(facts, str(path), request.as_json)
     return 0
 
 
 def _build_inputs(request: BuildArguments | KernelArguments) -> BuildInputs:
-    default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bench/images"
-    cache = request.cache or default
+    cache = request.cache or image_cache()
     return BuildInputs(
-        request.source.resolve(), find_variant(request.variant), cache.resolve(), request.mirror
+        (request.source or locks_folder()).resolve(),
+        find_variant(request.variant),
+        cache.resolve(),
+        request.mirror,
     )
 
 
@@ -126,7 +129,7 @@ def kernels(request: KernelArguments) -> int:
     """Make a layer of the wheels that no package index has: compile and lock them, or take compiled ones."""
     inputs = _build_inputs(request)
     if request.wheels is None:
-        for line in build_kernels(inputs, request.only, request.arch, request.jobs, _progress()):
+        for line in build_kernels(inputs, request.only, request.arch, request.jobs, progress()):
             print(line)
     wheels = compiled_wheels(inputs) if request.wheels is None else wheels_of(request.wheels, inputs.variant)
     out = request.out or Path(f"out/images/bench-{inputs.variant.name}-kernels.tar")
@@ -143,7 +146,7 @@ def add(request: AddArguments) -> int:
     with making_folders(request.out.parent):
         request.out.parent.mkdir(parents=True, exist_ok=True)
     add_kernels(request.image, facts, layer, request.out, tag)
-    _show(facts_of(request.out), str(request.out), request.as_json)
+    show(facts_of(request.out), str(request.out), request.as_json)
     return 0
 
 
@@ -153,7 +156,7 @@ def identity(request: ImageArguments) -> int:
         return 0
     with as_archive(request.image, request.engine) as path:
         facts = facts_of(path, request.image)
-    _show(facts, request.image, request.as_json)
+    show(facts, request.image, request.as_json)
     return 0
 
 
@@ -165,26 +168,18 @@ def sbom(request: ImageArguments) -> int:
 
 def save(request: SaveArguments) -> int:
     """Write the image as one file with compressed layers; one image always gives the same bytes."""
-    say, out = _progress(), request.out
+    say, out = progress(), request.out
     out.parent.mkdir(parents=True, exist_ok=True)
     with (
         as_archive(request.image, request.engine) as path,
         tempfile.TemporaryDirectory(prefix="save-", dir=out.parent) as work,
     ):
         facts = facts_of(path, request.image)
-
-        def packed(number: int) -> Blob:
-            say(f"layer {number + 1} of {len(facts.layers)}")
-            layer, target = facts.layers[number], Path(work) / f"{number}.gz"
-            digest = pack_layer(path, layer, target, anew=True)
-            return Blob(target, layer.diff_id, digest, compressed=True)
-
         say("compressing")
-        with ThreadPoolExecutor(os.cpu_count()) as pool:  # zlib releases the GIL
-            blobs = list(pool.map(packed, range(len(facts.layers))))
-        tag = (facts.tags or (f"bench:{facts.labels.get('bench.variant', 'image')}",))[0]
+        blobs = pack_layers(path, facts, Path(work), anew=True, say=say)
+        tag = (facts.tags or (tag_of(facts),))[0]
         write_archive(out, facts.config_bytes, blobs, tag)
-    _show(facts_of(out), str(out), request.as_json)
+    show(facts_of(out), str(out), request.as_json)
     return 0
 
 
@@ -269,12 +264,17 @@ def load(request: ImageArguments) -> int:
     """Load an image file into an engine, after comparing its bytes with the digests in its configuration."""
     archive = Path(request.image)
     facts = facts_of(archive)
-    _load(find_engine(request.engine), archive)
-    _show(facts, str(archive), as_json=False)
+    load_into(find_engine(request.engine), archive)
+    show(facts, str(archive), as_json=False)
     return 0
 
 
-def _load(engine: Engine, archive: Path) -> None:
+def tag_of(facts: ImageFacts) -> str:
+    """Return the name in engines that `bench image build` gives to an image of this variant."""
+    return f"bench:{facts.labels.get('bench.variant', 'image')}"
+
+
+def load_into(engine: Engine, archive: Path) -> None:
     storage = engine.facts().storage
     if storage and Path(storage).exists():
         preflight.check_room(
@@ -323,7 +323,7 @@ def as_archive(image: str, engine: str) -> Iterator[Path]:
         yield saved
 
 
-def _show(facts: ImageFacts, name: str, as_json: bool) -> None:
+def show(facts: ImageFacts, name: str, as_json: bool) -> None:
     if as_json:
         document = to_json(facts.identity) | {"labels": dict(facts.labels), "layers": to_json(facts.layers)}
         below = below_kernels(facts)
@@ -358,7 +358,7 @@ def _show_layer(layer: KernelLayer, as_json: bool = False) -> None:
     print(f"{layer.path}   {size:,.1f} MB   kernel layer for {needs}", file=sys.stderr)
 
 
-def _progress() -> Callable[[str], None]:
+def progress() -> Callable[[str], None]:
     """Return a function that prints a line with the seconds since this call."""
     began = time.monotonic()
 

@@ -1,4 +1,4 @@
-"""Options of `bench image`: build, identify, save, load, attest and scan the container images."""
+"""Options of `bench image`: build, identify, carry, sign and scan the container images."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ import os
 from pathlib import Path
 
 from bench.base.names import CONTAINER_ENGINES, ENGINES_WITH_STORE
-from bench.cli.arguments import DIR, FILE, REPEATABLE, Commands, ShowHelp, add_command, add_json
+from bench.cli.arguments import DIR, FILE, FLAG, REPEATABLE, Commands, ShowHelp, add_command, add_json
 
 
 def add_image(commands: Commands) -> None:
     image = commands.add_parser(
         "image",
-        help="build, identify, save, load, attest and scan the container images",
-        description="Build, identify, save, load, attest and scan the container images that bench runs in.",
+        help="build, identify, carry, sign and scan the container images",
+        description="Build, identify, carry, sign and scan the container images that bench runs in.",
     )
     image.set_defaults(call=ShowHelp(image))
     verbs = Commands(image, None, title="commands", metavar="COMMAND")
     _add_makers(verbs)
     _add_carriers(verbs)
+    _add_registry(verbs)
     _add_witnesses(verbs)
 
 
@@ -57,7 +58,7 @@ def _add_makers(verbs: Commands) -> None:
 def _add_inputs(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("variant", metavar="VARIANT", help="cuda13, cuda12.8 or cpu")
-    add("--source", **DIR, default=Path(), help="bench's repository (default: .)")
+    add("--source", **DIR, help="bench's repository (default: ., or what the installed wheel carries)")
     add("--cache", **DIR, help="folder for wheels and the base system (default: ~/.cache/bench/images)")
     mirror = "a Debian mirror, as an argument of mmdebstrap; repeatable"
     add("--mirror", **REPEATABLE, metavar="LINE", help=mirror)
@@ -76,6 +77,31 @@ def _add_carriers(verbs: Commands) -> None:
     save.add_argument("-o", "--out", **FILE, required=True)
     for command in (identity, save):
         add_json(command, "identity and layers")
+
+
+def _add_registry(verbs: Commands) -> None:
+    push = add_command(verbs, "push", "upload an image to a registry, and sign it", "image_registry.push")
+    pull = add_command(verbs, "pull", "download an image that a given key signed", "image_registry.pull")
+    push.add_argument(
+        "image", metavar="IMAGE", help="a file that save or build wrote, or a name in the engine"
+    )
+    push.add_argument("reference", metavar="REF", help="HOST[:PORT]/NAME[:TAG]")
+    engines = ("auto", *CONTAINER_ENGINES)
+    push.add_argument(
+        "--engine", choices=engines, default="auto", help="default: auto, the first that answers"
+    )
+    push.add_argument("--key", **FILE, help="an Ed25519 SSH key that signs (default: yours for bench)")
+    attached = "attach this attestation, as bench image attest wrote it; repeatable"
+    push.add_argument("--attestation", **REPEATABLE, type=Path, metavar="FILE", help=attached)
+    pull.add_argument("reference", metavar="REF", help="HOST[:PORT]/NAME@sha256:DIGEST")
+    signers = "public key of who may have signed it; repeatable"
+    pull.add_argument("--key", **REPEATABLE, type=Path, metavar="FILE", required=True, help=signers)
+    pull.add_argument("-o", "--out", **FILE, help="default: out/images/bench-VARIANT.tar")
+    pull.add_argument("--load", choices=ENGINES_WITH_STORE, help="also load the image into this engine")
+    plain = "speak HTTP without TLS to a registry elsewhere than on this machine; no login is sent"
+    for command in (push, pull):
+        command.add_argument("--plain-http", **FLAG, help=plain)
+    add_json(pull, "identity and layers")
 
 
 def _add_witnesses(verbs: Commands) -> None:

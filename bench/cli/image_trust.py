@@ -16,7 +16,7 @@ from bench.base.paths import making_folders
 from bench.base.sbom import PLACE
 from bench.base.strict_json import pretty_json, to_json
 from bench.cli.image import as_archive
-from bench.images.archive import extract, facts_of
+from bench.images.archive import extract, facts_of, manifest_digest
 from bench.images.attestation import Attested, attest_contents, attest_provenance, verify_attestation
 from bench.images.build_image import BuildInputs
 from bench.images.fetch import digest
@@ -149,4 +149,5 @@ def _attested(name: str, engine: str) -> Iterator[Attested]:
             yield Attested(below, sbom, None)
             return
         given = Path(name).exists()
-        yield Attested(facts, sbom, (path.name, digest(path)) if given else None)
+        archive = (path.name, digest(path)) if given else None
+        yield Attested(facts, sbom, archive, manifest_digest(path, facts))

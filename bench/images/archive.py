@@ -11,10 +11,12 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
+import os
 import shutil
 import tarfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -296,10 +298,37 @@ def pack_layer(path: Path, layer: Layer, out: Path, *, anew: bool = False) -> st
     return f"sha256:{counted.total.hexdigest()}"
 
 
+def pack_layers(
+    path: Path, facts: ImageFacts, folder: Path, *, anew: bool, say: Callable[[str], None] = lambda _: None
+) -> list[Blob]:
+    """Write the layers of an archive as compressed files, several at a time."""
+
+    def packed(number: int) -> Blob:
+        say(f"layer {number + 1} of {len(facts.layers)}")
+        layer, target = facts.layers[number], folder / f"{number}.gz"
+        return Blob(target, layer.diff_id, pack_layer(path, layer, target, anew=anew), compressed=True)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # zlib releases the GIL
+        return list(pool.map(packed, range(len(facts.layers))))
+
+
+def manifest_digest(path: Path, facts: ImageFacts) -> str | None:
+    """Return the digest that an archive's image has in a registry; None if a layer is not compressed yet."""
+    if not all(layer.compressed for layer in facts.layers):
+        return None
+    layers = []
+    with _opened(path) as file, tarfile.open(fileobj=file) as archive:
+        for layer in facts.layers:
+            packed = hashlib.file_digest(_open_blob(archive, layer), "sha256").hexdigest()
+            layers.append((f"sha256:{packed}", layer.size, True))
+    return f"sha256:{hashlib.sha256(oci_manifest(facts.config_bytes, layers)).hexdigest()}"
+
+
 def write_archive(out: Path, config: bytes, layers: Sequence[Blob], tag: str) -> None:
     """Write an image as one tar: Docker and Podman read its manifest.json, OCI tools its index.json."""
     config_digest = f"sha256:{hashlib.sha256(config).hexdigest()}"
-    manifest = _oci_manifest(config_digest, len(config), layers)
+    sizes = [(blob.digest, blob.path.stat().st_size, blob.compressed) for blob in layers]
+    manifest = oci_manifest(config, sizes)
     digest = f"sha256:{hashlib.sha256(manifest).hexdigest()}"
     image = {
         "mediaType": "application/vnd.oci.image.manifest.v1+json",
@@ -323,20 +352,22 @@ def write_archive(out: Path, config: bytes, layers: Sequence[Blob], tag: str) ->
             add_file(archive, name, source)
 
 
-def _oci_manifest(config_digest: str, config_size: int, layers: Sequence[Blob]) -> bytes:
+def oci_manifest(config: bytes, layers: Sequence[tuple[str, int, bool]]) -> bytes:
+    """Return the manifest of an image; a layer is its digest, its bytes, and whether it is compressed."""
     kind = "application/vnd.oci.image"
+    config_digest = f"sha256:{hashlib.sha256(config).hexdigest()}"
     return canonical_json(
         {
             "schemaVersion": 2,
             "mediaType": f"{kind}.manifest.v1+json",
-            "config": {"mediaType": f"{kind}.config.v1+json", "digest": config_digest, "size": config_size},
+            "config": {"mediaType": f"{kind}.config.v1+json", "digest": config_digest, "size": len(config)},
             "layers": [
                 {
-                    "mediaType": f"{kind}.layer.v1.tar{'+gzip' if blob.compressed else ''}",
-                    "digest": blob.digest,
-                    "size": blob.size,
+                    "mediaType": f"{kind}.layer.v1.tar{'+gzip' if compressed else ''}",
+                    "digest": digest,
+                    "size": size,
                 }
-                for blob in layers
+                for digest, size, compressed in layers
             ],
         }
     )

@@ -1,13 +1,13 @@
 """Attest how an image was built and what is in it, as in-toto statements in DSSE envelopes; verify them.
 
 The provenance is SLSA's v1, the list of contents is CycloneDX. Both name the image by the sha256 of its
-configuration, which `bench image id` prints, and its archive by the sha256 of the file. Pure but for reading
-the locks and asking git for the commit.
+configuration, which `bench image id` prints, its archive by the sha256 of the file, and, if the archive is
+compressed, the digest that `bench image push` gives it in a registry. Pure but for reading the locks and
+asking git for the commit.
 """
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +19,11 @@ from bench.base.errors import BadInput, VerificationFailed
 from bench.base.stamps import sha256
 from bench.base.strict_json import DecodeError, canonical_json, strict_loads
 from bench.images.archive import ImageFacts
-from bench.images.build_image import SOURCE_FILES, BuildInputs
+from bench.images.build_image import BuildInputs
 from bench.images.debian_base import read_debs
 from bench.images.fetch import digest
 from bench.images.locks import BUILDER, DEBIAN
+from bench.images.revision import BUILD_FILES, REVISION, commit_of
 from bench.images.variants import images
 from bench.signing.dsse import seal, unseal
 from bench.signing.ssh_keys import PublicKey, Signer
@@ -31,9 +32,8 @@ STATEMENT = "https://in-toto.io/Statement/v1"
 PROVENANCE = "https://slsa.dev/provenance/v1"
 CONTENTS = "https://cyclonedx.org/bom"
 # Globally unique, as in-toto asks: the random UUID of bench's own predicates, and a name behind it.
-_URN = "urn:uuid:96ed7b46-ed52-4e43-99b8-c7ff1d48d57f#"
-BUILD_TYPE = f"{_URN}bench/image-build/v1"
-_BUILD_FILES = ("Dockerfile", "docker/install.py", "docker/kernels.py")
+URN = "urn:uuid:96ed7b46-ed52-4e43-99b8-c7ff1d48d57f#"
+BUILD_TYPE = f"{URN}bench/image-build/v1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +43,14 @@ class Attested:
     facts: ImageFacts
     sbom: bytes
     archive: tuple[str, str] | None  # its file's name and sha256; None: the image lies in an engine
+    manifest: str | None = (
+        None  # digest of its manifest in a registry; None: not known before it is compressed
+    )
 
     def subjects(self) -> list[dict[str, Any]]:
         name = (self.facts.tags or ("bench",))[0]
         named = [(name, _hex(self.facts.identity.config)), *([self.archive] if self.archive else [])]
+        named += [(f"{name} in a registry", _hex(self.manifest))] if self.manifest else []
         return [{"name": name, "digest": {"sha256": value}} for name, value in named]
 
 
@@ -71,12 +75,16 @@ def attest_provenance(image: Attested, inputs: BuildInputs, key: Signer, builder
 
     `builder` is the URI of who built it; None: one made of the key.
     """
-    for path in (*(inputs.root / name for name in (*_BUILD_FILES, BUILDER)), *_locks(inputs).values()):
+    for path in (*(inputs.root / name for name in (*BUILD_FILES, BUILDER)), *_locks(inputs).values()):
         if not path.exists():
             advice = "attest in the checkout that the image was built from: --source"
             raise BadInput(f"lacks {path.relative_to(inputs.root)}", where=str(inputs.root), advice=advice)
     _require_same_locks(image.facts.labels, inputs)
-    own = f"{_URN}bench/builder/{PublicKey.of(key).fingerprint}"
+    commit = commit_of(inputs.root)
+    if image.facts.labels.get(REVISION, commit) != commit:
+        advice = "attest in the checkout that the image was built from: --source"
+        raise BadInput(f"was built from another commit than {commit:.12}", advice=advice)
+    own = f"{URN}bench/builder/{PublicKey.of(key).fingerprint}"
     predicate = {
         "buildDefinition": {
             "buildType": BUILD_TYPE,
@@ -86,7 +94,7 @@ def attest_provenance(image: Attested, inputs: BuildInputs, key: Signer, builder
                 "suite": images().suite,
                 "python": images().python,
             },
-            "resolvedDependencies": list(_dependencies(inputs)),
+            "resolvedDependencies": list(_dependencies(inputs, commit)),
         },
         "runDetails": {
             "builder": {"id": builder or own, "version": {"bench": __version__}},
@@ -118,13 +126,13 @@ def _require_same_locks(labels: Mapping[str, str], inputs: BuildInputs) -> None:
             raise BadInput(f"was not built with {path.relative_to(inputs.root)} as it is here", advice=advice)
 
 
-def _dependencies(inputs: BuildInputs) -> Iterator[dict[str, Any]]:
+def _dependencies(inputs: BuildInputs, commit: str) -> Iterator[dict[str, Any]]:
     """Yield all that the image is made of: the source's commit, the build's files, and the locked packages.
 
     Of a package with several accepted files, each is named: the lock does not say which one was installed.
     """
-    yield {"uri": "git+file:.", "digest": {"gitCommit": commit_of(inputs.root)}}
-    files = [*_BUILD_FILES, *(str(path.relative_to(inputs.root)) for path in _locks(inputs).values())]
+    yield {"uri": "git+file:.", "digest": {"gitCommit": commit}}
+    files = [*BUILD_FILES, *(str(path.relative_to(inputs.root)) for path in _locks(inputs).values())]
     for name in (*files, BUILDER):
         yield {"uri": f"file:{name}", "name": name, "digest": {"sha256": digest(inputs.root / name)}}
     for deb in read_debs(inputs.root / DEBIAN):
@@ -134,26 +142,6 @@ def _dependencies(inputs: BuildInputs) -> Iterator[dict[str, Any]]:
         for value in sorted(pin.sha256):
             uri = f"pkg:pypi/{pin.name}@{quote(pin.version, safe='')}"
             yield {"uri": uri, "digest": {"sha256": value}}
-
-
-def commit_of(root: Path) -> str:
-    """Return the commit of a checkout; BadInput if it is none, or if a file of the image differs from it."""
-    command = ["git", "-C", str(root)]
-    changed = ["status", "--porcelain", "--untracked-files=all", "--", *SOURCE_FILES, *_BUILD_FILES, "docker"]
-    try:
-        commit = subprocess.run(
-            [*command, "rev-parse", "HEAD"], check=True, capture_output=True, text=True, encoding="utf-8"
-        )
-        status = subprocess.run(
-            [*command, *changed], check=True, capture_output=True, text=True, encoding="utf-8"
-        )
-    except (OSError, subprocess.CalledProcessError):
-        advice = "provenance names a commit: attest in the git checkout that the image was built from"
-        raise BadInput("is no git checkout", where=str(root), advice=advice) from None
-    if lines := status.stdout.splitlines():
-        message = f"{lines[0][3:]} differs from the commit, and nobody could build this image again"
-        raise BadInput(message, where=str(root), advice="commit it, and build the image once more")
-    return commit.stdout.strip()
 
 
 # --- verifying -------------------------------------------------------------------------------------------
@@ -224,5 +212,7 @@ def _verify_provenance(predicate: Any, image: Attested) -> str:
     if sha256(image.sbom) not in {one["digest"]["sha256"] for one in predicate["runDetails"]["byproducts"]}:
         raise VerificationFailed("names another SBOM than the image's own")
     commits = [one["digest"]["gitCommit"] for one in dependencies if "gitCommit" in one["digest"]]
+    if labels.get(REVISION, commits[0]) != commits[0]:
+        raise VerificationFailed("names another commit than the image's label")
     inputs, builder = f"{len(dependencies)} inputs", predicate["runDetails"]["builder"]["id"]
     return f"variant {parameters['variant']} of commit {commits[0]:.12}, {inputs}, by {builder:.120}"

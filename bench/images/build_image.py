@@ -28,6 +28,7 @@ from bench.base.files import replacing
 from bench.base.names import GIB
 from bench.base.operating_system import require_linux, user_and_group
 from bench.base.sbom import PLACE, python_versions
+from bench.base.source import PACKAGE
 from bench.base.stamps import sha256
 from bench.base.strict_json import pretty_json
 from bench.images.archive import Blob, ImageFacts, extract, facts_of, write_archive
@@ -36,11 +37,12 @@ from bench.images.fetch import digest, wheels
 from bench.images.locks import BUILDER, DEBIAN, Pin, read_pins
 from bench.images.normalise import configuration, normalise
 from bench.images.package_list import write_list
+from bench.images.revision import BUILD_FILES, REVISION, SOURCE_FILES, revision_of, source_url
 from bench.images.variants import Variant, images
 
 Say = Callable[[str], None]
+CREATED = "org.opencontainers.image.created"  # label of an image
 STAGES = ("base", "libraries", "torch", "rest", "image")  # of the Dockerfile, one for each layer
-SOURCE_FILES = ("pyproject.toml", "README.md", "LICENSE", "bench")  # copied from the repository
 # Disk space for the cache, buildah's store and the result, by whether the variant has CUDA.
 NEEDS_BYTES = {True: 40 * GIB, False: 6 * GIB}
 
@@ -76,6 +78,8 @@ class BuildInputs:
 def build(inputs: BuildInputs, out: Path, tag: str, say: Say) -> ImageFacts:
     """Build the image and write its archive to `out`; return the archive's facts."""
     check_prerequisites(inputs)
+    if REVISION not in labels(inputs):
+        say("these files are those of no commit: the image will name none")
     pins = inputs.pins()
     with context(inputs, [*pins.values(), read_pins(inputs.root / BUILDER)["pip"]], say) as folder:
         (folder / "pins.txt").write_text(
@@ -108,7 +112,7 @@ def context(inputs: BuildInputs, pins: Sequence[Pin], say: Say) -> Iterator[Path
         for path in files.values():
             os.link(path, folder / "wheels" / path.name)
         os.link(base, folder / "base.tar")
-        for script in ("Dockerfile", "docker/install.py", "docker/kernels.py"):
+        for script in BUILD_FILES:
             shutil.copy(inputs.root / script, folder)
         yield folder
 
@@ -160,6 +164,8 @@ def _copy_source(root: Path, folder: Path) -> None:
     folder.mkdir()
     for name in SOURCE_FILES:
         source = root / name
+        if name == PACKAGE.name and not source.exists():  # a wheel carries the rest beside the package
+            source = PACKAGE
         if source.is_dir():
             shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
         else:
@@ -216,8 +222,8 @@ def _finish(inputs: BuildInputs, saved: Path, work: Path, out: Path, tag: str, s
                 diff_id = normalise(_member(archive, name), file, epoch)
             blobs.append(Blob(path, diff_id, diff_id, compressed=False))
     saved.unlink()
-    created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(epoch))
-    config = configuration(built, [b.diff_id for b in blobs], labels(inputs), STAGES, created)
+    said = labels(inputs)
+    config = configuration(built, [b.diff_id for b in blobs], said, STAGES, said[CREATED])
     out.parent.mkdir(parents=True, exist_ok=True)
     write_archive(out, config, blobs, tag)
     return facts_of(out)
@@ -231,9 +237,13 @@ def _member(archive: tarfile.TarFile, name: str) -> Any:
 
 
 def labels(inputs: BuildInputs) -> Mapping[str, str]:
-    """Return the labels of the image: OCI annotations, the variant, and the digests of its locks."""
+    """Return the labels of the image: OCI annotations, the variant, and the digests of its locks.
+
+    `created` is the time of the locks, and `revision` the commit, if the files are those of one.
+    """
     oci, variant = "org.opencontainers.image", inputs.variant
     always = {
+        CREATED: time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(images().epoch)),
         f"{oci}.title": "bench",
         f"{oci}.description": "How long would it take to pre-train this model on this machine?",
         f"{oci}.version": __version__,
@@ -243,8 +253,14 @@ def labels(inputs: BuildInputs) -> Mapping[str, str]:
         "bench.lock": f"sha256:{digest(inputs.lock)}",
         "bench.debian": f"sha256:{digest(inputs.root / DEBIAN)}",
     }
-    optional = {"cuda": variant.cuda, "driver": variant.driver, "without": " ".join(inputs.without)}
-    return always | {f"bench.{name}": value for name, value in optional.items() if value}
+    optional = {
+        "bench.cuda": variant.cuda,
+        "bench.driver": variant.driver,
+        "bench.without": " ".join(sorted(inputs.without)),
+        f"{oci}.source": source_url(inputs.root),
+        REVISION: revision_of(inputs.root),
+    }
+    return always | {name: value for name, value in optional.items() if value}
 
 
 def _check_installed(inputs: BuildInputs, pins: Mapping[str, Pin], out: Path, facts: ImageFacts) -> None:

@@ -26,6 +26,11 @@ _OLD_PLATFORMS = ["manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x8
 _SOURCE_SUFFIX = ".tar.gz"
 
 
+def image_cache() -> Path:
+    """Return the folder in which builds of images keep what they fetch and make."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bench/images"
+
+
 def digest(path: Path) -> str:
     """Return the sha256 of a file, in hexadecimal."""
     with path.open("rb") as file:

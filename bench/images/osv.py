@@ -7,6 +7,7 @@ osv.dev offers). Out: `Vulnerability`, only of packages that are asked for. Form
 from __future__ import annotations
 
 import json
+import re
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ _FORMATS = "give OSV records: .json, .jsonl, a .zip of osv.dev, or a folder of t
 class Package:
     """A package of an image, as OSV names packages."""
 
-    ecosystem: str  # PyPI, or Debian:12; Debian if its release is not known
+    ecosystem: str  # PyPI, crates.io, or Debian:12; Debian if its release is not known
     name: str  # of a Debian package, that of its source
     version: str  # of a Debian package, that of its source
 
@@ -193,7 +194,21 @@ def _is_about(entry: Mapping[str, Any], package: Package) -> bool:
 def _order_of(package: Package) -> Callable[[str], Any]:
     if package.key[0] == "PyPI":
         return lambda text: Version(Version(text).public)  # 2.11.0+cu130 is a build of 2.11.0
-    return debian_version
+    return semantic_version if package.key[0] == "crates.io" else debian_version
+
+
+_SEMANTIC = re.compile(r"(\d+)\.(\d+)\.(\d+)(?:-([0-9A-Za-z.-]+))?(?:\+[0-9A-Za-z.-]+)?", re.ASCII)
+
+
+def semantic_version(text: str) -> tuple[int, int, int, bool, tuple[tuple[bool, int, str], ...]]:
+    """Return what orders a version as https://semver.org says; ValueError for another form."""
+    match = _SEMANTIC.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r:.40} is no semantic version")
+    major, minor, patch, before = match.groups()
+    parts = before.split(".") if before else []
+    words = tuple((False, int(part), "") if part.isdigit() else (True, 0, part) for part in parts)
+    return int(major), int(minor), int(patch), before is None, words
 
 
 def _equal(order: Callable[[str], Any], version: Any, text: str, package: Package) -> bool:

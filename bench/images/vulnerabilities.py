@@ -38,12 +38,18 @@ class FoundVulnerability:
 
 
 def packages_of(sbom: bytes, where: str) -> Mapping[str, Package]:
-    """Return the packages of a CycloneDX document by purl; BadInput if there is none, or one without purl."""
+    """Return the packages of a CycloneDX document by purl; BadInput if there is none, or one without purl.
+
+    What a wheel's own SBOM lists inside of a package counts as a package of its own.
+    """
     try:
         document = strict_loads(sbom)
         if not isinstance(document, dict) or document.get("bomFormat") != "CycloneDX":
             raise DecodeError("it is not CycloneDX")
-        purls = [component["purl"] for component in document["components"]]
+        packages = [one for one in document["components"] if one.get("type") != "operating-system"]
+        purls = [component["purl"] for component in packages]
+        inside = [part for one in packages for part in one.get("components", ())]
+        purls += [part["purl"] for part in inside if "purl" in part]  # a library that is only a file has none
         found = {purl: package for purl in purls if (package := _package(purl)) is not None}
     except (DecodeError, KeyError, TypeError, AttributeError, ValueError) as error:
         message = f"is no list of packages that can be scanned: {error}"
@@ -54,11 +60,15 @@ def packages_of(sbom: bytes, where: str) -> Mapping[str, Package]:
 
 
 def _package(purl: str) -> Package | None:
-    """Return the package of a purl; None for a kind that no feed of PyPI or Debian is about."""
+    """Return the package of a purl; None without a version, and for a kind that the scan does not know."""
     path, _, qualifiers = purl.partition("?")
     kind, _, rest = path.removeprefix("pkg:").partition("/")
     name, _, version = rest.rpartition("@")
     more = {key: values[0] for key, values in parse_qs(qualifiers).items()}
+    if not name:
+        return None
+    if kind == "cargo":
+        return Package("crates.io", unquote(name), unquote(version))
     if kind == "pypi":
         return Package("PyPI", normal(unquote(name)), unquote(version))
     if kind == "deb" and name.startswith("debian/"):

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import bench
 from bench.base.errors import BadInput
+from bench.base.shipped_data import locks_folder
 from bench.base.strict_json import canonical_json
 from bench.environment.interpreter import Interpreter
 from bench.environment.wheel_tags import misfit
@@ -42,7 +42,7 @@ def read_locked(
 
     Compiled kernels are on no index: those are installed whose wheels are in `wheelhouse`.
     """
-    root = source or _repository()
+    root = source or locks_folder()
     path = root / variant.lock
     if not path.exists():
         raise BadInput(f"has no {variant.lock}", where=str(root), advice=_ADVICE)
@@ -55,12 +55,6 @@ def read_locked(
     for name in without:
         del packages[name]
     return LockedEnvironment(variant, f"sha256:{digest(path)}", packages, without)
-
-
-def _repository() -> Path:
-    """Return the folder that has the locks: the working folder, or the one that bench's code is in."""
-    here = Path.cwd()
-    return here if (here / "docker/cpu.lock").exists() else Path(bench.__file__).parents[1]
 
 
 def fits(python: Interpreter, file_name: str) -> bool:

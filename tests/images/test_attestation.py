@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import subprocess
+import tarfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,11 +19,13 @@ import pytest
 from bench import __version__
 from bench.base.strict_json import canonical_json
 from bench.cli.main import main
-from bench.images.archive import facts_of
+from bench.images.archive import facts_of, manifest_digest
 from bench.images.attestation import Attested
 from bench.images.fetch import digest
+from bench.images.revision import REVISION
 from bench.images.variants import images
 from bench.signing.dsse import pae, seal
+from bench.signing.key_file import load_key
 from bench.signing.ssh_keys import PublicKey
 from tests.authority import RUN_KEY
 from tests.bundle.test_third_party import INSTALL_COSIGN
@@ -147,6 +150,26 @@ def test_the_provenance_is_slsas_v1_and_names_everything_that_the_image_is_made_
     assert (made / "bench-cpu.config.json").read_bytes() == facts_of(image).config_bytes
 
 
+def test_the_file_that_save_wrote_is_named_by_its_digest_in_a_registry_too(
+    tmp_path: Path, source: Path, image: Path, key: Path
+) -> None:
+    saved = tmp_path / "saved.tar"
+    assert main(["image", "save", str(image), "-o", str(saved)]) == 0
+    out = ["--key", str(key), "-o", str(tmp_path)]
+    assert main(["image", "attest", str(saved), "--source", str(source), *out]) == 0
+    in_registry = manifest_digest(saved, facts_of(saved))
+    assert in_registry is not None
+    with tarfile.open(saved) as archive:
+        assert f"blobs/{in_registry.replace(':', '/')}" in archive.getnames()
+    subjects = payload(tmp_path / PROVENANCE)["subject"]
+    assert [subject["name"] for subject in subjects] == [
+        "bench:test",
+        "saved.tar",
+        "bench:test in a registry",
+    ]
+    assert subjects[2]["digest"] == {"sha256": in_registry.removeprefix("sha256:")}
+
+
 def test_the_list_of_contents_is_that_of_the_image(image: Path, made: Path) -> None:
     statement = payload(made / LIST)
     assert statement["predicateType"] == "https://cyclonedx.org/bom"
@@ -237,6 +260,26 @@ def test_an_image_with_a_malformed_list_is_not_attested(
     labels = facts_of(image_of(tmp_path, source)).labels
     image = make_image(tmp_path, [{PLACE: b"{"}], "odd.tar", labels)
     assert "the list of contents in the image is malformed" in refused_to_attest(image, source, key, capsys)
+
+
+def test_an_image_of_another_commit_is_not_attested(
+    tmp_path: Path, source: Path, key: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    revision = {REVISION: "c" * 40}
+    image = image_of(tmp_path, source, "odd.tar", **revision)
+    assert "was built from another commit than" in refused_to_attest(image, source, key, capsys)
+
+
+def test_provenance_of_another_commit_than_the_images(
+    tmp_path: Path, source: Path, key: Path, made: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The signer's statement is about this very image, and wrong."""
+    image = image_of(tmp_path, source, "odd.tar", **{REVISION: "c" * 40})
+    statement = payload(made / PROVENANCE)
+    statement["subject"][0]["digest"]["sha256"] = facts_of(image).identity.config.removeprefix("sha256:")
+    private = load_key(key).private
+    (made / PROVENANCE).write_bytes(seal(canonical_json(statement), private))
+    assert "another commit than the image's label" in refused(image, key, made / PROVENANCE, capsys)
 
 
 def test_a_damaged_checkout_attests_nothing(

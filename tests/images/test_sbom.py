@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import sys
+import zipfile
 from importlib import metadata
+from pathlib import Path
+from typing import Any
 
 import pytest
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
 
 from bench.base import sbom
+from tests.images.odd_packages import make_wheel
 
 STATUS = """Package: libc6
 Status: install ok installed
@@ -63,18 +71,66 @@ def test_python_packages_are_those_that_are_installed() -> None:
     assert not [name for name in found if "_" in name or name != name.lower()]
 
 
-def test_it_is_valid_and_the_same_each_time(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pathlib import Path
+PACKAGES = {
+    "schema": "bench/packages/v1",
+    "files": [
+        ["thing_of_mine-1.0-py3-none-any.whl", "a" * 64, 5],
+        ["g/gcc-12/libstdc++6_12.2.0-14_amd64.deb", "b" * 64, None],
+    ],
+}
+CRATES = {"bomFormat": "CycloneDX", "components": [
+    {"type": "library", "name": "ring", "version": "0.17.8", "purl": "pkg:cargo/ring@0.17.8"}
+]}  # fmt: skip
 
-    from cyclonedx.schema import SchemaVersion
-    from cyclonedx.validation.json import JsonStrictValidator
 
-    status = Path(str(tmp_path)) / "status"
+@pytest.fixture
+def thing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Install a distribution with two libraries and an SBOM of its own; return its component."""
+    members = {
+        "thing_of_mine.libs/libquad-1a2b.so.0.1": (b"a library", 0o644),
+        "thing/libodd.cpython-311-x86_64-linux-gnu.so": (b"an extension module", 0o644),
+        "thing_of_mine-1.0.dist-info/sboms/thing.cyclonedx.json": (json.dumps(CRATES).encode(), 0o644),
+    }
+    wheel = make_wheel(tmp_path, "thing_of_mine", members)
+    site = tmp_path / "site"
+    zipfile.ZipFile(wheel).extractall(site)
+    monkeypatch.setattr(sys, "path", [str(site), *sys.path])
+    files = sbom.file_hashes(json.dumps(PACKAGES).encode())
+    return next(component for component in sbom.python(files) if component["name"] == "thing-of-mine")
+
+
+def test_a_package_has_the_sha256_of_the_file_that_it_was_installed_from(thing: dict[str, Any]) -> None:
+    files = sbom.file_hashes(json.dumps(PACKAGES).encode())
+    assert thing["hashes"] == [{"alg": "SHA-256", "content": "a" * 64}]
+    first, second = sbom.debian(STATUS, "12", files)
+    assert "hashes" not in first  # packages.json lacks libc6
+    assert second["hashes"] == [{"alg": "SHA-256", "content": "b" * 64}]  # an epoch is in no file's name
+
+
+def test_libraries_inside_a_wheel_are_listed_with_what_its_own_sbom_says(thing: dict[str, Any]) -> None:
+    crate, library = thing["components"]
+    assert (library["type"], library["name"]) == ("file", "thing_of_mine.libs/libquad-1a2b.so.0.1")
+    assert library["hashes"][0]["content"] == hashlib.sha256(b"a library").hexdigest()
+    assert (crate["name"], crate["version"], crate["purl"]) == ("ring", "0.17.8", "pkg:cargo/ring@0.17.8")
+    assert crate["bom-ref"].startswith("pkg:pypi/thing-of-mine@1.0#")
+
+
+def test_the_operating_system_is_a_component_without_a_purl() -> None:
+    found = sbom.operating_system({"ID": "debian", "VERSION_ID": "12", "PRETTY_NAME": "Debian"})
+    assert (found["type"], found["name"], found["version"]) == ("operating-system", "debian", "12")
+    assert "purl" not in found
+
+
+def test_it_is_valid_and_the_same_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    status, packages = tmp_path / "status", tmp_path / "packages.json"
     status.write_text(STATUS)
+    packages.write_text(json.dumps(PACKAGES))
     monkeypatch.setattr(sbom, "DPKG", status)
+    monkeypatch.setattr(sbom, "PACKAGES", packages)
     text = sbom.sbom()
     assert text == sbom.sbom()
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text.decode()) is None
     document = json.loads(text)
+    assert document["components"][0]["type"] == "operating-system"
     assert sbom.python_versions(document)["jsonschema"] == metadata.version("jsonschema")
     assert "libc6" not in sbom.python_versions(document)

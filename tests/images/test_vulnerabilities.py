@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -86,6 +87,23 @@ def test_packages_are_named_as_the_feed_names_them() -> None:
     ]
 
 
+def test_what_a_wheel_says_that_it_contains_counts_as_packages() -> None:
+    """A library that is only a file has no purl, and the operating system none; neither can be looked up."""
+    inside = [
+        component("pkg:cargo/ring@0.17.8?download_url=x"),
+        component("pkg:pypi/pip@26.0.1"),
+        component("pkg:pypi/filelock"),  # without a version
+        {"type": "file", "name": "thing.libs/libz.so.1"},
+    ]
+    listed = [{"type": "operating-system", "name": "debian"}, component(TORCH) | {"components": inside}]
+    document = json.dumps({"bomFormat": "CycloneDX", "components": listed})
+    assert list(packages_of(document.encode(), "x").values()) == [
+        Package("PyPI", "torch", "2.10.0+cu128"),
+        Package("crates.io", "ring", "0.17.8"),
+        Package("PyPI", "pip", "26.0.1"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("document", "why"),
     [
@@ -110,6 +128,26 @@ def is_affected(version: str, entry: dict[str, Any], ecosystem: str = "PyPI") ->
     about = {"package": {"ecosystem": ecosystem, "name": "x"}, **entry}
     vulnerability = Vulnerability("V", (), "", "", (about,))
     return affects(vulnerability, Package(ecosystem, "x", version)) is not None
+
+
+def test_semantic_versions_have_the_order_of_their_specification() -> None:
+    ordered = ["1.0.0-0", "1.0.0-alpha", "1.0.0-alpha.1", "1.0.0-alpha.beta", "1.0.0-beta", "1.0.0-beta.2",
+               "1.0.0-beta.11", "1.0.0-rc.1", "1.0.0", "1.0.1", "1.2.0", "1.10.0", "2.0.0"]  # fmt: skip
+    shuffled = random.Random(0).sample(ordered, len(ordered))
+    assert sorted(shuffled, key=osv.semantic_version) == ordered
+    assert osv.semantic_version("1.0.0+build.5") == osv.semantic_version("1.0.0")
+    for text in ("1.0", "v1.0.0", "1.0.0-", "\u0661.0.0", ""):
+        with pytest.raises(ValueError, match="is no semantic version"):
+            osv.semantic_version(text)
+
+
+@pytest.mark.parametrize(
+    ("version", "affected"),
+    [("0.17.11", True), ("0.17.12", False), ("0.17.12-alpha", True), ("0.9.0", False)],
+)
+def test_a_crate_is_affected_between_two_versions(version: str, affected: bool) -> None:
+    span = [{"type": "SEMVER", "events": [{"introduced": "0.10.0"}, {"fixed": "0.17.12"}]}]
+    assert is_affected(version, {"ranges": span}, "crates.io") == affected
 
 
 @pytest.mark.parametrize(

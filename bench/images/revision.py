@@ -1,0 +1,59 @@
+"""Which commit an image is built from: git's, or the one that a release's wheel carries."""
+
+from __future__ import annotations
+
+import subprocess
+import tomllib
+from pathlib import Path
+
+from bench.base.errors import BadInput
+from bench.images.variants import images
+
+REVISION = "org.opencontainers.image.revision"  # label of an image
+SOURCE_FILES = ("pyproject.toml", "README.md", "LICENSE", "bench")  # copied from the repository
+BUILD_FILES = ("Dockerfile", "docker/install.py", "docker/kernels.py")
+CARRIED = "revision"  # name of the file in which a release keeps its commit
+_STATUS = ("status", "--porcelain", "--untracked-files=all", "--")
+
+
+def commit_of(root: Path) -> str:
+    """Return the commit of a checkout; BadInput if it is none, or if a file of the image differs from it.
+
+    A folder that another repository contains but does not track, as an installed package, is no checkout.
+    """
+    locks = [variant.lock for variant in images().variants]
+    files = [*SOURCE_FILES, *BUILD_FILES, *locks, "docker"]
+    try:
+        _git(root, "ls-files", "--error-unmatch", BUILD_FILES[0])
+        commit, status = _git(root, "rev-parse", "HEAD"), _git(root, *_STATUS, *files)
+    except (OSError, subprocess.CalledProcessError):
+        advice = "provenance names a commit: attest in the git checkout that the image was built from"
+        raise BadInput("is no git checkout", where=str(root), advice=advice) from None
+    if lines := status.splitlines():
+        message = f"{lines[0][3:]} differs from the commit, and nobody could build this image again"
+        raise BadInput(message, where=str(root), advice="commit it, and build the image once more")
+    return commit.strip()
+
+
+def _git(root: Path, *arguments: str) -> str:
+    command = ("git", "-C", str(root), *arguments)
+    return subprocess.run(command, check=True, capture_output=True, text=True, encoding="utf-8").stdout
+
+
+def revision_of(root: Path) -> str | None:
+    """Return the commit that a folder is, or was released from; None if its files are those of no commit."""
+    carried = root / CARRIED
+    if carried.exists():
+        return carried.read_text(encoding="utf-8").strip()
+    try:
+        return commit_of(root)
+    except BadInput:
+        return None
+
+
+def source_url(root: Path) -> str | None:
+    """Return where the source is published, as pyproject.toml says under [project.urls]; None if nowhere."""
+    path = root / "pyproject.toml"
+    project = tomllib.loads(path.read_text(encoding="utf-8"))["project"] if path.exists() else {}
+    url = project.get("urls", {}).get("Source")
+    return url if isinstance(url, str) else None

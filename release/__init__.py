@@ -1,0 +1,1 @@
+"""Makes a release from one commit: packages, images, lists of contents, checksums and signatures."""
