@@ -14,6 +14,7 @@ import json
 import sys
 import tarfile
 from collections.abc import Iterator
+from datetime import date
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -74,4 +75,7 @@ if __name__ == "__main__":
     for row in found:
         print(*row.values())
     if "--write" in sys.argv[1:]:
-        TARGET.write_bytes(pretty_json({"schema": "bench/kernel-costs/v1", "rows": found}))
+        source = "benchmarks/kernel_costs.py, from the bundles in results/"
+        dated = date.today().isoformat()
+        document = {"schema": "bench/kernel-costs/v1", "source": source, "dated": dated, "rows": found}
+        TARGET.write_bytes(pretty_json(document))

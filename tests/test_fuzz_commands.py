@@ -47,6 +47,7 @@ def test_a_command_that_prints_control_characters_is_noticed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("bench.cli.verify.one_line", lambda text: f"{text}\x1b")
+    monkeypatch.setattr("bench.cli.stdio._escaped", lambda text: text)  # else stdout escapes it
     bundle = Path(__file__).parents[1] / "results" / "proof-h200" / "pythia-160m.tar"
     with pytest.raises(Defect, match="prints"):
         call("verify", bundle)

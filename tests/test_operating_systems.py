@@ -103,8 +103,9 @@ def test_the_system_is_asked_for_in_one_place() -> None:
 # Files of a machine that is measured, of an image, of a pod, and of a container engine's machine.
 LINUX_FILES = {
     "base.machine_share", "base.sbom", "images.container", "images.engines.docker",
-    "node_check.checks.clock", "node_check.checks.disk", "node_check.checks.xid",
-    "packages.apt_sources", "packages.pip_settings", "push.kubernetes.kubectl",
+    "node_check.checks.clock", "node_check.checks.disk", "node_check.checks.gpudirect",
+    "node_check.checks.ports", "node_check.checks.xid", "packages.apt_sources", "packages.pip_settings",
+    "push.kubernetes.kubectl",
 }  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from tests.pip_lines.machine import fault
 from tests.pip_lines.package_facts import read_facts
 from tests.pip_lines.printed_lines import (
     NAMES_A_PACKAGE,
+    OF_A_RELEASE,
     PIP,
     PRODUCERS,
     ROOT,
@@ -30,6 +31,7 @@ from tests.pip_lines.printed_lines import (
     texts_of_code,
 )
 from tests.pip_lines.stand_in_index import StandInIndex, serving
+from tests.release.test_release import INSTALL
 
 GUIDE = ROOT / "docs/guides/reproduce-a-result.md"
 KERNELS_ALONE = replace(stacks()[0], packages={"torch": "2.11.0", "causal-conv1d": "1.7.0"})
@@ -50,6 +52,12 @@ def test_lines_of_documents_and_messages_install(
     lines: PrintedLines, index: StandInIndex, tmp_path: Path
 ) -> None:
     assert fault(lines, index, tmp_path / "machine") is None
+
+
+def test_the_lines_about_releases_are_those_that_the_test_of_a_release_runs() -> None:
+    documented = in_document(OF_A_RELEASE.name, OF_A_RELEASE.read_text())
+    run = INSTALL.format(lock="bench_appliance-VERSION.operator.lock")
+    assert [lines.commands for lines in documented] == [(run,)]
 
 
 def test_every_pip_line_in_a_document_is_one_that_is_run() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.base.errors import BadInput
+from bench.base.shipped_data import manifest_path
 from bench.cli.arguments import Parser
 from bench.cli.completion_scripts import SCRIPTS
 from bench.cli.main import parser
@@ -109,7 +110,7 @@ def _values(action: argparse.Action | None, begun: str) -> list[Completed]:
         words = [Completed(str(choice)) for choice in action.choices]
     elif (name := next(iter(action.option_strings), action.metavar)) in NAMES:
         words = NAMES[str(name)]()
-    elif action.type is Path or action.metavar in ("FILE", "DIR"):
+    elif action.type in (Path, manifest_path) or action.metavar in ("FILE", "DIR"):
         return [Completed(FILES)]
     else:
         return []

@@ -62,6 +62,8 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "bench image sbom": ("bench image sbom bench:cuda13",),
     "bench image save": ("bench image save bench:cuda13 -o bench-cuda13.tar",),
     "bench image load": ("bench image load bench-cuda13.tar --engine podman",),
+    "bench image push": ("bench image push bench-cuda13.tar registry.site/bench:cuda13 --key release",),
+    "bench image pull": (f"bench image pull registry.site/bench@sha256:{'0' * 64} --key release.pub",),
     "bench image attest": ("bench image attest out/images/bench-cuda13.tar -o attested/",),
     "bench image verify": ("bench image verify bench-cuda13.tar built.dsse.json --key builder.pub",),
     "bench image scan": ("bench image scan bench-cuda13.tar --feed osv/",),

@@ -46,6 +46,8 @@ class MeasuredCosts:
 
     rows: tuple[MeasuredCost, ...]
     schema: Literal["bench/kernel-costs/v1"]
+    source: str
+    dated: str  # day of the comparison
 
 
 @dataclass(frozen=True, slots=True)

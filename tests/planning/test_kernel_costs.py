@@ -108,8 +108,15 @@ def test_a_cpu_loses_nothing_without_kernels_of_gpus() -> None:
     assert kernel_costs(manifest("mamba-2.8b"), cpu, ["mamba-ssm", "causal-conv1d", "flash-attn"]) == []
 
 
-def test_measured_steps_are_told_with_the_machine_and_only_for_as_many_gpus() -> None:
+def test_measured_steps_are_told_with_the_machine_and_only_for_as_many_gpus(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     (one,) = costs("pythia-1b")
+    assert "no slower, as measured on 1 x NVIDIA H200 (pythia-1b)" in one.text
+    slower = tuple(replace(row, times=1.009) for row in measured_costs())
+    with monkeypatch.context() as patched:
+        patched.setattr("bench.planning.kernel_costs.measured_costs", lambda: slower)
+        (one,) = costs("pythia-1b")
     assert "a step takes 1.009 times as long, as measured on 1 x NVIDIA H200 (pythia-1b)" in one.text
     (four,) = costs("pythia-1b", target=replace(H200, gpus=4))
     assert four.models[0].measured is None

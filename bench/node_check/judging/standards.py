@@ -9,7 +9,7 @@ from importlib.resources import files
 from typing import Literal
 
 from bench.base.shipped_data import read_data
-from bench.base.strict_json import from_json
+from bench.base.strict_json import from_json, later
 from bench.records.trial import Gpu
 
 
@@ -33,12 +33,12 @@ class Profile:
     form_factor: str
     sources: tuple[str, ...]  # of the properties; each figure has its own
     figures: Mapping[str, Reference]
-    dated: str  # day on which the sources were read, or the figures measured
     pcie_generation: int | None = None
     pcie_width: int | None = None
     nvlinks: int | None = None  # None: no NVLink, or the number depends on the bridge
     ecc: bool = True
     power_watts: int | None = None  # the card's own limit
+    dated: str = later("")  # day on which its figures were entered or last checked; "" in older bundles
 
 
 @dataclass(frozen=True, slots=True)
