@@ -12,9 +12,9 @@ import sys
 import venv
 import zipfile
 from collections.abc import Iterable
+from importlib.metadata import distribution
 from pathlib import Path
 
-import pip
 from packaging.utils import canonicalize_name
 
 from bench.base.distribution import DISTRIBUTION
@@ -24,7 +24,9 @@ from tests.pip_lines.printed_lines import PROJECT, ROOT, PrintedLines
 from tests.pip_lines.stand_in_backend import BUILT_WITH, write_wheel
 from tests.pip_lines.stand_in_index import StandInIndex, metadata_lines, source_files
 
-PIP = Path(pip.__file__).parent
+# Found without importing pip: after that, setuptools and torch's compiler cannot import distutils.
+OURS = distribution("pip")
+PIP = Path(str(OURS.locate_file("pip")))
 PYTHONS = ("3.11", "3.12", "3.13")
 
 
@@ -36,9 +38,7 @@ def make_environment(path: Path, python: str, index_url: str) -> None:
     venv.EnvBuilder(with_pip=False).create(path)
     (packages,) = path.glob("lib/python*/site-packages")
     (packages / "pip").symlink_to(PIP)
-    (packages / f"pip-{pip.__version__}.dist-info").symlink_to(
-        PIP.with_name(f"pip-{pip.__version__}.dist-info")
-    )
+    (packages / f"pip-{OURS.version}.dist-info").symlink_to(PIP.with_name(f"pip-{OURS.version}.dist-info"))
     command = path / "bin/pip"
     command.write_text(
         f"#!{path}/bin/python\nimport sys\nfrom pip._internal.cli.main import main\nsys.exit(main())\n"

@@ -120,7 +120,7 @@ IN_CLUSTER = ["--kubernetes", "--image", f"registry.example/bench@sha256:{'0' * 
 @pytest.mark.parametrize(
     ("words", "wrong"),
     [
-        (["gpu1", "--together", "gpu1:29500"], "takes two hosts"),
+        (["gpu1", "--together", "gpu1:29500"], "two at least"),
         (["gpu1", "gpu2", "--together", "gpu1"], "is not HOST:PORT"),
         (["gpu1", "gpu2", "--together", ":29500"], "is not HOST:PORT"),
         (["gpu1", "gpu2", "--together", "gpu1:70000"], "is not HOST:PORT"),

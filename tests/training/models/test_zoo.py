@@ -24,7 +24,7 @@ from bench.training.objectives import known_objectives
 from tests.builders import trial
 
 every_model = pytest.mark.parametrize("name", zoo_names())
-FIELDS = {"architecture", "architecture_source", "recipe", "parameters", "parameters_source"}
+FIELDS = {"architecture", "architecture_source", "recipe", "parameters", "parameters_source", "dated"}
 # Objectives whose models have no family file, and the sizes with which they train on a CPU in a test.
 OBJECTIVES = {"sequence-to-sequence", "speech-recognition", "audio-classification", "masked-image"}
 SHRUNK = {
