@@ -272,7 +272,7 @@ def test_a_full_scratch_disk_ends_the_run_and_fails_no_trial(
             measured(run, Full(0), monkeypatch)
     with begun(tmp_path) as run:
         stopped = measured(run, Full(2), monkeypatch)
-    assert stopped == "/scratch: no room, 0 B free, 0 of 1 models undecided"
+    assert stopped == "/scratch: no room, 0 B free, all models decided"
     assert "make room" in capsys.readouterr().err
     with begun(tmp_path) as run:  # after some space was freed
         assert len(run.outcomes) == 2
@@ -676,3 +676,19 @@ def test_a_machine_without_gpus_has_nothing_to_wait_for() -> None:
     said: list[str] = []
     settle(dict, {}, said.append)
     assert said == []
+
+
+@pytest.mark.parametrize("wanted", [None, {"steps": 1, "minutes": 0.1}])
+def test_a_run_that_was_interrupted_after_its_trials_says_what_it_still_lacked(
+    wanted: dict[str, float] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with begun(tmp_path, **({"prove": wanted} if wanted else {})) as run:
+        assert "undecided" in loop.what_is_open(run)
+
+        class Interrupting(Guessing):
+            def proof(self, *_: Any) -> Any:
+                raise KeyboardInterrupt
+
+        stopped = searched(run, Interrupting(), monkeypatch)
+        assert stopped == ("interrupted, before tiny-gpt-neox was proven" if wanted else None)
+        assert wanted or loop.what_is_open(run) == "all models decided"

@@ -471,7 +471,7 @@ class _Leader:
         self.agent.put(f"step/{step.number}", step)
         began = time.monotonic()
         answers = {self.agent.node: self.agent.do(step)}
-        limit = began + (step_seconds(self.job) if kind != "end" else 0.0) + ANSWER_SECONDS
+        limit = began + step_seconds(self.job) + ANSWER_SECONDS
         waited = [node for node in alive if node not in answers]
         while waited and time.monotonic() < limit:
             for node in [node for node in waited if self.agent.store.check([f"done/{step.number}/{node}"])]:

@@ -421,9 +421,12 @@ def _must_be_alike(node: NodeFacts) -> dict[str, str]:
 
 
 def what_is_open(run: Run) -> str:
-    """Return a phrase with the number of models or settings that are undecided."""
+    """Return a phrase with the number of models or settings that are undecided, or with what comes after."""
     decided, total, what = tally(run.plan, run.plausible_outcomes)
-    return f"{total - decided} of {total} {what} undecided"
+    if decided < total:
+        return f"{total - decided} of {total} {what} undecided"
+    trial = unproven(run.plan, run.plausible_outcomes, run.proofs) if run.manifest.prove else None
+    return f"before {trial.model.name} was proven" if trial else f"all {what} decided"
 
 
 def preload(plan: Plan) -> list[str]:
