@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from bench.base.errors import BadInput, BenchError, printable
+from bench.base.errors import BadInput, BenchError
 from bench.base.strict_json import pretty_json, to_json
 from bench.bundle.verdict import RunContents, Verdict
 from bench.cli.combinations import chosen_columns, refuse_two_formats, refuse_without_plots
@@ -95,13 +95,13 @@ def _show_runs(comparison: Comparison, output: str, request: CompareArguments) -
     columns = request.shown_columns
     text = table(comparison, columns) if output == "table" else FORMATS[output](comparison)
     if output == "table":
-        show(printable(text.rstrip("\n")))
+        show(text.rstrip("\n"))
     else:
-        sys.stdout.write(printable(text.rstrip("\n")) + "\n")
+        print(text.rstrip("\n"))
     if output == "markdown" and request.settings:
-        print(f"\n{printable(markdown_code(_settings(comparison, request)))}")
+        print(f"\n{markdown_code(_settings(comparison, request))}")
     elif output == "table" and (request.settings or len(request.bundles) == comparison.bundles == 1):
-        show(f"\n{printable(_settings(comparison, request))}")
+        show(f"\n{_settings(comparison, request)}")
     if request.html is not None:
         from bench.report.pages.html import write_html
 
@@ -183,11 +183,11 @@ def _show_fleet(fleet: Fleet, request: CompareArguments) -> int:
         case "json":
             sys.stdout.write(pretty_json(to_json(fleet)).decode())
         case "csv":
-            sys.stdout.write(printable(fleet_page.as_csv(fleet)))
+            sys.stdout.write(fleet_page.as_csv(fleet))
         case "markdown":
-            print(printable(fleet_page.as_markdown(fleet)))
+            print(fleet_page.as_markdown(fleet))
         case _:
-            show(printable(fleet_page.table(fleet)))
+            show(fleet_page.table(fleet))
     if request.html is not None:
         fleet_page.write_fleet_html(request.html, fleet)
         print(f"report {request.html}", file=sys.stderr)

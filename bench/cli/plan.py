@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.base.errors import BadInput, printable
+from bench.base.errors import BadInput
 from bench.base.gpu_catalogue import find_gpu_model, gpu_named, near_gpus
 from bench.base.kernel_list import MODULES
 from bench.base.strict_json import pretty_json, to_json
@@ -55,7 +55,7 @@ def plan(request: PlanArguments) -> int:
     if request.as_json:
         sys.stdout.write(pretty_json(_plan_json(made, remarks, predicted, costs)).decode())
     else:
-        show(printable(plan_text(made, remarks, predicted, costs, every=request.every)))
+        show(plan_text(made, remarks, predicted, costs, every=request.every))
     return 0
 
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from bench.base.errors import EnvironmentCannot, printable
+from bench.base.errors import EnvironmentCannot
 from bench.base.strict_json import pretty_json, to_json
 from bench.base.terminal import Table, Wrapped, plain_columns, table, wrapped
 from bench.cli.arguments import ELSEWHERE
@@ -64,7 +64,7 @@ def _show(match: PublishedMatch, *, as_json: bool) -> int:
         document = {"reached": match.reached, "ratio": match.ratio, **to_json(match)}
         sys.stdout.write(pretty_json(document).decode())
     else:
-        print(printable(wrapped(match_lines(match), " " * 4)))
+        print(wrapped(match_lines(match), " " * 4))
     return 0 if match.reached else 1
 
 

@@ -6,10 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from bench.push.request import PushOptions
+from bench.push.request import DAY, FETCH_SECONDS, PushOptions
 
-DAY = 24 * 3600  # seconds
-FETCH_SECONDS = 2 * 3600  # how long after its budget a run's certificate stays valid, to fetch the bundle
 UNWATCHED_SECONDS = DAY  # additional validity of the certificate of a run that nobody watches
 
 

@@ -29,6 +29,8 @@ from bench.records.marks import Mark, worst_marks
 from bench.records.slowdown import slowed_text
 from bench.signing.revocation import Revoked
 
+DAY = 24 * 3600  # seconds
+FETCH_SECONDS = 2 * 3600  # after a run's budget: its certificate stays valid, and its pod keeps the bundle
 Phase = Literal["waiting", "connect", "preflight", "ship", "start", "run", "fetch", "clean"]
 # would: a dry run succeeded; ready: image on the node; running: not waited for; lost: node out of reach
 Outcome = Literal["done", "incomplete", "failed", "lost", "running", "ready", "would", "unchanged"]

@@ -9,15 +9,14 @@ from bench.base.errors import EnvironmentCannot
 from bench.node_check.check_manifest import data_folders, wanted_environment, wanted_image
 from bench.push.hosts import Host
 from bench.push.kubernetes.kubectl import ROLE_FILE, Cluster, Kubectl
-from bench.push.kubernetes.pod_job import DAY, GPU, NAME, PodJob, PodShare
+from bench.push.kubernetes.pod_job import GPU, NAME, PodJob, PodShare
 from bench.push.kubernetes.pod_state import ClusterNode, read_node, short_quotas
-from bench.push.request import PushRequest
+from bench.push.request import DAY, FETCH_SECONDS, PushRequest
 
 NEEDED = (
     ("create", "jobs.batch"), ("get", "jobs.batch"), ("delete", "jobs.batch"),
     ("get", "pods"), ("list", "pods"), ("create", "pods/exec"),
 )  # fmt: skip
-_FETCH_SECONDS = 2 * 3600  # for which a bundle waits in its pod, if somebody watches
 _SHARE = 0.5  # of a node's processors and memory that a pod reserves; the node's own pods need the rest
 _PLUGIN = "install NVIDIA's device plugin or GPU operator; --device cpu needs no GPU"
 
@@ -73,7 +72,7 @@ def preflight(wanted: PodsWanted, request: PushRequest, say: Callable[[str], obj
         queue=wanted.queue,
         pull_secret=wanted.pull_secret,
         run_seconds=request.valid_seconds,
-        keep_seconds=DAY if request.until == "start" else _FETCH_SECONDS,
+        keep_seconds=DAY if request.until == "start" else FETCH_SECONDS,
     )
     for short in _short_quotas(kubectl, job):
         advice = "ask for more, push to fewer nodes, or name another --namespace"

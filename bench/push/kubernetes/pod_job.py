@@ -16,6 +16,7 @@ from typing import Any
 from bench.base.errors import BadInput
 from bench.base.names import GIB
 from bench.images.container import CACHE, NOBODY, OUT, Container
+from bench.push.request import DAY
 
 GPU = "nvidia.com/gpu"
 NAME = "bench"  # of what bench makes in a cluster, by its label app.kubernetes.io/name
@@ -27,7 +28,6 @@ RUN_CONTAINER, KEEPER = "bench", "keeper"
 UNFIT = "bench/unfit"  # label and taint of a node that failed its check
 START_SECONDS = 600  # a pod that gets no manifest within this time ends
 DRAIN_SECONDS = 150  # from the order to end a pod to its end: the run is packed, and its bundle fetched
-DAY = 24 * 3600
 _OUT_BYTES = 8 * GIB  # of a pod's results; a pod that writes more is evicted
 _PINNED = re.compile(r"[\w.-]+(?::\d+)?(?:/[\w.-]+)*(?::[\w.-]+)?@sha256:[0-9a-f]{64}", re.ASCII)
 _LABEL = re.compile(r"[A-Za-z0-9](?:[\w.-]{0,61}[A-Za-z0-9])?", re.ASCII)
