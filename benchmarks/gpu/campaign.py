@@ -100,7 +100,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--seconds", type=float, default=3600.0)
     parser.add_argument("models", nargs="*")
-    asked = parser.parse_args()
+    asked = parser.parse_intermixed_args()  # models may follow options
     until, gpus = time.monotonic() + asked.seconds, memory_mib()
     asked.out.mkdir(parents=True, exist_ok=True)
     waiting: queue.SimpleQueue[Question] = queue.SimpleQueue()

@@ -203,6 +203,16 @@ def test_a_model_that_does_not_fit_is_computed_with_less_memory(
     assert check.reference == ("kernels", "checkpointing")
 
 
+def test_a_model_that_is_slow_without_kernels_is_computed_with_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """mamba-2.8b without kernels gave no sign of life for five minutes on an H200, and was not checked."""
+    assert families()["mamba"].slow_without_kernels
+    monkeypatch.setattr(families()["gpt_neox"], "slow_without_kernels", True)
+    assert checked(TINY["gpt_neox"], ("kernels",), tmp_path).reference == ("kernels", "checkpointing")
+    assert checked(TINY["gpt_neox"], ("tf32",), tmp_path).reference == ()
+
+
 def test_a_model_that_never_fits_is_out_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_: TrialRun) -> nn.Module:
         raise torch.OutOfMemoryError("CUDA out of memory")

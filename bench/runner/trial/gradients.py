@@ -25,7 +25,7 @@ from bench.runner.trial.made_up_data import batches_of
 from bench.runner.trial.run_trial import Emit, TrialRun
 from bench.runner.trial.team import Team
 from bench.runner.trial.training_loop import Batch, SingleDevice
-from bench.training.models import Model
+from bench.training.models import Model, family_of
 from bench.training.models.adapters import randomise
 from bench.training.setting import Setting
 
@@ -59,12 +59,19 @@ def _reference(run: _SteadyRun, batch: Batch) -> tuple[Setting, Mapping[str, Ten
     """Return the unmodified model's gradients, in the host's memory, and the setting that computed them."""
     samples = [{name: part[i : i + 1] for name, part in batch.items()} for i in range(run.trial.micro_batch)]
     run.emit({"phase": "reference"})
+    *smaller, smallest = _references(run.trial)
     with _sums_in_fp32():
-        for setting in REFERENCES[:-1]:
+        for setting in smaller:
             with suppress(torch.OutOfMemoryError):
                 return setting, run.in_setting(setting).gradients_on_host(samples)
             _free_memory()
-        return REFERENCES[-1], run.in_setting(REFERENCES[-1]).gradients_on_host(samples)
+        return smallest, run.in_setting(smallest).gradients_on_host(samples)
+
+
+def _references(trial: Trial) -> Sequence[Setting]:
+    """Return how to compute the unmodified model, one way after the other until one fits into memory."""
+    slow = family_of(trial.model).slow_without_kernels and "kernels" in trial.setting
+    return REFERENCES[-1:] if slow else REFERENCES
 
 
 @contextmanager

@@ -28,6 +28,7 @@ class Mamba(FamilyWithFormulas):
     objectives = ("causal-lm",)
     kernels = "mamba-ssm: convolution, scan and projections of a mixer fused"
     kernels_call_layers = False
+    slow_without_kernels = True  # transformers' plain scan goes token by token
     layers = "backbone.layers"
     keeps_fp32_weights = "Mamba's authors kept fp32 weights and computed under autocast"
     activations = ("silu",)  # the fused kernel supports no other

@@ -219,6 +219,7 @@ class Family(Protocol):
     kernels: str | None = SDPA  # what the method "kernels" replaces in this family, in words
     # Whether "kernels" calls the model's linear layers; kernels that read their weights multiply in bf16.
     kernels_call_layers: bool = True
+    slow_without_kernels: bool = False  # whether one sample takes minutes on a GPU without them
     # Attribute names of transformers' modules, which it renames at will: tests/training/test_vendor.py looks
     # each of them up in a built model. The parts of a block that methods replace: "attention_norm",
     # "mlp_norm", "mlp", "rotary_attention" and "depthwise" (a convolution).
