@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import ModuleType
 
+import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bench.training.objectives import Objective
+from bench.training.vendor import torch_inside
 
 
 @contextmanager
@@ -47,7 +49,27 @@ def loss_in_triton() -> Iterator[None]:
         Objective.loss = plain  # type: ignore[method-assign]
 
 
+@contextmanager
+def parts_together() -> Iterator[None]:
+    """Leave the concatenation of computed parts to the compiler, as before `compute_parts_apart`."""
+    from torch._inductor import lowering
+
+    torch_inside.compute_parts_apart()
+    operator, tag = torch.ops.aten.cat.default, torch.compiler.config.cache_key_tag
+    plain, apart = torch_inside.compute_parts_apart, lowering.lowerings[operator]
+    lowering.lowerings[operator] = apart.together
+    torch.compiler.config.cache_key_tag = tag + "+parts-together"
+    torch_inside.compute_parts_apart = lambda: None
+    try:
+        yield
+    finally:
+        torch_inside.compute_parts_apart = plain
+        torch.compiler.config.cache_key_tag = tag
+        lowering.lowerings[operator] = apart
+
+
 CHANGES: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "flash-attention-4": flash_attention_4,
     "loss-in-triton": loss_in_triton,
+    "parts-together": parts_together,
 }

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import nn
 
 from bench.training.models import Family, families, known_models
@@ -87,6 +88,47 @@ def test_a_kernel_waits_once_before_it_reads_what_an_earlier_loop_wrote(
     for name in ("c", "a", "b"):
         kernel.load(name, 2)
     assert lines == ["load a", "load c", "tl.debug_barrier()", "load a", "load b"]
+
+
+def test_parts_that_a_product_reads_are_computed_apart_and_others_are_fused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from torch._inductor import lowering
+
+    operator, together = torch.ops.aten.cat.default, list[int]()
+    plain = lowering.lowerings[operator]
+
+    def counted(parts: Any, dim: int = 0) -> Any:
+        together.append(len(parts))
+        return plain(parts, dim)
+
+    def half_turn(x: torch.Tensor) -> torch.Tensor:  # as rotary positions have it
+        left, right = x.chunk(2, -1)
+        return torch.cat((-right.exp(), left.sin()), -1) * x
+
+    def gated(x: torch.Tensor) -> torch.Tensor:  # a product's gradient reads the two parts of its gradient
+        left, right = (x @ weight).chunk(2, -1)
+        return (F.gelu(left) * right).sum()
+
+    def joined(x: torch.Tensor) -> torch.Tensor:  # copies of what exists
+        return torch.cat((x[:, 8:], x[:, :8]), -1) @ weight
+
+    monkeypatch.setitem(lowering.lowerings, operator, counted)
+    weight, x = torch.randn(16, 16), torch.randn(8, 16, requires_grad=True)
+    no_caches = torch._inductor.config.patch(force_disable_caches=True)
+    with torch.compiler.config.patch(cache_key_tag="test"), no_caches:
+        for _ in range(2):  # the second call changes nothing
+            torch_inside.compute_parts_apart()
+        assert torch.compiler.config.cache_key_tag == "test+parts-apart"
+        torch.testing.assert_close(torch.compile(half_turn)(x.detach()), half_turn(x.detach()))
+        assert together == [2], gone(
+            torch_inside, "cat is not lowered by `lowerings`, or its users are unknown"
+        )
+        (found,) = torch.autograd.grad(torch.compile(gated)(x), x)
+        assert together == [2], gone(torch_inside, "parts that a product reads are computed together")
+        torch.testing.assert_close(found, torch.autograd.grad(gated(x), x)[0])
+        torch.testing.assert_close(torch.compile(joined)(x.detach()), joined(x.detach()))
+    assert together == [2, 2], gone(torch_inside, "copies are computed apart")
 
 
 def test_fake_tensors_have_a_shape_and_no_contents() -> None:

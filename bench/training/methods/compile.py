@@ -35,9 +35,14 @@ def compile_something() -> None:
     torch.compile(torch.sin, options={"compile_threads": 1})(torch.ones(64))
 
 
-def _prepare() -> None:
-    torch_inside.keep_graphs_whole_under_ddp()
+def _prepare_whole() -> None:
     torch_inside.wait_between_reduction_loops()
+    torch_inside.compute_parts_apart()
+
+
+def _prepare_blocks() -> None:
+    torch_inside.keep_graphs_whole_under_ddp()
+    _prepare_whole()
 
 
 def _refuse_whole(model: Model, target: Target) -> str | None:
@@ -66,7 +71,7 @@ METHODS = (
         free_lunch=True,
         configured_by=("trainer",),
         refuse=_refuse_whole,
-        prepare=torch_inside.wait_between_reduction_loops,
+        prepare=_prepare_whole,
         apply=lambda _model, whole, _blocks: whole.compile(),
     ),
     Method(
@@ -74,7 +79,7 @@ METHODS = (
         summary="torch.compile of head, loss and each repeated block: equal ones are compiled once",
         head="if possible",
         refuse=_missing_compiler,
-        prepare=_prepare,
+        prepare=_prepare_blocks,
         apply=_compile_blocks,
     ),
 )
