@@ -20,12 +20,13 @@ from bench.cli.push_arguments import PushArguments
 from bench.node_check.check_manifest import AnyManifest, CheckManifest, load_any
 from bench.operator.ssh_keygen import OperatorKey
 from bench.push.assembly import refuse_login
+from bench.push.host_push import PushTask, run_all
 from bench.push.hosts import Host, find_hosts
 from bench.push.image_store import ImageStore
 from bench.push.kubernetes.cluster_preflight import PodsWanted, preflight, refuse_manifest
 from bench.push.kubernetes.push_to_pods import PodPush, give_pods, take_away
 from bench.push.push_record import Record, Records
-from bench.push.push_to_node import NodePush, PushTask, run_all
+from bench.push.push_to_node import NodePush
 from bench.push.remote import refuse_twins
 from bench.push.request import GOOD, HostPart, PushOptions, PushRequest, Result, Shared, exit_code, to_json
 from bench.push.screen import Screen, ended

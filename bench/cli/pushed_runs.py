@@ -20,10 +20,11 @@ from bench.operator.ssh_keygen import OperatorKey
 from bench.push import mirror
 from bench.push.answers import short
 from bench.push.connection import plain
+from bench.push.host_push import PushTask, run_all
 from bench.push.kubernetes.pod_node import PodGone, PodNode
 from bench.push.kubernetes.push_to_pods import PodPush, leave
 from bench.push.push_record import Record, Records
-from bench.push.push_to_node import NodePush, PushTask, run_all
+from bench.push.push_to_node import NodePush
 from bench.push.remote import Here, Node, Remote
 from bench.push.request import HostPart, PushRequest, Shared
 from bench.push.screen import Screen

@@ -18,7 +18,7 @@ from bench.base.errors import BenchError, EnvironmentCannot
 from bench.images.variants import find_variant
 from bench.operator.ssh_keygen import OperatorKey
 from bench.planning.manifest import load_manifest
-from bench.push import mirror, push_to_node, run_script, ship
+from bench.push import host_push, mirror, run_script, ship
 from bench.push.connection import plain
 from bench.push.hosts import Host
 from bench.push.image_store import ImageStore
@@ -232,8 +232,8 @@ def test_no_answer_looks_like_a_defect_of_bench(data: st.DataObject) -> None:
         return survey if "\036who\037" in script else data.draw(st.one_of(good, texts))
 
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
-        patch.setattr(push_to_node, "_LOOK_SECONDS", 0.0)
-        patch.setattr(push_to_node, "_LONGEST_LOOK_SECONDS", 0.0)
+        patch.setattr(host_push, "_LOOK_SECONDS", 0.0)
+        patch.setattr(host_push, "_LONGEST_LOOK_SECONDS", 0.0)
         patch.setattr(ImageStore, "code", lambda _: ("0" * 64, b"code"))
         request = PushRequest(
             manifest=load_manifest(QUICKSTART), engine="none", out=Path(folder), key=KEY, on_cpu=True,

@@ -14,8 +14,8 @@ from bench.images.engines import EngineFacts
 from bench.planning.manifest import parse_manifest
 from bench.push.image_store import Shippable
 from bench.push.missing_kernels import capabilities_of, cost_findings, missing_in_image, who_waits
+from bench.push.node_preflight import ChosenEngine, NodePreflight
 from bench.push.node_survey import InstalledEngine, Survey, read_survey
-from bench.push.push_to_node import ChosenEngine
 from tests.images.stand_in_kernels import compiled_wheel, make_plain
 from tests.push.test_node_survey import ANSWERS
 from tests.push.test_without_engine import ROOT, push
@@ -130,14 +130,18 @@ def test_a_push_tells_both_of_the_image_that_it_sends(tmp_path: Path) -> None:
     def chosen(path: Path) -> ChosenEngine:
         return ChosenEngine(survey, "docker", Shippable(path, facts_of(path)))
 
-    assert [finding.what.partition(",")[0] for finding in one._missing_kernels(chosen(plain))] == [
+    assert [
+        finding.what.partition(",")[0] for finding in NodePreflight(one)._missing_kernels(chosen(plain))
+    ] == [
         "without causal-conv1d or mamba-ssm",
         "without deepspeed",
     ]
-    assert [finding.what.partition(",")[0] for finding in one._missing_kernels(chosen(out))] == [
+    assert [
+        finding.what.partition(",")[0] for finding in NodePreflight(one)._missing_kernels(chosen(out))
+    ] == [
         "without causal-conv1d",
         "without deepspeed",
     ]
-    assert one._who_waits(chosen(plain)) is None
-    waits = one._who_waits(chosen(out))
+    assert NodePreflight(one)._who_waits(chosen(plain)) is None
+    waits = NodePreflight(one)._who_waits(chosen(out))
     assert waits is not None and "are the kernel layer, for mamba-2.8b alone" in waits

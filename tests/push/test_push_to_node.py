@@ -18,11 +18,12 @@ from bench.base.errors import BadInput
 from bench.cli import pushed_runs
 from bench.operator import certify_and_receive
 from bench.planning.manifest import load_manifest
-from bench.push import mirror, push_to_node
+from bench.push import host_push, mirror
 from bench.push.hosts import Host
 from bench.push.image_store import ImageStore
+from bench.push.node_preflight import ChosenEngine
 from bench.push.push_record import Record, Records
-from bench.push.push_to_node import ChosenEngine, NodePush
+from bench.push.push_to_node import NodePush
 from bench.push.remote import CommandResult, Here
 from bench.push.request import HostPart, PushRequest, Result, Shared
 from bench.push.ship import Shipped
@@ -63,7 +64,7 @@ def attach(record: Record, records: Records) -> Result:
 def test_a_run_fetched_by_another_command_counts_as_done(
     record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(push_to_node, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(host_push, "_LOOK_SECONDS", 0.01)
     records = Records(tmp_path / "runs")
     records.save(dataclasses.replace(record, state="fetched"))  # and its folder is gone from the node
     record.bundle.write_bytes(BUNDLE)
@@ -75,7 +76,7 @@ def test_a_run_fetched_by_another_command_counts_as_done(
 def test_a_run_whose_folder_is_gone_and_whose_bundle_is_not_here_failed(
     record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(push_to_node, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(host_push, "_LOOK_SECONDS", 0.01)
     records = Records(tmp_path / "runs")
     records.save(record)
     assert attach(record, records).outcome == "failed"
@@ -86,8 +87,8 @@ def test_a_run_whose_folder_is_gone_and_whose_bundle_is_not_here_failed(
 def test_a_run_long_past_its_budget_is_no_longer_watched_unless_it_waits_in_a_queue(
     record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, outcome: str
 ) -> None:
-    monkeypatch.setattr(push_to_node, "_LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(push_to_node, "_OVERDUE_SECONDS", 0.05)
+    monkeypatch.setattr(host_push, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(host_push, "_OVERDUE_SECONDS", 0.05)
     looks = itertools.count()
 
     def look(*_: object) -> mirror.Status:
@@ -113,7 +114,7 @@ def test_a_run_long_past_its_budget_is_no_longer_watched_unless_it_waits_in_a_qu
 def test_a_job_that_slurm_ended_says_so(
     record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(push_to_node, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(host_push, "_LOOK_SECONDS", 0.01)
     ended = mirror.Status("dead", None, {}, None, None, reason="CANCELLED by 1000", on="n3")
     monkeypatch.setattr(mirror, "look", lambda *_: ended)
     records = Records(tmp_path / "runs")
@@ -127,7 +128,7 @@ def test_a_job_that_slurm_ended_says_so(
 def test_the_last_lines_of_a_run_contain_no_terminal_control_characters(
     record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(push_to_node, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(host_push, "_LOOK_SECONDS", 0.01)
     (record.mirror / mirror.LOG).write_text("killed\033[2J\033]0;mine\007\n")
     error = attach(record, Records(tmp_path / "runs")).error
     assert error is not None and "killed?[2J?]0;mine?" in error.message
@@ -163,7 +164,7 @@ case $1 in -c) echo 3.12; echo;; *) echo "nothing was measured" >&2; exit 5;; es
 
 
 def test_a_failed_push_is_continued_by_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(push_to_node, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(host_push, "_LOOK_SECONDS", 0.01)
     (tmp_path / "python").write_text(PYTHON)
     (tmp_path / "python").chmod(0o755)
     records = Records(tmp_path / "runs")
@@ -245,8 +246,8 @@ def test_a_node_gets_a_limited_number_of_certificates(
     record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each certificate is a signature, for some keys a touch of a token; a node can ask for one a second."""
-    monkeypatch.setattr(push_to_node, "_LOOK_SECONDS", 0.0)
-    monkeypatch.setattr(push_to_node, "_LONGEST_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(host_push, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(host_push, "_LONGEST_LOOK_SECONDS", 0.0)
     looks, certified = itertools.count(), []
 
     def certify(*_: object) -> int:
@@ -265,7 +266,7 @@ def test_a_node_gets_a_limited_number_of_certificates(
 
 
 def test_a_full_mirror_is_told_once(record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(push_to_node, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(host_push, "_LOOK_SECONDS", 0.0)
     monkeypatch.setattr(mirror, "_LARGEST_MIRROR", 10)
     (record.mirror / "log.txt").write_bytes(bytes(20))
     said: list[str] = []

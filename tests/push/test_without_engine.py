@@ -15,10 +15,11 @@ from bench.images.engines import EngineFacts
 from bench.images.variants import find_variant
 from bench.node_check.check_manifest import load_any
 from bench.planning.manifest import parse_manifest
-from bench.push import push_to_node, run_script
+from bench.push import node_preflight, run_script
 from bench.push.hosts import Host
 from bench.push.image_store import ImageStore
 from bench.push.node_findings import Need, judge, python_for
+from bench.push.node_preflight import NodePreflight
 from bench.push.node_survey import InstalledEngine, NodePython, Survey, read_survey
 from bench.push.push_record import Records
 from bench.push.push_to_node import NodePush
@@ -93,7 +94,7 @@ def push(tmp_path: Path, manifest: bytes | None = None, **options: object) -> tu
 
 def test_where_no_engine_is_installed_the_environment_is_chosen(tmp_path: Path) -> None:
     one, _ = push(tmp_path)
-    choice, image = one._choose(survey(P311))
+    choice, image = NodePreflight(one)._choose(survey(P311))
     assert (choice.engine, choice.need.variant, image) == ("venv", CPU, None)
     assert choice.why == "docker, podman, apptainer: not installed"
 
@@ -105,11 +106,11 @@ def test_an_image_that_is_not_on_this_machine_is_not_waited_for(
     monkeypatch.setenv("PATH", "")  # and no engine is installed
     answering = {"podman": InstalledEngine(EngineFacts("podman", "4.9.3", None, None))}
     one, _ = push(tmp_path, source=ROOT)
-    choice, image = one._choose(survey(P311, **answering))
+    choice, image = NodePreflight(one)._choose(survey(P311, **answering))
     assert (choice.engine, image) == ("venv", None)
     assert "podman: the image for no GPU is not on this machine" in choice.why
     with pytest.raises(BadInput, match="no such file"):
-        push(tmp_path, image="mine.tar")[0]._choose(survey(P311, **answering))
+        NodePreflight(push(tmp_path, image="mine.tar")[0])._choose(survey(P311, **answering))
 
 
 def test_a_request_for_an_image_is_never_answered_with_an_environment(tmp_path: Path) -> None:
@@ -119,22 +120,22 @@ def test_a_request_for_an_image_is_never_answered_with_an_environment(tmp_path: 
         push(tmp_path, named),
         push(tmp_path, slurm=Slurm()),
     ):
-        choice, _ = one._choose(survey(P311))
+        choice, _ = NodePreflight(one)._choose(survey(P311))
         assert (choice.engine, choice.findings[0].level) == ("docker", "stop")
 
 
 def test_a_manifest_that_names_an_environment_takes_no_other_engine(tmp_path: Path) -> None:
     named = b'{"schema": "bench/manifest/v1", "models": ["tiny-vit"], "environment": "%s"}' % DIGEST.encode()
-    assert push(tmp_path, named)[0]._engines == ("venv",)
+    assert push(tmp_path, named)[0].engines == ("venv",)
 
 
 def test_the_variant_follows_the_driver_or_the_option(tmp_path: Path) -> None:
     node = survey(P312)
     gpu = dataclasses.replace(node, host=dataclasses.replace(node.host, driver="580.95.05"))
     one, _ = push(tmp_path, engine="venv", on_cpu=False)
-    assert one._choose(gpu)[0].need.variant == CUDA
+    assert NodePreflight(one)._choose(gpu)[0].need.variant == CUDA
     named, _ = push(tmp_path, engine="venv", on_cpu=False, variant="cpu")
-    assert named._choose(gpu)[0].need.variant == CPU
+    assert NodePreflight(named)._choose(gpu)[0].need.variant == CPU
 
 
 # --- what is said before anything is sent ---------------------------------------------------------------
@@ -168,7 +169,7 @@ def dry_run(
 ) -> tuple[Result, list[str], Node]:
     shown: list[str] = []
     one, _ = push(tmp_path, until="preflight", source=ROOT)
-    monkeypatch.setattr(push_to_node, "survey_node", lambda *_: node)
+    monkeypatch.setattr(node_preflight, "survey_node", lambda *_: node)
     monkeypatch.setattr(one.shared.view, "show", lambda result, text="": shown.append(text))
     one.node = answering = Node(PLAN | plan)
     return one.run(), shown, answering

@@ -10,15 +10,13 @@ import shlex
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
 
 from bench.base.errors import BenchError, EnvironmentCannot
 from bench.base.names import ANY_PYTHON, IN_POD
 from bench.images.container import NOBODY
-from bench.operator import certify_and_receive
-from bench.operator.ledger import Ledger
 from bench.push import mirror, run_script
 from bench.push.connection import Unreachable
+from bench.push.host_push import HostPush, missing_bundle
 from bench.push.kubernetes.cluster_preflight import PodsWanted, preflight
 from bench.push.kubernetes.created_job import LOOK_SECONDS, CreatedJob, delete_job
 from bench.push.kubernetes.kubectl import Kubectl
@@ -26,14 +24,13 @@ from bench.push.kubernetes.pod_job import START
 from bench.push.kubernetes.pod_node import PodGone, PodNode
 from bench.push.kubernetes.pod_state import PodState
 from bench.push.mirror import Status
-from bench.push.push_record import Record, Records, now
-from bench.push.push_to_node import NodePush, missing_bundle
+from bench.push.push_record import Record, Records
 from bench.push.remote import demand
 from bench.push.request import HostPart, PushRequest, Result, Shared
 from bench.push.training_group import Standing
 
 
-class PodPush(NodePush):
+class PodPush(HostPush):
     """The push to one pod of a job, in a thread of its own; or the watch over a pod that is there."""
 
     def __init__(self, part: HostPart, request: PushRequest, shared: Shared) -> None:
@@ -75,9 +72,9 @@ class PodPush(NodePush):
             raise EnvironmentCannot("its run has just ended without a bundle", advice=advice)
         if unfinished is not None and unfinished.pod is not None:
             release(self.node, unfinished)
-        self._enter("start", f"job {self._created.job.name}")
+        self.enter("start", f"job {self._created.job.name}")
         pod = self._await_pod(self._created)
-        self._say_phase(f"pod {pod.name} on the node {pod.node}")
+        self.say_phase(f"pod {pod.name} on the node {pod.node}")
         record = self._record_of(self._created, pod, unfinished)
         self.node = PodNode.of(record)
         self._watch_to_the_end(self._start_in_pod(record, resumes=unfinished is not None))
@@ -98,17 +95,17 @@ class PodPush(NodePush):
             if pod is not None and pod.state == "running":
                 return pod
             if why != told:
-                self._enter("start", why)
+                self.enter("start", why)
                 told = why
-            self._sleep(LOOK_SECONDS)
+            self.sleep(LOOK_SECONDS)
 
     def _start_in_pod(self, record: Record, *, resumes: bool) -> Record:
         """Start a recorded run, with the mirrored journal if it resumes."""
-        self._update(run_id=record.run_id, engine=IN_POD, changed=True)
+        self.update(run_id=record.run_id, engine=IN_POD, changed=True)
         job = self._run_job(record)
-        run_script.prepare(self.node, job, self.request.manifest.data, self._challenge(record))
+        run_script.prepare(self.node, job, self.request.manifest.data, self.challenge(record))
         if resumes and not job.checks and mirror.restore_journal(self.node, record, ""):
-            self._say(f"the mirrored journal of run {record.run_id} was restored in the pod")
+            self.say(f"the mirrored journal of run {record.run_id} was restored in the pod")
         (record.mirror / "run.sh").write_text(run_script.script(job), encoding="utf-8", newline="\n")
         began = "[ -e pid ] || [ -e exit ]"
         wait = f"n=0; until {began} || [ $n -gt 100 ]; do sleep 0.1; n=$((n + 1)); done; {began}"
@@ -118,23 +115,18 @@ class PodPush(NodePush):
         return self.shared.records.move(record, "running")
 
     def _record_of(self, created: CreatedJob, pod: PodState, unfinished: Record | None) -> Record:
-        """Save a run's record before the run starts: a run without a record could never be fetched."""
-        request, host = self.request, self.part.host
-        choices: dict[str, Any] = {
+        """Save the record of the run on this machine."""
+        request = self.request
+        choices = {
             "host": pod.node,
             "place": created.job.place,
             "key": str(request.key.path),
             "valid_seconds": request.valid_seconds,
             "pod": created.place(pod.name),
         }
-        if unfinished is not None:
-            return self.shared.records.save(dataclasses.replace(unfinished, **choices))
-        with Ledger(request.ledger) as ledger:
-            run_id = certify_and_receive.challenge(ledger, self.manifest_sha256, now()).run_id
-        record = Record(
-            run_id=run_id,
-            push=request.push,
-            address=host.address,
+        return self.save_run(
+            unfinished,
+            choices,
             user=None,
             port=None,
             identity=None,
@@ -142,16 +134,8 @@ class PodPush(NodePush):
             local=False,
             engine=IN_POD,
             image=None,
-            manifest_sha256=self.manifest_sha256,
-            out=str(request.out.resolve()),
-            ledger=str(request.ledger) if request.ledger else None,
             keep=False,
-            began_at=now(),
-            **choices,
         )
-        record.mirror.mkdir(parents=True, exist_ok=True)
-        (record.mirror / "manifest.json").write_bytes(request.manifest.data)
-        return self.shared.records.save(record)
 
     def _run_job(self, record: Record) -> run_script.Job:
         request = self.request

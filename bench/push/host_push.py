@@ -1,0 +1,542 @@
+"""The push to one host, whatever carries it: find its run, follow the run to its end, fetch the bundle.
+
+connect -> start -> run -> fetch -> clean
+
+In:  the request, and one host's part in it. Out: a `Result`, which also reports errors, so no host stops
+another. Subclasses start the run: push_to_node over SSH, kubernetes/push_to_pods in a pod. Every step can be
+repeated: a second push of the same run continues where the first one ended.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import wait
+from dataclasses import dataclass
+from typing import Any
+
+from bench.base.errors import BadInput, BenchError, EnvironmentCannot, Incomplete, VerificationFailed
+from bench.base.names import CONTAINER_ENGINES
+from bench.bundle.handshake import write
+from bench.node_check.check_manifest import wanted_environment
+from bench.node_check.recompute_any import AnyVerdict, recompute
+from bench.operator import certify_and_receive
+from bench.operator.ledger import Ledger
+from bench.push import mirror
+from bench.push.connection import Unreachable, plain
+from bench.push.mirror import Status
+from bench.push.push_record import Record, now
+from bench.push.remote import Here, Node, Remote
+from bench.push.request import HostPart, Outcome, Phase, PushRequest, Result, Shared
+from bench.push.threads import in_threads, wait_for_all
+from bench.push.training_group import GroupFailed, Standing, Step, agree
+from bench.records.text import seconds_text
+
+_LOOK_SECONDS = 1.0  # between two looks at a run, at first
+_LONGEST_LOOK_SECONDS = 5.0  # between two looks at a run that has been watched for a while
+_DEAD_LOOKS = 4  # dead states in a row after which a run is dead: run.sh may not have written its pid yet
+STOP_SECONDS = 1.0  # after Ctrl-C, for threads to end by themselves
+_MOST_CERTIFICATES = 8  # that one push signs for a run, which asks again when it starts again
+_OVERDUE_SECONDS = 3600.0  # after the budget, for the last trial, proofs and floors to end
+_END_LOOKS = 120  # looks, a second apart, at a run that was asked to end, before the push fails
+
+
+class Interrupted(Incomplete):
+    """The user pressed Ctrl-C; runs on nodes continue."""
+
+
+class _OverdueError(Incomplete):
+    """A run goes on long after its budget."""
+
+
+class HostPush:
+    """The push to one host, in a thread of its own. `result` is its current state."""
+
+    node: Node
+
+    def __init__(self, part: HostPart, request: PushRequest, shared: Shared) -> None:
+        self.part, self.request, self.shared = part, request, shared
+        self.result = Result(part.host.name)
+        self._mirror_is_full = False
+        self.node = Here() if part.local else Remote(part.host, request.ssh_config)
+
+    def run(self) -> Result:
+        """Push the manifest, or take up an unfinished run of it, as far as the request asks."""
+        return self._guarded(self._run)
+
+    def attach(self, record: Record) -> Result:
+        """Watch a run that was started before, and fetch its bundle."""
+        return self._guarded(lambda: self._watch_to_the_end(record))
+
+    def report_fetched(self, record: Record) -> Result:
+        """Report a run whose bundle was fetched before."""
+        return self._guarded(lambda: self._end_unchanged(record))
+
+    # --- state ----------------------------------------------------------------------------------------------
+
+    @property
+    def manifest_sha256(self) -> str:
+        return self.request.manifest.digest.removeprefix("sha256:")
+
+    @property
+    def nodes(self) -> int:
+        """Number of nodes that train as one."""
+        if self.request.together:
+            return self.part.nodes
+        return self.request.slurm.nodes if self.request.slurm else 1
+
+    @property
+    def slurm_where(self) -> str | None:
+        return self.request.slurm.where if self.request.slurm else None
+
+    @property
+    def follows(self) -> bool:
+        """Whether another host leads the training of this host, and will have the bundle."""
+        return self.request.together is not None and self.part.node > 0
+
+    @property
+    def engines(self) -> tuple[str, ...]:
+        if self.request.engine != "auto":
+            return (self.request.engine,)
+        if wanted_environment(self.request.manifest):
+            return ("venv",)
+        return (*CONTAINER_ENGINES, "venv")
+
+    def update(self, **changes: Any) -> None:
+        self.result = dataclasses.replace(self.result, **changes)
+
+    def enter(self, phase: Phase, text: str = "") -> None:
+        """Begin a phase, or report on the current one; Interrupted if the user asked to stop."""
+        self.heed_stop()
+        self.update(phase=phase)
+        self.shared.view.show(self.result, text)
+
+    def heed_stop(self) -> None:
+        if self.shared.stop.is_set():
+            raise Interrupted("interrupted")
+
+    def sleep(self, seconds: float) -> None:
+        if self.shared.stop.wait(seconds):
+            raise Interrupted("interrupted")
+
+    def progress(self, done: int, total: int) -> None:
+        self.heed_stop()
+        self.shared.view.sent(self.result, done, total)
+
+    def end(self, outcome: Outcome, error: BenchError | None = None) -> None:
+        self.update(outcome=outcome, error=error)
+        self.shared.view.show(self.result)
+
+    def say(self, text: str) -> None:
+        self.shared.view.say(f"{self.part.host.name}: {text}")
+
+    def say_phase(self, text: str) -> None:
+        self.enter(self.result.phase, text)
+
+    def _guarded(self, push: Callable[[], None]) -> Result:
+        """Run a push and turn every exception into an outcome: one node's failure must not end the others."""
+        try:
+            push()
+        except Interrupted:
+            self.interrupt()
+        except Unreachable as error:
+            # A started run may continue on the node; its leader finds out if it does not.
+            self._fail(error, "lost" if self._started else "failed", for_group=not self._started)
+        except _OverdueError as error:
+            self._fail(error, "lost")
+        except BenchError as error:
+            self._fail(error)
+        except Exception as error:
+            what = f"{type(error).__name__}: {error}"
+            self._fail(EnvironmentCannot(what, advice="a defect of bench: please report it"))
+        finally:
+            self.node.close()
+        return self.result
+
+    def interrupt(self) -> Result:
+        """End the push where it is, unless it has ended; a run on the node continues."""
+        if self.result.outcome is not None:
+            return self.result
+        outcome: Outcome = "running" if self._started else "failed"
+        result = dataclasses.replace(self.result, outcome=outcome, error=Incomplete("interrupted"))
+        self.result = result
+        self.shared.view.show(result)
+        return result
+
+    @property
+    def _started(self) -> bool:
+        return self.result.phase in ("run", "fetch")
+
+    def _fail(self, error: BenchError, outcome: Outcome = "failed", *, for_group: bool = True) -> None:
+        # A check of the fabric goes on without a node that is lost, and names it.
+        goes_on = self.request.between_nodes and self.follows and self._started
+        if for_group and self.part.group and not goes_on:
+            self.part.group.lose(self.part.host.name, error.message)
+        self.end(outcome, error)
+
+    # --- connect: is there a run already? -------------------------------------------------------------------
+
+    def _run(self) -> None:
+        self.enter("connect")
+        fetched, unfinished = self._fetched_run(), self._unfinished_run()
+        standing: Standing = "fetched" if fetched else self._standing(unfinished) if unfinished else "new"
+        standing = agree(self._gather("connect", standing))
+        match standing:
+            case "fetched" | "ended" if self.follows:
+                self._leave(unfinished)
+            case "fetched":
+                assert fetched is not None  # this host leads: only a leader's "fetched" is agreed on
+                self._end_unchanged(fetched)
+            case "ended" | "running":
+                assert unfinished is not None
+                self.say(f"attached to run {unfinished.run_id}, which an earlier push started")
+                self._watch_to_the_end(unfinished)
+            case "new":
+                self._start_run(unfinished)
+
+    def _gather(self, step: Step, standing: Standing = "new") -> list[Standing]:
+        """Wait for the group at a step; a host without a group does not wait."""
+        if self.part.group is None:
+            return [standing]
+        return self.part.group.gather(step, self.part.node, standing, self.heed_stop)
+
+    def _fetched_run(self) -> Record | None:
+        """Return a run of this manifest whose bundle was fetched, if --once accepts it; else None."""
+        if not self.request.once or self.follows:
+            return None
+        records, host = self.shared.records, self.part.host
+        return records.fetched(host, self.manifest_sha256, self.request.out, self.nodes, self.slurm_where)
+
+    def _unfinished_run(self) -> Record | None:
+        """Return an unfinished run of this manifest, if there is one and the request may continue it."""
+        request = self.request
+        if request.continued is not None:
+            return self._moved_here(request.continued)
+        if request.new_run or request.until in ("preflight", "ship"):
+            return None
+        records, host, manifest = self.shared.records, self.part.host, self.manifest_sha256
+        for engine in self.engines:
+            record = records.unfinished(
+                host,
+                manifest,
+                engine,
+                request.out,
+                self.nodes,
+                follows=self.follows,
+                slurm_where=self.slurm_where,
+            )
+            if record is not None:
+                return record
+        return None
+
+    def _moved_here(self, record: Record) -> Record:
+        """Return the record of a run whose node is gone, changed to this node."""
+        if record.manifest_sha256 != self.manifest_sha256:
+            advice = f"push its own: {record.mirror}/manifest.json"
+            raise BadInput(f"run {record.run_id} has another manifest", advice=advice)
+        host = self.part.host
+        return dataclasses.replace(
+            record,
+            host=host.name,
+            address=host.address,
+            user=host.user,
+            port=host.port,
+            python=host.python,
+            identity=str(host.identity) if host.identity else None,
+            slurm_job=None,
+            state="begun",
+        )
+
+    def _standing(self, record: Record) -> Standing:
+        """Return whether a run is running on the node, has ended, or has to be started again."""
+        status = mirror.look(self.node, record)
+        self.update(run_id=record.run_id)
+        if status.state in ("alive", "waiting"):
+            return "running"
+        if status.state != "exit" or record.state == "incomplete":
+            return "new"
+        has_ended = status.bundle_bytes is not None or (record.follows and not status.code)
+        return "ended" if has_ended else "new"
+
+    def _stop_for_restart(self, record: Record) -> None:
+        """End a run that has to start again, together with the other runs of its group."""
+        self.say(f"run {record.run_id} resumes")
+        for look in range(_END_LOOKS + 1):
+            if mirror.look(self.node, record).state not in ("alive", "waiting"):
+                return
+            if look == 0:
+                mirror.cancel(self.node, record)
+            self.sleep(1.0)
+        advice = f"bench cancel {record.run_id}"
+        raise EnvironmentCannot(f"run {record.run_id} does not end", advice=advice)
+
+    def _leave(self, unfinished: Record | None) -> None:
+        """End a follower's push and delete its run from the node: the leader has the bundle."""
+        if unfinished is not None:
+            self._clean(unfinished)
+            self.shared.records.forget(unfinished)
+        self.end("unchanged")
+
+    # --- start ----------------------------------------------------------------------------------------------
+
+    def _start_run(self, unfinished: Record | None) -> None:
+        """Start a run, or an unfinished one again, and follow it to its end."""
+        raise NotImplementedError
+
+    def save_run(self, unfinished: Record | None, choices: Mapping[str, Any], **fields: Any) -> Record:
+        """Save a run's record before the run starts: a run without a record could never be fetched.
+
+        The choices of this push also change the record of an unfinished run; the fields are of a new run.
+        """
+        if unfinished is not None:
+            return self.shared.records.save(dataclasses.replace(unfinished, **choices))
+        request = self.request
+        with Ledger(request.ledger) as ledger:
+            run_id = certify_and_receive.challenge(ledger, self.manifest_sha256, now()).run_id
+        record = Record(
+            run_id=run_id,
+            push=request.push,
+            address=self.part.host.address,
+            manifest_sha256=self.manifest_sha256,
+            out=str(request.out.resolve()),
+            ledger=str(request.ledger) if request.ledger else None,
+            began_at=now(),
+            **fields,
+            **choices,
+        )
+        record.mirror.mkdir(parents=True, exist_ok=True)
+        (record.mirror / "manifest.json").write_bytes(request.manifest.data)
+        return self.shared.records.save(record)
+
+    def challenge(self, record: Record) -> bytes:
+        """Return a new challenge for the run: the nonce of an earlier one may have been consumed."""
+        with Ledger(self.request.ledger) as ledger:
+            return write(certify_and_receive.challenge(ledger, record.manifest_sha256, now(), record.run_id))
+
+    # --- run ------------------------------------------------------------------------------------------------
+
+    def _watch_to_the_end(self, record: Record) -> None:
+        """Watch a run until it ends, then fetch its bundle and clean the node."""
+        record.mirror.mkdir(parents=True, exist_ok=True)
+        self.update(run_id=record.run_id, engine=record.engine, image=record.image)
+        self.update(environment=record.environment)
+        self.enter("run", record.run_id)
+        status = self._watch(record)
+        if status is None:
+            self.end("running")
+            return
+        if status.on is not None:
+            record = self.shared.records.move(record, record.state, slurm_nodes=status.on)
+        if record.follows:
+            self._finish(record, status)
+            return
+        if status.request is not None and status.bundle_bytes is not None:
+            self.shared.records.move(record, "incomplete")
+            advice = "push again: the run is signed anew, and measures nothing twice"
+            raise Incomplete("the run ended before its key was certified", advice=advice)
+        if status.bundle_bytes is None:
+            if self._fetched_by_other(record):
+                return
+            self.shared.records.move(record, "failed")
+            raise self._missing_bundle(status, record)
+        self.enter("fetch")
+        try:
+            verdict = self._fetch(record)
+        except EnvironmentCannot:
+            if self._fetched_by_other(record):
+                return
+            raise
+        self.update(bundle=record.bundle, verdict=verdict, code=status.code)
+        record = self.shared.records.move(record, "fetched" if verdict.complete else "incomplete")
+        self._finish(record, status)
+
+    def _watch(self, record: Record) -> Status | None:
+        """Mirror and certify a run until it ends; return its status, or None if the request does not wait.
+
+        A node out of reach is asked again for `patience_seconds` of the request.
+        """
+        certified: list[str] = []  # checksums of the certificate requests that were answered
+        heard, dead_looks, pause = time.monotonic(), 0, _LOOK_SECONDS
+        began = heard  # or when the job left Slurm's queue
+        asked_to_end = False
+        while True:
+            try:
+                status = mirror.look(self.node, record)
+                request = status.request
+                if request is not None and request not in certified[-1:] and status.state == "alive":
+                    self._certify(record, len(certified))
+                    certified.append(request)
+                self._mirror(record, status)
+                heard = time.monotonic()
+                began = heard if status.state == "waiting" else began
+                if status.state == "waiting" and status.reason not in (None, "None"):
+                    self.enter("run", f"{record.run_id}  waits in Slurm's queue: {status.reason}")
+                if status.state == "alive":
+                    self._refuse_to_wait_longer(record, heard - began)
+                if not asked_to_end and status.state in ("alive", "waiting"):
+                    asked_to_end = self._end_if_group_ended(record)
+            except Unreachable as error:
+                self._wait_for_node(record, error, heard)
+                continue
+            dead_looks = dead_looks + 1 if status.state in ("dead", "gone") else 0
+            if status.state == "exit" or dead_looks >= _DEAD_LOOKS:
+                return status
+            settled = certified or status.certified or record.follows or status.state == "waiting"
+            if self.request.until == "start" and settled:
+                return None
+            self.sleep(pause)
+            pause = min(_LONGEST_LOOK_SECONDS, pause * 1.1)
+
+    def _refuse_to_wait_longer(self, record: Record, seconds: float) -> None:
+        """Raise _OverdueError if a run goes on long after its budget: it hangs, and the command would too."""
+        budget = self.request.budget_seconds
+        if budget is not None and seconds > budget + _OVERDUE_SECONDS:
+            run, after = record.run_id, seconds_text(seconds)
+            message = f"run {run} still runs after {after}, with a budget of {seconds_text(budget)}"
+            advice = f"bench cancel {run} ends it, with --kill if it hangs; its log is in {record.mirror}"
+            raise _OverdueError(message, advice=advice)
+
+    def _certify(self, record: Record, before: int) -> None:
+        """Certify the run's key; EnvironmentCannot if `before` certificates in this push are the most."""
+        if before >= _MOST_CERTIFICATES:
+            advice = f"if the run did start again so often: bench attach {record.run_id}"
+            raise EnvironmentCannot(f"the node asks for more than {before} certificates", advice=advice)
+        seconds = mirror.certify(self.node, record, self.request.key) - now()
+        text = f"{record.run_id}  certified for {seconds_text(seconds)}; Ctrl-C leaves it running"
+        self.enter("run", text)
+
+    def _end_if_group_ended(self, record: Record) -> bool:
+        """Ask a run to end if its group lost a host or has its bundle; return whether the run was asked."""
+        group = self.part.group
+        why = None if group is None else group.lost or ("the leader is done" if group.over else None)
+        if why is None:
+            return False
+        self.enter("run", f"{record.run_id}  is asked to end, because of {why}")
+        mirror.cancel(self.node, record)
+        return True
+
+    def _mirror(self, record: Record, status: Status) -> None:
+        if not self._mirror_is_full and mirror.room_bytes(record) == 0:
+            self._mirror_is_full = True
+            self.say(f"run {record.run_id} has written more than is mirrored: its new lines are not shown")
+        if lines := mirror.mirror(self.node, record, status.files):
+            self.update(last=lines[-1])
+            self.shared.view.log(self.result, lines)
+
+    def _wait_for_node(self, record: Record, error: Unreachable, heard: float) -> None:
+        """Wait before the next try to reach a node; Unreachable if it has been silent for too long."""
+        silent = time.monotonic() - heard
+        if silent > self.request.patience_seconds:
+            message = f"{error.message}; out of reach for {seconds_text(silent)}"
+            advice = f"the run's files so far are in {record.mirror}; bench attach {record.run_id} asks again"
+            raise Unreachable(message, advice=advice) from None
+        self.enter("run", f"{record.run_id}  {error.message}; asking again")
+        self.sleep(min(15.0, 1.0 + silent / 4))
+
+    # --- fetch and clean ------------------------------------------------------------------------------------
+
+    def _fetch(self, record: Record) -> AnyVerdict:
+        try:
+            return mirror.fetch(self.node, record, self.request.key, self.shared.revoked, self.progress)
+        except VerificationFailed as error:  # the run had no certificate, or an expired one
+            self.shared.records.move(record, "incomplete")
+            advice = "push again: the run is signed anew, and measures nothing twice"
+            raise VerificationFailed(error.message, where=error.where, advice=advice) from None
+
+    def _fetched_by_other(self, record: Record) -> bool:
+        """End as unchanged if another command has fetched the bundle meanwhile; return whether it has."""
+        same = (other for other in self.shared.records.all() if other.run_id == record.run_id)
+        fetched = next((one for one in same if one.state == "fetched" and one.bundle.exists()), None)
+        if fetched is not None:
+            self._end_unchanged(fetched)
+        return fetched is not None
+
+    def _end_unchanged(self, record: Record) -> None:
+        """End the push of a run whose bundle was fetched; a node check's verdict is read from the bundle."""
+        self.update(run_id=record.run_id, bundle=record.bundle, engine=record.engine, image=record.image)
+        self.update(environment=record.environment)
+        if self.request.checks:
+            key, revoked = self.request.key, self.shared.revoked
+            verdict = certify_and_receive.read_received(key, record.bundle, now(), recompute, revoked)
+            self.update(verdict=verdict)
+        self.end("unchanged")
+
+    def _finish(self, record: Record, status: Status) -> None:
+        """Tell the group, clean the node, and end the push; raise an error if a follower's run failed."""
+        group = self.part.group
+        failed = status.code or status.state != "exit"
+        if record.follows and failed and not (group and group.over):
+            if group and group.lost and status.state == "exit":
+                raise GroupFailed(f"ended, because of {group.lost}", advice="push again, to all hosts")
+            raise self._missing_bundle(status, record)
+        if group and not record.follows:
+            if record.state == "incomplete":
+                group.lose(record.host, "its run ended before its plan did")
+            else:
+                group.over = True
+        if record.state == "incomplete":
+            self.end("incomplete")
+            return
+        self.enter("clean")
+        self._clean(record)
+        if record.follows:
+            self.shared.records.forget(record)
+        self.end("done")
+
+    def _clean(self, record: Record) -> None:
+        """Leave nothing of a run on its node."""
+        mirror.clean(self.node, record)
+
+    def _missing_bundle(self, status: Status, record: Record) -> BenchError:
+        """Return the error for a run that ended without a bundle."""
+        return missing_bundle(status, record)
+
+
+@dataclass(frozen=True, slots=True)
+class PushTask:
+    """The work of one host's thread. `push` tells how far it is."""
+
+    push: HostPush
+    work: Callable[[], Result]
+
+
+def run_all(tasks: Sequence[PushTask], at_once: int, stop: threading.Event) -> list[Result]:
+    """Do all tasks in threads; return results in their order. After Ctrl-C, runs on nodes continue.
+
+    Threads that do not heed the stop at once are waiting for a node. They are left behind, and their hosts
+    count as interrupted where they are.
+    """
+    futures = in_threads([task.work for task in tasks], at_once)
+    try:
+        wait_for_all(futures)
+    except KeyboardInterrupt:
+        stop.set()
+        wait(futures, timeout=STOP_SECONDS)
+    return [
+        future.result() if future.done() else task.push.interrupt()
+        for task, future in zip(tasks, futures, strict=True)
+    ]
+
+
+def missing_bundle(status: Status, record: Record) -> BenchError:
+    """Return the error for a run that ended without a bundle, with the last lines of its log."""
+    log = record.mirror / mirror.LOG
+    text = mirror.end_of(log).decode(errors="replace") if log.exists() else ""
+    lines = [line.strip() for line in text.splitlines() if line.strip()][-2:]
+    last = f": {plain(' '.join(lines))[:400]}" if lines else ""
+    if status.state != "exit":
+        why = "the run's folder is gone from the node"
+        how = f" ({status.reason})" if status.reason else ""
+        if status.state == "dead" and record.slurm_job:
+            why = f"Slurm's job {record.slurm_job} ended without a bundle{how}"
+        elif status.state == "dead":
+            why = f"the run was killed on the node{how}"
+        return EnvironmentCannot(f"{why}{last}", advice="push again: the run resumes from its journal")
+    kinds: dict[int | None, type[BenchError]] = {2: BadInput, 5: Incomplete}
+    kind = kinds.get(status.code, EnvironmentCannot)
+    return kind(
+        f"the run ended with exit code {status.code}{last}", advice=f"its log: {shlex.quote(str(log))}"
+    )
