@@ -68,7 +68,7 @@ _HAS_INIT = (
     "ls /usr/local/libexec/podman/catatonit /usr/local/lib/podman/catatonit "
     "/usr/libexec/podman/catatonit /usr/lib/podman/catatonit 2>/dev/null | grep . || "
     "grep -hs '^ *init_path *=' /usr/share/containers/containers.conf /etc/containers/containers.conf "
-    '/etc/containers/containers.conf.d/*.conf "$HOME/.config/containers/containers.conf"'
+    '/etc/containers/containers.conf.d/*.conf "$HOME/.config/containers/containers.conf" | grep .'
 )
 _GPU_LINE = re.compile(r"\s*\d+,[^,]*(,[^,]*){4}$")  # a GPU's line in the output of nvidia-smi
 
