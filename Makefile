@@ -7,6 +7,8 @@ MUTANTS ?= 40
 BASE ?= HEAD~1
 MODULES ?=
 SEED ?= 0
+# Processes that run tests. End-to-end tests wait for a part of their time, and more of them than cores may pay.
+WORKERS ?= 2
 STAMP := $(VENV)/.installed
 # Bundles in which every setting was measured.
 MEASURED := results/settings-h200 results/every-setting-h200/pythia-160m-2gpus.tar results/every-setting-2xh100
@@ -32,13 +34,13 @@ quickstart: $(STAMP)  ## measure five tiny models here, verify the bundle, print
 	$(BIN)/bench verify out/quickstart/*.tar
 
 test: $(STAMP)  ## all tests but the end-to-end ones
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not e2e"
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not e2e"
 
 test-fast: $(STAMP)  ## tests without those that take more than a few seconds
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not e2e"
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not e2e"
 
 test-e2e: $(STAMP)  ## what takes minutes, or brings programs: two devices, cosign; the image, built and run (as root)
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --timeout 1800 -m e2e
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --timeout 1800 -m e2e
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -25,10 +25,11 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup does the same with SIGHUP
 # The slowest files of end-to-end tests, in the order in which they start. All other end-to-end tests come
 # later, so that none of these slow files runs alone at the end.
 FIRST = (
-    "tests/e2e/test_image.py", "tests/runner/test_parallel.py", "tests/e2e/test_export.py",
-    "tests/e2e/test_image_build.py", "tests/e2e/test_push_image.py", "tests/e2e/test_push.py",
-    "tests/runner/test_nodes.py", "tests/training/methods/test_interpreted.py",
-    "tests/e2e/test_push_slurm.py",
+    "tests/e2e/test_image.py", "tests/e2e/test_push.py", "tests/runner/test_parallel.py",
+    "tests/e2e/test_export.py", "tests/e2e/test_image_build.py", "tests/e2e/test_push_image.py",
+    "tests/training/test_equivalence.py", "tests/runner/test_nodes.py", "tests/e2e/test_own_models.py",
+    "tests/e2e/test_fabric.py", "tests/training/methods/test_interpreted.py",
+    "tests/e2e/test_push_slurm.py", "tests/e2e/test_push_kubernetes.py",
 )  # fmt: skip
 
 

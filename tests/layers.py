@@ -6,6 +6,7 @@ tests/test_layers.py checks the imports against the floors; `make graph` draws b
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from pathlib import Path
 
 import bench
@@ -56,12 +57,21 @@ def modules(root: Path = ROOT) -> dict[str, Path]:
 def imported(path: Path, known: dict[str, Path]) -> set[str]:
     """Find the modules of bench that a file imports: at its top, inside functions, and only for types."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in statements(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "bench":
             source = (node.module or "").removeprefix("bench").removeprefix(".")
             names = {f"{source}.{alias.name}".lstrip(".") for alias in node.names}
             found |= {name if name in known else source for name in names}
     return found & known.keys()
+
+
+def statements(tree: ast.Module) -> Iterator[ast.AST]:
+    """Yield all statements of a module, also those inside others, and nothing that they compute."""
+    todo: list[ast.AST] = [tree]
+    while todo:
+        yield (node := todo.pop())
+        inside = ast.iter_child_nodes(node)
+        todo += [part for part in inside if isinstance(part, ast.stmt | ast.excepthandler | ast.match_case)]
 
 
 def arrows(root: Path = ROOT) -> set[Arrow]:

@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,7 @@ REPOSITORY = ROOT.parent
 QUICKSTART = REPOSITORY / "manifests/quickstart.json"
 
 
+@cache
 def operators_side() -> dict[str, Path]:
     """Return the modules that the operator's commands reach by imports, also by those inside functions."""
     known = modules()
@@ -53,9 +55,6 @@ def operators_side() -> dict[str, Path]:
     return {name: known[name] for name in sorted(reached)}
 
 
-SIDE = operators_side()
-
-
 def test_the_operators_side_is_most_of_bench_and_measures_nothing() -> None:
     assert {
         "cli.push",
@@ -64,17 +63,17 @@ def test_the_operators_side_is_most_of_bench_and_measures_nothing() -> None:
         "operator.ledger",
         "report.pages.html",
         SEAM,
-    } <= SIDE.keys()
-    assert len(SIDE) > 200
-    assert not [name for name in SIDE if name.startswith("runner")]
-    assert SIDE.keys() >= OF_SOME_SYSTEMS
+    } <= operators_side().keys()
+    assert len(operators_side()) > 200
+    assert not [name for name in operators_side() if name.startswith("runner")]
+    assert operators_side().keys() >= OF_SOME_SYSTEMS
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("system", OTHERS)
 def test_every_name_that_it_uses_exists_on_the_other_systems(system: str) -> None:
     """The types of the standard library say which of its names a system lacks."""
-    names = [word for name in SIDE for word in ("-m", f"bench.{name}" if name else "bench")]
+    names = [word for name in operators_side() for word in ("-m", f"bench.{name}" if name else "bench")]
     command = [sys.executable, "-m", "mypy", "--platform", system, "--follow-imports", "silent"]
     command += ["--cache-dir", os.devnull, *names]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
@@ -90,7 +89,7 @@ def nodes(path: Path) -> Iterator[ast.AST]:
 
 def test_the_system_is_asked_for_in_one_place() -> None:
     asking = set()
-    for name, path in SIDE.items():
+    for name, path in operators_side().items():
         for node in nodes(path):
             if isinstance(node, ast.Attribute) and ast.unparse(node) in ("sys.platform", "os.name"):
                 asking.add(name)
@@ -113,7 +112,7 @@ def test_files_that_linux_alone_has_are_opened_by_what_runs_on_linux() -> None:
     """A `Path` of such a file; strings in scripts for nodes are none."""
     opening = {
         name
-        for name, path in SIDE.items()
+        for name, path in operators_side().items()
         for node in nodes(path)
         if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("Path", "open"))
         for word in node.args
@@ -137,7 +136,7 @@ def test_text_has_one_encoding_and_one_end_of_line() -> None:
     """Windows would write another encoding and other ends of lines into files whose bytes are signed."""
     bad = [
         f"{name}:{node.lineno}: {ast.unparse(node)[:60]}"
-        for name, path in SIDE.items()
+        for name, path in operators_side().items()
         for node in nodes(path)
         if isinstance(node, ast.Call) and text_without_form(node)
     ]
@@ -149,7 +148,7 @@ def test_paths_of_nodes_are_posix_paths() -> None:
     for name in ("push.run_script", "push.slurm", "push.node_survey"):
         assert not [
             ast.unparse(node)
-            for node in nodes(SIDE[name])
+            for node in nodes(operators_side()[name])
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "Path"
         ]
 

@@ -21,6 +21,7 @@ from bench.training.models import Model
 from bench.training.objectives.documents import Documents
 from tests.builders import trial
 from tests.training.objectives.test_objectives import TRAINED, model_of
+from tests.warm import quick_python
 
 pytestmark = pytest.mark.e2e
 
@@ -60,22 +61,23 @@ def test_a_family_trains_two_steps(family: str, tmp_path: Path) -> None:
     assert any((part != weights[name]).any() for name, part in run.strategy.whole.named_parameters())
 
 
-def python_here(*words: str | Path, folder: Path) -> subprocess.CompletedProcess[str]:
+def python_here(*words: str | Path, folder: Path, cold: bool = False) -> subprocess.CompletedProcess[str]:
+    """Run Python; `cold` uses an ordinary one as a user does, otherwise the one of tests/warm.py."""
     environment = os.environ | {"PYTHONPATH": f"{ON_CPU}:{Path.cwd()}", "HOME": str(folder)}
-    command = [sys.executable, *map(str, words)]
+    command = [sys.executable if cold else quick_python(), *map(str, words)]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
-def bench_here(*words: str | Path, folder: Path) -> subprocess.CompletedProcess[str]:
-    return python_here("-m", "bench", *words, folder=folder)
+def bench_here(*words: str | Path, folder: Path, cold: bool = False) -> subprocess.CompletedProcess[str]:
+    return python_here("-m", "bench", *words, folder=folder, cold=cold)
 
 
-def measured(folder: Path, document: bytes) -> tuple[str, str]:
+def measured(folder: Path, document: bytes, cold: bool = False) -> tuple[str, str]:
     """Plan, run and verify a manifest in processes of their own; return what planning and verifying print."""
     (folder / "m.json").write_bytes(document)
 
     def printed(*words: str | Path) -> str:
-        done = bench_here(*words, folder=folder)
+        done = bench_here(*words, folder=folder, cold=cold)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
@@ -90,7 +92,7 @@ TIMING = {"measure_seconds": 1, "warmup_seconds": 1, "loss_steps": 1}
 
 def test_a_run_measures_a_model_of_timm_and_its_bundle_verifies(tmp_path: Path) -> None:
     document = manifest("vit_tiny_patch16_224", 224, methods=["free-lunch"], micro_batch=2, timing=TIMING)
-    planned, verified = measured(tmp_path, document)
+    planned, verified = measured(tmp_path, document, cold=True)
     assert "free-lunch" in planned
     assert "result     mine: " in verified
 
@@ -166,7 +168,7 @@ def test_a_module_of_ones_own_is_measured_verified_and_exported(tmp_path: Path) 
     assert again.returncode in (0, 1), again.stderr  # the seconds depend on the other work of this machine
     assert bench_here("export", "--to", "script", bundle, "script", folder=tmp_path).returncode == 0
     assert "holds the code of mine.py" in (tmp_path / "script/README.md").read_text()
-    trained = python_here("train.py", "--steps", "2", folder=tmp_path / "script")
+    trained = python_here("train.py", "--steps", "2", folder=tmp_path / "script", cold=True)
     assert trained.returncode == 0 and '"step": 2' in trained.stdout, trained.stderr
 
 
@@ -187,13 +189,13 @@ def test_every_objective_is_measured_verified_and_exported(tmp_path: Path) -> No
     }
     _, verified = measured(tmp_path, json.dumps(document).encode())
     (bundle,) = (tmp_path / "out").glob("*.tar")
-    for model in models:
+    for place, model in enumerate(models):
         assert f"result     {model.name}: " in verified
         made = bench_here(
             "export", "--to", "script", "--model", model.name, bundle, model.name, folder=tmp_path
         )
         assert made.returncode == 0, made.stderr
-        trained = python_here("train.py", "--steps", "1", folder=tmp_path / model.name)
+        trained = python_here("train.py", "--steps", "1", folder=tmp_path / model.name, cold=place == 0)
         assert trained.returncode == 0 and '"step": 1' in trained.stdout, trained.stderr
 
 

@@ -12,6 +12,7 @@ import sys
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 from bench.base.distribution import pip_install
@@ -128,11 +129,14 @@ def extras_of_code(path: Path) -> Iterator[str]:
 
 
 def modules() -> Iterator[tuple[str, Path]]:
+    """Yield the modules whose source mentions pip. To parse the others takes seconds; they have no lines."""
     for path in sorted((ROOT / "bench").rglob("*.py")):
-        yield str(path.relative_to(ROOT)), path
+        if "pip" in path.read_text():
+            yield str(path.relative_to(ROOT)), path
 
 
-def found() -> list[PrintedLines]:
+@cache
+def found() -> tuple[PrintedLines, ...]:
     """Return all lines that stand in files, each sequence of commands once, without those run elsewhere."""
     lines: list[PrintedLines] = []
     for path in documents():
@@ -147,4 +151,4 @@ def found() -> list[PrintedLines]:
             lines += in_sentences(name, text, installed=True)
         for extra in extras_of_code(path):
             lines.append(PrintedLines(name, (pip_install(extra),), installed=True))
-    return list({each.commands: each for each in lines}.values())
+    return tuple({each.commands: each for each in lines}.values())

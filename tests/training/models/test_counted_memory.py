@@ -23,6 +23,13 @@ from tests.training.models.keeping import halved, kept_bytes_a_sample
 from tests.training.models.test_attention import CAUSAL, DECODER, EXPERTS, FULL, IMAGES, WINDOW, model_of
 from tests.training.models.test_contract import without_dropout
 
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Count every way of computing, also on a machine whose other work makes this take minutes."""
+    monkeypatch.setattr("bench.training.models.counted_memory.MOST_SECONDS", 600)
+
+
 LLAMA = {
     "model_type": "llama",
     "vocab_size": 128_256, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
