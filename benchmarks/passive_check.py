@@ -53,12 +53,12 @@ def peak_bytes(command: list[str], environment: Mapping[str, str]) -> int:
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment)
     peak = 0
     while process.poll() is None:
-        peak = max(peak, sum(map(_pss_bytes, _descendants(process.pid))))
+        peak = max(peak, sum(map(pss_bytes, descendants(process.pid))))
         time.sleep(0.01)
     return peak
 
 
-def _descendants(root: int) -> Iterator[int]:
+def descendants(root: int) -> Iterator[int]:
     parents = {}
     for entry in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
@@ -69,7 +69,7 @@ def _descendants(root: int) -> Iterator[int]:
     yield from found
 
 
-def _pss_bytes(process: int) -> int:
+def pss_bytes(process: int) -> int:
     with suppress(OSError):
         for line in Path(f"/proc/{process}/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):

@@ -22,7 +22,7 @@ SEAM = "base.operating_system"
 # Modules with functions that refuse another system, which never calls them: they run on measured machines.
 # On Windows, another module takes the place of push.openssh.
 OF_SOME_SYSTEMS = {
-    "push.process_channel",
+    "push.control_socket", "push.process_channel",
     "base.machine_share", "environment.interpreter", "node_check.checks.disk", "node_check.checks.xid",
 }  # fmt: skip
 MEASURES = ("runner", "cli.run", "cli.check", "training.triton")

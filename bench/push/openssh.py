@@ -39,6 +39,7 @@ from bench.push.connection import (
     refused_user,
     unknown_host_key,
 )
+from bench.push.control_socket import ask_to_end
 from bench.push.hosts import Host
 from bench.push.process_channel import ProcessChannel
 
@@ -192,7 +193,7 @@ class SharedConnection:
     def _end(self) -> None:
         if self._channel:
             self._channel.close()
-        if self._own and self._ssh.socket.exists():
+        if self._own and self._ssh.socket.exists() and not ask_to_end(self._ssh.socket):
             with suppress(OSError, subprocess.TimeoutExpired):
                 self._ssh.run("-O", "exit", "-S", str(self._ssh.socket), seconds=5)
         self._ssh.close()
