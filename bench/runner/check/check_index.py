@@ -48,6 +48,8 @@ class IndexedCheck:
     simulated: bool
     remapped_rows: Mapping[str, int | None]  # of each GPU, by UUID; None if it does not report them
     figures: Mapping[str, Mapping[str, float]]  # rates by UUID and name, without those that failed
+    machine: str = ""  # its digest; empty if unknown
+    corrected_errors: int | None = None  # of its memory; None: nothing counts them
     told: State | None = None  # what the command of --on-change was last told; None: it was not asked for
 
 
