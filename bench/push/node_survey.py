@@ -38,6 +38,8 @@ _MOST_LINES = 100  # of an answer that is a list of texts
 _STORED = re.compile(r"(?:sha256:)?([\w.-]{1,100})", re.ASCII)  # an image's id
 _CODE = re.compile(r"[0-9]{1,3}")  # exit code of a question
 QUESTION_SECONDS = 15  # time limit of one question: a hanging engine must not hold up the other questions
+# A survey prints something before each question. A node that drips is given up after four times this time.
+_SILENCE_SECONDS = QUESTION_SECONDS + 5.0
 _TOO_LATE = (124, 137)  # exit codes of timeout(1)
 _BEGIN, _MIDDLE, _END = "\036", "\037", "\035"  # ASCII separators around an answer and its exit code
 Answers = Mapping[str, tuple[int, str]]  # exit code and output, by question
@@ -152,7 +154,7 @@ def survey_node(node: Node, place: str, engines: Sequence[str], python: str) -> 
     """Survey a node. `place`, a shell word, is the folder for runs; `engines` are those to look for."""
     script = _script(_questions(place, engines, python))
     began = time.time()
-    answer = node.ask(script, seconds=QUESTION_SECONDS * 4, most_bytes=SURVEY_BYTES)
+    answer = node.ask(script, seconds=_SILENCE_SECONDS, most_bytes=SURVEY_BYTES)
     ended = time.time()
     return read_survey(split_answers(answer.text), (began + ended) / 2, engines)
 

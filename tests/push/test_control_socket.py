@@ -53,9 +53,17 @@ def answering(path: Path, answer: bytes) -> Iterator[list[bytes]]:
 )
 def test_a_process_that_speaks_the_protocol_has_ended(tmp_path: Path, answer: bytes, *, ended: bool) -> None:
     with answering(tmp_path / "s", answer) as asked:
-        assert ask_to_end(tmp_path / "s") is ended
+        assert ask_to_end([tmp_path / "s"]) == [ended]
     assert asked == [struct.pack(">III", 8, 1, 4) + struct.pack(">III", 8, 0x10000005, 0)]
 
 
 def test_a_socket_that_is_gone_is_no_error(tmp_path: Path) -> None:
-    assert not ask_to_end(tmp_path / "s")
+    assert ask_to_end([tmp_path / "s"]) == [False]
+
+
+def test_several_are_asked_at_once_and_a_silent_one_holds_up_none(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as silent, answering(tmp_path / "b", HELLO):
+        silent.bind(str(tmp_path / "a"))
+        silent.listen()
+        paths = [tmp_path / name for name in ("a", "b", "gone")]
+        assert ask_to_end(paths, 0.5) == [False, True, False]
