@@ -52,7 +52,7 @@ class WatchedPush:
     began: float
     bundles: Path
     peak_bytes: int = 0
-    honest_seconds: float = 0.0  # until the last honest bundle was there
+    honest_seconds: float = 0.0  # until the last honest bundle was there; 0: it never was
     cpu_seconds: float = 0.0
 
     def watch(self) -> None:
@@ -108,6 +108,7 @@ def told(one: Operator, push: WatchedPush) -> Mapping[str, Any]:
     return {
         "exit_code": push.process.returncode,
         "honest": Counter(node["outcome"] for node in honest),
+        "why": Counter(node["error"]["message"] for node in honest if node.get("error")),
         "bundles_that_verify": len(bundles),
         "others": {node["host"]: (node.get("error") or {}).get("message", "") for node in others},
         "peak_pss_mb": push.peak_bytes / 1e6,
@@ -164,8 +165,9 @@ def main(rounds: int) -> None:
                 beside = whole(one, [*bad, *nodes.addresses], f"beside{number}")
                 nodes.ssh_config.write_text(plain)
             ratios = {
-                f"{name}_over_alone": beside[f"{name}seconds"] / alone[f"{name}seconds"]
+                f"{name}over_alone": beside[f"{name}seconds"] / alone[f"{name}seconds"]
                 for name in ("", "honest_", "cpu_")
+                if beside[f"{name}seconds"] and alone[f"{name}seconds"]
             }
             found["rounds"].append(ratios | {"alone": alone, "beside": beside})
         with ExitStack() as servers:

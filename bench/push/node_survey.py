@@ -39,7 +39,7 @@ _STORED = re.compile(r"(?:sha256:)?([\w.-]{1,100})", re.ASCII)  # an image's id
 _CODE = re.compile(r"[0-9]{1,3}")  # exit code of a question
 QUESTION_SECONDS = 15  # time limit of one question: a hanging engine must not hold up the other questions
 # A survey prints something before each question. A node that drips is given up after four times this time.
-_SILENCE_SECONDS = QUESTION_SECONDS + 5.0
+_SILENCE_SECONDS = QUESTION_SECONDS * 2.0
 _TOO_LATE = (124, 137)  # exit codes of timeout(1)
 _BEGIN, _MIDDLE, _END = "\036", "\037", "\035"  # ASCII separators around an answer and its exit code
 Answers = Mapping[str, tuple[int, str]]  # exit code and output, by question

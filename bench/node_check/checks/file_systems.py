@@ -60,7 +60,7 @@ class MeasuredFileSystem:
 
 
 @dataclass(frozen=True, slots=True)
-class Transfer:
+class MovedBytes:
     """One kind of load: its bytes, its seconds, and the 99th percentile of its answers if it is known."""
 
     kind: str
@@ -108,7 +108,7 @@ def _of_file(
 ) -> tuple[MeasuredFileSystem, list[Figure]]:
     """Measure with fio, else with Python. A disk that is full meanwhile keeps what was measured before."""
     facts: dict[str, Any] = {}
-    transfers: list[Transfer] = []
+    transfers: list[MovedBytes] = []
     try:
         transfers, facts = by_fio(descriptor, one.file_bytes, seconds)
     except _FioUnusableError as error:
@@ -170,7 +170,7 @@ def allows_direct(descriptor: int) -> bool:
 
 def by_fio(
     descriptor: int, size: int, seconds: float, program: str = "fio"
-) -> tuple[list[Transfer], dict[str, Any]]:
+) -> tuple[list[MovedBytes], dict[str, Any]]:
     """Measure the three kinds by fio, one after the other. _FioUnusableError if that is not possible."""
     found = shutil.which(program)
     if found is None:
@@ -219,7 +219,7 @@ def _fio(program: str, descriptor: int, size: int, seconds: float, kind: str, *,
         raise _FioUnusableError("fio printed no JSON") from None
 
 
-def transfer_of(document: Any, kind: str) -> Transfer:
+def transfer_of(document: Any, kind: str) -> MovedBytes:
     """Read fio's answer on one job. _FioUnusableError for the form of a version before 3."""
     try:
         job = document["jobs"][0]
@@ -228,7 +228,7 @@ def transfer_of(document: Any, kind: str) -> Transfer:
             raise _FioUnusableError(f"fio: error {int(job['error'])}")
         late = part["clat_ns"].get("percentile", {}).get("99.000000")
         moved, milliseconds = part["io_bytes"], part["runtime"]
-        return Transfer(
+        return MovedBytes(
             kind, int(moved), milliseconds / 1e3, late / 1e9 if kind == "random read" and late else None
         )
     except (LookupError, TypeError, AttributeError, ValueError):
@@ -236,7 +236,7 @@ def transfer_of(document: Any, kind: str) -> Transfer:
         raise _FioUnusableError(f"{version or 'fio'} answers in another form than fio 3") from None
 
 
-def by_python(descriptor: int, size: int, seconds: float) -> Iterator[Transfer]:
+def by_python(descriptor: int, size: int, seconds: float) -> Iterator[MovedBytes]:
     """Measure the three kinds by threads of this process."""
     if sys.platform != "linux":
         raise NotImplementedError("runs on measured machines, which have Linux")
@@ -261,7 +261,7 @@ def _block(size: int) -> mmap.mmap:
     return block
 
 
-def _in_sequence(opened: int, size: int, seconds: float, *, writing: bool) -> Transfer:
+def _in_sequence(opened: int, size: int, seconds: float, *, writing: bool) -> MovedBytes:
     """Write or read from the beginning on; stop after four times a figure's time."""
     if sys.platform != "linux":
         raise NotImplementedError("runs on measured machines, which have Linux")
@@ -274,10 +274,10 @@ def _in_sequence(opened: int, size: int, seconds: float, *, writing: bool) -> Tr
         done += moved
     if writing:
         os.fsync(opened)
-    return Transfer("write" if writing else "read", done, time.perf_counter() - started)
+    return MovedBytes("write" if writing else "read", done, time.perf_counter() - started)
 
 
-def _at_random(opened: int, size: int, seconds: float) -> Transfer:
+def _at_random(opened: int, size: int, seconds: float) -> MovedBytes:
     """Read small pieces at random places, several at once."""
     deadline = time.perf_counter() + max(1.0, 4 * seconds)
     answers: list[list[float]] = [[] for _ in range(AT_ONCE)]
@@ -287,7 +287,7 @@ def _at_random(opened: int, size: int, seconds: float) -> Transfer:
     lasted = time.perf_counter() - started
     every = sorted(answer for own in answers for answer in own)
     late = every[min(len(every) - 1, len(every) * 99 // 100)] if every else None
-    return Transfer("random read", len(every) * RANDOM_BYTES, lasted, late)
+    return MovedBytes("random read", len(every) * RANDOM_BYTES, lasted, late)
 
 
 def _read_pieces(opened: int, pieces: int, deadline: float, answers: list[float]) -> None:

@@ -19,7 +19,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.base.linux_processes import die_with_parent, ended_how
 from bench.base.machine_share import memory_bytes
 from bench.base.smbios import MemoryModule, read_modules
 from bench.base.strict_json import from_json, to_json
@@ -258,12 +257,11 @@ def _in_own_process(
     """Do the work in a fork of this process. Returns the node with its figures, or with why it has none."""
     if sys.platform != "linux":
         raise NotImplementedError("runs on measured machines, which have Linux")
-    parent, (reader, writer) = os.getpid(), os.pipe()
+    reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         try:
             os.close(reader)
-            die_with_parent(parent)
             with os.fdopen(writer, "w", encoding="utf-8") as answer:
                 try:
                     bound, figures = work()
@@ -277,7 +275,8 @@ def _in_own_process(
         text = answers.read()
     _, status = os.waitpid(child, 0)
     if not text:
-        return replace(node, why=f"its process ended {ended_how(status)}", failed=True), []
+        code = os.waitstatus_to_exitcode(status)
+        return replace(node, why=f"its process ended with exit code {code}", failed=True), []
     document = json.loads(text)
     if "why" in document:
         return replace(node, why=document["why"], failed=True), []
