@@ -115,6 +115,7 @@ bench-push: $(STAMP)  ## measure the cost of pushing over running by hand (needs
 	$(BIN)/python benchmarks/push.py
 	$(BIN)/python benchmarks/push.py --image
 	PYTHONPATH=. $(BIN)/python benchmarks/hostile_push.py
+	PYTHONPATH=. $(BIN)/python benchmarks/hundred_nodes.py
 	$(BIN)/bench image build cpu -o out/bench-push/cpu.tar --cache out/bench-push
 	PYTHONPATH=. $(BIN)/python benchmarks/assembled_push.py out/bench-push/cpu.tar out/bench-push/wheels
 	PYTHONPATH=. $(BIN)/python benchmarks/venv_push.py

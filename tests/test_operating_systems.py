@@ -23,8 +23,9 @@ SEAM = "base.operating_system"
 # Modules with functions that refuse another system, which never calls them: they run on measured machines.
 # On Windows, another module takes the place of push.openssh.
 OF_SOME_SYSTEMS = {
-    "push.process_channel",
-    "base.machine_share", "environment.interpreter", "node_check.checks.disk", "node_check.checks.xid",
+    "push.control_socket", "push.process_channel",
+    "base.kernel_log", "base.machine_share", "environment.interpreter", "node_check.checks.disk",
+    "node_check.checks.file_systems", "node_check.checks.network", "node_check.checks.numa",
 }  # fmt: skip
 MEASURES = ("runner", "cli.run", "cli.check", "training.triton")
 POSIX_ALONE = {
@@ -101,9 +102,11 @@ def test_the_system_is_asked_for_in_one_place() -> None:
 
 # Files of a machine that is measured, of an image, of a pod, and of a container engine's machine.
 LINUX_FILES = {
-    "base.machine_share", "base.sbom", "images.container", "images.engines.docker",
-    "node_check.checks.clock", "node_check.checks.disk", "node_check.checks.gpudirect",
-    "node_check.checks.ports", "node_check.checks.xid", "packages.apt_sources", "packages.pip_settings",
+    "base.machine_share", "base.sbom", "base.smbios", "base.sysfs", "images.container",
+    "images.engines.docker", "node_check.checks.bmc", "node_check.checks.clock", "node_check.checks.disk",
+    "node_check.checks.drift", "node_check.checks.file_systems", "node_check.checks.gpudirect",
+    "node_check.checks.host_errors", "node_check.checks.network", "node_check.checks.numa",
+    "node_check.checks.ports", "packages.apt_sources", "packages.pip_settings",
     "push.kubernetes.kubectl",
 }  # fmt: skip
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Literal
 from bench.base.errors import BadInput, nearest, one_line
 from bench.base.files import write_whole
 from bench.base.strict_json import pretty_json, to_json
+from bench.base.sysfs import MOST_CHARACTERS, printable
 from bench.base.terminal import wrapped
 from bench.cli.measuring import MeetingArguments, make_sealer, refuse_half_a_meeting
 from bench.cli.stdio import show
@@ -31,12 +32,14 @@ from bench.report.text.check_line import nagios_line, nagios_not_checked
 
 if TYPE_CHECKING:
     from bench.node_check.check_manifest import CheckManifest
-    from bench.node_check.judging.standards import Past
+    from bench.node_check.judging.standards import Baseline, Past
     from bench.runner.check.check_node import CheckedNode, CheckView
     from bench.runner.check.history import History
     from bench.runner.check.request import CheckRequest
     from bench.runner.check.verdict_change import VerdictChange
     from bench.runner.processes.jobs import Nodes
+
+MOST_FILE_SYSTEMS = 4  # measured in one check, each for half a minute at the level standard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +48,8 @@ class CheckArguments(MeetingArguments):
     level: Depth | None
     skip: tuple[str, ...]
     scratch: Path | None
+    disks: tuple[Path, ...]
+    baseline: Path | None
     history: tuple[Path, ...]
     junit: Path | None
     html: Path | None
@@ -74,7 +79,8 @@ def check(request: CheckArguments) -> int:
         return _check_in_image(request)
     manifest = check_manifest.load(request.manifest)
     _refuse_skips(request.skip, manifest.require)
-    _refuse_unwritable_scratch(request.scratch)
+    _refuse_unwritable("--scratch", request.scratch)
+    _refuse_disks(request.disks)
     _refuse_missing_history(request.history)
     level = "nodes" if request.nodes > 1 else request.level or manifest.level
     _refuse_level_of_nodes(request, level)
@@ -109,12 +115,23 @@ def _work(
     level: Depth,
     nodes: Nodes | None,
     past: Mapping[str, Past],
+    baseline: Baseline | None = None,
 ) -> CheckRequest:
     from bench.runner.check.request import CheckRequest
 
     device: Literal["cpu", "cuda"] = "cpu" if request.on_cpu else "cuda"
     return CheckRequest(
-        manifest, level, request.out, device, request.skip, request.scratch, past, request.if_idle, nodes
+        manifest=manifest,
+        level=level,
+        out=request.out,
+        device=device,
+        skip=request.skip,
+        scratch=request.scratch,
+        history=past,
+        disks=tuple(str(disk.resolve()) for disk in request.disks),
+        baseline=baseline,
+        if_idle=request.if_idle,
+        nodes=nodes,
     )
 
 
@@ -128,13 +145,25 @@ def _check_node(request: CheckArguments, manifest: CheckManifest, level: Depth, 
     earlier = history.read(places, index=not request.history)
     for reason in earlier.refused if request.history else ():
         progress.say(f"not used as history: {reason}")
-    _refuse_idle_without_load(request, level)
-    work = _work(request, manifest, level, nodes, earlier.past)
+    _refuse_without_load(request, level)
+    work = _work(request, manifest, level, nodes, earlier.past, _baseline_of(request, progress))
     checked = check_node(work, make_sealer(manifest.digest, request.key, request.challenge), progress)
     progress.stop()
     if isinstance(checked, GpusInUse):
         return _show_in_use(checked.reason, request)
     return _show(checked, request, _keep_history(checked, request, earlier))
+
+
+def _baseline_of(request: CheckArguments, progress: CheckView) -> Baseline | None:
+    """Read the baseline that was named. A folder without one yet gets its first with this check."""
+    if request.baseline is None:
+        return None
+    from bench.runner.check.baseline import find_baseline
+
+    baseline = find_baseline(request.baseline)
+    if baseline is None:
+        progress.say(f"no check of this machine in {request.baseline} yet: nothing to compare it with")
+    return baseline
 
 
 def _keep_history(checked: CheckedNode, request: CheckArguments, earlier: History) -> VerdictChange | None:
@@ -207,8 +236,11 @@ def _refuse_level_of_nodes(request: CheckArguments, level: Depth) -> None:
         raise BadInput("the level nodes checks what is between several nodes", advice=advice)
 
 
-def _refuse_idle_without_load(request: CheckArguments, level: Depth) -> None:
-    """Refuse --if-idle where it has no meaning."""
+def _refuse_without_load(request: CheckArguments, level: Depth) -> None:
+    """Refuse --if-idle and --disk where they have no meaning."""
+    if request.disks and (level in WITHOUT_LOAD or level == "nodes"):
+        advice = "use --level quick, or leave --disk out"
+        raise BadInput(f"--disk: the level {level} measures no file system", advice=advice)
     if request.if_idle and level in WITHOUT_LOAD:
         raise BadInput(
             f"--if-idle: the level {level} puts no load on the node", advice="leave one of them out"
@@ -237,6 +269,8 @@ def _check_in_image(request: CheckArguments) -> int:
 
     outside = {
         "--scratch": request.scratch,
+        "--disk": request.disks,
+        "--baseline": request.baseline,
         "--history": request.history,
         "--junit": request.junit,
         "--html": request.html,
@@ -334,14 +368,26 @@ def _refuse_skips(skipped: tuple[str, ...], required: tuple[str, ...]) -> None:
             raise BadInput(f"--skip {name}: the manifest requires it", advice="leave one of them out")
 
 
-def _refuse_unwritable_scratch(scratch: Path | None) -> None:
-    """Refuse a --scratch where no file can be created: the check of the disk would fail minutes later."""
+def _refuse_disks(disks: tuple[Path, ...]) -> None:
+    """Refuse a --disk that cannot be measured, or too many."""
+    if len(disks) > MOST_FILE_SYSTEMS:
+        advice = "measure some of them in another check"
+        raise BadInput(f"--disk: at most {MOST_FILE_SYSTEMS} file systems in a check", advice=advice)
+    for disk in disks:
+        if printable(str(disk)) != str(disk):
+            advice = f"name a folder with printable characters alone, {MOST_CHARACTERS} at most"
+            raise BadInput(f"--disk {one_line(str(disk))}: not a printable name", advice=advice)
+        _refuse_unwritable("--disk", disk)
+
+
+def _refuse_unwritable(option: str, folder: Path | None) -> None:
+    """Refuse a folder where no file can be created: its check would fail minutes later."""
     try:
-        if scratch is not None:
-            with tempfile.TemporaryFile(dir=scratch):
+        if folder is not None:
+            with tempfile.TemporaryFile(dir=folder):
                 pass
     except OSError as error:
-        message = f"--scratch {scratch}: no file can be written in this folder: {error.strerror}"
+        message = f"{option} {folder}: no file can be written in this folder: {error.strerror}"
         advice = "name an existing, writable folder on the disk to check"
         raise BadInput(message, advice=advice) from None
 

@@ -92,6 +92,10 @@ def _add_check(commands: Commands) -> None:
     add("--scratch", **DIR, help="a folder on the disk to check (default: --out)")
     history = "bundles of earlier checks of this node; repeatable (default: bundles in --out)"
     add("--history", **REPEATABLE, type=Path, metavar="PATH", help=history)
+    disk = "a folder on a file system to measure; repeatable"
+    add("--disk", **REPEATABLE, type=Path, metavar="DIR", dest="disks", help=disk)
+    baseline = "an earlier check that this machine is compared with, or a folder with some"
+    add("--baseline", type=Path, metavar="PATH", help=baseline)
     add("--if-idle", **FLAG, help="check nothing, with exit code 0, if somebody uses a GPU")
     keep = "then delete all but the N newest node checks in --out"
     add("--keep-last", type=arguments.count, metavar="N", help=keep)

@@ -12,7 +12,10 @@ from importlib import import_module
 
 from bench.node_check.checks import Check
 
-BEFORE_LOAD = ("present", "alike", "strangers", "clock", "disk", "host_memory", "ports", "gpudirect")
+BEFORE_LOAD = (
+    "present", "alike", "strangers", "clock", "disk", "file_systems", "host_memory", "numa", "host_errors",
+    "network", "bmc", "ports", "gpudirect", "drift",
+)  # fmt: skip
 LOAD = ("own_card", "matmul", "memory", "copies", "peers", "all_reduce", "agreement", "soak")
 BETWEEN_NODES = ("pairs", "exchange")
 AFTER_LOAD = ("pcie", "nvlink", "fabric", "power", "ecc", "rows", "xid")

@@ -52,6 +52,7 @@ class CheckManifest:
     require: tuple[str, ...] = ()  # checks that must have an answer before the node passes
     expect: Expectations = field(default_factory=Expectations)
     levels: Mapping[str, DepthBudget] = field(default_factory=dict)
+    disks: tuple[str, ...] = ()  # folders on the file systems to measure
     data: bytes = b""  # no JSON value is of this type, so no document can set this field
 
     @property

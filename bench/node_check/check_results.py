@@ -17,7 +17,15 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any, Literal
 
 from bench.base.errors import VerificationFailed
-from bench.base.strict_json import DecodeError, canonical_json, from_json, pretty_json, strict_loads, to_json
+from bench.base.strict_json import (
+    DecodeError,
+    canonical_json,
+    from_json,
+    later,
+    pretty_json,
+    strict_loads,
+    to_json,
+)
 from bench.bundle.held_to_manifest import check_software
 from bench.bundle.physical_limits import peak_of
 from bench.bundle.plausibility import require_one_line_texts, require_plain, unknown_gpus
@@ -39,7 +47,7 @@ from bench.node_check.judging.evidence import (
     read_course,
 )
 from bench.node_check.judging.finding import Finding, Question, Verdict, overall
-from bench.node_check.judging.standards import Expectations, Past, Profile, Standards, profile_for
+from bench.node_check.judging.standards import Baseline, Expectations, Past, Profile, Standards, profile_for
 from bench.records.run_results import RunFacts
 from bench.records.trial import NodeFacts
 
@@ -84,6 +92,7 @@ class CheckResults:
     findings: tuple[Finding, ...]
     history: Mapping[str, Past] = field(default_factory=dict)
     rules: str = ""  # digest of the code that judged; empty in the first bundles
+    baseline: Baseline | None = later(None)  # noqa: RUF009 (frozen); of an earlier check
     schema: Literal["bench/check-results/v1"] = CHECK_SCHEMA
 
     def to_bytes(self) -> bytes:
@@ -91,7 +100,7 @@ class CheckResults:
 
     @property
     def standards(self) -> Standards:
-        return Standards(self.profile, self.expect, self.history)
+        return Standards(self.profile, self.expect, self.history, self.baseline)
 
 
 def judge(evidence: Evidence, standards: Standards, require: Sequence[str]) -> tuple[Finding, ...]:
@@ -129,6 +138,7 @@ def results_of(
         verdict=overall(findings),
         findings=findings,
         history=standards.history,
+        baseline=standards.baseline,
         rules=rules_digest(),
         **header,
     )
@@ -210,7 +220,7 @@ def _require_possible(results: CheckResults, figure: Figure) -> None:
     """Refuse a figure that is faster than its GPU, its links or its host can be."""
     node, gpus = results.node, results.node.gpus
     whole_node = figure.gpu is None and figure.unit == "B/s"
-    of_host = not gpus or (whole_node and figure.name.startswith(("host-memory", "disk")))
+    of_host = not gpus or (whole_node and figure.name.startswith(("host-memory", "disk", "numa")))
     own = [gpu for gpu in gpus if figure.gpu == gpu.index or whole_node]
     if not of_host and not own:
         raise VerificationFailed(f"{figure.name} is of a GPU that the node does not have")

@@ -10,7 +10,7 @@ from bench.base.errors import EnvironmentCannot
 from bench.base.names import GIB
 from bench.images.engines.preflight import OUT_BYTES, check_driver, check_free, check_gpus, check_machine
 from bench.images.variants import Variant, version_numbers
-from bench.push.node_survey import NEEDED, NodePython, Survey
+from bench.push.node_survey import NEEDED, QUESTION_SECONDS, NodePython, Survey
 from bench.records.text import bytes_text, size_text
 
 SKEW_WARN_SECONDS = 30.0
@@ -123,7 +123,12 @@ def _software(survey: Survey, need: Need) -> Iterator[PreflightFinding]:
 
 
 def _environment(survey: Survey) -> Iterator[PreflightFinding]:
-    if survey.python is None:
+    if survey.python_silent:
+        yield _stop(
+            f"its Python gave no answer in {QUESTION_SECONDS} s",
+            "push again when the node is less busy; if it is idle, look at the file system that Python is on",
+        )
+    elif survey.python is None:
         yield _stop("its Python does not run", "name the Python of an environment on the node: --python")
     elif survey.lacking:
         yield _stop(

@@ -37,7 +37,10 @@ _MOST_GPUS = 256  # of one node
 _MOST_LINES = 100  # of an answer that is a list of texts
 _STORED = re.compile(r"(?:sha256:)?([\w.-]{1,100})", re.ASCII)  # an image's id
 _CODE = re.compile(r"[0-9]{1,3}")  # exit code of a question
-_QUESTION_SECONDS = 15  # time limit of one question: a hanging engine must not hold up the other questions
+QUESTION_SECONDS = 15  # time limit of one question: a hanging engine must not hold up the other questions
+# A survey prints something before each question. A node that drips is given up after four times this time.
+_SILENCE_SECONDS = QUESTION_SECONDS * 2.0
+_TOO_LATE = (124, 137)  # exit codes of timeout(1)
 _BEGIN, _MIDDLE, _END = "\036", "\037", "\035"  # ASCII separators around an answer and its exit code
 Answers = Mapping[str, tuple[int, str]]  # exit code and output, by question
 
@@ -136,6 +139,7 @@ class Survey:
     gpu_users: tuple[str, ...] = ()  # processes that hold GPU memory
     engines: Mapping[str, InstalledEngine] = field(default_factory=dict)
     python: str | None = None  # Python's version, major.minor; None: not asked for, or Python does not run
+    python_silent: bool = False  # Python was asked for, and gave no answer in time
     lacking: tuple[str, ...] = ()  # modules that the node's Python lacks
     pythons: tuple[NodePython, ...] = ()  # that could run an environment; empty: not asked for, or none
     libc: str | None = None  # as in "glibc 2.36" or "musl libc"; None: not asked for, or unknown
@@ -150,14 +154,14 @@ def survey_node(node: Node, place: str, engines: Sequence[str], python: str) -> 
     """Survey a node. `place`, a shell word, is the folder for runs; `engines` are those to look for."""
     script = _script(_questions(place, engines, python))
     began = time.time()
-    answer = node.ask(script, seconds=_QUESTION_SECONDS * 4, most_bytes=SURVEY_BYTES)
+    answer = node.ask(script, seconds=_SILENCE_SECONDS, most_bytes=SURVEY_BYTES)
     ended = time.time()
     return read_survey(split_answers(answer.text), (began + ended) / 2, engines)
 
 
 def _script(questions: Mapping[str, str]) -> str:
     """Return a script that asks all questions, each with a time limit, and prints answers and exit codes."""
-    limit = f"timeout -k 1 {_QUESTION_SECONDS}"
+    limit = f"timeout -k 1 {QUESTION_SECONDS}"
     lines = [f"export LC_ALL=C; limit=; command -v timeout >/dev/null && limit='{limit}'"]
     for name, question in questions.items():
         lines.append(
@@ -274,6 +278,7 @@ def read_survey(answers: Answers, asked_at: float, engines: Sequence[str]) -> Su
             gpu_users=tuple(_lines(answers, "gpu users")),
             engines={name: _engine(name, answers) for name in engines if name not in WITHOUT_CONTAINER},
             python=python,
+            python_silent=_is_silent(answers, "python"),
             lacking=lacking,
             pythons=_pythons(answers),
             libc=next(iter(_lines(answers, "libc")), None),
@@ -330,9 +335,14 @@ def _gpu_trouble(answers: Answers) -> str | None:
         return None
     if messages:
         return messages[0][:300]
-    if code in (124, 137):  # exit codes of timeout(1)
-        return f"no answer in {_QUESTION_SECONDS} s"
+    if code in _TOO_LATE:
+        return f"no answer in {QUESTION_SECONDS} s"
     return f"it ends with exit code {code}"
+
+
+def _is_silent(answers: Answers, name: str) -> bool:
+    """Whether a question was ended because its answer took too long."""
+    return answers.get(name, (0, ""))[0] in _TOO_LATE
 
 
 def _python(answers: Answers) -> tuple[str | None, tuple[str, ...]]:

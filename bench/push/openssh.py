@@ -39,10 +39,12 @@ from bench.push.connection import (
     refused_user,
     unknown_host_key,
 )
+from bench.push.control_socket import ask_to_end
 from bench.push.hosts import Host
 from bench.push.process_channel import ProcessChannel
 
 _OPEN_SECONDS = 4 * CONNECT_SECONDS  # until a connection through jump hosts is open and the user logged in
+LAST_SECONDS = 0.5  # for the processes of ssh to end when bench ends
 _IDLE_SECONDS = 60  # after which ssh ends a connection that bench left behind
 _LOST = 255  # ssh's exit code if a connection breaks, or the command was killed
 _MOST_CONFIG_BYTES = 2**20  # of a configuration file
@@ -174,7 +176,7 @@ class SharedConnection:
         self._options = ("-S", str(ssh.socket), "-o", "ControlMaster=no") if own else ()
         self._channel: SshChannel | None = None
         if own:
-            atexit.register(self._end)
+            _OWN.add(self)
 
     @property
     def is_open(self) -> bool:
@@ -186,16 +188,32 @@ class SharedConnection:
         return self._channel
 
     def close(self) -> None:
-        atexit.unregister(self._end)
-        self._end()
-
-    def _end(self) -> None:
+        _OWN.discard(self)
         if self._channel:
             self._channel.close()
-        if self._own and self._ssh.socket.exists():
+        socket = self._ssh.socket
+        if self._own and socket.exists() and not all(ask_to_end([socket])):
             with suppress(OSError, subprocess.TimeoutExpired):
-                self._ssh.run("-O", "exit", "-S", str(self._ssh.socket), seconds=5)
+                self._ssh.run("-O", "exit", "-S", str(socket), seconds=5)
         self._ssh.close()
+
+    @staticmethod
+    def end_all() -> None:
+        """End the connections that are left when bench ends, all at once.
+
+        A process of ssh that does not heed this ends by itself, _IDLE_SECONDS later.
+        """
+        left = list(_OWN)
+        for connection in left:
+            if connection._channel:
+                connection._channel.kill()
+        ask_to_end([connection._ssh.socket for connection in left], LAST_SECONDS)
+        for connection in left:
+            connection._ssh.close()
+
+
+_OWN: set[SharedConnection] = set()  # connections whose processes bench has started, and not ended
+atexit.register(SharedConnection.end_all)
 
 
 class SshChannel(ProcessChannel):

@@ -57,8 +57,12 @@ class ProcessChannel:
             raise ConnectionBroke
         return code
 
-    def close(self) -> None:
+    def kill(self) -> None:
+        """End the process without waiting until it has ended."""
         self._process.kill()
+
+    def close(self) -> None:
+        self.kill()
         self._process.wait()
         for name in ("stdin", "stdout", "stderr"):
             with suppress(OSError):

@@ -267,3 +267,5 @@ def test_a_bare_environment() -> None:
     assert "torch, transformers" in judge(found(python=(0, "3.12\ntorch transformers\n")), need)[0].what
     assert "the oldest supported is 3.11" in judge(found(python=(0, "3.9\n\n")), need)[0].what
     assert "does not run" in judge(found(python=(127, "not found")), need)[0].what
+    for late in (124, 137):
+        assert judge(found(python=(late, "")), need)[0].what == "its Python gave no answer in 15 s"

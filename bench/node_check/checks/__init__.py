@@ -68,6 +68,7 @@ class CheckBudget:
     soak_seconds: float
     scratch: str  # a directory to write into
     tiny: bool  # on a CPU, where sizes are minimal
+    file_systems: tuple[str, ...] = ()  # folders on the file systems to measure
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,7 @@ class Check:
     passive: bool = False
     # Also made at the level `prolog`, before a job begins: it puts no load on the node.
     prolog: bool = False
+    thorough: bool = False  # left out at the level `quick`: it loads the machine for long
     between_nodes: bool = False  # made at the level `nodes`, by several nodes together
     environment: Mapping[str, str] = field(default_factory=dict)  # for the worker
 
@@ -102,7 +104,9 @@ class Check:
         return self.between_nodes if depth == "nodes" else self.workers != "nodes"
 
     def is_made_at(self, depth: Depth) -> bool:
-        return depth not in WITHOUT_LOAD or self.passive or (depth == "prolog" and self.prolog)
+        if depth in WITHOUT_LOAD:
+            return self.passive or (depth == "prolog" and self.prolog)
+        return not (self.thorough and depth == "quick")
 
     def refuse(self, device: Literal["cpu", "cuda"], gpus: tuple[Gpu, ...], count: int) -> str | None:
         """Say why the check does not apply to such a node; None if it does. `count` devices take part."""

@@ -65,7 +65,7 @@ def read_gpudirect(node: int, root: Path = Path("/")) -> GpuDirect:
 
 def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
     if "gpudirect" not in evidence.readings:
-        yield Question("gpudirect").unread("the bundle is older than this check", counts=False)
+        yield Question("gpudirect").not_asked_then()
         return
     data = evidence.data("gpudirect")
     found = from_json(tuple[GpuDirect, ...], data["nodes"]) if data else ()

@@ -180,7 +180,7 @@ class UsualPorts:
 
 def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
     if "ports" not in evidence.readings:
-        yield Question("ports").unread("the bundle is older than this check", counts=False)
+        yield Question("ports").not_asked_then()
         return
     nodes = nodes_of(evidence)
     everyone = [port for node in nodes for port in node.ports]

@@ -5,15 +5,12 @@ The events need no root. The kernel's log may need root; then the finding says t
 
 from __future__ import annotations
 
-import os
 import re
-import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
-from io import FileIO
 from typing import Any
 
+from bench.base.kernel_log import kernel_messages, why_closed
 from bench.node_check.checks import Check, CheckBudget, Rig
 from bench.node_check.judging.evidence import BEFORE, Answers, Evidence
 from bench.node_check.judging.finding import Finding, Question, verdict_of
@@ -37,7 +34,6 @@ WORDS = {
     140: "unrecovered ECC error",
 }
 NOTED = {63, 92, 94}  # repaired memory errors: a warning, not a failure
-LOG = "/dev/kmsg"
 _LINE = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+),? ?(.*)")
 _OF_A_SWITCH = re.compile(r"SXid \(PCI:([0-9a-fA-F:.]+)\): (\d+), (Fatal|Non-fatal)")
 # Lines kept of each Xid of each GPU: a program that crashes repeatedly must not crowd out other Xids.
@@ -45,33 +41,16 @@ _MOST_LINES = 20
 
 
 def measure(rig: Rig, budget: CheckBudget) -> Mapping[str, Any]:
-    if sys.platform != "linux":
-        raise NotImplementedError("runs on measured machines, which have Linux")
     try:
-        with os.fdopen(os.open(LOG, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as log:
-            return {"lines": lines_of(_records(log))}
+        return {"lines": lines_of(kernel_messages((b"Xid (",)))}
     except (OSError, EOFError) as error:
-        return {"closed": f"{LOG}: {getattr(error, 'strerror', None) or error}"}
+        return {"closed": why_closed(error)}
 
 
-def _records(log: FileIO) -> Iterator[str]:
-    """Yield the records of the kernel's log that tell of an Xid; EOFError if the file ends: no log does."""
-    while True:
-        with suppress(BrokenPipeError):  # the oldest records were overwritten meanwhile
-            record = log.read(8192)
-            if record is None:  # there is no further record yet
-                return
-            if not record:
-                raise EOFError("not the kernel's log")
-            if b"Xid (" in record:
-                yield record.decode(errors="replace")
-
-
-def lines_of(records: Iterable[str]) -> list[str]:
-    """Select the Xid lines from records of /dev/kmsg; of each number of each GPU the newest 20."""
+def lines_of(messages: Iterable[str]) -> list[str]:
+    """Select the Xid lines from messages of the kernel; of each number of each GPU the newest 20."""
     kept: dict[tuple[str, ...], deque[tuple[int, str]]] = {}
-    for number, record in enumerate(records):
-        line = record.partition(";")[2].partition("\n")[0]
+    for number, line in enumerate(messages):
         if match := _LINE.search(line) or _OF_A_SWITCH.search(line):
             kept.setdefault(match.groups()[:2], deque(maxlen=_MOST_LINES)).append((number, line))
     return [line for _, line in sorted(entry for entries in kept.values() for entry in entries)]

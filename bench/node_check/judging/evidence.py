@@ -106,6 +106,12 @@ class Evidence:
     def gpu(self, index: int | None) -> Gpu | None:
         return next((gpu for gpu in self.gpus if gpu.index == index), None)
 
+    @property
+    def machine(self) -> str:
+        """The digest that checks of one machine share; empty if it is unknown."""
+        data = self.data("host-errors")
+        return str(data["errors"]["machine"]) if data else ""
+
     def during(self, name: str) -> Iterator[Sample]:
         """Yield the samples that were taken while a reading was being made."""
         reading = self.readings.get(name)

@@ -42,6 +42,22 @@ class Profile:
 
 
 @dataclass(frozen=True, slots=True)
+class FileSystemRates:
+    """The least that the owner expects of a file system; None where nothing is expected."""
+
+    write_gb_per_second: float | None = None
+    read_gb_per_second: float | None = None
+    random_reads_per_second: float | None = None
+
+    def least(self, kind: str, random_bytes: int) -> float | None:
+        """Return the bytes a second that are expected of "write", "read" or "random read"."""
+        if kind == "random read":
+            return self.random_reads_per_second and self.random_reads_per_second * random_bytes
+        rate = self.write_gb_per_second if kind == "write" else self.read_gb_per_second
+        return rate and rate * 1e9
+
+
+@dataclass(frozen=True, slots=True)
 class Expectations:
     """The manifest's "expect": properties that the owner requires of the node."""
 
@@ -58,15 +74,30 @@ class Expectations:
     leaves: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # nodes under each leaf switch
     disk_gb_per_second: float | None = None
     host_gb_per_second: float | None = None
+    disks: Mapping[str, FileSystemRates] | None = later(None)
+
+
+# Counters of a machine's past: its corrected memory errors, and the unix time at which they were counted.
+CORRECTED_ERRORS, COUNTED_AT = "corrected errors", "counted at"
 
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """The figures of one GPU in earlier checks, the newest last."""
+    """The figures of one GPU, or the counters of one machine, in earlier checks, the newest last."""
 
     runs: tuple[str, ...]
     figures: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     counters: Mapping[str, int] = field(default_factory=dict)  # as they stood at the last check
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """The facts of a machine in an earlier check, which it is compared with."""
+
+    run: str
+    ended_at: float  # unix time
+    facts: Mapping[str, Mapping[str, str]]  # by group, such as "kernel", and name
+    signer: str = ""  # fingerprint of the key that signed the check
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +106,8 @@ class Standards:
 
     profile: Profile | None
     expect: Expectations = field(default_factory=Expectations)
-    history: Mapping[str, Past] = field(default_factory=dict)  # by GPU UUID
+    history: Mapping[str, Past] = field(default_factory=dict)  # by GPU UUID, and by the machine's digest
+    baseline: Baseline | None = None
 
 
 @cache

@@ -25,7 +25,7 @@ from bench.node_check.judging.finding import State, Verdict
 FILE_NAME = "history.jsonl"
 LOCK_NAME = ".history.lock"
 CHANGE_LOCK_NAME = ".change.lock"  # held while the command of --on-change runs: two must not cross
-MAX_BYTES = 64 * 2**20  # of the file: 118,000 checks of eight GPUs, more than a year's at one in five minutes
+MAX_BYTES = 64 * 2**20  # of the file: 108,000 checks of eight GPUs, more than a year's at one in five minutes
 KEPT_SHARE = 0.75  # of MAX_BYTES, when the oldest lines are removed
 MAX_LINE_BYTES = 2**20
 TAIL_BYTES = 2**18  # of the file, in which what a command was told last is looked for
@@ -48,6 +48,8 @@ class IndexedCheck:
     simulated: bool
     remapped_rows: Mapping[str, int | None]  # of each GPU, by UUID; None if it does not report them
     figures: Mapping[str, Mapping[str, float]]  # rates by UUID and name, without those that failed
+    machine: str = ""  # its digest; empty if unknown
+    corrected_errors: int | None = None  # of its memory; None: nothing counts them
     told: State | None = None  # what the command of --on-change was last told; None: it was not asked for
 
 

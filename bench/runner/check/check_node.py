@@ -385,6 +385,7 @@ class CheckRun:
             soak_seconds=min(soak_seconds, 2.0) if tiny else soak_seconds,
             scratch=str(self.request.scratch or self.folder),
             tiny=tiny,
+            file_systems=tuple(dict.fromkeys((*self.request.manifest.disks, *self.request.disks))),
         )
         logs = self.folder / "logs"
         return CheckJob(
@@ -435,12 +436,14 @@ def _finish(check: CheckRun, seal: Seal, started: float, stopped: str | None) ->
     telemetry_bytes = fit_telemetry(telemetry_bytes, marks_of_checks(check.readings))
     course = read_course([json.loads(line) for line in telemetry_bytes.splitlines()])
     evidence = Evidence(request.level, request.device, check.gpus, check.readings, course)
-    uuids = {gpu.uuid for gpu in check.gpus}
-    history = {uuid: past for uuid, past in request.history.items() if uuid in uuids}
+    known = {*(gpu.uuid for gpu in check.gpus), evidence.machine}
+    history = {identity: past for identity, past in request.history.items() if identity in known}
     node = replace(probe.probe(gpus_too=False), gpus=check.gpus, driver=check.driver)
     results = results_of(
         evidence,
-        Standards(profile_for(check.gpus), request.manifest.expected(request.device), history),
+        Standards(
+            profile_for(check.gpus), request.manifest.expected(request.device), history, request.baseline
+        ),
         request.manifest.require,
         bench_version=__version__,
         manifest_digest=request.manifest.digest,

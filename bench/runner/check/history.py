@@ -15,15 +15,17 @@ from pathlib import Path
 from bench.base.errors import BenchError
 from bench.bundle.verify import verify_bundle
 from bench.node_check.check_results import CheckContents, CheckResults
+from bench.node_check.checks.host_errors import errors_of
 from bench.node_check.judging.evidence import AFTER, Evidence
 from bench.node_check.judging.finding import worst
-from bench.node_check.judging.standards import Past
+from bench.node_check.judging.standards import CORRECTED_ERRORS, COUNTED_AT, Past
 from bench.node_check.recompute_any import recompute
 from bench.runner.check.check_index import Entry, IndexedCheck, UnusableBundle, add, read_index
 
 CHECKS_KEPT = 10  # the newest node checks of each GPU
 BUNDLES_READ = 32  # the newest bundles that no index has, which may be of several nodes
 CHECKS_WITH_FIGURES = ("matmul", "memory", "copies")
+DAY_SECONDS = 86_400.0
 MOST_TEXT = 200  # characters of a finding or a reason that the index keeps
 
 
@@ -99,11 +101,31 @@ def indexed(bundle: str, results: CheckResults, evidence: Evidence) -> IndexedCh
         simulated=results.simulated,
         remapped_rows={uuid: int(row[0] + row[1]) if row else None for uuid, row in rows.items()},
         figures=rates,
+        machine=evidence.machine,
+        corrected_errors=errors.corrected if (errors := errors_of(evidence)) else None,
     )
 
 
+def _of_machines(checks: Iterable[IndexedCheck]) -> dict[str, Past]:
+    """Return the corrected memory errors of each machine, by its digest: as counted a day before its last
+    check, or in its first one if that is later.
+    """
+    counted: dict[str, list[IndexedCheck]] = {}
+    for check in sorted(checks, key=lambda c: c.ended_at):
+        if check.machine and check.corrected_errors is not None:
+            counted.setdefault(check.machine, []).append(check)
+    found = {}
+    for machine, every in counted.items():
+        day_before = [c for c in every if c.ended_at <= every[-1].ended_at - DAY_SECONDS]
+        then = (day_before or every[:1])[-1]
+        assert then.corrected_errors is not None
+        counters = {CORRECTED_ERRORS: then.corrected_errors, COUNTED_AT: int(then.ended_at)}
+        found[machine] = Past((then.run,), counters=counters)
+    return found
+
+
 def past_of(checks: Iterable[IndexedCheck]) -> Mapping[str, Past]:
-    """Return the history by GPU UUID, without checks of simulated machines."""
+    """Return the history by GPU UUID and by the machine's digest, without checks of simulated machines."""
     once = {check.bundle: check for check in checks if not check.simulated}
     runs: dict[str, list[str]] = {}
     figures: dict[str, dict[str, list[float]]] = {}
@@ -115,7 +137,7 @@ def past_of(checks: Iterable[IndexedCheck]) -> Mapping[str, Past]:
                 counters.setdefault(uuid, {})["remapped rows"] = rows
             for name, rate in check.figures.get(uuid, {}).items():
                 figures.setdefault(uuid, {}).setdefault(name, []).append(rate)
-    return {
+    return _of_machines(once.values()) | {
         uuid: Past(
             tuple(ids[-CHECKS_KEPT:]),
             {name: tuple(rates[-CHECKS_KEPT:]) for name, rates in figures.get(uuid, {}).items()},

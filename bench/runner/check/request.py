@@ -10,7 +10,7 @@ from typing import Literal
 from bench.node_check.check_manifest import CheckManifest
 from bench.node_check.checks import CheckBudget
 from bench.node_check.judging import Depth
-from bench.node_check.judging.standards import Past
+from bench.node_check.judging.standards import Baseline, Past
 from bench.runner.processes.jobs import DeviceKind, Nodes
 
 
@@ -24,7 +24,9 @@ class CheckRequest:
     device: Literal["cpu", "cuda"]
     skip: tuple[str, ...]
     scratch: Path | None
-    history: Mapping[str, Past]  # by GPU UUID
+    history: Mapping[str, Past]  # by GPU UUID, and by the machine's digest
+    disks: tuple[str, ...] = ()  # folders on the file systems to measure
+    baseline: Baseline | None = None
     if_idle: bool = False  # check nothing if a GPU works for somebody
     nodes: Nodes | None = None  # this node's place among those of the level `nodes`
 

@@ -23,7 +23,7 @@ from bench.runner.machine.gpus import gpu_from_answers
 from bench.runner.machine.watch import Watch
 
 EFFORT = CheckBudget("quick", 0.0, 0.0, 0.0, "/nowhere", True)
-HOST: Mapping[str, Any] = {
+HOST: Mapping[str, Any] = {  # of a machine without a fault
     "clock": {
         "state": 0,
         "status": 0,
@@ -52,6 +52,58 @@ HOST: Mapping[str, Any] = {
     },
     "xid": {"lines": []},
     "ports": {"nodes": [{"node": 0, "missing": True}]},
+    "file-systems": {"figures": [], "file_systems": []},
+    "numa": {
+        "figures": [
+            {
+                "name": f"numa {node} {kernel}",
+                "gpu": None,
+                "unit": "B/s",
+                "work": 3e10,
+                "samples": [0.1, 0.1],
+                "kind": f"numa {kernel}",
+            }
+            for node in (0, 1)
+            for kernel in ("scale", "triad")
+        ],
+        "nodes": [
+            {
+                "number": node,
+                "processors": 96,
+                "memory_bytes": 1 << 40,
+                "cache_bytes": 1 << 28,
+                "array_bytes": 1 << 30,
+                "bound": True,
+            }
+            for node in (0, 1)
+        ],
+        "channels": {"count": 24, "modules": 24, "kind": "DDR5", "transfers_per_second": 4.8e9},
+        "busy_cores": 0.1,
+    },
+    "host-errors": {
+        "errors": {
+            "at": 1.79e9,
+            "machine": "0123456789abcdef",
+            "edac": True,
+            "interrupts": {"MCE": 0},
+            "controllers": [{"name": "mc0", "corrected": 0, "uncorrected": 0, "seconds": 1e6}],
+        },
+    },
+    "network": {
+        "cards": [
+            {
+                "name": "eth0",
+                "driver": "mlx5_core",
+                "firmware": "28.39",
+                "state": "up",
+                "speed_mbit": 100_000,
+                "duplex": "full",
+                "carrier_changes": 2,
+            }
+        ]
+    },
+    "bmc": {"bmc": {"firmware": "1.74", "sensors": [{"name": "Fan1", "state": "ok", "reading": "9000 RPM"}]}},
+    "drift": {"facts": {"kernel": {"release": "6.8.0-60-generic"}}},
     "gpudirect": {"nodes": [{"node": 0, "driver": True, "peer_module": "nvidia_peermem"}]},
 }
 

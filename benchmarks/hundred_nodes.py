@@ -1,0 +1,181 @@
+"""Push a node check to ninety honest nodes, alone and beside ten others. Needs root: it starts sshds.
+
+    PYTHONPATH=. python benchmarks/hundred_nodes.py [ROUNDS]     default: 2
+
+Of the ten others two refuse the connection, two accept it and say nothing, and six are hostile in ways of
+benchmarks/hostile_push.py, such as a byte a second and endless output. They are served by a process of the
+lowest priority, since nodes elsewhere would take no processor time from the honest ones. Each round pushes to
+the ninety alone, then to all hundred. Prints when the last honest bundle was there and when the `--json` was
+complete, the ratios of both, the processor time of the pushing process, whether each honest node is in the
+JSON with a bundle that verifies, and the most memory of the pushing process with all its children (PSS). A
+last push to all hundred is interrupted when half of the honest nodes are done; printed is how long it lasts
+from then on, in all and of its processor, and what its JSON says.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.bundle.verify import verify_bundle
+from bench.node_check.recompute_any import recompute
+from benchmarks.hostile_push import WAYS, hosts_beside
+from benchmarks.passive_check import descendants, pss_bytes
+from tests.e2e.nodes import Nodes, free_port, ssh_nodes
+from tests.e2e.pushing import Operator
+
+HONEST = 90
+HOSTILE = ("a byte a second", "endless output", "endless errors", "silence", "no exit status", "hangs up")
+MOST_SECONDS = 1500.0
+AT_ONCE = "32"  # hosts; all of them share this machine
+
+
+@dataclass
+class WatchedPush:
+    """A push in a process of its own, with the most memory that it has had."""
+
+    process: subprocess.Popen[bytes]
+    answers: Path
+    began: float
+    bundles: Path
+    peak_bytes: int = 0
+    honest_seconds: float = 0.0  # until the last honest bundle was there; 0: it never was
+    cpu_seconds: float = 0.0
+
+    def watch(self) -> None:
+        """Look at the memory until the process ends."""
+        while self.process.poll() is None:
+            if not self.honest_seconds and len(list(self.bundles.rglob("*.tar"))) == HONEST:
+                self.honest_seconds = time.monotonic() - self.began
+            self.cpu_seconds = cpu_seconds(self.process.pid) or self.cpu_seconds
+            self.peak_bytes = max(self.peak_bytes, sum(map(pss_bytes, descendants(self.process.pid))))
+            if time.monotonic() - self.began > MOST_SECONDS:
+                raise SystemExit(f"the push took more than {MOST_SECONDS:g} s")
+            time.sleep(0.2)
+
+
+def cpu_seconds(process: int) -> float:
+    """Return the processor time that a process has used; 0 if it has ended."""
+    with suppress(OSError, IndexError):
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return 0.0
+
+
+def begin(one: Operator, hosts: Sequence[str], out: str) -> WatchedPush:
+    manifest = one.folder / "check.json"
+    manifest.write_text(json.dumps({"schema": "bench/node-check/v1", "level": "passive"}))
+    words = one.pushing(manifest, *hosts, "--out", out, "--new", "--json", "--parallel", AT_ONCE)
+    answers = one.folder / f"{out}.json"
+    with answers.open("wb") as json_out, (one.folder / f"{out}.txt").open("wb") as said:
+        process = subprocess.Popen(
+            one.command(*words), cwd=one.folder, env=one.environment(), stdout=json_out, stderr=said
+        )
+    return WatchedPush(process, answers, time.monotonic(), one.folder / out)
+
+
+def whole(one: Operator, hosts: Sequence[str], out: str) -> Mapping[str, Any]:
+    """Push to all of the hosts; return how long it took, its memory, and what became of them."""
+    push = begin(one, hosts, out)
+    push.watch()
+    return {
+        "seconds": time.monotonic() - push.began,
+        "honest_seconds": push.honest_seconds,
+        "cpu_seconds": push.cpu_seconds,
+    } | told(one, push)
+
+
+def told(one: Operator, push: WatchedPush) -> Mapping[str, Any]:
+    nodes = json.loads(push.answers.read_bytes())["nodes"]
+    honest = [node for node in nodes if node["host"] in one.nodes.addresses]
+    others = [node for node in nodes if node["host"] not in one.nodes.addresses]
+    bundles = [Path(node["bundle"]) for node in honest if node["outcome"] == "done"]
+    for bundle in bundles:
+        verify_bundle(one.folder / bundle, recompute)
+    return {
+        "exit_code": push.process.returncode,
+        "honest": Counter(node["outcome"] for node in honest),
+        "why": Counter(node["error"]["message"] for node in honest if node.get("error")),
+        "bundles_that_verify": len(bundles),
+        "others": {node["host"]: (node.get("error") or {}).get("message", "") for node in others},
+        "peak_pss_mb": push.peak_bytes / 1e6,
+    }
+
+
+def interrupted(one: Operator, hosts: Sequence[str], out: str) -> Mapping[str, Any]:
+    """Interrupt a push once half of the honest nodes are done."""
+    push = begin(one, hosts, out)
+    watching = threading.Thread(target=push.watch, daemon=True)
+    watching.start()
+    while len(list((one.folder / out).rglob("*.tar"))) < HONEST // 2 and push.process.poll() is None:
+        time.sleep(0.1)
+    asked, used = time.monotonic(), cpu_seconds(push.process.pid)
+    push.process.send_signal(signal.SIGINT)
+    push.process.wait(60)
+    ended = time.monotonic() - asked
+    watching.join()
+    after = {"ends_after_interrupt_seconds": ended, "of_its_processor": push.cpu_seconds - used}
+    return after | told(one, push)
+
+
+def bad_hosts(nodes: Nodes, folder: Path, stack: ExitStack) -> list[str]:
+    """Start the ten that are dead, hung, dripping or hostile."""
+    refused = [f"127.78.0.{number}:{free_port()}" for number in (1, 2)]
+    listeners = [stack.enter_context(socket.create_server((f"127.78.0.{number}", 0))) for number in (3, 4)]
+    silent = [f"127.78.0.{number}:{one.getsockname()[1]}" for number, one in enumerate(listeners, 3)]
+    ways = [way for way in WAYS if way[0] in HOSTILE]
+    reader, writer = os.pipe()
+    server = os.fork()
+    if server == 0:
+        os.nice(19)
+        with ExitStack() as own:
+            os.write(writer, json.dumps(hosts_beside(nodes, folder, ways, own)).encode())
+            time.sleep(2 * MOST_SECONDS)
+        os._exit(0)
+    stack.callback(os.waitpid, server, 0)
+    stack.callback(os.kill, server, signal.SIGKILL)
+    return [*json.loads(os.read(reader, 4096)), *refused, *silent]
+
+
+def main(rounds: int) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background would ignore it
+    found: dict[str, Any] = {"rounds": []}
+    with tempfile.TemporaryDirectory(prefix="bench-hundred-") as name, ExitStack() as stack:
+        folder = Path(name)
+        nodes = stack.enter_context(ssh_nodes(folder / "nodes", HONEST))
+        one = Operator(folder, nodes)
+        plain = nodes.ssh_config.read_text()
+        for number in range(rounds):
+            alone = whole(one, nodes.addresses, f"alone{number}")
+            with ExitStack() as servers:
+                bad = bad_hosts(nodes, folder / f"round{number}", servers)
+                beside = whole(one, [*bad, *nodes.addresses], f"beside{number}")
+                nodes.ssh_config.write_text(plain)
+            ratios = {
+                f"{name}over_alone": beside[f"{name}seconds"] / alone[f"{name}seconds"]
+                for name in ("", "honest_", "cpu_")
+                if beside[f"{name}seconds"] and alone[f"{name}seconds"]
+            }
+            found["rounds"].append(ratios | {"alone": alone, "beside": beside})
+        with ExitStack() as servers:
+            bad = bad_hosts(nodes, folder / "last", servers)
+            found["interrupted"] = interrupted(one, [*bad, *nodes.addresses], "interrupted")
+    json.dump(found, sys.stdout, indent=1)
+    print()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 2)

@@ -1,0 +1,146 @@
+"""Facts of a machine, from a tree of files like the kernel's, and their differences from a baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.base.strict_json import to_json
+from bench.node_check.checks.bmc import BoardManager
+from bench.node_check.checks.drift import facts_of, judge, read_facts
+from bench.node_check.checks.network import NetworkCard
+from bench.node_check.judging.evidence import BEFORE, Evidence, Reading
+from bench.node_check.judging.finding import Finding
+from bench.node_check.judging.standards import Baseline, Standards
+from bench.records.trial import Gpu
+
+TREE = {
+    "proc/sys/kernel/osrelease": "6.8.0-60-generic",
+    "proc/sys/vm/swappiness": "10",
+    "proc/sys/net/ipv4/tcp_rmem": "4096\t131072\t6291456",
+    "proc/cpuinfo": "processor\t: 0\nmicrocode\t: 0x2b\nprocessor\t: 1\nmicrocode\t: 0x2b\n",
+    "proc/mounts": "/dev/sda1 / ext4 rw,relatime 0 0\n"
+                   "proc /proc proc rw 0 0\n"
+                   "filer.example:/home /home nfs4 rw,vers=4.2,addr=10.0.0.5,clientaddr=10.0.0.7 0 0\n"
+                   "overlay /var/lib/docker/overlay2/1f/merged overlay rw 0 0\n"
+                   "tmpfs /run/user/1000 tmpfs rw 0 0\n"
+                   "a line without a form\n"
+                   "10.0.0.9@o2ib:/scratch /lustre/my\\040data lustre rw,flock 0 0\n",
+    "sys/class/dmi/id/bios_version": "3.2",
+    "sys/class/infiniband/mlx5_0/fw_ver": "28.39.1002",
+    "sys/class/nvme/nvme0/firmware_rev": "GDC7302Q",
+    "sys/class/nvme/nvme0/model": "SAMSUNG MZQL23T8",
+    "sys/module/nvidia/version": "580.159.04",
+    "sys/kernel/mm/transparent_hugepage/enabled": "always [madvise] never",
+    "sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages": "0",
+    "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor": "performance",
+    "sys/devices/system/cpu/cpu1/cpufreq/scaling_governor": "powersave",
+}  # fmt: skip
+
+
+def machine(root: Path, **changes: str) -> dict[str, dict[str, str]]:
+    for name, text in (TREE | changes).items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(f"{text}\n")
+    return read_facts(root)
+
+
+def test_the_facts_of_a_machine(tmp_path: Path) -> None:
+    facts = machine(tmp_path)
+    assert facts["kernel"]["release"] == "6.8.0-60-generic"
+    assert facts["sysctl"] == {"vm.swappiness": "10", "net.ipv4.tcp_rmem": "4096 131072 6291456"}
+    assert facts["firmware"] == {
+        "BIOS": "3.2", "adapter mlx5_0": "28.39.1002", "disk nvme0": "SAMSUNG MZQL23T8 GDC7302Q",
+        "microcode": "0x2b",
+    }  # fmt: skip
+    assert facts["driver"] == {"nvidia": "580.159.04"}
+    assert facts["setting"]["governor"] == "performance x 1, powersave x 1"
+    assert facts["setting"]["reserved hugepages-2048kB"] == "0"
+
+
+def test_mounts_that_last_are_facts_and_no_host_is_named(tmp_path: Path) -> None:
+    facts = machine(tmp_path)
+    assert facts["mount"] == {
+        "/": "ext4 relatime,rw", "/home": "nfs4 rw,vers=4.2", "/lustre/my\\040data": "lustre flock,rw",
+    }  # fmt: skip
+    assert "10.0.0" not in str(facts) and "filer" not in str(facts)
+
+
+def test_an_empty_machine_has_few_facts(tmp_path: Path) -> None:
+    assert set(read_facts(tmp_path)) == {"kernel"}
+
+
+def evidence(facts: Mapping[str, Any], **readings: Mapping[str, Any]) -> Evidence:
+    made = {name: Reading(name, data) for name, data in {"drift": {"facts": facts}, **readings}.items()}
+    return Evidence("passive", "cuda", (Gpu(0, "NVIDIA H200", "GPU-0", 1, "9.0"),), made)
+
+
+def judged(found: Evidence, before: Mapping[str, Mapping[str, str]] | None) -> list[Finding]:
+    baseline = Baseline("abc", 1.79e9, before, "SHA256:x") if before is not None else None
+    return list(judge(found, Standards(None, baseline=baseline)))
+
+
+def test_each_difference_is_a_line_with_what_it_was_and_what_it_is(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    before = machine(tmp_path / "a")
+    after = machine(
+        tmp_path / "b",
+        **{
+            "proc/sys/kernel/osrelease": "6.8.0-71-generic",
+            "sys/class/dmi/id/bios_version": "",
+            "sys/module/nvidia_peermem/version": "580.159.04",
+            "proc/mounts": "/dev/sda1 / ext4 ro,relatime 0 0",
+        },
+    )
+    findings = judged(evidence(after), before)
+    assert {f.verdict for f in findings} == {"warn"}
+    assert [(f.subject, f.found) for f in findings] == [
+        ("driver nvidia_peermem", "is 580.159.04, was none"),
+        ("firmware BIOS", "is none, was 3.2"),
+        ("kernel release", "is 6.8.0-71-generic, was 6.8.0-60-generic"),
+        ("mount /", "is ext4 relatime,ro, was ext4 relatime,rw"),
+        ("mount /home", "is none, was nfs4 rw,vers=4.2"),
+        ("mount /lustre/my\\040data", "is none, was lustre flock,rw"),
+    ]
+    assert findings[0].source == "check abc of 2026-09-21T14:13:20Z, signed by SHA256:x"
+
+
+def test_an_unchanged_machine_passes_and_without_a_baseline_nothing_is_said() -> None:
+    facts = {"kernel": {"release": "6.8"}, "mount": {"/": "ext4 rw"}}
+    (finding,) = judged(evidence(facts), facts)
+    assert (finding.verdict, finding.found) == ("pass", "2 facts as in the baseline")
+    (finding,) = judged(evidence(facts), None)
+    assert (finding.verdict, finding.counts) == ("not-run", False)
+
+
+def test_facts_of_other_readings_are_compared_too() -> None:
+    card = to_json([NetworkCard("eth0", "mlx5_core", "28.40", mtu=9000)])
+    gpus = {"driver": "580.1", "gpus": [{"Name": "NVIDIA H200", "VbiosVersion": "96.00", "UUID": "GPU-0"}]}
+    found = evidence(
+        {"kernel": {"release": "6.8"}},
+        network={"cards": card},
+        bmc={"bmc": to_json(BoardManager("1.74"))},
+        **{BEFORE: gpus},
+    )
+    facts = facts_of(found)
+    assert facts is not None
+    assert facts["network card"] == {"eth0 driver": "mlx5_core", "eth0 firmware": "28.40", "eth0 MTU": "9000"}
+    assert facts["BMC"] == {"firmware": "1.74"}
+    assert facts["GPU"] == {"driver": "580.1", "0 model": "NVIDIA H200", "0 VBIOS": "96.00"}
+
+
+def test_what_only_one_check_has_read_is_told_and_no_difference() -> None:
+    findings = judged(
+        evidence({"kernel": {"release": "6.8"}}), {"kernel": {"release": "6.8"}, "BMC": {"firmware": "1"}}
+    )
+    assert [(f.verdict, f.counts) for f in findings] == [("not-run", False), ("pass", True)]
+    assert findings[0].found.endswith("read them: BMC")
+
+
+def test_more_facts_than_any_machine_has_are_refused() -> None:
+    with pytest.raises(ValueError, match="more than 4096"):
+        facts_of(evidence({"mount": {str(number): "" for number in range(4097)}}))
