@@ -25,7 +25,7 @@ OF_SOME_SYSTEMS = {
     "push.process_channel",
     "base.machine_share", "environment.interpreter", "node_check.checks.disk", "node_check.checks.xid",
 }  # fmt: skip
-MEASURES = ("runner", "cli.run", "cli.check", "training.triton")
+MEASURES = ("runner", "cli.run", "cli.check", "library.run", "training.triton")
 POSIX_ALONE = {
     "fcntl", "grp", "posix", "pty", "pwd", "readline", "resource", "spwd", "syslog", "termios", "tty",
 }  # fmt: skip
