@@ -1,4 +1,4 @@
-"""The functions of `import bench` return what commands print, raise errors in their words, and print nothing."""
+"""The functions of `import bench`: values as commands print them, errors in their words, and no output."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_values_cannot_be_changed() -> None:
 
 
 def test_calls_leave_the_process_as_it_was(tmp_path: Path) -> None:
-    """Commands treat their process as their own. A caller's signals, collector and folder stay as they are."""
+    """Commands treat their process as their own. A caller's signals, collector and folder stay."""
     threshold = gc.get_threshold()
     gc.set_threshold(701, 11, 12)
     before = state()
