@@ -71,8 +71,9 @@ def compare(request: CompareArguments) -> int:
     own_process()
     output = request.output  # refuses options that disagree, before any bundle is read
     _refuse_senseless_options(request)
-    comparison, fleet = gather_all(request)
-    ComparedBundles(comparison, fleet).require_one_kind()
+    compared = _compared(request)
+    compared.require_one_kind()
+    comparison, fleet = compared.runs, compared.fleet
     code = _show_runs(comparison, output, request) if fleet is None else _show_fleet(fleet, request)
     for refused in comparison.refused:
         print(refused.reason, file=sys.stderr)
@@ -124,6 +125,12 @@ def collect(request: CompareArguments) -> Comparison:
 
 
 def gather_all(request: CompareArguments) -> tuple[Comparison, Fleet | None]:
+    """Rank the training runs; compare the node checks as a fleet, if there are any."""
+    compared = _compared(request)
+    return compared.runs, compared.fleet
+
+
+def _compared(request: CompareArguments) -> ComparedBundles:
     """Compare the bundles; BadInput for node checks with options that are for training runs only."""
     own = {"--settings": request.settings, "--plots": request.plots, "--columns": request.columns}
     given = [option for option, value in own.items() if value]
@@ -144,9 +151,9 @@ def gather_all(request: CompareArguments) -> tuple[Comparison, Fleet | None]:
         )
     except ForRunsOnly as error:
         raise ForRunsOnly([*error.options, *given]) from None
-    if compared.fleet is not None and given:
+    if compared.only_checks and given:
         raise ForRunsOnly(given)
-    return compared.runs, compared.fleet
+    return compared
 
 
 def _show_fleet(fleet: Fleet, request: CompareArguments) -> int:

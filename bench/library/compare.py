@@ -49,6 +49,10 @@ class ComparedBundles:
         """The bundles that did not verify, and are not compared."""
         return self.runs.refused
 
+    @property
+    def only_checks(self) -> bool:
+        return self.fleet is not None and not self.runs.parts
+
     def require_one_kind(self) -> None:
         """Raise BadInput if there are both: the command has one answer, to one question."""
         if self.fleet is not None and self.runs.parts:
@@ -119,7 +123,7 @@ def compare(
     terms = Terms(book, wish, used, rank_all, machines, own_prices=prices is not None)
     lists = Lists(path_of(trust), path_of(revoked))
     compared = _gather(paths_of(bundles), lists, terms, with_telemetry=telemetry)
-    if compared.fleet is not None and not compared.runs.parts and (options := _for_runs(terms)):
+    if compared.only_checks and (options := _for_runs(terms)):
         raise ForRunsOnly(options)
     return compared
 

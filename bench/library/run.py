@@ -101,7 +101,8 @@ def run(
     `out`        folder for runs
     `key`        Ed25519 SSH key that signs (default: bench's own, made at first use); a passphrase is asked
                  for on the terminal
-    `challenge`  an operator's challenge: the run signs with a new key, which the operator certifies
+    `challenge`  an operator's challenge: the run signs with a new key, which the operator certifies. The key
+                 is in this process, which nobody but root can debug from then on
     `budget`     start no trial after this time: seconds, or a text such as "60m"
     `resume`     continue the newest unfinished run of this manifest; start one if there is none
     `moved`      with `challenge` and `resume`: continue a run that another machine of the kind started

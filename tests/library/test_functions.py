@@ -192,6 +192,15 @@ def test_node_checks_beside_runs_are_both_in_the_value_and_in_no_document() -> N
     assert error.message == "some bundles are node checks and some are not"
 
 
+def test_the_command_refuses_both_kinds_before_options_for_one(capfd: pytest.CaptureFixture[str]) -> None:
+    both = ("compare", DECIDED, CHECK, "--deadline=3", "--settings")
+    assert "some bundles are node checks and some are not" in printed(capfd, *both, code=2)
+    checks = ("compare", CHECK, "--deadline=3", "--settings", "--runs=2")
+    assert printed(capfd, *checks, code=2).startswith(
+        "--deadline, --runs, --settings: for training runs only"
+    )
+
+
 def test_telemetry_is_kept_if_asked_for() -> None:
     kept, left = (bench.compare(DECIDED, telemetry=asked).runs.parts[0].rows[0] for asked in (True, False))
     assert kept.telemetry is not None and left.telemetry is None
@@ -379,7 +388,9 @@ def test_a_run_returns_what_the_command_prints_and_tells_its_lines(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], quick_children: None
 ) -> None:
     told: list[str] = []
+    before = state()
     measured = bench.run(TINY, out=tmp_path, device="cpu", say=told.append)
+    assert state() == before
     assert (measured.stopped, measured.earlier, measured.kept) == (None, False, False)
     assert [trial.outcome for trial in measured.results.trials] == ["measured"]
     assert told[0].startswith("new signing key: ")
