@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gc
 import os
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
@@ -69,6 +68,8 @@ def collect_rarely() -> None:
 
 
 def _may_fork() -> bool:
+    import threading  # few bundles are verified without asking
+
     return _OWNED.get() or threading.active_count() == 1
 
 
