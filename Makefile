@@ -15,7 +15,7 @@ MEASURED := results/settings-h200 results/every-setting-h200/pythia-160m-2gpus.t
 # Without bytecode files, every process that a test starts would compile our modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart test test-fast test-e2e lint lock lock-dry-run release gallery graph bench-accuracy bench-check bench-compare bench-cost bench-export bench-push bench-verify counts predict-accuracy replay settings spreads fuzz mutate clean
+.PHONY: quickstart test test-fast test-e2e lint lock lock-dry-run release gallery notebooks graph bench-accuracy bench-check bench-compare bench-cost bench-export bench-push bench-verify counts predict-accuracy replay settings spreads fuzz mutate clean
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -74,6 +74,9 @@ gallery: $(STAMP)  ## draw the pictures of the documents from the committed bund
 	$(BIN)/bench predict $(PREDICTED) --plots docs/pictures
 	$(BIN)/python benchmarks/picture.py results/every-setting-h200 docs/pictures/report.png
 	cd docs/pictures && rm -f run-* figure-12* figure-13* pythia-160m-feasibility.svg
+
+notebooks: $(STAMP)  ## run the notebooks of docs/notebooks, and write their outputs into them
+	PYTHONPATH=. $(BIN)/python -m tests.library.notebooks
 
 graph: $(STAMP)  ## draw the picture of docs/architecture.md: folders on their floors, and the imports between them
 	$(BIN)/python benchmarks/graph.py docs/architecture.svg

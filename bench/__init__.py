@@ -26,3 +26,54 @@ operator     the person who requests a run on a machine that need not be trusted
 """
 
 __version__ = "0.1.0"
+
+TYPE_CHECKING = False  # type checkers take it for true; typing.TYPE_CHECKING would take longer than all else
+
+if TYPE_CHECKING:
+    from bench.base.errors import BadInput, BenchError, EnvironmentCannot, VerificationFailed
+    from bench.library.compare import ComparedBundles, compare
+    from bench.library.plan import PlannedRun, plan
+    from bench.library.predict import Predictions, predict
+    from bench.library.run import MeasuredRun, run
+    from bench.library.verify import CheckedBundle, verify
+else:
+    _MODULES = {
+        "bench.base.errors": ("BadInput", "BenchError", "EnvironmentCannot", "VerificationFailed"),
+        "bench.library.compare": ("ComparedBundles", "compare"),
+        "bench.library.plan": ("PlannedRun", "plan"),
+        "bench.library.predict": ("Predictions", "predict"),
+        "bench.library.run": ("MeasuredRun", "run"),
+        "bench.library.verify": ("CheckedBundle", "verify"),
+    }
+    _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+
+    def __getattr__(name):
+        """Import a public name when it is first used: `import bench` alone imports nothing."""
+        if name not in _MODULE_OF:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from importlib import import_module
+
+        value = globals()[name] = getattr(import_module(_MODULE_OF[name]), name)
+        return value
+
+    def __dir__():
+        return sorted({*globals(), *__all__})
+
+
+__all__ = [
+    "BadInput",
+    "BenchError",
+    "CheckedBundle",
+    "ComparedBundles",
+    "EnvironmentCannot",
+    "MeasuredRun",
+    "PlannedRun",
+    "Predictions",
+    "VerificationFailed",
+    "__version__",
+    "compare",
+    "plan",
+    "predict",
+    "run",
+    "verify",
+]

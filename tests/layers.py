@@ -22,6 +22,7 @@ FLOORS = (
     ("node_check", "operator", "images"),
     ("runner", "push", "report"),
     ("export",),
+    ("library",),
     ("cli",),
 )
 # Floors inside a folder, for modules and folders directly below it. A module that is not named here is on
@@ -42,6 +43,7 @@ INNER_FLOORS = {
 }
 ANYWHERE = {"", "data"}  # bench/__init__.py and the shipped data: everything may import them
 ABOVE_ALL = {"__main__"}
+OFFERED = {"base", "library"}  # where the names of bench/__init__.py come from, imported when first used
 EXPORTED = "export.templates"  # exported scripts; tests/export checks their imports
 
 Arrow = tuple[str, str]
@@ -104,6 +106,8 @@ def goes_down(module: str, other: str) -> bool:
     room, other_room = module.partition(".")[0], other.partition(".")[0]
     if other_room in ANYWHERE or room in ABOVE_ALL:
         return True
+    if not room:
+        return other_room in OFFERED
     if room != other_room:
         here, there = floor_of(module), floor_of(other)
         return here is not None and there is not None and here > there

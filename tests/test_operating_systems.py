@@ -27,7 +27,7 @@ OF_SOME_SYSTEMS = {
     "base.kernel_log", "base.machine_share", "environment.interpreter", "node_check.checks.disk",
     "node_check.checks.file_systems", "node_check.checks.network", "node_check.checks.numa",
 }  # fmt: skip
-MEASURES = ("runner", "cli.run", "cli.check", "training.triton")
+MEASURES = ("runner", "cli.run", "cli.check", "library.run", "training.triton")
 POSIX_ALONE = {
     "fcntl", "grp", "posix", "pty", "pwd", "readline", "resource", "spwd", "syslog", "termios", "tty",
 }  # fmt: skip

@@ -96,6 +96,9 @@ def sync_folder(folder: Path) -> None:
             os.close(descriptor)
 
 
+ELSEWHERE = "bench push MANIFEST HOST measures another machine from here"  # advice of `require_linux`
+
+
 def require_linux(what: str, advice: str) -> None:
     """Refuse another operating system; `what` is the subject of the message."""
     if sys.platform != "linux":

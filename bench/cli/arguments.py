@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import argparse
 import gc
-import math
-import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, Protocol, cast
+from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar, cast
 
+from bench.base import quantities
 from bench.base.errors import BadInput, nearest
-from bench.base.operating_system import require_linux
+from bench.base.operating_system import ELSEWHERE, require_linux
 from bench.cli.examples import with_examples
 
-ELSEWHERE = "bench push MANIFEST HOST measures another machine from here"
+T = TypeVar("T")
 
 
 class Parser(argparse.ArgumentParser):
@@ -229,24 +228,6 @@ def names(text: str) -> tuple[str, ...]:
     return tuple(filter(None, map(str.strip, text.split(","))))
 
 
-def positive(text: str) -> float:
-    try:
-        number = float(text.replace(",", ""))
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number")
-    if number <= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not more than 0")
-    return number
-
-
-def count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
-
-
 def command(text: str) -> list[str]:
     """Split a command into words as a shell does; no shell is started."""
     try:
@@ -258,49 +239,24 @@ def command(text: str) -> list[str]:
     return words
 
 
-def percent(text: str) -> float:
-    """Parse 85 or 85% to the fraction 0.85."""
-    number = positive(text.rstrip("%"))
-    if number > 100:
-        raise argparse.ArgumentTypeError(f"{text!r} is more than 100%")
-    return number / 100
+def _argument(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """Return a type of arguments that refuses a text with the sentence of `parse`."""
+
+    def parsed(text: str) -> T:
+        try:
+            return parse(text)
+        except quantities.NotAQuantity as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return parsed
 
 
-def days(text: str) -> float:
-    """Parse 14, 14d or 36h to days."""
-    return positive(text[:-1]) / 24 if text.endswith("h") else positive(text.removesuffix("d"))
-
-
-def deadline(text: str) -> float:
-    """Parse 14, 14d, 36h, 2w, or a date such as 2027-01-31, which is its end in UTC, to days from now."""
-    if re.fullmatch(r"\d{4}-\d\d-\d\d", text):
-        return _days_until(text)
-    return 7 * positive(text[:-1]) if text.endswith("w") else days(text)
-
-
-def _days_until(date: str) -> float:
-    from datetime import UTC, datetime, timedelta  # slow to import, and few commands need it
-
-    try:
-        end = datetime.fromisoformat(f"{date}T00:00:00+00:00") + timedelta(days=1)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{date!r} is no date") from None
-    left = (end - datetime.now(UTC)) / timedelta(days=1)
-    if left <= 0:
-        raise argparse.ArgumentTypeError(f"{date} is over")
-    return left
-
-
-def duration(text: str) -> float:
-    """Parse 90s, 60m, 2h or 7d to seconds."""
-    scale = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}.get(text[-1:])
-    try:
-        seconds = float(text[:-1]) * (scale or 0)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a duration: write 90s, 60m, 2h or 7d")
-    return seconds
+positive = _argument(quantities.positive)
+count = _argument(quantities.count)
+percent = _argument(quantities.percent)
+days = _argument(quantities.days)
+deadline = _argument(quantities.deadline)
+duration = _argument(quantities.duration)
 
 
 # Arguments of add_argument that many options share.

@@ -12,23 +12,19 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from bench.base.errors import BadInput, BenchError
+from bench.base.errors import BadInput
 from bench.base.strict_json import pretty_json, to_json
-from bench.bundle.verdict import RunContents, Verdict
+from bench.bundle.verdict import RunContents
 from bench.cli.combinations import chosen_columns, refuse_two_formats, refuse_without_plots
-from bench.cli.machines import machine_named
 from bench.cli.stdio import show
-from bench.node_check.check_results import CheckContents
-from bench.node_check.fleet import Fleet, FleetMember, compare_fleet, fleet_member
+from bench.library.compare import ComparedBundles, ForRunsOnly
+from bench.library.compare import compare as compare_bundles
+from bench.node_check.fleet import Fleet
 from bench.node_check.judging.finding import EXITS
 from bench.node_check.recompute_any import AnyVerdict, recompute
-from bench.report.compare.compared_rows import ComparedRun, Row, gather, rows_of
-from bench.report.compare.comparison import Comparison, Refused, compare_rows
-from bench.report.compare.decision import Wish
-from bench.report.compare.offers import Terms
-from bench.report.compare.price_file import load_prices
-from bench.report.compare.prices import PriceBook, RentKind
-from bench.report.read_bundles import Lists, distinct_bundles, look_at_all
+from bench.report.compare.comparison import Comparison
+from bench.report.compare.prices import RentKind
+from bench.report.read_bundles import Lists, distinct_bundles, look_at_all, own_process
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +68,13 @@ class CompareArguments:
 
 
 def compare(request: CompareArguments) -> int:
+    own_process()
     output = request.output  # refuses options that disagree, before any bundle is read
-    _refuse_senseless_columns(request)
-    comparison, fleet = gather_all(request)
-    if fleet is None:
-        code = _show_runs(comparison, output, request)
-    elif comparison.parts:
-        advice = "compare node checks in a command of their own: bench compare checks/"
-        raise BadInput("some bundles are node checks and some are not", advice=advice)
-    else:
-        _refuse_options_of_training(request)
-        code = _show_fleet(fleet, request)
+    _refuse_senseless_options(request)
+    compared = _compared(request)
+    compared.require_one_kind()
+    comparison, fleet = compared.runs, compared.fleet
+    code = _show_runs(comparison, output, request) if fleet is None else _show_fleet(fleet, request)
     for refused in comparison.refused:
         print(refused.reason, file=sys.stderr)
     return max([code, *(refused.exit_code for refused in comparison.refused)])
@@ -116,30 +108,15 @@ def _show_runs(comparison: Comparison, output: str, request: CompareArguments) -
     return 0
 
 
-def _refuse_senseless_columns(request: CompareArguments) -> None:
-    """Refuse --columns beside a format that has all columns, and columns that no table has."""
+def _refuse_senseless_options(request: CompareArguments) -> None:
+    """Refuse options beside a format that ignores them, and columns that no table has."""
     if request.shown_columns is not None and request.output != "table":
         found = f"--columns with {request.output}, which has every column"
         raise BadInput(found, advice="leave one of them out")
-
-
-def _refuse_options_of_training(request: CompareArguments) -> None:
-    """Refuse options for training runs, which a comparison of node checks would ignore."""
-    given = {
-        "--prices": request.prices,
-        "--budget-usd": request.budget,
-        "--deadline": request.deadline_days,
-        "--runs": request.runs != 1,
-        "--utilisation": request.utilisation != 1,
-        "--rank-all": request.rank_all,
-        "--estimate": request.estimate,
-        "--settings": request.settings,
-        "--plots": request.plots,
-        "--columns": request.columns,
-    }
-    if options := [option for option, value in given.items() if value]:
+    refuse_without_plots(request.plots, "--png", request.png)
+    if request.settings and request.output == "csv":
         raise BadInput(
-            f"{', '.join(options)}: for training runs only, and these are node checks", advice="leave it out"
+            "--settings with CSV, which has one row per machine", advice="--json has every setting"
         )
 
 
@@ -149,31 +126,34 @@ def collect(request: CompareArguments) -> Comparison:
 
 def gather_all(request: CompareArguments) -> tuple[Comparison, Fleet | None]:
     """Rank the training runs; compare the node checks as a fleet, if there are any."""
-    terms = _terms(request)
-    with_telemetry = request.html is not None or request.plots is not None
-    rows: list[Row] = []
-    checks: list[FleetMember] = []
-    refused: list[Refused] = []
-    bundles = 0
-    paths = distinct_bundles(request.bundles)
-    looks = look_at_all(paths, request.lists, partial(gather, with_telemetry), _look)
-    for path, contents in looks:
-        bundles += 1
-        if isinstance(contents, BenchError):
-            refused.append(Refused(str(path), str(contents), contents.exit_code))
-        elif isinstance(contents, FleetMember):
-            checks.append(contents)
-        else:
-            rows += contents
-    comparison = compare_rows(rows, refused, terms, bundles - len(checks))
-    return comparison, compare_fleet(checks) if checks else None
+    compared = _compared(request)
+    return compared.runs, compared.fleet
 
 
-def _look(path: Path, verdict: Verdict[ComparedRun | CheckContents]) -> tuple[Row, ...] | FleetMember:
-    contents = verdict.contents
-    if isinstance(contents, CheckContents):
-        return fleet_member(path, verdict, contents)
-    return rows_of(path, verdict, contents)
+def _compared(request: CompareArguments) -> ComparedBundles:
+    """Compare the bundles; BadInput for node checks with options that are for training runs only."""
+    own = {"--settings": request.settings, "--plots": request.plots, "--columns": request.columns}
+    given = [option for option, value in own.items() if value]
+    try:
+        compared = compare_bundles(
+            request.bundles,
+            trust=request.trust,
+            revoked=request.revoked,
+            prices=request.prices,
+            rent=request.rent,
+            budget_usd=request.budget,
+            deadline=request.deadline_days,
+            runs=request.runs,
+            utilisation=request.utilisation,
+            rank_all=request.rank_all,
+            estimate=request.estimate,
+            telemetry=request.html is not None or request.plots is not None,
+        )
+    except ForRunsOnly as error:
+        raise ForRunsOnly([*error.options, *given]) from None
+    if compared.only_checks and given:
+        raise ForRunsOnly(given)
+    return compared
 
 
 def _show_fleet(fleet: Fleet, request: CompareArguments) -> int:
@@ -192,29 +172,6 @@ def _show_fleet(fleet: Fleet, request: CompareArguments) -> int:
         fleet_page.write_fleet_html(request.html, fleet)
         print(f"report {request.html}", file=sys.stderr)
     return EXITS[fleet.verdict]
-
-
-def _terms(request: CompareArguments) -> Terms:
-    refuse_without_plots(request.plots, "--png", request.png)
-    if request.settings and request.output == "csv":
-        raise BadInput(
-            "--settings with CSV, which has one row per machine", advice="--json has every setting"
-        )
-    book = load_prices(request.prices).renting(request.rent)
-    wish = Wish(_budget(request.budget, book), request.deadline_days, request.runs)
-    machines = tuple(machine_named(text, "--estimate") for text in request.estimate)
-    own_prices = request.prices is not None
-    return Terms(book, wish, request.utilisation, request.rank_all, machines, own_prices)
-
-
-def _budget(dollars: float | None, book: PriceBook) -> float | None:
-    """Convert dollars to the currency of the price book; BadInput if it has no exchange rate."""
-    if dollars is None:
-        return None
-    if (rate := book.rate("USD")) is not None:
-        return dollars * rate
-    advice = 'add USD, the value of one dollar, to "exchange" in the price file'
-    raise BadInput(f"--budget-usd, but the prices are in {book.currency}", advice=advice)
 
 
 def _settings(comparison: Comparison, request: CompareArguments) -> str:

@@ -15,7 +15,7 @@ from bench.records.fastest import fastest, runner_up
 from bench.records.run_results import Results, TrialResult
 from bench.records.text import interval_text
 from bench.records.trial import NodeFacts, Trial
-from bench.report.read_bundles import Lists, verify_one
+from bench.report.read_bundles import Lists, own_process, verify_one
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,7 @@ class ExportArguments:
 
 
 def export(request: ExportArguments) -> int:
+    own_process()
     results = results_of(verify_one(request.bundle, Lists(request.trust, request.revoked), recompute))
     result = _choose(results, request.model, request.setting, str(request.bundle))
     trial = Trial(

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.base.errors import BadInput
-from bench.runner.run.seal import CertifiedKey, OwnKey, Seal, Sealer, read_challenge
-from bench.signing.key_file import load_or_make_key
+from bench.library import sealer
+from bench.runner.run.seal import Sealer
 from bench.signing.ssh_keys import PublicKey
 
 if TYPE_CHECKING:
@@ -97,21 +97,22 @@ def measured_here(
         on_cpu=request.on_cpu,
         counted=counted,
     )
-    print(f"bundle {finished.bundle}   {signed_text(finished.seal)}", file=sys.stderr)
+    signer = PublicKey.of(finished.seal.key).fingerprint
+    print(f"bundle {finished.bundle}   {signed_text(signer, None)}", file=sys.stderr)
     return finished.bundle
 
 
 def make_sealer(manifest_digest: str, key: Path | None, challenge: Path | None) -> Sealer:
-    """Return a new key to be certified if there is a challenge; else the user's own, made at first use."""
-    if challenge is not None:
-        return CertifiedKey(read_challenge(challenge), manifest_digest)
-    signer = load_or_make_key(key)
-    if signer.made:
-        print(f"new signing key: {signer.path}", file=sys.stderr)
-    return OwnKey(signer.private)
+    """Return the key that signs a run, and tell on stderr if it was made just now."""
+    return sealer.make_sealer(manifest_digest, key, challenge, on_stderr)
 
 
-def signed_text(seal: Seal) -> str:
-    if seal.certificate is None:
-        return f"signed by {PublicKey.of(seal.key).fingerprint}"
-    return f"signed by a key that {seal.certificate.authority.fingerprint} certified for this run"
+def on_stderr(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+def signed_text(signed_by: str, certified_by: str | None) -> str:
+    """Say who signed a bundle, given fingerprints of its key and of the authority that certified that key."""
+    if certified_by is None:
+        return f"signed by {signed_by}"
+    return f"signed by a key that {certified_by} certified for this run"

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from bench.base.errors import EnvironmentCannot
+from bench.base.operating_system import ELSEWHERE
 from bench.base.strict_json import pretty_json, to_json
 from bench.base.terminal import Table, Wrapped, plain_columns, table, wrapped
-from bench.cli.arguments import ELSEWHERE
 from bench.cli.measuring import RepeatArguments, measured_here
-from bench.cli.this_machine import probed
+from bench.library.this_machine import probed
 from bench.planning.plan import target_of
 from bench.planning.prediction.published_rate import predicted_per_gpu
 from bench.planning.prediction.step_time import shipped_fit

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.base.errors import BadInput, EnvironmentCannot, VerificationFailed
-from bench.cli.arguments import ELSEWHERE
+from bench.base.operating_system import ELSEWHERE
 from bench.cli.measuring import RepeatArguments, measured_here
-from bench.cli.this_machine import probed
+from bench.library.this_machine import probed
 from bench.planning.manifest import parse_manifest
 from bench.planning.own_code import own_files
-from bench.report.read_bundles import Lists
+from bench.report.read_bundles import Lists, own_process
 from bench.report.reproduce.show import read_run, show
 from bench.report.reproduce.verdicts import ReproducibleRun, pip_lines, stack_differences
 from bench.report.reproduce.verdicts import reproduce as compare_runs
@@ -29,6 +29,7 @@ class ReproduceArguments(RepeatArguments):
 
 
 def reproduce(request: ReproduceArguments) -> int:
+    own_process()
     if request.published is not None:
         return _reproduce_published(request, request.published)
     if request.bundle is None:

@@ -13,26 +13,21 @@ from typing import TYPE_CHECKING
 
 from bench.base.errors import BadInput, EnvironmentCannot, printable
 from bench.base.files import read_bounded
-from bench.base.paths import making_folders
-from bench.base.strict_json import pretty_json, to_json
+from bench.base.strict_json import pretty_json
 from bench.cli.arguments import is_host_and_port, refuse_public_meeting
 from bench.cli.combinations import chosen_columns
-from bench.cli.measuring import MeetingArguments, make_sealer, refuse_half_a_meeting, signed_text
+from bench.cli.measuring import MeetingArguments, on_stderr, refuse_half_a_meeting, signed_text
 from bench.cli.stdio import show
+from bench.library.run import MeasuredRun, RunRequest, lead, refuse_lonely_move
 from bench.node_check.check_manifest import AnyManifest
-from bench.node_check.recompute_any import AnyVerdict, results_of
 from bench.planning.manifest import Manifest, load_manifest
 from bench.records.fastest import without_figures
 from bench.records.genuine_gpus import false_gpus
-from bench.records.marks import Mark
 from bench.records.run_results import Results
-from bench.records.slowdown import Slowed
 from bench.report.text.run_table import COLUMN_NAMES, results_table
-from bench.training.models.dry_build import rehearse
 
 if TYPE_CHECKING:
     from bench.runner.processes.jobs import Nodes
-    from bench.runner.run.execute import FinishedRun
 
 SECRET = "BENCH_MEET_SECRET"  # environment variable with the secret of nodes that train together
 SECRET_BYTES_LEAST, SECRET_BYTES_MOST = 32, 4096
@@ -69,51 +64,33 @@ def run(request: RunArguments) -> int:
 
 def _lead(manifest: Manifest, nodes: Nodes | None, request: RunArguments) -> int:
     """Measure the manifest, alone or with other nodes, and write the bundle."""
-    # These imports load torch, which is slow: mistakes in the options or the manifest are reported before.
-    from bench.runner.run.check_data import check_data
-    from bench.runner.run.earlier_bundle import answered
-    from bench.runner.run.execute import Unpacked, execute
+    # These imports are slow: mistakes in the options or the manifest are reported before.
+    from bench.runner.run.execute import Unpacked
     from bench.runner.run.progress import Progress
 
-    sealer = make_sealer(manifest.digest, request.key, request.challenge)
-    # With several nodes, node 0 must still tell the other nodes that the run is over.
-    if request.resume and sealer.run_id and nodes is None:
-        bundle = request.out / f"{sealer.run_id}.tar"
-        with making_folders(request.out):
-            verdict = answered(bundle, sealer.nonce)
-        if verdict is not None:
-            return _show_earlier(bundle, verdict, request)
-    check_data(manifest, str(request.manifest))
-    rehearsal = rehearse(manifest.models, str(request.manifest))
-    for remark in (*manifest.remarks, *rehearsal.remarks):
-        print(f"remark   {remark}", file=sys.stderr)
+    how = RunRequest(
+        out=request.out,
+        key=request.key,
+        challenge=request.challenge,
+        budget_seconds=request.budget_seconds,
+        resume=request.resume,
+        moved=request.moved,
+        on_cpu=request.on_cpu,
+    )
     try:
-        finished = execute(
-            manifest,
-            request.out,
-            sealer,
-            Progress(),
-            resume=request.resume,
-            budget_seconds=request.budget_seconds,
-            on_cpu=request.on_cpu,
-            nodes=nodes,
-            moved=request.moved,
-            counted=rehearsal.counted,
-        )
+        measured = lead(manifest, str(request.manifest), how, Progress(), on_stderr, nodes)
     except Unpacked as error:
         if not request.as_json:
             show(results_table(error.results, chosen=request.shown_columns))
         raise
-    _show(finished.results, finished.bundle, finished.slowed, finished.marks, request)
-    return _ending(finished, challenged=request.challenge is not None)
+    _show(measured, request)
+    return _ending(measured, challenged=request.challenge is not None)
 
 
 def _refuse_ignored_options(request: RunArguments) -> None:
     chosen_columns(request.columns, COLUMN_NAMES)
     refuse_half_a_meeting(request)
-    if request.moved and not (request.challenge and request.resume):
-        advice = "only a run that answers an operator's challenge can move to another machine"
-        raise BadInput("--moved without --challenge and --resume", advice=advice)
+    refuse_lonely_move(moved=request.moved, challenge=request.challenge, resume=request.resume)
 
 
 def nodes_of(
@@ -197,24 +174,30 @@ def readable_in_container(secret: bytes) -> Iterator[Path]:
         yield path
 
 
-def _ending(finished: FinishedRun, *, challenged: bool) -> int:
+def _ending(measured: MeasuredRun, *, challenged: bool) -> int:
     """Tell the user what is left to do; return the exit code."""
-    if finished.kept:
-        print(f"bundle {finished.bundle} is certified, and was not changed", file=sys.stderr)
+    if measured.earlier:
+        then = "received" if measured.received_at else "bench receive countersigns it"
+        print(f"bundle {measured.bundle}   certified by {measured.certified_by}, {then}", file=sys.stderr)
+        print("this run was finished before: nothing was measured, nothing written", file=sys.stderr)
+        return _exit_code(measured.results)
+    if measured.kept:
+        print(f"bundle {measured.bundle} is certified, and was not changed", file=sys.stderr)
     else:
-        print(f"bundle {finished.bundle}   {signed_text(finished.seal)}", file=sys.stderr)
-    if finished.results.run.stopped:
-        print(f"incomplete: {finished.results.run.stopped}\n  --resume continues it", file=sys.stderr)
+        signed = signed_text(measured.signed_by, measured.certified_by)
+        print(f"bundle {measured.bundle}   {signed}", file=sys.stderr)
+    if measured.stopped:
+        print(f"incomplete: {measured.stopped}\n  --resume continues it", file=sys.stderr)
         return 5
-    if challenged and finished.seal.certificate is None:
-        level = "" if finished.kept else ": the bundle's level is self"
+    if challenged and measured.certified_by is None:
+        level = "" if measured.kept else ": the bundle's level is self"
         print(f"no certificate arrived{level}", file=sys.stderr)
         print("  the same command with --resume asks again, and measures nothing again", file=sys.stderr)
         return 5
-    if finished.kept:
+    if measured.kept:
         print("  the journal has the new measurements: --challenge FILE --resume signs them", file=sys.stderr)
         return 5
-    return _exit_code(finished.results)
+    return _exit_code(measured.results)
 
 
 def _exit_code(results: Results) -> int:
@@ -222,19 +205,12 @@ def _exit_code(results: Results) -> int:
     return EnvironmentCannot.exit_code if len(without_figures(results)) == len(results.models) else 0
 
 
-def _show(
-    results: Results,
-    bundle: Path,
-    slowed: Mapping[str, Slowed],
-    marks: Mapping[str, tuple[Mark, ...]],
-    request: RunArguments,
-) -> None:
+def _show(measured: MeasuredRun, request: RunArguments) -> None:
+    results = measured.results
     if request.as_json:
-        document = {"bundle": str(bundle), "results": to_json(results)}
-        document |= {"slowed": to_json(slowed), "marks": to_json(marks)}
-        sys.stdout.write(pretty_json(document).decode())
+        sys.stdout.write(pretty_json(measured.to_json()).decode())
     else:
-        show(results_table(results, slowed, marks, request.shown_columns))
+        show(results_table(results, measured.slowed, measured.marks, request.shown_columns))
     by_reason: dict[str, list[str]] = {}
     for model, reason in without_figures(results).items():
         by_reason.setdefault(reason, []).append(model)
@@ -242,12 +218,3 @@ def _show(
         print(printable(f"no figure for {', '.join(models)}: {reason}"), file=sys.stderr)
     for fault in false_gpus(results.node, results.ceilings):
         print(printable(f"NOT THE GPUS THAT ARE NAMED: {fault}"), file=sys.stderr)
-
-
-def _show_earlier(bundle: Path, verdict: AnyVerdict, request: RunArguments) -> int:
-    """Show the certified bundle that already answers this challenge."""
-    _show(results_of(verdict), bundle, verdict.contents.slowed, verdict.contents.marks, request)
-    then = "received" if verdict.received_at else "bench receive countersigns it"
-    print(f"bundle {bundle}   certified by {verdict.certified_by}, {then}", file=sys.stderr)
-    print("this run was finished before: nothing was measured, nothing written", file=sys.stderr)
-    return _exit_code(results_of(verdict))

@@ -8,18 +8,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.base.errors import BenchError, one_line
+from bench.base.errors import one_line
 from bench.base.strict_json import pretty_json
 from bench.base.terminal import wrapped
 from bench.bundle.verdict import RunContents
 from bench.cli.stdio import show
+from bench.library.verify import verify as verify_bundles
 from bench.node_check.recompute_any import AnyVerdict
 from bench.records.fastest import fastest, wrong_settings
 from bench.records.run_results import Results
 from bench.records.switches import in_words
 from bench.records.text import count_text, interval_text, software_line
 from bench.records.trial import NodeFacts
-from bench.report.read_bundles import Lists, check_all
+from bench.report.read_bundles import own_process
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +33,17 @@ class VerifyArguments:
 
 def verify(request: VerifyArguments) -> int:
     """Verify every bundle; return 0 if all are valid, else the highest of the exit codes."""
-    checked = list(check_all(request.bundles, Lists(request.trust, request.revoked)))
+    own_process()
+    checked = verify_bundles(request.bundles, trust=request.trust, revoked=request.revoked)
     if request.as_json:
-        sys.stdout.write(pretty_json([_verdict_json(path, verdict) for path, verdict in checked]).decode())
-    for path, verdict in checked:
-        if isinstance(verdict, BenchError):
-            print(verdict, file=sys.stderr)
-        elif not request.as_json:
-            show(wrapped(map(one_line, [f"{path}", *verdict.to_lines(), *_about(verdict)]), " " * 11))
-    refused = [verdict for _, verdict in checked if isinstance(verdict, BenchError)]
+        sys.stdout.write(pretty_json([bundle.to_json() for bundle in checked]).decode())
+    for bundle in checked:
+        if bundle.refusal is not None:
+            print(bundle.refusal, file=sys.stderr)
+        if (verdict := bundle.verdict) and not request.as_json:
+            lines = [f"{bundle.path}", *verdict.to_lines(), *_about(verdict)]
+            show(wrapped(map(one_line, lines), " " * 11))
+    refused = [bundle.refusal for bundle in checked if bundle.refusal is not None]
     if len(checked) > 1 and not request.as_json:
         alert = f", {len(refused)} REFUSED" if refused else ""
         show(f"{len(checked)} bundles: {len(checked) - len(refused)} valid{alert}")
@@ -90,16 +93,3 @@ def _result(model: str, results: Results) -> str:
         return f"{model}: no figure, of {tried}{warning}"
     figure = f"{interval_text(best.estimate.days)} days on {count_text(best.gpus, 'device')}, {best.label}"
     return f"{model}: {figure}, the fastest of {tried}{warning}"
-
-
-def _verdict_json(path: Path, verdict: AnyVerdict | BenchError) -> object:
-    if isinstance(verdict, BenchError):
-        inside = (verdict.where or "").removeprefix(str(path)).removeprefix(": ") or None
-        return {
-            "path": str(path),
-            "valid": False,
-            "where": inside,
-            "reason": verdict.message,
-            "exit_code": verdict.exit_code,
-        }
-    return {"valid": True} | verdict.to_json()

@@ -9,6 +9,7 @@ import gc
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -22,6 +23,7 @@ from bench.node_check.recompute_any import AnyVerdict, recompute
 MANY_BUNDLES = 64  # from this many on, several processes verify them
 T = TypeVar("T")
 Checked = tuple[Path, AnyVerdict | BenchError]
+_OWNED: ContextVar[bool] = ContextVar("owned", default=False)  # whether `own_process` was called
 
 
 class Lists(NamedTuple):
@@ -40,15 +42,35 @@ def look_at_all(
     paths: Iterable[Path], lists: Lists | None, gather: Recompute[C], look: Callable[[Path, Verdict[C]], T]
 ) -> Iterator[tuple[Path, T | BenchError]]:
     """Verify every bundle; for each valid one yield what `look` returns in the process that verified it."""
-    gc.freeze()  # objects made so far stay, and samples are freed as they are read: little garbage arises
-    gc.set_threshold(50_000)
     rules = _rules(lists or Lists())  # read once, so that a wrong list is one mistake and not one per bundle
     every = list(_bundles(paths))
     work = partial(_checked, rules, gather, look)
-    if len(every) < MANY_BUNDLES:
+    if len(every) < MANY_BUNDLES or not _may_fork():
         yield from map(work, every)
         return
     yield from _in_processes(work, every)
+
+
+def own_process() -> None:
+    """Let bench treat this process as its own: it may fork, and searches for garbage rarely.
+
+    Commands call this. The process of a caller of the library keeps its settings, and is forked only while it
+    has a single thread: what another thread holds at that moment would stay locked in the fork.
+    """
+    _OWNED.set(True)
+    collect_rarely()
+
+
+def collect_rarely() -> None:
+    """Search for garbage rarely: verifying makes little, and frees samples as it goes."""
+    gc.freeze()  # objects made so far stay
+    gc.set_threshold(50_000)
+
+
+def _may_fork() -> bool:
+    import threading  # few bundles are verified without asking
+
+    return _OWNED.get() or threading.active_count() == 1
 
 
 def _in_processes(
@@ -61,7 +83,7 @@ def _in_processes(
 
     fork = get_context("fork")
     done = 0
-    with ProcessPoolExecutor(mp_context=fork) as pool, suppress(Exception):
+    with ProcessPoolExecutor(mp_context=fork, initializer=collect_rarely) as pool, suppress(Exception):
         for checked in pool.map(work, every, chunksize=MANY_BUNDLES // 4):
             done += 1
             yield checked

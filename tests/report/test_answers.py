@@ -44,7 +44,7 @@ def rows() -> list[Row]:
     folders = ("hour-h200", "proof-h200", "proof-2xh200", "recipes-h100", "every-setting-h200")
     paths = tuple(ROOT / "results" / folder for folder in folders)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bench.cli.compare.compare_rows", keep)
+        patch.setattr("bench.library.compare.compare_rows", keep)
         gather_all(CompareArguments(paths))
     return seen
 

@@ -65,7 +65,7 @@ def rows(folder: Path) -> list[Row]:
         return real(seen, *rest)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bench.cli.compare.compare_rows", keep)
+        patch.setattr("bench.library.compare.compare_rows", keep)
         gather_all(asked(bundles=(folder,)))
     assert len(seen) == 14
     return seen

@@ -12,10 +12,16 @@ from bench.base.errors import BenchError, EnvironmentCannot, VerificationFailed
 from bench.bundle.verdict import Verdict
 from bench.cli.main import main
 from bench.node_check.recompute_any import recompute
-from bench.report.read_bundles import MANY_BUNDLES, look_at_all
+from bench.report.read_bundles import MANY_BUNDLES, look_at_all, own_process
 from tests.report.made import STRANGER, bundle, trust_list
 
 GOOD, CONFUSING, DEADLY, UNSENDABLE = "good", "confusing", "deadly", "unsendable"
+
+
+@pytest.fixture(autouse=True)
+def _owned() -> None:
+    """Let bench fork also where the program that runs the tests has other threads."""
+    own_process()
 
 
 def look(path: Path, _verdict: Verdict[Any]) -> object:

@@ -1,4 +1,4 @@
-"""The machine that a command runs on, where it measures or plans for itself."""
+"""The machine that runs this process, for those who measure it or plan for it."""
 
 from __future__ import annotations
 
