@@ -154,6 +154,7 @@ NAMES: dict[str, Callable[[], list[Completed]]] = {
     "--estimate": _cards,
     "GPU": _cards,
     "--list-models": _models,
+    "--model": _models,
     "--skip": _checks,
     "--published": _rows,
     "COMMAND": _commands,

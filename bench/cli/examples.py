@@ -8,6 +8,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "bench run manifests/quickstart.json",
         "bench compare out/*.tar",
     ),
+    "bench init": (
+        "bench init mine.json",
+        "bench init mine.json --model my-model/config.json --train-on 20B --hours 1 --rent '2.50 h100'",
+    ),
     "bench run": (
         "bench run manifests/hour.json --budget 60m",
         "bench run manifests/hour.json --resume",

@@ -184,7 +184,7 @@ def schema_mistakes(document: Any, name: str) -> Iterator[Mistake]:
     for error in sorted(
         Draft202012Validator(schema).iter_errors(document), key=lambda e: list(map(str, e.path))
     ):
-        yield from _mistakes_of(error, schema)
+        yield from _mistakes_of(error)
 
 
 def _form(schema: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -201,7 +201,7 @@ def _form(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**schema, "$defs": {**parts, **read_elsewhere}}
 
 
-def _mistakes_of(error: Any, schema: Mapping[str, Any]) -> Iterator[Mistake]:
+def _mistakes_of(error: Any) -> Iterator[Mistake]:
     path = "/" + "/".join(map(str, error.absolute_path))
     if error.validator == "oneOf" and error.context:
         deeper = [e for e in error.context if len(e.absolute_path) > len(error.absolute_path)]
@@ -209,7 +209,7 @@ def _mistakes_of(error: Any, schema: Mapping[str, Any]) -> Iterator[Mistake]:
         if nearest_form := deeper or objects:  # report every mistake of the form that the value is nearest to
             form = nearest_form[0].schema_path[0]
             for inner in (e for e in error.context if e.schema_path[0] == form):
-                yield from _mistakes_of(inner, schema)
+                yield from _mistakes_of(inner)
             return
         yield Mistake(path, f"{in_json(error.instance)} does not fit", _allowed(error.schema))
     elif error.validator == "additionalProperties":
@@ -220,9 +220,7 @@ def _mistakes_of(error: Any, schema: Mapping[str, Any]) -> Iterator[Mistake]:
         missing = sorted(set(error.validator_value) - error.instance.keys())
         # jsonschema reports each missing field at the object: report it once, at its own place.
         name = next(m for m in missing if repr(m) in error.message)
-        field = error.schema["properties"][name]
-        field = schema["$defs"][field["$ref"].rpartition("/")[2]] if "$ref" in field else field
-        yield Mistake(f"{path.rstrip('/')}/{name}", "missing", _allowed(field))
+        yield Mistake(f"{path.rstrip('/')}/{name}", "missing", _allowed(error.schema["properties"][name]))
     else:
         yield Mistake(path, f"{in_json(error.instance)} does not fit", _allowed(error.schema))
 
