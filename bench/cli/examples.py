@@ -71,6 +71,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "bench image attest": ("bench image attest out/images/bench-cuda13.tar -o attested/",),
     "bench image verify": ("bench image verify bench-cuda13.tar built.dsse.json --key builder.pub",),
     "bench image scan": ("bench image scan bench-cuda13.tar --feed osv/",),
+    "bench explain": (
+        "bench explain exit code 3",
+        "bench explain recipe.batch_size",
+        "bench explain half-weights",
+    ),
     "bench help": ("bench help image build",),
     "bench completion": ('eval "$(bench completion bash)"',),
 }
