@@ -46,8 +46,8 @@ class Stranger:
     def types(self, line: str) -> str:
         """Run a line as it is printed; return its output. It must succeed."""
         done = subprocess.run(
-            ["bash", "-c", line], check=False, cwd=self.folder, env=self.environment, stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8",
+            ["bash", "-c", line], check=False, cwd=self.folder, env=self.environment,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8",
         )  # fmt: skip
         assert done.returncode == 0, f"{line}: {done.returncode}\n{done.stdout}"
         return done.stdout
