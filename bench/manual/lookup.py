@@ -9,6 +9,8 @@ from bench.base.errors import BadInput, near
 from bench.manual.entries import FIELD, KINDS, SECTION, ManualEntry, plain_name
 from bench.manual.markdown import links
 
+ONE_NAME = (FIELD, "column")  # kinds whose further names are shorter ones of the first
+
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
@@ -33,7 +35,8 @@ def explanation(word: str, known: Sequence[ManualEntry]) -> Explanation:
 
 def names_of(kind: str, known: Iterable[ManualEntry]) -> list[str]:
     """Return the names of a kind, each once, in the order of the manual."""
-    return list(dict.fromkeys(one.names[0] for one in known if one.kind == kind))
+    most = 1 if kind in ONE_NAME else None
+    return list(dict.fromkeys(name for one in known if one.kind == kind for name in one.names[:most]))
 
 
 def kind_of(word: str) -> str | None:

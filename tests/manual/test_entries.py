@@ -137,6 +137,11 @@ def test_a_kind_is_known_by_its_name(word: str, kind: str | None) -> None:
     assert kind is None or names_of(kind, entries())
 
 
+def test_a_row_of_several_names_lists_each_of_them() -> None:
+    assert {*names_of("method", entries())} == {*known_methods()}
+    assert {"pass", "warn", "fail", "not-run"} <= {*names_of("verdict", entries())}
+
+
 def addresses() -> Iterator[tuple[str, ManualEntry]]:
     for one in entries():
         yield one.address, one
