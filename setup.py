@@ -13,6 +13,7 @@ from setuptools.command.build_py import build_py
 FOLDER = "bench_source"
 CARRIED = ("Dockerfile", "LICENSE", "README.md", "pyproject.toml", "requirements.lock", "revision")
 CARRIED_BELOW = ("docker", "manifests")
+CARRIED_PAGES = ("docs/*.md", "docs/guides/*.md")  # which `bench explain` reads
 
 
 class BuildWithSource(build_py):
@@ -23,7 +24,8 @@ class BuildWithSource(build_py):
         if self.editable_mode:
             return
         folders = [path for folder in CARRIED_BELOW for path in Path(folder).glob("*") if path.is_file()]
-        for path in sorted([*map(Path, CARRIED), *folders]):
+        pages = [path for pattern in CARRIED_PAGES for path in Path().glob(pattern)]
+        for path in sorted([*map(Path, CARRIED), *folders, *pages]):
             if path.is_file():  # an image installs bench without them
                 target = Path(self.build_lib, FOLDER, path)
                 target.parent.mkdir(parents=True, exist_ok=True)

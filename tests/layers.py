@@ -19,7 +19,7 @@ FLOORS = (
     ("records",),
     ("planning",),
     ("bundle",),
-    ("node_check", "operator", "images"),
+    ("node_check", "operator", "images", "manual"),
     ("runner", "push", "report"),
     ("export",),
     ("library",),

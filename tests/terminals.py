@@ -40,17 +40,24 @@ def on_terminal(
     command: Sequence[str] | Callable[[], int],
     columns: int,
     environment: Mapping[str, str] = MappingProxyType({"BENCH_PAGER": ""}),
+    typed: Sequence[tuple[str, str]] = (),
 ) -> Shown:
-    """Run words of `bench`, or a function, with stdin, stdout and stderr on a terminal of this width."""
+    """Run words of `bench`, or a function, with stdin, stdout and stderr on a terminal of this width.
+
+    `typed` are the keys that a person presses, each with the text for which they wait before they do.
+    """
     child, terminal = pty.fork()
     if child == 0:
         _become(command, columns, environment)
-    pieces = []
+    written, seen, keys = b"", 0, list(typed)
     while piece := _read(terminal):
-        pieces.append(piece)
+        written += piece
+        while keys and (at := written.find(keys[0][0].encode(), seen)) >= 0:
+            seen = at + len(keys[0][0].encode())
+            os.write(terminal, keys.pop(0)[1].encode())
     os.close(terminal)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    text = b"".join(pieces).decode().replace("\r\n", "\n")
+    text = written.decode().replace("\r\n", "\n")
     assert code != CRASHED, text
     return Shown(text, code)
 

@@ -143,6 +143,13 @@ def _rows() -> list[Completed]:
     return [Completed("list", "all rows"), *(Completed(row.name) for row in shipped_rows().rows)]
 
 
+def _words() -> list[Completed]:
+    from bench.manual.entries import SECTION, entries
+
+    named = ((name, one.kind) for one in entries(models=False) if one.kind != SECTION for name in one.names)
+    return [Completed(name, kind) for name, kind in dict(named).items() if " " not in name]
+
+
 def _commands() -> list[Completed]:
     root = parser()
     return [Completed(name, _summary(root, name)) for name in root.commands]
@@ -154,7 +161,9 @@ NAMES: dict[str, Callable[[], list[Completed]]] = {
     "--estimate": _cards,
     "GPU": _cards,
     "--list-models": _models,
+    "--model": _models,
     "--skip": _checks,
     "--published": _rows,
     "COMMAND": _commands,
+    "WORD": _words,
 }

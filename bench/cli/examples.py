@@ -8,6 +8,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "bench run manifests/quickstart.json",
         "bench compare out/*.tar",
     ),
+    "bench init": (
+        "bench init mine.json",
+        "bench init mine.json --model my-model/config.json --train-on 20B --hours 1 --rent '2.50 h100'",
+    ),
     "bench run": (
         "bench run manifests/hour.json --budget 60m",
         "bench run manifests/hour.json --resume",
@@ -67,6 +71,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "bench image attest": ("bench image attest out/images/bench-cuda13.tar -o attested/",),
     "bench image verify": ("bench image verify bench-cuda13.tar built.dsse.json --key builder.pub",),
     "bench image scan": ("bench image scan bench-cuda13.tar --feed osv/",),
+    "bench explain": (
+        "bench explain exit code 3",
+        "bench explain recipe.batch_size",
+        "bench explain half-weights",
+    ),
     "bench help": ("bench help image build",),
     "bench completion": ('eval "$(bench completion bash)"',),
 }

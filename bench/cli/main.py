@@ -17,7 +17,7 @@ from bench import __version__
 from bench.base.errors import DEFECT, BenchError, EnvironmentCannot, Incomplete
 from bench.base.strict_json import pretty_json
 from bench.cli import stdio
-from bench.cli.arguments import Commands, Parser, ShowHelp, add_command
+from bench.cli.arguments import Commands, Parser, ShowHelp, add_command, add_json
 from bench.cli.image_options import add_image
 from bench.cli.measure_options import add_measuring
 from bench.cli.operator_options import add_keys, add_operator
@@ -114,6 +114,13 @@ def parser(asked: str | None = None) -> Parser:
     add_image(commands)
     shown = add_command(commands, "help", "show the help of a command", "help.show_help", paged=True)
     shown.add_argument("words", nargs="*", metavar="COMMAND", help="its name (default: list all commands)")
+    explained = add_command(
+        commands, "explain", "explain a code, field, method, check or column", "explain.explain", paged=True
+    )
+    explained.add_argument(
+        "words", nargs="*", metavar="WORD", help="what to explain (default: list all words)"
+    )
+    add_json(explained, "the explanation")
     words = "print a script that completes bench's commands, options and names in a shell"
     script = add_command(commands, "completion", words, "completion.completion")
     script.add_argument("shell", nargs="?", choices=("bash", "zsh", "fish"))

@@ -22,9 +22,33 @@ with --nagios, as monitoring plug-ins do: 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN
 
 
 def add_measuring(commands: Commands) -> None:
+    _add_init(commands)
     _add_run(commands)
     _add_plan(commands)
     _add_check(commands)
+
+
+def _add_init(commands: Commands) -> None:
+    init = add_command(
+        commands, "init", "write a first manifest, from five questions or options", "init.init"
+    )
+    add = init.add_argument
+    default = Path("manifest.json")
+    add("file", type=Path, metavar="FILE", nargs="?", default=default, help=f"default: {default}")
+    add("--model", metavar="NAME", help="a model that bench knows, or the path of a config.json")
+    add(
+        "--precision",
+        metavar="NAME",
+        help="fp32, bf16, fp16, fp8 or published (default: published, else bf16)",
+    )
+    amount = "tokens or samples of the whole training: 300B, 20M samples, published (default: published)"
+    add("--train-on", dest="amount", metavar="AMOUNT", help=amount)
+    add("--hours", metavar="N", help="end the measurement after so many hours; none: no limit (default: 1)")
+    rent = (
+        "what a GPU costs an hour, in dollars: '2.50 h100' (default: none, the quotes that ship with bench)"
+    )
+    add("--rent", metavar="PRICE GPU", help=rent)
+    add("--force", **FLAG, help="overwrite files that are there")
 
 
 def _add_run(commands: Commands) -> None:

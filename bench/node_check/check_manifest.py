@@ -98,7 +98,10 @@ def parse(data: bytes, where: str) -> CheckManifest:
 
 def read(data: bytes) -> CheckManifest:
     """Parse the manifest of a finished check, which may name unknown checks; DecodeError if malformed."""
-    return replace(from_json(CheckManifest, strict_loads(data)), data=data)
+    document = strict_loads(data)
+    if isinstance(document, dict):
+        document.pop("$schema", None)  # for editors
+    return replace(from_json(CheckManifest, document), data=data)
 
 
 def _names(document: Mapping[str, Any]) -> Iterator[Mistake]:

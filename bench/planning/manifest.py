@@ -29,6 +29,7 @@ from bench.training.setting import Setting
 
 MAX_BYTES = 1 << 20  # manifests are written by hand: a larger file is no manifest
 MAX_DEPTH = 32  # levels of nesting
+READ_ELSEWHERE = ("architecture", "recipe")  # by own_models.py and recipes.py of bench/training/models
 
 SettingName = Literal["naive", "free-lunch"]
 Methods = Literal["exhaustive", "guided"] | tuple[SettingName | Setting, ...]
@@ -179,14 +180,28 @@ def schema_mistakes(document: Any, name: str) -> Iterator[Mistake]:
     """Yield the mistakes that a schema of bench/data/schema finds in a document."""
     from jsonschema import Draft202012Validator  # slow to import
 
-    schema = read_data(f"schema/{name}.json")
+    schema = _form(read_data(f"schema/{name}.json"))
     for error in sorted(
         Draft202012Validator(schema).iter_errors(document), key=lambda e: list(map(str, e.path))
     ):
-        yield from _mistakes_of(error, schema)
+        yield from _mistakes_of(error)
 
 
-def _mistakes_of(error: Any, schema: Mapping[str, Any]) -> Iterator[Mistake]:
+def _form(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a schema without the fields that are described for editors, and judged where they are read.
+
+    The readers of architectures and recipes know more than a schema can say, and would report twice.
+    """
+    parts = schema.get("$defs", {})
+    read_elsewhere = {
+        name: {"type": "object", "description": parts[name]["description"]}
+        for name in READ_ELSEWHERE
+        if name in parts
+    }
+    return {**schema, "$defs": {**parts, **read_elsewhere}}
+
+
+def _mistakes_of(error: Any) -> Iterator[Mistake]:
     path = "/" + "/".join(map(str, error.absolute_path))
     if error.validator == "oneOf" and error.context:
         deeper = [e for e in error.context if len(e.absolute_path) > len(error.absolute_path)]
@@ -194,7 +209,7 @@ def _mistakes_of(error: Any, schema: Mapping[str, Any]) -> Iterator[Mistake]:
         if nearest_form := deeper or objects:  # report every mistake of the form that the value is nearest to
             form = nearest_form[0].schema_path[0]
             for inner in (e for e in error.context if e.schema_path[0] == form):
-                yield from _mistakes_of(inner, schema)
+                yield from _mistakes_of(inner)
             return
         yield Mistake(path, f"{in_json(error.instance)} does not fit", _allowed(error.schema))
     elif error.validator == "additionalProperties":
@@ -205,17 +220,17 @@ def _mistakes_of(error: Any, schema: Mapping[str, Any]) -> Iterator[Mistake]:
         missing = sorted(set(error.validator_value) - error.instance.keys())
         # jsonschema reports each missing field at the object: report it once, at its own place.
         name = next(m for m in missing if repr(m) in error.message)
-        field = error.schema["properties"][name]
-        field = schema["$defs"]["methods"] if "$ref" in field else field
-        yield Mistake(f"{path.rstrip('/')}/{name}", "missing", _allowed(field))
+        yield Mistake(f"{path.rstrip('/')}/{name}", "missing", _allowed(error.schema["properties"][name]))
     else:
         yield Mistake(path, f"{in_json(error.instance)} does not fit", _allowed(error.schema))
 
 
 def _allowed(schema: Mapping[str, Any]) -> str:
     """Return the values that a schema allows, in a few words."""
-    if "description" in schema and "oneOf" in schema:
-        return f"allowed: {schema['description']}"
+    sentence = schema.get("description", "").partition(". ")[0].removesuffix(".")
+    summary = sentence[:1].lower() + sentence[1:]
+    if summary and "oneOf" in schema:
+        return f"allowed: {summary}"
     if "oneOf" in schema:
         return "allowed: " + " or ".join(_allowed(o).removeprefix("allowed: ") for o in schema["oneOf"])
     if "const" in schema:
@@ -242,9 +257,8 @@ def _allowed(schema: Mapping[str, Any]) -> str:
         "pattern": "matching",
     }
     limits = [f"{word} {schema[key]}" for key, word in bounds.items() if key in schema]
-    has_items = schema.get("type") in ("array", "object") and "description" in schema
-    description = f": {schema['description']}" if has_items else ""
-    return f"allowed: {text} {' and '.join(limits)}".rstrip() + description
+    described = f": {summary}" if summary and schema.get("type") in ("array", "object") else ""
+    return f"allowed: {text} {' and '.join(limits)}".rstrip() + described
 
 
 def resolve_models(entries: Any) -> tuple[list[Model], list[Mistake]]:

@@ -21,6 +21,7 @@ PACKAGES |= {"podman": "podman", "catatonit": "catatonit"}  # catatonit provides
 PACKAGES |= {"ip": "iproute2", "tc": "iproute2", "iptables": "iptables"}
 PACKAGES |= {"promtool": "prometheus", "systemd-analyze": "systemd"}
 PACKAGES |= {"sshd": "openssh-server", "ssh-keygen": "openssh-client"}
+PACKAGES |= {"node": "nodejs", "npm": "npm"}
 PACKAGES |= {"kubectl": "kubernetes-client"}
 PACKAGES |= {"slurmctld": "slurmctld", "slurmd": "slurmd", "sbatch": "slurm-client", "munged": "munge"}
 SYSTEM = f"{os.environ['PATH']}:/usr/sbin:/sbin"  # a user's PATH may lack the folders of daemons

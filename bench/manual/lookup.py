@@ -1,0 +1,92 @@
+"""Find what the manual says about a word: definitions first, sections of the documents after them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from bench.base.errors import BadInput, near
+from bench.manual.entries import FIELD, KINDS, SECTION, ManualEntry, plain_name
+from bench.manual.markdown import links
+
+ONE_NAME = (FIELD, "column")  # kinds whose further names are shorter ones of the first
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What there is to say about a word, and where the documents say more."""
+
+    word: str
+    entries: tuple[ManualEntry, ...]
+    see_also: tuple[str, ...]
+
+
+def explanation(word: str, known: Sequence[ManualEntry]) -> Explanation:
+    """Return the explanation of a word; BadInput with the nearest name if there is none."""
+    found = _named(word, known) or _of_kind(word, known)
+    if not found:
+        raise BadInput(f'"{word}" is not in the manual', where="bench explain", advice=_advice(word, known))
+    shown = [one for one in found if not one.is_record]
+    shown = shown or found
+    printed = {one.address for one in shown if one.kind == SECTION}
+    also = dict.fromkeys([*(one.address for one in found if one not in shown), *_linked(shown)])
+    return Explanation(word, tuple(shown), tuple(address for address in also if address not in printed))
+
+
+def names_of(kind: str, known: Iterable[ManualEntry]) -> list[str]:
+    """Return the names of a kind, each once, in the order of the manual."""
+    most = 1 if kind in ONE_NAME else None
+    return list(dict.fromkeys(name for one in known if one.kind == kind for name in one.names[:most]))
+
+
+def kind_of(word: str) -> str | None:
+    """Return the kind that a word names, in the singular or the plural."""
+    plain = plain_name(word)
+    return next((kind for kind in KINDS if plain in (kind, f"{kind}s")), None)
+
+
+def _named(word: str, known: Sequence[ManualEntry]) -> list[ManualEntry]:
+    plain = plain_name(word)
+    path = ".".join(part for part in word.strip("/").split("/") if not part.isdecimal())
+    return [
+        one
+        for one in known
+        if plain in map(plain_name, one.names) or (one.kind == FIELD and path in one.names)
+    ]
+
+
+def _of_kind(word: str, known: Sequence[ManualEntry]) -> list[ManualEntry]:
+    """Return what a kind before a name means: exit code 3, column memory."""
+    plain = plain_name(word)
+    for kind in KINDS:
+        if plain.startswith(f"{kind} "):
+            return [one for one in _named(plain.removeprefix(f"{kind} "), known) if one.kind == kind]
+    return []
+
+
+def _linked(shown: Sequence[ManualEntry]) -> Iterable[str]:
+    """Yield the pages that the facts of definitions link to, as addresses below docs/."""
+    for one in shown:
+        if one.kind == SECTION:
+            continue
+        page = one.address.partition("#")[0]
+        folder = page.rpartition("/")[0]
+        for target in (target for _, fact in one.facts for target in links(fact)):
+            if target.startswith("#"):
+                yield page + target
+            elif "://" not in target:
+                yield _joined(folder, target)
+
+
+def _joined(folder: str, target: str) -> str:
+    parts = folder.split("/")
+    while target.startswith("../"):
+        target, parts = target.removeprefix("../"), parts[:-1]
+    return "/".join([*parts, target])
+
+
+def _advice(word: str, known: Iterable[ManualEntry]) -> str:
+    by_plain = {plain_name(name): name for one in known for name in one.names}
+    if close := near(plain_name(word), by_plain):
+        return f'nearest: "{by_plain[close[0]]}"'
+    return f"kinds: {', '.join(KINDS)}; bench explain lists their names"
