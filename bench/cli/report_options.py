@@ -1,4 +1,4 @@
-"""Options of the commands that read bundles: `bench verify`, `compare`, `export`, `reproduce` and `paper`."""
+"""Options of the commands that read bundles: `bench verify`, `show`, `compare`, `export` and others."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ RENT_KINDS = ("on-demand", "spot", "reserved")
 
 def add_reports(commands: Commands) -> None:
     _add_verify(commands)
+    _add_show(commands)
     _add_compare(commands)
     _add_export(commands)
     _add_reproduce(commands)
@@ -31,6 +32,14 @@ def _add_verify(commands: Commands) -> None:
     verify.add_argument("bundles", type=Path, metavar="BUNDLE", nargs="+", help="files, folders, patterns")
     _add_lists(verify)
     add_json(verify, "the verdicts")
+
+
+def _add_show(commands: Commands) -> None:
+    summary = "show one bundle at a glance: its verdict, every setting as a bar, clocks and power"
+    show = add_command(commands, "show", summary, "show.show", paged=True)
+    show.add_argument("bundle", type=Path, metavar="BUNDLE")
+    show.add_argument("--all", dest="every", **FLAG, help="every setting, also the slow ones")
+    _add_lists(show)
 
 
 def _add_compare(commands: Commands) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from functools import cache
@@ -54,7 +55,7 @@ def test_a_crash_and_missing_memory_are_told_apart() -> None:
 @pytest.mark.parametrize("path", [PROOF, RECOVERY])
 def test_episodes_follow_one_another(path: Path) -> None:
     episodes = of_bundle(path).episodes
-    assert all(one.ended == after.begun for one, after in zip(episodes, episodes[1:], strict=False))
+    assert all(one.ended == after.begun for one, after in itertools.pairwise(episodes))
     assert all(one.begun <= one.ended for one in episodes)
 
 
