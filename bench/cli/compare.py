@@ -25,6 +25,7 @@ from bench.node_check.recompute_any import AnyVerdict, recompute
 from bench.report.compare.compared_rows import ComparedRun, Row, gather, rows_of
 from bench.report.compare.comparison import Comparison, Refused, compare_rows
 from bench.report.compare.decision import Wish
+from bench.report.compare.energy_factors import EnergyFactors
 from bench.report.compare.offers import Terms
 from bench.report.compare.price_file import load_prices
 from bench.report.compare.prices import PriceBook, RentKind
@@ -42,6 +43,8 @@ class CompareArguments:
     deadline_days: float | None = None
     runs: int = 1
     utilisation: float = 1.0  # fraction of its lifetime in which an owned machine trains
+    node_overhead: float | None = None
+    gco2_per_kwh: float | None = None
     rank_all: bool = False
     estimate: tuple[str, ...] = ()  # machines that were not measured: h100, 8xh100
     format: Literal["table", "json", "csv", "markdown"] | None = None
@@ -131,6 +134,8 @@ def _refuse_options_of_training(request: CompareArguments) -> None:
         "--deadline": request.deadline_days,
         "--runs": request.runs != 1,
         "--utilisation": request.utilisation != 1,
+        "--node-overhead": request.node_overhead,
+        "--gco2-per-kwh": request.gco2_per_kwh,
         "--rank-all": request.rank_all,
         "--estimate": request.estimate,
         "--settings": request.settings,
@@ -204,7 +209,8 @@ def _terms(request: CompareArguments) -> Terms:
     wish = Wish(_budget(request.budget, book), request.deadline_days, request.runs)
     machines = tuple(machine_named(text, "--estimate") for text in request.estimate)
     own_prices = request.prices is not None
-    return Terms(book, wish, request.utilisation, request.rank_all, machines, own_prices)
+    energy = EnergyFactors(request.node_overhead, request.gco2_per_kwh)
+    return Terms(book, wish, request.utilisation, request.rank_all, machines, own_prices, energy)
 
 
 def _budget(dollars: float | None, book: PriceBook) -> float | None:

@@ -19,6 +19,7 @@ from bench.planning.manifest import Manifest, load_manifest
 from bench.planning.prediction.interruptions import Interruptions, interrupted
 from bench.planning.prediction.predicted_machines import Predicted, Predictor, Unpredicted
 from bench.planning.prediction.step_time import shipped_fit
+from bench.report.compare.energy_factors import EnergyFactors
 from bench.report.compare.price_file import load_prices
 from bench.report.compare.priced_predictions import PricedPrediction, priced
 from bench.report.compare.prices import RentKind
@@ -44,6 +45,8 @@ class PredictArguments:
     interrupted_every: float | None = None  # seconds; None: never
     restart: float = 600.0
     save_every: float = 1800.0
+    node_overhead: float | None = None
+    gco2_per_kwh: float | None = None
     own: bool = False  # costs of machines that one owns, in place of rents
     explain: bool = False
     html: Path | None = None
@@ -59,6 +62,10 @@ class PredictArguments:
         return None if every is None else Interruptions(every, self.restart, self.save_every)
 
     @property
+    def energy(self) -> EnergyFactors:
+        return EnergyFactors(self.node_overhead, self.gco2_per_kwh)
+
+    @property
     def output(self) -> Literal["table", "json", "csv"]:
         return "json" if self.as_json else self.format or "table"
 
@@ -68,7 +75,8 @@ def predict(request: PredictArguments) -> int:
     manifest = load_manifest(request.manifest)
     book = load_prices(request.prices).renting(request.rent)
     predicted, without = _predictions(manifest, request)
-    rows = [row for row in (priced(found, book) for found in predicted) if _wanted(row, request)]
+    energy = request.energy
+    rows = [row for row in (priced(found, book, energy) for found in predicted) if _wanted(row, request)]
     _show(manifest, rows, without, book.currency, request)
     measured = _measured(request)
     if request.html is not None:
@@ -76,7 +84,7 @@ def predict(request: PredictArguments) -> int:
         from bench.report.pages.prediction_page import prediction_page
 
         names = [model.name for model in manifest.models]
-        write_page(request.html, prediction_page(names, rows, without, book.currency, measured))
+        write_page(request.html, prediction_page(names, rows, without, book.currency, measured, energy))
         print(f"report {request.html}", file=sys.stderr)
     if request.plots is not None:
         from bench.report.plots.plot_files import write_plots
@@ -129,6 +137,7 @@ def _show(
                 "schema": "bench/prediction/v1",
                 "manifest": manifest.digest,
                 "currency": currency,
+                "energy": asdict(request.energy),
                 "predicted": [asdict(row) for row in rows],
                 "unpredicted": [asdict(one) for one in without],
             }
@@ -137,7 +146,8 @@ def _show(
             sys.stdout.write(prediction_csv(rows, currency))
         case "table":
             names = [model.name for model in manifest.models]
-            show("\n".join(prediction_text(names, rows, without, currency, own=request.own)))
+            told = request.energy.texts
+            show("\n".join(prediction_text(names, rows, without, currency, own=request.own, energy=told)))
             if request.explain:
                 show("\n\n".join("\n".join(explained(row, currency)) for row in rows))
 

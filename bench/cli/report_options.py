@@ -57,6 +57,7 @@ def _add_compare(commands: Commands) -> None:
     add("--runs", type=arguments.count, default=1, metavar="N", help=runs)
     share = "share of its lifetime in which an owned machine trains (default: 100, as in the paper)"
     add("--utilisation", type=arguments.percent, default=1.0, metavar="PERCENT", help=share)
+    _add_energy(add)
     add("--rank-all", **FLAG, help="rank all bundles of a model together, and mark what differs")
     machine = "extrapolate to a machine that was not measured, such as 8xh100; repeatable"
     add("--estimate", **REPEATABLE, metavar="NxGPU", help=machine)
@@ -116,6 +117,7 @@ def _add_predict(commands: Commands) -> None:
     add("--deadline", dest="deadline_days", type=arguments.deadline, metavar="DAYS", help=deadline)
     spec = "a file that describes a card which bench does not know; may be repeated"
     add("--gpu-spec", dest="specs", action="append", type=Path, default=[], metavar="FILE", help=spec)
+    _add_energy(add)
     often = "the mean time between interruptions of a machine of up to eight GPUs: 12h, 30d (default: none)"
     add("--interrupted-every", type=arguments.duration, metavar="TIME", help=often)
     restart = "from an interruption until training goes on (default: 10m)"
@@ -161,6 +163,13 @@ def _add_quotes(add: Callable[..., object]) -> None:
     add("--prices", **FILE, help="your quotes, which take precedence over the shipped ones (bench prices)")
     rent = "the kind of rent that counts (default: on-demand)"
     add("--rent", choices=RENT_KINDS, default="on-demand", help=rent)
+
+
+def _add_energy(add: Callable[..., object]) -> None:
+    overhead = "kWh of the whole node for each kWh of its GPUs, as you measured it: 1.5"
+    add("--node-overhead", type=arguments.overhead, metavar="N", help=overhead)
+    grams = "grams of CO2 for each kWh where the machine stands (default: no CO2 is stated)"
+    add("--gco2-per-kwh", type=arguments.positive, metavar="N", help=grams)
 
 
 def _add_lists(parser: argparse.ArgumentParser) -> None:

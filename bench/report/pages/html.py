@@ -218,6 +218,8 @@ def _exact(entry: Entry) -> dict[str, float | None]:
         "mfu": best.mfu,
         "memory": best.peak_bytes,
         "kwh": entry.kwh,
+        "node_kwh": entry.node_kwh,
+        "co2": entry.co2_kg,
     }
 
 
