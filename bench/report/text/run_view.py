@@ -157,7 +157,8 @@ def _course(run: ComparedRun, glyphs: Glyphs, room: int) -> Iterator[str]:
     if course is None:
         yield "course  the bundle has no telemetry"
         return
-    whose = f", mean of {count_text(len(run.results.node.gpus), 'GPU')}" if run.results.node.gpus else ""
+    gpus = len(run.results.node.gpus)
+    whose = f", mean of {gpus} GPUs" if gpus > 1 else ""
     yield wrapped([f"course of the run, {seconds_text(course.seconds[-1])}{whose}"], " " * 4)
     for name, words, amount in COURSES:
         yield from _line(course, name, words, amount, glyphs, room)
