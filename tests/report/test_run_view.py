@@ -15,6 +15,7 @@ from bench.cli.main import main
 from bench.cli.show import glyphs_of
 from bench.report.text.sparklines import BLOCKS, SIGNS, Glyphs, bar, sparkline
 from tests.report.made import CRASH, NO_MEMORY, bundle
+from tests.report.test_gradient_checks import WRONG, checked
 from tests.terminals import on_terminal
 
 ROOT = Path(__file__).parents[2]
@@ -108,6 +109,16 @@ def test_settings_without_a_figure_come_last_and_many_are_counted(
     rows = capsys.readouterr().out.split("\ntiny-gpt-neox\n")[1].splitlines()[2:6]
     assert [row[4:].split()[0] for row in rows[:2]] == ["kernels", "naive"]
     assert ["out of memory" in row or "crashed" in row for row in rows] == [False, False, True, True]
+
+
+def test_a_setting_with_wrong_gradients_has_no_bar_and_the_others_are_longer_without_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["show", str(checked(tmp_path / "a.tar", WRONG))]) == 0
+    rows = capsys.readouterr().out.split("\ntiny-gpt-neox\n")[1].splitlines()[2:5]
+    assert re.match(r"\*   naive +█{8,} ", rows[0])
+    assert re.match(r"    kernels +WRONG GRADIENTS", rows[1])
+    assert re.match(r"    tf32 +crashed", rows[2])
 
 
 def test_a_node_check_shows_its_findings(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import tarfile
 from functools import cache
 from pathlib import Path
 
@@ -79,6 +80,20 @@ def test_interruptions_strange_names_and_clocks_that_are_set_back() -> None:
     ]
     assert [one.label for one in found if one.kind == "waiting"] == ["between jobs", "not going on"]
     assert made_up(run[:1], results) == ()
+
+
+def test_a_reading_as_bench_writes_it_means_what_any_json_of_it_means() -> None:
+    lines = [line for line in telemetry_of(RECOVERY) if line]
+    spaced = [json.dumps(json.loads(line), indent=1).encode() for line in lines]
+    results = of_bundle(RECOVERY).results
+    assert episodes_of(lines, results, {}) == episodes_of(spaced, results, {}) != ()
+
+
+def telemetry_of(path: Path) -> list[bytes]:
+    with tarfile.open(path) as tar:
+        member = tar.extractfile("telemetry.jsonl")
+        assert member is not None
+        return member.read().split(b"\n")
 
 
 def test_the_end_of_a_trial_is_that_of_its_last_measurement() -> None:

@@ -6,6 +6,7 @@ has the name of its trial, and comes after the trial's last timed step.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -20,6 +21,8 @@ JOBS: Mapping[str, EpisodeKind] = {
 }  # fmt: skip
 LONGEST_GAP = 5  # times the usual time between two readings; in a longer one the run was not going on
 LEAST_GAP_SECONDS = 10.0
+# A reading as bench writes it. To decode what lies between, the GPUs, would take most of the time of a page.
+_READING = re.compile(rb'\{"at":(\d{1,12}(?:\.\d{1,9})?),.*"trial":(?:"([0-9a-z-]{1,64})"|null)\}', re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +44,23 @@ def ends_of(samples: Iterable[bytes]) -> dict[str, float]:
 
 def episodes_of(lines: Sequence[bytes], results: Results, ends: Mapping[str, float]) -> tuple[Episode, ...]:
     """Return the episodes of a run, one after the other; none if there are fewer than two readings."""
-    readings = list(map(strict_loads, lines))
+    readings = list(map(_time_and_job, lines))
     if len(readings) < 2:
         return ()
-    times = accumulate((float(reading["at"]) for reading in readings), max)  # a clock may be set back
-    read = [(at, reading.get("trial")) for at, reading in zip(times, readings, strict=True)]
+    times = accumulate((at for at, _ in readings), max)  # a clock may be set back
+    read = [(at, name) for at, (_, name) in zip(times, readings, strict=True)]
     trials = {trial.id: trial for trial in results.trials}
     gaps = sorted(after - before for (before, _), (after, _) in pairwise(read))
     longest = max(LEAST_GAP_SECONDS, LONGEST_GAP * gaps[len(gaps) // 2])
     return tuple(_joined(_stretches(read, trials, ends, longest)))
+
+
+def _time_and_job(line: bytes) -> tuple[float, Any]:
+    """Return when a reading was taken, and the job that it names."""
+    if (found := _READING.fullmatch(line)) is not None:
+        return float(found[1]), found[2] and found[2].decode()
+    reading = strict_loads(line)
+    return float(reading["at"]), reading.get("trial")
 
 
 def _stretches(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 
 from bench.base.terminal import Column, FittedTables, Table, Wrapped, alike, wrapped
 from bench.records.fastest import fastest, wrong_settings
@@ -23,10 +23,11 @@ from bench.records.text import (
 from bench.report.compare.compared_rows import ComparedRun
 from bench.report.compare.energy import TelemetryCourse
 from bench.report.text.sparklines import Glyphs, bar, sparkline
+from bench.training.setting import Setting
 
 LONGEST_BARS = (40, 30, 24, 20, 16, 12, 10, 8)  # characters; the first that costs no column
 USUAL_ROOM = 100  # columns where there is no terminal
-LEGEND = "*  fastest of its model    speed  longer is faster, within its model"
+LEGEND = "*  fastest of its model, without marks if possible    speed  longer is faster, within its model"
 MOST_SETTINGS = 12  # of a model, unless all are wanted
 COLUMNS = (
     Column("fastest", "", fixed=True),
@@ -60,7 +61,7 @@ def run_view(run: ComparedRun, glyphs: Glyphs, room: int | None, *, every: bool 
     """Format the models of a run and the course of its machine; `every` setting, or the fastest few."""
     results = run.results
     tried = {model.name: [t for t in results.trials if t.model == model.name] for model in results.models}
-    tried = {name: _by_speed(trials) for name, trials in tried.items() if trials}
+    tried = {name: _by_speed(trials, run.marks) for name, trials in tried.items() if trials}
     kept = {name: trials if every else trials[:MOST_SETTINGS] for name, trials in tried.items()}
     found, left_out = _tables(run, kept, glyphs, room or USUAL_ROOM)
     blocks = [
@@ -71,15 +72,21 @@ def run_view(run: ComparedRun, glyphs: Glyphs, room: int | None, *, every: bool 
     return "\n\n".join([*blocks, course, wrapped([LEGEND, *left_out], " " * 4)])
 
 
-def _by_speed(trials: Sequence[TrialResult]) -> list[TrialResult]:
-    """Order trials: the fastest one, other figures by days, then trials without a figure."""
-    best = fastest(trials)
+def _by_speed(trials: Sequence[TrialResult], marks: Mapping[str, tuple[Mark, ...]]) -> list[TrialResult]:
+    """Order trials: the fastest one, others by days, those that are never ranked, those without a figure."""
+    best, wrong = fastest(trials, marks), wrong_settings(trials)
 
-    def order(trial: TrialResult) -> tuple[bool, bool, float]:
+    def order(trial: TrialResult) -> tuple[bool, bool, bool, float]:
         days = trial.estimate.days.value if trial.estimate else 0.0
-        return trial is not best, trial.estimate is None, days
+        return trial is not best, trial.estimate is None, not _ranked(trial, wrong), days
 
     return sorted(trials, key=order)
+
+
+def _ranked(trial: TrialResult, wrong: Container[tuple[str, Setting]]) -> bool:
+    """Whether a trial's figure is plausible, and its gradients are not known to be wrong."""
+    e = trial.estimate
+    return e is not None and e.plausible and (trial.model, trial.setting) not in wrong
 
 
 def _tables(
@@ -103,19 +110,19 @@ def _fitted(
 
 
 def _table(run: ComparedRun, trials: Sequence[TrialResult], glyphs: Glyphs, longest: int) -> Table:
-    best, wrong = fastest(trials), wrong_settings(trials)
-    rates = [t.estimate.units_per_second for t in trials if t.estimate and t.estimate.plausible]
-    top = max((rate for rate in rates if rate > 0), default=1.0)
+    best, wrong = fastest(trials, run.marks), wrong_settings(trials)
+    rates = (t.estimate.units_per_second for t in trials if t.estimate and _ranked(t, wrong))
+    top = max(rates, default=1.0)
     model = next(model for model in run.results.models if model.name == trials[0].model)
     rows = []
     for trial in trials:
         cells = _cells(trial, model.recipe.unit, run.marks.get(trial.id, ()))
-        e = trial.estimate
         cells["fastest"] = "*" if trial is best else ""
         if (trial.model, trial.setting) in wrong:
-            cells |= {"bar": "", "days": "WRONG GRADIENTS"}
-        elif e is not None and e.plausible:
-            cells["bar"] = bar(e.units_per_second / top, longest, glyphs)
+            rows.append({name: cells[name] for name in ("setting", "batch")} | {"days": "WRONG GRADIENTS"})
+            continue
+        if trial.estimate is not None and _ranked(trial, wrong):
+            cells["bar"] = bar(trial.estimate.units_per_second / top, longest, glyphs)
         if (mfu := mfu_of(trial, run.results.node, model.recipe.precision)) is not None:
             cells["mfu"] = share_text(mfu)
         rows.append(cells)

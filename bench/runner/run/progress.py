@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from bench.base.live_line import LinePart, LiveLine, joined
 from bench.planning.plan import Plan
@@ -58,15 +58,15 @@ class Thrift:
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """What the time left follows from: the plan, and what the run has recorded, which grows."""
+    """What is shown of a run: its plan, what it has recorded, which grows, and the devices to judge."""
 
     plan: Plan
     outcomes: Mapping[str, Outcome]
     proofs: Mapping[str, ProofOrFailure]
     proving: Proving | None
     deadline: float | None  # on the monotonic clock
-    cpus: Cpus = field(default_factory=lambda: Cpus(1, "cuda"))
-    gpus: int = 0  # of this node that train
+    cpus: Cpus
+    gpus: int  # of this node that train
 
     @property
     def proof_seconds(self) -> float:
