@@ -17,6 +17,7 @@ WIDTH, LEFT, RIGHT = 520, 8, 512
 LANE, BAR, TOP = 34, 13, 8  # pixels
 LEAST_PIXELS = 1.5  # of an episode; shorter neighbours of one kind are drawn as one
 MOST_OF_A_GAP = 0.1  # of the run's own time: longer interruptions are drawn shorter
+MOST_PLOTS = 24  # a page of a hundred runs stays small
 LEAST_WAITING = 2.0  # seconds: every job waits for the driver or the next process
 MACHINE, NOBODY = "the machine", "no job"
 # A kind has a colour and a shape: a height, an outline or a mark in the bar.
@@ -45,11 +46,11 @@ class Drawn:
 
 
 def plots(comparison: Comparison) -> Iterator[Plot]:
-    """Yield one plot for each run, however many models it measured."""
-    shown = set()
+    """Yield one plot for each run, however many models it measured; of very many runs the first ones."""
+    shown: set[str] = set()
     for part in comparison.parts:
         for row in (*part.rows, *(apart.row for apart in part.apart)):
-            if row.episodes and row.run_id not in shown:
+            if row.episodes and row.run_id not in shown and len(shown) < MOST_PLOTS:
                 shown.add(row.run_id)
                 yield plot(row, row.episodes)
 
@@ -137,11 +138,16 @@ def _minutes(x: Linear, box: Box) -> Markup:
     minutes = Linear(x.low / 60, x.high / 60, x.start, x.end)
     ticks = minutes.ticks(6)
     words = zip(ticks, tick_texts(ticks), strict=True)
-    shown = [text(minutes(t), box.bottom + 14, w, anchor="middle" if t else "start", class_="small muted")
+    shown = [text(minutes(t), box.bottom + 14, w, anchor=_anchor(minutes(t)), class_="small muted")
              for t, w in words]  # fmt: skip
     lines = [line(minutes(t), box.top, minutes(t), box.bottom, "grid") for t in ticks]
     name = text(box.right, box.bottom + 27, "minutes", anchor="end", class_="small muted")
     return fragment(*lines, *shown, line(box.left, box.bottom, box.right, box.bottom, "axis"), name)
+
+
+def _anchor(x: float) -> str:
+    """Return the side on which a tick's text stays inside the picture."""
+    return "start" if x < LEFT + 20 else "end" if x > RIGHT - 20 else "middle"
 
 
 def _shortened(box: Box, seconds: float) -> Markup:
