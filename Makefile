@@ -73,7 +73,7 @@ gallery: $(STAMP)  ## draw the pictures of the documents from the committed bund
 	$(BIN)/bench paper --figures docs/pictures
 	$(BIN)/bench predict $(PREDICTED) --plots docs/pictures
 	$(BIN)/python benchmarks/picture.py results/every-setting-h200 docs/pictures/report.png
-	cd docs/pictures && rm -f run-* figure-12* figure-13* pythia-160m-feasibility.svg
+	cd docs/pictures && rm -f run-* timeline-* figure-12* figure-13* pythia-160m-feasibility.svg
 
 notebooks: $(STAMP)  ## run the notebooks of docs/notebooks, and write their outputs into them
 	PYTHONPATH=. $(BIN)/python -m tests.library.notebooks

@@ -20,3 +20,8 @@ def _has(character: str, encoding: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def can_spell(text: str, encoding: str | None) -> bool:
+    """Whether an encoding has every character of a text."""
+    return all(_has(character, encoding or "utf-8") for character in text)

@@ -22,6 +22,14 @@ def positive(text: str) -> float:
     return number
 
 
+def overhead(text: str) -> float:
+    """Parse a factor of at least 1: a whole draws no less than its parts."""
+    number = positive(text)
+    if number < 1:
+        raise NotAQuantity(f"{text!r} is less than 1: a node draws no less than its GPUs")
+    return number
+
+
 def count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise NotAQuantity(f"{text!r} is not a whole number of at least 1")

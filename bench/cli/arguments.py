@@ -252,6 +252,7 @@ def _argument(parse: Callable[[str], T]) -> Callable[[str], T]:
 
 
 positive = _argument(quantities.positive)
+overhead = _argument(quantities.overhead)
 count = _argument(quantities.count)
 percent = _argument(quantities.percent)
 days = _argument(quantities.days)

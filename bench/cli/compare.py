@@ -38,6 +38,8 @@ class CompareArguments:
     deadline_days: float | None = None
     runs: int = 1
     utilisation: float = 1.0  # fraction of its lifetime in which an owned machine trains
+    node_overhead: float | None = None
+    gco2_per_kwh: float | None = None
     rank_all: bool = False
     estimate: tuple[str, ...] = ()  # machines that were not measured: h100, 8xh100
     format: Literal["table", "json", "csv", "markdown"] | None = None
@@ -145,6 +147,8 @@ def _compared(request: CompareArguments) -> ComparedBundles:
             deadline=request.deadline_days,
             runs=request.runs,
             utilisation=request.utilisation,
+            node_overhead=request.node_overhead,
+            gco2_per_kwh=request.gco2_per_kwh,
             rank_all=request.rank_all,
             estimate=request.estimate,
             telemetry=request.html is not None or request.plots is not None,

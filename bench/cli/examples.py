@@ -25,6 +25,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "bench check --nagios --level passive --keep-days 30",
     ),
     "bench verify": ("bench verify out/*.tar --trust keys.pub",),
+    "bench show": ("bench show out/one.tar",),
     "bench compare": (
         "bench compare bundles/ --deadline 14d --budget-usd 20,000",
         "bench compare bundles/ --html report.html",

@@ -32,6 +32,8 @@ class PredictArguments:
     interrupted_every: float | None = None  # seconds; None: never
     restart: float = 600.0
     save_every: float = 1800.0
+    node_overhead: float | None = None
+    gco2_per_kwh: float | None = None
     own: bool = False  # costs of machines that one owns, in place of rents
     explain: bool = False
     html: Path | None = None
@@ -59,6 +61,8 @@ def predict(request: PredictArguments) -> int:
         interrupted_every=request.interrupted_every,
         restart=request.restart,
         save_every=request.save_every,
+        node_overhead=request.node_overhead,
+        gco2_per_kwh=request.gco2_per_kwh,
         own=request.own,
     )
     _show(found, request)
@@ -68,7 +72,8 @@ def predict(request: PredictArguments) -> int:
         from bench.report.markup import write_page
         from bench.report.pages.prediction_page import prediction_page
 
-        write_page(request.html, prediction_page(found.models, rows, found.unpredicted, currency, measured))
+        page = prediction_page(found.models, rows, found.unpredicted, currency, measured, found.energy)
+        write_page(request.html, page)
         print(f"report {request.html}", file=sys.stderr)
     if request.plots is not None:
         from bench.report.plots.plot_files import write_plots
@@ -94,7 +99,9 @@ def _show(found: Predictions, request: PredictArguments) -> None:
         case "csv":
             sys.stdout.write(prediction_csv(rows, currency))
         case "table":
-            text = prediction_text(found.models, rows, found.unpredicted, currency, own=request.own)
+            text = prediction_text(
+                found.models, rows, found.unpredicted, currency, own=request.own, energy=found.energy.texts
+            )
             show("\n".join(text))
             if request.explain:
                 show("\n\n".join("\n".join(explained(row, currency)) for row in rows))

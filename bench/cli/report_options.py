@@ -1,4 +1,4 @@
-"""Options of the commands that read bundles: `bench verify`, `compare`, `export`, `reproduce` and `paper`."""
+"""Options of the commands that read bundles: `bench verify`, `show`, `compare`, `export` and others."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ RENT_KINDS = ("on-demand", "spot", "reserved")
 
 def add_reports(commands: Commands) -> None:
     _add_verify(commands)
+    _add_show(commands)
     _add_compare(commands)
     _add_export(commands)
     _add_reproduce(commands)
@@ -31,6 +32,14 @@ def _add_verify(commands: Commands) -> None:
     verify.add_argument("bundles", type=Path, metavar="BUNDLE", nargs="+", help="files, folders, patterns")
     _add_lists(verify)
     add_json(verify, "the verdicts")
+
+
+def _add_show(commands: Commands) -> None:
+    summary = "show one bundle at a glance: its verdict, every setting as a bar, clocks and power"
+    show = add_command(commands, "show", summary, "show.show", paged=True)
+    show.add_argument("bundle", type=Path, metavar="BUNDLE")
+    show.add_argument("--all", dest="every", **FLAG, help="every setting, also the slow ones")
+    _add_lists(show)
 
 
 def _add_compare(commands: Commands) -> None:
@@ -48,6 +57,7 @@ def _add_compare(commands: Commands) -> None:
     add("--runs", type=arguments.count, default=1, metavar="N", help=runs)
     share = "share of its lifetime in which an owned machine trains (default: 100, as in the paper)"
     add("--utilisation", type=arguments.percent, default=1.0, metavar="PERCENT", help=share)
+    _add_energy(add)
     add("--rank-all", **FLAG, help="rank all bundles of a model together, and mark what differs")
     machine = "extrapolate to a machine that was not measured, such as 8xh100; repeatable"
     add("--estimate", **REPEATABLE, metavar="NxGPU", help=machine)
@@ -107,6 +117,7 @@ def _add_predict(commands: Commands) -> None:
     add("--deadline", dest="deadline_days", type=arguments.deadline, metavar="DAYS", help=deadline)
     spec = "a file that describes a card which bench does not know; may be repeated"
     add("--gpu-spec", dest="specs", action="append", type=Path, default=[], metavar="FILE", help=spec)
+    _add_energy(add)
     often = "the mean time between interruptions of a machine of up to eight GPUs: 12h, 30d (default: none)"
     add("--interrupted-every", type=arguments.duration, metavar="TIME", help=often)
     restart = "from an interruption until training goes on (default: 10m)"
@@ -152,6 +163,13 @@ def _add_quotes(add: Callable[..., object]) -> None:
     add("--prices", **FILE, help="your quotes, which take precedence over the shipped ones (bench prices)")
     rent = "the kind of rent that counts (default: on-demand)"
     add("--rent", choices=RENT_KINDS, default="on-demand", help=rent)
+
+
+def _add_energy(add: Callable[..., object]) -> None:
+    overhead = "kWh of the whole node for each kWh of its GPUs, as you measured it: 1.5"
+    add("--node-overhead", type=arguments.overhead, metavar="N", help=overhead)
+    grams = "grams of CO2 for each kWh where the machine stands (default: no CO2 is stated)"
+    add("--gco2-per-kwh", type=arguments.positive, metavar="N", help=grams)
 
 
 def _add_lists(parser: argparse.ArgumentParser) -> None:

@@ -50,7 +50,7 @@ def verify(request: VerifyArguments) -> int:
     return max((error.exit_code for error in refused), default=0)
 
 
-def _environment(node: NodeFacts, verdict: AnyVerdict) -> Iterator[str]:
+def environment_lines(node: NodeFacts, verdict: AnyVerdict) -> Iterator[str]:
     """Yield lines on machine, time and software as the bundle states them, which no signature proves."""
     names = Counter(gpu.name for gpu in node.gpus)
     gpus = " + ".join(f"{count}x {name}" for name, count in names.items())
@@ -66,7 +66,7 @@ def _environment(node: NodeFacts, verdict: AnyVerdict) -> Iterator[str]:
 def _about(verdict: AnyVerdict) -> Iterator[str]:
     """Yield lines on a bundle's contents: environment, and each model's result or a node check's verdict."""
     contents = verdict.contents
-    yield from _environment(contents.results.node, verdict)
+    yield from environment_lines(contents.results.node, verdict)
     if isinstance(contents, RunContents):
         yield f"measured   by {contents.results.measured_by}, with stack {contents.results.node.stack}"
         for model in contents.results.models:

@@ -15,6 +15,7 @@ from bench.base.errors import BadInput, BenchError
 from bench.base.strict_json import to_json
 from bench.bundle.verdict import Verdict
 from bench.library.budget import budget_of
+from bench.library.energy import energy_of
 from bench.library.given import (
     AnyPath,
     AnyPaths,
@@ -85,6 +86,8 @@ def compare(
     deadline: float | str | None = None,
     runs: int = 1,
     utilisation: float | str = 1.0,
+    node_overhead: float | str | None = None,
+    gco2_per_kwh: float | str | None = None,
     rank_all: bool = False,
     estimate: str | Iterable[str] = (),
     telemetry: bool = False,
@@ -99,6 +102,8 @@ def compare(
     `deadline`          the longest time that a run may take: days, or a text such as "36h", "2027-01-31"
     `runs`              how many runs the budget is for
     `utilisation`       share of its lifetime in which an owned machine trains: 0.85, or "85%"
+    `node_overhead`     kWh of the whole node for each kWh of its GPUs
+    `gco2_per_kwh`      grams of CO2 for each kWh
     `rank_all`          rank all bundles of a model together, and mark what differs
     `estimate`          machines to extrapolate to that were not measured, such as "8xh100"
     `telemetry`         keep each run's telemetry in its rows, for plots
@@ -120,7 +125,8 @@ def compare(
     wish = Wish(budget_of(budget_usd, book), days, quantity("runs", runs, quantities.count))
     used = share("utilisation", utilisation, quantities.percent)
     machines = tuple(machine_named(text, "--estimate") for text in texts_of(estimate))
-    terms = Terms(book, wish, used, rank_all, machines, own_prices=prices is not None)
+    energy = energy_of(node_overhead, gco2_per_kwh)
+    terms = Terms(book, wish, used, rank_all, machines, prices is not None, energy)
     lists = Lists(path_of(trust), path_of(revoked))
     compared = _gather(paths_of(bundles), lists, terms, with_telemetry=telemetry)
     if compared.only_checks and (options := _for_runs(terms)):
@@ -136,6 +142,8 @@ def _for_runs(terms: Terms) -> list[str]:
         "--deadline": terms.wish.deadline_days,
         "--runs": terms.wish.runs != 1,
         "--utilisation": terms.utilisation != 1,
+        "--node-overhead": terms.energy.node_overhead,
+        "--gco2-per-kwh": terms.energy.grams_co2_per_kwh,
         "--rank-all": terms.rank_all,
         "--estimate": terms.wanted,
     }

@@ -10,6 +10,7 @@ from bench.base import quantities
 from bench.base.gpu_catalogue import GpuModel, gpu_models
 from bench.base.gpu_spec import load_gpu_spec
 from bench.library.budget import budget_of
+from bench.library.energy import energy_of
 from bench.library.given import (
     AnyPath,
     AnyPaths,
@@ -24,6 +25,7 @@ from bench.library.machines import machine_named
 from bench.planning.prediction.interruptions import Interruptions, interrupted
 from bench.planning.prediction.predicted_machines import Predicted, Predictor, Unpredicted
 from bench.planning.prediction.step_time import shipped_fit
+from bench.report.compare.energy_factors import EnergyFactors
 from bench.report.compare.price_file import load_prices
 from bench.report.compare.priced_predictions import PricedPrediction, priced
 from bench.report.compare.prices import RentKind
@@ -40,6 +42,7 @@ class Predictions:
     manifest: str  # its digest
     models: tuple[str, ...]
     currency: str
+    energy: EnergyFactors
     predicted: tuple[PricedPrediction, ...]
     unpredicted: tuple[Unpredicted, ...]
 
@@ -49,6 +52,7 @@ class Predictions:
             "schema": "bench/prediction/v1",
             "manifest": self.manifest,
             "currency": self.currency,
+            "energy": asdict(self.energy),
             "predicted": [asdict(row) for row in self.predicted],
             "unpredicted": [asdict(one) for one in self.unpredicted],
         }
@@ -66,6 +70,8 @@ def predict(
     interrupted_every: float | str | None = None,
     restart: float | str = 600.0,
     save_every: float | str = 1800.0,
+    node_overhead: float | str | None = None,
+    gco2_per_kwh: float | str | None = None,
     own: bool = False,
 ) -> Predictions:
     """Predict days and costs of a manifest's models on machines that are not here, without a GPU.
@@ -79,6 +85,8 @@ def predict(
     `interrupted_every`  the mean time between interruptions of a machine: seconds, or "12h", "30d"
     `restart`            from an interruption until training goes on: seconds, or "10m"
     `save_every`         between checkpoints: seconds, or "30m"
+    `node_overhead`      kWh of the whole node for each kWh of its GPUs
+    `gco2_per_kwh`       grams of CO2 for each kWh
     `own`                the budget is for machines that you own, and not for rents
 
     Raises BadInput for a manifest with mistakes, or a machine that does not exist.
@@ -94,6 +102,7 @@ def predict(
     book = load_prices(path_of(prices)).renting(rent)
     budget = budget_of(budget_usd, book)
     days = None if deadline is None else quantity("deadline", deadline, quantities.deadline)
+    energy = energy_of(node_overhead, gco2_per_kwh)
     interruptions = _interruptions(interrupted_every, restart, save_every)
     described = [load_gpu_spec(path) for path in paths_of(gpu_spec)]
     machines = dict.fromkeys(_machines(texts_of(gpu), described))
@@ -102,11 +111,12 @@ def predict(
     found = [
         _lasting(one, interruptions) for kind, count in machines for one in predictor.predict(kind, count)
     ]
-    rows = [priced(one, book) for one in found if isinstance(one, Predicted)]
+    rows = [priced(one, book, energy) for one in found if isinstance(one, Predicted)]
     return Predictions(
         manifest=loaded.digest,
         models=tuple(model.name for model in loaded.models),
         currency=book.currency,
+        energy=energy,
         predicted=tuple(row for row in rows if _fits(row, days, budget, own=own)),
         unpredicted=tuple(one for one in found if isinstance(one, Unpredicted)),
     )

@@ -18,6 +18,7 @@ from typing import Any, Literal
 from bench.base.strict_json import DecodeError, strict_loads
 from bench.records.estimate import Interval
 from bench.records.slowdown import HEALTHY, LEAST_SHARE, Slowed, Span, slowed_text
+from bench.records.text import figures
 
 MarkKind = Literal["SLOWED", "DISTURBED", "LOADED", "UNSTEADY"]
 MEANING: Mapping[MarkKind, str] = {
@@ -97,7 +98,7 @@ class _Company:
     def marks(self, cpus: Cpus) -> Iterator[Mark]:
         share = self.others / self.readings if self.readings else 0.0
         if share >= LEAST_SHARE:
-            beside = f"another bench measured beside it, {100 * share:.2g}% of the time"
+            beside = f"another bench measured beside it, {figures(100 * share, 2)}% of the time"
             yield Mark("DISTURBED", beside, share)
         if self.loads:
             each, load, count = sorted(self.loads)[len(self.loads) // 2]

@@ -312,7 +312,7 @@ def options_of(words: list[str], capsys: pytest.CaptureFixture[str]) -> set[str]
     said = capsys.readouterr().out
     has_some = "COMMAND ..." in said or "ACTION ..." in said
     below = re.findall(r"^    ([a-z]+)(?: |$)", said, re.MULTILINE) if has_some else []
-    found = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", said))
+    found = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", said))
     return found.union(*(options_of([*words, name], capsys) for name in below))
 
 

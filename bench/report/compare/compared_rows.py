@@ -31,6 +31,7 @@ from bench.records.switches import deciding, in_words
 from bench.records.text import failure_text, gradients_text, software_digest
 from bench.records.trial import NodeFacts
 from bench.report.compare.energy import TelemetryCourse, course_of, telemetry_lines, watts_of
+from bench.report.compare.episodes import Episode, ends_of, episodes_of
 from bench.training.models import Model
 
 # Packages that decide how fast the same code runs; rows with other versions of them are not comparable.
@@ -135,6 +136,7 @@ class Row:
     attempts: tuple[Attempt, ...]
     watts: float | None = None  # of all GPUs that trained, by their energy counters, during `best`
     telemetry: TelemetryCourse | None = None
+    episodes: tuple[Episode, ...] = field(default=(), metadata=INTERNAL)  # of the whole run
     close: UncertainFastest | None = None
     samples_sha256: str | None = None
     slowed: Slowed | None = None  # a GPU that was slowed down during `best`
@@ -196,6 +198,7 @@ class ComparedRun(RunContents):
     gpus: int  # of each node, as many as trained
     watts: Mapping[str, float | None]  # by trial
     course: TelemetryCourse | None
+    episodes: tuple[Episode, ...]
     samples_sha256: str
 
 
@@ -213,6 +216,8 @@ def gather(with_telemetry: bool, files: Files) -> ComparedRun | CheckContents:
         gpus = run.stated.gpus_of(results.node)
         watts = watts_of(files, bests, lines, gpus)
         course = course_of(lines) if with_telemetry else None
+        ends = ends_of(files.lines("samples.jsonl")) if with_telemetry else {}
+        episodes = episodes_of(lines, results, ends) if with_telemetry else ()
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise VerificationFailed(f"the manifest or the telemetry is malformed: {error}") from None
     return ComparedRun(
@@ -221,6 +226,7 @@ def gather(with_telemetry: bool, files: Files) -> ComparedRun | CheckContents:
         gpus=gpus,
         watts=watts,
         course=course,
+        episodes=episodes,
         samples_sha256=files.sha256["samples.jsonl"],
     )
 
@@ -266,6 +272,7 @@ def _row(path: Path, verdict: Verdict[Contents], run: ComparedRun, model: Model)
         attempts=tuple(_attempt(trial, mfu, wrong.get((model.name, trial.setting))) for trial in trials),
         watts=run.watts.get(best.id) if best else None,
         telemetry=run.course,
+        episodes=run.episodes,
         close=_uncertain(*doubt, mfu) if doubt else None,
         samples_sha256=run.samples_sha256,
         slowed=run.slowed.get(best.id) if best else None,

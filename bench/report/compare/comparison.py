@@ -18,6 +18,7 @@ from bench.report.compare.answers import Asked, MachineAnswer, Pairs, answers_of
 from bench.report.compare.appraisal import Appraisal, PricedMachine, appraise
 from bench.report.compare.compared_rows import RECIPE_CONDITIONS, RankedRow, Row
 from bench.report.compare.decision import Certainty, Rank, Wish
+from bench.report.compare.energy_factors import NO_FACTORS, EnergyFactors
 from bench.report.compare.extrapolate import Extrapolation, MeasuredRow, extrapolate
 from bench.report.compare.fastest_runs import assurance_of, fastest_runs
 from bench.report.compare.groups import (
@@ -44,7 +45,9 @@ class Entry:
     days: Interval  # of a run on another machine of this kind, by which it is ranked
     on_another_day: Interval  # the days of a run on this very machine
     place: Rank
-    kwh: float | None
+    kwh: float | None  # of the GPUs alone
+    node_kwh: float | None
+    co2_kg: float | None
     offers: tuple[Offer, ...]
     gaps: tuple[str, ...]  # why prices are missing
     in_time: Certainty | None  # None: no deadline was given
@@ -134,6 +137,7 @@ class Comparison:
     refused: tuple[Refused, ...]
     quotes: tuple[str, ...]  # every quote that a figure rests on
     own_prices: bool = False  # prices come from a file of the user
+    energy: EnergyFactors = NO_FACTORS
     schema: Literal["bench/comparison/v1"] = field(default="bench/comparison/v1", kw_only=True)
 
     @property
@@ -163,6 +167,7 @@ def compare_rows(rows: Iterable[Row], refused: Sequence[Refused], terms: Terms, 
         refused=tuple(sorted(refused, key=lambda one: (one.path, one.reason))),
         quotes=tuple(quotes),
         own_prices=terms.own_prices,
+        energy=terms.energy,
     )
 
 
@@ -309,6 +314,8 @@ def _entries(rows: list[RankedRow], base: Conditions, terms: Terms) -> tuple[tup
             on_another_day=on_another_day(one.row.days),
             place=appraised.place,
             kwh=one.row.kwh,
+            node_kwh=terms.energy.node_kwh(one.row.kwh),
+            co2_kg=terms.energy.co2_kg(one.row.kwh),
             offers=one.offers(appraised),
             gaps=one.gaps,
             in_time=appraised.in_time,

@@ -19,12 +19,17 @@ MOST_UPDATE_SHARE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class TelemetryCourse:
-    """Readings over a run, thinned for a plot: means over the machine's GPUs."""
+    """Readings over a run, thinned for a plot: means over the machine's GPUs, and the load of its CPUs.
+
+    What a card or an older bundle does not give is empty.
+    """
 
     seconds: tuple[float, ...]
     watts: tuple[float, ...]
     sm_mhz: tuple[float, ...]
     celsius: tuple[float, ...]
+    used_bytes: tuple[float, ...] = ()  # of a GPU's memory
+    load: tuple[float, ...] = ()
 
 
 def telemetry_lines(files: Files) -> list[bytes]:
@@ -88,15 +93,23 @@ def course_of(lines: list[bytes]) -> TelemetryCourse | None:
     """Thin the readings for a plot; None if there are fewer than two."""
     step = max(1, -(-len(lines) // TELEMETRY_POINTS))
     readings = [strict_loads(line) for line in lines[::step]]
-    readings = [r for r in readings if r["gpus"]]
+    readings = [r for r in readings if r["gpus"]] or readings
     if len(readings) < 2:
         return None
 
+    gpus = [gpu for r in readings for gpu in r["gpus"]]
+
     def mean(name: str) -> tuple[float, ...]:
-        if any(name not in gpu for r in readings for gpu in r["gpus"]):
+        if not gpus or any(name not in gpu for gpu in gpus):
             return ()
         return tuple(sum(gpu[name] for gpu in r["gpus"]) / len(r["gpus"]) for r in readings)
 
     start = readings[0]["at"]
-    seconds = tuple(r["at"] - start for r in readings)
-    return TelemetryCourse(seconds, mean("power_watts"), mean("sm_mhz"), mean("celsius"))
+    return TelemetryCourse(
+        seconds=tuple(r["at"] - start for r in readings),
+        watts=mean("power_watts"),
+        sm_mhz=mean("sm_mhz"),
+        celsius=mean("celsius"),
+        used_bytes=mean("used_bytes"),
+        load=tuple(float(r["load"]) for r in readings) if all("load" in r for r in readings) else (),
+    )

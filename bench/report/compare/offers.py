@@ -10,6 +10,7 @@ from bench.records.spread import on_another_machine
 from bench.report.compare.appraisal import AppraisedMachine, AppraisedOffer, PricedMachine
 from bench.report.compare.compared_rows import RankedRow
 from bench.report.compare.decision import Wish
+from bench.report.compare.energy_factors import NO_FACTORS, EnergyFactors
 from bench.report.compare.prices import Gap, PriceBook, Priced, for_nodes
 
 
@@ -23,6 +24,7 @@ class Terms:
     rank_all: bool = False  # rank rows that differ in their conditions, too
     wanted: tuple[tuple[GpuModel, int], ...] = ()  # machines to estimate: kind and number of GPUs
     own_prices: bool = False  # the user gave a file of prices
+    energy: EnergyFactors = NO_FACTORS
 
     @property
     def used_days(self) -> float:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from bench.planning.prediction.card_rates import GPUS_A_NODE
 from bench.planning.prediction.predicted_machines import Predicted, Unpredicted
+from bench.report.compare.energy_factors import NO_FACTORS, EnergyFactors
 from bench.report.compare.prices import Gap, PriceBook, Priced, for_nodes
 
 
@@ -27,12 +28,14 @@ class PricedPrediction:
     rented: RunCost | None
     owned: RunCost | None  # a share of the price and the upkeep by its days, and electricity if priced
     units_per_dollar: float | None  # tokens, images or pairs that the rent of a run pays for
+    node_kwh: float | None = None
+    co2_kg: float | None = None
 
     def cost(self, *, own: bool) -> RunCost | None:
         return self.owned if own else self.rented
 
 
-def priced(found: Predicted, book: PriceBook) -> PricedPrediction:
+def priced(found: Predicted, book: PriceBook, energy: EnergyFactors = NO_FACTORS) -> PricedPrediction:
     """Price a run by quotes for machines of as many GPUs as one node needs."""
     buy, rent = machine_prices(found.gpu, found.gpus, book)
     rented, owned = None, None
@@ -43,7 +46,14 @@ def priced(found: Predicted, book: PriceBook) -> PricedPrediction:
         upkeep, of_upkeep = book.upkeep_of(buy, found.watts)
         amount = (buy.amount / book.life_days + upkeep) * found.days + electricity
         owned = RunCost(amount, (*buy.quotes, *quotes, *of_upkeep))
-    return PricedPrediction(found, rented, owned, found.units / rented.amount if rented else None)
+    return PricedPrediction(
+        found,
+        rented,
+        owned,
+        found.units / rented.amount if rented else None,
+        energy.node_kwh(found.kwh),
+        energy.co2_kg(found.kwh),
+    )
 
 
 def machine_prices(gpu: str, gpus: int, book: PriceBook) -> tuple[Priced | Gap, Priced | Gap]:

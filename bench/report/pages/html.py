@@ -35,6 +35,7 @@ from bench.report.pages.what_if import what_if
 from bench.report.plots import MACHINE_PLOTS, SETTING_PLOTS, model_plots
 from bench.report.plots.svg import Plot, figure, inline
 from bench.report.plots.telemetry import plots as telemetry_plots
+from bench.report.plots.timeline import plots as timeline_plots
 from bench.report.text.answer_text import capital, own_answer
 from bench.report.text.machine_rows import (
     HEADERS,
@@ -217,6 +218,8 @@ def _exact(entry: Entry) -> dict[str, float | None]:
         "mfu": best.mfu,
         "memory": best.peak_bytes,
         "kwh": entry.kwh,
+        "node_kwh": entry.node_kwh,
+        "co2": entry.co2_kg,
     }
 
 
@@ -239,10 +242,12 @@ def _settings(comparison: Comparison) -> Markup:
 
 
 def _courses(comparison: Comparison) -> Markup:
-    plots = list(telemetry_plots(comparison))
+    """Show of each run what it did when, and the course of its GPUs; both open if there is only one run."""
+    plots = [*timeline_plots(comparison), *telemetry_plots(comparison)]
     if not plots:
         return fragment()
-    details = (el("details", el("summary", plot.title), inline(plot)) for plot in plots)
+    opened = "" if len({run for plot in plots for run in plot.runs}) == 1 else None
+    details = (el("details", el("summary", plot.title), inline(plot), open=opened) for plot in plots)
     return el("section", el("h2", "The runs themselves"), *details, id="runs")
 
 

@@ -13,6 +13,7 @@ from bench import __version__
 from bench.planning.prediction.predicted_machines import Unpredicted
 from bench.records.text import bytes_text, count_text, figures, money_text
 from bench.report.compare.comparison import Comparison
+from bench.report.compare.energy_factors import NO_FACTORS, EnergyFactors
 from bench.report.compare.priced_predictions import PricedPrediction, RunCost, machine_text
 from bench.report.markup import Markup, asset, document, el, fragment, items, scrolling_table
 from bench.report.pages.page_parts import sorting_head, tools
@@ -45,6 +46,7 @@ def prediction_page(
     without: Sequence[Unpredicted],
     currency: str,
     measured: Comparison | None = None,
+    energy: EnergyFactors = NO_FACTORS,
 ) -> Markup:
     plots = {plot.name: plot for plot in prediction_plots(rows, currency, measured)}
     names = [*dict.fromkeys(models)]
@@ -53,7 +55,7 @@ def prediction_page(
         blocks = [el("h2", name)]
         if plot := plots.get(f"{name}-predicted"):
             blocks.append(el("div", figure(plot, whole_row=True), class_="plots"))
-        blocks += _table(by_days(name, rows), currency)
+        blocks += _table(by_days(name, rows), currency, energy)
         if lines := list(reasons_of(name, without)):
             blocks.append(items((f"not predicted: {line}" for line in lines), class_="said"))
         sections.append(el("section", *blocks, id=f"model-{number}"))
@@ -62,7 +64,12 @@ def prediction_page(
         _head(names, len(rows)),
         *sections,
         _quotes(rows),
-        el("section", el("h2", "How to read this"), items([*caveats(rows), *COLUMNS]), id="notes"),
+        el(
+            "section",
+            el("h2", "How to read this"),
+            items([*caveats(rows), *COLUMNS, *energy.texts]),
+            id="notes",
+        ),
         el("script", Markup(asset("script.js"))),
     )
 
@@ -79,11 +86,11 @@ def _head(models: Sequence[str], rows: int) -> Markup:
     )
 
 
-def _table(rows: Sequence[PricedPrediction], currency: str) -> Iterator[Markup]:
+def _table(rows: Sequence[PricedPrediction], currency: str, energy: EnergyFactors) -> Iterator[Markup]:
     if not rows:
         yield el("p", "no machine that was asked for is predicted within these limits")
         return
-    lines = [list(_cells(row, currency)) for row in rows]
+    lines = [list(_cells(row, currency, energy)) for row in rows]
     heads = (sorting_head(cell.head, _class_of(cell)) for cell in lines[0])
     body = (el("tr", *map(_cell, line)) for line in lines)
     name = rows[0].predicted.model
@@ -99,7 +106,7 @@ def _class_of(cell: ShownCell) -> str | None:
     return "t" if cell.head in LEFT else None
 
 
-def _cells(row: PricedPrediction, currency: str) -> Iterator[ShownCell]:
+def _cells(row: PricedPrediction, currency: str, energy: EnergyFactors) -> Iterator[ShownCell]:
     found = row.predicted
     yield ShownCell("machine", machine_text(found))
     yield ShownCell("days", figures(found.days), found.days)
@@ -109,9 +116,17 @@ def _cells(row: PricedPrediction, currency: str) -> Iterator[ShownCell]:
     yield _cost("an owned run", row.owned, currency)
     paid = row.units_per_dollar
     yield ShownCell(f"per {currency} of rent", "" if paid is None else f"{figures(paid / 1e6)} million", paid)
-    yield ShownCell("kWh", "" if found.kwh is None else figures(found.kwh), found.kwh)
+    yield _number("kWh", found.kwh)
+    if energy.node_overhead is not None:
+        yield _number("node kWh", row.node_kwh)
+    if energy.grams_co2_per_kwh is not None:
+        yield _number("kg CO2", row.co2_kg)
     yield ShownCell("memory", bytes_text(found.memory_bytes), found.memory_bytes)
     yield ShownCell("setting", f"{found.label}, {found.micro_batch} x {found.accumulation}")
+
+
+def _number(head: str, value: float | None) -> ShownCell:
+    return ShownCell(head, "" if value is None else figures(value), value)
 
 
 def _cost(head: str, cost: RunCost | None, currency: str) -> ShownCell:

@@ -27,12 +27,13 @@ def model_plots(
 
 
 def all_plots(comparison: Comparison) -> Iterator[Plot]:
-    """Yield the plot over all models, the plots of every model, then the telemetry of every run."""
+    """Yield the plot over all models, the plots of every model, then time line and telemetry of every run."""
+    from bench.report.plots import telemetry, timeline
     from bench.report.plots.overall import overall_plot
-    from bench.report.plots.telemetry import plots
 
     if (overall := overall_plot(comparison)) is not None:
         yield overall
     for part in comparison.parts:
         yield from model_plots(part, comparison)
-    yield from plots(comparison)
+    yield from timeline.plots(comparison)
+    yield from telemetry.plots(comparison)

@@ -16,13 +16,14 @@ PANES = (("watts", "watts a GPU"), ("sm_mhz", "clock, MHz"), ("celsius", "°C"))
 
 
 def plots(comparison: Comparison) -> Iterator[Plot]:
-    """Yield one plot for each run, however many models it measured."""
+    """Yield one plot for each run with readings of GPUs, however many models it measured."""
     shown = set()
     for part in comparison.parts:
         for row in part.rows:
-            if row.telemetry is not None and row.run_id not in shown:
+            course = row.telemetry
+            if course is not None and row.run_id not in shown and any(getattr(course, n) for n, _ in PANES):
                 shown.add(row.run_id)
-                yield plot(row, row.telemetry)
+                yield plot(row, course)
 
 
 def plot(row: Row, course: TelemetryCourse) -> Plot:

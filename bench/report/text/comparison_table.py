@@ -28,8 +28,8 @@ from bench.report.text.run_table import left_out_line
 
 # How tables become narrower on a terminal. JSON, CSV and the report have all columns.
 STEPS = (
-    Wrapped("note", 20), "run", "level", "kwh", "mfu", "floor", "limit", "memory", "batch",
-    Wrapped("setting", 20), "slower", Wrapped("machine", 12), "setting", Wrapped("note", 14),
+    Wrapped("note", 20), "run", "level", "kwh", "mfu", "node_kwh", "floor", "limit", "memory", "batch",
+    Wrapped("setting", 20), "slower", "co2", Wrapped("machine", 12), "setting", Wrapped("note", 14),
 )  # fmt: skip
 OFFER_STEPS = (
     Wrapped("note", 20),

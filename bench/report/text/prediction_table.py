@@ -16,8 +16,9 @@ COLUMNS = (
     Column("days", "days", right=True),
     Column("within", "90% within"),
     Column("limit", "limit"),
-)  # and a column of costs
-STEPS = ("limit", Wrapped("machine", 12), "within")
+)  # then those of energy that have figures, and a column of costs
+ENERGY_COLUMNS = (Column("node_kwh", "node kWh", right=True), Column("co2", "kg CO2", right=True))
+STEPS = ("limit", "node_kwh", Wrapped("machine", 12), "within")
 PART_STEPS = ("rate", Wrapped("part", 12))
 MOST_GPUS = 512  # of the rows that predictions are held against
 NOT_MEASURED = "predicted, not measured: bench run on the machine decides"
@@ -25,6 +26,7 @@ ERRORS = "90% within: as far as models and cards that were left out (docs/predic
 CSV_COLUMNS = (
     "model", "gpu", "gpus", "setting", "micro_batch", "accumulation", "step_seconds", "days", "least_days",
     "most_days", "limit", "memory_bytes", "kwh", "rented_run", "owned_run", "units_per_currency", "currency",
+    "node_kwh", "co2_kg",
 )  # fmt: skip
 
 
@@ -35,8 +37,12 @@ def prediction_text(
     currency: str,
     *,
     own: bool = False,
+    energy: Sequence[str] = (),
 ) -> Iterator[str]:
-    """Yield the lines of a table for each model, the fastest machine first; `own` shows what owning costs."""
+    """Yield the lines of a table for each model, the fastest machine first; `own` shows what owning costs.
+
+    `energy` says what the figures of energy and CO2 contain, if there are any.
+    """
     found = {name: by_days(name, rows) for name in models}
     tables = iter(alike([_table(some, currency, own=own) for some in found.values() if some], STEPS).texts)
     for name, of_model in found.items():
@@ -51,7 +57,8 @@ def prediction_text(
         for reason in reasons_of(name, without):
             yield _filled(f"not predicted  {reason}")
         yield ""
-    yield wrapped(caveats(rows), " " * 4)
+    at_limit = [f"{text}; at the GPUs' power limit, which is more than they draw" for text in energy]
+    yield wrapped([*caveats(rows), *at_limit], " " * 4)
 
 
 def _filled(text: str, indent: str = "") -> str:
@@ -80,7 +87,11 @@ def by_days(model: str, rows: Sequence[PricedPrediction]) -> list[PricedPredicti
 
 def _table(rows: Sequence[PricedPrediction], currency: str, *, own: bool) -> Table:
     cost = Column("cost", "an owned run" if own else "a rented run", right=True)
-    return Table((*COLUMNS, cost), [_cells(row, currency, own=own) for row in rows])
+    columns = (*COLUMNS, *ENERGY_COLUMNS, cost)
+    whole = Table(columns, [_cells(row, currency, own=own) for row in rows])
+    unknown = {"node_kwh"} if all(row.node_kwh is None for row in rows) else set()
+    unknown |= {"co2"} if all(row.co2_kg is None for row in rows) else set()
+    return whole.without(unknown)
 
 
 def _cells(row: PricedPrediction, currency: str, *, own: bool) -> tuple[str, ...]:
@@ -90,6 +101,8 @@ def _cells(row: PricedPrediction, currency: str, *, own: bool) -> tuple[str, ...
         figures(found.days),
         f"{figures(found.least_days)} to {figures(found.most_days)}",
         found.limit,
+        "-" if row.node_kwh is None else figures(row.node_kwh),
+        "-" if row.co2_kg is None else figures(row.co2_kg),
         "-" if cost is None else money_text(cost.amount, currency),
     )
 
@@ -143,4 +156,5 @@ def _csv_row(row: PricedPrediction, currency: str) -> tuple[object, ...]:
         found.model, found.gpu, found.gpus, found.label, found.micro_batch, found.accumulation,
         found.step_seconds, found.days, found.least_days, found.most_days, found.limit, found.memory_bytes,
         found.kwh, *(one.amount if one else None for one in costs), row.units_per_dollar, currency,
+        row.node_kwh, row.co2_kg,
     )  # fmt: skip

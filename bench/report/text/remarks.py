@@ -128,6 +128,7 @@ def notes(comparison: Comparison) -> Iterator[str]:
             "kWh a run: the GPUs alone, from their energy counters while steps were timed; left out if"
             " optimizer updates took a larger share of those steps than they take of training"
         )
+        yield from comparison.energy.texts
     if any(entry.row.best.share_of_floor is not None for entry in entries):
         yield (
             "of floor: the time of the model's own products, convolutions, attention and scans alone, as a"

@@ -37,15 +37,15 @@ class TelemetrySampler:
             pynvml.nvmlInit()
             self._handles = [pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid) for gpu in node.gpus]
 
-    def sample(self, trial: str | None) -> None:
-        """Write a reading if the last one is EVERY_SECONDS old; cheap to call often."""
+    def sample(self, trial: str | None) -> bytes | None:
+        """Write a reading if the last one is EVERY_SECONDS old, and return its line; cheap to call often."""
         if time.monotonic() < self._next:
-            return
+            return None
         self._next = time.monotonic() + EVERY_SECONDS
         gpus = [_gpu(handle) for handle in self._handles]
         beside = {"cpus": os.cpu_count()}  # whose load is read; a container may have fewer
         beside |= {"others": True} if self._others() else {}
-        write_reading(self._file, trial, _available_bytes(), gpus, beside)
+        return write_reading(self._file, trial, _available_bytes(), gpus, beside)
 
     def used_bytes(self) -> list[int]:
         """Return the memory in use on each GPU, by any process; 0 if the driver does not report it."""
@@ -61,8 +61,8 @@ def write_reading(
     available_bytes: int,
     gpus: list[Any],
     beside: Mapping[str, Any] = MappingProxyType({}),
-) -> None:
-    """Append a reading to telemetry as one line, and flush it so that readers see it at once."""
+) -> bytes:
+    """Append a reading to telemetry as one line, flush it so that readers see it at once, and return it."""
     line = {
         "at": round(time.time(), 3),
         "trial": trial,
@@ -71,8 +71,10 @@ def write_reading(
         "gpus": gpus,
         **beside,
     }
-    file.write(canonical_json(line) + b"\n")
+    written = canonical_json(line)
+    file.write(written + b"\n")
     file.flush()
+    return written
 
 
 class TelemetryReader:

@@ -18,6 +18,7 @@ from bench.planning.search.next_trial import finalist, longer, next_trial, tally
 from bench.records.estimate import ceiling_precisions
 from bench.records.floor import Floor, FloorOrReason, why_no_floor
 from bench.records.gradients import MOST_WRONG, CheckOrReason, GradientCheck, why_no_check, why_not_checked
+from bench.records.marks import Cpus
 from bench.records.switches import deciding, differences
 from bench.records.text import bytes_text, failure_text, software_digest
 from bench.records.trial import (
@@ -47,7 +48,7 @@ from bench.runner.run.events import (
     TrialEnded,
     TrialMarked,
 )
-from bench.runner.run.progress import Progress
+from bench.runner.run.progress import Course, Progress
 from bench.runner.run.run_state import Run
 from bench.training.setting import in_group
 from bench.training.vendor import torch_inside, transformers_inside
@@ -97,11 +98,12 @@ def measure(
         settle(used, before, progress.say)
 
     before = used()
-    progress.start(run.id, run.plan, run.plausible_outcomes, deadline)
+    progress.start(run.id, _course(run, deadline))
     tell_of_others(before, progress.say)
 
     def tick(event: WorkerEvent | None) -> None:
-        meter.sample(progress.current)
+        if reading := meter.sample(progress.current):
+            progress.reading(reading)
         progress.event(event)
 
     try:
@@ -136,6 +138,11 @@ def measure(
     finally:
         meter.close()
         progress.stop()
+
+
+def _course(run: Run, deadline: float | None) -> Course:
+    cpus, gpus = Cpus(run.node.cpu_cores, run.node.device), run.gpus_of_a_node
+    return Course(run.plan, run.plausible_outcomes, run.proofs, run.manifest.prove, deadline, cpus, gpus)
 
 
 def _measure_trials(jobs: _Jobs, settled: Callable[[], None], budget_seconds: float | None) -> str | None:
@@ -227,7 +234,7 @@ class _Jobs:
 
     def meet(self, nodes: Nodes) -> None:
         """Wait for all nodes and record them. EnvironmentCannot if a node does not come, or nodes differ."""
-        self.progress.begin("nodes", f"{nodes.count} nodes meet at {nodes.meet}")
+        self.progress.begin("nodes", [f"{nodes.count} nodes meet at {nodes.meet}"])
         try:
             facts = self._facts(MEETING_SECONDS)
         except EnvironmentCannot as error:
@@ -254,14 +261,14 @@ class _Jobs:
         """After a failed trial, raise NodeGone if a node is gone: the trial stays open, to be resumed."""
         if self.supervisor.nodes is None or not isinstance(outcome, Crashed | TimedOut):
             return
-        self.progress.begin("nodes", "asking whether the other nodes are still there")
+        self.progress.begin("nodes", ["asking whether the other nodes are still there"])
         try:
             self._facts(min(MEETING_SECONDS, self.run.manifest.trial_seconds))
         except EnvironmentCannot:
             raise NodeGone from None
 
     def dismiss(self, why: str | None = None) -> None:
-        self.progress.begin("nodes", "telling the other nodes that the run is over")
+        self.progress.begin("nodes", ["telling the other nodes that the run is over"])
         target, limits = self.run.plan.target, Limits(DISMISSAL_SECONDS)
         self.supervisor.dismiss(target.device, target.gpus, _log(self.run, "nodes"), limits, why)
 
@@ -271,7 +278,7 @@ class _Jobs:
             return
         asked = (ceiling_precisions(cell.model, cell.setting) for cell in run.plan.cells)
         precisions = sorted(set(chain.from_iterable(asked)))
-        self.progress.begin("ceilings", "ceilings of this machine")
+        self.progress.begin("ceilings", ["ceilings of this machine"])
         log, limits = _log(run, "ceilings"), Limits(self._until(CEILING_SECONDS))
         try:
             ceilings = self.supervisor.ceilings(precisions, target.device, target.gpus, log, limits)
@@ -284,7 +291,7 @@ class _Jobs:
     def measure_trial(self, trial: Trial) -> None:
         run = self.run
         again = trial.id in run.outcomes
-        self._begin(trial, f"micro-batch {trial.micro_batch}" + ", again" * again)
+        self._begin(trial, f"micro-batch {trial.micro_batch}" + ", again" * again, timed=True)
         timed = replace(trial, timing=longer(trial.timing)) if again else trial
         seconds = self._until(run.manifest.trial_seconds)
         log = _log(run, f"{trial.id}{'-again' * again}")
@@ -305,7 +312,7 @@ class _Jobs:
     def measure_floor(self, trial: Trial) -> None:
         """Measure the floor of a trial, or record why it has none, which is never the run's failure."""
         run = self.run
-        self.progress.begin("floor", f"{trial.model.name}  floor")
+        self.progress.begin("floor", [trial.model.name, "floor"])
         found = self._floor(trial)
         if isinstance(found, Floor):
             run.record(FloorMeasured(trial.id, found))
@@ -390,10 +397,11 @@ class _Jobs:
                 run.record(ProofFailed(trial.id, failure))
         self.progress.proven(trial, run.summaries())
 
-    def _begin(self, trial: Trial, what: str, key: str | None = None) -> None:
+    def _begin(self, trial: Trial, what: str, key: str | None = None, *, timed: bool = False) -> None:
         """Show that a job of a trial begins; telemetry is the trial's, or has the key."""
         label = next(cell.label for cell in self.run.plan.cells if trial in cell.trials)
-        self.progress.begin(key or trial.id, f"{trial.model.name}  {label}  {what}")
+        title = (trial.model.name, label, what)
+        self.progress.begin(key or trial.id, title, trial if timed else None, self.run.ceilings)
 
     def _until(self, seconds: float) -> float:
         """Return `seconds`, or less if the budget ends earlier: a job that still runs is then cut off."""

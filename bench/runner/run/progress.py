@@ -1,27 +1,31 @@
 """Show the progress of a run on stderr: a live line on a terminal, otherwise a plain line now and then.
 
-In:  events of workers and results of trials. Writes to stderr only.
+In:  events of workers, readings of telemetry, and results of trials. Writes to stderr only. All of it happens
+in the process that supervises; the process that is timed only emits its events, between two steps.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-from rich.console import Console, Group
-from rich.live import Live
-from rich.text import Text
-
+from bench.base.live_line import LinePart, LiveLine, joined
 from bench.planning.plan import Plan
 from bench.planning.search.next_trial import tally
-from bench.records.marks import Mark
+from bench.records.estimate import Interval
+from bench.records.marks import MEANING, Cpus, Mark
 from bench.records.run_results import TrialResult
-from bench.records.text import floor_line, gradients_line, outcome_line, proof_line, seconds_text
-from bench.records.trial import Outcome, Skipped, Trial
+from bench.records.text import floor_line, gradients_line, outcome_line, proof_line
+from bench.records.trial import Ceiling, Outcome, ProofOrFailure, Proving, Skipped, Trial
 from bench.runner.processes.jobs import WorkerEvent
+from bench.runner.run.job_so_far import JobSoFar
+from bench.runner.run.time_left import about_text, seconds_left
 
 PLAIN_EVERY_SECONDS = 60.0
+DRAWN_EVERY_SECONDS = 0.25
+MOST_SHARE = 0.01  # of a core's time, for looking at what was measured so far and drawing it
 
 
 def skipped_lines(skipped: Sequence[Skipped]) -> Iterator[str]:
@@ -35,53 +39,86 @@ def skipped_lines(skipped: Sequence[Skipped]) -> Iterator[str]:
         yield f"skipped  {model}  {what}: {skips[0].reason}{more}"
 
 
+@dataclass(slots=True)
+class Thrift:
+    """Does something now and then: as often as `every` seconds, and within MOST_SHARE of a core's time."""
+
+    every: float
+    clock: Callable[[], float] = time.monotonic
+    cost: Callable[[], float] = time.thread_time
+    next_at: float = 0.0
+
+    def do(self, work: Callable[[], object]) -> None:
+        if self.clock() < self.next_at:
+            return
+        before = self.cost()
+        work()
+        self.next_at = self.clock() + max(self.every, (self.cost() - before) / MOST_SHARE)
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """What is shown of a run: its plan, what it has recorded, which grows, and the devices to judge."""
+
+    plan: Plan
+    outcomes: Mapping[str, Outcome]
+    proofs: Mapping[str, ProofOrFailure]
+    proving: Proving | None
+    deadline: float | None  # on the monotonic clock
+    cpus: Cpus
+    gpus: int  # of this node that train
+
+    @property
+    def proof_seconds(self) -> float:
+        """The least time of the proofs to come: one for each model."""
+        models = {cell.model.name for cell in self.plan.cells}
+        return max(0, len(models) - len(self.proofs)) * 60 * self.proving.minutes if self.proving else 0.0
+
+
 class Progress:
     """Shows one run. `current` is what is being measured: a trial's id, or for instance "ceilings"."""
 
-    def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console(file=sys.stderr, highlight=False, markup=False)
+    def __init__(self, line: LiveLine | None = None) -> None:
+        self.line = line or LiveLine(sys.stderr)
         self.current: str | None = None
-        self._live: Live | None = None
-        self._title = ""
-        self._phase = ""
-        self._steps = 0
-        self._plan: Plan | None = None
-        self._outcomes: Mapping[str, Outcome] = {}
-        self._deadline: float | None = None
-        self._begun = self._started = time.monotonic()
+        self._course: Course | None = None
+        self._job = JobSoFar(("start",), time.monotonic())
+        self._told: set[str] = set()  # kinds of marks
+        self._started = time.monotonic()
         self._decided = self._decided_before = 0
         self._total, self._what = 0, ""
-        self._next_plain = 0.0
+        self._plain_at = 0.0
+        self._drawing = Thrift(DRAWN_EVERY_SECONDS)
 
-    def start(self, run_id: str, plan: Plan, outcomes: Mapping[str, Outcome], deadline: float | None) -> None:
-        self._plan, self._outcomes, self._deadline = plan, outcomes, deadline
+    def start(self, run_id: str, course: Course) -> None:
+        plan = course.plan
+        self._course = course
         self._started = time.monotonic()
         self._decided = self._decided_before = self._count()
-        what = f"{self._total} {self._what}"
-        self.console.print(f"run {run_id}   {what}   {plan.target.name}", soft_wrap=True)
+        self.line.print(f"run {run_id}   {self._total} {self._what}   {plan.target.name}")
         for line in skipped_lines(plan.skipped):
-            self.console.print(line, style="dim", soft_wrap=True)
-        if self.console.is_terminal:
-            self._live = Live(console=self.console, auto_refresh=False, transient=True)
-            self._live.start()
+            self.line.print(line, dim=True)
 
-    def begin(self, key: str, title: str) -> None:
-        """Show that the next job has begun."""
-        self.current, self._title = key, title
-        self._phase, self._steps, self._begun = "start", 0, time.monotonic()
-        self._next_plain = time.monotonic() + PLAIN_EVERY_SECONDS
-        self._draw()
+    def begin(
+        self, key: str, title: Sequence[str], trial: Trial | None = None, ceilings: tuple[Ceiling, ...] = ()
+    ) -> None:
+        """Show that the next job has begun; one that times the steps of a trial comes with that trial."""
+        self.current = key
+        self._job = JobSoFar(tuple(title), time.monotonic(), trial, ceilings)
+        self._plain_at = time.monotonic() + PLAIN_EVERY_SECONDS
+        self._drawing.do(self._look)
 
     def event(self, event: WorkerEvent | None) -> None:
-        """Show a worker's event; for None, show only the time that has passed."""
+        """Take a worker's event; for None, show only the time that has passed."""
         if event is not None:
-            self._phase = event.get("phase", self._phase)
-            self._steps += "step" in event
-        if self._live is not None:
-            self._draw()
-        elif time.monotonic() >= self._next_plain:
-            self._next_plain = time.monotonic() + PLAIN_EVERY_SECONDS
-            self.console.print(self._status(), soft_wrap=True)
+            self._job.add(event, time.time())
+        if self.current is not None:
+            self._drawing.do(self._look)
+
+    def reading(self, line: bytes) -> None:
+        """Take a line of telemetry."""
+        if self._course is not None:
+            self._job.add_reading(line, self._course.cpus)
 
     def end(
         self,
@@ -95,53 +132,65 @@ class Progress:
         result = next(r for r in results if r.id == trial.id)
         line = outcome_line(result, trial.model.recipe.unit)
         warning = "".join(f"   {mark.kind}: {mark.text}" for mark in marks)
-        self.console.print(line + "   measured again, longer" * again + warning, soft_wrap=True)
+        self.say(line + "   measured again, longer" * again + warning)
 
     def proven(self, trial: Trial, results: Sequence[TrialResult]) -> None:
-        result = next(r for r in results if r.id == trial.id)
-        self.console.print(proof_line(result), soft_wrap=True)
+        self.say(proof_line(next(r for r in results if r.id == trial.id)))
 
     def floor(self, trial: Trial, results: Sequence[TrialResult]) -> None:
-        result = next(r for r in results if r.id == trial.id)
-        self.console.print(floor_line(result), soft_wrap=True)
+        self.say(floor_line(next(r for r in results if r.id == trial.id)))
 
     def gradients(self, trial: Trial, results: Sequence[TrialResult]) -> None:
-        result = next(r for r in results if r.id == trial.id)
-        self.console.print(gradients_line(result), soft_wrap=True)
+        self.say(gradients_line(next(r for r in results if r.id == trial.id)))
 
     def say(self, text: str) -> None:
-        self.console.print(text, soft_wrap=True)
+        self.line.print(text)
 
     def stop(self) -> None:
         self.current = None
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
+        self.line.clear()
 
     def _count(self) -> int:
-        """Count the models or settings decided; called after each outcome, too slow for each redraw."""
-        assert self._plan is not None
-        decided, self._total, self._what = tally(self._plan, self._outcomes)
+        """Count the models or settings decided; called after each outcome, too slow for each drawing."""
+        assert self._course is not None
+        decided, self._total, self._what = tally(self._course.plan, self._course.outcomes)
         return decided
 
-    def _draw(self) -> None:
-        if self._live is not None:
-            self._live.update(Group(Text(self._status())), refresh=True)
+    def _look(self) -> None:
+        """Tell of new marks, and draw the line, or print it now and then where it cannot be drawn."""
+        step = self._job.step
+        marks = self._marks(step)
+        for mark in marks:
+            self._tell(mark)
+        parts = [*self._job.parts(time.monotonic(), step, marks), *self._run_parts()]
+        if self.line.drawn:
+            self.line.draw(parts)
+        elif time.monotonic() >= self._plain_at:
+            self._plain_at = time.monotonic() + PLAIN_EVERY_SECONDS
+            self.line.print(joined(parts))
 
-    def _status(self) -> str:
-        seconds = time.monotonic() - self._begun
-        steps = f", {self._steps} steps" if self._steps else ""
-        return f"{self._title}   {self._phase}{steps}, {seconds:.0f} s   {self._left()}"
+    def _marks(self, step: Interval | None) -> tuple[Mark, ...]:
+        if self._course is None:
+            return ()
+        return self._job.marks(step, self._course.cpus, self._course.gpus)
 
-    def _left(self) -> str:
-        """Return how many are decided, and the time left: extrapolated, at most until the budget is spent."""
-        decided, total = self._decided, self._total
-        decided_now = decided - self._decided_before
-        text = f"{decided} of {total} {self._what} decided"
-        seconds = None
-        if decided_now:
-            seconds = (time.monotonic() - self._started) / decided_now * (total - decided)
-        if self._deadline is not None:
-            until = max(0.0, self._deadline - time.monotonic())
-            seconds = until if seconds is None else min(seconds, until)
-        return text if seconds is None else f"{text}, about {seconds_text(seconds)} left"
+    def _tell(self, mark: Mark) -> None:
+        """Say once a run what a kind of mark means, as soon as it is seen; results repeat it by trial."""
+        if mark.kind not in self._told:
+            self._told.add(mark.kind)
+            self.say(f"{mark.kind} so far  {' '.join(self._job.title)}: {mark.text}: {MEANING[mark.kind]}")
+
+    def _run_parts(self) -> list[LinePart]:
+        """Return how many models or settings are decided, and the time left."""
+        if self._course is None:
+            return []
+        now, course = time.monotonic(), self._course
+        left = seconds_left(
+            now - self._started,
+            self._decided - self._decided_before,
+            self._total - self._decided,
+            course.proof_seconds,
+            None if course.deadline is None else max(0.0, course.deadline - now),
+        )
+        count = LinePart(f"{self._decided} of {self._total} {self._what}", 35)
+        return [count] if left is None else [count, LinePart(about_text(left), 85)]

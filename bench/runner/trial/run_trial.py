@@ -69,8 +69,11 @@ class TrialRun:
 
     def run(self) -> Measurement:
         self.prepare()
+        flops = arithmetic(self.trial.setting, self.trial.model, counts_of(self.trial.model))
+        self.emit({"flops": flops.training})
         self.phase("first steps")  # includes compilation
         losses, norms, samples_per_loss = self.loss_curve()
+        self.emit({"peak_bytes": self.peak_bytes()})
         self.phase("warm-up")
         freeze_garbage_collector()
         warm = self.warm_up()
@@ -91,7 +94,7 @@ class TrialRun:
             samples_per_loss=samples_per_loss,
             peak_bytes=int(self.team.slowest(peak)),
             parameters=self.parameters,
-            flops=arithmetic(self.trial.setting, self.trial.model, counts_of(self.trial.model)),
+            flops=flops,
             master_dtype=_dtype_of(self.strategy.optimizer),
             log_seconds=log,
             save_seconds=save,
@@ -222,7 +225,7 @@ class TrialRun:
             assert norm is not None
             # Not finite if half precision overflowed; then the scaler skipped this update.
             norms.append(float(norm) if math.isfinite(norm) else None)
-            self.emit({"step": passes})
+            self.emit({"step": passes, "loss": losses[-1]})
         return tuple(losses), tuple(norms), passes * at_once
 
     def warm_up(self) -> WarmUp:

@@ -1,0 +1,111 @@
+"""What a run did when: its jobs in order of time, from the telemetry of its bundle. Pure.
+
+A reading of telemetry names the job in flight, once a second: a trial, or for instance "ceilings". A proof
+has the name of its trial, and comes after the trial's last timed step.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any, Literal
+
+from bench.base.strict_json import strict_loads
+from bench.records.run_results import Results, TrialResult
+
+EpisodeKind = Literal["preparation", "trial", "no memory", "failed", "gradients", "floor", "proof", "waiting"]
+JOBS: Mapping[str, EpisodeKind] = {
+    "ceilings": "preparation", "nodes": "preparation", "gradients": "gradients", "floor": "floor",
+}  # fmt: skip
+LONGEST_GAP = 5  # times the usual time between two readings; in a longer one the run was not going on
+LEAST_GAP_SECONDS = 10.0
+# A reading as bench writes it. To decode what lies between, the GPUs, would take most of the time of a page.
+_READING = re.compile(rb'\{"at":(\d{1,12}(?:\.\d{1,9})?),.*"trial":(?:"([0-9a-z-]{1,64})"|null)\}', re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """One job of a run, or the time in which there was none."""
+
+    kind: EpisodeKind
+    begun: float  # unix time
+    ended: float
+    model: str | None = None  # of a trial or its proof
+    label: str = ""  # setting and micro-batch, or the name of the job
+
+
+def ends_of(samples: Iterable[bytes]) -> dict[str, float]:
+    """Return by trial the unix time of its last timed step, from the lines of samples.jsonl."""
+    documents = (strict_loads(line) for line in samples)
+    return {one["trial"]: float(one["measurement"]["ended_at"]) for one in documents}
+
+
+def episodes_of(lines: Sequence[bytes], results: Results, ends: Mapping[str, float]) -> tuple[Episode, ...]:
+    """Return the episodes of a run, one after the other; none if there are fewer than two readings."""
+    readings = list(map(_time_and_job, lines))
+    if len(readings) < 2:
+        return ()
+    times = accumulate((at for at, _ in readings), max)  # a clock may be set back
+    read = [(at, name) for at, (_, name) in zip(times, readings, strict=True)]
+    trials = {trial.id: trial for trial in results.trials}
+    gaps = sorted(after - before for (before, _), (after, _) in pairwise(read))
+    longest = max(LEAST_GAP_SECONDS, LONGEST_GAP * gaps[len(gaps) // 2])
+    return tuple(_joined(_stretches(read, trials, ends, longest)))
+
+
+def _time_and_job(line: bytes) -> tuple[float, Any]:
+    """Return when a reading was taken, and the job that it names."""
+    if (found := _READING.fullmatch(line)) is not None:
+        return float(found[1]), found[2] and found[2].decode()
+    reading = strict_loads(line)
+    return float(reading["at"]), reading.get("trial")
+
+
+def _stretches(
+    read: Sequence[tuple[float, Any]],
+    trials: Mapping[str, TrialResult],
+    ends: Mapping[str, float],
+    longest: float,
+) -> Iterator[Episode]:
+    """Yield an episode for the time from each reading to the next."""
+    for (at, name), (after, _) in pairwise(read):
+        if after - at > longest:
+            yield Episode("waiting", at, after, label="not going on")
+        elif isinstance(name, str) and name in trials:
+            yield _of_trial(trials[name], at, after, ends.get(name))
+        elif isinstance(name, str) and name in JOBS:
+            yield Episode(JOBS[name], at, after, label=name)
+        else:
+            yield Episode("waiting", at, after, label="between jobs")
+
+
+def _of_trial(trial: TrialResult, at: float, after: float, ended: float | None) -> Episode:
+    label = f"{trial.label}, micro-batch {trial.micro_batch}"
+    kind: EpisodeKind = "trial"
+    if trial.outcome == "out-of-memory":
+        kind = "no memory"
+    elif trial.outcome != "measured":
+        kind = "failed"
+    elif (trial.proof or trial.unproven) and ended is not None and at > ended:
+        kind = "proof"
+    return Episode(kind, at, after, trial.model, label)
+
+
+def _joined(stretches: Iterable[Episode]) -> Iterator[Episode]:
+    """Join neighbours of one job."""
+    before: Episode | None = None
+    for one in stretches:
+        if before is not None and _job(before) == _job(one):
+            before = Episode(one.kind, before.begun, one.ended, one.model, one.label)
+            continue
+        if before is not None:
+            yield before
+        before = one
+    if before is not None:
+        yield before
+
+
+def _job(one: Episode) -> tuple[str, str | None, str]:
+    return one.kind, one.model, one.label
