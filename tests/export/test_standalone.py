@@ -43,12 +43,13 @@ def trial_of(name: str, setting: tuple[str, ...] = (), gpus: int = 1, **recipe: 
 
 
 def every_trial() -> Iterator[Trial]:
-    """Yield trials of each tiny model with every group of methods that a file can express together."""
+    """Yield trials of each tiny model with methods of every group that a file can express together."""
     sharding = [(), ("half-weights",), *((n,) for n, group in GROUPS.items() if group == "sharding")]
     compiled = [(), ("compile",), ("compile-blocks",)]
-    rest = [(), ("kernels", "masked-head", "tf32", "fused-optimizer"), ("kernels", "checkpointing")]
+    rest = [(), ("kernels", "masked-head", "tf32", "fused-optimizer"), ("checkpointing",)]
     for name, *parts in itertools.product(TINY, sharding, compiled, rest):
-        setting = ordered(itertools.chain(*parts))
+        chosen = set(itertools.chain(*parts)) - ({"masked-head"} if name != "tiny-roberta" else set())
+        setting = ordered(chosen)
         for gpus, precision in ((1, "bf16"), (2, "fp16")):
             trial = trial_of(name, setting, gpus, precision=precision)
             if conflict(setting) is None and standalone.refuse(trial) is None:
@@ -144,7 +145,6 @@ def test_a_strangers_texts_change_nothing_but_what_the_file_says() -> None:
     told = standalone.script(trial, facts_of(trial, node=node, origin=origin))
     plain = script_of(trial_of("tiny-gpt-neox"))
     assert told.isascii()
-    assert told.count("import os") <= 1 + told.count("\\nimport os")
     unlike = ("SOURCE", "ARCHITECTURE")
 
     def code(text: str) -> list[str]:

@@ -109,12 +109,11 @@ class Samples(Dataset):
     )
 
 
-TOKENS = '''
+TOKENS = """
     def cut(self, index, count):
-        """Return so many tokens from the place of a sample on."""
         start = index * count % (len(self.tokens) - count)
         return torch.from_numpy(self.tokens[start : start + count].astype(np.int64))
-'''
+"""
 SOUNDS = '''
     def sound(self, index):
         """Return the sound of a sample."""

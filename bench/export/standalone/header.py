@@ -15,7 +15,7 @@ from typing import Any
 from bench import __version__
 from bench.export.origin import Origin
 from bench.export.standalone.data import data_constants
-from bench.export.standalone.loop import HALF
+from bench.export.standalone.loop import HALF, unit_constant
 from bench.export.standalone.model import architecture
 from bench.export.standalone.python_source import Raw, constants, mapping_literal, text_literal
 from bench.export.standalone.updates import update_constants
@@ -72,10 +72,9 @@ def docstring(trial: Trial, facts: Facts) -> str:
         about += " The days include evaluations, which are not in this file."
     if deciding(facts.node.switches or {}):
         about += " Set the variables in SOURCE first: it was measured with them."
-    paragraphs = [_wrapped(title), _wrapped(measured.replace("\u00b1", "+-")), _wrapped(about)]
+    rest = f"{measured} {about}".replace("\u00b1", "+-")
     commands = "\n".join(f"    {line}" for line in facts.command.splitlines())
-    first, *rest = paragraphs
-    return '"""' + "\n\n".join([first, commands, *rest]) + '\n"""'
+    return '"""' + "\n\n".join([_wrapped(title), commands, _wrapped(rest)]) + '\n"""'
 
 
 def _wrapped(text: str) -> str:
@@ -114,7 +113,7 @@ def _shape(trial: Trial, facts: Facts) -> Iterator[tuple[str, Any, str]]:
     yield "MICRO_BATCH", trial.micro_batch, "samples of a pass on each device"
     yield "PASSES", trial.accumulation, f"of a step: a batch has {recipe.batch_size:,} samples"
     yield "STEPS", recipe.steps, "of the whole training"
-    if recipe.units_per_sample != 1:
+    if unit_constant(trial) == "UNITS":
         yield "UNITS", recipe.units_per_sample, f"{recipe.unit} of a sample"
     if recipe.half:
         yield "HALF", Raw(HALF[recipe.half]), "precision of matrix products"

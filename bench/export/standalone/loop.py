@@ -16,8 +16,6 @@ from bench.records.trial import Trial
 from bench.training.models import uses_all_weights
 from bench.training.setting import in_group, sharded_by
 
-JOINED = 'device, rank = join_processes(), int(os.environ["RANK"])'
-ALONE = 'device = torch.device("cuda" if torch.cuda.is_available() else "cpu")'
 HALF = {"bf16": "torch.bfloat16", "fp16": "torch.float16"}
 
 
@@ -28,19 +26,37 @@ def several_processes(trial: Trial) -> bool:
 
 def loop_parts(trial: Trial) -> Iterator[Part]:
     """Yield the parts in the order in which the script has them."""
-    if several_processes(trial):
-        yield _processes(trial)
     if sharded_by(trial.setting) == "fsdp":
         yield _fsdp(trial)
     if sharded_by(trial.setting) == "zero":
         yield _zero(trial)
-    yield ARGUMENTS
+    yield _start(trial)
     yield _main(trial)
 
 
-ARGUMENTS = Part(
-    """
-def parse_arguments():
+def _start(trial: Trial) -> Part:
+    """Return the function that reads the arguments and finds the device, of one process or of several."""
+    lines, imports = ['device = torch.device("cuda" if torch.cuda.is_available() else "cpu")'], []
+    if several_processes(trial):
+        lines = [
+            'if (processes := int(os.environ.get("WORLD_SIZE", "0"))) != GPUS:',
+            '    raise SystemExit(f"start {GPUS} processes with torchrun: here are {processes}")',
+            "cuda = torch.cuda.is_available()",
+            'device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")',
+            "if cuda:",
+            "    torch.cuda.set_device(device)",
+        ]
+        if sharded_by(trial.setting) == "zero":
+            imports = ["import os", "import deepspeed"]
+            lines.append('deepspeed.init_distributed("nccl" if cuda else "gloo")')
+        else:
+            imports = ["import os", "import torch.distributed as dist"]
+            lines.append('dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")')
+    body = "\n".join(f"    {line}" for line in lines)
+    return Part(
+        f'''
+def start():
+    """Return the arguments and the device of this process."""
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     add = parser.add_argument
     add("--steps", type=int, default=STEPS, help="the last step")
@@ -51,36 +67,11 @@ def parse_arguments():
     if options.resume and not options.out:
         parser.error("--resume needs --out")
     if options.out and options.out.exists() and any(options.out.iterdir()) and not options.resume:
-        parser.error(f"{options.out} is not empty: --resume continues, another --out begins anew")
-    return options
-""",
-    ("import argparse", "from pathlib import Path"),
-)
-
-
-def _processes(trial: Trial) -> Part:
-    zero = sharded_by(trial.setting) == "zero"
-    begun = (
-        '    deepspeed.init_distributed("nccl" if device.type == "cuda" else "gloo")\n'
-        if zero
-        else (
-            '    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"\n'
-            '    dist.init_process_group(backend, device_id=device if device.type == "cuda" else None)\n'
-        )
-    )
-    return Part(
-        f'''
-def join_processes():
-    """Join the processes that torchrun started, one a device; return the device of this one."""
-    if (processes := int(os.environ.get("WORLD_SIZE", "0"))) != GPUS:
-        raise SystemExit(f"start {{GPUS}} processes with torchrun: here are {{processes}}")
-    device = torch.device("cpu")
-    if torch.cuda.is_available():
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        torch.cuda.set_device(device)
-{begun}    return device
+        parser.error(f"{{options.out}} is not empty: --resume continues, another --out begins anew")
+{body}
+    return options, device
 ''',
-        ("import os", "import torch", "import deepspeed" if zero else "import torch.distributed as dist"),
+        ("import argparse", "from pathlib import Path", "import torch", *imports),
     )
 
 
@@ -150,8 +141,8 @@ def _main(trial: Trial) -> Part:
     autocast = bool(recipe.half) and sharded != "zero" and not half_weights
     blocks = needs_blocks(trial)
     built = [
-        "options = parse_arguments()",
-        JOINED if several else ALONE,
+        "options, device = start()",
+        *(['rank = int(os.environ["RANK"])'] if several else []),
         "torch.manual_seed(SEED)",
         f"torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = {'tf32' in setting}",
         "model = build_model(device)",
@@ -190,19 +181,17 @@ def _main(trial: Trial) -> Part:
     lines = [
         *built,
         f"batches = batches_of(device, {'rank' if several else '0'}, done * PASSES)",
-        "total = torch.zeros((), device=device)",
-        "logged, since = done, time.perf_counter()",
+        "total, logged, since = torch.zeros((), device=device), done, time.perf_counter()",
         "for step in range(done + 1, options.steps + 1):",
         *(f"    {line}" for line in [*_passes(trial, ddp, autocast, scaled), *_update(trial, scaled)]),
         "    saves = options.out and (step % SAVE_EVERY == 0 or step == options.steps)",
-        "    if step == done + 3:  # all is compiled: spare Python's collector a search of every object",
-        "        gc.collect()",
+        "    if step == done + 3:  # all is compiled: Python's collector need not search it any more",
         "        gc.freeze()",
         "    if saves or step % options.log_every == 0 or step == options.steps:",
         *(["        dist.all_reduce(total)"] if several else []),
         f"        loss = float(total) / (step - logged){' / GPUS' if several else ''}  # waits for a GPU",
         "        if not math.isfinite(loss):",
-        '            raise SystemExit(f"the loss is {loss} by step {step}: lower PEAK_RATE")',
+        '            raise SystemExit(f"the loss is {loss} by step {step}: lower the rate")',
         "        seconds = (time.perf_counter() - since) / (step - logged)",
         '        log = {"step": step, "loss": loss, "step_seconds": seconds}',
         f'        log["{recipe.unit}_per_second"] = round({_units(trial)} / seconds)',
@@ -234,9 +223,18 @@ if __name__ == "__main__":
     )
 
 
+def unit_constant(trial: Trial) -> str | None:
+    """Return the constant that holds how many tokens or seconds a sample has; None if it counts as one."""
+    recipe = trial.model.recipe
+    if recipe.units_per_sample == 1:
+        return None
+    return "LENGTH" if recipe.units_per_sample == recipe.sequence_length else "UNITS"
+
+
 def _units(trial: Trial) -> str:
     samples = "MICRO_BATCH * PASSES * GPUS"
-    return f"{samples} * UNITS" if trial.model.recipe.units_per_sample != 1 else samples
+    unit = unit_constant(trial)
+    return f"{samples} * {unit}" if unit else samples
 
 
 def _checkpoint_calls(trial: Trial) -> tuple[str, str]:

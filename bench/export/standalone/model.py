@@ -80,8 +80,8 @@ FUSED_ATTENTION = Part(
 def fused_mask(*given, **asked):
     """Return the mask that transformers asks for; None where "causal" or "all" says as much."""
     length, keys, window = asked["q_length"], asked["kv_length"], asked.get("local_size")
-    causal = asked.get("allow_is_causal_skip", True) and length == keys
-    simple = causal or asked.get("allow_is_bidirectional_skip", False)
+    simple = asked.get("allow_is_causal_skip", True) and length == keys
+    simple = simple or asked.get("allow_is_bidirectional_skip", False)
     if simple and asked.get("attention_mask") is None and (window is None or window >= keys):
         return None
     return masking_utils.sdpa_mask(*given, **asked)
@@ -258,12 +258,11 @@ def _with_tail(head: str, masked: bool) -> Part:
         lines += ['labels = batch["labels"]', *chosen, "return self.tail(features, labels)"]
     else:
         lines += ['return self.tail(features, batch["labels"])']
-    tail = f'''
+    tail = f"""
     def tail(self, features, labels):
-        """Return the mean loss, without the positions labelled -100: head and loss alone."""
         logits = self.model.{head}(features).float()
         return F.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=-100)
-'''
+"""
     return Part(_module(lines) + tail, (NN, "import torch.nn.functional as F"))
 
 
@@ -289,34 +288,26 @@ def changed_by_methods(trial: Trial) -> list[str]:
 
 
 def _methods(trial: Trial) -> Part:
-    lines: list[str] = []
+    setting, blocks, lines = trial.setting, [], []
     imports: list[str] = []
-    compiled = in_group(trial.setting, "compilation")
-    if compiled == "compile":
-        imports.append("import torch")
-        lines += ["whole.compile()"]
-    if compiled == "compile-blocks":
-        imports.append("import torch")
-        part = "tail" if head_of(trial) else "loss"
-        lines += [
-            "for block in blocks:  # equal blocks share their compiled code",
-            "    block.forward = torch.compile(block.forward, dynamic=False)",
-            f"whole.{part} = torch.compile(whole.{part}, dynamic=False)",
-        ]
-    if "checkpointing" in trial.setting:
-        imports += ["from functools import partial", "from torch.utils.checkpoint import checkpoint"]
-        lines += [
-            "for block in blocks:  # keep the input of each block, and compute the rest again",
-            "    block.forward = partial(checkpoint, block.forward, use_reentrant=False)",
-        ]
-    body = "\n".join(f"    {line}" for line in lines)
-    prepared = ""
+    compiled = in_group(setting, "compilation")
     if compiled:
-        imports += ["from torch._inductor.codegen.triton import TritonKernel"]
-        prepared = COMPILER if compiled == "compile-blocks" else COMPILER.replace(WHOLE_GRAPHS, "")
-        body = "    prepare_compiler()\n" + body
+        imports += ["import torch", "from torch._inductor.codegen.triton import TritonKernel"]
+        lines += [line for line in COMPILER if trial.gpus > 1 or line != WHOLE_GRAPHS]
+    if compiled == "compile":
+        lines = [line for line in lines if line != WHOLE_GRAPHS] + ["whole.compile()"]
+    if compiled == "compile-blocks":
+        part = "tail" if head_of(trial) else "loss"
+        lines += [f"whole.{part} = torch.compile(whole.{part}, dynamic=False)"]
+        blocks += ["block.forward = torch.compile(block.forward, dynamic=False)"]
+    if "checkpointing" in setting:
+        imports += ["from functools import partial", "from torch.utils.checkpoint import checkpoint"]
+        blocks += ["block.forward = partial(checkpoint, block.forward, use_reentrant=False)"]
+    if blocks:
+        lines += ["for block in blocks:", *(f"    {line}" for line in blocks)]
+    body = "\n".join(f"    {line}" if line else "" for line in lines)
     return Part(
-        f'''{prepared}
+        f'''
 def apply_methods({", ".join(changed_by_methods(trial))}):
     """Change how the model trains, and not what it computes."""
 {body}
@@ -325,24 +316,20 @@ def apply_methods({", ".join(changed_by_methods(trial))}):
     )
 
 
-WHOLE_GRAPHS = """\
-    torch._dynamo.config.optimize_ddp = False  # split graphs break checkpointing (144035)
-"""
-COMPILER = f'''
-def prepare_compiler():
-    """Make graphs that cannot be compiled an error; work around pytorch issue 190517."""
-    torch._dynamo.config.fail_on_recompile_limit_hit = True
-    torch._dynamo.config.recompile_limit = 64  # blocks may all differ
-{WHOLE_GRAPHS}    load = TritonKernel.load
-
-    def waiting_load(kernel, name, index):  # of what another loop of the kernel wrote
-        waited_for = vars(kernel).setdefault("waited_for", set())
-        if name in kernel.cse.invalidated_stores - waited_for:
-            kernel.body.writeline("tl.debug_barrier()")
-            waited_for |= kernel.cse.invalidated_stores
-        return load(kernel, name, index)
-
-    TritonKernel.load = waiting_load
-    torch.compiler.config.cache_key_tag += "+waits"  # no kernels from the cache that do not wait
-
-'''
+WHOLE_GRAPHS = "torch._dynamo.config.optimize_ddp = False  # split graphs break checkpointing (144035)"
+COMPILER = (
+    "torch._dynamo.config.fail_on_recompile_limit_hit = True  # never run uncompiled",
+    "torch._dynamo.config.recompile_limit = 64  # blocks may all differ",
+    WHOLE_GRAPHS,
+    "load = TritonKernel.load",
+    "",
+    "def waiting_load(kernel, name, index):  # of what another loop wrote: pytorch issue 190517",
+    '    waited_for = vars(kernel).setdefault("waited_for", set())',
+    "    if name in kernel.cse.invalidated_stores - waited_for:",
+    '        kernel.body.writeline("tl.debug_barrier()")',
+    "        waited_for |= kernel.cse.invalidated_stores",
+    "    return load(kernel, name, index)",
+    "",
+    "TritonKernel.load = waiting_load",
+    'torch.compiler.config.cache_key_tag += "+waits"  # no cached kernels that do not wait',
+)

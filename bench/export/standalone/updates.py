@@ -21,21 +21,22 @@ def update_constants(trial: Trial) -> Iterator[tuple[str, Any, str]]:
     """Yield the constants of optimizer and schedule: name, value, and what it is."""
     recipe = trial.model.recipe
     optimizer, schedule = recipe.optimizer, recipe.schedule
-    yield "PEAK_RATE", optimizer.learning_rate, "learning rate after the warm-up"
-    if isinstance(optimizer, Muon) and optimizer.adamw_learning_rate is not None:
-        yield "ADAMW_RATE", optimizer.adamw_learning_rate, "the same of the weights that AdamW updates"
-    yield "BETAS", [optimizer.beta1, optimizer.beta2], ""
-    yield "EPSILON", optimizer.epsilon, ""
-    yield "WEIGHT_DECAY", optimizer.weight_decay, "beside the gradient, as in AdamW"
+    options = {
+        "lr": optimizer.learning_rate, "betas": [optimizer.beta1, optimizer.beta2],
+        "eps": optimizer.epsilon, "weight_decay": optimizer.weight_decay,
+    }  # fmt: skip
     if isinstance(optimizer, Muon):
+        yield "MUON_RATE", optimizer.learning_rate, "of the matrices, after the warm-up"
         yield "MOMENTUM", optimizer.momentum, "of Muon"
         yield "ITERATIONS", optimizer.ns_steps, "of Newton and Schulz"
+        options |= {"lr": optimizer.adamw_options["lr"]}
+    yield "ADAMW", options, ""
     if recipe.clip_norm is not None:
         yield "CLIP_NORM", recipe.clip_norm, "the largest norm of all gradients"
-    yield "WARMUP_STEPS", schedule.warmup_steps, "the rate rises linearly"
+    yield "WARMUP_STEPS", schedule.warmup_steps, "in which the rate rises to that of the optimizer"
     if isinstance(schedule, WarmupStableDecay):
         yield "DECAY_STEPS", schedule.decaying_steps(recipe.steps), "the last ones, in which it falls"
-    if schedule.final_ratio or schedule.name != "constant":
+    if schedule.final_ratio and schedule.name != "constant":
         yield "FINAL_RATIO", schedule.final_ratio, "of the last rate to the peak"
 
 
@@ -57,10 +58,9 @@ def optimizer_lines(trial: Trial) -> list[str]:
     """Return the lines that make the optimizer of `weights`."""
     if isinstance(trial.model.recipe.optimizer, Muon):
         return ["optimizer = make_optimizer(whole, blocks, weights)"]
-    options = 'adamw = {"lr": PEAK_RATE, "betas": BETAS, "eps": EPSILON, "weight_decay": WEIGHT_DECAY}'
     if "offload" in trial.setting:
-        return [options, "optimizer = DeepSpeedCPUAdam(weights, **adamw, adamw_mode=True)"]
-    return [options, f"optimizer = torch.optim.AdamW(weights, **adamw{_fused(trial)})"]
+        return ["optimizer = DeepSpeedCPUAdam(weights, **ADAMW, adamw_mode=True)"]
+    return [f"optimizer = torch.optim.AdamW(weights, **ADAMW{_fused(trial)})"]
 
 
 def _fused(trial: Trial) -> str:
@@ -91,7 +91,6 @@ def _muon(trial: Trial, muon: Muon) -> Part:
         factor = "max(1.0, rows / columns) ** 0.5"
     else:
         factor = "0.2 * max(rows, columns) ** 0.5  # an update is then as large as AdamW's"
-    rate = "PEAK_RATE" if muon.adamw_learning_rate is None else "ADAMW_RATE"
     direction = "grad.lerp(kept, MOMENTUM)" if muon.nesterov else "kept"
     return Part(
         f'''
@@ -105,9 +104,8 @@ class Muon(torch.optim.Optimizer):
     """Momentum whose matrix gets singular values near one (kellerjordan.github.io/posts/muon)."""
 
     def __init__(self, matrices, rest):
-        options = {{"betas": BETAS, "eps": EPSILON, "weight_decay": WEIGHT_DECAY}}
-        self.adamw = torch.optim.AdamW([{{"params": rest}}], lr={rate}, **options{_fused(trial)})
-        super().__init__([{{"params": matrices, "lr": PEAK_RATE}}, *self.adamw.param_groups], {{}})
+        self.adamw = torch.optim.AdamW([{{"params": rest}}], **ADAMW{_fused(trial)})
+        super().__init__([{{"params": matrices, "lr": MUON_RATE}}, *self.adamw.param_groups], {{}})
 
     @torch.no_grad()
     def step(self):
@@ -119,7 +117,7 @@ class Muon(torch.optim.Optimizer):
             change = orthogonalised({direction}.flatten(1).bfloat16())
             rows, columns = change.shape
             factor = {factor}
-            weight.mul_(1 - own["lr"] * WEIGHT_DECAY)
+            weight.mul_(1 - own["lr"] * ADAMW["weight_decay"])
             weight.add_(change.reshape(weight.shape), alpha=-own["lr"] * factor)
         self.adamw.param_groups, self.adamw.state = others, self.state
         self.adamw.step()
@@ -140,6 +138,11 @@ def orthogonalised(matrix):
     )
 
 
+def falling(left: str, final_ratio: float) -> str:
+    """Return the line that returns a falling factor: `left` of the way down to the final ratio."""
+    return f"return FINAL_RATIO + (1.0 - FINAL_RATIO) * {left}" if final_ratio else f"return {left}"
+
+
 def _schedule(trial: Trial) -> Part:
     schedule = trial.model.recipe.schedule
     imports: tuple[str, ...] = ()
@@ -149,15 +152,15 @@ def _schedule(trial: Trial) -> Part:
         lines += ["progress = min(1.0, max(0.0, progress))"]
         left = "math.sqrt(progress)" if schedule.decay == "1-sqrt" else "progress"
         imports = ("import math",) if schedule.decay == "1-sqrt" else ()
-        lines += [f"return FINAL_RATIO + (1.0 - FINAL_RATIO) * (1.0 - {left})"]
+        lines += [falling(f"(1.0 - {left})", schedule.final_ratio)]
     elif schedule.name == "constant":
         lines += ["return 1.0"]
     else:
         lines += ["progress = min(1.0, (step - WARMUP_STEPS) / max(1, STEPS - WARMUP_STEPS))"]
-        left = "(1.0 - progress)"
+        left = "(1.0 - progress)" if schedule.final_ratio else "1.0 - progress"
         if schedule.name == "cosine":
             imports, left = ("import math",), "0.5 * (1.0 + math.cos(math.pi * progress))"
-        lines += [f"return FINAL_RATIO + (1.0 - FINAL_RATIO) * {left}"]
+        lines += [falling(left, schedule.final_ratio)]
     body = "\n".join(f"    {line}" for line in lines)
     return Part(
         f'''
@@ -176,25 +179,20 @@ NORMS_OVER_BATCHES = """\
 """
 HALF_WEIGHTS = '''
 def halve_weights(whole):
-    """Give the model weights in half precision. Return them, their fp32 copies, and the gradients.
-
-    Each pass adds its gradients to the copies'. On a GPU bench adds them within the products, in
-    fp32; here the gradient of each pass is rounded to half precision first.
-    """
+    """Return the weights, now in half precision, their fp32 copies, and the copies' gradients."""
     weights = [weight for weight in whole.parameters() if weight.requires_grad]
     copies = [nn.Parameter(weight.detach().clone()) for weight in weights]
     sizes = [-(-copy.numel() // 128) * 128 for copy in copies]  # kernels like aligned tensors
     gradients = torch.zeros(sum(sizes), device=copies[0].device)
-    for copy, part in zip(copies, gradients.split(sizes), strict=True):
+    for weight, copy, part in zip(weights, copies, gradients.split(sizes), strict=True):
         copy.grad = part[: copy.numel()].view_as(copy)
+        weight.register_post_accumulate_grad_hook(partial(add_gradient, copy))
 {norms}    for weight in {chosen}:
         weight.data = weight.data.to(HALF)
-    for weight, copy in zip(weights, copies, strict=True):
-        weight.register_post_accumulate_grad_hook(partial(add_gradient, copy))
     return weights, copies, gradients
 
 
-def add_gradient(copy, weight):
+def add_gradient(copy, weight):  # on a GPU bench adds within products, which round later
     copy.grad += weight.grad
     weight.grad = None
 '''
