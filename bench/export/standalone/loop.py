@@ -46,12 +46,8 @@ def _start(trial: Trial) -> Part:
             "if cuda:",
             "    torch.cuda.set_device(device)",
         ]
-        if sharded_by(trial.setting) == "zero":
-            imports = ["import os", "import deepspeed"]
-            lines.append('deepspeed.init_distributed("nccl" if cuda else "gloo")')
-        else:
-            imports = ["import os", "import torch.distributed as dist"]
-            lines.append('dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")')
+        imports = ["import os", "import torch.distributed as dist"]
+        lines.append('dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")')
     body = "\n".join(f"    {line}" for line in lines)
     return Part(
         f'''
@@ -142,7 +138,6 @@ def _main(trial: Trial) -> Part:
     blocks = needs_blocks(trial)
     built = [
         "options, device = start()",
-        *(['rank = int(os.environ["RANK"])'] if several else []),
         "torch.manual_seed(SEED)",
         f"torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = {'tf32' in setting}",
         "model = build_model(device)",
@@ -180,7 +175,7 @@ def _main(trial: Trial) -> Part:
     built.append(f"done = {load} if options.resume else 0")
     lines = [
         *built,
-        f"batches = batches_of(device, {'rank' if several else '0'}, done * PASSES)",
+        f"batches = batches_of(device, {'dist.get_rank()' if several else '0'}, done * PASSES)",
         "total, logged, since = torch.zeros((), device=device), done, time.perf_counter()",
         "for step in range(done + 1, options.steps + 1):",
         *(f"    {line}" for line in [*_passes(trial, ddp, autocast, scaled), *_update(trial, scaled)]),
@@ -195,17 +190,17 @@ def _main(trial: Trial) -> Part:
         "        seconds = (time.perf_counter() - since) / (step - logged)",
         '        log = {"step": step, "loss": loss, "step_seconds": seconds}',
         f'        log["{recipe.unit}_per_second"] = round({_units(trial)} / seconds)',
-        *(["        if rank == 0:"] if several else []),
+        *(["        if dist.get_rank() == 0:"] if several else []),
         f"        {'    ' if several else ''}print(json.dumps(log), flush=True)",
         "        total.zero_()",
         "        logged, since = step, time.perf_counter()",
-        f"    if saves{' and rank == 0' if several and sharded is None else ''}:",
+        f"    if saves{' and dist.get_rank() == 0' if several and sharded is None else ''}:",
         f"        {save}",
     ]
     body = "\n".join(f"    {line}" for line in lines)
     imports = ["import gc", "import json", "import math", "import time", "import torch"]
     imports += ["from torch.optim.lr_scheduler import LambdaLR"]
-    imports += ["import os", "import torch.distributed as dist"] if several else []
+    imports += ["import torch.distributed as dist"] if several else []
     imports += ["from torch.nn.parallel import DistributedDataParallel"] if ddp else []
     imports += ["from contextlib import nullcontext"] if ddp else []
     imports += ["from torch import nn"]

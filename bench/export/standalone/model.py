@@ -185,7 +185,8 @@ def blocks_of(model):
     inner = {name for name in lists for other in lists if name.startswith(f"{other}.")}
     outer = [part for name, part in lists.items() if name not in inner]
     longest = max(outer, key=len, default=None)
-    stacks = [one for one in outer if one is longest or all(len(list(b.modules())) > 4 for b in one)]
+    compound = [one for one in outer if all(len(list(block.modules())) > 4 for block in one)]
+    stacks = [one for one in outer if one is longest or one in compound]
     return [block for stack in stacks for block in stack] or [model]
 ''',
     (NN,),
@@ -199,7 +200,8 @@ def blocks_of(model):
     counts = Counter(type(b) for one in lists for b in one if len(list(b.modules())) > 4)
     repeated = {kind for kind, count in counts.items() if count > 1} - set(plain)
     blocks = [part for part in model.modules() if type(part) in repeated]
-    outer = {type(b) for b in blocks for part in b.modules() if part is not b and type(part) in repeated}
+    inside = [(block, part) for block in blocks for part in block.modules() if part is not block]
+    outer = {type(block) for block, part in inside if type(part) in repeated}
     return [block for block in blocks if type(block) not in outer] or [model]
 ''',
     ("from collections import Counter", NN),
