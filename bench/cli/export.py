@@ -10,7 +10,7 @@ from pathlib import Path
 from bench.base.errors import BadInput, nearest, one_line
 from bench.bundle.stated_manifest import read_stated
 from bench.bundle.tar_format import open_bundle
-from bench.export import Kind, Origin, write
+from bench.export import Kind, TrialOrigin, write
 from bench.node_check.recompute_any import recompute, results_of
 from bench.records.fastest import fastest, runner_up
 from bench.records.run_results import Results, TrialResult
@@ -45,7 +45,7 @@ def export(request: ExportArguments) -> int:
     )
     device = results.node.gpus[0].name if results.node.gpus else results.node.cpu
     node = _with_trained_gpus(request.bundle, results.node)
-    origin = Origin(request.bundle.name, _digest(request.bundle), results.run.id, device)
+    origin = TrialOrigin(request.bundle.name, _digest(request.bundle), results.run.id, device)
     *_, last = paths = write(request.to, request.folder, trial, result, node, origin)
     for path in paths:
         print(path)

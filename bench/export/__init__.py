@@ -24,7 +24,7 @@ from bench.base.errors import BadInput, EnvironmentCannot
 from bench.base.pip_commands import BUILD, BUILD_TOOLS, BUILT_WITH_TORCH, environment_line
 from bench.base.strict_json import pretty_json, to_json
 from bench.export import standalone
-from bench.export.origin import Origin as Origin
+from bench.export.origin import TrialOrigin as TrialOrigin
 from bench.export.requirements import needed, requirements
 from bench.planning.memory_prediction import FP32, moment_bytes
 from bench.records.run_results import TrialResult
@@ -73,7 +73,7 @@ def refuse(kind: Kind, trial: Trial) -> str | None:
 
 
 def write(
-    kind: Kind, folder: Path, trial: Trial, result: TrialResult, node: NodeFacts, origin: Origin
+    kind: Kind, folder: Path, trial: Trial, result: TrialResult, node: NodeFacts, origin: TrialOrigin
 ) -> list[Path]:
     """Write every file of this kind into a new or empty folder; return their paths.
 
@@ -91,7 +91,7 @@ def write(
 
 
 def _alone(
-    _kind: Kind, trial: Trial, result: TrialResult, node: NodeFacts, origin: Origin
+    _kind: Kind, trial: Trial, result: TrialResult, node: NodeFacts, origin: TrialOrigin
 ) -> Mapping[str, str]:
     """Return the text of the only file."""
     pins = requirements(node.packages, standalone.packages_of(trial))
@@ -107,7 +107,7 @@ def _alone(
 
 
 def _with_bench(
-    kind: Kind, trial: Trial, result: TrialResult, node: NodeFacts, origin: Origin
+    kind: Kind, trial: Trial, result: TrialResult, node: NodeFacts, origin: TrialOrigin
 ) -> Mapping[str, str]:
     """Return the texts of all files of a kind whose script imports bench, by their names."""
     maker = import_module(f"bench.export.{kind}")

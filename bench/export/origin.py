@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class TrialOrigin:
     """All of it may be a stranger's text: each file escapes it for its own language."""
 
     bundle: str  # name of the file

@@ -210,7 +210,7 @@ def written(bundle: Path, kind: export.Kind, label: str, folder: Path) -> Path:
         results.models[0], found.setting, found.micro_batch, found.gpus,
         results.seed, results.timing, results.memory_cap_bytes,
     )  # fmt: skip
-    export.write(kind, folder, trial, found, results.node, export.Origin("a.tar", "", "1", "a test"))
+    export.write(kind, folder, trial, found, results.node, export.TrialOrigin("a.tar", "", "1", "a test"))
     return folder
 
 

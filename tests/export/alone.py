@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from bench.base.strict_json import pretty_json, to_json
-from bench.export import Origin, standalone
+from bench.export import TrialOrigin, standalone
 from bench.records.run_results import TrialResult
 from bench.records.trial import NodeFacts, Trial
 from tests.warm import quick_python
@@ -19,7 +19,7 @@ from tests.warm import quick_python
 ROOT = Path(__file__).parents[2]
 PACKAGES = {"torch": "2.13.0", "transformers": "5.17.0", "numpy": "2.4.6", "triton": "3.5.0"}
 NODE = NodeFacts("a CPU", 2, 1 << 30, "Debian", "6.1", "3.13.1", packages=PACKAGES)
-ORIGIN = Origin("one.tar", "0" * 64, "ba16513b266c", "a CPU")
+ORIGIN = TrialOrigin("one.tar", "0" * 64, "ba16513b266c", "a CPU")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 WITHOUT_BENCH = """
 import runpy, sys

@@ -17,7 +17,7 @@ import pytest
 from bench.base.errors import BadInput
 from bench.cli.main import main
 from bench.export import standalone
-from bench.export.origin import Origin
+from bench.export.origin import TrialOrigin
 from bench.export.standalone.python_source import literal, mapping_literal, text_literal
 from bench.records.trial import Timing, Trial
 from bench.training.methods import conflict, known_methods, ordered
@@ -141,7 +141,7 @@ def test_a_strangers_texts_change_nothing_but_what_the_file_says() -> None:
     architecture = {**trial.model.architecture, STRANGE: STRANGE}
     trial = replace(trial, model=replace(trial.model, name=STRANGE, architecture=architecture))
     node = replace(NODE, python=STRANGE, packages={"torch": STRANGE}, switches={"TORCH_LOGS": STRANGE})
-    origin = Origin(STRANGE, STRANGE, STRANGE, STRANGE)
+    origin = TrialOrigin(STRANGE, STRANGE, STRANGE, STRANGE)
     told = standalone.script(trial, facts_of(trial, node=node, origin=origin))
     plain = script_of(trial_of("tiny-gpt-neox"))
     assert told.isascii()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from bench.export.standalone.python_source import Part
+from bench.export.standalone.python_source import SourcePart
 from bench.records.trial import Trial
 from bench.training.setting import sharded_by
 
 PATH, TORCH = "from pathlib import Path", "import torch"
 
 
-def checkpoint_part(trial: Trial) -> Part:
+def checkpoint_part(trial: Trial) -> SourcePart:
     """Return the functions `save` and `load` of the setting."""
     return {None: REPLICATED, "fsdp": DIVIDED, "zero": BY_ENGINE}[sharded_by(trial.setting)]
 
@@ -23,7 +23,7 @@ def kept(trial: Trial) -> dict[str, str]:
     return found
 
 
-REPLICATED = Part(
+REPLICATED = SourcePart(
     '''
 def save(folder, step, parts):
     """Write the state of each part after a step."""
@@ -45,7 +45,7 @@ def load(folder, device, parts):
 ''',
     (PATH, TORCH),
 )
-DIVIDED = Part(
+DIVIDED = SourcePart(
     '''
 def save(folder, step, whole, optimizer, parts):
     """Write weights and moments after a step, of which each process has its shards."""
@@ -78,7 +78,7 @@ def load(folder, whole, optimizer, parts):
         "from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict",
     ),
 )
-BY_ENGINE = Part(
+BY_ENGINE = SourcePart(
     '''
 def save(folder, step, engine, schedule):
     """Write weights and moments after a step, of which each process has its shards."""

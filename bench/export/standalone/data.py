@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-from bench.export.standalone.python_source import Part, Raw
+from bench.export.standalone.python_source import Raw, SourcePart
 from bench.records.trial import Trial
 from bench.runner.trial.pool_sizes import (
     PIXEL_DEVIATION,
@@ -62,13 +62,13 @@ def data_constants(trial: Trial) -> Iterator[tuple[str, Any, str]]:
         yield "POOL_NUMBERS", POOL_NUMBERS, "made-up numbers"
 
 
-def data_parts(trial: Trial) -> Iterator[Part]:
+def data_parts(trial: Trial) -> Iterator[SourcePart]:
     """Yield the parts in the order in which the script has them."""
     yield _samples(trial)
     yield _batches(trial)
 
 
-def _samples(trial: Trial) -> Part:
+def _samples(trial: Trial) -> SourcePart:
     recipe = trial.model.recipe
     pools, cuts = [], []
     if "tokens" in recipe.aim.data:
@@ -93,7 +93,7 @@ def _samples(trial: Trial) -> Part:
     comment = "\n".join(f"        # {line}" for line in textwrap.wrap(told, COMMENT_WIDTH - 8))
     made = "\n".join(f"        {line}" for line in pools)
     sample = "\n".join(f"        {line}" for line in SAMPLES[recipe.objective](trial))
-    return Part(
+    return SourcePart(
         f'''
 class Samples(Dataset):
     """Made-up samples, the ones that were trained on when this setting was measured."""
@@ -199,7 +199,7 @@ SAMPLES = {
 }
 
 
-def _batches(trial: Trial) -> Part:
+def _batches(trial: Trial) -> SourcePart:
     recipe = trial.model.recipe
     images, sounds = "images" in recipe.aim.data, bool(recipe.audio_seconds)
     lowered = bool(recipe.half) and ("half-weights" in trial.setting or sharded_by(trial.setting) == "zero")
@@ -220,7 +220,7 @@ def _batches(trial: Trial) -> Part:
         lines[1:] = ["    yield {name: part.to(device, non_blocking=True) for name, part in loaded.items()}"]
     body = "\n".join(f"    {line}" for line in lines)
     imports = ("from itertools import count", "import os", *(("import math",) if sounds else ()))
-    return Part(
+    return SourcePart(
         f'''
 def batches_of(device, rank, first):
     """Yield the micro-batches of this process, endlessly, from its number `first` on."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench import __version__
-from bench.export.origin import Origin
+from bench.export.origin import TrialOrigin
 from bench.export.standalone.data import data_constants
 from bench.export.standalone.loop import HALF, unit_constant
 from bench.export.standalone.model import architecture
@@ -38,7 +38,7 @@ class Facts:
 
     result: TrialResult
     node: NodeFacts
-    origin: Origin
+    origin: TrialOrigin
     requirements: Sequence[str]  # lines for pip
     command: str  # starts the script
     save_every: int  # steps

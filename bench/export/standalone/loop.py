@@ -10,7 +10,7 @@ from typing import Any
 
 from bench.export.standalone.checkpoints import kept
 from bench.export.standalone.model import blocks_of, changed_by_methods, needs_blocks
-from bench.export.standalone.python_source import Part
+from bench.export.standalone.python_source import SourcePart
 from bench.export.standalone.updates import optimizer_lines
 from bench.records.trial import Trial
 from bench.training.models import uses_all_weights
@@ -24,7 +24,7 @@ def several_processes(trial: Trial) -> bool:
     return trial.gpus > 1 or sharded_by(trial.setting) is not None
 
 
-def loop_parts(trial: Trial) -> Iterator[Part]:
+def loop_parts(trial: Trial) -> Iterator[SourcePart]:
     """Yield the parts in the order in which the script has them."""
     if sharded_by(trial.setting) == "fsdp":
         yield _fsdp(trial)
@@ -34,7 +34,7 @@ def loop_parts(trial: Trial) -> Iterator[Part]:
     yield _main(trial)
 
 
-def _start(trial: Trial) -> Part:
+def _start(trial: Trial) -> SourcePart:
     """Return the function that reads the arguments and finds the device, of one process or of several."""
     lines, imports = ['device = torch.device("cuda" if torch.cuda.is_available() else "cpu")'], []
     if several_processes(trial):
@@ -49,7 +49,7 @@ def _start(trial: Trial) -> Part:
         imports = ["import os", "import torch.distributed as dist"]
         lines.append('dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")')
     body = "\n".join(f"    {line}" for line in lines)
-    return Part(
+    return SourcePart(
         f'''
 def start():
     """Return the arguments and the device of this process."""
@@ -71,7 +71,7 @@ def start():
     )
 
 
-def _fsdp(trial: Trial) -> Part:
+def _fsdp(trial: Trial) -> SourcePart:
     half = trial.model.recipe.half
     parameters_too = "fsdp-3" in trial.setting
     policy = (
@@ -81,7 +81,7 @@ def _fsdp(trial: Trial) -> Part:
         else "    policy = MixedPrecisionPolicy(cast_forward_inputs=False)\n"
     )
     what = "parameters, gradients and moments" if parameters_too else "gradients and moments"
-    return Part(
+    return SourcePart(
         f'''
 def shard(whole, blocks, device):
     """Divide {what} of blocks and of the rest among processes."""
@@ -96,7 +96,7 @@ def shard(whole, blocks, device):
     )
 
 
-def _zero(trial: Trial) -> Part:
+def _zero(trial: Trial) -> SourcePart:
     recipe = trial.model.recipe
     stage = int(str(in_group(trial.setting, "sharding")).removeprefix("zero-"))
     zero: dict[str, Any] = {"stage": stage, "contiguous_gradients": True}
@@ -107,7 +107,7 @@ def _zero(trial: Trial) -> Part:
         lines += ['    zero["offload_param"] = on_host'] if zero["stage"] == 3 else []
     body = "\n".join(lines)
     clip = "CLIP_NORM" if recipe.clip_norm is not None else "0.0"
-    return Part(
+    return SourcePart(
         f'''
 def make_engine(whole, optimizer):
     """Return DeepSpeed's engine, whose weights have the precision of matrix products."""
@@ -128,7 +128,7 @@ def make_engine(whole, optimizer):
     )
 
 
-def _main(trial: Trial) -> Part:
+def _main(trial: Trial) -> SourcePart:
     """Return `main`, which builds everything, and then repeats passes and updates."""
     recipe, setting = trial.model.recipe, trial.setting
     sharded, several = sharded_by(setting), several_processes(trial)
@@ -205,7 +205,7 @@ def _main(trial: Trial) -> Part:
     imports += ["from contextlib import nullcontext"] if ddp else []
     imports += ["from torch import nn"]
     imports += ["from deepspeed.ops.adam import DeepSpeedCPUAdam"] if "offload" in setting else []
-    return Part(
+    return SourcePart(
         f"""
 def main():
 {body}

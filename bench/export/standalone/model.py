@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from bench.export.standalone.python_source import Part, joined
+from bench.export.standalone.python_source import SourcePart, joined
 from bench.records.trial import Trial
 from bench.training.methods.masked_head import METHODS as MASKED
 from bench.training.models import families, family_of
@@ -63,7 +63,7 @@ def attention_of(trial: Trial) -> str | None:
     return "fused" if transformers_source.takes_registered_attention(trial.model.family) else "sdpa"
 
 
-def model_parts(trial: Trial) -> Iterator[Part]:
+def model_parts(trial: Trial) -> Iterator[SourcePart]:
     """Yield the parts in the order in which the script has them."""
     if attention_of(trial) == "fused":
         yield FUSED_ATTENTION
@@ -75,7 +75,7 @@ def model_parts(trial: Trial) -> Iterator[Part]:
         yield _methods(trial)
 
 
-FUSED_ATTENTION = Part(
+FUSED_ATTENTION = SourcePart(
     '''
 def fused_mask(*given, **asked):
     """Return the mask that transformers asks for; None where "causal" or "all" says as much."""
@@ -99,7 +99,7 @@ def fused_attention(module, query, key, value, attention_mask, **options):
 )
 
 
-def _build(trial: Trial) -> Part:
+def _build(trial: Trial) -> SourcePart:
     model, recipe = trial.model, trial.model.recipe
     lines, imports = [], ["import torch"]
     attention = attention_of(trial)
@@ -157,7 +157,7 @@ def _build(trial: Trial) -> Part:
                 "    head.weight = nn.Parameter(head.weight.detach().clone())",
             ]
     body = "\n".join(f"    {line}" if line else "" for line in lines)
-    return Part(
+    return SourcePart(
         f'''
 def build_model(device):
     """Build the model with random weights."""
@@ -177,7 +177,7 @@ def blocks_of(trial: Trial) -> str:
     return f"list(model.{family.layers})" if isinstance(family, FamilyWithFormulas) else "blocks_of(model)"
 
 
-LISTED_BLOCKS = Part(
+LISTED_BLOCKS = SourcePart(
     '''
 def blocks_of(model):
     """Return the blocks of every stack: of the longest list, and of others of compound modules."""
@@ -191,7 +191,7 @@ def blocks_of(model):
 ''',
     (NN,),
 )
-TIMM_BLOCKS = Part(
+TIMM_BLOCKS = SourcePart(
     '''
 def blocks_of(model):
     """Return the innermost modules whose class stands repeatedly in the model's lists."""
@@ -208,14 +208,14 @@ def blocks_of(model):
 )
 
 
-CROSS_ENTROPY = Part(
+CROSS_ENTROPY = SourcePart(
     '''
 def loss_of(logits, labels):
     """Return the mean loss of all positions, without those labelled -100."""
     return F.cross_entropy(logits.float().flatten(0, -2), labels.flatten(), ignore_index=-100)
 '''
 )
-ERROR_OF_PIXELS = Part(
+ERROR_OF_PIXELS = SourcePart(
     '''
 def loss_of(found, batch):
     """Return the mean absolute error of a pixel in the hidden patches."""
@@ -235,7 +235,7 @@ MASKED_POSITIONS = (
 )
 
 
-def _with_loss(trial: Trial) -> Part:
+def _with_loss(trial: Trial) -> SourcePart:
     """Return the loss and the module that computes it, in one function if the head is called apart."""
     if head := head_of(trial):
         return _with_tail(head, masked=MASKED_HEAD in trial.setting)
@@ -248,12 +248,12 @@ def _with_loss(trial: Trial) -> Part:
             CROSS_ENTROPY,
             [INPUTS, 'return self.loss(self.model(**inputs).logits, batch["labels"])'],
         )
-    module = Part(_module(lines, "\n        self.loss = loss_of"))
+    module = SourcePart(_module(lines, "\n        self.loss = loss_of"))
     functional = ("import torch.nn.functional as F",) if loss is CROSS_ENTROPY else ()
-    return Part(joined([loss, module]), (NN, *functional))
+    return SourcePart(joined([loss, module]), (NN, *functional))
 
 
-def _with_tail(head: str, masked: bool) -> Part:
+def _with_tail(head: str, masked: bool) -> SourcePart:
     chosen = MASKED_POSITIONS if masked else ()
     lines = [INPUTS, "features = self.model.base_model(**inputs).last_hidden_state"]
     if masked:
@@ -265,7 +265,7 @@ def _with_tail(head: str, masked: bool) -> Part:
         logits = self.model.{head}(features).float()
         return F.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=-100)
 """
-    return Part(_module(lines) + tail, (NN, "import torch.nn.functional as F"))
+    return SourcePart(_module(lines) + tail, (NN, "import torch.nn.functional as F"))
 
 
 def _module(lines: list[str], kept: str = "") -> str:
@@ -289,7 +289,7 @@ def changed_by_methods(trial: Trial) -> list[str]:
     return whole + (["blocks"] if {"compile-blocks", "checkpointing"} & set(trial.setting) else [])
 
 
-def _methods(trial: Trial) -> Part:
+def _methods(trial: Trial) -> SourcePart:
     setting, blocks, lines = trial.setting, [], []
     imports: list[str] = []
     compiled = in_group(setting, "compilation")
@@ -308,7 +308,7 @@ def _methods(trial: Trial) -> Part:
     if blocks:
         lines += ["for block in blocks:", *(f"    {line}" for line in blocks)]
     body = "\n".join(f"    {line}" if line else "" for line in lines)
-    return Part(
+    return SourcePart(
         f'''
 def apply_methods({", ".join(changed_by_methods(trial))}):
     """Change how the model trains, and not what it computes."""

@@ -22,19 +22,19 @@ INFINITE = {"Infinity": "inf", "-Infinity": "-inf", "NaN": "nan"}  # how a confi
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SourcePart:
     """A piece of a script about one subject: definitions, and what they import."""
 
     code: str
     imports: tuple[str, ...] = ()
 
 
-def joined(parts: Iterable[Part]) -> str:
+def joined(parts: Iterable[SourcePart]) -> str:
     """Return the definitions of all parts, two empty lines apart."""
     return "\n\n\n".join(part.code.strip("\n") for part in parts if part.code)
 
 
-def imports_of(parts: Iterable[Part]) -> str:
+def imports_of(parts: Iterable[SourcePart]) -> str:
     """Return the import lines of all parts: Python's own packages first, each package once."""
     asked = {line for part in parts for line in part.imports}
     blocks = [

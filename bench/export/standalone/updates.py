@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from bench.export.standalone.python_source import Part
+from bench.export.standalone.python_source import SourcePart
 from bench.records.trial import Trial
 from bench.training.models import families
 from bench.training.optimizers import Muon
@@ -40,7 +40,7 @@ def update_constants(trial: Trial) -> Iterator[tuple[str, Any, str]]:
         yield "FINAL_RATIO", schedule.final_ratio, "of the last rate to the peak"
 
 
-def update_parts(trial: Trial) -> Iterator[Part]:
+def update_parts(trial: Trial) -> Iterator[SourcePart]:
     """Yield the parts in the order in which the script has them."""
     optimizer = trial.model.recipe.optimizer
     if isinstance(optimizer, Muon):
@@ -51,7 +51,7 @@ def update_parts(trial: Trial) -> Iterator[Part]:
         norms = "" if trial.model.family in families() else NORMS_OVER_BATCHES
         chosen = "set(whole.parameters()) - exact" if norms else "whole.parameters()"
         code = HALF_WEIGHTS.replace("{norms}", norms).replace("{chosen}", chosen)
-        yield Part(code, (TORCH, NN, "from functools import partial"))
+        yield SourcePart(code, (TORCH, NN, "from functools import partial"))
 
 
 def optimizer_lines(trial: Trial) -> list[str]:
@@ -67,7 +67,7 @@ def _fused(trial: Trial) -> str:
     return ", fused=True" if "fused-optimizer" in trial.setting else ""
 
 
-MUON_GROUPS = Part(
+MUON_GROUPS = SourcePart(
     '''
 def make_optimizer(whole, blocks, weights):
     """Return Muon for the matrices of the blocks, with AdamW for all other weights.
@@ -86,13 +86,13 @@ def make_optimizer(whole, blocks, weights):
 )
 
 
-def _muon(trial: Trial, muon: Muon) -> Part:
+def _muon(trial: Trial, muon: Muon) -> SourcePart:
     if muon.adjust_lr == "original":
         factor = "max(1.0, rows / columns) ** 0.5"
     else:
         factor = "0.2 * max(rows, columns) ** 0.5  # an update is then as large as AdamW's"
     direction = "grad.lerp(kept, MOMENTUM)" if muon.nesterov else "kept"
-    return Part(
+    return SourcePart(
         f'''
 def is_matrix(layer):
     """Whether a layer multiplies by one matrix: linear, or a convolution of all channels."""
@@ -143,7 +143,7 @@ def falling(left: str, final_ratio: float) -> str:
     return f"return FINAL_RATIO + (1.0 - FINAL_RATIO) * {left}" if final_ratio else f"return {left}"
 
 
-def _schedule(trial: Trial) -> Part:
+def _schedule(trial: Trial) -> SourcePart:
     schedule = trial.model.recipe.schedule
     imports: tuple[str, ...] = ()
     lines = ["if step < WARMUP_STEPS:", "    return (step + 1) / WARMUP_STEPS"]
@@ -162,7 +162,7 @@ def _schedule(trial: Trial) -> Part:
             imports, left = ("import math",), "0.5 * (1.0 + math.cos(math.pi * progress))"
         lines += [falling(left, schedule.final_ratio)]
     body = "\n".join(f"    {line}" for line in lines)
-    return Part(
+    return SourcePart(
         f'''
 def rate_factor(step):
     """Return the share of the peak rate with which the step after `step` updates trains."""
