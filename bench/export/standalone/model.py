@@ -25,7 +25,7 @@ NN = "from torch import nn"
 
 def architecture(model: Model) -> dict[str, Any]:
     """Return the fields with which the script builds a model, without code in a repository."""
-    given = _without_code(family_of(model).complete(model))
+    given: dict[str, Any] = _without_code(family_of(model).complete(model))
     if model.family == "timm":
         return {name: value for name, value in given.items() if name not in OWN_FIELDS}
     return given

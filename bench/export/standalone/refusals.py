@@ -7,6 +7,7 @@ A method whose reason is in its own `not_exported_to` is refused with it; one th
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from bench.export.standalone.data import SAMPLES
 from bench.export.standalone.model import MASKED_HEAD, head_of
@@ -16,7 +17,7 @@ from bench.training.models import families, module_families
 from bench.training.setting import sharded_by
 from bench.training.vendor import transformers_source
 
-KIND = "standalone"
+KIND: Final = "standalone"
 EXPRESSED = frozenset(
     (
         "tf32", "kernels", "masked-head", "half-weights", "fused-optimizer", "compile", "compile-blocks",
