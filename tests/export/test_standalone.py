@@ -249,6 +249,18 @@ def test_a_head_is_called_apart_only_if_it_gives_the_logits_alone(
     assert head_name(family, mapping) == head
 
 
+@pytest.mark.parametrize("setting", [(), ("kernels", "compile-blocks", "checkpointing")])
+def test_a_model_of_timm_is_built_by_timm_alone(setting: tuple[str, ...]) -> None:
+    trial = trial_of("tiny-vit", setting)
+    architecture = {"timm": "resnet18", "num_classes": 10, "num_labels": 10, "drop_rate": 0.1}
+    trial = replace(trial, model=Model("r", "timm", architecture, trial.model.recipe))
+    text = script_of(trial)
+    ast.parse(text, feature_version=(3, 11))
+    assert 'TIMM_MODEL = "resnet18"' in text and 'ARCHITECTURE = {\n    "drop_rate": 0.1,\n}' in text
+    assert "import timm" in text and "from transformers" not in text
+    assert max(map(len, text.splitlines())) <= int(WIDTH)
+
+
 def test_muon_has_the_groups_of_the_recipe() -> None:
     text = script_of(trial_of("tiny-gpt-neox", optimizer=MUON))
     assert "class Muon(" in text and "torch.optim.AdamW(" in text
