@@ -187,7 +187,7 @@ def test_every_method_is_expressed_or_refused_with_what_is_lost(name: str) -> No
     [
         ({"setting": ("kernels", "rotary", "compile-blocks", "cuda-graphs")}, "rotary is a Triton kernel"),
         ({"setting": ("kernels", "rotary", "compile-blocks", "cuda-graphs")}, "cuda-graphs is code of bench"),
-        ({"setting": ("fsdp-2", "offload")}, "FSDP2 adds up gradients in the host's memory"),
+        ({"setting": ("fsdp-2", "offload")}, "offload is tuned by bench"),
         ({"data": "/data"}, "data of a folder"),
     ],
 )

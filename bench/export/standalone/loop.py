@@ -6,7 +6,6 @@ Pure: takes a trial and returns source.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from bench.export.standalone.checkpoints import kept
 from bench.export.standalone.model import blocks_of, changed_by_methods, needs_blocks
@@ -99,24 +98,16 @@ def shard(whole, blocks, device):
 def _zero(trial: Trial) -> SourcePart:
     recipe = trial.model.recipe
     stage = int(str(in_group(trial.setting, "sharding")).removeprefix("zero-"))
-    zero: dict[str, Any] = {"stage": stage, "contiguous_gradients": True}
-    lines = [f'    zero = {{"stage": {stage}, "contiguous_gradients": True}}']
-    if "offload" in trial.setting:
-        lines.append('    on_host = {"device": "cpu", "pin_memory": torch.cuda.is_available()}')
-        lines.append('    zero["offload_optimizer"] = on_host')
-        lines += ['    zero["offload_param"] = on_host'] if zero["stage"] == 3 else []
-    body = "\n".join(lines)
     clip = "CLIP_NORM" if recipe.clip_norm is not None else "0.0"
     return SourcePart(
         f'''
 def make_engine(whole, optimizer):
     """Return DeepSpeed's engine, whose weights have the precision of matrix products."""
-{body}
     configuration = {{
         "train_micro_batch_size_per_gpu": MICRO_BATCH,
         "gradient_accumulation_steps": 1,  # the loop below says which pass is the last
         "gradient_clipping": {clip},
-        "zero_optimization": zero,
+        "zero_optimization": {{"stage": {stage}, "contiguous_gradients": True}},
         "bf16": {{"enabled": {recipe.half == "bf16"}}},
         "fp16": {{"enabled": {recipe.half == "fp16"}}},
         "data_types": {{"grad_accum_dtype": "fp32"}},  # half precision would lose digits
@@ -204,7 +195,6 @@ def _main(trial: Trial) -> SourcePart:
     imports += ["from torch.nn.parallel import DistributedDataParallel"] if ddp else []
     imports += ["from contextlib import nullcontext"] if ddp else []
     imports += ["from torch import nn"]
-    imports += ["from deepspeed.ops.adam import DeepSpeedCPUAdam"] if "offload" in setting else []
     return SourcePart(
         f"""
 def main():

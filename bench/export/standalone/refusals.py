@@ -14,14 +14,13 @@ from bench.export.standalone.model import MASKED_HEAD, head_of
 from bench.records.trial import Trial
 from bench.training.methods import method_named
 from bench.training.models import families, module_families
-from bench.training.setting import sharded_by
 from bench.training.vendor import transformers_source
 
 KIND: Final = "standalone"
 EXPRESSED = frozenset(
     (
         "tf32", "kernels", "masked-head", "half-weights", "fused-optimizer", "compile", "compile-blocks",
-        "checkpointing", "zero-1", "zero-2", "zero-3", "fsdp-2", "fsdp-3", "offload",
+        "checkpointing", "zero-1", "zero-2", "zero-3", "fsdp-2", "fsdp-3",
     )
 )  # fmt: skip
 
@@ -46,8 +45,6 @@ def _of_methods(trial: Trial) -> Iterator[str]:
             yield reason
         elif name not in EXPRESSED:
             yield f"the script has no code for {name}"
-    if "offload" in setting and sharded_by(setting) == "fsdp":
-        yield "offload: FSDP2 adds up gradients in the host's memory while a pass waits, unless bench does it"
     if "kernels" in setting and trial.model.family == "mamba":
         yield "kernels: bench loads mamba-ssm in a way of its own, without which the plain scan could run"
     if MASKED_HEAD in setting and head_of(trial) is None:

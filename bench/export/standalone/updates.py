@@ -58,8 +58,6 @@ def optimizer_lines(trial: Trial) -> list[str]:
     """Return the lines that make the optimizer of `weights`."""
     if isinstance(trial.model.recipe.optimizer, Muon):
         return ["optimizer = make_optimizer(whole, blocks, weights)"]
-    if "offload" in trial.setting:
-        return ["optimizer = DeepSpeedCPUAdam(weights, **ADAMW, adamw_mode=True)"]
     return [f"optimizer = torch.optim.AdamW(weights, **ADAMW{_fused(trial)})"]
 
 
