@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from bench.bundle.tar_format import open_bundle
-from bench.export import KINDS
+from bench.export import WITH_BENCH
 
 ROOT = Path(__file__).parents[1]
 MANIFEST = {
@@ -60,13 +60,13 @@ def trained(folder: Path, step: float) -> float:
 
 def main() -> int:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 3
-    ratios: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    ratios: dict[str, list[float]] = {kind: [] for kind in WITH_BENCH}
     for number in range(rounds):
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             bundle, step = measured(folder)
             print(f"round {number + 1}: bundle {1000 * step:.1f} ms per step", flush=True)
-            for kind in KINDS:
+            for kind in WITH_BENCH:
                 do("bench", "export", bundle, "--to", kind, folder / kind, folder=folder)
                 ratios[kind].append(trained(folder / kind, step) / step)
     print(f"{'step of the script / of the bundle':<36} {'median':>7} {'min':>7} {'max':>7}")

@@ -30,7 +30,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "bench compare bundles/ --deadline 14d --budget-usd 20,000",
         "bench compare bundles/ --html report.html",
     ),
-    "bench export": ("bench export bundles/one.tar --to script training/",),
+    "bench export": (
+        "bench export bundles/one.tar --to script training/",
+        "bench export bundles/one.tar --to standalone alone/",
+    ),
     "bench reproduce": (
         "bench reproduce bundles/one.tar",
         "bench reproduce --published list",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 from bench.base.errors import BadInput, nearest, one_line
 from bench.bundle.stated_manifest import read_stated
 from bench.bundle.tar_format import open_bundle
-from bench.export import Kind, write
+from bench.export import Kind, TrialOrigin, write
 from bench.node_check.recompute_any import recompute, results_of
 from bench.records.fastest import fastest, runner_up
 from bench.records.run_results import Results, TrialResult
@@ -45,14 +46,20 @@ def export(request: ExportArguments) -> int:
     )
     device = results.node.gpus[0].name if results.node.gpus else results.node.cpu
     node = _with_trained_gpus(request.bundle, results.node)
-    source = f"run {results.run.id} on {device}"
-    for path in write(request.to, request.folder, trial, result, node, source):
+    origin = TrialOrigin(request.bundle.name, _digest(request.bundle), results.run.id, device)
+    *_, last = paths = write(request.to, request.folder, trial, result, node, origin)
+    for path in paths:
         print(path)
-    readme = request.folder / "README.md"
-    print(one_line(f"{trial.model.name}, {result.label}: {readme} says how to start it"), file=sys.stderr)
+    guide = next((path for path in paths if path.name == "README.md"), last)
+    print(one_line(f"{trial.model.name}, {result.label}: {guide} says how to start it"), file=sys.stderr)
     if request.setting is None and (doubt := runner_up(result.model, results.trials)):
         print(one_line(_doubt_text(result, *doubt)), file=sys.stderr)
     return 0
+
+
+def _digest(bundle: Path) -> str:
+    with bundle.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _with_trained_gpus(bundle: Path, node: NodeFacts) -> NodeFacts:

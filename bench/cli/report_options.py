@@ -74,7 +74,8 @@ def _add_export(commands: Commands) -> None:
     export = add_command(commands, "export", "write a measured setting as a training script", "export.export")
     add = export.add_argument
     add("bundle", type=Path, metavar="BUNDLE")
-    add("--to", required=True, choices=("script", "trainer", "accelerate", "deepspeed"))
+    kinds = ("script", "trainer", "accelerate", "deepspeed", "standalone")
+    add("--to", required=True, choices=kinds, help="standalone: one file that needs no bench")
     add("folder", **DIR, help="a new or empty folder")
     add("--model", metavar="NAME", help="the model to export, if the bundle holds several")
     add("--setting", metavar="LABEL", help="the setting to export (default: the model's fastest)")

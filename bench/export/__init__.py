@@ -1,18 +1,19 @@
-"""Write a measured trial as a training script with its configuration, for one of four frameworks.
+"""Write a measured trial as a training script, with bench for one of four frameworks, or as one file alone.
 
 In:  a trial, its result and the facts of its node. Out: train.py, trial.json, requirements.txt, README.md
-and the framework's own files, in a new folder.
+and the framework's own files, in a new folder; or train.py alone.
 
-Each kind is a module with `files(trial, save_every)`, which makes the framework's own files, `refuse(trial)`
-and constants that README.md quotes. The scripts are the files in templates/: they read trial.json beside
-them, and import `bench.export.runtime` alone. Only that module and the scripts import torch.
+Each kind with bench is a module with `files(trial, save_every)`, which makes the framework's own files,
+`refuse(trial)` and constants that README.md quotes. The scripts are the files in templates/: they read
+trial.json beside them, and import `bench.export.runtime` alone. Only that module and the scripts import
+torch. The kind without bench is the folder standalone/, whose parts make the text of the file.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
@@ -22,32 +23,30 @@ from bench import __version__
 from bench.base.errors import BadInput, EnvironmentCannot
 from bench.base.pip_commands import BUILD, BUILD_TOOLS, BUILT_WITH_TORCH, environment_line
 from bench.base.strict_json import pretty_json, to_json
+from bench.export import standalone
+from bench.export.origin import TrialOrigin as TrialOrigin
+from bench.export.requirements import needed, requirements
 from bench.planning.memory_prediction import FP32, moment_bytes
 from bench.records.run_results import TrialResult
 from bench.records.switches import deciding
 from bench.records.text import bytes_text, count_text, interval_text
 from bench.records.trial import NodeFacts, Trial
 from bench.training.methods import method_named
-from bench.training.models import counts_by_formula, module_families, own_module
+from bench.training.models import counts_by_formula, own_module
 from bench.training.models.own_models import mistakes_of_meaning
 from bench.training.setting import sharded_by
 
-Kind = Literal["script", "trainer", "accelerate", "deepspeed"]
+Kind = Literal["script", "trainer", "accelerate", "deepspeed", "standalone"]
 # Command that starts a script on several nodes, for kinds that define no SEVERAL of their own.
 SEVERAL = (
     "torchrun --nnodes {nodes} --nproc-per-node {each} --rdzv-backend c10d --rdzv-endpoint HOST:29400 "
     "train.py --out checkpoints"
 )
-KINDS: tuple[Kind, ...] = ("script", "trainer", "accelerate", "deepspeed")
+WITH_BENCH: tuple[Kind, ...] = ("script", "trainer", "accelerate", "deepspeed")  # import bench when they run
+KINDS: tuple[Kind, ...] = (*WITH_BENCH, standalone.KIND)
 HOUR = 3600  # seconds
-# Versions that this version of bench measures with, as in pyproject.toml.
-MEASURED = {"torch": ">=2.10,<2.14", "transformers": ">=5.17,<5.18", "numpy": ">=2.1,<3"}
-# Packages that scripts need but a measurement may lack, with the versions that the scripts were tested with.
-TRIED = {"accelerate": ">=1.10,<2", "deepspeed": ">=0.19.8,<0.20", "peft": ">=0.21,<0.22"}
 # A bundle may come from a stranger: its text goes into shell and pip lines only in one of these forms.
 SWITCH = re.compile(r"[A-Z][A-Z0-9_]*")
-VERSION = re.compile(r"\d{1,6}(\.\d{1,6})*[a-z0-9.]{0,30}(\+[A-Za-z0-9.]{1,60})?", re.ASCII)
-NUMBERS = re.compile(r"\d+(\.\d+)*", re.ASCII)
 # Everything else becomes a question mark in README.md: Markdown and HTML have no meaning without it.
 NOT_PLAIN = re.compile(r"[^\w .,()+/@-]")
 
@@ -74,26 +73,50 @@ def refuse(kind: Kind, trial: Trial) -> str | None:
 
 
 def write(
-    kind: Kind, folder: Path, trial: Trial, result: TrialResult, node: NodeFacts, source: str
+    kind: Kind, folder: Path, trial: Trial, result: TrialResult, node: NodeFacts, origin: TrialOrigin
 ) -> list[Path]:
     """Write every file of this kind into a new or empty folder; return their paths.
 
-    Refuses a setting that the framework cannot run as measured, and a model that bench would not run.
-    `source` says in README.md which run on which machine was measured.
+    Refuses a setting that the kind cannot run as measured, and a model that bench would not run. `origin`
+    says which run on which machine was measured.
     """
-    maker = import_module(f"bench.export.{kind}")
     _require_known(trial)
     if reason := refuse(kind, trial):
         others = ", ".join(k for k in KINDS if refuse(k, trial) is None)
         raise BadInput(
             f"{result.label} cannot be exported to {kind}: {reason}", advice=f"these can run it: {others}"
         )
+    make = _alone if kind == standalone.KIND else _with_bench
+    return _write_all(folder, make(kind, trial, result, node, origin))
+
+
+def _alone(
+    _kind: Kind, trial: Trial, result: TrialResult, node: NodeFacts, origin: TrialOrigin
+) -> Mapping[str, str]:
+    """Return the text of the only file."""
+    pins = requirements(node.packages, standalone.packages_of(trial))
+    facts = standalone.Facts(
+        result=result,
+        node=node,
+        origin=origin,
+        requirements=[line for line in pins.splitlines() if not line.startswith("#")],
+        command=_command(standalone.command_of(trial), trial, node, SEVERAL),
+        save_every=save_every(trial, result),
+    )
+    return {"train.py": standalone.script(trial, facts)}
+
+
+def _with_bench(
+    kind: Kind, trial: Trial, result: TrialResult, node: NodeFacts, origin: TrialOrigin
+) -> Mapping[str, str]:
+    """Return the texts of all files of a kind whose script imports bench, by their names."""
+    maker = import_module(f"bench.export.{kind}")
     every = save_every(trial, result)
     contents: dict[str, str] = {
         "train.py": script_of(kind, every),
         **maker.files(trial, every),
         "trial.json": pretty_json(to_json(trial)).decode(),
-        "requirements.txt": _requirements(node.packages, _needed(maker, trial)),
+        "requirements.txt": requirements(node.packages, needed(maker, trial)),
     }
     note = (
         _about_checkpoints(trial, every)
@@ -104,17 +127,16 @@ def write(
         + _about_switches(node)
         + getattr(maker, "NOTE", "")
     )
-    command = _command(maker, trial, node)
     contents["README.md"] = _readme(
         trial,
         result,
-        source,
+        origin.text,
         _installation(node, contents["requirements.txt"]),
-        command,
+        _command(maker.COMMAND, trial, node, getattr(maker, "SEVERAL", SEVERAL)),
         note,
         sorted(contents),
     )
-    return _write_all(folder, contents)
+    return contents
 
 
 def _require_known(trial: Trial) -> None:
@@ -197,17 +219,17 @@ def _about_switches(node: NodeFacts) -> str:
     return f"\nMeasured with these set:\n\n```\n{lines.replace('`', '?')}\n```\n\n"
 
 
-def _command(maker: Any, trial: Trial, node: NodeFacts) -> str:
-    """Return the command that starts the script.
+def _command(one_node: str, trial: Trial, node: NodeFacts, several: str) -> str:
+    """Return the command that starts the script, on one node or on each of several.
 
     A bundle lists the GPUs of the leading node only; every other node had as many.
     """
     nodes = -(-trial.gpus // len(node.gpus)) if node.gpus else 1
     threads = _threads(trial, node, trial.gpus // nodes)
     if nodes == 1:
-        return threads + str(maker.COMMAND.format(gpus=trial.gpus))
-    several = getattr(maker, "SEVERAL", SEVERAL).format(nodes=nodes, each=trial.gpus // nodes)
-    return f"{threads}{several}\n# on each of {nodes} nodes; HOST is one of them, and the same for all"
+        return threads + one_node.format(gpus=trial.gpus)
+    started = several.format(nodes=nodes, each=trial.gpus // nodes)
+    return f"{threads}{started}\n# on each of {nodes} nodes; HOST is one of them, and the same for all"
 
 
 def _threads(trial: Trial, node: NodeFacts, each: int) -> str:
@@ -233,40 +255,9 @@ def _write_all(folder: Path, contents: Mapping[str, str]) -> list[Path]:
     return [folder / name for name in contents]
 
 
-def _needed(maker: Any, trial: Trial) -> Iterator[str]:
-    """Yield the packages whose versions affect the figures; the bundle lists the rest of the environment."""
-    yield from ("torch", "transformers", "numpy", *maker.NEEDS)
-    own = module_families().get(trial.model.family)
-    if own and own.package:
-        yield own.package
-    if sharded_by(trial.setting) == "zero" and "deepspeed" not in maker.NEEDS:
-        yield "deepspeed"
-    if trial.model.recipe.lora:
-        yield "peft"
-    if trial.setting:  # torch brings triton, and bench's own kernels are written in it
-        yield "triton"
-    if "kernels" in trial.setting and trial.model.family == "mamba":
-        yield from ("mamba-ssm", "causal-conv1d")
-
-
-def _requirements(packages: Mapping[str, str], needed: Iterable[str]) -> str:
-    """Return the text of requirements.txt, without bench, which no package index has."""
-    lines = []
-    for name in needed:
-        version = packages.get(name, "")
-        known = VERSION.fullmatch(version) is not None
-        if known and not _is_too_old(name, version):
-            lines.append(_pin(name, version))
-        elif known:
-            lines.append(f"# Measured with {version}, which is too old:\n{name}{(MEASURED | TRIED)[name]}\n")
-        elif name in TRIED:
-            lines.append(f"# Not installed when it was measured; tested with:\n{name}{TRIED[name]}\n")
-    return "".join(lines)
-
-
-def _installation(node: NodeFacts, requirements: str) -> str:
+def _installation(node: NodeFacts, pins: str) -> str:
     """Return the commands that install what the script needs, with the Python that was measured with."""
-    pinned = [line for line in requirements.splitlines() if not line.startswith("#")]
+    pinned = [line for line in pins.splitlines() if not line.startswith("#")]
     lines = [environment_line(node.python)]
     lines.append(
         f"pip install PATH/TO/bench   # version {__version__}: from its repository, it is on no index"
@@ -280,29 +271,9 @@ def _installation(node: NodeFacts, requirements: str) -> str:
     return "\n".join(filter(None, lines))
 
 
-def _is_too_old(name: str, version: str) -> bool:
-    """Whether a version is older than any that bench works with: such a one may have known holes."""
-    oldest = (MEASURED | TRIED).get(name, "").removeprefix(">=").partition(",")[0]
-    return bool(oldest) and _numbers(version) < _numbers(oldest)
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    """Return the numbers with which a version begins, such as 2, 11 and 0 of 2.11.0rc1."""
-    found = NUMBERS.match(version)
-    return tuple(map(int, found[0].split("."))) if found else ()
-
-
 def _plain(text: str) -> str:
     """Return a bundle's text for README.md, in which it can be neither Markdown nor HTML."""
     return NOT_PLAIN.sub("?", text)
-
-
-def _pin(name: str, version: str) -> str:
-    """Return a requirement without build tag (+cu130), which indexes refuse; a comment names the build."""
-    public, _, build = version.partition("+")
-    source = "PyTorch's own index" if name == "torch" else "its project's releases"
-    comment = f"# Measured with {version}. PyPI may have another build; the measured one is from {source}\n"
-    return f"{comment if build else ''}{name}=={public}\n"
 
 
 def _readme(

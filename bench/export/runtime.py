@@ -26,15 +26,8 @@ from bench.records.text import count_text
 from bench.records.trial import Trial
 from bench.runner.trial.device import Device
 from bench.runner.trial.fsdp_strategy import shard
-from bench.runner.trial.made_up_data import (
-    PIXEL_DEVIATION,
-    PIXEL_MEAN,
-    Batches,
-    Samples,
-    Share,
-    batches_of,
-    samples_of,
-)
+from bench.runner.trial.made_up_data import Batches, Samples, Share, batches_of, samples_of
+from bench.runner.trial.pool_sizes import PIXEL_DEVIATION, PIXEL_MEAN
 from bench.runner.trial.run_trial import TrialRun, freeze_garbage_collector
 from bench.runner.trial.team import Team, join
 from bench.runner.trial.training_loop import Strategy, WithLoss, make_optimizer, make_scheduler, trained

@@ -210,11 +210,11 @@ def written(bundle: Path, kind: export.Kind, label: str, folder: Path) -> Path:
         results.models[0], found.setting, found.micro_batch, found.gpus,
         results.seed, results.timing, results.memory_cap_bytes,
     )  # fmt: skip
-    export.write(kind, folder, trial, found, results.node, "a test")
+    export.write(kind, folder, trial, found, results.node, export.TrialOrigin("a.tar", "", "1", "a test"))
     return folder
 
 
-@pytest.mark.parametrize("kind", export.KINDS)
+@pytest.mark.parametrize("kind", export.WITH_BENCH)
 def test_in_half_precision_without_sharding(half: Path, kind: export.Kind, tmp_path: Path) -> None:
     """Each script keeps fp32 weights under autocast, which is not the default of every framework."""
     agree(trained(written(half, kind, "naive", tmp_path / "made"), 1), measured_losses(half, "naive"))
@@ -238,12 +238,12 @@ def fp8(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return bundle_of(tmp_path_factory.mktemp("fp8"), 1, ["naive", ["half-weights"]], recipe, codes=(0, 3))
 
 
-@pytest.mark.parametrize("kind", export.KINDS)
+@pytest.mark.parametrize("kind", export.WITH_BENCH)
 def test_in_fp8_each_script_multiplies_as_the_trial_did(fp8: Path, kind: export.Kind, tmp_path: Path) -> None:
     agree(trained(written(fp8, kind, "naive", tmp_path / "made"), 1), measured_losses(fp8, "naive"))
 
 
-@pytest.mark.parametrize("kind", export.KINDS)
+@pytest.mark.parametrize("kind", export.WITH_BENCH)
 def test_the_last_step_is_always_logged_and_saved(tied: Path, kind: str, tmp_path: Path) -> None:
     """The last step is saved also for a model with tied embeddings."""
     folder = exported(tied, kind, "naive", tmp_path / "made")
@@ -280,7 +280,7 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return bundle_of(tmp_path_factory.mktemp("odd"), 1, [["zero-1", "offload"]], recipe, "odd", architecture)
 
 
-@pytest.mark.parametrize("kind", export.KINDS)
+@pytest.mark.parametrize("kind", export.WITH_BENCH)
 def test_deepspeed_has_the_weights_in_the_trials_order(odd: Path, kind: str, tmp_path: Path) -> None:
     """Odd-sized weights come last, because kernels read misaligned weights after them slowly."""
     folder = exported(odd, kind, "zero-1 + offload", tmp_path / "made")
@@ -358,7 +358,7 @@ def test_another_number_of_devices_is_refused(one: Path, two: Path, tmp_path: Pa
     assert '{"step"' not in said
 
 
-@pytest.mark.parametrize("kind", export.KINDS)
+@pytest.mark.parametrize("kind", export.WITH_BENCH)
 def test_a_new_run_of_a_script_does_not_overwrite_checkpoints(one: Path, kind: str, tmp_path: Path) -> None:
     folder = exported(one, kind, "naive", tmp_path / "made")
     trained(folder, 1, "--out", "checkpoints")
@@ -367,7 +367,7 @@ def test_a_new_run_of_a_script_does_not_overwrite_checkpoints(one: Path, kind: s
     assert sorted((folder / "checkpoints").rglob("*")) == before
 
 
-@pytest.mark.parametrize("kind", export.KINDS)
+@pytest.mark.parametrize("kind", export.WITH_BENCH)
 def test_a_loss_that_is_not_finite_ends_a_script_before_saving(one: Path, kind: str, tmp_path: Path) -> None:
     folder = exported(one, kind, "naive", tmp_path / "made")
     trial = json.loads((folder / "trial.json").read_text())

@@ -13,7 +13,8 @@ import pytest
 from bench.base.errors import BadInput
 from bench.base.strict_json import from_json
 from bench.cli.main import main
-from bench.export import KINDS, MEASURED, TRIED, _about_recording, _plain, _require_known
+from bench.export import KINDS, WITH_BENCH, _about_recording, _plain, _require_known
+from bench.export.requirements import MEASURED, TRIED
 from bench.records.trial import Trial
 from tests.builders import trial
 from tests.report.made import CRASH, bundle, manifest, measured
@@ -30,7 +31,7 @@ def read(path: Path) -> Any:
     return json.loads(path.read_text())
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", WITH_BENCH)
 def test_a_real_setting_can_be_exported_to_each_framework(kind: str, tmp_path: Path) -> None:
     folder = tmp_path / "made"
     assert export(EVERY_SETTING, "--to", kind, folder, "--setting", "free-lunch + zero-2") == 0
@@ -107,7 +108,7 @@ def refused(capsys: Any, *arguments: str | Path) -> str:
 @pytest.mark.parametrize(
     ("kind", "setting", "can"),
     [
-        ("deepspeed", "free-lunch + fsdp-3", "script, trainer, accelerate"),
+        ("deepspeed", "free-lunch + fsdp-3", "script, trainer, accelerate, standalone"),
         ("deepspeed", "free-lunch + fsdp-2 + offload", "script"),
         ("trainer", "free-lunch + fsdp-2 + offload", "script"),
         ("accelerate", "free-lunch + fsdp-2 + offload", "script"),
@@ -126,7 +127,7 @@ def test_a_setting_that_a_framework_cannot_express_is_refused_with_alternatives(
 def test_only_benchs_own_loop_supports_half_precision_weights(kind: str, tmp_path: Path, capsys: Any) -> None:
     of = manifest(models=[{"name": "tiny-gpt-neox", "recipe": {"precision": "bf16"}}])
     path = bundle(tmp_path / "a.tar", of=of, settings=[(("half-weights",), 0.5)])
-    assert "these can run it: script" in refused(capsys, path, "--to", kind, tmp_path / "b")
+    assert "these can run it: script, standalone" in refused(capsys, path, "--to", kind, tmp_path / "b")
 
 
 @pytest.mark.parametrize(
@@ -220,7 +221,7 @@ STEPS_AN_HOUR = 1800  # a step of four passes of half a second
 
 
 @pytest.mark.parametrize(("named", "every"), [(40, 40), (None, STEPS_AN_HOUR)])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", WITH_BENCH)
 def test_every_script_saves_as_often_as_the_recipe_or_about_every_hour(
     kind: str, named: int | None, every: int, tmp_path: Path
 ) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bench.base.strict_json import from_json, strict_loads
 from bench.bundle.tar_format import open_bundle
-from bench.export import KINDS, refuse, write
+from bench.export import WITH_BENCH, TrialOrigin, refuse, write
 from bench.records.fastest import fastest
 from bench.records.run_results import SCHEMA, Results
 from bench.records.trial import NodeFacts, Trial
@@ -70,11 +70,11 @@ def exported(folder: Path) -> Iterator[PrintedLines]:
                 continue
             trial = Trial(model, best.setting, best.micro_batch, best.gpus, run.seed, run.timing,
                           run.memory_cap_bytes, data=best.data)  # fmt: skip
-            for kind in KINDS:
+            for kind in WITH_BENCH:
                 made = folder / f"{number}-{model.name}-{kind}"
                 with suppress(UnknownMethod):  # of methods that earlier versions of bench had
                     if refuse(kind, trial) is None:
-                        write(kind, made, trial, best, run.node, "a run")
+                        write(kind, made, trial, best, run.node, TrialOrigin("a.tar", "", "1", "a run"))
                 if made.exists():
                     lines = in_readme(made)
                     if str(lines) not in seen:

@@ -20,15 +20,18 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from bench.records.trial import Trial
 from bench.runner.trial.data_folder import FolderPool
+from bench.runner.trial.pool_sizes import (
+    PIXEL_DEVIATION,
+    PIXEL_MEAN,
+    POOL_NUMBERS,
+    images_of_pool,
+    tokens_of_pool,
+)
 from bench.runner.trial.team import Team
 from bench.training.models import Model
 from bench.training.objectives.objective import Draw, Pool, Sample
 
-POOL_TOKENS = 1 << 22
-POOL_IMAGES = 256
-POOL_NUMBERS = 1 << 20
 TOKENS, IMAGES, NUMBERS = "tokens.npy", "images.npy", "numbers.npy"
-PIXEL_MEAN, PIXEL_DEVIATION = 0.5, 0.25
 
 
 def make_pool(model: Model, folder: Path, seed: int) -> Path:
@@ -39,14 +42,11 @@ def make_pool(model: Model, folder: Path, seed: int) -> Path:
     if "images" in recipe.aim.data:
         assert recipe.image_size is not None
         size = recipe.image_size
-        count = max(8, min(POOL_IMAGES, (1 << 26) // (3 * size * size)))
-        shape = (count, 3, size, size)
+        shape = (images_of_pool(size), 3, size, size)
         np.save(pool / IMAGES, np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8))
     if "tokens" in recipe.aim.data:
         vocabulary = recipe.aim.vocabulary(model.architecture)
-        # At least two samples and most of a third: each sample begins a token later than the last but one.
-        length = (recipe.sequence_length or 0) + (recipe.target_length or 0)
-        count = max(POOL_TOKENS, 3 * (length + 1) - 1)
+        count = tokens_of_pool(recipe)
         np.save(pool / TOKENS, np.random.default_rng(seed).integers(0, vocabulary, count, dtype=np.int32))
     if any(part.elements == "numbers" for part in recipe.aim.parts(model.architecture, recipe)):
         np.save(pool / NUMBERS, np.random.default_rng(seed).standard_normal(POOL_NUMBERS, dtype=np.float32))

@@ -110,6 +110,12 @@ METHODS = (
     Method(
         name="chunked-loss",
         summary="head and loss by chunks of positions: logits of a large vocabulary are never all in memory",
+        not_exported_to={
+            "standalone": (
+                "chunked-loss is code of bench: without it the logits of all positions are in memory "
+                "at once, and may not fit"
+            ),
+        },
         free_lunch=True,
         compiled_on_first_use=True,
         head="needed",

@@ -32,6 +32,12 @@ METHODS = (
     Method(
         name=RECORDED,
         summary="a pass recorded once as a CUDA graph and replayed: no kernel waits for the host",
+        not_exported_to={
+            "standalone": (
+                "cuda-graphs is code of bench: without it short kernels wait for the host, and a step "
+                "takes longer than measured"
+            ),
+        },
         free_lunch=True,
         requires={"compile-blocks": "cuda-graphs records compiled code: add compile-blocks"},
         excludes={

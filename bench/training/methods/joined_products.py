@@ -36,6 +36,12 @@ METHODS = (
     Method(
         name="joined-products",
         summary="layers that read the same tensor as one product: query, key and value; gate and up",
+        not_exported_to={
+            "standalone": (
+                "joined-products is code of bench: without it query, key and value are products of "
+                "their own, and a step takes longer than measured"
+            ),
+        },
         requires={"half-weights": "joined-products adds gradients in the product: add half-weights"},
         no_adapters="joined-products needs half-weights, which adapters do not have",
         refuse=_refuse,

@@ -81,6 +81,12 @@ METHODS = (
     Method(
         name="flex-attention",  # in fp32 on tensor cores, which PyTorch's other fp32 kernels leave idle
         summary="attention by FlexAttention's Triton kernels, in TF32 where the recipe is fp32",
+        not_exported_to={
+            "standalone": (
+                "flex-attention is registered and tuned by bench: without it attention in fp32 leaves "
+                "tensor cores idle, and a step takes longer than measured"
+            ),
+        },
         free_lunch=True,
         requires={
             "compilation": "flex-attention is slow unless it is compiled: add compile or compile-blocks"

@@ -45,6 +45,9 @@ METHODS = (
         name="offload",
         summary="gradients and optimizer states in the host's memory; with zero-3 and FSDP2 parameters too",
         requires={"sharding": "offload needs a sharding method beside it"},
+        not_exported_to={
+            "standalone": "offload is tuned by bench: without it gradients wait for the host in each pass"
+        },
         prior_time=1.6,
         **_COMMON,
     ),

@@ -113,6 +113,12 @@ METHODS = (
     _method(
         name="rotary",  # splits the projection into query, key and value, and rotates the first two
         summary="queries and keys rotated in Triton, in the layout that attention reads",
+        not_exported_to={
+            "standalone": (
+                "rotary is a Triton kernel of bench: without it positions are rotated in several "
+                "kernels, and a step takes longer than measured"
+            ),
+        },
         requires={"kernels": "rotary hands over to the attention of kernels: add kernels"},
         refuse=_refuse_rotary,
         apply=_apply_rotary,
@@ -120,6 +126,12 @@ METHODS = (
     _method(
         name="gelu",
         summary="GELU and the bias before it in Triton, each number read and written once",
+        not_exported_to={
+            "standalone": (
+                "gelu is a Triton kernel of bench: without it bias and GELU read and write each "
+                "number twice, and a step takes longer than measured"
+            ),
+        },
         refuse=_refuse_gelu,
         find=_find_gelu,
         apply=_apply_gelu,
@@ -127,6 +139,12 @@ METHODS = (
     _method(
         name="norms",
         summary="both norms of a block in one Triton kernel, which reads their input once in each pass",
+        not_exported_to={
+            "standalone": (
+                "norms is a Triton kernel of bench: without it each norm reads its input again, and a "
+                "step takes longer than measured"
+            ),
+        },
         # Under autocast norms compute in fp32, and the layers after them read a half-precision copy.
         requires={"half-weights": "norms is for blocks in half precision throughout: add half-weights"},
         chooses_kernels=False,  # used with half-weights only, whose gain includes that of norms
@@ -136,6 +154,11 @@ METHODS = (
     _method(
         name="depthwise",  # convolves, and computes both gradients, near the memory's rate
         summary="depthwise convolutions in Triton, channels innermost, added up in fp32",
+        not_exported_to={
+            "standalone": (
+                "depthwise is a Triton kernel of bench: without it a step can take twice as long as measured"
+            ),
+        },
         refuse=_refuse_depthwise,
         apply=_apply_depthwise,
     ),

@@ -38,6 +38,7 @@ class AdamW8bit(OptimizerContract):
     }
     not_exported_to: ClassVar[Mapping[str, str]] = {
         "deepspeed": "adamw-8bit was not tested in DeepSpeed's engine",
+        "standalone": "adamw-8bit is code of bench: other moments in 8 bits give other losses",
     }
     compiled_if_fused: ClassVar[bool] = True
 

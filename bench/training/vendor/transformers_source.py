@@ -94,6 +94,31 @@ def why_head_needs_more(model_type: str) -> str | None:
     return None
 
 
+@cache
+def head_name(model_type: str, mapping: str) -> str | None:
+    """Return the attribute of a language model that turns features into logits on its own.
+
+    None if the model's class does more than that, scaling logits for instance, or if its code is unknown.
+    `mapping` is the table in which the class is found.
+    """
+    kind = _model_class(model_type, mapping)
+    found = re.search(
+        rf"^class {kind}\(.*?(?=^class |\Z)", _source(model_type, "modeling"), re.DOTALL | re.MULTILINE
+    )
+    alone = re.search(
+        r"(?:logits|prediction_scores) = self\.(\w+)\("
+        r"(?:hidden_states\[:, slice_indices, :\](?:\.to\(self\.lm_head\.weight\.dtype\))?|sequence_output)\)"
+        r"(?:\.float\(\))?\n\s*(?:masked_lm_)?loss = None\n",
+        found[0] if kind and found else "",
+    )
+    return alone[1] if alone else None
+
+
+def has_experts(model_type: str) -> bool:
+    """Whether the type's code has mixtures of experts, which run by an implementation of their own."""
+    return "use_experts_implementation" in _source(model_type, "modeling")
+
+
 def why_not_joined(model_type: str) -> str | None:
     """Return why no layers of an architecture can be joined to one product; None if they can, or if unknown.
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from bench.base.errors import BadInput
-from bench.export import _needed, script
+from bench.export import script
+from bench.export.requirements import needed
 from bench.planning.manifest import parse_manifest
 from bench.runner.trial.device import Device
 from bench.runner.trial.floor import recorded
@@ -112,7 +113,7 @@ def test_the_floor_has_its_attention() -> None:
 
 
 def test_an_exported_script_requires_timm() -> None:
-    assert "timm" in _needed(script, trial(model=model_of("resnet18")))
+    assert "timm" in needed(script, trial(model=model_of("resnet18")))
 
 
 def test_blocks_are_the_innermost_repeated_parts() -> None:

@@ -1,0 +1,121 @@
+"""The beginning of a script: how it is started, where it comes from, and the constants of the recipe.
+
+A bundle may be a stranger's, so its text stands only in literals of plain ASCII, or without the characters
+that Python's comments and docstrings give a meaning. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bench import __version__
+from bench.export.origin import TrialOrigin
+from bench.export.standalone.data import data_constants
+from bench.export.standalone.loop import HALF, unit_constant
+from bench.export.standalone.model import architecture
+from bench.export.standalone.python_source import Raw, constants, mapping_literal, text_literal
+from bench.export.standalone.updates import update_constants
+from bench.records.run_results import TrialResult
+from bench.records.switches import deciding
+from bench.records.text import bytes_text, count_text, interval_text
+from bench.records.trial import NodeFacts, Trial
+from bench.training.models import families
+
+NOT_PLAIN = re.compile(r"[^A-Za-z0-9_ .,()+/@-]")  # replaced in the docstring
+PACKAGES = ("torch", "transformers", "timm", "deepspeed", "numpy", "triton")
+LOG_EVERY = 10  # steps, if the recipe names no number
+OLDEST_PYTHON = "3.11"
+LINE = 98  # columns of the docstring
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the header says about the measurement."""
+
+    result: TrialResult
+    node: NodeFacts
+    origin: TrialOrigin
+    requirements: Sequence[str]  # lines for pip
+    command: str  # starts the script
+    save_every: int  # steps
+
+
+def plain(text: str) -> str:
+    """Return a text of a bundle for the docstring, in which it can end nothing and escape nothing."""
+    return NOT_PLAIN.sub("?", text)
+
+
+def metadata(facts: Facts) -> str:
+    """Return the block in which tools look for what a script needs: Python's PEP 723."""
+    needs = ", ".join(map(text_literal, facts.requirements))
+    lines = ["/// script", f'requires-python = ">={OLDEST_PYTHON}"', f"dependencies = [{needs}]", "///"]
+    return "\n".join(f"# {line}" for line in lines)
+
+
+def docstring(trial: Trial, facts: Facts) -> str:
+    """Return what the script is, how it is started, and what it leaves out."""
+    recipe, result = trial.model.recipe, facts.result
+    title = f"Train {plain(trial.model.name)}, as bench measured it: {plain(result.label)}."
+    measured = f"Measured on {plain(facts.origin.device)}"
+    if estimate := result.estimate:
+        step, days = interval_text(estimate.step_seconds), interval_text(estimate.days)
+        measured += f": {step} s a step, {days} days, {bytes_text(estimate.peak_bytes)} a GPU"
+    devices = count_text(trial.gpus, "device")
+    measured += f". A step has {trial.accumulation} passes of {trial.micro_batch} samples on {devices}."
+    about = "Its losses are those of bench. Data and weights are made up: your own go into `Samples` and"
+    about += " `build_model`."
+    if recipe.eval_every_steps and recipe.eval_samples:
+        about += " The days include evaluations, which are not in this file."
+    if deciding(facts.node.switches or {}):
+        about += " Set the variables in SOURCE first: it was measured with them."
+    rest = f"{measured} {about}".replace("\u00b1", "+-")
+    commands = "\n".join(f"    {line}" for line in facts.command.splitlines())
+    return '"""' + "\n\n".join([_wrapped(title), commands, _wrapped(rest)]) + '\n"""'
+
+
+def _wrapped(text: str) -> str:
+    return "\n".join(textwrap.wrap(text, LINE - 3))
+
+
+def settings(trial: Trial, facts: Facts) -> str:
+    """Return the constants: where the script comes from, the model, and the recipe."""
+    rows = [*_shape(trial, facts), *update_constants(trial), *data_constants(trial)]
+    maps = {"SOURCE": _source(trial, facts), "ARCHITECTURE": architecture(trial.model)}
+    return "\n".join([*(mapping_literal(name, value) for name, value in maps.items()), "", constants(rows)])
+
+
+def _source(trial: Trial, facts: Facts) -> Mapping[str, Any]:
+    node, origin = facts.node, facts.origin
+    found: dict[str, Any] = {
+        "model": trial.model.name, "bundle": origin.bundle, "sha256": origin.sha256,
+        "run": origin.run, "trial": trial.id, "device": origin.device, "setting": trial.setting,
+        "bench": __version__, "python": node.python,
+    }  # fmt: skip
+    found |= {name: node.packages[name] for name in PACKAGES if name in node.packages}
+    if switches := deciding(node.switches or {}):
+        found["environment"] = dict(sorted(switches.items()))
+    return found
+
+
+def _shape(trial: Trial, facts: Facts) -> Iterator[tuple[str, Any, str]]:
+    """Yield the constants of steps and passes: name, value, and what it is."""
+    model, recipe = trial.model, trial.model.recipe
+    if model.family == "timm":
+        yield "TIMM_MODEL", model.architecture["timm"], ""
+    elif model.family not in families():
+        yield "FAMILY", model.family, "transformers' name of the architecture"
+    yield "SEED", trial.seed, ""
+    yield "GPUS", trial.gpus, "processes, one a device"
+    yield "MICRO_BATCH", trial.micro_batch, "samples of a pass on each device"
+    yield "PASSES", trial.accumulation, f"of a step: a batch has {recipe.batch_size:,} samples"
+    yield "STEPS", recipe.steps, "of the whole training"
+    if unit_constant(trial) == "UNITS":
+        yield "UNITS", recipe.units_per_sample, f"{recipe.unit} of a sample"
+    if recipe.half:
+        yield "HALF", Raw(HALF[recipe.half]), "precision of matrix products"
+    yield "LOG_EVERY", recipe.log_every_steps or LOG_EVERY, "steps"
+    yield "SAVE_EVERY", facts.save_every, "steps"
