@@ -11,7 +11,7 @@ from typing import Literal
 
 # Of the rate of large products. An H200 computes the convolutions of ConvNeXt's downsampling at 31% of it, of
 # Whisper's spectrograms at 18%, of ViT's patches at 4% and of ConvNeXt's patches at 2% (cuDNN, channels
-# outermost, half precision); together, weighted as ConvNeXt has them, at 18%.
+# outermost, half precision; docs/evidence/operations-h200); together, weighted as ConvNeXt has them, at 18%.
 DENSE_CONVOLUTIONS = 0.18
 
 # Attention in fp32, of the rate of products in TF32: FlexAttention multiplies in TF32, PyTorch's own
