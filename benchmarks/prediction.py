@@ -38,6 +38,7 @@ from bench.planning.prediction.step_time import (
     Fit,
     Multipliers,
     StepPart,
+    StepTime,
     Work,
     beside,
     group_of,
@@ -48,6 +49,7 @@ from bench.planning.prediction.step_time import (
 from bench.report.read_bundles import check_all
 from bench.training.methods import known_methods
 from bench.training.models import Precision, counts_by_formula
+from bench.training.setting import Setting
 from tests.planning.test_memory import counts_of_brought, named
 
 ROOT = Path(__file__).parents[1]
@@ -57,8 +59,9 @@ SLOWED = "slowed-h100"  # a card that could not cool itself
 OUTDATED = ("zoo-h100/zoo-1", "t5-v1.1-base")  # whose attention had no fused kernel: zoo-h100/t5 has one
 CAMPAIGN = ("nine-h200", "proof-h100")  # folders of the newest runs, also predicted from older ones alone
 START = Multipliers(
-    products=0.9, attention=0.5, attention_in_fp32=0.2, convolutions=0.1, scans=0.003, cycles=1.0
+    products=0.9, products_in_fp32=0.9, attention=0.5, scans=0.003, cycles=1.0, bias_cycles=3.0
 )
+CYCLES = ("cycles", "bias_cycles")  # multipliers of which a larger one takes longer; others are shares
 ROUNDS = 2500
 LEAST_CHOICE, CLOSE = 3, 1.03  # settings of a model in a bundle; of the fastest
 FARTHEST = 0.6  # a larger error, as a logarithm, counts as this one: a few odd rows decide nothing
@@ -72,6 +75,11 @@ SHAPES = {
     "125m": (768, 12), "350m": (1024, 24), "760m": (1536, 24), "1b": (2048, 24), "3b": (2560, 32),
     "7b": (4096, 32), "13b": (5120, 40), "30b": (7168, 48), "70b": (8192, 80),
 }  # fmt: skip
+# Folders and bundles whose runs had today's kernels of their methods. The older FlexAttention took 1.67 times
+# as long (steps of vit-l before and after, docs/methods.md); the older depthwise convolutions in fp32, 2.65
+# times (results/frontier-h100/depthwise-old-and-new.txt).
+TODAYS_KERNELS = ("nine-h200/", "seven-h200/", "frontier-", "side-by-side-h200/vit-gelu")
+OLDER_FLEX, OLDER_DEPTHWISE = 1.67, 2.65
 WORDS, KEPT = 50_368, 34  # bytes that a layer keeps for each token and feature, with fused attention
 # FlashAttention 2 of that time on Hopper, against its share of the products' rate on Ampere: 335 of 794.5
 # against 225 of 271.2 TFLOP/s (Dao, FlashAttention-2, figures 4 and 6).
@@ -95,8 +103,15 @@ class Row:
 
     def error(self, m: Multipliers) -> float:
         """Return the logarithm of the predicted over the measured time."""
-        found = step_time(self.work, self.batch, self.gpus, self.rates, self.precision, m)
-        return math.log(found.seconds / self.seconds)
+        return math.log(self.time(m).seconds / self.seconds)
+
+    def time(self, m: Multipliers) -> StepTime:
+        return step_time(self.work, self.batch, self.gpus, self.rates, self.precision, m)
+
+    def computing(self, m: Multipliers) -> float:
+        """Return the seconds of a pass without exchange."""
+        time = self.time(m)
+        return time.pass_seconds - time.exchange
 
 
 def own_rows() -> Iterator[Row]:
@@ -119,12 +134,23 @@ def own_rows() -> Iterator[Row]:
                 continue
             work = work_of(model, trial.setting, trial.gpus, counts)
             if work:
+                if not named(path).startswith(TODAYS_KERNELS):
+                    work = with_older_kernels(work, trial.setting, model.recipe.precision)
                 place = f"{named(path)} {trial.label} {trial.micro_batch}"
                 seconds = trial.estimate.step_seconds.value
                 group = group_of(model, counts)
                 part = StepPart(trial.micro_batch, trial.accumulation)
                 yield Row(place, model.name, group, gpu.name, trial.gpus, work, part,
                           rates_of(gpu), model.recipe.precision, seconds)  # fmt: skip
+
+
+def with_older_kernels(work: Work, setting: Setting, precision: Precision) -> Work:
+    """Return the work of a setting as the kernels did it that were replaced after the run."""
+    if "flex-attention" in setting:
+        work = replace(work, attention_in_fp32=work.attention_in_fp32 / OLDER_FLEX)
+    if "depthwise" in setting and precision == "fp32":
+        work = replace(work, depthwise_cycles=work.depthwise_cycles * OLDER_DEPTHWISE)
+    return work
 
 
 def public_rows() -> Iterator[Row]:
@@ -141,7 +167,12 @@ def public_rows() -> Iterator[Row]:
         work = Work(
             products=(4 if again else 3) * body + 3 * head,
             attention=(4.5 if again else 3.5) * 2 * length * width * layers * length / old(row["gpu"]),
+            attention_in_fp32=1,
+            query_elements=(4 / 3 if again else 1) * layers * length * width,
+            biased_scores=0,
             convolutions=0,
+            dense_convolutions=0,
+            depthwise_cycles=0,
             scans=0,
             logit_bytes=0,  # LLM Foundry keeps them in fp32, beside the rest
             kept_bytes=kept,
@@ -164,31 +195,42 @@ def old(gpu: str) -> float:
     return OLD_ATTENTION.get(gpu, 1.0)
 
 
+def parts_by_multiplier(rows: Sequence[Row]) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Return the seconds that each multiplier of 1 adds to the computing of each row, and the others.
+
+    A multiplier that no row has a part of is left out: the fit leaves it where its search begins.
+    """
+    names = [field.name for field in fields(Multipliers)]
+    ones, never = Multipliers(**dict.fromkeys(names, 1.0)), Multipliers(**{n: none_of(n) for n in names})
+    fixed = np.array([row.computing(never) for row in rows])
+    taken = {
+        name: np.array([row.computing(replace(never, **{name: getattr(ones, name)})) for row in rows]) - fixed
+        for name in names
+    }
+    return {name: seconds for name, seconds in taken.items() if np.any(seconds > 0)}, fixed
+
+
+def none_of(name: str) -> float:
+    """Return the multiplier with which a part takes no time."""
+    return 0.0 if name in CYCLES else math.inf
+
+
 def errors_of(rows: Sequence[Row]) -> Callable[[Multipliers], np.ndarray]:
     """Return a function that gives `Row.error` of every row, many thousand times a second.
 
-    Each part of computing is proportional to one multiplier, or to its inverse.
+    Computing is a sum of parts: each is proportional to one multiplier, or to its inverse, or to none.
     """
-    ones = Multipliers(**dict.fromkeys((field.name for field in fields(Multipliers)), 1.0))
-    times = [step_time(row.work, row.batch, row.gpus, row.rates, row.precision, ones) for row in rows]
-    in_fp32 = [row.precision == "fp32" for row in rows]
-    attention = np.array([time.attention for time in times])
-    parts = {
-        "products": np.array([time.products for time in times]),
-        "attention": np.where(in_fp32, 0.0, attention),
-        "attention_in_fp32": np.where(in_fp32, attention, 0.0),
-        "convolutions": np.array([time.convolutions for time in times]),
-        "scans": np.array([time.scans for time in times]),
-    }
-    memory, elements = (np.array([getattr(time, name) for time in times]) for name in ("memory", "elements"))
+    taken, fixed = parts_by_multiplier(rows)
+    times = [row.time(START) for row in rows]
     sent = np.array([row.work.exchanged_each_pass.seconds(row.gpus, row.rates) for row in rows])
     passes, update = (np.array([getattr(time, name) for time in times]) for name in ("passes", "update"))
     measured = np.array([row.seconds for row in rows])
 
     def errors(m: Multipliers) -> np.ndarray:
-        computing = memory + elements * m.cycles
-        for name, seconds in parts.items():
-            computing = computing + seconds / getattr(m, name)
+        computing = fixed
+        for name, seconds in taken.items():
+            multiplier = getattr(m, name)
+            computing = computing + seconds * (multiplier if name in CYCLES else 1 / multiplier)
         return np.log((passes * beside(computing, sent) + update) / measured)
 
     return errors
@@ -203,7 +245,7 @@ def fitted(rows: Sequence[Row], start: Multipliers = START) -> Multipliers:
     def loss(m: Multipliers) -> float:
         return float(share @ np.minimum(np.abs(errors(m)), FARTHEST) ** 1.5)
 
-    least, names = loss(best), [field.name for field in fields(Multipliers)]
+    least, names = loss(best), [*parts_by_multiplier(rows)[0]]
     for _ in range(ROUNDS):
         changed = {n: getattr(best, n) * math.exp(chance.gauss(0, step)) for n in chance.sample(names, 2)}
         tried = replace(best, **{n: min(v, 1.0) if n == "products" else v for n, v in changed.items()})

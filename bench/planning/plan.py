@@ -33,6 +33,10 @@ from bench.training.setting import NAIVE, Setting, in_group
 # A setting predicted to need more than this multiple of the memory is not tried; predictions can be wrong.
 HOPELESS = 1.5
 DOUBT = 0.15  # relative error, up or down, of the predicted memory before any sample: docs/accuracy.md
+# Nineteen of twenty measured trials take at most this share more than predicted (docs/accuracy.md), and torch
+# can allocate this much less than a GPU's whole memory, of which its driver takes the rest.
+EXCEEDED_BY = 0.05
+DRIVER_BYTES = 410 * 2**20
 USABLE = 0.92  # share of the memory for tensors: the CUDA context and fragmentation take the rest
 
 
@@ -54,6 +58,11 @@ class SettingPlan:
     @property
     def setting(self) -> Setting:
         return self.trials[0].setting
+
+    def may_not_fit(self, trial: Trial, memory_bytes: int) -> bool:
+        """Whether a trial's predicted memory, with its error, is more than torch can allocate."""
+        needed = self.needs[trial.micro_batch]
+        return needed is not None and may_not_fit(needed, memory_bytes)
 
     @property
     def predicted_bytes(self) -> int | None:
@@ -199,6 +208,11 @@ def _plan_setting(
 def usable_bytes(memory_cap_bytes: int | None, target: Target) -> int:
     """Return memory of one device that trials may use: the manifest's cap, if the device has more."""
     return min(memory_cap_bytes or target.memory_bytes, target.memory_bytes)
+
+
+def may_not_fit(predicted_bytes: int, memory_bytes: int) -> bool:
+    """Whether a prediction leaves no room for its own error in a device of this memory."""
+    return predicted_bytes * (1 + EXCEEDED_BY) > memory_bytes - DRIVER_BYTES
 
 
 def _host_is_small(needed: int, target: Target) -> str | None:

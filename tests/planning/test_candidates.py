@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from bench.planning.plan import SettingPlan
+from bench.planning.plan import DRIVER_BYTES, EXCEEDED_BY, SettingPlan
 from bench.planning.search.candidates import promising
 from bench.planning.search.tried_trials import TriedTrials
 from bench.records.trial import (
@@ -170,3 +170,15 @@ def test_a_method_that_once_worked_is_never_blamed() -> None:
     known = first(plain, took(1.0)) | first(compiled, took(0.9)) | first(crashed, STUCK)
     found = order([plain, compiled, crashed, planned("compile", "gelu"), planned("kernels")], known)
     assert found == [(("compile", "gelu"), 16)]
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_setting_that_may_not_fit_is_tried_last(known: bool) -> None:
+    """Before and after a first time; of two settings of which either almost fills the memory."""
+    most = round((MEMORY - DRIVER_BYTES) / (1 + EXCEEDED_BY))
+    measured, other = planned("kernels"), replace(planned("kernels", "gelu"), needs={16: most - 1})
+    outcomes = first(measured, took(1.0)) if known else {}
+    for needed, last in ((most - 1, False), (most + 1, True)):
+        fast = replace(planned("kernels", "compile"), needs={16: needed})
+        found = [setting for setting, _ in order([measured, fast, other], outcomes)]
+        assert (found.index(fast.setting) > found.index(other.setting)) == last

@@ -35,9 +35,6 @@ LOGITS_TWICE = {
 # peak is lower by most of that, for an unknown reason. The error is safe: a predicted fit does fit.
 TOO_HIGH = {
     ("every-setting-2xh100/mamba-2.8b-offload-2", "free-lunch + checkpointing + zero-1 + offload"),
-    # The backward pass of a block is counted with all that it keeps; compiled code frees it on the way.
-    ("frontier-h200/llama-1.2b-guided", "free-lunch + half-weights + checkpointing"),
-    ("frontier-h200/llama-1.2b-beside-script", "free-lunch + half-weights + checkpointing"),
 }  # fmt: skip
 
 # T5's attention ran without a fused kernel when this was measured; in zoo-h100/t5 it has one. Why

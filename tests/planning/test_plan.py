@@ -10,7 +10,7 @@ import pytest
 
 from bench.base.errors import BadInput
 from bench.planning.manifest import Manifest, parse_manifest
-from bench.planning.plan import make_plan, target_of
+from bench.planning.plan import DRIVER_BYTES, EXCEEDED_BY, make_plan, may_not_fit, target_of
 from bench.planning.search.next_trial import next_trial, remaining
 from bench.records.trial import Gpu, NodeFacts, OutOfMemory, TimedOut
 from bench.training.methods import (
@@ -412,3 +412,24 @@ def test_weights_that_fit_nowhere_are_not_tried_and_none_are_offloaded_where_the
     naive, offloaded = make_plan(mine, replace(RTX_3090, host_bytes=64 << 30), {"llama-7b": SEVEN}).skipped
     assert naive.reason == "needs about 112.8 GiB before any sample; there are 24.0 GiB"
     assert offloaded.reason == "offloading needs about 216 GiB of the host's memory; there are 64"
+
+
+@pytest.mark.parametrize(
+    ("predicted_gib", "doubtful"),
+    [(79.4, True), (75.5, True), (75.4, False), (73.2, False)],  # of an H100 torch can allocate 79.2 GiB
+)
+def test_a_prediction_without_room_for_its_error_may_not_fit(predicted_gib: float, doubtful: bool) -> None:
+    assert may_not_fit(round(predicted_gib * 2**30), round(79.6 * 2**30)) == doubtful
+
+
+def test_a_trial_that_may_not_fit_waits_for_all_others() -> None:
+    plan = make_plan(manifest(), H200)
+    first, second = plan.cells
+    most = round((plan.memory_bytes - DRIVER_BYTES) / (1 + EXCEEDED_BY))
+    for needed, expected in ((most - 1, first), (most + 1, second)):
+        size = first.trials[0].micro_batch
+        tight = replace(first, trials=first.trials[:1], needs={size: needed})
+        found = next_trial(replace(plan, cells=(tight, second)), {})
+        assert found == expected.trials[0]
+    alone = replace(plan, cells=(tight,))
+    assert next_trial(alone, {}) == tight.trials[0]

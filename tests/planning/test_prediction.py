@@ -26,6 +26,7 @@ from bench.planning.prediction.step_time import (
     Multipliers,
     StepPart,
     StepTime,
+    attention_seconds,
     beside,
     group_of,
     shipped_fit,
@@ -36,7 +37,9 @@ from bench.planning.prediction.step_time import (
 from bench.report.read_bundles import check_all
 from bench.training.methods import Target
 from bench.training.models import Model, counts_by_formula, known_models
+from bench.training.models.model import OperationShapes
 from bench.training.models.shipped_counts import shipped_counts
+from bench.training.models.zoo import zoo_model
 from bench.training.setting import Setting
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -161,6 +164,62 @@ def test_an_element_of_four_bytes_takes_as_long_as_one_of_two() -> None:
     assert half is not None and whole is not None
     assert half.kept_elements == half.kept_bytes / 2
     assert whole.kept_elements == whole.kept_bytes / 4
+
+
+CONVNEXT = ("tf32", "fused-optimizer", "compile-blocks")
+
+
+def test_depthwise_convolutions_take_what_their_kernels_take() -> None:
+    xl = known_models()["convnext-xl"]
+    cudnn, own = (time_of(xl, setting, 128) for setting in (CONVNEXT, (*CONVNEXT, "depthwise")))
+    assert 1.8 < cudnn.seconds / own.seconds < 3.5  # 2.2 before and after (results/side-by-side-h200)
+    assert cudnn.products == own.products
+    half = replace(xl, recipe=replace(xl.recipe, precision="bf16"))
+    assert time_of(half, CONVNEXT, 128).convolutions < cudnn.convolutions / 3
+
+
+def test_a_counted_model_has_all_its_convolutions_dense_unless_they_are_depthwise() -> None:
+    xl = known_models()["convnext-xl"]
+    counts = counts_by_formula(xl)
+    assert counts is not None
+    work = work_of(xl, CONVNEXT, 1, counts)
+    dense = work_of(xl, CONVNEXT, 1, replace(counts, shapes=OperationShapes()))
+    assert work is not None and dense is not None
+    assert dense.dense_convolutions == dense.convolutions == work.convolutions > work.dense_convolutions
+    assert dense.depthwise_cycles == 0 < work.depthwise_cycles
+
+
+def test_attention_takes_more_of_its_time_at_short_lengths() -> None:
+    rates, m = rates_of(H200), shipped_fit().multipliers
+
+    def seconds(length: int) -> float:
+        short = replace(PYTHIA, recipe=replace(PYTHIA.recipe, sequence_length=length))
+        counts = counts_by_formula(short)
+        assert counts is not None
+        work = work_of(short, LUNCH, 1, counts)
+        assert work is not None
+        return attention_seconds(work, rates, "bf16", m) / work.attention
+
+    assert seconds(256) > 1.5 * seconds(2048)
+
+
+def test_attention_in_fp32_is_as_fast_as_its_kernel() -> None:
+    vit = known_models()["vit-l"]
+    slow, fast = (time_of(vit, s, 128).attention for s in (LUNCH, (*LUNCH, "flex-attention")))
+    assert slow == pytest.approx(2.08 * fast, rel=0.01)  # memory-efficient and FlexAttention, by profiles
+
+
+def test_a_bias_of_positions_takes_cycles_for_each_score() -> None:
+    t5 = zoo_model("t5-v1.1-base")
+    assert t5 is not None
+    counts = shipped_counts(t5.model)
+    assert counts is not None and counts.shapes.biased_scores > 0
+    biased = work_of(t5.model, LUNCH, 1, counts)
+    assert biased is not None
+    plain = replace(biased, biased_scores=0.0)
+    m = shipped_fit().multipliers
+    taken, without = (attention_seconds(work, rates_of(H200), "bf16", m) for work in (biased, plain))
+    assert taken - without == pytest.approx(biased.biased_scores * m.bias_cycles / rates_of(H200).cycles)
 
 
 def test_products_in_fp16_and_tf32_have_rates_of_their_own() -> None:

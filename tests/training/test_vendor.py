@@ -140,10 +140,15 @@ def test_fake_tensors_have_a_shape_and_no_contents() -> None:
 
 def test_the_flop_counter_takes_formulas_of_grouped_and_batched_products() -> None:
     assert hasattr(torch.ops.aten, "_grouped_mm"), gone(torch_inside, "torch has no aten._grouped_mm")
-    counter = torch_inside.flop_counter(grouped_matmul=lambda *_, **__: 0, batched_matmul=lambda *_, **__: 7)
+    counter = torch_inside.flop_counter(
+        grouped_matmul=lambda *_, **__: 0,
+        batched_matmul=lambda *_, **__: 7,
+        convolution=lambda *_, **__: 100,
+    )
     with counter:
         torch.bmm(torch.ones(2, 3, 4), torch.ones(2, 4, 5))
-    assert counter.get_total_flops() == 7, gone(torch_inside, "the flop counter ignores custom formulas")
+        torch.conv1d(torch.ones(1, 1, 5), torch.ones(1, 1, 3))
+    assert counter.get_total_flops() == 107, gone(torch_inside, "the flop counter ignores custom formulas")
 
 
 def test_each_operator_is_told_with_its_arguments() -> None:

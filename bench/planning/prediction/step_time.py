@@ -11,6 +11,14 @@ from bench.base.shipped_data import read_data
 from bench.base.strict_json import from_json
 from bench.planning.memory_prediction import predict_bytes
 from bench.planning.prediction.card_rates import CardRates, ring_seconds
+from bench.planning.prediction.kernel_rates import (
+    DENSE_CONVOLUTIONS,
+    DEPTHWISE_CYCLES,
+    EFFICIENT_ATTENTION,
+    FLEX_ATTENTION,
+    QUERY_CYCLES,
+    DepthwiseKernel,
+)
 from bench.training.methods import arithmetic, known_methods
 from bench.training.models import Counted, Model, Parts, Precision, words_of
 from bench.training.models.footprint import ROW_MULTIPLE
@@ -42,14 +50,14 @@ UNUSUAL = ("expert", "relative_attention", "position_buckets", "window_size")
 
 @dataclass(frozen=True, slots=True)
 class Multipliers:
-    """Shares of the rate of large products, and cycles; fitted by benchmarks/prediction.py."""
+    """Shares of the rate of large products, and cycles of a multiprocessor; by benchmarks/prediction.py."""
 
     products: float
+    products_in_fp32: float  # of the rate in TF32
     attention: float  # in half precision
-    attention_in_fp32: float
-    convolutions: float
     scans: float
-    cycles: float  # of one multiprocessor, for each element that a pass keeps for its backward pass
+    cycles: float  # for each element that a pass keeps for its backward pass
+    bias_cycles: float  # for each score to which attention adds a bias
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +108,12 @@ class Work:
 
     products: float  # operations, forward and backward
     attention: float
+    attention_in_fp32: float  # of the rate of products, what its kernel reaches if it computes in fp32
+    query_elements: float  # of attention, in passes that are forward and backward
+    biased_scores: float
     convolutions: float
+    dense_convolutions: float  # operations of those that are not depthwise
+    depthwise_cycles: float
     scans: float
     kept_bytes: float  # for the backward pass, without logits
     kept_elements: float
@@ -207,13 +220,20 @@ def work_of(model: Model, setting: Setting, gpus: int, counts: Counted) -> Work 
     size = HALF if half else FP32
     each_pass, each_step = _exchanged(setting, counts.parts, gpus, half=half)
     sharded = in_group(setting, "sharding") is not None
+    shapes, passes = counts.shapes, times / (1 + BACKWARD)
+    kernel: DepthwiseKernel = "bench" if "depthwise" in setting else "cudnn"
     return Work(
         products=products,
         attention=(1 + BACKWARD_ATTENTION + again) * flops.attention,
+        attention_in_fp32=FLEX_ATTENTION if "flex-attention" in setting else EFFICIENT_ATTENTION,
+        query_elements=passes * shapes.query_elements,
+        biased_scores=passes * shapes.biased_scores,
         convolutions=times * flops.convolution,
+        dense_convolutions=times * (flops.convolution - shapes.depthwise_operations),
+        depthwise_cycles=passes * shapes.depthwise_elements * DEPTHWISE_CYCLES[kernel, not half],
         scans=times * flops.scan,
-        kept_bytes=kept * times / (1 + BACKWARD),
-        kept_elements=kept / size * times / (1 + BACKWARD),
+        kept_bytes=kept * passes,
+        kept_elements=kept / size * passes,
         logit_bytes=size * _moved_logits(model, setting),
         weight_bytes=parameters * (PASS_BYTES_HALVED if halves_weights(setting) else PASS_BYTES),
         exchanged_each_pass=each_pass,
@@ -266,16 +286,25 @@ def beside(computing: float, sent: float) -> float:
     return together
 
 
+def attention_seconds(work: Work, rates: CardRates, precision: Precision, m: Multipliers) -> float:
+    """Return the seconds of a sample's attention; the rates of fp32's kernels contain all that they do."""
+    biased = work.biased_scores * m.bias_cycles / rates.cycles
+    if precision == "fp32":
+        return work.attention / (rates.products(precision) * work.attention_in_fp32) + biased
+    queries = work.query_elements * QUERY_CYCLES / rates.cycles
+    return work.attention / (rates.products(precision) * m.attention) + queries + biased
+
+
 def step_time(
     work: Work, batch: StepPart, gpus: int, rates: CardRates, precision: Precision, m: Multipliers
 ) -> StepTime:
     """Divide the work of a step by the rates of a card."""
-    products = rates.products(precision)
-    attention = m.attention_in_fp32 if precision == "fp32" else m.attention
+    products, whole = rates.products(precision), precision == "fp32"
     times = {
-        "products": work.products / (products * m.products),
-        "attention": work.attention / (products * attention),
-        "convolutions": work.convolutions / (products * m.convolutions),
+        "products": work.products / (products * (m.products_in_fp32 if whole else m.products)),
+        "attention": attention_seconds(work, rates, precision, m),
+        "convolutions": work.dense_convolutions / (products * DENSE_CONVOLUTIONS)
+        + work.depthwise_cycles / rates.cycles,
         "scans": work.scans / (products * m.scans),
         "memory": (work.kept_bytes * KEPT_MOVES + work.logit_bytes) / rates.memory,
         "elements": work.kept_elements * m.cycles / rates.cycles,

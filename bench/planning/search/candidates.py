@@ -62,8 +62,10 @@ def promising(
         if lower_bounds.bound(trial, timed, pass_cost if RECORDED in trial.setting else launched) < limit
     ]
 
-    def turn(trial: Trial) -> tuple[bool, int, bool, float]:
-        """Return a sort key: trials that end in time and fit come first.
+    doubtful = {each.trial.id for each in open_ if each.plan.may_not_fit(each.trial, memory_bytes)}
+
+    def turn(trial: Trial) -> tuple[bool, bool, int, bool, float]:
+        """Return a sort key: trials that end in time and fit come first, then those that may not fit.
 
         Next comes a second micro-batch of the fastest setting, whose overhead then bounds all other settings.
         The rest go by expected time: most bounds are far too low, and a good trial rules out many.
@@ -73,7 +75,8 @@ def promising(
         # The smallest of the trials that hardly fit comes first: if it does not fit, the larger ones do not.
         hardly = trial.micro_batch if fit_of[trial.id] == "hardly" else 0
         shows_overhead = pass_cost is None and _next_to(trial, best.trial)
-        return STEPS * step > trial_seconds, hardly, not shows_overhead, expected
+        late = STEPS * step > trial_seconds
+        return late, trial.id in doubtful, hardly, not shows_overhead, expected
 
     return sorted(candidates, key=turn)
 
@@ -97,10 +100,11 @@ def _before_any_time(
     ran_out = [each.trial for each in tried.failed if isinstance(each.failure, OutOfMemory)]
     slow = [each.trial for each in tried.failed if each.was_slow]
 
-    def turn(open_trial: OpenTrial) -> tuple[float, int, tuple[bool, float, float, int]]:
+    def turn(open_trial: OpenTrial) -> tuple[bool, float, int, tuple[bool, float, float, int]]:
         plan, trial = open_trial
-        suspicion = _suspicion(trial.setting, blamed)
-        return suspicion, _doubts(plan, trial, ran_out, slow), _guess(plan, trial, memory_bytes)
+        suspicion, doubts = _suspicion(trial.setting, blamed), _doubts(plan, trial, ran_out, slow)
+        doubtful = plan.may_not_fit(trial, memory_bytes)
+        return doubtful, suspicion, doubts, _guess(plan, trial, memory_bytes)
 
     return [trial for _, trial in sorted(open_, key=turn)]
 

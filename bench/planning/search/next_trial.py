@@ -31,12 +31,18 @@ def next_trial(plan: Plan, outcomes: Mapping[str, Outcome]) -> Trial | None:
     """Return the first trial of the plan that is still open; None when all settings are decided.
 
     The plan's order puts every model's first setting before any model's second, so that an early end leaves
-    an answer for each model. Guided models come after the others, each with its first answer before any with
-    its second.
+    an answer for each model. A trial that may not fit waits for all others. Guided models come after the
+    others, each with its first answer before any with its second.
     """
+    doubtful = None
     for setting_plan in plan.cells:
-        if setting_plan.model.name not in plan.guided and (trial := open_trial(setting_plan, outcomes)):
+        if setting_plan.model.name in plan.guided or not (trial := open_trial(setting_plan, outcomes)):
+            continue
+        if not setting_plan.may_not_fit(trial, plan.memory_bytes):
             return trial
+        doubtful = doubtful or trial
+    if doubtful:
+        return doubtful
     for setting_plans in sorted(_guided(plan), key=lambda plans: _turn(plans, outcomes)):
         promising = candidates.promising(setting_plans, outcomes, plan.memory_bytes, plan.trial_seconds)
         if promising:

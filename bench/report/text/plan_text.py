@@ -99,10 +99,15 @@ def _hardly_fits(cell: SettingPlan, available_bytes: int) -> bool:
     return cell.predicted_bytes is not None and cell.predicted_bytes > available_bytes
 
 
+def _doubt(cell: SettingPlan, available_bytes: int) -> str:
+    if _hardly_fits(cell, available_bytes):
+        return "hardly fits: "
+    return "may not fit: " if cell.may_not_fit(cell.trials[0], available_bytes) else ""
+
+
 def _memory_text(cell: SettingPlan, available_bytes: int) -> str:
     if cell.predicted_bytes is not None:
-        hardly = "hardly fits: " if _hardly_fits(cell, available_bytes) else ""
-        return hardly + bytes_text(cell.predicted_bytes)
+        return _doubt(cell, available_bytes) + bytes_text(cell.predicted_bytes)
     return "when it runs" if cell.least_bytes is None else f"over {bytes_text(cell.least_bytes)}"
 
 

@@ -96,7 +96,12 @@ def counts_by_formula(model: Model) -> Counted | None:
     """Return parameters and operations by the family's formulas; None if the family has no formulas."""
     family = family_of(model)
     try:
-        return Counted(family.parameters(model), family.forward_flops(model), family.head_flops(model))
+        return Counted(
+            family.parameters(model),
+            family.forward_flops(model),
+            family.head_flops(model),
+            shapes=family.operation_shapes(model),
+        )
     except LookupError:
         return None
 

@@ -19,7 +19,7 @@ from bench.training.models.footprint import (
     linear,
     lowered,
 )
-from bench.training.models.model import Flops, Model, Parts, Recipe, tiny
+from bench.training.models.model import Flops, Model, OperationShapes, Parts, Recipe, tiny
 from bench.training.optimizers import Adam
 from bench.training.schedules import DecaySchedule
 from bench.training.setting import Setting, in_group
@@ -102,6 +102,10 @@ class ConvNext(FamilyWithFormulas):
             matmul += depth * 2 * places * 8 * channels * channels
             before = channels
         return Flops(matmul=matmul + 2 * before * a["num_labels"], convolution=convolution)
+
+    def operation_shapes(self, model: Model) -> OperationShapes:
+        elements = sum(channels * depth * places for channels, depth, places in self.stages(model))
+        return OperationShapes(depthwise_elements=elements, depthwise_operations=2 * DEPTHWISE * elements)
 
     def footprint(self, model: Model, setting: Setting) -> Footprint:
         a, h = self.complete(model), lowered(model)

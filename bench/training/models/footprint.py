@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from bench.base.errors import Mistake
+from bench.base.strict_json import later
 from bench.training.models.attention import attention_implementation
-from bench.training.models.model import SDPA, Family, Flops, Model, Parts
+from bench.training.models.model import SDPA, Family, Flops, Model, OperationShapes, Parts
 from bench.training.setting import Setting, halves_weights, in_group, sharded_by
 
 if TYPE_CHECKING:
@@ -34,6 +35,11 @@ class Block:
     entry: int  # the block's input in fp32: checkpointing keeps nothing else
     inside: int  # everything kept for the backward pass, without checkpointing
     backward: int = 0  # additional bytes during the backward pass
+
+    @property
+    def freeing(self) -> Block:
+        """The block if its backward pass puts gradients where it frees what was recomputed."""
+        return replace(self, backward=max(0, self.backward - (self.inside - self.entry)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +93,13 @@ class Counted:
     head: int = 0  # operations of the head's products, part of `flops`; counted for masked-lm only
     head_backward: int | None = None  # the same of the backward pass; None: twice as many
     footprints: tuple[CountedFootprint, ...] = ()  # empty if the architecture's code cannot be followed
+    shapes: OperationShapes = later(OperationShapes())  # noqa: RUF009 (a frozen dataclass)
 
     def footprint(self, model: Model, setting: Setting) -> Footprint | None:
         """Return the footprint in a setting; None if that setting was not counted.
+
+        The backward pass of a block was counted as PyTorch runs it operation by operation. A compiled one
+        frees on the way what it recomputed.
 
         The method gelu does not change it, compiled or not: PyTorch keeps a layer's product with the bias for
         GELU, the kernels of bench keep it without the bias, and both keep the result for the next layer.
@@ -97,7 +107,10 @@ class Counted:
         halved = lowered(model) < FP32 and halves_weights(setting)
         how = ("kernels" in setting, in_group(setting, "compilation") is not None, halved)
         found = (one for one in self.footprints if (one.kernels, one.compiled, one.halved) == how)
-        return next((one.footprint for one in found), None)
+        footprint = next((one.footprint for one in found), None)
+        if footprint is None or not how[1] or "checkpointing" not in setting:
+            return footprint
+        return replace(footprint, blocks=tuple(block.freeing for block in footprint.blocks))
 
 
 class FamilyWithFormulas(Family):

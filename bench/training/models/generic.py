@@ -7,6 +7,7 @@ only when called, in a worker or in the process of dry_build.py.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -17,7 +18,16 @@ from bench.base.errors import BadInput, Mistake, in_json
 from bench.training.models.attention import attends_causally, ends_of, fused_attention
 from bench.training.models.experts import grouped_experts
 from bench.training.models.footprint import Counted
-from bench.training.models.model import Family, Flops, Has, Model, Parts, empty_batch, installed
+from bench.training.models.model import (
+    Family,
+    Flops,
+    Has,
+    Model,
+    OperationShapes,
+    Parts,
+    empty_batch,
+    installed,
+)
 from bench.training.models.stand_in import stand_in
 from bench.training.objectives import Objective, ObjectiveName, known_objectives, objective_of
 from bench.training.objectives.documents import Documents
@@ -215,10 +225,8 @@ def _counted(
     import torch
 
     precision = torch.float32 if contents else precision or torch.bfloat16
-    whole, body = (
-        torch_inside.flop_counter(grouped_matmul=_grouped_matmul, batched_matmul=_batched_matmul)
-        for _ in range(2)
-    )
+    convolved = ConvolutionCount()
+    whole, body = (_flop_counter(count) for count in (convolved, ConvolutionCount()))
     with torch.device("meta"):
         # Evaluation mode, because in training mode some architectures skip layers at random.
         module = family.build_with(model, attention).eval()
@@ -240,17 +248,21 @@ def _counted(
         with whole:
             _compute_loss(model.recipe.aim, module, batch)
         attended, head = attending.flops, 0
+        shapes = OperationShapes(
+            attending.query_elements, attending.biased_scores, convolved.elements, convolved.operations
+        )
         if model.recipe.objective == "masked-lm":  # the method masked-head saves operations of the head
             with body:
                 module.base_model(batch["input_ids"])  # Perceiver calls it "inputs"
             head = whole.get_total_flops() - body.get_total_flops()
         flops = _sorted_by_kind(whole.get_flop_counts().get("Global", {}), attended, model)
         attending.require_documents(model)
+        counts = Counted(parts, flops, head, shapes=shapes)
         if model.recipe.lora is None:
-            return Counted(parts, flops, head)
+            return counts
         for weight in trained:
             weight.requires_grad_()
-        return _with_backward(Counted(parts, flops, head), module, batch, model, family, attending)
+        return _with_backward(counts, module, batch, model, family, attending)
 
 
 def _with_backward(
@@ -267,10 +279,7 @@ def _with_backward(
     """
     import torch
 
-    whole, body = (
-        torch_inside.flop_counter(grouped_matmul=_grouped_matmul, batched_matmul=_batched_matmul)
-        for _ in range(2)
-    )
+    whole, body = (_flop_counter(ConvolutionCount()) for _ in range(2))
     with torch.enable_grad():
         aim = model.recipe.aim
         answer = aim.answer(module, batch)
@@ -334,6 +343,8 @@ class AttentionCount:
 
     flops = 0
     backward_flops = 0
+    query_elements = 0
+    biased_scores = 0
 
     def __init__(self, documents: Documents | None = None) -> None:
         self.documents = documents
@@ -364,10 +375,11 @@ class AttentionCount:
         *_: Any,
         is_causal: bool | None = None,
         sliding_window: int | None = None,
-        **__: Any,
+        **more: Any,
     ) -> tuple[Tensor, None]:
         self.told.add(ends_of(attention_mask) is not None)
         samples, heads, length, width = query.shape
+        self.query_elements += samples * heads * length * width
         if heads % key.shape[1]:
             reason = f"{key.shape[1]} heads of keys and values do not divide {heads} of queries"
             raise BadInput(reason)
@@ -375,6 +387,8 @@ class AttentionCount:
         pairs = _pairs(length, key.shape[2], causal, sliding_window)
         if self.documents:
             pairs = self.documents.pairs(length, sliding_window)
+        if has_bias_of_heads(more.get("position_bias")) or has_bias_of_heads(attention_mask):
+            self.biased_scores += samples * heads * pairs
         flops = 2 * samples * heads * pairs * (width + value.shape[-1])
         self.flops += flops
 
@@ -385,6 +399,40 @@ class AttentionCount:
         return stand_in(shape, query, key, value, in_backward=count), None
 
 
+def has_bias_of_heads(mask: Tensor | None) -> bool:
+    """Whether what attention adds to its scores differs between heads, as no mask does."""
+    return mask is not None and mask.dim() == 4 and mask.size(0) > 0 and mask.size(1) > 1
+
+
+class ConvolutionCount:
+    """A formula for torch's counter: the operations of convolutions. It adds up the depthwise ones apart."""
+
+    elements = 0
+    operations = 0
+
+    def __call__(
+        self,
+        images: Sequence[int],
+        filters: Sequence[int],
+        _bias: Any,
+        _stride: Any,
+        _padding: Any,
+        _dilation: Any,
+        transposed: bool,
+        _output_padding: Any,
+        groups: int,
+        *_: Any,
+        out_shape: Sequence[int],
+        **__: Any,
+    ) -> int:
+        places = math.prod((images if transposed else out_shape)[2:])
+        flops = 2 * images[0] * places * math.prod(filters)
+        if groups == images[1] > 1:
+            self.elements += math.prod(out_shape)
+            self.operations += flops
+        return flops
+
+
 def _pairs(length: int, keys: int, causal: bool, window: int | None) -> int:
     """Count the pairs of positions that attend: all, or the lower triangle, limited to a window."""
     if length != keys:
@@ -392,6 +440,12 @@ def _pairs(length: int, keys: int, causal: bool, window: int | None) -> int:
     apart = min(window or length, length)
     triangle = apart * length - apart * (apart - 1) // 2
     return triangle if causal else 2 * triangle - length
+
+
+def _flop_counter(convolution: ConvolutionCount) -> Any:
+    return torch_inside.flop_counter(
+        grouped_matmul=_grouped_matmul, batched_matmul=_batched_matmul, convolution=convolution
+    )
 
 
 def _grouped_matmul(rows: Sequence[int], experts: Sequence[int], *_: Any, **__: Any) -> int:

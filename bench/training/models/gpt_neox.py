@@ -18,7 +18,7 @@ from bench.training.models.footprint import (
     linear,
     lowered,
 )
-from bench.training.models.model import Flops, Model, Parts, Precision, Recipe, tiny
+from bench.training.models.model import Flops, Model, OperationShapes, Parts, Precision, Recipe, tiny
 from bench.training.optimizers import Adam
 from bench.training.schedules import DecaySchedule
 from bench.training.setting import Setting
@@ -69,6 +69,12 @@ class GptNeoX(FamilyWithFormulas):
         weights = layers * (4 * d * d + 2 * d * a["intermediate_size"]) + d * a["vocab_size"]
         pairs = s * (s + 1) // 2  # a token attends to itself and to those before it
         return Flops(matmul=2 * s * weights, attention=layers * pairs * 2 * 2 * d)
+
+    def operation_shapes(self, model: Model) -> OperationShapes:
+        a = self.complete(model)
+        return OperationShapes(
+            query_elements=a["num_hidden_layers"] * model.recipe.units_per_sample * a["hidden_size"]
+        )
 
     def footprint(self, model: Model, setting: Setting) -> Footprint:
         a, s, h = self.complete(model), model.recipe.units_per_sample, lowered(model)

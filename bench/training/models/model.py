@@ -180,6 +180,16 @@ class Flops:
 
 
 @dataclass(frozen=True, slots=True)
+class OperationShapes:
+    """What the number of operations does not tell about a forward pass over one sample."""
+
+    query_elements: int = 0  # of all attention: positions times heads times their width
+    biased_scores: int = 0  # to which attention adds a bias for each head
+    depthwise_elements: int = 0  # that depthwise convolutions write
+    depthwise_operations: int = 0  # part of the operations of convolutions
+
+
+@dataclass(frozen=True, slots=True)
 class Parts:
     """Trainable parameters, exactly as the built module has them, and the bytes of frozen ones."""
 
@@ -256,6 +266,10 @@ class Family(Protocol):
     def head_flops(self, model: Model) -> int:
         """Return the operations of the head's products for one sample, of masked language models."""
         return 0
+
+    def operation_shapes(self, model: Model) -> OperationShapes:
+        """Return what the time of a pass depends on beside its operations; nothing by default."""
+        return OperationShapes()
 
     def kept_bytes(self, model: Model, setting: Setting) -> int:
         """Predict the bytes a sample that autograd keeps for the backward pass, including the loss.

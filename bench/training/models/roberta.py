@@ -18,7 +18,7 @@ from bench.training.models.footprint import (
     linear,
     lowered,
 )
-from bench.training.models.model import Flops, Model, Parts, Recipe, tiny
+from bench.training.models.model import Flops, Model, OperationShapes, Parts, Recipe, tiny
 from bench.training.optimizers import Adam
 from bench.training.schedules import DecaySchedule
 from bench.training.setting import Setting, in_group
@@ -59,6 +59,12 @@ class Roberta(FamilyWithFormulas):
         d, layers = a["hidden_size"], a["num_hidden_layers"]
         weights = layers * (4 * d * d + 2 * d * a["intermediate_size"]) + d * d + d * a["vocab_size"]
         return Flops(matmul=2 * s * weights, attention=layers * s * s * 2 * 2 * d)
+
+    def operation_shapes(self, model: Model) -> OperationShapes:
+        a = self.complete(model)
+        return OperationShapes(
+            query_elements=a["num_hidden_layers"] * model.recipe.units_per_sample * a["hidden_size"]
+        )
 
     def head_flops(self, model: Model) -> int:
         a = self.complete(model)

@@ -20,7 +20,7 @@ from bench.training.models.footprint import (
     linear,
     lowered,
 )
-from bench.training.models.model import Flops, Model, Parts, Recipe, tiny
+from bench.training.models.model import Flops, Model, OperationShapes, Parts, Recipe, tiny
 from bench.training.optimizers import Adam
 from bench.training.schedules import DecaySchedule
 from bench.training.setting import Setting, in_group
@@ -77,6 +77,10 @@ class Vit(FamilyWithFormulas):
             attention=layers * n * n * 2 * 2 * d,
             convolution=2 * (n - 1) * a["num_channels"] * a["patch_size"] ** 2 * d,
         )
+
+    def operation_shapes(self, model: Model) -> OperationShapes:
+        a = self.complete(model)
+        return OperationShapes(query_elements=a["num_hidden_layers"] * _tokens(a) * a["hidden_size"])
 
     def footprint(self, model: Model, setting: Setting) -> Footprint:
         a, h = self.complete(model), lowered(model)

@@ -309,8 +309,10 @@ def each_operator(tell: Callable[[Any, tuple[Any, ...], dict[str, Any]], None]) 
         yield
 
 
-def flop_counter(*, grouped_matmul: Callable[..., int], batched_matmul: Callable[..., int]) -> Any:
-    """Return torch's FLOP counter, with these formulas for grouped and batched matrix products.
+def flop_counter(
+    *, grouped_matmul: Callable[..., int], batched_matmul: Callable[..., int], convolution: Callable[..., int]
+) -> Any:
+    """Return torch's FLOP counter, with these formulas for grouped and batched products and convolutions.
 
     Relies on: the private operator `aten._grouped_mm`, which torch 2.13's counter ignores; mixtures of
     experts are made of it. No issue known.
@@ -320,7 +322,7 @@ def flop_counter(*, grouped_matmul: Callable[..., int], batched_matmul: Callable
     from torch.utils.flop_counter import FlopCounterMode
 
     aten: Any = torch.ops.aten
-    formulas = {aten._grouped_mm: grouped_matmul, aten.bmm: batched_matmul}
+    formulas = {aten._grouped_mm: grouped_matmul, aten.bmm: batched_matmul, aten.convolution: convolution}
     return FlopCounterMode(display=False, custom_mapping=formulas)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from bench.training.models import Flops, Model, families, known_models
+from bench.training.models.generic import counted_work, has_bias_of_heads
 from tests.training.models.keeping import loss_of, made_up_batch
 from tests.training.models.test_contract import built
 
@@ -163,3 +165,17 @@ def test_convnext_xl_takes_what_its_authors_say() -> None:
     head = 2 * 2048 * (model.architecture["num_labels"] - 1000)
     flops = families()["convnext"].forward_flops(model).total - head
     assert flops / 2 == pytest.approx(60.9e9, rel=2e-3)
+
+
+@pytest.mark.parametrize("name", ["tiny-gpt-neox", "tiny-roberta", "tiny-vit", "tiny-convnext"])
+def test_formulas_of_shapes_agree_with_the_counter(name: str) -> None:
+    model, family = known_models()[name], families()[known_models()[name].family]
+    found = counted_work(replace(model, architecture=family.complete(model))).shapes
+    assert found == family.operation_shapes(model)
+    assert found.query_elements + found.depthwise_elements > 0
+
+
+def test_a_bias_of_each_head_is_told_from_a_mask() -> None:
+    assert has_bias_of_heads(torch.zeros(1, 4, 8, 8))
+    for mask in (None, torch.zeros(2, 1, 8, 8), torch.empty(0, 1, 9, 9), torch.zeros(2, 8)):
+        assert not has_bias_of_heads(mask)

@@ -11,8 +11,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from bench.training.methods import ordered
-from bench.training.models import Family, Model, Precision, families, known_models
-from bench.training.models.footprint import ACTIVATIONS
+from bench.training.models import Counted, Family, Flops, Model, Parts, Precision, families, known_models
+from bench.training.models.footprint import ACTIVATIONS, Block, CountedFootprint, Footprint
 from bench.training.vendor import torch_inside
 from tests.training.models.keeping import checkpointed, halved, kept_bytes_a_sample
 from tests.training.models.test_contract import TINY, without_dropout
@@ -117,3 +117,20 @@ def test_real_shapes(name: str, kernels: bool, half_weights: bool, checkpointing
     with FakeTensorMode():
         torch_inside.make_fake(module)
         assert off_by(model, family, module, kernels, checkpointing, half_weights) < 0.01
+
+
+def test_a_compiled_block_that_recomputes_puts_gradients_where_it_frees() -> None:
+    block = Block(2, entry=10, inside=100, backward=130)
+    assert (block.freeing.inside, block.freeing.backward) == (100, 40)
+    assert replace(block, backward=60).freeing.backward == 0
+    counted = CountedFootprint(False, True, False, Footprint(0, (block,), 0))
+    counts = Counted(Parts(0, ()), Flops(0), footprints=(counted, replace(counted, compiled=False)))
+    model = known_models()["tiny-vit"]
+    for setting, expected in (
+        (("compile", "checkpointing"), 40),
+        (("compile",), 130),
+        (("checkpointing",), 130),
+    ):
+        found = counts.footprint(model, setting)
+        assert found is not None
+        assert found.blocks[0].backward == expected

@@ -1,0 +1,37 @@
+"""Rates of kernels that were timed by themselves, apart from whole steps. Pure.
+
+Cycles are of one multiprocessor, at the rate of CardRates.cycles: what a kernel takes scales from card to
+card with multiprocessors and clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+# Of the rate of large products. An H200 computes the convolutions of ConvNeXt's downsampling at 31% of it, of
+# Whisper's spectrograms at 18%, of ViT's patches at 4% and of ConvNeXt's patches at 2% (cuDNN, channels
+# outermost, half precision; docs/evidence/operations-h200); together, weighted as ConvNeXt has them, at 18%.
+DENSE_CONVOLUTIONS = 0.18
+
+# Attention in fp32, of the rate of products in TF32: FlexAttention multiplies in TF32, PyTorch's own
+# memory-efficient kernels in fp32. Heads of 64, 197 positions, one H200 (results/frontier-h200/
+# where-time-goes.txt, docs/evidence/neox-speed-h200/second/families.json).
+FLEX_ATTENTION, EFFICIENT_ATTENTION = 0.101, 0.0485
+
+# Cycles that fused attention takes for each element of its queries, forwards and backwards, beside its
+# operations: it reads and writes queries, keys, values and their gradients, and adds up a product of each
+# row. Times at 512 and at 2,048 positions give 4.9 (results/frontier-h100/attention-dropout-*.json), those of
+# heads of 64 to 256 give 3.9 (docs/evidence/neox-speed-h200/first/attention.json).
+QUERY_CYCLES = 4.0
+
+DepthwiseKernel = Literal["bench", "cudnn"]
+# Cycles for each element that a depthwise convolution of seven by seven writes, forwards and backwards, by
+# bench's kernels in Triton or by cuDNN; True is fp32. The geometric mean over ConvNeXt-large's four stages on
+# one H100 (results/frontier-h100/depthwise.txt). In fp32, cuDNN spends most of it on the gradient of filters.
+DEPTHWISE_CYCLES: Mapping[tuple[DepthwiseKernel, bool], float] = {
+    ("bench", False): 4.9,
+    ("bench", True): 5.8,
+    ("cudnn", False): 9.0,
+    ("cudnn", True): 90.6,
+}
