@@ -10,12 +10,13 @@ SEED ?= 0
 # Processes that run tests. End-to-end tests wait for a part of their time, and more of them than cores may pay.
 WORKERS ?= 2
 STAMP := $(VENV)/.installed
+DOCS := $(VENV)/.docs
 # Bundles in which every setting was measured.
 MEASURED := results/settings-h200 results/every-setting-h200/pythia-160m-2gpus.tar results/every-setting-2xh100
 # Without bytecode files, every process that a test starts would compile our modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart test test-fast test-e2e lint lock lock-dry-run release gallery notebooks graph bench-accuracy bench-check bench-compare bench-cost bench-export bench-push bench-verify counts predict-accuracy replay settings spreads fuzz mutate clean
+.PHONY: quickstart test test-fast test-e2e lint docs lock lock-dry-run release gallery notebooks graph bench-accuracy bench-check bench-compare bench-cost bench-export bench-push bench-verify counts predict-accuracy replay settings spreads fuzz mutate clean
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -26,6 +27,10 @@ $(STAMP): pyproject.toml
 	# The first compilation on a machine makes torch prepare a header and detect the CPU's instructions.
 	# If it fails here, nothing else is affected: compiled trials report the reason.
 	-if command -v g++ >/dev/null; then $(BIN)/python -c 'from bench.training.methods.compile import compile_something as once; once()'; fi
+	touch $@
+
+$(DOCS): $(STAMP) pyproject.toml
+	$(BIN)/pip install --quiet --editable '.[docs]'
 	touch $@
 
 quickstart: $(STAMP)  ## measure five tiny models here, verify the bundle, print the table
@@ -39,8 +44,11 @@ test: $(STAMP)  ## all tests but the end-to-end ones
 test-fast: $(STAMP)  ## tests without those that take more than a few seconds
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not e2e"
 
-test-e2e: $(STAMP)  ## what takes minutes, or brings programs: two devices, cosign; the image, built and run (as root)
+test-e2e: $(STAMP) $(DOCS)  ## what takes minutes, or brings programs: two devices, cosign; the image, built and run (as root)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --timeout 1800 -m e2e
+
+docs: $(DOCS)  ## the documentation as a site, in out/site; every link is checked
+	$(BIN)/python -m website --out out/site
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

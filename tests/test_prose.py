@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("bench", "benchmarks", "docker", "ansible/plugins")
+FOLDERS = ("bench", "benchmarks", "docker", "ansible/plugins", "website")
 # A docstring that begins with one of these words has no subject of its own.
 WITHOUT_SUBJECT = ("Of ", "The same", "By ", "As ", "With ", "Without ", "Those ", "Whatever ", "Nobody")
 README_WORDS = 1000
