@@ -28,6 +28,7 @@ class ExportArguments:
     setting: str | None
     trust: Path | None
     revoked: Path | None
+    plain: bool = False
 
 
 def export(request: ExportArguments) -> int:
@@ -47,7 +48,7 @@ def export(request: ExportArguments) -> int:
     device = results.node.gpus[0].name if results.node.gpus else results.node.cpu
     node = _with_trained_gpus(request.bundle, results.node)
     origin = TrialOrigin(request.bundle.name, _digest(request.bundle), results.run.id, device)
-    *_, last = paths = write(request.to, request.folder, trial, result, node, origin)
+    *_, last = paths = write(request.to, request.folder, trial, result, node, origin, plain=request.plain)
     for path in paths:
         print(path)
     guide = next((path for path in paths if path.name == "README.md"), last)

@@ -79,6 +79,8 @@ def _add_export(commands: Commands) -> None:
     add("folder", **DIR, help="a new or empty folder")
     add("--model", metavar="NAME", help="the model to export, if the bundle holds several")
     add("--setting", metavar="LABEL", help="the setting to export (default: the model's fastest)")
+    plain = "with standalone: leave out what is code of bench and only makes steps faster"
+    add("--plain", action="store_true", help=plain)
     _add_lists(export)
 
 

@@ -73,7 +73,14 @@ def refuse(kind: Kind, trial: Trial) -> str | None:
 
 
 def write(
-    kind: Kind, folder: Path, trial: Trial, result: TrialResult, node: NodeFacts, origin: TrialOrigin
+    kind: Kind,
+    folder: Path,
+    trial: Trial,
+    result: TrialResult,
+    node: NodeFacts,
+    origin: TrialOrigin,
+    *,
+    plain: bool = False,
 ) -> list[Path]:
     """Write every file of this kind into a new or empty folder; return their paths.
 
@@ -81,21 +88,32 @@ def write(
     says which run on which machine was measured.
     """
     _require_known(trial)
-    if reason := refuse(kind, trial):
-        others = ", ".join(k for k in KINDS if refuse(k, trial) is None)
-        raise BadInput(
-            f"{result.label} cannot be exported to {kind}: {reason}", advice=f"these can run it: {others}"
-        )
-    make = _alone if kind == standalone.KIND else _with_bench
-    return _write_all(folder, make(kind, trial, result, node, origin))
+    if plain and kind != standalone.KIND:
+        raise BadInput(f"--plain with {kind}, which runs every method of bench", advice="leave it out")
+    if reason := refuse(kind, standalone.plain(trial) if plain else trial):
+        message = f"{result.label} cannot be exported to {kind}: {reason}"
+        raise BadInput(message, advice=_what_can_run(kind, trial, plain=plain))
+    if kind == standalone.KIND:
+        return _write_all(folder, _alone(trial, result, node, origin, plain=plain))
+    return _write_all(folder, _with_bench(kind, trial, result, node, origin))
+
+
+def _what_can_run(kind: Kind, trial: Trial, *, plain: bool) -> str:
+    """Say which kinds of script run a trial that this kind refuses, and whether leaving methods out helps."""
+    advice = f"these can run it: {', '.join(each for each in KINDS if refuse(each, trial) is None)}"
+    if kind == standalone.KIND and not plain and refuse(kind, standalone.plain(trial)) is None:
+        advice += "; or leave out what is code of bench and only makes steps faster: --plain"
+    return advice
 
 
 def _alone(
-    _kind: Kind, trial: Trial, result: TrialResult, node: NodeFacts, origin: TrialOrigin
+    measured: Trial, result: TrialResult, node: NodeFacts, origin: TrialOrigin, *, plain: bool
 ) -> Mapping[str, str]:
     """Return the text of the only file."""
+    trial = standalone.plain(measured) if plain else measured
     pins = requirements(node.packages, standalone.packages_of(trial))
     facts = standalone.Facts(
+        measured=measured,
         result=result,
         node=node,
         origin=origin,

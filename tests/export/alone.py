@@ -35,7 +35,8 @@ def facts_of(trial: Trial, **changes: Any) -> standalone.Facts:
     result = cast(TrialResult, SimpleNamespace(label=" + ".join(trial.setting) or "naive", estimate=None))
     return standalone.Facts(
         **{
-            "result": result, "node": NODE, "origin": ORIGIN, "requirements": ["torch==2.13.0"],
+            "measured": trial, "result": result, "node": NODE, "origin": ORIGIN,
+            "requirements": ["torch==2.13.0"],
             "command": standalone.command_of(trial).format(gpus=trial.gpus), "save_every": 1000,
         }
         | changes

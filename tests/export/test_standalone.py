@@ -19,6 +19,7 @@ from bench.cli.main import main
 from bench.export import standalone
 from bench.export.origin import TrialOrigin
 from bench.export.standalone.python_source import literal, mapping_literal, text_literal
+from bench.export.standalone.refusals import FASTER_ALONE
 from bench.records.trial import Timing, Trial
 from bench.training.methods import conflict, known_methods, ordered
 from bench.training.models import Model, known_models
@@ -227,7 +228,38 @@ def test_a_refusal_names_the_method_and_what_can_run_it(tmp_path: Path, capsys: 
     assert main(["export", str(path), "--to", "standalone", str(tmp_path / "b")]) == 2
     said = capsys.readouterr().err
     assert "rotary is a Triton kernel of bench" in said and "these can run it: script" in said
+    assert "--plain" in said
     assert not (tmp_path / "b").exists()
+
+
+def test_plain_leaves_out_what_only_makes_steps_faster_and_says_so(tmp_path: Path, capsys: Any) -> None:
+    """A GPU's fastest setting nearly always has kernels of bench."""
+    setting = ("tf32", "kernels", "rotary", "gelu", "fused-optimizer")
+    path = bundle(tmp_path / "a.tar", settings=[(setting, 0.5)])
+    assert main(["export", str(path), "--to", "standalone", str(tmp_path / "b"), "--plain"]) == 0
+    text = (tmp_path / "b/train.py").read_text()
+    told = " ".join(text.split())
+    assert "Left out here: rotary, gelu, code of bench without which a step takes longer." in told
+    assert "fused=True" in text and '"rotary"' in text.partition("ARCHITECTURE")[0]
+    assert main(["export", str(path), "--to", "script", str(tmp_path / "c"), "--plain"]) == 2
+    assert "--plain with script" in capsys.readouterr().err
+
+
+def test_plain_does_not_leave_out_what_memory_depends_on(tmp_path: Path, capsys: Any) -> None:
+    path = bundle(
+        tmp_path / "a.tar", settings=[(("kernels", "rotary", "compile-blocks", "chunked-loss"), 0.5)]
+    )
+    for option in ([], ["--plain"]):
+        assert main(["export", str(path), "--to", "standalone", str(tmp_path / "b"), *option]) == 2
+        said = capsys.readouterr().err
+        assert "chunked-loss" in said and "; or leave out" not in said
+
+
+@pytest.mark.parametrize("name", sorted(FASTER_ALONE))
+def test_what_plain_leaves_out_is_code_of_bench(name: str) -> None:
+    assert name in known_methods() and name not in standalone.EXPRESSED
+    trial = replace(trial_of("tiny-gpt-neox"), setting=("tf32", name))
+    assert standalone.plain(trial).setting == ("tf32",)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from bench.export.standalone.model import model_parts
 from bench.export.standalone.python_source import imports_of, joined
 from bench.export.standalone.refusals import EXPRESSED as EXPRESSED
 from bench.export.standalone.refusals import KIND as KIND
+from bench.export.standalone.refusals import plain as plain
 from bench.export.standalone.refusals import refuse as refuse
 from bench.export.standalone.updates import update_parts
 from bench.records.trial import Trial

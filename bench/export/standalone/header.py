@@ -36,6 +36,7 @@ LINE = 98  # columns of the docstring
 class Facts:
     """What the header says about the measurement."""
 
+    measured: Trial  # with the methods that the script may leave out
     result: TrialResult
     node: NodeFacts
     origin: TrialOrigin
@@ -66,6 +67,8 @@ def docstring(trial: Trial, facts: Facts) -> str:
         measured += f": {step} s a step, {days} days, {bytes_text(estimate.peak_bytes)} a GPU"
     devices = count_text(trial.gpus, "device")
     measured += f". A step has {trial.accumulation} passes of {trial.micro_batch} samples on {devices}."
+    if left_out := [name for name in facts.measured.setting if name not in trial.setting]:
+        measured += f" Left out here: {', '.join(left_out)}, code of bench without which a step takes longer."
     about = "Its losses are those of bench. Data and weights are made up: your own go into `Samples` and"
     about += " `build_model`."
     if recipe.eval_every_steps and recipe.eval_samples:
@@ -92,7 +95,8 @@ def _source(trial: Trial, facts: Facts) -> Mapping[str, Any]:
     node, origin = facts.node, facts.origin
     found: dict[str, Any] = {
         "model": trial.model.name, "bundle": origin.bundle, "sha256": origin.sha256,
-        "run": origin.run, "trial": trial.id, "device": origin.device, "setting": trial.setting,
+        "run": origin.run, "trial": facts.measured.id, "device": origin.device,
+        "setting": facts.measured.setting,
         "bench": __version__, "python": node.python,
     }  # fmt: skip
     found |= {name: node.packages[name] for name in PACKAGES if name in node.packages}

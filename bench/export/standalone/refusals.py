@@ -7,6 +7,7 @@ A method whose reason is in its own `not_exported_to` is refused with it; one th
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final
 
 from bench.export.standalone.data import SAMPLES
@@ -23,6 +24,16 @@ EXPRESSED = frozenset(
         "checkpointing", "zero-1", "zero-2", "zero-3", "fsdp-2", "fsdp-3",
     )
 )  # fmt: skip
+
+# Code of bench that changes the time of a step, and neither its losses nor what fits into memory.
+FASTER_ALONE = frozenset(
+    ("rotary", "gelu", "norms", "depthwise", "flex-attention", "joined-products", "cuda-graphs")
+)
+
+
+def plain(trial: Trial) -> Trial:
+    """Return the trial without the methods that only make it faster and are code of bench."""
+    return replace(trial, setting=tuple(name for name in trial.setting if name not in FASTER_ALONE))
 
 
 def refuse(trial: Trial) -> str | None:
