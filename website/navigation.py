@@ -22,7 +22,7 @@ def navigation(made: dict[str, list[str]], root: Path = ROOT) -> list[Any]:
     text = (root / CONTENTS).read_text(encoding="utf-8")
     _, *parts = SECTION.split(text)
     listed: set[str] = set()
-    sections: list[Any] = [{"Home": ["index.md", PLACES[CONTENTS]]}]
+    sections: list[Any] = [{"Home": "index.md"}, {"Documentation": PLACES[CONTENTS]}]
     for title, body in zip(parts[::2], parts[1::2], strict=True):
         entries: list[Any] = []
         for target in LINK.findall(body):

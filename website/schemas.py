@@ -54,6 +54,8 @@ def _title(name: str, schema: Schema) -> str:
 def schema_page(name: str, schema: Schema) -> str:
     """Return a page with every field of a schema: its type, its limits, and its description."""
     lines = [f"# {_title(name, schema)}", "", f"Download: [{name}.json]({name}.json)", ""]
+    if "description" in schema:
+        lines += [f"<p>{escape(schema['description'])}</p>", ""]
     lines += ["## Fields", "", *_fields(schema), ""]
     for key, one in schema.get("$defs", {}).items():
         if one:  # an empty definition allows everything, and has nothing to show

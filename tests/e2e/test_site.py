@@ -157,7 +157,7 @@ def test_dark_is_what_the_system_asks_for_and_a_button_changes_it(browser: Brows
 )
 def test_the_search_finds(browser: Browser, address: str, screen: str, words: str, page_found: str) -> None:
     with opened(browser, address, screen) as page:
-        page.goto(address + "running.html")
+        page.goto(address + "running.html", wait_until="networkidle")  # the index of words is loaded
         if screen == "phone":
             page.locator("label[for=__search].md-header__button").click()
         page.locator(".md-search__input").click()
@@ -165,6 +165,16 @@ def test_the_search_finds(browser: Browser, address: str, screen: str, words: st
         page.wait_for_selector(".md-search-result__link")
         links = page.locator(".md-search-result__link").evaluate_all("all => all.map(a => a.href)")
         assert any(link.startswith(address + page_found) for link in links), links
+
+
+def test_the_menu_of_a_phone_leads_to_a_page(browser: Browser, address: str) -> None:
+    with opened(browser, address, "phone") as page:
+        page.goto(address)
+        page.locator("label.md-header__button[for=__drawer]").click()
+        menu = page.locator("nav.md-nav--primary")
+        menu.locator("label.md-nav__link", has_text="Tasks").first.click()
+        menu.get_by_role("link", name="Prices", exact=True).click()
+        page.wait_for_url("**/prices.html")
 
 
 def test_opened_as_a_file_the_site_says_what_the_search_needs(browser: Browser, site: Path) -> None:

@@ -115,8 +115,15 @@ def test_a_schema_is_told_in_words_and_nothing_of_it_is_lost() -> None:
 
 def test_pages_are_in_the_order_of_the_tables() -> None:
     sections = {title: entries for section in navigation(MADE) for title, entries in section.items()}
-    assert list(sections) == ["Home", "Tasks", "Reference", "Results and decisions", "Project"]
-    assert sections["Home"] == ["index.md", "contents.md"]
+    assert list(sections) == [
+        "Home",
+        "Documentation",
+        "Tasks",
+        "Reference",
+        "Results and decisions",
+        "Project",
+    ]
+    assert (sections["Home"], sections["Documentation"]) == ("index.md", "contents.md")
     assert sections["Tasks"][0] == "running.md"
     assert sections["Reference"][-2:] == [{"Commands": MADE["commands"]}, {"Schemas": MADE["schemas"]}]
     (decisions,) = (
