@@ -37,11 +37,16 @@ PUSHES = "it needs another machine; tests/e2e/test_push.py starts one"
 # Lines that other tests run or read.
 RUN_ELSEWHERE = re.compile(rf"^(?:bench|make|pip download) |{PIP.pattern}|{ENVIRONMENT.pattern}")
 # Commands of README and the guides that are parsed and not run.
+TASKS = "tests/e2e/test_readme_tasks.py follows the three tasks, with a tiny model and a simulated node"
 NOT_RUN = {
     "bench run manifests/hour.json --budget 60m": MEASURES,
     "bench run manifests/hour.json --budget 50m": MEASURES,
     "bench reproduce table2.tar": MEASURES,
     "bench reproduce --published kempnerforge-2026-01-1g-7b-none": MEASURES,
+    "bench init mine.json --model my-model/config.json --train-on 20B": TASKS,
+    "bench init mine.json --model llama-3.2-1b --train-on 100B": TASKS,
+    "bench run mine.json": TASKS,
+    "bench check --level quick": TASKS,
     "bench push manifests/hour.json ubuntu@203.0.113.7 --budget 50m": PUSHES,
     "bench push rack-7.json -i racks.yml --limit rack7 --level standard --out rack7": PUSHES,
     "bench push rack-7.json -i racks.yml --limit rack7 --out rack7": PUSHES,

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Literal, TextIO, cast
 
 from bench.base import quantities
 from bench.base.errors import BadInput, EnvironmentCannot
@@ -231,16 +231,11 @@ class _Lines(io.TextIOBase):
 
 
 def _quiet_progress(say: Say) -> Progress:
-    """Return progress that goes to `say` alone, by lines; rich would else find terminals and notebooks."""
-    from rich.console import Console
-
+    """Return progress that goes to `say` alone, by whole lines."""
+    from bench.base.live_line import LiveLine
     from bench.runner.run.progress import Progress
 
-    lines = cast(IO[str], _Lines(say))
-    console = Console(
-        file=lines, force_terminal=False, force_jupyter=False, no_color=True, highlight=False, markup=False
-    )
-    return Progress(console)
+    return Progress(LiveLine(cast(TextIO, _Lines(say)), environment={}))
 
 
 def _nothing(_line: str) -> None:

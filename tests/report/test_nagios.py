@@ -27,7 +27,7 @@ def test_the_worst_finding_comes_first(results: CheckResults) -> None:
     text, _, _ = nagios_line(results).partition(" | ")
     assert text == (
         "BENCH WARNING - ecc: GPU 1 errors: 0 uncorrected since boot, 0 corrected; 1 uncorrected ever; "
-        "1 warn, 18 pass, 5 not possible here, of 24 checks; 2 x NVIDIA H100 80GB HBM3, driver 580.159.04"
+        "1 warn, 18 pass, 11 not possible here, of 30 checks; 2 x NVIDIA H100 80GB HBM3, driver 580.159.04"
     )
 
 

@@ -107,9 +107,10 @@ class _Request(ctypes.Structure):
 
 def _firmware(name: str) -> str:
     """Ask the driver for the version of a card's firmware; empty if it does not tell."""
-    if sys.platform != "linux":
+    if sys.platform == "linux":
+        from fcntl import ioctl
+    else:
         raise NotImplementedError("runs on measured machines, which have Linux")
-    from fcntl import ioctl
 
     info = _DriverInfo(cmd=_ETHTOOL_GDRVINFO)
     address = ctypes.cast(ctypes.pointer(info), ctypes.c_void_p)
