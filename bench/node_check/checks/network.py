@@ -107,17 +107,16 @@ class _Request(ctypes.Structure):
 
 def _firmware(name: str) -> str:
     """Ask the driver for the version of a card's firmware; empty if it does not tell."""
-    if sys.platform == "linux":
-        from fcntl import ioctl
-    else:
+    if sys.platform != "linux":
         raise NotImplementedError("runs on measured machines, which have Linux")
+    import fcntl
 
     info = _DriverInfo(cmd=_ETHTOOL_GDRVINFO)
     address = ctypes.cast(ctypes.pointer(info), ctypes.c_void_p)
     try:
         request = _Request(name=name.encode()[:15], data=address)
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
-            ioctl(asked, _SIOCETHTOOL, request)
+            fcntl.ioctl(asked, _SIOCETHTOOL, request)
     except (OSError, ValueError):
         return ""
     text = printable(info.fw_version.decode("utf-8", "replace"))
