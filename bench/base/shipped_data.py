@@ -9,6 +9,7 @@ from typing import Any
 from bench.base.strict_json import strict_loads
 
 DATA = Path(__file__).parents[1] / "data"
+PUBLISHED = "published.json"  # throughputs that others published
 _BESIDE = Path(__file__).parents[2]  # folder of the package: the repository, or an environment's packages
 _CARRIED = "bench_source"  # where setup.py puts the repository's files in a wheel
 

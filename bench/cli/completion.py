@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.base.errors import BadInput
-from bench.base.shipped_data import manifest_path
+from bench.base.shipped_data import PUBLISHED, manifest_path, read_data
 from bench.cli.arguments import Parser
 from bench.cli.completion_scripts import SCRIPTS
 from bench.cli.main import parser
@@ -132,15 +132,13 @@ def _models() -> list[Completed]:
 
 
 def _checks() -> list[Completed]:
-    from bench.node_check.all_checks import known_checks
+    from bench.node_check.all_checks import NAMES as CHECKS
 
-    return [Completed(name, check.question) for name, check in known_checks().items()]
+    return [Completed(name) for name in CHECKS]
 
 
 def _rows() -> list[Completed]:
-    from bench.planning.published import shipped_rows
-
-    return [Completed("list", "all rows"), *(Completed(row.name) for row in shipped_rows().rows)]
+    return [Completed("list", "all rows"), *(Completed(row["name"]) for row in read_data(PUBLISHED)["rows"])]
 
 
 def _words() -> list[Completed]:

@@ -16,13 +16,12 @@ from typing import Any, Literal
 from bench.base.errors import BadInput, Mistake, in_json, nearest
 from bench.base.files import read_bounded
 from bench.base.form_mistakes import form_mistakes
-from bench.base.shipped_data import read_data
+from bench.base.shipped_data import PUBLISHED, read_data
 from bench.base.strict_json import DecodeError, from_json, pretty_json, strict_loads
 from bench.planning.manifest import MAX_BYTES, Manifest, parse_manifest
 from bench.training.methods import Target, free_lunch, known_methods, ordered
 from bench.training.setting import Setting
 
-SHIPPED = "published.json"
 GPUS_A_NODE = 8  # the most that a manifest asks of a node
 
 
@@ -70,7 +69,7 @@ class PublishedRows:
 
 
 def shipped_rows() -> PublishedRows:
-    return from_json(PublishedRows, read_data(SHIPPED))
+    return from_json(PublishedRows, read_data(PUBLISHED))
 
 
 def load_rows(path: Path) -> PublishedRows:
