@@ -51,8 +51,20 @@ NOT_RUN = {
     "bench push rack-7.json -i racks.yml --limit rack7 --level standard --out rack7": PUSHES,
     "bench push rack-7.json -i racks.yml --limit rack7 --out rack7": PUSHES,
 }
-# Exit codes other than 0: 1 is a verdict, here that the two nodes differ.
-EXIT_CODES = {"bench reproduce rack7/good.tar --with rack7/slow.tar": 1}
+# Exit codes other than 0: 1 is a verdict, here that the two nodes differ, and that a price is old.
+EXIT_CODES = {"bench reproduce rack7/good.tar --with rack7/slow.tar": 1, "bench prices --stale 30d": 1}
+# Commands that run as printed on any page: they read, and need nothing but the files that they name.
+READ_ONLY = ("plan", "predict", "compare", "export", "prices", "paper", "show", "verify")
+NO_FILE = "it names files of readers, which have other names or forms on each page"
+NOT_READ = {
+    "bench compare inventory/results/*.tar": NO_FILE,
+    "bench compare bundles/ --prices mine.json --budget-usd 130000 --deadline 14d": NO_FILE,
+    "bench compare bundles/ --prices verda.json --rent spot": NO_FILE,
+    "bench export bundles/one.tar --to standalone alone/": "the fastest setting of that bundle is refused",
+    "bench prices import 2026-10-10.csv -o index.json": NO_FILE,
+    "bench prices import vms.csv --provider Verda --date 2026-11-01 -o verda.json": NO_FILE,
+    "bench verify RUN.tar --trust lab.pub --revoked lab.krl": NO_FILE,
+}
 SECRET = "writes a secret for nodes that are not here; tests/e2e/nodes.py makes one"
 RELEASED = "needs the files of a release; tests/release/test_release.py makes them"
 CLUSTER = "needs a cluster; tests/e2e/test_kubernetes_schemas.py checks what is applied"
@@ -106,8 +118,10 @@ class DocumentedCommand:
 
     @property
     def is_run(self) -> bool:
-        """Whether the command stands where readers follow each step, and can be run here."""
-        return self.document.startswith(("README.md", "docs/guides/")) and self.line not in NOT_RUN
+        """Whether the command stands where readers follow each step, or only reads; and can be run here."""
+        if self.document.startswith(("README.md", "docs/guides/")):
+            return self.line not in NOT_RUN
+        return self.line.split()[1] in READ_ONLY and self.line not in NOT_READ
 
     def __str__(self) -> str:
         return f"{self.document}: {self.line}"
@@ -145,7 +159,7 @@ def test_commands_of_bench_are_parsed(command: DocumentedCommand) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", [each for each in OURS if each.is_run], ids=str)
-def test_commands_of_readme_and_guides_run_as_printed(command: DocumentedCommand, tmp_path: Path) -> None:
+def test_commands_run_as_printed(command: DocumentedCommand, tmp_path: Path) -> None:
     prepare(tmp_path)
     program = tmp_path / "bin/bench"
     program.parent.mkdir()
@@ -177,11 +191,15 @@ def prepare(folder: Path) -> None:
         "rack7/good.tar": "hour-h200/20-minutes.tar",
         "rack7/slow.tar": "hour-h200/24-minutes.tar",
         "table2.tar": "every-setting-h200/pythia-160m-1gpu.tar",
+        "checks/one.tar": "node-check-2xh100/quick.tar",
+        "out/RUN.tar": "hour-h200/17-minutes.tar",
+        "RUN.tar": "hour-h200/17-minutes.tar",
     }.items():
         (folder / name).parent.mkdir(exist_ok=True)
         shutil.copy(RESULTS / bundle, folder / name)
     (folder / "authors.pub").write_text(signer(folder / "table2.tar"))
     (folder / "mine.json").write_text(first_json("docs/guides/your-own-model.md"))
+    shutil.copy(ROOT / "manifests/hour.json", folder / "manifest.json")
     quote = {"gpu": ["NVIDIA H200"], "price": 3.5, "date": "2026-06-01", "source": "made up for this test"}
     prices = {"schema": "bench/prices/v1", "currency": "USD", "rents": [quote]}
     (folder / "prices.json").write_text(json.dumps(prices))
@@ -240,4 +258,4 @@ def test_every_other_command_is_listed_with_its_reason_and_every_listed_one_is_t
     assert [line for line in others if not line.startswith(tuple(OTHERS))] == []
     assert [listed for listed in OTHERS if not any(line.startswith(listed) for line in others)] == []
     ours = {each.line for each in OURS}
-    assert [line for line in [*NOT_RUN, *EXIT_CODES] if line not in ours] == []
+    assert [line for line in [*NOT_RUN, *NOT_READ, *EXIT_CODES] if line not in ours] == []
