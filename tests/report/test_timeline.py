@@ -49,6 +49,12 @@ def test_a_run_begins_with_the_limits_of_the_machine_and_ends_with_its_proof() -
     assert proof.model == "vit-l"
 
 
+def test_a_trial_whose_gradients_were_checked_has_no_proof_before_them() -> None:
+    """Its process goes on for a moment after the last timed step."""
+    run = of_bundle(RESULTS / "nine-h200/pythia-1b.tar")
+    assert [one.kind for one in run.episodes if one.model] == ["trial", "proof"]
+
+
 def test_a_crash_and_missing_memory_are_told_apart() -> None:
     assert {"failed", "no memory", "trial"} <= {*kinds(of_bundle(RECOVERY).episodes)}
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Any, Literal
 
@@ -52,7 +52,7 @@ def episodes_of(lines: Sequence[bytes], results: Results, ends: Mapping[str, flo
     trials = {trial.id: trial for trial in results.trials}
     gaps = sorted(after - before for (before, _), (after, _) in pairwise(read))
     longest = max(LEAST_GAP_SECONDS, LONGEST_GAP * gaps[len(gaps) // 2])
-    return tuple(_joined(_stretches(read, trials, ends, longest)))
+    return tuple(_joined(_without_tails([*_joined(_stretches(read, trials, ends, longest))])))
 
 
 def _time_and_job(line: bytes) -> tuple[float, Any]:
@@ -105,6 +105,14 @@ def _joined(stretches: Iterable[Episode]) -> Iterator[Episode]:
         before = one
     if before is not None:
         yield before
+
+
+def _without_tails(found: Sequence[Episode]) -> Iterator[Episode]:
+    """Count the time in which a trial's process ends as the trial's, where its proof comes later."""
+    for number, one in enumerate(found):
+        later = any(_job(one) == _job(other) for other in found[number + 1 :])
+        ends_trial = one.kind == "proof" and later and number > 0 and found[number - 1].kind == "trial"
+        yield replace(one, kind="trial") if ends_trial else one
 
 
 def _job(one: Episode) -> tuple[str, str | None, str]:
