@@ -79,7 +79,7 @@ class NodePreflight:
         if chosen.engine != "venv" and (environment := wanted_environment(request.manifest)):
             asked = f"the manifest asks for the environment {environment}"
             raise EnvironmentCannot(f"{asked}; --engine {chosen.engine} has none", advice="--engine venv")
-        return chosen
+        return dataclasses.replace(chosen, line_rate=self._line_rate)
 
     def _missing_kernels(self, chosen: ChosenEngine) -> list[PreflightFinding]:
         """Return what it costs that the image or the environment lacks compiled kernels."""
