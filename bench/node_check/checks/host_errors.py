@@ -271,16 +271,16 @@ def _memory(errors: HostErrors) -> Iterator[Finding]:
     for counter in counters:
         question = Question("host-errors", f"memory {counter.name}")
         if counter.uncorrected:
-            yield question.judged(
-                "fail",
-                f"{counter.uncorrected} uncorrected errors since boot, {counter.corrected} corrected",
-                expected="none uncorrected",
-                source=SOURCE,
-                advice=REPLACE,
-            )
+            found = f"{counter.uncorrected} uncorrected errors since boot, {counter.corrected} corrected"
+            yield _uncorrected(question, found, SOURCE)
         elif counter.seconds is not None:
             a_day = counter.corrected / max(1.0, counter.seconds / DAY)
             yield from _many(question, a_day, f"{counter.corrected} corrected errors since boot")
+
+
+def _uncorrected(question: Question, found: str, source: str) -> Finding:
+    """Report errors of which any number fails."""
+    return question.judged("fail", found, expected="none uncorrected", source=source, advice=REPLACE)
 
 
 def _many(question: Question, a_day: float, found: str) -> Iterator[Finding]:
@@ -348,13 +348,8 @@ def _recorded(errors: HostErrors) -> Iterator[Finding]:
         for counter in counters:
             question = Question("host-errors", f"{daemon}: {counter.name}")
             if counter.uncorrected:
-                yield question.judged(
-                    "fail",
-                    f"{counter.uncorrected} uncorrected errors in {DAEMON_DAYS} days",
-                    expected="none uncorrected",
-                    source=daemon,
-                    advice=REPLACE,
-                )
+                found = f"{counter.uncorrected} uncorrected errors in {DAEMON_DAYS} days"
+                yield _uncorrected(question, found, daemon)
             else:
                 in_all = f"{counter.corrected} corrected errors in {DAEMON_DAYS} days"
                 yield from _many(question, counter.corrected / DAEMON_DAYS, in_all)

@@ -109,10 +109,10 @@ def _joined(stretches: Iterable[Episode]) -> Iterator[Episode]:
 
 def _without_tails(found: Sequence[Episode]) -> Iterator[Episode]:
     """Count the time in which a trial's process ends as the trial's, where its proof comes later."""
+    last_of = {_job(one): number for number, one in enumerate(found)}
     for number, one in enumerate(found):
-        later = any(_job(one) == _job(other) for other in found[number + 1 :])
-        ends_trial = one.kind == "proof" and later and number > 0 and found[number - 1].kind == "trial"
-        yield replace(one, kind="trial") if ends_trial else one
+        after_trial = one.kind == "proof" and number > 0 and found[number - 1].kind == "trial"
+        yield replace(one, kind="trial") if after_trial and last_of[_job(one)] > number else one
 
 
 def _job(one: Episode) -> tuple[str, str | None, str]:
