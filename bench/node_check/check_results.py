@@ -119,6 +119,9 @@ def _judged(name: str, evidence: Evidence, standards: Standards) -> Iterator[Fin
     if reading is not None and reading.reason is not None:
         yield Question(name).unread(reading.reason, counts=reading.counts)
         return
+    if reading is None and check.has_older_bundles:
+        yield Question(name).unread("the bundle is older than this check", counts=False)
+        return
     findings = list(check.judge(evidence, standards))
     yield from findings
     if not findings:

@@ -97,6 +97,8 @@ class Check:
     prolog: bool = False
     thorough: bool = False  # left out at the level `quick`: it loads the machine for long
     between_nodes: bool = False  # made at the level `nodes`, by several nodes together
+    # Some bundles were written before the check existed. Without its reading, it does not count.
+    has_older_bundles: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)  # for the worker
 
     def is_asked_at(self, depth: Depth) -> bool:

@@ -126,9 +126,6 @@ def manager_of(evidence: Evidence) -> BoardManager | None:
 
 
 def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
-    if "bmc" not in evidence.readings:
-        yield Question("bmc").not_asked_then()
-        return
     manager = manager_of(evidence)
     if manager is None:
         return
@@ -185,4 +182,5 @@ CHECK = Check(
     torch=False,
     limit_seconds=50,
     blames="node",
+    has_older_bundles=True,
 )

@@ -201,9 +201,6 @@ def _of_gpus(evidence: Evidence) -> dict[str, str]:
 
 
 def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
-    if "drift" not in evidence.readings:
-        yield Question("drift").not_asked_then()
-        return
     facts, baseline = facts_of(evidence), standards.baseline
     if facts is None:
         return
@@ -253,4 +250,5 @@ CHECK = Check(
     limit_seconds=15,
     blames="node",
     passive=True,
+    has_older_bundles=True,
 )

@@ -322,9 +322,6 @@ def _in_threads(works: Sequence[Callable[[], None]]) -> None:
 
 
 def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
-    if "file-systems" not in evidence.readings:
-        yield Question("file-systems").not_asked_then()
-        return
     data = evidence.data("file-systems")
     if data is None:
         return
@@ -377,4 +374,5 @@ CHECK = Check(
     torch=False,
     limit_seconds=200,
     blames="node",
+    has_older_bundles=True,
 )

@@ -64,9 +64,6 @@ def read_gpudirect(node: int, root: Path = Path("/")) -> GpuDirect:
 
 
 def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
-    if "gpudirect" not in evidence.readings:
-        yield Question("gpudirect").not_asked_then()
-        return
     data = evidence.data("gpudirect")
     found = from_json(tuple[GpuDirect, ...], data["nodes"]) if data else ()
     with_ports = {node.node for node in nodes_of(evidence) if node.ports}
@@ -96,4 +93,5 @@ CHECK = Check(
     blames="node",
     passive=True,
     between_nodes=True,
+    has_older_bundles=True,
 )

@@ -219,9 +219,6 @@ def errors_of(evidence: Evidence) -> HostErrors | None:
 
 
 def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
-    if "host-errors" not in evidence.readings:
-        yield Question("host-errors").not_asked_then()
-        return
     errors = errors_of(evidence)
     if errors is None:
         return
@@ -364,4 +361,5 @@ CHECK = Check(
     limit_seconds=15,
     blames="node",
     passive=True,
+    has_older_bundles=True,
 )

@@ -133,9 +133,6 @@ def cards_of(evidence: Evidence) -> tuple[NetworkCard, ...] | None:
 
 
 def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
-    if "network" not in evidence.readings:
-        yield Question("network").not_asked_then()
-        return
     cards = cards_of(evidence)
     if cards is None:
         return
@@ -211,4 +208,5 @@ CHECK = Check(
     limit_seconds=15,
     blames="node",
     passive=True,
+    has_older_bundles=True,
 )

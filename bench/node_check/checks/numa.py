@@ -284,9 +284,6 @@ def _in_own_process(
 
 
 def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
-    if "numa" not in evidence.readings:
-        yield Question("numa").not_asked_then()
-        return
     data = evidence.data("numa")
     if data is None:
         return
@@ -375,4 +372,5 @@ CHECK = Check(
     limit_seconds=150,
     blames="node",
     thorough=True,
+    has_older_bundles=True,
 )

@@ -179,9 +179,6 @@ class UsualPorts:
 
 
 def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
-    if "ports" not in evidence.readings:
-        yield Question("ports").not_asked_then()
-        return
     nodes = nodes_of(evidence)
     everyone = [port for node in nodes for port in node.ports]
     usual = UsualPorts.of(everyone)
@@ -336,4 +333,5 @@ CHECK = Check(
     blames="node",
     passive=True,
     between_nodes=True,
+    has_older_bundles=True,
 )

@@ -115,10 +115,6 @@ class Question:
         expected = "an answer"
         return self.judged("not-run", reason, expected=expected, source="bench", advice=advice, counts=counts)
 
-    def not_asked_then(self) -> Finding:
-        """Make the finding for a bundle that was written before its check existed; it does not count."""
-        return self.unread("the bundle is older than this check", counts=False)
-
 
 def overall(findings: Sequence[Finding]) -> Verdict:
     """Return the worst verdict among the findings that count; not-run unless something passed or failed."""

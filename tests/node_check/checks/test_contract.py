@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bench.base.gpu_catalogue import gpu_named
 from bench.node_check.all_checks import known_checks
+from bench.node_check.check_results import judge
 from bench.node_check.judging.evidence import Evidence
 from bench.node_check.judging.standards import Standards, profiles
 from bench.records.trial import Gpu
@@ -21,12 +23,17 @@ def test_every_file_is_a_check() -> None:
     assert {name.replace("-", "_") for name in known_checks()} == files
 
 
-@pytest.mark.parametrize("name", known_checks())
-def test_without_readings_nothing_passes(name: str) -> None:
-    check = known_checks()[name]
-    for device in ("cpu", "cuda"):
-        nothing = Evidence("quick", device, (GPU,), {})  # type: ignore[arg-type]
-        assert all(f.verdict == "not-run" for f in check.judge(nothing, Standards(None)))
+@pytest.mark.parametrize("depth", ["quick", "nodes"])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_without_readings_nothing_passes_and_what_older_bundles_lack_does_not_count(
+    device: Any, depth: Any
+) -> None:
+    findings = judge(Evidence(depth, device, (GPU,), {}), Standards(None), ())
+    assert {f.check for f in findings} == {n for n, one in known_checks().items() if one.is_asked_at(depth)}
+    assert all(f.verdict == "not-run" for f in findings)
+    for finding in findings:
+        if known_checks()[finding.check].has_older_bundles:
+            assert (finding.found, finding.counts) == ("the bundle is older than this check", False)
 
 
 @pytest.mark.parametrize("name", known_checks())

@@ -214,11 +214,6 @@ def test_a_healthy_machine_passes_with_one_answer() -> None:
     )
 
 
-def test_a_bundle_of_before_has_no_answer() -> None:
-    (finding,) = judge(Evidence("quick", "cuda", (), {}), Standards(None))
-    assert (finding.verdict, finding.counts) == ("not-run", False)
-
-
 def test_values_of_a_stranger_are_refused() -> None:
     data: Any = {
         "errors": {"at": NOW, "controllers": [{"name": "mc0", "corrected": "many", "uncorrected": 0}]}
