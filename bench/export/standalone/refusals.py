@@ -25,15 +25,15 @@ EXPRESSED = frozenset(
     )
 )  # fmt: skip
 
-# Code of bench that changes the time of a step, and neither its losses nor what fits into memory.
-FASTER_ALONE = frozenset(
-    ("rotary", "gelu", "norms", "depthwise", "flex-attention", "joined-products", "cuda-graphs")
-)
-
 
 def plain(trial: Trial) -> Trial:
     """Return the trial without the methods that only make it faster and are code of bench."""
-    return replace(trial, setting=tuple(name for name in trial.setting if name not in FASTER_ALONE))
+    return replace(trial, setting=tuple(name for name in trial.setting if not _is_left_out(name)))
+
+
+def _is_left_out(name: str) -> bool:
+    method = method_named(name)
+    return method.only_faster and KIND in method.not_exported_to
 
 
 def refuse(trial: Trial) -> str | None:

@@ -38,6 +38,7 @@ METHODS = (
                 "takes longer than measured"
             ),
         },
+        only_faster=True,
         free_lunch=True,
         requires={"compile-blocks": "cuda-graphs records compiled code: add compile-blocks"},
         excludes={

@@ -42,6 +42,7 @@ METHODS = (
                 "their own, and a step takes longer than measured"
             ),
         },
+        only_faster=True,
         requires={"half-weights": "joined-products adds gradients in the product: add half-weights"},
         no_adapters="joined-products needs half-weights, which adapters do not have",
         refuse=_refuse,

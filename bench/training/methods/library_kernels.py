@@ -87,6 +87,7 @@ METHODS = (
                 "tensor cores idle, and a step takes longer than measured"
             ),
         },
+        only_faster=True,
         free_lunch=True,
         requires={
             "compilation": "flex-attention is slow unless it is compiled: add compile or compile-blocks"

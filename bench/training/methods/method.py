@@ -94,6 +94,9 @@ class Method:
     # must not apply it, and those that cannot train with it, each with the reason.
     configured_by: tuple[str, ...] = ()
     not_exported_to: Mapping[str, str] = field(default_factory=dict)
+    # Changes the time of a step, but neither losses nor memory: `bench export --plain` leaves the method out
+    # of a script that cannot have it.
+    only_faster: bool = False
     # Why the method cannot train low-rank adapters beside frozen weights; None if it can.
     no_adapters: str | None = None
     # Why the method cannot work for a model on a target; None if it can. Must not import torch.

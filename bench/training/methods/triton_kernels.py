@@ -19,6 +19,7 @@ MAX_WIDTH = 4096  # elements of a row of norms, held in registers by one program
 _method = partial(
     Method,
     free_lunch=True,
+    only_faster=True,
     compiled_on_first_use=True,
     no_adapters="bench's own kernels compute gradients of all weights, and most are frozen beside adapters",
 )
