@@ -7,7 +7,6 @@ What it downloads is chosen by digest, and each layer is hashed on the node befo
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import time
 from collections import Counter
@@ -25,6 +24,7 @@ from bench.packages.package_index import PackageFile
 from bench.push.answers import short, understood
 from bench.push.connection import Unreachable, plain
 from bench.push.image_store import ImageStore, Shippable, Skeleton
+from bench.push.line_rate import measured_rate
 from bench.push.node_survey import Survey
 from bench.push.remote import ANSWER_SECONDS, Node, demand
 from bench.push.ship import Delivered, Progress, check_written, send_all, tag_of
@@ -36,8 +36,6 @@ _FIRST_ROUND_SECONDS = 3.0  # of downloads on the node, which measure its line
 _SECOND_ROUND_SECONDS = 10.0  # if nothing arrived in the first one
 _ROUND_SECONDS = 20.0  # of downloads between two answers
 _PATIENCE_SECONDS = 60.0  # beyond the time that sending everything takes
-_MEASURED_BYTES = (2**18, 2**20)  # sent to measure the line; the second only if the first arrives too soon
-_MEASURED_SECONDS = 0.1  # that a measurement takes at least
 _UNPACK_BYTES_PER_SECOND = 60e6  # of layers that a node assembles on one core
 _UNPACKING_SECONDS = 600.0  # longest silence of a node that looks through its package files
 
@@ -309,20 +307,6 @@ class Assembly:
 
 def _name(blob: Blob) -> str:
     return blob.digest.removeprefix("sha256:")
-
-
-def measured_rate(node: Node) -> float:
-    """Send some random bytes to a node; return the bytes per second of the line to it."""
-    began = time.monotonic()
-    demand(node, ":", "measuring the line")
-    latency = time.monotonic() - began
-    for size in _MEASURED_BYTES:
-        began = time.monotonic()
-        node.ask("cat >/dev/null", [os.urandom(size)])
-        seconds = max(time.monotonic() - began - latency, 0.001)
-        if seconds > _MEASURED_SECONDS:
-            break
-    return size / seconds
 
 
 def refuse_login(url: str | None, option: str) -> None:

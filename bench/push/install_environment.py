@@ -29,15 +29,15 @@ from bench.images.fetch import digest, wheels, wheels_in
 from bench.push.answers import absolute_path, json_fields, short, understood
 from bench.push.connection import plain
 from bench.push.forecast import Forecast
+from bench.push.line_rate import measured_rate
 from bench.push.locked_environment import LockedEnvironment, fits
-from bench.push.remote import ANSWER_SECONDS, Node
+from bench.push.remote import Node
 from bench.push.ship import Progress, send_all
 from bench.records.text import seconds_text, size_text
 
 _PLAN_SECONDS = 300.0  # for a node to ask its index for every package
 _INSTALL_SECONDS = 900.0  # longest silence of an installation
 _MOST_ANSWER_BYTES = 2**22
-_PROBE_BYTES = 3 * 2**19  # sent to measure the line; with fewer, buffers on the way would count as speed
 _FAST_INDEX = 12.5e6  # bytes per second of a node's line to its index, from which on ours is not measured
 _UNPACKED = 4.0  # bytes of an environment for each byte of its wheels; 3.8 for the CPU's lock
 _UNPACK_BYTES_PER_SECOND = 60e6  # of an environment, on one core
@@ -104,9 +104,9 @@ class EnvironmentInstaller:
         plan = self._plan()
         if plan.found is not None:
             return PlannedInstall(plan, Shipment((), ""))
-        shipment = choose(plan, self.locked, lambda: uplink_rate(self.node))
+        shipment = choose(plan, self.locked, lambda: measured_rate(self.node))
         if shipment.packages and shipment.rate is None:
-            shipment = replace(shipment, rate=uplink_rate(self.node))
+            shipment = replace(shipment, rate=measured_rate(self.node))
         sent, downloaded = split_bytes(plan, shipment, self.locked)
         check_room(plan.free_bytes, sent + downloaded, self.place)
         return PlannedInstall(plan, shipment)
@@ -179,12 +179,11 @@ class EnvironmentInstaller:
         paths = self._wheels_here(plan, shipment)
         digests = {name: digest(path) for name, path in paths.items()}
         total = sum(path.stat().st_size for path in paths.values())
-        rate = shipment.rate or uplink_rate(self.node)
+        rate = shipment.rate or measured_rate(self.node)
         downloaded = sum(size for name, size in plan.sizes.items() if name not in paths)
         check_room(plan.free_bytes, total + downloaded, self.place)
-        duration = seconds_text(total / rate) if rate else "unknown"
         what = f"{len(paths)} of {len(self.locked.packages)} wheels, {size_text(total)}"
-        speed = f"about {duration} at {8 * (rate or 0) / 1e6:.0f} Mbit/s"
+        speed = f"about {seconds_text(total / rate)} at {8 * rate / 1e6:.0f} Mbit/s"
         self.say(f"{what}, are sent over this line ({shipment.why}): {speed}")
         blobs = [
             Blob(path, f"sha256:{digests[name]}", f"sha256:{digests[name]}", compressed=True)
@@ -268,7 +267,7 @@ class _ProgressReader:
 # --- decisions ------------------------------------------------------------------------------------------
 
 
-def choose(plan: InstallPlan, locked: LockedEnvironment, rate_here: Callable[[], float | None]) -> Shipment:
+def choose(plan: InstallPlan, locked: LockedEnvironment, rate_here: Callable[[], float]) -> Shipment:
     """Return what to send over the operator's line: what the node cannot download, or everything.
 
     Everything is sent if this line is clearly faster than the node's to its index; `rate_here` measures it.
@@ -278,7 +277,7 @@ def choose(plan: InstallPlan, locked: LockedEnvironment, rate_here: Callable[[],
     if len(lacking) == len(locked.packages) or there is None or there >= _FAST_INDEX:
         return Shipment(lacking, _reason(plan))
     here = rate_here()
-    if here is None or here <= _FASTER * there:
+    if here <= _FASTER * there:
         return Shipment(lacking, _reason(plan), here)
     slow = f"the node's own line to its index gives {8 * there / 1e6:.1f} Mbit/s"
     return Shipment(tuple(sorted(locked.packages)), slow, here)
@@ -346,18 +345,6 @@ def check_room(free_bytes: int, wheel_bytes: int, place: str) -> None:
             where=place,
             advice="free some space on the node, or choose another disk: --place DIR",
         )
-
-
-def uplink_rate(node: Node) -> float | None:
-    """Measure the bytes per second that this machine can send to the node; None if that fails."""
-    with suppress(BenchError):
-        began = time.monotonic()
-        node.ask(":", seconds=ANSWER_SECONDS)
-        trip = time.monotonic() - began
-        began = time.monotonic()
-        node.ask("cat >/dev/null", [os.urandom(_PROBE_BYTES)], seconds=ANSWER_SECONDS)
-        return _PROBE_BYTES / max(time.monotonic() - began - trip, 1e-3)
-    return None
 
 
 # --- reading the answers --------------------------------------------------------------------------------

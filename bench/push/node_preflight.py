@@ -11,13 +11,14 @@ from bench.images.engines.preflight import OUT_BYTES, check_identity
 from bench.images.variants import Variant, find_variant, images, variant_for
 from bench.node_check.check_manifest import wanted_environment, wanted_image
 from bench.push import ship
-from bench.push.assembly import SMALL_BYTES, measured_rate
+from bench.push.assembly import SMALL_BYTES
 from bench.push.connection import Unreachable
 from bench.push.engine_choice import EngineCandidate, EngineChoice, choose_engine
 from bench.push.forecast import Forecast
 from bench.push.host_push import HostPush
 from bench.push.image_store import Shippable
 from bench.push.install_environment import EnvironmentInstaller, PlannedInstall, folder_of_code, forecast
+from bench.push.line_rate import measured_rate
 from bench.push.locked_environment import LockedEnvironment, read_locked
 from bench.push.missing_kernels import (
     capabilities_of,
@@ -57,7 +58,6 @@ class NodePreflight:
 
     def __init__(self, push: HostPush) -> None:
         self._push = push
-        self._line_rate: float | None = None  # bytes per second, once it is measured
 
     def choose(self) -> ChosenEngine:
         """Survey the node; return its engine and image; EnvironmentCannot if a finding stops the run."""
@@ -72,6 +72,7 @@ class NodePreflight:
         self._stop_at([*choice.findings, *judge_machine(survey, choice.need)])
         chosen = self._chosen(survey, choice, image)
         self._stop_at(self._missing_kernels(chosen))
+        chosen = self._with_line_rate(chosen)
         self._say_what_it_takes(chosen, choice.why)
         identity = chosen.image.facts.identity if chosen.image else None
         required = None if request.pull else wanted_image(request.manifest)
@@ -79,7 +80,13 @@ class NodePreflight:
         if chosen.engine != "venv" and (environment := wanted_environment(request.manifest)):
             asked = f"the manifest asks for the environment {environment}"
             raise EnvironmentCannot(f"{asked}; --engine {chosen.engine} has none", advice="--engine venv")
-        return dataclasses.replace(chosen, line_rate=self._line_rate)
+        return chosen
+
+    def _with_line_rate(self, chosen: ChosenEngine) -> ChosenEngine:
+        """Measure the line to the node, unless the layers to send are too few to wait for that."""
+        if chosen.image is None or self._bytes_to_send(chosen, chosen.image) < SMALL_BYTES:
+            return chosen
+        return dataclasses.replace(chosen, line_rate=measured_rate(self._push.node))
 
     def _missing_kernels(self, chosen: ChosenEngine) -> list[PreflightFinding]:
         """Return what it costs that the image or the environment lacks compiled kernels."""
@@ -220,7 +227,7 @@ class NodePreflight:
         if image is None or not kernels or not self._bytes_to_send(chosen, image):
             return None
         layer_bytes = self._push.shared.store.packed_bytes(image, len(image.facts.layers) - 1)
-        return who_waits(self._push.request.manifest, chosen.survey, kernels, layer_bytes, self._line_rate)
+        return who_waits(self._push.request.manifest, chosen.survey, kernels, layer_bytes, chosen.line_rate)
 
     def _forecast(self, chosen: ChosenEngine) -> Forecast | None:
         """Return what it takes; None if nothing is known of it: --pull, or a Python that is there."""
@@ -230,10 +237,8 @@ class NodePreflight:
         if image is None:
             return None
         to_send = self._bytes_to_send(chosen, image)
-        if to_send >= SMALL_BYTES:
-            self._line_rate = measured_rate(self._push.node)
         what = f"the image {image.variant.name}"
-        return Forecast(what=what, send_bytes=to_send, up_bytes_per_second=self._line_rate, at_most=True)
+        return Forecast(what=what, send_bytes=to_send, up_bytes_per_second=chosen.line_rate, at_most=True)
 
     def _bytes_to_send(self, chosen: ChosenEngine, image: Shippable) -> int:
         """Return the bytes of an image's layers that the engine of a node lacks; an upper bound."""

@@ -18,7 +18,7 @@ from bench.images.engines import EngineFacts
 from bench.images.package_list import LIST, read_list, write_list
 from bench.packages.package_index import PackageFile
 from bench.push import assembly
-from bench.push.assembly import Assembly, Ways, measured_rate, refuse_login
+from bench.push.assembly import Assembly, Ways, refuse_login
 from bench.push.image_store import ImageStore, Shippable
 from bench.push.node_survey import InstalledEngine
 from bench.push.remote import CommandResult, Here
@@ -60,10 +60,6 @@ def test_a_login_in_an_option_is_refused_and_not_repeated() -> None:
     with pytest.raises(BadInput, match="--index has a login") as caught:
         refuse_login("https://me:secret@index.example/simple", "--index")
     assert "secret" not in str(caught.value)
-
-
-def test_the_line_is_measured_by_a_transfer() -> None:
-    assert measured_rate(Here()) > 1000
 
 
 # --- an image and its node ------------------------------------------------------------------------------
