@@ -11,6 +11,8 @@ from bench.base.errors import ALLOWED, near
 from bench.base.shipped_data import read_data
 from bench.base.strict_json import from_json
 
+GPUS_A_NODE = 8  # the most that a machine has which a manifest asks for or a prediction is made for
+
 
 @dataclass(frozen=True, slots=True)
 class GpuModel:

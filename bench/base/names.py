@@ -1,6 +1,8 @@
-"""Names and units that several folders share. Pure; imports nothing, so that every module may import it."""
+"""Names and units that several folders share. Pure; imports nothing of bench, so any module may import it."""
 
 from __future__ import annotations
+
+from typing import Literal, get_args
 
 GIB = 2**30  # bytes
 CONTAINER_ENGINES = ("docker", "podman", "apptainer")  # in the order in which "auto" tries them
@@ -11,6 +13,8 @@ IN_POD = "kubernetes"  # the engine of a run in a pod, whose image the cluster b
 WITHOUT_CONTAINER = ("venv", "none")  # engines that run bench as an ordinary process
 ENGINES_WITH_STORE = ("docker", "podman")  # keep images by name, and pull them; Apptainer's images are files
 IMAGE_VARIANTS = ("cuda13", "cuda12.8", "cpu")  # of data/images.json, newest CUDA first
+RentKind = Literal["on-demand", "spot", "reserved"]
+RENT_KINDS = get_args(RentKind)
 RENTAL_TOOLS = ("skypilot", "dstack")  # of bench rent: each is a module of bench/push/rent
 VISIBLE = "CUDA_VISIBLE_DEVICES"  # the variable that chooses GPUs; kept in bundles as their UUIDs
 # The variable that passes an image's identity into its container, as JSON: {"config": ..., "diff_ids": [...]}

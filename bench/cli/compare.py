@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from bench.base.errors import BadInput
+from bench.base.names import RentKind
 from bench.base.strict_json import pretty_json, to_json
 from bench.bundle.verdict import RunContents
 from bench.cli.combinations import chosen_columns, refuse_two_formats, refuse_without_plots
@@ -23,7 +24,6 @@ from bench.node_check.fleet import Fleet
 from bench.node_check.judging.finding import EXITS
 from bench.node_check.recompute_any import AnyVerdict, recompute
 from bench.report.compare.comparison import Comparison
-from bench.report.compare.prices import RentKind
 from bench.report.read_bundles import Lists, distinct_bundles, look_at_all, own_process
 
 

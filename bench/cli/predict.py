@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from bench.base.names import RentKind
 from bench.base.strict_json import pretty_json
 from bench.cli.combinations import refuse_two_formats, refuse_without_plots
 from bench.cli.stdio import show
 from bench.library.predict import Predictions
 from bench.library.predict import predict as predict_machines
-from bench.report.compare.prices import RentKind
 from bench.report.text.prediction_table import explained, prediction_csv, prediction_text
 
 if TYPE_CHECKING:

@@ -11,13 +11,14 @@ from pathlib import Path
 from bench.base.errors import BadInput, one_line
 from bench.base.files import read_bounded, write_whole
 from bench.base.gpu_catalogue import find_gpu_model, gpu_models, near_gpus
+from bench.base.names import RentKind
 from bench.base.strict_json import pretty_json, to_json
 from bench.base.terminal import Table, Wrapped, columns, plain_columns, table, wrapped
 from bench.cli.stdio import show
 from bench.records.text import count_text, figures
 from bench.report.compare.price_file import load_prices, parse_prices
 from bench.report.compare.price_lists import rents_in
-from bench.report.compare.prices import GpuPrice, MachinePrice, PriceBook, Rent, RentKind, SystemPrice
+from bench.report.compare.prices import GpuPrice, MachinePrice, PriceBook, Rent, SystemPrice
 
 IMPORT = "import"  # as the first word: the second is a file
 WIDTH = 79  # columns of a table where no terminal has another width

@@ -7,12 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bench.base.distribution import pip_install
+from bench.base.names import RENT_KINDS
 from bench.base.shipped_data import manifest_path
 from bench.cli import arguments
 from bench.cli.arguments import DEVICE, DIR, FILE, FLAG, REPEATABLE, Commands, add_command, add_json
 from bench.cli.measure_options import add_engine
-
-RENT_KINDS = ("on-demand", "spot", "reserved")
 
 
 def add_reports(commands: Commands) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from bench.base import quantities
 from bench.base.errors import BadInput, BenchError
+from bench.base.names import RentKind
 from bench.base.strict_json import to_json
 from bench.bundle.verdict import Verdict
 from bench.library.budget import budget_of
@@ -34,7 +35,6 @@ from bench.report.compare.comparison import Comparison, Refused, compare_rows
 from bench.report.compare.decision import Wish
 from bench.report.compare.offers import Terms
 from bench.report.compare.price_file import load_prices
-from bench.report.compare.prices import RentKind
 from bench.report.read_bundles import Lists, distinct_bundles, look_at_all
 
 

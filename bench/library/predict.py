@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from bench.base import quantities
 from bench.base.gpu_catalogue import GpuModel, gpu_models
 from bench.base.gpu_spec import load_gpu_spec
+from bench.base.names import RentKind
 from bench.library.budget import budget_of
 from bench.library.energy import energy_of
 from bench.library.given import (
@@ -28,7 +29,6 @@ from bench.planning.prediction.step_time import shipped_fit
 from bench.report.compare.energy_factors import EnergyFactors
 from bench.report.compare.price_file import load_prices
 from bench.report.compare.priced_predictions import PricedPrediction, priced
-from bench.report.compare.prices import RentKind
 from bench.training.models.dry_build import rehearse
 
 ALL = "all"

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from bench.base.errors import BadInput
+from bench.base.names import RentKind
 from bench.report.compare import price_file
 from bench.report.compare.price_file import load_prices, shipped_prices
-from bench.report.compare.prices import Electricity, Gap, PriceBook, Priced, Rent, RentKind, for_nodes
+from bench.report.compare.prices import Electricity, Gap, PriceBook, Priced, Rent, for_nodes
 
 WHEN = {"date": "2026-06-01", "source": "a quote"}
 H100 = "NVIDIA H100 80GB HBM3"

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
-from bench.base.gpu_catalogue import GpuModel, gpu_models
+from bench.base.gpu_catalogue import GPUS_A_NODE, GpuModel, gpu_models
 from bench.training.models import Precision
 
 # Measured beside each other by every run of results/ on H100 and H200: products in fp16 draw more power than
@@ -24,7 +24,6 @@ FP32_LANES = 128
 FEWER_LANES = {"6.0": 64, "7.0": 64, "7.5": 64, "8.0": 64}
 PCIE_GB_PER_SECOND = 64.0  # both directions of 16 lanes of the fourth generation
 LINK_SHARE = 0.7  # of a link's rate in one direction, that exchanges of large messages reach
-GPUS_A_NODE = 8
 ADAPTER_GB_PER_SECOND = 100.0  # both directions of the network adapter of each GPU: 400 Gb/s each way
 # What a step of a ring takes beside its bytes, within a node and between nodes: NCCL's own estimates for its
 # protocol Simple (src/graph/tuning.cc).

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from bench.planning.prediction.card_rates import GPUS_A_NODE
+from bench.base.gpu_catalogue import GPUS_A_NODE
 from bench.planning.prediction.predicted_machines import Predicted
 
 

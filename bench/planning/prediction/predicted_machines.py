@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bench.base.distribution import pip_install
-from bench.base.gpu_catalogue import GpuModel
+from bench.base.gpu_catalogue import GPUS_A_NODE, GpuModel
 from bench.planning.plan import usable_bytes
 from bench.planning.prediction.candidates import Candidates, candidates_of
-from bench.planning.prediction.card_rates import GPUS_A_NODE, rates_of
+from bench.planning.prediction.card_rates import rates_of
 from bench.planning.prediction.choice import chosen
 from bench.planning.prediction.step_time import (
     KEPT_MOVES,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bench.base.gpu_catalogue import gpu_named
-from bench.planning.prediction.card_rates import GPUS_A_NODE, rates_of
+from bench.base.gpu_catalogue import GPUS_A_NODE, gpu_named
+from bench.planning.prediction.card_rates import rates_of
 from bench.planning.prediction.step_time import Fit, StepPart, step_time, why_unpredicted, work_of
 from bench.planning.published import PublishedRow, manifest_of, setting_of
 from bench.training.methods import Target

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 
 from bench.base.errors import BadInput
 from bench.base.gpu_catalogue import find_gpu_model
+from bench.base.names import RentKind
 from bench.records.text import count_text
-from bench.report.compare.prices import Rent, RentKind
+from bench.report.compare.prices import Rent
 
 INDEX_COLUMNS = frozenset(
     {"date", "provider", "pricing", "gpu_model", "sku", "region", "gpu_count", "usd_per_hour"}

@@ -6,7 +6,7 @@ import math
 import re
 from dataclasses import dataclass
 
-from bench.planning.prediction.card_rates import GPUS_A_NODE
+from bench.base.gpu_catalogue import GPUS_A_NODE
 from bench.planning.prediction.predicted_machines import Predicted, Unpredicted
 from bench.report.compare.energy_factors import NO_FACTORS, EnergyFactors
 from bench.report.compare.prices import Gap, PriceBook, Priced, for_nodes

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from bench.base.names import RentKind
 from bench.records.text import count_text, figures, money_text
 from bench.report.compare.owning import Colocation, Owning
 
 DAYS_A_YEAR = 365
-RentKind = Literal["on-demand", "spot", "reserved"]
 
 
 @dataclass(frozen=True, slots=True)
