@@ -1,17 +1,18 @@
-"""Find every mistake in the form of a document: fields that do not fit a dataclass, texts of several lines.
+"""Parse documents that people write, and find every mistake in their form.
 
-`strict_json.from_json` stops at the first mistake; this module is for documents that people write. Pure.
+Mistakes are fields that do not fit a dataclass, and texts of several lines. `strict_json.from_json` stops at
+the first mistake. Pure.
 """
 
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from bench.base.errors import Mistake, in_json, nearest
-from bench.base.strict_json import DecodeError, from_json
+from bench.base.errors import BadInput, Mistake, in_json, nearest
+from bench.base.strict_json import DecodeError, from_json, strict_loads
 
 WORDS: Mapping[Any, str] = {
     str: "a text",
@@ -20,6 +21,14 @@ WORDS: Mapping[Any, str] = {
     bool: "true or false",
     type(None): "null",
 }
+
+
+def written_json(data: bytes, where: str, constant: Callable[[str], Any] | None = None) -> Any:
+    """Parse JSON that a person wrote; raise BadInput with `where` in front if it is malformed."""
+    try:
+        return strict_loads(data, constant) if constant else strict_loads(data)
+    except DecodeError as error:
+        raise BadInput(str(error), where=where) from None
 
 
 def form_mistakes(kind: Any, value: Any, path: str = "") -> Iterator[Mistake]:

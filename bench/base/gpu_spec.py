@@ -8,9 +8,9 @@ from typing import Any
 
 from bench.base.errors import BadInput, Mistake, in_json
 from bench.base.files import read_bounded
-from bench.base.form_mistakes import form_mistakes
+from bench.base.form_mistakes import form_mistakes, written_json
 from bench.base.gpu_catalogue import GpuModel
-from bench.base.strict_json import DecodeError, from_json, strict_loads
+from bench.base.strict_json import from_json
 
 MAX_BYTES = 1 << 16
 ADVICE = "docs/prediction.md has the form, with an example"
@@ -19,10 +19,7 @@ ADVICE = "docs/prediction.md has the form, with an example"
 def load_gpu_spec(path: Path) -> GpuModel:
     """Return the GPU model that a JSON file describes."""
     data = read_bounded(path, MAX_BYTES, what="the card", too_large="larger than 64 KiB: not a card")
-    try:
-        document = strict_loads(data)
-    except DecodeError as error:
-        raise BadInput(str(error), where=str(path)) from None
+    document = written_json(data, str(path))
     mistakes = [*form_mistakes(GpuModel, document)] or [*_meaning_mistakes(document)]
     if mistakes:
         raise BadInput.of(mistakes, str(path), ADVICE)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bench.base.errors import BadInput, Mistake, nearest
+from bench.base.form_mistakes import written_json
 from bench.base.strict_json import DecodeError, from_json, strict_loads
 from bench.node_check.all_checks import known_checks
 from bench.node_check.judging import DEPTHS, Depth
@@ -75,10 +76,7 @@ def load(path: Path | None) -> CheckManifest:
 
 def parse(data: bytes, where: str) -> CheckManifest:
     """Parse a node-check manifest; BadInput with every mistake at once."""
-    try:
-        document = strict_loads(data)
-    except DecodeError as error:
-        raise BadInput(str(error), where=where) from None
+    document = written_json(data, where)
     if isinstance(document, dict) and document.get("schema") == "bench/manifest/v1":
         raise BadInput(
             "is a manifest of models, not of a node check", where=where, advice=f"bench run {where}"

@@ -16,8 +16,9 @@ from typing import Any, Literal, get_args
 
 from bench.base.errors import BadInput, in_json, nearest
 from bench.base.files import read_bounded
+from bench.base.form_mistakes import written_json
 from bench.base.gpu_catalogue import GpuModel, find_gpu_model, typed_names
-from bench.base.strict_json import DecodeError, strict_loads, tagged_infinity
+from bench.base.strict_json import tagged_infinity
 from bench.planning.manifest import MAX_BYTES
 from bench.training.models import Precision, families, known_models
 from bench.training.models.model import INERT
@@ -188,10 +189,7 @@ def _own_config(path: Path) -> OwnConfig:
     data = read_bounded(
         path, MAX_BYTES, what="", too_large="larger than 1 MiB: this is no config.json", missing_advice=advice
     )
-    try:
-        config = strict_loads(data, tagged_infinity)
-    except DecodeError as error:
-        raise BadInput(str(error), where=where) from None
+    config = written_json(data, where, tagged_infinity)
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise BadInput("has no model_type, so it is no configuration of transformers", where=where)
     objective = _objective(config)

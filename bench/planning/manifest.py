@@ -14,9 +14,9 @@ from typing import Any, Literal, cast
 
 from bench.base.errors import BadInput, Mistake, in_json, nearest
 from bench.base.files import read_bounded
-from bench.base.form_mistakes import line_breaks
+from bench.base.form_mistakes import line_breaks, written_json
 from bench.base.shipped_data import read_data
-from bench.base.strict_json import DecodeError, from_json, strict_loads, tagged_infinity
+from bench.base.strict_json import from_json, tagged_infinity
 from bench.planning.own_code import with_code
 from bench.records.trial import Proving, Timing
 from bench.training.methods import conflict, known_methods, ordered
@@ -96,10 +96,7 @@ def _read(path: Path) -> bytes:
 
 def parse_manifest(data: bytes, where: str) -> Manifest:
     """Parse a manifest; raise BadInput with every mistake at once, and with `where` in front."""
-    try:
-        document = strict_loads(data, tagged_infinity)
-    except DecodeError as error:
-        raise BadInput(str(error), where=where) from None
+    document = written_json(data, where, tagged_infinity)
     if _depth(document) > MAX_DEPTH:
         raise BadInput(f"nested more than {MAX_DEPTH} levels deep", where=where)
     if isinstance(document, dict) and document.get("schema") == "bench/node-check/v1":

@@ -15,14 +15,13 @@ from typing import Any, Literal
 
 from bench.base.errors import BadInput, Mistake, in_json, nearest
 from bench.base.files import read_bounded
-from bench.base.form_mistakes import form_mistakes
+from bench.base.form_mistakes import form_mistakes, written_json
+from bench.base.gpu_catalogue import GPUS_A_NODE
 from bench.base.shipped_data import PUBLISHED, read_data
-from bench.base.strict_json import DecodeError, from_json, pretty_json, strict_loads
+from bench.base.strict_json import from_json, pretty_json
 from bench.planning.manifest import MAX_BYTES, Manifest, parse_manifest
 from bench.training.methods import Target, free_lunch, known_methods, ordered
 from bench.training.setting import Setting
-
-GPUS_A_NODE = 8  # the most that a manifest asks of a node
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +74,7 @@ def shipped_rows() -> PublishedRows:
 def load_rows(path: Path) -> PublishedRows:
     """Read a file of published rows; raise BadInput with every mistake."""
     data = read_bounded(path, MAX_BYTES, what="the rows", too_large="larger than 1 MiB: no published rows")
-    try:
-        document = strict_loads(data)
-    except DecodeError as error:
-        raise BadInput(str(error), where=str(path)) from None
+    document = written_json(data, str(path))
     mistakes = [*form_mistakes(PublishedRows, document)]
     if not mistakes:
         mistakes = [*meaning_mistakes(from_json(PublishedRows, document))]

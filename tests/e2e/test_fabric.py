@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from bench.node_check.all_checks import known_checks
-from bench.runner.check import between_nodes
+from bench.runner.check import between_nodes, node_step
 from tests.e2e.fabric import PORT, SECRET, Checked, check_fabric
 from tests.e2e.network import Network, network
 
@@ -23,8 +23,8 @@ pytestmark = pytest.mark.e2e
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(between_nodes, "JOIN_SECONDS", 60.0)
-    monkeypatch.setattr(between_nodes, "START_SECONDS", {"cpu": 6.0})
-    monkeypatch.setattr(between_nodes, "SLOWNESS", 4)
+    monkeypatch.setattr(node_step, "START_SECONDS", {"cpu": 6.0})
+    monkeypatch.setattr(node_step, "SLOWNESS", 4)
 
 
 @pytest.fixture

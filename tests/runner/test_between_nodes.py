@@ -17,7 +17,8 @@ from bench.base.strict_json import to_json
 from bench.node_check.checks.gpudirect import GpuDirect
 from bench.node_check.checks.ports import NodePorts
 from bench.runner.check import between_nodes
-from bench.runner.check.between_nodes import Arrival, _groups, in_processes, take_part
+from bench.runner.check.between_nodes import Arrival, _groups, take_part
+from bench.runner.check.node_step import in_processes
 from bench.runner.check.request import NodesJob
 from bench.runner.processes.jobs import Nodes
 
@@ -47,7 +48,7 @@ def lead(
     came: Mapping[int, Mapping[str, Any]], nodes: int, monkeypatch: pytest.MonkeyPatch
 ) -> dict[str, Any]:
     monkeypatch.setattr(between_nodes, "JOIN_SECONDS", 0.2)
-    monkeypatch.setattr(between_nodes, "_meet", lambda *_: OneStore(came))
+    monkeypatch.setattr(between_nodes, "meet", lambda *_: OneStore(came))
     job = NodesJob(Nodes(nodes, 0, "127.0.0.1:29400", "0123456789ab"), (0,), 0.0, 0.1, 60.0, "cpu")
     return dict(take_part(job, lambda _: None))
 

@@ -18,9 +18,9 @@ from typing import Any, TypeVar
 
 from bench.base.errors import BadInput, Mistake
 from bench.base.files import read_bounded
-from bench.base.form_mistakes import form_mistakes
+from bench.base.form_mistakes import form_mistakes, written_json
 from bench.base.shipped_data import read_data
-from bench.base.strict_json import DecodeError, from_json, strict_loads
+from bench.base.strict_json import from_json
 from bench.report.compare.owning import CapitalCost, Colocation, Operations, ResidualValue
 from bench.report.compare.prices import (
     Electricity,
@@ -54,10 +54,7 @@ def load_prices(path: Path | None) -> PriceBook:
         return shipped_prices()
     too_large = "larger than 1 MiB: not a file of prices"
     data = read_bounded(path, MAX_BYTES, what="the prices", too_large=too_large)
-    try:
-        document = strict_loads(data)
-    except DecodeError as error:
-        raise BadInput(str(error), where=str(path)) from None
+    document = written_json(data, str(path))
     book = parse_prices(document, str(path))
     return _with_shipped(book, shipped_prices(), str(path)) if book.shipped else book
 
