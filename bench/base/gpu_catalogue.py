@@ -63,7 +63,7 @@ def gpu_named(name: str) -> GpuModel | None:
 
 
 def power_limit_watts(name: str, gpus: int) -> float | None:
-    """Return what so many GPUs of a name may draw together; None if the catalogue does not know."""
+    """Return the watts that `gpus` GPUs of a name may draw together; None if the catalogue does not know."""
     known = gpu_named(name)
     return known.watts * gpus if known and known.watts else None
 

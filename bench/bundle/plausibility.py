@@ -169,7 +169,7 @@ def doubts(
 
 
 def without_telemetry(results: Results, silent: Collection[str]) -> Iterator[Note]:
-    """Yield a note for each model whose fastest trial is among those of which no GPU reported anything."""
+    """Yield a note for each model during whose fastest trial no GPU reported anything."""
     for model in results.models:
         best = fastest(trial for trial in results.trials if trial.model == model.name)
         if best is not None and best.id in silent:

@@ -42,7 +42,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
-    """The recomputed contents of a bundle, of a training run or of a node check."""
+    """The recomputed contents of a bundle, which holds a training run or a node check."""
 
     samples: int
     measured_seconds: float  # the sum of the times of all samples

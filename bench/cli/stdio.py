@@ -45,7 +45,7 @@ class _Stream:
 class Stdout(_Stream):
     """stdout: through a pager where it is a terminal and `paged` is set before the first text.
 
-    What a terminal would obey is escaped, whoever wrote it; bench's own colours come from `write_painted`.
+    Whatever a terminal would obey is escaped in every text; bench's own colours come from `write_painted`.
     """
 
     def __init__(self, file: TextIO) -> None:

@@ -1,4 +1,4 @@
-"""Files for Hugging Face accelerate: a configuration for its launcher, and a loop with its Accelerator.
+"""Files for Hugging Face accelerate: the launcher's configuration, and a loop with `Accelerator`.
 
 Pure: takes a trial and returns the texts of the files.
 """

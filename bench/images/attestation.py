@@ -115,7 +115,7 @@ def _sealed(image: Attested, kind: str, predicate: Any, key: Signer) -> bytes:
 
 
 def _locks(inputs: BuildInputs) -> Mapping[str, Path]:
-    """Return the files with the digests of which the image is labelled, by label."""
+    """Return the files whose digests are labels of the image, by label."""
     return {"bench.lock": inputs.lock, "bench.debian": inputs.root / DEBIAN}
 
 

@@ -62,7 +62,7 @@ class ModelWithout:
 
 @dataclass(frozen=True, slots=True)
 class KernelCost:
-    """What models lose without any one of some wheels."""
+    """What models lose on a target that lacks one or more of `wheels`."""
 
     wheels: tuple[str, ...]
     methods: tuple[str, ...]  # that no setting can have any more

@@ -20,7 +20,7 @@ MAX_BYTES = 1 << 18  # of one file
 
 
 def with_code(data: bytes, folder: Path, where: str) -> bytes:
-    """Return a manifest with the code of its own modules; raise BadInput with every file that has none."""
+    """Return a manifest with the code of its own modules; raise BadInput that names every missing file."""
     if f'"{MODULE}"'.encode() not in data:
         return data
     try:

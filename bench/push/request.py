@@ -91,7 +91,7 @@ class PushRequest(PushOptions):
 
     @property
     def between_nodes(self) -> bool:
-        """Whether the hosts check the fabric between them, of which one may be lost."""
+        """Whether the hosts check the fabric between them; the check goes on if one host is lost."""
         return isinstance(self.manifest, CheckManifest) and (self.level or self.manifest.level) == "nodes"
 
 

@@ -91,5 +91,5 @@ def header(slurm: Slurm, run_id: str, folder: str) -> list[str]:
 
 
 def _quoted(value: str) -> str:
-    """Quote a value only if sbatch's own parser needs that: it keeps superfluous quotes."""
+    """Quote a value only if sbatch's own parser needs quotes: it keeps superfluous ones."""
     return f'"{value}"' if re.search(r"[\s#&|]", value) else value

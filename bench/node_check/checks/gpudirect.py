@@ -50,7 +50,7 @@ def measure(rig: Rig, budget: CheckBudget) -> Mapping[str, Any]:
 
 
 def read_gpudirect(node: int, root: Path = Path("/")) -> GpuDirect:
-    """Read which modules are loaded, and of which kind the driver is."""
+    """Read which modules are loaded, and the kind of the driver."""
     version = root / "proc/driver/nvidia/version"
     text = version.read_text("utf-8", "replace") if version.exists() else ""
     match = _KERNEL.match(release())

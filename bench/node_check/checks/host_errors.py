@@ -276,7 +276,7 @@ def _memory(errors: HostErrors) -> Iterator[Finding]:
 
 
 def _uncorrected(question: Question, found: str, source: str) -> Finding:
-    """Report errors of which any number fails."""
+    """Report uncorrected errors: a single one fails the check."""
     return question.judged("fail", found, expected="none uncorrected", source=source, advice=REPLACE)
 
 

@@ -59,7 +59,7 @@ class Diagnosis:
     scattered: tuple[Pair, ...] = ()  # slow pairs without a part in common, too many for a path each
 
     def limit(self, pairs: int) -> float:
-        """Return the share of the usual rate below which so many pairs together are slow.
+        """Return the share of the usual rate below which `pairs` pairs together are slow.
 
         A single pair was measured once; more pairs agree with each other, and their noise averages out.
         """
@@ -114,7 +114,7 @@ def _by_node(rates: Mapping[Pair, float]) -> dict[int, list[float]]:
 
 
 def _better_half(values: Sequence[float]) -> float:
-    """Return the median of the larger half: the rate of a node among partners of which a few are slow."""
+    """Return the median of the larger half: a node's rate, even if a few of its partners are slow."""
     return median(sorted(values, reverse=True)[: ceil(len(values) / 2)])
 
 
@@ -139,7 +139,7 @@ class _Search:
             self.parts += [SlowPart("pair", pair, share) for pair, share in slow.items()]
 
     def _leaf(self) -> SlowPart | None:
-        """Find the worst leaf whose nodes are slow with each other and with all others."""
+        """Find the worst leaf switch: its nodes are slow with each other and with all other nodes."""
         return self._worst_leaf("leaf")
 
     def _uplinks(self) -> SlowPart | None:
@@ -187,7 +187,7 @@ class _Search:
         return None
 
     def _node(self) -> SlowPart | None:
-        """Find the worst node that is slow with nearly all of its partners, of which it needs two."""
+        """Find the worst node that is slow with nearly all of its partners; it needs two partners."""
         worst: tuple[float, float, int] | None = None
         for node, shares in _by_node(self.left).items():
             if len(shares) > 1 and _better_half(shares) < self.limit(len(shares)):
@@ -199,7 +199,7 @@ class _Search:
         return SlowPart("node", (worst[2],), worst[1])
 
     def _crossing(self, nodes: Collection[int]) -> dict[Pair, float]:
-        """Return the pairs of which one node is among these."""
+        """Return the pairs with exactly one node among these."""
         return {pair: share for pair, share in self.left.items() if (pair[0] in nodes) != (pair[1] in nodes)}
 
     def _between(self, one: str, other: str) -> dict[Pair, float]:

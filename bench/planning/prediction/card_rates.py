@@ -55,7 +55,7 @@ class CardRates:
         return self.gpu.fp32_tflops * 1e12 / (2 * lanes)
 
     def exchange(self, gpus: int) -> float:
-        """Return bytes a second that each of so many GPUs sends to the next one in its rings.
+        """Return the bytes a second that each of `gpus` GPUs sends to the next one in its rings.
 
         The rings of a node leave it by different adapters: together they have the rate of all of them.
         """
@@ -66,7 +66,7 @@ class CardRates:
 
 
 def ring_seconds(gpus: int) -> float:
-    """Return how long a message without bytes takes through a ring of so many GPUs."""
+    """Return how long a message without bytes takes through a ring of `gpus` GPUs."""
     nodes = math.ceil(gpus / GPUS_A_NODE)
     return (gpus - nodes) * HOP_SECONDS + (nodes - 1) * NODE_HOP_SECONDS
 

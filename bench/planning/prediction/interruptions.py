@@ -18,7 +18,7 @@ class Interruptions:
     save_seconds: float  # between checkpoints; what was trained since the last one is lost
 
     def factor(self, machines: int) -> float:
-        """Return by which factor a run on so many machines is longer, each of which stops all of them.
+        """Return the factor by which a run takes longer if each of `machines` machines can stop it.
 
         Interruptions come independently of each other (J. T. Daly, "A higher order estimate of the optimum
         checkpoint interval for restart dumps", 2006), and writing a checkpoint takes no time.

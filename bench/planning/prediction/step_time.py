@@ -124,13 +124,13 @@ class Work:
     updated: float  # parameters that one GPU updates
 
     def sent_bytes(self, passes: int) -> float:
-        """Return what each GPU sends in a step of so many passes."""
+        """Return the bytes that each GPU sends in a step of `passes` passes."""
         return passes * self.exchanged_each_pass.sent_bytes + self.exchanged_each_step.sent_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class StepPart:
-    """A GPU's part of a step: passes of so many samples each."""
+    """A GPU's part of a step: `passes` passes of `samples` samples each."""
 
     samples: int
     passes: int
@@ -138,7 +138,7 @@ class StepPart:
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """The seconds of a step of so many passes, by what they are spent on."""
+    """The seconds of a step of `passes` passes, by what they are spent on."""
 
     passes: int
     products: float  # in one pass

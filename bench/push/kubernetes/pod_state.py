@@ -1,4 +1,4 @@
-"""Tell from the API's objects how a pod of bench is: running, waiting for something, or gone. Pure."""
+"""Read the state of a pod from the API's objects: running, waiting for something, or gone. Pure."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class Option:
     a_run: float  # for each run: rent, or electricity and upkeep if they have prices
 
     def spend(self, runs: int = 1) -> float:
-        """Return the money spent on so many runs, including the machine if it is bought."""
+        """Return the money spent on `runs` runs, including the machine if it is bought."""
         return self.upfront + runs * self.a_run
 
     def spend_interval(self, runs: int = 1) -> Interval:
@@ -36,7 +36,7 @@ class Option:
         return Interval(self.spend(runs), runs * abs(self.a_run) * share)
 
     def lives_for(self, runs: int, used_days: float) -> bool:
-        """Whether one machine can do so many runs: an owned one trains `used_days` in its life."""
+        """Whether one machine can do `runs` runs: an owned one trains `used_days` in its life."""
         return self.kind == "rent" or runs * self.days.value <= used_days
 
     def run_cost(self, life_days: float, utilisation: float = 1.0) -> float:

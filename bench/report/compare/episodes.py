@@ -27,7 +27,7 @@ _READING = re.compile(rb'\{"at":(\d{1,12}(?:\.\d{1,9})?),.*"trial":(?:"([0-9a-z-
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """One job of a run, or the time in which there was none."""
+    """One job of a run, or a time in which the run had no job."""
 
     kind: EpisodeKind
     begun: float  # unix time

@@ -63,7 +63,7 @@ class Extrapolation:
 
 
 def peak_days(flops: float, gpu: GpuModel, gpus: int, precision: str, tf32: bool) -> float:
-    """Return the days that so many operations take at the vendor's peak."""
+    """Return the days that `flops` operations take at the vendor's peak."""
     return flops / (gpu.peak_flops(precision, tf32) * gpus * SECONDS_A_DAY)
 
 

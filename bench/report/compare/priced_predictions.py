@@ -1,4 +1,4 @@
-"""Predictions with what a run would cost: rented, and on a machine that one owns. Pure."""
+"""Predictions with the cost of a run on a rented and on an owned machine. Pure."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def priced(found: Predicted, book: PriceBook, energy: EnergyFactors = NO_FACTORS
 
 
 def machine_prices(gpu: str, gpus: int, book: PriceBook) -> tuple[Priced | Gap, Priced | Gap]:
-    """Price a machine that is not here, to buy and to rent: as few nodes as hold so many GPUs."""
+    """Price a machine that is not here, to buy and to rent: as few nodes as hold `gpus` GPUs."""
     nodes = nodes_of(gpus)
     gpus_a_node = math.ceil(gpus / nodes)
     return (

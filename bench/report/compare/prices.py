@@ -126,7 +126,7 @@ class PriceBook:
         return next((rate.price for rate in self.exchange if rate.currency == currency), None)
 
     def to_buy(self, gpu: str, count: int) -> Priced | Gap:
-        """Price a machine with so many of this GPU, by a quote for the machine or for GPUs and system."""
+        """Price a machine with `count` GPUs of a kind, by a quote for the machine or for GPUs and system."""
         for machine in self.machines:
             if gpu in machine.gpu and machine.gpus == count:
                 return Priced(self._worth(machine), self._quote_texts(machine, gpu), count)
@@ -141,7 +141,7 @@ class PriceBook:
         return Priced(count * self._worth(single) + self._worth(system), tuple(dict.fromkeys(quotes)), count)
 
     def to_rent(self, gpu: str, count: int) -> Priced | Gap:
-        """Price an hour of a machine with at least so many of this GPU, at the cheapest quote."""
+        """Price an hour of a machine with at least `count` GPUs of a kind, at the cheapest quote."""
         rents = [rent for rent in self.rents if gpu in rent.gpu and (rent.gpus is None or rent.gpus >= count)]
         amounts = [self._worth(rent) * (count if rent.gpus is None else 1) for rent in rents]
         if not rents:  # a name that joins several kinds has the counts already

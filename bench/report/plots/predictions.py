@@ -17,7 +17,7 @@ SERIES_NAMES = {"rent": "rented", "own": "owned"}  # of shapes that can be fille
 def prediction_plots(
     rows: Sequence[PricedPrediction], currency: str, measured: Comparison | None = None
 ) -> Iterator[Plot]:
-    """Yield a plot for each model of which more than one cost is known; predicted points are hollow."""
+    """Yield a plot for each model that has more than one cost; predicted points are hollow."""
     for model in dict.fromkeys(row.predicted.model for row in rows):
         points = [point for row in rows if row.predicted.model == model for point in _points(row, currency)]
         runs: list[str] = []

@@ -135,7 +135,7 @@ class Log(Linear):
         return self.start + math.log(value / self.low) / span * (self.end - self.start)
 
     def ticks(self, about: int = 5) -> list[float]:
-        """Return 1, 2 and 5 of each decade; the decades alone if the range is wide."""
+        """Return a logarithmic axis's ticks: 1, 2 and 5 of each decade, or 1 alone if the range is wide."""
         first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
         factors = (1, 2, 5) if self.high / self.low < 2000 else (1,)
         every = [f * 10.0**e for e in range(first, last + 1) for f in factors]

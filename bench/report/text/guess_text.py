@@ -1,4 +1,4 @@
-"""Format guesses: rows of machines that were not measured, each of which says so. Pure."""
+"""Format guesses: rows of machines that were not measured, and say so. Pure."""
 
 from __future__ import annotations
 

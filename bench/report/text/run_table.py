@@ -217,7 +217,7 @@ def _measured_twice(spread: ProcessSpread) -> str:
 
 
 def _undecided(winners: Sequence[Fastest]) -> Iterator[str]:
-    """Yield in one line of which models other settings may yet be the fastest."""
+    """Yield a line that names the models whose fastest setting is not certain yet."""
     open_ = [f"{winner.model} ({winner.undecided:,})" for winner in winners if winner.undecided]
     if open_:
         yield f"NOT DECIDED  settings that were not measured may yet be faster: {', '.join(open_)}"

@@ -116,7 +116,7 @@ class _Agent:
         raise AssertionError("unreachable")
 
     def be_ready(self, roster: Mapping[str, Any]) -> None:
-        """Heed the leader's list of nodes. EnvironmentCannot if this node is not on it."""
+        """Choose the interface to the nodes of the leader; EnvironmentCannot if it refused this node."""
         if (why := roster["refused"].get(str(self.node))) is not None:
             raise EnvironmentCannot(f"the leader goes on without this node: {why}")
         addresses = roster["addresses"]
@@ -226,7 +226,7 @@ class _Leader:
         self.lost.setdefault(node, LostNode(node, why))
 
     def _slow_pairs(self, planned: int, made: int) -> list[Pair]:
-        """Return the pairs that would be named for a single measurement: they meet once more."""
+        """Return the pairs that one measurement found slow: they are measured once more."""
         diagnoses = self._tournament(planned, made).diagnoses({})
         found = {part.nodes for one in diagnoses.values() for part in one.parts if part.kind == "pair"}
         found |= {pair for one in diagnoses.values() for pair in one.scattered}
@@ -272,7 +272,7 @@ class _Leader:
         algorithm: str = "",
         words: str = "",
     ) -> dict[int, StepAnswer]:
-        """Announce a step, do this node's part, and collect the answers. Who does not answer is lost."""
+        """Announce a step, do this node's part, and collect the answers; a silent node is lost."""
         step, alive = Step(next(self.steps), kind, pairs, group, algorithm), self.alive
         self.agent.put(f"step/{step.number}", step)
         began = time.monotonic()

@@ -66,7 +66,7 @@ class LaneResult:
 
 
 def meet(job: NodesJob, seconds: float, group: str = "") -> dist.Store:
-    """Open the store of the meeting, or of one of its groups, and try for so many seconds.
+    """Open the store of the meeting, or of one of its groups; give up after `seconds`.
 
     The leader's door may open later than this node's, and it lets in a limited number at a time.
     """
@@ -110,7 +110,7 @@ def step_seconds(job: NodesJob) -> float:
 
 
 def in_processes(size: int, member: Callable[[int], None], limit_seconds: float) -> list[int | None]:
-    """Run `member` in so many processes; return their wait statuses, None for one that does not end.
+    """Run `member` in `size` processes; return their wait statuses, None for a process that does not end.
 
     A timer of the kernel ends a process that takes too long, also inside of a library that waits.
     """

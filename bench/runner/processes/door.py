@@ -81,7 +81,7 @@ class SealedLine:
 
 
 def _exactly(line: socket.socket, size: int) -> bytes:
-    """Read so many bytes; nothing if the connection ends before the first of them."""
+    """Read `size` bytes; return nothing if the connection ends before the first of them."""
     data = b""
     while len(data) < size:
         more = line.recv(size - len(data))

@@ -86,7 +86,7 @@ class FamilyWithAdapters(TransformersFamily):
         return self.plain.blocks(module)
 
     def unused_targets(self, module: nn.Module, model: Model) -> list[str]:
-        """Return the targets of which no layer has an adapter with a gradient.
+        """Return the targets without any layer whose adapter has a gradient.
 
         One layer of a target is enough: which experts of a mixture are called depends on the data.
         """

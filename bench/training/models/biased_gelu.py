@@ -225,7 +225,7 @@ def _reach_uncalled(module: nn.Module, watched: _Watched) -> set[nn.Module]:
 
 
 def _agreed(watched: _Watched, left_out: set[nn.Module]) -> GeluLayers:
-    """Return the layers and activations of which every call belongs to a call of the other kind."""
+    """Return the layers and activations whose calls all belong to a call of the other kind."""
     layers = {call.layer for call in watched.calls}
     activations = watched.entries.keys() - left_out
     while True:
