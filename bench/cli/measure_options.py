@@ -43,7 +43,7 @@ def _add_init(commands: Commands) -> None:
     )
     amount = "tokens or samples of the whole training: 300B, 20M samples, published (default: published)"
     add("--train-on", dest="amount", metavar="AMOUNT", help=amount)
-    add("--hours", metavar="N", help="end the measurement after so many hours; none: no limit (default: 1)")
+    add("--hours", metavar="N", help="end the measurement after N hours; none: no limit (default: 1)")
     rent = (
         "what a GPU costs an hour, in dollars: '2.50 h100' (default: none, the quotes that ship with bench)"
     )

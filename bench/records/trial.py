@@ -182,7 +182,7 @@ class Proof:
 
 @dataclass(frozen=True, slots=True)
 class Proving:
-    """The amount of real training that proves an estimate: at least so many steps and minutes."""
+    """The amount of real training that proves an estimate: the least steps and the least time."""
 
     steps: int = 3
     minutes: float = 3.0

@@ -168,7 +168,7 @@ def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
 
 
 def _slow(part: SlowPart, diagnoses: Mapping[int, Diagnosis], nodes: int) -> Finding:
-    """Name a slow part of a fabric of so many nodes, with its share of the usual rate."""
+    """Name a slow part of a fabric of `nodes` nodes, with its share of the usual rate."""
     lanes = part.lanes or tuple(diagnoses)
     usual = median(diagnoses[lane].usual for lane in lanes)
     limit = diagnoses[lanes[0]].limit(1 if part.kind == "pair" else nodes - 1)

@@ -97,7 +97,7 @@ class Predictor:
         self._candidates: dict[tuple[str, int, str | None], Candidates] = {}
 
     def predict(self, gpu: GpuModel, gpus: int) -> list[Predicted | Unpredicted]:
-        """Predict every model on so many GPUs of a kind, each in whichever setting is its fastest."""
+        """Predict every model on `gpus` GPUs of a kind, each in its fastest setting."""
         memory = int(gpu.memory_gib * 2**30)
         nodes = math.ceil(gpus / GPUS_A_NODE)
         capability = gpu.compute_capability

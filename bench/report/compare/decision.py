@@ -172,7 +172,7 @@ class BreakEven:
     utilisation: float  # share of the machine's life that so many runs take; above 1 it cannot do them
 
     def reachable(self, share: float = 1.0) -> bool:
-        """Whether a machine that trains for `share` of its life can do so many runs."""
+        """Whether a machine that trains for `share` of its life can do `runs` runs."""
         return self.utilisation <= share
 
 

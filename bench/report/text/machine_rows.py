@@ -155,7 +155,7 @@ def offer_worth(units_per_currency: float | None, unit: str, currency: str) -> t
 
 
 def paid_for(machine: Machine, gpus: int) -> Iterator[str]:
-    """Say which machines a price with so many GPUs pays for, unless they are exactly those that trained."""
+    """Say which machines a price with `gpus` GPUs pays for, unless they are exactly those that trained."""
     if machine.nodes > 1:
         yield f"{machine.nodes} machines with {count_text(gpus, 'GPU')} each, without their network"
     elif gpus > machine.devices:

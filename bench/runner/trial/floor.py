@@ -205,7 +205,7 @@ def _form(value: Any, both_ways: bool) -> Any:
 
 
 def measure_floor(trial: Trial, device: Device, emit: Emit, most_seconds: float = TIMED_SECONDS) -> Floor:
-    """Record what a pass of the trial's micro-batch computes, and time it for at most so many seconds."""
+    """Record what a pass of the trial's micro-batch computes, and time it for at most `most_seconds`."""
     emit({"phase": "record"})
     device.cap_memory(trial.memory_cap_bytes)
     torch.manual_seed(trial.seed)
@@ -264,7 +264,7 @@ def _both_ways(function: Callable[..., Tensor], *arguments: Any, **keywords: Any
 def _timed(
     calls: Mapping[Kind, Sequence[tuple[Call, int]]], device: Device, seconds: float
 ) -> tuple[int, Mapping[Kind, float]]:
-    """Run whole passes for so many seconds, at least one; return their number and each kind's seconds."""
+    """Run whole passes for `seconds`, at least one pass; return their number and each kind's seconds."""
     spent: dict[Kind, float] = dict.fromkeys(KINDS, 0.0)
     passes, started = 0, time.perf_counter()
     while not passes or time.perf_counter() - started < seconds:

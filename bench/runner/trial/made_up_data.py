@@ -170,7 +170,7 @@ def batches_of(
 
 
 def _pin_memory_of(sample: Sample, micro_batch: int, count: int) -> None:
-    """Let PyTorch pin the memory of so many micro-batches now, and not in the first steps.
+    """Let PyTorch pin the memory of `count` micro-batches now, and not in the first steps.
 
     It keeps pinned memory that is freed. Pinning that of CLIP's batch takes seconds.
     """

@@ -22,5 +22,5 @@ def tokens_of_pool(recipe: Recipe) -> int:
 
 
 def images_of_pool(side: int) -> int:
-    """Return the number of images of so many pixels a side."""
+    """Return the number of images of `side` by `side` pixels."""
     return max(LEAST_IMAGES, min(POOL_IMAGES, POOL_PIXELS // (3 * side * side)))

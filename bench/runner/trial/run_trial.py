@@ -105,7 +105,7 @@ class TrialRun:
         )
 
     def prove(self, steps: int, seconds: float) -> Proof:
-        """Train as the recipe says for at least so many steps and seconds, and time all of it.
+        """Train as the recipe says for at least `steps` steps and `seconds`, and time all of it.
 
         Estimates are compared with this time, so it is taken in another way: devices are synchronised at the
         beginning and at the end only.

@@ -24,7 +24,7 @@ def _refuse(model: Model, target: Target) -> str | None:
 
 
 def why_not_recorded(setting: Setting, gpus: int) -> str | None:
-    """Return why passes of this setting cannot be recorded on so many GPUs; None if they can."""
+    """Return why passes of this setting cannot be recorded on `gpus` GPUs; None if they can."""
     return ALONE if RECORDED in setting and gpus > 1 and "half-weights" not in setting else None
 
 
