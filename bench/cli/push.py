@@ -18,6 +18,8 @@ from bench.cli.arguments import is_host_and_port, refuse_public_meeting
 from bench.cli.pods_wanted import options_of_kubernetes, pods_wanted
 from bench.cli.push_arguments import PushArguments
 from bench.node_check.check_manifest import AnyManifest, CheckManifest, load_any
+from bench.node_check.check_results import CheckResults
+from bench.node_check.checks.ports import MOST_NODES
 from bench.operator.ssh_keygen import OperatorKey
 from bench.push.assembly import refuse_login
 from bench.push.host_push import PushTask, run_all
@@ -31,6 +33,7 @@ from bench.push.remote import refuse_twins
 from bench.push.request import GOOD, HostPart, PushOptions, PushRequest, Result, Shared, exit_code, to_json
 from bench.push.screen import Screen, ended
 from bench.push.slurm import Slurm
+from bench.push.slurm_job import with_names
 from bench.push.terminal import tell, tell_block, tell_json, tell_table
 from bench.push.training_group import TrainingGroup
 from bench.signing.key_file import default_key_path, load_or_make_key
@@ -204,7 +207,7 @@ def _refuse_options_of_other_kind(request: PushArguments, manifest: AnyManifest)
     given = {
         "--budget": request.budget_seconds,
         "--together": request.together and not _is_between_nodes(request, manifest),
-        "--slurm-nodes": request.slurm_nodes > 1,
+        "--slurm-nodes": request.slurm_nodes > 1 and not _is_between_nodes(request, manifest),
         "--continue": request.continued_run,
     }
     if checks and (option := _first_given(given)):
@@ -212,9 +215,9 @@ def _refuse_options_of_other_kind(request: PushArguments, manifest: AnyManifest)
         raise BadInput(f"{option} is for training, and the manifest is a node check", advice=advice)
     if not _is_between_nodes(request, manifest):
         return
-    if request.slurm:
-        advice = "start bench check --nodes on each node of a job of your own, by srun"
-        raise BadInput("--slurm goes without a check between nodes", advice=advice)
+    if request.slurm and not 2 <= request.slurm_nodes <= MOST_NODES:
+        message = f"a check between nodes is of 2 to {MOST_NODES} nodes, and not of {request.slurm_nodes}"
+        raise BadInput(message, advice="say of how many: --slurm-nodes N")
     if request.kubernetes:
         advice = "push to the nodes over SSH, or check each node: bench push manifests/node-check.json"
         raise BadInput("--kubernetes goes without a check between nodes", advice=advice)
@@ -271,7 +274,7 @@ def report_results(
         document |= manifest | {"nodes": [to_json(result) for result in results]}
         tell_json(document)
         return code
-    if push_request is not None and push_request.between_nodes:
+    if push_request is not None and push_request.together and push_request.between_nodes:
         _show_numbers(results)
     if len(results) == 1:
         _show_one(results[0])
@@ -288,18 +291,36 @@ def _show_one(result: Result) -> None:
     if result.checked is not None:
         from bench.report.text.check_text import text
 
-        tell_block(text(result.checked))
+        tell_block(text(_named(result.checked, [node.name for node in result.job_nodes])))
+    if result.checked is not None and result.checked.level == "nodes" and result.job_nodes:
+        tell_block(_numbers([node.text for node in result.job_nodes]))
     if result.verdict is not None:
         tell(f"bundle {result.bundle}   level: {result.verdict.level}", file=sys.stderr)
 
 
 def _show_numbers(results: Sequence[Result]) -> None:
-    """Print the findings of a check between nodes, and which host has which number in them."""
+    """Print the findings of a check between hosts, and which host has which number in them."""
+    hosts = [result.host for result in results]
     for checked in (result.checked for result in results if result.checked is not None):
         from bench.report.text.check_text import text
 
-        tell_block(text(checked))
-    tell_block("\n".join(f"node {number} is {result.host}" for number, result in enumerate(results)))
+        tell_block(text(_named(checked, hosts)))
+    tell_block(_numbers(hosts))
+
+
+def _numbers(names: Sequence[str]) -> str:
+    return "\n".join(f"node {number} is {name}" for number, name in enumerate(names))
+
+
+def _named(checked: CheckResults, names: Sequence[str]) -> CheckResults:
+    """Return the results of a check between nodes to show, with the nodes' names behind their numbers."""
+    if checked.level != "nodes":
+        return checked
+    findings = [
+        dataclasses.replace(one, subject=with_names(one.subject, names), found=with_names(one.found, names))
+        for one in checked.findings
+    ]
+    return dataclasses.replace(checked, findings=tuple(findings))
 
 
 def _show_many(results: Sequence[Result]) -> None:
