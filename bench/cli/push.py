@@ -8,6 +8,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from math import ceil
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -32,15 +33,17 @@ from bench.push.push_to_node import NodePush
 from bench.push.remote import refuse_twins
 from bench.push.request import GOOD, HostPart, PushOptions, PushRequest, Result, Shared, exit_code, to_json
 from bench.push.screen import Screen, ended
-from bench.push.slurm import Slurm
+from bench.push.slurm import GRACE_SECONDS, Slurm
 from bench.push.slurm_job import with_names
 from bench.push.terminal import tell, tell_block, tell_json, tell_table
 from bench.push.training_group import TrainingGroup
+from bench.records.text import seconds_text
 from bench.signing.key_file import default_key_path, load_or_make_key
 from bench.signing.revocation import own_revocations
 
 THIS_MACHINE = Host("this machine", "localhost")
 MEETING_PORT = 29400  # of the first host, for a check between nodes without --together
+START_MINUTES = 30  # beside the budget of a job: to start, to end its last trial, and for proofs
 _WIDEST_REASON = 100  # characters of a line in the table of many nodes
 
 
@@ -96,6 +99,9 @@ def _is_between_nodes(request: PushArguments, manifest: AnyManifest) -> bool:
 
 def _push_to(hosts: Sequence[Host], request: PushRequest, at_once: int, *, as_json: bool) -> int:
     """Push to all hosts; if there are none, push to this machine, which submits a job to Slurm."""
+    records = Records()
+    if request.until in ("start", "fetch"):
+        records.refuse_read_only()
     refuse_twins(hosts, request.ssh_config)
     group = None
     if request.together:
@@ -104,7 +110,7 @@ def _push_to(hosts: Sequence[Host], request: PushRequest, at_once: int, *, as_js
     parts = [HostPart(host, node=node, nodes=len(hosts), group=group) for node, host in enumerate(hosts)]
     parts = parts or [HostPart(THIS_MACHINE, local=True)]
     with Screen([part.host.name for part in parts]) as screen:
-        shared = shared_with(screen, Records())
+        shared = shared_with(screen, records)
         shared.store.tidy(time.time())
         pushes = [NodePush(part, request, shared) for part in parts]
         results = run_all([PushTask(each, each.run) for each in pushes], at_once, shared.stop)
@@ -160,6 +166,7 @@ def _refuse_contradictions(request: PushArguments, hosts: int) -> None:
         )
     if not request.slurm and (option := _option_of_slurm(request)):
         raise BadInput(f"{option} goes with --slurm", advice="without it, the run starts on HOST itself")
+    _refuse_short_job(request)
     if request.together and hosts < 2:
         raise BadInput("hosts that work together are two at least", advice="name another HOST")
     if request.together and not is_host_and_port(request.together):
@@ -174,6 +181,16 @@ def _refuse_contradictions(request: PushArguments, hosts: int) -> None:
     if request.pull and request.engine not in ENGINES_WITH_STORE:
         raise BadInput("--pull goes with --engine docker or podman")
     _refuse_bad_environment(request)
+
+
+def _refuse_short_job(request: PushArguments) -> None:
+    """Refuse a job of Slurm whose time is over before the run's budget is."""
+    needed = (request.budget_seconds or 0) + GRACE_SECONDS
+    if request.slurm and request.budget_seconds and needed > 60 * request.job_minutes:
+        what = (
+            f"--budget {seconds_text(request.budget_seconds)}: the job ends after {request.job_minutes} min"
+        )
+        raise BadInput(what, advice=f"--time {ceil(needed / 60) + START_MINUTES}, or a smaller budget")
 
 
 def _refuse_bad_environment(request: PushArguments) -> None:

@@ -266,9 +266,7 @@ class Registry:
             advice = "the registry has no such image, or shows it only after a login"
         elif code == http.client.TOO_MANY_REQUESTS:
             wait = f"wait {after} s" if (after := _retry_after(error)) else "wait some minutes"
-            advice = (
-                f"{wait}, or store a login, which has a higher limit: docker login {self._reference.host}"
-            )
+            advice = f"{wait}, or store a login, whose limit is higher: docker login {self._reference.host}"
         elif isinstance(getattr(error, "reason", error), ssl.SSLCertVerificationError):
             advice = "if this is your registry, let this machine trust its authority: SSL_CERT_FILE=CA.pem"
         elif code is None and self._origin.startswith("https:"):

@@ -551,6 +551,11 @@ def missing_bundle(status: Status, record: Record, *, checks: bool = False) -> B
             why = f"Slurm's job {record.slurm_job} ended without a bundle{how}"
         elif status.state == "dead":
             why = f"the run was killed on the node{how}"
+        if record.slurm_job and status.on is None and not (status.reason or "").startswith("CANCELLED"):
+            advice = (
+                f"can its nodes write to {record.place}? --place DIR, on a file system that all of them share"
+            )
+            return EnvironmentCannot(f"{why}, and wrote nothing{last}", advice=advice)
         again = "the check begins anew" if checks else "the run resumes from its journal"
         return EnvironmentCannot(f"{why}{last}", advice=f"push again: {again}")
     kinds: dict[int | None, type[BenchError]] = {2: BadInput, 5: Incomplete}

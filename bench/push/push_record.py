@@ -6,8 +6,10 @@ import dataclasses
 import re
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, Literal
 
 from bench.base.errors import BadInput, EnvironmentCannot
@@ -99,14 +101,25 @@ class Records:
         self.folder = folder
 
     def save(self, record: Record) -> Record:
+        with self._writing():
+            write_whole(self.folder / f"{record.run_id}.json", pretty_json(to_json(record)))
+        return record
+
+    def refuse_read_only(self) -> None:
+        """Raise EnvironmentCannot if no run can be recorded here: its push would fail after minutes."""
+        with self._writing(), TemporaryFile(dir=self.folder):
+            pass
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            write_whole(self.folder / f"{record.run_id}.json", pretty_json(to_json(record)))
+            yield
         except OSError as error:
+            advice = "set XDG_STATE_HOME to a folder of yours that can be written, and keeps its files"
             raise EnvironmentCannot(
-                f"the run cannot be recorded: {error.strerror}", where=str(self.folder)
+                f"runs cannot be recorded: {error.strerror}", where=str(self.folder), advice=advice
             ) from None
-        return record
 
     def move(self, record: Record, state: State, **changes: Any) -> Record:
         return self.save(dataclasses.replace(record, state=state, **changes))

@@ -79,6 +79,14 @@ def test_pushes_of_a_manifest_to_other_nodes_of_a_cluster_are_other_runs(records
     assert found(None) == "cccc00000000"
 
 
+def test_a_home_that_cannot_be_written_is_told_before_anything_is_sent(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()  # as root, a folder without rights can be written
+    with pytest.raises(EnvironmentCannot, match="runs cannot be recorded") as refused:
+        Records(tmp_path / "file/runs").refuse_read_only()
+    assert refused.value.advice and "XDG_STATE_HOME" in refused.value.advice
+    Records(tmp_path / "runs").refuse_read_only()
+
+
 def test_pushes_to_two_clusters_of_one_name_are_other_runs(records: Records) -> None:
     """Each has its configuration of ssh, where its login node is called `login`."""
     host, out = Host("login", "login"), Path("/here/results")
