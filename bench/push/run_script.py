@@ -35,7 +35,7 @@ from bench.images.container import (
 from bench.images.engines import Gpus, apptainer, docker, podman
 from bench.push import slurm_job
 from bench.push.remote import Node, demand
-from bench.push.slurm import Slurm, header
+from bench.push.slurm import Slurm, header, refused_by_sbatch
 
 _NODE, _MEET, _MEMORY = "{BENCH_NODE}", "{BENCH_MEET}", "{BENCH_MEMORY}"  # replaced by `shell_line`
 SECRET_FILE = "private/meet-secret"
@@ -327,7 +327,10 @@ def start(node: Node, job: Job) -> str | None:
         run = f"setsid -f sh {folder}/run.sh </dev/null >/dev/null 2>&1"
         demand(node, f"{fresh} && {run} && {{ {wait}; }}", "starting the run")
         return None
-    return slurm_job.job_number(demand(node, f"{fresh} && sbatch --parsable run.sh", "sbatch"))
+    submitted = node.ask(f"{fresh} && sbatch --parsable run.sh")
+    if submitted.code:
+        raise refused_by_sbatch(submitted.reason)
+    return slurm_job.job_number(submitted.text)
 
 
 def state_script(folder: str, run_id: str, engine: str, job_number: str | None) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from bench.base.errors import BadInput
+from bench.base.errors import BadInput, EnvironmentCannot
 
 GRACE_SECONDS = 90  # from SIGTERM to the time limit: the run packs and signs its results
 # Options of sbatch that bench sets itself, by their names, and what to give to bench instead.
@@ -88,6 +88,28 @@ _FOR_EVER = {
     "launch failed requeued held": "a prolog or a node failed it (sinfo -R): scontrol release JOB lets it go",
     "DependencyNeverSatisfied": "--sbatch=--dependency names a job that did not end as asked",
 }  # fmt: skip
+
+
+# What sbatch says when it refuses a job, by parts of its words, and what to do.
+_REFUSED = {
+    "account": "sacctmgr show assoc user=$USER lists yours: --account NAME",
+    "partition": "sinfo lists the partitions: --partition NAME",
+    "node name": "sinfo -N lists the nodes: --sbatch=--nodelist=NODE",
+    "gres": "sinfo -o '%N %G' lists what GPUs Slurm knows: --gpus-per-node N, or TYPE:N",
+    "feature": "sinfo -o '%N %f' lists the features of nodes: --constraint FEATURES",
+    "qos": "sacctmgr show assoc user=$USER format=qos lists yours: --sbatch=--qos=NAME",
+    "time limit": "sinfo -o '%P %l' lists the limits: --time MINUTES",
+    "node count": "sinfo -o '%P %D' lists how many nodes there are: --slurm-nodes N",
+    "configuration is not available": "no nodes have that: sinfo -o '%P %D %c %m %G'",
+    "node configuration": "no nodes have that: sinfo -o '%P %D %c %m %G'",
+    "contact": "Slurm's controller does not answer: scontrol ping",
+}
+
+
+def refused_by_sbatch(said: str) -> EnvironmentCannot:
+    """Return the error for a job that sbatch does not take."""
+    advice = next((what for words, what in _REFUSED.items() if words in said.lower()), None)
+    return EnvironmentCannot(f"Slurm takes no such job: {said}", advice=advice)
 
 
 def waiting_text(reason: str) -> str:
