@@ -8,6 +8,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from math import ceil
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,6 +19,8 @@ from bench.cli.arguments import is_host_and_port, refuse_public_meeting
 from bench.cli.pods_wanted import options_of_kubernetes, pods_wanted
 from bench.cli.push_arguments import PushArguments
 from bench.node_check.check_manifest import AnyManifest, CheckManifest, load_any
+from bench.node_check.check_results import CheckResults
+from bench.node_check.checks.ports import MOST_NODES
 from bench.operator.ssh_keygen import OperatorKey
 from bench.push.assembly import refuse_login
 from bench.push.host_push import PushTask, run_all
@@ -30,14 +33,17 @@ from bench.push.push_to_node import NodePush
 from bench.push.remote import refuse_twins
 from bench.push.request import GOOD, HostPart, PushOptions, PushRequest, Result, Shared, exit_code, to_json
 from bench.push.screen import Screen, ended
-from bench.push.slurm import Slurm
+from bench.push.slurm import GRACE_SECONDS, Slurm
+from bench.push.slurm_job import with_names
 from bench.push.terminal import tell, tell_block, tell_json, tell_table
 from bench.push.training_group import TrainingGroup
+from bench.records.text import seconds_text
 from bench.signing.key_file import default_key_path, load_or_make_key
 from bench.signing.revocation import own_revocations
 
 THIS_MACHINE = Host("this machine", "localhost")
 MEETING_PORT = 29400  # of the first host, for a check between nodes without --together
+START_MINUTES = 30  # beside the budget of a job: to start, to end its last trial, and for proofs
 _WIDEST_REASON = 100  # characters of a line in the table of many nodes
 
 
@@ -93,6 +99,9 @@ def _is_between_nodes(request: PushArguments, manifest: AnyManifest) -> bool:
 
 def _push_to(hosts: Sequence[Host], request: PushRequest, at_once: int, *, as_json: bool) -> int:
     """Push to all hosts; if there are none, push to this machine, which submits a job to Slurm."""
+    records = Records()
+    if request.until in ("start", "fetch"):
+        records.refuse_read_only()
     refuse_twins(hosts, request.ssh_config)
     group = None
     if request.together:
@@ -101,7 +110,7 @@ def _push_to(hosts: Sequence[Host], request: PushRequest, at_once: int, *, as_js
     parts = [HostPart(host, node=node, nodes=len(hosts), group=group) for node, host in enumerate(hosts)]
     parts = parts or [HostPart(THIS_MACHINE, local=True)]
     with Screen([part.host.name for part in parts]) as screen:
-        shared = shared_with(screen, Records())
+        shared = shared_with(screen, records)
         shared.store.tidy(time.time())
         pushes = [NodePush(part, request, shared) for part in parts]
         results = run_all([PushTask(each, each.run) for each in pushes], at_once, shared.stop)
@@ -157,6 +166,7 @@ def _refuse_contradictions(request: PushArguments, hosts: int) -> None:
         )
     if not request.slurm and (option := _option_of_slurm(request)):
         raise BadInput(f"{option} goes with --slurm", advice="without it, the run starts on HOST itself")
+    _refuse_short_job(request)
     if request.together and hosts < 2:
         raise BadInput("hosts that work together are two at least", advice="name another HOST")
     if request.together and not is_host_and_port(request.together):
@@ -171,6 +181,16 @@ def _refuse_contradictions(request: PushArguments, hosts: int) -> None:
     if request.pull and request.engine not in ENGINES_WITH_STORE:
         raise BadInput("--pull goes with --engine docker or podman")
     _refuse_bad_environment(request)
+
+
+def _refuse_short_job(request: PushArguments) -> None:
+    """Refuse a job of Slurm whose time is over before the run's budget is."""
+    needed = (request.budget_seconds or 0) + GRACE_SECONDS
+    if request.slurm and request.budget_seconds and needed > 60 * request.job_minutes:
+        what = (
+            f"--budget {seconds_text(request.budget_seconds)}: the job ends after {request.job_minutes} min"
+        )
+        raise BadInput(what, advice=f"--time {ceil(needed / 60) + START_MINUTES}, or a smaller budget")
 
 
 def _refuse_bad_environment(request: PushArguments) -> None:
@@ -204,7 +224,7 @@ def _refuse_options_of_other_kind(request: PushArguments, manifest: AnyManifest)
     given = {
         "--budget": request.budget_seconds,
         "--together": request.together and not _is_between_nodes(request, manifest),
-        "--slurm-nodes": request.slurm_nodes > 1,
+        "--slurm-nodes": request.slurm_nodes > 1 and not _is_between_nodes(request, manifest),
         "--continue": request.continued_run,
     }
     if checks and (option := _first_given(given)):
@@ -212,9 +232,9 @@ def _refuse_options_of_other_kind(request: PushArguments, manifest: AnyManifest)
         raise BadInput(f"{option} is for training, and the manifest is a node check", advice=advice)
     if not _is_between_nodes(request, manifest):
         return
-    if request.slurm:
-        advice = "start bench check --nodes on each node of a job of your own, by srun"
-        raise BadInput("--slurm goes without a check between nodes", advice=advice)
+    if request.slurm and not 2 <= request.slurm_nodes <= MOST_NODES:
+        message = f"a check between nodes is of 2 to {MOST_NODES} nodes, and not of {request.slurm_nodes}"
+        raise BadInput(message, advice="say of how many: --slurm-nodes N")
     if request.kubernetes:
         advice = "push to the nodes over SSH, or check each node: bench push manifests/node-check.json"
         raise BadInput("--kubernetes goes without a check between nodes", advice=advice)
@@ -271,7 +291,7 @@ def report_results(
         document |= manifest | {"nodes": [to_json(result) for result in results]}
         tell_json(document)
         return code
-    if push_request is not None and push_request.between_nodes:
+    if push_request is not None and push_request.together and push_request.between_nodes:
         _show_numbers(results)
     if len(results) == 1:
         _show_one(results[0])
@@ -288,18 +308,36 @@ def _show_one(result: Result) -> None:
     if result.checked is not None:
         from bench.report.text.check_text import text
 
-        tell_block(text(result.checked))
+        tell_block(text(_named(result.checked, [node.name for node in result.job_nodes])))
+    if result.checked is not None and result.checked.level == "nodes" and result.job_nodes:
+        tell_block(_numbers([node.text for node in result.job_nodes]))
     if result.verdict is not None:
         tell(f"bundle {result.bundle}   level: {result.verdict.level}", file=sys.stderr)
 
 
 def _show_numbers(results: Sequence[Result]) -> None:
-    """Print the findings of a check between nodes, and which host has which number in them."""
+    """Print the findings of a check between hosts, and which host has which number in them."""
+    hosts = [result.host for result in results]
     for checked in (result.checked for result in results if result.checked is not None):
         from bench.report.text.check_text import text
 
-        tell_block(text(checked))
-    tell_block("\n".join(f"node {number} is {result.host}" for number, result in enumerate(results)))
+        tell_block(text(_named(checked, hosts)))
+    tell_block(_numbers(hosts))
+
+
+def _numbers(names: Sequence[str]) -> str:
+    return "\n".join(f"node {number} is {name}" for number, name in enumerate(names))
+
+
+def _named(checked: CheckResults, names: Sequence[str]) -> CheckResults:
+    """Return the results of a check between nodes to show, with the nodes' names behind their numbers."""
+    if checked.level != "nodes":
+        return checked
+    findings = [
+        dataclasses.replace(one, subject=with_names(one.subject, names), found=with_names(one.found, names))
+        for one in checked.findings
+    ]
+    return dataclasses.replace(checked, findings=tuple(findings))
 
 
 def _show_many(results: Sequence[Result]) -> None:

@@ -145,7 +145,13 @@ def _add_slurm(group: arguments.Options) -> None:
     add(
         "--gpus-per-node", metavar="N", help="GPUs of each node: N, or TYPE:N; in Kubernetes N (default: all)"
     )
-    add("--slurm-nodes", type=int, default=1, metavar="N", help="how many nodes train together (default: 1)")
+    add(
+        "--slurm-nodes",
+        type=int,
+        default=1,
+        metavar="N",
+        help="nodes that train or check together (default: 1)",
+    )
     limit = "the job's time limit (default: 120)"
     add("--time", dest="job_minutes", type=int, default=120, metavar="MINUTES", help=limit)
     add("--shared", **FLAG, help="allow other jobs on the node at the same time")

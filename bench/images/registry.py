@@ -11,6 +11,7 @@ import http.client
 import io
 import ipaddress
 import re
+import ssl
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -263,11 +264,22 @@ class Registry:
             advice = f"store a login that may {verb}: docker login {self._reference.host}"
         elif code == http.client.NOT_FOUND:
             advice = "the registry has no such image, or shows it only after a login"
+        elif code == http.client.TOO_MANY_REQUESTS:
+            wait = f"wait {after} s" if (after := _retry_after(error)) else "wait some minutes"
+            advice = f"{wait}, or store a login, whose limit is higher: docker login {self._reference.host}"
+        elif isinstance(getattr(error, "reason", error), ssl.SSLCertVerificationError):
+            advice = "if this is your registry, let this machine trust its authority: SSL_CERT_FILE=CA.pem"
         elif code is None and self._origin.startswith("https:"):
             advice = "if the registry has no TLS: --plain-http"
         return EnvironmentCannot(
             f"the registry refused: {reason(error)}", where=self._reference.name, advice=advice
         )
+
+
+def _retry_after(error: Exception) -> int | None:
+    """Return how many seconds a server asks to wait; None if it does not say, or names a day."""
+    after = str(getattr(error, "headers", {}).get("Retry-After", ""))
+    return int(after) if re.fullmatch("[0-9]{1,6}", after) else None
 
 
 def parse_manifest(data: bytes, where: str) -> Mapping[str, Any]:

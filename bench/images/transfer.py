@@ -86,6 +86,9 @@ def verify_signature(registry: Registry, name: str, digest: str, keys: Sequence[
     """Return the first of the keys that signed the manifest of this digest; else VerificationFailed."""
     tag = cosign.tag_of(digest, "sig")
     found = registry.manifest(tag)
+    if found is None and registry.manifest(digest) is None:
+        advice = "look at its name and digest; or the registry shows it only after a login: docker login"
+        raise EnvironmentCannot(f"the registry has no image {digest}", where=name, advice=advice)
     if found is None:
         advice = "who pushed it can sign it: bench image push, or cosign sign --key"
         raise VerificationFailed(f"is not signed: the registry has no {tag}", where=name, advice=advice)

@@ -257,7 +257,7 @@ def _judged_again(results: CheckResults, evidence: Evidence) -> CheckContents:
         shipped_profile=own == shipped,
         notes=notes,
         samples=sum(len(figure["samples"]) for figure in figures),
-        measured_seconds=float(sum(max(0.0, r.ended_at - r.started_at) for r in made)),
+        measured_seconds=_covered_seconds([(r.started_at, r.ended_at) for r in made]),
     )
 
 
@@ -318,3 +318,12 @@ def _require_equal(results: CheckResults, findings: tuple[Finding, ...]) -> None
         raise VerificationFailed("the results do not hold every verdict that follows from the readings")
     if results.verdict != overall(findings):
         raise VerificationFailed(f"the overall verdict is {results.verdict}; recomputed: {overall(findings)}")
+
+
+def _covered_seconds(spans: Iterable[tuple[float, float]]) -> float:
+    """Return how much time the spans cover together: the checks between nodes are made at the same time."""
+    covered, end = 0.0, float("-inf")
+    for first, last in sorted(spans):
+        covered += max(0.0, last - max(first, end))
+        end = max(end, last)
+    return covered

@@ -25,12 +25,13 @@ from bench.node_check.check_manifest import wanted_environment
 from bench.node_check.recompute_any import AnyVerdict, recompute
 from bench.operator import certify_and_receive
 from bench.operator.ledger import Ledger
-from bench.push import mirror
+from bench.push import mirror, slurm_job
 from bench.push.connection import Unreachable, plain
 from bench.push.mirror import Status
 from bench.push.push_record import Record, now
 from bench.push.remote import Here, Node, Remote
 from bench.push.request import HostPart, Outcome, Phase, PushRequest, Result, Shared
+from bench.push.slurm import waiting_text
 from bench.push.threads import in_threads, wait_for_all
 from bench.push.training_group import GroupFailed, Standing, Step, agree
 from bench.records.text import seconds_text
@@ -208,7 +209,10 @@ class HostPush:
         if not self.request.once or self.follows:
             return None
         records, host = self.shared.records, self.part.host
-        return records.fetched(host, self.manifest_sha256, self.request.out, self.nodes, self.slurm_where)
+        request = self.request
+        return records.fetched(
+            host, self.manifest_sha256, request.out, self.nodes, self.slurm_where, request.ssh_config
+        )
 
     def _unfinished_run(self) -> Record | None:
         """Return an unfinished run of this manifest, if there is one and the request may continue it."""
@@ -227,6 +231,7 @@ class HostPush:
                 self.nodes,
                 follows=self.follows,
                 slurm_where=self.slurm_where,
+                ssh_config=request.ssh_config,
             )
             if record is not None:
                 return record
@@ -263,7 +268,7 @@ class HostPush:
 
     def _stop_for_restart(self, record: Record) -> None:
         """End a run that has to start again, together with the other runs of its group."""
-        self.say(f"run {record.run_id} resumes")
+        self.say(f"run {record.run_id} {'begins anew' if self.request.checks else 'resumes'}")
         for look in range(_END_LOOKS + 1):
             if mirror.look(self.node, record).state not in ("alive", "waiting"):
                 return
@@ -328,8 +333,7 @@ class HostPush:
         if status is None:
             self.end("running")
             return
-        if status.on is not None:
-            record = self.shared.records.move(record, record.state, slurm_nodes=status.on)
+        record = self._note_nodes(record, status)
         if record.follows:
             self._finish(record, status)
             return
@@ -353,6 +357,17 @@ class HostPush:
         record = self.shared.records.move(record, "fetched" if verdict.complete else "incomplete")
         self._finish(record, status)
 
+    def _note_nodes(self, record: Record, status: Status) -> Record:
+        """Record on which nodes a job of Slurm has run, and tell of those that have trouble."""
+        if status.on is None:
+            return record
+        nodes = slurm_job.ask_nodes(self.node, record.folder)
+        self.update(job_nodes=nodes)
+        if not self.request.between_nodes:  # which tells of each of its nodes
+            for node in filter(lambda node: node.trouble, nodes):
+                self.say(f"node {node.text}")
+        return self.shared.records.move(record, record.state, slurm_nodes=status.on, job_nodes=nodes)
+
     def _watch(self, record: Record) -> Status | None:
         """Mirror and certify a run until it ends; return its status, or None if the request does not wait.
 
@@ -361,7 +376,7 @@ class HostPush:
         certified: list[str] = []  # checksums of the certificate requests that were answered
         heard, dead_looks, pause = time.monotonic(), 0, _LOOK_SECONDS
         began = heard  # or when the job left Slurm's queue
-        asked_to_end = False
+        asked_to_end, told = False, None  # the last reason of Slurm that was told
         while True:
             try:
                 status = mirror.look(self.node, record)
@@ -372,8 +387,10 @@ class HostPush:
                 self._mirror(record, status)
                 heard = time.monotonic()
                 began = heard if status.state == "waiting" else began
-                if status.state == "waiting" and status.reason not in (None, "None"):
-                    self.enter("run", f"{record.run_id}  waits in Slurm's queue: {status.reason}")
+                reason = status.reason if status.state == "waiting" else None
+                if reason not in (None, "None", told):
+                    self.enter("run", f"{record.run_id}  waits in Slurm's queue: {waiting_text(reason)}")
+                told = reason
                 if status.state == "alive":
                     self._refuse_to_wait_longer(record, heard - began)
                 if not asked_to_end and status.state in ("alive", "waiting"):
@@ -457,7 +474,7 @@ class HostPush:
     def _end_unchanged(self, record: Record) -> None:
         """End the push of a run whose bundle was fetched; a node check's verdict is read from the bundle."""
         self.update(run_id=record.run_id, bundle=record.bundle, engine=record.engine, image=record.image)
-        self.update(environment=record.environment)
+        self.update(environment=record.environment, job_nodes=record.job_nodes)
         if self.request.checks:
             key, revoked = self.request.key, self.shared.revoked
             verdict = certify_and_receive.read_received(key, record.bundle, now(), recompute, revoked)
@@ -492,7 +509,7 @@ class HostPush:
 
     def _missing_bundle(self, status: Status, record: Record) -> BenchError:
         """Return the error for a run that ended without a bundle."""
-        return missing_bundle(status, record)
+        return missing_bundle(status, record, checks=self.request.checks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -521,7 +538,7 @@ def run_all(tasks: Sequence[PushTask], at_once: int, stop: threading.Event) -> l
     ]
 
 
-def missing_bundle(status: Status, record: Record) -> BenchError:
+def missing_bundle(status: Status, record: Record, *, checks: bool = False) -> BenchError:
     """Return the error for a run that ended without a bundle, with the last lines of its log."""
     log = record.mirror / mirror.LOG
     text = mirror.end_of(log).decode(errors="replace") if log.exists() else ""
@@ -534,7 +551,13 @@ def missing_bundle(status: Status, record: Record) -> BenchError:
             why = f"Slurm's job {record.slurm_job} ended without a bundle{how}"
         elif status.state == "dead":
             why = f"the run was killed on the node{how}"
-        return EnvironmentCannot(f"{why}{last}", advice="push again: the run resumes from its journal")
+        if record.slurm_job and status.on is None and not (status.reason or "").startswith("CANCELLED"):
+            advice = (
+                f"can its nodes write to {record.place}? --place DIR, on a file system that all of them share"
+            )
+            return EnvironmentCannot(f"{why}, and wrote nothing{last}", advice=advice)
+        again = "the check begins anew" if checks else "the run resumes from its journal"
+        return EnvironmentCannot(f"{why}{last}", advice=f"push again: {again}")
     kinds: dict[int | None, type[BenchError]] = {2: BadInput, 5: Incomplete}
     kind = kinds.get(status.code, EnvironmentCannot)
     return kind(

@@ -6,15 +6,18 @@ import dataclasses
 import re
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from tempfile import TemporaryFile
+from typing import Any, Literal
 
 from bench.base.errors import BadInput, EnvironmentCannot
 from bench.base.files import write_whole
 from bench.base.paths import state_path
 from bench.base.strict_json import DecodeError, from_json, pretty_json, strict_loads, to_json
 from bench.push.hosts import Host
+from bench.push.slurm_job import JobNode
 
 State = Literal["begun", "running", "fetched", "incomplete", "failed", "cancelled"]
 UNFINISHED = ("begun", "running", "incomplete", "failed")
@@ -59,6 +62,7 @@ class Record:
     slurm_job: str | None = None
     slurm_where: str | None = None  # options that decide where the job runs
     slurm_nodes: str | None = None  # where it ran, once that is known
+    job_nodes: tuple[JobNode, ...] = ()  # the same at the job's end, in the order of their numbers
     follows: bool = False  # another host leads the training, and has the bundle
     nodes: int = 1  # number of nodes that train as one
     python: str | None = None
@@ -97,17 +101,28 @@ class Records:
         self.folder = folder
 
     def save(self, record: Record) -> Record:
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with self._writing():
             write_whole(self.folder / f"{record.run_id}.json", pretty_json(to_json(record)))
-        except OSError as error:
-            raise EnvironmentCannot(
-                f"the run cannot be recorded: {error.strerror}", where=str(self.folder)
-            ) from None
         return record
 
-    def move(self, record: Record, state: State, **changes: str | None) -> Record:
-        return self.save(dataclasses.replace(record, state=state, **changes))  # type: ignore[arg-type]
+    def refuse_read_only(self) -> None:
+        """Raise EnvironmentCannot if no run can be recorded here: its push would fail after minutes."""
+        with self._writing(), TemporaryFile(dir=self.folder):
+            pass
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            yield
+        except OSError as error:
+            advice = "set XDG_STATE_HOME to a folder of yours that can be written, and keeps its files"
+            raise EnvironmentCannot(
+                f"runs cannot be recorded: {error.strerror}", where=str(self.folder), advice=advice
+            ) from None
+
+    def move(self, record: Record, state: State, **changes: Any) -> Record:
+        return self.save(dataclasses.replace(record, state=state, **changes))
 
     def all(self) -> list[Record]:
         """Return all records, the newest first."""
@@ -147,29 +162,46 @@ class Records:
         *,
         follows: bool = False,
         slurm_where: str | None = None,
+        ssh_config: Path | None = None,
     ) -> Record | None:
         """Return the newest run with these properties whose complete bundle was not fetched yet, or None."""
-        for r in self._of(host, manifest_sha256, out, nodes, slurm_where):
+        for r in self._of(host, manifest_sha256, out, nodes, slurm_where, ssh_config):
             if (r.engine, r.follows) == (engine, follows) and r.state in UNFINISHED:
                 return r
         return None
 
     def fetched(
-        self, host: Host, manifest_sha256: str, out: Path, nodes: int = 1, slurm_where: str | None = None
+        self,
+        host: Host,
+        manifest_sha256: str,
+        out: Path,
+        nodes: int = 1,
+        slurm_where: str | None = None,
+        ssh_config: Path | None = None,
     ) -> Record | None:
         """Return the newest run with these properties whose bundle was fetched and still exists, or None."""
-        matching = self._of(host, manifest_sha256, out, nodes, slurm_where)
+        matching = self._of(host, manifest_sha256, out, nodes, slurm_where, ssh_config)
         return next((r for r in matching if r.state == "fetched" and r.bundle.exists()), None)
 
     def _of(
-        self, host: Host, manifest_sha256: str, out: Path, nodes: int, slurm_where: str | None
+        self,
+        host: Host,
+        manifest_sha256: str,
+        out: Path,
+        nodes: int,
+        slurm_where: str | None,
+        ssh_config: Path | None,
     ) -> list[Record]:
-        """Return the runs with these properties, the newest first."""
-        key = (host.address, host.port, manifest_sha256, str(out.resolve()), nodes, slurm_where)
+        """Return the runs with these properties, the newest first.
+
+        Two configurations of ssh may call the login nodes of two clusters by one name.
+        """
+        config = str(ssh_config) if ssh_config else None
+        key = (host.address, host.port, config, manifest_sha256, str(out.resolve()), nodes, slurm_where)
         return [
             r
             for r in self.all()
-            if key == (r.address, r.port, r.manifest_sha256, r.out, r.nodes, r.slurm_where)
+            if key == (r.address, r.port, r.ssh_config, r.manifest_sha256, r.out, r.nodes, r.slurm_where)
         ]
 
     def forget(self, record: Record) -> None:

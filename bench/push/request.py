@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol
 
 from bench.base.errors import BenchError
 from bench.base.names import ANY_PYTHON
+from bench.base.strict_json import to_json as to_object
 from bench.bundle.verdict import RunContents
 from bench.node_check.check_manifest import AnyManifest, CheckManifest
 from bench.node_check.check_results import TOLD_ANYWAY, CheckContents, CheckResults, told
@@ -24,6 +25,7 @@ from bench.push.image_store import ImageStore
 from bench.push.node_findings import PreflightFinding
 from bench.push.push_record import Record, Records
 from bench.push.slurm import Slurm
+from bench.push.slurm_job import JobNode, with_names
 from bench.push.training_group import TrainingGroup
 from bench.records.marks import Mark, worst_marks
 from bench.records.slowdown import slowed_text
@@ -117,6 +119,7 @@ class Result:
     verdict: AnyVerdict | None = None
     changed: bool = False
     last: str = ""  # last line of the run's log
+    job_nodes: tuple[JobNode, ...] = ()  # of a job of Slurm that has ended
 
     @property
     def checked(self) -> CheckResults | None:
@@ -149,7 +152,7 @@ class Result:
         gravest = worst([finding for finding in every if finding.counts])
         lines = [gravest.line] if gravest else []
         lines += [finding.found for finding in every if finding.check in TOLD_ANYWAY]
-        return plain("; ".join(lines)) or None
+        return with_names(plain("; ".join(lines)), [node.name for node in self.job_nodes]) or None
 
     @property
     def exit_code(self) -> int:
@@ -236,4 +239,5 @@ def to_json(result: Result) -> Mapping[str, Any]:
         "slowed": result.slowed,
         "marks": [{"kind": mark.kind, "text": mark.text} for mark in result.marks],
         "changed": result.changed,
+        "job_nodes": to_object(result.job_nodes),
     }

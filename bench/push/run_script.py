@@ -33,18 +33,14 @@ from bench.images.container import (
     limits,
 )
 from bench.images.engines import Gpus, apptainer, docker, podman
-from bench.push.answers import number, understood
+from bench.push import slurm_job
 from bench.push.remote import Node, demand
-from bench.push.slurm import Slurm, header
+from bench.push.slurm import Slurm, header, refused_by_sbatch
 
 _NODE, _MEET, _MEMORY = "{BENCH_NODE}", "{BENCH_MEET}", "{BENCH_MEMORY}"  # replaced by `shell_line`
 SECRET_FILE = "private/meet-secret"
 _VARIABLE = re.compile(r"\{(\w+)\}")
 _PASSED_ON = re.compile(r"--env=(\w+)=\{\1\}")  # an environment variable, passed on if the node sets it
-
-# States of a job in squeue's output.
-_WAITING = "PENDING|CONFIGURING|REQUEUED|REQUEUE_HOLD|SPECIAL_EXIT"
-_OVER = "COMPLETED|CANCELLED|FAILED|TIMEOUT|DEADLINE|OUT_OF_MEMORY|BOOT_FAIL|NODE_FAIL|PREEMPTED|REVOKED"
 
 # When several nodes train, only the leader's process gets SIGTERM: srun would kill all processes at once.
 _LEADER = '"$(cat lead 2>/dev/null || echo $child)"'
@@ -113,17 +109,17 @@ def script(job: Job) -> str:
     """Return the text of run.sh."""
     nodes = job.slurm.nodes if job.slurm is not None else 1
     several = nodes > 1
-    command = _srun(job, nodes) if several else shell_line(argv(job, job.member))
+    apart = several and job.checks
     restart = "begins anew" if job.checks else "resumes"
-    lines = ["#!/bin/sh", *(header(job.slurm, job.run_id, job.folder) if job.slurm else [])]
+    sbatch = header(job.slurm, job.run_id, job.folder, keeps_nodes=apart) if job.slurm else []
+    lines = ["#!/bin/sh", *sbatch]
     lines += [
         f"# Run {job.run_id}, written by bench push. Started again, it {restart}.",
         f"cd {shlex.quote(job.folder)} || exit 3",
         "umask 022; ulimit -c 0",  # a core dump would write the memory of processes to the node's disk
-        "rm -f exit pid lead code",
+        "rm -f exit pid lead code states",
         *_preparations(job, several=several),
-        f"{command} >/dev/null 2>>log.txt </dev/null &",
-        "child=$!",
+        *(_start_on_all(job, nodes) if several else _start_alone(job)),
         # SIGTERM is passed on: the run packs and signs its results before it ends.
         f"told=; trap 'told=yes; kill -TERM {_LEADER if several else '$child'} 2>/dev/null' TERM INT",
         "echo $$ >pid",
@@ -132,7 +128,8 @@ def script(job: Job) -> str:
         # The shell answers 127 if it has reported the child's exit code already.
         "wait $child; code=$?",
         'while [ "$told" ]; do told=; wait $child; again=$?; [ $again = 127 ] || code=$again; done',
-        *(_after_srun(job) if several else []),
+        *(slurm_job.after(apart=apart, remove=_remove_container(job)) if several else []),
+        *([slurm_job.WRITE_STATES] if job.slurm else []),
         "echo $code >exit.part && mv exit.part exit",
         "exit $code",
         "",
@@ -140,31 +137,25 @@ def script(job: Job) -> str:
     return "\n".join(lines)
 
 
-def _srun(job: Job, nodes: int) -> str:
-    """Return the command that starts a run on all nodes of a Slurm job."""
+def _start_alone(job: Job) -> list[str]:
+    return [f"{shell_line(argv(job, job.member))} >/dev/null 2>>log.txt </dev/null &", "child=$!"]
+
+
+def _start_on_all(job: Job, nodes: int) -> list[str]:
+    """Return the lines that start a run on all nodes of a Slurm job."""
     lead = shell_line(argv(job, GroupMember(nodes, 0, _MEET)))
     follow = shell_line(argv(job, GroupMember(nodes, 1, _MEET)))
-    # The leader runs on the node of run.sh, and its exit code counts: if it ends early, all nodes end.
-    lead = f"{lead} & echo $! >lead; wait $!; code=$?; echo $code >code; exit $code"
-    each = f'{_remove_container(job)}if [ "$SLURM_NODEID" = 0 ]; then {lead}; else exec {follow}; fi'
-    # Each node has one task, which the default of many sites would bind to one core.
-    return f"srun --kill-on-bad-exit=1 --cpu-bind=none sh -c {shlex.quote(each)}"
+    start = slurm_job.in_steps_apart if job.checks else slurm_job.in_one_step
+    return start(lead, follow, _remove_container(job))
 
 
 def _preparations(job: Job, *, several: bool) -> list[str]:
     """Return the lines of run.sh that set variables and tidy up after an earlier attempt."""
     lines = []
-    if job.slurm is not None:  # the node of the job is not the surveyed login node
-        lines.append("BENCH_MEMORY=$(awk '/^MemTotal/ {printf \"%.0f\", $2 * 1024 * 0.95}' /proc/meminfo)")
-        lines.append("export BENCH_MEMORY")
-        lines.append('echo "$SLURM_JOB_NODELIST" >nodelist')
+    if job.slurm is not None:
+        lines += slurm_job.preparations(checks=job.checks)
     if several:
-        assert job.slurm is not None
-        lines.append(
-            'BENCH_MEET=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
-            ":$((20000 + SLURM_JOB_ID % 12000))"  # below Linux's ephemeral ports
-        )
-        lines.append("export BENCH_MEET")
+        lines += slurm_job.MEETING
     elif _remove_container(job):
         lines.append(_remove_container(job))
     if job.checks:
@@ -199,12 +190,6 @@ def _remove_container(job: Job) -> str:
     if job.engine not in ENGINES_WITH_STORE:
         return ""
     return f"{job.engine} rm -f {job.container} >/dev/null 2>&1; "
-
-
-def _after_srun(job: Job) -> list[str]:
-    """Return lines that read the leader's exit code, and remove containers that a killed srun step leaves."""
-    remove = _remove_container(job)
-    return ["[ -s code ] && code=$(cat code)", *([f"srun sh -c {shlex.quote(remove)}"] if remove else [])]
 
 
 def argv(job: Job, member: GroupMember | None) -> list[str]:
@@ -296,7 +281,7 @@ def _shell_word(word: str) -> str:
     parts = _VARIABLE.split(word)  # texts, with names of variables between them
     if not any(name.startswith("BENCH_") for name in parts[1::2]):
         return shlex.quote(word)
-    parts[1::2] = ['"$SLURM_NODEID"' if name == "BENCH_NODE" else f'"${name}"' for name in parts[1::2]]
+    parts[1::2] = ['"$node"' if name == "BENCH_NODE" else f'"${name}"' for name in parts[1::2]]
     parts[0::2] = [shlex.quote(text) if text else "" for text in parts[0::2]]
     return "".join(parts)
 
@@ -342,24 +327,21 @@ def start(node: Node, job: Job) -> str | None:
         run = f"setsid -f sh {folder}/run.sh </dev/null >/dev/null 2>&1"
         demand(node, f"{fresh} && {run} && {{ {wait}; }}", "starting the run")
         return None
-    return slurm_job_in(demand(node, f"{fresh} && sbatch --parsable run.sh", "sbatch"))
+    submitted = node.ask(f"{fresh} && sbatch --parsable run.sh")
+    if submitted.code:
+        raise refused_by_sbatch(submitted.reason)
+    return slurm_job.job_number(submitted.text)
 
 
-def slurm_job_in(text: str) -> str:
-    """Return the job's number from the last line of `sbatch --parsable`: JOB, or JOB;CLUSTER."""
-    with understood("sbatch answers without the number of a job"):
-        job = text.strip().splitlines()[-1].split(";")[0]
-        return str(number(job))
-
-
-def state_script(folder: str, run_id: str, engine: str, slurm_job: str | None) -> str:
+def state_script(folder: str, run_id: str, engine: str, job_number: str | None) -> str:
     """Return a script that prints a run's state: `alive`, `waiting`, `exit CODE`, `dead` or `gone`.
 
     For a job of Slurm, a line `why REASON` may follow: why it waits, or how it ended without an exit code.
     """
     ended = 'if [ -f exit ]; then echo "exit $(cat exit)"; '
-    if slurm_job is not None:
-        state = _slurm_state(slurm_job, f"{ended}else echo dead; {_slurm_end(slurm_job)}; fi")
+    if job_number is not None:
+        over = f"{ended}else echo dead; {slurm_job.end_of_job(job_number)}; fi"
+        state = slurm_job.state_of_job(job_number, over)
     else:
         state = f"{ended}elif {_is_own_process(run_id)}; then echo alive; "
         if engine in ENGINES_WITH_STORE:
@@ -375,44 +357,10 @@ def _is_own_process(run_id: str) -> str:
     )
 
 
-def _slurm_state(slurm_job: str, over: str) -> str:
-    """Return a script that prints the state of a Slurm job; it runs `over` if the job has ended.
-
-    Slurm is asked even if there is an exit code: a preempted or requeued job leaves one although it will run
-    again. A job that Slurm does not know has ended. If Slurm does not answer, the job counts as running.
-    """
-    return (
-        f"said=$(squeue -h -j {shlex.quote(slurm_job)} -o %T 2>&1) || "
-        "case $said in *[Ii]nvalid*) said=;; *) said=SILENT;; esac; "
-        # squeue may print warnings of the site besides the state.
-        "state=$(echo \"$said\" | grep -x '[[:upper:]_]*'); "
-        f"case $state in ''|{_OVER}) {over};; "
-        f"{_WAITING}) echo waiting; why=$(squeue -h -j {shlex.quote(slurm_job)} -o %r 2>/dev/null); {_WHY};; "
-        "*) echo alive;; esac"
-    )
-
-
-# Prints the first line of $why, without characters that no answer of Slurm has.
-_WHY = (
-    "why=$(echo \"$why\" | head -n 1 | tr -cd '[:alnum:]_(),./: -' | head -c 100); "
-    '[ "$why" ] && echo "why $why"'
-)
-
-
-def _slurm_end(slurm_job: str) -> str:
-    """Return a script that prints how a job ended, from Slurm's accounting or its controller."""
-    job = shlex.quote(slurm_job)
-    return (
-        f"why=$(sacct -n -X -P -j {job} -o State 2>/dev/null | head -n 1); "
-        f'[ "$why" ] || why=$(scontrol -o show job {job} 2>/dev/null | '
-        f"sed -n 's/.*JobState=\\([[:upper:]_]*\\).*/\\1/p'); {_WHY}"
-    )
-
-
-def cancel(node: Node, folder: str, run_id: str, engine: str, slurm_job: str | None) -> None:
+def cancel(node: Node, folder: str, run_id: str, engine: str, job_number: str | None) -> None:
     """Ask a run to end, if it has not ended yet; the run packs and signs its results first."""
-    if slurm_job is not None:
-        job = shlex.quote(slurm_job)
+    if job_number is not None:
+        job = shlex.quote(job_number)
         signal = f"scancel --batch --signal=TERM {job}"
         script = f'if [ "$(squeue -h -j {job} -o %T)" = PENDING ]; then scancel {job}; else {signal}; fi'
     else:
@@ -423,10 +371,10 @@ def cancel(node: Node, folder: str, run_id: str, engine: str, slurm_job: str | N
     demand(node, script, "ending the run")
 
 
-def kill(node: Node, folder: str, run_id: str, engine: str, slurm_job: str | None) -> None:
+def kill(node: Node, folder: str, run_id: str, engine: str, job_number: str | None) -> None:
     """End a run that does not end when asked, with all processes that it started; it packs no results."""
-    if slurm_job is not None:
-        script = f"scancel {shlex.quote(slurm_job)}"
+    if job_number is not None:
+        script = f"scancel {shlex.quote(job_number)}"
     else:
         # Workers are in sessions of their own, so the tree of processes is walked, and stopped on the way.
         tree = (

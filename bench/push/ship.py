@@ -10,6 +10,7 @@ blobs stay as long as the image does.
 
 from __future__ import annotations
 
+import re
 import shlex
 import time
 from collections.abc import Callable, Iterator
@@ -323,7 +324,9 @@ def pull(node: Node, survey: Survey, engine: str, reference: str, required: str 
     """
     name = shlex.quote(reference)
     before = node.ask(f"{engine} image inspect --format '{{{{.Id}}}}' {name} 2>/dev/null").text.strip()
-    demand(node, f"{engine} pull --quiet {name}", f"pulling {reference}", _LOAD_SECONDS)
+    pulled = node.ask(f"{engine} pull --quiet {name}", seconds=_LOAD_SECONDS)
+    if pulled.code:
+        raise refused_pull(engine, reference, pulled.reason)
     form = "'{{.Id}} {{json .RootFS.Layers}}'"
     line = demand(node, f"{engine} image inspect --format {form} {name}", "inspecting the image").strip()
     with understood(f"{engine} does not answer as {engine} does"):
@@ -345,6 +348,35 @@ def pull(node: Node, survey: Survey, engine: str, reference: str, required: str 
         advice = "name the image by its digest in the registry, or change `image` in the manifest"
         raise EnvironmentCannot(message, advice=advice)
     return Shipped(stored.id, 0, changed, identity)
+
+
+# What Docker and Podman say when a registry refuses, and what to do.
+_REFUSED_PULL = (
+    (r"x509|certificate", "let the node trust the registry's authority: /etc/{certificates}/{host}/ca.crt"),
+    (r"too ?many ?requests|rate limit", "wait some minutes, or log in there, on the node: {login}"),
+    (r"unauthorized|no basic auth|authentication required|denied|forbidden", "log in on the node: {login}"),
+    (r"unknown|not found", "the registry has no such image, or shows it only after a login: {login}"),
+    (
+        r"TLS handshake|HTTPS client",
+        "{host} has no TLS: {engine} on the node has to be told so",
+    ),
+    (r"no such host|dial tcp|timeout", "the node does not reach the registry"),
+)
+
+
+def refused_pull(engine: str, reference: str, said: str) -> EnvironmentCannot:
+    """Return the error for an image that an engine does not get from its registry. Pure."""
+    host = reference.partition("/")[0]
+    fields = {
+        "login": f"{engine} login {host}",
+        "host": host,
+        "engine": engine,
+        "certificates": "docker/certs.d" if engine == "docker" else "containers/certs.d",
+    }
+    found = (what for pattern, what in _REFUSED_PULL if re.search(pattern, said, re.IGNORECASE))
+    advice = next(found, "look at {engine} pull on the node").format(**fields)
+    advice += "; without --pull, the image is sent from here"
+    return EnvironmentCannot(f"{engine} cannot pull {reference}: {said}", advice=advice)
 
 
 def ship_code(node: Node, place: str, store: ImageStore, progress: Progress, claim: str) -> Shipped:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from bench.base.errors import BadInput
+from bench.base.errors import BadInput, EnvironmentCannot
 
 GRACE_SECONDS = 90  # from SIGTERM to the time limit: the run packs and signs its results
 # Options of sbatch that bench sets itself, by their names, and what to give to bench instead.
@@ -18,6 +18,7 @@ _BY_OPTION = {
     "--slurm-nodes N": ("nodes", "N"),
     "--shared, which leaves out --exclusive": ("exclusive",),
     "one push for each node, with --sbatch=--nodelist=NODE": ("array", "a"),
+    "the login node of that cluster as HOST": ("clusters", "M", "cluster-constraint"),
     "nothing: bench sets it": (
         "job-name", "J", "chdir", "D", "output", "o", "error", "e", "open-mode", "signal", "ntasks", "n",
         "ntasks-per-node", "requeue", "no-requeue", "wrap", "parsable", "wait", "W", "test-only",
@@ -67,8 +68,61 @@ def _name(option: str) -> str:
     return option[1:2]
 
 
-def header(slurm: Slurm, run_id: str, folder: str) -> list[str]:
-    """Return the #SBATCH lines. --requeue restarts a job that was preempted or lost its node: it resumes."""
+# Why a job waits that never starts as it is, and what to do: reasons of squeue, by their beginnings.
+_FOR_EVER = {
+    "PartitionTimeLimit": "--time asks for more minutes than the partition allows (sinfo -o '%P %l')",
+    "PartitionNodeLimit": "the partition has fewer nodes for one job than --slurm-nodes asks for",
+    "PartitionConfig": "the partition does not take this job: look at --slurm-nodes, --time and --account",
+    "PartitionDown": "the partition starts no jobs: ask its administrator, or --partition another",
+    "PartitionInactive": "the partition starts no jobs: ask its administrator, or --partition another",
+    "ReqNodeNotAvail": "a node that was asked for is down, drained or reserved (sinfo -R)",
+    "Nodes required for job are DOWN": "nodes that were asked for are down, drained or reserved (sinfo -R)",
+    "BadConstraints": "no nodes have these --constraint, --gpus-per-node or memory (sinfo -o '%N %f %G %m')",
+    "Assoc": "a limit of the account (sacctmgr show assoc): --account another, or fewer nodes or minutes",
+    "QOS": "a limit of the QOS (sacctmgr show qos): --sbatch=--qos=another, or fewer nodes or minutes",
+    "InvalidAccount": "--account names one that may not be used here",
+    "InvalidQOS": "--sbatch=--qos names one that may not be used here",
+    "AccountNotAllowed": "--account names one that may not use this partition",
+    "JobHeld": "somebody holds the job: scontrol release JOB lets it go",
+    "job requeued in held state": "its node failed it, and Slurm holds it: scontrol release JOB lets it go",
+    "launch failed requeued held": "a prolog or a node failed it (sinfo -R): scontrol release JOB lets it go",
+    "DependencyNeverSatisfied": "--sbatch=--dependency names a job that did not end as asked",
+}  # fmt: skip
+
+
+# What sbatch says when it refuses a job, by parts of its words, and what to do.
+_REFUSED = {
+    "account": "sacctmgr show assoc user=$USER lists yours: --account NAME",
+    "partition": "sinfo lists the partitions: --partition NAME",
+    "node name": "sinfo -N lists the nodes: --sbatch=--nodelist=NODE",
+    "gres": "sinfo -o '%N %G' lists what GPUs Slurm knows: --gpus-per-node N, or TYPE:N",
+    "feature": "sinfo -o '%N %f' lists the features of nodes: --constraint FEATURES",
+    "qos": "sacctmgr show assoc user=$USER format=qos lists yours: --sbatch=--qos=NAME",
+    "time limit": "sinfo -o '%P %l' lists the limits: --time MINUTES",
+    "node count": "sinfo -o '%P %D' lists how many nodes there are: --slurm-nodes N",
+    "configuration is not available": "no nodes have that: sinfo -o '%P %D %c %m %G'",
+    "node configuration": "no nodes have that: sinfo -o '%P %D %c %m %G'",
+    "contact": "Slurm's controller does not answer: scontrol ping",
+}
+
+
+def refused_by_sbatch(said: str) -> EnvironmentCannot:
+    """Return the error for a job that sbatch does not take."""
+    advice = next((what for words, what in _REFUSED.items() if words in said.lower()), None)
+    return EnvironmentCannot(f"Slurm takes no such job: {said}", advice=advice)
+
+
+def waiting_text(reason: str) -> str:
+    """Return why a job waits, and what to do if waiting alone does not help."""
+    advice = next((what for beginning, what in _FOR_EVER.items() if beginning in reason), None)
+    return f"{reason} ({advice})" if advice else reason
+
+
+def header(slurm: Slurm, run_id: str, folder: str, *, keeps_nodes: bool = False) -> list[str]:
+    """Return the #SBATCH lines. --requeue restarts a job that was preempted or lost its node: it resumes.
+
+    `keeps_nodes`: the job goes on with the other nodes if it loses one.
+    """
     options = {
         "job-name": f"bench-{run_id}",
         "chdir": folder,
@@ -87,6 +141,7 @@ def header(slurm: Slurm, run_id: str, folder: str) -> list[str]:
     }
     lines = [f"#SBATCH --{name}={_quoted(value)}" for name, value in options.items() if value is not None]
     lines += ["#SBATCH --requeue", *(["#SBATCH --exclusive"] if slurm.exclusive else [])]
+    lines += ["#SBATCH --no-kill"] if keeps_nodes else []
     return [*lines, *(f"#SBATCH {option}" for option in slurm.options)]
 
 

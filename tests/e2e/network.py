@@ -30,10 +30,18 @@ class Network:
         """Return the command that runs another one inside of a node's namespace."""
         return ["ip", "netns", "exec", self.namespace(node), *command]
 
+    @property
+    def at_switch(self) -> str:
+        """The address of the switch, where a machine that is none of the nodes can be."""
+        return "10.77.0.254"
+
+    def inside_switch(self, *command: str) -> list[str]:
+        return ["ip", "netns", "exec", f"{self.name}-switch", *command]
+
     def slow(self, node: int, megabit: float) -> None:
         """Limit what leaves a node and what reaches it."""
         self._shape(self.inside(node), "eth0", megabit)
-        self._shape([*self.inside(0)[:3], f"{self.name}-switch"], f"port{node}", megabit)
+        self._shape(self.inside_switch(), f"port{node}", megabit)
 
     def lose_packets(self, node: int, share: float) -> None:
         """Drop so large a share of the packets that reach a node."""
@@ -65,7 +73,9 @@ def network(count: int, megabit: float = MEGABIT) -> Iterator[Network]:
     try:
         run("ip", "netns", "add", switch)
         run("ip", "-n", switch, "link", "add", "bridge", "type", "bridge")
-        run("ip", "-n", switch, "link", "set", "bridge", "up")
+        run("ip", "-n", switch, "address", "add", f"{made.at_switch}/24", "dev", "bridge")
+        for device in ("lo", "bridge"):
+            run("ip", "-n", switch, "link", "set", device, "up")
         for node in range(count):
             own = made.namespace(node)
             run("ip", "netns", "add", own)

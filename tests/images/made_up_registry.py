@@ -28,6 +28,7 @@ class MadeUpRegistry:
     uploads: str = "/v2/lab/bench/blobs/uploads/1?state=x"  # where blobs are uploaded to
     given: bytes | None = None  # what it answers in place of a token
     realm: str = ""  # where it sends for a token
+    refuses: int | None = None  # code of every answer
 
     def token(self, authorization: str) -> str | None:
         """Return the token of a login; None for another one."""
@@ -55,6 +56,9 @@ class Handler(BaseHTTPRequestHandler):
         path = self.path.partition("?")[0]
         own.seen.append((self.command, self.path, given))
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if own.refuses is not None:
+            self.answer(own.refuses, Retry_After="120")
+            return
         if path == "/token":
             if own.given is not None:
                 self.answer(200, own.given)

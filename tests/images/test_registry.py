@@ -7,6 +7,8 @@ import hashlib
 import json
 import os
 import random
+import ssl
+import urllib.error
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from bench.base.strict_json import canonical_json
 from bench.cli.main import main
 from bench.images import cosign
 from bench.images.archive import facts_of, manifest_digest
-from bench.images.registry import ImageReference, is_loopback, parse_manifest, parse_reference
+from bench.images.registry import ImageReference, Registry, is_loopback, parse_manifest, parse_reference
 from bench.images.registry_logins import Login, find_login
 from bench.signing.dsse import seal
 from bench.signing.key_file import load_key
@@ -306,6 +308,29 @@ def test_attestations_lie_beside_the_signature_and_are_about_this_manifest(
     wrong.write_text("{}")
     assert main([*command, "--attestation", str(wrong)]) == 2
     assert "is no attestation" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("code", "advice"),
+    [
+        (403, "store a login that may pull: docker login {host}"),
+        (404, "look at its name and digest; or the registry shows it only after a login: docker login"),
+        (429, "wait 120 s, or store a login, whose limit is higher: docker login {host}"),
+    ],
+)
+def test_a_registry_that_refuses_says_what_to_do(
+    pushed: Pushed, code: int, advice: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pushed.registry.refuses = code
+    pushed.refused(advice.format(host=pushed.registry.address), capsys, code=3)
+
+
+def test_a_certificate_that_this_machine_does_not_trust_is_no_reason_to_go_without_tls() -> None:
+    registry = Registry(parse_reference("example.org/lab/bench:cpu"), None)
+    why = ssl.SSLCertVerificationError(1, "certificate verify failed: self-signed certificate")
+    error = registry._refused(urllib.error.URLError(why), "pull")
+    assert "self-signed certificate" in error.message
+    assert error.advice and "SSL_CERT_FILE=CA.pem" in error.advice
 
 
 # --- logins ------------------------------------------------------------------------------------------------

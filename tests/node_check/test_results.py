@@ -303,3 +303,10 @@ def test_the_past_of_a_gpu_is_read_from_bundles_without_failed_values(tmp_path: 
     assert len(second.figures["memory"]) == 2
     assert len(second.figures["matmul-bf16"]) == 3
     assert second.counters == {"remapped rows": 0}
+
+
+def test_the_checks_between_nodes_are_made_at_one_time_which_counts_once() -> None:
+    """Counted for each check, it was longer than from challenge to receipt, and such bundles were refused."""
+    contents = judged(Path(__file__).parents[2] / "results/fabric-2xh200/two-ranks-nvlink.tar")
+    run = contents.results.run
+    assert 0 < contents.measured_seconds <= run.ended_at - run.started_at + 1

@@ -18,7 +18,7 @@ from bench.base.errors import BenchError, EnvironmentCannot
 from bench.images.variants import find_variant
 from bench.operator.ssh_keygen import OperatorKey
 from bench.planning.manifest import load_manifest
-from bench.push import host_push, mirror, run_script, ship
+from bench.push import host_push, mirror, ship, slurm_job
 from bench.push.connection import plain
 from bench.push.hosts import Host
 from bench.push.image_store import ImageStore
@@ -201,7 +201,7 @@ def parsed(kind: str, text: str, folder: Path) -> object:
         "mirror": lambda: mirror.mirror(node, record, {"log.txt": 50, "slurm.txt": 7}),
         "certify": lambda: mirror.certify(node, record, KEY),
         "fetch": lambda: mirror._download(node, record, folder / "part", lambda done, total: None),
-        "slurm": lambda: run_script.slurm_job_in(text),
+        "slurm": lambda: slurm_job.job_number(text),
         "layers": lambda: ship._arrived_bytes(node, "/x", "0" * 64),
         "pull": lambda: ship.pull(node, survey, "docker", "an/image", None),
     }

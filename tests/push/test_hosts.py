@@ -128,6 +128,7 @@ IN_CLUSTER = ["--kubernetes", "--image", f"registry.example/bench@sha256:{'0' * 
         (["gpu1", "gpu2", "--together", "gpu1:29500", "--slurm"], "without --slurm"),
         (["login", "--partition", "gpu", "--time", "90"], "--partition goes with --slurm"),
         (["login", "--slurm-nodes", "2"], "--slurm-nodes goes with --slurm"),
+        (["login", "--slurm", "--budget", "4h"], "the job ends after 120 min"),
         (["login", "--sbatch=--qos=high"], "--sbatch goes with --slurm"),
         (["gpu1", "--context", "prod"], "--context goes with --kubernetes"),
         (["gpu1", "--nodes", "2"], "--nodes goes with --kubernetes"),

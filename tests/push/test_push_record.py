@@ -79,6 +79,24 @@ def test_pushes_of_a_manifest_to_other_nodes_of_a_cluster_are_other_runs(records
     assert found(None) == "cccc00000000"
 
 
+def test_a_home_that_cannot_be_written_is_told_before_anything_is_sent(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()  # as root, a folder without rights can be written
+    with pytest.raises(EnvironmentCannot, match="runs cannot be recorded") as refused:
+        Records(tmp_path / "file/runs").refuse_read_only()
+    assert refused.value.advice and "XDG_STATE_HOME" in refused.value.advice
+    Records(tmp_path / "runs").refuse_read_only()
+
+
+def test_pushes_to_two_clusters_of_one_name_are_other_runs(records: Records) -> None:
+    """Each has its configuration of ssh, where its login node is called `login`."""
+    host, out = Host("login", "login"), Path("/here/results")
+    one = {"host": "login", "address": "login", "state": "running", "ssh_config": "/here/north"}
+    records.save(dataclasses.replace(R, **one))  # type: ignore[arg-type]
+    for config, found in ((Path("/here/north"), True), (Path("/here/south"), False), (None, False)):
+        unfinished = records.unfinished(host, "m" * 64, "docker", out, ssh_config=config)
+        assert (unfinished is not None) is found
+
+
 def test_what_slurm_says_of_a_job_is_read() -> None:
     status = read_status("dead\nwhy CANCELLED by 1000\non n[3,7]\n")
     assert (status.reason, status.on) == ("CANCELLED by 1000", "n[3,7]")

@@ -125,6 +125,21 @@ def test_a_job_that_slurm_ended_says_so(
     assert [(r.state, r.slurm_nodes) for r in records.all()] == [("failed", "n3")]
 
 
+def test_a_job_whose_nodes_do_not_see_its_folder_says_so(
+    record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """run.sh first writes on which nodes it is."""
+    monkeypatch.setattr(host_push, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(
+        mirror, "look", lambda *_: mirror.Status("dead", None, {}, None, None, reason="FAILED")
+    )
+    records = Records(tmp_path / "runs")
+    error = attach(records.save(dataclasses.replace(record, slurm_job="17")), records).error
+    assert error is not None and error.advice is not None
+    assert error.message == "Slurm's job 17 ended without a bundle (FAILED), and wrote nothing"
+    assert error.advice.startswith(f"can its nodes write to {record.place}? --place DIR")
+
+
 def test_the_last_lines_of_a_run_contain_no_terminal_control_characters(
     record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,15 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from bench.base.errors import BadInput
+from bench.base.errors import BadInput, EnvironmentCannot
 from bench.images.archive import Identity
 from bench.images.engines import apptainer, docker
-from bench.push import run_script
+from bench.push import run_script, slurm_job
 from bench.push.remote import Here
 from bench.push.run_script import GroupMember, Job
 from bench.push.slurm import Slurm, header
 
 RUN = "0123456789ab"
+DEAD = "dead\nwhy Slurm has forgotten the job, so it does not say why"
 
 
 @pytest.fixture
@@ -176,7 +177,7 @@ def test_slurm_decides_whether_a_job_with_an_exit_code_has_ended(
     why = "\nwhy (Resources)" if found == "waiting" else ""
     assert Here().ask(asked).text.strip() == found + why
     (Path(job.folder) / "exit").unlink()
-    assert Here().ask(asked).text.strip() == ("dead" if found == "exit 5" else found + why)
+    assert Here().ask(asked).text.strip() == (DEAD if found == "exit 5" else found + why)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +186,7 @@ def test_slurm_decides_whether_a_job_with_an_exit_code_has_ended(
         ("echo 'CANCELLED by 1000'; echo CANCELLED", "exit 1", "dead\nwhy CANCELLED by 1000"),
         ("exit 1", "echo 'JobId=17 JobName=bench JobState=NODE_FAIL Reason=None'", "dead\nwhy NODE_FAIL"),
         ("echo '$(reboot)\x1b[2J'", "exit 1", "dead\nwhy (reboot)2J"),
-        ("exit 1", "exit 1", "dead"),
+        ("exit 1", "exit 1", DEAD),  # without accounting, Slurm forgets a job after minutes
     ],
 )
 def test_slurm_tells_how_a_job_without_an_exit_code_ended(
@@ -402,16 +403,15 @@ def test_several_nodes_meet_at_the_first(job: Job) -> None:
 @pytest.mark.parametrize("number", [1, 12_345_678, 31_999, 67_000_000])
 def test_the_rendezvous_port_is_outside_the_ephemeral_range(job: Job, number: int, tmp_path: Path) -> None:
     text = run_script.script(in_docker(job, engine="none", slurm=dataclasses.replace(SLURM, nodes=2)))
-    meet = next(line for line in text.splitlines() if line.startswith("BENCH_MEET="))
-    (tmp_path / "scontrol").write_text("#!/bin/sh\necho n1; echo n2\n")
-    (tmp_path / "scontrol").chmod(0o755)
+    lines = text[text.index("BENCH_MEET=$(head") : text.index("export BENCH_MEET")]
+    (tmp_path / "names").write_text("localhost\nn2\n")
     told = subprocess.run(
-        ["sh", "-c", f"{meet}; echo $BENCH_MEET"],
-        env={"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": str(number)},
-        capture_output=True, text=True, check=True,
+        ["sh", "-c", f"{lines}echo $BENCH_MEET"],
+        env={"PATH": os.environ["PATH"], "SLURM_JOB_ID": str(number)},
+        cwd=tmp_path, capture_output=True, text=True, check=True,
     ).stdout  # fmt: skip
     host, _, port = told.strip().partition(":")
-    assert host == "n1"
+    assert host == "localhost"
     assert 20_000 <= int(port) < 32_768
 
 
@@ -425,3 +425,55 @@ def test_a_run_begins_anew_where_its_folder_became_a_link(job: Job, tmp_path: Pa
     run_script.prepare(Here(), job, b"{}", b"{}")
     assert (elsewhere / "request.json").exists()
     assert not (out / RUN).exists()
+
+
+def test_each_node_of_a_check_has_a_step_of_its_own_and_the_secret_is_on_no_command_line(
+    job: Job, tmp_path: Path
+) -> None:
+    """A stand-in for srun runs each step; one of them fails to launch first, as beside a long prolog."""
+    check = dataclasses.replace(job, checks=True, slurm=dataclasses.replace(SLURM, nodes=3))
+    run_script.prepare(Here(), check, b"{}", b"{}", b"the secret of this meeting")
+    text = (Path(check.folder) / "run.sh").read_text()
+    assert "#SBATCH --no-kill" in text and "the secret" not in text
+    programs, folder = tmp_path / "bin", Path(check.folder)
+    programs.mkdir()
+    step = 'while [ "$1" != sh ]; do case $1 in --nodelist=*) name=${1#*=};; esac; shift; done'
+    late = f'[ $name = n2 ] && mkdir {tmp_path}/late 2>/dev/null && {{ echo "launch failed" >&2; exit 1; }}'
+    put(
+        programs,
+        scontrol="printf 'n1\\nn2\\nn3\\n'",
+        srun=f'{step}\n{late}\nexec "$@"',
+        sinfo="echo 'n1 idle none'; echo 'n2 drained bad cable'; echo 'n3 down* Not responding'",
+        sleep="exec /bin/sleep 0.1",
+        getent="true",
+    )
+    own = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-3]", "PATH": f"{programs}:{os.environ['PATH']}"}
+    running = subprocess.Popen(["sh", "run.sh"], cwd=folder, env=os.environ | own)
+    steps = [folder / "log.txt", folder / "steps/1", folder / "steps/2"]
+    until(lambda: all(path.exists() and "told:" in path.read_text() for path in steps))
+    (folder / "finish").touch()
+    assert running.wait(20) == 0
+    assert (
+        "--nodes 3 --node 0 --meet n1:20007 --meet-secret private/meet-secret"
+        in (folder / "log.txt").read_text()
+    )
+    for node in (1, 2):
+        said = (folder / f"steps/{node}").read_text()
+        assert f"--node {node} --meet n1:20007" in said and said.endswith("exit 0\n")
+    one, two, three = slurm_job.ask_nodes(Here(), check.folder)
+    assert [each.text for each in (one, two, three)] == [
+        "n1", "n2 (Slurm: drained: bad cable)", "n3 (Slurm: down*: Not responding)",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("line", ["name a b", "state n1", "said x", "name \033[2J", "hello"])
+def test_lines_about_nodes_that_the_script_never_prints_are_errors_of_the_login_node(line: str) -> None:
+    with pytest.raises(EnvironmentCannot):
+        slurm_job.read_nodes(f"name n1\n{line}\n")
+
+
+def test_names_stand_behind_the_numbers_of_nodes() -> None:
+    assert (
+        slurm_job.with_names("node 1 - node 2, node 11", ["a", "b", "c"])
+        == "node 1 (b) - node 2 (c), node 11"
+    )

@@ -301,3 +301,27 @@ def test_a_pulled_image_with_another_identity_is_removed() -> None:
     with pytest.raises(EnvironmentCannot, match="the manifest asks for sha256:other"):
         ship.pull(node, with_images(), "docker", REFERENCE, "sha256:other")
     assert node.asked[-1] == f": && docker image rm {REFERENCE} >/dev/null"
+
+
+@pytest.mark.parametrize(
+    ("said", "advice"),
+    [
+        ("reading manifest cpu in r.example/lab/bench: unauthorized", "podman login r.example"),
+        ("reading manifest cpu in r.example/lab/bench: denied", "podman login r.example"),
+        ("reading manifest cpu in r.example/lab/bench: manifest unknown", "no such image"),
+        ('Head "http://r.example/v2/lab/bench/manifests/cpu": no basic auth credentials', "login r.example"),
+        ("toomanyrequests: You have reached your pull rate limit.", "wait some minutes"),
+        ("pinging container registry r.example: too many requests to registry", "wait some minutes"),
+        (
+            'Get "https://r.example/v2/": x509: certificate signed by unknown authority',
+            "/etc/containers/certs.d/r.example/ca.crt",
+        ),
+        ('Get "https://r.example/v2/": tls: first record does not look like a TLS handshake', "has no TLS"),
+    ],
+)
+def test_an_image_that_an_engine_does_not_get_is_told_with_what_to_do(said: str, advice: str) -> None:
+    """Podman 4.3 and Docker 20.10 said these of registries with such answers."""
+    error = ship.refused_pull("podman", "r.example/lab/bench:cpu", said)
+    assert error.message == f"podman cannot pull r.example/lab/bench:cpu: {said}"
+    assert error.advice and advice in error.advice
+    assert error.advice.endswith("without --pull, the image is sent from here")

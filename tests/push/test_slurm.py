@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.base.errors import BadInput
-from bench.push.slurm import Slurm
+from bench.push.slurm import Slurm, refused_by_sbatch, waiting_text
 
 
 @pytest.mark.parametrize(
@@ -21,6 +21,8 @@ from bench.push.slurm import Slurm
         ("--output=/tmp/x", "nothing: bench sets it"),
         ("--exclusive", "--shared, which leaves out --exclusive"),
         ("--wrap=id", "nothing: bench sets it"),
+        ("--clusters=all", "the login node of that cluster as HOST"),
+        ("-M north", "the login node of that cluster as HOST"),
     ],
 )
 def test_an_option_that_bench_sets_itself_is_refused(option: str, instead: str) -> None:
@@ -28,6 +30,31 @@ def test_an_option_that_bench_sets_itself_is_refused(option: str, instead: str) 
         Slurm(options=("--qos=high", option))
     assert refused.value.message == f"--sbatch={option} would change what bench submits"
     assert refused.value.advice == f"give {instead}"
+
+
+@pytest.mark.parametrize(
+    ("said", "advice"),
+    [
+        ("Invalid partition name specified", "sinfo lists the partitions"),
+        ("Invalid node name specified", "sinfo -N lists the nodes"),
+        ("Invalid generic resource (gres) specification", "sinfo -o '%N %G'"),
+        ("Invalid feature specification", "sinfo -o '%N %f'"),
+        ("Requested time limit is invalid (missing or exceeds some limit)", "sinfo -o '%P %l'"),
+        ("Invalid account or account/partition combination specified", "sacctmgr show assoc"),
+    ],
+)
+def test_a_job_that_sbatch_refuses_comes_with_what_to_look_at(said: str, advice: str) -> None:
+    """Slurm 22.05 says these."""
+    error = refused_by_sbatch(f"sbatch: error: Batch job submission failed: {said}")
+    assert error.message == f"Slurm takes no such job: sbatch: error: Batch job submission failed: {said}"
+    assert error.advice is not None and error.advice.startswith(advice)
+
+
+def test_a_reason_that_no_waiting_helps_against_comes_with_what_to_change() -> None:
+    assert waiting_text("Resources") == "Resources"
+    assert waiting_text("PartitionTimeLimit").startswith("PartitionTimeLimit (--time asks for more minutes")
+    assert waiting_text("QOSMaxWallDurationPerJobLimit").endswith("or fewer nodes or minutes)")
+    assert "scontrol release JOB" in waiting_text("JobHeldUser")
 
 
 @pytest.mark.parametrize("option", ["--qos=high", "--nodelist=n3", "-wn3", "--mem=8G", "--comment=--array=1"])
