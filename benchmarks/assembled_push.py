@@ -83,6 +83,7 @@ def measured(operator: WithImage, image: Path, port: int, group: Path, *words: s
         if "first_trial" not in costs and operator.mirrored():
             costs["first_trial"] = now.document()
     assert push.wait() == 0
+    print(json.dumps(costs), file=sys.stderr)
     return costs
 
 
