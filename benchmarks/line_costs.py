@@ -2,6 +2,7 @@
 
 On a machine with other work, wall time says little. The time that a line needs at least follows from its
 bytes, and the kernel counts what the processes of a benchmark use and how long one of them waits for a core.
+The node's processes count too, since they are on this machine; those in containers of its engine do not.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from benchmarks.slow_lines import namespace, node, served
 from tests.e2e.pushing import ROOT, Operator
 from tests.environment.made_wheels import make_index
 
-CACHE = image_cache() / "wheels"
+CACHE = (image_cache() / "wheels").resolve()
 
 
 @dataclass(frozen=True)
