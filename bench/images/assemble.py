@@ -126,7 +126,7 @@ class PackageContents:
             with unpacked.open("wb") as out:
                 contents = self._unpack(paths, out)
             known = {"packages": names, "contents": [[*key, start] for key, start in contents.items()]}
-            listed.write_text(json.dumps(known), encoding="utf-8")
+            listed.write_bytes(json.dumps(known).encode())
         file = unpacked.open("rb")  # stays open, as the wheels do
         for size, crc, start in known["contents"]:
             self._found.setdefault((size, crc), partial(_section, file, start, size))
