@@ -16,7 +16,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,8 @@ from bench.packages.apt_sources import read_mirrors
 from bench.packages.download import WantedFile, fetch_all
 from bench.packages.package_index import PackageFile, PackageIndex
 from bench.packages.pip_settings import read_settings
-from benchmarks.slow_lines import line_bytes, namespace, node, served
+from benchmarks.line_costs import counted_processes, start
+from benchmarks.slow_lines import namespace, node, served
 from tests.e2e.pushing import WithImage
 from tests.e2e.services import docker_engine
 
@@ -59,13 +59,13 @@ def _publish(file: PackageFile, source: Path, folder: Path) -> None:
         (path.parent / "index.html").write_text(link)
 
 
-def measured(operator: WithImage, image: Path, port: int, *words: str) -> dict[str, Any]:
-    """Push a run to the empty node; return when the image was loaded and the first trial measured."""
+def measured(operator: WithImage, image: Path, port: int, group: Path, *words: str) -> dict[str, Any]:
+    """Push a run to the empty node; return what was spent until the image was loaded and a trial measured."""
     for name in ("results", "cache", "state"):
         shutil.rmtree(operator.folder / name, ignore_errors=True)
     options = [operator.manifest(), f"127.0.0.1:{port}", "--image", image, "--engine", "docker", "--device"]
     options += ["cpu", "--ssh-config", operator.nodes.ssh_config, *words]
-    before, began, seconds = line_bytes(), time.monotonic(), {}
+    meter, costs = start(group), dict[str, Any]()
     push = subprocess.Popen(
         operator.command("push", *options),
         cwd=operator.folder,
@@ -76,21 +76,22 @@ def measured(operator: WithImage, image: Path, port: int, *words: str) -> dict[s
     )
     assert push.stderr is not None
     for line in push.stderr:
-        print(f"{time.monotonic() - began:6.0f} s  {line}", end="", file=sys.stderr)
+        now = meter.costs()
+        print(f"{now.wall_seconds:6.0f} s {now.cpu_seconds:5.0f} s of CPU  {line}", end="", file=sys.stderr)
         if "sent, verified" in line:
-            seconds["loaded"] = round(time.monotonic() - began, 1)
-            moved = line_bytes() - before
-        if "trial" not in seconds and operator.mirrored():
-            seconds["trial"] = round(time.monotonic() - began, 1)
+            costs["image_loaded"] = now.document()
+        if "first_trial" not in costs and operator.mirrored():
+            costs["first_trial"] = now.document()
     assert push.wait() == 0
-    return {"seconds_to_loaded_image": seconds["loaded"], "seconds_to_first_trial": seconds["trial"],
-            "bytes_on_the_operators_line": moved}  # fmt: skip
+    print(json.dumps(costs), file=sys.stderr)
+    return costs
 
 
 def main(image: str, wheels: str, *chosen: str) -> None:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-assembled-")))
         publish(Path(image), Path(wheels), folder / "web")
+        group = stack.enter_context(counted_processes())
         stack.enter_context(namespace())
         url = stack.enter_context(served(folder / "web"))
         (folder / "docker").mkdir()
@@ -104,13 +105,10 @@ def main(image: str, wheels: str, *chosen: str) -> None:
             "ALL": (*index, "--mirror", f"{url}/debian"),
         }
         found = {
-            name: measured(operator, Path(image).absolute(), port, *ways[name]) for name in chosen or ways
+            name: measured(operator, Path(image).absolute(), port, group, *ways[name])
+            for name in chosen or ways
         }
-    for name in found.keys() - {"SEND"}:
-        if "SEND" in found:
-            for key, value in found["SEND"].items():
-                found[name][f"{key}_over_sending"] = round(found[name][key] / value, 3)
-    print(json.dumps(found, indent=1))
+    print(json.dumps({"cores": os.cpu_count(), **found}, indent=1))
 
 
 if __name__ == "__main__":

@@ -55,12 +55,6 @@ def namespace() -> Iterator[None]:
         run("ip", "netns", "del", NAMESPACE)
 
 
-def line_bytes() -> int:
-    """Return the bytes that the operator's line has carried, in both directions, with all headers."""
-    folder = Path("/sys/class/net/bench-op0/statistics")
-    return sum(int((folder / name).read_text()) for name in ("tx_bytes", "rx_bytes"))
-
-
 class _Quiet(SimpleHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
         pass
@@ -139,7 +133,8 @@ def node(folder: Path, environment: Mapping[str, str]) -> Iterator[tuple[Nodes, 
     for name in ("host", "id"):
         run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name)
     shutil.copy(folder / "id.pub", folder / "authorized")
-    config = _sshd_config(folder, port, {address: home}, {**environment, "PIP_CONFIG_FILE": "/dev/null"}, {})
+    own = {**environment, "PIP_CONFIG_FILE": "/dev/null"}
+    config = _sshd_config(folder, port, {address: home}, own, {}, ())
     (folder / "sshd_config").write_text(config)
     command = ["ip", "netns", "exec", NAMESPACE, "/usr/sbin/sshd", "-D", "-e", "-f", f"{folder}/sshd_config"]
     daemon = subprocess.Popen(command)

@@ -5,8 +5,8 @@ python benchmarks/venv_push.py [INDEX|SEND ...]
 The lines are those of slow_lines.py. INDEX: the index has every wheel of the CPU's lock. SEND: it lacks
 torch, as PyPI does. Each way begins with an empty node, and pushes a second time to the node that is full.
 
-Prints seconds from the start of `bench push` to the installed environment and to the first measured trial,
-the bytes on the operator's line until then, and both times as ratios to an empty Python of this machine.
+Prints what was spent (line_costs.py) from the start of `bench push` to the installed environment and to the
+first measured trial.
 """
 
 from __future__ import annotations
@@ -16,33 +16,39 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from bench.images.fetch import wheels
+from bench.images.fetch import image_cache, wheels
 from bench.images.locks import read_pins
-from benchmarks.slow_lines import line_bytes, namespace, node, served
+from benchmarks.line_costs import Costs, counted_processes, start
+from benchmarks.slow_lines import namespace, node, served
 from tests.e2e.pushing import ROOT, Operator
 from tests.environment.made_wheels import make_index
 
-CACHE = Path.home() / ".cache/bench/images/wheels"
+CACHE = (image_cache() / "wheels").resolve()
 
 
 @dataclass(frozen=True)
 class Pushed:
-    """When a push had the environment on the node, and its first trial measured."""
+    """What a push had cost when the environment was on the node, and when its first trial was measured."""
 
-    installed_seconds: float
-    first_trial_seconds: float
-    line_megabytes: float
+    installed: Costs
+    first_trial: Costs
     said: tuple[str, ...]
 
+    def document(self) -> dict[str, Any]:
+        return {
+            "installed": self.installed.document(),
+            "first_trial": self.first_trial.document(),
+            "said": self.said,
+        }
 
-def pushed(operator: Operator, port: int, index: str) -> Pushed:
+
+def pushed(operator: Operator, port: int, index: str, group: Path) -> Pushed:
     """Push a run, watch its output for the two moments, and wait for its end."""
     words = [
         "push",
@@ -55,28 +61,25 @@ def pushed(operator: Operator, port: int, index: str) -> Pushed:
         "--keep",
     ]
     words += ["--new", "--index", index, "--ssh-config", operator.nodes.ssh_config]
-    before, began, seconds, said = line_bytes(), time.monotonic(), {}, []
+    meter, costs, said = start(group), dict[str, Costs](), []
     process = subprocess.Popen(
         operator.command(*words), cwd=operator.folder, env=operator.environment(), text=True,
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
     )  # fmt: skip
     assert process.stderr is not None
-    carried = 0
     for line in process.stderr:
         said.append(line.rstrip())
-        if line.startswith("run ") and "installed" not in seconds:
-            seconds["installed"], carried = time.monotonic() - began, line_bytes() - before
-        if " s/step " in line and "first" not in seconds:
-            seconds["first"] = time.monotonic() - began
-    if process.wait() or len(seconds) < 2:
+        if line.startswith("run ") and "installed" not in costs:
+            costs["installed"] = meter.costs()
+        if " s/step " in line and "first" not in costs:
+            costs["first"] = meter.costs()
+    if process.wait() or len(costs) < 2:
         raise SystemExit("\n".join(said))
-    sentences = tuple(line for line in said if "wheels" in line)
-    return Pushed(
-        round(seconds["installed"], 1), round(seconds["first"], 1), round(carried / 1e6, 1), sentences
-    )
+    sentences = tuple(line for line in said if "wheels" in line or line.startswith("preflight"))
+    return Pushed(costs["installed"], costs["first"], sentences)
 
 
-def one_way(way: str, folder: Path) -> dict[str, Any]:
+def one_way(way: str, folder: Path, group: Path) -> dict[str, Any]:
     """Push twice to an empty node."""
     found = wheels(read_pins(ROOT / "docker/cpu.lock").values(), CACHE, "3.11")
     lacking = ("torch",) if way == "SEND" else ()
@@ -86,27 +89,20 @@ def one_way(way: str, folder: Path) -> dict[str, Any]:
     (cache / "wheels").symlink_to(CACHE)  # the operator has the wheels, as after `bench image build`
     with served(index) as url, node(folder / "node", {}) as (nodes, port):
         operator = Operator(folder, nodes)
-        first, second = (pushed(operator, port, f"{url}/simple") for _ in range(2))
-        began = time.monotonic()
-        subprocess.run([sys.executable, "-c", ""], check=True)
-        python = time.monotonic() - began
-    return {
-        "first": vars(first),
-        "second": vars(second),
-        "first_over_an_empty_python": round(first.first_trial_seconds / python),
-        "second_over_an_empty_python": round(second.installed_seconds / python),
-    }
+        first, second = (pushed(operator, port, f"{url}/simple", group) for _ in range(2))
+    return {"first": first.document(), "second": second.document()}
 
 
 def main() -> None:
     ways = sys.argv[1:] or ["INDEX", "SEND"]
     with ExitStack() as stack:
+        group = stack.enter_context(counted_processes())
         stack.enter_context(namespace())
         found = {}
         for way in ways:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-venv-")))
-            found[way] = one_way(way, folder)
-    print(json.dumps({"cores": os.cpu_count(), "load": os.getloadavg()[0], **found}, indent=1))
+            found[way] = one_way(way, folder, group)
+    print(json.dumps({"cores": os.cpu_count(), **found}, indent=1))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """`python -m release`, called by `make release`: make all files of a release of the checked-out commit.
 
 The same commit, images, kernels and key give the same bytes. Needs no root: images are built before, by
-`bench image build`. setuptools is downloaded by its locked digest, unless the cache of image builds has it.
+`bench image build`. setuptools and the wheels of the Debian package are downloaded by their locked digests,
+unless the cache of image builds has them.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from bench.base.sbom import PLACE
 from bench.images.archive import ImageFacts, extract, facts_of, manifest_digest, pack_layers, write_archive
 from bench.images.attestation import Attested, attest_contents, attest_provenance
 from bench.images.build_image import BuildInputs
-from bench.images.fetch import digest, wheels_in
+from bench.images.fetch import digest, image_cache, wheels_in
 from bench.images.kernel_layer import below_kernels
 from bench.images.locks import read_pins
 from bench.images.revision import REVISION, commit_of
 from bench.images.variants import find_variant, images
 from bench.signing.key_file import UserKey, load_key
-from release import operator_lock, python_packages, signatures
+from release import debian_package, operator_lock, python_packages, signatures
 
 ROOT = Path(__file__).resolve().parents[1]
 NAME = f"bench_appliance-{__version__}"
@@ -92,7 +93,7 @@ def clean_commit(root: Path) -> str:
 
 
 def _packages(folder: Path, work: Path, commit: str) -> Iterator[dict[str, Any]]:
-    """Build sdist and wheel, with the operator's lock and the list of what it installs; yield the inputs."""
+    """Build sdist, wheel, Debian package, the lock and the list of what they install; yield the inputs."""
     pin = read_pins(ROOT / "docker/cpu.lock")["setuptools"]  # the one that images are built with
     setuptools = python_packages.unpacked_wheel(pin, work)
     source = work / "source"
@@ -104,6 +105,11 @@ def _packages(folder: Path, work: Path, commit: str) -> Iterator[dict[str, Any]]
     (folder / f"{NAME}.operator.lock").write_text(own, encoding="utf-8", newline="\n")
     listed = operator_lock.sbom(operator_lock.read_lock(lock), __version__, (wheel.name, digest(wheel)))
     (folder / f"{NAME}.cdx.json").write_bytes(listed)
+    found = debian_package.locked_wheels(operator_lock.read_lock(lock), image_cache() / "operator-wheels")
+    stated = debian_package.Stated(
+        __version__, python_packages.commit_author(ROOT), python_packages.commit_time(ROOT)
+    )
+    debian_package.write(folder, stated, own, {**found, wheel.name: wheel})
     yield {"uri": "git+file:.", "digest": {"gitCommit": commit}}
     yield {"uri": f"file:{operator_lock.LOCK}", "digest": {"sha256": digest(source / operator_lock.LOCK)}}
     for value in sorted(pin.sha256):

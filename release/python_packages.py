@@ -25,6 +25,11 @@ def commit_time(root: Path) -> int:
     return int(_git(root, "show", "--no-patch", "--format=%ct", "HEAD"))
 
 
+def commit_author(root: Path) -> str:
+    """Return name and address of the checked-out commit's author, who maintains the Debian package."""
+    return _git(root, "show", "--no-patch", "--format=%an <%ae>", "HEAD").strip()
+
+
 def _git(root: Path, *arguments: str) -> str:
     command = ("git", "-C", str(root), *arguments)
     return subprocess.run(command, check=True, capture_output=True, text=True, encoding="utf-8").stdout

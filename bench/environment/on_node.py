@@ -33,6 +33,7 @@ from bench.packages.pip_settings import masked, read_settings
 
 UNPACKED = 4.0  # bytes of an environment for each byte of its wheels, at most: 3.8 for the CPU's lock
 _PAGES_AT_ONCE = 16
+_ABSENT = "the index does not have it"
 _SAY_SECONDS = 0.5  # between two lines about progress
 
 
@@ -150,6 +151,8 @@ def _offers(packages: Sequence[LockedPackage], index: PackageIndex, python: Inte
 
     with ThreadPoolExecutor(_PAGES_AT_ONCE) as pool:
         list(pool.map(look_up, packages))
+    if index.troubles:  # an index that does not answer may have what was not found
+        lacking = {name: index.troubles[0] if why == _ABSENT else why for name, why in lacking.items()}
     return _Offers(wanted, lacking, sizes)
 
 
@@ -177,10 +180,7 @@ def fitting(
         return [], glibc[0]
     if reasons:
         return [], f"no wheel of it is for Python {python.text}"
-    return (
-        [],
-        "the index has it with other digests than the lock's" if others else "the index does not have it",
-    )
+    return [], "the index has it with other digests than the lock's" if others else _ABSENT
 
 
 def require_executable(place: Path) -> None:

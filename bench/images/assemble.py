@@ -24,7 +24,7 @@ import tempfile
 import time
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, BinaryIO, NamedTuple, cast
@@ -88,7 +88,6 @@ class PackageContents:
         self._wanted, self._sizes = wanted, {size for size, _ in wanted}
         self._found: dict[Key, Open] = {}
         self._work = work
-        self._unpacked = tempfile.TemporaryFile(dir=work)  # noqa: SIM115  # of Debian packages; ends with us
 
     def __contains__(self, key: Key) -> bool:
         return key in self._found
@@ -113,15 +112,37 @@ class PackageContents:
             if key in self._wanted:
                 self._found.setdefault(key, cast(Open, partial(archive.open, member)))
 
-    def add_deb(self, path: Path) -> None:
-        """Add the files of a Debian package, and those that it gives dpkg."""
-        with path.open("rb") as file:
-            for name, start, size in _ar_members(file):
-                if name.startswith(("data.tar", "control.tar")):
-                    file.seek(start)
-                    self._add_tar(_decompressed(name, _Section(file, size)))
+    def add_debs(self, paths: Sequence[Path]) -> None:
+        """Add the files of Debian packages, and those that they give dpkg.
 
-    def _add_tar(self, stream: IO[bytes]) -> None:
+        They are unpacked into one file. The next process that wants contents of the same packages finds it,
+        since unpacking takes most of the time of an assembly.
+        """
+        unpacked, listed = self._work / "unpacked", self._work / "unpacked.json"
+        names = [path.name for path in paths]
+        known = json.loads(listed.read_bytes()) if listed.exists() else {}
+        if known.get("packages") != names:
+            listed.unlink(missing_ok=True)
+            with unpacked.open("wb") as out:
+                contents = self._unpack(paths, out)
+            known = {"packages": names, "contents": [[*key, start] for key, start in contents.items()]}
+            listed.write_bytes(json.dumps(known).encode())
+        file = unpacked.open("rb")  # stays open, as the wheels do
+        for size, crc, start in known["contents"]:
+            self._found.setdefault((size, crc), partial(_section, file, start, size))
+
+    def _unpack(self, paths: Iterable[Path], out: BinaryIO) -> Mapping[Key, int]:
+        """Write the wanted contents of Debian packages one after another; return where each begins."""
+        found: dict[Key, int] = {}
+        for path in paths:
+            with path.open("rb") as file:
+                for name, start, size in _ar_members(file):
+                    if name.startswith(("data.tar", "control.tar")):
+                        file.seek(start)
+                        self._unpack_tar(_decompressed(name, _Section(file, size)), out, found)
+        return found
+
+    def _unpack_tar(self, stream: IO[bytes], out: BinaryIO, found: dict[Key, int]) -> None:
         with tarfile.open(fileobj=stream, mode="r|") as archive:
             for member in archive:
                 source = (
@@ -131,14 +152,14 @@ class PackageContents:
                     continue
                 data = source.read()
                 key = (len(data), zlib.crc32(data))
-                if key in self._wanted and key not in self._found:
-                    start = self._unpacked.seek(0, os.SEEK_END)
-                    self._unpacked.write(data)
-                    self._found[key] = partial(self._section, start, len(data))
+                if key in self._wanted and key not in found:
+                    found[key] = out.tell()
+                    out.write(data)
 
-    def _section(self, start: int, size: int) -> BinaryIO:
-        self._unpacked.seek(start)
-        return cast(BinaryIO, _Section(self._unpacked, size))
+
+def _section(file: BinaryIO, start: int, size: int) -> BinaryIO:
+    file.seek(start)
+    return cast(BinaryIO, _Section(file, size))
 
 
 class _Section:
@@ -201,7 +222,9 @@ class AssemblyPlace:
 
     def __init__(self, place: Path, plan: AssemblyPlan) -> None:
         self.plan, self._blobs, self._packages = plan, place / "blobs", place / "packages"
-        self._packages.mkdir(parents=True, exist_ok=True)
+        self._work = place / ".load"  # ends when the engine has the image
+        for folder in (self._packages, self._work):
+            folder.mkdir(parents=True, exist_ok=True)
 
     def fetch(self, seconds: float, environment: Mapping[str, str]) -> dict[str, Any]:
         """Download for a while; return how far it is, and which files are nowhere."""
@@ -245,14 +268,15 @@ class AssemblyPlace:
 
     def _contents(self) -> PackageContents:
         contents = PackageContents(
-            {key for layer in self.plan.layers for key in self._keys(layer)}, self._packages
+            {key for layer in self.plan.layers for key in self._keys(layer)}, self._work
         )
         for name in self.plan.contents:
             contents.add_sent(self._blobs / name)
-        for file in self.plan.files:
-            path = self._packages / file.sha256
-            if path.exists():
-                (contents.add_wheel if file.is_wheel else contents.add_deb)(path)
+        here = [file for file in self.plan.files if (self._packages / file.sha256).exists()]
+        for file in here:
+            if file.is_wheel:
+                contents.add_wheel(self._packages / file.sha256)
+        contents.add_debs([self._packages / file.sha256 for file in here if not file.is_wheel])
         return contents
 
     def archive(self, out: BinaryIO) -> None:

@@ -96,7 +96,7 @@ def _download(pins: Iterable[Pin], cache: Path, python: str, newest_glibc: int) 
     if done.returncode:
         errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
         reason = errors[-1] if errors else done.stderr[-500:]
-        raise EnvironmentCannot(f"pip could not fetch the locked wheels:\n  {reason}")
+        raise EnvironmentCannot(f"pip could not fetch the locked wheels: {reason}")
 
 
 def source(pin: Pin, cache: Path) -> Path:

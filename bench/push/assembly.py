@@ -182,7 +182,7 @@ class Assembly:
         debian = sum(skeleton.parts.size for skeleton in skeletons.values() if skeleton.parts.has_debs)
         packages = sum(file.size or 0 for file in self._files) + 2 * debian
         engine, place = self.survey.engines[self.engine].free_bytes, self.survey.place_free_bytes
-        one_disk = engine is None or engine == place
+        one_disk = self.survey.on_one_disk(self.engine)
         needed = (2 * unpacked + packages, 0) if one_disk else (packages, 2 * unpacked)
         fits = needed[0] <= place and (one_disk or needed[1] <= (engine or 0))
         if not fits:

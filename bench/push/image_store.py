@@ -81,11 +81,6 @@ class Shippable:
         """Upper estimate of the image's size on a node's disk."""
         return int(sum(layer.size * (3.5 if layer.compressed else 1.3) for layer in self.facts.layers))
 
-    @property
-    def packed_bytes(self) -> int:
-        """Bytes to send: exact if the archive's layers are compressed, else an upper bound."""
-        return sum(layer.size for layer in self.facts.layers)
-
 
 @dataclass(frozen=True, slots=True)
 class Skeleton:

@@ -119,7 +119,10 @@ def _software(survey: Survey, need: Need) -> Iterator[PreflightFinding]:
         yield _stop(f"{need.engine}: {engine.why}", _how_to_get(need.engine, engine.why, survey.user))
     elif engine.free_bytes is not None and need.engine_bytes:
         where, free = engine.facts.storage or "", engine.free_bytes
-        yield from _finding_of(lambda: check_free(free, need.engine_bytes, "the image", where))
+        needed, what = need.engine_bytes, "the image"
+        if survey.on_one_disk(need.engine):  # which holds the layers as they are sent, too
+            needed, what = needed + need.place_bytes, f"the image together with a run in {survey.place}"
+        yield from _finding_of(lambda: check_free(free, needed, what, where))
 
 
 def _environment(survey: Survey) -> Iterator[PreflightFinding]:

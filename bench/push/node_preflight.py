@@ -84,7 +84,8 @@ class NodePreflight:
 
     def _with_line_rate(self, chosen: ChosenEngine) -> ChosenEngine:
         """Measure the line to the node, unless the layers to send are too few to wait for that."""
-        if chosen.image is None or self._bytes_to_send(chosen, chosen.image) < SMALL_BYTES:
+        survey, engine, image = chosen.survey, chosen.engine, chosen.image
+        if image is None or self._bytes_to_send(survey, engine, image) < SMALL_BYTES:
             return chosen
         return dataclasses.replace(chosen, line_rate=measured_rate(self._push.node))
 
@@ -176,7 +177,7 @@ class NodePreflight:
             on_cpu=request.on_cpu or (variant is not None and variant.driver is None),
             gpus=None if request.on_cpu else request.manifest.gpus,
             checks=request.checks,
-            place_bytes=OUT_BYTES + (to_ship.packed_bytes if to_ship else 0),
+            place_bytes=OUT_BYTES + (self._bytes_to_send(survey, engine, to_ship) if to_ship else 0),
             engine_bytes=to_ship.unpacked_bytes if to_ship else 0,
             slurm=request.slurm is not None,
         )
@@ -224,7 +225,7 @@ class NodePreflight:
         """Say which models wait for the kernel layer of an image that is sent to the node."""
         image = chosen.image
         kernels = [*code_of_kernels(image.facts.labels)] if image else []
-        if image is None or not kernels or not self._bytes_to_send(chosen, image):
+        if image is None or not kernels or not self._bytes_to_send(chosen.survey, chosen.engine, image):
             return None
         layer_bytes = self._push.shared.store.packed_bytes(image, len(image.facts.layers) - 1)
         return who_waits(self._push.request.manifest, chosen.survey, kernels, layer_bytes, chosen.line_rate)
@@ -236,15 +237,15 @@ class NodePreflight:
         image = chosen.image
         if image is None:
             return None
-        to_send = self._bytes_to_send(chosen, image)
+        to_send = self._bytes_to_send(chosen.survey, chosen.engine, image)
         what = f"the image {image.variant.name}"
         return Forecast(what=what, send_bytes=to_send, up_bytes_per_second=chosen.line_rate, at_most=True)
 
-    def _bytes_to_send(self, chosen: ChosenEngine, image: Shippable) -> int:
+    def _bytes_to_send(self, survey: Survey, engine: str, image: Shippable) -> int:
         """Return the bytes of an image's layers that the engine of a node lacks; an upper bound."""
-        if ship.installed_as(chosen.survey, chosen.engine, image):
+        if ship.installed_as(survey, engine, image):
             return 0
-        held = ship.layers_held(chosen.survey, chosen.engine, image)
+        held = ship.layers_held(survey, engine, image)
         numbers = range(held, len(image.facts.layers))
         return sum(self._push.shared.store.packed_bytes(image, number) for number in numbers)
 

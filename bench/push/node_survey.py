@@ -33,6 +33,7 @@ from bench.push.connection import plain
 from bench.push.remote import Node
 
 SURVEY_BYTES = 8 * 2**20  # of all answers together; a thousand stored images take less than half of it
+_SAME_DISK_BYTES = 16 * 2**20  # by which free space of one disk may differ between two questions
 _MOST_GPUS = 256  # of one node
 _MOST_LINES = 100  # of an answer that is a list of texts
 _STORED = re.compile(r"(?:sha256:)?([\w.-]{1,100})", re.ASCII)  # an image's id
@@ -148,6 +149,11 @@ class Survey:
     missing_programs: tuple[str, ...] = ()
     slurm: str | None = None  # Slurm's version; None: not installed
     gpu_trouble: str | None = None  # error message of nvidia-smi
+
+    def on_one_disk(self, engine: str) -> bool:
+        """Whether runs and the engine's images are on one disk; also if nothing is known of the engine's."""
+        free = self.engines[engine].free_bytes
+        return free is None or abs(free - self.place_free_bytes) < _SAME_DISK_BYTES
 
 
 def survey_node(node: Node, place: str, engines: Sequence[str], python: str) -> Survey:

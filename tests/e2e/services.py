@@ -21,6 +21,7 @@ PACKAGES |= {"podman": "podman", "catatonit": "catatonit"}  # catatonit provides
 PACKAGES |= {"ip": "iproute2", "tc": "iproute2", "iptables": "iptables"}
 PACKAGES |= {"promtool": "prometheus", "systemd-analyze": "systemd"}
 PACKAGES |= {"sshd": "openssh-server", "ssh-keygen": "openssh-client"}
+PACKAGES |= {"lintian": "lintian", "dpkg-deb": "dpkg"}
 PACKAGES |= {"node": "nodejs", "npm": "npm"}
 PACKAGES |= {"kubectl": "kubernetes-client"}
 PACKAGES |= {"slurmctld": "slurmctld", "slurmd": "slurmd", "sbatch": "slurm-client", "munged": "munge"}

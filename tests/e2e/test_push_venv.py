@@ -6,6 +6,7 @@ is measured; and a lock of two tiny wheels, for what an index or a connection ma
 
 from __future__ import annotations
 
+import base64
 import json
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -37,6 +39,7 @@ from tests.environment.made_wheels import (
 )
 
 pytestmark = pytest.mark.e2e
+PIP_SETTINGS = "pip.conf"  # of the nodes, in the operator's folder
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,9 @@ def path_without_engines(folder: Path) -> str:
 @pytest.fixture(scope="module")
 def operator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WithoutEngine]:
     folder = tmp_path_factory.mktemp("venv")
-    node = {"PATH": path_without_engines(folder / "programs"), "PIP_CONFIG_FILE": "/dev/null"}
+    (folder / PIP_SETTINGS).touch()
+    pip = {"PIP_CONFIG_FILE": str(folder / PIP_SETTINGS)}
+    node = {"PATH": path_without_engines(folder / "programs"), **pip}
     with ssh_nodes(folder / "n", 2, node) as nodes:
         yield WithoutEngine(folder, nodes)
 
@@ -276,23 +281,46 @@ def test_two_pushes_at_once_make_one_environment(operator: WithoutEngine, tiny: 
     assert len(operator.environments(address)) == len(before) + 1
 
 
-def test_a_password_of_the_nodes_pip_stays_on_the_node(
-    operator: WithoutEngine, tiny: Tiny, tmp_path: Path
+@pytest.mark.parametrize("way", ["index", "proxy"])
+def test_a_password_of_the_nodes_pip_opens_its_index_and_stays_there(
+    operator: WithoutEngine, tiny: Tiny, tmp_path: Path, way: str
 ) -> None:
+    """No file of either side has it afterwards but the configuration, nor does anything that is printed."""
+    address, settings = operator.nodes.addresses[1], operator.folder / PIP_SETTINGS
+    login = base64.b64encode(b"me:s3cret").decode()
+    header = {"index": "Authorization", "proxy": "Proxy-Authorization"}[way]
+
+    def guard(request: SimpleHTTPRequestHandler) -> bool:
+        request.path = urlsplit(request.path).path  # a proxy is asked for whole URLs
+        if request.headers.get(header) == f"Basic {login}":
+            return False
+        request.send_error(401)
+        return True
+
+    with serving(tiny.index(tmp_path / "index"), guard) as server:
+        opened = server.url.replace("//", "//me:s3cret@")
+        lines = {
+            "index": f"index-url = {opened}/simple",
+            "proxy": f"index-url = http://index.invalid/simple\nproxy = {opened}",
+        }
+        settings.write_text(f"[global]\n{lines[way]}\n")
+        try:
+            found, said = install(operator, tiny, address)
+        finally:
+            settings.write_text("")
+        assert any(request.path.endswith(".whl") for request in server.requests)
+    assert found["outcome"] == "ready"
+    told = json.dumps(found) + said
+    for path in operator.folder.rglob("*"):
+        told += path.read_bytes().decode("latin-1") if path.is_file() and not path.is_symlink() else ""
+    assert "s3cret" not in told and login not in told
+
+
+def test_a_login_in_the_option_is_refused_and_not_shown(operator: WithoutEngine) -> None:
     address = operator.nodes.addresses[1]
-    configuration = operator.nodes.homes[address] / ".config/pip/pip.conf"
     words = operator.pushing(operator.manifest(), address, "--index", "http://me:s3cret@127.0.0.1/simple")
     refused = operator.bench(*words, code=2).stderr
     assert "has a login" in refused and "s3cret" not in refused
-    configuration.parent.mkdir(parents=True, exist_ok=True)
-    configuration.write_text("[global]\nindex-url = http://me:s3cret@127.0.0.1:9/simple\n")
-    try:
-        found, said = install(operator, tiny, address, code=3)
-    finally:
-        configuration.unlink()
-    assert "s3cret" not in json.dumps(found) + said
-    for path in operator.folder.rglob("*"):
-        assert not path.is_file() or path == configuration or b"s3cret" not in path.read_bytes(), path
 
 
 def test_a_node_without_a_fitting_python_is_told_what_to_install(operator: WithoutEngine, tiny: Tiny) -> None:

@@ -152,6 +152,15 @@ def test_a_plan_names_what_the_index_lacks_and_installs_nothing(
     assert not place.exists()
 
 
+def test_an_index_that_does_not_answer_is_not_said_to_lack_the_package(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, nowhere = make_wheel(tmp_path / "w", "a"), "http://127.0.0.1:9/simple"
+    plan = ask("plan", request_for(place, a, index=nowhere), monkeypatch, capsys)["plan"]
+    refused = ask("install", request_for(place, a, index=nowhere), monkeypatch, capsys)["refused"]
+    assert plan["lacking"] == refused == {"a": f"{nowhere}: Connection refused"}
+
+
 def test_wheels_come_from_the_index_and_from_what_was_sent(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -143,6 +143,24 @@ def test_a_layer_of_debian_packages_takes_data_and_control_files(tmp_path: Path,
     assert assembled(place, layer, files)[0] == layer
 
 
+def test_debian_packages_are_unpacked_once(tmp_path: Path, place: Path) -> None:
+    """The look for missing contents leaves them to the assembly, unless the packages are others by then."""
+    first, second = b"1" * 700, b"2" * 900
+    debs = [make_deb(tmp_path, name, {name: data}, {}) for name, data in (("a", first), ("b", second))]
+    root = tmp_path / "base"
+    root.mkdir()
+    (root / "a").write_bytes(first)
+    (root / "b").write_bytes(second)
+    plan, _ = skeleton(place, layer_of(root))
+    files = here(place, debs[0])
+    assert AssemblyPlace(place, planned(place, [plan], files)).missing() == [[1]]
+    files += here(place, debs[1])
+    assert AssemblyPlace(place, planned(place, [plan], files)).missing() == [[]]
+    for file in files:
+        (place / "packages" / file.sha256).write_bytes(b"this is no package any more")
+    AssemblyPlace(place, planned(place, [plan], files)).archive(io.BytesIO())
+
+
 def test_nothing_is_loadable_if_a_layer_comes_out_differently(tmp_path: Path, place: Path) -> None:
     """Another content of the same size and crc32: only the layer's digest can tell."""
     unseen = int(f"{CRC32_POLYNOMIAL:b}"[::-1], 2).to_bytes(5, "little")  # a change that crc32 does not see

@@ -14,7 +14,7 @@ from bench.push import node_preflight, ship
 from bench.push.assembly import SMALL_BYTES, Assembly
 from bench.push.hosts import Host
 from bench.push.image_store import ImageStore
-from bench.push.line_rate import measured_rate
+from bench.push.line_rate import measured_rate, transfer_seconds
 from bench.push.node_preflight import ChosenEngine, NodePreflight
 from bench.push.push_record import Records
 from bench.push.push_to_node import NodePush
@@ -27,6 +27,14 @@ from tests.push.test_push_to_node import QUICKSTART, Silent
 
 def test_the_line_is_measured_by_a_transfer() -> None:
     assert measured_rate(Here()) > 1000
+
+
+@pytest.mark.parametrize(
+    ("elapsed", "trip", "bytes_took"), [(0.9, 0.3, 0.6), (0.9, 0.82, 0.09), (0.9, 1.4, 0.09), (0.9, 0.0, 0.9)]
+)
+def test_a_slow_empty_trip_does_not_make_a_line_fast(elapsed: float, trip: float, bytes_took: float) -> None:
+    """On a busy machine an empty question took longer than a transfer: 8,390 Mbit/s on a line of 20."""
+    assert transfer_seconds(elapsed, trip) == pytest.approx(bytes_took)
 
 
 @pytest.fixture

@@ -194,6 +194,18 @@ def test_findings_that_stop_a_run_have_advice(
     assert advice in first.advice
 
 
+def test_a_disk_that_holds_the_image_alone_is_refused_if_the_run_is_on_it_too() -> None:
+    """The layers are on it as they are sent, and as the engine unpacks them."""
+    need = dataclasses.replace(NEED, engine_bytes=20 * GIB, place_bytes=6 * GIB)
+    disk, kib = "/dev/sda1 1 1 {} 1% /", GIB // 1024  # in which df counts
+    there = f"/x\n{disk.format(25 * kib)}\nwritable\n"
+    one = judge(found(place=(0, there), docker_room=(0, disk.format(25 * kib - 4))), need)
+    two = judge(found(place=(0, there), docker_room=(0, disk.format(21 * kib))), need)
+    said = "/var/lib/docker: 25.0 GiB are free, the image together with a run in /x needs 26.0"
+    assert [finding.what for finding in one] == [said]
+    assert two == []
+
+
 def test_findings_that_only_warn() -> None:
     busy = judge(found(load=(0, "8\n7.9 1 1 1/1 1\n")), NEED)
     assert [finding.level for finding in busy] == ["warn"]

@@ -38,7 +38,8 @@ def checkout(folder: Path) -> Path:
 
 
 def git(folder: Path, *words: str) -> str:
-    names = {f"GIT_{who}_{what}": "a@b" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+    person = {"NAME": "A Maintainer", "EMAIL": "maintainer@b.org"}
+    names = {f"GIT_{who}_{what}": person[what] for who in ("AUTHOR", "COMMITTER") for what in person}
     dates = {f"GIT_{who}_DATE": TIME for who in ("AUTHOR", "COMMITTER")}
     own = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
     environment = os.environ | names | dates | own

@@ -28,6 +28,7 @@ from release import __main__ as script
 from tests.bundle.test_third_party import INSTALL_COSIGN
 from tests.cli.test_keys import ssh_key
 from tests.e2e.images import ROOT
+from tests.e2e.services import require, require_root
 from tests.images.made_up_images import make_image
 from tests.images.odd_packages import make_wheel
 from tests.release.checkouts import checkout, git, release
@@ -35,6 +36,7 @@ from tests.release.checkouts import checkout, git, release
 pytestmark = pytest.mark.e2e
 NAME = f"bench_appliance-{__version__}"
 WHEEL = f"{NAME}-py3-none-any.whl"
+DEBIAN = f"bench-appliance_{__version__}_amd64.deb"
 SLSA = "https://slsa.dev/provenance/v1"
 
 
@@ -85,7 +87,7 @@ def test_what_a_release_has(released: Released) -> None:
     image = f"bench-cpu-{__version__}"
     suffixes = ("tar", "cdx.json", "config.json", "contents.dsse.json", "provenance.dsse.json", "digests.txt")
     assert set(contents(released.files)) == {
-        f"{NAME}.tar.gz", WHEEL, f"{NAME}.operator.lock", f"{NAME}.cdx.json",
+        f"{NAME}.tar.gz", WHEEL, f"{NAME}.operator.lock", f"{NAME}.cdx.json", DEBIAN,
         *(f"{image}.{suffix}" for suffix in suffixes),
         "SHA256SUMS", "SHA256SUMS.sig", "SHA256SUMS.cosign", "provenance.dsse.json",
         "release.pub", "release.pem", "allowed_signers",
@@ -279,6 +281,44 @@ def test_the_operators_side_installs_without_a_network_from_locked_wheels(
     wheel.write_bytes(wheel.read_bytes() + b"x")
     done = pip(INSTALL, PIP_DRY_RUN="1", PIP_IGNORE_INSTALLED="1")
     assert "THESE PACKAGES DO NOT MATCH THE HASHES" in done.stderr
+
+
+# Runs a command in a Debian whose files are this machine's, and whose changes are lost at the end.
+INSIDE = """
+set -e; mount -t tmpfs -o size=1g tmpfs "$0"; mkdir "$0/up" "$0/work" "$0/root"
+mount -t overlay -o "lowerdir=/,upperdir=$0/up,workdir=$0/work" overlay "$0/root"
+mount -t proc proc "$0/root/proc"; mount --rbind /dev "$0/root/dev"; cp "$1" "$0/root/tmp/one.deb"
+exec chroot "$0/root" env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root sh -ec "$2"
+"""
+
+
+def test_the_debian_package_installs_without_a_network_and_leaves_nothing(
+    released: Released, tmp_path: Path
+) -> None:
+    """A newer Python makes the environment again; an upgrade and a removal take the old one away."""
+    require_root("an overlay of this machine's files")
+    require("dpkg-deb")
+    script = """
+        dpkg --install /tmp/one.deb; bench --help; bench plan manifests/quickstart.json --gpu h100
+        touch /opt/bench-appliance/environment/old
+        dpkg-trigger --by-package=dpkg /usr/bin/python3; dpkg --triggers-only bench-appliance
+        bench --version; ! test -e /opt/bench-appliance/environment/old
+        dpkg --install /tmp/one.deb; bench --version
+        dpkg --purge bench-appliance; ! ls -d /opt/bench-appliance; ! ls /usr/bin/bench
+        echo nothing is left
+    """
+    words = ["unshare", "--mount", "--net", "sh", "-c", INSIDE, str(tmp_path), str(released.files / DEBIAN)]
+    done = subprocess.run([*words, script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.endswith("nothing is left\n")
+    assert done.stdout.count(f"bench {__version__}\n") == 2
+
+
+def test_lintian_finds_nothing_in_the_debian_package(released: Released) -> None:
+    require("lintian")
+    command = ["lintian", "--allow-root", "--fail-on", "error,warning", str(released.files / DEBIAN)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
 
 
 def test_the_list_of_the_operators_side_is_valid_cyclonedx(released: Released) -> None:
