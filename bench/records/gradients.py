@@ -24,6 +24,10 @@ LEAST_SHARE = 0.03
 # Settings whose gradients may be the reference: the first that fits into memory.
 REFERENCES: tuple[Setting, ...] = (NAIVE, ("checkpointing",), ("kernels", "checkpointing"))
 
+# A setting may differ from the reference by this many times what a change of weights by a millionth causes.
+# Kernels round every number of a pass differently; such a change only rounds some weights differently.
+MOST_OF_ROUNDING = 4.0
+
 MOST_WRONG = 3  # settings of a model that are found wrong; after these, no more are checked
 SLACK = 1.001  # of sums in another order
 
@@ -77,6 +81,22 @@ def compare(reference: Setting, norms: Sequence[ParameterNorms]) -> GradientChec
     worst = max(norms, key=share)
     whole_difference = math.hypot(*(each.difference for each in norms)) / whole
     return GradientCheck(reference, len(norms), _finite(whole_difference), worst.name, _finite(share(worst)))
+
+
+def undecided(check: GradientCheck, nudged: GradientCheck) -> str | None:
+    """Return why a check that disagrees accuses nobody; None if the setting is wrong.
+
+    `nudged` compares the unmodified model's gradients with its own after a change of its weights that is
+    smaller than rounding. If that changes them as much, then right settings differ as much.
+    """
+    if nudged.agrees or None in (check.whole_difference, check.worst_difference):
+        return None
+    whole, worst = nudged.whole_difference or math.inf, nudged.worst_difference or math.inf
+    most = MOST_OF_ROUNDING
+    if (check.whole_difference or 0) > most * whole or (check.worst_difference or 0) > most * worst:
+        return None
+    change = f"by {whole:.0%}" if math.isfinite(whole) else "without limit"
+    return f"rounding decides them: the unmodified model's change {change} if its weights do by a millionth"
 
 
 def _finite(number: float) -> float | None:

@@ -9,10 +9,12 @@ import pytest
 from bench.records.gradients import (
     LEAST_SHARE,
     MOST_OF_A_PARAMETER,
+    MOST_OF_ROUNDING,
     MOST_OF_WHOLE,
     GradientCheck,
     ParameterNorms,
     compare,
+    undecided,
 )
 
 
@@ -75,3 +77,34 @@ def test_a_parameter_without_elements_or_without_any_gradient_agrees() -> None:
 def test_a_reference_without_gradients_says_nothing(reference: float) -> None:
     with pytest.raises(ValueError, match="the gradients of the unmodified model have the norm"):
         compare((), norms(0.0, reference=reference))
+
+
+# Gradients that rounding decides
+
+
+def of(whole: float | None, worst: float | None) -> GradientCheck:
+    return GradientCheck((), 9, whole, "layer.1", worst)
+
+
+def test_a_setting_is_wrong_if_rounding_changes_the_reference_little() -> None:
+    most = of(MOST_OF_WHOLE, MOST_OF_A_PARAMETER)
+    assert most.agrees
+    assert undecided(of(1.0, 1.0), most) is None
+
+
+@pytest.mark.parametrize("nudged", [of(0.25, 0.25), of(0.2, 0.6), of(None, None)], ids=str)
+def test_a_setting_is_undecided_if_rounding_changes_the_reference_as_much(nudged: GradientCheck) -> None:
+    assert undecided(of(MOST_OF_ROUNDING * 0.2, MOST_OF_ROUNDING * 0.25), nudged)
+
+
+def test_a_setting_is_wrong_beyond_a_multiple_of_what_rounding_changes() -> None:
+    nudged, most = of(0.25, 0.5), MOST_OF_ROUNDING
+    assert undecided(of(most * 0.25, most * 0.5), nudged) == (
+        "rounding decides them: the unmodified model's change by 25% if its weights do by a millionth"
+    )
+    assert undecided(of(most * 0.25 + 1e-9, most * 0.5), nudged) is None
+    assert undecided(of(most * 0.25, most * 0.5 + 1e-9), nudged) is None
+
+
+def test_a_gradient_that_is_not_finite_is_never_undecided() -> None:
+    assert undecided(of(None, None), of(1.4, 1.4)) is None

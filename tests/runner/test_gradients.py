@@ -14,11 +14,17 @@ from torch import nn
 
 from bench.base.strict_json import from_json
 from bench.records.gradients import MOST_OF_A_PARAMETER, GradientCheck
+from bench.records.trial import Trial
 from bench.runner.processes.jobs import GradientCheckJob
 from bench.runner.processes.worker import dispatch
 from bench.runner.trial import gradients
 from bench.runner.trial.device import Device
-from bench.runner.trial.gradients import check_gradients, leave_nothing_to_chance
+from bench.runner.trial.gradients import (
+    RoundingDecides,
+    check_gradients,
+    leave_nothing_to_chance,
+    scale_down,
+)
 from bench.runner.trial.run_trial import TrialRun
 from bench.runner.trial.team import Team
 from bench.training import methods
@@ -45,9 +51,14 @@ def in_precision(model: Model, precision: Precision) -> Model:
 
 
 def checked(model: Model, setting: Setting, folder: Path, micro_batch: int = 4) -> GradientCheck:
-    model = replace(model, recipe=replace(model.recipe, batch_size=2 * micro_batch))
-    one = trial(model=model, setting=setting, micro_batch=micro_batch, seed=3)
+    one = trial_of(model, setting, micro_batch)
     return check_gradients(one, Device("cpu"), folder, lambda _: None)
+
+
+def trial_of(model: Model, setting: Setting, micro_batch: int = 4) -> Trial:
+    """Return a trial of two passes a step."""
+    model = replace(model, recipe=replace(model.recipe, batch_size=2 * micro_batch))
+    return trial(model=model, setting=setting, micro_batch=micro_batch, seed=3)
 
 
 @pytest.mark.parametrize("family", list(families()))
@@ -180,6 +191,63 @@ def test_a_setting_that_forgets_the_gradients_of_earlier_passes_is_found(
     check = checked(TINY["gpt_neox"], ("checkpointing",), tmp_path)
     assert check.whole_difference == pytest.approx(0.5, abs=0.01)
     assert not check.agrees
+
+
+# Models whose gradients depend on rounding
+
+LARGE_WEIGHTS = {"num_hidden_layers": 12, "initializer_range": 1.0}
+
+
+def test_a_model_of_large_first_weights_can_be_checked(tmp_path: Path) -> None:
+    """mamba-2.8b's weights, 0.1 in rows of 2,560, were said to have wrong gradients in every setting."""
+    model = resolved("llama", SMALL | LARGE_WEIGHTS, CAUSAL)
+    assert checked(model, ("half-weights", "joined-products"), tmp_path).agrees
+
+
+def test_a_setting_is_not_accused_of_what_rounding_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gradients, "scale_down", lambda _: None)
+    model = resolved("llama", SMALL | LARGE_WEIGHTS, CAUSAL)
+    said = r"rounding decides them: the unmodified model's change by \d+% if its weights do by a millionth"
+    with pytest.raises(RoundingDecides, match=f"^{said}$"):
+        checked(model, ("half-weights", "joined-products"), tmp_path)
+
+
+def test_a_wrong_setting_of_such_a_model_is_found_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gradients, "scale_down", lambda _: None)
+    spoiled = "model.layers.1.mlp.up_proj.weight"
+    break_method("checkpointing", scale(spoiled, 1e5), monkeypatch)
+    model = resolved("llama", SMALL | LARGE_WEIGHTS, CAUSAL)
+    check = checked(model, ("checkpointing",), tmp_path)
+    assert (check.agrees, check.worst) == (False, spoiled)
+
+
+def test_only_linear_layers_that_amplify_are_scaled_down() -> None:
+    large, small = nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False)
+    table = nn.Embedding(8, 64)
+    for weight, deviation in ((large.weight, 0.5), (small.weight, 0.1), (table.weight, 1.0)):
+        nn.init.normal_(weight, 0, deviation)
+    before = [each.weight.detach().clone() for each in (large, small, table)]
+    scale_down(nn.ModuleList([large, small, table]))
+    assert float(large.weight.detach().square().mean().sqrt()) == pytest.approx(1 / 8, rel=1e-5)
+    assert torch.allclose(large.weight, before[0] * float(large.weight.detach()[0, 0] / before[0][0, 0]))
+    assert torch.equal(small.weight, before[1])
+    assert torch.equal(table.weight, before[2])
+
+
+def test_a_worker_says_why_rounding_leaves_gradients_unchecked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gradients, "scale_down", lambda _: None)
+    model = resolved("llama", SMALL | LARGE_WEIGHTS, CAUSAL)
+    one = trial_of(model, ("half-weights", "joined-products"))
+    job = GradientCheckJob(trial=one, device="cpu", gpus=1)
+    final = dispatch(job, Device("cpu"), Team(), tmp_path, lambda _: None)
+    assert final["outcome"]["kind"] == "unsupported"
+    assert final["outcome"]["reason"].startswith("rounding decides them")
 
 
 # What is compared

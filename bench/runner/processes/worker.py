@@ -17,7 +17,7 @@ import torch
 from torch.distributed import DistBackendError
 
 from bench.base.strict_json import to_json, union_from_json
-from bench.records.trial import Crashed, Measured, Outcome, OutOfMemory
+from bench.records.trial import Crashed, Measured, Outcome, OutOfMemory, Unsupported
 from bench.runner.machine.disk_room import no_room, with_causes
 from bench.runner.machine.probe import probe
 from bench.runner.processes import jobs
@@ -28,7 +28,7 @@ from bench.runner.trial import team
 from bench.runner.trial.ceilings import measure_ceilings
 from bench.runner.trial.device import Device
 from bench.runner.trial.floor import measure_floor
-from bench.runner.trial.gradients import check_gradients
+from bench.runner.trial.gradients import RoundingDecides, check_gradients
 from bench.runner.trial.run_trial import TrialRun
 from bench.training.setting import in_group
 
@@ -85,7 +85,10 @@ def dispatch(job: AnyRunJob, device: Device, members: team.Team, scratch: Path, 
         case jobs.FloorJob():
             return {"floor": to_json(measure_floor(job.trial, device, emit))}
         case jobs.GradientCheckJob():
-            return {"gradient_check": to_json(check_gradients(job.trial, device, scratch, emit))}
+            try:
+                return {"gradient_check": to_json(check_gradients(job.trial, device, scratch, emit))}
+            except RoundingDecides as why:
+                return {"outcome": to_json(Unsupported(str(why)))}
         case jobs.ProofJob():
             run = TrialRun(job.trial, device, members, scratch, emit)
             return {"proof": to_json(run.prove(job.steps, job.seconds))}

@@ -31,6 +31,7 @@ from bench.records.trial import (
     Proving,
     TimedOut,
     Trial,
+    Unsupported,
 )
 from bench.runner.machine import telemetry
 from bench.runner.processes.jobs import DeviceKind, Nodes, WorkerEvent
@@ -378,6 +379,8 @@ class _Jobs:
             found = job(trial, self.run.plan.target.device, self.scratch, log, limits)
         except EnvironmentCannot as error:
             return str(error).splitlines()[0]
+        if isinstance(found, Unsupported):
+            return found.reason
         return failure_text(found) if isinstance(found, Failure) else found
 
     def prove_trial(self, trial: Trial, proving: Proving) -> None:

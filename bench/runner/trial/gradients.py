@@ -2,8 +2,8 @@
 
 The unmodified model computes one sample a pass, in two phases if samples are compared with each other. The
 trial's setting computes its whole micro-batch in one pass, so that compiled code has the shapes of the trial.
-Both begin with the weights of the trial's seed, and nothing in a pass is random. Imports torch at module
-level.
+Both begin with the weights of the trial's seed, scaled down where a layer would amplify, and nothing in a
+pass is random. Imports torch at module level.
 """
 
 from __future__ import annotations
@@ -17,7 +17,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from bench.records.gradients import REFERENCES, GradientCheck, ParameterNorms, compare
+from bench.records.gradients import (
+    REFERENCES,
+    GradientCheck,
+    ParameterNorms,
+    compare,
+    undecided,
+)
 from bench.records.trial import Trial
 from bench.runner.trial.compared_passes import compared_passes
 from bench.runner.trial.device import Device
@@ -33,11 +39,21 @@ from bench.training.setting import Setting
 RANDOM_FIELDS = ("drop", "jitter")
 DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 PASSES = 4
+MOST_GAIN = 1.0  # of a linear layer's weights: their root mean square times the root of the inputs' number
+NUDGE = 1 + 2**-20  # changes weights by less than the rounding of half precision
 MOST_OVERFLOWS = 16  # in fp16: the scaler halves its scale after each, from 65,536 down to 1
 
 
+class RoundingDecides(Exception):
+    """Gradients that differ by no more than those of right settings may; the text says by how much."""
+
+
 def check_gradients(trial: Trial, device: Device, scratch: Path, emit: Emit) -> GradientCheck:
-    """Compute the gradients of one micro-batch in both ways, and compare them parameter by parameter."""
+    """Compute the gradients of one micro-batch in both ways, and compare them parameter by parameter.
+
+    Raises RoundingDecides if the model's gradients depend so much on rounding that a right setting could
+    differ as much as this one does.
+    """
     # Each GPU of several computes the same, and then exchanges gradients; one is enough.
     steady = replace(trial, gpus=1, model=_without_chance(trial.model))
     run = _SteadyRun(steady, device, Team(), scratch, emit)
@@ -48,16 +64,38 @@ def check_gradients(trial: Trial, device: Device, scratch: Path, emit: Emit) -> 
     emit({"phase": "compare"})  # includes compilation
     # A second pass also shows that gradients are added up; a recorded pass is replayed from the third on.
     passes = min(PASSES, run.trial.accumulation)
-    found = dict(run.gradients([batch], passes))
-    if found.keys() != expected.keys():
-        names = ", ".join(sorted(found.keys() ^ expected.keys()))
+    check = _compared(reference, expected, run.gradients([batch], passes))
+    if check.agrees:
+        return check
+    _free_memory()
+    emit({"phase": "rounding"})
+    if why := undecided(check, _nudged(run.in_setting(reference), expected, batch)):
+        raise RoundingDecides(why)
+    return check
+
+
+def _compared(
+    reference: Setting, expected: Mapping[str, Tensor], found: Iterable[tuple[str, Tensor]]
+) -> GradientCheck:
+    """Compare gradients with the expected ones; ValueError if they are those of other parameters."""
+    gradients = dict(found)
+    if gradients.keys() != expected.keys():
+        names = ", ".join(sorted(gradients.keys() ^ expected.keys()))
         raise ValueError(f"the setting changes the names of parameters: {names}")
-    return compare(reference, [_norms(name, expected[name], gradient) for name, gradient in found.items()])
+    norms = [_norms(name, expected[name], gradient) for name, gradient in gradients.items()]
+    return compare(reference, norms)
+
+
+def _nudged(run: _SteadyRun, expected: Mapping[str, Tensor], batch: Batch) -> GradientCheck:
+    """Compare the unmodified model's gradients with its own after all weights changed by a millionth."""
+    run.factor = NUDGE
+    with _sums_in_fp32():
+        return _compared(run.trial.setting, expected, run.gradients(run.samples_of(batch)))
 
 
 def _reference(run: _SteadyRun, batch: Batch) -> tuple[Setting, Mapping[str, Tensor]]:
     """Return the unmodified model's gradients, in the host's memory, and the setting that computed them."""
-    samples = [{name: part[i : i + 1] for name, part in batch.items()} for i in range(run.trial.micro_batch)]
+    samples = run.samples_of(batch)
     run.emit({"phase": "reference"})
     *smaller, smallest = _references(run.trial)
     with _sums_in_fp32():
@@ -97,6 +135,8 @@ def _sums_in_fp32() -> Iterator[None]:
 class _SteadyRun(TrialRun):
     """A run whose model drops no units, as two settings would drop different ones, and uses its adapters."""
 
+    factor = 1.0  # of all weights
+
     def in_setting(self, setting: Setting) -> _SteadyRun:
         trial = replace(self.trial, setting=setting)
         return _SteadyRun(trial, self.device, self.team, self.scratch, self.emit)
@@ -104,6 +144,10 @@ class _SteadyRun(TrialRun):
     def build_model(self) -> nn.Module:
         model = super().build_model()
         leave_nothing_to_chance(model)
+        scale_down(model)
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.mul_(self.factor)
         if self.trial.model.recipe.lora:
             randomise(model)
         return model
@@ -112,6 +156,11 @@ class _SteadyRun(TrialRun):
         """Return the trial's first micro-batch, on the device."""
         trial = self.trial
         return next(batches_of(trial, self.scratch / "rank-0", self.device.torch, self.team, workers=0))
+
+    def samples_of(self, batch: Batch) -> list[Batch]:
+        """Divide a micro-batch into batches of one sample."""
+        numbers = range(self.trial.micro_batch)
+        return [{name: part[i : i + 1] for name, part in batch.items()} for i in numbers]
 
     def comparable(self, strategy: SingleDevice, batches: Sequence[Batch]) -> Iterable[Batch]:
         """Return the batches, with labels if they are compared with each other."""
@@ -173,6 +222,19 @@ def leave_nothing_to_chance(model: nn.Module) -> None:
             for name, value in list(vars(holder).items()):
                 if _is_chance(name, value):
                     setattr(holder, name, 0.0)
+
+
+def scale_down(model: nn.Module) -> None:
+    """Divide weights of linear layers that amplify their inputs, so that no layer amplifies rounding.
+
+    The first weights of some architectures are large: mamba-2.8b's have a deviation of 0.1. A change of one
+    millionth in them changes all its gradients in bf16 by 139%, so that they could be compared with nothing.
+    """
+    for layer in model.modules():
+        if isinstance(layer, nn.Linear) and layer.weight.numel():
+            with torch.no_grad():
+                gain = float(layer.weight.float().square().mean()) ** 0.5 * layer.in_features**0.5
+                layer.weight.div_(max(1.0, gain / MOST_GAIN))
 
 
 def _all_finite(weights: Sequence[nn.Parameter]) -> bool:
