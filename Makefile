@@ -7,8 +7,10 @@ MUTANTS ?= 40
 BASE ?= HEAD~1
 MODULES ?=
 SEED ?= 0
-# Processes that run tests. End-to-end tests wait for a part of their time, and more of them than cores may pay.
+# Processes that run tests. End-to-end tests wait for much of their time: for answers of nodes, for time limits,
+# for disks. One process more than cores keeps the cores busy.
 WORKERS ?= 2
+E2E_WORKERS ?= 3
 STAMP := $(VENV)/.installed
 DOCS := $(VENV)/.docs
 # Bundles in which every setting was measured.
@@ -45,7 +47,9 @@ test-fast: $(STAMP)  ## tests without those that take more than a few seconds
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not e2e"
 
 test-e2e: $(STAMP) $(DOCS)  ## what takes minutes, or brings programs: two devices, cosign; the image, built and run (as root)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --timeout 1800 -m e2e
+	# Only files with such tests are named, because each process imports all that it is given.
+	$(BIN)/python -m pytest -n $(E2E_WORKERS) --dist loadfile --no-loadscope-reorder --timeout 1800 -m e2e \
+		$$(grep -rl --include='test_*.py' 'mark\.e2e' tests | sort)
 
 docs: $(DOCS)  ## the documentation as a site, in out/site; every link is checked
 	$(BIN)/python -m website --out out/site

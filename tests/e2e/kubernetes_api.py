@@ -26,6 +26,7 @@ from urllib.parse import parse_qs, urlsplit
 import yaml
 
 from tests.e2e.remote_streams import carry, open_streams
+from tests.e2e.services import ONE_THREAD
 from tests.push.kubernetes_schemas import mistakes
 
 JOB_NAME, INDEX = "batch.kubernetes.io/job-name", "batch.kubernetes.io/job-completion-index"
@@ -133,7 +134,7 @@ class SmallCluster:
             mounts = [m["mountPath"] for m in container["volumeMounts"] if m["name"] == "out"]
             bind = f'mount --bind {pod.volume} {mounts[0]} && exec "$@"'
             own = {each["name"]: each["value"] for each in container["env"]}
-            environment = {"PATH": self.path, "HOME": str(self.folder), **own}
+            environment = {"PATH": self.path, "HOME": str(self.folder), **ONE_THREAD, **own}
             # /tmp is this machine's own, and the quick Python of tests sees no mounts but this machine's.
             environment |= {"XDG_CONFIG_HOME": str(pod.volume / ".config"), "POD_VOLUME": str(pod.volume)}
             pod.processes[container["name"]] = subprocess.Popen(
@@ -156,7 +157,7 @@ class SmallCluster:
         process = pod.processes[container]
         enter = ["nsenter", f"--mount=/proc/{process.pid}/ns/mnt", "--wd=/"]
         pipe = subprocess.PIPE
-        environment = {"PATH": self.path, "HOME": str(self.folder)}
+        environment = {"PATH": self.path, "HOME": str(self.folder), **ONE_THREAD}
         return subprocess.Popen([*enter, *words], stdin=pipe, stdout=pipe, stderr=pipe, env=environment)
 
     # --- what happens to clusters -------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.e2e.services import SYSTEM, require, require_root
+from tests.e2e.services import ONE_THREAD, SYSTEM, require, require_root
 
 _MOST_ADDRESSES = 16  # per sshd
 
@@ -129,7 +129,7 @@ def _sshd_config(
     lines += options
     for address, home in homes.items():
         number = int(address.rpartition(".")[2]) - 1
-        values = {"HOME": str(home), "PATH": SYSTEM, **environment, **own.get(number, {})}
+        values = {"HOME": str(home), "PATH": SYSTEM, **ONE_THREAD, **environment, **own.get(number, {})}
         lines.append(f"Match LocalAddress {address}")
         lines.append("  SetEnv " + " ".join(f'"{name}={value}"' for name, value in values.items()))
     return "\n".join([*lines, ""])

@@ -1,7 +1,7 @@
 """Print the schema of what bench writes into files for SkyPilot or dstack, as the installed release has it.
 
     python rental_schemas.py skypilot|dstack            print the JSON schema
-    python rental_schemas.py skypilot|dstack FILE       let its own parser read FILE
+    python rental_schemas.py skypilot|dstack FILE...    let its own parser read each FILE
 
 Runs in an environment of its own, which has the program and not bench: tests/e2e/test_rent.py makes one.
 tests/push/rental_schemas.json was made of both outputs, of SkyPilot 0.14.1 and dstack 0.22.5.
@@ -61,4 +61,5 @@ if __name__ == "__main__":
     if len(sys.argv) == 2:
         print(json.dumps(schema(sys.argv[1])))
     else:
-        read(sys.argv[1], Path(sys.argv[2]))
+        for name in sys.argv[2:]:
+            read(sys.argv[1], Path(name))

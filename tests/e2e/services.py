@@ -26,6 +26,9 @@ PACKAGES |= {"node": "nodejs", "npm": "npm"}
 PACKAGES |= {"kubectl": "kubernetes-client"}
 PACKAGES |= {"slurmctld": "slurmctld", "slurmd": "slurmd", "sbatch": "slurm-client", "munged": "munge"}
 SYSTEM = f"{os.environ['PATH']}:/usr/sbin:/sbin"  # a user's PATH may lack the folders of daemons
+# For runs on nodes and in pods, as tests/conftest.py has it for all others: threads that wait for each other
+# take the cores of tests that run beside.
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 
 def require(*programs: str) -> None:

@@ -19,7 +19,7 @@ from tests.warm import ROOT, quick_python
 pytestmark = pytest.mark.e2e
 
 SCRIPTS = Path(str(files("bench.data"))) / "monitoring"
-INTERVAL_SECONDS = 10
+INTERVAL_SECONDS = 5
 CHECK_SECONDS = 30  # that a check takes at most on a machine that works for others too
 JOB = [{"pid": 7, "usedGpuMemory": 2**33}]
 

@@ -87,7 +87,7 @@ def measured(folder: Path, document: bytes, cold: bool = False) -> tuple[str, st
     return planned, printed("verify", bundle)
 
 
-TIMING = {"measure_seconds": 1, "warmup_seconds": 1, "loss_steps": 1}
+TIMING = {"target_percent": 50, "measure_seconds": 0.1, "warmup_seconds": 0.1, "loss_steps": 1}
 
 
 def test_a_run_measures_a_model_of_timm_and_its_bundle_verifies(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import subprocess
-import venv
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -175,8 +175,8 @@ def test_a_pod_without_the_gpu_that_it_asked_for_measures_no_processor(measuring
 def any_kubectl(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Put an old kubectl, which uses SPDY, or a new one, which uses a WebSocket, first into the path."""
     if request.param != "Debian's":
-        venv.create(tmp_path / "new", with_pip=True)
-        subprocess.run([tmp_path / "new/bin/python", "-m", "pip", "install", "-q", request.param], check=True)
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-compile", "--no-deps"]
+        subprocess.run([*pip, "--target", tmp_path / "new", request.param], check=True)
         monkeypatch.setenv("PATH", f"{tmp_path}/new/bin:{os.environ['PATH']}")
 
 

@@ -23,7 +23,8 @@ CONFIG = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 32, "intermediate_size": 64,
     "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 64, "max_position_embeddings": 16,
 }  # fmt: skip
-SHORT = {"methods": "naive", "timing": {"measure_seconds": 1, "warmup_seconds": 1}}
+TIMING = {"target_percent": 50, "measure_seconds": 0.1, "warmup_seconds": 0.1}
+SHORT = {"methods": "naive", "timing": TIMING}
 
 pytestmark = pytest.mark.e2e
 

@@ -9,16 +9,30 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.pushing import inside
 from tests.warm import quick_python
 
 pytestmark = pytest.mark.e2e
 ROOT = Path(__file__).parents[2]
+TIMING = {"target_percent": 50, "measure_seconds": 0.1, "warmup_seconds": 0.1}
+# `bench` that measures a published row for a moment, and not for the minute and a half of manifests without
+# timing: a row and the command line have none.
+BRIEFLY = f"""
+import sys
+from bench.base.strict_json import pretty_json
+from bench.cli.main import main
+from bench.planning import published
+published.pretty_json = lambda document: pretty_json(document | {{"timing": {TIMING}}})
+sys.exit(main())
+"""
 
 
-def bench(*arguments: str | Path, folder: Path) -> subprocess.CompletedProcess[str]:
+def bench(
+    *arguments: str | Path, folder: Path, program: tuple[str, str] = ("-m", "bench")
+) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CONFIG_HOME": str(folder / "config")}
     return subprocess.run(
-        [quick_python(), "-m", "bench", *map(str, arguments)],
+        [quick_python(), *program, *map(str, arguments)],
         check=False, cwd=folder, env=environment, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
 
@@ -27,8 +41,7 @@ def test_a_run_is_reproduced_here(tmp_path: Path) -> None:
     manifest = tmp_path / "manifest.json"
     document = {
         "schema": "bench/manifest/v1", "models": ["tiny-gpt-neox"], "methods": ["naive", ["checkpointing"]],
-        "micro_batch": 16, "seed": 5,
-        "timing": {"target_percent": 5, "measure_seconds": 1, "warmup_seconds": 1},
+        "micro_batch": 16, "seed": 5, "timing": TIMING,
     }  # fmt: skip
     manifest.write_text(json.dumps(document))
     assert bench("run", manifest, "--device", "cpu", folder=tmp_path).returncode == 0
@@ -57,11 +70,12 @@ def test_a_published_row_is_measured_here(tmp_path: Path) -> None:
     document = {"schema": "bench/published-rows/v1", "sources": sources, "rows": [row]}
     (tmp_path / "rows.json").write_text(json.dumps(document))
     words = ("--published", "tiny", "--published-in", "rows.json", "--device", "cpu", "-o", "out", "--json")
-    done = bench("reproduce", *words, folder=tmp_path)
+    done = bench("reproduce", *words, folder=tmp_path, program=("-c", BRIEFLY))
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["reached"]
     assert "checkpointing" in found["setting"]
     assert found["differences"][0] == "card: none here, NVIDIA H200 there"
     (run,) = (tmp_path / "out").glob("*.tar")
+    assert inside(run, "manifest.json")["timing"] == TIMING
     assert bench("verify", run, folder=tmp_path).returncode == 0

@@ -252,6 +252,7 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "install",
         "--quiet",
         "--no-deps",
+        "--no-compile",
         "--target",
         str(folder),
         TRITON,

@@ -1,0 +1,19 @@
+"""`make test-e2e` collects only test files in which the mark of end-to-end tests is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+MARK = "mark.e2e"
+
+
+def test_the_mark_of_end_to_end_tests_is_written_in_their_own_file() -> None:
+    """Tests that got the mark from another module would be collected by no target."""
+    modules = [path for path in Path(__file__).parent.rglob("*.py") if not path.name.startswith("test_")]
+    assert len(modules) > 20
+    assert [path.name for path in modules if MARK in path.read_text(encoding="utf-8")] == []
+
+
+def test_the_target_looks_for_the_mark() -> None:
+    makefile = Path(__file__).parents[1] / "Makefile"
+    assert MARK.replace(".", r"\.") in makefile.read_text(encoding="utf-8")
