@@ -220,7 +220,7 @@ def prepare(folder: Path, machine: ReaderMachine) -> None:
         "vms.csv": SKYPILOT,
         **{f"{name}.pub": key_text(folder, name) for name in ("lab", "operator", "stolen")},
     }
-    hosts = {"hosts": {"gpu1": {}, "gpu2": {}}}
+    hosts: dict[str, object] = {"hosts": {"gpu1": {}, "gpu2": {}}}
     quote = {"gpu": ["NVIDIA H200"], "price": 3.5, "date": "2026-06-01", "source": "made up for this test"}
     rack = json.loads(first_json("docs/guides/accept-nodes.md")) | {"levels": LEVELS, "skip": SKIPPED}
     documents: dict[str, object] = {
