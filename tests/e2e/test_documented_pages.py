@@ -60,6 +60,7 @@ EXIT_CODES: Mapping[str, tuple[int, ...]] = {
     "bench reproduce table2.tar": (0, 1),  # this machine has other work, now or then
     "bench reproduce bundles/one.tar": (0, 1),
     "bench prices --stale 30d": (1,),  # a price is old
+    "BENCH_FAKE_NVML=machine.json bench check --level quick": (1,),  # with the faults of the line before
 }
 # Commands that go on while the next ones are typed, elsewhere or in another window.
 BESIDE = ("bench run manifests/paper.json --nodes 2 --node 0 ", "bench run manifest.json --challenge ")
