@@ -32,7 +32,7 @@ SCHEMAS = "bench/data/schema"
 PROGRAMS = frozenset(
     (
         "bench", "make", "pip", "python", "python3", "python3.12", "openssl", "ssh-keygen", "cosign",
-        "kubectl", "helm", "sed", "cp", "tail", "install", "systemctl", "sha256sum", "tar",
+        "kubectl", "helm", "sed", "cp", "mkdir", "tail", "install", "systemctl", "sha256sum", "tar",
         "ansible-playbook", "ansible-galaxy", "echo", "BENCH_FAKE_NVML=machine.json", "TZ=UTC", "{",
         ".venv/bin/pre-commit",
     )

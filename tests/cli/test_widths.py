@@ -37,6 +37,7 @@ COMMANDS = (
     "predict benchmarks/data/pythia-1b.json",
     "predict manifests/hour.json --gpu h200,8xh100 --explain",
     "predict manifests/hour.json --gpu h200,8xh100 --node-overhead 1.5 --gco2-per-kwh 400",
+    "predict manifests/hour.json --gpu h200 --deadline 1d",
     "prices",
     "paper",
     "reproduce --published list",

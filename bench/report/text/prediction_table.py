@@ -53,7 +53,7 @@ def prediction_text(
                 machines = ", ".join(_with_batch(r.predicted) for r in of_model if r.predicted.label == label)
                 yield _filled(f"{label}: {machines}")
         else:
-            yield "no machine that was asked for is predicted within these limits"
+            yield _filled("no machine that was asked for is predicted within these limits")
         for reason in reasons_of(name, without):
             yield _filled(f"not predicted  {reason}")
         yield ""
