@@ -19,6 +19,8 @@ import pytest
 
 import bench
 from bench.cli.main import main
+from bench.library.budget import budget_of
+from bench.report.compare.prices import Exchange, PriceBook
 from bench.report.read_bundles import MANY_BUNDLES
 from tests.report.made import STRANGER, bundle, trust_list
 
@@ -306,6 +308,13 @@ def test_a_refused_bundle_is_a_value_and_the_others_get_their_verdicts(tmp_path:
     compared = bench.compare(paths, trust=tmp_path / "keys")
     assert {refused.path for refused in compared.refused} == {str(p) for p in paths if p != good}
     assert [row.path for part in compared.runs.parts for row in part.rows] == [str(good)]
+
+
+def test_a_budget_has_the_currency_of_the_prices() -> None:
+    yen = PriceBook("JPY", exchange=(Exchange("USD", 150.0, "2026-06-01", "a bank"),))
+    assert budget_of(20, yen) == budget_of("20", yen) == 3_000
+    assert budget_of(20, PriceBook("USD")) == 20
+    assert budget_of(None, yen) is None
 
 
 def test_a_budget_in_dollars_is_converted_to_the_currency_of_the_prices(tmp_path: Path) -> None:
