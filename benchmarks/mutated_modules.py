@@ -72,7 +72,9 @@ MODULES: Mapping[str, Held] = {
     ),
     "bench/planning/prediction/predicted_machines.py": _held("estimates", _PREDICTING),
     "bench/planning/prediction/step_time.py": _held("estimates", _PREDICTING),
-    "bench/planning/prediction/kernel_rates.py": _held("estimates", _PREDICTING),
+    "bench/planning/prediction/kernel_rates.py": _held(
+        "estimates", f"planning/test_kernel_rates {_PREDICTING}"
+    ),
     "bench/planning/prediction/card_rates.py": _held("estimates", _PREDICTING),
     "bench/planning/prediction/candidates.py": _held("estimates", _PREDICTING),
     "bench/planning/prediction/choice.py": _held("estimates", _PREDICTING),

@@ -31,8 +31,11 @@ from bench.bundle.handshake import (
     NONCE_OPTION,
     RECEIPT_NAMESPACE,
     LedgerEntry,
+    Receipt,
     key_id,
     principal,
+    read,
+    receipt_fault,
 )
 from bench.bundle.held_to_manifest import check_software
 from bench.bundle.pack import pack, signatures, write_bundle
@@ -1817,6 +1820,14 @@ def test_receipt_by_an_authority_that_may_not_give_it_then(path: Path, options: 
 def test_receipt_that_contradicts_itself(path: Path, wrong: dict[str, Any]) -> None:
     countersign(path, receipt_for(path, **wrong))
     refused(path, "the receipt contradicts itself")
+
+
+@pytest.mark.parametrize("times", [(RECEIVED, RECEIVED), (0, RECEIVED)])
+def test_receipt_at_the_limits_of_its_times(path: Path, times: tuple[int, int]) -> None:
+    """A clock of whole seconds may show the same time twice."""
+    challenged_at, received_at = times
+    receipt = read(Receipt, receipt_for(path, challenged_at=challenged_at, received_at=received_at))
+    assert receipt_fault(receipt, RUN_ID, NONCE, contents(path)[STATEMENT], certificate()) is None
 
 
 def test_samples_may_take_a_minute_longer_than_the_operator_observed(path: Path) -> None:

@@ -169,6 +169,20 @@ def test_an_element_of_four_bytes_takes_as_long_as_one_of_two() -> None:
 CONVNEXT = ("tf32", "fused-optimizer", "compile-blocks")
 
 
+def test_logits_are_written_and_read_six_times_and_copied_if_a_row_is_odd() -> None:
+    """Two bytes each: those of all words of a sample, or of what a masked head is asked for."""
+    roberta = known_models()["roberta-large"]
+    for model, setting, moved in (
+        (PYTHIA, LUNCH, 2048 * 50_304 * 6),
+        (roberta, LUNCH, 512 * 50_265 * (6 + 4)),
+        (roberta, (*LUNCH, "masked-head"), 77 * 50_265 * (6 + 4)),
+    ):
+        counts = counts_by_formula(model)
+        assert counts is not None
+        work = work_of(model, setting, 1, counts)
+        assert work is not None and work.logit_bytes == 2 * moved
+
+
 def test_depthwise_convolutions_take_what_their_kernels_take() -> None:
     xl = known_models()["convnext-xl"]
     cudnn, own = (time_of(xl, setting, 128) for setting in (CONVNEXT, (*CONVNEXT, "depthwise")))
