@@ -282,7 +282,10 @@ def beside(computing: float, sent: float) -> float:
     of both.
     """
     slowed = computing + TAKEN_BY_EXCHANGE * sent
-    together: float = (slowed**4 + sent**4) ** 0.25
+    shorter, longer = sorted((slowed, sent))
+    together: float = (
+        longer * (1 + (shorter / longer) ** 4) ** 0.25
+    )  # the longer one's power may be too large
     return together
 
 
