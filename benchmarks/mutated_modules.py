@@ -41,10 +41,7 @@ _JUDGING = "node_check/checks/test_faults node_check/checks/test_recorded node_c
 _PREDICTING = "planning/test_prediction planning/test_choice report/test_predicted_estimate"
 _LIBRARY = "library/test_functions library/test_options"
 _MANUAL = "manual/test_entries cli/test_explain"
-_PUSHING = (
-    "push/test_push_to_node push/test_answers push/test_without_engine push/test_missing_kernels"
-    " push/test_strange_nodes"
-)
+_PUSHING = "push/test_push_to_node push/test_without_engine"
 _COMPARING = "report/test_comparing report/test_formats report/test_floors"
 
 MODULES: Mapping[str, Held] = {
@@ -81,8 +78,8 @@ MODULES: Mapping[str, Held] = {
     "bench/planning/prediction/interruptions.py": _held(
         "estimates", "report/test_priced_predictions planning/test_prediction"
     ),
-    "bench/push/host_push.py": _held("pushing", _PUSHING),
-    "bench/push/node_preflight.py": _held("pushing", _PUSHING),
+    "bench/push/host_push.py": _held("pushing", f"{_PUSHING} push/test_strange_nodes"),
+    "bench/push/node_preflight.py": _held("pushing", f"push/test_missing_kernels {_PUSHING}"),
     "bench/push/push_to_node.py": _held("pushing", _PUSHING),
     "bench/push/engine_choice.py": _held("pushing", "push/test_engine_choice"),
     "bench/push/forecast.py": _held("pushing", "push/test_forecast"),
@@ -102,7 +99,7 @@ MODULES: Mapping[str, Held] = {
     ),
     "bench/operator/keyring.py": _held("certificates", "operator/test_operator signing/test_keyring"),
     "bench/operator/ledger.py": _held("certificates", "operator/test_ledger operator/test_operator"),
-    "bench/bundle/recompute_run.py": _held("recomputation", f"{_BUNDLES} {_CHECKED}"),
+    "bench/bundle/recompute_run.py": _held("recomputation", f"{_BUNDLES} {_CHECKED} runner/test_measure"),
     "bench/bundle/held_to_manifest.py": _held("recomputation", _BUNDLES),
     "bench/bundle/plausibility.py": _held("recomputation", f"{_BUNDLES} {_CHECKED}"),
     "bench/bundle/physical_limits.py": _held(

@@ -690,7 +690,7 @@ def test_a_text_that_imitates_lines_of_a_report(tmp_path: Path, place: str, valu
         inside[last] = value
 
     real(path, forge)
-    refused(path, "is a text of several lines", recompute)
+    refused(path, rf"results\.json: {place}\S* is a text of several lines", recompute)
 
 
 def test_a_name_that_imitates_lines_of_a_report(tmp_path: Path) -> None:
@@ -1057,8 +1057,14 @@ def test_a_label_names_its_setting(setting: tuple[str, ...], label: str) -> None
 )
 def test_a_label_that_hides_a_method_that_costs_something(setting: tuple[str, ...], label: str) -> None:
     """The label "free-lunch" stands only for methods that cost nothing."""
-    with pytest.raises(VerificationFailed, match=f"is labelled '{re.escape(label)}', its setting is"):
+    told = re.escape(f"is labelled '{label}', its setting is {' + '.join(setting)}")
+    with pytest.raises(VerificationFailed, match=f"{told}$"):
         require_consistent(labelled(setting, label))
+
+
+def test_a_label_of_a_method_that_was_not_used() -> None:
+    with pytest.raises(VerificationFailed, match="is labelled 'checkpointing', its setting is naive$"):
+        require_consistent(labelled((), "checkpointing"))
 
 
 def test_a_limit_above_the_vendors_peak(tmp_path: Path) -> None:
