@@ -125,7 +125,9 @@ MODULES: Mapping[str, Held] = {
         "judging", f"node_check/test_published_figures {_JUDGING}"
     ),
     **{
-        f"bench/node_check/checks/{name}.py": _held("judging", f"node_check/checks/test_{name}")
+        f"bench/node_check/checks/{name}.py": _held(
+            "judging", f"node_check/checks/test_{name} node_check/test_catalogue"
+        )
         for name in ("bmc", "drift", "file_systems", "host_errors", "network", "numa", "ports")
     },
     "bench/node_check/fleet.py": _held("judging", "node_check/test_fleet node_check/test_results"),

@@ -1063,7 +1063,7 @@ def test_a_label_that_hides_a_method_that_costs_something(setting: tuple[str, ..
 
 
 def test_a_label_of_a_method_that_was_not_used() -> None:
-    with pytest.raises(VerificationFailed, match="is labelled 'checkpointing', its setting is naive$"):
+    with pytest.raises(VerificationFailed, match=r"is labelled 'checkpointing', its setting is naive$"):
         require_consistent(labelled((), "checkpointing"))
 
 
