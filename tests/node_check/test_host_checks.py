@@ -6,7 +6,7 @@ import pytest
 
 from bench.node_check.all_checks import known_checks
 
-OF_HOST = "bmc clock disk drift file-systems gpudirect host-errors host-memory network numa ports xid"
+OF_HOST = "bmc clock disk drift file-systems gpudirect host-errors network ports xid"
 
 
 @pytest.mark.parametrize("name", OF_HOST.split())
