@@ -255,6 +255,30 @@ def test_plain_does_not_leave_out_what_memory_depends_on(tmp_path: Path, capsys:
         assert "chunked-loss" in said and "; or leave out" not in said
 
 
+@pytest.mark.parametrize(
+    ("model", "setting", "reason"),
+    [
+        ("tiny-roberta", ("masked-head",), None),
+        ("tiny-gpt-neox", ("kernels",), None),
+        ("tiny-mamba", (), None),
+        (
+            "tiny-mamba",
+            ("kernels",),
+            "kernels: bench loads mamba-ssm in a way of its own, without which the plain scan could run",
+        ),
+        (
+            "tiny-vit",
+            ("masked-head",),
+            "masked-head: the head of vit is not one layer that the script could call",
+        ),
+    ],
+)
+def test_a_method_is_refused_for_the_family_that_it_cannot_be_expressed_for(
+    model: str, setting: tuple[str, ...], reason: str | None
+) -> None:
+    assert standalone.refuse(replace(trial_of(model), setting=setting)) == reason
+
+
 @pytest.mark.parametrize("name", sorted(FASTER_ALONE))
 def test_what_plain_leaves_out_is_code_of_bench(name: str) -> None:
     assert name in known_methods() and name not in standalone.EXPRESSED
