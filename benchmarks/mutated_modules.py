@@ -126,7 +126,7 @@ MODULES: Mapping[str, Held] = {
     ),
     **{
         f"bench/node_check/checks/{name}.py": _held(
-            "judging", f"node_check/checks/test_{name} node_check/test_catalogue"
+            "judging", f"node_check/checks/test_{name} node_check/test_host_checks"
         )
         for name in ("bmc", "drift", "file_systems", "host_errors", "network", "numa", "ports")
     },

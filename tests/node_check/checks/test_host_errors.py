@@ -217,8 +217,9 @@ def test_a_healthy_machine_passes_with_one_answer() -> None:
 
 def test_what_could_not_be_read_names_its_part() -> None:
     closed = replace(GOOD, edac=False, controllers=(), log_closed="EPERM", daemon_trouble=("locked",))
-    found = [(one.subject, one.verdict, one.counts) for one in judged(closed)]
-    assert found == [(part, "not-run", False) for part in ("memory", "kernel log", "records")]
+    found = [(one.check, one.subject, one.verdict, one.counts) for one in judged(closed)]
+    parts = ("memory", "kernel log", "records")
+    assert found == [("host-errors", part, "not-run", False) for part in parts]
     unread = replace(GOOD, controllers=(), unreadable=("mc0: EIO",))
     assert [(one.subject, one.found) for one in judged(unread)] == [("memory", "mc0: EIO")]
 
