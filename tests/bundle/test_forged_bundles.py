@@ -99,6 +99,17 @@ def test_it_is_refused(forged: Path, name: str, reason: str, capsys: pytest.Capt
     assert reason in capsys.readouterr().err
 
 
+def test_a_refusal_in_json_says_where_and_why(forged: Path) -> None:
+    path = forged / "W_copy_with_a_blank.tar"
+    assert checked(path).to_json() == {
+        "path": str(path),
+        "valid": False,
+        "where": "samples.jsonl: line 1",
+        "reason": "is not written as bench writes it",
+        "exit_code": 4,
+    }
+
+
 @pytest.mark.parametrize("command", ["verify", "show", "export", "reproduce", "compare"])
 def test_no_command_goes_on_with_a_refused_bundle(
     forged: Path, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
