@@ -86,7 +86,7 @@ def nearest(name: str, known: Iterable[str], look: str = "") -> str:
 def near(name: str, known: Iterable[str]) -> list[str]:
     """Return the known names that differ by few letters or begin with `name`, the nearest first."""
     typed = name.lower()
-    if len(typed) > MOST_LETTERS:  # no name, and counting its edits would take for ever
+    if len(typed) > MOST_LETTERS:  # no name, and counting its edits could take hours
         return []
     found = []
     for one in known:

@@ -283,10 +283,8 @@ def beside(computing: float, sent: float) -> float:
     """
     slowed = computing + TAKEN_BY_EXCHANGE * sent
     shorter, longer = sorted((slowed, sent))
-    together: float = (
-        longer * (1 + (shorter / longer) ** 4) ** 0.25
-    )  # the longer one's power may be too large
-    return together
+    part: float = (1 + (shorter / longer) ** 4) ** 0.25  # powers of both might be too large for a float
+    return longer * part
 
 
 def attention_seconds(work: Work, rates: CardRates, precision: Precision, m: Multipliers) -> float:
