@@ -4,12 +4,13 @@
 
 Hostile nodes are SSH servers of this process, which let everybody in and then behave in ten ways, five in
 each round. Prints the time until the last honest bundle is fetched, as a ratio to the time alone, and how
-long the push still lasts after Ctrl-C.
+long the push still lasts after Ctrl-C. On a machine with other work, compare the push's own CPU seconds.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -127,8 +129,24 @@ def hosts_beside(
     return names
 
 
-def pushed(one: Operator, hostile: Sequence[str], out: str) -> tuple[float, float]:
-    """Return the seconds until all honest bundles are here, and those from Ctrl-C to the end of the push."""
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """Seconds until all honest bundles are here, and from Ctrl-C to the end: by the clock, and of CPUs."""
+
+    lasted: float
+    cpu: float
+    ended: float
+    cpu_after: float
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return what a process itself, without its children, has used of processors."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def pushed(one: Operator, hostile: Sequence[str], out: str) -> Pushed:
+    """Push to the honest nodes, beside hostile ones, and end it by Ctrl-C once all bundles are here."""
     words = one.pushing(one.manifest(), *hostile, *one.nodes.addresses, "--out", out, "--new")
     began = time.monotonic()
     with subprocess.Popen(
@@ -139,41 +157,43 @@ def pushed(one: Operator, hostile: Sequence[str], out: str) -> tuple[float, floa
             if time.monotonic() - began > MOST_SECONDS or push.poll() not in (None, 0, 3, 5):
                 raise SystemExit(f"{out}: the honest nodes did not finish: exit code {push.poll()}")
             time.sleep(0.1)
-        lasted = time.monotonic() - began
+        lasted, cpu = time.monotonic() - began, cpu_seconds(push.pid)
         asked = time.monotonic()
-        if push.poll() is None:
-            push.send_signal(signal.SIGINT)
-        push.wait(60)
-        return lasted, time.monotonic() - asked
+        os.kill(push.pid, signal.SIGINT)  # Popen.send_signal would reap a process that has ended
+        # Waits without reaping, so that the times of the process can still be read.
+        os.waitid(os.P_PID, push.pid, os.WEXITED | os.WNOWAIT)
+        return Pushed(lasted, cpu, time.monotonic() - asked, cpu_seconds(push.pid) - cpu)
 
 
 def main() -> None:
-    found: dict[str, Any] = {"alone_seconds": [], "rounds": []}
+    rounds = []
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
         nodes = stack.enter_context(ssh_nodes(folder / "nodes", HONEST))
         one = Operator(folder, nodes)
         for number in range(ROUNDS):  # alternate, so that other work on this machine affects both
-            found["alone_seconds"].append(pushed(one, [], f"alone{number}")[0])
+            alone = pushed(one, [], f"alone{number}")
             ways = WAYS[5 * (number % 2) :][:5]
             with ExitStack() as servers:
                 before = nodes.ssh_config.read_text()
                 hostile = hosts_beside(nodes, folder / f"round{number}", ways, servers)
-                lasted, ended = pushed(one, hostile, f"beside{number}")
+                beside = pushed(one, hostile, f"beside{number}")
                 nodes.ssh_config.write_text(before)
-            found["rounds"].append(_round(ways, lasted, ended, found["alone_seconds"][-1]))
-    json.dump(found, sys.stdout, indent=1)
+            rounds.append(_round(ways, beside, alone))
+    json.dump({"rounds": rounds}, sys.stdout, indent=1)
     print()
 
 
-def _round(
-    ways: Sequence[tuple[str, Serve]], lasted: float, ended: float, alone: float
-) -> Mapping[str, object]:
+def _round(ways: Sequence[tuple[str, Serve]], beside: Pushed, alone: Pushed) -> Mapping[str, object]:
     return {
         "hostile": [name for name, _ in ways],
-        "seconds": lasted,
-        "over_alone": lasted / alone,
-        "ends_after_interrupt_seconds": ended,
+        "alone_seconds": alone.lasted,
+        "seconds": beside.lasted,
+        "over_alone": beside.lasted / alone.lasted,
+        "alone_cpu_seconds": alone.cpu,
+        "cpu_seconds": beside.cpu,
+        "ends_after_interrupt_seconds": beside.ended,
+        "ends_after_interrupt_cpu_seconds": beside.cpu_after,
     }
 
 

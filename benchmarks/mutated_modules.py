@@ -39,6 +39,9 @@ _SEARCH = (
 )
 _JUDGING = "node_check/checks/test_faults node_check/checks/test_recorded node_check/checks/test_contract"
 _PREDICTING = "planning/test_prediction planning/test_choice report/test_predicted_estimate"
+_LIBRARY = "library/test_functions library/test_options bundle/test_forged_bundles"
+_MANUAL = "manual/test_entries cli/test_explain"
+_PUSHING = "push/test_push_to_node push/test_without_engine"
 _COMPARING = "report/test_comparing report/test_formats report/test_floors"
 
 MODULES: Mapping[str, Held] = {
@@ -56,18 +59,28 @@ MODULES: Mapping[str, Held] = {
         "money", "report/test_prices report/test_price_lists report/test_offers"
     ),
     "bench/report/compare/price_file.py": _held("money", "report/test_prices report/test_price_lists"),
+    "bench/report/compare/price_lists.py": _held("money", "report/test_price_lists report/test_prices"),
+    "bench/library/budget.py": _held("money", _LIBRARY),
+    "bench/report/compare/energy_factors.py": _held("estimates", "report/test_energy_factors"),
+    "bench/report/compare/predicted_estimate.py": _held("estimates", "report/test_predicted_estimate"),
     "bench/report/compare/matrix.py": _held("estimates", "report/test_answers"),
     "bench/report/compare/priced_predictions.py": _held(
         "money", "report/test_priced_predictions report/test_prediction_page"
     ),
     "bench/planning/prediction/predicted_machines.py": _held("estimates", _PREDICTING),
     "bench/planning/prediction/step_time.py": _held("estimates", _PREDICTING),
+    "bench/planning/prediction/kernel_rates.py": _held(
+        "estimates", f"planning/test_kernel_rates {_PREDICTING}"
+    ),
     "bench/planning/prediction/card_rates.py": _held("estimates", _PREDICTING),
     "bench/planning/prediction/candidates.py": _held("estimates", _PREDICTING),
     "bench/planning/prediction/choice.py": _held("estimates", _PREDICTING),
     "bench/planning/prediction/interruptions.py": _held(
         "estimates", "report/test_priced_predictions planning/test_prediction"
     ),
+    "bench/push/host_push.py": _held("pushing", f"{_PUSHING} push/test_strange_nodes"),
+    "bench/push/node_preflight.py": _held("pushing", f"push/test_missing_kernels {_PUSHING}"),
+    "bench/push/push_to_node.py": _held("pushing", _PUSHING),
     "bench/push/engine_choice.py": _held("pushing", "push/test_engine_choice"),
     "bench/push/forecast.py": _held("pushing", "push/test_forecast"),
     "bench/push/place_lock.py": _held("pushing", "push/test_shared_home"),
@@ -86,7 +99,7 @@ MODULES: Mapping[str, Held] = {
     ),
     "bench/operator/keyring.py": _held("certificates", "operator/test_operator signing/test_keyring"),
     "bench/operator/ledger.py": _held("certificates", "operator/test_ledger operator/test_operator"),
-    "bench/bundle/recompute_run.py": _held("recomputation", f"{_BUNDLES} {_CHECKED}"),
+    "bench/bundle/recompute_run.py": _held("recomputation", f"{_BUNDLES} {_CHECKED} runner/test_measure"),
     "bench/bundle/held_to_manifest.py": _held("recomputation", _BUNDLES),
     "bench/bundle/plausibility.py": _held("recomputation", f"{_BUNDLES} {_CHECKED}"),
     "bench/bundle/physical_limits.py": _held(
@@ -111,6 +124,23 @@ MODULES: Mapping[str, Held] = {
     "bench/node_check/judging/standards.py": _held(
         "judging", f"node_check/test_published_figures {_JUDGING}"
     ),
+    **{
+        f"bench/node_check/checks/{name}.py": _held(
+            "judging", f"node_check/checks/test_{name} node_check/test_host_checks"
+        )
+        for name in ("bmc", "drift", "file_systems", "host_errors", "network", "numa", "ports")
+    },
+    "bench/node_check/fleet.py": _held("judging", "node_check/test_fleet node_check/test_results"),
+    "bench/node_check/check_results.py": _held(
+        "judging", "node_check/test_results node_check/test_fleet node_check/test_baseline"
+    ),
+    **{
+        f"bench/library/{name}.py": _held("library", _LIBRARY)
+        for name in ("compare", "energy", "given", "given_manifest", "machines", "plan", "predict", "verify")
+    },
+    "bench/export/standalone/refusals.py": _held("export", "export/test_standalone"),
+    "bench/manual/entries.py": _held("manual", _MANUAL),
+    "bench/manual/lookup.py": _held("manual", _MANUAL),
     "bench/images/debian_versions.py": _held("vulnerabilities", "images/test_debian_versions"),
     "bench/images/osv.py": _held("vulnerabilities", "images/test_vulnerabilities"),
     "bench/images/vex.py": _held("vulnerabilities", "images/test_vulnerabilities"),

@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import NoReturn
 from unittest import mock
 
-from bench.base.errors import BenchError
+import bench
+from bench.base.errors import BadInput, BenchError
 from bench.base.stamps import sha256
 from bench.base.strict_json import canonical_json
 from bench.bundle.pack import pack
@@ -34,21 +35,27 @@ from bench.bundle.statement import PREDICATE_SCHEMA, parse_statement
 from bench.bundle.tar_format import SIGNING, STATEMENT
 from bench.cli import main as cli
 from bench.cli.main import main
+from bench.planning.manifest import load_manifest
 from bench.push.node_findings import Need, judge, machine_text, resources_text
 from bench.push.node_survey import read_survey, split_answers
 from bench.report import read_bundles
 from tests.authority import RUN_KEY, contents
+from tests.fuzz_documents import ANSWERS, CARD, CONFIG, FEED, PRICES, SBOM, VEX, WORDS
 from tests.fuzz_values import follow, odd_text, twist
+from tests.node_check.made import bundle as check_bundle
 
 ROOT = Path(__file__).parents[1]
 RUNS = tuple(
     ROOT / "results" / name for name in ("proof-h200/pythia-160m.tar", "slowed-h100/five-models.tar")
 )
-CHECK = ROOT / "results" / "node-check-h200" / "2gpus-run1.tar"
+CHECKS = tuple(
+    ROOT / "results" / name
+    for name in ("node-check-h200/2gpus-run1.tar", "fabric-2xh200/two-ranks-nvlink.tar")
+)
 HONEST = ROOT / "results" / "proof-h200" / "pythia-410m.tar"
 HONEST_CHECK = ROOT / "results" / "node-check-2xh100" / "quick.tar"
 MANIFESTS = tuple(ROOT / "manifests" / name for name in ("quickstart.json", "hour.json"))
-MOST_SECONDS = 60  # of one case, on a busy machine; an honest one takes less than a second
+MOST_SECONDS = 30  # of a processor, for one case; an honest one takes less than a second
 EXIT_CODES = range(6)
 TAG = "<x-stranger>"  # in many odd texts; a page that holds it would run what a stranger wrote
 
@@ -69,7 +76,10 @@ class Commands:
         self.folder = folder
         self.path = folder / "stranger.tar"
         self.runs = [contents(path) for path in RUNS]
-        self.check = contents(CHECK)
+        (folder / "node").mkdir(exist_ok=True)
+        with contextlib.redirect_stdout(io.StringIO()):
+            newest = check_bundle(folder / "newest.tar", folder / "node", count=2)
+        self.checks = [contents(path) for path in (*CHECKS, newest)]
         self.manifests = [json.loads(path.read_text()) for path in MANIFESTS]
         self.kinds: tuple[Callable[[random.Random], str], ...] = (
             self.verify,
@@ -81,6 +91,12 @@ class Commands:
             self.plan,
             self.survey,
             self.scan,
+            self.show,
+            self.library,
+            self.prices,
+            self.card,
+            self.init,
+            self.explain,
         )
 
     def attempt(self, number: int, seed: int) -> str:
@@ -96,7 +112,7 @@ class Commands:
     # --- the kinds ---------------------------------------------------------------------------------------
 
     def verify(self, dice: random.Random) -> str:
-        self._forge(dice, self.check if dice.random() < 0.3 else dice.choice(self.runs))
+        self._forge(dice, self._run_or_check(dice))
         in_json = dice.random() < 0.5
         code, out = call("verify", self.path, HONEST, *(["--json"] if in_json else []))
         if str(HONEST) not in out or ("valid      " not in out and '"valid": true' not in out):
@@ -125,7 +141,7 @@ class Commands:
         return f"compare into files: exit code {code}"
 
     def compare_checks(self, dice: random.Random) -> str:
-        self._forge(dice, self.check)
+        self._forge(dice, dice.choice(self.checks))
         form = dice.choice(("table", "csv", "markdown", "json"))
         page = self.folder / "fleet.html"
         code, out = call("compare", self.path, HONEST_CHECK, "--format", form, "--html", page)
@@ -137,8 +153,9 @@ class Commands:
     def export(self, dice: random.Random) -> str:
         self._forge(dice, dice.choice(self.runs))
         folder = self._empty("exported")
-        to = dice.choice(("script", "trainer", "accelerate", "deepspeed"))
-        code, _ = call("export", self.path, "--to", to, folder)
+        to = dice.choice(("script", "trainer", "accelerate", "deepspeed", "standalone", "standalone"))
+        plain = ["--plain"] if to == "standalone" and dice.random() < 0.8 else []
+        code, _ = call("export", self.path, "--to", to, *plain, folder)
         for path in folder.rglob("*.py"):
             compile(path.read_text(), path.name, "exec")
         return f"export to {to}: exit code {code}"
@@ -189,6 +206,73 @@ class Commands:
         code, _ = call("image", "scan", paths[1], "--feed", paths[0], *vex)
         return f"scan: exit code {code}"
 
+    def show(self, dice: random.Random) -> str:
+        self._forge(dice, self._run_or_check(dice))
+        code, _ = call("show", self.path, *(["--all"] if dice.random() < 0.5 else []))
+        return f"show: exit code {code}"
+
+    def library(self, dice: random.Random) -> str:
+        """Call the functions of `import bench`, which raise nothing but their own errors."""
+        self._forge(dice, dice.choice(self.runs))
+        _, honest = bench.verify([self.path, HONEST])
+        compared = bench.compare([self.path, HONEST], budget_usd=9, deadline="14d")
+        if not honest.valid or all(part.model != "pythia-410m" for part in compared.runs.parts):
+            raise Defect("the library lost the honest bundle")
+        json.dumps([honest.to_json(), compared.to_json()])
+        manifest = dice.choice(self.manifests)
+        field = dice.choice(sorted(manifest))
+        manifest = manifest | {field: twist(manifest[field], dice)}
+        with contextlib.suppress(BenchError):
+            planned = bench.plan(manifest, gpu="h100", gpus=2)
+            json.dumps([planned.to_json(), bench.predict(manifest, gpu="h200,8xh100").to_json()])
+        return f"library: {len(compared.refused)} refused"
+
+    def prices(self, dice: random.Random) -> str:
+        path = self._written("prices.json", _twisted(PRICES, dice))
+        form = dice.choice(("table", "csv", "markdown", "json"))
+        wish = [option for option in ("--budget-usd=90", "--deadline=90d", "--runs=3") if dice.random() < 0.3]
+        page = self.folder / "priced.html"
+        html = ["--html", page] if dice.random() < 0.3 else []
+        code, _ = call("compare", HONEST, "--prices", path, "--format", form, *wish, *html)
+        if html and code == 0:
+            require_harmless(page.read_text(), page.name)
+        call("prices", "--prices", path)
+        return f"compare with prices as {form}: exit code {code}"
+
+    def card(self, dice: random.Random) -> str:
+        """Predict on a card that a file describes."""
+        path = self._written("card.json", _twisted(CARD, dice))
+        form = dice.choice(([], ["--json"], ["--format", "csv"], ["--explain"]))
+        machines = ["--gpu", dice.choice(("x100", "8xx100,h200", "all"))]
+        page = self.folder / "predicted.html"
+        html = ["--html", page] if dice.random() < 0.3 else []
+        code, _ = call("predict", MANIFESTS[-1], "--gpu-spec", path, *machines, *form, *html)
+        if html and code == 0:
+            require_harmless(page.read_text(), page.name)
+        return f"predict on a card: exit code {code}"
+
+    def init(self, dice: random.Random) -> str:
+        """Make a first manifest of a config.json; what is written is a manifest, with mistakes or without."""
+        config = self._written("config.json", _twisted(CONFIG, dice))
+        answers = {"--precision": "bf16", "--train-on": "20M", "--hours": "1", "--rent": "2.50 h100"}
+        if dice.random() < 0.6:
+            answers[dice.choice(sorted(answers))] = dice.choice(
+                (odd_text(dice), "-1", "1e400", "nan", "0", "²")
+            ).replace("\0", " ")
+        path = self._empty("first") / "mine.json"
+        path.parent.mkdir()
+        words = [f"{option}={text}" for option, text in answers.items()]
+        code, _ = call("init", path, "--model", config, *words)
+        if code == 0:
+            with contextlib.suppress(BadInput):
+                load_manifest(path)
+        return f"init: exit code {code}"
+
+    def explain(self, dice: random.Random) -> str:
+        words = dice.choice((*WORDS, odd_text(dice), dice.choice(WORDS) + odd_text(dice)))
+        code, _ = call("explain", *(["--json"] if dice.random() < 0.3 else []), "--", words)
+        return f"explain: exit code {code}"
+
     # --- what strangers make -------------------------------------------------------------------------------
 
     def _forge(self, dice: random.Random, members: Mapping[str, bytes]) -> None:
@@ -209,6 +293,14 @@ class Commands:
                 follow(files)
         pack(self.path, dict(files), replace(run, manifest_sha256=manifest), RUN_KEY)
 
+    def _run_or_check(self, dice: random.Random) -> Mapping[str, bytes]:
+        return dice.choice(self.checks if dice.random() < 0.4 else self.runs)
+
+    def _written(self, name: str, document: object) -> Path:
+        path = self.folder / name
+        path.write_text(json.dumps(document))
+        return path
+
     def _empty(self, name: str) -> Path:
         folder = self.folder / name
         shutil.rmtree(folder, ignore_errors=True)
@@ -223,6 +315,14 @@ def _odd(data: bytes, name: str, dice: random.Random) -> bytes:
     at = dice.randrange(len(lines))
     lines[at] = canonical_json(twist(json.loads(lines[at]), dice))
     return b"\n".join(lines) + b"\n"
+
+
+def _twisted(document: Mapping[str, object], dice: random.Random) -> object:
+    """Put one or two odd values into a document."""
+    twisted: object = document
+    for _ in range(dice.choice((1, 1, 2))):
+        twisted = twist(twisted, dice)
+    return twisted
 
 
 def _spoiled(answer: str, dice: random.Random) -> str:
@@ -275,15 +375,15 @@ def require_harmless(text: str, name: str) -> None:
 @contextlib.contextmanager
 def _alarm(seconds: int) -> Iterator[None]:
     def over(*_: object) -> None:
-        raise Defect(f"takes more than {seconds} s")
+        raise Defect(f"takes more than {seconds} s of a processor")
 
-    before = signal.signal(signal.SIGALRM, over)
-    signal.alarm(seconds)
+    before = signal.signal(signal.SIGPROF, over)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield
     finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 def run_cases(count: int, seed: int, first: int = 0) -> int:
@@ -303,53 +403,6 @@ def run_cases(count: int, seed: int, first: int = 0) -> int:
         print(f"{times:>8}  {outcome}")
     print(f"{count:,} cases of commands, seed {seed}: {len(wrong)} went wrong {wrong[:20] or ''}".rstrip())
     return len(wrong)
-
-
-ANSWERS = {
-    "who": "me\n1000\n1000\n/home/me\nnode1\n6.1.0-42-amd64",
-    "clock": "1000000000.123",
-    "os": "Debian GNU/Linux 12 (bookworm)",
-    "memory": "MemTotal:       2113400000 kB\nMemAvailable:   2000000000 kB",
-    "load": "128\n0.12 0.20 0.30 1/2000 4711",
-    "place": "/home/me/bench\n/dev/sda1 1000000000 200000000 800000000 20% /home\nwritable",
-    "programs": "",
-    "cat /proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06",
-    "nvidia-ctk --version": "NVIDIA Container Toolkit CLI version 1.17.8",
-    "uname -m": "x86_64",
-    "gpus": "\n".join(f"{i}, NVIDIA H200, 143771, 0, 0, 0" for i in range(8)),
-    "gpu users": "root: 4711, python, 10 MiB",
-    "slurm": "slurm 24.05.2",
-    "python": "3.11\n",
-    "apptainer": "apptainer version 1.3.4",
-    "docker": json.dumps({
-        "ServerVersion": "27.5.1", "DockerRootDir": "/var/lib/docker", "Runtimes": {"nvidia": {}},
-        "DriverStatus": [["driver-type", "overlay2"]], "SecurityOptions": [],
-    }),
-    "docker images": f"sha256:{'a' * 64} [\"sha256:{'b' * 64}\"]",
-    "docker room": "/dev/sda1 1000000000 200000000 800000000 20% /var",
-    "cdi": "/etc/cdi/nvidia.yaml",
-}  # fmt: skip
-
-SBOM = {
-    "bomFormat": "CycloneDX",
-    "components": [
-        {"purl": "pkg:pypi/torch@2.10.0"},
-        {"purl": "pkg:deb/debian/libssl3@3.0.15-1?distro=debian-12&upstream=openssl"},
-    ],
-}  # fmt: skip
-FEED = [
-    {"id": name, "modified": "2026-01-01T00:00:00Z", "summary": "a text", "aliases": ["CVE-1"],
-     "severity": [{"type": "CVSS_V3", "score": "CVSS:3.1/AV:N"}], "database_specific": {"severity": "HIGH"},
-     "affected": [{"package": {"ecosystem": ecosystem, "name": package}, "versions": ["2.10.0"],
-                   "ranges": [{"type": "ECOSYSTEM", "events": [{"introduced": "0"}, {"fixed": "9.1"}]}]}]}
-    for name, ecosystem, package in (("GHSA-1", "PyPI", "torch"), ("DSA-1", "Debian:12", "openssl"))
-]  # fmt: skip
-VEX = {
-    "@context": "https://openvex.dev/ns/v0.2.0", "@id": "urn:x", "author": "a", "version": 1,
-    "timestamp": "2026-01-01T00:00:00Z",
-    "statements": [{"vulnerability": {"name": "CVE-1"}, "products": [{"@id": "pkg:pypi/torch@2.10.0"}],
-                    "status": "not_affected", "justification": "component_not_present"}],
-}  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import pytest
 
 from tests.fuzz_commands import Commands, Defect, call, require_harmless
 
-KINDS, CASES = 9, 4
+KINDS, CASES = 15, 4
 
 
 @pytest.fixture(scope="module")

@@ -86,14 +86,17 @@ def nearest(name: str, known: Iterable[str], look: str = "") -> str:
 def near(name: str, known: Iterable[str]) -> list[str]:
     """Return the known names that differ by few letters or begin with `name`, the nearest first."""
     typed = name.lower()
-    edits_allowed = max(1, len(typed) // LETTERS_PER_EDIT)
+    if len(typed) > MOST_LETTERS:  # no name, and counting its edits could take hours
+        return []
     found = []
     for one in known:
         spelled = one.lower()
-        edits = edits_between(typed, spelled)
-        begins = len(typed) >= LEAST_BEGINNING and spelled.startswith(typed)
-        if begins or edits <= min(edits_allowed, len(spelled) - 1):
-            found.append((not begins, edits, one))
+        longer = len(spelled) - len(typed)
+        most_edits = min(max(1, len(typed) // LETTERS_PER_EDIT), len(spelled) - 1)
+        if len(typed) >= LEAST_BEGINNING and spelled.startswith(typed):
+            found.append((False, longer, one))
+        elif abs(longer) <= most_edits and (edits := edits_between(typed, spelled)) <= most_edits:
+            found.append((True, edits, one))
     return [one for *_, one in sorted(found, key=lambda each: each[:2])]
 
 
@@ -113,6 +116,7 @@ def edits_between(one: str, other: str) -> int:
 
 ALLOWED = "allowed: "
 LETTERS_PER_EDIT = 3  # a name of up to so many letters may have one mistake, of twice as many two
+MOST_LETTERS = 100  # of a text that may be a name with mistakes
 LEAST_BEGINNING = 3  # letters of a beginning that is as good as a near name
 _LIST = re.compile(rf"(?<={ALLOWED})[^;\n]+")
 MOST_LISTED = 12  # names of a list that people read; documents have all

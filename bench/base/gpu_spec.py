@@ -13,6 +13,7 @@ from bench.base.gpu_catalogue import GpuModel
 from bench.base.strict_json import from_json
 
 MAX_BYTES = 1 << 16
+LEAST, MOST = 1e-3, 1e9  # far below and above every card: beyond them, quotients are too large for a float
 ADVICE = "docs/prediction.md has the form, with an example"
 
 
@@ -28,8 +29,9 @@ def load_gpu_spec(path: Path) -> GpuModel:
 
 def _meaning_mistakes(document: Mapping[str, Any]) -> Iterator[Mistake]:
     for field, value in document.items():
-        if isinstance(value, int | float) and not 0 < value < 1e9:
-            yield Mistake(f"/{field}", f"{value:g} is no rate", "allowed: a number above 0")
+        if isinstance(value, int | float) and not LEAST <= value <= MOST:
+            allowed = f"allowed: a number from {LEAST:g} to {MOST:g}"
+            yield Mistake(f"/{field}", f"{value:g} is no rate", allowed)
         elif field in ("name", "source") and not value.strip():
             yield Mistake(f"/{field}", "empty", "allowed: a text")
     capability = document["compute_capability"]

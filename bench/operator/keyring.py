@@ -67,7 +67,7 @@ def trust(path: Path, name: str) -> tuple[Path, list[str]]:
     if added:
         lists.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         joint = "" if before.endswith("\n") or not before else "\n"
-        with lists.open("a") as file:
+        with lists.open("a", encoding="utf-8") as file:
             file.write(joint + "".join(f"{line}\n" for line in added))
     return lists, added
 

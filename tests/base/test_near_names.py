@@ -39,6 +39,21 @@ def test_nothing_far_is_called_near(typed: str, known: list[str]) -> None:
     assert nearest(typed, known) == f"allowed: {', '.join(sorted(known))}"
 
 
+@pytest.mark.parametrize("typed", ["x" * 10**7, "compare" + "e" * 10**7])
+def test_a_text_that_is_no_name_is_near_to_nothing_and_takes_no_time(typed: str) -> None:
+    """A stranger's bundle may name a model of any length; letters compared in pairs would take hours."""
+    assert near(typed, [*COMMANDS, "y" * 10**7]) == []
+
+
+def test_a_name_may_be_as_long_as_its_mistakes_allow() -> None:
+    name = "a" * 99 + "b"
+    assert near(name, [name[:-1]]) == [name[:-1]]
+    assert near(name + "c", [name]) == []
+    known = ["compareabc", "com", "compar", "compareab", "cmpr", "abcompare", "y" * 10**7]
+    assert near("compare", known) == ["compareab", "compareabc", "compar", "abcompare"]
+    assert near("compar", ["compar" + "e" * 10**7]) == ["compar" + "e" * 10**7]
+
+
 @given(WORDS, WORDS)
 def test_edits_are_a_distance(one: str, other: str) -> None:
     assert edits_between(one, other) == edits_between(other, one)

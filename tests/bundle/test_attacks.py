@@ -31,8 +31,11 @@ from bench.bundle.handshake import (
     NONCE_OPTION,
     RECEIPT_NAMESPACE,
     LedgerEntry,
+    Receipt,
     key_id,
     principal,
+    read,
+    receipt_fault,
 )
 from bench.bundle.held_to_manifest import check_software
 from bench.bundle.pack import pack, signatures, write_bundle
@@ -687,7 +690,7 @@ def test_a_text_that_imitates_lines_of_a_report(tmp_path: Path, place: str, valu
         inside[last] = value
 
     real(path, forge)
-    refused(path, "is a text of several lines", recompute)
+    refused(path, rf"results\.json: {place}\S* is a text of several lines", recompute)
 
 
 def test_a_name_that_imitates_lines_of_a_report(tmp_path: Path) -> None:
@@ -1054,8 +1057,14 @@ def test_a_label_names_its_setting(setting: tuple[str, ...], label: str) -> None
 )
 def test_a_label_that_hides_a_method_that_costs_something(setting: tuple[str, ...], label: str) -> None:
     """The label "free-lunch" stands only for methods that cost nothing."""
-    with pytest.raises(VerificationFailed, match=f"is labelled '{re.escape(label)}', its setting is"):
+    told = re.escape(f"is labelled '{label}', its setting is {' + '.join(setting)}")
+    with pytest.raises(VerificationFailed, match=f"{told}$"):
         require_consistent(labelled(setting, label))
+
+
+def test_a_label_of_a_method_that_was_not_used() -> None:
+    with pytest.raises(VerificationFailed, match=r"is labelled 'checkpointing', its setting is naive$"):
+        require_consistent(labelled((), "checkpointing"))
 
 
 def test_a_limit_above_the_vendors_peak(tmp_path: Path) -> None:
@@ -1817,6 +1826,14 @@ def test_receipt_by_an_authority_that_may_not_give_it_then(path: Path, options: 
 def test_receipt_that_contradicts_itself(path: Path, wrong: dict[str, Any]) -> None:
     countersign(path, receipt_for(path, **wrong))
     refused(path, "the receipt contradicts itself")
+
+
+@pytest.mark.parametrize("times", [(RECEIVED, RECEIVED), (0, RECEIVED)])
+def test_receipt_at_the_limits_of_its_times(path: Path, times: tuple[int, int]) -> None:
+    """A clock of whole seconds may show the same time twice."""
+    challenged_at, received_at = times
+    receipt = read(Receipt, receipt_for(path, challenged_at=challenged_at, received_at=received_at))
+    assert receipt_fault(receipt, RUN_ID, NONCE, contents(path)[STATEMENT], certificate()) is None
 
 
 def test_samples_may_take_a_minute_longer_than_the_operator_observed(path: Path) -> None:

@@ -19,6 +19,7 @@ PACKAGES = {"dockerd": "docker.io", "mmdebstrap": "mmdebstrap", "buildah": "buil
 PACKAGES |= {"docker-registry": "docker-registry", "skopeo": "skopeo"}
 PACKAGES |= {"podman": "podman", "catatonit": "catatonit"}  # catatonit provides Podman's --init
 PACKAGES |= {"ip": "iproute2", "tc": "iproute2", "iptables": "iptables"}
+PACKAGES |= {"nmap": "nmap"}
 PACKAGES |= {"promtool": "prometheus", "systemd-analyze": "systemd"}
 PACKAGES |= {"sshd": "openssh-server", "ssh-keygen": "openssh-client"}
 PACKAGES |= {"lintian": "lintian", "dpkg-deb": "dpkg"}

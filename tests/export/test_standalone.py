@@ -262,6 +262,30 @@ def test_plain_leaves_out_exactly_the_methods_of_bench_that_only_make_steps_fast
 
 
 @pytest.mark.parametrize(
+    ("model", "setting", "reason"),
+    [
+        ("tiny-roberta", ("masked-head",), None),
+        ("tiny-gpt-neox", ("kernels",), None),
+        ("tiny-mamba", (), None),
+        (
+            "tiny-mamba",
+            ("kernels",),
+            "kernels: bench loads mamba-ssm in a way of its own, without which the plain scan could run",
+        ),
+        (
+            "tiny-vit",
+            ("masked-head",),
+            "masked-head: the head of vit is not one layer that the script could call",
+        ),
+    ],
+)
+def test_a_method_is_refused_for_the_family_that_it_cannot_be_expressed_for(
+    model: str, setting: tuple[str, ...], reason: str | None
+) -> None:
+    assert standalone.refuse(replace(trial_of(model), setting=setting)) == reason
+
+
+@pytest.mark.parametrize(
     ("family", "mapping", "head"),
     [
         ("gpt_neox", "CAUSAL_LM", "lm_head"),

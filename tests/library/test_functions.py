@@ -19,6 +19,11 @@ import pytest
 
 import bench
 from bench.cli.main import main
+from bench.library.budget import budget_of
+from bench.library.energy import energy_of
+from bench.library.machines import machine_named
+from bench.report.compare.energy_factors import EnergyFactors
+from bench.report.compare.prices import Exchange, PriceBook
 from bench.report.read_bundles import MANY_BUNDLES
 from tests.report.made import STRANGER, bundle, trust_list
 
@@ -306,6 +311,32 @@ def test_a_refused_bundle_is_a_value_and_the_others_get_their_verdicts(tmp_path:
     compared = bench.compare(paths, trust=tmp_path / "keys")
     assert {refused.path for refused in compared.refused} == {str(p) for p in paths if p != good}
     assert [row.path for part in compared.runs.parts for row in part.rows] == [str(good)]
+
+
+def test_factors_of_energy_are_read_each_by_itself() -> None:
+    assert energy_of(None, None) == EnergyFactors(None, None)
+    assert energy_of(1.5, None) == energy_of("1.5", None) == EnergyFactors(1.5, None)
+    assert energy_of(None, 400) == energy_of(None, "400") == EnergyFactors(None, 400)
+    assert refusal(lambda: energy_of(0.5, None)).message.startswith("node_overhead: ")
+    assert refusal(lambda: energy_of(None, -1)).message == "gco2_per_kwh: -1 is not more than 0"
+
+
+@pytest.mark.parametrize(("text", "count"), [("h100", 1), ("1xh100", 1), ("16xh100", 16)])
+def test_a_machine_has_a_number_of_gpus(text: str, count: int) -> None:
+    gpu, found = machine_named(text, "--gpu")
+    assert (gpu.name, found) == ("NVIDIA H100 80GB HBM3", count)
+
+
+@pytest.mark.parametrize("text", ["0xh100", "00xh100", "-1xh100", "xh100", "1.5xh100", "8x"])
+def test_a_machine_without_gpus_is_refused(text: str) -> None:
+    assert refusal(lambda: machine_named(text, "--gpu")).message == f"--gpu {text}: no such machine"
+
+
+def test_a_budget_has_the_currency_of_the_prices() -> None:
+    yen = PriceBook("JPY", exchange=(Exchange("USD", 150.0, "2026-06-01", "a bank"),))
+    assert budget_of(20, yen) == budget_of("20", yen) == 3_000
+    assert budget_of(20, PriceBook("USD")) == 20
+    assert budget_of(None, yen) is None
 
 
 def test_a_budget_in_dollars_is_converted_to_the_currency_of_the_prices(tmp_path: Path) -> None:

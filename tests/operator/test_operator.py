@@ -352,6 +352,9 @@ def test_a_certificate_that_the_ledger_does_not_know(
     certificate = key.certify(public, node.challenge.run_id, node.challenge.nonce, 1, valid)
     bundle = node.bundle(tmp_path / "b.tar", certificate)
     refused_bundle(ledger, key, bundle, "its certificate is not in the ledger")
+    named = {"certificate_sha256": sha256(certificate.blob)}  # in a line that certifies nothing
+    ledger.append("challenged", NOW, "another", "00" * 32, named)
+    refused_bundle(ledger, key, bundle, "its certificate is not in the ledger")
 
 
 def test_a_bundle_that_comes_too_late(ledger: Ledger, key: OperatorKey, tmp_path: Path) -> None:

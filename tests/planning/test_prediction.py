@@ -134,6 +134,7 @@ def test_weights_in_shards_are_gathered_twice_a_pass_and_whole_ones_once_a_step(
 
 
 def test_exchange_slows_what_is_computed_beside_it() -> None:
+    assert beside(1e200, 1e199) == pytest.approx(1e200 * beside(1.0, 0.1))
     assert beside(1.0, 0.0) == 1.0
     assert 1.02 < beside(1.0, 0.1) < 1.03  # hidden, but for the multiprocessors that it takes
     assert beside(0.1, 10.0) == pytest.approx(10, rel=1e-3)
@@ -167,6 +168,20 @@ def test_an_element_of_four_bytes_takes_as_long_as_one_of_two() -> None:
 
 
 CONVNEXT = ("tf32", "fused-optimizer", "compile-blocks")
+
+
+def test_logits_are_written_and_read_six_times_and_copied_if_a_row_is_odd() -> None:
+    """Two bytes each: those of all words of a sample, or of what a masked head is asked for."""
+    roberta = known_models()["roberta-large"]
+    for model, setting, moved in (
+        (PYTHIA, LUNCH, 2048 * 50_304 * 6),
+        (roberta, LUNCH, 512 * 50_265 * (6 + 4)),
+        (roberta, (*LUNCH, "masked-head"), 77 * 50_265 * (6 + 4)),
+    ):
+        counts = counts_by_formula(model)
+        assert counts is not None
+        work = work_of(model, setting, 1, counts)
+        assert work is not None and work.logit_bytes == 2 * moved
 
 
 def test_depthwise_convolutions_take_what_their_kernels_take() -> None:
@@ -376,6 +391,16 @@ def test_a_card_that_bench_does_not_know_can_be_described(
     assert "--gpu-spec FILE describes a card" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("rate", [1e-3, 1e9])
+def test_a_card_at_the_limits_of_what_may_be_described_is_predicted(
+    file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], rate: float
+) -> None:
+    rates = [name for name in CARD if name.endswith(("tflops", "per_second"))]
+    card = spec(tmp_path, **dict.fromkeys(rates, rate), memory_gib=1e9, measured_bf16_tflops=None)
+    assert main(["predict", file, "--gpu", "x100,8xx100", "--gpu-spec", card]) == 0
+    assert "8x X100" in capsys.readouterr().out
+
+
 def test_a_described_card_comes_before_the_catalogues_card_of_that_name(
     file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -391,6 +416,8 @@ def test_a_described_card_comes_before_the_catalogues_card_of_that_name(
     ("changes", "said"),
     [
         ({"bf16_tflops": -4}, "/bf16_tflops  -4 is no rate"),
+        ({"fp32_tflops": 9.9e-4}, "/fp32_tflops  0.00099 is no rate"),
+        ({"tf32_tflops": 1.1e9}, "/tf32_tflops  1.1e+09 is no rate"),
         ({"memory_gib": "288"}, "/memory_gib"),
         ({"peak": 3}, "/peak"),
         ({"compute_capability": "ten"}, '/compute_capability  "ten" is no compute capability'),

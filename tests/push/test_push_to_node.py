@@ -173,6 +173,47 @@ def test_a_continued_run_records_how_its_node_was_reached(record: Record, tmp_pa
     assert records.all() == [noted]
 
 
+@pytest.mark.parametrize(("once", "found"), [(True, True), (False, False)])
+def test_a_fetched_bundle_counts_only_for_a_push_that_asks_for_one_bundle(
+    record: Record, tmp_path: Path, once: bool, found: bool
+) -> None:
+    request = dataclasses.replace(request_of(record), once=once)
+    digest = request.manifest.digest.removeprefix("sha256:")
+    records = Records(tmp_path / "runs")
+    fetched = records.save(
+        dataclasses.replace(
+            record, state="fetched", manifest_sha256=digest, out=str(Path(record.out).resolve())
+        )
+    )
+    fetched.bundle.write_bytes(BUNDLE)
+    push = NodePush(
+        HostPart(record.to_host(), local=True), request, Shared(records, ImageStore(print), Silent())
+    )
+    assert push._fetched_run() == (fetched if found else None)
+
+
+def test_a_run_that_is_continued_elsewhere_is_taken_up_on_its_new_node(
+    record: Record, tmp_path: Path
+) -> None:
+    manifest = request_of(record).manifest
+    gone = dataclasses.replace(
+        record, manifest_sha256=manifest.digest.removeprefix("sha256:"), slurm_job="17", state="failed"
+    )
+    host = Host("gpu1", "10.0.0.1", "bob", 2222, Path("/here/bob"), "/there/python")
+    shared = Shared(Records(tmp_path / "runs"), ImageStore(print), Silent())
+
+    def taken_up(run: Record) -> Record | None:
+        request = dataclasses.replace(request_of(record), continued=run)
+        return NodePush(HostPart(host), request, shared)._unfinished_run()
+
+    found = taken_up(gone)
+    assert found is not None
+    assert (found.run_id, found.state, found.slurm_job) == (gone.run_id, "begun", None)
+    assert found.to_host() == host
+    with pytest.raises(BadInput, match=f"^run {gone.run_id} has another manifest"):
+        taken_up(dataclasses.replace(gone, manifest_sha256="0" * 64))
+
+
 PYTHON = """#!/bin/sh
 case $1 in -c) echo 3.12; echo;; *) echo "nothing was measured" >&2; exit 5;; esac
 """

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from bench.cli.compare import CompareArguments, collect, gather_all
+from bench.records.spread import on_another_machine
 from bench.report.compare.answers import Asked, Choice, MachineAnswer, answers_of
 from bench.report.compare.compared_rows import RankedRow, Row
 from bench.report.compare.comparison import Comparison, ModelPart, compare_rows
@@ -164,6 +165,32 @@ def test_an_estimate_without_a_price_can_meet_a_deadline(rows: list[Row]) -> Non
         (answer,) = answers_of(Asked([slow], [Rank(1, None)], [], guesses, terms))
         assert answer.choice is not None and answer.nearest is not None
         assert (answer.choice.machine, answer.choice.kind, answer.certain) == ("8x B200", None, certain)
+
+
+def test_an_estimate_that_surely_keeps_the_limits_is_a_sure_answer() -> None:
+    (part,) = about(deadline_days=2, estimate=("8xh100",)).parts
+    (sure,) = part.answers
+    assert (sure.choice and sure.choice.machine, sure.certain) == (EIGHT, "yes")
+    (part,) = about(deadline_days=1, estimate=("8xh100",)).parts
+    assert part.answers[0].certain == "perhaps"
+
+
+def test_a_machine_without_a_price_has_the_interval_of_its_days(tmp_path: Path) -> None:
+    path = bundle(tmp_path / "a.tar", gpu="some GPU")
+    (part,) = collect(CompareArguments((path,), deadline_days=1000)).parts
+    choice, days = part.answers[0].choice, on_another_machine(part.entries[0].row.days)
+    assert choice is not None and days.half_width > 0
+    assert choice.days == days.value
+    assert choice.low_days == pytest.approx(days.value - days.half_width)
+    assert choice.high_days == pytest.approx(days.value + days.half_width)
+
+
+def test_the_matrix_has_groups_of_which_nothing_was_measured() -> None:
+    found = about(estimate=("8xh100",))
+    part = only(found)
+    estimated = replace(found, parts=(replace(part, entries=()), replace(part, entries=(), guesses=())))
+    (row,) = matrix_of(estimated).rows
+    assert [cell and (cell.machine, cell.measured) for cell in row.cells] == [(EIGHT, False)]
 
 
 # In words

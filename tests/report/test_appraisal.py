@@ -110,6 +110,12 @@ def test_less_use_of_a_life_makes_each_run_dearer_and_the_life_too_short() -> No
     assert (busy.outlived, idle.outlived) == (False, True)
 
 
+def test_days_on_which_an_own_machine_idles_are_paid_by_those_on_which_it_trains() -> None:
+    """Ten days of a life of 1,825, half of which the machine trains: $20 of its price and $60 of upkeep."""
+    (only,) = appraised(machine(price=1_825.0, electricity=7.0, upkeep=3.0), utilisation=0.5).machines
+    assert only.offers[0].run_cost == pytest.approx(20 + 7 + 60)
+
+
 def test_nothing_is_appraised_without_machines() -> None:
     found = appraised(budget=1.0, deadline_days=1.0)
     assert (found.order, found.machines) == ((), ())

@@ -121,6 +121,23 @@ def test_an_estimate_has_a_verdict_on_the_budget(share: float, verdict: str) -> 
     assert again.offers[-1].in_budget == verdict
 
 
+@pytest.mark.parametrize(
+    ("deadline", "budget", "of_budget", "of_both"),
+    [
+        (2.0, 1e9, "yes", "yes"),
+        (1.0, 1e9, "yes", "perhaps"),
+        (2.0, 1.0, "no", "no"),
+        (0.7, 1e9, "yes", "no"),
+        (None, None, None, None),
+    ],
+)
+def test_an_estimate_keeps_both_limits_no_more_surely_than_either(
+    deadline: float | None, budget: float | None, of_budget: str | None, of_both: str | None
+) -> None:
+    found = priced(guess(), Wish(budget, deadline))
+    assert (found.best_in_budget, found.in_time_and_budget) == (of_budget, of_both)
+
+
 # Answers
 
 

@@ -15,7 +15,7 @@ from bench.report.compare import price_file
 from bench.report.compare.compared_rows import Row
 from bench.report.compare.comparison import compare_rows
 from bench.report.compare.decision import Wish
-from bench.report.compare.offers import Offer, Terms
+from bench.report.compare.offers import Offer, Terms, priced_row
 from bench.report.compare.price_file import shipped_prices
 from bench.report.compare.prices import Electricity, MachinePrice, PriceBook, Rent
 from bench.report.text.comparison_table import table
@@ -352,3 +352,32 @@ def test_only_a_machine_that_is_bought_can_break_even(rows: tuple[Row, ...]) -> 
 def test_an_owned_machine_trains_in_the_used_share_of_its_life() -> None:
     assert Terms(PriceBook("USD", life_years=4.0), Wish(), utilisation=0.25).used_days == 365.0
     assert Terms(PriceBook("USD", life_years=4.0), Wish()).used_days == 1460.0
+
+
+def test_an_offer_says_what_a_unit_of_currency_buys(rows: tuple[Row, ...]) -> None:
+    found = offered(rows)
+    units = rows[0].units
+    assert units > 0
+    assert found[f"buy {H100}"].units_per_currency == pytest.approx(units / 662.80)
+    assert found[f"rent {H100}"].units_per_currency == pytest.approx(units / 3_504)
+
+
+def test_what_costs_nothing_has_no_rate(rows: tuple[Row, ...]) -> None:
+    free = replace(BOOK, rents=(Rent((H100,), 0.0, *QUOTED),))
+    part = only(compare_rows(rows[:1], [], Terms(free, NO_WISH), 1))
+    rates = {offer.kind: offer.units_per_currency for offer in part.entries[0].offers}
+    assert rates["rent"] is None
+    assert rates["buy"] is not None
+
+
+def test_a_cpu_has_no_price_and_says_so(rows: tuple[Row, ...]) -> None:
+    row = replace(rows[0], machine=replace(rows[0].machine, kind="cpu", name="a CPU"))
+    (entry,) = only(compare_rows([row], [], Terms(BOOK, NO_WISH), 1)).entries
+    assert (entry.offers, entry.gaps) == ((), ("no price for a CPU: a CPU",))
+
+
+def test_a_machine_without_a_price_to_buy_has_no_upkeep(rows: tuple[Row, ...]) -> None:
+    """The page of a comparison lets readers enter a price: what owning costs must not be there already."""
+    entry = only(compare_rows(rows[:1], [], Terms(BOOK, NO_WISH), 1)).entries[0]
+    priced = priced_row(entry.row, PriceBook("USD", rents=BOOK.rents))
+    assert (priced.machine.price, priced.machine.upkeep, priced.machine.rent) == (None, 0.0, 2.0)

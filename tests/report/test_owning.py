@@ -49,6 +49,29 @@ def test_each_cost_is_added_by_its_definition() -> None:
     assert upkeep(Owning(capital=CapitalCost(8, *QUOTED))) == pytest.approx(loan - 20_000)
 
 
+@pytest.mark.parametrize(
+    ("owning", "text"),
+    [
+        (Owning(), None),
+        (Owning(capital=CapitalCost(8, *QUOTED)), "8% a year for the capital: a quote, 2026-06-01"),
+        (
+            Owning(colocation=Colocation(200, *QUOTED, overhead=1.5)),
+            "$200 a month for a kW of colocation, 15 kW booked: a quote, 2026-06-01",
+        ),
+        (
+            Owning(operations=Operations(5, *QUOTED)),
+            "5% of the price a year for operations: a quote, 2026-06-01",
+        ),
+        (
+            Owning(residual=ResidualValue(20, *QUOTED)),
+            "20% of the price at the end of its life: a quote, 2026-06-01",
+        ),
+    ],
+)
+def test_each_cost_is_told_with_its_source_and_day(owning: Owning, text: str | None) -> None:
+    assert list(owning.texts(10.0, "USD")) == ([] if text is None else [text])
+
+
 @given(
     price=st.floats(1, 1e9), share=st.floats(0, 0.99), rate=st.floats(1e-4, 0.99), years=st.floats(0.5, 30)
 )

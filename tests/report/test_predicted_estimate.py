@@ -9,9 +9,17 @@ from typing import Any
 
 import pytest
 
+import bench
+from bench.base.gpu_catalogue import gpu_named
 from bench.cli.main import main
+from bench.planning.prediction.predicted_machines import Predicted, Predictor
+from bench.planning.prediction.step_time import shipped_fit
+from bench.records.spread import shipped_spreads
+from bench.report.compare.predicted_estimate import TO_SIGMA, predicted_estimate
+from bench.training.models import counts_by_formula
 from tests.report.made import bundle, manifest
 
+H100, H200 = "NVIDIA H100 80GB HBM3", "NVIDIA H200"
 PROOFS = Path(__file__).parents[2] / "results" / "proof-h200"
 
 
@@ -79,3 +87,40 @@ def test_a_model_whose_work_is_not_predicted_keeps_the_share_of_the_peak(
 
 def test_rows_say_nothing_of_the_model_that_a_prediction_counts(capsys: pytest.CaptureFixture[str]) -> None:
     assert "trained" not in compared(capsys, "pythia-1b")["entries"][0]["row"]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "gpus", "other_setting", "error"),
+    [
+        (H200, 1, False, shipped_spreads().another_machine / TO_SIGMA),
+        (H200, 1, True, shipped_fit().errors["dense"]),
+        (H200, 2, False, shipped_fit().gpus_error),
+        (H100, 1, False, shipped_fit().card_error),
+        (H100, 2, True, shipped_fit().card_error),  # the largest of all
+    ],
+)
+def test_the_largest_error_between_two_machines_counts(
+    gpu: str, gpus: int, other_setting: bool, error: float
+) -> None:
+    """Each applies if the card, the number of GPUs or the setting differs; machines of one kind always do."""
+    row = bench.compare(PROOFS / "pythia-1b.tar").runs.parts[0].entries[0].row
+    wanted = gpu_named(gpu)
+    assert wanted is not None and row.trained is not None
+    counts = {row.trained.name: counts_by_formula(row.trained)}
+    (there,) = Predictor([row.trained], counts, shipped_fit()).predict(wanted, gpus)
+    assert isinstance(there, Predicted)
+    setting = there.setting[:-1] if other_setting else there.setting
+    row = replace(row, best=replace(row.best, setting=setting))
+    found = predicted_estimate(wanted, gpus, 0.01, [row])
+    assert found is not None and found.days is not None
+    assert found.high_days == pytest.approx(found.days * (1 + error))
+    assert found.low_days == pytest.approx(found.days / (1 + error))
+
+
+def test_a_model_of_the_zoo_is_predicted_from_the_counts_that_ship(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = PROOFS.parent / "zoo-h100" / "t5.tar"
+    assert main(["compare", str(path), "--json", "--estimate", "h200"]) == 0
+    guesses = [guess for part in json.loads(capsys.readouterr().out)["parts"] for guess in part["guesses"]]
+    assert guesses and all(guess["predicted"] for guess in guesses)

@@ -71,6 +71,8 @@ def test_skypilots_catalogue_gives_rents_on_demand_and_spot() -> None:
     [
         (SKYPILOT, {"provider": "Verda"}, "add --date"),
         (SKYPILOT, {}, "add --provider and --date"),
+        (SKYPILOT, {"provider": "Verda", "date": ""}, "add --date"),
+        (SKYPILOT, {"provider": "", "date": "2026-11-01"}, "add --provider"),
         ("gpu,price\nH100,3\n", {}, "is no price list that bench knows"),
         ("", {}, "is no price list that bench knows"),
     ],
@@ -78,6 +80,14 @@ def test_skypilots_catalogue_gives_rents_on_demand_and_spot() -> None:
 def test_a_list_that_says_too_little_is_refused(text: str, given: dict[str, str], said: str) -> None:
     with pytest.raises(BadInput, match=said):
         rents_in(text, "list.csv", **{"provider": None, "date": None, **given})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("pricing", "kind"), [("on_demand", "on-demand"), ("spot", "spot"), ("reserved", "reserved")]
+)
+def test_a_rent_of_the_price_index_keeps_its_kind(pricing: str, kind: str) -> None:
+    imported = rents_in(INDEX.replace("on_demand", pricing), "day.csv", provider=None, date=None)
+    assert {rent.kind for rent in imported.rents} == {kind}
 
 
 @pytest.mark.parametrize("count", ["0", "0.5", "two", "nan", ""])

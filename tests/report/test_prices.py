@@ -395,3 +395,9 @@ def test_each_cost_of_owning_is_held_to_what_it_means(tmp_path: Path) -> None:
     }
     right = {name: {"percent": 99, **WHEN} for name in percentages}
     load_prices(file(tmp_path, owning=right))
+
+
+def test_electricity_has_no_number_of_gpus() -> None:
+    fed = PriceBook("USD", electricity=Electricity(0.2, "2026-06-01", "a quote", overhead=1.5)).to_feed(100)
+    assert fed is not None
+    assert (fed.amount, fed.gpus) == (pytest.approx(30.0), 0)

@@ -23,7 +23,7 @@ from bench.base.errors import BadInput, EnvironmentCannot
 from bench.cli.run import SECRET
 from bench.records.trial import Outcome
 from bench.runner.processes import nodes as several
-from bench.runner.processes.door import open_door
+from bench.runner.processes.door import NONCE_BYTES, open_door
 from bench.runner.processes.jobs import FactsJob, FollowJob, Nodes, WorkerEvent
 from bench.runner.processes.node_member import place
 from bench.runner.processes.nodes import (
@@ -36,6 +36,8 @@ from bench.runner.processes.nodes import (
 )
 from bench.runner.processes.ranks import written_reasons
 from bench.runner.processes.supervisor import Limits, Supervisor
+from tests.e2e.neighbour import ASKS_THE_STORE, Neighbour, answer_of, scanned
+from tests.e2e.network import Network, network
 from tests.warm import quick_python
 
 MANIFEST = {
@@ -67,17 +69,24 @@ def both(
     folder: Path,
     other_has: dict[str, str] | None = None,
     leader: str = "127.0.0.1",
-    cold: bool = False,
+    inside: Network | None = None,
     **changes: Any,
 ) -> Iterator[tuple[subprocess.Popen[bytes], subprocess.Popen[bytes]]]:
-    """Run both nodes; `cold` uses ordinary Pythons, otherwise that of tests/warm.py is used."""
-    python = sys.executable if cold else quick_python()
+    """Run both nodes, on this machine or inside of a network's namespaces.
+
+    The Python of tests/warm.py starts faster, but outside of namespaces.
+    """
+    python = quick_python() if inside is None else sys.executable
+    leader = leader if inside is None else inside.address(0)
     (folder / "m.json").write_text(json.dumps(MANIFEST | changes))
     port = free_port()
     environment = os.environ | {"XDG_CONFIG_HOME": str(folder), "COLUMNS": "200", SECRET: "s" * 32}
+    commands = [command(python, folder, i, f"{leader}:{port}") for i in range(2)]
+    if inside is not None:
+        commands = [inside.inside(i, *words) for i, words in enumerate(commands)]
     nodes = [
         subprocess.Popen(
-            command(python, folder, i, f"{leader}:{port}"),
+            commands[i],
             env=environment | (other_has or {}) if i else environment,
             stderr=(folder / f"node-{i}.txt").open("w"),
         )
@@ -133,12 +142,47 @@ datetime.datetime = Late
 
 
 @pytest.mark.e2e
-def test_nodes_whose_clocks_are_minutes_apart_measure_together(tmp_path: Path) -> None:
+def test_nodes_whose_clocks_are_minutes_apart_measure_together_beside_a_neighbour_who_gets_nothing(
+    tmp_path: Path,
+) -> None:
+    """The neighbour scans both nodes, and speaks the protocols of torchrun, gloo and NCCL to every port."""
     (tmp_path / "sitecustomize.py").write_text(LATE)
     late = {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
-    with both(tmp_path, other_has=late, cold=True, methods=["naive"]) as (leader, other):
-        assert leader.wait(300) == 0, said(tmp_path)
-        assert other.wait(60) == 0, said(tmp_path)
+    with (
+        network(3, megabit=1000) as net,
+        both(tmp_path, other_has=late, inside=net, methods=["naive"]) as (leader, other),
+        ThreadPoolExecutor(1) as pool,
+    ):
+        neighbour = Neighbour((leader.pid, other.pid))
+        speaking = pool.submit(neighbour.speak, net.namespace(2))
+        try:
+            while not neighbour.ports:
+                assert leader.poll() is None and not speaking.done(), said(tmp_path)
+                time.sleep(0.1)
+            (meeting,) = neighbour.ports
+            programs = scanned(net, 2, 0, f"1-1024,{meeting}")
+            assert leader.wait(300) == 0, said(tmp_path)
+            assert other.wait(60) == 0, said(tmp_path)
+        finally:
+            neighbour.stop()
+        speaking.result(60)
+    assert programs == {meeting: ""}  # nmap cannot say what is there
+    assert len(neighbour.ports) > 2  # the meeting's, and gloo's
+    for answer in neighbour.answers:
+        # The door answers its own greeting with a number drawn for this connection, and then hangs up.
+        most = (
+            NONCE_BYTES if (answer.port, answer.message) == (meeting, "the door, without the secret") else 0
+        )
+        assert len(answer.data) <= most, answer
+    found, environment = results(tmp_path)
+    assert [trial["outcome"] for trial in found["trials"]] == ["measured"]
+    assert len(environment["nodes"]) == 2
+
+
+def test_a_store_without_a_door_answers_what_the_neighbour_asks() -> None:
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True)
+    store.set("a", "secret")
+    assert answer_of("127.0.0.1", store.port, ASKS_THE_STORE)
 
 
 @pytest.mark.e2e

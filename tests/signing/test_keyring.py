@@ -105,6 +105,7 @@ def test_trusted_keys_count_without_an_option(
     file = public(tmp_path / "operator.pub")
     out, _ = said(capsys, "keys", "trust", file, "--as", "lab@example.org")
     assert "2 lines added" in out
+    assert home.stat().st_mode & 0o777 == 0o700  # nobody else lists or adds
     lists = home / "allowed_signers"
     lines = lists.read_text().splitlines()
     assert lines[1].startswith(

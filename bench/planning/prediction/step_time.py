@@ -282,8 +282,9 @@ def beside(computing: float, sent: float) -> float:
     of both.
     """
     slowed = computing + TAKEN_BY_EXCHANGE * sent
-    together: float = (slowed**4 + sent**4) ** 0.25
-    return together
+    shorter, longer = sorted((slowed, sent))
+    part: float = (1 + (shorter / longer) ** 4) ** 0.25  # powers of both might be too large for a float
+    return longer * part
 
 
 def attention_seconds(work: Work, rates: CardRates, precision: Precision, m: Multipliers) -> float:

@@ -10,7 +10,7 @@ import pytest
 
 from bench.base.strict_json import to_json
 from bench.node_check.checks.bmc import BoardManager
-from bench.node_check.checks.drift import facts_of, judge, read_facts
+from bench.node_check.checks.drift import SETTINGS, SYSCTLS, facts_of, judge, measure, read_facts
 from bench.node_check.checks.network import NetworkCard
 from bench.node_check.judging.evidence import BEFORE, Evidence, Reading
 from bench.node_check.judging.finding import Finding
@@ -73,6 +73,38 @@ def test_an_empty_machine_has_few_facts(tmp_path: Path) -> None:
     assert set(read_facts(tmp_path)) == {"kernel"}
 
 
+@pytest.mark.parametrize("mounts", [199, 200, 201])
+def test_a_machine_with_very_many_mounts_has_two_hundred_facts_of_them(tmp_path: Path, mounts: int) -> None:
+    lines = "\n".join(f"/dev/sd{n} /data/{n:03} ext4 rw 0 0" for n in range(mounts))
+    assert len(machine(tmp_path, **{"proc/mounts": lines})["mount"]) == min(mounts, 200)
+
+
+KINDS_WITHOUT_DATA = (
+    "autofs binfmt_misc bpf cgroup cgroup2 configfs debugfs devpts devtmpfs efivarfs fusectl fuse.lxcfs"
+    " hugetlbfs mqueue nsfs proc pstore ramfs rpc_pipefs securityfs selinuxfs squashfs sysfs tracefs"
+)
+
+
+@pytest.mark.parametrize("kind", KINDS_WITHOUT_DATA.split())
+def test_a_file_system_without_data_is_no_fact(tmp_path: Path, kind: str) -> None:
+    lines = f"none /somewhere {kind} rw 0 0\n/dev/sda1 /data ext4 rw 0 0"
+    assert list(machine(tmp_path, **{"proc/mounts": lines})["mount"]) == ["/data"]
+
+
+def test_every_setting_that_the_kernel_has_is_a_fact(tmp_path: Path) -> None:
+    sysctls = {f"proc/sys/{name}": f"value of {name}" for name in SYSCTLS}
+    settings = {file: f"value of {name}" for name, file in SETTINGS.items()}
+    facts = machine(tmp_path, **sysctls, **settings)
+    assert facts["sysctl"] == {name.replace("/", "."): f"value of {name}" for name in SYSCTLS}
+    assert facts["setting"].items() >= {name: f"value of {name}" for name in SETTINGS}.items()
+    assert len(facts["sysctl"]) == 23 and all("." in name for name in facts["sysctl"])
+
+
+def test_the_facts_are_those_of_this_machine() -> None:
+    facts = measure(None, None)["facts"]  # type: ignore[arg-type]
+    assert facts["sysctl"]["vm.swappiness"] == Path("/proc/sys/vm/swappiness").read_text().strip()
+
+
 def evidence(facts: Mapping[str, Any], **readings: Mapping[str, Any]) -> Evidence:
     made = {name: Reading(name, data) for name, data in {"drift": {"facts": facts}, **readings}.items()}
     return Evidence("passive", "cuda", (Gpu(0, "NVIDIA H200", "GPU-0", 1, "9.0"),), made)
@@ -97,7 +129,7 @@ def test_each_difference_is_a_line_with_what_it_was_and_what_it_is(tmp_path: Pat
         },
     )
     findings = judged(evidence(after), before)
-    assert {f.verdict for f in findings} == {"warn"}
+    assert {(f.verdict, f.basis) for f in findings} == {("warn", "history")}
     assert [(f.subject, f.found) for f in findings] == [
         ("driver nvidia_peermem", "is 580.159.04, was none"),
         ("firmware BIOS", "is none, was 3.2"),

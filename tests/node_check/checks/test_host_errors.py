@@ -6,6 +6,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -212,6 +213,15 @@ def test_a_healthy_machine_passes_with_one_answer() -> None:
         "pass",
         "1 controllers, none uncorrected, 3 corrected since boot",
     )
+
+
+def test_what_could_not_be_read_names_its_part() -> None:
+    closed = replace(GOOD, edac=False, controllers=(), log_closed="EPERM", daemon_trouble=("locked",))
+    found = [(one.check, one.subject, one.verdict, one.counts) for one in judged(closed)]
+    parts = ("memory", "kernel log", "records")
+    assert found == [("host-errors", part, "not-run", False) for part in parts]
+    unread = replace(GOOD, controllers=(), unreadable=("mc0: EIO",))
+    assert [(one.subject, one.found) for one in judged(unread)] == [("memory", "mc0: EIO")]
 
 
 def test_values_of_a_stranger_are_refused() -> None:

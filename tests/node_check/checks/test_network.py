@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import fcntl
+import struct
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +30,7 @@ def judged(cards: Sequence[NetworkCard]) -> list[Finding]:
 
 def test_a_card_is_read_from_its_files(tmp_path: Path) -> None:
     files = {"operstate": "up", "speed": "25000", "duplex": "full", "mtu": "1500", "carrier_changes": "4",
-             "statistics/rx_packets": "70", "statistics/rx_errors": "1",
+             "statistics/rx_packets": "70", "statistics/tx_packets": "60", "statistics/rx_errors": "1",
              "statistics/tx_errors": "none"}  # fmt: skip
     for name in ("no-such-card0", "br0"):
         for file, text in files.items():
@@ -37,7 +40,7 @@ def test_a_card_is_read_from_its_files(tmp_path: Path) -> None:
     (tmp_path / "no-such-card0/device").mkdir()
     (tmp_path / "no-such-card0/device/driver").symlink_to(tmp_path / "drivers/mlx5_core")
     (card,) = read_cards(tmp_path)  # a bridge has no device
-    counters = {"rx_packets": 70, "rx_errors": 1}
+    counters = {"rx_packets": 70, "tx_packets": 60, "rx_errors": 1}
     assert card == NetworkCard("no-such-card0", "mlx5_core", "", "up", 25_000, "full", 1500, 4, counters)
 
 
@@ -47,6 +50,26 @@ def test_the_cards_of_this_machine_are_read() -> None:
     cards = read_cards(NETWORK)
     assert [card.name for card in cards] == with_device
     assert all(card.driver for card in cards)
+
+
+@pytest.mark.parametrize(("told", "firmware"), [(b"28.39.1002", "28.39.1002"), (b"N/A", "")])
+def test_the_driver_is_asked_for_the_firmware_of_its_card(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: bytes, firmware: str
+) -> None:
+    """SIOCETHTOOL takes a struct ifreq: the card's name, and the address of a struct ethtool_drvinfo."""
+
+    def ioctl(_: object, number: int, request: Any) -> int:
+        raw = ctypes.string_at(ctypes.addressof(request), ctypes.sizeof(request))
+        name, address = struct.unpack_from("16sQ", raw)
+        command, *_names = struct.unpack("I32s32s", ctypes.string_at(address, 68))
+        assert (number, name.rstrip(b"\0"), command) == (0x8946, b"a-card-of-15-ch", 3)
+        ctypes.memmove(address + 68, told, len(told))  # after the driver's name and version
+        return 0
+
+    monkeypatch.setattr(fcntl, "ioctl", ioctl)
+    (tmp_path / "a-card-of-15-chars/device").mkdir(parents=True)
+    (card,) = read_cards(tmp_path)
+    assert card.firmware == firmware
 
 
 def test_a_speed_that_the_driver_does_not_know_is_none(tmp_path: Path) -> None:
@@ -70,6 +93,8 @@ def test_a_speed_that_the_driver_does_not_know_is_none(tmp_path: Path) -> None:
             "rx_crc_errors 11 of 1,000,000 packets",
         ),
         ({"counters": {"rx_packets": 10**6, "rx_crc_errors": 10}}, "pass", ""),
+        ({"counters": {"rx_packets": 10**8, "rx_errors": 100}}, "pass", ""),
+        ({"counters": {"rx_packets": 10**8, "rx_errors": 101}}, "warn", "rx_errors 101 of 100,000,000"),
         ({"counters": {"tx_packets": 1000, "tx_dropped": 11}}, "warn", "tx_dropped 11 of 1,000 packets"),
         ({"counters": {"rx_packets": 10**9, "rx_dropped": 10**6}}, "pass", ""),
     ],

@@ -56,6 +56,24 @@ def test_nodes_are_read_with_arrays_larger_than_their_caches(tmp_path: Path) -> 
     assert (node.cache_bytes, node.array_bytes) == (32 << 20, 128 << 20)
 
 
+def test_nodes_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    nodes = read_nodes(tree(tmp_path, [(str(CPUS[0]), 96, 96)] * 12), tiny=True)
+    assert [node.number for node in nodes] == list(range(12))
+
+
+@pytest.mark.parametrize(("size", "last"), [("32768K", 32 << 20), ("64M", 64 << 20)])
+def test_a_cache_has_its_size_in_the_kernels_units(tmp_path: Path, size: str, last: int) -> None:
+    (node,) = read_nodes(tree(tmp_path, [(f"{CPUS[0]}-{CPUS[-1]}", 512, 400)], size), tiny=False)
+    assert node.cache_bytes == last
+
+
+@pytest.mark.parametrize("size", ["2G", "32768", "K", ""])
+def test_a_cache_of_another_unit_is_not_known(tmp_path: Path, size: str) -> None:
+    """What remains are the caches of 48 KiB of each processor."""
+    (node,) = read_nodes(tree(tmp_path, [(f"{CPUS[0]}-{CPUS[-1]}", 512, 400)], size), tiny=False)
+    assert node.cache_bytes == len(CPUS) * (48 << 10)
+
+
 @pytest.mark.parametrize(
     ("processors", "total", "free", "cache", "why"),
     [

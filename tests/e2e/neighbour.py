@@ -1,0 +1,105 @@
+"""A neighbour in the network of nodes that train together scans them, and speaks to every port in turn."""
+
+from __future__ import annotations
+
+import ctypes
+import socket
+import struct
+import subprocess
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+from xml.etree import ElementTree
+
+from bench.runner.processes.door import GREETING
+from tests.e2e.network import Network
+from tests.e2e.services import require
+
+CLONE_NEWNET = 0x40000000
+LISTENING = "0A"
+PATIENCE_SECONDS = 0.5  # for an answer
+PAUSE_SECONDS = 0.2  # between two rounds
+# torch's TCPStore: "validate" with its magic number, then "how many keys have you?".
+ASKS_THE_STORE = b"\x00" + struct.pack("<I", 0x3C85F7CE) + b"\x07"
+MESSAGES: Mapping[str, bytes] = {
+    "nothing": b"",
+    "HTTP": b"GET / HTTP/1.0\r\n\r\n",
+    "torch's store": ASKS_THE_STORE,
+    "the door, without the secret": GREETING + bytes(64),
+    "gloo, as a pair that nobody awaits": struct.pack("<Q", 2**40),
+    "NCCL's bootstrap": struct.pack("<Qi", 0x564AB9F2FC4B9D6C, 1) + bytes(64),
+}
+
+
+class Answer(NamedTuple):
+    """What came back from a port."""
+
+    port: int
+    message: str
+    data: bytes
+
+
+@dataclass
+class Neighbour:
+    """Speaks to every port at which the nodes listen towards the network, again and again."""
+
+    pids: Sequence[int]  # a process of each node
+    answers: list[Answer] = field(default_factory=list)
+    _over: threading.Event = field(default_factory=threading.Event)
+
+    def speak(self, namespace: str) -> None:
+        """Enter the neighbour's namespace, in the thread that calls this alone, and speak until `stop`."""
+        with Path(f"/run/netns/{namespace}").open() as place:
+            assert ctypes.CDLL(None).setns(place.fileno(), CLONE_NEWNET) == 0
+        while not self._over.wait(PAUSE_SECONDS):
+            for host, port in {one for pid in self.pids for one in listeners(pid)}:
+                for name, message in MESSAGES.items():
+                    self.answers.append(Answer(port, name, answer_of(host, port, message)))
+
+    def stop(self) -> None:
+        self._over.set()
+
+    @property
+    def ports(self) -> set[int]:
+        return {answer.port for answer in self.answers}
+
+
+def answer_of(host: str, port: int, message: bytes) -> bytes:
+    """Send a message to a port; return all that comes back until it is silent or closed."""
+    found = b""
+    try:
+        with socket.create_connection((host, port), PATIENCE_SECONDS) as line:
+            line.sendall(message)
+            while more := line.recv(4096):
+                found += more
+    except OSError:  # closed meanwhile, or silent
+        pass
+    return found
+
+
+def listeners(pid: int) -> Iterator[tuple[str, int]]:
+    """Yield the addresses at which a process's namespace listens, but those of loopback."""
+    try:
+        lines = Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]
+    except OSError:  # it has ended
+        return
+    for line in lines:
+        address, state = line.split()[1], line.split()[3]
+        host, port = address.split(":")
+        if state == LISTENING and not host.endswith("7F"):
+            yield socket.inet_ntoa(bytes.fromhex(host)[::-1]), int(port, 16)
+
+
+def scanned(net: Network, neighbour: int, node: int, ports: str) -> dict[int, str]:
+    """Scan a node with nmap from the neighbour's namespace; return the program at each open port, if told."""
+    require("nmap")
+    words = ["nmap", "-n", "-Pn", "-sS", "-sV", "-p", ports, "-oX", "-", net.address(node)]
+    done = subprocess.run(net.inside(neighbour, *words), check=True, capture_output=True, text=True)
+    found = {}
+    for port in ElementTree.fromstring(done.stdout).iter("port"):
+        state, service = port.find("state"), port.find("service")
+        if state is not None and state.get("state") == "open":
+            found[int(port.attrib["portid"])] = "" if service is None else service.get("product", "")
+    return found

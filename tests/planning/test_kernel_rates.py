@@ -1,0 +1,72 @@
+"""Rates of kernels are those that their evidence gives."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bench.base.gpu_catalogue import gpu_named
+from bench.planning.prediction.card_rates import CardRates, rates_of
+from bench.planning.prediction.kernel_rates import (
+    DENSE_CONVOLUTIONS,
+    DEPTHWISE_CYCLES,
+    EFFICIENT_ATTENTION,
+    FLEX_ATTENTION,
+    DepthwiseKernel,
+)
+
+ROOT = Path(__file__).parents[2]
+DEPTHWISE = ROOT / "results" / "frontier-h100" / "depthwise.txt"
+OPERATIONS = ROOT / "docs" / "evidence" / "operations-h200" / "operations.txt"
+SAMPLES = 64  # of each call that depthwise.txt timed: its bytes a second give it
+
+
+def rates(name: str) -> CardRates:
+    gpu = gpu_named(name)
+    assert gpu is not None
+    return rates_of(gpu)
+
+
+def timed(kernel: DepthwiseKernel, precision: str) -> Iterator[tuple[int, float]]:
+    """Yield the elements and the seconds of each call that was timed on an H100."""
+    column = {"cudnn": "torch", "bench": "bench"}[kernel]
+    line = rf"^{precision}\s+(\d+) x (\d+)x\d+ .*\b{column}\s+([\d.]+) us"
+    for channels, side, microseconds in re.findall(line, DEPTHWISE.read_text(), re.MULTILINE):
+        yield SAMPLES * int(channels) * int(side) ** 2, float(microseconds) * 1e-6
+
+
+@pytest.mark.parametrize(("kernel", "fp32"), DEPTHWISE_CYCLES)
+def test_a_depthwise_convolution_takes_what_was_timed(kernel: DepthwiseKernel, fp32: bool) -> None:
+    seconds: dict[int, float] = {}
+    for elements, spent in timed(kernel, "float32" if fp32 else "bfloat16"):
+        seconds[elements] = seconds.get(elements, 0.0) + spent  # forwards, and both gradients
+    assert len(seconds) == 4  # ConvNeXt's stages
+    cycles = rates("NVIDIA H100 80GB HBM3").cycles
+    each = [math.log(spent * cycles / elements) for elements, spent in seconds.items()]
+    assert math.exp(sum(each) / 4) == pytest.approx(DEPTHWISE_CYCLES[kernel, fp32], rel=0.01)
+
+
+def test_dense_convolutions_take_what_convnext_has_of_them() -> None:
+    """ConvNeXt has three convolutions of two by two, and one of four by four with an eighth of their work."""
+
+    def rate(shape: str) -> float:
+        """Return operations a second, forwards and twice as many backwards."""
+        line = re.search(rf"^conv bf16 last0 {shape} fwd ([\d.]+) .*TFLOP/s ([\d.]+) ([\d.]+) ms", text, re.M)
+        assert line is not None
+        tflops, forward, backward = map(float, line.groups())
+        return tflops * 1e12 * 3 * forward / (forward + backward)
+
+    text = OPERATIONS.read_text()
+    downsampling, patches = rate("256 512 56 k2"), rate("3 192 224 k4")
+    together = 3.125 / (3 / downsampling + 0.125 / patches)
+    assert together / rates("NVIDIA H200").products("bf16") == pytest.approx(DENSE_CONVOLUTIONS, rel=0.15)
+
+
+def test_attention_in_fp32_is_slower_than_products_in_tf32() -> None:
+    """FlexAttention multiplies in TF32; the vendor's peak of fp32 is an eighth of that of TF32."""
+    assert EFFICIENT_ATTENTION < 1 / 8
+    assert pytest.approx(2.08, rel=0.01) == FLEX_ATTENTION / EFFICIENT_ATTENTION
