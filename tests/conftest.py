@@ -1,5 +1,6 @@
 """Settings for all tests: each uses one thread, so that parallel tests do not compete for cores."""
 
+import gc
 import os
 import runpy
 import shutil
@@ -21,6 +22,7 @@ settings.load_profile("untimed")
 # A shell starts background jobs with SIGINT ignored, and children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup does the same with SIGHUP
+gc.disable()  # while modules are imported and tests collected: millions of objects, all of which stay
 
 # The slowest files of end-to-end tests, in the order in which they start. All other end-to-end tests come
 # later, so that none of these slow files runs alone at the end.
@@ -41,6 +43,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return FIRST.index(file) if file in FIRST else len(FIRST)
 
     items.sort(key=place)
+
+
+def pytest_collection_finish() -> None:
+    """Let the garbage collector look from now on at what tests make, and never again at what is there."""
+    gc.freeze()
+    gc.enable()
 
 
 _SHARED = "BENCH_TESTS_SHARED"  # variable with the path of a folder, which workers inherit

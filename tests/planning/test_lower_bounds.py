@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
-from bench.planning.search.lower_bounds import PassCost, TimedTrial, bound
+from bench.planning.search.lower_bounds import LowerBounds, PassCost, TimedTrial
 from bench.records.trial import Timing, Trial
 from bench.training.models import Model, known_models, parameters_of
 from bench.training.optimizers import Optimizer
@@ -19,6 +20,10 @@ PARAMETERS = parameters_of(PYTHIA) or 0
 
 def untried(setting: Setting, micro_batch: int = 16, gpus: int = 1, model: Model = PYTHIA) -> Trial:
     return Trial(model, setting, micro_batch, gpus, 0, Timing())
+
+
+def bound(trial: Trial, timed: Sequence[TimedTrial], pass_cost: PassCost | None) -> float:
+    return LowerBounds(timed)(trial, pass_cost)
 
 
 def timed(trial: Trial, a_pass: float = 1.0, update: float = 0.0) -> TimedTrial:

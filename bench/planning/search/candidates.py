@@ -56,10 +56,9 @@ def promising(
     limit = EQUAL_WITHIN * best.step_seconds
     # Recorded passes show nothing about the overhead of passes that the host launches kernel by kernel.
     launched = lower_bounds.pass_cost_of([each for each in timed if RECORDED not in each.trial.setting])
+    bounds = lower_bounds.LowerBounds(timed)
     candidates = [
-        trial
-        for trial in left
-        if lower_bounds.bound(trial, timed, pass_cost if RECORDED in trial.setting else launched) < limit
+        trial for trial in left if bounds(trial, pass_cost if RECORDED in trial.setting else launched) < limit
     ]
 
     doubtful = {each.trial.id for each in open_ if each.plan.may_not_fit(each.trial, memory_bytes)}

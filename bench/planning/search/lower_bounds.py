@@ -102,34 +102,55 @@ def pass_cost_of(timed: Sequence[TimedTrial]) -> PassCost | None:
     return max(costs, key=lambda cost: (cost.overhead, -cost.smallest), default=None)
 
 
-def bound(trial: Trial, timed: Sequence[TimedTrial], pass_cost: PassCost | None) -> float:
-    """Return the least seconds of this trial's steps: the largest bound by any measured setting."""
-    settings = {timed_trial.trial.setting for timed_trial in timed}
-    return max(_bound_by_setting(trial, setting, timed, pass_cost) for setting in settings)
+class LowerBounds:
+    """The least seconds of untried steps, by the measured trials of their model.
+
+    What does not differ between untried trials is computed once: a search asks for thousands of bounds.
+    """
+
+    def __init__(self, timed: Sequence[TimedTrial]) -> None:
+        settings = dict.fromkeys(timed_trial.trial.setting for timed_trial in timed)
+        self._extremes = {setting: _extremes(_of_setting(setting, timed)) for setting in settings}
+        self._gains: dict[tuple[Setting, Setting, bool], float] = {}
+
+    def __call__(self, trial: Trial, pass_cost: PassCost | None) -> float:
+        """Return the least seconds of this trial's steps: the largest bound by any measured setting."""
+        half = trial.model.recipe.precision != "fp32"
+        return max(
+            # If an update is unknown, the lower of the two extremes counts.
+            min(
+                _bound_with_updates(same, trial, pass_cost, self._gain(setting, trial.setting, half))
+                for same in extremes
+            )
+            for setting, extremes in self._extremes.items()
+        )
+
+    def _gain(self, measured: Setting, wanted: Setting, half: bool) -> float:
+        key = (measured, wanted, half)
+        if key not in self._gains:
+            self._gains[key] = _gain(measured, wanted, half)
+        return self._gains[key]
 
 
-def _bound_by_setting(
-    trial: Trial, setting: Setting, timed: Sequence[TimedTrial], pass_cost: PassCost | None
-) -> float:
-    """Return the bound by one measured setting: the lower of two extremes if an update is unknown."""
-    same = _of_setting(setting, timed)
+def _extremes(same: Sequence[TimedTrial]) -> list[Sequence[TimedTrial]]:
+    """Return the trials of one setting; if an update is unknown, at its least and at its largest share."""
     if all(timed_trial.update_seconds is not None for timed_trial in same):
-        return _bound_with_updates(same, trial, setting, pass_cost)
-    extremes = (
+        return [same]
+    return [
         [replace(timed_trial, update_seconds=share * timed_trial.step_seconds) for timed_trial in same]
         for share in (0, MAX_UPDATE_SHARE)
-    )
-    return min(_bound_with_updates(extreme, trial, setting, pass_cost) for extreme in extremes)
+    ]
 
 
 def _bound_with_updates(
-    same: Sequence[TimedTrial], trial: Trial, setting: Setting, pass_cost: PassCost | None
+    same: Sequence[TimedTrial], trial: Trial, pass_cost: PassCost | None, gain: float
 ) -> float:
+    setting = same[0].trial.setting
     update = min(timed_trial.update_seconds or 0.0 for timed_trial in same)
     half = trial.model.recipe.precision != "fp32"
     saves = half and halves_weights(trial.setting) and not halves_weights(setting)
     casts = CASTS * update if saves and sharded_by(trial.setting) != "fsdp" else 0.0
-    a_pass = _pass_bound(trial.micro_batch, same, pass_cost, _gain(setting, trial.setting, half), casts)
+    a_pass = _pass_bound(trial.micro_batch, same, pass_cost, gain, casts)
     if trial.accumulation == 1 and trial.model.recipe.aim.compares_samples:
         a_pass *= ANSWERED_ONCE
     if setting != trial.setting:

@@ -168,13 +168,20 @@ class CheckRun:
         self._deadline = time.monotonic() + 60 * self.budget.minutes
         self._torch = bool(probe.packages(("torch",)))
 
+    def _preload(self) -> list[str]:
+        """Return what the fork server prepares once, because each member of each check would otherwise."""
+        if self.request.level in WITHOUT_LOAD:
+            return []
+        ahead = ["bench.node_check.all_checks:known_checks"]
+        if nvml.is_fake():
+            return [*ahead, "bench.runner.machine.fake_nvml"]
+        return [*ahead, "torch", "torch.distributed"] if self._torch else ahead
+
     def run(self) -> str | None:
         """Take every reading. Returns why the check stopped early, or None."""
-        loads = self.request.level not in WITHOUT_LOAD and not nvml.is_fake()
-        preload = ["torch", "torch.distributed"] if self._torch and loads else []
         try:
             with Supervisor(
-                preload,
+                self._preload(),
                 self._tick,
                 self.folder / "logs" / "forkserver.txt",
                 "bench.runner.check.check_worker:work",

@@ -27,7 +27,7 @@ from bench.base.strict_json import to_json
 from bench.export import KINDS, Kind, refuse, script_of
 from bench.planning.manifest import parse_manifest
 from bench.planning.memory_prediction import predict_bytes
-from bench.planning.search.lower_bounds import TimedTrial, bound, pass_cost_of
+from bench.planning.search.lower_bounds import LowerBounds, TimedTrial, pass_cost_of
 from bench.records.trial import Trial
 from bench.runner.trial import recorded_pass
 from bench.runner.trial.device import Device
@@ -395,7 +395,7 @@ def test_a_step_of_one_pass_may_be_faster_than_its_passes_in_other_steps() -> No
         )
         for size in (2, 4)
     ]
-    least = bound(a_trial(model), timed, pass_cost_of(timed))
+    least = LowerBounds(timed)(a_trial(model), pass_cost_of(timed))
     assert 0.5 * BATCH < least < 0.1 + 3 / 4 * (0.1 + BATCH)
 
 
