@@ -29,7 +29,7 @@ FLOORS = (
 # the floor "*". If a folder has no floor "*", each of its modules must be named.
 INNER_FLOORS = {
     "training": (
-        ("setting", "schedules"),
+        ("setting", "schedules", "lifetimes"),
         ("triton", "vendor"),
         ("objectives", "optimizers"),
         ("models",),

@@ -5,6 +5,7 @@ Pure arithmetic on shapes. docs/accuracy.md compares predictions with measuremen
 
 from __future__ import annotations
 
+from bench.planning.recorded_memory import lost_bytes
 from bench.training.methods.chunked_loss import logits_bytes
 from bench.training.models import Counted, Model, Parts, family_of
 from bench.training.models.footprint import activation_bytes
@@ -43,9 +44,10 @@ def predict_counted_bytes(
     if footprint is None:
         return None
     activations = activation_bytes(footprint, model, setting)
-    recipe = model.recipe
+    recipe, parts = model.recipe, counts.parts
     beside = recipe.aim.bytes_of_a_step(recipe, recipe.batch_size, gpus, footprint.logits)
-    return beside + _peak_bytes(model, setting, micro_batch, gpus, counts.parts, activations)
+    lost = lost_bytes(footprint, model, parts, setting, micro_batch, moment_bytes(model, parts))
+    return beside + lost + _peak_bytes(model, setting, micro_batch, gpus, parts, activations)
 
 
 def _peak_bytes(

@@ -1,4 +1,4 @@
-"""Predicted device memory is within 15% of the peaks of the measured bundles in results/."""
+"""Predicted device memory is within 10% of the peaks of the measured bundles in results/."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from bench.planning.memory_prediction import host_bytes, predict_bytes, state_by
 from bench.report.read_bundles import check_all
 from bench.training.methods import known_methods, memory_saving_settings
 from bench.training.models import Counted, Model, Parts, families, family_of, parameters_of
+from bench.training.models.footprint import eager_attention
 from bench.training.models.generic import TransformersFamily, counted
 from bench.training.models.paper_code import find_model
 from bench.training.models.shipped_counts import digest_of, shipped_counts
@@ -31,18 +32,22 @@ LOGITS_TWICE = {
     "proof-2xh200/pythia-1b-fsdp-2", "side-by-side-h200/head-and-loss-apart", "hour-h200/24-minutes",
 }  # fmt: skip
 
-# Predicted 18% too high. On one GPU, stage 1 keeps all gradients of a pass in half precision. On two GPUs the
-# peak is lower by most of that, for an unknown reason. The error is safe: a predicted fit does fit.
+# Predicted too high, so that a predicted fit does fit; by how much. On one GPU, ZeRO-1 keeps all gradients
+# of a pass in half precision. On two GPUs mamba-2.8b's peak is lower by most of that, for an unknown reason.
+# torch times whether it pads the products of GPT-2's head: on an H200 it did (results/frontier-h200).
 TOO_HIGH = {
-    ("every-setting-2xh100/mamba-2.8b-offload-2", "free-lunch + checkpointing + zero-1 + offload"),
+    ("every-setting-2xh100/mamba-2.8b-offload-2", "mamba-2.8b",
+     "free-lunch + checkpointing + zero-1 + offload"): 0.19,
+    ("zoo-h100/zoo-1", "gpt2", "free-lunch"): 0.12,
+    ("published-h200/kempnerforge-2026-01-1g-7b-none", "llama-3-style-7b",
+     "free-lunch + checkpointing"): 0.11,
 }  # fmt: skip
 
-# T5's attention ran without a fused kernel when this was measured; in zoo-h100/t5 it has one. Why
-# wav2vec2-base took more than is counted is not known. GPT-2's recorded pass reserves more than it allocates.
-TOO_LOW = {
-    ("zoo-h100/zoo-1", "t5-v1.1-base"): 0.36, ("zoo-h100/zoo-2", "wav2vec2-base"): 0.18,
-    ("published-h200/nanogpt-2022-gpt2-124m-compile", "gpt-2-124m"): 0.21,
-}  # fmt: skip
+# Recorded stages of several blocks reserve more than is simulated; without CUDA graphs 7.3 GiB are in use.
+TOO_LOW = {("zoo-h100/zoo-2", "swin-tiny"): 0.18}
+
+# T5's attention ran without a fused kernel when this was measured; in zoo-h100/t5 it has one.
+UNFUSED_ATTENTION = {("zoo-h100/zoo-1", "t5-v1.1-base")}
 
 SUMS = 4  # bytes per parameter: in these bundles FSDP2 added gradients up itself, without additional sums
 WITHOUT_SUMS = {
@@ -56,6 +61,18 @@ def logits_bytes(model: Model) -> int:
     recipe = model.recipe
     positions = recipe.asked_per_sample if recipe.objective == "masked-lm" else recipe.units_per_sample
     return 2 * positions * model.architecture.get("vocab_size", 0)
+
+
+def unfused_bytes(model: Model, micro_batch: int) -> int:
+    """Return the bytes that an encoder and a decoder take for scores in fp32 where no fused kernel runs."""
+    source, target = model.recipe.sequence_length, model.recipe.target_length
+    assert source and target
+    a = model.architecture
+    (of_encoder, backward), (of_decoder, _) = (
+        eager_attention(1, a["num_heads"] * pairs, copy=0, dropout=0)
+        for pairs in (source * source, target * target + source * target)
+    )
+    return micro_batch * (a["num_layers"] * of_encoder + a["num_decoder_layers"] * of_decoder + backward)
 
 
 def named(path: Path) -> str:
@@ -82,7 +99,7 @@ def bundles() -> list[Path]:
 
 
 @pytest.mark.parametrize("path", bundles(), ids=named)
-def test_a_committed_bundle_verifies_and_its_peaks_are_predicted_within_15_percent(path: Path) -> None:
+def test_a_committed_bundle_verifies_and_its_peaks_are_predicted_within_10_percent(path: Path) -> None:
     ((_, verdict),) = check_all([path], None)
     assert isinstance(verdict, Verdict), verdict
     if not isinstance(verdict.contents, RunContents):  # a node check
@@ -98,7 +115,9 @@ def test_a_committed_bundle_verifies_and_its_peaks_are_predicted_within_15_perce
             assert predicted is not None
             if named(path) in LOGITS_TWICE and "compile-blocks" in trial.setting:
                 predicted += trial.micro_batch * logits_bytes(model)
-            within = 0.2 if (named(path), trial.label) in TOO_HIGH else 0.15
+            if (named(path), trial.model) in UNFUSED_ATTENTION:
+                predicted += unfused_bytes(model, trial.micro_batch)
+            within = TOO_HIGH.get((named(path), trial.model, trial.label), 0.1)
             within = TOO_LOW.get((named(path), trial.model), within)
             assert predicted == pytest.approx(trial.estimate.peak_bytes, rel=within), trial.label
 

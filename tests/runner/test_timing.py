@@ -9,6 +9,7 @@ import pytest
 from bench.base.strict_json import canonical_json, to_json
 from bench.bundle.tar_format import MAX_LINE_BYTES
 from bench.records.estimate import step_interval
+from bench.records.loss_curve import loss_samples
 from bench.records.trial import Measured, StepSample, Timing
 from bench.runner.trial.stopping_rules import (
     MAX_SAMPLES,
@@ -16,7 +17,6 @@ from bench.runner.trial.stopping_rules import (
     evaluates_rarely,
     is_enough,
     is_steady,
-    loss_samples,
 )
 from bench.training.models import known_models
 from tests.builders import measurement

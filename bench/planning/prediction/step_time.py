@@ -19,7 +19,7 @@ from bench.planning.prediction.kernel_rates import (
     QUERY_CYCLES,
     DepthwiseKernel,
 )
-from bench.training.methods import arithmetic, known_methods
+from bench.training.methods import RECORDED, arithmetic, known_methods
 from bench.training.models import Counted, Model, Parts, Precision, words_of
 from bench.training.models.footprint import ROW_MULTIPLE
 from bench.training.setting import Setting, halves_weights, in_group
@@ -253,7 +253,7 @@ def _moved_logits(model: Model, setting: Setting) -> int:
 
 def _kept_bytes(model: Model, setting: Setting, counts: Counted) -> float | None:
     """Return the bytes of a sample's activations without logits, neither sharded nor checkpointed."""
-    left_out = {in_group(setting, "sharding"), "offload", "checkpointing"}
+    left_out = {in_group(setting, "sharding"), "offload", "checkpointing", RECORDED}
     # A loss by chunks keeps no logits: they are counted apart.
     plain = (*(name for name in setting if name not in left_out), "chunked-loss")
     one, two = (predict_bytes(model, plain, samples, 1, counts) for samples in (64, 128))

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from bench.records.estimate import mean
+from bench.records.loss_curve import loss_passes
 from bench.records.trial import Measurement, Proof, StepSample, Trial
 from bench.runner.trial import stopping_rules as rules
 from bench.runner.trial.checkpoint_time import seconds_to_save
@@ -209,8 +210,7 @@ class TrialRun:
         """
         trial = self.trial
         at_once = trial.micro_batch * self.team.size
-        samples = rules.loss_samples(self.parameters, trial.model.recipe)
-        passes = max(1, min(samples // at_once, trial.accumulation))
+        passes = loss_passes(self.parameters, trial.model.recipe, at_once, trial.accumulation)
         losses: list[float] = []
         norms: list[float | None] = []
         for step in range(1, trial.timing.loss_steps + 1):

@@ -21,9 +21,6 @@ RARE_EVALUATION = 3e-4  # evaluated samples per trained sample: at most 0.1% of 
 # Share of the measuring time for one step at the high pass count. A pass is the difference of two steps,
 # whose errors matter less the more passes lie between them: few long steps beat many short ones.
 MAX_STEP_SHARE = 1 / 5
-# Samples in a step of the loss curve, alike for all micro-batches that divide them. Fewer if they need more
-# arithmetic than a slow GPU does in half a minute, or the trial would time out before it is measured.
-LOSS_SAMPLES, LOSS_FLOPS = 64, 1e15
 LONG_PASS = 1 / 6  # share of the measuring time; a step has at least 2 longer passes, or 3 shorter ones
 
 
@@ -33,15 +30,6 @@ def is_steady(seconds: Sequence[float], timing: Timing) -> bool:
         return False
     before, after = mean(seconds[-2 * WINDOW : -WINDOW]), mean(seconds[-WINDOW:])
     return abs(after - before) <= max(MIN_AGREEMENT, timing.target_percent / 100) * before
-
-
-def loss_samples(parameters: int, recipe: Recipe) -> int:
-    """Return the samples in a step of the loss curve: a power of two, which most micro-batches divide.
-
-    The number depends on the model only, so that loss curves of different runs can be compared.
-    """
-    sample_flops = 6 * parameters * recipe.units_per_sample  # 2 a weight forward, 4 backward
-    return 1 << (max(1, min(LOSS_SAMPLES, int(LOSS_FLOPS / sample_flops))).bit_length() - 1)
 
 
 def accumulation_counts(

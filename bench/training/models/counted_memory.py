@@ -16,6 +16,7 @@ from itertools import repeat
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from bench.training.lifetimes import SMALL, BlockTensors, to_text
 from bench.training.models.attention import (
     document_mask,
     ends_of,
@@ -136,12 +137,23 @@ class _Count:
                 for name, kind in self.kinds.items()
             ]
             blocks = [self._compiled(plain) if one else plain for one in compiled]
-        return [Footprint(self.outside, tuple(one), self.logits) for one in blocks]
+        outside = self._weights_outside()
+        return [Footprint(self.outside, tuple(one), self.logits, weights=outside) for one in blocks]
+
+    def _weights_outside(self) -> tuple[int, ...]:
+        """Return the numbers of parameters of the larger trained weights outside of the blocks."""
+        inside = {weight for block in self.parts for weight in block.parameters()}
+        trained = (weight for weight in self.module.parameters() if weight.requires_grad)
+        sizes = (weight.numel() for weight in trained if weight not in inside)
+        return tuple(sorted((size for size in sizes if FP32 * size > SMALL), reverse=True))
 
     def _compiled(self, plain: Sequence[Block]) -> list[Block]:
         """Return the blocks of each kind with what they keep if they are compiled."""
-        kinds = zip(plain, self.kinds.values(), strict=True)
-        return [replace(block, inside=self._compiled_inside(kind)) for block, kind in kinds]
+        found = []
+        for block, kind in zip(plain, self.kinds.values(), strict=True):
+            inside, tensors = self._when_compiled(kind)
+            found.append(replace(block, inside=inside, tensors=to_text(tensors)))
+        return found
 
     def _instead_of(self, block: nn.Module, forward: Callable[..., Any], kept: _Kept) -> Callable[..., Any]:
         """Return a forward that runs the first block of a kind only, and reuses its result for the others."""
@@ -178,13 +190,16 @@ class _Count:
             found.backward(gradient)
         return live.peak // SAMPLES
 
-    def _compiled_inside(self, kind: _Kind) -> int:
-        """Count the bytes that a compiled block keeps for each sample, including its first input."""
-        saved = torch_inside.saved_when_compiled(
+    def _when_compiled(self, kind: _Kind) -> tuple[int, BlockTensors]:
+        """Count the bytes that a compiled block keeps for each sample, including its first input.
+
+        Returns the lifetimes of its tensors, too.
+        """
+        saved, tensors = torch_inside.tensors_when_compiled(
             kind.first, lambda arguments, keywords: self._call(kind, arguments, keywords),
-            _anew((kind.arguments, dict(kind.keywords))),
+            _anew((kind.arguments, dict(kind.keywords))), SAMPLES,
         )  # fmt: skip
-        return sum(size for size in saved if size % SAMPLES == 0) // SAMPLES
+        return sum(size for size in saved if size % SAMPLES == 0) // SAMPLES, tensors
 
     @contextmanager
     def _rules(self) -> Iterator[None]:

@@ -35,6 +35,7 @@ class Block:
     entry: int  # the block's input in fp32: checkpointing keeps nothing else
     inside: int  # everything kept for the backward pass, without checkpointing
     backward: int = 0  # additional bytes during the backward pass
+    tensors: str = later("")  # of a compiled block that was counted: see bench/training/lifetimes.py
 
     @property
     def freeing(self) -> Block:
@@ -50,6 +51,7 @@ class Footprint:
     blocks: tuple[Block, ...]
     logits: int  # elements, not bytes: the loss computes in fp32 in any precision
     head: int = 0  # kept by a head of several layers, before the logits
+    weights: tuple[int, ...] = later(())  # parameters of the large weights outside of the blocks, if counted
 
     def with_head_at(self, share: float) -> Footprint:
         """Return the footprint of the model if its head runs at that share of the positions only."""
@@ -171,8 +173,8 @@ def activation_bytes(footprint: Footprint, model: Model, setting: Setting) -> tu
     if "chunked-loss" in setting:  # logits exist for one chunk at a time: chunked_loss.py counts them
         footprint = footprint.with_head_at(0)
     # A loss that is compiled with the head overwrites the logits with their gradient. Rows of odd length are
-    # padded for the head's product, and cut to length in a copy.
-    loss_bytes = lowered(model) * (1 + odd) if in_group(setting, "compilation") else None
+    # padded for the head's product, and cut to length in a copy; their gradient is padded in another one.
+    loss_bytes = lowered(model) * (1 + 2 * odd) if in_group(setting, "compilation") else None
     return footprint.heights("checkpointing" in setting, loss_bytes)
 
 

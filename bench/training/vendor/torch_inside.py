@@ -11,12 +11,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bench.training.vendor.graph_lifetimes import Graphs, block_tensors
+
 if TYPE_CHECKING:
     from datetime import timedelta
 
     import torch
     import torch.distributed as dist
     from torch import Tensor, nn
+
+    from bench.training.lifetimes import BlockTensors
 
 # Modules that the first compilation imports. Relies on: their private names, for `import_module`; the process
 # that imports them ahead ignores a failure, so a renamed module costs one second per trial.
@@ -197,12 +201,16 @@ def make_fake(module: nn.Module, precision: torch.dtype | None = None) -> None:
             setattr(part, name, torch.empty(old.shape, dtype=old.dtype, device="cpu"))
 
 
-def saved_when_compiled(
-    module: nn.Module, call: Callable[[Any, Any], Tensor], given: tuple[Sequence[Any], dict[str, Any]]
-) -> list[int]:
-    """Return the bytes of each tensor that a call keeps for its backward pass under torch.compile.
+def tensors_when_compiled(
+    module: nn.Module,
+    call: Callable[[Any, Any], Tensor],
+    given: tuple[Sequence[Any], dict[str, Any]],
+    samples: int,
+) -> tuple[list[int], BlockTensors]:
+    """Return the bytes of each storage that a call keeps for its backward pass under torch.compile.
 
-    `call` takes the arguments and keywords in `given`, which are tensors without contents.
+    With them, the lifetimes of all tensors of both passes. `call` takes the arguments and keywords in
+    `given`, which are tensors of `samples` samples without contents.
 
     Relies on: `aot_function` and `min_cut_rematerialization_partition` of torch._functorch, with which the
     compiler decides what is kept and what is computed again. No issue known.
@@ -217,7 +225,10 @@ def saved_when_compiled(
     weights = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     values, structure = tree_flatten(given)
     places = [i for i, value in enumerate(values) if isinstance(value, torch.Tensor)]
-    found: list[int] = []
+    # A view keeps all of its storage: attention's result is kept for its own backward pass and, seen as rows,
+    # for the product that follows; a part of a joined product keeps the other parts.
+    sizes: dict[int, int] = {}
+    found: list[BlockTensors] = []
 
     def computed(*tensors: Tensor) -> Tensor:
         inputs = dict(zip(places, tensors[len(weights) :], strict=True))
@@ -230,8 +241,11 @@ def saved_when_compiled(
     def partition(joint: Any, inputs: Any, **more: Any) -> Any:
         forward, backward = min_cut_rematerialization_partition(joint, inputs, **more)
         outputs = forward.graph.find_nodes(op="output")[0].args[0][more["num_fwd_outputs"] :]
-        tensors = [value for node in outputs if isinstance(value := node.meta.get("val"), torch.Tensor)]
-        found.extend(tensor.numel() * tensor.element_size() for tensor in tensors)
+        for node in outputs:
+            if isinstance(value := node.meta.get("val"), torch.Tensor):
+                sizes[value.untyped_storage()._cdata] = value.untyped_storage().nbytes()
+        graphs = Graphs(forward.graph, backward.graph, more["num_fwd_outputs"], len(weights))
+        found.append(block_tensors(graphs, samples))
         return forward, backward
 
     def as_it_is(graph: Any, _inputs: Any) -> Any:
@@ -240,7 +254,7 @@ def saved_when_compiled(
     decompositions = select_decomp_table()
     compiled = aot_function(computed, as_it_is, as_it_is, partition, decompositions)
     compiled(*weights.values(), *(values[i] for i in places))
-    return found
+    return [*sizes.values()], found[-1]
 
 
 @dataclass

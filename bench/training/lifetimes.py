@@ -1,0 +1,63 @@
+"""The tensors of a compiled block's pass: how many bytes each takes, and from when until when.
+
+A text of them begins with the number of the first operation of the backward pass, and has one word for each
+tensor: `3145728+0@2-57` takes 3,145,728 bytes for each sample and none beside, is allocated by operation 2
+and freed after operation 57; `0+9437184@90-` is never freed, as the gradient of a weight. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+
+SMALL = 1 << 20  # bytes; PyTorch's allocator keeps smaller tensors apart, in segments of two MiB
+
+
+@dataclass(frozen=True, slots=True)
+class Lifetime:
+    sample_bytes: int
+    bytes: int
+    born: int  # the operation that allocates it
+    freed: int | None  # the last operation that reads it, the first backward one if none does; None: it stays
+
+    def size(self, samples: int) -> int:
+        return self.sample_bytes * samples + self.bytes
+
+
+@dataclass(frozen=True, slots=True)
+class BlockTensors:
+    """Tensors of one block's pass. Operations before `backward` belong to its forward pass."""
+
+    backward: int
+    lifetimes: tuple[Lifetime, ...]
+
+    @property
+    def gradients(self) -> list[Lifetime]:
+        return [one for one in self.lifetimes if one.freed is None]
+
+
+def to_text(tensors: BlockTensors) -> str:
+    words = (
+        f"{one.sample_bytes}+{one.bytes}@{one.born}-{'' if one.freed is None else one.freed}"
+        for one in tensors.lifetimes
+    )
+    return " ".join([str(tensors.backward), *words])
+
+
+@cache
+def from_text(text: str) -> BlockTensors:
+    backward, *words = text.split()
+    return BlockTensors(int(backward), tuple(map(_lifetime, words)))
+
+
+def _lifetime(word: str) -> Lifetime:
+    size, _, time = word.partition("@")
+    sample_bytes, _, more = size.partition("+")
+    born, _, freed = time.partition("-")
+    return Lifetime(int(sample_bytes), int(more), int(born), int(freed) if freed else None)
+
+
+def notable(lifetimes: Iterable[Lifetime]) -> tuple[Lifetime, ...]:
+    """Leave out tensors that are small whatever the number of samples: they share segments of their own."""
+    return tuple(one for one in lifetimes if one.bytes > SMALL or one.sample_bytes >= SMALL >> 7)

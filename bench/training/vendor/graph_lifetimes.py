@@ -1,0 +1,136 @@
+"""From when until when the tensors of a compiled graph are in memory.
+
+Relies on: fx graphs whose nodes have tensors without contents in `meta["val"]`, of which views share the
+storage; names of the operations that the compiler leaves to libraries. No issue known.
+Remove when torch tells the peak memory of a compiled module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bench.training.lifetimes import BlockTensors, Lifetime, notable
+
+# Operations with kernels of their own, which read and write tensors in memory. The compiler fuses all others,
+# and writes only what one of these reads or what the graph returns.
+LIBRARY = {
+    "mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward", "_grouped_mm", "sort", "topk",
+    "kept_attention", "kept_attention_backward",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Graphs:
+    """A block's forward and backward pass, and how many of their inputs are weights."""
+
+    forward: Any
+    backward: Any
+    outputs: int  # of the forward pass; it returns what the backward pass needs after them
+    weights: int
+
+
+def block_tensors(graphs: Graphs, samples: int) -> BlockTensors:
+    """Return the lifetimes of the tensors of a block that computed so many samples.
+
+    The block's input and the gradient of its output belong to it; its output and the gradient of its input
+    belong to the blocks beside it.
+    """
+    forward, backward = _Uses.of(graphs.forward), _Uses.of(graphs.backward)
+    start = forward.operations
+    result, saved = forward.returned[: graphs.outputs], {*forward.returned[graphs.outputs :]}
+    entry = forward.first_of_samples(graphs.weights, samples)
+
+    def lifetimes() -> Iterator[Lifetime]:
+        def lifetime(size: int, born: int, freed: int | None) -> Lifetime:
+            of_samples = size % samples == 0
+            return Lifetime(size // samples * of_samples, size * (not of_samples), born, freed)
+
+        for storage, size in forward.sizes.items():
+            given = storage in forward.given
+            if (given and storage != entry) or storage in result:
+                continue
+            if storage in saved:
+                freed = start + backward.last.get(storage, backward.operations)
+            else:
+                freed = start if given else forward.last.get(storage, forward.born[storage])
+            yield lifetime(size, forward.born[storage], freed)
+        of_weights = {*backward.returned[: graphs.weights]}
+        of_entry = next((one for one in backward.returned[graphs.weights :] if one is not None), None)
+        for storage, size in backward.sizes.items():
+            if storage in saved or storage in forward.given or storage == of_entry:
+                continue
+            if storage in backward.given:  # autograd keeps it until the block's backward pass is over
+                yield lifetime(size, start, start + backward.operations)
+            elif storage in of_weights:
+                yield lifetime(size, start + backward.born[storage], None)
+            else:
+                last = backward.last.get(storage, backward.born[storage])
+                yield lifetime(size, start + backward.born[storage], start + last)
+
+    return BlockTensors(start, notable(sorted(lifetimes(), key=lambda one: one.born)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Uses:
+    """Storages that a graph has in memory, by when they are allocated and last read."""
+
+    operations: int
+    sizes: dict[int, int]
+    born: dict[int, int]
+    last: dict[int, int]
+    given: set[int]  # allocated before the graph runs
+    inputs: list[int | None]
+    returned: list[int | None]
+
+    @classmethod
+    def of(cls, graph: Any) -> _Uses:
+        nodes = list(graph.nodes)
+        inputs = [_storage(node) for node in nodes if node.op == "placeholder"]
+        (output,) = graph.find_nodes(op="output")
+        returned = [_storage(value) for value in output.args[0]]
+        written = {*inputs, *returned, *_read_or_written_by_libraries(nodes)} - {None}
+        uses = cls(len(nodes), {}, {}, {}, {one for one in inputs if one is not None}, inputs, returned)
+        reads = dict[Any, set[int]]()  # of each node: the written storages that it is computed from
+        for place, node in enumerate(nodes):
+            reads[node] = set()
+            for source in node.all_input_nodes:
+                storage = _storage(source)
+                reads[node] |= {storage} if storage in uses.sizes else reads[source]  # type: ignore[arg-type]
+            storage = _storage(node)
+            if storage in written and storage not in uses.sizes:
+                uses.sizes[storage] = node.meta["val"].untyped_storage().nbytes()  # type: ignore[index]
+                uses.born[storage] = place  # type: ignore[index]
+            if storage in written or _is_of_a_library(node):
+                for one in reads[node]:
+                    uses.last[one] = place
+        return uses
+
+    def first_of_samples(self, weights: int, samples: int) -> int | None:
+        """Return the first input after the weights whose size grows with the number of samples."""
+        places = (one for one in self.inputs[weights:] if one is not None)
+        return next((one for one in places if self.sizes[one] % samples == 0), None)
+
+
+def _read_or_written_by_libraries(nodes: Sequence[Any]) -> Iterator[int | None]:
+    for node in nodes:
+        if _is_of_a_library(node):
+            yield _storage(node)
+            yield from map(_storage, node.all_input_nodes)
+        elif any(map(_is_of_a_library, node.all_input_nodes)) and _name(node) == "getitem":
+            yield _storage(node)
+
+
+def _is_of_a_library(node: Any) -> bool:
+    return node.op == "call_function" and _name(node) in LIBRARY
+
+
+def _name(node: Any) -> str:
+    return str(getattr(node.target, "__name__", node.target)).partition(".")[0]
+
+
+def _storage(node: Any) -> int | None:
+    """Return what identifies the storage of a node's tensor; None for anything else."""
+    value = getattr(node, "meta", {}).get("val")
+    return value.untyped_storage()._cdata if hasattr(value, "untyped_storage") else None
