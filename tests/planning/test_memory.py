@@ -34,7 +34,7 @@ LOGITS_TWICE = {
 
 # Predicted too high, so that a predicted fit does fit; by how much. On one GPU, ZeRO-1 keeps all gradients
 # of a pass in half precision. On two GPUs mamba-2.8b's peak is lower by most of that, for an unknown reason.
-# torch times whether it pads the products of GPT-2's head: on an H200 it did (results/frontier-h200).
+# GPT-2 reserved 3 GiB more on an H200 (results/frontier-h200/expandable-segments.txt).
 TOO_HIGH = {
     ("every-setting-2xh100/mamba-2.8b-offload-2", "mamba-2.8b",
      "free-lunch + checkpointing + zero-1 + offload"): 0.19,

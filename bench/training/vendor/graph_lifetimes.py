@@ -97,7 +97,7 @@ class _Uses:
             reads[node] = set()
             for source in node.all_input_nodes:
                 storage = _storage(source)
-                reads[node] |= {storage} if storage in uses.sizes else reads[source]  # type: ignore[arg-type]
+                reads[node] |= {storage} if storage in uses.sizes else reads[source]
             storage = _storage(node)
             if storage in written and storage not in uses.sizes:
                 uses.sizes[storage] = node.meta["val"].untyped_storage().nbytes()  # type: ignore[index]
@@ -132,5 +132,5 @@ def _name(node: Any) -> str:
 
 def _storage(node: Any) -> int | None:
     """Return what identifies the storage of a node's tensor; None for anything else."""
-    value = getattr(node, "meta", {}).get("val")
+    value: Any = getattr(node, "meta", {}).get("val")
     return value.untyped_storage()._cdata if hasattr(value, "untyped_storage") else None
