@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench.base.kernel_list import MODULES
-from bench.base.strict_json import pretty_json
+from bench.base.strict_json import from_json, pretty_json
 from bench.planning.kernel_costs import lost_methods
+from bench.records.gradients import GradientCheck
 from bench.training.methods import Target
 from bench.training.models import known_models
 
@@ -62,7 +63,10 @@ def measured_steps(folder: Path) -> dict[tuple[str, int, str], list[MeasuredStep
         if not results["schema"].startswith("bench/results/") or not results["node"]["gpus"]:
             continue
         for trial in results["trials"]:
-            if trial["outcome"] == "measured" and trial["estimate"] and trial["model"] in known_models():
+            check = trial.get("gradient_check")
+            right = check is None or from_json(GradientCheck, check).agrees
+            measured = trial["outcome"] == "measured" and trial["estimate"]
+            if measured and right and trial["model"] in known_models():
                 key = (trial["model"], trial["gpus"], results["node"]["gpus"][0]["name"])
                 seconds = float(trial["estimate"]["step_seconds"]["value"])
                 name = path.relative_to(folder).as_posix()

@@ -17,6 +17,7 @@ from bench.training.methods import Target
 from bench.training.models import Counted, Model, Precision, counts_of, families, family_of, known_models
 from bench.training.models.biased_gelu import BiasedGelu, GeluLayers, gelu_layers_of, take_over
 from bench.training.models.counted_memory import counted_footprints
+from bench.training.models.footprint import Footprint
 from bench.training.models.generic import TransformersFamily, _build, counted
 from bench.training.setting import Setting
 from tests.training.models.keeping import halved, kept_bytes_a_sample
@@ -151,9 +152,23 @@ def test_gelu_and_its_bias_in_one_operation_keep_what_pytorch_keeps(name: str) -
         return module
 
     plain, ours = (
-        counted_footprints(model, partial(build, gelu), family.blocks, fused=True) for gelu in (False, True)
+        [
+            replace(each, footprint=without_positions(each.footprint))
+            for each in counted_footprints(model, partial(build, gelu), family.blocks, fused=True)
+        ]
+        for gelu in (False, True)
     )
     assert len(plain) == 6 and ours == plain
+
+
+def without_positions(footprint: Footprint) -> Footprint:
+    """Leave the sizes of a block's tensors: their positions depend on how many operations a graph has."""
+
+    def sizes(tensors: str) -> str:
+        return " ".join(sorted(tensor.split("@")[0] for tensor in tensors.split()[1:]))
+
+    blocks = tuple(replace(block, tensors=sizes(block.tensors)) for block in footprint.blocks)
+    return replace(footprint, blocks=blocks)
 
 
 @cache
