@@ -9,6 +9,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 
 from bench.base.gpu_catalogue import GpuModel, gpu_models, gpu_named
@@ -138,6 +139,14 @@ def test_exchange_slows_what_is_computed_beside_it() -> None:
     assert beside(1.0, 0.0) == 1.0
     assert 1.02 < beside(1.0, 0.1) < 1.03  # hidden, but for the multiprocessors that it takes
     assert beside(0.1, 10.0) == pytest.approx(10, rel=1e-3)
+
+
+def test_exchange_beside_computing_is_computed_for_many_rows_at_once() -> None:
+    """benchmarks/prediction.py fits multipliers to all measured rows in arrays."""
+    computing, sent = [1.0, 0.1, 3.0], [0.0, 10.0, 3.0]
+    found: Any = beside(np.array(computing), np.array(sent))  # type: ignore[arg-type]
+    assert found.tolist() == pytest.approx([beside(c, s) for c, s in zip(computing, sent, strict=True)])
+
 
 
 def test_a_card_is_as_fast_as_its_products_and_its_memory() -> None:

@@ -279,12 +279,11 @@ def beside(computing: float, sent: float) -> float:
     """Return the seconds of a pass from those of computing and of exchange alone.
 
     Exchange runs beside computing and slows it. The longer of the two counts, and near their meeting a little
-    of both.
+    of both. Also takes arrays of numpy.
     """
-    slowed = computing + TAKEN_BY_EXCHANGE * sent
-    shorter, longer = sorted((slowed, sent))
-    part: float = (1 + (shorter / longer) ** 4) ** 0.25  # powers of both might be too large for a float
-    return longer * part
+    slowed = computing + TAKEN_BY_EXCHANGE * sent  # so that the ratio below is bounded, whatever the card
+    both: float = slowed * (1 + (sent / slowed) ** 4) ** 0.25
+    return both
 
 
 def attention_seconds(work: Work, rates: CardRates, precision: Precision, m: Multipliers) -> float:
