@@ -204,7 +204,7 @@ def test_an_image_may_be_pulled_and_must_still_match_the_manifest(operator: With
         copy += ["--dest-compress-level=1", f"docker-archive:{image}", f"docker://{registry}/bench:cpu"]
         subprocess.run(copy, check=True)
         for reference, said in {
-            f"{registry}/bench:none": f"pulling {registry}/bench:none failed: ",
+            f"{registry}/bench:none": f"docker cannot pull {registry}/bench:none: ",
             f"{registry}/bench:other": f", the manifest asks for {identity}",
         }.items():
             found = operator.push(manifest, address, "--pull", reference, code=3)["nodes"][0]
