@@ -148,7 +148,6 @@ def test_exchange_beside_computing_is_computed_for_many_rows_at_once() -> None:
     assert found.tolist() == pytest.approx([beside(c, s) for c, s in zip(computing, sent, strict=True)])
 
 
-
 def test_a_card_is_as_fast_as_its_products_and_its_memory() -> None:
     slower = replace(H200, memory_gb_per_second=H200.memory_gb_per_second / 2)
     half, whole = time_of(gpu=slower), time_of()
