@@ -89,13 +89,13 @@ def undecided(check: GradientCheck, nudged: GradientCheck) -> str | None:
     `nudged` compares the unmodified model's gradients with its own after a change of its weights that is
     smaller than rounding. If that changes them as much, then right settings differ as much.
     """
-    if nudged.agrees or None in (check.whole_difference, check.worst_difference):
+    whole, worst = check.whole_difference, check.worst_difference
+    if nudged.agrees or whole is None or worst is None:
         return None
-    whole, worst = nudged.whole_difference or math.inf, nudged.worst_difference or math.inf
-    most = MOST_OF_ROUNDING
-    if (check.whole_difference or 0) > most * whole or (check.worst_difference or 0) > most * worst:
+    rounded = nudged.whole_difference or math.inf
+    if whole > MOST_OF_ROUNDING * rounded or worst > MOST_OF_ROUNDING * (nudged.worst_difference or math.inf):
         return None
-    change = f"by {whole:.0%}" if math.isfinite(whole) else "without limit"
+    change = f"by {rounded:.0%}" if math.isfinite(rounded) else "without limit"
     return f"rounding decides them: the unmodified model's change {change} if its weights do by a millionth"
 
 
