@@ -12,6 +12,7 @@ import io
 import ipaddress
 import re
 import ssl
+import threading
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -98,6 +99,7 @@ class Registry:
         # A login over an open line could be read by everyone on the way.
         self._login = login if local or not plain_http else None
         self._authorization: str | None = None
+        self._logging_in = threading.Lock()
         self._opener = urllib.request.build_opener()
 
     # --- reading -----------------------------------------------------------------------------------------
@@ -206,16 +208,26 @@ class Registry:
         self, method: str, url: str, headers: Mapping[str, str], data: bytes | BinaryIO | None = None
     ) -> Any:
         """Return the answer of a URL; log in once if the registry asks for it."""
+        sent = self._authorization
         try:
-            return self._send(method, url, headers, data)
+            return self._send(method, url, headers, data, sent)
         except urllib.error.HTTPError as error:
-            asked = error.headers.get("WWW-Authenticate", "")
-            if error.code != http.client.UNAUTHORIZED or not self._log_in(asked):
+            if error.code != http.client.UNAUTHORIZED:
+                raise
+            authorization = self._log_in(error.headers.get("WWW-Authenticate", ""), sent)
+            if authorization == sent:
                 raise
             error.close()
-        return self._send(method, url, headers, data)
+        return self._send(method, url, headers, data, authorization)
 
-    def _send(self, method: str, url: str, headers: Mapping[str, str], data: bytes | BinaryIO | None) -> Any:
+    def _send(
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str],
+        data: bytes | BinaryIO | None,
+        authorization: str | None,
+    ) -> Any:
         if data is not None and not isinstance(data, bytes):
             data.seek(0)
         parts = urllib.parse.urlsplit(url)
@@ -223,20 +235,29 @@ class Registry:
             raise PermissionError(f"it sends to {url[:80]!r}")
         request = urllib.request.Request(url, data, {"User-Agent": "bench", **headers}, method=method)
         # A place for uploads may be on another host, which has no right to the login.
-        if self._authorization and f"{parts.scheme}://{parts.netloc}" == self._origin:
-            request.add_unredirected_header("Authorization", self._authorization)
+        if authorization and f"{parts.scheme}://{parts.netloc}" == self._origin:
+            request.add_unredirected_header("Authorization", authorization)
         return self._opener.open(request, timeout=_SILENCE_SECONDS)
 
-    def _log_in(self, asked: str) -> bool:
-        """Get what a registry that answers 401 asks for; False if there is nothing to try."""
+    def _log_in(self, asked: str, sent: str | None) -> str | None:
+        """Return the authorization to send after a 401; `sent` if the registry asks for nothing else.
+
+        Another thread may have logged in since `sent` was sent: its authorization is returned then.
+        """
+        with self._logging_in:
+            if self._authorization == sent:
+                self._authorization = self._authorization_for(asked)
+            return self._authorization
+
+    def _authorization_for(self, asked: str) -> str | None:
+        """Return what a registry asks for in the header of a 401."""
         kind, _, rest = asked.partition(" ")
-        before = self._authorization
         if kind.lower() == "basic" and self._login:
-            self._authorization = self._login.basic
-        elif kind.lower() == "bearer":
+            return self._login.basic
+        if kind.lower() == "bearer":
             fields = dict(re.findall(r'(\w+)="([^"]*)"', rest))
-            self._authorization = f"Bearer {self._token(fields)}"
-        return self._authorization != before
+            return f"Bearer {self._token(fields)}"
+        return self._authorization
 
     def _token(self, fields: Mapping[str, str]) -> str:
         """Ask the server that the registry names for a token."""

@@ -29,6 +29,7 @@ class MadeUpRegistry:
     given: bytes | None = None  # what it answers in place of a token
     realm: str = ""  # where it sends for a token
     refuses: int | None = None  # code of every answer
+    unknown: threading.Barrier | None = None  # how many requests without a login are answered together
 
     def token(self, authorization: str) -> str | None:
         """Return the token of a login; None for another one."""
@@ -68,6 +69,8 @@ class Handler(BaseHTTPRequestHandler):
             return
         wanted = "Bearer a-token" if own.asks == "Bearer" else given if own.token(given) else "Basic"
         if own.login and given != wanted:
+            if own.unknown:
+                own.unknown.wait()
             ask = f'Bearer realm="{own.realm}",service="here",scope="pull,push"'
             self.answer(401, WWW_Authenticate=ask if own.asks == "Bearer" else "Basic")
             return

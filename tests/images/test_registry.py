@@ -8,8 +8,10 @@ import json
 import os
 import random
 import ssl
+import threading
 import urllib.error
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -358,6 +360,20 @@ def test_a_login_is_not_sent_before_it_is_asked_for(pushed: Pushed, tmp_path: Pa
     stored(tmp_path, pushed.registry.address, "me", "secret")
     assert pushed.pull() == 0
     assert {authorization for _, _, authorization in pushed.registry.seen} == {""}
+
+
+@pytest.mark.parametrize("asks", ["Bearer", "Basic"])
+def test_threads_that_are_asked_for_a_login_together_log_in_once(registry: MadeUpRegistry, asks: str) -> None:
+    registry.login, registry.asks = ("me", "secret"), asks
+    registry.unknown = threading.Barrier(4, timeout=30)
+    repository = Registry(parse_reference(f"{registry.address}/lab/bench"), Login("me", "secret"))
+    blobs = {f"sha256:{hashlib.sha256(blob).hexdigest()}": blob for blob in (b"1", b"2", b"3", b"4")}
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda digest: repository.upload(blobs[digest], digest), blobs))
+    assert registry.blobs == blobs
+    assert [path for _, path, _ in registry.seen if path.startswith("/token")] == (
+        ["/token?service=here&scope=pull%2Cpush"] if asks == "Bearer" else []
+    )
 
 
 @pytest.mark.parametrize("answer", [b"[]", b"{}", b"not json", b"[" * 100_000, b'{"token": "a\\r\\nb"}'])
