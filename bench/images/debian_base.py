@@ -17,9 +17,14 @@ from pathlib import Path
 
 from bench.base.errors import BadInput, EnvironmentCannot
 
-# Files left out of the base: documents and translations.
-_EXCLUDED = [f"/usr/share/{name}/*" for name in ("doc", "man", "info", "locale", "lintian")]
-_LICENCES = "/usr/share/doc/*/copyright"
+# Files left out of the base: documents, translations, and what compiling Python extensions never needs.
+EXCLUDED = [
+    *(f"/usr/share/{name}/*" for name in ("doc", "man", "info", "locale", "lintian")),
+    "/usr/bin/*lto-dump*",  # prints the objects of link-time optimisation
+    "/usr/lib/*/libpython3*.a",  # for programs that contain a static Python
+    *(f"/usr/lib/*/lib{name}san*" for name in ("a", "hwa", "l", "t", "ub")),  # sanitizers
+]
+LICENCES = "/usr/share/doc/*/copyright"
 # Removed at the end: set-id bits, useless in a container with no-new-privileges, and traces of the build.
 _CLEAN = (
     'find "$1" -xdev -perm /6000 -type f -exec chmod a-s {} +',
@@ -79,8 +84,8 @@ def bootstrap(
             f"--include={' '.join(include)}",
             *(f"--{when}-hook={_record(record)}" for when in _HOOKS),
         ]
-        command += [f"--dpkgopt=path-exclude={path}" for path in _EXCLUDED]
-        command += [f"--dpkgopt=path-include={_LICENCES}", *(f"--customize-hook={hook}" for hook in _CLEAN)]
+        command += [f"--dpkgopt=path-exclude={path}" for path in EXCLUDED]
+        command += [f"--dpkgopt=path-include={LICENCES}", *(f"--customize-hook={hook}" for hook in _CLEAN)]
         command += [suite, str(out), *mirror]
         environment = os.environ | {"SOURCE_DATE_EPOCH": str(epoch), "LC_ALL": "C.UTF-8", "TZ": "UTC"}
         done = subprocess.run(

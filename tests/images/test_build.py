@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import bench
 from bench.base.errors import BadInput
 from bench.base.kernel_list import MODULES
 from bench.images.build_image import BuildInputs, described, labels
+from bench.images.debian_base import EXCLUDED, LICENCES
 from bench.images.locks import read_pins
 from bench.images.revision import REVISION, commit_of, revision_of
 from bench.images.variants import find_variant, images
@@ -121,3 +123,38 @@ def test_a_folder_that_a_repository_ignores_has_no_commit(recipe: BuildInputs) -
 def test_a_released_source_carries_its_commit(recipe: BuildInputs) -> None:
     (recipe.root / "revision").write_text("c" * 40 + "\n")
     assert labels(recipe)[REVISION] == "c" * 40
+
+
+def left_out(path: str) -> bool:
+    """Return whether dpkg leaves a file out by these patterns, whose `*` matches slashes too."""
+    return any(fnmatchcase(path, each) for each in EXCLUDED) and not fnmatchcase(path, LICENCES)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/usr/share/doc/gcc/README",
+        "/usr/bin/x86_64-linux-gnu-lto-dump-12",
+        "/usr/lib/python3.11/config-3.11-x86_64-linux-gnu/libpython3.11-pic.a",
+        "/usr/lib/x86_64-linux-gnu/libasan.so.8.0.0",
+        "/usr/lib/gcc/x86_64-linux-gnu/12/libtsan.a",
+    ],
+)
+def test_the_base_lacks_what_compiling_extensions_does_not_need(path: str) -> None:
+    assert left_out(path)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/usr/share/doc/gcc/copyright",
+        "/usr/lib/gcc/x86_64-linux-gnu/12/cc1plus",
+        "/usr/lib/gcc/x86_64-linux-gnu/12/libgcc.a",
+        "/usr/lib/gcc/x86_64-linux-gnu/12/libgomp.spec",
+        "/usr/lib/x86_64-linux-gnu/libpython3.11.so.1.0",
+        "/usr/lib/x86_64-linux-gnu/libstdc++.so.6",
+        "/usr/lib/x86_64-linux-gnu/libc_nonshared.a",
+    ],
+)
+def test_the_base_keeps_compilers_libraries_and_licences(path: str) -> None:
+    assert not left_out(path)
