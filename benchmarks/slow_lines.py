@@ -55,7 +55,9 @@ def namespace() -> Iterator[None]:
         run("ip", "netns", "del", NAMESPACE)
 
 
-class _Quiet(SimpleHTTPRequestHandler):
+class QuietHandler(SimpleHTTPRequestHandler):
+    """A server of a folder that prints nothing."""
+
     def log_message(self, *_: object) -> None:
         pass
 
@@ -67,7 +69,7 @@ class _Quiet(SimpleHTTPRequestHandler):
 @contextmanager
 def served(folder: Path) -> Iterator[str]:
     """Serve the index and the mirror on their line."""
-    server = ThreadingHTTPServer((INDEX_LINE[0], 0), partial(_Quiet, directory=str(folder)))
+    server = ThreadingHTTPServer((INDEX_LINE[0], 0), partial(QuietHandler, directory=str(folder)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         yield f"http://{INDEX_LINE[0]}:{server.server_port}"
