@@ -61,7 +61,7 @@ TAG = "<x-stranger>"  # in many odd texts; a page that holds it would run what a
 
 
 class Defect(AssertionError):
-    """A command did what it must not do, whatever it is given."""
+    """A command did something that it must not do with any input."""
 
 
 def _raise(error: Exception) -> NoReturn:

@@ -21,7 +21,7 @@ CRASHED = 99
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What a command wrote to the terminal, and its exit code; negative: the signal that ended it."""
+    """The output of a command on the terminal, and its exit code; negative: the signal that ended it."""
 
     text: str
     code: int

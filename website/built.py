@@ -1,4 +1,4 @@
-"""What is wrong with a built site: links that lead nowhere, pages that none reaches, use of the network."""
+"""Find mistakes in a built site: links that lead nowhere, pages that none reaches, use of the network."""
 
 from __future__ import annotations
 

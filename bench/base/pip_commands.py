@@ -17,7 +17,7 @@ _TORCH_BUILD = re.compile(r"cpu|cu\d+|rocm[\d.]+|xpu")
 
 
 def environment_line(python: str) -> str | None:
-    """Return the command that makes an environment with this Python, such as 3.12.3; None if it is none.
+    """Return the command that makes an environment with this Python, such as 3.12.3; None for another text.
 
     Versions of packages exist for some versions of Python only: numpy 2.5 begins with Python 3.12.
     """

@@ -1,4 +1,4 @@
-"""Which source of bench is running: a digest of its files, and the commit that they were checked out from."""
+"""The source of the running bench: a digest of its files, and the commit that they were checked out from."""
 
 from __future__ import annotations
 

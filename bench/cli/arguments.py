@@ -96,7 +96,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class ShowHelp(NamedTuple):
-    """What a parser without a command calls: it shows the help, and the exit code is that of bad input."""
+    """The call of a parser without a command: show the help, and return the exit code of bad input."""
 
     parser: Parser
     paged: bool = True
@@ -240,7 +240,7 @@ def command(text: str) -> list[str]:
 
 
 def _argument(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """Return a type of arguments that refuses a text with the sentence of `parse`."""
+    """Return an argparse type that converts a text by `parse`, and shows the sentence of its NotAQuantity."""
 
     def parsed(text: str) -> T:
         try:

@@ -253,7 +253,7 @@ def _refuse_without_load(request: CheckArguments, level: Depth) -> None:
 
 
 def _show_in_use(reason: str, request: CheckArguments) -> int:
-    """Say that nothing was checked. The exit code is 0: that somebody works here is no fault of the node."""
+    """Say that nothing was checked, with exit code 0: a GPU in use is no fault of the node."""
     if request.nagios:
         print(nagios_not_checked(reason))
     elif request.as_json:
@@ -349,7 +349,7 @@ def _show(checked: CheckedNode, request: CheckArguments, change: VerdictChange |
 def _write_metrics(
     path: Path, checked: CheckedNode, change: VerdictChange | None, request: CheckArguments
 ) -> None:
-    """Write the file for monitoring, which never has a part of a check; without room, stderr tells."""
+    """Write the whole metrics file, or none of it; a failure is reported on stderr."""
     from bench.report.text.check_metrics import openmetrics
 
     failed = None if request.on_change is None else change is not None and change.error is not None

@@ -88,7 +88,7 @@ def _followed(record: Record, shared: Shared, group: TrainingGroup | None, *, wa
 
 @dataclass(frozen=True, slots=True)
 class NodeAnswer:
-    """What a command has to say about one run: its state, what was done, or the trouble with its node."""
+    """The answer of a command about one run: the run's state, the action taken, or the error of its node."""
 
     text: str
     code: int = 0  # exit code of the trouble

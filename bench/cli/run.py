@@ -120,7 +120,7 @@ def meeting_secret(file: Path | None, environment: Mapping[str, str]) -> bytes:
     elif SECRET in environment:
         where, secret = SECRET, environment[SECRET].strip().encode()
     else:
-        raise BadInput("--meet without a secret: whoever reaches the port could join", advice=advice)
+        raise BadInput("--meet without a secret: anyone who reaches the port could join", advice=advice)
     if len(secret) < SECRET_BYTES_LEAST:
         short = f"a secret of {len(secret)} bytes can be guessed: {SECRET_BYTES_LEAST} are needed"
         raise BadInput(short, where=where, advice=advice)

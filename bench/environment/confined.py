@@ -8,7 +8,7 @@ Started in the run's folder. It checks the environment, and becomes `python -m b
 - where the kernel has Landlock: writes to out/ and tmp/ alone, and reads no home folder;
 - has no variables of the login, besides those that `KEPT` and `HANDED_ON` name.
 
-What a container has beyond that: no network, limits of memory and processes, a user and processes of its own.
+A container also has no network, limits of memory and processes, a user and processes of its own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The environments of a node: found by what they were made of, made whole or not at all, checked before use.
+"""The environments of a node: found by digest, made whole or not at all, checked before use.
 
 PLACE/environments/DIGEST/          read-only
     bin/python                      a link to the node's Python
@@ -31,7 +31,7 @@ from bench.environment.interpreter import Interpreter
 from bench.environment.unpack import unpack
 
 DESCRIPTION = "environment.json"
-PUSH_AGAIN = "push again: it is installed anew"
+PUSH_AGAIN = "push again: the push installs it again"
 
 
 @dataclass(frozen=True, slots=True)

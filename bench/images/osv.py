@@ -201,7 +201,7 @@ _SEMANTIC = re.compile(r"(\d+)\.(\d+)\.(\d+)(?:-([0-9A-Za-z.-]+))?(?:\+[0-9A-Za-
 
 
 def semantic_version(text: str) -> tuple[int, int, int, bool, tuple[tuple[bool, int, str], ...]]:
-    """Return what orders a version as https://semver.org says; ValueError for another form."""
+    """Return the sort key of a version, by https://semver.org; ValueError for another form."""
     match = _SEMANTIC.fullmatch(text)
     if match is None:
         raise ValueError(f"{text!r:.40} is no semantic version")

@@ -36,7 +36,7 @@ _DISTRIBUTION = re.compile(r"(?:.*/)?([^/]+)-[^/-]+\.dist-info/METADATA")
 
 @dataclass(frozen=True, slots=True)
 class LayerParts:
-    """What a layer's skeleton was made of."""
+    """The parts of a layer from which its skeleton was made."""
 
     size: int  # bytes of the layer's tar
     contents: tuple[int, ...]  # sizes of the contents outside of the skeleton, in the order of the tar

@@ -1,4 +1,4 @@
-"""What callers of the library give: one or several paths, texts and quantities."""
+"""Convert arguments of the library's callers: one or several paths, texts and quantities."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class PlannedRun:
 def plan(manifest: GivenManifest, *, gpus: int | None = None, gpu: str | None = None) -> PlannedRun:
     """Plan the run of a manifest, which is a file or a dictionary, and measure nothing.
 
-    `gpus`  plan for so many GPUs (default: the manifest's, or those of this machine)
+    `gpus`  plan for this number of GPUs (default: the manifest's, or those of this machine)
     `gpu`   plan for another machine, with this kind of GPU: "h100", "a100 80gb"
 
     Raises BadInput for a manifest with mistakes or an unknown GPU, and EnvironmentCannot without `gpu` on a

@@ -14,7 +14,7 @@ ONE_NAME = (FIELD, "column")  # kinds whose further names are shorter ones of th
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What there is to say about a word, and where the documents say more."""
+    """The explanation of a word: its definitions, and the documents that say more."""
 
     word: str
     entries: tuple[ManualEntry, ...]

@@ -292,7 +292,7 @@ def _on_trust(note: Note) -> Finding:
 
 
 def told(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Select what every summary tells: findings that count and do not pass, and what is taken on trust."""
+    """Select the findings that every summary shows: those that count and do not pass, and claims on trust."""
     return tuple(f for f in findings if f.verdict != "pass" and (f.counts or f.check in TOLD_ANYWAY))
 
 

@@ -72,7 +72,7 @@ class Amount:
 
 @dataclass(frozen=True, slots=True)
 class HourlyRent:
-    """What a GPU of a kind costs an hour, in US dollars."""
+    """The price of an hour of one GPU of a kind, in US dollars."""
 
     gpu: GpuModel
     typed: str  # the short name that people type
@@ -81,7 +81,7 @@ class HourlyRent:
 
 @dataclass(frozen=True, slots=True)
 class FirstAnswers:
-    """What a first manifest says, and what the machine costs; None: as published, no limit, no rent."""
+    """The answers from which a first manifest is made; None: as published, no limit, no rent."""
 
     model: Chosen
     precision: Precision | None
@@ -212,7 +212,7 @@ def _name_of(path: Path) -> str:
 
 
 def _objective(config: Mapping[str, Any]) -> ObjectiveName | None:
-    """Return what a configuration's model learns; None if it does not say."""
+    """Return the objective of a configuration's model; None if the configuration names none."""
     return next(_objectives(config), None)
 
 
@@ -271,7 +271,7 @@ def _entry(answers: FirstAnswers) -> str | dict[str, Any]:
 
 
 def _changes(answers: FirstAnswers) -> dict[str, Any]:
-    """Return what the answers say about the recipe."""
+    """Return the fields of the recipe that the answers set."""
     changes: dict[str, Any] = {}
     if answers.precision is not None:
         changes["precision"] = answers.precision

@@ -49,7 +49,7 @@ def _asked(path: Path, seconds: float) -> socket.socket | None:
 def _has_ended(control: socket.socket, deadline: float) -> bool:
     """Read until the process closes the socket; False if it says something else than ssh would.
 
-    A process usually ends before its agreement is on its way.
+    A process usually ends before it sends its agreement.
     """
     answer = b""
     try:

@@ -1,4 +1,4 @@
-"""Install a locked environment on a node: from the node's own package index, and by SSH what that lacks.
+"""Install a locked environment on a node, from the node's own package index and from wheels sent by SSH.
 
     plan     the node says what it has, what its index has, and how fast both are
     send     wheels that the node cannot download, or only more slowly than they can be sent

@@ -1,4 +1,4 @@
-"""Which compiled kernels a run on a node will lack, and what that costs its models. Pure."""
+"""The compiled kernels that a run on a node will lack, and the losses of its models. Pure."""
 
 from __future__ import annotations
 

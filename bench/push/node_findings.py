@@ -217,7 +217,7 @@ def _gpus(survey: Survey, need: Need) -> Iterator[PreflightFinding]:
             yield PreflightFinding(
                 stop_unless_check,
                 f"GPU {gpu.index} is in use: {gpu.busy_percent}% busy, {gpu.used_mib:,} MiB taken",
-                "; ".join(survey.gpu_users)[:300] or "nvidia-smi shows by whom, with sufficient rights",
+                "; ".join(survey.gpu_users)[:300] or "nvidia-smi shows the users, with sufficient rights",
             )
 
 

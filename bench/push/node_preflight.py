@@ -183,7 +183,7 @@ class NodePreflight:
         )
 
     def _chosen(self, survey: Survey, choice: EngineChoice, image: Shippable | None) -> ChosenEngine:
-        """Complete a choice with what is known of the way to bring its software to the node."""
+        """Complete a choice with the way of its software to the node, as far as that is known."""
         variant = choice.need.variant
         if choice.engine != "venv" or variant is None:
             return ChosenEngine(survey, choice.engine, image)
@@ -231,7 +231,7 @@ class NodePreflight:
         return who_waits(self._push.request.manifest, chosen.survey, kernels, layer_bytes, chosen.line_rate)
 
     def _forecast(self, chosen: ChosenEngine) -> Forecast | None:
-        """Return what it takes; None if nothing is known of it: --pull, or a Python that is there."""
+        """Return the forecast; None if the node pulls the image (--pull) or already has the Python."""
         if chosen.planned is not None and chosen.locked is not None:
             return forecast(chosen.planned, chosen.locked)
         image = chosen.image

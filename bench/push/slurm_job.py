@@ -44,7 +44,7 @@ class JobNode:
 
     @property
     def trouble(self) -> str:
-        """What is wrong with the node in Slurm's eyes, and what its step said; empty if nothing is."""
+        """The problem that Slurm reports, and the output of the node's step; empty without a problem."""
         takes_no_jobs = self.state.startswith(_TROUBLE) or self.state.endswith("*")
         reason = f": {self.reason}" if self.reason not in ("", "none") else ""
         parts = [f"Slurm: {self.state}{reason}" if takes_no_jobs else "", self.said]
@@ -60,7 +60,7 @@ class JobNode:
 
 def preparations(*, checks: bool) -> list[str]:
     """Return the lines of run.sh that write which nodes the job has, and whether Slurm started it again."""
-    again = "begins anew" if checks else "resumes"
+    again = "starts over" if checks else "resumes"
     return [
         # The node of the job is not the surveyed login node.
         "BENCH_MEMORY=$(awk '/^MemTotal/ {printf \"%.0f\", $2 * 1024 * 0.95}' /proc/meminfo)",

@@ -84,7 +84,7 @@ def compare(reference: Setting, norms: Sequence[ParameterNorms]) -> GradientChec
 
 
 def undecided(check: GradientCheck, nudged: GradientCheck) -> str | None:
-    """Return why a check that disagrees accuses nobody; None if the setting is wrong.
+    """Return why the setting is not to blame for a check that disagrees; None if the setting is wrong.
 
     `nudged` compares the unmodified model's gradients with its own after a change of its weights that is
     smaller than rounding. If that changes them as much, then right settings differ as much.

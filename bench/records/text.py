@@ -38,7 +38,7 @@ def figures(value: float, digits: int = 3) -> str:
 
 
 def interval_text(interval: Interval) -> str:
-    """Format as 1.234 ±0.012, with as many digits as the half-width makes meaningful."""
+    """Format as 1.234 ±0.012, with the digits that the half-width makes meaningful."""
     if interval.half_width <= 0:
         return f"{figures(interval.value, 4)} ±0"
     places = max(0, 2 - _magnitude(interval.half_width) - 1)

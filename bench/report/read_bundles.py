@@ -1,6 +1,6 @@
 """Read and verify bundles, one or thousands of them, given as files, patterns and directories.
 
-Whatever goes wrong with one bundle becomes the error that refuses it; the others still get their verdicts.
+Every failure with a bundle becomes the error that refuses it; the others still get their verdicts.
 """
 
 from __future__ import annotations

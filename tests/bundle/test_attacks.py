@@ -747,7 +747,7 @@ def signed_anew(
     seconds: int = 3600,
     **receipt: Any,
 ) -> None:
-    """Sign files anew as a certified node does; the operator saw the run for so many `seconds`.
+    """Sign files again as a certified node does; the operator saw the run for this number of `seconds`.
 
     `times` are other ones for the statement than those of the run.
     """
@@ -869,7 +869,7 @@ def test_operations_of_another_kind_are_named_with_the_whole_setting(tmp_path: P
 
 
 def test_samples_of_a_trial_come_once(tmp_path: Path) -> None:
-    """Whoever could give two measurements of a trial would choose which one counts."""
+    """With two measurements of a trial, the signer could choose which one counts."""
     line = contents(REAL)["samples.jsonl"].splitlines(keepends=True)[0]
     path = tmp_path / "b.tar"
     real(path, lambda results: None, contents(REAL)["samples.jsonl"] + line)
@@ -984,7 +984,7 @@ def longer(measured: Measurement) -> Measurement:
     ],
 )
 def test_samples_that_the_runs_own_clock_contradicts(tmp_path: Path, lie: Same, told: str) -> None:
-    """Such samples are reported but not refused, because clocks may be set during a run."""
+    """Samples that the run's clock contradicts are reported, not refused: clocks may be set meanwhile."""
     path = tmp_path / "b.tar"
     retold(path, measurement=lie)
     note, *others = verdict(path, recompute).contents.notes
@@ -1077,7 +1077,7 @@ def test_a_limit_above_the_vendors_peak(tmp_path: Path) -> None:
 
 
 def much_faster(path: Path, *names: str, times: float = 20, **more: Any) -> None:
-    """Write a bundle whose steps and limits are so many times faster, of GPUs with these names."""
+    """Write a bundle whose steps and limits are faster by this factor, of GPUs with these names."""
     results = real_results()
     (gpu,) = results.node.gpus
     gpus = tuple(replace(gpu, index=i, name=name) for i, name in enumerate(names))
@@ -1200,7 +1200,7 @@ def unread(reading: dict[str, Any]) -> dict[str, Any]:
     ids=["no file", "an empty file", "of another trial", "of no GPU", "without its fields", "of no clock"],
 )
 def test_figures_that_no_telemetry_bounds_are_on_trust(tmp_path: Path, lines: Any) -> None:
-    """Whoever leaves the readings out leaves out what would contradict invented samples."""
+    """Invented samples go with missing readings, which could contradict them."""
     path = tmp_path / "b.tar"
     files = dict(contents(REAL))
     old = [json.loads(line) for line in files.pop("telemetry.jsonl").splitlines()]
@@ -1724,7 +1724,7 @@ def algorithms() -> dict[str, Any]:
 @needs("ssh-keygen")
 @pytest.mark.parametrize("kind", ["ssh-rsa", "ecdsa-sha2-nistp256"])
 def test_signature_of_another_algorithm(path: Path, tmp_path: Path, kind: str) -> None:
-    """ssh-keygen makes and accepts such a signature, but a bundle may not have it."""
+    """ssh-keygen makes and accepts signatures of RSA and ECDSA keys, but a bundle may not have one."""
     key, statement = tmp_path / "other", tmp_path / "statement"
     key.touch(mode=0o600)
     pem = algorithms()[kind].private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())

@@ -1,4 +1,4 @@
-"""What a machine can do: figures just below each limit are accepted, and figures just above are refused."""
+"""The limits of a machine: figures just below each are accepted, and figures just above are refused."""
 
 from __future__ import annotations
 

@@ -188,7 +188,7 @@ def test_sigstore_managed_key_data_are_sound(name: str) -> None:
 def test_sigstore_managed_key_bundles_are_refused(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """They are refused as signature, envelope and file, and their key cannot be in a trust list."""
+    """sigstore's bundles are refused as signature, envelope and file; no trust list takes their keys."""
     case = MANAGED[name]
     document = {"mediaType": case["mediaType"], "messageSignature": case["messageSignature"]}
     file = tmp_path / "bundle.sigstore.json"

@@ -33,7 +33,7 @@ CLONE_NEWNET = 0x40000000
 
 @dataclass(frozen=True)
 class Checked:
-    """What node 0 found."""
+    """The findings of node 0."""
 
     readings: dict[str, Any]
     findings: tuple[Finding, ...]

@@ -65,7 +65,7 @@ class Network:
 
 @contextmanager
 def network(count: int, megabit: float = MEGABIT) -> Iterator[Network]:
-    """Make the namespaces of so many nodes and of their switch, with links of this rate."""
+    """Make the namespaces of `count` nodes and of their switch, with links of this rate."""
     require_root("network namespaces")
     require("ip", "tc", "iptables")
     made = Network(f"bench{os.getpid()}", count)

@@ -1,4 +1,4 @@
-"""Who installs the wheel has the functions' types: mypy accepts right programs and finds mistakes."""
+"""The installed wheel has the functions' types: mypy accepts right programs and finds mistakes."""
 
 from __future__ import annotations
 

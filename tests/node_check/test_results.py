@@ -87,7 +87,7 @@ def test_under_other_rules_only_the_readers_verdict_counts(tmp_path: Path) -> No
 
 
 def slow_by_its_own_profile(folder: Path, times: float) -> Path:
-    """Write the bundle of a node whose products are so many times slower, and whose profile expects that."""
+    """Write the bundle of a node whose products are slower by a factor, and whose profile expects that."""
     found = evidence(folder, rates={"matmul": {"*": 1 / times}, "soak": {"*": 1 / times}})
     profile = results(found).profile
     assert profile is not None
@@ -160,7 +160,7 @@ def test_senseless_readings_are_refused_with_a_message(line: dict[str, Any], tmp
 
 
 def sped_up(folder: Path, check: str, times: float) -> Path:
-    """Write the bundle of a node whose readings of one check are so many times faster."""
+    """Write the bundle of a node whose readings of one check are faster by a factor."""
     found = evidence(folder)
 
     def faster(value: Any) -> Any:
@@ -239,7 +239,7 @@ def test_a_node_with_something_on_trust_is_listed_before_its_equals(tmp_path: Pa
 
 
 def test_a_check_that_left_out_a_reading_is_refused_under_the_same_rules(tmp_path: Path) -> None:
-    """Whoever leaves out the work on all GPUs at once would not be found by it."""
+    """A missing reading of the work on all GPUs at once would hide that one card has several names."""
     found = evidence(tmp_path)
     left = {name: reading for name, reading in found.readings.items() if name != "own-card"}
     done = results(replace(found, readings=left))

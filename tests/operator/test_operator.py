@@ -1,4 +1,4 @@
-"""Challenges, certificates and receipts: to whom and how often the operator gives them, with ssh-keygen."""
+"""Challenges, certificates and receipts: who gets them from the operator, and how often, with ssh-keygen."""
 
 from __future__ import annotations
 
@@ -248,7 +248,7 @@ def test_another_key_put_into_a_signed_request(ledger: Ledger, key: OperatorKey)
 def test_a_request_that_its_very_key_did_not_sign(
     ledger: Ledger, key: OperatorKey, comment: str, signer: Ed25519PrivateKey, certificate: Certificate | None
 ) -> None:
-    """Otherwise a node obtains a certificate for a key that it does not have."""
+    """A node could otherwise obtain a certificate for a key that it does not have."""
     request = request_for(ledger, PublicKey.of(RUN_KEY).line(comment))
     signature = sign(request.signed_part(), signer, REQUEST_NAMESPACE, certificate)
     data = write(replace(request, signature=signature.decode()))

@@ -94,7 +94,7 @@ def test_the_c_library_and_a_folder_from_which_nothing_runs_are_found() -> None:
 def test_a_place_in_which_others_may_put_files_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str, mode: int, *, own: bool, refused: bool
 ) -> None:
-    """What they put there would run with the rights of the login."""
+    """Files that other users put there would run with the rights of the login."""
     place, link, programs = (tmp_path / name for name in ("place", "link", "programs"))
     changed = place / folder
     changed.mkdir(parents=True)

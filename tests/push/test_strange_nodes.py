@@ -37,7 +37,7 @@ _BENCH = (
 
 
 def drip(channel: Any, command: bytes) -> None:
-    """Send the mark and then a byte a second, as a node does that is never silent."""
+    """Send the mark and then a byte a second, like a node that is never silent."""
     with suppress(OSError, EOFError):
         channel.sendall(mark_of(command))
         while True:
@@ -144,7 +144,7 @@ def test_a_question_to_such_a_node_ends(
 
 
 def test_what_a_machine_says_before_it_speaks_ssh_is_not_printed(tmp_path: Path) -> None:
-    """Anybody on the way can say it: no host key is known yet."""
+    """Anybody on the way can send these texts: no host key is known yet."""
     (tmp_path / ".ssh").mkdir()
     (tmp_path / ".ssh/config").touch()
     with socket.create_server(("127.0.0.1", 0)) as listener:

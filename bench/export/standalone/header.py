@@ -34,7 +34,7 @@ LINE = 98  # columns of the docstring
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the header says about the measurement."""
+    """The facts about the measurement that the header states."""
 
     measured: Trial  # with the methods that the script may leave out
     result: TrialResult
@@ -58,7 +58,7 @@ def metadata(facts: Facts) -> str:
 
 
 def docstring(trial: Trial, facts: Facts) -> str:
-    """Return what the script is, how it is started, and what it leaves out."""
+    """Return the script's docstring: its purpose, the command that starts it, and the parts that it omits."""
     recipe, result = trial.model.recipe, facts.result
     title = f"Train {plain(trial.model.name)}, as bench measured it: {plain(result.label)}."
     measured = f"Measured on {plain(facts.origin.device)}"

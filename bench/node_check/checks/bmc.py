@@ -48,7 +48,7 @@ class Sensor:
 
 @dataclass(frozen=True, slots=True)
 class BoardManager:
-    """What the BMC told, or why it told nothing."""
+    """The answers of the BMC, or the reason why there are none."""
 
     firmware: str = ""
     sensors: tuple[Sensor, ...] = ()

@@ -84,7 +84,7 @@ def figure_name(path: str, kind: str) -> str:
 
 
 def _measured(path: str, budget: CheckBudget) -> tuple[MeasuredFileSystem, list[Figure]]:
-    """Measure one folder; whatever it refuses is told in its own entry."""
+    """Measure one folder; a failure is recorded in the entry of that folder alone."""
     wanted = TINY_BYTES if budget.tiny else BYTES[budget.depth]
     kind = file_system_of(path, Path("/proc/self/mounts"))
     free = size = 0
@@ -177,7 +177,7 @@ def by_fio(
         raise _FioUnusableError("fio is not installed")
     direct = allows_direct(descriptor)
     transfers, version = [], ""
-    os.truncate(descriptor, size)  # fio would unlink a shorter file to lay it out anew, by its name
+    os.truncate(descriptor, size)  # fio would unlink a shorter file and make another one of its name
     for kind in KINDS:
         document = _fio(found, descriptor, size, seconds, kind, direct=direct)
         transfers.append(transfer_of(document, kind))

@@ -152,7 +152,7 @@ def nodes_of(evidence: Evidence) -> tuple[NodePorts, ...]:
 
 @dataclass(frozen=True, slots=True)
 class UsualPorts:
-    """What most ports of a check are like."""
+    """The properties that most ports of a check share."""
 
     count: Mapping[str, int]  # of nodes that have a port, by its name
     active: Mapping[str, int]  # of nodes on which it is active

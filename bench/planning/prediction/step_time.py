@@ -104,7 +104,7 @@ class Collectives:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a pass computes and moves for one sample, and what passes and updates move once."""
+    """Operations and bytes of a pass for one sample, and the bytes that each pass and each update moves."""
 
     products: float  # operations, forward and backward
     attention: float

@@ -23,7 +23,7 @@ _PLUGIN = "install NVIDIA's device plugin or GPU operator; --device cpu needs no
 
 @dataclass(frozen=True, slots=True)
 class PodsWanted:
-    """What the user asks of the cluster."""
+    """The user's request to the cluster."""
 
     cluster: Cluster
     image: str
@@ -103,7 +103,7 @@ def choose_share(
 ) -> tuple[PodShare, tuple[str, ...]]:
     """Return what a pod takes of its node, all GPUs above all, and warnings. Pure.
 
-    EnvironmentCannot if no node can have the pods, or the nodes differ and nobody says how many GPUs.
+    EnvironmentCannot if no node can have the pods, or the nodes differ and the user names no number of GPUs.
     """
     gpus = 0 if on_cpu else wanted.gpus_per_node
     if nodes is None:

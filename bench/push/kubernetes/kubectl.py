@@ -1,6 +1,6 @@
 """Call the user's kubectl, and turn what it says when it fails into errors with advice.
 
-Whatever logs kubectl in serves bench too: a kubeconfig, an exec plugin, a proxy, a pod's service account.
+Every login of kubectl serves bench too: a kubeconfig, an exec plugin, a proxy, a pod's service account.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The Job of a push: one pod for each node, as objects of the API. Pure.
 
 Pods keep to the pod security level "restricted". They take all GPUs of a node and half of its processors and
-memory, and no two pods of bench share a node, in whatever namespace they are. Pods that write nothing but
-their volumes: /out for results, /cache and /tmp, the last two in memory as bench's containers have them.
+memory, and no two pods of bench share a node, also in different namespaces. Pods write to their volumes
+alone: /out for results, and /cache and /tmp in memory, as in bench's containers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SELF = {"app.kubernetes.io/name": NAME, "app.kubernetes.io/managed-by": NAME}
 
 @dataclass(frozen=True, slots=True)
 class PodShare:
-    """What a pod takes of its node."""
+    """The resources of its node that a pod takes."""
 
     gpus: int
     cpu_milli: int = 0  # thousandths of a processor; 0: nothing is reserved

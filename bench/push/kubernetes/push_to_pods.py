@@ -173,7 +173,7 @@ class PodPush(HostPush):
 
 
 def release(node: object, record: Record) -> None:
-    """Let a run's pod end: what is in it was taken, or nobody wants it."""
+    """Let a run's pod end, after its bundle was fetched or given up."""
     if isinstance(node, PodNode):
         node.release(record.place)
 

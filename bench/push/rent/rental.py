@@ -37,7 +37,7 @@ class Rental:
     requirements: tuple[str, ...]  # packages that a run imports, as pip names them
 
     def check(self) -> None:
-        """Refuse values that would not come out of a file as they went in, and too short a time."""
+        """Refuse values that a file would not preserve, and too short a time."""
         if not _NAME.fullmatch(self.name):
             advice = "begin with a letter; 2 to 40 lower-case letters, digits and hyphens"
             raise BadInput(f"--name {self.name}", advice=advice)

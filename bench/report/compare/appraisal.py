@@ -134,7 +134,7 @@ def recommend(options: Sequence[tuple[bool, Option]], wish: Wish, used_days: flo
 
 
 class _OffersOfModel:
-    """What all options of one model say about each of them."""
+    """The options of one model, by which each of them is judged."""
 
     def __init__(
         self,

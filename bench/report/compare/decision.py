@@ -169,7 +169,7 @@ class BreakEven:
     """The number of runs from which owning a machine costs less than renting."""
 
     runs: int
-    utilisation: float  # share of the machine's life that so many runs take; above 1 it cannot do them
+    utilisation: float  # share of the machine's life that the runs take; above 1 it cannot do them
 
     def reachable(self, share: float = 1.0) -> bool:
         """Whether a machine that trains for `share` of its life can do `runs` runs."""

@@ -80,7 +80,7 @@ def _line(name: str, labels: Labels, value: float) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Escape a text for the format, and before that what a terminal would obey."""
+    """Escape a text for the format, and the control characters of terminals in it."""
     return one_line(text).replace("\\", r"\\").replace('"', r"\"")
 
 

@@ -83,7 +83,7 @@ def estimate_line(guess: PricedGuess) -> str:
 
 
 def csv_guess(guess: PricedGuess) -> dict[str, Any]:
-    """Return the cells of a guess; it has no rank, and `not_compared` says that nobody measured it."""
+    """Return the cells of a guess, without a rank; `not_compared` says that the machine was not measured."""
     cells: dict[str, Any] = {
         "machine": guess.gpu,
         "devices": guess.gpus,

@@ -174,7 +174,7 @@ def _course(run: ComparedRun, glyphs: Glyphs, room: int) -> Iterator[str]:
 def _line(
     course: TelemetryCourse, name: str, words: str, amount: Amount, glyphs: Glyphs, room: int
 ) -> Iterator[str]:
-    """Yield a course with its lowest and highest value; nothing if the bundle does not have it."""
+    """Yield a course with its lowest and highest value; nothing if the bundle lacks it."""
     values: tuple[float, ...] = getattr(course, name)
     if not values:
         return

@@ -51,7 +51,7 @@ MOST_REPEATS = 8  # rounds in which slow pairs meet again
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """What a node says when it comes."""
+    """The message with which a node joins the meeting."""
 
     bench: str
     lanes: int

@@ -29,7 +29,7 @@ MAX_BYTES = 64 * 2**20  # of the file: 108,000 checks of eight GPUs, more than a
 KEPT_SHARE = 0.75  # of MAX_BYTES, when the oldest lines are removed
 MAX_LINE_BYTES = 2**20
 TAIL_BYTES = 2**18  # of the file, in which what a command was told last is looked for
-# Lines that are decoded: so many of the newest checks without load, and of the newest with measured figures.
+# Numbers of lines that are decoded: of the newest checks without load, and of the newest with figures.
 DECODED = 1000
 _BEGIN, _NAME_END, _CHECKSUM_BYTES = b'{"bundle":"', b'","', len(b',"crc32":"00000000"}\n')
 _MEASURED, _OF_A_CHECK = b'"figures":{"', b'"verdict":"'
@@ -37,7 +37,7 @@ _MEASURED, _OF_A_CHECK = b'"figures":{"', b'"verdict":"'
 
 @dataclass(frozen=True, slots=True)
 class IndexedCheck:
-    """What the index keeps of one node check."""
+    """The entry of the index about one node check."""
 
     bundle: str  # its file's name
     run: str
@@ -96,7 +96,7 @@ def read_index(folder: Path) -> CheckIndex:
 
 
 def last_told(folder: Path) -> State | None:
-    """Return what the command of --on-change was told last, from the end of the index; None if it was not."""
+    """Return the state last reported to the command of --on-change, from the index; None if there is none."""
     path = folder / FILE_NAME
     if not path.exists():
         return None

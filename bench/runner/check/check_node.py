@@ -1,6 +1,6 @@
 """Check a node, from manifest to signed bundle: read its state, measure, judge, pack.
 
-This process touches no driver and imports no torch. Whatever may hang runs in a process group of its own
+This process touches no driver and imports no torch. All work that may hang runs in a separate process group
 with a time limit; a check that hangs is then reported as not run.
 """
 

@@ -1,7 +1,7 @@
 """One step of a check between nodes: the processes of this node join the step's group and exchange data.
 
 A process for each lane, a GPU or a process of the CPU, joins a group of torch.distributed that exists for
-this step alone. So whatever hangs or dies ends with its step.
+this step alone. So a process that hangs or dies ends with its step.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ StepKind = Literal["pairs", "exchange", "end"]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What the nodes do next: "pairs" meet in twos; in an "exchange" all nodes of `group` take part."""
+    """The next step of the nodes: "pairs" meet in twos; in an "exchange" all nodes of `group` take part."""
 
     number: int
     kind: StepKind
@@ -58,7 +58,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class LaneResult:
-    """What one lane measured in one step: the seconds of each piece, in one or in both directions."""
+    """The measurement of one lane in one step: the seconds of each piece, in one or in both directions."""
 
     piece_bytes: float = 0.0
     seconds: tuple[tuple[float, ...], ...] = ()

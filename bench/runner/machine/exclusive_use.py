@@ -33,7 +33,7 @@ class Neighbours:
         self._lock = threading.Lock()  # a beat and a question would take each other's touch for a neighbour's
 
     def begin(self) -> None:
-        """Tell of a bench that measures already, and touch the files for the first time."""
+        """Report another bench that measures already, and touch the files for the first time."""
         if since := [_begun_at(file) for file in self._files if not _is_first(file)]:
             self._tell(f"another bench measures on this machine since {_clock(min(since))}")
         self._touched = list(map(_touch, self._files))

@@ -43,7 +43,7 @@ def _of_driver(folder: Path) -> Iterator[tuple[str, Mapping[str, str]]]:
 
 
 def _told(information: Mapping[str, str]) -> tuple[str | None, str | None]:
-    """Return UUID and name; None for each that the driver does not know, as of a GPU that nobody used yet."""
+    """Return UUID and name; None for each that the driver does not know, such as those of an unused GPU."""
     texts = (information.get("GPU UUID", ""), information.get("Model", ""))
     uuid, name = (text if text and "?" not in text and text != "Unknown" else None for text in texts)
     return uuid, name

@@ -58,7 +58,7 @@ class Thrift:
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """What is shown of a run: its plan, what it has recorded, which grows, and the devices to judge."""
+    """The shown part of a run: its plan, its records, which grow, and the devices to judge."""
 
     plan: Plan
     outcomes: Mapping[str, Outcome]

@@ -53,7 +53,7 @@ def choose_folder(
         if not resume:
             raise BadInput("this run was begun before", where=str(folder), advice="--resume goes on with it")
         if events := list(journals.read_journal(folder / journals.FILE_NAME)):
-            advice = "--out names another directory: there this machine begins the run anew, for the operator"
+            advice = "give another directory as --out: there this machine starts the operator's run over"
             require_same(folder, events[0], manifest, node, advice, moved)
         return folder
     if resume and not run_id and (unfinished := _unfinished(out, manifest, node)):
@@ -104,7 +104,7 @@ def require_same(
     header: Mapping[str, Any],
     manifest: Manifest,
     node: NodeFacts,
-    advice: str = "leave --resume out to start anew",
+    advice: str = "leave --resume out to start over",
     moved: bool = False,
 ) -> None:
     """Raise BadInput unless the run with this journal header can continue on `node`.

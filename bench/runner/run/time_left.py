@@ -10,7 +10,7 @@ def seconds_left(
 ) -> float | None:
     """Return the seconds left; None if nothing tells.
 
-    `spent` seconds decided so many models or settings, and the undecided ones take as long each. `proofs` are
+    `spent` seconds decided `decided` models or settings, and each undecided one takes as long. `proofs` are
     the least seconds of the proofs to come. A run never lasts beyond its deadline.
     """
     measuring = spent / decided * undecided if decided else None if undecided else 0.0

@@ -320,7 +320,7 @@ def kept_attention() -> str:
         masked = attention_mask is not None
         if query.size(1) != key.size(1) and (masked or not takes_grouped_heads(key, value)):
             key, value = repeated_heads(query, key, value)
-        # PyTorch turns a mask into numbers that are added to the scores, anew in each layer.
+        # In each layer, PyTorch turns a mask into numbers that are added to the scores.
         bias = attention_mask.to(query.dtype) if attention_mask is not None else None
         out, _sums = forward(query, key, value, bias)
         return out.transpose(1, 2).contiguous(), None

@@ -93,7 +93,7 @@ class Counted:
     parts: Parts
     flops: Flops
     head: int = 0  # operations of the head's products, part of `flops`; counted for masked-lm only
-    head_backward: int | None = None  # the same of the backward pass; None: twice as many
+    head_backward: int | None = None  # of the head's products in the backward pass; None: twice `head`
     footprints: tuple[CountedFootprint, ...] = ()  # empty if the architecture's code cannot be followed
     shapes: OperationShapes = later(OperationShapes())  # noqa: RUF009 (a frozen dataclass)
 

@@ -98,7 +98,7 @@ class Recipe:
 
     @property
     def aim(self) -> Objective:
-        """What the model is trained to predict."""
+        """The model's training objective."""
         return objective_of(self.objective)
 
     @property
@@ -181,7 +181,7 @@ class Flops:
 
 @dataclass(frozen=True, slots=True)
 class OperationShapes:
-    """What the number of operations does not tell about a forward pass over one sample."""
+    """Facts about a forward pass over one sample beside the number of its operations."""
 
     query_elements: int = 0  # of all attention: positions times heads times their width
     biased_scores: int = 0  # to which attention adds a bias for each head

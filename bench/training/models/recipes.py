@@ -76,8 +76,8 @@ def in_samples(
     """Return a recipe with its batch in samples and its length in steps, and the mistakes in these fields.
 
     "batch_tokens" are the tokens of a step, "tokens" those of the whole training; "epochs" says how often it
-    reads a data set of so many "samples". Steps are rounded up. `base` has what the recipe leaves out. A
-    field that cannot be converted becomes 1, so that it is not reported as missing, too.
+    reads a data set of this number of "samples". Steps are rounded up. `base` has the fields that the recipe
+    leaves out. A field that cannot be converted becomes 1, so that it is not reported as missing, too.
     """
     given, mistakes = _from_tokens(obj, base, path)
     if not any(field in obj for field in IN_EPOCHS):

@@ -78,7 +78,7 @@ class Pool(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """What one sample is made of: its place in the pool, and random numbers of its own."""
+    """The ingredients of one sample: its place in the pool, and its random numbers."""
 
     pool: Pool
     index: int

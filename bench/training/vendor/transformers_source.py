@@ -158,7 +158,7 @@ def why_no_biased_gelu(model_type: str, mapping: str, architecture: Mapping[str,
 
 @cache
 def _why_no_biased_gelu(model_type: str, mapping: str, architecture_json: str) -> str | None:
-    """Answer `why_no_biased_gelu` once: a plan asks for every setting, and the code is long."""
+    """Compute `why_no_biased_gelu`, cached: a plan asks for every setting, and the code is long."""
     architecture: Mapping[str, Any] = json.loads(architecture_json)
     others: set[str] = set()
     without_layer = False
@@ -190,7 +190,7 @@ def why_not_recorded(model_type: str, architecture: Mapping[str, Any]) -> str | 
 
 @cache
 def _why_not_recorded(model_type: str, architecture_json: str) -> str | None:
-    """Answer `why_not_recorded` once: a plan asks for every setting, and the code is long."""
+    """Compute `why_not_recorded`, cached: a plan asks for every setting, and the code is long."""
     architecture: Mapping[str, Any] = json.loads(architecture_json)
     code = _source(model_type, "modeling")
     scripts = re.findall(r"@torch\.jit\.script\ndef .*?(?=\n@|\ndef |\nclass |\Z)", code, re.DOTALL)
