@@ -32,6 +32,7 @@ class Need:
     gpus: int | None  # None: any number
     place_bytes: int = OUT_BYTES  # free space for the run's results and for layers being sent
     engine_bytes: int = 0  # free space on the disk of the engine's images
+    send_bytes: int = 0  # of the image's layers that the engine lacks; an upper bound
     slurm: bool = False
     checks: bool = False  # the run is a node check, which itself reports faulty GPUs: they do not stop it
 

@@ -53,7 +53,7 @@ def choose_folder(
         if not resume:
             raise BadInput("this run was begun before", where=str(folder), advice="--resume goes on with it")
         if events := list(journals.read_journal(folder / journals.FILE_NAME)):
-            advice = "give another directory as --out: there this machine starts the operator's run over"
+            advice = "--out names another directory: there this machine starts the operator's run over"
             require_same(folder, events[0], manifest, node, advice, moved)
         return folder
     if resume and not run_id and (unfinished := _unfinished(out, manifest, node)):
