@@ -45,7 +45,7 @@ AT_ONCE = "32"  # hosts; all of them share this machine
 
 @dataclass
 class WatchedPush:
-    """A push in a process of its own, with the most memory that it has had."""
+    """A push in a separate process, with the most memory that it has had."""
 
     process: subprocess.Popen[bytes]
     answers: Path

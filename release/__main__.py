@@ -117,7 +117,7 @@ def _packages(folder: Path, work: Path, commit: str) -> Iterator[dict[str, Any]]
 
 
 def _kernels(folder: Path, given: Path | None) -> Iterator[dict[str, Any]]:
-    """Copy the compiled wheels of each variant into a folder of its own; yield the locks that name them.
+    """Copy the compiled wheels of each variant into a separate folder; yield the locks that name them.
 
     BadInput if the given folder has none, since a user who names it expects some.
     """

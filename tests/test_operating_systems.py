@@ -158,7 +158,7 @@ def test_paths_of_nodes_are_posix_paths() -> None:
 
 # --- commands on a system that has only what Windows, or macOS, has -------------------------------------
 
-# Runs in a process of its own: makes Python look like another system, then calls the commands.
+# Runs in a separate process: makes Python look like another system, then calls the commands.
 OTHER_SYSTEM = """
 import sys
 import asyncio, ctypes, encodings.idna, getpass, json, multiprocessing, os, pathlib, shutil, signal

@@ -169,7 +169,7 @@ def _baseline_of(request: CheckArguments, progress: CheckView) -> Baseline | Non
 def _keep_history(checked: CheckedNode, request: CheckArguments, earlier: History) -> VerdictChange | None:
     """Tell a change of state to the command, add the check to the index of --out, and delete old checks.
 
-    A command that fails or a disk that is full changes no verdict: it is told on stderr.
+    A command that fails or a disk that is full changes no verdict: the failure is reported on stderr.
     """
     from bench.runner.check.check_index import CHANGE_LOCK_NAME, add, last_told, locked
     from bench.runner.check.history import indexed
@@ -178,14 +178,14 @@ def _keep_history(checked: CheckedNode, request: CheckArguments, earlier: Histor
     entry, change = indexed(checked.bundle.name, checked.results, checked.evidence), None
     with ExitStack() as stack:
         if request.on_change is not None and checked.results.run.complete:
-            with suppress(OSError):  # on a disk that cannot be written, the command is told all the same
+            with suppress(OSError):  # the command is called even if the disk cannot be written
                 stack.enter_context(locked(request.out / CHANGE_LOCK_NAME))
             before = last_told(request.out)
             change = tell(request.on_change, checked.results, checked.bundle, before)
             entry = replace(entry, told=change.after if change and change.error is None else before)
             if change and change.error is not None:
                 failed = f"--on-change {shlex.join(request.on_change)}: {change.error}"
-                print(one_line(f"{failed}; it is told again at the next check"), file=sys.stderr)
+                print(one_line(f"{failed}; it is called again after the next check"), file=sys.stderr)
         try:
             add(request.out, [entry])
             known = {} if request.history else earlier.bundles  # else of other folders

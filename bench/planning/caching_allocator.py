@@ -10,7 +10,7 @@ from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 
 SMALLEST = 512  # sizes are rounded up to a multiple of it
-SMALL = 1 << 20  # blocks up to this size have segments of their own, shared by many
+SMALL = 1 << 20  # blocks up to this size have separate segments, shared by many
 SMALL_SEGMENT, LARGE_SEGMENT = 2 << 20, 20 << 20
 OWN_SEGMENT = 10 << 20  # a block from this size on gets a segment of its size, unless a free one fits
 ROUNDED = 2 << 20  # such segments are rounded up to a multiple of it

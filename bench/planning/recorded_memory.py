@@ -86,7 +86,7 @@ def _lost_bytes(first: FirstPass) -> int:
 
 @dataclass
 class _Memory:
-    """A GPU's memory during a first pass. Weights were allocated before, in segments of their own."""
+    """A GPU's memory during a first pass. Weights were allocated before, in separate segments."""
 
     first: FirstPass
     allocator: CachingAllocator = field(default_factory=CachingAllocator)

@@ -1,6 +1,6 @@
 """End a process of ssh that shares its connection, by the messages of OpenSSH's PROTOCOL.mux.
 
-`ssh -O exit` does the same in a process of its own. For the connections of a hundred nodes, these processes
+`ssh -O exit` does the same in a separate process. For the connections of a hundred nodes, these processes
 would take seconds after Ctrl-C, and so would one after the other.
 """
 

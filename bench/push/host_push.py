@@ -54,7 +54,7 @@ class _OverdueError(Incomplete):
 
 
 class HostPush:
-    """The push to one host, in a thread of its own. `result` is its current state."""
+    """The push to one host, in a separate thread. `result` is its current state."""
 
     node: Node
 
@@ -376,7 +376,7 @@ class HostPush:
         certified: list[str] = []  # checksums of the certificate requests that were answered
         heard, dead_looks, pause = time.monotonic(), 0, _LOOK_SECONDS
         began = heard  # or when the job left Slurm's queue
-        asked_to_end, told = False, None  # the last reason of Slurm that was told
+        asked_to_end, told = False, None  # the last reason of Slurm that was shown
         while True:
             try:
                 status = mirror.look(self.node, record)

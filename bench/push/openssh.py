@@ -82,7 +82,7 @@ def is_installed() -> bool:
 
 
 class Ssh:
-    """The command line of ssh for one host. It has a folder of its own until it is closed."""
+    """The command line of ssh for one host. It has a separate folder until it is closed."""
 
     def __init__(self, host: Host, ssh_config: Path | None) -> None:
         own_config, arguments = _split_config(host.ssh_arguments)

@@ -376,7 +376,7 @@ def kill(node: Node, folder: str, run_id: str, engine: str, job_number: str | No
     if job_number is not None:
         script = f"scancel {shlex.quote(job_number)}"
     else:
-        # Workers are in sessions of their own, so the tree of processes is walked, and stopped on the way.
+        # Workers are in separate sessions, so the tree of processes is walked, and stopped on the way.
         tree = (
             "tree() { kill -STOP $1; for p in $(cat /proc/$1/task/*/children 2>/dev/null); do tree $p; done; "
             "echo $1; }"

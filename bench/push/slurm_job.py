@@ -1,7 +1,7 @@
 """The shell by which a Slurm job starts a run on its nodes, and by which its state and its nodes are read.
 
 FOLDER/  nodelist  the nodes as Slurm writes them, such as n[1-3]; names: the same, one a line
-         steps/N   what the step of node N wrote, and its exit code, if each node has a step of its own
+         steps/N   what the step of node N wrote, and its exit code, if each node has a separate step
          states    what sinfo said of the nodes when the job ended
 
 The functions that return shell are pure.
@@ -18,7 +18,7 @@ from bench.push.answers import number, short, understood
 from bench.push.connection import plain
 from bench.push.remote import Node, demand
 
-_MOST_NODES = 1024  # of a job, of which is told
+_MOST_NODES = 1024  # of a job that are reported
 _STEP_END_SECONDS = 10  # for the other nodes to end after the leader
 _LAUNCHES = 24  # of a step on a node; srun gives up after 10 s on a node whose prolog takes longer
 _BETWEEN_LAUNCHES_SECONDS = 10

@@ -19,7 +19,7 @@ from bench.base.strict_json import canonical_json, to_json
 
 # Elements that are closed in place while they have no children.
 SELF_CLOSING = frozenset({"circle", "input", "line", "meta", "path", "polyline", "rect"})
-# A page fetches and sends nothing, whatever a bundle's texts may hold.
+# A page fetches and sends nothing, even if a bundle's texts try to make it do so.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
 

@@ -76,7 +76,7 @@ def _may_fork() -> bool:
 def _in_processes(
     work: Callable[[Path], tuple[Path, T | BenchError]], every: Sequence[Path]
 ) -> Iterator[tuple[Path, T | BenchError]]:
-    """Verify bundles in several processes; once one of these died, each bundle in a process of its own."""
+    """Verify bundles in several processes; once one of these died, each bundle in a separate process."""
     from concurrent.futures import ProcessPoolExecutor  # slow to import, and not needed for one bundle
     from concurrent.futures.process import BrokenProcessPool
     from multiprocessing import get_context

@@ -2,7 +2,7 @@
 
 It answers as the real one does where `bench push --kubernetes` and kubectl look: discovery, rights, quotas,
 Jobs with an index, pods that wait, run, end and are evicted, and commands in containers. A container is a
-process in a mount namespace of its own, with the pod's volume for results at its place; it shares the rest
+process in a separate mount namespace, with the pod's volume for results at its place; it shares the rest
 with this machine. Every Job is held against the schema of Kubernetes.
 """
 

@@ -73,7 +73,7 @@ def bench_here(*words: str | Path, folder: Path, cold: bool = False) -> subproce
 
 
 def measured(folder: Path, document: bytes, cold: bool = False) -> tuple[str, str]:
-    """Plan, run and verify a manifest in processes of their own; return what planning and verifying print."""
+    """Plan, run and verify a manifest in separate processes; return what planning and verifying print."""
     (folder / "m.json").write_bytes(document)
 
     def printed(*words: str | Path) -> str:

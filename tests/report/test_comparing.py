@@ -189,7 +189,7 @@ def test_every_group_is_priced_and_answers_the_question(tmp_path: Path) -> None:
 
 
 def test_the_version_of_deepspeed_counts_among_fastest_settings_that_use_it(tmp_path: Path) -> None:
-    """A fastest setting without DeepSpeed ran the same software whatever DeepSpeed is installed."""
+    """A fastest setting without DeepSpeed ran the same software with any DeepSpeed installed."""
     zero: dict[str, Any] = {"settings": [((), 0.5), (("zero-1",), 0.4)]}
     version = {n: {"torch": "2.11.0", "deepspeed": f"0.19.{n}"} for n in (7, 8)}
     a = bundle(tmp_path / "a.tar", run_id="aaaa", uuid="A", packages=version[8], **zero)

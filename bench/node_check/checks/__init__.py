@@ -1,6 +1,6 @@
 """Checks of a node's health, one file each with a value `CHECK`, and the contract that they all keep.
 
-A check either measures, in a worker with a process group of its own, or uses NVML's inventories from before
+A check either measures, in a worker with a separate process group, or uses NVML's inventories from before
 and after the load. Then it judges. Judging is pure, so that `bench verify` can repeat it from a bundle.
 A new check is a new file, and its name in bench/node_check/all_checks.py. tests/node_check/checks tests the
 contract.

@@ -1,7 +1,7 @@
 """Measure the memory bandwidth of each NUMA node by its own processors, one node after the other.
 
 Two of STREAM's kernels, scale (a = 3b) and triad (a = b + 3c), with arrays of four times the last-level cache
-as STREAM asks for. Each node is measured in a process of its own, which runs on the node's processors and
+as STREAM asks for. Each node is measured in a separate process, which runs on the node's processors and
 takes memory from the node alone.
 """
 

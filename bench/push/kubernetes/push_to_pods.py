@@ -31,7 +31,7 @@ from bench.push.training_group import Standing
 
 
 class PodPush(HostPush):
-    """The push to one pod of a job, in a thread of its own; or the watch over a pod that is there."""
+    """The push to one pod of a job, in a separate thread; or the watch over a pod that is there."""
 
     def __init__(self, part: HostPart, request: PushRequest, shared: Shared) -> None:
         super().__init__(part, request, shared)
@@ -158,7 +158,7 @@ class PodPush(HostPush):
 
     def _finish(self, record: Record, status: Status) -> None:
         if record.state == "incomplete":
-            release(self.node, record)  # a new push continues in a pod of its own, from the mirror
+            release(self.node, record)  # a new push continues in a separate pod, from the mirror
         super()._finish(record, status)
 
     def _clean(self, record: Record) -> None:

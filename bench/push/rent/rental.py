@@ -31,7 +31,7 @@ class Rental:
     checks: bool  # whether the manifest is a node check
     gpu: GpuModel
     gpus: int
-    minutes: int  # after which the machine is given back, whatever it does
+    minutes: int  # after which the machine is given back, even in the middle of a run
     spot: bool
     cloud: str | None  # CLOUD, CLOUD/REGION or CLOUD/REGION/ZONE; None: any
     requirements: tuple[str, ...]  # packages that a run imports, as pip names them

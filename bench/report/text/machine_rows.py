@@ -43,7 +43,7 @@ HEADERS: Mapping[str, str] = {
     "note": "",
 }
 TEXT_COLUMNS = frozenset({"machine", "setting", "level", "run", "note"})
-FIXED_COLUMNS = frozenset({"rank", "machine", "note"})  # shown whatever columns are chosen
+FIXED_COLUMNS = frozenset({"rank", "machine", "note"})  # always shown
 IN_TIME = {"yes": "meets the deadline", "perhaps": "may miss the deadline", "no": "misses the deadline"}
 COLUMN_NAMES = tuple(name for name in HEADERS if name not in FIXED_COLUMNS)
 OFFER_COLUMNS = (

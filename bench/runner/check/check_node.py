@@ -258,7 +258,7 @@ class CheckRun:
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
-        """Sample NVML during the block, in a process of its own, since a driver may hang."""
+        """Sample NVML during the block, in a separate process, since a driver may hang."""
         if not self.gpus:
             yield
             return

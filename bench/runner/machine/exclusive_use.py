@@ -27,7 +27,7 @@ class Neighbours:
     def __init__(self, files: Sequence[int], say: Callable[[str], None]) -> None:
         self._files = files
         self._say = say
-        self._silent = False  # once the user was told
+        self._silent = False  # once the user was warned
         self._touched: list[float] = []
         self._seen_at = self._asked_at = -math.inf  # on the monotonic clock
         self._lock = threading.Lock()  # a beat and a question would take each other's touch for a neighbour's

@@ -3,7 +3,7 @@
 torchrun and torch.distributed meet in a store that asks nobody who they are, and torchrun unpickles what it
 reads there. So the store listens on the leader's loopback interface alone. The leader's door listens at the
 meeting's address, and another node's door on its own loopback interface; the doors prove to each other that
-they know the secret, and encrypt and authenticate what they pass on. A door is a process of its own, which
+they know the secret, and encrypt and authenticate what they pass on. A door is a separate process, which
 ends with the run that started it. Only `main` on the leader imports torch.
 """
 
@@ -202,7 +202,7 @@ def listening_address(meet: str) -> str:
 
 
 def keep_door(listener: socket.socket, answer: Callable[[socket.socket], None]) -> None:
-    """Answer every connection in a thread of its own, until the process ends."""
+    """Answer every connection in a separate thread, until the process ends."""
     while True:
         line, _ = listener.accept()
         line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -1,7 +1,7 @@
 """Counts of the zoo's models, which ship as data: planning and prediction need no torch for them.
 
 `make counts` writes them. They are of one version of transformers, whose code they were counted from, and
-hold for the models as they are in the zoo, whatever their batch and their number of steps. Pure.
+hold for the models as they are in the zoo, with any batch and number of steps. Pure.
 """
 
 from __future__ import annotations

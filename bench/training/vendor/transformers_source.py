@@ -40,7 +40,7 @@ def types() -> frozenset[str]:
 
 @cache
 def _folders() -> Mapping[str, str]:
-    """Return the folders of model types that are not in a folder of their own name."""
+    """Return the folders of model types whose folder has another name."""
     _, _, special = _mappings().partition("SPECIAL_MODEL_TYPE_TO_MODULE_NAME")
     return dict(re.findall(r'\("([\w.-]+)", "([a-z][\w.]*)"\)', special))
 
@@ -304,7 +304,7 @@ def _own_configuration(model_type: str) -> str:
 
 
 def takes_registered_attention(model_type: str) -> bool:
-    """Whether the type calls attention by its registered name, whatever the name is.
+    """Whether the type calls attention by its registered name, for any name.
 
     Types that compare the name with "sdpa" build some masks for that name only, those of sparse attention
     for instance. True if the source cannot be read.

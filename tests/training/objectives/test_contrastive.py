@@ -1,4 +1,4 @@
-"""Contrastive training: the loss of the whole batch, whatever the passes and devices.
+"""Contrastive training: the loss of the whole batch, with any number of passes and devices.
 
 Every sample is compared with every other one of a step, so the mean over micro-batches is not the loss of the
 batch. What holds instead: a step has one loss and one gradient, and any number of passes and devices finds

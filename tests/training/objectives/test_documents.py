@@ -1,4 +1,4 @@
-"""Documents packed into samples: each attends within itself, whatever attention computes it."""
+"""Documents packed into samples: each attends within itself, with every kind of attention."""
 
 from __future__ import annotations
 
