@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 from bench.cli.main import main
 
-# What a terminal of the person who runs the tests must not change.
+# Variables by which the terminal of the person who runs the tests could change results.
 FREE_OF = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "CLICOLOR", "PAGER", "BENCH_PAGER", "LESS")
 CRASHED = 99
 

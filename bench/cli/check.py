@@ -224,9 +224,9 @@ def _refuse_lonely_nodes(request: CheckArguments) -> None:
         advice = "check groups of them, such as the nodes under a few leaf switches"
         raise BadInput(f"--nodes {request.nodes} is more than {MOST_NODES}", advice=advice)
     if request.nodes > 1 and request.level not in (None, "nodes"):
-        raise BadInput(f"--nodes goes without --level {request.level}", advice="leave one of them out")
+        raise BadInput(f"--nodes excludes --level {request.level}", advice="leave one of them out")
     if request.nodes > 1 and request.if_idle:
-        raise BadInput("--nodes goes without --if-idle: the other nodes would wait", advice="leave one out")
+        raise BadInput("--nodes excludes --if-idle: the other nodes would wait", advice="leave one out")
 
 
 def _refuse_level_of_nodes(request: CheckArguments, level: Depth) -> None:

@@ -153,7 +153,7 @@ def _commands() -> list[Completed]:
     return [Completed(name, _summary(root, name)) for name in root.commands]
 
 
-# What only a list of bench's own can complete, by the option or by what a positional argument is called.
+# Lists that complete a word, by the name of the option or of the positional argument.
 NAMES: dict[str, Callable[[], list[Completed]]] = {
     "--gpu": _cards,
     "--estimate": _cards,

@@ -30,7 +30,7 @@ SCHEMA_FILE = "manifest-v1.schema.json"  # the name of the schema beside a manif
 PUBLISHED = "published"  # the answer that keeps what a known model's recipe says
 NONE = "none"
 PRECISIONS = get_args(Precision)
-# What the last part of a class's name says about its objective, in the "architectures" of a config.json.
+# Objectives by the last part of a class's name in the "architectures" of a config.json.
 OBJECTIVES: Mapping[str, ObjectiveName] = {
     "ForCausalLM": "causal-lm",
     "LMHeadModel": "causal-lm",

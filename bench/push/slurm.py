@@ -109,7 +109,7 @@ _REFUSED = {
 def refused_by_sbatch(said: str) -> EnvironmentCannot:
     """Return the error for a job that sbatch does not take."""
     advice = next((what for words, what in _REFUSED.items() if words in said.lower()), None)
-    return EnvironmentCannot(f"Slurm takes no such job: {said}", advice=advice)
+    return EnvironmentCannot(f"Slurm refuses the job: {said}", advice=advice)
 
 
 def waiting_text(reason: str) -> str:

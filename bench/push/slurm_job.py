@@ -29,7 +29,7 @@ _OVER = "COMPLETED|CANCELLED|FAILED|TIMEOUT|DEADLINE|OUT_OF_MEMORY|BOOT_FAIL|NOD
 # States of a node, in sinfo's output, in which it takes no jobs; or all of them with a star: it is silent.
 _TROUBLE = ("down", "drain", "fail", "error", "unknown", "power", "reboot", "maint")
 _SINFO = "sinfo -h -N -n \"{nodes}\" -o '%N %T %E' 2>/dev/null | sort -u"
-# What srun says on clusters without a task plugin, whatever --cpu-bind asks for.
+# srun's message on clusters without a task plugin, with any --cpu-bind.
 _NOISE = "lacks support for cpu binding"
 
 
@@ -194,7 +194,7 @@ def ask_nodes(node: Node, folder: str) -> tuple[JobNode, ...]:
         # run.sh did not come to its end if its node was lost.
         f"[ -s states ] || [ ! -s nodelist ] || {_SINFO.format(nodes='$(cat nodelist)')} >states; "
         f"head -n {_MOST_NODES} states 2>/dev/null | cut -c 1-300 | sed 's/^/state /'; "
-        # What the leader has to say is in its bundle.
+        # The leader's messages are in its bundle.
         'for f in steps/*; do [ -f "$f" ] && { [ "$f" != steps/0 ] || [ ! -s exit ]; } || continue; '
         'tail -n 1 "$f" | grep -qx "exit 0" && continue; '
         f"said=$(grep -v -e '^exit ' -e '{_NOISE}' \"$f\" | tail -n 2 | cut -c 1-200 | tr '\\n' ' '); "

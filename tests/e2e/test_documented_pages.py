@@ -66,7 +66,7 @@ EXIT_CODES: Mapping[str, tuple[int, ...]] = {
 BESIDE = ("bench run manifests/paper.json --nodes 2 --node 0 ", "bench run manifest.json --challenge ")
 # Commands that ask questions on a terminal; the answer to each is the one that is offered.
 ASKING = ("bench init my.json", "bench keys new")
-# What the machine of a page has, and what the reader does by hand before a line, as shell.
+# Shell commands that prepare the machine of a page, or stand for what the reader does by hand before a line.
 SIMULATED = (
     """echo '{"count": 8}' > /dev/shm/simulated.json; export BENCH_FAKE_NVML=/dev/shm/simulated.json"""
     "; echo BENCH_FAKE_NVML=$BENCH_FAKE_NVML > ~/.ssh/environment"

@@ -151,7 +151,7 @@ def _build(trial: Trial) -> SourcePart:
         if model.architecture.get("tie_word_embeddings") is False and "tokens" in recipe.aim.data:
             imports += [NN]
             lines += [
-                "# Some classes, T5's for instance, share these weights whatever the configuration says.",
+                "# Some classes, T5's for instance, share these weights with any configuration.",
                 "head, embedding = model.get_output_embeddings(), model.get_input_embeddings()",
                 "if head is not None and head.weight is embedding.weight:",
                 "    head.weight = nn.Parameter(head.weight.detach().clone())",

@@ -87,7 +87,7 @@ class Check:
     soaks: bool = False
     collective: bool = False  # the GPUs exchange data through NCCL, which takes time to start
     about_gpus: bool = False  # not applicable to a CPU, though something is measured
-    # What a failure is blamed on: the card; the node around it, with its settings and driver; or guests,
+    # The part to blame for a failure: the card; the node around it, with its settings and driver; or guests,
     # which are other processes: while they run, no rate says anything about the card.
     blames: Literal["card", "node", "guests"] = "card"
     torch: bool = True  # whether measuring needs torch

@@ -182,7 +182,7 @@ def by_fio(
         document = _fio(found, descriptor, size, seconds, kind, direct=direct)
         transfers.append(transfer_of(document, kind))
         version = str(document.get("fio version", "fio"))
-        # What was not written in time is a hole, which would be read without the disk.
+        # Bytes that were not written in time are a hole, which would be read without the disk.
         size = transfers[0].moved_bytes // BLOCK_BYTES * BLOCK_BYTES
     return transfers, {"tool": printable(version), "direct": direct}
 

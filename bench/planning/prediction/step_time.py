@@ -37,7 +37,7 @@ PADDING_MOVES = 4  # rows of odd length are copied: cut to length forwards, padd
 # update of Adam reads weight, gradient and both moments, writes all but the gradient, and clears that.
 PASS_BYTES, PASS_BYTES_HALVED, UPDATE_BYTES = 18, 12, 36
 
-# Of computing's rate, what an exchange beside it takes: NCCL's 24 blocks of threads have a multiprocessor
+# Share of the rate of computing that an exchange takes: NCCL's 24 blocks of threads have a multiprocessor
 # each, of 108 (A100) or 132 (H100, H200).
 TAKEN_BY_EXCHANGE = 0.2
 

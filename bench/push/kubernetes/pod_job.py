@@ -78,7 +78,7 @@ class PodJob:
             "completionMode": "Indexed",
             "completions": self.pods,
             "parallelism": self.pods,
-            # A pod that ends for whatever reason is not replaced, and ends no other: a new push continues it.
+            # A pod that ends for any reason is not replaced, and ends no other: a new push continues it.
             "backoffLimitPerIndex": 0,
             "maxFailedIndexes": self.pods,
             "podReplacementPolicy": "Failed",

@@ -56,7 +56,7 @@ COLUMNS = (
     " the operator whose key certified it. Neither proves that the machine reported the truth",
 )
 OFFER_HEADS_SPOKEN = ("buy or rent", *[""] * 6, "what it comes to")  # for screen readers; else not shown
-# What the page's JSON leaves out of an attempt.
+# Fields of an attempt that the page's JSON leaves out.
 USUAL = {
     "outcome": "measured",
     "reason": None,

@@ -1,4 +1,4 @@
-"""How long a run still takes, from its plan and from what was measured so far. Pure."""
+"""Estimate the remaining time of a run from its plan and from its trials so far. Pure."""
 
 from __future__ import annotations
 

@@ -226,7 +226,7 @@ class Family(Protocol):
     name: str  # the `model_type` of Hugging Face
     objectives: tuple[ObjectiveName, ...]
     defaults: Mapping[str, Any] = {}  # every architecture field that a manifest may set
-    kernels: str | None = SDPA  # what the method "kernels" replaces in this family, in words
+    kernels: str | None = SDPA  # the parts that the method "kernels" replaces in this family, in words
     # Whether "kernels" calls the model's linear layers; kernels that read their weights multiply in bf16.
     kernels_call_layers: bool = True
     slow_without_kernels: bool = False  # whether one sample takes minutes on a GPU without them

@@ -122,7 +122,7 @@ class Objective:
 
     name: ObjectiveName
     title: str  # for people, of a group of models
-    unit: Unit  # of what a sample holds, for throughput
+    unit: Unit  # in which a sample is counted, for throughput
     # transformers' class that builds a model for this objective; None if transformers has none.
     auto_class: str | None = None
     mapping: str = ""  # the table in transformers' source in which that class finds the model of a type
