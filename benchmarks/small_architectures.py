@@ -85,7 +85,7 @@ PECULIAR: Mapping[str, Mapping[str, Any]] = {
 
 
 def made_small(model_type: str, objective: str) -> dict[str, Any]:
-    """Return an architecture of this type with small sizes, in so far as its fields have usual names."""
+    """Return an architecture of this type with small sizes, for those of its fields that have usual names."""
     from transformers import CONFIG_MAPPING
 
     from bench.training.models import families

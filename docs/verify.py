@@ -291,7 +291,7 @@ class RunCertificate:
             and not reserved
         )
         need(only, "the certificate is not for this run and this challenge alone")
-        need(self.after < self.before < 2**40, "the certificate is never valid, or valid for ever")
+        need(self.after < self.before < 2**40, "the certificate is never valid, or valid forever")
         self.blob, self.key = blob, string(ED25519) + string(raw)
 
 

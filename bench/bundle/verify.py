@@ -253,7 +253,7 @@ def check_time(seconds: int, contents: Contents) -> None:
 def _of_other_times(receipt: Receipt, run: Predicate) -> Iterator[Note]:
     """Yield a note for a run that says that it ran before its challenge or after its receipt.
 
-    A wrong clock is no fraud; but with a time of its choice, a run could be the newest for ever.
+    A wrong clock is no fraud; but with a time of its choice, a run could be the newest forever.
     """
     first = utc(max(0, receipt.challenged_at - CLOCK_SECONDS))
     last = utc(min(YEAR_10000 - 1, receipt.received_at + CLOCK_SECONDS))

@@ -169,7 +169,7 @@ def remove(folder: Path) -> None:
 
 
 def _close(folder: Path) -> None:
-    """Make pyvenv.cfg and all folders below a folder read-only, as the files of wheels are already."""
+    """Make pyvenv.cfg and all folders below a folder read-only; the files of wheels are read-only already."""
     (folder / "pyvenv.cfg").chmod(0o444)
     for path, _, _ in os.walk(folder, topdown=False):
         if Path(path) != folder:

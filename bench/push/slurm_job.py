@@ -131,7 +131,7 @@ def after(*, apart: bool, remove: str) -> list[str]:
     if apart:
         ended = '[ "$(cat steps/* | grep -c "^exit ")" -ge $count ]'
         lines.append(f"n=0; until {ended} || [ $n -ge {_STEP_END_SECONDS} ]; do sleep 1; n=$((n + 1)); done")
-    # On a node that is gone, srun would wait for ever.
+    # On a node that is gone, srun would wait forever.
     return [*lines, *([f"timeout 60 srun sh -c {shlex.quote(remove)}"] if remove else [])]
 
 

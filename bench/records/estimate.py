@@ -77,7 +77,7 @@ class Estimate:
 
     @property
     def positive(self) -> bool:
-        """Whether the step, its days and its rates are above zero, as those of all training are."""
+        """Whether the step, its days and its rates are above zero: training takes time."""
         figures = (self.step_seconds.value, self.days.value, self.units_per_second, self.flops_per_second)
         return min(figures) > 0
 

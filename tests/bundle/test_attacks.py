@@ -632,7 +632,7 @@ def test_samples_that_took_longer_than_the_operator_observed(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("years", [-50, 50])
 def test_a_run_that_says_it_ran_at_another_time_than_the_operator_saw(tmp_path: Path, years: int) -> None:
-    """Of two runs of a machine the newest counts: a run of the year 2096 would be the newest for ever."""
+    """Of two runs of a machine the newest counts: a run of the year 2096 would be the newest forever."""
     path = tmp_path / "b.tar"
     old = contents(REAL)
     results = json.loads(old["results.json"])
@@ -1805,7 +1805,7 @@ def test_receipt_by_an_authority_that_may_not_give_any(path: Path) -> None:
     ],
 )
 def test_receipt_by_an_authority_that_may_not_give_it_then(path: Path, options: str, why: str) -> None:
-    """An authority may certify keys for ever, and give receipts of some kind or at some time only."""
+    """An authority may certify keys forever, and give receipts of some kind or at some time only."""
     key = PublicKey.of(OPERATOR).line()
     listed = f"* {{}} {key}\n* cert-authority {key}"
     right = 'namespaces="bench-receipt@v1",valid-after="20270115090000Z",valid-before="20270115090000Z"'

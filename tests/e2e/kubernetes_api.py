@@ -163,7 +163,7 @@ class SmallCluster:
     # --- what happens to clusters -------------------------------------------------------------------------
 
     def evict(self, name: str) -> None:
-        """Kill a pod, as a kubelet whose node is short of memory."""
+        """Kill a pod, like a kubelet whose node is short of memory."""
         with self.lock:
             pod = self.pods[name]
             _kill(pod)
@@ -171,7 +171,7 @@ class SmallCluster:
             pod.shown["status"] = {"phase": "Failed", "reason": "Evicted", "message": message}
 
     def drain(self, name: str) -> None:
-        """Ask a pod to end, as `kubectl drain` does; its containers have their grace period."""
+        """Ask a pod to end, like `kubectl drain`; its containers have their grace period."""
         with self.lock:
             self.cordoned |= {str(self.pods[name].node)}
             for process in self.pods[name].processes.values():

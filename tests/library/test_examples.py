@@ -19,7 +19,7 @@ SLOW = {"run"}
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Work in a folder that has results and manifests, as a checkout does."""
+    """Work in a folder that has results and manifests, like a checkout."""
     for name in ("results", "manifests"):
         (tmp_path / name).symlink_to(ROOT / name)
     monkeypatch.chdir(tmp_path)

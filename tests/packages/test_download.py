@@ -44,7 +44,7 @@ def left(folder: Path) -> list[str]:
 
 
 def part_of(folder: Path, data: bytes) -> None:
-    """Leave the beginning of a file behind, as a download that was killed does."""
+    """Leave the beginning of a file behind, like a download that was killed."""
     (folder / f"{WHEEL.sha256}.part").write_bytes(data)
 
 

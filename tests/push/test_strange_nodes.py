@@ -58,7 +58,7 @@ def reads_nothing(channel: Any, command: bytes) -> None:
 
 @contextmanager
 def pushing(home: Path, port: int) -> Iterator[subprocess.Popen[str]]:
-    """Run `bench push --dry-run` to a port of this machine; end it at last."""
+    """Run `bench push --dry-run` to a port of this machine; end it with the block."""
     own = {f"XDG_{name}_HOME": str(home / name.lower()) for name in ("CONFIG", "STATE", "CACHE")}
     words = ["push", str(QUICKSTART), f"me@127.0.0.1:{port}", "--engine", "none", "--new", "--dry-run"]
     process = subprocess.Popen(

@@ -1,7 +1,7 @@
 """The paper's tables, and times measured with its code, each with its source. Never used as thresholds.
 
 Each claimed number of days comes with the utilisation that it implies: the model's own arithmetic over the
-vendor's peak. Pure, but for reading shipped data.
+vendor's peak. Pure, except for reading shipped data.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ def read(paths: Iterable[Path], *, index: bool = False) -> History:
         bundles |= known.bundles if known is not None else {}
         bundles |= {entry.bundle: isinstance(entry, IndexedCheck) for entry in entries}
         if index and known is not None and (entries or known.damaged):
-            with suppress(OSError):  # what was read is used all the same
+            with suppress(OSError):  # the entries that were read are used without an index
                 add(path, entries, repair=bool(known.damaged))
     return History(past_of(checks), tuple(refused), bundles)
 

@@ -70,7 +70,7 @@ def call(command: list[str], document: Mapping[str, Any]) -> str | None:
     words = {"BENCH_FROM": document["from"] or "", "BENCH_TO": document["to"]}
     environment = os.environ | words | {"BENCH_REASON": document["reason"]}
     try:
-        # Files instead of pipes: a program that the command leaves behind may keep a pipe open for ever.
+        # Files instead of pipes: a program that the command leaves behind may keep a pipe open forever.
         with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as output:
             given.write(canonical_json(document) + b"\n")
             given.seek(0)

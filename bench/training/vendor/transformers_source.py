@@ -1,7 +1,7 @@
 """Facts about transformers' architectures, read from its source files with regular expressions.
 
 Relies on: the text of auto_mappings.py, configuration_auto.py and modeling_*.py. Why: importing transformers
-takes seconds and imports torch, and planning must work without both. Pure but for reading these files.
+takes seconds and imports torch, and planning must work without both. Pure, except for reading these files.
 If a file is missing or looks different, the functions return unknown, and the worker finds out later.
 No issue known. Remove when transformers ships its list of architectures as data.
 """
