@@ -88,7 +88,7 @@ def begin(one: Operator, hosts: Sequence[str], out: str) -> WatchedPush:
 
 
 def whole(one: Operator, hosts: Sequence[str], out: str) -> Mapping[str, Any]:
-    """Push to all of the hosts; return how long it took, its memory, and what became of them."""
+    """Push to all of the hosts; return how long it took, its memory, and the hosts' outcomes."""
     push = begin(one, hosts, out)
     push.watch()
     return {

@@ -97,7 +97,7 @@ class Change:
 
     @property
     def text(self) -> str:
-        """The statement with [before => after] in it, on one line; of a long one, what is near."""
+        """The statement with [before => after] in it, on one line; of a long one, the nearest part."""
         after = "" if isinstance(self.after, ast.keyword) else _one_line(self.after)
         small = f"[{_one_line(self.before)} => {after}]"
         if isinstance(self.before, ast.stmt):

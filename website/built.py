@@ -47,7 +47,7 @@ class Found(HTMLParser):
 
 
 def mistakes(site: Path) -> list[str]:
-    """Return what is wrong, each with its page."""
+    """Return the mistakes, each with its page."""
     pages = {path.relative_to(site).as_posix(): _read(path) for path in sorted(site.rglob("*.html"))}
     wrong = [
         f"{page}: {said}"

@@ -15,7 +15,7 @@ from website.sources import ROOT
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A report of the gallery: its name, what it shows, and the command that writes it."""
+    """A report of the gallery: its name, its subject, and the command that writes it."""
 
     name: str
     title: str

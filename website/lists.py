@@ -12,7 +12,7 @@ _ITEM = re.compile(r"(?P<mark>(?:[-*+]|\d{1,9}[.)]) +)\S")
 
 
 def widened(text: str) -> str:
-    """Return a document whose lists are indented by four spaces a level; what it says is unchanged."""
+    """Return a document whose lists are indented by four spaces a level; its text is unchanged."""
     lines: list[str] = []
     columns: list[int] = []  # where the text of each open item begins
     fenced = False

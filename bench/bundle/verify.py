@@ -58,7 +58,7 @@ _CHANGED = "changed while it was verified"
 
 @dataclass(frozen=True, slots=True)
 class TrustRules:
-    """The keys that the user trusts, what is revoked, and the time to judge by."""
+    """The keys that the user trusts, the revocation lists, and the time to judge by."""
 
     trust: TrustPolicy | None = None
     demanded: bool = True  # an untrusted signer fails the bundle; else its verdict is "not trusted"

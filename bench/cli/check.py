@@ -66,7 +66,7 @@ class CheckArguments(MeetingArguments):
 
     @property
     def retention(self) -> dict[str, float]:
-        """The options that limit what is kept, by their names."""
+        """The given options that limit the kept node checks, by their names."""
         limits = {"--keep-last": self.keep_last, "--keep-days": self.keep_days, "--keep-gb": self.keep_gb}
         return {option: limit for option, limit in limits.items() if limit is not None}
 

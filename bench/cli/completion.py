@@ -46,7 +46,7 @@ def completion(request: CompletionArguments) -> int:
 
 
 def completed(root: Parser, typed: Sequence[str]) -> list[Completed]:
-    """Return what the last of the typed words may become; bash gives "=" as a word of its own."""
+    """Return the completions of the last typed word; bash passes "=" as a separate word."""
     *before, last = typed if typed[-1] != "=" else [*typed, ""]
     at, position, pending = root, 0, None
     for word in before:

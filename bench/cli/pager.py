@@ -30,7 +30,7 @@ def pager_of(environment: Mapping[str, str]) -> str | None:
 
 
 class Pager:
-    """A running pager; `stdin` is what it shows."""
+    """A running pager; it shows the text that is written to `stdin`."""
 
     def __init__(self, command: str, like: TextIO) -> None:
         """Start the pager; its texts are encoded as those of the stream `like`."""

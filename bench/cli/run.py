@@ -175,7 +175,7 @@ def readable_in_container(secret: bytes) -> Iterator[Path]:
 
 
 def _ending(measured: MeasuredRun, *, challenged: bool) -> int:
-    """Tell the user what is left to do; return the exit code."""
+    """Print the user's next step, if there is one; return the exit code."""
     if measured.earlier:
         then = "received" if measured.received_at else "bench receive countersigns it"
         print(f"bundle {measured.bundle}   certified by {measured.certified_by}, {then}", file=sys.stderr)

@@ -161,5 +161,5 @@ def _in_ascii(error: UnicodeError) -> tuple[str | bytes, int]:
 
 
 def leave(stream: TextIO) -> None:
-    """Send what is still buffered to /dev/null: Python would try to write it at exit, and fail."""
+    """Send buffered text to /dev/null: Python would try to write it at exit, and fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -91,7 +91,7 @@ def confine(run: Path, code: Sequence[Path], data: Sequence[Path]) -> Iterator[s
 
 
 def rules(run: Path, code: Sequence[Path], data: Sequence[Path]) -> Iterator[tuple[Path, int]]:
-    """Yield what the run may do in the file system, by path."""
+    """Yield the rights of the run in the file system, by path."""
     private = {Path("/") / name for name in _PRIVATE}
     with suppress(RuntimeError):
         private.add(Path("/", *Path.home().resolve().parts[1:2]))

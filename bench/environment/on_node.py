@@ -48,7 +48,7 @@ class LockedPackage:
 
 @dataclass(frozen=True, slots=True)
 class InstallRequest:
-    """An environment to install: what it is made of, and where."""
+    """An environment to install: its packages, and its place."""
 
     place: Path  # folder for bench on the node
     variant: str

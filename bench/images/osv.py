@@ -42,7 +42,7 @@ class Package:
 
 @dataclass(frozen=True, slots=True)
 class Vulnerability:
-    """One record of the feed, reduced to what a scan tells."""
+    """One record of the feed, reduced to the fields that a scan uses."""
 
     id: str
     aliases: tuple[str, ...]
@@ -156,7 +156,7 @@ def _key_of(entry: Mapping[str, Any]) -> Key | None:
 
 @dataclass(frozen=True, slots=True)
 class Affected:
-    """A vulnerability affects a package: the versions that mend it, and what could not be decided."""
+    """A vulnerability affects a package: the versions that mend it, and doubts about the decision."""
 
     fixed: tuple[str, ...]
     undecided: str | None = None  # why the version could not be compared, so that it counts as affected

@@ -45,7 +45,7 @@ class LayerParts:
 
 
 def split(layer: BinaryIO, out: Path) -> LayerParts:
-    """Write a layer's skeleton to `out`; return what the layer is made of."""
+    """Write a layer's skeleton to `out`; return the layer's parts."""
     size, contents, projects, has_debs = 0, [], set(), False
     literal = bytearray()
     with lzma.open(out, "wb", preset=_PRESET) as skeleton:

@@ -57,7 +57,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class FleetMember:
-    """One check of one node, reduced to what the fleet comparison needs."""
+    """One check of one node, reduced to the values that the fleet comparison needs."""
 
     path: str
     run_id: str

@@ -16,4 +16,4 @@ class Paused(Exception):
 
 
 class NotFetched(Exception):
-    """No place gave a file with an accepted digest; the text says what was found in its stead."""
+    """No place gave a file with an accepted digest; the text says what each place gave."""

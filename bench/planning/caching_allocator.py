@@ -44,7 +44,7 @@ class CachingAllocator:
     places: dict[bool, list[Place]] = field(default_factory=lambda: {True: [], False: []})  # sorted, by small
 
     def allocate(self, size: int) -> MemoryBlock:
-        """Take the smallest free block that is large enough, else a new segment; what is over stays free."""
+        """Take the smallest free block that is large enough, else a new segment; its rest stays free."""
         size = max(1, -(-size // SMALLEST)) * SMALLEST
         small = size <= SMALL
         places = self.places[small]

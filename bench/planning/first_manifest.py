@@ -153,7 +153,7 @@ def chosen_hours(text: str) -> float | None:
 
 
 def chosen_rent(text: str) -> HourlyRent | None:
-    """Return what a GPU costs: 2.50 h100, h100 2.50 or h100=2.50; None for no rent."""
+    """Return the rent of a GPU: 2.50 h100, h100 2.50 or h100=2.50; None for no rent."""
     if text == NONE:
         return None
     words = text.replace("=", " ").replace("$", " ").split()
@@ -183,7 +183,7 @@ def _number(text: str) -> float:
 
 
 def _own_config(path: Path) -> OwnConfig:
-    """Read a configuration; raise BadInput if it is none, or does not say what its model learns."""
+    """Read a configuration; raise BadInput for another file, or if its model's objective is unknown."""
     where = str(path)
     advice = "a model's name, or the path of its config.json"
     data = read_bounded(

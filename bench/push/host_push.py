@@ -514,7 +514,7 @@ class HostPush:
 
 @dataclass(frozen=True, slots=True)
 class PushTask:
-    """The work of one host's thread. `push` tells how far it is."""
+    """The work of one host's thread. `push` has the state of the push."""
 
     push: HostPush
     work: Callable[[], Result]

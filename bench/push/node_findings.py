@@ -69,7 +69,7 @@ def judge_machine(survey: Survey, need: Need) -> list[PreflightFinding]:
 
 
 def judge_engine(survey: Survey, need: Need) -> list[PreflightFinding]:
-    """Return what keeps the engine of `need` from running bench there."""
+    """Return the findings by which the engine of `need` cannot run bench there."""
     return [*_software(survey, need), *_gpu_access(survey, need)]
 
 
@@ -150,7 +150,7 @@ def python_for(survey: Survey, variant: Variant) -> NodePython | None:
 
 
 def _installable(survey: Survey, variant: Variant) -> Iterator[PreflightFinding]:
-    """Yield what keeps the locked wheels of a variant from being installed and used on a node."""
+    """Yield findings by which a variant's locked wheels cannot be installed or used on a node."""
     if survey.libc and not survey.libc.startswith("glibc "):
         yield _stop(
             f"its C library is {survey.libc}, and the locked wheels need glibc",

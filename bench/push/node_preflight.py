@@ -55,7 +55,7 @@ class ChosenEngine:
 
 
 class NodePreflight:
-    """The preflight of one push, which reports what it finds as the push's own progress."""
+    """The preflight of one push, which reports its findings as the push's own progress."""
 
     def __init__(self, push: HostPush) -> None:
         self._push = push
@@ -90,7 +90,7 @@ class NodePreflight:
         return dataclasses.replace(chosen, line_rate=measured_rate(self._push.node))
 
     def _missing_kernels(self, chosen: ChosenEngine) -> list[PreflightFinding]:
-        """Return what it costs that the image or the environment lacks compiled kernels."""
+        """Return the losses by compiled kernels that the image or the environment lacks."""
         survey, manifest = chosen.survey, self._push.request.manifest
         if self._push.request.on_cpu:
             return []
@@ -148,7 +148,7 @@ class NodePreflight:
         return EngineCandidate(need, trouble if answers else None)
 
     def _without_lock(self, variant: Variant) -> PreflightFinding | None:
-        """Return why this machine cannot say what an environment consists of."""
+        """Return why this machine cannot read the lock of an environment; None if it can."""
         try:
             read_locked(self._push.request.source, variant, variant.pythons[0], None)
         except BadInput as error:
@@ -207,7 +207,7 @@ class NodePreflight:
             return chosen
 
     def _say_what_it_takes(self, chosen: ChosenEngine, why: str) -> None:
-        """Say in one sentence what runs the run, why, and how long it takes to bring it there."""
+        """Report in one sentence the engine of the run, why it was chosen, and the time to bring it there."""
         python = f"{chosen.python.version} ({chosen.python.path})" if chosen.python else None
         resources = resources_text(chosen.survey, chosen.engine, python)
         stopped = any(finding.level == "stop" for finding in self._push.result.findings)

@@ -258,7 +258,7 @@ def _refusal(ssh: Ssh, said: str) -> BenchError:
 
 
 def _network_problem(said: str, endpoint: Endpoint) -> str | None:
-    """Return why no bytes reach a host or its jump host, if that is what ssh says."""
+    """Return why no bytes reach a host or its jump host; None if ssh's message has another cause."""
     if missing := re.search(r"Could not resolve hostname (\S+?):", said):
         return f'no machine is called "{plain(missing[1])}"'
     if failed := re.search(r"^(?:ssh: )?connect to host (\S+) port (\d+): (.*)", said, re.MULTILINE):

@@ -35,7 +35,7 @@ _NOISE = "lacks support for cpu binding"
 
 @dataclass(frozen=True, slots=True)
 class JobNode:
-    """A node of a Slurm job, what Slurm said of it at the job's end, and what its step said if it failed."""
+    """A node of a Slurm job: its state at the job's end, and the message of its step if that failed."""
 
     name: str
     state: str = ""
@@ -116,7 +116,7 @@ def in_steps_apart(lead: str, follow: str, prepare: str) -> list[str]:
 
 
 def _on_each(lead: str, follow: str, prepare: str) -> str:
-    """Return what each node of a job does. The leader is on the node of run.sh, and its exit code counts."""
+    """Return the commands of each node of a job. The leader is on run.sh's node; its exit code counts."""
     lead = f"{lead} & echo $! >lead; wait $!; code=$?; echo $code >code; exit $code"
     return f'{prepare}if [ "$node" = 0 ]; then {lead}; else exec {follow}; fi'
 

@@ -41,7 +41,7 @@ def check_all(paths: Iterable[Path], lists: Lists | None = None) -> Iterator[Che
 def look_at_all(
     paths: Iterable[Path], lists: Lists | None, gather: Recompute[C], look: Callable[[Path, Verdict[C]], T]
 ) -> Iterator[tuple[Path, T | BenchError]]:
-    """Verify every bundle; for each valid one yield what `look` returns in the process that verified it."""
+    """Verify every bundle; for each valid one yield the result of `look`, called in the verifying process."""
     rules = _rules(lists or Lists())  # read once, so that a wrong list is one mistake and not one per bundle
     every = list(_bundles(paths))
     work = partial(_checked, rules, gather, look)
@@ -136,7 +136,7 @@ def _checked(
 
 
 def _confusing(path: Path, error: Exception) -> VerificationFailed:
-    """Return the refusal of a bundle that confuses bench; for BENCH_DEBUG=1 raise what happened."""
+    """Return the refusal of a bundle that confuses bench; for BENCH_DEBUG=1 raise the exception."""
     if os.environ.get("BENCH_DEBUG") == "1":
         raise error
     why = f"cannot be judged: {type(error).__name__}: {error}"

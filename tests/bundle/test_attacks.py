@@ -1179,7 +1179,7 @@ def test_telemetry_that_contradicts_the_figures(tmp_path: Path, figures: Any, to
 
 
 def unread(reading: dict[str, Any]) -> dict[str, Any]:
-    """Leave out what bounds a rate."""
+    """Leave out the readings that bound a rate."""
     return {
         name: value
         for name, value in reading.items()
@@ -1620,7 +1620,7 @@ def test_stranger_who_signs_for_themselves(path: Path) -> None:
 
 
 def test_expired(path: Path) -> None:
-    """Without a receipt, nothing shows that it was signed in time; a leaked key may have signed it later."""
+    """Without a receipt, nothing shows when a bundle was signed; a leaked key may have signed it later."""
     certified(path)
     assert verdict(path, now=UNTIL - 1).trusted
     refused(path, "no receipt, and the run's certificate had expired: at 2027-01-15T10:00:00Z", now=UNTIL)

@@ -277,7 +277,7 @@ FORGED = dict(Forger(int(time.time())).cases())
 
 
 def bench_accepts(path: Path) -> bool:
-    """Whether bench takes a bundle, apart from what only its samples and results can show."""
+    """Whether bench takes a bundle, apart from mistakes that only its samples and results can show."""
     try:
         verify_bundle(path, nothing, TrustRules(TrustPolicy.from_text(allowed_signers(), "allowed_signers")))
     except VerificationFailed:

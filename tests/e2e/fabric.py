@@ -40,7 +40,7 @@ class Checked:
 
     @property
     def named(self) -> dict[str, str]:
-        """The subjects that did not pass, with what was found."""
+        """The subjects that did not pass, with their findings."""
         return {f.subject: f.found for f in self.findings if f.verdict in ("warn", "fail")}
 
     @property

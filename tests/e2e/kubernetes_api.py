@@ -53,7 +53,7 @@ class Pod:
 
 
 class SmallCluster:
-    """The state of the cluster, and what its controllers do."""
+    """The state of the cluster, and its controllers."""
 
     def __init__(self, folder: Path, nodes: Mapping[str, int], path: str) -> None:
         self.folder, self.path = folder, path
@@ -143,7 +143,7 @@ class SmallCluster:
             )  # fmt: skip
 
     def _refresh(self, pod: Pod) -> None:
-        """Write what the kubelet would of the containers' processes."""
+        """Write the kubelet's status of the containers, by their processes."""
         if not pod.processes or pod.shown["status"].get("reason"):
             return
         codes = {name: process.poll() for name, process in pod.processes.items()}

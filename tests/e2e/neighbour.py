@@ -80,7 +80,7 @@ def answer_of(host: str, port: int, message: bytes) -> bytes:
 
 
 def listeners(pid: int) -> Iterator[tuple[str, int]]:
-    """Yield the addresses at which a process's namespace listens, but those of loopback."""
+    """Yield the addresses at which a process's namespace listens, except those of loopback."""
     try:
         lines = Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]
     except OSError:  # it has ended

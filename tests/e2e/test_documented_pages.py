@@ -243,7 +243,7 @@ def prepare(folder: Path, machine: ReaderMachine) -> None:
 
 
 def quick_check(name: str) -> object:
-    """Return a shipped manifest of a check whose levels take seconds, without what depends on other work."""
+    """Return a shipped check manifest whose levels take seconds, without checks that other work disturbs."""
     shipped = json.loads((ROOT / f"manifests/{name}.json").read_bytes())
     return shipped | {"levels": LEVELS, "skip": SKIPPED}
 

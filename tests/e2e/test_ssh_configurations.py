@@ -29,7 +29,7 @@ def keygen(*words: object) -> None:
 
 
 def options(folder: Path, port: int) -> Sequence[str]:
-    """Make an authority for host keys and one for users, and return what sshd has to know of them."""
+    """Make an authority for host keys and one for users, and return sshd's options for them."""
     for name in ("host_ca", "user_ca", "user"):
         keygen("-t", "ed25519", "-N", "", "-f", folder / name)
     keygen("-s", folder / "host_ca", "-I", "a node", "-h", "-n", "farm.example", folder / "host.pub")

@@ -73,7 +73,7 @@ def here(place: Path, *paths: Path) -> list[PackageFile]:
 
 
 def assembled(place: Path, layer: bytes, files: Sequence[PackageFile]) -> tuple[bytes, int]:
-    """Assemble a layer, whose lacking contents are sent; return its bytes, and those of what was sent."""
+    """Assemble a layer, whose lacking contents are sent; return its bytes, and the sent bytes."""
     plan, _ = skeleton(place, layer)
     (lacking,) = AssemblyPlace(place, planned(place, [plan], files)).missing()
     more = place / "more.zip"

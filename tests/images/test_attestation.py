@@ -96,7 +96,7 @@ def key(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def made(tmp_path: Path, source: Path, image: Path, key: Path, capsys: pytest.CaptureFixture[str]) -> Path:
-    """Attest the image; return the folder of what was written."""
+    """Attest the image; return the folder of the written files."""
     out = tmp_path / "attested"
     command = ["image", "attest", str(image), "--source", str(source), "--key", str(key), "-o", str(out)]
     assert main(command) == 0
@@ -348,7 +348,7 @@ def definition(statement: dict[str, Any]) -> dict[str, Any]:
 
 
 def without_input(uri: str) -> Edit:
-    """Return what removes the dependency of this URI."""
+    """Return a function that removes the dependency of this URI."""
 
     def edit(statement: dict[str, Any]) -> None:
         every = definition(statement)["resolvedDependencies"]

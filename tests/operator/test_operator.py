@@ -225,7 +225,7 @@ def test_another_runs_challenge(ledger: Ledger, key: OperatorKey) -> None:
 
 
 def request_for(ledger: Ledger, key: str) -> CertificateRequest:
-    """Make a request that is right but for its signature, which is missing."""
+    """Make a request that is right, except that its signature is missing."""
     challenge = asked(ledger).challenge
     return CertificateRequest(challenge.run_id, challenge.nonce, key)
 

@@ -112,7 +112,7 @@ def test_an_update_on_the_host_makes_a_step_longer() -> None:
 def test_only_a_long_update_leaves_hope_that_casts_saved_pay_for_checkpointing(
     update: float, left: bool
 ) -> None:
-    """A measured update below nothing is noise, and counts as none."""
+    """A measured update below zero is noise, and counts as none."""
     plain, slower = planned(), planned("half-weights", "checkpointing")
     assert bool(order([plain, slower], first(plain, took(1.0, update)))) == left
 

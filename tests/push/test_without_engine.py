@@ -142,7 +142,7 @@ def test_the_variant_follows_the_driver_or_the_option(tmp_path: Path) -> None:
 
 
 class Node(Here):
-    """A node without an engine, whose index answers with `plan`; it notes what it was sent."""
+    """A node without an engine, whose index answers with `plan`; it notes the files that it gets."""
 
     def __init__(self, plan: dict[str, object]) -> None:
         self._plan, self.received = plan, 0

@@ -51,7 +51,7 @@ def plain(text: str) -> str:
 
 
 def metadata(facts: Facts) -> str:
-    """Return the block in which tools look for what a script needs: Python's PEP 723."""
+    """Return the block with the script's requirements for tools: Python's PEP 723."""
     needs = ", ".join(map(text_literal, facts.requirements))
     lines = ["/// script", f'requires-python = ">={OLDEST_PYTHON}"', f"dependencies = [{needs}]", "///"]
     return "\n".join(f"# {line}" for line in lines)
@@ -106,7 +106,7 @@ def _source(trial: Trial, facts: Facts) -> Mapping[str, Any]:
 
 
 def _shape(trial: Trial, facts: Facts) -> Iterator[tuple[str, Any, str]]:
-    """Yield the constants of steps and passes: name, value, and what it is."""
+    """Yield the constants of steps and passes: name, value and comment."""
     model, recipe = trial.model, trial.model.recipe
     if model.family == "timm":
         yield "TIMM_MODEL", model.architecture["timm"], ""

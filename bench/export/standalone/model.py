@@ -284,7 +284,7 @@ class WithLoss(nn.Module):
 
 
 def changed_by_methods(trial: Trial) -> list[str]:
-    """Return what the methods of the setting change: the module with the loss, the blocks, or both."""
+    """Return the parts that the setting's methods change: the module with the loss, the blocks, or both."""
     whole = ["whole"] if in_group(trial.setting, "compilation") else []
     return whole + (["blocks"] if {"compile-blocks", "checkpointing"} & set(trial.setting) else [])
 

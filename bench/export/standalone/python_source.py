@@ -23,7 +23,7 @@ INFINITE = {"Infinity": "inf", "-Infinity": "-inf", "NaN": "nan"}  # how a confi
 
 @dataclass(frozen=True, slots=True)
 class SourcePart:
-    """A piece of a script about one subject: definitions, and what they import."""
+    """A piece of a script about one subject: definitions, and their imports."""
 
     code: str
     imports: tuple[str, ...] = ()

@@ -106,7 +106,7 @@ def _measured(path: str, budget: CheckBudget) -> tuple[MeasuredFileSystem, list[
 def _of_file(
     one: MeasuredFileSystem, descriptor: int, seconds: float
 ) -> tuple[MeasuredFileSystem, list[Figure]]:
-    """Measure with fio, else with Python. A disk that is full meanwhile keeps what was measured before."""
+    """Measure with fio, else with Python. If the disk fills up meanwhile, earlier figures are kept."""
     facts: dict[str, Any] = {}
     transfers: list[MovedBytes] = []
     try:

@@ -89,7 +89,7 @@ def measure(rig: Rig, budget: CheckBudget) -> Mapping[str, Any]:
 
 
 def read_errors(root: Path) -> HostErrors:
-    """Read what the machine below `root` has counted."""
+    """Read the error counters of the machine below `root`."""
     controllers, modules, unreadable = _read_edac(root / EDAC)
     uncorrected, corrected, closed = _read_log()
     recorded: dict[str, tuple[MemoryCounter, ...]] = {}

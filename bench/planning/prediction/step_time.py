@@ -138,7 +138,7 @@ class StepPart:
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """The seconds of a step of `passes` passes, by what they are spent on."""
+    """The seconds of a step of `passes` passes, by kind of work."""
 
     passes: int
     products: float  # in one pass
@@ -152,7 +152,7 @@ class StepTime:
 
     @property
     def parts(self) -> dict[str, float]:
-        """The seconds of a pass by what they are spent on."""
+        """The seconds of a pass, by kind of work."""
         return {
             "products": self.products,
             "attention": self.attention,
@@ -261,7 +261,7 @@ def _kept_bytes(model: Model, setting: Setting, counts: Counted) -> float | None
 
 
 def _exchanged(setting: Setting, parts: Parts, gpus: int, *, half: bool) -> tuple[Collectives, Collectives]:
-    """Return what GPUs exchange in a pass and in a step: each block apart, and what is outside of blocks."""
+    """Return the exchanges of GPUs in a pass and in a step: for each block, and for the rest of the model."""
     none = Collectives(0, 0.0)
     if gpus == 1:
         return none, none

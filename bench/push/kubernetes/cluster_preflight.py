@@ -42,7 +42,7 @@ class PodsWanted:
 
 
 def refuse_manifest(request: PushRequest) -> None:
-    """Refuse a manifest that asks for what a pod does not have."""
+    """Refuse a manifest with data, an image or an environment that a pod cannot have."""
     if folders := data_folders(request.manifest):
         advice = "use made-up data; or push to the node over SSH"
         raise EnvironmentCannot(f"the manifest reads {folders[0]}, which no pod has", advice=advice)

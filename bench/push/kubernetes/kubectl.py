@@ -77,7 +77,7 @@ class Kubectl:
         return done.stdout.decode(errors="replace")
 
     def get(self, *arguments: str) -> dict[str, Any]:
-        """Return what `kubectl get` finds, as an object or a list of the API."""
+        """Return the result of `kubectl get`, an object or a list of the API."""
         return _object(self.run("get", *arguments, "--output=json"))
 
     def items(self, *arguments: str) -> list[dict[str, Any]]:

@@ -169,7 +169,7 @@ def pod_security() -> dict[str, Any]:
 
 
 def container_security() -> dict[str, Any]:
-    """Return what the level "restricted" demands of a container, and a root file system that is read-only."""
+    """Return the security context of the level "restricted", with a read-only root file system."""
     return {
         "allowPrivilegeEscalation": False,
         "readOnlyRootFilesystem": True,
@@ -178,7 +178,7 @@ def container_security() -> dict[str, Any]:
 
 
 def resources(share: PodShare) -> dict[str, Any]:
-    """Return requests and limits: GPUs are limited, of the rest a pod may use what nobody else needs."""
+    """Return requests and limits: GPUs are limited; of other resources, a pod may use all that is free."""
     gpus = {GPU: str(share.gpus)} if share.gpus else {}
     requests = {"cpu": f"{share.cpu_milli}m"} if share.cpu_milli else {}
     requests |= {"memory": str(share.memory_bytes)} if share.memory_bytes else {}

@@ -39,7 +39,7 @@ class PodPush(HostPush):
         self._index = 0
 
     def needs_pod(self) -> bool:
-        """Whether this push will start a run, for what the records and the cluster say now."""
+        """Whether this push will start a run, by the present records and the state of the cluster."""
         if self._fetched_run() is not None:
             return False
         unfinished = self._unfinished_run()

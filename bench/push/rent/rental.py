@@ -92,7 +92,7 @@ def quoted(value: object) -> str:
 
 
 def head(tool: str, rental: Rental, commands: Mapping[str, str], notes: Sequence[str]) -> str:
-    """Return the comment at the top of a file: what it does, and the commands."""
+    """Return the comment at the top of a file: its purpose, and the commands."""
     card = f"{rental.gpus} x {rental.gpu.name}, {rental.minutes} min at most"
     lines = [f"{tool}: {card}, given back by itself then. In this file's folder:", ""]
     width = max(map(len, commands))

@@ -192,7 +192,7 @@ class RankedRow(Row):
 
 @dataclass(frozen=True, slots=True)
 class ComparedRun(RunContents):
-    """A recomputed run, and what else its rows need: read while the bundle is open."""
+    """A recomputed run, and other facts for its rows, which are read while the bundle is open."""
 
     searched: Mapping[str, SearchScope]  # by model
     gpus: int  # of each node, as many as trained
@@ -203,7 +203,7 @@ class ComparedRun(RunContents):
 
 
 def gather(with_telemetry: bool, files: Files) -> ComparedRun | CheckContents:
-    """Recompute a bundle, and read what else its rows need; VerificationFailed if a file is malformed."""
+    """Recompute a bundle, and read other facts for its rows; VerificationFailed if a file is malformed."""
     run = recompute(files)
     if not isinstance(run, RunContents):
         return run

@@ -87,7 +87,7 @@ def within(least: float, most: float | None, limit: float) -> Certainty:
 
 
 def decide(options: Iterable[Option], wish: Wish, used_days: float = math.inf) -> Recommendation:
-    """Decide what fits the wish; `used_days` is how long an owned machine trains in its life."""
+    """Recommend by the wish; `used_days` is the time that an owned machine trains in its life."""
     # Of options with equal days and money, the one with the narrower interval, in any order of the bundles.
     alike = sorted(options, key=lambda o: (o.days.half_width, o.label, o.kind))
     every = [o for o in alike if o.lives_for(wish.runs, used_days)]

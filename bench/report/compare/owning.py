@@ -42,7 +42,7 @@ class ResidualValue:
 
 @dataclass(frozen=True, slots=True)
 class Colocation:
-    """The price of a kilowatt a month. `overhead` is the kW booked for each that the GPUs may draw."""
+    """The price of a kilowatt a month. `overhead` is the kW booked for each kW that the GPUs may draw."""
 
     price: float
     date: str

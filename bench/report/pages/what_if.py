@@ -106,7 +106,7 @@ def _rents_around(quote: float | None) -> tuple[float, float]:
 
 
 def _field(control: Control) -> Markup:
-    """Make a text field and a slider for one number, each with a label, and a place for what is wrong."""
+    """Make a text field and a slider for one number, each with a label, and a place for an error."""
     text, slider, mistake = (f"what-if-{control.id}-{kind}" for kind in ("text", "slider", "mistake"))
     return el(
         "div",
@@ -125,7 +125,7 @@ def _field(control: Control) -> Markup:
 
 
 def _data(comparison: Comparison, parts: Iterable[ModelPart]) -> dict[str, Any]:
-    """Return what the script decides from, and the texts that no control changes."""
+    """Return the data from which the script decides, and the texts that no control changes."""
     wish = comparison.wish
     return {
         "sign": currency_sign(comparison.currency),

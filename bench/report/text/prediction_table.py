@@ -73,7 +73,7 @@ def reasons_of(model: str, without: Sequence[Unpredicted]) -> Iterator[str]:
 
 
 def caveats(rows: Sequence[PricedPrediction]) -> Iterator[str]:
-    """Yield what a reader of predictions must know."""
+    """Yield the limits of predictions that a reader must know."""
     yield NOT_MEASURED
     yield ERRORS
     if any(row.predicted.gpus > MOST_GPUS for row in rows):

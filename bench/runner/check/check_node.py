@@ -66,7 +66,7 @@ class CheckedNode:
 
 @dataclass(frozen=True, slots=True)
 class GpusInUse:
-    """Why a node was not checked: what uses which of its GPUs."""
+    """The reason why a node was not checked: the GPUs in use, and their users."""
 
     reason: str
 
@@ -169,7 +169,7 @@ class CheckRun:
         self._torch = bool(probe.packages(("torch",)))
 
     def _preload(self) -> list[str]:
-        """Return what the fork server prepares once, because each member of each check would otherwise."""
+        """Return modules and functions that the fork server prepares once for all members of all checks."""
         if self.request.level in WITHOUT_LOAD:
             return []
         ahead = ["bench.node_check.all_checks:known_checks"]

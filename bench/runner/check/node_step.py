@@ -85,7 +85,7 @@ def meet(job: NodesJob, seconds: float, group: str = "") -> dist.Store:
 
 
 def do_step(job: NodesJob, step: Step, group: tuple[int, ...], folder: Path) -> tuple[LaneResult, ...]:
-    """Fork a process for each lane, and return what each has left in its file in `folder`."""
+    """Fork a process for each lane, and return the result that each has written to its file in `folder`."""
     paths = [folder / f"{step.number}-{lane}.json" for lane in range(job.lanes)]
 
     def member(lane: int) -> None:
@@ -96,7 +96,7 @@ def do_step(job: NodesJob, step: Step, group: tuple[int, ...], folder: Path) -> 
 
 
 def _left(path: Path, status: int | None) -> LaneResult:
-    """Read what a lane has left, or say how its process ended."""
+    """Read the result of a lane, or say how its process ended."""
     with suppress(OSError, ValueError):
         return from_json(LaneResult, json.loads(path.read_text()))
     if status is None or (os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGALRM, signal.SIGKILL)):

@@ -34,7 +34,7 @@ def pci_address(bus: str) -> str:
 
 
 def _of_driver(folder: Path) -> Iterator[tuple[str, Mapping[str, str]]]:
-    """Yield each GPU's address, and what the driver's file about it says, by the names in that file."""
+    """Yield each GPU's address, and the values in the driver's file about it, by the names in that file."""
     with suppress(OSError):
         for file in sorted(folder.glob("*/information")):
             with suppress(OSError):

@@ -181,7 +181,7 @@ def _next(run: Run, deadline: float | None) -> Trial | None:
 
 
 def _wanted(run: Run, stated: bool | None) -> bool:
-    """Whether to do what the manifest may state, such as measuring floors: if it does not, on GPUs only."""
+    """Return the manifest's choice, for example of floors; without one, True on GPUs only."""
     return run.plan.target.device == "cuda" if stated is None else stated
 
 
@@ -451,7 +451,7 @@ def _must_be_alike(node: NodeFacts) -> dict[str, str]:
 
 
 def what_is_open(run: Run) -> str:
-    """Return a phrase with the number of models or settings that are undecided, or with what comes after."""
+    """Return a phrase: the number of undecided models or settings, or the work that comes after them."""
     decided, total, what = tally(run.plan, run.plausible_outcomes)
     if decided < total:
         return f"{total - decided} of {total} {what} undecided"

@@ -162,7 +162,7 @@ def _without_places(node: Any) -> Any:
 
 
 def _without_identity(node: Any) -> Any:
-    """Return the node without its GPUs' UUIDs: what all machines of the same kind have in common."""
+    """Return the node without its GPUs' UUIDs, by which machines of the same kind are equal."""
     if not isinstance(node, dict):
         return node
     return node | {"gpus": [{**gpu, "uuid": ""} for gpu in node.get("gpus", [])]}

@@ -156,7 +156,7 @@ class _RecordAttention(TorchFunctionMode):
 
 
 def recorded(model: Model, setting: Setting, micro_batch: int) -> Recording:
-    """Run one pass on tensors without contents; return what it computed."""
+    """Run one pass on tensors without contents; return its computations."""
     recording = Recording()
     half = HALF.get(model.recipe.precision)
     halved = half is not None and "half-weights" in setting
@@ -205,7 +205,7 @@ def _form(value: Any, both_ways: bool) -> Any:
 
 
 def measure_floor(trial: Trial, device: Device, emit: Emit, most_seconds: float = TIMED_SECONDS) -> Floor:
-    """Record what a pass of the trial's micro-batch computes, and time it for at most `most_seconds`."""
+    """Record the computations of a pass of the trial's micro-batch; time them for at most `most_seconds`."""
     emit({"phase": "record"})
     device.cap_memory(trial.memory_cap_bytes)
     torch.manual_seed(trial.seed)

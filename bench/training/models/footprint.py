@@ -39,7 +39,7 @@ class Block:
 
     @property
     def freeing(self) -> Block:
-        """The block if its backward pass puts gradients where it frees what was recomputed."""
+        """The block if its backward pass puts gradients where it frees recomputed tensors."""
         return replace(self, backward=max(0, self.backward - (self.inside - self.entry)))
 
 
@@ -166,7 +166,7 @@ class FamilyWithFormulas(Family):
 
 
 def activation_bytes(footprint: Footprint, model: Model, setting: Setting) -> tuple[int, int]:
-    """Return for any footprint what `Family.activation_bytes` returns for a model."""
+    """Return the two peaks of `Family.activation_bytes` for any footprint."""
     odd = footprint.logits // model.recipe.units_per_sample % ROW_MULTIPLE != 0
     if "masked-head" in setting:
         footprint = footprint.with_head_at(model.recipe.asked_per_sample / model.recipe.units_per_sample)

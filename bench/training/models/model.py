@@ -268,7 +268,7 @@ class Family(Protocol):
         return 0
 
     def operation_shapes(self, model: Model) -> OperationShapes:
-        """Return what the time of a pass depends on beside its operations; nothing by default."""
+        """Return facts on which the time of a pass depends beside its operations; empty by default."""
         return OperationShapes()
 
     def kept_bytes(self, model: Model, setting: Setting) -> int:

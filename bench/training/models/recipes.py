@@ -113,7 +113,7 @@ def _epoch_mistakes(obj: Mapping[str, Any], path: str) -> Iterator[Mistake]:
 def _from_tokens(
     obj: Mapping[str, Any], base: Mapping[str, Any], path: str
 ) -> tuple[dict[str, Any], list[Mistake]]:
-    """Do what `in_samples` does for fields in tokens."""
+    """Convert fields in tokens, as a part of `in_samples`."""
     given = {key: value for key, value in obj.items() if key not in IN_TOKENS}
     stated = {field: obj[field] for field in IN_TOKENS if field in obj}
     mistakes = []
@@ -245,7 +245,7 @@ def read_onto(cls: Any, obj: Any, path: str, base: Mapping[str, Any]) -> tuple[A
 def _read_kind(
     kinds: Mapping[str, type[Any]], obj: Any, path: str, base: Mapping[str, Any]
 ) -> tuple[Any, list[Mistake]]:
-    """Read an object whose field "name" tells its kind; `base` has what is left out."""
+    """Read an object whose field "name" tells its kind; `base` has the fields that are left out."""
     if isinstance(obj, str):
         obj = {"name": obj}
     if not isinstance(obj, Mapping):

@@ -31,7 +31,7 @@ def shipped_counts(model: Model) -> Counted | None:
 
 
 def digest_of(model: Model) -> str:
-    """Return a digest of what the counts of a model depend on."""
+    """Return a digest of the fields on which the counts of a model depend."""
     described: Any = to_json(model)
     recipe = {field: value for field, value in described["recipe"].items() if field not in UNCOUNTED}
     counted = described | {"name": "", "recipe": recipe}

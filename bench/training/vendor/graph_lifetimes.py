@@ -131,6 +131,6 @@ def _name(node: Any) -> str:
 
 
 def _storage(node: Any) -> int | None:
-    """Return what identifies the storage of a node's tensor; None for anything else."""
+    """Return a key of the storage of a node's tensor; None for anything else."""
     value: Any = getattr(node, "meta", {}).get("val")
     return value.untyped_storage()._cdata if hasattr(value, "untyped_storage") else None
