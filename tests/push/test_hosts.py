@@ -120,12 +120,12 @@ IN_CLUSTER = ["--kubernetes", "--image", f"registry.example/bench@sha256:{'0' * 
 @pytest.mark.parametrize(
     ("words", "wrong"),
     [
-        (["gpu1", "--together", "gpu1:29500"], "two at least"),
+        (["gpu1", "--together", "gpu1:29500"], "at least two"),
         (["gpu1", "gpu2", "--together", "gpu1"], "is not HOST:PORT"),
         (["gpu1", "gpu2", "--together", ":29500"], "is not HOST:PORT"),
         (["gpu1", "gpu2", "--together", "gpu1:70000"], "is not HOST:PORT"),
         (["gpu1", "gpu2", "--together", "gpu1:²"], "is not HOST:PORT"),
-        (["gpu1", "gpu2", "--together", "gpu1:29500", "--slurm"], "without --slurm"),
+        (["gpu1", "gpu2", "--together", "gpu1:29500", "--slurm"], "--together excludes --slurm"),
         (["login", "--partition", "gpu", "--time", "90"], "--partition needs --slurm"),
         (["login", "--slurm-nodes", "2"], "--slurm-nodes needs --slurm"),
         (["login", "--slurm", "--budget", "4h"], "the job ends after 120 min"),

@@ -141,5 +141,5 @@ def _all_gpus(candidates: Sequence[ClusterNode]) -> int:
     if len(counts) > 1:
         numbers = " or ".join(map(str, counts))
         advice = "--gpus-per-node N takes nodes of one kind; names of nodes do, too"
-        raise EnvironmentCannot(f"nodes differ in their numbers of GPUs: {numbers}", advice=advice)
+        raise EnvironmentCannot(f"nodes have {numbers} GPUs, not one number", advice=advice)
     return counts[0]
