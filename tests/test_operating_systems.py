@@ -112,7 +112,7 @@ LINUX_FILES = {
 
 
 def test_files_that_linux_alone_has_are_opened_by_what_runs_on_linux() -> None:
-    """A `Path` of such a file; strings in scripts for nodes are none."""
+    """The test looks for a `Path` of a Linux file; strings in scripts for nodes do not count."""
     opening = {
         name
         for name, path in operators_side().items()

@@ -123,7 +123,7 @@ class Commands:
 
 
 class _NotAsked:
-    """The parser of a command that is not asked for, or a group of its options: it keeps none of them."""
+    """The parser of a command that is not called, or a group of its options: it keeps no option."""
 
     def __getattr__(self, name: str) -> Callable[..., _NotAsked]:
         return lambda *_arguments, **_options: self

@@ -57,7 +57,7 @@ def folder_of(environments: Path, digest: str) -> Path:
 
 
 def read(folder: Path) -> StoredEnvironment:
-    """Read the description of an environment; EnvironmentCannot if it is none."""
+    """Read the description of an environment; EnvironmentCannot for another folder."""
     try:
         fields = json.loads((folder / DESCRIPTION).read_bytes())
         return StoredEnvironment(**fields | {"without": tuple(fields["without"])})

@@ -53,6 +53,6 @@ def share(name: str, given: float | str, parse: Callable[[str], float]) -> float
 
 
 def choice(name: str, given: str, literal: Any) -> None:
-    """Raise BadInput, with the nearest choice, for a text that is none of a Literal's."""
+    """Raise BadInput, with the nearest choice, for a text that is not one of a Literal's."""
     if given not in get_args(literal):
         raise BadInput(f"{name} {given}: not a choice", advice=nearest(given, get_args(literal)))

@@ -239,4 +239,4 @@ def _quiet_progress(say: Say) -> Progress:
 
 
 def _nothing(_line: str) -> None:
-    """Take a line of progress that nobody asked for."""
+    """Ignore a line of progress, for callers that give no `say`."""

@@ -509,7 +509,7 @@ def test_a_winner_before_fewer_than_no_undecided_settings(tmp_path: Path) -> Non
 
 
 def test_two_winners_for_one_model(tmp_path: Path) -> None:
-    """One winner claims undecided settings and the other none, so readers would see different results."""
+    """Two winners of one model contradict each other about undecided settings, so readers would differ."""
     path = tmp_path / "b.tar"
     results = real_results()
     first = fastest_with_confidence("pythia-160m", results.trials, 7)
@@ -904,7 +904,7 @@ def test_a_reason_in_place_of_a_floor_or_of_a_gradient_check_is_no_forgery(
     ],
 )
 def test_a_negative_duration(tmp_path: Path, less: dict[str, Any]) -> None:
-    """A log entry of -50 seconds makes the days negative, and such a row would rank first."""
+    """A log entry of -50 seconds makes the days negative, and a row with negative days would rank first."""
     path = tmp_path / "b.tar"
     retold(path, measurement=lambda m: replace(m, **less))
     name = "measure" if "phase_seconds" in less else next(iter(less))
@@ -944,7 +944,7 @@ def test_steps_of_more_passes_than_the_recipe_has(tmp_path: Path, save: float | 
 
 @pytest.mark.parametrize("scan", [-1, -583_482_212_352, -(2**52)])
 def test_negative_operations(tmp_path: Path, scan: int) -> None:
-    """The rate of such a trial is negative or zero, which is below any limit."""
+    """A trial with negative operations has a rate of at most zero, which is below any limit."""
     path = tmp_path / "b.tar"
     retold(path, measurement=lambda m: replace(m, flops=replace(m.flops, scan=scan)))
     refused(path, "has no operations, or fewer than none of one kind", recompute)
@@ -1013,7 +1013,7 @@ def test_a_runs_own_clock_may_drift_by_a_minute(
 
 @pytest.mark.parametrize("at", [1e17, -1e17, 1e300, 253_402_300_800.0])
 def test_a_run_at_a_time_that_no_calendar_has(tmp_path: Path, at: float) -> None:
-    """Programs of the C library cannot even format such a time."""
+    """Programs of the C library cannot format a time outside of the calendar."""
     path = tmp_path / "b.tar"
     real(path, lambda results: results["run"].update(started_at=at, ended_at=at))
     refused(path, "numbers that no run can give: a time outside of the years 1970 to 9999", recompute)
@@ -1090,7 +1090,7 @@ def much_faster(path: Path, *names: str, times: float = 20, **more: Any) -> None
     ["NVIDIA H200 ", " NVIDIA H200", "NVIDIA  H200", "NVIDIA \u041d200", "NVIDIA H20\u200b0", "NVIDIA\tH200"],
 )
 def test_a_name_that_looks_like_a_known_gpus(tmp_path: Path, name: str) -> None:
-    """The catalogue does not know such a name, and people see a card that it knows."""
+    """The catalogue does not know the imitated name, but people read it as that of a known card."""
     path = tmp_path / "b.tar"
     much_faster(path, name)
     refused(path, "the name of GPU 0 is .*; drivers write names in ASCII, without spare blanks", recompute)
@@ -1319,7 +1319,7 @@ def test_operations_of_a_method_that_this_version_lacks_are_on_trust(tmp_path: P
 
 
 def test_operations_that_only_a_built_model_shows_are_on_trust(tmp_path: Path) -> None:
-    """There is no formula for the operations of a model with adapters."""
+    """The operations of a model with adapters follow from no formula."""
     path = tmp_path / "b.tar"
     lora = {"rank": 8, "alpha": 16.0, "dropout": 0.0, "targets": "all-linear"}
     entry = {"name": "pythia-160m", "micro_batch": 32, "recipe": {"lora": lora}}
@@ -2006,7 +2006,7 @@ def test_an_estimate_that_is_not_positive_is_no_estimate(wrong: dict[str, Any]) 
 
 
 def test_a_manifest_may_name_the_source_of_a_recipe_that_it_changes(tmp_path: Path) -> None:
-    """The results then say which fields are not from that source."""
+    """The results say which fields of the recipe are not from the named source."""
     path = tmp_path / "b.tar"
     source = real_results().models[0].recipe.source
     entry = {"name": "pythia-160m", "micro_batch": 32, "recipe": {"steps": 9, "source": source}}

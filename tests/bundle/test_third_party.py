@@ -298,7 +298,7 @@ def test_the_script_refuses_whatever_bench_refuses(name: str, tmp_path: Path) ->
 
 
 def test_a_key_whose_signatures_fit_every_statement_is_refused(tmp_path: Path) -> None:
-    """ssh-keygen and openssl accept such a signature."""
+    """ssh-keygen and openssl accept signatures of a key of low order."""
     path = tmp_path / "b.tar"
     path.write_bytes(Forger(0).by_a_weak_key())
     with pytest.raises(VerificationFailed, match="low order"):

@@ -289,7 +289,7 @@ def readme_of(path: Path, kind: str, folder: Path, *arguments: str) -> str:
 
 
 def test_the_readme_sets_the_measured_switches(tmp_path: Path) -> None:
-    """Memory and time were measured with these variables."""
+    """Memory and time were measured with the variables that README.md sets."""
     switched = ROOT / "results/switches-h200/half-expandable-segments.tar"
     said = readme_of(switched, "script", tmp_path / "a", "--model", "pythia-1b")
     assert "\nexport PYTORCH_ALLOC_CONF=expandable_segments:True\n" in said

@@ -285,7 +285,7 @@ def test_provenance_of_another_commit_than_the_images(
 def test_a_damaged_checkout_attests_nothing(
     image: Path, source: Path, key: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whether its files are those of the commit cannot be said."""
+    """A damaged checkout cannot say whether its files are those of the commit."""
     (source / ".git" / "index").write_bytes(b"damaged")
     assert "is no git checkout" in refused_to_attest(image, source, key, capsys)
 

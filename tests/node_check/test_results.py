@@ -249,7 +249,7 @@ def test_a_check_that_left_out_a_reading_is_refused_under_the_same_rules(tmp_pat
 
 
 def test_readings_of_no_check_are_refused_under_the_same_rules(tmp_path: Path) -> None:
-    """Millions of them would cost the reader gigabytes. A check of another version may be unknown here."""
+    """Millions of readings would cost gigabytes. A check of another version may be unknown here."""
     found = evidence(tmp_path)
     done, reading = results(found), Reading("charm", {"lucky": 7})
     contents = files(done, replace(found, readings={**found.readings, "charm": reading}))
@@ -306,7 +306,7 @@ def test_the_past_of_a_gpu_is_read_from_bundles_without_failed_values(tmp_path: 
 
 
 def test_the_checks_between_nodes_are_made_at_one_time_which_counts_once() -> None:
-    """Counted for each check, it was longer than from challenge to receipt, and such bundles were refused."""
+    """Time counted once for each check exceeded that from challenge to receipt, so bundles were refused."""
     contents = judged(Path(__file__).parents[2] / "results/fabric-2xh200/two-ranks-nvlink.tar")
     run = contents.results.run
     assert 0 < contents.measured_seconds <= run.ended_at - run.started_at + 1

@@ -529,7 +529,7 @@ def test_a_new_run_has_an_id_of_12_digits_and_a_nonce_of_64(ledger: Ledger) -> N
 
 
 def test_what_is_signed_has_the_namespaces_of_the_format() -> None:
-    """docs/bundle.md promises them to other programs; a signature for one must not pass for another."""
+    """docs/bundle.md promises the namespaces to other programs; a signature for one is none for another."""
     assert BUNDLE_NAMESPACE == "bench-bundle@v1"
     assert REQUEST_NAMESPACE == "bench-request@v1"
     assert RECEIPT_NAMESPACE == "bench-receipt@v1"

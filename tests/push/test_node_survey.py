@@ -259,7 +259,7 @@ LOST = (
 
 
 def test_a_gpu_that_is_lost_hides_neither_the_others_nor_itself() -> None:
-    """nvidia-smi exits with 15 if a GPU is lost; such a node of eight once counted as having none."""
+    """nvidia-smi exits with 15 if a GPU is lost; a node of eight GPUs then once counted as having none."""
     both = found(gpus=(15, f"0, H100, 81559, 1, 0, 0\n{LOST}\n"))
     assert [gpu.index for gpu in both.gpus] == [0]
     (finding,) = judge(both, NEED)

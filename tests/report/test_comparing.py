@@ -382,7 +382,7 @@ def test_a_run_of_ones_own_hides_no_copied_continuation(tmp_path: Path) -> None:
 
 
 def test_lines_that_bench_does_not_write_are_refused(tmp_path: Path) -> None:
-    """A blank more would make the same samples another file."""
+    """An additional blank would make another file of the same samples."""
     first = bundle(tmp_path / "a.tar")
     files = payload(first)
     files["samples.jsonl"] = files["samples.jsonl"].replace(b'"steps":', b'"steps": ', 1)
