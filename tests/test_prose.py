@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -31,21 +32,20 @@ ARCHAIC = re.compile(
 )
 
 
-def docstrings(path: Path) -> Iterator[tuple[str, str]]:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            name = getattr(node, "name", "the module")
-            if (text := ast.get_docstring(node)) is not None:
-                yield name, text
+@cache
+def docstrings(folder: str) -> list[tuple[str, str]]:
+    """Return the place of each docstring below a folder, and its first line."""
+    return [
+        (f"{path.relative_to(ROOT)}: {getattr(node, 'name', 'the module')}", text.splitlines()[0])
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and (text := ast.get_docstring(node))
+    ]
 
 
 def beginning_with(folder: str, words: tuple[str, ...]) -> list[str]:
-    return [
-        f"{path.relative_to(ROOT)}: {name}: {text.splitlines()[0]}"
-        for path in sorted((ROOT / folder).rglob("*.py"))
-        for name, text in docstrings(path)
-        if text.startswith(words)
-    ]
+    return [f"{place}: {text}" for place, text in docstrings(folder) if text.startswith(words)]
 
 
 def texts() -> Iterator[Path]:
