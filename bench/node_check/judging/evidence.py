@@ -123,12 +123,10 @@ class Evidence:
 
 def grown(counters: Mapping[K, tuple[float | None, float | None]]) -> dict[K, int] | None:
     """Return the counters that rose between two readings, and by how much; None if none was read twice."""
-    rises = {
-        name: int(now - then)
-        for name, (then, now) in counters.items()
-        if then is not None and now is not None
-    }
-    return {name: rise for name, rise in rises.items() if rise > 0} if rises else None
+    read = [
+        (name, then, now) for name, (then, now) in counters.items() if then is not None and now is not None
+    ]
+    return {name: int(now - then) for name, then, now in read if now > then} if read else None
 
 
 @dataclass(frozen=True, slots=True)
