@@ -21,12 +21,12 @@ def path_of(given: AnyPath | None) -> Path | None:
 
 
 def paths_of(given: AnyPaths) -> tuple[Path, ...]:
-    """Return the paths that were given, also if it was one."""
+    """Return the given paths as a tuple, also for a single path."""
     return (Path(given),) if isinstance(given, str | os.PathLike) else tuple(map(Path, given))
 
 
 def texts_of(given: str | Iterable[str]) -> tuple[str, ...]:
-    """Return the texts that were given, also if it was one."""
+    """Return the given texts as a tuple, also for a single text."""
     return (given,) if isinstance(given, str) else tuple(given)
 
 

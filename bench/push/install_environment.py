@@ -175,7 +175,7 @@ class EnvironmentInstaller:
     # --- send -------------------------------------------------------------------------------------------
 
     def _send(self, plan: InstallPlan, shipment: Shipment, sent: dict[str, str]) -> int:
-        """Send wheels, say before how long it takes, and add their digests to `sent`; return the bytes."""
+        """Announce the time and send wheels; add their digests to `sent`, and return the bytes."""
         paths = self._wheels_here(plan, shipment)
         digests = {name: digest(path) for name, path in paths.items()}
         total = sum(path.stat().st_size for path in paths.values())

@@ -47,7 +47,7 @@ class Interval:
 
     @property
     def of_any_process(self) -> Interval:
-        """The interval for another process that trains the same, on this machine or an equal one."""
+        """The interval for another process of the same training, on this machine or an equal one."""
         return self.among(BETWEEN_PROCESSES)
 
     def among(self, spread: float) -> Interval:

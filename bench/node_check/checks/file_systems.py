@@ -46,7 +46,7 @@ SPARE_SECONDS = 20.0  # of fio beyond the time that it is told
 
 @dataclass(frozen=True, slots=True)
 class MeasuredFileSystem:
-    """A folder on a file system, and how it was measured; its rates are the reading's figures."""
+    """A folder on a file system, and the way of its measurement; its rates are the reading's figures."""
 
     path: str
     kind: str = ""  # ext4, lustre

@@ -94,7 +94,7 @@ def _exactly(line: socket.socket, size: int) -> bytes:
 
 
 def prove_as_leader(line: socket.socket, secret: bytes) -> SealedLine:
-    """Let another node's door prove that it knows the secret, and prove the same to it."""
+    """Let another node's door prove that it knows the secret, and then prove it to that door."""
     greeting = _exactly(line, len(GREETING) + NONCE_BYTES)
     if not greeting.startswith(GREETING):
         raise Stranger("another protocol")
@@ -110,7 +110,7 @@ def prove_as_leader(line: socket.socket, secret: bytes) -> SealedLine:
 
 
 def prove_as_node(line: socket.socket, secret: bytes) -> SealedLine:
-    """Prove to the leader's door that this node knows the secret, and let it prove the same."""
+    """Prove to the leader's door that this node knows the secret, and let it prove it too."""
     greeting = GREETING + secrets.token_bytes(NONCE_BYTES)
     line.sendall(greeting)
     talk = greeting + _exactly(line, NONCE_BYTES)

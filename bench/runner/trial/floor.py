@@ -243,7 +243,7 @@ def _calls(recording: Recording, device: Device) -> Mapping[Kind, Sequence[tuple
 
 
 def _with_equal_groups(left: Tensor, right: Tensor, ends: Tensor, *rest: Any) -> tuple[Any, ...]:
-    """Return the arguments of a grouped product with as many rows for each expert."""
+    """Return the arguments of a grouped product with equally many rows for each expert."""
     rows = left.size(0) if right.dim() == 3 else left.size(1)
     each = torch.arange(1, len(ends) + 1, device=ends.device) * (rows // len(ends))
     return left, right, each.int(), *rest

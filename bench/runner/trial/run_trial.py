@@ -1,7 +1,7 @@
 """Run a trial in a worker: from an empty process to a measurement, phase by phase.
 
 In: a trial, a device, a team. Out: a Measurement or a Proof, and events for the supervisor. Every member of
-the team does the same. Imports torch at module level.
+the team runs all phases. Imports torch at module level.
 """
 
 from __future__ import annotations
