@@ -14,7 +14,7 @@ micro-batch  the samples of one pass on one GPU
 pass         forward and backward computation over one micro-batch
 accumulation the number of passes that one GPU makes between two updates
 step         the accumulation passes and one update; a recipe counts steps
-trial        one setting of one model at one micro-batch, run in a process of its own
+trial        one setting of one model at one micro-batch, run in a separate process
 outcome      how a trial ended: measured, out-of-memory, unsupported, timed-out or crashed
 measurement  the raw samples of a trial
 estimate     what follows from a measurement: days, utilisation, intervals

@@ -75,7 +75,7 @@ def train(model_type: str, objective: str) -> str:
 
 
 def train_one(pair: Pair, answer: Connection) -> None:
-    """Send the reason why a pair does not train, from a process of its own that has limits."""
+    """Send the reason why a pair does not train, from a separate process that has limits."""
     import torch
 
     from bench.training.models import counted_memory

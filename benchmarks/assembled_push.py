@@ -60,7 +60,7 @@ def _publish(file: PackageFile, source: Path, folder: Path) -> None:
 
 
 def measured(operator: WithImage, image: Path, port: int, group: Path, *words: str) -> dict[str, Any]:
-    """Push a run to the empty node; return what was spent until the image was loaded and a trial measured."""
+    """Push a run to the empty node; return the costs until the image was loaded and a trial measured."""
     for name in ("results", "cache", "state"):
         shutil.rmtree(operator.folder / name, ignore_errors=True)
     options = [operator.manifest(), f"127.0.0.1:{port}", "--image", image, "--engine", "docker", "--device"]

@@ -140,7 +140,7 @@ class Pushed:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return what a process itself, without its children, has used of processors."""
+    """Return the processor time of a process itself, without its children."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

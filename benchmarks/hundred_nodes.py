@@ -45,7 +45,7 @@ AT_ONCE = "32"  # hosts; all of them share this machine
 
 @dataclass
 class WatchedPush:
-    """A push in a process of its own, with the most memory that it has had."""
+    """A push in a separate process, with the most memory that it has had."""
 
     process: subprocess.Popen[bytes]
     answers: Path
@@ -88,7 +88,7 @@ def begin(one: Operator, hosts: Sequence[str], out: str) -> WatchedPush:
 
 
 def whole(one: Operator, hosts: Sequence[str], out: str) -> Mapping[str, Any]:
-    """Push to all of the hosts; return how long it took, its memory, and what became of them."""
+    """Push to all of the hosts; return how long it took, its memory, and the hosts' outcomes."""
     push = begin(one, hosts, out)
     push.watch()
     return {

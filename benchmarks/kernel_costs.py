@@ -1,4 +1,4 @@
-"""What each compiled kernel was measured to be worth, from the bundles in results/ alone.
+"""Compute the measured gain by each compiled kernel, from the bundles in results/ alone.
 
     python benchmarks/kernel_costs.py [--write]
 

@@ -1,4 +1,4 @@
-"""What a push costs: time, the bytes of both lines, and time of processors, used and waited for.
+"""Count the costs of a push: time, the bytes of both lines, and processor time, used and waited for.
 
 On a machine with other work, wall time says little. The time that a line needs at least follows from its
 bytes, and the kernel counts what the processes of a benchmark use and how long one of them waits for a core.
@@ -23,7 +23,7 @@ _LINES = Path("/sys/class/net")
 
 @dataclass(frozen=True)
 class Costs:
-    """What has been spent since a moment; times in seconds, bytes with all headers."""
+    """The costs since a moment: times in seconds, bytes with all headers."""
 
     wall_seconds: float
     operator_up_bytes: int

@@ -124,7 +124,7 @@ def mutate(
 
 
 class MutatedModule:
-    """A module, its tests, and what became of its mutants, which a file remembers from run to run."""
+    """A module, its tests, and the results of its mutants, which a file remembers from run to run."""
 
     def __init__(
         self,
@@ -159,7 +159,7 @@ class MutatedModule:
         return draw(self._source, count, self._seed)
 
     def ending(self, mutant: Mutant) -> str:
-        """Return "equivalent", "noticed" or "survived"; what took too long, or does not start, is noticed."""
+        """Return "equivalent", "noticed" (also if it takes too long or does not start) or "survived"."""
         ending = "equivalent"
         if ChangeName(self.name, mutant.function, mutant.change) not in self._equivalent:
             key = hashlib.sha256(mutant.source.encode()).hexdigest()
@@ -220,7 +220,7 @@ def digest(root: Path, module: str, held: Held) -> str:
 
 @contextmanager
 def copies(root: Path) -> Iterator[queue.Queue[Path]]:
-    """Provide copies of the tree, without what a build or an earlier run left in it."""
+    """Provide copies of the tree, without the files that a build or an earlier run left in it."""
     free: queue.Queue[Path] = queue.Queue()
     with tempfile.TemporaryDirectory(prefix="mutate-", ignore_cleanup_errors=True) as folder:
         for number in range(AT_ONCE):

@@ -1,4 +1,4 @@
-"""The modules of which money or trust depend, each with the tests that hold it: its own file comes first."""
+"""The modules on which money or trust depend, each with the tests that hold it: its own file comes first."""
 
 from __future__ import annotations
 

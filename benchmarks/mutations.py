@@ -51,7 +51,7 @@ class Mutant:
 
 @dataclass(frozen=True, slots=True)
 class _Slot:
-    """Where a node hangs in the tree: a field of its parent, or one element of a field that is a list."""
+    """The place of a node in the tree: a field of its parent, or one element of a field that is a list."""
 
     parent: ast.AST
     field: str
@@ -70,7 +70,7 @@ class _Slot:
 
 @dataclass(frozen=True, slots=True)
 class _Around:
-    """What a node stands in."""
+    """The surroundings of a node in the tree."""
 
     function: str
     statement: ast.AST
@@ -97,7 +97,7 @@ class Change:
 
     @property
     def text(self) -> str:
-        """The statement with [before => after] in it, on one line; of a long one, what is near."""
+        """The statement with [before => after] in it, on one line; of a long one, the nearest part."""
         after = "" if isinstance(self.after, ast.keyword) else _one_line(self.after)
         small = f"[{_one_line(self.before)} => {after}]"
         if isinstance(self.before, ast.stmt):
@@ -247,7 +247,7 @@ def _is_text(node: ast.expr) -> bool:
 
 
 def _keywords_of(mapping: str) -> ast.keyword:
-    """Return **mapping; of an empty one, a call has as many arguments as without it."""
+    """Return **mapping, or nothing for an empty mapping, which adds no arguments to a call."""
     return ast.keyword(arg=None, value=ast.parse(mapping, mode="eval").body)
 
 

@@ -2,7 +2,7 @@
 
 python benchmarks/passive_check.py [CHECKS]     default: 105,120, one every five minutes for a year
 
-The check is of eight simulated GPUs, in a folder with so many checks in its index. Processor time is compared
+The check is of eight simulated GPUs, in a folder whose index has CHECKS checks. Processor time is compared
 with that of an empty Python, measured in turn. Memory is the most that the check and its children had
 together, shared pages counted once (PSS).
 """

@@ -88,7 +88,7 @@ OLD_ATTENTION = {"h100_80gb": (335 / 794.5) / (225 / 271.2)}
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A measured step, and what it computed."""
+    """A measured step, and its work."""
 
     place: str
     model: str

@@ -3,7 +3,7 @@
     python benchmarks/replay.py BUNDLE_OR_FOLDER... [--replays 1000]
 
 The duration of each trial, including compilation, comes from the bundle's telemetry. The search receives a
-measurement drawn anew from the trial's own samples, as another run would have produced it. The number of
+measurement whose samples are drawn from the trial's own, as another run would have produced it. The number of
 samples follows hour.json's timing, and their time is added to the cost. The search chooses only among
 measured trials, so regret and cost refer to the same trials. If a model was measured again after free-lunch
 had gained methods, trials with more such methods than the model's free-lunch are left out, because a search

@@ -56,7 +56,7 @@ PECULIAR: Mapping[str, Mapping[str, Any]] = {
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "mamba2": {"head_dim": 32, "n_groups": 1},
     "perceiver": {
-        "max_position_embeddings": SEQUENCE_LENGTH,  # its output has so many positions
+        "max_position_embeddings": SEQUENCE_LENGTH,  # the length of its output
         "num_latents": 16,
         "d_latents": 64,
         "num_self_attends_per_block": 2,
@@ -85,7 +85,7 @@ PECULIAR: Mapping[str, Mapping[str, Any]] = {
 
 
 def made_small(model_type: str, objective: str) -> dict[str, Any]:
-    """Return an architecture of this type with small sizes, in so far as its fields have usual names."""
+    """Return an architecture of this type with small sizes, for those of its fields that have usual names."""
     from transformers import CONFIG_MAPPING
 
     from bench.training.models import families
@@ -145,7 +145,7 @@ def _shrunk(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _one_of_each_kind(fields: Mapping[str, Any]) -> list[int]:
-    """Return the places of layers of which no two are alike, at least two; [] if no list describes layers."""
+    """Return the places of layers that all differ, at least two; [] if no list describes layers."""
     number = fields.get("num_hidden_layers")
     if type(number) is not int or number < 3:
         return []

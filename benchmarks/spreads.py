@@ -47,7 +47,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Pair:
-    """What an interval was said of, and the time that was found later."""
+    """A predicted interval, and the time that was measured later."""
 
     said: Interval
     found: float

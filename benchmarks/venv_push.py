@@ -34,7 +34,7 @@ CACHE = (image_cache() / "wheels").resolve()
 
 @dataclass(frozen=True)
 class Pushed:
-    """What a push had cost when the environment was on the node, and when its first trial was measured."""
+    """The costs of a push until the environment was on the node, and until its first trial was measured."""
 
     installed: Costs
     first_trial: Costs

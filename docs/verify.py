@@ -44,7 +44,7 @@ Files = dict[str, bytes]  # the bytes of each file of a bundle, by name
 
 
 class Trust(NamedTuple):
-    """Whom the user trusts, what is revoked, and the time to judge by; None: now."""
+    """The trusted signers, the revocation list, and the time to judge by; None: now."""
 
     signers: str
     krl: str | None
@@ -291,7 +291,7 @@ class RunCertificate:
             and not reserved
         )
         need(only, "the certificate is not for this run and this challenge alone")
-        need(self.after < self.before < 2**40, "the certificate is never valid, or valid for ever")
+        need(self.after < self.before < 2**40, "the certificate is never valid, or valid forever")
         self.blob, self.key = blob, string(ED25519) + string(raw)
 
 
@@ -320,7 +320,7 @@ class Programs:
         return output
 
     def check_signature(self, files: Files, name: str, namespace: str) -> bytes:
-        """Verify a signature by whoever made it; return the key or certificate that it holds."""
+        """Verify a signature, whose signer may be anybody; return the key or certificate that it holds."""
         why = f"the signature of {name}"
         need(name in files and f"{name}.sig" in files, f"{name} or its signature is missing")
         signer = signer_of(files[f"{name}.sig"], namespace, why)

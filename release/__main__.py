@@ -117,9 +117,9 @@ def _packages(folder: Path, work: Path, commit: str) -> Iterator[dict[str, Any]]
 
 
 def _kernels(folder: Path, given: Path | None) -> Iterator[dict[str, Any]]:
-    """Copy the compiled wheels of each variant into a folder of its own; yield the locks that name them.
+    """Copy the compiled wheels of each variant into a separate folder; yield the locks that name them.
 
-    BadInput if the given folder has none: whoever names it expects some.
+    BadInput if the given folder has none, since a user who names it expects some.
     """
     if given is None:
         return
@@ -159,7 +159,7 @@ def _write_image(
     name = f"bench-{variant.name}-{__version__}"
     out = folder / f"{name}.tar"
     with tempfile.TemporaryDirectory(dir=work) as layers:
-        blobs = pack_layers(archive, facts, Path(layers), anew=True)
+        blobs = pack_layers(archive, facts, Path(layers), recompress=True)
         write_archive(out, facts.config_bytes, blobs, f"bench:{variant.name}")
     saved = facts_of(out)
     contents = extract(out, saved, str(PLACE).lstrip("/"))

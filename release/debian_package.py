@@ -34,7 +34,7 @@ _DOCUMENTS = f"usr/share/doc/{DISTRIBUTION}"
 
 @dataclass(frozen=True, slots=True)
 class PackageContents:
-    """What goes into the package: files by their paths below the root, and the links among them."""
+    """The contents of the package: files by their paths below the root, and the links among them."""
 
     files: Mapping[str, bytes]
     links: Mapping[str, str]
@@ -46,7 +46,7 @@ class PackageContents:
 
     @property
     def kibibytes(self) -> int:
-        """What dpkg calls the installed size: each file rounded up, and one for each other entry."""
+        """dpkg's "installed size": each file rounded up to KiB, and one for each other entry."""
         entries = len(self.links) + len(self.folders)
         return sum(-(-len(data) // 1024) for data in self.files.values()) + entries
 
@@ -84,7 +84,7 @@ def _is_for(pin: MarkedPin, version: tuple[int, int]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Stated:
-    """What a package says about itself."""
+    """The facts that a package states about itself."""
 
     version: str
     maintainer: str  # NAME <ADDRESS>

@@ -72,7 +72,7 @@ def with_own_wheel(lock: str, version: str, sha256: str) -> str:
 
 
 def sbom(pins: Sequence[MarkedPin], version: str, wheel: tuple[str, str]) -> bytes:
-    """Return the CycloneDX list of a wheel and of what it needs; `wheel` is its file name and sha256."""
+    """Return the CycloneDX list of a wheel and of its requirements; `wheel` is its file name and sha256."""
     components = [_component(pin) for pin in pins]
     own = MarkedPin(DISTRIBUTION, version, "", (wheel[1],))
     serial = uuid.uuid5(uuid.NAMESPACE_OID, canonical_json([*components, wheel]).decode())

@@ -46,7 +46,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Let the garbage collector look from now on at what tests make, and never again at what is there."""
+    """Let the garbage collector look only at objects that tests make, and not at those that exist already."""
     gc.freeze()
     gc.enable()
 
@@ -62,7 +62,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def shared_folder() -> Path:
-    """Return the folder for what takes long to make: gigabytes, which pytest's own folders would keep."""
+    """Return the folder for files that take long to make: gigabytes, which pytest's folders would keep."""
     return Path(os.environ[_SHARED])
 
 

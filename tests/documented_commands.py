@@ -35,7 +35,7 @@ class DocumentedCommand:
 
     @property
     def reason_not_to_run(self) -> str | None:
-        """Why no test types this line; None for a line that is run."""
+        """Return why no test types a line; None for a line that is run."""
         if OF_PIP.search(self.line):
             return "tests/test_pip_lines.py and tests/e2e/test_pip_lines.py install it"
         return next((why for begin, why in NOT_RUN.items() if self.line.startswith(begin)), None)
@@ -57,7 +57,7 @@ def typed(document: str) -> Iterator[DocumentedCommand]:
 
 
 def joined(body: str) -> Iterator[str]:
-    """Yield the lines of a block; what goes on below, by a backslash or inside of braces, is one line."""
+    """Yield the lines of a block; a line that continues, by a backslash or inside of braces, is joined."""
     group: list[str] = []
     for line in re.sub(r"\\\n\s*", "", body).splitlines():
         group.append(line.strip() if group else line)

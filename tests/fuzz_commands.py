@@ -61,11 +61,11 @@ TAG = "<x-stranger>"  # in many odd texts; a page that holds it would run what a
 
 
 class Defect(AssertionError):
-    """A command did what it must not do, whatever it is given."""
+    """A command did something that it must not do with any input."""
 
 
 def _raise(error: Exception) -> NoReturn:
-    """Stand in for what turns an unexpected exception into a refusal, "a defect of bench"."""
+    """Replace the function that turns an unexpected exception into a refusal, "a defect of bench"."""
     raise Defect(f"{type(error).__name__}: {error}") from error
 
 
@@ -100,7 +100,7 @@ class Commands:
         )
 
     def attempt(self, number: int, seed: int) -> str:
-        """Make one case; return what became of it. Defect, or any other exception, if it went wrong."""
+        """Make one case; return its outcome. Defect, or any other exception, if it went wrong."""
         with (
             _alarm(MOST_SECONDS),
             mock.patch.dict(os.environ, {"COLUMNS": "200"}),
@@ -252,7 +252,7 @@ class Commands:
         return f"predict on a card: exit code {code}"
 
     def init(self, dice: random.Random) -> str:
-        """Make a first manifest of a config.json; what is written is a manifest, with mistakes or without."""
+        """Make a first manifest of a config.json; the file must be a manifest, with mistakes or without."""
         config = self._written("config.json", _twisted(CONFIG, dice))
         answers = {"--precision": "bf16", "--train-on": "20M", "--hours": "1", "--rent": "2.50 h100"}
         if dice.random() < 0.6:
@@ -387,7 +387,7 @@ def _alarm(seconds: int) -> Iterator[None]:
 
 
 def run_cases(count: int, seed: int, first: int = 0) -> int:
-    """Run cases, print what became of them, and return how many went wrong."""
+    """Run cases, print their outcomes, and return how many went wrong."""
     outcomes: Counter[str] = Counter()
     wrong = []
     with tempfile.TemporaryDirectory(prefix="fuzz-commands-") as folder:

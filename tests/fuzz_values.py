@@ -84,7 +84,7 @@ def twist(value: Any, dice: random.Random) -> Any:
 
 
 def follow(files: dict[str, bytes]) -> None:
-    """Compute the summaries in results.json anew, so that they follow from the samples."""
+    """Compute the summaries in results.json again, so that they follow from the samples."""
     results = from_json(Results, json.loads(files["results.json"]))
     lines = [json.loads(line) for line in files["samples.jsonl"].splitlines()]
     measured = {line["trial"]: from_json(Measurement, line["measurement"]) for line in lines}

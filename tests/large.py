@@ -92,7 +92,7 @@ def large_gpu_bundle(path: Path, size_bytes: int, *, held_back: bool = False) ->
 
 
 def peak_bytes(path: Path) -> int:
-    """Verify a bundle in a process of its own, as the command does; return the peak of its memory.
+    """Verify a bundle in a separate process, as the command does; return the peak of its memory.
 
     The peak comes from /proc/self: resource usage of a child also counts memory shared with its parent before
     exec.

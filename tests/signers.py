@@ -1,4 +1,4 @@
-"""Who signed a bundle, read without bench."""
+"""Read the signer of a bundle without bench."""
 
 from __future__ import annotations
 

@@ -14,14 +14,14 @@ from types import MappingProxyType
 
 from bench.cli.main import main
 
-# What a terminal of the person who runs the tests must not change.
+# Variables by which the terminal of the person who runs the tests could change results.
 FREE_OF = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "CLICOLOR", "PAGER", "BENCH_PAGER", "LESS")
 CRASHED = 99
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What a command wrote to the terminal, and its exit code; negative: the signal that ended it."""
+    """The output of a command on the terminal, and its exit code; negative: the signal that ended it."""
 
     text: str
     code: int

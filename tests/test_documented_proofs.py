@@ -1,4 +1,4 @@
-"""Every figure of README and docs/accuracy.md about a proof is what a committed bundle gives."""
+"""Every figure of README and docs/accuracy.md about a proof follows from a committed bundle."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ LINUX_FILES = {
 
 
 def test_files_that_linux_alone_has_are_opened_by_what_runs_on_linux() -> None:
-    """A `Path` of such a file; strings in scripts for nodes are none."""
+    """The test looks for a `Path` of a Linux file; strings in scripts for nodes do not count."""
     opening = {
         name
         for name, path in operators_side().items()
@@ -158,7 +158,7 @@ def test_paths_of_nodes_are_posix_paths() -> None:
 
 # --- commands on a system that has only what Windows, or macOS, has -------------------------------------
 
-# Runs in a process of its own: makes Python look like another system, then calls the commands.
+# Runs in a separate process: makes Python look like another system, then calls the commands.
 OTHER_SYSTEM = """
 import sys
 import asyncio, ctypes, encodings.idna, getpass, json, multiprocessing, os, pathlib, shutil, signal

@@ -86,7 +86,7 @@ def test_the_lines_of_the_guide_are_those_that_reproduce_prints() -> None:
 
 
 def test_lines_of_reproduce_make_the_packages_equal(index: StandInIndex, tmp_path: Path) -> None:
-    """The kernels are there in these versions already, but were built with another torch."""
+    """The kernels are installed in the right versions already, but were built with another torch."""
     lines = reproduced(KERNELS, {**KERNELS.packages, "torch": "2.9.0", "left": "1.0"}, "3.12")
     assert fault(lines, index, tmp_path / "machine") is None
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 DATA = Path(__file__).parents[1] / "bench/data"
-# Formats, choices of ours, counts of models' layers, locks of images, and readings that tests replay.
+# Formats, bench's own choices, counts of models' layers, locks of images, and readings that tests replay.
 NO_FIGURES = {"counts.json", "node-check.json", "images.json", "fake", "schema", "report", "monitoring"}
 DAY = re.compile(r"20\d\d-\d\d(-\d\d)?")
 FILES = sorted(path for path in DATA.rglob("*.json") if path.relative_to(DATA).parts[0] not in NO_FIGURES)

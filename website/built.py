@@ -1,4 +1,4 @@
-"""What is wrong with a built site: links that lead nowhere, pages that none reaches, use of the network."""
+"""Find mistakes in a built site: links that lead nowhere, pages that none reaches, use of the network."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Found(HTMLParser):
 
 
 def mistakes(site: Path) -> list[str]:
-    """Return what is wrong, each with its page."""
+    """Return the mistakes, each with its page."""
     pages = {path.relative_to(site).as_posix(): _read(path) for path in sorted(site.rglob("*.html"))}
     wrong = [
         f"{page}: {said}"

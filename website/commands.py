@@ -80,7 +80,7 @@ def _entry(command: Parser, action: argparse.Action) -> Iterator[str]:
 
 
 def _formatter(command: Parser, *, usage: bool = False) -> argparse.HelpFormatter:
-    """Return a formatter of fixed width, so that the terminal of whoever builds the site changes nothing."""
+    """Return a formatter of fixed width, so that the terminal in which the site is built changes nothing."""
     made = argparse.RawDescriptionHelpFormatter(command.prog, width=WIDTH)
     if usage:
         made.add_usage(command.usage, command._actions, command._mutually_exclusive_groups)

@@ -15,7 +15,7 @@ from website.sources import ROOT
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A report of the gallery: its name, what it shows, and the command that writes it."""
+    """A report of the gallery: its name, its subject, and the command that writes it."""
 
     name: str
     title: str
@@ -58,7 +58,7 @@ def gallery_pages(folder: Path) -> dict[str, str]:
 
 
 def write(report: Report, path: Path) -> None:
-    """Run the report's command, without the keys, trust lists and prices of whoever builds the site."""
+    """Run the report's command, without the keys, trust lists and prices of the user who builds the site."""
     command = [sys.executable, "-m", "bench", "compare", *report.words, "--html", str(path)]
     with tempfile.TemporaryDirectory() as home:
         environment = os.environ | {"HOME": home, "XDG_CONFIG_HOME": home, "PYTHONPATH": str(ROOT)}

@@ -1,6 +1,6 @@
-"""Lists as Python-Markdown reads them: whatever is inside of an item is indented by four spaces.
+"""Indent lists as Python-Markdown needs them: everything inside of an item by four spaces.
 
-The forge (CommonMark) asks for as many spaces as the item's mark is wide, two or three in most documents.
+The forge (CommonMark) asks for the width of the item's mark, two or three spaces in most documents.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ _ITEM = re.compile(r"(?P<mark>(?:[-*+]|\d{1,9}[.)]) +)\S")
 
 
 def widened(text: str) -> str:
-    """Return a document whose lists are indented by four spaces a level; what it says is unchanged."""
+    """Return a document whose lists are indented by four spaces a level; its text is unchanged."""
     lines: list[str] = []
     columns: list[int] = []  # where the text of each open item begins
     fenced = False

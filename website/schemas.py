@@ -82,7 +82,7 @@ def _value(schema: Schema) -> Iterator[str]:
 
 
 def _details(schema: Schema) -> Iterator[str]:
-    """Yield what is said below a field's name: description, default, examples, and what is inside."""
+    """Yield the text below a field's name: description, default, examples, and inner fields."""
     if "description" in schema:
         yield f"<p>{escape(schema['description'])}</p>"
     if "default" in schema:

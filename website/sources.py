@@ -1,4 +1,4 @@
-"""Which file of the repository is which page, and how its Markdown becomes that of the page.
+"""Map files of the repository to pages, and convert their Markdown to that of the page.
 
 The documents are written for the forge. A link to a file outside of docs/ leads to a copy of the file, and a
 link to a folder that is no page becomes text.

@@ -19,7 +19,7 @@ CONFIG = Path(__file__).with_name("mkdocs.yml")
 def stage(folder: Path, out: Path) -> Path:
     """Fill an empty folder with the sources of the site; return mkdocs' configuration for a site in `out`."""
     pages = folder / "pages"
-    # What is in docs/ beside documents keeps its place.
+    # Other files in docs/ keep their places.
     shutil.copytree(ROOT / "docs", pages, ignore=shutil.ignore_patterns("*.md", "__pycache__"))
     shutil.copytree(ASSETS, pages / "assets")
     sources = Sources()

@@ -57,7 +57,7 @@ class BenchError(Exception):
         return printable(f"{first}\n  {shortened(self.advice)}" if self.advice else first)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle without the constructor, so that every subclass survives, whatever its constructor takes."""
+        """Pickle without the constructor, so that subclasses with other constructors can be pickled too."""
         return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
     def to_json(self) -> dict[str, object]:
@@ -115,7 +115,7 @@ def edits_between(one: str, other: str) -> int:
 
 
 ALLOWED = "allowed: "
-LETTERS_PER_EDIT = 3  # a name of up to so many letters may have one mistake, of twice as many two
+LETTERS_PER_EDIT = 3  # a typed name may have one mistake for each three of its letters
 MOST_LETTERS = 100  # of a text that may be a name with mistakes
 LEAST_BEGINNING = 3  # letters of a beginning that is as good as a near name
 _LIST = re.compile(rf"(?<={ALLOWED})[^;\n]+")

@@ -82,7 +82,7 @@ def find_gpu_model(name: str, described: Sequence[GpuModel] = ()) -> GpuModel | 
 
 @cache
 def typed_names() -> dict[str, str]:
-    """Return what people type for each model that bench knows, and the driver's name of the model."""
+    """Return the short name that people type for each known model, and the driver's name of the model."""
     names = {}
     for gpu in gpu_models():
         short = re.sub(r"(?i)\b(nvidia|amd|geforce|instinct|generation)\b", "", gpu.name)

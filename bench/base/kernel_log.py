@@ -13,7 +13,8 @@ LOG = "/dev/kmsg"
 def kernel_messages(words: Sequence[bytes]) -> Iterator[str]:
     """Yield the messages that have one of the words, the oldest first.
 
-    OSError if the log is closed, EOFError if the file ends: no log does. `why_closed` puts both in words.
+    OSError if the log is closed, EOFError if the file ends,
+    which the kernel's log never does. `why_closed` puts both in words.
     """
     if sys.platform != "linux":
         raise NotImplementedError("runs on measured machines, which have Linux")

@@ -1,4 +1,4 @@
-"""What operating systems do in different ways, for Linux, macOS and Windows: the one place that asks which.
+"""Functions whose implementation differs between Linux, macOS and Windows: the one place that asks which.
 
 Functions that only run on a measured machine begin with `if sys.platform != "linux": raise ...` instead, as
 type checkers understand. tests/test_operating_systems.py lets mypy check all others for each system.

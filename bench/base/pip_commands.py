@@ -17,7 +17,7 @@ _TORCH_BUILD = re.compile(r"cpu|cu\d+|rocm[\d.]+|xpu")
 
 
 def environment_line(python: str) -> str | None:
-    """Return the command that makes an environment with this Python, such as 3.12.3; None if it is none.
+    """Return the command that makes an environment with this Python, such as 3.12.3; None for another text.
 
     Versions of packages exist for some versions of Python only: numpy 2.5 begins with Python 3.12.
     """
@@ -30,7 +30,7 @@ def install_lines(packages: Mapping[str, str], rebuilt: Mapping[str, str] = {}) 
 
     `rebuilt` are installed in these versions already, but were built with another torch. Nothing that is
     built comes from pip's cache: it keeps one build of each version, made with whichever torch was there.
-    Names and versions may be a stranger's words: what is neither is left out, so that none becomes an option.
+    Names and versions may be a stranger's words: malformed ones are left out, so that none becomes an option.
     """
     known = dict(_known(packages))
     first = [f"{name}=={version}" for name, version in known.items() if name not in BUILT_WITH_TORCH]

@@ -20,7 +20,7 @@ def read_data(name: str) -> Any:
 
 
 def repository() -> Path:
-    """Return the folder with Dockerfile, locks and manifests: bench's checkout, or what its wheel carries."""
+    """Return the folder with Dockerfile, locks and manifests: bench's checkout, or the copy in its wheel."""
     return _BESIDE if (_BESIDE / "Dockerfile").exists() else _BESIDE / _CARRIED
 
 

@@ -1,6 +1,6 @@
 """Read a machine's memory modules from its SMBIOS tables, which root alone may read.
 
-DMTF DSP0134, "Memory Device (Type 17)". Virtual machines have tables that tell no rate.
+DMTF DSP0134, "Memory Device (Type 17)". The tables of virtual machines have no rates.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which source of bench is running: a digest of its files, and the commit that they were checked out from."""
+"""The source of the running bench: a digest of its files, and the commit that they were checked out from."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def source() -> Source:
 
 
 def digest_of(folder: Path) -> str:
-    """Compute the digest of a package's files, without what Python writes beside them."""
+    """Compute the digest of a package's files, without the bytecode that Python writes beside them."""
     files = (path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
     total = hashlib.sha256()
     for name, path in sorted((path.relative_to(folder).as_posix(), path) for path in files):

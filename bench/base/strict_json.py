@@ -191,7 +191,7 @@ def _field_names(kind: Any) -> tuple[str, ...]:
 
 
 def from_json(cls: type[T], value: Any) -> T:
-    """Decode what `to_json` made of a value of type `cls`; DecodeError names the place that does not fit."""
+    """Decode a result of `to_json` to a value of type `cls`; DecodeError names the place of a mismatch."""
     decoded: T = _decode(cls, value, "")
     return decoded
 

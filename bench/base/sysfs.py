@@ -33,7 +33,7 @@ def whole(text: str) -> int | None:
 
 
 def numbers_of(text: str) -> tuple[int, ...]:
-    """Return the numbers of a list as the kernel writes it, such as 0-3,8; empty if it is none."""
+    """Return the numbers of a list as the kernel writes it, such as 0-3,8; empty for another text."""
     if not re.fullmatch(r"\d{1,6}(-\d{1,6})?(,\d{1,6}(-\d{1,6})?)*", text):
         return ()
     parts = (part.partition("-") for part in text.split(","))

@@ -22,7 +22,7 @@ BETWEEN = 2  # blanks between two columns
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table: `name` is what --columns calls it; a `fixed` one is shown whatever that names."""
+    """A column of a table: `name` is its name for --columns; a `fixed` one is always shown."""
 
     name: str
     head: str

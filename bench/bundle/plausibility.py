@@ -1,4 +1,4 @@
-"""Refuse results that no run can have, whatever its manifest asked for. Pure.
+"""Refuse results that no run of any manifest can have. Pure.
 
 In: results.json and samples.jsonl as decoded. Out: notes on claims that an honest run may make too,
 or VerificationFailed; ValueError for numbers that no run can give. A node can sign anything, and its texts

@@ -27,7 +27,7 @@ class SearchScope:
 
     @property
     def limits(self) -> str:
-        """What the manifest asks for in place of all settings and micro-batches; empty for all."""
+        """The settings and micro-batches to which the manifest limits the search; empty without a limit."""
         methods = [] if self.methods in ("guided", "exhaustive") else [f"methods {self.methods}"]
         micro_batch = [] if self.micro_batch == "auto" else [f"micro-batch {self.micro_batch}"]
         return ", ".join(methods + micro_batch)

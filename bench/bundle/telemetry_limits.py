@@ -42,7 +42,7 @@ class ClaimedRate:
 
 @dataclass(slots=True)
 class _GpuReadings:
-    """What one GPU reported while one trial was timed."""
+    """The readings of one GPU while one trial was timed."""
 
     top_mhz: float = 0.0
     top_watts: float = 0.0

@@ -106,7 +106,7 @@ class Verdict(Generic[C_co]):
     contents: C_co
 
     def to_lines(self) -> list[str]:
-        """Return the lines of `bench verify` on what is proven, each with a label in front."""
+        """Return the lines of `bench verify` on the proven facts, each with a label in front."""
         counted = f"{self.files:,} files, {self.contents.samples:,} samples"
         lines = [
             f"valid      {counted}; every summary recomputed and equal",

@@ -58,7 +58,7 @@ _CHANGED = "changed while it was verified"
 
 @dataclass(frozen=True, slots=True)
 class TrustRules:
-    """The keys that the user trusts, what is revoked, and the time to judge by."""
+    """The keys that the user trusts, the revocation lists, and the time to judge by."""
 
     trust: TrustPolicy | None = None
     demanded: bool = True  # an untrusted signer fails the bundle; else its verdict is "not trusted"
@@ -214,7 +214,7 @@ def _trusted_by(signed: Signed, receipt: Receipt | None, at: float, trust: Trust
     if receipt:
         trust.accept(certificate.authority, RECEIPT_NAMESPACE, at)
     elif why := _out_of_time(certificate, at):
-        advice = "on its node, bench run --challenge --resume signs it anew; then bench receive, in time"
+        advice = "on its node, bench run --challenge --resume signs it again; then bench receive, in time"
         raise VerificationFailed(f"no receipt, and {why}", advice=advice)
     return listed
 
@@ -253,7 +253,7 @@ def check_time(seconds: int, contents: Contents) -> None:
 def _of_other_times(receipt: Receipt, run: Predicate) -> Iterator[Note]:
     """Yield a note for a run that says that it ran before its challenge or after its receipt.
 
-    A clock may be wrong, which is no fraud; but whoever could choose the time could be the newest for ever.
+    A wrong clock is no fraud; but with a time of its choice, a run could be the newest forever.
     """
     first = utc(max(0, receipt.challenged_at - CLOCK_SECONDS))
     last = utc(min(YEAR_10000 - 1, receipt.received_at + CLOCK_SECONDS))

@@ -96,7 +96,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class ShowHelp(NamedTuple):
-    """What a parser without a command calls: it shows the help, and the exit code is that of bad input."""
+    """The call of a parser without a command: show the help, and return the exit code of bad input."""
 
     parser: Parser
     paged: bool = True
@@ -123,7 +123,7 @@ class Commands:
 
 
 class _NotAsked:
-    """The parser of a command that is not asked for, or a group of its options: it keeps none of them."""
+    """The parser of a command that is not called, or a group of its options: it keeps no option."""
 
     def __getattr__(self, name: str) -> Callable[..., _NotAsked]:
         return lambda *_arguments, **_options: self
@@ -240,7 +240,7 @@ def command(text: str) -> list[str]:
 
 
 def _argument(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """Return a type of arguments that refuses a text with the sentence of `parse`."""
+    """Return an argparse type that converts a text by `parse`, and shows the sentence of its NotAQuantity."""
 
     def parsed(text: str) -> T:
         try:

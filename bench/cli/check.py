@@ -66,7 +66,7 @@ class CheckArguments(MeetingArguments):
 
     @property
     def retention(self) -> dict[str, float]:
-        """The options that limit what is kept, by their names."""
+        """The given options that limit the kept node checks, by their names."""
         limits = {"--keep-last": self.keep_last, "--keep-days": self.keep_days, "--keep-gb": self.keep_gb}
         return {option: limit for option, limit in limits.items() if limit is not None}
 
@@ -169,7 +169,7 @@ def _baseline_of(request: CheckArguments, progress: CheckView) -> Baseline | Non
 def _keep_history(checked: CheckedNode, request: CheckArguments, earlier: History) -> VerdictChange | None:
     """Tell a change of state to the command, add the check to the index of --out, and delete old checks.
 
-    A command that fails or a disk that is full changes no verdict: it is told on stderr.
+    A command that fails or a disk that is full changes no verdict: the failure is reported on stderr.
     """
     from bench.runner.check.check_index import CHANGE_LOCK_NAME, add, last_told, locked
     from bench.runner.check.history import indexed
@@ -178,14 +178,14 @@ def _keep_history(checked: CheckedNode, request: CheckArguments, earlier: Histor
     entry, change = indexed(checked.bundle.name, checked.results, checked.evidence), None
     with ExitStack() as stack:
         if request.on_change is not None and checked.results.run.complete:
-            with suppress(OSError):  # on a disk that cannot be written, the command is told all the same
+            with suppress(OSError):  # the command is called even if the disk cannot be written
                 stack.enter_context(locked(request.out / CHANGE_LOCK_NAME))
             before = last_told(request.out)
             change = tell(request.on_change, checked.results, checked.bundle, before)
             entry = replace(entry, told=change.after if change and change.error is None else before)
             if change and change.error is not None:
                 failed = f"--on-change {shlex.join(request.on_change)}: {change.error}"
-                print(one_line(f"{failed}; it is told again at the next check"), file=sys.stderr)
+                print(one_line(f"{failed}; it is called again after the next check"), file=sys.stderr)
         try:
             add(request.out, [entry])
             known = {} if request.history else earlier.bundles  # else of other folders
@@ -224,9 +224,9 @@ def _refuse_lonely_nodes(request: CheckArguments) -> None:
         advice = "check groups of them, such as the nodes under a few leaf switches"
         raise BadInput(f"--nodes {request.nodes} is more than {MOST_NODES}", advice=advice)
     if request.nodes > 1 and request.level not in (None, "nodes"):
-        raise BadInput(f"--nodes goes without --level {request.level}", advice="leave one of them out")
+        raise BadInput(f"--nodes excludes --level {request.level}", advice="leave one of them out")
     if request.nodes > 1 and request.if_idle:
-        raise BadInput("--nodes goes without --if-idle: the other nodes would wait", advice="leave one out")
+        raise BadInput("--nodes excludes --if-idle: the other nodes would wait", advice="leave one out")
 
 
 def _refuse_level_of_nodes(request: CheckArguments, level: Depth) -> None:
@@ -253,7 +253,7 @@ def _refuse_without_load(request: CheckArguments, level: Depth) -> None:
 
 
 def _show_in_use(reason: str, request: CheckArguments) -> int:
-    """Say that nothing was checked. The exit code is 0: that somebody works here is no fault of the node."""
+    """Say that nothing was checked, with exit code 0: a GPU in use is no fault of the node."""
     if request.nagios:
         print(nagios_not_checked(reason))
     elif request.as_json:
@@ -349,7 +349,7 @@ def _show(checked: CheckedNode, request: CheckArguments, change: VerdictChange |
 def _write_metrics(
     path: Path, checked: CheckedNode, change: VerdictChange | None, request: CheckArguments
 ) -> None:
-    """Write the file for monitoring, which never has a part of a check; without room, stderr tells."""
+    """Write the whole metrics file, or none of it; a failure is reported on stderr."""
     from bench.report.text.check_metrics import openmetrics
 
     failed = None if request.on_change is None else change is not None and change.error is not None

@@ -192,7 +192,7 @@ def _settings(comparison: Comparison, request: CompareArguments) -> str:
 
 
 def _settings_of(columns: Sequence[str] | None, path: Path, verdict: AnyVerdict) -> tuple[str, str, str, str]:
-    """Return what orders the blocks, and the block; the block is empty for a node check."""
+    """Return the sort key of a bundle's block, and the block, which is empty for a node check."""
     from bench.report.text.run_table import section
 
     contents = verdict.contents

@@ -46,7 +46,7 @@ def completion(request: CompletionArguments) -> int:
 
 
 def completed(root: Parser, typed: Sequence[str]) -> list[Completed]:
-    """Return what the last of the typed words may become; bash gives "=" as a word of its own."""
+    """Return the completions of the last typed word; bash passes "=" as a separate word."""
     *before, last = typed if typed[-1] != "=" else [*typed, ""]
     at, position, pending = root, 0, None
     for word in before:
@@ -153,7 +153,7 @@ def _commands() -> list[Completed]:
     return [Completed(name, _summary(root, name)) for name in root.commands]
 
 
-# What only a list of bench's own can complete, by the option or by what a positional argument is called.
+# Lists that complete a word, by the name of the option or of the positional argument.
 NAMES: dict[str, Callable[[], list[Completed]]] = {
     "--gpu": _cards,
     "--estimate": _cards,

@@ -176,7 +176,7 @@ def save(request: SaveArguments) -> int:
     ):
         facts = facts_of(path, request.image)
         say("compressing")
-        blobs = pack_layers(path, facts, Path(work), anew=True, say=say)
+        blobs = pack_layers(path, facts, Path(work), recompress=True, say=say)
         tag = (facts.tags or (tag_of(facts),))[0]
         write_archive(out, facts.config_bytes, blobs, tag)
     show(facts_of(out), str(out), request.as_json)

@@ -57,7 +57,7 @@ class ScanArguments:
 
 
 def attest(request: AttestArguments) -> int:
-    """Write the signed provenance and contents of an image, and what other programs need to verify them."""
+    """Write the signed provenance and contents of an image, and the files that other verifiers need."""
     key = load_or_make_key(request.key)
     with _attested(request.image, request.engine) as image:
         labels = image.facts.labels
@@ -100,7 +100,7 @@ def verify(request: VerifyImageArguments) -> int:
 
 
 def find_vulnerabilities(request: ScanArguments) -> int:
-    """Print what the feed knows of an image's packages; exit code 1 if anything applies."""
+    """Print the feed's vulnerabilities of an image's packages; exit code 1 if any applies."""
     sbom, identity = _contents(request)
     packages = packages_of(sbom, request.image)
     statements = tuple(statement for path in request.vex for statement in read_vex(path, identity))

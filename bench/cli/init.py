@@ -138,7 +138,7 @@ def _answer(
     *,
     needed: bool = False,
 ) -> Value:
-    """Return what an option or an answer means; `needed`: without a terminal, no default is taken."""
+    """Return the value of an option or of an answer; `needed`: without a terminal, no default is taken."""
     if given is not None:
         return _read_option(option, given.strip(), read)
     if not sys.stdin.isatty():

@@ -48,7 +48,7 @@ def add_keys(commands: Commands) -> None:
     for command in (new, show):
         command.add_argument("file", **FILE, nargs="?", help="default: ~/.config/bench/id_ed25519")
     new.add_argument("--token", **FLAG, help="keep the key in a FIDO token; FILE holds only its handle")
-    new.add_argument("--no-passphrase", **FLAG, help="no passphrase: whoever can read the file can sign")
+    new.add_argument("--no-passphrase", **FLAG, help="no passphrase: anyone who can read the file can sign")
 
     trust = add_command(actions, "trust", "add a key to your allowed_signers", "keys.trust")
     trust.add_argument("file", type=Path, metavar="FILE.pub")

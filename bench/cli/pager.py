@@ -1,4 +1,4 @@
-"""A pager for what a command prints on a terminal, as git has it: started with the first text, if at all."""
+"""A pager for the output of a command on a terminal, like git's: started with the first text, if at all."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DEFAULTS = {"LESS": "FRX", "LV": "-c"}
 
 
 def pager_of(environment: Mapping[str, str]) -> str | None:
-    """Return the pager's command: BENCH_PAGER, PAGER or less; None if none is there or none is wanted."""
+    """Return the pager's command: BENCH_PAGER, PAGER or less; None if no pager is installed or wanted."""
     chosen = (environment.get(name) for name in ("BENCH_PAGER", "PAGER"))
     command = next((one for one in chosen if one is not None), "less").strip()
     if command in NONE or environment.get("TERM", "dumb") in ("", "dumb"):
@@ -30,7 +30,7 @@ def pager_of(environment: Mapping[str, str]) -> str | None:
 
 
 class Pager:
-    """A running pager; `stdin` is what it shows."""
+    """A running pager; it shows the text that is written to `stdin`."""
 
     def __init__(self, command: str, like: TextIO) -> None:
         """Start the pager; its texts are encoded as those of the stream `like`."""

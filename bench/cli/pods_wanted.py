@@ -59,7 +59,7 @@ def _options_of_hosts(request: PushArguments) -> Mapping[str, object]:
 
 
 def pods_wanted(request: PushArguments) -> PodsWanted:
-    """Return what the options ask of a cluster; BadInput for options that contradict each other."""
+    """Return the options' request to a cluster; BadInput for options that contradict each other."""
     if option := next((name for name, value in _options_of_hosts(request).items() if value), None):
         raise BadInput(f"{option} is for hosts, and --kubernetes has pods", advice="leave it out")
     if request.image is None:

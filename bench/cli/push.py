@@ -56,7 +56,7 @@ def push(request: PushArguments) -> int:
             wanted, _push_request(request, manifest, engine=IN_POD), as_json=request.as_json
         )
     if option := _first_given(options_of_kubernetes(request)):
-        raise BadInput(f"{option} goes with --kubernetes", advice="leave it out")
+        raise BadInput(f"{option} needs --kubernetes", advice="leave it out")
     hosts = find_hosts(request.hosts, request.inventory, request.limit, request.identity)
     if request.name is not None:
         hosts = (_renamed(request.name, hosts, request.inventory),)
@@ -162,13 +162,14 @@ def _refuse_contradictions(request: PushArguments, hosts: int) -> None:
     refuse_login(request.mirror, "--mirror")
     if request.together and request.slurm:
         raise BadInput(
-            "--together goes without --slurm", advice="use --slurm-nodes N: Slurm connects the nodes"
+            "--together excludes --slurm",
+            advice="use --slurm-nodes N: Slurm connects the nodes",
         )
     if not request.slurm and (option := _option_of_slurm(request)):
-        raise BadInput(f"{option} goes with --slurm", advice="without it, the run starts on HOST itself")
+        raise BadInput(f"{option} needs --slurm", advice="without it, the run starts on HOST itself")
     _refuse_short_job(request)
     if request.together and hosts < 2:
-        raise BadInput("hosts that work together are two at least", advice="name another HOST")
+        raise BadInput("hosts that work together must be at least two", advice="name another HOST")
     if request.together and not is_host_and_port(request.together):
         advice = "give a port of the first host that all hosts reach"
         raise BadInput(f"--together {request.together} is not HOST:PORT", advice=advice)
@@ -179,7 +180,7 @@ def _refuse_contradictions(request: PushArguments, hosts: int) -> None:
     if request.pull and request.image:
         raise BadInput("--pull and --image name two images", advice="leave one out")
     if request.pull and request.engine not in ENGINES_WITH_STORE:
-        raise BadInput("--pull goes with --engine docker or podman")
+        raise BadInput("--pull needs --engine docker or podman")
     _refuse_bad_environment(request)
 
 
@@ -201,7 +202,7 @@ def _refuse_bad_environment(request: PushArguments) -> None:
         "--source": request.source,
     }
     if request.engine not in ("auto", "venv") and (option := _first_given(given)):
-        raise BadInput(f"{option} goes with --engine venv", advice="leave it out")
+        raise BadInput(f"{option} needs --engine venv", advice="leave it out")
     if request.engine == "venv" and (option := _first_given({"--image": request.image})):
         raise BadInput(f"{option} names an image, and --engine venv uses none", advice="--variant NAME")
     if request.index and request.engine == "none":
@@ -237,7 +238,7 @@ def _refuse_options_of_other_kind(request: PushArguments, manifest: AnyManifest)
         raise BadInput(message, advice="say of how many: --slurm-nodes N")
     if request.kubernetes:
         advice = "push to the nodes over SSH, or check each node: bench push manifests/node-check.json"
-        raise BadInput("--kubernetes goes without a check between nodes", advice=advice)
+        raise BadInput("--kubernetes has no check between nodes", advice=advice)
 
 
 def _option_of_slurm(request: PushArguments) -> str | None:

@@ -40,7 +40,7 @@ def add_rent(commands: Commands) -> None:
     add("manifest", type=manifest_path, metavar="MANIFEST", help="models to measure, or a node check")
     add("--gpu", required=True, metavar="NAME", help="the kind of GPU: h100, 'a100 80gb', 4090")
     add("--gpus", type=arguments.count, metavar="N", help="how many (default: the manifest's, or 1)")
-    given_back = "minutes after which the machine is given back, whatever it does (default: 60)"
+    given_back = "minutes after which the machine is given back, even in the middle of a run (default: 60)"
     add("--minutes", type=arguments.count, default=60, metavar="N", help=given_back)
     add("--cloud", metavar="CLOUD/REGION", help="where, by the tool's own names (default: anywhere)")
     add("--spot", **FLAG, help="a machine that its cloud may take back: cheaper, and the bundle may be lost")

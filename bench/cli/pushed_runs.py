@@ -88,7 +88,7 @@ def _followed(record: Record, shared: Shared, group: TrainingGroup | None, *, wa
 
 @dataclass(frozen=True, slots=True)
 class NodeAnswer:
-    """What a command has to say about one run: its state, what was done, or the trouble with its node."""
+    """The answer of a command about one run: the run's state, the action taken, or the error of its node."""
 
     text: str
     code: int = 0  # exit code of the trouble
@@ -195,7 +195,7 @@ def clean(request: PushedRunsArguments) -> int:
 
 
 def _tell_each(records: Sequence[Record], ask: Callable[[Node, Record], NodeAnswer]) -> int:
-    """Print what each node answers, errors on stderr; return the worst exit code."""
+    """Print the answer of each node, errors on stderr; return the worst exit code."""
     answers = []
     for record, future in zip(records, _asked(records, ask), strict=True):
         wait_for_all([future])
@@ -214,7 +214,7 @@ def _ask_to_end(node: Node, record: Record) -> NodeAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """A way to end a run, and what to say of it; {run} stands for the run's id."""
+    """A way to end a run, and its messages, in which {run} stands for the run's id."""
 
     end: Callable[[Node, Record], None]
     done: str

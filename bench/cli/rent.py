@@ -88,7 +88,7 @@ def requirements() -> tuple[str, ...]:
 
 
 def _refuse_what_is_not_there(manifest: AnyManifest) -> None:
-    """Refuse a manifest that needs what a rented machine gets neither from bench nor from an index."""
+    """Refuse a manifest with data, an image or an environment that a rented machine does not get."""
     if folders := data_folders(manifest):
         advice = "use made-up data; or rent a machine, copy the data there, and use bench push"
         message = f"the manifest reads {folders[0]}, which a rented machine does not have"
@@ -108,7 +108,7 @@ def _gpu(name: str) -> GpuModel:
 
 
 def _count(given: int | None, manifest: AnyManifest) -> int:
-    """Return the number of GPUs to rent: as many as the manifest asks for, unless a number is given."""
+    """Return the number of GPUs to rent: the given one, else that of the manifest."""
     wanted = manifest.gpus
     if given is not None and wanted is not None and given < wanted:
         raise BadInput(f"--gpus {given}: the manifest asks for {wanted}")

@@ -120,7 +120,7 @@ def meeting_secret(file: Path | None, environment: Mapping[str, str]) -> bytes:
     elif SECRET in environment:
         where, secret = SECRET, environment[SECRET].strip().encode()
     else:
-        raise BadInput("--meet without a secret: whoever reaches the port could join", advice=advice)
+        raise BadInput("--meet without a secret: anyone who reaches the port could join", advice=advice)
     if len(secret) < SECRET_BYTES_LEAST:
         short = f"a secret of {len(secret)} bytes can be guessed: {SECRET_BYTES_LEAST} are needed"
         raise BadInput(short, where=where, advice=advice)
@@ -175,7 +175,7 @@ def readable_in_container(secret: bytes) -> Iterator[Path]:
 
 
 def _ending(measured: MeasuredRun, *, challenged: bool) -> int:
-    """Tell the user what is left to do; return the exit code."""
+    """Print the user's next step, if there is one; return the exit code."""
     if measured.earlier:
         then = "received" if measured.received_at else "bench receive countersigns it"
         print(f"bundle {measured.bundle}   certified by {measured.certified_by}, {then}", file=sys.stderr)

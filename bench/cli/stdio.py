@@ -1,9 +1,9 @@
 """Wrap stdout and stderr for the length of a command.
 
 A failed write to stdout raises EnvironmentCannot; a failed write to stderr is ignored, since a run may
-outlive its terminal. Characters that the locale's encoding lacks are replaced, for example ± by +-. What a
-terminal would obey is escaped on stdout, whoever wrote it; progress on stderr moves the cursor, so texts that
-are printed there go through `one_line`.
+outlive its terminal. Characters that the locale's encoding lacks are replaced, for example ± by +-. All
+texts on stdout have the control characters of terminals escaped; progress on stderr moves the cursor, so
+texts that are printed there go through `one_line`.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class _Stream:
 
 
 class Stdout(_Stream):
-    """stdout: through a pager where it is a terminal and `paged` is set before the first text.
+    """The command's stdout; on a terminal it goes through a pager if `paged` is set before the first text.
 
-    Whatever a terminal would obey is escaped in every text; bench's own colours come from `write_painted`.
+    Every text has the control characters of terminals escaped; bench's own colours come from `write_painted`.
     """
 
     def __init__(self, file: TextIO) -> None:
@@ -161,5 +161,5 @@ def _in_ascii(error: UnicodeError) -> tuple[str | bytes, int]:
 
 
 def leave(stream: TextIO) -> None:
-    """Send what is still buffered to /dev/null: Python would try to write it at exit, and fail."""
+    """Send buffered text to /dev/null: Python would try to write it at exit, and fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -8,6 +8,6 @@ store           environments on a node: found by their digest, made whole or not
 on_node         the program that `bench push` starts on the node: prints a plan, or installs
 confined        the program that runs bench in an environment, with few rights
 
-Of bench, this folder imports bench.base and bench.packages, and nothing else but the standard library: on the
-node there is nothing more before the installation.
+This folder imports bench.base, bench.packages and the standard library alone: on the node there is nothing
+more before the installation.
 """

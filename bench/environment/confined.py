@@ -8,7 +8,7 @@ Started in the run's folder. It checks the environment, and becomes `python -m b
 - where the kernel has Landlock: writes to out/ and tmp/ alone, and reads no home folder;
 - has no variables of the login, besides those that `KEPT` and `HANDED_ON` name.
 
-What a container has beyond that: no network, limits of memory and processes, a user and processes of its own.
+A container also has no network, limits of memory and processes, a user and processes of its own.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def confine(run: Path, code: Sequence[Path], data: Sequence[Path]) -> Iterator[s
 
 
 def rules(run: Path, code: Sequence[Path], data: Sequence[Path]) -> Iterator[tuple[Path, int]]:
-    """Yield what the run may do in the file system, by path."""
+    """Yield the rights of the run in the file system, by path."""
     private = {Path("/") / name for name in _PRIVATE}
     with suppress(RuntimeError):
         private.add(Path("/", *Path.home().resolve().parts[1:2]))

@@ -1,7 +1,7 @@
 """The digests by which an environment is known. Pure.
 
 An environment is the locked packages, the Python that runs them, and the files that were installed. Two nodes
-with the same three have the same digest, whatever the folder and whoever installed it.
+with the same three have the same digest, in any folder and by any installer.
 """
 
 from __future__ import annotations

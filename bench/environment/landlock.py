@@ -36,7 +36,7 @@ def version() -> int:
 
 
 def confine(rules: Iterable[tuple[Path, int]]) -> int:
-    """Allow what the rules allow, each for a path and everything below, and nothing else in the file system.
+    """Restrict access to the file system to these rules, each for a path and everything below it.
 
     Return the version of Landlock that is in force; 0 if the kernel offers none. Needs no_new_privs.
     """

@@ -48,7 +48,7 @@ class LockedPackage:
 
 @dataclass(frozen=True, slots=True)
 class InstallRequest:
-    """An environment to install: what it is made of, and where."""
+    """An environment to install: its packages, and its place."""
 
     place: Path  # folder for bench on the node
     variant: str
@@ -70,7 +70,7 @@ class InstallRequest:
 
 @dataclass(frozen=True, slots=True)
 class _Offers:
-    """What the indexes of this node have of the locked packages."""
+    """The files of locked packages that the indexes of this node offer."""
 
     wanted: Mapping[str, WantedFile]  # by project
     lacking: Mapping[str, str]  # why the others cannot be had, by project
@@ -110,7 +110,7 @@ def read_request(fields: Mapping[str, Any]) -> InstallRequest:
 
 
 def plan(request: InstallRequest) -> dict[str, Any]:
-    """Say whether the environment is here, and else what this node can download of it, and how fast."""
+    """Say whether the environment is here; if not, which packages this node can download, and how fast."""
     python = this_interpreter()
     require_executable(request.place)
     found = store.find(request.environments, request.pins, python)
@@ -226,7 +226,7 @@ def install(request: InstallRequest) -> dict[str, Any]:
 
 
 def _wheels(request: InstallRequest, python: Interpreter) -> tuple[dict[str, Path], dict[str, str]]:
-    """Return the wheels of all packages; second, by project, the reasons of those that cannot be had."""
+    """Return the wheels of all packages, and by project the reasons for packages without a wheel."""
     request.blobs.mkdir(parents=True, exist_ok=True)
     sent = {name: request.blobs / digest for name, digest in request.sent.items()}
     here = {name: path for name, path in sent.items() if path.exists()}

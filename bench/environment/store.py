@@ -1,4 +1,4 @@
-"""The environments of a node: found by what they were made of, made whole or not at all, checked before use.
+"""The environments of a node: found by digest, made whole or not at all, checked before use.
 
 PLACE/environments/DIGEST/          read-only
     bin/python                      a link to the node's Python
@@ -31,7 +31,7 @@ from bench.environment.interpreter import Interpreter
 from bench.environment.unpack import unpack
 
 DESCRIPTION = "environment.json"
-PUSH_AGAIN = "push again: it is installed anew"
+PUSH_AGAIN = "push again: the push installs it again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ def folder_of(environments: Path, digest: str) -> Path:
 
 
 def read(folder: Path) -> StoredEnvironment:
-    """Read the description of an environment; EnvironmentCannot if it is none."""
+    """Read the description of an environment; EnvironmentCannot for another folder."""
     try:
         fields = json.loads((folder / DESCRIPTION).read_bytes())
         return StoredEnvironment(**fields | {"without": tuple(fields["without"])})
@@ -169,7 +169,7 @@ def remove(folder: Path) -> None:
 
 
 def _close(folder: Path) -> None:
-    """Make pyvenv.cfg and all folders below a folder read-only, as the files of wheels are already."""
+    """Make pyvenv.cfg and all folders below a folder read-only; the files of wheels are read-only already."""
     (folder / "pyvenv.cfg").chmod(0o444)
     for path, _, _ in os.walk(folder, topdown=False):
         if Path(path) != folder:

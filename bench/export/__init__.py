@@ -274,7 +274,7 @@ def _write_all(folder: Path, contents: Mapping[str, str]) -> list[Path]:
 
 
 def _installation(node: NodeFacts, pins: str) -> str:
-    """Return the commands that install what the script needs, with the Python that was measured with."""
+    """Return the commands that install the script's packages, with the Python of the measurement."""
     pinned = [line for line in pins.splitlines() if not line.startswith("#")]
     lines = [environment_line(node.python)]
     lines.append(

@@ -48,7 +48,7 @@ def files(trial: Trial, _save_every: int) -> dict[str, str]:
 
 
 def launch(trial: Trial) -> dict[str, Any]:
-    """Return what `accelerate config` would write, as JSON, which accelerate reads as well as YAML."""
+    """Return the configuration that `accelerate config` would write, as JSON, which accelerate reads too."""
     sharder, replicas = sharded_by(trial.setting), "MULTI_GPU" if trial.gpus > 1 else "NO"
     config: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",

@@ -1,4 +1,4 @@
-"""Where an exported trial comes from: which bundle, which run, which machine."""
+"""The origin of an exported trial: its bundle, its run and its machine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class TrialOrigin:
-    """All of it may be a stranger's text: each file escapes it for its own language."""
+    """The origin of a trial. Its texts may be a stranger's: each file escapes them for its language."""
 
     bundle: str  # name of the file
     sha256: str  # of the file

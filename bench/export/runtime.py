@@ -180,7 +180,7 @@ def _refuse_overwriting(folder: Path) -> None:
     if any(name in (LATEST_STEP, "latest") or name.startswith(("step-", "checkpoint-")) for name in names):
         raise SystemExit(
             f"{folder} holds checkpoints: --resume continues from the last one; "
-            "to start anew, name another --out"
+            "to start over, name another --out"
         )
 
 
@@ -227,7 +227,7 @@ def save_adapters(trial: Trial, model: nn.Module, folder: Path, *, writes: bool)
 
 
 def _undivided(weight: nn.Parameter) -> Tensor:
-    """Return a whole weight in fp32, of which FSDP2 or ZeRO-3 may have divided the parts among processes."""
+    """Return a whole weight in fp32, also if FSDP2 or ZeRO-3 has divided it among processes."""
     if isinstance(weight, DTensor):
         return weight.detach().full_tensor().float()
     if hasattr(weight, "ds_id"):

@@ -54,7 +54,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """What bench reads of an image's configuration."""
+    """The fields of an image's configuration that bench reads."""
 
     diff_ids: tuple[str, ...]
     labels: Mapping[str, str]
@@ -282,14 +282,14 @@ def blob_of(path: Path, layer: Layer) -> Blob:
         return Blob(path, layer.diff_id, digest, layer.compressed, member.offset_data, member.size)
 
 
-def pack_layer(path: Path, layer: Layer, out: Path, *, anew: bool = False) -> str:
+def pack_layer(path: Path, layer: Layer, out: Path, *, recompress: bool = False) -> str:
     """Write one layer of an archive as a compressed file; return the digest of its bytes.
 
-    A layer that is compressed already is copied unchanged; with `anew`, bench compresses it itself.
+    A layer that is compressed already is copied unchanged; with `recompress`, bench compresses it itself.
     """
     with _opened(path) as file, tarfile.open(fileobj=file) as archive, out.open("wb") as target:
         blob, counted = _open_blob(archive, layer), Hashing(target)
-        if layer.compressed and not anew:
+        if layer.compressed and not recompress:
             shutil.copyfileobj(blob, counted, _CHUNK)
         else:
             plain = gzip.GzipFile(fileobj=blob) if layer.compressed else blob
@@ -299,14 +299,20 @@ def pack_layer(path: Path, layer: Layer, out: Path, *, anew: bool = False) -> st
 
 
 def pack_layers(
-    path: Path, facts: ImageFacts, folder: Path, *, anew: bool, say: Callable[[str], None] = lambda _: None
+    path: Path,
+    facts: ImageFacts,
+    folder: Path,
+    *,
+    recompress: bool,
+    say: Callable[[str], None] = lambda _: None,
 ) -> list[Blob]:
     """Write the layers of an archive as compressed files, several at a time."""
 
     def packed(number: int) -> Blob:
         say(f"layer {number + 1} of {len(facts.layers)}")
         layer, target = facts.layers[number], folder / f"{number}.gz"
-        return Blob(target, layer.diff_id, pack_layer(path, layer, target, anew=anew), compressed=True)
+        digest = pack_layer(path, layer, target, recompress=recompress)
+        return Blob(target, layer.diff_id, digest, compressed=True)
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # zlib releases the GIL
         return list(pool.map(packed, range(len(facts.layers))))

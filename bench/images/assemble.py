@@ -101,7 +101,7 @@ class PackageContents:
 
     def add_sent(self, path: Path) -> None:
         """Add contents that were sent: a .zip that is compressed as a whole."""
-        unpacked = tempfile.TemporaryFile(dir=self._work)  # noqa: SIM115  # stays open, as the wheels do
+        unpacked = tempfile.TemporaryFile(dir=self._work)  # noqa: SIM115  # stays open, like the wheels
         with lzma.open(path, "rb") as packed:
             shutil.copyfileobj(packed, unpacked, _CHUNK)
         self._add_zip(zipfile.ZipFile(unpacked))
@@ -127,7 +127,7 @@ class PackageContents:
                 contents = self._unpack(paths, out)
             known = {"packages": names, "contents": [[*key, start] for key, start in contents.items()]}
             listed.write_bytes(json.dumps(known).encode())
-        file = unpacked.open("rb")  # stays open, as the wheels do
+        file = unpacked.open("rb")  # stays open, like the wheels
         for size, crc, start in known["contents"]:
             self._found.setdefault((size, crc), partial(_section, file, start, size))
 

@@ -2,7 +2,7 @@
 
 The provenance is SLSA's v1, the list of contents is CycloneDX. Both name the image by the sha256 of its
 configuration, which `bench image id` prints, its archive by the sha256 of the file, and, if the archive is
-compressed, the digest that `bench image push` gives it in a registry. Pure but for reading the locks and
+compressed, the digest that `bench image push` gives it in a registry. Pure, except for reading the locks and
 asking git for the commit.
 """
 

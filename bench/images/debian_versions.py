@@ -24,7 +24,7 @@ class DebianVersion(NamedTuple):
 
 
 def debian_version(text: str) -> DebianVersion:
-    """Parse a version; ValueError if it has not the form of one."""
+    """Parse a version; ValueError for another form."""
     match = _VERSION.fullmatch(text)
     if match is None:
         raise ValueError(f"{text!r:.60} is no version of a Debian package")

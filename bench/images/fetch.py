@@ -27,7 +27,7 @@ _SOURCE_SUFFIX = ".tar.gz"
 
 
 def image_cache() -> Path:
-    """Return the folder in which builds of images keep what they fetch and make."""
+    """Return the cache folder of image builds."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bench/images"
 
 

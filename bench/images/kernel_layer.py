@@ -177,7 +177,7 @@ def _write(archive: tarfile.TarFile, files: Mapping[str, _File], listed: bytes) 
 
 
 def is_layer(path: Path) -> bool:
-    """Whether a file is a kernel layer, by what it has; False for a file that does not exist."""
+    """Whether a file is a kernel layer, by its contents; False for a file that does not exist."""
     try:
         with tarfile.open(path, "r:") as archive:
             names = set(archive.getnames())
@@ -187,7 +187,7 @@ def is_layer(path: Path) -> bool:
 
 
 def read_layer(path: Path) -> KernelLayer:
-    """Read a kernel layer; BadInput for a file that is none, and for what has no place in one.
+    """Read a kernel layer; BadInput for another file, or a member that no layer may have.
 
     A layer has files and folders of root below the image's folder of packages, and its list: no links, and no
     marks by which a layer deletes files of those below it. Its bytes are those that bench writes for these

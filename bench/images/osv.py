@@ -42,7 +42,7 @@ class Package:
 
 @dataclass(frozen=True, slots=True)
 class Vulnerability:
-    """One record of the feed, reduced to what a scan tells."""
+    """One record of the feed, reduced to the fields that a scan uses."""
 
     id: str
     aliases: tuple[str, ...]
@@ -156,7 +156,7 @@ def _key_of(entry: Mapping[str, Any]) -> Key | None:
 
 @dataclass(frozen=True, slots=True)
 class Affected:
-    """A vulnerability affects a package: the versions that mend it, and what could not be decided."""
+    """A vulnerability affects a package: the versions that mend it, and doubts about the decision."""
 
     fixed: tuple[str, ...]
     undecided: str | None = None  # why the version could not be compared, so that it counts as affected
@@ -201,7 +201,7 @@ _SEMANTIC = re.compile(r"(\d+)\.(\d+)\.(\d+)(?:-([0-9A-Za-z.-]+))?(?:\+[0-9A-Za-
 
 
 def semantic_version(text: str) -> tuple[int, int, int, bool, tuple[tuple[bool, int, str], ...]]:
-    """Return what orders a version as https://semver.org says; ValueError for another form."""
+    """Return the sort key of a version, by https://semver.org; ValueError for another form."""
     match = _SEMANTIC.fullmatch(text)
     if match is None:
         raise ValueError(f"{text!r:.40} is no semantic version")

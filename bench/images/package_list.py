@@ -37,7 +37,7 @@ class PackageList:
 
 
 def read_list(data: bytes) -> tuple[PackageFile, ...]:
-    """Parse a list of package files; ValueError for another form, and for digests that are none."""
+    """Parse a list of package files; ValueError for another form, and for malformed digests."""
     files = tuple(PackageFile(*row) for row in from_json(PackageList, strict_loads(data)).files)
     if not all(_SHA256.fullmatch(file.sha256) for file in files):
         raise ValueError("not the digest of a package file")

@@ -151,7 +151,7 @@ class Registry:
         return data
 
     def _persistently(self, read: Callable[[], T]) -> T:
-        """Return what `read` returns, after calling it again where the connection breaks."""
+        """Call `read` again while the connection breaks; return its result."""
         attempt = 0
         while True:
             attempt += 1
@@ -250,7 +250,7 @@ class Registry:
             return self._authorization
 
     def _authorization_for(self, asked: str) -> str | None:
-        """Return what a registry asks for in the header of a 401."""
+        """Return the authorization that a registry's answer 401 asks for in its header."""
         kind, _, rest = asked.partition(" ")
         if kind.lower() == "basic" and self._login:
             return self._login.basic

@@ -1,4 +1,4 @@
-"""Which commit an image is built from: git's, or the one that a release's wheel carries."""
+"""The commit that an image is built from: git's, or the one that a release's wheel carries."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _STATUS = ("status", "--porcelain", "--untracked-files=all", "--")
 
 
 def commit_of(root: Path) -> str:
-    """Return the commit of a checkout; BadInput if it is none, or if a file of the image differs from it.
+    """Return the commit of a checkout; BadInput for another folder, or if a file of the image differs.
 
     A folder that another repository contains but does not track, as an installed package, is no checkout.
     """

@@ -1,9 +1,9 @@
 """Split a layer into its skeleton and the contents of its files, which a node may have in another way.
 
 A skeleton is an .xz file of pieces: bytes of the layer's tar as they are, and size and crc32 of the file
-content that follows them in the tar. `assemble.fill` makes the tar again, whatever program wrote it, from the
-skeleton and from contents found in wheels and Debian packages. The layer's digest decides whether it is the
-same.
+content that follows them in the tar. `assemble.fill` makes the tar again, of every program that writes tars,
+from the skeleton and from contents found in wheels and Debian packages. The layer's digest decides whether it
+is the right one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _DISTRIBUTION = re.compile(r"(?:.*/)?([^/]+)-[^/-]+\.dist-info/METADATA")
 
 @dataclass(frozen=True, slots=True)
 class LayerParts:
-    """What a layer's skeleton was made of."""
+    """The parts of a layer from which its skeleton was made."""
 
     size: int  # bytes of the layer's tar
     contents: tuple[int, ...]  # sizes of the contents outside of the skeleton, in the order of the tar
@@ -45,7 +45,7 @@ class LayerParts:
 
 
 def split(layer: BinaryIO, out: Path) -> LayerParts:
-    """Write a layer's skeleton to `out`; return what the layer is made of."""
+    """Write a layer's skeleton to `out`; return the layer's parts."""
     size, contents, projects, has_debs = 0, [], set(), False
     literal = bytearray()
     with lzma.open(out, "wb", preset=_PRESET) as skeleton:
@@ -95,7 +95,7 @@ def write_contents(layer: BinaryIO, numbers: Collection[int], out: Path) -> None
 def _entries(layer: BinaryIO) -> Iterator[tuple[bytes, tarfile.TarInfo | None, Iterator[bytes]]]:
     """Yield a tar block by block; the header of a regular file comes parsed, with the file's content.
 
-    The content must be read before the next block is asked for. Whatever is not the content of a regular
+    The content must be read before the next block is asked for. Everything but the content of a regular
     file, such as a header, an extended name or padding, is a block of its own.
     """
     while block := layer.read(BLOCK):

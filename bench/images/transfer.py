@@ -36,7 +36,7 @@ def push_image(archive: Path, facts: ImageFacts, registry: Registry, work: Path,
 
     The manifest is not uploaded. A layer that is compressed already is sent as it is.
     """
-    blobs = pack_layers(archive, facts, work, anew=False, say=say)
+    blobs = pack_layers(archive, facts, work, recompress=False, say=say)
     say("uploading")
     with ThreadPoolExecutor(AT_ONCE) as pool:
         list(pool.map(lambda blob: registry.upload(blob.path, blob.digest), blobs))

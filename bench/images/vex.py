@@ -30,7 +30,7 @@ JUSTIFICATIONS = (
 
 @dataclass(frozen=True, slots=True)
 class VexStatement:
-    """What its author says of one vulnerability in some packages."""
+    """A statement about one vulnerability in some packages, by the author of the document."""
 
     vulnerability: frozenset[str]  # its name and aliases
     packages: frozenset[str]  # purls without qualifiers; without a version, of every version

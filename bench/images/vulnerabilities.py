@@ -84,7 +84,7 @@ def _package(purl: str) -> Package | None:
 def scan(
     packages: Mapping[str, Package], feed: Path, statements: Sequence[VexStatement] = ()
 ) -> Iterator[FoundVulnerability]:
-    """Yield what affects the packages, in the order of the feed."""
+    """Yield the vulnerabilities that affect the packages, in the order of the feed."""
     by_key: dict[tuple[str, str], list[tuple[str, Package]]] = {}
     for purl, package in packages.items():
         by_key.setdefault(package.key, []).append((purl, package))

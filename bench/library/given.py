@@ -1,4 +1,4 @@
-"""What callers of the library give: one or several paths, texts and quantities."""
+"""Convert arguments of the library's callers: one or several paths, texts and quantities."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def path_of(given: AnyPath | None) -> Path | None:
 
 
 def paths_of(given: AnyPaths) -> tuple[Path, ...]:
-    """Return the paths that were given, also if it was one."""
+    """Return the given paths as a tuple, also for a single path."""
     return (Path(given),) if isinstance(given, str | os.PathLike) else tuple(map(Path, given))
 
 
 def texts_of(given: str | Iterable[str]) -> tuple[str, ...]:
-    """Return the texts that were given, also if it was one."""
+    """Return the given texts as a tuple, also for a single text."""
     return (given,) if isinstance(given, str) else tuple(given)
 
 
@@ -53,6 +53,6 @@ def share(name: str, given: float | str, parse: Callable[[str], float]) -> float
 
 
 def choice(name: str, given: str, literal: Any) -> None:
-    """Raise BadInput, with the nearest choice, for a text that is none of a Literal's."""
+    """Raise BadInput, with the nearest choice, for a text that is not one of a Literal's."""
     if given not in get_args(literal):
         raise BadInput(f"{name} {given}: not a choice", advice=nearest(given, get_args(literal)))

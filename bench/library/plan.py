@@ -25,7 +25,7 @@ from bench.training.models.dry_build import rehearse
 
 @dataclass(frozen=True, slots=True)
 class PlannedRun:
-    """The plan of a run, with what is known beforehand about its models. Nothing was measured."""
+    """The plan of a run, with predictions about its models. Nothing was measured."""
 
     plan: Plan
     remarks: tuple[str, ...]  # about fields that do not matter, and data that is not here
@@ -57,7 +57,7 @@ class PlannedRun:
 def plan(manifest: GivenManifest, *, gpus: int | None = None, gpu: str | None = None) -> PlannedRun:
     """Plan the run of a manifest, which is a file or a dictionary, and measure nothing.
 
-    `gpus`  plan for so many GPUs (default: the manifest's, or those of this machine)
+    `gpus`  plan for this number of GPUs (default: the manifest's, or those of this machine)
     `gpu`   plan for another machine, with this kind of GPU: "h100", "a100 80gb"
 
     Raises BadInput for a manifest with mistakes or an unknown GPU, and EnvironmentCannot without `gpu` on a
@@ -82,7 +82,7 @@ def plan(manifest: GivenManifest, *, gpus: int | None = None, gpu: str | None = 
 
 
 def _missing_kernels(target: Target) -> list[str]:
-    """Return the compiled kernels that the target lacks; all, if what another machine has is unknown."""
+    """Return the compiled kernels that the target lacks; all, if those of another machine are unknown."""
     if target.elsewhere:
         return [*MODULES]
     return [wheel for wheel, modules in MODULES.items() if not all(map(target.has, modules))]
@@ -91,7 +91,7 @@ def _missing_kernels(target: Target) -> list[str]:
 def _predictions(
     manifest: Manifest, made: Plan, counted: Mapping[str, Counted]
 ) -> Mapping[str, Predicted | Unpredicted]:
-    """Return by model what `bench predict` says of the planned machine; empty if it is unknown there."""
+    """Return by model the prediction for the planned machine; empty if `bench predict` does not know it."""
     gpu = gpu_named(made.target.name)
     if gpu is None or made.target.device == "cpu" or not gpu.runs_bench:
         return {}

@@ -134,7 +134,7 @@ def _interruptions(
 
 
 def _lasting(found: Predicted | Unpredicted, interruptions: Interruptions | None) -> Predicted | Unpredicted:
-    """Add to a prediction what interruptions cost; none remains for a machine that never gets on."""
+    """Add the cost of interruptions to a prediction; yield none if they leave no time to train."""
     if interruptions is None or isinstance(found, Unpredicted):
         return found
     lasting = interrupted(found, interruptions)

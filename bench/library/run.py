@@ -95,7 +95,7 @@ def run(
     device: Device = "auto",
     say: Say | None = None,
 ) -> MeasuredRun:
-    """Measure a manifest's models on this machine, in processes of their own, and write the signed bundle.
+    """Measure a manifest's models on this machine, in separate processes, and write the signed bundle.
 
     `manifest`   a file or a dictionary
     `out`        folder for runs
@@ -239,4 +239,4 @@ def _quiet_progress(say: Say) -> Progress:
 
 
 def _nothing(_line: str) -> None:
-    """Take a line of progress that nobody asked for."""
+    """Ignore a line of progress, for callers that give no `say`."""

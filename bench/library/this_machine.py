@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def probed(advice: str, *, gpus_too: bool = True) -> NodeFacts:
-    """Return the facts of this machine; EnvironmentCannot if it is none on which bench measures."""
+    """Return the facts of this machine; EnvironmentCannot if bench cannot measure on it."""
     require_linux("measuring", advice)
     from bench.runner.machine.probe import probe
 

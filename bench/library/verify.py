@@ -41,7 +41,7 @@ class CheckedBundle:
 def verify(
     bundles: AnyPaths, *, trust: AnyPath | None = None, revoked: AnyPath | None = None
 ) -> tuple[CheckedBundle, ...]:
-    """Verify bundles: files, folders and patterns, one or several. A refused bundle is a value, no exception.
+    """Verify bundles: files, folders and patterns, one or several. Refused bundles are values, no exceptions.
 
     `trust`    a public key or an allowed_signers file that must vouch for every bundle
     `revoked`  a revocation list (KRL) of ssh-keygen, in addition to bench's own

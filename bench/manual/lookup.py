@@ -14,7 +14,7 @@ ONE_NAME = (FIELD, "column")  # kinds whose further names are shorter ones of th
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What there is to say about a word, and where the documents say more."""
+    """The explanation of a word: its definitions, and the documents that say more."""
 
     word: str
     entries: tuple[ManualEntry, ...]
@@ -56,7 +56,7 @@ def _named(word: str, known: Sequence[ManualEntry]) -> list[ManualEntry]:
 
 
 def _of_kind(word: str, known: Sequence[ManualEntry]) -> list[ManualEntry]:
-    """Return what a kind before a name means: exit code 3, column memory."""
+    """Return the entries of a name behind its kind, as in: exit code 3, column memory."""
     plain = plain_name(word)
     for kind in KINDS:
         if plain.startswith(f"{kind} "):

@@ -184,7 +184,7 @@ def _margin(line: str) -> str:
 
 
 def _items(lines: Sequence[str], width: int | None) -> Iterator[str]:
-    """Yield the items of a list, each with what continues it."""
+    """Yield the items of a list, each with its continuation lines."""
     items: list[tuple[str, str]] = []
     for line in lines:
         if found := ITEM.fullmatch(line):

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 PACKAGES = ("bench.node_check", "bench.node_check.judging", "bench.node_check.checks")  # whose sources judge
 
 MAX_READINGS_BYTES = 16 * 2**20  # parsed, they are twenty times as large; a check writes up to a few MiB
-# Findings that only a reader of the bundle makes. They do not count, and are told whatever the verdict is.
+# Findings that only a reader of the bundle makes. They do not count, and every output shows them.
 OWN_PROFILE = "profile"  # the bundle was judged by another profile than this version's
 UNKNOWN_GPU = "unknown GPU"
 TOLD_ANYWAY = frozenset({OWN_PROFILE, UNKNOWN_GPU})
@@ -292,7 +292,7 @@ def _on_trust(note: Note) -> Finding:
 
 
 def told(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Select what every summary tells: findings that count and do not pass, and what is taken on trust."""
+    """Select the findings that every summary shows: those that count and do not pass, and claims on trust."""
     return tuple(f for f in findings if f.verdict != "pass" and (f.counts or f.check in TOLD_ANYWAY))
 
 

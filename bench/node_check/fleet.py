@@ -2,7 +2,7 @@
 
 Uses robust statistics: medians and median deviations, which a tenth of bad nodes does not move. A figure is
 compared only with those of the same GPU model and, for collectives, the same algorithm and GPU count. Members
-that the user trusts are the measure for all: a check by a stranger moves no median of theirs. Pure.
+that the user trusts are the measure for all: checks by strangers do not change their medians. Pure.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from bench.records.text import bytes_text
 LEAST_VALUES = 4  # a median of fewer values does not show what is usual
 MAJORITY = 2 / 3  # share of the nodes that must agree before a property counts as the fleet's usual one
 LESS_MEMORY_PERCENT = 5.0  # below the hosts' median: more than kernels reserve, less than a module
-DEVIATIONS = 4.0  # an outlier is so many spreads under the median, and at least WARN_PERCENT
+DEVIATIONS = 4.0  # an outlier is this number of spreads under the median, and at least WARN_PERCENT
 WARN_PERCENT, FAIL_PERCENT = 4.0, 10.0  # under the median
 MAD_TO_SIGMA = 1.4826
 FIGURES = ("matmul", "memory", "copies", "peers", "all-reduce")
@@ -57,7 +57,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class FleetMember:
-    """One check of one node, reduced to what the fleet comparison needs."""
+    """One check of one node, reduced to the values that the fleet comparison needs."""
 
     path: str
     run_id: str
@@ -232,7 +232,7 @@ def _not_replaced(member: FleetMember, newest: Sequence[FleetMember]) -> Iterato
                 f"does not replace {other.name}, an older check of the same GPUs, which is trusted more",
                 expected="a check that is trusted as much",
                 basis="fleet",
-                source="whoever signs a check states its time and its GPUs",
+                source="the signer of a check states its time and its GPUs",
                 advice="bench keys trust adds a key; bench check --challenge proves when a check ran",
             )
 
@@ -371,7 +371,7 @@ def _outlier(value: Value, spread: Spread, under: float) -> Finding:
 
 
 def _order(node: RankedNode) -> tuple[int, bool, float, str]:
-    """Make a sort key: of one verdict, nodes about which something is told anyway come first."""
+    """Return a sort key: within one verdict, nodes with a finding that every summary shows come first."""
     plain = all(finding.check not in TOLD_ANYWAY for finding in node.findings)
     return VERDICTS.index(node.verdict), plain, node.deviation_percent or 0.0, node.seen.path
 

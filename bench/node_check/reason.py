@@ -11,7 +11,7 @@ REASON_BYTES = 120  # schedulers show the beginning of a reason
 
 
 def reason_of(results: CheckResults) -> str:
-    """Return the most serious finding as a short line of ASCII, without what a shell would read."""
+    """Return the most serious finding as a short line of ASCII, without characters special to a shell."""
     problem = worst([f for f in results.findings if f.counts])
     text = "passes" if problem is None or state_of(results.verdict) == "pass" else problem.line
     plain = re.sub(r"[^ -~]|[\"'`$\\]", " ", text)

@@ -52,8 +52,8 @@ def fetch_all(
 ) -> tuple[dict[str, Path], dict[str, str]]:
     """Fetch files for the time that `index` has; return the paths of those that are there, by name.
 
-    Second are the reasons of those that no place has. The largest begin first. `advance` is called with the
-    number of bytes that arrived, from several threads.
+    The second value has the reasons for files that no place has. The largest begin first. `advance` is called
+    with the number of bytes that arrived, from several threads.
     """
     fetching = _Fetching(index, folder, advance)
     paths: dict[str, Path] = {}
@@ -121,7 +121,7 @@ class _Fetching:
 
     def _fetch_from(self, offer: OfferedFile, file: WantedFile, part: Path) -> str:
         """Write a file from one place to `part`, in as many pieces as it takes; return its digest."""
-        failures, anew = 0, False
+        failures, restarted = 0, False
         while True:
             start = part.stat().st_size if part.exists() else 0
             try:
@@ -143,9 +143,9 @@ class _Fetching:
             if sha256 in file.sha256:
                 return sha256
             part.unlink()
-            if anew or start == 0:  # what came from here is another file
+            if restarted or start == 0:  # what came from here is another file
                 return sha256
-            anew = True  # the part may have been damaged before
+            restarted = True  # the part may have been damaged before
 
     def _append(self, offer: OfferedFile, file: WantedFile, part: Path, start: int) -> None:
         """Append the bytes of a file from `start` on; a server that cannot do that sends all of them."""

@@ -1,10 +1,10 @@
-"""What a download may raise."""
+"""The errors that a download may raise."""
 
 from __future__ import annotations
 
 
 class CannotDownload(Exception):
-    """This machine can download nothing before its user has changed something."""
+    """No download is possible on this machine until its user changes the configuration."""
 
     def __init__(self, message: str, *, where: str, advice: str) -> None:
         super().__init__(f"{where}: {message}; {advice}")
@@ -12,8 +12,8 @@ class CannotDownload(Exception):
 
 
 class Paused(Exception):
-    """The time for this round of downloads is over. What has arrived is kept, and continued later."""
+    """The time for this round of downloads is over. Partial files are kept; the next round continues them."""
 
 
 class NotFetched(Exception):
-    """No place gave a file with an accepted digest; the text says what was found in its stead."""
+    """No place gave a file with an accepted digest; the text says what each place gave."""

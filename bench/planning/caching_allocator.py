@@ -10,7 +10,7 @@ from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 
 SMALLEST = 512  # sizes are rounded up to a multiple of it
-SMALL = 1 << 20  # blocks up to this size have segments of their own, shared by many
+SMALL = 1 << 20  # blocks up to this size have separate segments, shared by many
 SMALL_SEGMENT, LARGE_SEGMENT = 2 << 20, 20 << 20
 OWN_SEGMENT = 10 << 20  # a block from this size on gets a segment of its size, unless a free one fits
 ROUNDED = 2 << 20  # such segments are rounded up to a multiple of it
@@ -44,7 +44,7 @@ class CachingAllocator:
     places: dict[bool, list[Place]] = field(default_factory=lambda: {True: [], False: []})  # sorted, by small
 
     def allocate(self, size: int) -> MemoryBlock:
-        """Take the smallest free block that is large enough, else a new segment; what is over stays free."""
+        """Take the smallest free block that is large enough, else a new segment; its rest stays free."""
         size = max(1, -(-size // SMALLEST)) * SMALLEST
         small = size <= SMALL
         places = self.places[small]

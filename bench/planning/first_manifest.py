@@ -30,7 +30,7 @@ SCHEMA_FILE = "manifest-v1.schema.json"  # the name of the schema beside a manif
 PUBLISHED = "published"  # the answer that keeps what a known model's recipe says
 NONE = "none"
 PRECISIONS = get_args(Precision)
-# What the last part of a class's name says about its objective, in the "architectures" of a config.json.
+# Objectives by the last part of a class's name in the "architectures" of a config.json.
 OBJECTIVES: Mapping[str, ObjectiveName] = {
     "ForCausalLM": "causal-lm",
     "LMHeadModel": "causal-lm",
@@ -72,7 +72,7 @@ class Amount:
 
 @dataclass(frozen=True, slots=True)
 class HourlyRent:
-    """What a GPU of a kind costs an hour, in US dollars."""
+    """The price of an hour of one GPU of a kind, in US dollars."""
 
     gpu: GpuModel
     typed: str  # the short name that people type
@@ -81,7 +81,7 @@ class HourlyRent:
 
 @dataclass(frozen=True, slots=True)
 class FirstAnswers:
-    """What a first manifest says, and what the machine costs; None: as published, no limit, no rent."""
+    """The answers from which a first manifest is made; None: as published, no limit, no rent."""
 
     model: Chosen
     precision: Precision | None
@@ -153,7 +153,7 @@ def chosen_hours(text: str) -> float | None:
 
 
 def chosen_rent(text: str) -> HourlyRent | None:
-    """Return what a GPU costs: 2.50 h100, h100 2.50 or h100=2.50; None for no rent."""
+    """Return the rent of a GPU: 2.50 h100, h100 2.50 or h100=2.50; None for no rent."""
     if text == NONE:
         return None
     words = text.replace("=", " ").replace("$", " ").split()
@@ -183,7 +183,7 @@ def _number(text: str) -> float:
 
 
 def _own_config(path: Path) -> OwnConfig:
-    """Read a configuration; raise BadInput if it is none, or does not say what its model learns."""
+    """Read a configuration; raise BadInput for another file, or if its model's objective is unknown."""
     where = str(path)
     advice = "a model's name, or the path of its config.json"
     data = read_bounded(
@@ -212,7 +212,7 @@ def _name_of(path: Path) -> str:
 
 
 def _objective(config: Mapping[str, Any]) -> ObjectiveName | None:
-    """Return what a configuration's model learns; None if it does not say."""
+    """Return the objective of a configuration's model; None if the configuration names none."""
     return next(_objectives(config), None)
 
 
@@ -271,7 +271,7 @@ def _entry(answers: FirstAnswers) -> str | dict[str, Any]:
 
 
 def _changes(answers: FirstAnswers) -> dict[str, Any]:
-    """Return what the answers say about the recipe."""
+    """Return the fields of the recipe that the answers set."""
     changes: dict[str, Any] = {}
     if answers.precision is not None:
         changes["precision"] = answers.precision

@@ -1,4 +1,4 @@
-"""What it costs to lack compiled kernels: the settings that a plan loses, and how much slower others are.
+"""The cost of missing compiled kernels: the settings that a plan loses, and how much slower others are.
 
 Pure; measured figures are shipped data. Nothing here knows which kernel a model uses: each method is asked
 whether it can train the model on the target with and without the kernel's packages.
@@ -29,7 +29,7 @@ NONE: frozenset[str] = frozenset()
 
 @dataclass(frozen=True, slots=True)
 class MeasuredCost:
-    """What a wheel was worth to a model: a row of kernel_costs.json."""
+    """The measured gain of a model by a wheel: a row of kernel_costs.json."""
 
     wheel: str
     model: str
@@ -52,7 +52,7 @@ class MeasuredCosts:
 
 @dataclass(frozen=True, slots=True)
 class ModelWithout:
-    """What is left of a model's plan without some wheels."""
+    """The remaining plan of a model without some wheels."""
 
     model: str
     settings_left: int
@@ -62,7 +62,7 @@ class ModelWithout:
 
 @dataclass(frozen=True, slots=True)
 class KernelCost:
-    """What models lose on a target that lacks one or more of `wheels`."""
+    """The losses of models on a target that lacks one or more of `wheels`."""
 
     wheels: tuple[str, ...]
     methods: tuple[str, ...]  # that no setting can have any more
@@ -83,7 +83,7 @@ class KernelCost:
 
 
 def _effect(without: ModelWithout) -> str:
-    """Say what the lack costs a model, from measured steps if there are any."""
+    """Describe the loss of a model, from measured steps if there are any."""
     if not without.settings_left:
         return "no setting is left that fits"
     if without.falls_back_to:
@@ -102,9 +102,9 @@ def measured_costs() -> tuple[MeasuredCost, ...]:
 def kernel_costs(
     manifest: Manifest, target: Target, wheels: Sequence[str], counted: Mapping[str, Counted] | None = None
 ) -> list[KernelCost]:
-    """Return what the models of a manifest lose on a target without these wheels.
+    """Return the losses of a manifest's models on a target without these wheels.
 
-    Wheels of which each costs the same are one entry; those that cost nothing have none.
+    Wheels with equal losses share an entry; a wheel that no model misses has none.
     """
     by_lost: dict[tuple[LostMethods, tuple[str, ...]], list[str]] = {}
     for wheel in wheels:
@@ -129,7 +129,7 @@ def kernel_costs(
 def _models_without(
     wheels: tuple[str, ...], lost: Mapping[str, frozenset[str]], whole: Plan, without: Plan
 ) -> Iterator[ModelWithout]:
-    """Yield what is left of each model of which the whole plan has a setting with a method that it loses."""
+    """Yield the remaining plan of each model that loses a method which its whole plan uses."""
     losers = (cell.model.name for cell in whole.cells if lost.get(cell.model.name, NONE) & set(cell.setting))
     for name in dict.fromkeys(losers):
         before = [cell.label for cell in whole.cells if cell.model.name == name]
@@ -167,6 +167,6 @@ def _with(target: Target) -> Target:
 
 
 def _measured(wheels: tuple[str, ...], model: str, gpus: int) -> MeasuredCost | None:
-    """Return what the wheels were measured to be worth to a model on as many GPUs."""
+    """Return the measured gains of a model by the wheels, on the number of GPUs of the target."""
     rows = (row for row in measured_costs() if (row.model, row.gpus) == (model, gpus) and row.wheel in wheels)
     return max(rows, key=lambda row: row.times, default=None)

@@ -26,7 +26,7 @@ def with_code(data: bytes, folder: Path, where: str) -> bytes:
     try:
         document = strict_loads(data, tagged_infinity)
     except DecodeError:
-        return data  # whoever reads the manifest reports this
+        return data  # the parser of manifests reports this
     mistakes: list[Mistake] = []
     changed = False
     for path, architecture in _own_modules(document):

@@ -71,7 +71,7 @@ class SettingPlan:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Everything that a run would measure on the target, and what it would skip."""
+    """All settings that a run would measure on the target, and those that it would skip."""
 
     manifest_digest: str
     target: Target

@@ -84,7 +84,7 @@ def load_rows(path: Path) -> PublishedRows:
 
 
 def meaning_mistakes(rows: PublishedRows) -> Iterator[Mistake]:
-    """Yield what is impossible in published rows, or contradicts itself."""
+    """Yield values of published rows that are impossible, or contradict each other."""
     for key, source in rows.sources.items():
         try:
             datetime.date.fromisoformat(source.day)

@@ -26,7 +26,7 @@ UNRECORDED = 2  # passes before the recorded one: bench/runner/trial/recorded_pa
 
 @dataclass(frozen=True, slots=True)
 class FirstPass:
-    """What a first pass allocates, in bytes."""
+    """The allocations of a first pass, in bytes."""
 
     blocks: tuple[tuple[int, str], ...]  # how many there are of each kind, and their tensors
     samples: int
@@ -86,7 +86,7 @@ def _lost_bytes(first: FirstPass) -> int:
 
 @dataclass
 class _Memory:
-    """A GPU's memory during a first pass. Weights were allocated before, in segments of their own."""
+    """A GPU's memory during a first pass. Weights were allocated before, in separate segments."""
 
     first: FirstPass
     allocator: CachingAllocator = field(default_factory=CachingAllocator)
@@ -163,7 +163,7 @@ class _RunningBlock:
 
 @cache
 def _events(tensors: BlockTensors) -> tuple[list[Event], list[Event]]:
-    """Return when which tensor is allocated or freed, in the forward pass and in the backward pass.
+    """Return the order in which tensors are allocated and freed, in the forward and in the backward pass.
 
     An operation's result exists before its input is freed.
     """

@@ -151,7 +151,7 @@ class Assembly:
             return None
 
     def _ways(self, skeletons: Mapping[int, Skeleton], first: Round, up: float) -> Ways:
-        """Compare the ways. Files that are nowhere, and layers that lack most of theirs, count as sent."""
+        """Compare the ways. Files without a place, and layers that lack most files, count as sent."""
         send = {number: self.store.packed_bytes(self.image, number) for number in skeletons}
         rest = sum(skeleton.blob.path.stat().st_size for skeleton in skeletons.values())
         download = unpacked = 0

@@ -1,4 +1,4 @@
-"""What a connection to a node offers, whichever program carries it, and the errors of connecting.
+"""The interface of a connection to a node, for every program that carries it, and the errors of connecting.
 
 openssh.py implements it by OpenSSH's client, over_fabric.py by Fabric where there is no such client.
 """
@@ -38,7 +38,7 @@ def plain(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a host is, by the configuration of ssh."""
+    """The address of a host, by the configuration of ssh."""
 
     user: str
     address: str

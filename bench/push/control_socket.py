@@ -1,6 +1,6 @@
 """End a process of ssh that shares its connection, by the messages of OpenSSH's PROTOCOL.mux.
 
-`ssh -O exit` does the same in a process of its own. For the connections of a hundred nodes, these processes
+`ssh -O exit` does the same in a separate process. For the connections of a hundred nodes, these processes
 would take seconds after Ctrl-C, and so would one after the other.
 """
 
@@ -49,7 +49,7 @@ def _asked(path: Path, seconds: float) -> socket.socket | None:
 def _has_ended(control: socket.socket, deadline: float) -> bool:
     """Read until the process closes the socket; False if it says something else than ssh would.
 
-    A process usually ends before its agreement is on its way.
+    A process usually ends before it sends its agreement.
     """
     answer = b""
     try:

@@ -13,7 +13,7 @@ _NOT_INSTALLED = "not installed"
 
 @dataclass(frozen=True, slots=True)
 class EngineCandidate:
-    """An engine that the request allows, and what a run with it needs."""
+    """An engine that the request allows, and the requirements of a run with it."""
 
     need: Need
     trouble: PreflightFinding | None = None  # why this machine cannot bring what the engine would run
@@ -33,7 +33,7 @@ class EngineChoice:
 
 
 def choose_engine(survey: Survey, candidates: Sequence[EngineCandidate]) -> EngineChoice:
-    """Return the first engine that can run; the first candidate, with what stops it, if none can."""
+    """Return the first engine that can run; if none can, the first candidate with its obstacles."""
     passed: list[tuple[str, PreflightFinding]] = []
     for candidate in candidates:
         stops = [*_stops(survey, candidate)]

@@ -1,4 +1,4 @@
-"""The push to one host, whatever carries it: find its run, follow the run to its end, fetch the bundle.
+"""The push to one host, by SSH or in a pod: find its run, follow the run to its end, fetch the bundle.
 
 connect -> start -> run -> fetch -> clean
 
@@ -54,7 +54,7 @@ class _OverdueError(Incomplete):
 
 
 class HostPush:
-    """The push to one host, in a thread of its own. `result` is its current state."""
+    """The push to one host, in a separate thread. `result` is its current state."""
 
     node: Node
 
@@ -268,7 +268,7 @@ class HostPush:
 
     def _stop_for_restart(self, record: Record) -> None:
         """End a run that has to start again, together with the other runs of its group."""
-        self.say(f"run {record.run_id} {'begins anew' if self.request.checks else 'resumes'}")
+        self.say(f"run {record.run_id} {'starts over' if self.request.checks else 'resumes'}")
         for look in range(_END_LOOKS + 1):
             if mirror.look(self.node, record).state not in ("alive", "waiting"):
                 return
@@ -339,7 +339,7 @@ class HostPush:
             return
         if status.request is not None and status.bundle_bytes is not None:
             self.shared.records.move(record, "incomplete")
-            advice = "push again: the run is signed anew, and measures nothing twice"
+            advice = "push again: the run is signed again, and measures nothing twice"
             raise Incomplete("the run ended before its key was certified", advice=advice)
         if status.bundle_bytes is None:
             if self._fetched_by_other(record):
@@ -376,7 +376,7 @@ class HostPush:
         certified: list[str] = []  # checksums of the certificate requests that were answered
         heard, dead_looks, pause = time.monotonic(), 0, _LOOK_SECONDS
         began = heard  # or when the job left Slurm's queue
-        asked_to_end, told = False, None  # the last reason of Slurm that was told
+        asked_to_end, told = False, None  # the last reason of Slurm that was shown
         while True:
             try:
                 status = mirror.look(self.node, record)
@@ -460,7 +460,7 @@ class HostPush:
             return mirror.fetch(self.node, record, self.request.key, self.shared.revoked, self.progress)
         except VerificationFailed as error:  # the run had no certificate, or an expired one
             self.shared.records.move(record, "incomplete")
-            advice = "push again: the run is signed anew, and measures nothing twice"
+            advice = "push again: the run is signed again, and measures nothing twice"
             raise VerificationFailed(error.message, where=error.where, advice=advice) from None
 
     def _fetched_by_other(self, record: Record) -> bool:
@@ -514,7 +514,7 @@ class HostPush:
 
 @dataclass(frozen=True, slots=True)
 class PushTask:
-    """The work of one host's thread. `push` tells how far it is."""
+    """The work of one host's thread. `push` has the state of the push."""
 
     push: HostPush
     work: Callable[[], Result]
@@ -556,7 +556,7 @@ def missing_bundle(status: Status, record: Record, *, checks: bool = False) -> B
                 f"can its nodes write to {record.place}? --place DIR, on a file system that all of them share"
             )
             return EnvironmentCannot(f"{why}, and wrote nothing{last}", advice=advice)
-        again = "the check begins anew" if checks else "the run resumes from its journal"
+        again = "the check starts over" if checks else "the run resumes from its journal"
         return EnvironmentCannot(f"{why}{last}", advice=f"push again: {again}")
     kinds: dict[int | None, type[BenchError]] = {2: BadInput, 5: Incomplete}
     kind = kinds.get(status.code, EnvironmentCannot)

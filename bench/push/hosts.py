@@ -139,7 +139,7 @@ def from_inventory(document: Mapping[str, Any], where: str, identity: Path | Non
 
 
 def _mistakes(name: str, facts: Mapping[str, Any]) -> Iterator[Mistake]:
-    """Yield what is wrong with the variables of one host of an inventory."""
+    """Yield mistakes in the variables of one host of an inventory."""
     for variable in _PASSWORDS:
         if variable in facts:
             yield Mistake(

@@ -84,7 +84,7 @@ class Shippable:
 
 @dataclass(frozen=True, slots=True)
 class Skeleton:
-    """A layer's skeleton as a file on this machine, and what the layer was made of."""
+    """A layer's skeleton as a file on this machine, and the parts of the layer."""
 
     blob: Blob
     parts: LayerParts

@@ -1,4 +1,4 @@
-"""Install a locked environment on a node: from the node's own package index, and by SSH what that lacks.
+"""Install a locked environment on a node, from the node's own package index and from wheels sent by SSH.
 
     plan     the node says what it has, what its index has, and how fast both are
     send     wheels that the node cannot download, or only more slowly than they can be sent
@@ -57,7 +57,7 @@ class Installed:
 
 @dataclass(frozen=True, slots=True)
 class InstallPlan:
-    """A node's answer: what it can download itself."""
+    """A node's answer: the packages that it can download itself."""
 
     found: Installed | None
     python: Interpreter
@@ -100,7 +100,7 @@ class EnvironmentInstaller:
     progress: Progress
 
     def ask(self) -> PlannedInstall:
-        """Ask the node what it has and can download, and measure this line if it is needed."""
+        """Ask the node for its plan, and measure the line from this machine to the node if it is needed."""
         plan = self._plan()
         if plan.found is not None:
             return PlannedInstall(plan, Shipment((), ""))
@@ -132,7 +132,7 @@ class EnvironmentInstaller:
     # --- plan -------------------------------------------------------------------------------------------
 
     def _plan(self) -> InstallPlan:
-        """Ask the node what it has and can download; changes nothing there."""
+        """Ask the node for its plan, which changes nothing there."""
         answer = self.node.ask(
             self._command("plan"), [self._request({})], seconds=_PLAN_SECONDS, most_bytes=_MOST_ANSWER_BYTES
         )
@@ -175,7 +175,7 @@ class EnvironmentInstaller:
     # --- send -------------------------------------------------------------------------------------------
 
     def _send(self, plan: InstallPlan, shipment: Shipment, sent: dict[str, str]) -> int:
-        """Send wheels, say before how long it takes, and add their digests to `sent`; return the bytes."""
+        """Announce the time and send wheels; add their digests to `sent`, and return the bytes."""
         paths = self._wheels_here(plan, shipment)
         digests = {name: digest(path) for name, path in paths.items()}
         total = sum(path.stat().st_size for path in paths.values())
@@ -220,7 +220,7 @@ class EnvironmentInstaller:
     # --- install ----------------------------------------------------------------------------------------
 
     def _install(self, sent: Mapping[str, str]) -> tuple[Installed | None, Mapping[str, str]]:
-        """Let the node install; return the environment, or what the node could not get, with reasons."""
+        """Let the node install; return the environment, or the packages that it lacks, with reasons."""
         request = self._request(sent)
         name = f"{self.place}/.request-{time.time_ns():x}"
         write = f"umask 077; mkdir -p {shlex.quote(self.place)}; cat >{shlex.quote(name)}"
@@ -291,7 +291,7 @@ def _reason(plan: InstallPlan) -> str:
 
 
 def split_bytes(plan: InstallPlan, shipment: Shipment, locked: LockedEnvironment) -> tuple[int, int]:
-    """Return the bytes that are sent and downloaded; what no index has is estimated from the whole lock."""
+    """Return the bytes that are sent and downloaded; unknown sizes are estimated from the whole lock."""
     known = sum(plan.sizes.values())
     unknown = max(0, locked.variant.wheel_bytes - known) if plan.lacking else 0
     sent = unknown + sum(size for name, size in plan.sizes.items() if name in shipment.packages)

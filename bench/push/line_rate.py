@@ -32,5 +32,5 @@ def _seconds_of_a_trip(node: Node) -> float:
 
 
 def transfer_seconds(elapsed_seconds: float, trip_seconds: float) -> float:
-    """Return what the bytes took of a transfer's time: all but an empty trip, and never almost nothing."""
+    """Return the seconds that the bytes took of a transfer: all but an empty trip, and at least a tenth."""
     return max(elapsed_seconds - trip_seconds, _LEAST_SHARE * elapsed_seconds)

@@ -1,4 +1,4 @@
-"""Which compiled kernels a run on a node will lack, and what that costs its models. Pure."""
+"""The compiled kernels that a run on a node will lack, and the losses of its models. Pure."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def who_waits(
 
 
 def _costs(manifest: object, survey: Survey, kernels: Sequence[str]) -> list[KernelCost]:
-    """Return what a manifest's models lose on the node's GPUs without these kernels."""
+    """Return the losses of a manifest's models on the node's GPUs without these kernels."""
     if not isinstance(manifest, Manifest) or not kernels or not survey.gpus:
         return []
     target = Target(

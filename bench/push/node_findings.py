@@ -32,6 +32,7 @@ class Need:
     gpus: int | None  # None: any number
     place_bytes: int = OUT_BYTES  # free space for the run's results and for layers being sent
     engine_bytes: int = 0  # free space on the disk of the engine's images
+    send_bytes: int = 0  # of the image's layers that the engine lacks; an upper bound
     slurm: bool = False
     checks: bool = False  # the run is a node check, which itself reports faulty GPUs: they do not stop it
 
@@ -68,7 +69,7 @@ def judge_machine(survey: Survey, need: Need) -> list[PreflightFinding]:
 
 
 def judge_engine(survey: Survey, need: Need) -> list[PreflightFinding]:
-    """Return what keeps the engine of `need` from running bench there."""
+    """Return the findings by which the engine of `need` cannot run bench there."""
     return [*_software(survey, need), *_gpu_access(survey, need)]
 
 
@@ -149,7 +150,7 @@ def python_for(survey: Survey, variant: Variant) -> NodePython | None:
 
 
 def _installable(survey: Survey, variant: Variant) -> Iterator[PreflightFinding]:
-    """Yield what keeps the locked wheels of a variant from being installed and used on a node."""
+    """Yield findings by which a variant's locked wheels cannot be installed or used on a node."""
     if survey.libc and not survey.libc.startswith("glibc "):
         yield _stop(
             f"its C library is {survey.libc}, and the locked wheels need glibc",
@@ -217,7 +218,7 @@ def _gpus(survey: Survey, need: Need) -> Iterator[PreflightFinding]:
             yield PreflightFinding(
                 stop_unless_check,
                 f"GPU {gpu.index} is in use: {gpu.busy_percent}% busy, {gpu.used_mib:,} MiB taken",
-                "; ".join(survey.gpu_users)[:300] or "nvidia-smi shows by whom, with sufficient rights",
+                "; ".join(survey.gpu_users)[:300] or "nvidia-smi shows the users, with sufficient rights",
             )
 
 

@@ -51,10 +51,11 @@ class ChosenEngine:
     locked: LockedEnvironment | None = None
     planned: PlannedInstall | None = None
     line_rate: float | None = None  # bytes per second of the way there, if it was measured
+    send_bytes: int = 0  # of the image's layers that the engine lacks; an upper bound
 
 
 class NodePreflight:
-    """The preflight of one push, which reports what it finds as the push's own progress."""
+    """The preflight of one push, which reports its findings as the push's own progress."""
 
     def __init__(self, push: HostPush) -> None:
         self._push = push
@@ -84,13 +85,12 @@ class NodePreflight:
 
     def _with_line_rate(self, chosen: ChosenEngine) -> ChosenEngine:
         """Measure the line to the node, unless the layers to send are too few to wait for that."""
-        survey, engine, image = chosen.survey, chosen.engine, chosen.image
-        if image is None or self._bytes_to_send(survey, engine, image) < SMALL_BYTES:
+        if chosen.send_bytes < SMALL_BYTES:
             return chosen
         return dataclasses.replace(chosen, line_rate=measured_rate(self._push.node))
 
     def _missing_kernels(self, chosen: ChosenEngine) -> list[PreflightFinding]:
-        """Return what it costs that the image or the environment lacks compiled kernels."""
+        """Return the losses by compiled kernels that the image or the environment lacks."""
         survey, manifest = chosen.survey, self._push.request.manifest
         if self._push.request.on_cpu:
             return []
@@ -148,7 +148,7 @@ class NodePreflight:
         return EngineCandidate(need, trouble if answers else None)
 
     def _without_lock(self, variant: Variant) -> PreflightFinding | None:
-        """Return why this machine cannot say what an environment consists of."""
+        """Return why this machine cannot read the lock of an environment; None if it can."""
         try:
             read_locked(self._push.request.source, variant, variant.pythons[0], None)
         except BadInput as error:
@@ -171,22 +171,24 @@ class NodePreflight:
         request, to_ship = self._push.request, image
         if image is not None and engine != "apptainer":  # Apptainer's images are not in the survey
             to_ship = None if ship.installed_as(survey, engine, image) else image
+        send_bytes = self._bytes_to_send(survey, engine, to_ship) if to_ship else 0
         return Need(
             engine=engine,
             variant=variant,
             on_cpu=request.on_cpu or (variant is not None and variant.driver is None),
             gpus=None if request.on_cpu else request.manifest.gpus,
             checks=request.checks,
-            place_bytes=OUT_BYTES + (self._bytes_to_send(survey, engine, to_ship) if to_ship else 0),
+            place_bytes=OUT_BYTES + send_bytes,
             engine_bytes=to_ship.unpacked_bytes if to_ship else 0,
+            send_bytes=send_bytes,
             slurm=request.slurm is not None,
         )
 
     def _chosen(self, survey: Survey, choice: EngineChoice, image: Shippable | None) -> ChosenEngine:
-        """Complete a choice with what is known of the way to bring its software to the node."""
+        """Complete a choice with the way of its software to the node, as far as that is known."""
         variant = choice.need.variant
         if choice.engine != "venv" or variant is None:
-            return ChosenEngine(survey, choice.engine, image)
+            return ChosenEngine(survey, choice.engine, image, send_bytes=choice.need.send_bytes)
         python = python_for(survey, variant)
         if python is None:  # only if the request goes on despite findings
             return ChosenEngine(survey, "venv", None, variant)
@@ -205,7 +207,7 @@ class NodePreflight:
             return chosen
 
     def _say_what_it_takes(self, chosen: ChosenEngine, why: str) -> None:
-        """Say in one sentence what runs the run, why, and how long it takes to bring it there."""
+        """Report in one sentence the engine of the run, why it was chosen, and the time to bring it there."""
         python = f"{chosen.python.version} ({chosen.python.path})" if chosen.python else None
         resources = resources_text(chosen.survey, chosen.engine, python)
         stopped = any(finding.level == "stop" for finding in self._push.result.findings)
@@ -225,21 +227,23 @@ class NodePreflight:
         """Say which models wait for the kernel layer of an image that is sent to the node."""
         image = chosen.image
         kernels = [*code_of_kernels(image.facts.labels)] if image else []
-        if image is None or not kernels or not self._bytes_to_send(chosen.survey, chosen.engine, image):
+        if image is None or not kernels or not chosen.send_bytes:
             return None
         layer_bytes = self._push.shared.store.packed_bytes(image, len(image.facts.layers) - 1)
         return who_waits(self._push.request.manifest, chosen.survey, kernels, layer_bytes, chosen.line_rate)
 
     def _forecast(self, chosen: ChosenEngine) -> Forecast | None:
-        """Return what it takes; None if nothing is known of it: --pull, or a Python that is there."""
+        """Return the forecast; None if the node pulls the image (--pull) or already has the Python."""
         if chosen.planned is not None and chosen.locked is not None:
             return forecast(chosen.planned, chosen.locked)
-        image = chosen.image
-        if image is None:
+        if chosen.image is None:
             return None
-        to_send = self._bytes_to_send(chosen.survey, chosen.engine, image)
-        what = f"the image {image.variant.name}"
-        return Forecast(what=what, send_bytes=to_send, up_bytes_per_second=chosen.line_rate, at_most=True)
+        return Forecast(
+            what=f"the image {chosen.image.variant.name}",
+            send_bytes=chosen.send_bytes,
+            up_bytes_per_second=chosen.line_rate,
+            at_most=True,
+        )
 
     def _bytes_to_send(self, survey: Survey, engine: str, image: Shippable) -> int:
         """Return the bytes of an image's layers that the engine of a node lacks; an upper bound."""

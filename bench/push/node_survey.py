@@ -99,7 +99,7 @@ class StoredImage:
 
 @dataclass(frozen=True, slots=True)
 class InstalledEngine:
-    """What the survey of a node found out about one container engine."""
+    """The results of a node's survey about one container engine."""
 
     facts: EngineFacts | None  # None: the engine does not answer
     why: str = ""  # the reason why the engine does not answer
@@ -180,7 +180,7 @@ def _script(questions: Mapping[str, str]) -> str:
 def split_answers(text: str) -> dict[str, tuple[int, str]]:
     """Return the exit code and output of each question, from the output of `_script`.
 
-    The time is proportional to the length, whatever the text is. A question without an end is left out.
+    The time is proportional to the length of any text. A question without an end is left out.
     """
     answers = {}
     for part in text.split(_BEGIN)[1:]:
@@ -204,7 +204,7 @@ def _questions(place: str, engines: Sequence[str], python: str) -> dict[str, str
         "place": enter + 'printf "%s\\n" "$p"; while [ ! -d "$p" ]; do p=$(dirname "$p"); done; '
         'df -Pk "$p" | tail -n 1; test -w "$p" && echo writable; '
         'findmnt -no OPTIONS -T "$p" 2>/dev/null; true',
-        # What others could put there would run as this user, or follow a link of theirs.
+        # Files that others put there would run as this user, or be written through their links.
         "not own": f"{enter}for d in . .load {' '.join(_FOLDERS)}; do "
         'find -H "$p/$d" -maxdepth 0 \\( ! -user "$(id -u)" -o -perm -002 \\) 2>/dev/null; done; true',
         "programs": "for p in setsid sha256sum tar head tail; do command -v $p >/dev/null || echo $p; done",

@@ -1,10 +1,10 @@
-"""Reach a node by OpenSSH's own client, so that `bench push HOST` reaches whatever `ssh HOST` reaches.
+"""Reach a node by OpenSSH's own client, so that `bench push HOST` reaches every host that `ssh HOST` reaches.
 
 A connection is one background process of ssh (a control master), through whose socket every command goes.
 If the user has such a process already, for example after a one-time password, its socket is used instead.
 The process ends with the connection, or a minute after the last command if bench is killed.
 
-Some options are bench's, whatever the user's configuration says: unknown host keys are refused, also those of
+bench sets some options in place of the user's configuration: unknown host keys are refused, also those of
 jump hosts, ssh asks nothing, and neither agents, tickets of Kerberos, ports nor networks are forwarded.
 """
 
@@ -82,7 +82,7 @@ def is_installed() -> bool:
 
 
 class Ssh:
-    """The command line of ssh for one host. It has a folder of its own until it is closed."""
+    """The command line of ssh for one host. It has a separate folder until it is closed."""
 
     def __init__(self, host: Host, ssh_config: Path | None) -> None:
         own_config, arguments = _split_config(host.ssh_arguments)
@@ -235,7 +235,7 @@ class SshChannel(ProcessChannel):
 def _refusal(ssh: Ssh, said: str) -> BenchError:
     """Return the error for what ssh said when it failed.
 
-    What it has to do with a jump host or a host key, ssh says only when it debugs, in a second attempt.
+    ssh names the jump host or the host key only in debugging output, so a second attempt reads that.
     """
     where, endpoint = ssh.host.name, ssh.endpoint()
     if network := _network_problem(said, endpoint):
@@ -258,7 +258,7 @@ def _refusal(ssh: Ssh, said: str) -> BenchError:
 
 
 def _network_problem(said: str, endpoint: Endpoint) -> str | None:
-    """Return why no bytes reach a host or its jump host, if that is what ssh says."""
+    """Return why no bytes reach a host or its jump host; None if ssh's message has another cause."""
     if missing := re.search(r"Could not resolve hostname (\S+?):", said):
         return f'no machine is called "{plain(missing[1])}"'
     if failed := re.search(r"^(?:ssh: )?connect to host (\S+) port (\d+): (.*)", said, re.MULTILINE):

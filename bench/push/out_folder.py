@@ -24,7 +24,7 @@ def put(run_folder: str, path: str, size: int) -> str:
                 f"[ $(wc -c <{_GIVEN}) = {size} ]"]  # fmt: skip
     for number, folder in enumerate(folders, 1):
         here = shlex.quote("/".join(folders[:number]))
-        # Only where the shell is counts: what it enters may be exchanged at any time.
+        # Only the shell's own folder counts: others may replace the folder that it enters at any time.
         commands.append(
             f"{{ mkdir {shlex.quote(folder)} 2>/dev/null; cd -P {shlex.quote(f'./{folder}')}; }} && "
             f'{{ [ "$(pwd -P)" = "$top"/{here} ] || {{ echo {here} is a link >&2; false; }}; }}'

@@ -109,7 +109,7 @@ class NodePush(HostPush):
         return self.shared.records.move(record, "running", slurm_job=slurm_job)
 
     def _claim(self, place: str) -> str:
-        """Return this push's claim of what it ships; nodes that share a home have a claim each."""
+        """Return this push's claim of the files that it ships; nodes that share a home have a claim each."""
         return run_script.claim_of(place, f"{self.request.push}-{self.part.node}")
 
     def _record_run(self, chosen: ChosenEngine, shipped: Shipped, unfinished: Record | None) -> Record:

@@ -147,7 +147,7 @@ class Result:
 
     @property
     def worst(self) -> str | None:
-        """The gravest finding of a node check and what is told with any verdict; None without both."""
+        """The gravest finding of a node check and those that every summary shows; None without both."""
         every = told(self.checked.findings) if self.checked else ()
         gravest = worst([finding for finding in every if finding.counts])
         lines = [gravest.line] if gravest else []

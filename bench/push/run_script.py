@@ -101,7 +101,7 @@ def environment_folder(place: str, digest: str) -> str:
 
 
 def claim_of(place: str, push: str) -> str:
-    """Return the path of the file by which a push keeps others from deleting what it ships."""
+    """Return the path of the file by which a push keeps others from deleting the files that it ships."""
     return f"{place}/.claim-{push}"
 
 
@@ -110,7 +110,7 @@ def script(job: Job) -> str:
     nodes = job.slurm.nodes if job.slurm is not None else 1
     several = nodes > 1
     apart = several and job.checks
-    restart = "begins anew" if job.checks else "resumes"
+    restart = "starts over" if job.checks else "resumes"
     sbatch = header(job.slurm, job.run_id, job.folder, keeps_nodes=apart) if job.slurm else []
     lines = ["#!/bin/sh", *sbatch]
     lines += [
@@ -376,7 +376,7 @@ def kill(node: Node, folder: str, run_id: str, engine: str, job_number: str | No
     if job_number is not None:
         script = f"scancel {shlex.quote(job_number)}"
     else:
-        # Workers are in sessions of their own, so the tree of processes is walked, and stopped on the way.
+        # Workers are in separate sessions, so the tree of processes is walked, and stopped on the way.
         tree = (
             "tree() { kill -STOP $1; for p in $(cat /proc/$1/task/*/children 2>/dev/null); do tree $p; done; "
             "echo $1; }"

@@ -109,11 +109,11 @@ _REFUSED = {
 def refused_by_sbatch(said: str) -> EnvironmentCannot:
     """Return the error for a job that sbatch does not take."""
     advice = next((what for words, what in _REFUSED.items() if words in said.lower()), None)
-    return EnvironmentCannot(f"Slurm takes no such job: {said}", advice=advice)
+    return EnvironmentCannot(f"Slurm refuses the job: {said}", advice=advice)
 
 
 def waiting_text(reason: str) -> str:
-    """Return why a job waits, and what to do if waiting alone does not help."""
+    """Return why a job waits, with advice if waiting alone does not help."""
     advice = next((what for beginning, what in _FOR_EVER.items() if beginning in reason), None)
     return f"{reason} ({advice})" if advice else reason
 

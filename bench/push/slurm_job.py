@@ -1,7 +1,7 @@
 """The shell by which a Slurm job starts a run on its nodes, and by which its state and its nodes are read.
 
 FOLDER/  nodelist  the nodes as Slurm writes them, such as n[1-3]; names: the same, one a line
-         steps/N   what the step of node N wrote, and its exit code, if each node has a step of its own
+         steps/N   what the step of node N wrote, and its exit code, if each node has a separate step
          states    what sinfo said of the nodes when the job ended
 
 The functions that return shell are pure.
@@ -18,7 +18,7 @@ from bench.push.answers import number, short, understood
 from bench.push.connection import plain
 from bench.push.remote import Node, demand
 
-_MOST_NODES = 1024  # of a job, of which is told
+_MOST_NODES = 1024  # of a job that are reported
 _STEP_END_SECONDS = 10  # for the other nodes to end after the leader
 _LAUNCHES = 24  # of a step on a node; srun gives up after 10 s on a node whose prolog takes longer
 _BETWEEN_LAUNCHES_SECONDS = 10
@@ -29,13 +29,13 @@ _OVER = "COMPLETED|CANCELLED|FAILED|TIMEOUT|DEADLINE|OUT_OF_MEMORY|BOOT_FAIL|NOD
 # States of a node, in sinfo's output, in which it takes no jobs; or all of them with a star: it is silent.
 _TROUBLE = ("down", "drain", "fail", "error", "unknown", "power", "reboot", "maint")
 _SINFO = "sinfo -h -N -n \"{nodes}\" -o '%N %T %E' 2>/dev/null | sort -u"
-# What srun says on clusters without a task plugin, whatever --cpu-bind asks for.
+# srun's message on clusters without a task plugin, with any --cpu-bind.
 _NOISE = "lacks support for cpu binding"
 
 
 @dataclass(frozen=True, slots=True)
 class JobNode:
-    """A node of a Slurm job, what Slurm said of it at the job's end, and what its step said if it failed."""
+    """A node of a Slurm job: its state at the job's end, and the message of its step if that failed."""
 
     name: str
     state: str = ""
@@ -44,7 +44,7 @@ class JobNode:
 
     @property
     def trouble(self) -> str:
-        """What is wrong with the node in Slurm's eyes, and what its step said; empty if nothing is."""
+        """The problem that Slurm reports, and the output of the node's step; empty without a problem."""
         takes_no_jobs = self.state.startswith(_TROUBLE) or self.state.endswith("*")
         reason = f": {self.reason}" if self.reason not in ("", "none") else ""
         parts = [f"Slurm: {self.state}{reason}" if takes_no_jobs else "", self.said]
@@ -60,7 +60,7 @@ class JobNode:
 
 def preparations(*, checks: bool) -> list[str]:
     """Return the lines of run.sh that write which nodes the job has, and whether Slurm started it again."""
-    again = "begins anew" if checks else "resumes"
+    again = "starts over" if checks else "resumes"
     return [
         # The node of the job is not the surveyed login node.
         "BENCH_MEMORY=$(awk '/^MemTotal/ {printf \"%.0f\", $2 * 1024 * 0.95}' /proc/meminfo)",
@@ -116,7 +116,7 @@ def in_steps_apart(lead: str, follow: str, prepare: str) -> list[str]:
 
 
 def _on_each(lead: str, follow: str, prepare: str) -> str:
-    """Return what each node of a job does. The leader is on the node of run.sh, and its exit code counts."""
+    """Return the commands of each node of a job. The leader is on run.sh's node; its exit code counts."""
     lead = f"{lead} & echo $! >lead; wait $!; code=$?; echo $code >code; exit $code"
     return f'{prepare}if [ "$node" = 0 ]; then {lead}; else exec {follow}; fi'
 
@@ -131,7 +131,7 @@ def after(*, apart: bool, remove: str) -> list[str]:
     if apart:
         ended = '[ "$(cat steps/* | grep -c "^exit ")" -ge $count ]'
         lines.append(f"n=0; until {ended} || [ $n -ge {_STEP_END_SECONDS} ]; do sleep 1; n=$((n + 1)); done")
-    # On a node that is gone, srun would wait for ever.
+    # On a node that is gone, srun would wait forever.
     return [*lines, *([f"timeout 60 srun sh -c {shlex.quote(remove)}"] if remove else [])]
 
 
@@ -194,7 +194,7 @@ def ask_nodes(node: Node, folder: str) -> tuple[JobNode, ...]:
         # run.sh did not come to its end if its node was lost.
         f"[ -s states ] || [ ! -s nodelist ] || {_SINFO.format(nodes='$(cat nodelist)')} >states; "
         f"head -n {_MOST_NODES} states 2>/dev/null | cut -c 1-300 | sed 's/^/state /'; "
-        # What the leader has to say is in its bundle.
+        # The leader's messages are in its bundle.
         'for f in steps/*; do [ -f "$f" ] && { [ "$f" != steps/0 ] || [ ! -s exit ]; } || continue; '
         'tail -n 1 "$f" | grep -qx "exit 0" && continue; '
         f"said=$(grep -v -e '^exit ' -e '{_NOISE}' \"$f\" | tail -n 2 | cut -c 1-200 | tr '\\n' ' '); "

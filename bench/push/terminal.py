@@ -43,7 +43,7 @@ def tell_table(headers: Sequence[str], rows: Iterable[Sequence[object]], widest:
 
 
 def tell_json(document: Any) -> None:
-    """Print a document; JSON escapes all characters but those of ASCII."""
+    """Print a document; JSON escapes all characters except those of ASCII."""
     sys.stdout.write(pretty_json(document).decode())
 
 

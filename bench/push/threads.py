@@ -1,4 +1,4 @@
-"""Call functions in threads that end with the command: a thread that waits for a node holds nobody up."""
+"""Call functions in threads that end with the command: a thread that waits for a node does not delay it."""
 
 from __future__ import annotations
 
@@ -43,5 +43,5 @@ def _make_calls(waiting: SimpleQueue[tuple[Future[T], Callable[[], T]]]) -> None
             return
         try:
             future.set_result(call())
-        except BaseException as error:  # the future hands it to whoever asks for the result
+        except BaseException as error:  # the future raises it where the result is asked for
             future.set_exception(error)

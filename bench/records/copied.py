@@ -1,6 +1,6 @@
 """Find runs that have the measured values of another run. Pure.
 
-Two machines never measure the same: no two runs in results/ share one value in eight digits.
+Two machines never measure equal values: no two runs in results/ share one value in eight digits.
 """
 
 from __future__ import annotations

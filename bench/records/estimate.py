@@ -47,7 +47,7 @@ class Interval:
 
     @property
     def of_any_process(self) -> Interval:
-        """The interval for another process that trains the same, on this machine or an equal one."""
+        """The interval for another process of the same training, on this machine or an equal one."""
         return self.among(BETWEEN_PROCESSES)
 
     def among(self, spread: float) -> Interval:
@@ -77,7 +77,7 @@ class Estimate:
 
     @property
     def positive(self) -> bool:
-        """Whether the step, its days and its rates are above zero, as those of all training are."""
+        """Whether the step, its days and its rates are above zero: training takes time."""
         figures = (self.step_seconds.value, self.days.value, self.units_per_second, self.flops_per_second)
         return min(figures) > 0
 

@@ -43,7 +43,7 @@ def ranked(trials: Iterable[TrialResult]) -> list[tuple[Interval, TrialResult]]:
     """Return the trials that may be a model's fastest, each with its days.
 
     An implausible figure is a defect of bench. A setting whose gradients are wrong does not train the model,
-    whatever its micro-batch.
+    at any micro-batch.
     """
     trials = list(trials)
     wrong = wrong_settings(trials)

@@ -33,7 +33,7 @@ class RatePair:
 
 
 def false_gpus(node: NodeFacts, ceilings: Iterable[Ceiling]) -> Iterator[str]:
-    """Yield what speaks against the GPUs of a run; nothing about a CPU, or if the run did not look."""
+    """Yield evidence against the GPUs of a run; nothing about a CPU, or if the run did not look."""
     if not node.gpus:
         return
     if node.kernel_gpus is not None:

@@ -24,7 +24,7 @@ LEAST_SHARE = 0.03
 # Settings whose gradients may be the reference: the first that fits into memory.
 REFERENCES: tuple[Setting, ...] = (NAIVE, ("checkpointing",), ("kernels", "checkpointing"))
 
-# A setting may differ from the reference by this many times what a change of weights by a millionth causes.
+# A setting may differ from the reference by this multiple of the effect of changing weights by a millionth.
 # Kernels round every number of a pass differently; such a change only rounds some weights differently.
 MOST_OF_ROUNDING = 4.0
 
@@ -84,7 +84,7 @@ def compare(reference: Setting, norms: Sequence[ParameterNorms]) -> GradientChec
 
 
 def undecided(check: GradientCheck, nudged: GradientCheck) -> str | None:
-    """Return why a check that disagrees accuses nobody; None if the setting is wrong.
+    """Return why the setting is not to blame for a check that disagrees; None if the setting is wrong.
 
     `nudged` compares the unmodified model's gradients with its own after a change of its weights that is
     smaller than rounding. If that changes them as much, then right settings differ as much.

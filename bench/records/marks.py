@@ -1,8 +1,8 @@
 """The marks of a measured trial: why its figure is not that of an undisturbed, healthy, steady machine.
 
-In: telemetry.jsonl, the time span of each trial's steps, and the estimates. Out: the marks of each trial, as
-every reader of a bundle finds them anew. A marked figure is shown with its marks wherever it is shown, and is
-never ranked above a figure without. Pure.
+In: telemetry.jsonl, the time span of each trial's steps, and the estimates. Out: the marks of each trial.
+Every reader of a bundle computes them from its files. Every output shows a figure with its marks, and no
+marked figure is ranked above one without marks. Pure.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def top_load(block: bytes) -> float:
 
 @dataclass(slots=True)
 class _Company:
-    """What was at work beside one trial while its steps were timed."""
+    """The other load on the machine while one trial's steps were timed."""
 
     readings: int = 0
     others: int = 0

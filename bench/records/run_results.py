@@ -132,7 +132,7 @@ def reduce_trial(trial: Trial, measurement: Measurement, ceilings: Sequence[Ceil
 def reduce_outcome(
     trial: Trial, outcome: Outcome, earlier: Measured | None, ceilings: Sequence[Ceiling]
 ) -> ReducedTrial | Failure:
-    """Reduce an outcome to what is kept; `earlier` is another process's earlier measurement of the trial."""
+    """Reduce an outcome to the kept values; `earlier` is an earlier measurement by another process."""
     if not isinstance(outcome, Measured):
         return outcome
     before = reduce_trial(trial, earlier.measurement, ceilings) if earlier else None

@@ -1,7 +1,7 @@
 """How much figures of the same training differ between days of one machine, and between machines of a kind.
 
-The interval of a measurement covers its own samples. Whoever trains later, or on another machine, needs a
-wider one. `benchmarks/spreads.py` fits both spreads, and bench/data/spreads.json has them. Pure.
+The interval of a measurement covers its own samples. A later run, or one on another machine,
+needs a wider one. `benchmarks/spreads.py` fits both spreads, and bench/data/spreads.json has them. Pure.
 """
 
 from __future__ import annotations

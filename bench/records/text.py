@@ -38,7 +38,7 @@ def figures(value: float, digits: int = 3) -> str:
 
 
 def interval_text(interval: Interval) -> str:
-    """Format as 1.234 ±0.012, with as many digits as the half-width makes meaningful."""
+    """Format as 1.234 ±0.012, with the digits that the half-width makes meaningful."""
     if interval.half_width <= 0:
         return f"{figures(interval.value, 4)} ±0"
     places = max(0, 2 - _magnitude(interval.half_width) - 1)
@@ -215,7 +215,7 @@ def outcome_line(result: TrialResult, unit: str) -> str:
 
 
 def software_line(node: NodeFacts) -> tuple[str, str]:
-    """Return what a run's software was, an image or an environment, and the digest that names it."""
+    """Return the kind of a run's software, an image or an environment, and the digest that names it."""
     if node.environment is not None:
         return "environment", _environment_text(node.environment)
     return "image", _image_text(node.image)
@@ -227,7 +227,7 @@ def _environment_text(environment: Environment) -> str:
 
 
 def software_digest(node: NodeFacts) -> tuple[str, str]:
-    """Return "image" or "environment", and its digest or what else is known of it, on one line."""
+    """Return "image" or "environment", and its digest or, without one, its variant and lock, on one line."""
     if node.environment is not None:
         return "environment", node.environment.digest
     if node.image is None:

@@ -1,7 +1,7 @@
 """HTML and SVG elements that escape their texts, and the page that holds them.
 
 In: names, texts and attributes. Out: `Markup`, the only type that `el` inserts unescaped.
-Pure, but for reading the shipped style and script, and for `write_page`.
+Pure, except for reading the shipped style and script, and for `write_page`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bench.base.strict_json import canonical_json, to_json
 
 # Elements that are closed in place while they have no children.
 SELF_CLOSING = frozenset({"circle", "input", "line", "meta", "path", "polyline", "rect"})
-# A page fetches and sends nothing, whatever a bundle's texts may hold.
+# A page fetches and sends nothing, even if a bundle's texts try to make it do so.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
 
@@ -68,7 +68,7 @@ def items(texts: Iterable[str], class_: str | None = None) -> Markup:
 
 
 def cells(texts: Iterable[str], left: int, name: str = "td") -> list[Markup]:
-    """Make the cells of a row; the first `left` of them are aligned to the left, as texts are."""
+    """Make the cells of a row; the first `left` of them hold texts, which are aligned to the left."""
     return [el(name, text, class_="t" if i < left else None) for i, text in enumerate(texts)]
 
 

@@ -1,6 +1,6 @@
 """Read and verify bundles, one or thousands of them, given as files, patterns and directories.
 
-Whatever goes wrong with one bundle becomes the error that refuses it; the others still get their verdicts.
+Every failure with a bundle becomes the error that refuses it; the others still get their verdicts.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def check_all(paths: Iterable[Path], lists: Lists | None = None) -> Iterator[Che
 def look_at_all(
     paths: Iterable[Path], lists: Lists | None, gather: Recompute[C], look: Callable[[Path, Verdict[C]], T]
 ) -> Iterator[tuple[Path, T | BenchError]]:
-    """Verify every bundle; for each valid one yield what `look` returns in the process that verified it."""
+    """Verify every bundle; for each valid one yield the result of `look`, called in the verifying process."""
     rules = _rules(lists or Lists())  # read once, so that a wrong list is one mistake and not one per bundle
     every = list(_bundles(paths))
     work = partial(_checked, rules, gather, look)
@@ -76,7 +76,7 @@ def _may_fork() -> bool:
 def _in_processes(
     work: Callable[[Path], tuple[Path, T | BenchError]], every: Sequence[Path]
 ) -> Iterator[tuple[Path, T | BenchError]]:
-    """Verify bundles in several processes; once one of these died, each bundle in a process of its own."""
+    """Verify bundles in several processes; once one of these died, each bundle in a separate process."""
     from concurrent.futures import ProcessPoolExecutor  # slow to import, and not needed for one bundle
     from concurrent.futures.process import BrokenProcessPool
     from multiprocessing import get_context
@@ -136,7 +136,7 @@ def _checked(
 
 
 def _confusing(path: Path, error: Exception) -> VerificationFailed:
-    """Return the refusal of a bundle that confuses bench; for BENCH_DEBUG=1 raise what happened."""
+    """Return the refusal of a bundle that confuses bench; for BENCH_DEBUG=1 raise the exception."""
     if os.environ.get("BENCH_DEBUG") == "1":
         raise error
     why = f"cannot be judged: {type(error).__name__}: {error}"

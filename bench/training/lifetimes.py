@@ -59,5 +59,5 @@ def _lifetime(word: str) -> Lifetime:
 
 
 def notable(lifetimes: Iterable[Lifetime]) -> tuple[Lifetime, ...]:
-    """Leave out tensors that are small whatever the number of samples: they share segments of their own."""
+    """Leave out tensors that are small for any number of samples: they share separate segments."""
     return tuple(one for one in lifetimes if one.bytes > SMALL or one.sample_bytes >= SMALL >> 7)

@@ -34,7 +34,7 @@ def in_group(setting: Setting, group: Group) -> str | None:
 
 
 def sharded_by(setting: Setting) -> Literal["zero", "fsdp"] | None:
-    """Return what divides the model among GPUs: "zero" (DeepSpeed), "fsdp" (PyTorch's FSDP2), or None."""
+    """Return the engine that shards the model: "zero" (DeepSpeed), "fsdp" (PyTorch's FSDP2), or None."""
     sharding = in_group(setting, "sharding")
     return None if sharding is None else "zero" if sharding.startswith("zero-") else "fsdp"
 

@@ -86,7 +86,7 @@ def memory_mib() -> list[int]:
 
 
 def ask(question: Question, gpu: int, big: bool, out: Path, until: float) -> str:
-    """Run one question on one GPU; return what became of it."""
+    """Run one question on one GPU; return its outcome."""
     micro_batch = question.micro_batch_141 if big else question.micro_batch_80
     if micro_batch is None:
         return "does not fit"

@@ -50,7 +50,7 @@ def floor(trial: Trial, device: Device, seconds: float) -> dict[str, float]:
 
 
 def plain_loop(model: Model, micro_batch: int, device: Device, seconds: float) -> tuple[float, float]:
-    """Return the same of a loop as people write it: the whole model compiled, transformers' attention."""
+    """Return milliseconds and peak GiB of a plain loop: the whole model compiled, transformers' attention."""
     torch.manual_seed(0)
     precision = HALF.get(model.recipe.precision)
     with device.torch:

@@ -117,7 +117,7 @@ def measured(
 
 
 def after_moving_gradients(record: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that records after gradients were allocated anew, side by side."""
+    """Return a function that records after gradients were allocated again, side by side."""
 
     def recording(compute: Callable[[], Tensor]) -> Any:
         weights = [one for one in gc.get_objects() if issubclass(type(one), torch.nn.Parameter)]

@@ -49,7 +49,7 @@ def test_every_outcome_survives_encoding_and_decoding(outcome: Outcome) -> None:
 
 
 def test_a_mistake_in_an_outcome_is_one_of_the_kind_that_it_names() -> None:
-    """Not of the first kind that an outcome may be of."""
+    """The message is about the stated kind, and not about the first kind that an outcome may have."""
     with pytest.raises(DecodeError, match="missing field 'phase'"):
         union_from_json(Outcome, {"kind": "timed-out", "limit_seconds": 1.5})
 

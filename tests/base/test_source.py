@@ -1,4 +1,4 @@
-"""Which source of bench ran: by its files, and by the commit that git knows."""
+"""The source of bench that ran is known by its files, and by the commit that git knows."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_the_commit_of_a_checkout_is_found_and_a_change_is_told(package: Path) -
 
 
 def test_a_package_that_no_repository_tracks_has_no_commit(package: Path) -> None:
-    """It may lie inside of a checkout, as an environment does."""
+    """The package may lie inside of a checkout, as an environment may."""
     other = package.parent / "venv" / "bench"
     other.mkdir(parents=True)
     (other / "__init__.py").write_text("")

@@ -270,7 +270,7 @@ class Forger:
             "reserved field": make(reserved=b"x"),
             "by a stranger": make(authority=STRANGER),
             "flipped": make()[:-1] + bytes([make()[-1] ^ 1]),
-            "for ever": make(before=2**64 - 1),
+            "forever": make(before=2**64 - 1),
             "never": make(after=now, before=now - 5),
             "with a rest": make() + b"x",
         }.items():

@@ -509,7 +509,7 @@ def test_a_winner_before_fewer_than_no_undecided_settings(tmp_path: Path) -> Non
 
 
 def test_two_winners_for_one_model(tmp_path: Path) -> None:
-    """One winner claims undecided settings and the other none, so readers would see different results."""
+    """Two winners of one model contradict each other about undecided settings, so readers would differ."""
     path = tmp_path / "b.tar"
     results = real_results()
     first = fastest_with_confidence("pythia-160m", results.trials, 7)
@@ -632,7 +632,7 @@ def test_samples_that_took_longer_than_the_operator_observed(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("years", [-50, 50])
 def test_a_run_that_says_it_ran_at_another_time_than_the_operator_saw(tmp_path: Path, years: int) -> None:
-    """Of two runs of a machine the newest counts: a run of the year 2096 would be the newest for ever."""
+    """Of two runs of a machine the newest counts: a run of the year 2096 would be the newest forever."""
     path = tmp_path / "b.tar"
     old = contents(REAL)
     results = json.loads(old["results.json"])
@@ -747,7 +747,7 @@ def signed_anew(
     seconds: int = 3600,
     **receipt: Any,
 ) -> None:
-    """Sign files anew as a certified node does; the operator saw the run for so many `seconds`.
+    """Sign files again as a certified node does; the operator saw the run for this number of `seconds`.
 
     `times` are other ones for the statement than those of the run.
     """
@@ -869,7 +869,7 @@ def test_operations_of_another_kind_are_named_with_the_whole_setting(tmp_path: P
 
 
 def test_samples_of_a_trial_come_once(tmp_path: Path) -> None:
-    """Whoever could give two measurements of a trial would choose which one counts."""
+    """With two measurements of a trial, the signer could choose which one counts."""
     line = contents(REAL)["samples.jsonl"].splitlines(keepends=True)[0]
     path = tmp_path / "b.tar"
     real(path, lambda results: None, contents(REAL)["samples.jsonl"] + line)
@@ -904,7 +904,7 @@ def test_a_reason_in_place_of_a_floor_or_of_a_gradient_check_is_no_forgery(
     ],
 )
 def test_a_negative_duration(tmp_path: Path, less: dict[str, Any]) -> None:
-    """A log entry of -50 seconds makes the days negative, and such a row would rank first."""
+    """A log entry of -50 seconds makes the days negative, and a row with negative days would rank first."""
     path = tmp_path / "b.tar"
     retold(path, measurement=lambda m: replace(m, **less))
     name = "measure" if "phase_seconds" in less else next(iter(less))
@@ -944,7 +944,7 @@ def test_steps_of_more_passes_than_the_recipe_has(tmp_path: Path, save: float | 
 
 @pytest.mark.parametrize("scan", [-1, -583_482_212_352, -(2**52)])
 def test_negative_operations(tmp_path: Path, scan: int) -> None:
-    """The rate of such a trial is negative or zero, which is below any limit."""
+    """A trial with negative operations has a rate of at most zero, which is below any limit."""
     path = tmp_path / "b.tar"
     retold(path, measurement=lambda m: replace(m, flops=replace(m.flops, scan=scan)))
     refused(path, "has no operations, or fewer than none of one kind", recompute)
@@ -984,7 +984,7 @@ def longer(measured: Measurement) -> Measurement:
     ],
 )
 def test_samples_that_the_runs_own_clock_contradicts(tmp_path: Path, lie: Same, told: str) -> None:
-    """Such samples are reported but not refused, because clocks may be set during a run."""
+    """Samples that the run's clock contradicts are reported, not refused: clocks may be set meanwhile."""
     path = tmp_path / "b.tar"
     retold(path, measurement=lie)
     note, *others = verdict(path, recompute).contents.notes
@@ -1013,7 +1013,7 @@ def test_a_runs_own_clock_may_drift_by_a_minute(
 
 @pytest.mark.parametrize("at", [1e17, -1e17, 1e300, 253_402_300_800.0])
 def test_a_run_at_a_time_that_no_calendar_has(tmp_path: Path, at: float) -> None:
-    """Programs of the C library cannot even format such a time."""
+    """Programs of the C library cannot format a time outside of the calendar."""
     path = tmp_path / "b.tar"
     real(path, lambda results: results["run"].update(started_at=at, ended_at=at))
     refused(path, "numbers that no run can give: a time outside of the years 1970 to 9999", recompute)
@@ -1077,7 +1077,7 @@ def test_a_limit_above_the_vendors_peak(tmp_path: Path) -> None:
 
 
 def much_faster(path: Path, *names: str, times: float = 20, **more: Any) -> None:
-    """Write a bundle whose steps and limits are so many times faster, of GPUs with these names."""
+    """Write a bundle whose steps and limits are faster by this factor, of GPUs with these names."""
     results = real_results()
     (gpu,) = results.node.gpus
     gpus = tuple(replace(gpu, index=i, name=name) for i, name in enumerate(names))
@@ -1090,7 +1090,7 @@ def much_faster(path: Path, *names: str, times: float = 20, **more: Any) -> None
     ["NVIDIA H200 ", " NVIDIA H200", "NVIDIA  H200", "NVIDIA \u041d200", "NVIDIA H20\u200b0", "NVIDIA\tH200"],
 )
 def test_a_name_that_looks_like_a_known_gpus(tmp_path: Path, name: str) -> None:
-    """The catalogue does not know such a name, and people see a card that it knows."""
+    """The catalogue does not know the imitated name, but people read it as that of a known card."""
     path = tmp_path / "b.tar"
     much_faster(path, name)
     refused(path, "the name of GPU 0 is .*; drivers write names in ASCII, without spare blanks", recompute)
@@ -1179,7 +1179,7 @@ def test_telemetry_that_contradicts_the_figures(tmp_path: Path, figures: Any, to
 
 
 def unread(reading: dict[str, Any]) -> dict[str, Any]:
-    """Leave out what bounds a rate."""
+    """Leave out the readings that bound a rate."""
     return {
         name: value
         for name, value in reading.items()
@@ -1200,7 +1200,7 @@ def unread(reading: dict[str, Any]) -> dict[str, Any]:
     ids=["no file", "an empty file", "of another trial", "of no GPU", "without its fields", "of no clock"],
 )
 def test_figures_that_no_telemetry_bounds_are_on_trust(tmp_path: Path, lines: Any) -> None:
-    """Whoever leaves the readings out leaves out what would contradict invented samples."""
+    """Invented samples go with missing readings, which could contradict them."""
     path = tmp_path / "b.tar"
     files = dict(contents(REAL))
     old = [json.loads(line) for line in files.pop("telemetry.jsonl").splitlines()]
@@ -1319,7 +1319,7 @@ def test_operations_of_a_method_that_this_version_lacks_are_on_trust(tmp_path: P
 
 
 def test_operations_that_only_a_built_model_shows_are_on_trust(tmp_path: Path) -> None:
-    """There is no formula for the operations of a model with adapters."""
+    """The operations of a model with adapters follow from no formula."""
     path = tmp_path / "b.tar"
     lora = {"rank": 8, "alpha": 16.0, "dropout": 0.0, "targets": "all-linear"}
     entry = {"name": "pythia-160m", "micro_batch": 32, "recipe": {"lora": lora}}
@@ -1620,7 +1620,7 @@ def test_stranger_who_signs_for_themselves(path: Path) -> None:
 
 
 def test_expired(path: Path) -> None:
-    """Without a receipt, nothing shows that it was signed in time; a leaked key may have signed it later."""
+    """Without a receipt, nothing shows when a bundle was signed; a leaked key may have signed it later."""
     certified(path)
     assert verdict(path, now=UNTIL - 1).trusted
     refused(path, "no receipt, and the run's certificate had expired: at 2027-01-15T10:00:00Z", now=UNTIL)
@@ -1724,7 +1724,7 @@ def algorithms() -> dict[str, Any]:
 @needs("ssh-keygen")
 @pytest.mark.parametrize("kind", ["ssh-rsa", "ecdsa-sha2-nistp256"])
 def test_signature_of_another_algorithm(path: Path, tmp_path: Path, kind: str) -> None:
-    """ssh-keygen makes and accepts such a signature, but a bundle may not have it."""
+    """ssh-keygen makes and accepts signatures of RSA and ECDSA keys, but a bundle may not have one."""
     key, statement = tmp_path / "other", tmp_path / "statement"
     key.touch(mode=0o600)
     pem = algorithms()[kind].private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
@@ -1805,7 +1805,7 @@ def test_receipt_by_an_authority_that_may_not_give_any(path: Path) -> None:
     ],
 )
 def test_receipt_by_an_authority_that_may_not_give_it_then(path: Path, options: str, why: str) -> None:
-    """An authority may certify keys for ever, and give receipts of some kind or at some time only."""
+    """An authority may certify keys forever, and give receipts of some kind or at some time only."""
     key = PublicKey.of(OPERATOR).line()
     listed = f"* {{}} {key}\n* cert-authority {key}"
     right = 'namespaces="bench-receipt@v1",valid-after="20270115090000Z",valid-before="20270115090000Z"'
@@ -2006,7 +2006,7 @@ def test_an_estimate_that_is_not_positive_is_no_estimate(wrong: dict[str, Any]) 
 
 
 def test_a_manifest_may_name_the_source_of_a_recipe_that_it_changes(tmp_path: Path) -> None:
-    """The results then say which fields are not from that source."""
+    """The results say which fields of the recipe are not from the named source."""
     path = tmp_path / "b.tar"
     source = real_results().models[0].recipe.source
     entry = {"name": "pythia-160m", "micro_batch": 32, "recipe": {"steps": 9, "source": source}}

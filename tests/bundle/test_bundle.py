@@ -111,7 +111,7 @@ def test_a_bundle_is_written_completely_or_not_at_all(tmp_path: Path) -> None:
 def test_a_bundle_and_its_folder_are_on_the_disk_and_no_file_stays_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise a crash of the machine after the run could leave no bundle, or one without content."""
+    """A crash of the machine after the run could otherwise leave no bundle, or one without content."""
     opened, synced = Path("/proc/self/fd"), []
     sync = os.fsync
 

@@ -158,7 +158,7 @@ def test_a_node_check_is_judged_by_the_shipped_profile(forged: Path, name: str, 
 def test_a_strangers_newer_pass_does_not_replace_a_trusted_failure(
     forged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Both checks are of one machine; a trusted key signed the one that failed."""
+    """One machine has two checks; a trusted key signed the one that failed."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     (tmp_path / "friend.pub").write_text(FRIEND)
     assert main(["keys", "trust", str(tmp_path / "friend.pub"), "--as", "friend"]) == 0

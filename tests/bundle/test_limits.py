@@ -1,4 +1,4 @@
-"""What a machine can do: figures just below each limit are accepted, and figures just above are refused."""
+"""The limits of a machine: figures just below each are accepted, and figures just above are refused."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ def test_any_of_clock_power_and_energy_bounds_a_trial(tells: Reading) -> None:
 
 
 def test_each_gpu_that_trained_must_report_something() -> None:
-    """The others bound only themselves."""
+    """The readings of one GPU bound no other GPU."""
     silent: Reading = lambda at: {}  # noqa: E731
     assert report(clock(1980), clock(1980), names=(H200, H200)) == frozenset()
     assert report(clock(1980), silent, names=(H200, H200)) == {"t"}

@@ -277,7 +277,7 @@ FORGED = dict(Forger(int(time.time())).cases())
 
 
 def bench_accepts(path: Path) -> bool:
-    """Whether bench takes a bundle, apart from what only its samples and results can show."""
+    """Whether bench takes a bundle, apart from mistakes that only its samples and results can show."""
     try:
         verify_bundle(path, nothing, TrustRules(TrustPolicy.from_text(allowed_signers(), "allowed_signers")))
     except VerificationFailed:
@@ -298,7 +298,7 @@ def test_the_script_refuses_whatever_bench_refuses(name: str, tmp_path: Path) ->
 
 
 def test_a_key_whose_signatures_fit_every_statement_is_refused(tmp_path: Path) -> None:
-    """ssh-keygen and openssl accept such a signature."""
+    """ssh-keygen and openssl accept signatures of a key of low order."""
     path = tmp_path / "b.tar"
     path.write_bytes(Forger(0).by_a_weak_key())
     with pytest.raises(VerificationFailed, match="low order"):

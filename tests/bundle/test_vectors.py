@@ -141,7 +141,7 @@ def test_sigstore_envelopes_under_managed_keys(name: str) -> None:
 
 @pytest.mark.parametrize("name", vectors("sigstore")["cases"])
 def test_sigstore_envelopes_under_the_wrong_key_or_algorithm(name: str) -> None:
-    """An Ed25519 key refuses an ECDSA signature, and another P-256 key refuses this signature."""
+    """An Ed25519 key refuses an ECDSA signature, and so does a P-256 key that did not sign."""
     cases = vectors("sigstore")["cases"]
     envelope = cases[name]["dsseEnvelope"]
     with pytest.raises(VerificationFailed, match="is not signed by"):
@@ -188,7 +188,7 @@ def test_sigstore_managed_key_data_are_sound(name: str) -> None:
 def test_sigstore_managed_key_bundles_are_refused(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """They are refused as signature, envelope and file, and their key cannot be in a trust list."""
+    """sigstore's bundles are refused as signature, envelope and file; no trust list takes their keys."""
     case = MANAGED[name]
     document = {"mediaType": case["mediaType"], "messageSignature": case["messageSignature"]}
     file = tmp_path / "bundle.sigstore.json"

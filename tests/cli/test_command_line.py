@@ -82,7 +82,7 @@ def test_a_damaged_journal_is_reported_with_how_to_start_again(capsys: pytest.Ca
     assert main(["run", str(QUICKSTART), "--device", "cpu", "--resume"]) == 2
     said = capsys.readouterr().err
     assert "line 2 is damaged" in said
-    assert "--out names another directory: there the run begins anew" in said
+    assert "--out names another directory: there the run starts over" in said
 
 
 def test_figures_are_printed_if_the_bundle_cannot_be_written(

@@ -86,7 +86,7 @@ def test_an_unknown_word_is_refused_with_advice(
 def test_without_documents_that_is_the_advice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An image has none; what the schemas say is there."""
+    """An image has no documents; it has the schemas."""
     monkeypatch.setattr(manual, "repository", lambda: tmp_path)
     manual.entries.cache_clear()
     try:

@@ -48,7 +48,7 @@ COMMANDS = (
 
 
 def too_wide(shown: Shown, columns: int) -> list[str]:
-    """Return the lines that a terminal of this width would wrap, but for paths and digests of one word."""
+    """Return the lines that a terminal of this width would wrap, except for paths and digests of one word."""
     return [line for line in shown.lines if len(line) > columns and len(line.split()) > 1]
 
 

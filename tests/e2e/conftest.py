@@ -1,4 +1,4 @@
-"""What end-to-end tests share for a whole session."""
+"""Fixtures that all end-to-end tests of a session share."""
 
 from __future__ import annotations
 

@@ -33,14 +33,14 @@ CLONE_NEWNET = 0x40000000
 
 @dataclass(frozen=True)
 class Checked:
-    """What node 0 found."""
+    """The findings of node 0."""
 
     readings: dict[str, Any]
     findings: tuple[Finding, ...]
 
     @property
     def named(self) -> dict[str, str]:
-        """The subjects that did not pass, with what was found."""
+        """The subjects that did not pass, with their findings."""
         return {f.subject: f.found for f in self.findings if f.verdict in ("warn", "fail")}
 
     @property

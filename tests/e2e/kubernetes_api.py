@@ -2,7 +2,7 @@
 
 It answers as the real one does where `bench push --kubernetes` and kubectl look: discovery, rights, quotas,
 Jobs with an index, pods that wait, run, end and are evicted, and commands in containers. A container is a
-process in a mount namespace of its own, with the pod's volume for results at its place; it shares the rest
+process in a separate mount namespace, with the pod's volume for results at its place; it shares the rest
 with this machine. Every Job is held against the schema of Kubernetes.
 """
 
@@ -53,7 +53,7 @@ class Pod:
 
 
 class SmallCluster:
-    """The state of the cluster, and what its controllers do."""
+    """The state of the cluster, and its controllers."""
 
     def __init__(self, folder: Path, nodes: Mapping[str, int], path: str) -> None:
         self.folder, self.path = folder, path
@@ -143,7 +143,7 @@ class SmallCluster:
             )  # fmt: skip
 
     def _refresh(self, pod: Pod) -> None:
-        """Write what the kubelet would of the containers' processes."""
+        """Write the kubelet's status of the containers, by their processes."""
         if not pod.processes or pod.shown["status"].get("reason"):
             return
         codes = {name: process.poll() for name, process in pod.processes.items()}
@@ -163,7 +163,7 @@ class SmallCluster:
     # --- what happens to clusters -------------------------------------------------------------------------
 
     def evict(self, name: str) -> None:
-        """Kill a pod, as a kubelet whose node is short of memory."""
+        """Kill a pod, like a kubelet whose node is short of memory."""
         with self.lock:
             pod = self.pods[name]
             _kill(pod)
@@ -171,7 +171,7 @@ class SmallCluster:
             pod.shown["status"] = {"phase": "Failed", "reason": "Evicted", "message": message}
 
     def drain(self, name: str) -> None:
-        """Ask a pod to end, as `kubectl drain` does; its containers have their grace period."""
+        """Ask a pod to end, like `kubectl drain`; its containers have their grace period."""
         with self.lock:
             self.cordoned |= {str(self.pods[name].node)}
             for process in self.pods[name].processes.values():

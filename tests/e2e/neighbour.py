@@ -34,7 +34,7 @@ MESSAGES: Mapping[str, bytes] = {
 
 
 class Answer(NamedTuple):
-    """What came back from a port."""
+    """The bytes that came back from a port."""
 
     port: int
     message: str
@@ -50,7 +50,7 @@ class Neighbour:
     _over: threading.Event = field(default_factory=threading.Event)
 
     def speak(self, namespace: str) -> None:
-        """Enter the neighbour's namespace, in the thread that calls this alone, and speak until `stop`."""
+        """Move the calling thread, and no other, into the neighbour's namespace, and speak until `stop`."""
         with Path(f"/run/netns/{namespace}").open() as place:
             assert ctypes.CDLL(None).setns(place.fileno(), CLONE_NEWNET) == 0
         while not self._over.wait(PAUSE_SECONDS):
@@ -80,7 +80,7 @@ def answer_of(host: str, port: int, message: bytes) -> bytes:
 
 
 def listeners(pid: int) -> Iterator[tuple[str, int]]:
-    """Yield the addresses at which a process's namespace listens, but those of loopback."""
+    """Yield the addresses at which a process's namespace listens, except those of loopback."""
     try:
         lines = Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]
     except OSError:  # it has ended

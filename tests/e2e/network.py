@@ -32,7 +32,7 @@ class Network:
 
     @property
     def at_switch(self) -> str:
-        """The address of the switch, where a machine that is none of the nodes can be."""
+        """The address of the switch, for a machine that is not one of the nodes."""
         return "10.77.0.254"
 
     def inside_switch(self, *command: str) -> list[str]:
@@ -65,7 +65,7 @@ class Network:
 
 @contextmanager
 def network(count: int, megabit: float = MEGABIT) -> Iterator[Network]:
-    """Make the namespaces of so many nodes and of their switch, with links of this rate."""
+    """Make the namespaces of `count` nodes and of their switch, with links of this rate."""
     require_root("network namespaces")
     require("ip", "tc", "iptables")
     made = Network(f"bench{os.getpid()}", count)

@@ -75,7 +75,7 @@ class ReaderMachine:
     def run(
         self, line: str, folder: Path, environment: Mapping[str, str], seconds: float = 900
     ) -> subprocess.CompletedProcess[str]:
-        """Run a line of shell; what it prints on both outputs is returned together."""
+        """Run a line of shell; return the text of both of its outputs together."""
         return subprocess.run(
             self.inside(line, folder), env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, encoding="utf-8", errors="replace", timeout=seconds, check=False,

@@ -181,7 +181,7 @@ class WebSocketStreams:
 
 
 def carry(streams: Streams, process: subprocess.Popen[bytes]) -> None:
-    """Connect a process to the streams, and tell its exit code at the end, as a kubelet does."""
+    """Connect a process to the streams, and send its exit code at the end, like a kubelet."""
     assert process.stdin is not None
     assert process.stdout is not None
     assert process.stderr is not None

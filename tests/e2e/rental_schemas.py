@@ -3,7 +3,7 @@
     python rental_schemas.py skypilot|dstack            print the JSON schema
     python rental_schemas.py skypilot|dstack FILE...    let its own parser read each FILE
 
-Runs in an environment of its own, which has the program and not bench: tests/e2e/test_rent.py makes one.
+Runs in a separate environment, which has the program and not bench: tests/e2e/test_rent.py makes one.
 tests/push/rental_schemas.json was made of both outputs, of SkyPilot 0.14.1 and dstack 0.22.5.
 """
 

@@ -66,7 +66,7 @@ EXIT_CODES: Mapping[str, tuple[int, ...]] = {
 BESIDE = ("bench run manifests/paper.json --nodes 2 --node 0 ", "bench run manifest.json --challenge ")
 # Commands that ask questions on a terminal; the answer to each is the one that is offered.
 ASKING = ("bench init my.json", "bench keys new")
-# What the machine of a page has, and what the reader does by hand before a line, as shell.
+# Shell commands that prepare the machine of a page, or stand for what the reader does by hand before a line.
 SIMULATED = (
     """echo '{"count": 8}' > /dev/shm/simulated.json; export BENCH_FAKE_NVML=/dev/shm/simulated.json"""
     "; echo BENCH_FAKE_NVML=$BENCH_FAKE_NVML > ~/.ssh/environment"
@@ -243,7 +243,7 @@ def prepare(folder: Path, machine: ReaderMachine) -> None:
 
 
 def quick_check(name: str) -> object:
-    """Return a shipped manifest of a check whose levels take seconds, without what depends on other work."""
+    """Return a shipped check manifest whose levels take seconds, without checks that other work disturbs."""
     shipped = json.loads((ROOT / f"manifests/{name}.json").read_bytes())
     return shipped | {"levels": LEVELS, "skip": SKIPPED}
 

@@ -150,7 +150,7 @@ def _spelled(bundle: Path, label: str) -> str:
     ],
 )
 def test_on_two_devices(two: Path, kind: str, label: str, tmp_path: Path) -> None:
-    """The other kinds and settings are in test_training_goes_on_where_it_stopped."""
+    """test_training_goes_on_where_it_stopped has the kinds and settings that are not here."""
     folder = exported(two, kind, label, tmp_path / "made")
     paths = FSDP_ON_CPU if label.startswith("fsdp-") else ROOT
     agree(trained(folder, 2, paths=paths), measured_losses(two, label))

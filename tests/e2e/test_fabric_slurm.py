@@ -161,7 +161,7 @@ def test_a_job_that_starts_again_begins_its_check_anew_and_says_so(cluster: Clus
     done, err = ended(checking, 0)
     assert (done["level"], done["check"]) == ("operator", "pass")
     assert "waits in Slurm's queue: " in err
-    assert "Slurm started the job again, on n[1-4]: the run begins anew" in err
+    assert "Slurm started the job again, on n[1-4]: the run starts over" in err
 
 
 def test_a_cancelled_check_keeps_what_it_found(cluster: Cluster) -> None:

@@ -42,7 +42,7 @@ class CheckedCluster:
 
     @property
     def node(self) -> tuple[str, str]:
-        """Its state and the reason for it."""
+        """The node's state in Slurm, and the reason for it."""
         state, _, reason = self.ask("sinfo", "-h", "-N", "-o", "%T|%E").partition("|")
         return state, reason
 

@@ -73,7 +73,7 @@ def bench_here(*words: str | Path, folder: Path, cold: bool = False) -> subproce
 
 
 def measured(folder: Path, document: bytes, cold: bool = False) -> tuple[str, str]:
-    """Plan, run and verify a manifest in processes of their own; return what planning and verifying print."""
+    """Plan, run and verify a manifest in separate processes; return what planning and verifying print."""
     (folder / "m.json").write_bytes(document)
 
     def printed(*words: str | Path) -> str:
@@ -98,7 +98,7 @@ def test_a_run_measures_a_model_of_timm_and_its_bundle_verifies(tmp_path: Path) 
 
 
 def test_published_fields_infinity_and_tokens_are_verified(tmp_path: Path) -> None:
-    """Of a family with a file here, of transformers' own Mamba-2, and of the zoo."""
+    """The models are of a family with a file here, of transformers' own Mamba-2, and of the zoo."""
     tokens = {"precision": "fp32", "batch_tokens": 256, "tokens": 1e5, "sequence_length": 32}
     roberta = {"model_type": "roberta", "vocab_size": 1000, "hidden_size": 64, "num_hidden_layers": 2,
                "num_attention_heads": 4, "intermediate_size": 128, "max_position_embeddings": 66,

@@ -72,7 +72,7 @@ def served(folder: Path) -> Iterator[str]:
 
 
 def pushed(operator: WithImage, node: int, *words: str) -> tuple[int, str]:
-    """Push the image over a slow line to a node; return the bytes on that line, and what was said."""
+    """Push the image over a slow line to a node; return the bytes on that line, and the output."""
     address = operator.nodes.addresses[node]
     with wire(operator.nodes, address) as line:
         line.bytes_per_second = LINE

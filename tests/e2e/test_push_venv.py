@@ -285,7 +285,7 @@ def test_two_pushes_at_once_make_one_environment(operator: WithoutEngine, tiny: 
 def test_a_password_of_the_nodes_pip_opens_its_index_and_stays_there(
     operator: WithoutEngine, tiny: Tiny, tmp_path: Path, way: str
 ) -> None:
-    """No file of either side has it afterwards but the configuration, nor does anything that is printed."""
+    """The password stays in pip's configuration: no other file of either side has it, and no output."""
     address, settings = operator.nodes.addresses[1], operator.folder / PIP_SETTINGS
     login = base64.b64encode(b"me:s3cret").decode()
     header = {"index": "Authorization", "proxy": "Proxy-Authorization"}[way]

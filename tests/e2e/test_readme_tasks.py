@@ -30,7 +30,7 @@ pytestmark = pytest.mark.e2e
 
 
 class Stranger:
-    """A person with a shell, README, and a folder of their own."""
+    """A person with a shell, README, and an empty folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -1,4 +1,4 @@
-"""The files of bench rent, read by SkyPilot's and dstack's own parsers, each in an environment of its own."""
+"""The files of bench rent, read by SkyPilot's and dstack's own parsers, each in a separate environment."""
 
 from __future__ import annotations
 

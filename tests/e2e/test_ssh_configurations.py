@@ -1,4 +1,4 @@
-"""What `ssh -F FILE HOST true` reaches, `bench push` reaches; host keys are checked strictly on every hop."""
+"""`bench push` reaches every host that `ssh -F FILE HOST` reaches, and checks host keys on every hop."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def keygen(*words: object) -> None:
 
 
 def options(folder: Path, port: int) -> Sequence[str]:
-    """Make an authority for host keys and one for users, and return what sshd has to know of them."""
+    """Make an authority for host keys and one for users, and return sshd's options for them."""
     for name in ("host_ca", "user_ca", "user"):
         keygen("-t", "ed25519", "-N", "", "-f", folder / name)
     keygen("-s", folder / "host_ca", "-I", "a node", "-h", "-n", "farm.example", folder / "host.pub")
@@ -203,7 +203,7 @@ def test_arguments_of_an_inventory_are_arguments_of_ssh(place: Place) -> None:
 
 
 def test_a_connection_that_the_user_opened_is_used(place: Place) -> None:
-    """So works a login by a password that is valid once: here, the key is gone after the user's login."""
+    """A login by a one-time password works so: here, the key is gone after the user's login."""
     text = CONFIGURATIONS["connections that ssh shares"].replace("{d}/id", "{own}/id")
     (place.own / "id").write_bytes((place.nodes.folder / "id").read_bytes())
     (place.own / "id").chmod(0o600)

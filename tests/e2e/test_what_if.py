@@ -94,7 +94,7 @@ def batches(every: list[Any]) -> Iterator[list[Any]]:
 
 
 def of_the_page(page: Page, function: str, every: list[Any]) -> list[Any]:
-    """Return what a function of the page makes of each input."""
+    """Return the results of a function of the page for each input."""
     return [one for batch in batches(every) for one in page.evaluate(f"all => all.map({function})", batch)]
 
 

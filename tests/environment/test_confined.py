@@ -1,4 +1,4 @@
-"""What a confined process may do, tried in a real one; and which variables of the login it keeps."""
+"""The rights of a confined process, tried in a real one, and the variables of the login that it keeps."""
 
 from __future__ import annotations
 

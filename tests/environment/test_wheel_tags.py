@@ -1,4 +1,4 @@
-"""Which wheels fit a Python and its machine, and the reasons why others do not."""
+"""Wheels fit a Python and its machine, or are refused with the reason."""
 
 from __future__ import annotations
 

@@ -289,7 +289,7 @@ def readme_of(path: Path, kind: str, folder: Path, *arguments: str) -> str:
 
 
 def test_the_readme_sets_the_measured_switches(tmp_path: Path) -> None:
-    """Memory and time were measured with these variables."""
+    """Memory and time were measured with the variables that README.md sets."""
     switched = ROOT / "results/switches-h200/half-expandable-segments.tar"
     said = readme_of(switched, "script", tmp_path / "a", "--model", "pythia-1b")
     assert "\nexport PYTORCH_ALLOC_CONF=expandable_segments:True\n" in said
@@ -344,7 +344,7 @@ def pins_of(path: Path, kind: str, folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("version", ["1.0", "2.9.1", "0", "2"])
 def test_a_version_older_than_bench_takes_is_not_pinned(version: str, tmp_path: Path) -> None:
-    """Whoever signs a bundle could otherwise have others install a version with known holes."""
+    """The signer of a bundle could otherwise have others install a version with known holes."""
     packages = {"torch": version, "transformers": "4.0.0", "numpy": "2.1.0", "accelerate": "0.1"}
     lines = pins_of(bundle(tmp_path / "a.tar", packages=packages), "trainer", tmp_path / "b")
     assert lines == ["torch>=2.10,<2.14", "transformers>=5.17,<5.18", "numpy==2.1.0", "accelerate>=1.10,<2"]

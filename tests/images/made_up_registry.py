@@ -15,7 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 @dataclass
 class MadeUpRegistry:
-    """What a registry stores, and how it behaves."""
+    """The contents of a registry, and its faults."""
 
     blobs: dict[str, bytes] = field(default_factory=dict)
     manifests: dict[str, bytes] = field(default_factory=dict)  # by tag and by digest

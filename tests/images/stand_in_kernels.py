@@ -1,4 +1,4 @@
-"""What stands in for compiled kernels, wheels with a small extension module, and for images without them."""
+"""Stand-ins for compiled kernels, wheels with a small extension module, and for images without them."""
 
 from __future__ import annotations
 

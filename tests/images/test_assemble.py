@@ -73,7 +73,7 @@ def here(place: Path, *paths: Path) -> list[PackageFile]:
 
 
 def assembled(place: Path, layer: bytes, files: Sequence[PackageFile]) -> tuple[bytes, int]:
-    """Assemble a layer, whose lacking contents are sent; return its bytes, and those of what was sent."""
+    """Assemble a layer, whose lacking contents are sent; return its bytes, and the sent bytes."""
     plan, _ = skeleton(place, layer)
     (lacking,) = AssemblyPlace(place, planned(place, [plan], files)).missing()
     more = place / "more.zip"
@@ -144,7 +144,7 @@ def test_a_layer_of_debian_packages_takes_data_and_control_files(tmp_path: Path,
 
 
 def test_debian_packages_are_unpacked_once(tmp_path: Path, place: Path) -> None:
-    """The look for missing contents leaves them to the assembly, unless the packages are others by then."""
+    """The search for missing contents leaves unpacked files to the assembly, if the packages are equal."""
     first, second = b"1" * 700, b"2" * 900
     debs = [make_deb(tmp_path, name, {name: data}, {}) for name, data in (("a", first), ("b", second))]
     root = tmp_path / "base"

@@ -96,7 +96,7 @@ def key(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def made(tmp_path: Path, source: Path, image: Path, key: Path, capsys: pytest.CaptureFixture[str]) -> Path:
-    """Attest the image; return the folder of what was written."""
+    """Attest the image; return the folder of the written files."""
     out = tmp_path / "attested"
     command = ["image", "attest", str(image), "--source", str(source), "--key", str(key), "-o", str(out)]
     assert main(command) == 0
@@ -285,7 +285,7 @@ def test_provenance_of_another_commit_than_the_images(
 def test_a_damaged_checkout_attests_nothing(
     image: Path, source: Path, key: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whether its files are those of the commit cannot be said."""
+    """A damaged checkout cannot say whether its files are those of the commit."""
     (source / ".git" / "index").write_bytes(b"damaged")
     assert "is no git checkout" in refused_to_attest(image, source, key, capsys)
 
@@ -348,7 +348,7 @@ def definition(statement: dict[str, Any]) -> dict[str, Any]:
 
 
 def without_input(uri: str) -> Edit:
-    """Return what removes the dependency of this URI."""
+    """Return a function that removes the dependency of this URI."""
 
     def edit(statement: dict[str, Any]) -> None:
         every = definition(statement)["resolvedDependencies"]

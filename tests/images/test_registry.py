@@ -60,7 +60,7 @@ def image(tmp_path: Path) -> Path:
 
 
 class Pushed:
-    """An image in a registry, and what it takes to pull it."""
+    """An image in a registry, and the values that a pull of it needs."""
 
     def __init__(self, registry: MadeUpRegistry, folder: Path, key: Path, ref: str) -> None:
         self.registry, self.folder, self.key, self.ref = registry, folder, key, ref

@@ -19,7 +19,7 @@ SLOW = {"run"}
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Work in a folder that has results and manifests, as a checkout does."""
+    """Work in a folder that has results and manifests, like a checkout."""
     for name in ("results", "manifests"):
         (tmp_path / name).symlink_to(ROOT / name)
     monkeypatch.chdir(tmp_path)
@@ -28,7 +28,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def failures(text: str, name: str) -> str:
-    """Run the examples in a text; return what doctest says about those that failed."""
+    """Run the examples in a text; return doctest's report about those that failed."""
     test = doctest.DocTestParser().get_doctest(text, {"bench": bench}, name, name, 0)
     assert test.examples, name
     said: list[str] = []

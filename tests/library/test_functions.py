@@ -44,7 +44,7 @@ TINY: dict[str, Any] = {
 def silence(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> Iterator[None]:
-    """Require that nothing is printed, beside what a test takes from a command."""
+    """Require that nothing is printed, except by a command whose output the test reads."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     yield
     assert (*capfd.readouterr(),) == ("", "")
@@ -57,7 +57,7 @@ def refusal(call: Callable[..., object], *given: Any, **options: Any) -> bench.B
 
 
 def printed(capfd: pytest.CaptureFixture[str], *words: str | Path, code: int = 0) -> str:
-    """Return what a command prints on stdout, or on stderr if it fails."""
+    """Return the output of a command on stdout, or on stderr if it fails."""
     assert main([*map(str, words)]) == code
     out, error = capfd.readouterr()
     return out or error

@@ -94,7 +94,7 @@ ONE, HOUR = str(ROOT / "results/hour-h200/decided.tar"), str(ROOT / "manifests/h
 def test_a_text_means_what_it_means_on_the_command_line(
     name: str, first: str, keyword: str, texts: tuple[str, ...]
 ) -> None:
-    """What the command's parser accepts is accepted, and what it refuses is refused in the same words."""
+    """The function accepts the texts that the command's parser accepts, and refuses others in its words."""
     option = f"--{keyword.replace('_', '-')}"
     for text in texts:
         try:

@@ -1,4 +1,4 @@
-"""Who installs the wheel has the functions' types: mypy accepts right programs and finds mistakes."""
+"""The installed wheel has the functions' types: mypy accepts right programs and finds mistakes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MISTAKES = {
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Install the wheel of this tree into an environment of its own, without what it needs."""
+    """Install the wheel of this tree into a separate environment, without what it needs."""
     folder = tmp_path_factory.mktemp("wheel")
     copy_of_source(folder / "source")
     code = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"

@@ -31,7 +31,7 @@ NO_CHECK = REPOSITORY / "results/nine-h200"
 
 
 def found(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    """Return the results of the check that was just made; what was printed before is dropped."""
+    """Return the results of the check that was just made; earlier output is dropped."""
     document: dict[str, Any] = json.loads(capsys.readouterr().out)
     return document
 

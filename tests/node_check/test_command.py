@@ -506,8 +506,14 @@ def test_a_missing_history_is_refused(
         (["--node", "1"], "--node 1 of --nodes 1"),
         (["--nodes", "2", "--node", "2", "--meet", "10.0.0.1:29400"], "--node 2 of --nodes 2"),
         (["--nodes", "129", "--meet", "10.0.0.1:29400"], "--nodes 129 is more than 128"),
-        (["--nodes", "2", "--meet", "10.0.0.1:29400", "--level", "quick"], "--nodes goes without --level"),
-        (["--nodes", "2", "--meet", "10.0.0.1:29400", "--if-idle"], "--nodes goes without --if-idle"),
+        (
+            ["--nodes", "2", "--meet", "10.0.0.1:29400", "--level", "quick"],
+            "--nodes excludes --level",
+        ),
+        (
+            ["--nodes", "2", "--meet", "10.0.0.1:29400", "--if-idle"],
+            "--nodes excludes --if-idle",
+        ),
         (["--nodes", "2", "--meet", "10.0.0.1:29400"], "without a secret"),
         (["--level", "nodes"], "the level nodes checks what is between several nodes"),
     ],

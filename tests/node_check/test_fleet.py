@@ -108,7 +108,7 @@ def test_failures_that_are_not_the_cards_fault_make_no_lemon(
 
 
 def test_a_cause_is_named_before_the_slowness_that_it_causes() -> None:
-    """Real checks while another process copied: the cards are good, but looked slow enough to be returned."""
+    """In real checks beside a copying process, good cards looked slow enough to be returned."""
     fleet = compared(ROOT / "results/node-check-h200")
     worst = {node.seen.name: node.worst for node in fleet.nodes}
     for node in ("1gpu-fault-traffic", "2gpus-fault-traffic", "4gpus-fault-traffic"):

@@ -102,7 +102,7 @@ def test_an_index_that_is_all_damage_is_written_again(store: Path) -> None:
 
 
 def test_a_line_without_its_end_does_not_damage_the_next(tmp_path: Path) -> None:
-    """A crash or a full disk leaves such a line."""
+    """A crash or a full disk leaves a line without its end."""
     add(tmp_path, [numbered(0), numbered(1)])
     index = tmp_path / FILE_NAME
     index.write_bytes(index.read_bytes()[:-20])

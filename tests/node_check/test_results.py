@@ -87,7 +87,7 @@ def test_under_other_rules_only_the_readers_verdict_counts(tmp_path: Path) -> No
 
 
 def slow_by_its_own_profile(folder: Path, times: float) -> Path:
-    """Write the bundle of a node whose products are so many times slower, and whose profile expects that."""
+    """Write the bundle of a node whose products are slower by a factor, and whose profile expects that."""
     found = evidence(folder, rates={"matmul": {"*": 1 / times}, "soak": {"*": 1 / times}})
     profile = results(found).profile
     assert profile is not None
@@ -160,7 +160,7 @@ def test_senseless_readings_are_refused_with_a_message(line: dict[str, Any], tmp
 
 
 def sped_up(folder: Path, check: str, times: float) -> Path:
-    """Write the bundle of a node whose readings of one check are so many times faster."""
+    """Write the bundle of a node whose readings of one check are faster by a factor."""
     found = evidence(folder)
 
     def faster(value: Any) -> Any:
@@ -239,7 +239,7 @@ def test_a_node_with_something_on_trust_is_listed_before_its_equals(tmp_path: Pa
 
 
 def test_a_check_that_left_out_a_reading_is_refused_under_the_same_rules(tmp_path: Path) -> None:
-    """Whoever leaves out the work on all GPUs at once would not be found by it."""
+    """A missing reading of the work on all GPUs at once would hide that one card has several names."""
     found = evidence(tmp_path)
     left = {name: reading for name, reading in found.readings.items() if name != "own-card"}
     done = results(replace(found, readings=left))
@@ -249,7 +249,7 @@ def test_a_check_that_left_out_a_reading_is_refused_under_the_same_rules(tmp_pat
 
 
 def test_readings_of_no_check_are_refused_under_the_same_rules(tmp_path: Path) -> None:
-    """Millions of them would cost the reader gigabytes. A check of another version may be unknown here."""
+    """Millions of readings would cost gigabytes. A check of another version may be unknown here."""
     found = evidence(tmp_path)
     done, reading = results(found), Reading("charm", {"lucky": 7})
     contents = files(done, replace(found, readings={**found.readings, "charm": reading}))
@@ -306,7 +306,7 @@ def test_the_past_of_a_gpu_is_read_from_bundles_without_failed_values(tmp_path: 
 
 
 def test_the_checks_between_nodes_are_made_at_one_time_which_counts_once() -> None:
-    """Counted for each check, it was longer than from challenge to receipt, and such bundles were refused."""
+    """Time counted once for each check exceeded that from challenge to receipt, so bundles were refused."""
     contents = judged(Path(__file__).parents[2] / "results/fabric-2xh200/two-ranks-nvlink.tar")
     run = contents.results.run
     assert 0 < contents.measured_seconds <= run.ended_at - run.started_at + 1

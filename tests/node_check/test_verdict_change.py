@@ -1,4 +1,4 @@
-"""The command that is told when a node's verdict changes: when it is called, and with what."""
+"""The command of --on-change: when it is called, and with which document."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_command_that_fails_changes_no_verdict_and_is_called_again(
     assert checked(monkeypatch) == 0
     assert checked(monkeypatch, *command, **XID) == 2
     said = capsys.readouterr()
-    assert f"{error}; it is told again at the next check" in said.err
+    assert f"{error}; it is called again after the next check" in said.err
     assert said.out.splitlines()[-1].startswith("BENCH CRITICAL - xid: GPU 3: Xid 79")
     assert checked(monkeypatch, **XID) == 2
     assert told() == [(None, "pass"), ("pass", "fail")]

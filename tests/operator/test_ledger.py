@@ -127,7 +127,7 @@ def test_the_folders_of_a_new_ledger_are_made_and_closed_to_others(tmp_path: Pat
 
 
 def test_a_damaged_ledger_is_released_at_once(path: Path) -> None:
-    """While the mistake is told, another command may restore the file."""
+    """While one command reports the damage, another command may restore the file."""
     path.write_bytes(path.read_bytes() + b"damaged\n")
     with pytest.raises(BadInput, match="line 4 is damaged") as caught:
         Ledger(path)

@@ -1,4 +1,4 @@
-"""Challenges, certificates and receipts: to whom and how often the operator gives them, with ssh-keygen."""
+"""Challenges, certificates and receipts: who gets them from the operator, and how often, with ssh-keygen."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ def test_another_runs_challenge(ledger: Ledger, key: OperatorKey) -> None:
 
 
 def request_for(ledger: Ledger, key: str) -> CertificateRequest:
-    """Make a request that is right but for its signature, which is missing."""
+    """Make a request that is right, except that its signature is missing."""
     challenge = asked(ledger).challenge
     return CertificateRequest(challenge.run_id, challenge.nonce, key)
 
@@ -248,7 +248,7 @@ def test_another_key_put_into_a_signed_request(ledger: Ledger, key: OperatorKey)
 def test_a_request_that_its_very_key_did_not_sign(
     ledger: Ledger, key: OperatorKey, comment: str, signer: Ed25519PrivateKey, certificate: Certificate | None
 ) -> None:
-    """Otherwise a node obtains a certificate for a key that it does not have."""
+    """A node could otherwise obtain a certificate for a key that it does not have."""
     request = request_for(ledger, PublicKey.of(RUN_KEY).line(comment))
     signature = sign(request.signed_part(), signer, REQUEST_NAMESPACE, certificate)
     data = write(replace(request, signature=signature.decode()))
@@ -529,7 +529,7 @@ def test_a_new_run_has_an_id_of_12_digits_and_a_nonce_of_64(ledger: Ledger) -> N
 
 
 def test_what_is_signed_has_the_namespaces_of_the_format() -> None:
-    """docs/bundle.md promises them to other programs; a signature for one must not pass for another."""
+    """docs/bundle.md promises the namespaces to other programs; a signature for one is none for another."""
     assert BUNDLE_NAMESPACE == "bench-bundle@v1"
     assert REQUEST_NAMESPACE == "bench-request@v1"
     assert RECEIPT_NAMESPACE == "bench-receipt@v1"

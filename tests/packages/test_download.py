@@ -44,7 +44,7 @@ def left(folder: Path) -> list[str]:
 
 
 def part_of(folder: Path, data: bytes) -> None:
-    """Leave the beginning of a file behind, as a download that was killed does."""
+    """Leave the beginning of a file behind, like a download that was killed."""
     (folder / f"{WHEEL.sha256}.part").write_bytes(data)
 
 
@@ -240,7 +240,7 @@ def test_a_connection_may_break_often_as_long_as_it_brings_something(web: Web, t
 def test_a_place_that_always_breaks_off_is_given_up(
     web: Web, tmp_path: Path, cut_after: int, file: PackageFile
 ) -> None:
-    """It brings one byte each time, or cannot continue."""
+    """The server sends one byte each time, or cannot continue."""
     web.publish()
     web.cut_after, web.ranges = cut_after, cut_after == 1
     web.whole = {PAGE}

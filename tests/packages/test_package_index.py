@@ -25,7 +25,7 @@ def page_of(*files: object) -> bytes:
 
 
 def offered(web: Web) -> list[OfferedFile]:
-    """Return what an index offers of the project, from a page on which nothing may be broken."""
+    """Return the files that an index offers of the project, from a page that must be whole."""
     index = PackageIndex(PipSettings((web.simple,)))
     files = index.files("thing")
     assert index.troubles == ()

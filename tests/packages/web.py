@@ -23,7 +23,7 @@ JSON = "application/vnd.pypi.simple.v1+json"
 
 @dataclass
 class Web:
-    """A web server: its pages by path, its faults, and what it was asked for."""
+    """A web server: its pages by path, its faults, and the requests that it got."""
 
     pages: dict[str, bytes] = field(default_factory=dict)
     redirects: dict[str, str] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What `bench reproduce` and `bench export` say of the committed bundles, and of a run on a CPU."""
+"""The lines that `bench reproduce` and `bench export` print for the committed bundles and for a CPU run."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ def torch_of_build(package: importlib.metadata.Distribution) -> str | None:
 
 
 def fault(lines: PrintedLines, index: StandInIndex, folder: Path) -> str | None:
-    """Run the lines; return what is wrong afterwards."""
+    """Run the lines; return the fault that remains afterwards, or None."""
     done = Machine(folder, index, lines.python).run(lines)
     if done.returncode or "does not provide the extra" in done.stderr:
         return f"{lines}\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}"

@@ -1,4 +1,4 @@
-"""What package indexes say of the packages that printed pip lines install, as record.py found it.
+"""Facts of package indexes about the packages that printed pip lines install, as record.py found them.
 
 package_facts.json has name, then version. `python` is the version's Requires-Python, `requires` its
 Requires-Dist, without extras that nothing here asks for. `build` is null for a wheel; for a source archive it

@@ -69,7 +69,7 @@ def archive(index: PackageIndex, name: str, version: str) -> tarfile.TarFile:
 
 
 def facts_of_archive(files: tarfile.TarFile) -> PackageFacts:
-    """Return what an archive says of itself, and what its setup imports."""
+    """Return an archive's own metadata, and the imports of its setup."""
     root = files.getnames()[0].split("/")[0]
     texts = {}
     for name in ("PKG-INFO", "pyproject.toml", "setup.py"):
@@ -105,7 +105,7 @@ def facts_of_report(index: PackageIndex, package: dict[str, Any]) -> PackageFact
 
 
 def without_other_extras(packages: dict[str, dict[str, PackageFacts]]) -> dict[str, dict[str, PackageFacts]]:
-    """Leave out what packages require for extras that no requirement asks for."""
+    """Leave out requirements of packages for extras that no requirement asks for."""
     asked = {
         extra
         for text in [*PROJECT["dependencies"], *chain(*PROJECT["optional-dependencies"].values())]

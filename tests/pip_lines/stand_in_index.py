@@ -119,7 +119,7 @@ def source_archive(base: str, files: Mapping[str, str]) -> bytes:
 
 
 def _labelled(facts: PackageFacts, label: str) -> PackageFacts:
-    """Return what a labelled build of torch requires: that for the CPU needs none of CUDA's packages."""
+    """Return requirements of a labelled build of torch: that for the CPU needs none of CUDA's packages."""
     needed = (each for each in facts.requires if label != "cpu" or not each.startswith(OF_CUDA))
     return replace(facts, requires=tuple(needed))
 

@@ -92,7 +92,7 @@ def test_a_trial_that_may_not_fit_comes_after_a_dearer_one_that_does(
 
 
 def test_a_smaller_micro_batch_of_the_only_timed_setting_is_next() -> None:
-    """It shows the overhead of a pass, which then bounds all other settings."""
+    """A smaller micro-batch shows the overhead of a pass, which then bounds all other settings."""
     plain = planned(sizes=(64, 128, 32, 16))
     plans = [planned("kernels", "gelu", sizes=(64, 128, 32)), plain]
     found = order(plans, first(plain, took(1.0)))
@@ -101,7 +101,7 @@ def test_a_smaller_micro_batch_of_the_only_timed_setting_is_next() -> None:
 
 
 def test_an_update_on_the_host_makes_a_step_longer() -> None:
-    """It takes 0.4 s; with it, a step is expected to take 35.6 s, and 35.4 s under ZeRO-3."""
+    """The update takes 0.4 s; with it, a step is expected to take 35.6 s, and 35.4 s under ZeRO-3."""
     plain = planned()
     plans = [plain, planned("zero-1", "offload"), planned("zero-3", sizes=(2,))]
     found = order(plans, first(plain, took(20 / 64)))
@@ -112,7 +112,7 @@ def test_an_update_on_the_host_makes_a_step_longer() -> None:
 def test_only_a_long_update_leaves_hope_that_casts_saved_pay_for_checkpointing(
     update: float, left: bool
 ) -> None:
-    """A measured update below nothing is noise, and counts as none."""
+    """A measured update below zero is noise, and counts as none."""
     plain, slower = planned(), planned("half-weights", "checkpointing")
     assert bool(order([plain, slower], first(plain, took(1.0, update)))) == left
 
@@ -174,7 +174,7 @@ def test_a_method_that_once_worked_is_never_blamed() -> None:
 
 @pytest.mark.parametrize("known", [False, True])
 def test_a_setting_that_may_not_fit_is_tried_last(known: bool) -> None:
-    """Before and after a first time; of two settings of which either almost fills the memory."""
+    """One of two settings almost fills the memory; the order holds before and after a first measured time."""
     most = round((MEMORY - DRIVER_BYTES) / (1 + EXCEEDED_BY))
     measured, other = planned("kernels"), replace(planned("kernels", "gelu"), needs={16: most - 1})
     outcomes = first(measured, took(1.0)) if known else {}

@@ -178,7 +178,7 @@ def test_a_memory_saving_setting_is_found_if_only_that_helps() -> None:
 
 
 def first_turns(count: int, failing: str | None = None) -> list[str]:
-    """Return the models of the first trials, one of which may never end."""
+    """Return the models of the first trials; a trial of one model may never end."""
     document = {"schema": "bench/manifest/v1", "models": ["pythia-160m", "vit-l", "roberta-large"]}
     plan = make_plan(parse_manifest(json.dumps(document).encode(), "m.json"), H200)
     world, known = World(1, plan), {}
@@ -384,7 +384,7 @@ def test_a_pass_of_one_sample_rules_out_no_larger_ones() -> None:
 
 
 def test_settings_without_visible_overhead_have_equal_expectations() -> None:
-    """Otherwise chance decides which setting counts: one process would search on where another ends."""
+    """Chance would otherwise decide which setting counts: one process would search on where another ends."""
     plan = guided("pythia-160m", FOUR_H200)
     settings = [cell.setting for cell in plan.cells if "offload" not in cell.setting]
     assert len(settings) > 10
@@ -421,7 +421,7 @@ def test_a_search_can_be_replayed() -> None:
 def test_only_a_model_whose_setting_is_searched_for_has_promising_trials(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of a listed setting, nothing more is tried once a smaller micro-batch was slower."""
+    """A listed setting has no further trials once a smaller micro-batch was slower."""
     plan = guided("pythia-410m", H200, methods=["naive"])
     (cell,) = plan.cells
     assert len(cell.trials) > 2

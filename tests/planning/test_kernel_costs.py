@@ -1,4 +1,4 @@
-"""What a plan loses without compiled kernels, and what that was measured to be worth."""
+"""The losses of a plan without compiled kernels, and their measured costs."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def test_dense_convolutions_take_what_convnext_has_of_them() -> None:
     """ConvNeXt has three convolutions of two by two, and one of four by four with an eighth of their work."""
 
     def rate(shape: str) -> float:
-        """Return operations a second, forwards and twice as many backwards."""
+        """Return operations a second: forwards, and twice that number backwards."""
         line = re.search(rf"^conv bf16 last0 {shape} fwd ([\d.]+) .*TFLOP/s ([\d.]+) ([\d.]+) ms", text, re.M)
         assert line is not None
         tflops, forward, backward = map(float, line.groups())

@@ -102,7 +102,7 @@ def test_a_mistake_is_one_line_whatever_characters_its_names_contain() -> None:
 
 
 def test_a_text_of_several_lines_is_refused_before_it_is_measured() -> None:
-    """The bundle of such a run would be refused afterwards."""
+    """The bundle of a run with a text of several lines would be refused afterwards."""
     own = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1}
     own |= {"num_attention_heads": 2, "vocab_size": 64, "about": "one\ntwo"}
     recipe = {"objective": "causal-lm", "batch_size": 4, "steps": 9, "precision": "bf16"}

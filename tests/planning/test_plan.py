@@ -83,7 +83,7 @@ def test_tf32_is_for_gpus_that_have_it() -> None:
 
 
 def test_models_in_bf16_are_skipped_on_gpus_without_it() -> None:
-    """The other models are still measured."""
+    """Models in other precisions are still measured."""
     models = ["pythia-160m", "pythia-1b", "mamba-2.8b"]
     for methods in ("naive", "exhaustive", "guided"):
         plan = make_plan(manifest(models=models, methods=methods), V100)

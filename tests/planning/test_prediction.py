@@ -1,4 +1,4 @@
-"""Predicted times follow from counted work, a card's rates and fitted multipliers; errors are said."""
+"""Predicted times follow from counted work, a card's rates and fitted multipliers, and state their errors."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ CONVNEXT = ("tf32", "fused-optimizer", "compile-blocks")
 
 
 def test_logits_are_written_and_read_six_times_and_copied_if_a_row_is_odd() -> None:
-    """Two bytes each: those of all words of a sample, or of what a masked head is asked for."""
+    """Logits take two bytes each: those of all words of a sample, or of the positions of a masked head."""
     roberta = known_models()["roberta-large"]
     for model, setting, moved in (
         (PYTHIA, LUNCH, 2048 * 50_304 * 6),

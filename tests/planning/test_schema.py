@@ -231,7 +231,7 @@ def test_an_editor_is_offered_every_model_and_every_method() -> None:
 
 @pytest.mark.parametrize("name", [*known_models(), *zoo_names()])
 def test_every_published_recipe_fits_the_schema(name: str) -> None:
-    """What the parser accepts must have no red line in an editor."""
+    """An editor must not mark a recipe that the parser accepts."""
     of_zoo = zoo_model(name)
     model = of_zoo.model if of_zoo else known_models()[name]
     schema = {**MANIFEST["$defs"]["recipe"], "$defs": MANIFEST["$defs"]}

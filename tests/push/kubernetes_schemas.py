@@ -97,6 +97,6 @@ def _validator(version: str, kind: str) -> Draft202012Validator:
 
 
 def mistakes(made: Mapping[str, Any], version: str = VERSIONS[-1]) -> list[str]:
-    """Return what is wrong with an object of the API, by the schema of a version."""
+    """Return the mistakes in an object of the API, by the schema of a version."""
     found = _validator(version, str(made["kind"])).iter_errors(made)
     return [f"{error.json_path}: {error.message}" for error in found]

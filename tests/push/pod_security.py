@@ -12,7 +12,7 @@ _PROFILES = ("RuntimeDefault", "Localhost")
 
 
 def violations(pod: Mapping[str, Any]) -> list[str]:
-    """Return what a pod's specification has that the level "restricted" forbids."""
+    """Return the fields of a pod's specification that the level "restricted" forbids."""
     own = pod.get("securityContext", {})
     found = [field for field in _HOST if pod.get(field)]
     found += [f"volume {v['name']}" for v in pod.get("volumes", []) if not set(v) - {"name"} <= _VOLUMES]

@@ -20,7 +20,7 @@ FORBIDDEN = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\
 
 
 class Answers(Here):
-    """A node that answers every script with a text of `answer`, whatever was asked."""
+    """A node that answers every script with a text of `answer`."""
 
     def __init__(self, answer: Callable[[str], str]) -> None:
         self._answer = answer

@@ -1,4 +1,4 @@
-"""Whatever a node answers is a typed value or one error of that node, and costs no more than its length."""
+"""A node's answer becomes a typed value or one error of that node, in time proportional to its length."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ documents: st.SearchStrategy[Any] = st.recursive(
 
 @st.composite
 def engine_facts(draw: st.DrawFn) -> str:
-    """`docker info` or `podman info` of which any field may hold any value."""
+    """The answer of `docker info` or `podman info`, with any value in any field."""
     info = json.loads(DOCKER) | {"version": {"Version": "5.0"}, "store": {"graphRoot": "/var/x"}}
     names = st.sampled_from([*info, "ServerErrors", "SecurityOptions", "DiscoveredDevices"])
     info |= draw(st.dictionaries(names, documents, max_size=3))
@@ -72,7 +72,7 @@ def engine_facts(draw: st.DrawFn) -> str:
 
 @st.composite
 def surveys(draw: st.DrawFn) -> dict[str, tuple[int, str]]:
-    """The recorded answers of a node, of which any may be another one."""
+    """The recorded answers of a node, with another answer in place of any."""
     names = st.sampled_from([*ANSWERS, "podman", "podman images", "apptainer", "python", "uname -m"])
     said = st.tuples(st.integers(0, 255), st.one_of(texts, engine_facts()))
     return ANSWERS | draw(st.dictionaries(names, said, max_size=4))
@@ -146,7 +146,7 @@ def test_answers_are_split_in_time_proportional_to_their_length(form: str) -> No
 
 
 def test_memory_is_read_in_time_proportional_to_its_length() -> None:
-    """A backtracking expression took hours for so many letters without a colon."""
+    """A backtracking expression took hours for this number of letters without a colon."""
     long = ANSWERS["memory"][1] + "a" * 2_000_000
     assert read_survey(ANSWERS | {"memory": (0, long)}, 0.0, ()).memory_bytes == 2113492236 * 1024
 

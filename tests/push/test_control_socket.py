@@ -20,7 +20,7 @@ AGREES = struct.pack(">III", 8, 0x80000001, 0)
 
 @contextmanager
 def answering(path: Path, answer: bytes) -> Iterator[list[bytes]]:
-    """Answer one caller of a control socket, then close it; what was asked is in the list."""
+    """Answer one caller of a control socket, then close it; the list gets the caller's message."""
     asked: list[bytes] = []
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))

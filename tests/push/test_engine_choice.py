@@ -1,4 +1,4 @@
-"""What preflight found, and the engine that follows from it: a table, with the reason that is shown."""
+"""The engine that follows from the findings of preflight: a table, with the reason that is shown."""
 
 from __future__ import annotations
 

@@ -52,8 +52,8 @@ def test_the_preflight_measures_the_line_if_much_is_to_be_sent(
     node_push: NodePush, monkeypatch: pytest.MonkeyPatch, to_send: int, rate: float | None
 ) -> None:
     monkeypatch.setattr(node_preflight, "measured_rate", lambda node: 5e6)
-    monkeypatch.setattr(NodePreflight, "_bytes_to_send", lambda *_: to_send)
-    assert NodePreflight(node_push)._with_line_rate(CHOSEN).line_rate == rate
+    chosen = dataclasses.replace(CHOSEN, send_bytes=to_send)
+    assert NodePreflight(node_push)._with_line_rate(chosen).line_rate == rate
 
 
 def test_the_assembly_gets_the_rate_that_the_preflight_measured(

@@ -128,7 +128,7 @@ def test_a_push_tells_both_of_the_image_that_it_sends(tmp_path: Path) -> None:
     one, _ = push(tmp_path, BOTH.data, on_cpu=False)
 
     def chosen(path: Path) -> ChosenEngine:
-        return ChosenEngine(survey, "docker", Shippable(path, facts_of(path)))
+        return ChosenEngine(survey, "docker", Shippable(path, facts_of(path)), send_bytes=1)
 
     assert [
         finding.what.partition(",")[0] for finding in NodePreflight(one)._missing_kernels(chosen(plain))

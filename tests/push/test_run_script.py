@@ -133,7 +133,7 @@ def test_a_killed_run_is_dead_and_not_finished(job: Job) -> None:
 
 
 def test_a_run_that_ignores_signals_is_killed_with_the_processes_that_it_started(job: Job) -> None:
-    """Its worker is in a session of its own, as the workers of a trial are."""
+    """The run's worker is in another session, as the workers of a trial are."""
     folder = Path(job.folder)
     run_script.prepare(Here(), job, b"{}", b"{}")
     hung = "trap '' TERM INT; setsid sleep 300 & echo $! >worker; while :; do sleep 1; done"

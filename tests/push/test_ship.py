@@ -320,7 +320,7 @@ def test_a_pulled_image_with_another_identity_is_removed() -> None:
     ],
 )
 def test_an_image_that_an_engine_does_not_get_is_told_with_what_to_do(said: str, advice: str) -> None:
-    """Podman 4.3 and Docker 20.10 said these of registries with such answers."""
+    """The messages are those of Podman 4.3 and Docker 20.10 about registries that refuse an image."""
     error = ship.refused_pull("podman", "r.example/lab/bench:cpu", said)
     assert error.message == f"podman cannot pull r.example/lab/bench:cpu: {said}"
     assert error.advice and advice in error.advice

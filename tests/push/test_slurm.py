@@ -44,9 +44,9 @@ def test_an_option_that_bench_sets_itself_is_refused(option: str, instead: str) 
     ],
 )
 def test_a_job_that_sbatch_refuses_comes_with_what_to_look_at(said: str, advice: str) -> None:
-    """Slurm 22.05 says these."""
+    """The messages are those of Slurm 22.05."""
     error = refused_by_sbatch(f"sbatch: error: Batch job submission failed: {said}")
-    assert error.message == f"Slurm takes no such job: sbatch: error: Batch job submission failed: {said}"
+    assert error.message == f"Slurm refuses the job: sbatch: error: Batch job submission failed: {said}"
     assert error.advice is not None and error.advice.startswith(advice)
 
 

@@ -37,7 +37,7 @@ _BENCH = (
 
 
 def drip(channel: Any, command: bytes) -> None:
-    """Send the mark and then a byte a second, as a node does that is never silent."""
+    """Send the mark and then a byte a second, like a node that is never silent."""
     with suppress(OSError, EOFError):
         channel.sendall(mark_of(command))
         while True:
@@ -58,7 +58,7 @@ def reads_nothing(channel: Any, command: bytes) -> None:
 
 @contextmanager
 def pushing(home: Path, port: int) -> Iterator[subprocess.Popen[str]]:
-    """Run `bench push --dry-run` to a port of this machine; end it at last."""
+    """Run `bench push --dry-run` to a port of this machine; end it with the block."""
     own = {f"XDG_{name}_HOME": str(home / name.lower()) for name in ("CONFIG", "STATE", "CACHE")}
     words = ["push", str(QUICKSTART), f"me@127.0.0.1:{port}", "--engine", "none", "--new", "--dry-run"]
     process = subprocess.Popen(
@@ -144,7 +144,7 @@ def test_a_question_to_such_a_node_ends(
 
 
 def test_what_a_machine_says_before_it_speaks_ssh_is_not_printed(tmp_path: Path) -> None:
-    """Anybody on the way can say it: no host key is known yet."""
+    """Anybody on the way can send these texts: no host key is known yet."""
     (tmp_path / ".ssh").mkdir()
     (tmp_path / ".ssh/config").touch()
     with socket.create_server(("127.0.0.1", 0)) as listener:

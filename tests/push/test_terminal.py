@@ -28,7 +28,7 @@ ROOT = Path(bench.__file__).parent
 
 
 def evil(outcome: str | None = "failed", host: str = "n0") -> Result:
-    """A result of which every text was written by a stranger."""
+    """A result whose texts were all written by a stranger."""
     error = EnvironmentCannot(CONTROLS, where=CONTROLS, advice=CONTROLS)
     return Result(
         f"{host}{CONTROLS}", "run", outcome, CONTROLS, error=error, image=CONTROLS, engine=CONTROLS,

@@ -142,7 +142,7 @@ def test_the_variant_follows_the_driver_or_the_option(tmp_path: Path) -> None:
 
 
 class Node(Here):
-    """A node without an engine, whose index answers with `plan`; it notes what it was sent."""
+    """A node without an engine, whose index answers with `plan`; it notes the files that it gets."""
 
     def __init__(self, plan: dict[str, object]) -> None:
         self._plan, self.received = plan, 0
@@ -239,7 +239,7 @@ def test_a_run_starts_confined_in_its_environment() -> None:
             ["--engine", "none", "--index", "https://i/simple"],
             "with --engine none the node downloads nothing",
         ),
-        (["--engine", "none", "--variant", "cpu"], "--variant goes with --engine venv"),
+        (["--engine", "none", "--variant", "cpu"], "--variant needs --engine venv"),
         (["--engine", "venv", "--image", "x.tar"], "--image names an image, and --engine venv uses none"),
         (["--index", "nowhere"], "--index nowhere is no URL"),
         (["--index", "https://me:s3cret@i/simple"], "--index has a login, which bench sends to no node"),

@@ -81,7 +81,7 @@ def test_one_card_sold_as_eight_is_found() -> None:
 
 
 def ceilings(*together: float) -> list[Ceiling]:
-    """Make the ceilings of devices whose product takes a second alone, and so many together."""
+    """Make the ceilings of devices whose product takes a second alone, and `together` seconds at once."""
     alone = [Ceiling("product-alone", i, "FLOP/s", 100, (0.5, 1.5)) for i in range(len(together))]
     both = [Ceiling("product-together", i, "FLOP/s", 100, (s / 2, 1.5 * s)) for i, s in enumerate(together)]
     return [*alone, *both, Ceiling("matmul-bf16", 0, "FLOP/s", 100, (0.1,))]

@@ -85,7 +85,7 @@ def test_a_mark_is_in_every_output(kind: str, tmp_path: Path, capsys: pytest.Cap
 
 @pytest.mark.parametrize("kind", MARKED)
 def test_a_marked_figure_is_never_ranked_above_one_without(kind: str, tmp_path: Path) -> None:
-    """It is faster here, and cheaper: a decision for it would rest on a figure that is wrong."""
+    """The marked machine is faster here, and cheaper: a decision for it would rest on a wrong figure."""
     marked = MARKED[kind](tmp_path)
     slower = made(tmp_path, "slower", pass_seconds=1.5)
     found = collect(CompareArguments((marked, slower), deadline_days=3.0, budget=1e6))

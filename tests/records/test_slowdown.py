@@ -145,7 +145,7 @@ FAULTS = {
 
 
 def slowed_while(*readings: dict[str, Any]) -> Slowed | None:
-    """Find what held back a GPU with these readings, one a second, all while steps were timed."""
+    """Find the cause that held back a GPU with these readings, one a second, all while steps were timed."""
     lines = [canonical_json({"at": i, "trial": "t", "gpus": [said]}) for i, said in enumerate(readings)]
     return slowed_trials(lambda: lines, {"t": (0, len(lines))}, 1).get("t")
 

@@ -1,4 +1,4 @@
-"""Which environment variables are recorded, and which of them set two runs apart."""
+"""The environment variables that are recorded, and those of them that set two runs apart."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ WITHOUT_BYTECODE = shutil.ignore_patterns("__pycache__")
 
 
 def copy_of_source(folder: Path) -> None:
-    """Copy all that a release is made of, as it is here, into a new folder."""
+    """Copy the files of a release from this checkout, with their present contents, into a new folder."""
     folder.mkdir()
     for name in FILES:
         if (ROOT / name).is_dir():

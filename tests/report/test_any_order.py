@@ -56,7 +56,7 @@ def asked(**changes: Any) -> CompareArguments:
 
 @pytest.fixture(scope="module")
 def rows(folder: Path) -> list[Row]:
-    """Collect what every bundle adds to a comparison."""
+    """Collect the rows that every bundle adds to a comparison."""
     seen: list[Row] = []
     real = compare_rows
 

@@ -111,7 +111,7 @@ def test_less_use_of_a_life_makes_each_run_dearer_and_the_life_too_short() -> No
 
 
 def test_days_on_which_an_own_machine_idles_are_paid_by_those_on_which_it_trains() -> None:
-    """Ten days of a life of 1,825, half of which the machine trains: $20 of its price and $60 of upkeep."""
+    """Ten days of a life of 1,825, of which the machine trains half: $20 of its price and $60 of upkeep."""
     (only,) = appraised(machine(price=1_825.0, electricity=7.0, upkeep=3.0), utilisation=0.5).machines
     assert only.offers[0].run_cost == pytest.approx(20 + 7 + 60)
 

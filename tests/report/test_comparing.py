@@ -1,4 +1,4 @@
-"""From bundles to a Comparison: which rows are ranked, and which are not and why."""
+"""The Comparison that is made of bundles: the ranked rows, and why others are not ranked."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def test_every_group_is_priced_and_answers_the_question(tmp_path: Path) -> None:
 
 
 def test_the_version_of_deepspeed_counts_among_fastest_settings_that_use_it(tmp_path: Path) -> None:
-    """A fastest setting without DeepSpeed ran the same software whatever DeepSpeed is installed."""
+    """A fastest setting without DeepSpeed ran the same software with any DeepSpeed installed."""
     zero: dict[str, Any] = {"settings": [((), 0.5), (("zero-1",), 0.4)]}
     version = {n: {"torch": "2.11.0", "deepspeed": f"0.19.{n}"} for n in (7, 8)}
     a = bundle(tmp_path / "a.tar", run_id="aaaa", uuid="A", packages=version[8], **zero)
@@ -240,7 +240,7 @@ def test_a_machine_that_ran_twice_is_listed_once_with_its_fastest_run(tmp_path: 
 
 
 def test_a_slowed_run_represents_a_machine_only_if_no_other_does(tmp_path: Path) -> None:
-    """Its figure may be the fastest of its search, and is not that of the machine in good health."""
+    """The figure of a slowed run may be the fastest of its search, and is not the healthy machine's."""
     slow = bundle(tmp_path / "slow.tar", run_id="slow", pass_seconds=0.4, hot=True)
     good = bundle(tmp_path / "good.tar", run_id="good")
     part = only(compared(slow, good))
@@ -261,7 +261,7 @@ def test_an_interrupted_runs_figure_counts_and_is_marked(tmp_path: Path) -> None
 
 
 def test_a_run_that_ended_early_is_incomplete_only_for_undecided_models() -> None:
-    """The bundle has nine models in 24 minutes, of which eight were decided."""
+    """The bundle has nine models in 24 minutes; eight were decided."""
     found = collect(CompareArguments((ROOT / "results/hour-h200/24-minutes.tar",)))
     rows = [entry.row for part in found.parts for entry in part.entries]
     assert {row.model for row in rows if not row.complete} == {"pythia-6.9b"}
@@ -271,7 +271,7 @@ def test_a_run_that_ended_early_is_incomplete_only_for_undecided_models() -> Non
 
 
 def test_a_machine_with_two_kinds_of_gpus_counts_as_neither(tmp_path: Path) -> None:
-    """Such a machine has no price, and never counts as eight GPUs of the first kind."""
+    """A machine with two kinds of GPUs has no price, and never counts as eight GPUs of the first kind."""
     path = bundle(
         tmp_path / "a.tar", gpu=f"{H100},{H100},{H100},NVIDIA A100-SXM4-80GB", gpus=4, micro_batch=2
     )
@@ -293,7 +293,7 @@ def test_a_bundle_on_trust_is_marked_and_ranked_apart(tmp_path: Path, capsys: An
 
 
 def test_many_bundles_on_trust_do_not_answer_before_one_that_was_checked(tmp_path: Path) -> None:
-    """A stranger makes as many of them as he likes."""
+    """A stranger can make any number of bundles on trust."""
     ours = bundle(tmp_path / "a.tar", run_id="a", uuid="a")
     theirs = [
         bundle(
@@ -382,7 +382,7 @@ def test_a_run_of_ones_own_hides_no_copied_continuation(tmp_path: Path) -> None:
 
 
 def test_lines_that_bench_does_not_write_are_refused(tmp_path: Path) -> None:
-    """A blank more would make the same samples another file."""
+    """An additional blank would make another file of the same samples."""
     first = bundle(tmp_path / "a.tar")
     files = payload(first)
     files["samples.jsonl"] = files["samples.jsonl"].replace(b'"steps":', b'"steps": ', 1)
@@ -564,7 +564,7 @@ def test_an_estimate_uses_the_setting_with_the_fewest_operations() -> None:
 
 
 def test_a_measured_machine_that_is_no_evidence_is_not_called_unmeasured(tmp_path: Path) -> None:
-    """Such a row is in the table above, for example from a run that ended before it decided a model."""
+    """A row can be in the table and no evidence: its run ended before it decided the model, for example."""
     partial = bundle(tmp_path / "a.tar", complete=False)
     v100 = bundle(tmp_path / "b.tar", gpu="Tesla V100-SXM2-32GB")
     for path, why in ((partial, "gpt_neox is complete"), (v100, "V100-SXM2-32GB: no vendor's peak")):
@@ -670,7 +670,7 @@ def test_idle_gpus_of_a_node_are_no_part_of_the_machine(
 
 
 def test_a_run_on_more_gpus_than_its_node_has_is_refused(tmp_path: Path) -> None:
-    """It would be priced as two machines with one GPU each."""
+    """The run would be priced as two machines with one GPU each."""
     of = manifest(gpus=3, models=[{"name": "tiny-gpt-neox", "recipe": {"batch_size": 96}}])
     (refused,) = compared(bundle(tmp_path / "a.tar", gpus=3, on_one_node=2, of=of)).refused
     assert "the manifest asks for 3 GPUs, the node has 2" in refused.reason
@@ -694,7 +694,7 @@ def test_a_node_alone_is_another_machine_than_with_a_second_node(tmp_path: Path)
 
 
 def test_the_operations_of_an_estimate_are_those_of_the_whole_recipe(tmp_path: Path) -> None:
-    """2,000 steps of 64 samples, of 17,842,176 operations forward and twice as many backward."""
+    """The recipe has 2,000 steps of 64 samples, of 17,842,176 operations forward and twice that backward."""
     path = bundle(tmp_path / "a.tar", gpu="NVIDIA RTX A6000")
     (guess,) = only(compared(path, estimate=("1xh100",))).guesses
     operations = 2_000 * 64 * 3 * 17_842_176
@@ -765,7 +765,7 @@ def test_a_recipe_has_only_the_conditions_of_its_own_data(tmp_path: Path) -> Non
     ],
 )
 def test_a_field_of_a_recipe_is_told_once(tmp_path: Path, changed: dict[str, Any], told: str) -> None:
-    """What has a condition of its own is no part of the rest of the recipe."""
+    """A field with a condition of its own is left out of the condition for the whole recipe."""
     plain, other = (
         manifest(models=[{"name": "tiny-gpt-neox", "recipe": recipe}]) for recipe in ({}, changed)
     )

@@ -343,7 +343,7 @@ def test_two_times_differ_if_they_are_farther_apart_than_both_half_widths(
 
 
 def test_a_ratio_is_as_uncertain_as_both_of_its_times() -> None:
-    """Of 1.1, 6.8%: 4.55% and 5%."""
+    """The ratio 1.1 is uncertain by 6.8%: its times are by 4.55% and 5%."""
     found = ratio(Interval(11.0, 0.5), Interval(10.0, 0.5))
     assert (found.value, found.half_width) == pytest.approx((1.1, 0.074330), rel=1e-4)
 

@@ -135,7 +135,7 @@ def test_a_long_text_is_escaped_as_fast_as_a_short_one() -> None:
 
 
 def spoiled(value: Any, text: str) -> Any:
-    """Put a hostile text into every text of a value, but for words of which bench knows all."""
+    """Put a hostile text into every text of a value, except where only a fixed set of words is allowed."""
     if isinstance(value, str):
         return text
     if is_dataclass(value) and not isinstance(value, type):

@@ -33,7 +33,7 @@ QUOTE = {"date": "2026-06-01", "source": "a quote"}
 
 @pytest.fixture
 def comparison(tmp_path: Path) -> Comparison:
-    """Compare three machines, one of them in a group of its own, with all kinds of prices; one ran twice."""
+    """Compare three machines, one of them in a separate group, with all kinds of prices; one ran twice."""
     prices = tmp_path / "prices.json"
     rents = [{"gpu": ["NVIDIA H100 80GB HBM3"], "price": 2.5, **QUOTE}]
     prices.write_text(

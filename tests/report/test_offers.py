@@ -377,7 +377,7 @@ def test_a_cpu_has_no_price_and_says_so(rows: tuple[Row, ...]) -> None:
 
 
 def test_a_machine_without_a_price_to_buy_has_no_upkeep(rows: tuple[Row, ...]) -> None:
-    """The page of a comparison lets readers enter a price: what owning costs must not be there already."""
+    """The page of a comparison lets readers enter a price: the costs of owning must not be there already."""
     entry = only(compare_rows(rows[:1], [], Terms(BOOK, NO_WISH), 1)).entries[0]
     priced = priced_row(entry.row, PriceBook("USD", rents=BOOK.rents))
     assert (priced.machine.price, priced.machine.upkeep, priced.machine.rent) == (None, 0.0, 2.0)

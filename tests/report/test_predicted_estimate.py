@@ -47,7 +47,7 @@ def test_gpus_lose_time_to_each_other_and_cards_differ_by_their_rates(
 def test_a_row_with_a_method_of_another_version_gives_no_estimate(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whoever signs such a row must not end the comparison of all others."""
+    """A stranger who signs a row with an unknown method must not end the comparison of all others."""
     asked = manifest(models=["pythia-160m"])
     strange = bundle(
         tmp_path / "a.tar", of=asked, settings=[(("compile-blocks", "warp-drive"), 0.5)], version="9.9.9"

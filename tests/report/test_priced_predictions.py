@@ -1,4 +1,4 @@
-"""What a run costs on a machine that is not here, in digits."""
+"""The cost of a run on a machine that is not here, in digits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One bundle, whatever is in it, costs no other bundle its verdict."""
+"""No content of one bundle costs another bundle its verdict."""
 
 from __future__ import annotations
 

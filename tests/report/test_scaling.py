@@ -102,7 +102,7 @@ def test_fewer_than_three_rows_to_hold_out_make_no_error_bar(count: int) -> None
 
 
 def alternating(count: int, *, on: GpuModel = H100, gpus: int = 1) -> list[MeasuredRow]:
-    """Make rows of which each is 1.25 times as efficient as the nearest one, or 1.25 times less."""
+    """Make rows; each is 1.25 times as efficient as the nearest one, or 1.25 times less."""
     return [row(f"m{i}", on=on, gpus=gpus, flops=1e20 * 3**i, share=0.4 + i % 2 / 10) for i in range(count)]
 
 

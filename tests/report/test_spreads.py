@@ -24,7 +24,7 @@ def test_the_shipped_spreads_are_fitted_to_the_committed_bundles(runs: list[spre
 
 
 def test_intervals_of_another_machine_hold_nine_of_ten_pairs(runs: list[spreads.Run]) -> None:
-    """Also of marked figures, and for machines of which the fit has seen no pair."""
+    """The intervals hold also for marked figures, and for machines of which the fit has seen no pair."""
     every, sound = (
         spreads.other_machines(r for r in runs if marks or not r.marked) for marks in (True, False)
     )

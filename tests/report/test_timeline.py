@@ -50,7 +50,7 @@ def test_a_run_begins_with_the_limits_of_the_machine_and_ends_with_its_proof() -
 
 
 def test_a_trial_whose_gradients_were_checked_has_no_proof_before_them() -> None:
-    """Its process goes on for a moment after the last timed step."""
+    """The trial's process goes on for a moment after the last timed step."""
     run = of_bundle(RESULTS / "nine-h200/pythia-1b.tar")
     assert [one.kind for one in run.episodes if one.model] == ["trial", "proof"]
 

@@ -1,4 +1,4 @@
-"""Words that people know: MFU, tokens for a dollar, dollars for a billion; deadlines as dates and weeks."""
+"""Output in words that people know: MFU, tokens for a dollar, dollars for a billion, dates and weeks."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def grow(emit: Emit, argument: str) -> int:
 
 
 def orphan(emit: Emit, argument: str) -> int:
-    """Leave a grandchild behind in a session of its own; write its pid to the file `argument`."""
+    """Leave a grandchild behind in a separate session; write its pid to the file `argument`."""
     child = subprocess.Popen(
         [sys.executable, "-c", "import time; time.sleep(600)"],
         start_new_session=True,

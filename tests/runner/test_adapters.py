@@ -98,7 +98,7 @@ def test_gradients_of_both_matrices_are_checked(setting: Setting, tmp_path: Path
 
 
 def test_a_wrong_gradient_of_a_first_matrix_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would be zero in both models, and equal, if second matrices started at zero."""
+    """The gradient would be zero in both models, and equal, if second matrices started at zero."""
 
     def wrong(_model: Model, whole: nn.Module, _blocks: list[nn.Module]) -> None:
         weight = next(w for name, w in whole.named_parameters() if ".lora_A." in name)

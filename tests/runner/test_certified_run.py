@@ -194,8 +194,8 @@ def test_a_run_of_one_node_is_not_continued_on_another(desk: Desk, node: Node) -
     assert done.returncode == 2
     assert "was begun on another machine" in done.stderr
     assert "--out names another directory" in done.stderr
-    with node.runs("--out", "anew") as process:
-        node.place = node.folder / "anew" / node.run_id
+    with node.runs("--out", "again") as process:
+        node.place = node.folder / "again" / node.run_id
         certify(desk, node)
         assert process.wait(120) == 0
     assert level(desk, receive(desk, node)) == "operator"

@@ -56,7 +56,7 @@ def test_a_resumed_loader_starts_at_the_right_sample(rank: int) -> None:
 def test_a_step_that_compares_its_samples_has_all_of_them_loaded_ahead(
     name: str, passes_ahead: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Such a step reads all of its samples before it computes, so that a loader would fall behind."""
+    """A step that compares its samples reads all of them before it computes: a loader would fall behind."""
     asked: dict[str, Any] = {}
     pinned: list[tuple[int, ...]] = []
 

@@ -141,7 +141,7 @@ def test_compiled_blocks_agree(tmp_path: Path) -> None:
 
 
 def break_method(name: str, spoil: Callable[[nn.Module], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a method spoil the model with its loss, after it does what it should."""
+    """Let a method spoil the model with its loss, after its usual work."""
     method = methods.known_methods()[name]
 
     def apply(model: Model, whole: nn.Module, blocks: list[nn.Module]) -> None:
@@ -153,7 +153,7 @@ def break_method(name: str, spoil: Callable[[nn.Module], None], monkeypatch: pyt
 
 
 def scale(name: str, factor: float) -> Callable[[nn.Module], None]:
-    """Return what multiplies the gradient of a parameter by a factor."""
+    """Return a function that multiplies the gradient of a parameter by a factor."""
 
     def spoil(whole: nn.Module) -> None:
         whole.get_parameter(f"model.{name}").register_hook(lambda gradient: gradient * factor)

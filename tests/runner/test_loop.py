@@ -77,7 +77,7 @@ def textbook_step(
 
 @pytest.mark.parametrize("name", ["muon", "adamw-8bit"])
 def test_half_precision_weights_are_updated_like_those_of_autocast(name: str, tmp_path: Path) -> None:
-    """The fp32 copies of half-weights move as fp32 weights do, but for gradients rounded to bf16."""
+    """The fp32 copies of half-weights move like fp32 weights, apart from gradients rounded to bf16."""
     tiny = known_models()["tiny-gpt-neox"]
     optimizer = OPTIMIZERS[name](name, 1e-3, 0.9, 0.95, 1e-8, 0.1)
     model = replace(tiny, recipe=replace(tiny.recipe, precision="bf16", batch_size=16, optimizer=optimizer))

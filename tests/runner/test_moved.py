@@ -61,7 +61,7 @@ def test_only_a_machine_of_the_same_kind_may_continue_a_run(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("moved", [False, True])
 def test_the_places_of_gpus_do_not_make_another_machine(tmp_path: Path, moved: bool) -> None:
-    """A reboot may number the bus anew, and the kernel may list a further GPU that the run does not use."""
+    """A reboot may renumber the bus, and the kernel may list a further GPU that the run does not use."""
 
     def at(bus: str, *others: str) -> NodeFacts:
         listed = KernelGpus(tuple(KernelGpu(place, None, None) for place in (bus, *others)))

@@ -66,7 +66,7 @@ ALONE: dict[str, Measurement] = {}
 
 
 def alone(owner: Supervisor, folder: Path, model: Model) -> Measurement:
-    """What one device measures without any method; each model is measured once for all tests."""
+    """The measurement of one device without any method; each model is measured once for all tests."""
     if (key := repr(model)) not in ALONE:
         ALONE[key] = measured(owner, folder, model, NAIVE, 1)
     return ALONE[key]

@@ -1,4 +1,4 @@
-"""What a run says while it measures: its live line, the marks so far, the time left, and messages before."""
+"""The output of a run while it measures: its live line, the marks so far, the time left, messages before."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ TINY = without_dropout(known_models()["tiny-gpt-neox"])
 
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Replay]:
-    """Replace recording by computing again. Returns what was recorded."""
+    """Replace recording by computing again. Returns a list that gets every recorded function."""
     passes: list[Replay] = []
 
     def record(compute: Replay) -> Replay:

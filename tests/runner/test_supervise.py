@@ -99,7 +99,7 @@ def test_cuda_counts_gpus_as_nvml_does(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_member_that_fails_ends_the_others_and_the_next_job_runs(
     failure: str, end: str, tmp_path: Path
 ) -> None:
-    """The other members wait inside a collective, where no message reaches them."""
+    """After a failure, the remaining members wait inside a collective, where no message reaches them."""
     with supervisor(tmp_path) as owner:
         assert end in run(owner, tmp_path, f"team:{failure}", Limits(60))
         assert run(owner, tmp_path, "answer:next") == "next"

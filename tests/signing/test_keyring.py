@@ -322,7 +322,7 @@ def test_a_list_that_cannot_be_read_fails_every_verification(home: Path, tmp_pat
 def test_a_list_that_was_damaged_while_it_was_extended_is_reported(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The next verification would fail, and nobody would know why."""
+    """The next verification would fail for a damaged list, without naming the cause."""
 
     def damaging(*_: object, **__: object) -> None:
         (home / "revoked.krl").write_bytes(b"SSHKRL\n\0 cut off")
@@ -344,7 +344,7 @@ def test_nothing_is_added_to_a_list_that_cannot_be_read(
 def test_a_bundle_exchanged_while_it_is_verified_revokes_nothing(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whoever exchanges the file between two reads would choose the run that is revoked."""
+    """A file that is exchanged between two reads would decide which run is revoked."""
     bundle, other = received(tmp_path / "b.tar"), tmp_path / "other.tar"
     write_bundle(other, contents(bundle) | {CERTIFICATE: f"{certificate(serial=9).line()}\n".encode()})
 

@@ -113,7 +113,7 @@ def test_a_weight_that_is_not_trained_gets_no_gradient() -> None:
 
 
 def test_each_sample_is_computed_as_if_it_were_alone() -> None:
-    """Otherwise the micro-batch would change what is computed."""
+    """The micro-batch would otherwise change the results."""
     entry, weight, bias = inputs()
     entry[1] *= 1000
     together = linear_in_fp8(entry, weight, bias)

@@ -1,4 +1,4 @@
-"""What a compiled block allocates, keeps and frees, found in its graphs without computing anything."""
+"""The tensors that a compiled block allocates, keeps and frees, found in its graphs without computing."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from bench.training.vendor import deepspeed_inside, torch_inside, transformers_i
 
 
 def gone(module: Any, what: str) -> str:
-    """What to do when an internal is missing: the message of a failed test."""
+    """The message of a failed test: the action to take when an internal is missing."""
     file = str(module.__file__).partition("bench/")[2]
     return f"{what}: read the vendor's changes, then mend or remove the function in bench/{file}"
 

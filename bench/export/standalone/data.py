@@ -28,7 +28,7 @@ RANDOM = "random = np.random.default_rng((SEED, index))"
 
 
 def data_constants(trial: Trial) -> Iterator[tuple[str, Any, str]]:
-    """Yield the constants of the samples: name, value, and what it is."""
+    """Yield the constants of the samples: name, value and comment."""
     model, recipe = trial.model, trial.model.recipe
     aim = recipe.aim
     if "tokens" in aim.data:

@@ -34,7 +34,7 @@ LINE = 98  # columns of the docstring
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the header says about the measurement."""
+    """The facts about the measurement that the header states."""
 
     measured: Trial  # with the methods that the script may leave out
     result: TrialResult
@@ -51,14 +51,14 @@ def plain(text: str) -> str:
 
 
 def metadata(facts: Facts) -> str:
-    """Return the block in which tools look for what a script needs: Python's PEP 723."""
+    """Return the block with the script's requirements for tools: Python's PEP 723."""
     needs = ", ".join(map(text_literal, facts.requirements))
     lines = ["/// script", f'requires-python = ">={OLDEST_PYTHON}"', f"dependencies = [{needs}]", "///"]
     return "\n".join(f"# {line}" for line in lines)
 
 
 def docstring(trial: Trial, facts: Facts) -> str:
-    """Return what the script is, how it is started, and what it leaves out."""
+    """Return the script's docstring: its purpose, the command that starts it, and the parts that it omits."""
     recipe, result = trial.model.recipe, facts.result
     title = f"Train {plain(trial.model.name)}, as bench measured it: {plain(result.label)}."
     measured = f"Measured on {plain(facts.origin.device)}"
@@ -106,7 +106,7 @@ def _source(trial: Trial, facts: Facts) -> Mapping[str, Any]:
 
 
 def _shape(trial: Trial, facts: Facts) -> Iterator[tuple[str, Any, str]]:
-    """Yield the constants of steps and passes: name, value, and what it is."""
+    """Yield the constants of steps and passes: name, value and comment."""
     model, recipe = trial.model, trial.model.recipe
     if model.family == "timm":
         yield "TIMM_MODEL", model.architecture["timm"], ""

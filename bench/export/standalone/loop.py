@@ -62,7 +62,7 @@ def start():
     if options.resume and not options.out:
         parser.error("--resume needs --out")
     if options.out and options.out.exists() and any(options.out.iterdir()) and not options.resume:
-        parser.error(f"{{options.out}} is not empty: --resume continues, another --out begins anew")
+        parser.error(f"{{options.out}} is not empty: --resume continues, another --out starts over")
 {body}
     return options, device
 ''',

@@ -151,7 +151,7 @@ def _build(trial: Trial) -> SourcePart:
         if model.architecture.get("tie_word_embeddings") is False and "tokens" in recipe.aim.data:
             imports += [NN]
             lines += [
-                "# Some classes, T5's for instance, share these weights whatever the configuration says.",
+                "# Some classes, T5's for instance, share these weights with any configuration.",
                 "head, embedding = model.get_output_embeddings(), model.get_input_embeddings()",
                 "if head is not None and head.weight is embedding.weight:",
                 "    head.weight = nn.Parameter(head.weight.detach().clone())",
@@ -284,7 +284,7 @@ class WithLoss(nn.Module):
 
 
 def changed_by_methods(trial: Trial) -> list[str]:
-    """Return what the methods of the setting change: the module with the loss, the blocks, or both."""
+    """Return the parts that the setting's methods change: the module with the loss, the blocks, or both."""
     whole = ["whole"] if in_group(trial.setting, "compilation") else []
     return whole + (["blocks"] if {"compile-blocks", "checkpointing"} & set(trial.setting) else [])
 

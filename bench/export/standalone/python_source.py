@@ -23,7 +23,7 @@ INFINITE = {"Infinity": "inf", "-Infinity": "-inf", "NaN": "nan"}  # how a confi
 
 @dataclass(frozen=True, slots=True)
 class SourcePart:
-    """A piece of a script about one subject: definitions, and what they import."""
+    """A piece of a script about one subject: definitions, and their imports."""
 
     code: str
     imports: tuple[str, ...] = ()
@@ -123,7 +123,7 @@ def _filled(text: str) -> list[str]:
 
 
 def constants(rows: Iterable[tuple[str, Any, str]]) -> str:
-    """Return assignments of constants, each a name, a value and what is said about it."""
+    """Return assignments of constants, each a name, a value and a comment."""
     return "\n".join(
         f"{name} = {value if isinstance(value, Raw) else literal(value)}" + (f"  # {note}" if note else "")
         for name, value, note in rows

@@ -1,4 +1,4 @@
-"""Which trials a script of one file can repeat, and why it cannot repeat the others.
+"""Decide which trials a script of one file can repeat, and say why it cannot repeat the others.
 
 A method whose reason is in its own `not_exported_to` is refused with it; one that is neither there nor in
 `EXPRESSED` is refused as unknown here, so that no method is ever left out silently. Pure.

@@ -18,7 +18,7 @@ TORCH, NN = "import torch", "from torch import nn"
 
 
 def update_constants(trial: Trial) -> Iterator[tuple[str, Any, str]]:
-    """Yield the constants of optimizer and schedule: name, value, and what it is."""
+    """Yield the constants of optimizer and schedule: name, value and comment."""
     recipe = trial.model.recipe
     optimizer, schedule = recipe.optimizer, recipe.schedule
     options = {

@@ -97,7 +97,7 @@ class RecipeTrainer(Trainer):
 
 
 class Log(TrainerCallback):
-    """Prints a line for each logged step and for the last one, as the other exported scripts do."""
+    """Prints a line for each logged step and for the last one, like the other exported scripts."""
 
     log: runtime.StepLog
 

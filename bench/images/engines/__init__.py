@@ -84,7 +84,7 @@ def follow(command: Sequence[str]) -> int:
 
     The container inherits the limits of this process, which from then on allows no core dumps.
     The first signal that would end this process becomes SIGTERM for the engine, a second signal SIGKILL. The
-    engine runs in a session of its own, so that the terminal's Ctrl-C does not reach the engine directly.
+    engine runs in a separate session, so that the terminal's Ctrl-C does not reach the engine directly.
     """
     process: subprocess.Popen[bytes] | None = None
     received = passed_on = 0  # counts of signals

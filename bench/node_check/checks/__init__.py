@@ -1,6 +1,6 @@
 """Checks of a node's health, one file each with a value `CHECK`, and the contract that they all keep.
 
-A check either measures, in a worker with a process group of its own, or uses NVML's inventories from before
+A check either measures, in a worker with a separate process group, or uses NVML's inventories from before
 and after the load. Then it judges. Judging is pure, so that `bench verify` can repeat it from a bundle.
 A new check is a new file, and its name in bench/node_check/all_checks.py. tests/node_check/checks tests the
 contract.
@@ -87,7 +87,7 @@ class Check:
     soaks: bool = False
     collective: bool = False  # the GPUs exchange data through NCCL, which takes time to start
     about_gpus: bool = False  # not applicable to a CPU, though something is measured
-    # What a failure is blamed on: the card; the node around it, with its settings and driver; or guests,
+    # The part to blame for a failure: the card; the node around it, with its settings and driver; or guests,
     # which are other processes: while they run, no rate says anything about the card.
     blames: Literal["card", "node", "guests"] = "card"
     torch: bool = True  # whether measuring needs torch

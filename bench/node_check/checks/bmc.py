@@ -48,7 +48,7 @@ class Sensor:
 
 @dataclass(frozen=True, slots=True)
 class BoardManager:
-    """What the BMC told, or why it told nothing."""
+    """The answers of the BMC, or the reason why there are none."""
 
     firmware: str = ""
     sensors: tuple[Sensor, ...] = ()
@@ -84,7 +84,7 @@ def read_bmc(root: Path, tool: str = "ipmitool") -> BoardManager:
 
 
 def _asked(program: str, *words: str) -> str:
-    """Return what a command of ipmitool prints; OSError if it fails or does not end."""
+    """Return the output of a command of ipmitool; OSError if it fails or does not end."""
     try:
         done = subprocess.run(
             [program, *words],
@@ -162,7 +162,7 @@ def _sensors(sensors: Sequence[Sensor]) -> Iterator[Finding]:
 
 
 def _events(events: Sequence[str]) -> Iterator[Finding]:
-    """Warn of grave entries of the log. Their age is unknown, as many BMCs have a wrong clock."""
+    """Warn of grave entries of the log. Their age is unknown, because many BMCs have a wrong clock."""
     grave = [event for event in events if _GRAVE.search(event) and "Deasserted" not in event]
     if grave:
         yield Question("bmc", "system event log").judged(

@@ -120,7 +120,7 @@ def _of_processors(path: Path, field: str) -> str:
 
 
 def _counted(values: Mapping[str, int]) -> str:
-    """Return "performance", or "performance x 60, powersave x 4" if the values differ."""
+    """Return values with counts: "performance x 60, powersave x 4", or "performance" if all are equal."""
     if len(values) == 1:
         return next(iter(values))
     return ", ".join(f"{value} x {count}" for value, count in sorted(values.items()))

@@ -38,7 +38,7 @@ def _is_switched(gpu: Answers) -> bool:
 
 
 def _by_peers(gpu: Answers, why: str) -> Finding:
-    """Judge by its peers a GPU that does not report the fabric's state, as older cards and drivers do not."""
+    """Judge a GPU by its peers if its driver does not report the fabric's state, which older ones do not."""
     question = Question.of_gpu("fabric", gpu.index)
     names = (name for name in gpu.raw if name.startswith("P2PStatus.") and name.endswith(".0"))
     states = [state for name in names if (state := gpu.number(name)) is not None]  # a lost peer has no state

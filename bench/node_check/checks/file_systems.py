@@ -46,7 +46,7 @@ SPARE_SECONDS = 20.0  # of fio beyond the time that it is told
 
 @dataclass(frozen=True, slots=True)
 class MeasuredFileSystem:
-    """A folder on a file system, and how it was measured; its rates are the reading's figures."""
+    """A folder on a file system, and the way of its measurement; its rates are the reading's figures."""
 
     path: str
     kind: str = ""  # ext4, lustre
@@ -84,7 +84,7 @@ def figure_name(path: str, kind: str) -> str:
 
 
 def _measured(path: str, budget: CheckBudget) -> tuple[MeasuredFileSystem, list[Figure]]:
-    """Measure one folder; whatever it refuses is told in its own entry."""
+    """Measure one folder; a failure is recorded in the entry of that folder alone."""
     wanted = TINY_BYTES if budget.tiny else BYTES[budget.depth]
     kind = file_system_of(path, Path("/proc/self/mounts"))
     free = size = 0
@@ -106,7 +106,7 @@ def _measured(path: str, budget: CheckBudget) -> tuple[MeasuredFileSystem, list[
 def _of_file(
     one: MeasuredFileSystem, descriptor: int, seconds: float
 ) -> tuple[MeasuredFileSystem, list[Figure]]:
-    """Measure with fio, else with Python. A disk that is full meanwhile keeps what was measured before."""
+    """Measure with fio, else with Python. If the disk fills up meanwhile, earlier figures are kept."""
     facts: dict[str, Any] = {}
     transfers: list[MovedBytes] = []
     try:
@@ -177,12 +177,12 @@ def by_fio(
         raise _FioUnusableError("fio is not installed")
     direct = allows_direct(descriptor)
     transfers, version = [], ""
-    os.truncate(descriptor, size)  # fio would unlink a shorter file to lay it out anew, by its name
+    os.truncate(descriptor, size)  # fio would unlink a shorter file and make another one of its name
     for kind in KINDS:
         document = _fio(found, descriptor, size, seconds, kind, direct=direct)
         transfers.append(transfer_of(document, kind))
         version = str(document.get("fio version", "fio"))
-        # What was not written in time is a hole, which would be read without the disk.
+        # Bytes that were not written in time are a hole, which would be read without the disk.
         size = transfers[0].moved_bytes // BLOCK_BYTES * BLOCK_BYTES
     return transfers, {"tool": printable(version), "direct": direct}
 

@@ -28,7 +28,7 @@ _KERNEL = re.compile(r"(\d+)\.(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class GpuDirect:
-    """What one node has of GPUDirect RDMA."""
+    """The parts of GPUDirect RDMA that one node has."""
 
     node: int
     driver: bool  # NVIDIA's kernel driver is loaded

@@ -53,7 +53,7 @@ REPLACE = "drain the node; replace the named module, or move it to another slot 
 
 @dataclass(frozen=True, slots=True)
 class MemoryCounter:
-    """What EDAC counted for a controller, for one of its modules, or what a daemon recorded of one."""
+    """Memory errors of a controller or module: counted by EDAC, or recorded by a daemon."""
 
     name: str
     corrected: int
@@ -63,7 +63,7 @@ class MemoryCounter:
 
 @dataclass(frozen=True, slots=True)
 class HostErrors:
-    """Everything that this machine tells of errors of its memory and processors."""
+    """All errors of memory and processors that this machine reports."""
 
     at: float  # unix time
     machine: str = ""  # its digest
@@ -89,7 +89,7 @@ def measure(rig: Rig, budget: CheckBudget) -> Mapping[str, Any]:
 
 
 def read_errors(root: Path) -> HostErrors:
-    """Read what the machine below `root` has counted."""
+    """Read the error counters of the machine below `root`."""
     controllers, modules, unreadable = _read_edac(root / EDAC)
     uncorrected, corrected, closed = _read_log()
     recorded: dict[str, tuple[MemoryCounter, ...]] = {}
@@ -298,7 +298,7 @@ def _new_errors(errors: HostErrors, past: Past | None) -> Iterator[Finding]:
         return
     seconds = max(0.0, errors.at - past.counters[COUNTED_AT])
     since_reset = min((c.seconds for c in errors.controllers if c.seconds is not None), default=0.0)
-    before = past.counters[CORRECTED_ERRORS] if since_reset >= seconds else 0  # else counted anew since
+    before = past.counters[CORRECTED_ERRORS] if since_reset >= seconds else 0  # else it began again
     new = errors.corrected - before
     days = max(1.0, seconds / DAY)
     question = Question("host-errors", "memory, new errors")

@@ -1,7 +1,7 @@
 """Measure the memory bandwidth of each NUMA node by its own processors, one node after the other.
 
 Two of STREAM's kernels, scale (a = 3b) and triad (a = b + 3c), with arrays of four times the last-level cache
-as STREAM asks for. Each node is measured in a process of its own, which runs on the node's processors and
+as STREAM asks for. Each node is measured in a separate process, which runs on the node's processors and
 takes memory from the node alone.
 """
 
@@ -50,7 +50,7 @@ _SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}
 
 @dataclass(frozen=True, slots=True)
 class NumaNode:
-    """A NUMA node, and what was measured on it."""
+    """A NUMA node, and its measured figures."""
 
     number: int
     processors: int = 0  # that this process may use
@@ -330,7 +330,7 @@ def _spread(figures: Sequence[Figure], busy: float, *, disturbed: bool) -> Itera
 def _against_channels(
     nodes: Sequence[NumaNode], figures: Sequence[Figure], channels: MemoryChannels, disturbed: bool
 ) -> Iterator[Finding]:
-    """Compare the sum of all nodes with what the channels can carry, where both are known."""
+    """Compare the sum of all nodes with the rate of the channels, where both are known."""
     question = Question("numa", "all channels", figure="numa triad", unit="B/s")
     if channels.why or not all(node.array_bytes >= CACHES * node.cache_bytes for node in nodes):
         why = channels.why or "the arrays of this check fit into the caches"

@@ -8,16 +8,18 @@ nvidia-smi nvlink -e at zero throughout (tests/node_check/checks/recorded).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice, product
 from statistics import mode
 
 from bench.node_check.checks import Check
-from bench.node_check.judging.evidence import AFTER, BEFORE, Answers, Evidence
+from bench.node_check.judging.evidence import AFTER, BEFORE, Answers, Evidence, grown
 from bench.node_check.judging.finding import Finding, Question, verdict_of
 from bench.node_check.judging.standards import Standards
 
 MOST_LINKS = 18
 SWITCH = 2  # NVML_NVLINK_DEVICE_TYPE_SWITCH
-COUNTERS = {0: "replays", 1: "recoveries", 2: "CRC errors"}
+CRC = 2
+COUNTERS = {0: "replays", 1: "recoveries", CRC: "CRC errors"}
 CRC_WARN = 100  # new errors during the check; the link repairs them, at a cost
 BRIDGE = "if it has a bridge as the others have, reseat it; if it has none, nothing is wrong"
 FABRIC = "the fabric of NVSwitches is not up (check fabric): bring it up first, then check again"
@@ -92,25 +94,21 @@ def _links(gpu: Answers) -> int | None:
 
 
 def _errors(before: Answers, after: Answers) -> Finding:
-    grown, readable = [], False
-    for link in range(MOST_LINKS):
-        for number, words in COUNTERS.items():
-            counter = f"NvLinkErrorCounter.{link}.{number}"
-            then, now = before.number(counter), after.number(counter)
-            if then is None or now is None:
-                continue
-            readable = True
-            if now > then:
-                grown.append((link, number, words, int(now - then)))
-    if not readable:
+    counters = {}
+    for link, kind in product(range(MOST_LINKS), COUNTERS):
+        name = f"NvLinkErrorCounter.{link}.{kind}"
+        counters[link, kind] = before.number(name), after.number(name)
+    new = grown(counters)
+    if new is None:
         first = "NvLinkErrorCounter.0.0"
         why = (before if before.get(first) is None else after).why(first)
         return Question.of_gpu("nvlink", before.index).unread(
             f"{before.where} does not report its links' errors: {why}", counts=why != "NotSupported"
         )
-    grave = any(number < 2 for _, number, _, _ in grown)
-    many = sum(count for _, _, _, count in grown) >= CRC_WARN
-    errors = ", ".join(f"link {link}: {count} {words}" for link, _, words, count in grown[:4])
+    grave = any(kind != CRC for _, kind in new)
+    many = sum(new.values()) >= CRC_WARN
+    shown = islice(new.items(), 4)
+    errors = ", ".join(f"link {link}: {count} {COUNTERS[kind]}" for (link, kind), count in shown)
     return Question.of_gpu("nvlink", before.index, "link errors").judged(
         verdict_of(fail=grave, warn=many),
         errors or "none while it was checked",

@@ -42,7 +42,7 @@ ADVICE = {
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """What went from one node to another in one lane: the seconds of equal pieces."""
+    """A transfer from one node to another in one lane: the seconds of equal pieces."""
 
     lane: int
     sender: int
@@ -106,7 +106,7 @@ class Tournament:
         return rates
 
     def diagnoses(self, leaves: Mapping[str, tuple[int, ...]]) -> dict[int, Diagnosis]:
-        """Return what the pairs of each lane say, without lanes in which no pair met."""
+        """Return the diagnosis of each lane in which a pair met."""
         by_lane = {lane: self.rates(lane) for lane in range(self.lanes)}
         return {lane: diagnose(rates, leaves) for lane, rates in by_lane.items() if rates}
 
@@ -296,7 +296,7 @@ def _node(
 
 
 def link_rates(evidence: Evidence, lanes: int) -> dict[int, float]:
-    """Return what the links of each node give one lane, in bytes a second; only for GPUs on real ports.
+    """Return the bytes a second that each node's links provide to one lane; only for GPUs on real ports.
 
     The lanes of a node share its active ports, and a lane uses one port at most.
     """

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from bench.node_check.checks import Check
 from bench.node_check.judging import WITHOUT_LOAD
-from bench.node_check.judging.evidence import AFTER, BEFORE, Answers, Evidence
+from bench.node_check.judging.evidence import AFTER, BEFORE, Answers, Evidence, grown
 from bench.node_check.judging.finding import Finding, Question, verdict_of
 from bench.node_check.judging.standards import Standards
 
@@ -89,21 +89,14 @@ def _width_at_rest(question: Question, gpu: Answers, width: int | None, source: 
 
 
 def _errors(before: Answers, after: Answers) -> Iterator[Finding]:
-    grown, readable = [], False
-    for name, words in ERRORS.items():
-        then, now = before.field(name), after.field(name)
-        if then is None or now is None:
-            continue
-        readable = True
-        if now > then:
-            grown.append((name, words, now - then))
-    if not readable:
+    new = grown({name: (before.field(name), after.field(name)) for name in ERRORS})
+    if new is None:
         return
-    grave = any("FATAL" in name for name, _, _ in grown)
-    many = sum(count for _, _, count in grown) >= REPLAYS_WARN
+    grave = any("FATAL" in name for name in new)
+    many = sum(new.values()) >= REPLAYS_WARN
     yield Question.of_gpu("pcie", before.index, "bus errors").judged(
         verdict_of(fail=grave, warn=many),
-        ", ".join(f"{count} {words}" for _, words, count in grown) or "none while it was checked",
+        ", ".join(f"{count} {ERRORS[name]}" for name, count in new.items()) or "none while it was checked",
         expected=f"fewer than {REPLAYS_WARN}, none of them fatal, while it was checked",
         source="NVML: NVML_FI_DEV_PCIE_COUNT_*",
         advice=RESEAT,

@@ -152,7 +152,7 @@ def nodes_of(evidence: Evidence) -> tuple[NodePorts, ...]:
 
 @dataclass(frozen=True, slots=True)
 class UsualPorts:
-    """What most ports of a check are like."""
+    """The properties that most ports of a check share."""
 
     count: Mapping[str, int]  # of nodes that have a port, by its name
     active: Mapping[str, int]  # of nodes on which it is active
@@ -275,7 +275,7 @@ def _link(question: Question, port: Port, usual: UsualPorts) -> Iterator[Finding
             f"its adapter's PCIe link has {port.pcie_gt:g} GT/s x {port.pcie_width}",
             expected=f"{port.pcie_gt_most or 0:g} GT/s x {port.pcie_width_most}, or as most adapters have",
             source="sysfs: current_link_speed and current_link_width of the adapter",
-            advice="reseat the adapter; a slot with fewer lanes than the adapter is slower for ever",
+            advice="reseat the adapter; a slot with fewer lanes than the adapter is slower forever",
         )
 
 

@@ -121,7 +121,7 @@ def _throttling(index: int, samples: list[Sample]) -> Finding:
     return Question.of_gpu("soak", index, "throttling").judged(
         verdict_of(fail=grave, warn=slowdowns),
         "; ".join(f"{name} in {count} of {len(reasons)} samples" for name, _, count in slowdowns)
-        or " and ".join(["none but the power cap", *_settings(reasons)]),
+        or " and ".join(["only the power cap", *_settings(reasons)]),
         expected="no thermal or hardware slowdown",
         source=REASONS_SOURCE,
         advice="look at airflow, inlet temperature, power cables and supplies",

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import fsum
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from bench.base.strict_json import DecodeError, from_json
 from bench.node_check.judging import Depth
 from bench.records.trial import Gpu
+
+K = TypeVar("K")
 
 MOST_GPUS = 1024  # of one machine
 # Readings that belong to no single check: two inventories by NVML, and the idle node before any load.
@@ -117,6 +119,14 @@ class Evidence:
         reading = self.readings.get(name)
         if reading is not None:
             yield from (s for s in self.course if reading.started_at <= s.at <= reading.ended_at)
+
+
+def grown(counters: Mapping[K, tuple[float | None, float | None]]) -> dict[K, int] | None:
+    """Return the counters that rose between two readings, and by how much; None if none was read twice."""
+    read = [
+        (name, then, now) for name, (then, now) in counters.items() if then is not None and now is not None
+    ]
+    return {name: int(now - then) for name, then, now in read if now > then} if read else None
 
 
 @dataclass(frozen=True, slots=True)

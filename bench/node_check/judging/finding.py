@@ -65,7 +65,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a check asks about one subject; its methods make the findings that answer it."""
+    """The question of a check about one subject; its methods make the findings that answer it."""
 
     check: str
     subject: str = "the node"

@@ -51,7 +51,7 @@ def _by_reference(check: str, figure: Figure, standards: Standards, tolerances: 
             expected="no reference figure",
             basis="reference",
             source=f"{profile.name} has no such figure" if profile else "no profile of this device",
-            advice="its peers and its history are compared all the same",
+            advice="it is still compared with its peers and its history",
             value=figure.rate,
             counts=False,
         )

@@ -14,7 +14,7 @@ def rounds(nodes: Sequence[int]) -> tuple[tuple[Pair, ...], ...]:
     """
     circle: list[int | None] = [*sorted(nodes)]
     if len(circle) % 2:
-        circle.append(None)  # whoever meets nobody rests
+        circle.append(None)  # its partner rests
     made = []
     for _ in range(len(circle) - 1):
         facing = zip(circle[: len(circle) // 2], reversed(circle[len(circle) // 2 :]), strict=True)

@@ -19,7 +19,7 @@ from typing import Literal
 from bench.node_check.judging.round_robin import Pair, pair_of
 
 NODE_SHARE = 0.12  # below the usual rate, from which a node or a leaf is named: several pairs agree on it
-PAIR_SHARE = 0.25  # the same for a pair, which was measured once
+PAIR_SHARE = 0.25  # below the usual rate, from which a pair is named: it was measured once
 NODE_DEVIATIONS, PAIR_DEVIATIONS = 3.0, 6.0  # of the noise, if that is more
 NEAR = 0.25  # of the usual rate: pairs within it are taken for healthy when the noise is estimated
 LEAST_NOISE, UNKNOWN_NOISE = 0.01, 0.05  # the second if there are FEW_PAIRS or fewer
@@ -51,7 +51,7 @@ class SlowPart:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What the pairs of one lane say."""
+    """The diagnosis of one lane, from the rates of its pairs."""
 
     usual: float  # rate of a healthy pair; 0 if no pair exchanged anything
     noise: float  # standard deviation of healthy pairs, as a share of the usual rate
@@ -123,7 +123,7 @@ class _Search:
     """Names parts one after the other; `left` has the pairs that no named part explains."""
 
     left: dict[Pair, float]
-    limit: Callable[[int], float]  # the share below which so many pairs together are slow
+    limit: Callable[[int], float]  # the share below which this number of pairs together is slow
     leaves: Mapping[str, Collection[int]]
     parts: list[SlowPart] = field(default_factory=list)
     scattered: tuple[Pair, ...] = ()

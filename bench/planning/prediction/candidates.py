@@ -37,7 +37,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Every candidate of a model, and why others are none."""
+    """Every candidate of a model, and why other settings are not candidates."""
 
     settings: tuple[Candidate, ...]
     reasons: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Which predicted setting is chosen: the fastest, and of those as fast the one that sends least. Pure."""
+"""Choose a predicted setting: the fastest, and of equally fast ones the one that sends least. Pure."""
 
 from __future__ import annotations
 

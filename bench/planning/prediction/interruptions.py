@@ -11,7 +11,7 @@ from bench.planning.prediction.predicted_machines import Predicted
 
 @dataclass(frozen=True, slots=True)
 class Interruptions:
-    """How often one machine of up to eight GPUs is interrupted, and what each interruption costs."""
+    """The rate at which one machine of up to eight GPUs is interrupted, and the cost of an interruption."""
 
     every_seconds: float  # the mean time between them
     restart_seconds: float  # until training goes on

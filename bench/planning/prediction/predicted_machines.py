@@ -34,7 +34,7 @@ AmountUnit = Literal["operations", "bytes", "elements"]
 
 @dataclass(frozen=True, slots=True)
 class PredictedPart:
-    """A part of a pass: what it computes or moves, and how long that takes."""
+    """A part of a pass: its operations or bytes, and its seconds."""
 
     name: str
     amount: float

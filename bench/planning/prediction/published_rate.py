@@ -1,4 +1,4 @@
-"""What bench would reach on the machine of a published throughput, at its setting. Pure."""
+"""Predict bench's throughput on the machine and at the setting of a published throughput. Pure."""
 
 from __future__ import annotations
 

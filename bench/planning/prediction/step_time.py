@@ -37,7 +37,7 @@ PADDING_MOVES = 4  # rows of odd length are copied: cut to length forwards, padd
 # update of Adam reads weight, gradient and both moments, writes all but the gradient, and clears that.
 PASS_BYTES, PASS_BYTES_HALVED, UPDATE_BYTES = 18, 12, 36
 
-# Of computing's rate, what an exchange beside it takes: NCCL's 24 blocks of threads have a multiprocessor
+# Share of the rate of computing that an exchange takes: NCCL's 24 blocks of threads have a multiprocessor
 # each, of 108 (A100) or 132 (H100, H200).
 TAKEN_BY_EXCHANGE = 0.2
 
@@ -104,7 +104,7 @@ class Collectives:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a pass computes and moves for one sample, and what passes and updates move once."""
+    """Operations and bytes of a pass for one sample, and the bytes that each pass and each update moves."""
 
     products: float  # operations, forward and backward
     attention: float
@@ -138,7 +138,7 @@ class StepPart:
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """The seconds of a step of `passes` passes, by what they are spent on."""
+    """The seconds of a step of `passes` passes, by kind of work."""
 
     passes: int
     products: float  # in one pass
@@ -152,7 +152,7 @@ class StepTime:
 
     @property
     def parts(self) -> dict[str, float]:
-        """The seconds of a pass by what they are spent on."""
+        """The seconds of a pass, by kind of work."""
         return {
             "products": self.products,
             "attention": self.attention,
@@ -261,7 +261,7 @@ def _kept_bytes(model: Model, setting: Setting, counts: Counted) -> float | None
 
 
 def _exchanged(setting: Setting, parts: Parts, gpus: int, *, half: bool) -> tuple[Collectives, Collectives]:
-    """Return what GPUs exchange in a pass and in a step: each block apart, and what is outside of blocks."""
+    """Return the exchanges of GPUs in a pass and in a step: for each block, and for the rest of the model."""
     none = Collectives(0, 0.0)
     if gpus == 1:
         return none, none

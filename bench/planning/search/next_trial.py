@@ -106,7 +106,7 @@ def _setting_plans(plan: Plan, model: str) -> list[SettingPlan]:
 def _turn(plans: list[SettingPlan], outcomes: Mapping[str, Outcome]) -> tuple[int, int]:
     """Return a sort key of models: the fewest measured trials first, then the fewest tried.
 
-    A model whose trials only fail thus keeps no other model waiting.
+    So a model whose trials only fail keeps no other model waiting.
     """
     tried = TriedTrials(plans, outcomes)
     return len(tried.measured), len(tried.measured) + len(tried.failed)

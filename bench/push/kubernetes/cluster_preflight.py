@@ -23,7 +23,7 @@ _PLUGIN = "install NVIDIA's device plugin or GPU operator; --device cpu needs no
 
 @dataclass(frozen=True, slots=True)
 class PodsWanted:
-    """What the user asks of the cluster."""
+    """The user's request to the cluster."""
 
     cluster: Cluster
     image: str
@@ -42,7 +42,7 @@ class PodsWanted:
 
 
 def refuse_manifest(request: PushRequest) -> None:
-    """Refuse a manifest that asks for what a pod does not have."""
+    """Refuse a manifest with data, an image or an environment that a pod cannot have."""
     if folders := data_folders(request.manifest):
         advice = "use made-up data; or push to the node over SSH"
         raise EnvironmentCannot(f"the manifest reads {folders[0]}, which no pod has", advice=advice)
@@ -103,7 +103,7 @@ def choose_share(
 ) -> tuple[PodShare, tuple[str, ...]]:
     """Return what a pod takes of its node, all GPUs above all, and warnings. Pure.
 
-    EnvironmentCannot if no node can have the pods, or the nodes differ and nobody says how many GPUs.
+    EnvironmentCannot if no node can have the pods, or the nodes differ and the user names no number of GPUs.
     """
     gpus = 0 if on_cpu else wanted.gpus_per_node
     if nodes is None:
@@ -141,5 +141,5 @@ def _all_gpus(candidates: Sequence[ClusterNode]) -> int:
     if len(counts) > 1:
         numbers = " or ".join(map(str, counts))
         advice = "--gpus-per-node N takes nodes of one kind; names of nodes do, too"
-        raise EnvironmentCannot(f"nodes have {numbers} GPUs: which are meant?", advice=advice)
+        raise EnvironmentCannot(f"nodes have {numbers} GPUs, not one number", advice=advice)
     return counts[0]

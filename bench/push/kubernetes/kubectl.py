@@ -1,6 +1,6 @@
 """Call the user's kubectl, and turn what it says when it fails into errors with advice.
 
-Whatever logs kubectl in serves bench too: a kubeconfig, an exec plugin, a proxy, a pod's service account.
+Every login of kubectl serves bench too: a kubeconfig, an exec plugin, a proxy, a pod's service account.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Kubectl:
         return done.stdout.decode(errors="replace")
 
     def get(self, *arguments: str) -> dict[str, Any]:
-        """Return what `kubectl get` finds, as an object or a list of the API."""
+        """Return the result of `kubectl get`, an object or a list of the API."""
         return _object(self.run("get", *arguments, "--output=json"))
 
     def items(self, *arguments: str) -> list[dict[str, Any]]:

@@ -1,8 +1,8 @@
 """The Job of a push: one pod for each node, as objects of the API. Pure.
 
 Pods keep to the pod security level "restricted". They take all GPUs of a node and half of its processors and
-memory, and no two pods of bench share a node, in whatever namespace they are. Pods that write nothing but
-their volumes: /out for results, /cache and /tmp, the last two in memory as bench's containers have them.
+memory, and no two pods of bench share a node, also in different namespaces. Pods write to their volumes
+alone: /out for results, and /cache and /tmp in memory, as in bench's containers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SELF = {"app.kubernetes.io/name": NAME, "app.kubernetes.io/managed-by": NAME}
 
 @dataclass(frozen=True, slots=True)
 class PodShare:
-    """What a pod takes of its node."""
+    """The resources of its node that a pod takes."""
 
     gpus: int
     cpu_milli: int = 0  # thousandths of a processor; 0: nothing is reserved
@@ -78,7 +78,7 @@ class PodJob:
             "completionMode": "Indexed",
             "completions": self.pods,
             "parallelism": self.pods,
-            # A pod that ends for whatever reason is not replaced, and ends no other: a new push continues it.
+            # A pod that ends for any reason is not replaced, and ends no other: a new push continues it.
             "backoffLimitPerIndex": 0,
             "maxFailedIndexes": self.pods,
             "podReplacementPolicy": "Failed",
@@ -169,7 +169,7 @@ def pod_security() -> dict[str, Any]:
 
 
 def container_security() -> dict[str, Any]:
-    """Return what the level "restricted" demands of a container, and a root file system that is read-only."""
+    """Return the security context of the level "restricted", with a read-only root file system."""
     return {
         "allowPrivilegeEscalation": False,
         "readOnlyRootFilesystem": True,
@@ -178,7 +178,7 @@ def container_security() -> dict[str, Any]:
 
 
 def resources(share: PodShare) -> dict[str, Any]:
-    """Return requests and limits: GPUs are limited, of the rest a pod may use what nobody else needs."""
+    """Return requests and limits: GPUs are limited; of other resources, a pod may use all that is free."""
     gpus = {GPU: str(share.gpus)} if share.gpus else {}
     requests = {"cpu": f"{share.cpu_milli}m"} if share.cpu_milli else {}
     requests |= {"memory": str(share.memory_bytes)} if share.memory_bytes else {}

@@ -128,7 +128,7 @@ class PodNode(Remote):
         return why_killed(self._kubectl.get("pod", self._place.pod))
 
     def release(self, folder: str) -> None:
-        """Let the pod end: what is in it was taken, or nobody wants it."""
+        """Let the pod end, after its bundle was fetched or given up."""
         try:
             demand(self, f": >{shlex.quote(folder)}/{TAKEN}", "ending the pod")
         except PodGone:

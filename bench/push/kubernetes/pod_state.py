@@ -62,7 +62,7 @@ def why_killed(pod: Mapping[str, Any]) -> str:
 
 
 def _end(status: Mapping[str, Any], containers: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return why a pod ended: what the cluster did to it, else what its containers say."""
+    """Return why a pod ended: the cluster's reason, else that of its containers."""
     disrupted = next((c for c in _list(status, "conditions") if c.get("type") == "DisruptionTarget"), {})
     words = [_text(status.get("reason")), _text(disrupted.get("reason"))]
     words += [_text(status.get("message")) or _text(disrupted.get("message"))]
@@ -94,7 +94,7 @@ def refused_pods(events: Sequence[Mapping[str, Any]]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ClusterNode:
-    """A node of the cluster, and what it offers to pods."""
+    """A node of the cluster, and the resources that it offers to pods."""
 
     name: str
     gpus: int
@@ -123,7 +123,7 @@ _POWERS = {"k": 1, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}
 
 
 def quantity(value: object) -> int:
-    """Return a quantity of the API, such as 8, 7500m or 16Gi, in thousandths; 0 for what is none."""
+    """Return a quantity of the API, such as 8, 7500m or 16Gi, in thousandths; 0 for another text."""
     match = _QUANTITY.fullmatch(str(value))
     if match is None:
         return 0
@@ -136,7 +136,7 @@ def quantity(value: object) -> int:
 
 
 def short_quotas(quotas: Sequence[Mapping[str, Any]], wanted: Mapping[str, int]) -> Iterator[str]:
-    """Yield what the namespace's quotas do not leave room for; `wanted` is in thousandths, as `quantity`."""
+    """Yield resources that the namespace's quotas forbid; `wanted` is in thousandths, like `quantity`."""
     for quota in quotas:
         status = _part(quota, "status")
         hard, used = _part(status, "hard"), _part(status, "used")

@@ -31,7 +31,7 @@ from bench.push.training_group import Standing
 
 
 class PodPush(HostPush):
-    """The push to one pod of a job, in a thread of its own; or the watch over a pod that is there."""
+    """The push to one pod of a job, in a separate thread; or the watch over a pod that is there."""
 
     def __init__(self, part: HostPart, request: PushRequest, shared: Shared) -> None:
         super().__init__(part, request, shared)
@@ -39,7 +39,7 @@ class PodPush(HostPush):
         self._index = 0
 
     def needs_pod(self) -> bool:
-        """Whether this push will start a run, for what the records and the cluster say now."""
+        """Whether this push will start a run, by the present records and the state of the cluster."""
         if self._fetched_run() is not None:
             return False
         unfinished = self._unfinished_run()
@@ -158,7 +158,7 @@ class PodPush(HostPush):
 
     def _finish(self, record: Record, status: Status) -> None:
         if record.state == "incomplete":
-            release(self.node, record)  # a new push continues in a pod of its own, from the mirror
+            release(self.node, record)  # a new push continues in a separate pod, from the mirror
         super()._finish(record, status)
 
     def _clean(self, record: Record) -> None:
@@ -173,7 +173,7 @@ class PodPush(HostPush):
 
 
 def release(node: object, record: Record) -> None:
-    """Let a run's pod end: what is in it was taken, or nobody wants it."""
+    """Let a run's pod end, after its bundle was fetched or given up."""
     if isinstance(node, PodNode):
         node.release(record.place)
 

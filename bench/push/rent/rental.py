@@ -31,13 +31,13 @@ class Rental:
     checks: bool  # whether the manifest is a node check
     gpu: GpuModel
     gpus: int
-    minutes: int  # after which the machine is given back, whatever it does
+    minutes: int  # after which the machine is given back, even in the middle of a run
     spot: bool
     cloud: str | None  # CLOUD, CLOUD/REGION or CLOUD/REGION/ZONE; None: any
     requirements: tuple[str, ...]  # packages that a run imports, as pip names them
 
     def check(self) -> None:
-        """Refuse values that would not come out of a file as they went in, and too short a time."""
+        """Refuse values that a file would not preserve, and too short a time."""
         if not _NAME.fullmatch(self.name):
             advice = "begin with a letter; 2 to 40 lower-case letters, digits and hyphens"
             raise BadInput(f"--name {self.name}", advice=advice)
@@ -92,7 +92,7 @@ def quoted(value: object) -> str:
 
 
 def head(tool: str, rental: Rental, commands: Mapping[str, str], notes: Sequence[str]) -> str:
-    """Return the comment at the top of a file: what it does, and the commands."""
+    """Return the comment at the top of a file: its purpose, and the commands."""
     card = f"{rental.gpus} x {rental.gpu.name}, {rental.minutes} min at most"
     lines = [f"{tool}: {card}, given back by itself then. In this file's folder:", ""]
     width = max(map(len, commands))

@@ -17,7 +17,7 @@ from bench.push.rent.rental import (
 _CARDS = {"RTX6000Ada": "RTX6000-Ada"}  # names of its catalogue that do not follow from the driver's
 _NOTES = (
     "The bundle is lost with the machine: fetch it before the time is over.",
-    "`autostop` counts from when the machine is up, whatever runs there. `setup` would precede it.",
+    "`autostop` counts from when the machine is up, also while a run goes on. `setup` would precede it.",
 )
 
 

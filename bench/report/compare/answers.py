@@ -24,7 +24,7 @@ Pairs = Sequence[tuple[RankedRow, Option]]
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A machine with what it takes and costs, measured or estimated."""
+    """A machine with its days and costs, measured or estimated."""
 
     machine: str
     measured: bool

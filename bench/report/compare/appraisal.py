@@ -30,7 +30,7 @@ from bench.report.compare.decision import (
 
 @dataclass(frozen=True, slots=True)
 class PricedMachine:
-    """A figure of one model on one machine, and what the machine costs."""
+    """A figure of one model on one machine, and the prices of the machine."""
 
     label: str
     days: Interval  # of a run on another machine of this kind
@@ -127,14 +127,14 @@ def appraise(
 
 
 def recommend(options: Sequence[tuple[bool, Option]], wish: Wish, used_days: float) -> Recommendation:
-    """Say what to buy or rent. An option whose figure has a mark, True, answers only what no other does."""
+    """Say what to buy or rent. An option with a mark, True, answers only questions that no other answers."""
     sound = [option for marked, option in options if not marked]
     every = [option for _, option in options]
     return decide(sound, wish, used_days).or_else(decide(every, wish, used_days))
 
 
 class _OffersOfModel:
-    """What all options of one model say about each of them."""
+    """The options of one model, by which each of them is judged."""
 
     def __init__(
         self,

@@ -66,7 +66,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Software:
-    """What measured and trained: two rows with equal software ran the same code."""
+    """The software that measured and trained: two rows with equal software ran the same code."""
 
     bench: str  # with its commit, or the digest of its source, if the bundle has it
     torch: str | None
@@ -158,12 +158,12 @@ class Row:
 
     @property
     def on_trust(self) -> str | None:
-        """What verification took on trust about this model; shown even if no other row differs."""
+        """The claims about this model that verification took on trust; shown even if no other row differs."""
         return dict(self.conditions).get(ON_TRUST)
 
     @property
     def recipe(self) -> tuple[tuple[str, str], ...]:
-        """What is trained. Two rows with the same model name may differ: names are free to choose."""
+        """The model and its training. Rows with equal model names may differ: names are free to choose."""
         return tuple(pair for pair in self.conditions if pair[0] in RECIPE_CONDITIONS)
 
     @property
@@ -192,7 +192,7 @@ class RankedRow(Row):
 
 @dataclass(frozen=True, slots=True)
 class ComparedRun(RunContents):
-    """A recomputed run, and what else its rows need: read while the bundle is open."""
+    """A recomputed run, and other facts for its rows, which are read while the bundle is open."""
 
     searched: Mapping[str, SearchScope]  # by model
     gpus: int  # of each node, as many as trained
@@ -203,7 +203,7 @@ class ComparedRun(RunContents):
 
 
 def gather(with_telemetry: bool, files: Files) -> ComparedRun | CheckContents:
-    """Recompute a bundle, and read what else its rows need; VerificationFailed if a file is malformed."""
+    """Recompute a bundle, and read other facts for its rows; VerificationFailed if a file is malformed."""
     run = recompute(files)
     if not isinstance(run, RunContents):
         return run

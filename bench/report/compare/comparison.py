@@ -89,7 +89,7 @@ class ModelPart:
 
     @property
     def recipe(self) -> Conditions:
-        """What is trained, as opposed to where and with which software."""
+        """The model and its training, as opposed to the machine and the software."""
         return tuple(pair for pair in self.conditions if pair[0] in RECIPE_CONDITIONS)
 
     @property

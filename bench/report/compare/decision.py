@@ -87,7 +87,7 @@ def within(least: float, most: float | None, limit: float) -> Certainty:
 
 
 def decide(options: Iterable[Option], wish: Wish, used_days: float = math.inf) -> Recommendation:
-    """Decide what fits the wish; `used_days` is how long an owned machine trains in its life."""
+    """Recommend by the wish; `used_days` is the time that an owned machine trains in its life."""
     # Of options with equal days and money, the one with the narrower interval, in any order of the bundles.
     alike = sorted(options, key=lambda o: (o.days.half_width, o.label, o.kind))
     every = [o for o in alike if o.lives_for(wish.runs, used_days)]
@@ -169,7 +169,7 @@ class BreakEven:
     """The number of runs from which owning a machine costs less than renting."""
 
     runs: int
-    utilisation: float  # share of the machine's life that so many runs take; above 1 it cannot do them
+    utilisation: float  # share of the machine's life that the runs take; above 1 it cannot do them
 
     def reachable(self, share: float = 1.0) -> bool:
         """Whether a machine that trains for `share` of its life can do `runs` runs."""

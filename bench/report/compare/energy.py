@@ -21,7 +21,7 @@ MOST_UPDATE_SHARE = 0.1
 class TelemetryCourse:
     """Readings over a run, thinned for a plot: means over the machine's GPUs, and the load of its CPUs.
 
-    What a card or an older bundle does not give is empty.
+    A figure that a card or an older bundle lacks is empty.
     """
 
     seconds: tuple[float, ...]

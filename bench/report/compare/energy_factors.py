@@ -9,7 +9,7 @@ from bench.records.text import figures
 
 @dataclass(frozen=True, slots=True)
 class EnergyFactors:
-    """What the energy of GPUs is multiplied by; None: not given, so that figure is left out."""
+    """Factors on the energy of GPUs; None: the factor is not given, and its figure is left out."""
 
     node_overhead: float | None = None  # kWh of the node for each kWh of its GPUs
     grams_co2_per_kwh: float | None = None
@@ -27,7 +27,7 @@ class EnergyFactors:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """What the figures contain, and which factors they follow from."""
+        """Sentences about the figures: their content, and the factors that they follow from."""
         texts = []
         if self.node_overhead is not None:
             texts.append(f"node kWh: the GPUs' kWh times {figures(self.node_overhead, 6)} (--node-overhead)")

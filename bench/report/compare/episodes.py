@@ -1,4 +1,4 @@
-"""What a run did when: its jobs in order of time, from the telemetry of its bundle. Pure.
+"""The course of a run: its jobs in order of time, from the telemetry of its bundle. Pure.
 
 A reading of telemetry names the job in flight, once a second: a trial, or for instance "ceilings". A proof
 has the name of its trial, and comes after the trial's last timed step.

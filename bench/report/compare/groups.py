@@ -42,7 +42,7 @@ def in_order(rows: Iterable[Row]) -> list[Row]:
 
 
 def decisive(rows: Iterable[AnyRow]) -> list[AnyRow]:
-    """Select the rows that decide for all: those that the user trusts, or all if none is trusted."""
+    """Select the rows that choose the shown groups: those that the user trusts, or all if none is trusted."""
     every = list(rows)
     return [row for row in every if row.trusted] or every
 
@@ -76,7 +76,7 @@ def groups_of(rows: Sequence[Row], *, as_one: bool = False) -> list[Group]:
 def _in_order_of_weight(rows: Sequence[Row]) -> list[Conditions]:
     """Sort conditions: first those of most trusted machines, with nothing on trust, of most machines, newest.
 
-    However many bundles a stranger makes, what nobody could check does not answer before what was checked.
+    So no number of a stranger's bundles on trust answers before a bundle that was checked.
     """
     members: dict[Conditions, list[Row]] = {}
     for row in rows:

@@ -1,4 +1,4 @@
-"""What it costs to own a machine beside its price and electricity: capital, colocation, operations, resale.
+"""The costs of owning a machine beside its price and electricity: capital, colocation, operations, resale.
 
 Each is a dated quote with its source, and none is assumed. Pure.
 """
@@ -15,7 +15,7 @@ DAYS_A_YEAR, MONTHS_A_YEAR = 365, 12
 
 @dataclass(frozen=True, slots=True)
 class CapitalCost:
-    """What the money for the machine costs, in percent a year: interest, or what else it would earn."""
+    """The cost of the money for the machine, in percent a year: interest paid, or earnings given up."""
 
     percent: float
     date: str
@@ -33,7 +33,7 @@ class Operations:
 
 @dataclass(frozen=True, slots=True)
 class ResidualValue:
-    """What the machine is sold for at the end of its life, in percent of its price."""
+    """The resale price of the machine at the end of its life, in percent of its price."""
 
     percent: float
     date: str
@@ -42,7 +42,7 @@ class ResidualValue:
 
 @dataclass(frozen=True, slots=True)
 class Colocation:
-    """The price of a kilowatt a month. `overhead` is the kW booked for each that the GPUs may draw."""
+    """The price of a kilowatt a month. `overhead` is the kW booked for each kW that the GPUs may draw."""
 
     price: float
     date: str
@@ -63,7 +63,7 @@ class Owning:
     def upkeep_a_day(
         self, price: float, kilowatts: float | None, life_years: float, of_colocation: float
     ) -> float:
-        """Return what each day of a machine's life costs beside an equal share of its price.
+        """Return the cost of each day of a machine's life, beside an equal share of its price.
 
         `of_colocation` is the price of colocation in the currency of `price`. A residual value may make the
         result negative. Without `kilowatts`, colocation is left out.
@@ -94,7 +94,7 @@ class Owning:
 
 
 def annuity(price: float, residual: float, rate: float, years: float) -> float:
-    """Return what each year pays for a price, with interest, if the residual value comes back at the end."""
+    """Return the yearly payment for a price with interest, if the residual value comes back at the end."""
     if rate == 0:
         return (price - residual) / years
     growth: float = (1 + rate) ** years

@@ -1,4 +1,4 @@
-"""Price guesses and hold them against the deadline and the budget, as measured rows are.
+"""Price guesses and compare them with the deadline and the budget, like measured rows.
 
 In: guesses, the user's questions, and what measured machines answer. Out: a `PricedGuess` for each. Pure.
 A figure whose interval has the limit inside is "perhaps" within it; one without an upper end is never surely.

@@ -157,7 +157,7 @@ class PriceBook:
         return Priced(amount, self._quote_texts(electricity, ""), 0)
 
     def electricity_of(self, kwh: float | None) -> tuple[float, tuple[str, ...]]:
-        """Return what a run's electricity costs, and its quotes; nothing if it is unknown or has no price."""
+        """Return the cost of a run's electricity, and its quotes; nothing if energy or price is unknown."""
         priced = self.to_feed(kwh) if kwh is not None else None
         return (priced.amount, priced.quotes) if priced else (0.0, ())
 
@@ -216,7 +216,7 @@ def _words(name: str) -> set[str]:
 
 
 def _priced_item(quote: Quote, gpu: str, amount: str) -> str:
-    """Say what the amount pays for: a GPU, a machine, an hour or a kWh."""
+    """Name the item that the amount pays for: a GPU, a machine, an hour or a kWh."""
     match quote:
         case GpuPrice():
             return f"{amount} for each {gpu}, without a machine"

@@ -43,7 +43,7 @@ def _sentences(comparison: Comparison) -> Iterator[Markup]:
 
 
 def main_plot(comparison: Comparison) -> Plot | None:
-    """Return the plot over all models; of a single part, its own plot of what a run costs."""
+    """Return the plot over all models; of a single part, its own plot of the cost of a run."""
     if len(comparison.parts) != 1:
         return overall_plot(comparison)
     of_part = model_plots(comparison.parts[0], comparison, ("money",))

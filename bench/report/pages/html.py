@@ -56,7 +56,7 @@ COLUMNS = (
     " the operator whose key certified it. Neither proves that the machine reported the truth",
 )
 OFFER_HEADS_SPOKEN = ("buy or rent", *[""] * 6, "what it comes to")  # for screen readers; else not shown
-# What the page's JSON leaves out of an attempt.
+# Fields of an attempt that the page's JSON leaves out.
 USUAL = {
     "outcome": "measured",
     "reason": None,
@@ -242,7 +242,7 @@ def _settings(comparison: Comparison) -> Markup:
 
 
 def _courses(comparison: Comparison) -> Markup:
-    """Show of each run what it did when, and the course of its GPUs; both open if there is only one run."""
+    """Show each run's time line, and the course of its GPUs; both open if there is only one run."""
     plots = [*timeline_plots(comparison), *telemetry_plots(comparison)]
     if not plots:
         return fragment()
@@ -255,7 +255,7 @@ RUN_HEADS = ("runs", "machine", "measured on", "driver", "torch", "image", "stac
 
 
 def _measured_with(comparison: Comparison) -> Markup:
-    """Show what, where, when and with which software runs measured; runs that are alike share a row."""
+    """Show models, machine, time and software of the runs; runs that are alike share a row."""
     rows = {row.run_id: row for part in comparison.parts for row in part.rows}
     if not rows:
         return fragment()

@@ -1,4 +1,4 @@
-"""What-if: controls with which a reader changes limits, runs and rents, and the report answers anew.
+"""What-if: controls by which a reader changes limits, runs and rents, and the report updates its answers.
 
 In: a Comparison. Out: a hidden section with its data and its script, which shows the section and fills it.
 Without JavaScript nothing is seen of it. The script decides by the rules of `bench.report.compare.appraisal`.
@@ -77,7 +77,7 @@ def _around(values: list[float]) -> tuple[float, float]:
 
 
 def _rents(comparison: Comparison, parts: Iterable[ModelPart]) -> Markup:
-    """Make a control for the rent of each kind of machine, the first quote of which sets the scale."""
+    """Make a control for the rent of each kind of machine; the kind's first quote sets the scale."""
     quotes: dict[str, float | None] = {}
     for part in parts:
         for entry in part.entries:
@@ -106,7 +106,7 @@ def _rents_around(quote: float | None) -> tuple[float, float]:
 
 
 def _field(control: Control) -> Markup:
-    """Make a text field and a slider for one number, each with a label, and a place for what is wrong."""
+    """Make a text field and a slider for one number, each with a label, and a place for an error."""
     text, slider, mistake = (f"what-if-{control.id}-{kind}" for kind in ("text", "slider", "mistake"))
     return el(
         "div",
@@ -125,7 +125,7 @@ def _field(control: Control) -> Markup:
 
 
 def _data(comparison: Comparison, parts: Iterable[ModelPart]) -> dict[str, Any]:
-    """Return what the script decides from, and the texts that no control changes."""
+    """Return the data from which the script decides, and the texts that no control changes."""
     wish = comparison.wish
     return {
         "sign": currency_sign(comparison.currency),

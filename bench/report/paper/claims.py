@@ -1,7 +1,7 @@
 """The paper's tables, and times measured with its code, each with its source. Never used as thresholds.
 
 Each claimed number of days comes with the utilisation that it implies: the model's own arithmetic over the
-vendor's peak. Pure, but for reading shipped data.
+vendor's peak. Pure, except for reading shipped data.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class ComputeSurvey:
 
 @dataclass(frozen=True, slots=True)
 class TextClaim:
-    """A factor that the paper's text claims, and what it says of it."""
+    """A factor that the paper's text claims, and the claim in words."""
 
     factor: float
     says: str
@@ -192,7 +192,7 @@ def claim(method: Method, model: str, gpu: str, gpus: int, days: int) -> Claim:
 
 
 def recomputed(claim: TextClaim) -> tuple[Recomputed, ...]:
-    """Return what the tables say of a claim of the text; empty if they say nothing."""
+    """Return the tables' values for a claim of the text; empty if they have none."""
     if claim.measure == "speed-up":
         all_ = _speedups()
         pythia = [factor for model, factor in all_ if model.startswith("pythia")]

@@ -69,7 +69,7 @@ def _optimal() -> dict[tuple[str, str, int], Claim]:
 
 
 def _text_claims_table() -> str:
-    """Format the factors of the text beside what the tables give for them."""
+    """Format the factors of the text beside those that follow from the tables."""
     rows = []
     for claim in paper().text_claims:
         found = [f"{each.factor:.2f}: {each.over}" for each in recomputed(claim)]

@@ -50,7 +50,7 @@ def _point(attempt: MeasuredAttempt) -> Point:
 
 
 def _kind(setting: tuple[str, ...]) -> str:
-    """Name the series of a setting by what saves the most memory: sharding and offloading."""
+    """Name the series of a setting by its sharding and offloading, which save the most memory."""
     if not setting:
         return "naive"
     sharding = next((name for name in setting if name.startswith(("zero-", "fsdp-"))), None)

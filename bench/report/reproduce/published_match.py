@@ -38,7 +38,7 @@ class PublishedMatch:
 
     @property
     def reached(self) -> bool:
-        """Whether this machine is at least as fast as published, but for the tolerance."""
+        """Whether this machine is at least as fast as published, within the tolerance."""
         return self.ratio is not None and self.ratio >= 1 - self.tolerance
 
 
@@ -103,7 +103,7 @@ def _devices(run: ReproducibleRun) -> str:
 
 
 def _differences(row: PublishedRow, run: ReproducibleRun, trial: TrialResult | None) -> Iterator[str]:
-    """Yield what is known to differ, and what the document leaves open."""
+    """Yield known differences, and facts that the document leaves open."""
     gpus = run.results.node.gpus
     if not gpus or gpus[0].name != row.card:
         yield f"card: {gpus[0].name if gpus else 'none'} here, {row.card} there"

@@ -47,7 +47,7 @@ class FirstLosses:
 
 @dataclass(frozen=True, slots=True)
 class ReproducibleRun(RunContents):
-    """A recomputed run, and what else reproducing it needs."""
+    """A recomputed run, and other facts that its reproduction needs."""
 
     losses: Mapping[str, FirstLosses]  # by trial
     courses: Mapping[str, MeanCourse]
@@ -277,7 +277,7 @@ def _of_machines(here: ReproducibleRun, there: ReproducibleRun) -> Iterator[str]
 
 
 def _ceilings(here: Results, there: Results) -> Iterator[str]:
-    """Yield differences in what bare operations reached: they show a busy or throttled machine."""
+    """Yield differences between the rates of bare operations: they show a busy or throttled machine."""
     ours, theirs = _slowest(here.ceilings), _slowest(there.ceilings)
     for key in sorted(ours.keys() & theirs.keys()):
         x, y = ours[key], theirs[key]

@@ -205,7 +205,7 @@ def _in_other_groups(answer: MachineAnswer, part: ModelPart, comparison: Compari
 
 
 def _rank(choice: Choice, question: Question) -> tuple[float, float]:
-    """Order choices by what the question is about: by days, or by costs and then by days."""
+    """Order choices by the quantity of the question: by days, or by costs and then by days."""
     if question in ("fastest", "fastest in budget"):
         return choice.days, 0.0
     return math.inf if choice.spend is None else choice.spend, choice.days

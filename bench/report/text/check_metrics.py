@@ -80,7 +80,7 @@ def _line(name: str, labels: Labels, value: float) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Escape a text for the format, and before that what a terminal would obey."""
+    """Escape a text for the format, and the control characters of terminals in it."""
     return one_line(text).replace("\\", r"\\").replace('"', r"\"")
 
 
@@ -126,7 +126,7 @@ def _of_gpus(results: CheckResults, evidence: Evidence) -> Iterator[MetricSample
 
 
 def _at_rest(gpu: Answers) -> dict[str, float | None]:
-    """Return what NVML answered about a GPU, by the end of the metric's name."""
+    """Return NVML's answers about a GPU, by the end of the metric's name."""
     limit, rows = gpu.number("EnforcedPowerLimit"), gpu.get("RemappedRows")
     links = [state for link in range(18) if (state := gpu.number(f"NvLinkState.{link}")) is not None]
     return {
@@ -141,7 +141,7 @@ def _at_rest(gpu: Answers) -> dict[str, float | None]:
 
 
 def _sampled(gpu: GpuSample) -> dict[str, float | None]:
-    """Return what the last reading of telemetry says about a GPU, by the end of the metric's name."""
+    """Return a GPU's values in the last reading of telemetry, by the end of the metric's name."""
     return {
         "temperature_celsius": gpu.celsius,
         "power_watts": gpu.power_watts,

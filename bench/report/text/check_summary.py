@@ -1,4 +1,4 @@
-"""Words that sum up a node check: the machine, each check's verdict, and how many there are. Pure."""
+"""Sum up a node check in words: the machine, each check's verdict, and how many there are. Pure."""
 
 from __future__ import annotations
 

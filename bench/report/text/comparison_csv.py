@@ -27,7 +27,7 @@ CSV_COLUMNS = (
 
 
 def csv_text(comparison: Comparison) -> str:
-    """Write a row for each machine and model, with every digit; a row that is not ranked says why.
+    """Write a row for each machine and model, with every digit; an unranked row states its reason.
 
     Estimates follow the measured machines of their part, and say that they are estimates.
     """

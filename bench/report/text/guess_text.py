@@ -60,7 +60,7 @@ def _offer_notes(guess: PricedGuess, offer: GuessOffer, currency: str, runs: int
 
 
 def _cost_ends(offer: GuessOffer, currency: str) -> str:
-    """Format both ends of what a run costs: ", $994 to $1,440 a run"; nothing without an upper end."""
+    """Format both ends of the cost of a run: ", $994 to $1,440 a run"; nothing without an upper end."""
     if offer.most_run_cost is None:
         return ""
     least, most = money_text(offer.least_run_cost, currency), money_text(offer.most_run_cost, currency)
@@ -68,7 +68,7 @@ def _cost_ends(offer: GuessOffer, currency: str) -> str:
 
 
 def estimate_line(guess: PricedGuess) -> str:
-    """Say what the guess is based on, and what its interval holds."""
+    """Name the basis of the guess, and the meaning of its interval."""
     floor = f"not under {figures(guess.at_peak_days)} days at the vendor's peak"
     if guess.days is None:
         return f"ESTIMATE {guess.label}: {floor}; {guess.basis}"
@@ -83,7 +83,7 @@ def estimate_line(guess: PricedGuess) -> str:
 
 
 def csv_guess(guess: PricedGuess) -> dict[str, Any]:
-    """Return the cells of a guess; it has no rank, and `not_compared` says that nobody measured it."""
+    """Return the cells of a guess, without a rank; `not_compared` says that the machine was not measured."""
     cells: dict[str, Any] = {
         "machine": guess.gpu,
         "devices": guess.gpus,

@@ -43,7 +43,7 @@ HEADERS: Mapping[str, str] = {
     "note": "",
 }
 TEXT_COLUMNS = frozenset({"machine", "setting", "level", "run", "note"})
-FIXED_COLUMNS = frozenset({"rank", "machine", "note"})  # shown whatever columns are chosen
+FIXED_COLUMNS = frozenset({"rank", "machine", "note"})  # always shown
 IN_TIME = {"yes": "meets the deadline", "perhaps": "may miss the deadline", "no": "misses the deadline"}
 COLUMN_NAMES = tuple(name for name in HEADERS if name not in FIXED_COLUMNS)
 OFFER_COLUMNS = (
@@ -147,7 +147,7 @@ def _offer_row(entry: Entry, machine: str, offer: Offer, comparison: Comparison)
 
 
 def offer_worth(units_per_currency: float | None, unit: str, currency: str) -> tuple[str, str]:
-    """Format what money trains, as 450M tokens/$, and what a billion of them costs."""
+    """Format tokens for money, as 450M tokens/$, and the cost of a billion of them."""
     if units_per_currency is None:
         return "", ""
     worth = f"{short_count(units_per_currency)} {unit}/{currency_sign(currency).strip()}"

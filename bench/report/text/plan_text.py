@@ -112,7 +112,7 @@ def _memory_text(cell: SettingPlan, available_bytes: int) -> str:
 
 
 def _counts(made: Plan, model: str, shown: int, skipped: int) -> Iterator[str]:
-    """Count what fits, hardly fits and is skipped, unless the block shows all there is."""
+    """Count the settings that fit, hardly fit and are skipped, unless the block shows all of them."""
     cells = [cell for cell in made.cells if cell.model.name == model]
     hardly = sum(_hardly_fits(cell, made.memory_bytes) for cell in cells)
     if shown < len(cells) or skipped:

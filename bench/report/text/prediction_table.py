@@ -73,11 +73,11 @@ def reasons_of(model: str, without: Sequence[Unpredicted]) -> Iterator[str]:
 
 
 def caveats(rows: Sequence[PricedPrediction]) -> Iterator[str]:
-    """Yield what a reader of predictions must know."""
+    """Yield the limits of predictions that a reader must know."""
     yield NOT_MEASURED
     yield ERRORS
     if any(row.predicted.gpus > MOST_GPUS for row in rows):
-        yield f"more than {MOST_GPUS} GPUs: no prediction for so many was ever held against a measurement"
+        yield f"more than {MOST_GPUS} GPUs: no prediction for that number was compared with a measurement"
 
 
 def by_days(model: str, rows: Sequence[PricedPrediction]) -> list[PricedPrediction]:

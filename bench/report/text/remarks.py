@@ -110,7 +110,7 @@ def _close_line(row: RankedRow, doubt: UncertainFastest, machine: str) -> str:
 
 
 def notes(comparison: Comparison) -> Iterator[str]:
-    """Yield footnotes: what the columns mean, and the quotes behind the money."""
+    """Yield footnotes: the meaning of columns, and the quotes behind the money."""
     entries = [entry for part in comparison.parts for entry in part.entries]
     yield "kinds of machine of equal rank are not provably different at 95%"
     yield f"±  95% interval of a run on another machine of the kind: the run's own, and {_spread_text()}"

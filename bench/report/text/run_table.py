@@ -195,7 +195,7 @@ def _notes(
 
 
 def _about_gradients(trial: TrialResult) -> Iterable[str]:
-    """Yield what is known of a trial's gradients, compared with those of the unmodified model."""
+    """Yield the result of a trial's gradient check against the unmodified model."""
     which = f"{trial.model}: {trial.label}"
     if trial.no_gradient_check:
         yield f"gradients not checked  {which}: {trial.no_gradient_check}"

@@ -92,7 +92,7 @@ def _ranked(trial: TrialResult, wrong: Container[tuple[str, Setting]]) -> bool:
 def _tables(
     run: ComparedRun, tried: Mapping[str, Sequence[TrialResult]], glyphs: Glyphs, room: int
 ) -> tuple[list[str], list[str]]:
-    """Format the tables with the longest bars that cost no column; return them, and what is left out."""
+    """Format the tables with the longest bars that cost no column; return them, and the columns left out."""
     shortest = _fitted(run, tried, glyphs, min(LONGEST_BARS), room)
     for longest in LONGEST_BARS:
         fitted = _fitted(run, tried, glyphs, longest, room)
@@ -174,7 +174,7 @@ def _course(run: ComparedRun, glyphs: Glyphs, room: int) -> Iterator[str]:
 def _line(
     course: TelemetryCourse, name: str, words: str, amount: Amount, glyphs: Glyphs, room: int
 ) -> Iterator[str]:
-    """Yield a course with its lowest and highest value; nothing if the bundle does not have it."""
+    """Yield a course with its lowest and highest value; nothing if the bundle lacks it."""
     values: tuple[float, ...] = getattr(course, name)
     if not values:
         return

@@ -49,7 +49,7 @@ def _read(bundle: Path) -> tuple[Baseline, CheckContents]:
     facts = facts_of(contents.evidence)
     if facts is None:
         raise BadInput(
-            "--baseline has no facts of its machine: it is older than them, or left the check drift out",
+            "--baseline has no facts of its machine: it is by an older bench, or left out the check drift",
             where=str(bundle),
             advice="check the machine again in a good state, and name that bundle",
         )

@@ -51,7 +51,7 @@ MOST_REPEATS = 8  # rounds in which slow pairs meet again
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """What a node says when it comes."""
+    """The message with which a node joins the meeting."""
 
     bench: str
     lanes: int
@@ -295,7 +295,7 @@ class _Leader:
         return Tournament(job.nodes.count, job.lanes, planned, made, piece, transfers, failed, lost)
 
     def _kept(self, seconds: Sequence[float]) -> tuple[float, ...]:
-        """Return what the bundle has room for: all times, or of very many transfers the median of each."""
+        """Return the times that fit into the bundle: all, or of very many transfers the median of each."""
         transfers = self.job.lanes * self.job.nodes.count**2
         kept = seconds if transfers <= MOST_TRANSFERS else (median(seconds),)
         return tuple(float(f"{each:.6g}") for each in kept)

@@ -28,8 +28,8 @@ CHANGE_LOCK_NAME = ".change.lock"  # held while the command of --on-change runs:
 MAX_BYTES = 64 * 2**20  # of the file: 108,000 checks of eight GPUs, more than a year's at one in five minutes
 KEPT_SHARE = 0.75  # of MAX_BYTES, when the oldest lines are removed
 MAX_LINE_BYTES = 2**20
-TAIL_BYTES = 2**18  # of the file, in which what a command was told last is looked for
-# Lines that are decoded: so many of the newest checks without load, and of the newest with measured figures.
+TAIL_BYTES = 2**18  # of the file, in which the state last reported to a command is looked for
+# Numbers of lines that are decoded: of the newest checks without load, and of the newest with figures.
 DECODED = 1000
 _BEGIN, _NAME_END, _CHECKSUM_BYTES = b'{"bundle":"', b'","', len(b',"crc32":"00000000"}\n')
 _MEASURED, _OF_A_CHECK = b'"figures":{"', b'"verdict":"'
@@ -37,7 +37,7 @@ _MEASURED, _OF_A_CHECK = b'"figures":{"', b'"verdict":"'
 
 @dataclass(frozen=True, slots=True)
 class IndexedCheck:
-    """What the index keeps of one node check."""
+    """The entry of the index about one node check."""
 
     bundle: str  # its file's name
     run: str
@@ -50,7 +50,7 @@ class IndexedCheck:
     figures: Mapping[str, Mapping[str, float]]  # rates by UUID and name, without those that failed
     machine: str = ""  # its digest; empty if unknown
     corrected_errors: int | None = None  # of its memory; None: nothing counts them
-    told: State | None = None  # what the command of --on-change was last told; None: it was not asked for
+    told: State | None = None  # the state last reported to --on-change; None: it was not given
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ def read_index(folder: Path) -> CheckIndex:
 
 
 def last_told(folder: Path) -> State | None:
-    """Return what the command of --on-change was told last, from the end of the index; None if it was not."""
+    """Return the state last reported to the command of --on-change, from the index; None if there is none."""
     path = folder / FILE_NAME
     if not path.exists():
         return None
@@ -157,7 +157,7 @@ def add(folder: Path, entries: Sequence[Entry], *, repair: bool = False) -> None
 
 @contextmanager
 def locked(lock: Path) -> Iterator[None]:
-    """Hold a lock, which is a file of its own, because the index is replaced."""
+    """Hold a lock, which is a separate file, because the index is replaced."""
     descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -1,6 +1,6 @@
 """Check a node, from manifest to signed bundle: read its state, measure, judge, pack.
 
-This process touches no driver and imports no torch. Whatever may hang runs in a process group of its own
+This process touches no driver and imports no torch. All work that may hang runs in a separate process group
 with a time limit; a check that hangs is then reported as not run.
 """
 
@@ -66,7 +66,7 @@ class CheckedNode:
 
 @dataclass(frozen=True, slots=True)
 class GpusInUse:
-    """Why a node was not checked: what uses which of its GPUs."""
+    """The reason why a node was not checked: the GPUs in use, and their users."""
 
     reason: str
 
@@ -169,7 +169,7 @@ class CheckRun:
         self._torch = bool(probe.packages(("torch",)))
 
     def _preload(self) -> list[str]:
-        """Return what the fork server prepares once, because each member of each check would otherwise."""
+        """Return modules and functions that the fork server prepares once for all members of all checks."""
         if self.request.level in WITHOUT_LOAD:
             return []
         ahead = ["bench.node_check.all_checks:known_checks"]
@@ -258,7 +258,7 @@ class CheckRun:
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
-        """Sample NVML during the block, in a process of its own, since a driver may hang."""
+        """Sample NVML during the block, in a separate process, since a driver may hang."""
         if not self.gpus:
             yield
             return

@@ -31,7 +31,7 @@ MOST_TEXT = 200  # characters of a finding or a reason that the index keeps
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What earlier checks say."""
+    """The figures and counters of earlier checks."""
 
     past: Mapping[str, Past]  # by GPU UUID
     refused: tuple[str, ...]  # why bundles were left out
@@ -58,7 +58,7 @@ def read(paths: Iterable[Path], *, index: bool = False) -> History:
         bundles |= known.bundles if known is not None else {}
         bundles |= {entry.bundle: isinstance(entry, IndexedCheck) for entry in entries}
         if index and known is not None and (entries or known.damaged):
-            with suppress(OSError):  # what was read is used all the same
+            with suppress(OSError):  # the entries that were read are used without an index
                 add(path, entries, repair=bool(known.damaged))
     return History(past_of(checks), tuple(refused), bundles)
 
@@ -81,7 +81,7 @@ def _entry(bundle: Path, refused: list[str]) -> Entry:
 
 
 def indexed(bundle: str, results: CheckResults, evidence: Evidence) -> IndexedCheck:
-    """Return what the index keeps of a check; a figure that failed does not show what is usual."""
+    """Return the index's entry of a check, without figures that failed: they do not show what is usual."""
     bad = {(f.gpu, f.figure) for f in results.findings if f.verdict == "fail" and f.figure}
     last = evidence.alive(AFTER)
     rates: dict[str, dict[str, float]] = {}
@@ -107,8 +107,9 @@ def indexed(bundle: str, results: CheckResults, evidence: Evidence) -> IndexedCh
 
 
 def _of_machines(checks: Iterable[IndexedCheck]) -> dict[str, Past]:
-    """Return the corrected memory errors of each machine, by its digest: as counted a day before its last
-    check, or in its first one if that is later.
+    """Return the corrected memory errors of each machine by its digest, counted a day before its last check.
+
+    A machine whose first check is younger than that has the count of its first check.
     """
     counted: dict[str, list[IndexedCheck]] = {}
     for check in sorted(checks, key=lambda c: c.ended_at):

@@ -1,7 +1,7 @@
 """One step of a check between nodes: the processes of this node join the step's group and exchange data.
 
 A process for each lane, a GPU or a process of the CPU, joins a group of torch.distributed that exists for
-this step alone. So whatever hangs or dies ends with its step.
+this step alone. So a process that hangs or dies ends with its step.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ StepKind = Literal["pairs", "exchange", "end"]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What the nodes do next: "pairs" meet in twos; in an "exchange" all nodes of `group` take part."""
+    """The next step of the nodes: "pairs" meet in twos; in an "exchange" all nodes of `group` take part."""
 
     number: int
     kind: StepKind
@@ -58,7 +58,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class LaneResult:
-    """What one lane measured in one step: the seconds of each piece, in one or in both directions."""
+    """The measurement of one lane in one step: the seconds of each piece, in one or in both directions."""
 
     piece_bytes: float = 0.0
     seconds: tuple[tuple[float, ...], ...] = ()
@@ -85,7 +85,7 @@ def meet(job: NodesJob, seconds: float, group: str = "") -> dist.Store:
 
 
 def do_step(job: NodesJob, step: Step, group: tuple[int, ...], folder: Path) -> tuple[LaneResult, ...]:
-    """Fork a process for each lane, and return what each has left in its file in `folder`."""
+    """Fork a process for each lane, and return the result that each has written to its file in `folder`."""
     paths = [folder / f"{step.number}-{lane}.json" for lane in range(job.lanes)]
 
     def member(lane: int) -> None:
@@ -96,7 +96,7 @@ def do_step(job: NodesJob, step: Step, group: tuple[int, ...], folder: Path) -> 
 
 
 def _left(path: Path, status: int | None) -> LaneResult:
-    """Read what a lane has left, or say how its process ended."""
+    """Read the result of a lane, or say how its process ended."""
     with suppress(OSError, ValueError):
         return from_json(LaneResult, json.loads(path.read_text()))
     if status is None or (os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGALRM, signal.SIGKILL)):

@@ -19,7 +19,7 @@ _RUN_ID = re.compile(r"[0-9a-f]{12}")  # names of the bundles and folders that `
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """Which node checks of a folder are kept: those within every limit, and the newest in any case."""
+    """The limits for the node checks that a folder keeps; the newest check is kept in any case."""
 
     checks: float = inf
     seconds: float = inf

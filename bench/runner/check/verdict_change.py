@@ -1,7 +1,7 @@
 """Call a command when the verdict of a node changes. The command acts; bench only judges.
 
-In:  the results of a check, and what the command was last told. Out: what it was told now, or why it failed.
-A command that fails is told again at the next check, and changes no verdict.
+In:  the results of a check, and the state last reported to the command. Out: the state reported
+now, or why the command failed. A failed command is called again after the next check, and changes no verdict.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SCHEMA = "bench/verdict-change/v1"
 
 @dataclass(frozen=True, slots=True)
 class VerdictChange:
-    """A change of a node's state, as its command is told."""
+    """A change of a node's state, which is reported to the command of --on-change."""
 
     before: State | None  # None: the command was never told, or the history is gone
     after: State
@@ -57,7 +57,7 @@ def document_of(change: VerdictChange, results: CheckResults, bundle: Path, host
 def tell(
     command: list[str], results: CheckResults, bundle: Path, before: State | None
 ) -> VerdictChange | None:
-    """Call the command if the node's state is another than it was told before; None if it is the same."""
+    """Call the command if the node's state differs from the last reported one; return None if it does not."""
     after = state_of(results.verdict)
     if after == before:
         return None
@@ -70,7 +70,7 @@ def call(command: list[str], document: Mapping[str, Any]) -> str | None:
     words = {"BENCH_FROM": document["from"] or "", "BENCH_TO": document["to"]}
     environment = os.environ | words | {"BENCH_REASON": document["reason"]}
     try:
-        # Files instead of pipes: a program that the command leaves behind may keep a pipe open for ever.
+        # Files instead of pipes: a program that the command leaves behind may keep a pipe open forever.
         with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as output:
             given.write(canonical_json(document) + b"\n")
             given.seek(0)

@@ -27,13 +27,13 @@ class Neighbours:
     def __init__(self, files: Sequence[int], say: Callable[[str], None]) -> None:
         self._files = files
         self._say = say
-        self._silent = False  # once the user was told
+        self._silent = False  # once the user was warned
         self._touched: list[float] = []
         self._seen_at = self._asked_at = -math.inf  # on the monotonic clock
         self._lock = threading.Lock()  # a beat and a question would take each other's touch for a neighbour's
 
     def begin(self) -> None:
-        """Tell of a bench that measures already, and touch the files for the first time."""
+        """Report another bench that measures already, and touch the files for the first time."""
         if since := [_begun_at(file) for file in self._files if not _is_first(file)]:
             self._tell(f"another bench measures on this machine since {_clock(min(since))}")
         self._touched = list(map(_touch, self._files))

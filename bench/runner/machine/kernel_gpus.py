@@ -34,7 +34,7 @@ def pci_address(bus: str) -> str:
 
 
 def _of_driver(folder: Path) -> Iterator[tuple[str, Mapping[str, str]]]:
-    """Yield each GPU's address, and what the driver's file about it says, by the names in that file."""
+    """Yield each GPU's address, and the values in the driver's file about it, by the names in that file."""
     with suppress(OSError):
         for file in sorted(folder.glob("*/information")):
             with suppress(OSError):
@@ -43,7 +43,7 @@ def _of_driver(folder: Path) -> Iterator[tuple[str, Mapping[str, str]]]:
 
 
 def _told(information: Mapping[str, str]) -> tuple[str | None, str | None]:
-    """Return UUID and name; None for each that the driver does not know, as of a GPU that nobody used yet."""
+    """Return UUID and name; None for each that the driver does not know, such as those of an unused GPU."""
     texts = (information.get("GPU UUID", ""), information.get("Model", ""))
     uuid, name = (text if text and "?" not in text and text != "Unknown" else None for text in texts)
     return uuid, name

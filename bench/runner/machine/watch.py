@@ -1,4 +1,4 @@
-"""Sample the GPUs during a node check, in a process of its own, since a driver may hang.
+"""Sample the GPUs during a node check, in a separate process, since a driver may hang.
 
 python -m bench.runner.machine.watch FILE EVERY_SECONDS
 

@@ -3,7 +3,7 @@
 torchrun and torch.distributed meet in a store that asks nobody who they are, and torchrun unpickles what it
 reads there. So the store listens on the leader's loopback interface alone. The leader's door listens at the
 meeting's address, and another node's door on its own loopback interface; the doors prove to each other that
-they know the secret, and encrypt and authenticate what they pass on. A door is a process of its own, which
+they know the secret, and encrypt and authenticate what they pass on. A door is a separate process, which
 ends with the run that started it. Only `main` on the leader imports torch.
 """
 
@@ -94,7 +94,7 @@ def _exactly(line: socket.socket, size: int) -> bytes:
 
 
 def prove_as_leader(line: socket.socket, secret: bytes) -> SealedLine:
-    """Let another node's door prove that it knows the secret, and prove the same to it."""
+    """Let another node's door prove that it knows the secret, and then prove it to that door."""
     greeting = _exactly(line, len(GREETING) + NONCE_BYTES)
     if not greeting.startswith(GREETING):
         raise Stranger("another protocol")
@@ -110,7 +110,7 @@ def prove_as_leader(line: socket.socket, secret: bytes) -> SealedLine:
 
 
 def prove_as_node(line: socket.socket, secret: bytes) -> SealedLine:
-    """Prove to the leader's door that this node knows the secret, and let it prove the same."""
+    """Prove to the leader's door that this node knows the secret, and let it prove it too."""
     greeting = GREETING + secrets.token_bytes(NONCE_BYTES)
     line.sendall(greeting)
     talk = greeting + _exactly(line, NONCE_BYTES)
@@ -202,7 +202,7 @@ def listening_address(meet: str) -> str:
 
 
 def keep_door(listener: socket.socket, answer: Callable[[socket.socket], None]) -> None:
-    """Answer every connection in a thread of its own, until the process ends."""
+    """Answer every connection in a separate thread, until the process ends."""
     while True:
         line, _ = listener.accept()
         line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

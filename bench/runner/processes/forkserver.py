@@ -118,7 +118,7 @@ def wait(connection: socket.socket, pid: int) -> int:
 
 
 def run_job(connection: socket.socket, work: Work, log: Path, parent: int) -> int:
-    """Run the job in the forked child: in a session of its own, with its output in the log."""
+    """Run the job in the forked child: in a separate session, with its output in the log."""
     os.setsid()
     die_with_parent(parent)
     preferred_victim()

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from bench.records.trial import Trial
 
-# What a worker emits: {"phase": name}; {"step": passes} after each step, with "seconds" if it was timed and
+# Events of a worker: {"phase": name}; {"step": passes} after each step, with "seconds" if it was timed and
 # "loss" if that was read; once "flops" of a sample and "peak_bytes"; or its final event (supervisor.FINAL).
 WorkerEvent = dict[str, Any]
 Emit = Callable[[WorkerEvent], None]

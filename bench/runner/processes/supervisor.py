@@ -130,7 +130,7 @@ class Supervisor:
         return self._found(job, log, limits, "gradient_check", GradientCheck)
 
     def _found(self, job: object, log: Path, limits: Limits, key: str, kind: type[Found]) -> Found | Failure:
-        """Run a job and return what it found, or the failure that says why it found nothing."""
+        """Run a job and return its result, or the failure that says why it has none."""
         final = self._run(job, log, limits)
         if key in final:
             return from_json(kind, final[key])
@@ -333,7 +333,7 @@ def _start_forkserver(
 
 
 def _require(final: WorkerEvent, key: str, log: Path) -> Any:
-    """Return what a final event has under `key`; raise EnvironmentCannot, with the reason, without it."""
+    """Return the value of `key` in a final event; raise EnvironmentCannot, with the reason, without it."""
     if key in final:
         return final[key]
     reason = final["outcome"]

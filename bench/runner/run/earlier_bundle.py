@@ -27,7 +27,7 @@ def answered(bundle: Path, nonce: str | None) -> AnyVerdict | None:
     """Return the verdict on a bundle that already answers the challenge `nonce`, or None.
 
     The bundle must be complete and certified, and the operator must have received it or its certificate still
-    be valid: a bundle whose certificate expired before it was received has to be signed anew.
+    be valid: a bundle whose certificate expired before it was received has to be signed again.
     """
     if not is_certified(bundle):
         return None

@@ -59,7 +59,7 @@ class FinishedRun:
 
 
 class Unpacked(EnvironmentCannot):
-    """The bundle could not be written. `results` is what it would have contained."""
+    """The bundle could not be written. `results` are those that it would have contained."""
 
     def __init__(self, why: EnvironmentCannot, folder: Path, results: Results) -> None:
         advice = f"what was measured is kept in {folder}: bench run --resume packs it"

@@ -83,7 +83,7 @@ class JobSoFar:
         return all_marks(slowed, company, {self.trial.id: judged}).get(self.trial.id, ())
 
     def parts(self, now: float, step: Interval | None, marks: Sequence[Mark]) -> list[LinePart]:
-        """Return what the live line says of the job, in its order."""
+        """Return the parts of the live line about the job, in their order."""
         model, *rest = self.title
         words = [LinePart(model, 97), LinePart(" ".join(mark.kind for mark in marks), 98)]
         words += [LinePart(text, weight) for text, weight in zip(rest, (60, 20), strict=False)]
@@ -111,7 +111,7 @@ class JobSoFar:
         return found
 
     def _pass_text(self) -> str:
-        """Say how many steps were taken, or what a pass takes while the machine warms up."""
+        """Format the number of steps so far, or the time of a pass while the machine warms up."""
         if self.phase == TIMED or not self.samples:
             return count_text(self.steps, "step") if self.steps else ""
         last = [sample.seconds for sample in self.samples if sample.accumulation == 1][-WINDOW:]

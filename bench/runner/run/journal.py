@@ -17,7 +17,7 @@ from bench.base.files import AppendOnlyLines
 from bench.base.strict_json import DecodeError, canonical_json, strict_loads
 
 FILE_NAME = "journal.jsonl"
-ELSEWHERE = "--out names another directory: there the run begins anew"
+ELSEWHERE = "--out names another directory: there the run starts over"
 
 
 class Journal:

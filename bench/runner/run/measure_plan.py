@@ -15,7 +15,7 @@ from pathlib import Path
 from bench.base.errors import EnvironmentCannot
 from bench.planning.plan import Plan
 from bench.planning.search.next_trial import finalist, longer, next_trial, tally, unproven
-from bench.records.estimate import ceiling_precisions
+from bench.records.estimate import Estimate, ceiling_precisions
 from bench.records.floor import Floor, FloorOrReason, why_no_floor
 from bench.records.gradients import MOST_WRONG, CheckOrReason, GradientCheck, why_no_check, why_not_checked
 from bench.records.marks import Cpus
@@ -57,8 +57,6 @@ from bench.training.vendor import torch_inside, transformers_inside
 MAX_FATAL_ATTEMPTS = 3  # a trial during which the whole run died this often counts as crashed
 CEILING_SECONDS = 300.0
 FLOOR_SECONDS = 180.0  # most of this is for the start of the process, and to record a large model's products
-FLOOR_LEAST_SECONDS = 60.0  # with less left of the budget, a floor is not begun
-CHECK_LEAST_SECONDS = 60.0  # with less left of the budget, a gradient check is not begun
 MEETING_SECONDS = 600.0  # for all nodes to come to the meeting
 DISMISSAL_SECONDS = 60.0  # for the job that tells the other nodes that the run is over
 SETTLE_SECONDS = 30.0  # for the driver to free the memory of a job that was killed
@@ -183,7 +181,7 @@ def _next(run: Run, deadline: float | None) -> Trial | None:
 
 
 def _wanted(run: Run, stated: bool | None) -> bool:
-    """Whether to do what the manifest may state, such as measuring floors: if it does not, on GPUs only."""
+    """Return the manifest's choice, for example of floors; without one, True on GPUs only."""
     return run.plan.target.device == "cuda" if stated is None else stated
 
 
@@ -221,6 +219,20 @@ def settle(
             say(f"GPU memory that was free at the start is in use: {', '.join(more)}; by another process?")
             return
         time.sleep(TICK_SECONDS)
+
+
+@dataclass(frozen=True, slots=True)
+class _Examination:
+    """A kind of job that examines a measured trial."""
+
+    what: str  # in messages
+    log: str  # the end of the log's name
+    silent_seconds: float  # a job that emits nothing for so long is ended
+    least_seconds: float = 60.0  # with less left of the budget, the job is not begun
+
+
+_FLOOR = _Examination("a floor", "floor", FLOOR_SECONDS)
+_GRADIENT_CHECK = _Examination("a check", "gradients", 300.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,20 +334,17 @@ class _Jobs:
         self.progress.floor(trial, run.summaries())
 
     def _floor(self, trial: Trial) -> FloorOrReason:
-        run = self.run
         if self.supervisor.nodes is not None:
             return "a floor is measured on one node, and this run is on several"
         if trial.model.recipe.documents:
             return "how long attention takes depends on the lengths of documents, which a floor does not know"
-        seconds = self._until(FLOOR_SECONDS)
-        if seconds < FLOOR_LEAST_SECONDS:
-            return f"{seconds:.0f} s of the budget are left, a floor may take {FLOOR_LEAST_SECONDS:.0f} s"
-        limits = Limits(seconds, seconds, self._host_limit(trial))
-        found = self._found(self.supervisor.floor, trial, "floor", limits)
-        if isinstance(found, str):
-            return found
-        result = next(result for result in run.summaries() if result.id == trial.id)
-        return why_no_floor(found, trial.accumulation, result.estimate) or found
+        return self._found(
+            self.supervisor.floor,
+            trial,
+            _FLOOR,
+            FLOOR_SECONDS,
+            lambda floor, estimate: why_no_floor(floor, trial.accumulation, estimate),
+        )
 
     def check_gradients(self, trial: Trial) -> None:
         """Check the gradients of a trial, or record why not, which is never the run's failure."""
@@ -356,32 +365,42 @@ class _Jobs:
             return "gradients are checked on one node, and this run is on several"
         if len(run.wrong_settings(trial.model.name)) >= MOST_WRONG:
             return f"{MOST_WRONG} faster settings have wrong gradients, and no more are checked"
-        seconds = self._until(run.manifest.trial_seconds)
-        if seconds < CHECK_LEAST_SECONDS:
-            return f"{seconds:.0f} s of the budget are left, a check may take {CHECK_LEAST_SECONDS:.0f} s"
-        limits = Limits(seconds, min(seconds, 300.0), self._host_limit(trial))
-        found = self._found(self.supervisor.gradient_check, trial, "gradients", limits)
-        if isinstance(found, str):
-            return found
-        result = next(result for result in run.summaries() if result.id == trial.id)
-        return why_no_check(found, trial.setting, result.estimate) or found
+        return self._found(
+            self.supervisor.gradient_check,
+            trial,
+            _GRADIENT_CHECK,
+            run.manifest.trial_seconds,
+            lambda check, estimate: why_no_check(check, trial.setting, estimate),
+        )
 
     def _found(
         self,
         job: Callable[[Trial, DeviceKind, Path, Path, Limits], Found | Failure],
         trial: Trial,
-        name: str,
-        limits: Limits,
+        kind: _Examination,
+        most_seconds: float,
+        why_not: Callable[[Found, Estimate | None], str | None],
     ) -> Found | str:
-        """Return what a job about a trial found, or in a line why it found nothing."""
-        log = _log(self.run, f"{trial.id}-{name}")
+        """Examine a measured trial; return the result, or in a line why there is none.
+
+        `why_not` says, by the trial's estimate, why the trial cannot have this result.
+        """
+        seconds = self._until(most_seconds)
+        if seconds < kind.least_seconds:
+            least = f"{kind.what} may take {kind.least_seconds:.0f} s"
+            return f"{seconds:.0f} s of the budget are left, {least}"
+        limits = Limits(seconds, min(seconds, kind.silent_seconds), self._host_limit(trial))
+        log = _log(self.run, f"{trial.id}-{kind.log}")
         try:
             found = job(trial, self.run.plan.target.device, self.scratch, log, limits)
         except EnvironmentCannot as error:
             return str(error).splitlines()[0]
         if isinstance(found, Unsupported):
             return found.reason
-        return failure_text(found) if isinstance(found, Failure) else found
+        if isinstance(found, Failure):
+            return failure_text(found)
+        result = next(result for result in self.run.summaries() if result.id == trial.id)
+        return why_not(found, result.estimate) or found
 
     def prove_trial(self, trial: Trial, proving: Proving) -> None:
         """Prove a trial by training. Its estimate is in the journal, and the proof cannot change it."""
@@ -432,7 +451,7 @@ def _must_be_alike(node: NodeFacts) -> dict[str, str]:
 
 
 def what_is_open(run: Run) -> str:
-    """Return a phrase with the number of models or settings that are undecided, or with what comes after."""
+    """Return a phrase: the number of undecided models or settings, or the work that comes after them."""
     decided, total, what = tally(run.plan, run.plausible_outcomes)
     if decided < total:
         return f"{total - decided} of {total} {what} undecided"

@@ -58,7 +58,7 @@ class Thrift:
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """What is shown of a run: its plan, what it has recorded, which grows, and the devices to judge."""
+    """The shown part of a run: its plan, its records, which grow, and the devices to judge."""
 
     plan: Plan
     outcomes: Mapping[str, Outcome]
@@ -175,7 +175,7 @@ class Progress:
         return self._job.marks(step, self._course.cpus, self._course.gpus)
 
     def _tell(self, mark: Mark) -> None:
-        """Say once a run what a kind of mark means, as soon as it is seen; results repeat it by trial."""
+        """Explain a kind of mark once a run, when it is first seen; results repeat it by trial."""
         if mark.kind not in self._told:
             self._told.add(mark.kind)
             self.say(f"{mark.kind} so far  {' '.join(self._job.title)}: {mark.text}: {MEANING[mark.kind]}")

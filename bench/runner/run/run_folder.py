@@ -53,7 +53,7 @@ def choose_folder(
         if not resume:
             raise BadInput("this run was begun before", where=str(folder), advice="--resume goes on with it")
         if events := list(journals.read_journal(folder / journals.FILE_NAME)):
-            advice = "--out names another directory: there this machine begins the run anew, for the operator"
+            advice = "--out names another directory: there this machine starts the operator's run over"
             require_same(folder, events[0], manifest, node, advice, moved)
         return folder
     if resume and not run_id and (unfinished := _unfinished(out, manifest, node)):
@@ -104,7 +104,7 @@ def require_same(
     header: Mapping[str, Any],
     manifest: Manifest,
     node: NodeFacts,
-    advice: str = "leave --resume out to start anew",
+    advice: str = "leave --resume out to start over",
     moved: bool = False,
 ) -> None:
     """Raise BadInput unless the run with this journal header can continue on `node`.
@@ -162,7 +162,7 @@ def _without_places(node: Any) -> Any:
 
 
 def _without_identity(node: Any) -> Any:
-    """Return the node without its GPUs' UUIDs: what all machines of the same kind have in common."""
+    """Return the node without its GPUs' UUIDs, by which machines of the same kind are equal."""
     if not isinstance(node, dict):
         return node
     return node | {"gpus": [{**gpu, "uuid": ""} for gpu in node.get("gpus", [])]}

@@ -99,7 +99,7 @@ class CertifiedKey:
     def seal(self, folder: Path, say: Say, *, patient: bool) -> Seal:
         """Return the key and its certificate, waiting for the certificate if `patient`.
 
-        Without a certificate the bundle is signed by a key that nobody vouches for.
+        Without a certificate, no authority vouches for the key that signs the bundle.
         """
         certificate = self._find(folder, say)
         deadline = time.monotonic() + (self._patience_seconds if patient else 0)

@@ -1,4 +1,4 @@
-"""How long a run still takes, from its plan and from what was measured so far. Pure."""
+"""Estimate the remaining time of a run from its plan and from its trials so far. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ def seconds_left(
 ) -> float | None:
     """Return the seconds left; None if nothing tells.
 
-    `spent` seconds decided so many models or settings, and the undecided ones take as long each. `proofs` are
+    `spent` seconds decided `decided` models or settings, and each undecided one takes as long. `proofs` are
     the least seconds of the proofs to come. A run never lasts beyond its deadline.
     """
     measuring = spent / decided * undecided if decided else None if undecided else 0.0

@@ -156,7 +156,7 @@ class _RecordAttention(TorchFunctionMode):
 
 
 def recorded(model: Model, setting: Setting, micro_batch: int) -> Recording:
-    """Run one pass on tensors without contents; return what it computed."""
+    """Run one pass on tensors without contents; return its computations."""
     recording = Recording()
     half = HALF.get(model.recipe.precision)
     halved = half is not None and "half-weights" in setting
@@ -205,7 +205,7 @@ def _form(value: Any, both_ways: bool) -> Any:
 
 
 def measure_floor(trial: Trial, device: Device, emit: Emit, most_seconds: float = TIMED_SECONDS) -> Floor:
-    """Record what a pass of the trial's micro-batch computes, and time it for at most `most_seconds`."""
+    """Record the computations of a pass of the trial's micro-batch; time them for at most `most_seconds`."""
     emit({"phase": "record"})
     device.cap_memory(trial.memory_cap_bytes)
     torch.manual_seed(trial.seed)
@@ -243,7 +243,7 @@ def _calls(recording: Recording, device: Device) -> Mapping[Kind, Sequence[tuple
 
 
 def _with_equal_groups(left: Tensor, right: Tensor, ends: Tensor, *rest: Any) -> tuple[Any, ...]:
-    """Return the arguments of a grouped product with as many rows for each expert."""
+    """Return the arguments of a grouped product with equally many rows for each expert."""
     rows = left.size(0) if right.dim() == 3 else left.size(1)
     each = torch.arange(1, len(ends) + 1, device=ends.device) * (rows // len(ends))
     return left, right, each.int(), *rest

@@ -176,7 +176,7 @@ class _SteadyRun(TrialRun):
     def gradients(self, batches: Sequence[Batch], times: int = 1) -> Iterator[tuple[str, Tensor]]:
         """Yield the fp32 gradient of each parameter for a step of these passes, by the parameter's name.
 
-        The passes are repeated so many times: an objective that compares samples with each other compares
+        The passes are repeated: an objective that compares samples with each other compares
         those of the batches, and not those of their repetitions.
         """
         strategy = self.build()

@@ -18,7 +18,7 @@ Replay = Callable[[], Tensor]
 
 
 def record_graph(compute: Replay) -> Replay:
-    """Record what `compute` launches on the GPU. Returns a function that launches all of it at once."""
+    """Record the kernels that `compute` launches on the GPU. Returns a function that launches all at once."""
     graph = torch.cuda.CUDAGraph()
     try:
         # Other threads may use the GPU while this one records: loaders pin memory, NCCL looks for failures.

@@ -1,7 +1,7 @@
 """Run a trial in a worker: from an empty process to a measurement, phase by phase.
 
 In: a trial, a device, a team. Out: a Measurement or a Proof, and events for the supervisor. Every member of
-the team does the same. Imports torch at module level.
+the team runs all phases. Imports torch at module level.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Emit = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True, slots=True)
 class WarmUp:
-    """The steps of a warm-up, and what they tell about the measurement to come."""
+    """The steps of a warm-up, whether they became steady, and their times, from which pass counts follow."""
 
     samples: tuple[StepSample, ...]
     steady: bool
@@ -264,7 +264,7 @@ class TrialRun:
         raise AssertionError("cycle never ends")
 
     def overheads(self, pass_seconds: float) -> tuple[float | None, float | None, float | None]:
-        """Return seconds of a log line, a checkpoint, an evaluated sample; None for what the recipe omits."""
+        """Return seconds of a log line, a checkpoint, an evaluated sample; None if the recipe omits it."""
         recipe = self.trial.model.recipe
         log = self.time_log() if recipe.log_every_steps else None
         save = self.time_save() if recipe.save_every_steps else None

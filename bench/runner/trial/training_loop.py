@@ -42,7 +42,7 @@ class Criterion(nn.Module):
 
 
 class WithLoss(nn.Module):
-    """A model and its loss as one module: what is compiled, replicated or sharded as a whole."""
+    """A model and its loss as one module, which is compiled, replicated or sharded as a whole."""
 
     head: Callable[[Tensor], Tensor] | None = None  # of features, once a method calls it apart from the body
     siblings: Sequence[tuple[nn.Linear, ...]] = ()  # layers that a method joins to one product
@@ -85,7 +85,7 @@ class WithLoss(nn.Module):
             self.only_answers = False
 
     def labels(self, batch: Batch, answer: Tensor) -> Tensor:
-        """Return what the loss compares the answer with."""
+        """Return the labels with which the loss compares the answer."""
         if self.aim.compares_samples and "labels" not in batch:
             return self.compared(batch, answer)
         return self.aim.labels(batch, answer, self.model)
@@ -228,7 +228,7 @@ class SingleDevice:
         )
 
     def _of_checkpoints(self) -> StateDictOptions:
-        """Return what checkpoints hold: beside adapters no frozen weights, which never change."""
+        """Return the weights in checkpoints: all, but with adapters no frozen ones, which never change."""
         from torch.distributed.checkpoint.state_dict import StateDictOptions
 
         adapters_only = self.recipe.lora is not None

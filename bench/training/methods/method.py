@@ -32,7 +32,7 @@ class Target:
     def has(self, package: str) -> bool:
         """Whether the target can import the package and use it.
 
-        Another machine is assumed to have the CUDA 13 image with its kernel layer, but for what it lacks.
+        Another machine is assumed to have the CUDA 13 image with its kernel layer, without `lacks`.
         """
         return package not in self.lacks and (self.elsewhere or installed(package))
 

@@ -76,7 +76,7 @@ class FamilyWithAdapters(TransformersFamily):
         return _with_adapters(self.build_plain(model, attention), model)
 
     def build_plain(self, model: Model, attention: str) -> nn.Module:
-        """Build the model without adapters, as `build_with` does."""
+        """Build the model without adapters; the arguments are those of `build_with`."""
         plain = self.plain
         family = plain if isinstance(plain, TransformersFamily) else TransformersFamily(plain.name)
         with _weights_in_half(model):

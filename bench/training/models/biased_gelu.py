@@ -153,7 +153,7 @@ class _Watched:
 
 @cache
 def _watching() -> Callable[[_Watched], Any]:
-    """Return the class of contexts in which a `_Watched` is told about every function of torch."""
+    """Return the class of contexts in which a `_Watched` sees every call of a function of torch."""
     from torch.overrides import TorchFunctionMode
     from torch.utils._pytree import tree_leaves
 

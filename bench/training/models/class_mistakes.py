@@ -1,4 +1,4 @@
-"""What a class of transformers asks for, and bench does not give it.
+"""Find inputs that a class of transformers needs and bench does not provide.
 
 In: a model that transformers can configure. Out: mistakes in bench's words, found in the class's signature,
 before anything is built. Imports torch and transformers only when called, in the process of dry_build.py.

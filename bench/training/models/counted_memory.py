@@ -72,7 +72,7 @@ def counted_footprints(
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """Blocks that are built alike: the first of them, what it was called with, and the bytes that it kept."""
+    """Blocks that are built alike: the first of them, its arguments, and the bytes that it kept."""
 
     first: nn.Module
     arguments: tuple[Any, ...]
@@ -148,7 +148,7 @@ class _Count:
         return tuple(sorted((size for size in sizes if FP32 * size > SMALL), reverse=True))
 
     def _compiled(self, plain: Sequence[Block]) -> list[Block]:
-        """Return the blocks of each kind with what they keep if they are compiled."""
+        """Return the blocks of each kind with the bytes that they keep if they are compiled."""
         found = []
         for block, kind in zip(plain, self.kinds.values(), strict=True):
             inside, tensors = self._when_compiled(kind)
@@ -180,7 +180,7 @@ class _Count:
         return result if hasattr(result, "shape") else next(iter(result))
 
     def _backward(self, kind: _Kind) -> int:
-        """Count the peak bytes of a block's backward pass for each sample, without what the block kept."""
+        """Count the peak bytes of a block's backward pass for each sample, without the block's kept bytes."""
         arguments, keywords = _anew((kind.arguments, dict(kind.keywords)))
         found = self._call(kind, arguments, keywords)
         if not found.requires_grad:  # every weight up to here is frozen
@@ -273,7 +273,7 @@ def _anew(values: Any) -> Any:
 
 @cache
 def kept_attention() -> str:
-    """Register attention that computes nothing, and keeps what fused kernels keep; return its name."""
+    """Register attention that computes nothing and keeps the tensors of fused kernels; return its name."""
     import torch
 
     def outputs(query: Tensor, _key: Tensor, value: Tensor, _bias: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -320,7 +320,7 @@ def kept_attention() -> str:
         masked = attention_mask is not None
         if query.size(1) != key.size(1) and (masked or not takes_grouped_heads(key, value)):
             key, value = repeated_heads(query, key, value)
-        # PyTorch turns a mask into numbers that are added to the scores, anew in each layer.
+        # In each layer, PyTorch turns a mask into numbers that are added to the scores.
         bias = attention_mask.to(query.dtype) if attention_mask is not None else None
         out, _sums = forward(query, key, value, bias)
         return out.transpose(1, 2).contiguous(), None

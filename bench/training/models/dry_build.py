@@ -2,7 +2,7 @@
 
 In: the models of a manifest. Out: their counts, or BadInput with all mistakes in them.
 transformers accepts unknown fields silently, and would then build another model than the manifest means.
-The build runs in a process of its own, since planning imports neither transformers nor torch.
+The build runs in a separate process, since planning imports neither transformers nor torch.
 """
 
 from __future__ import annotations

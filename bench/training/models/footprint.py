@@ -39,7 +39,7 @@ class Block:
 
     @property
     def freeing(self) -> Block:
-        """The block if its backward pass puts gradients where it frees what was recomputed."""
+        """The block if its backward pass puts gradients where it frees recomputed tensors."""
         return replace(self, backward=max(0, self.backward - (self.inside - self.entry)))
 
 
@@ -93,7 +93,7 @@ class Counted:
     parts: Parts
     flops: Flops
     head: int = 0  # operations of the head's products, part of `flops`; counted for masked-lm only
-    head_backward: int | None = None  # the same of the backward pass; None: twice as many
+    head_backward: int | None = None  # of the head's products in the backward pass; None: twice `head`
     footprints: tuple[CountedFootprint, ...] = ()  # empty if the architecture's code cannot be followed
     shapes: OperationShapes = later(OperationShapes())  # noqa: RUF009 (a frozen dataclass)
 
@@ -166,7 +166,7 @@ class FamilyWithFormulas(Family):
 
 
 def activation_bytes(footprint: Footprint, model: Model, setting: Setting) -> tuple[int, int]:
-    """Return for any footprint what `Family.activation_bytes` returns for a model."""
+    """Return the two peaks of `Family.activation_bytes` for any footprint."""
     odd = footprint.logits // model.recipe.units_per_sample % ROW_MULTIPLE != 0
     if "masked-head" in setting:
         footprint = footprint.with_head_at(model.recipe.asked_per_sample / model.recipe.units_per_sample)

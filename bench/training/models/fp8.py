@@ -2,7 +2,7 @@
 
 Two of a layer's three products multiply numbers of e4m3, where every row of a factor has a scale of its own:
 the output, and the gradient of the input. The gradient of the weight multiplies in bf16. No number depends on
-another sample of a pass, so micro-batches of all sizes compute the same. On a CPU the same numbers are
+another sample of a pass, so the results do not depend on the micro-batch. On a CPU the same numbers are
 computed, slowly. Imports torch at module level.
 """
 

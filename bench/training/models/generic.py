@@ -400,7 +400,7 @@ class AttentionCount:
 
 
 def has_bias_of_heads(mask: Tensor | None) -> bool:
-    """Whether what attention adds to its scores differs between heads, as no mask does."""
+    """Whether attention adds to its scores a bias that differs between heads, which no mask does."""
     return mask is not None and mask.dim() == 4 and mask.size(0) > 0 and mask.size(1) > 1
 
 

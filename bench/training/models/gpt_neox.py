@@ -158,7 +158,7 @@ PYTHIAS = (
         note="; learning rate: that repository's README (the .yml has 2.5e-4)",
     ),
     _pythia("2.8B", 2560, 32, 32, 1.6e-4),
-    # Trained on two model-parallel ranks, hence the larger padding.
+    # Its padding is larger because two model-parallel ranks trained it.
     _pythia("6.9B", 4096, 32, 32, 1.2e-4, vocabulary=50432, eval_every_steps=1_000),
 )
 TINY = tiny(

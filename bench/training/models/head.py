@@ -27,7 +27,7 @@ TOLERANCE, TOLERANCE_IN_HALF = 1e-3, 5e-2
 
 @cache
 def _features() -> Any:
-    """Return the class of what a body returns: features, and nothing else that heads look for."""
+    """Return the class of a body's result: features, and nothing else that heads look for."""
     from transformers.utils import ModelOutput
 
     @dataclass

@@ -98,7 +98,7 @@ class Recipe:
 
     @property
     def aim(self) -> Objective:
-        """What the model is trained to predict."""
+        """The model's training objective."""
         return objective_of(self.objective)
 
     @property
@@ -181,7 +181,7 @@ class Flops:
 
 @dataclass(frozen=True, slots=True)
 class OperationShapes:
-    """What the number of operations does not tell about a forward pass over one sample."""
+    """Facts about a forward pass over one sample beside the number of its operations."""
 
     query_elements: int = 0  # of all attention: positions times heads times their width
     biased_scores: int = 0  # to which attention adds a bias for each head
@@ -226,7 +226,7 @@ class Family(Protocol):
     name: str  # the `model_type` of Hugging Face
     objectives: tuple[ObjectiveName, ...]
     defaults: Mapping[str, Any] = {}  # every architecture field that a manifest may set
-    kernels: str | None = SDPA  # what the method "kernels" replaces in this family, in words
+    kernels: str | None = SDPA  # the parts that the method "kernels" replaces in this family, in words
     # Whether "kernels" calls the model's linear layers; kernels that read their weights multiply in bf16.
     kernels_call_layers: bool = True
     slow_without_kernels: bool = False  # whether one sample takes minutes on a GPU without them
@@ -268,7 +268,7 @@ class Family(Protocol):
         return 0
 
     def operation_shapes(self, model: Model) -> OperationShapes:
-        """Return what the time of a pass depends on beside its operations; nothing by default."""
+        """Return facts on which the time of a pass depends beside its operations; empty by default."""
         return OperationShapes()
 
     def kept_bytes(self, model: Model, setting: Setting) -> int:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Answer(NamedTuple):
-    """What a module returns, in the form that objectives read."""
+    """A module's result, in the form that objectives read."""
 
     logits: Tensor
 

@@ -71,7 +71,7 @@ def remarks_about(given: Mapping[str, Any], path: str) -> Iterator[str]:
 
 
 def unread_field(model_type: str, field: str, path: str) -> str:
-    """Return what people are told about a field that nothing reads."""
+    """Return the remark about a field that nothing reads."""
     if field == "auto_map":
         return (
             f"{path}/architecture/auto_map: its code is not run; transformers' own {model_type} is measured"

@@ -26,7 +26,7 @@ SHOWN = 3  # names of parameters
 
 
 def pass_mistakes(model: Model, counts: Counted, path: str) -> Iterator[Mistake]:
-    """Yield what is wrong with a forward and backward pass of the module."""
+    """Yield mistakes that a forward and backward pass of the module shows."""
     import torch
 
     path = f"{path}/architecture/{MODULE}"

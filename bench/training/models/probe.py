@@ -43,7 +43,7 @@ def at_rest(model: nn.Module) -> Iterator[None]:
 
 
 def tiny_input(module: nn.Module, model: Model) -> dict[str, Tensor]:
-    """Return what to call a built model with: a few samples of a few tokens, or of images of full size."""
+    """Return small inputs for a built model: a few samples of a few tokens, or of images of full size."""
     return {name: part for name, part in tiny_batch(module, model).items() if name != "labels"}
 
 

@@ -76,8 +76,8 @@ def in_samples(
     """Return a recipe with its batch in samples and its length in steps, and the mistakes in these fields.
 
     "batch_tokens" are the tokens of a step, "tokens" those of the whole training; "epochs" says how often it
-    reads a data set of so many "samples". Steps are rounded up. `base` has what the recipe leaves out. A
-    field that cannot be converted becomes 1, so that it is not reported as missing, too.
+    reads a data set of this number of "samples". Steps are rounded up. `base` has the fields that the recipe
+    leaves out. A field that cannot be converted becomes 1, so that it is not reported as missing, too.
     """
     given, mistakes = _from_tokens(obj, base, path)
     if not any(field in obj for field in IN_EPOCHS):
@@ -113,7 +113,7 @@ def _epoch_mistakes(obj: Mapping[str, Any], path: str) -> Iterator[Mistake]:
 def _from_tokens(
     obj: Mapping[str, Any], base: Mapping[str, Any], path: str
 ) -> tuple[dict[str, Any], list[Mistake]]:
-    """Do what `in_samples` does for fields in tokens."""
+    """Convert fields in tokens, as a part of `in_samples`."""
     given = {key: value for key, value in obj.items() if key not in IN_TOKENS}
     stated = {field: obj[field] for field in IN_TOKENS if field in obj}
     mistakes = []
@@ -245,7 +245,7 @@ def read_onto(cls: Any, obj: Any, path: str, base: Mapping[str, Any]) -> tuple[A
 def _read_kind(
     kinds: Mapping[str, type[Any]], obj: Any, path: str, base: Mapping[str, Any]
 ) -> tuple[Any, list[Mistake]]:
-    """Read an object whose field "name" tells its kind; `base` has what is left out."""
+    """Read an object whose field "name" tells its kind; `base` has the fields that are left out."""
     if isinstance(obj, str):
         obj = {"name": obj}
     if not isinstance(obj, Mapping):

@@ -1,7 +1,7 @@
 """Counts of the zoo's models, which ship as data: planning and prediction need no torch for them.
 
 `make counts` writes them. They are of one version of transformers, whose code they were counted from, and
-hold for the models as they are in the zoo, whatever their batch and their number of steps. Pure.
+hold for the models as they are in the zoo, with any batch and number of steps. Pure.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def shipped_counts(model: Model) -> Counted | None:
 
 
 def digest_of(model: Model) -> str:
-    """Return a digest of what the counts of a model depend on."""
+    """Return a digest of the fields on which the counts of a model depend."""
     described: Any = to_json(model)
     recipe = {field: value for field, value in described["recipe"].items() if field not in UNCOUNTED}
     counted = described | {"name": "", "recipe": recipe}

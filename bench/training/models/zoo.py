@@ -17,7 +17,7 @@ from bench.training.models.own_models import resolve_inline
 
 @dataclass(frozen=True, slots=True)
 class ZooModel:
-    """A model of the zoo, and what is published about it."""
+    """A model of the zoo, and published facts about it."""
 
     model: Model
     architecture_source: str

@@ -1,4 +1,4 @@
-"""What models are trained to predict: one file for each objective, with one object `OBJECTIVE`.
+"""The training objectives of models: one file for each objective, with one object `OBJECTIVE`.
 
 May import base only. Others use `objective_of` and `known_objectives`, and the types of objective.py.
 """

@@ -1,6 +1,6 @@
 """Predict the noise in a noisy latent, given its timestep and its class: diffusion.
 
-Flow matching computes the same with another target, the velocity: its steps take as long.
+Flow matching differs in its target, the velocity, and not in its cost: its steps take as long.
 """
 
 from __future__ import annotations

@@ -87,9 +87,9 @@ def positions_in(ends: Tensor, length: int) -> Tensor:
 
 
 def told(module: nn.Module, ends: Tensor, length: int) -> dict[str, Tensor]:
-    """Return what a model of transformers is called with so that each document attends within itself.
+    """Return the inputs by which each document attends within itself in a model of transformers.
 
-    Attention of bench takes the ends in place of a mask: transformers passes on whatever has four dimensions.
+    bench's attention takes the ends in place of a mask: transformers passes on every mask of four dimensions.
     For other attention, transformers finds the documents by their positions and makes masks.
     """
     from bench.training.vendor import transformers_inside

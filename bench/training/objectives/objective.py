@@ -78,7 +78,7 @@ class Pool(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """What one sample is made of: its place in the pool, and random numbers of its own."""
+    """The ingredients of one sample: its place in the pool, and its random numbers."""
 
     pool: Pool
     index: int
@@ -122,7 +122,7 @@ class Objective:
 
     name: ObjectiveName
     title: str  # for people, of a group of models
-    unit: Unit  # of what a sample holds, for throughput
+    unit: Unit  # in which a sample is counted, for throughput
     # transformers' class that builds a model for this objective; None if transformers has none.
     auto_class: str | None = None
     mapping: str = ""  # the table in transformers' source in which that class finds the model of a type
@@ -160,12 +160,12 @@ class Objective:
         raise NotImplementedError
 
     def answer(self, module: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
-        """Call the model; return what the loss compares with the labels."""
+        """Call the model; return the answer, which the loss compares with the labels."""
         out: Tensor = module(**self.given(module, batch)).logits
         return out
 
     def given(self, module: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return what the model is called with: by default every part of a batch but the labels."""
+        """Return the inputs of the model: by default every part of a batch but the labels."""
         return inputs(batch)
 
     def labels(
@@ -175,7 +175,7 @@ class Objective:
         module: nn.Module,
         gather: Gather = of_one_device,
     ) -> Tensor:
-        """Return what the loss compares the answer with: a part of the batch."""
+        """Return the labels, with which the loss compares the answer: a part of the batch."""
         return batch["labels"]
 
     def targets(self, module: nn.Module, answers: Tensor, gather: Gather, passes: int = 1) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bench.training.objectives.objective import Architecture, Part, SampleSize
 
-SAMPLES_A_SECOND = 16_000  # of waveforms, as the feature extractors of all these models have them
+SAMPLES_A_SECOND = 16_000  # of waveforms, the rate of the feature extractors of all these models
 FRAMES_A_SECOND = 100  # of features: a frame every 10 ms
 
 

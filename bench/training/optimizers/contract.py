@@ -31,7 +31,7 @@ class OptimizerContract:
     # Frameworks of `bench export` that cannot train with it, each with the reason.
     not_exported_to: ClassVar[Mapping[str, str]] = {}
     updates_matrices: ClassVar[bool] = False  # `make` needs to know which weights are matrices of blocks
-    computes_in_bf16: ClassVar[bool] = False  # in its update, whatever the recipe's precision
+    computes_in_bf16: ClassVar[bool] = False  # in its update, in recipes of any precision
     compiled_if_fused: ClassVar[bool] = False  # torch.compile makes the fused update on a GPU
 
     def moment_bytes(self, matrices: int, rest: int) -> int:

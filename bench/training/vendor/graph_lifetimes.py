@@ -1,4 +1,4 @@
-"""From when until when the tensors of a compiled graph are in memory.
+"""The lifetimes of the tensors of a compiled graph in memory.
 
 Relies on: fx graphs whose nodes have tensors without contents in `meta["val"]`, of which views share the
 storage; names of the operations that the compiler leaves to libraries. No issue known.
@@ -32,7 +32,7 @@ class Graphs:
 
 
 def block_tensors(graphs: Graphs, samples: int) -> BlockTensors:
-    """Return the lifetimes of the tensors of a block that computed so many samples.
+    """Return the lifetimes of the tensors of a block that computed `samples` samples.
 
     The block's input and the gradient of its output belong to it; its output and the gradient of its input
     belong to the blocks beside it.
@@ -131,6 +131,6 @@ def _name(node: Any) -> str:
 
 
 def _storage(node: Any) -> int | None:
-    """Return what identifies the storage of a node's tensor; None for anything else."""
+    """Return a key of the storage of a node's tensor; None for anything else."""
     value: Any = getattr(node, "meta", {}).get("val")
     return value.untyped_storage()._cdata if hasattr(value, "untyped_storage") else None

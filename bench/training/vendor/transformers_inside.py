@@ -165,7 +165,7 @@ def expect_no_packed_samples() -> None:
 
 
 def expect_packed_samples() -> None:
-    """Let transformers look for several texts in a sample again, by positions that begin anew.
+    """Let transformers look for several texts in a sample again, by positions that begin at 0 again.
 
     Relies on what `expect_no_packed_samples` relies on. Remove together with it.
     """
@@ -193,7 +193,7 @@ def make_no_full_masks(model: nn.Module) -> None:
     """Let the code of a model make no mask for samples without padding, as if all of it was compiled.
 
     Relies on: `is_torchdynamo_compiling` in BART's and related modules, asked only before such a mask is
-    made. Why: whoever reads the mask waits for the device, and a pass that waits cannot be recorded as a
+    made. Why: code that reads the mask waits for the device, and a pass that waits cannot be recorded as a
     CUDA graph. No issue known. Remove when decoders make no mask of ones.
     """
     names = {type(part).__module__ for part in model.modules()}

@@ -1,7 +1,7 @@
 """Facts about transformers' architectures, read from its source files with regular expressions.
 
 Relies on: the text of auto_mappings.py, configuration_auto.py and modeling_*.py. Why: importing transformers
-takes seconds and imports torch, and planning must work without both. Pure but for reading these files.
+takes seconds and imports torch, and planning must work without both. Pure, except for reading these files.
 If a file is missing or looks different, the functions return unknown, and the worker finds out later.
 No issue known. Remove when transformers ships its list of architectures as data.
 """
@@ -40,7 +40,7 @@ def types() -> frozenset[str]:
 
 @cache
 def _folders() -> Mapping[str, str]:
-    """Return the folders of model types that are not in a folder of their own name."""
+    """Return the folders of model types whose folder has another name."""
     _, _, special = _mappings().partition("SPECIAL_MODEL_TYPE_TO_MODULE_NAME")
     return dict(re.findall(r'\("([\w.-]+)", "([a-z][\w.]*)"\)', special))
 
@@ -158,7 +158,7 @@ def why_no_biased_gelu(model_type: str, mapping: str, architecture: Mapping[str,
 
 @cache
 def _why_no_biased_gelu(model_type: str, mapping: str, architecture_json: str) -> str | None:
-    """Answer `why_no_biased_gelu` once: a plan asks for every setting, and the code is long."""
+    """Compute `why_no_biased_gelu`, cached: a plan asks for every setting, and the code is long."""
     architecture: Mapping[str, Any] = json.loads(architecture_json)
     others: set[str] = set()
     without_layer = False
@@ -190,7 +190,7 @@ def why_not_recorded(model_type: str, architecture: Mapping[str, Any]) -> str | 
 
 @cache
 def _why_not_recorded(model_type: str, architecture_json: str) -> str | None:
-    """Answer `why_not_recorded` once: a plan asks for every setting, and the code is long."""
+    """Compute `why_not_recorded`, cached: a plan asks for every setting, and the code is long."""
     architecture: Mapping[str, Any] = json.loads(architecture_json)
     code = _source(model_type, "modeling")
     scripts = re.findall(r"@torch\.jit\.script\ndef .*?(?=\n@|\ndef |\nclass |\Z)", code, re.DOTALL)
@@ -304,7 +304,7 @@ def _own_configuration(model_type: str) -> str:
 
 
 def takes_registered_attention(model_type: str) -> bool:
-    """Whether the type calls attention by its registered name, whatever the name is.
+    """Whether the type calls attention by its registered name, for any name.
 
     Types that compare the name with "sdpa" build some masks for that name only, those of sparse attention
     for instance. True if the source cannot be read.

@@ -221,7 +221,7 @@ def test_clocks_that_somebody_set_are_reported_and_not_a_fault(tmp_path: Path) -
     assert not bad(every)
     said = {f.gpu: f.found for f in every if f.subject.endswith("throttling")}
     assert "clocks set by a user (in " in said.pop(4)
-    assert set(said.values()) == {"none but the power cap"}
+    assert set(said.values()) == {"only the power cap"}
 
 
 def test_a_good_node_of_any_size_passes(tmp_path: Path) -> None:
@@ -312,7 +312,7 @@ def test_errors_of_nvswitches_are_found(tmp_path: Path) -> None:
 def test_repeated_xids_of_a_crashing_program_do_not_hide_other_xids() -> None:
     records = ["NVRM: Xid (PCI:0000:12:00): 95, Uncontained"]
     records += [f"NVRM: Xid (PCI:0000:12:00): 31, pid={i}" for i in range(5000)]
-    records.append("usb 1-1: not of ours, Xid ( neither")
+    records.append("usb 1-1: another driver's line, Xid ( no number")
     lines = xid.lines_of(records)
     assert lines[0] == "NVRM: Xid (PCI:0000:12:00): 95, Uncontained"
     assert lines[-1].endswith("pid=4999")
@@ -344,7 +344,7 @@ def test_a_node_must_match_the_ordered_hardware(tmp_path: Path) -> None:
 def judged(
     basis: str, *rates: float, past: tuple[float, ...] = (), device: Literal["cpu", "cuda"] = "cuda"
 ) -> list[Finding]:
-    """Judge the bandwidth of equal GPUs, of which each had the same past; 5% less warns, 10% less fails."""
+    """Judge the bandwidth of equal GPUs that all have one past; 5% less warns, 10% less fails."""
     gpus = tuple(Gpu(i, "a card", f"GPU-{i}", 2**34, "9.0") for i in range(len(rates)))
     figures = [Figure("memory", i, "B/s", rate, (1.0,)) for i, rate in enumerate(rates)]
     history = {gpu.uuid: Past(tuple("abcdefgh"[: len(past)]), {"memory": past}) for gpu in gpus if past}
@@ -525,7 +525,7 @@ def test_only_observed_values_are_called_idle(tmp_path: Path) -> None:
 
 
 def test_links_that_wait_for_fabric_manager_are_the_fabrics_fault(tmp_path: Path) -> None:
-    """Such links are down and do not report that they lead to a switch."""
+    """Links that wait for fabric manager are down, and do not report that they lead to a switch."""
     waiting = {f"NvLinkState.{link}": 0 for link in range(18)} | {
         "NvLinkRemoteDeviceType.0": {"error": "NVMLError_InvalidArgument", "value": 2},
         "FabricInfo": {"state": 1, "status": 0, "healthMask": 0},

@@ -129,7 +129,7 @@ def test_a_file_takes_a_quarter_of_the_free_space_at_most(small: Path) -> None:
 def test_a_disk_that_fills_up_meanwhile_is_an_error_in_words(
     small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The free space was another's by the time of the first block."""
+    """Another process takes the free space before the first block is written."""
     monkeypatch.setattr(file_systems, "FREE_SHARE", 1)
     usage = shutil.disk_usage(small)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)

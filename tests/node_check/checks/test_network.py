@@ -45,7 +45,7 @@ def test_a_card_is_read_from_its_files(tmp_path: Path) -> None:
 
 
 def test_the_cards_of_this_machine_are_read() -> None:
-    """Their firmware comes from the kernel by an ioctl, which must accept the form of its request."""
+    """The cards' firmware comes from the kernel by an ioctl, which must accept the form of its request."""
     with_device = sorted(folder.name for folder in NETWORK.glob("*") if (folder / "device").exists())
     cards = read_cards(NETWORK)
     assert [card.name for card in cards] == with_device

@@ -69,7 +69,7 @@ def test_a_cache_has_its_size_in_the_kernels_units(tmp_path: Path, size: str, la
 
 @pytest.mark.parametrize("size", ["2G", "32768", "K", ""])
 def test_a_cache_of_another_unit_is_not_known(tmp_path: Path, size: str) -> None:
-    """What remains are the caches of 48 KiB of each processor."""
+    """The known caches are those of 48 KiB of each processor."""
     (node,) = read_nodes(tree(tmp_path, [(f"{CPUS[0]}-{CPUS[-1]}", 512, 400)], size), tiny=False)
     assert node.cache_bytes == len(CPUS) * (48 << 10)
 

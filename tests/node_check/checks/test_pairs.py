@@ -28,7 +28,7 @@ def played(
     lanes: int = 1,
     **changes: Any,
 ) -> Tournament:
-    """Play a tournament; `share` is what goes from a to b in a lane, of the rate of a healthy one."""
+    """Play a tournament; `share` is the rate from a to b in a lane, as a share of a healthy one."""
     transfers = tuple(
         Transfer(lane, a, b, tuple(each / share(a, b, lane) for each in (0.05, 0.05, 0.3)))
         for lane in range(lanes)

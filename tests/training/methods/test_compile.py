@@ -1,4 +1,4 @@
-"""Which parts are compiled, and into how many graphs."""
+"""The parts of a model that are compiled, and the number of their graphs."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ GPU = "meta"  # stands for the GPU: its numbers cannot be read, and copies to it
 
 
 class Operations(TorchDispatchMode):
-    """Notes the operations of a pass; a copy between host and GPU is a mistake, as reading a number is."""
+    """Notes the operations of a pass; copying between host and GPU and reading a number are mistakes."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -155,7 +155,7 @@ def test_an_activation_that_is_exact_gelu_only_if_asked_for() -> None:
 
 @pytest.fixture
 def without_source(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let transformers' code be unreadable, and forget what was read from it before and after."""
+    """Let transformers' code be unreadable, and clear the caches of its text before and after."""
 
     def forget() -> None:
         transformers_source._classes_of.cache_clear()

@@ -1,4 +1,4 @@
-"""Which recipes half-weights is for; test_equivalence.py compares its losses."""
+"""The recipes that half-weights accepts; test_equivalence.py compares its losses."""
 
 from __future__ import annotations
 

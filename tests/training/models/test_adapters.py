@@ -130,7 +130,7 @@ def test_a_head_at_masked_positions_saves_operations_of_both_passes() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_counted_memory_is_what_autograd_keeps(dropout: float) -> None:
-    """Also in the first block, before whose adapters nothing has a gradient."""
+    """The count holds also in the first block, before whose adapters nothing has a gradient."""
     model = llama(replace(FIRST, dropout=dropout))
     family = family_of(model)
     assert isinstance(family, FamilyWithAdapters)
@@ -240,7 +240,7 @@ def test_a_saved_image_classifier_includes_its_head(tmp_path: Path) -> None:
 
 
 def test_a_second_matrix_at_zero_hides_the_gradient_of_the_first() -> None:
-    """So the gradient check begins with random ones."""
+    """The gradient check therefore begins with random second matrices."""
     module = built(llama(precision="fp32"))
 
     def largest_of_first() -> float:

@@ -157,7 +157,7 @@ def test_a_capped_score_is_left_to_eager_attention() -> None:
 
 
 def attention_in_window(query: Tensor, key: Tensor, value: Tensor, window: Window, scale: float) -> Tensor:
-    """What FlashAttention computes, with a mask and in fp32."""
+    """Compute the result of FlashAttention with a mask and in fp32."""
     times, (left, right) = query.size(1) // key.size(1), window
     key, value = (t.repeat_interleave(times, 1).float() for t in (key, value))
     positions = torch.arange(query.size(2))

@@ -72,7 +72,7 @@ def test_counts_agree_with_the_formulas_of_known_families(name: str, precision: 
 @pytest.mark.e2e
 @pytest.mark.parametrize("name", ["convnext-xl", "vit-l"])
 def test_counts_of_image_models_in_bf16_agree_with_formulas(name: str) -> None:
-    """Not with checkpointing: without its family's file, a block of ConvNeXt is a stage."""
+    """Checkpointing is left out: without its family's file, a block of ConvNeXt is a stage."""
     model = as_any(without_dropout(known_models()[name]))
     model = replace(model, recipe=replace(model.recipe, precision="bf16"))
     family, counts = families()[model.family], counted(model)
@@ -84,7 +84,7 @@ def test_counts_of_image_models_in_bf16_agree_with_formulas(name: str) -> None:
 
 
 def test_an_image_model_that_convolves_first_is_counted_with_half_weights() -> None:
-    """Its pixels have the precision of its weights; the convolution takes no others."""
+    """The model's pixels have the precision of its weights; the convolution takes no others."""
     stages = {"num_labels": 10, "depths": [1, 1, 1, 1], "hidden_sizes": [8, 16, 24, 32]}
     model = model_of("convnextv2", "image-classification", stages)
     model = replace(model, recipe=replace(model.recipe, precision="bf16"))

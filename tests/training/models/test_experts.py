@@ -53,7 +53,7 @@ class Products(TorchDispatchMode):
 
 @pytest.mark.parametrize("name", MIXTURES)
 def test_grouped_experts_compute_what_a_loop_over_experts_computes(name: str) -> None:
-    """In fp32, where both are exact but for the order of sums: losses and the gradient of every weight."""
+    """Losses and all gradients are compared in fp32, where only the order of sums differs."""
     model = in_precision(model_of(name, "causal-lm", MIXTURES[name]), "bf16")
     batch, found = made_up_batch(model, 2), []
     for implementation in ("eager", "bench_grouped"):

@@ -163,7 +163,7 @@ def test_what_transformers_refuses_is_said_without_a_traceback() -> None:
     ("name", "fused"), [("llama", True), ("gemma3_text", True), ("deberta-v2", False), ("bloom", False)]
 )
 def test_fused_attention_is_left_out_if_transformers_does_not_support_it(name: str, fused: bool) -> None:
-    """Otherwise free-lunch, which every search uses, would fail to build."""
+    """With fused attention, free-lunch, which every search uses, would fail to build."""
     model = resolved(name, SMALL, TEXT | CAUSAL)
     lunch = free_lunch(model, Target("cpu", 1, 2**34))
     assert ("kernels" in lunch) == fused

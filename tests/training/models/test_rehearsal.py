@@ -91,7 +91,7 @@ BAD: list[tuple[str, dict[str, Any], dict[str, Any], str, str, str]] = [
     ("camembert", SMALL | {"max_position_embeddings": 32}, MASKED, "recipe/sequence_length", "the 30", "30"),
     ("t5", {"vocab_size": 1000}, CAUSAL, "recipe/objective", "causal-lm", "sequence-to-sequence"),
     ("deit", {"num_labels": 9, "image_size": 32}, PICTURES, "architecture", "64*64", "run"),
-    # What a class of transformers asks for and bench does not give.
+    # Inputs that a class of transformers needs and bench does not provide.
     ("gemma3", {"vocab_size": 1000}, CAUSAL, "architecture/model_type", "of several models", "one of them"),
     ("musicgen", {"vocab_size": 1000}, CAUSAL, "architecture/model_type", "of several models", "one of them"),
     ("encoder-decoder", {"vocab_size": 1000}, {"objective": "sequence-to-sequence", "target_length": 8},

@@ -21,13 +21,13 @@ def model_of(name: str) -> Model:
 
 @pytest.mark.parametrize("name", [name for name in zoo_names() if not has_formulas(model_of(name))])
 def test_every_model_of_the_zoo_has_counts(name: str) -> None:
-    """If one has none: make counts."""
+    """`make counts` writes the counts of a model that has none."""
     assert shipped_counts(model_of(name)) is not None
 
 
 @pytest.mark.parametrize("name", ["gpt2", "qwen3-0.6b", "dit-xl-2", "simmim-vit-b", "wav2vec2-base"])
 def test_shipped_counts_are_those_of_the_code(name: str) -> None:
-    """If they differ: make counts."""
+    """`make counts` writes the counts again if they differ."""
     assert dry_build(model_of(name), name).counted == shipped_counts(model_of(name))
 
 

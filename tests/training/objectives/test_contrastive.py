@@ -1,4 +1,4 @@
-"""Contrastive training: the loss of the whole batch, whatever the passes and devices.
+"""Contrastive training: the loss of the whole batch, with any number of passes and devices.
 
 Every sample is compared with every other one of a step, so the mean over micro-batches is not the loss of the
 batch. What holds instead: a step has one loss and one gradient, and any number of passes and devices finds
@@ -199,7 +199,7 @@ def test_the_second_answer_drops_the_units_that_the_first_one_dropped(tmp_path: 
 def test_a_step_of_fewer_passes_computes_the_loss_of_a_whole_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise a timed step of few passes would spend less time on its loss than the recipe's step."""
+    """A timed step of few passes would otherwise spend less time on its loss than the recipe's step."""
     run = run_of(a_trial(model_of(), (), 2), tmp_path)
     compared: list[int] = []
     targets = run.whole.targets
@@ -387,7 +387,7 @@ def test_predicted_memory_includes_the_embeddings_of_the_whole_batch() -> None:
 
 
 def test_a_step_of_one_pass_may_be_faster_than_its_passes_in_other_steps() -> None:
-    """It answers each pair once, so that three quarters of its computations are left."""
+    """A step of one pass answers each pair once, so that three quarters of its computations are left."""
     model = model_of()
     timed = [
         TimedTrial(

@@ -1,4 +1,4 @@
-"""Documents packed into samples: each attends within itself, whatever attention computes it."""
+"""Documents packed into samples: each attends within itself, with every kind of attention."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def batch_of(model: Model, folder: Path) -> dict[str, Tensor]:
 
 @pytest.fixture(autouse=True)
 def nothing_is_packed() -> Iterator[None]:
-    """After each test transformers again looks for no packed samples, as other tests expect it."""
+    """Restore, after each test, that transformers looks for no packed samples: other tests expect that."""
     yield
     transformers_inside.expect_no_packed_samples()
 

@@ -1,4 +1,4 @@
-"""What every optimizer states of itself, and what planning, memory and export make of it."""
+"""The contract of every optimizer, and its use by planning, memory and export."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_the_moments_of_a_model(name: str, expected: int) -> None:
 @pytest.mark.parametrize("name", ["adamw", "adamw-8bit", "muon"])
 @pytest.mark.parametrize("tiny", ["tiny-gpt-neox", "tiny-vit"])
 def test_predicted_moments_are_those_of_the_built_optimizer(name: str, tiny: str) -> None:
-    """Within what small weights of tiny models add, whose moments stay in fp32."""
+    """The difference is at most that of small weights, whose moments stay in fp32."""
     from bench.runner.trial.training_loop import WithLoss, make_moments, make_optimizer
     from bench.training.models import family_of
 

@@ -18,7 +18,7 @@ from bench.training.optimizers.updates.beside_adamw import BesideAdamW
 from bench.training.vendor import torch_inside
 
 DECADES = 7  # of levels below one
-AT_ONCE = 2**16  # blocks; uncompiled, each number that is kept on the way takes 64 MiB for so many
+AT_ONCE = 2**16  # blocks; uncompiled, each number that is kept on the way takes 64 MiB for one call
 TINIEST = 1e-38  # a block of zeros has no scale
 Levels = tuple[Tensor, Tensor]  # 256 ascending numbers, and the 255 middles between them
 CODES = ("mean", "root")  # entries of a weight's state in 8 bits
