@@ -59,7 +59,7 @@ def namespace() -> Iterator[None]:
 class QuietHandler(SimpleHTTPRequestHandler):
     """A server of a folder that prints nothing, and continues downloads as package indexes do."""
 
-    def do_GET(self) -> None:  # noqa: N802
+    def do_GET(self) -> None:
         path = Path(self.translate_path(self.path))
         start = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
         if start is None or not path.is_file() or int(start[1]) >= path.stat().st_size:
