@@ -8,6 +8,7 @@ rates. A proxy makes the delay, since many kernels lack netem.
 from __future__ import annotations
 
 import queue
+import re
 import shutil
 import socket
 import subprocess
@@ -56,7 +57,22 @@ def namespace() -> Iterator[None]:
 
 
 class QuietHandler(SimpleHTTPRequestHandler):
-    """A server of a folder that prints nothing."""
+    """A server of a folder that prints nothing, and continues downloads as package indexes do."""
+
+    def do_GET(self) -> None:
+        path = Path(self.translate_path(self.path))
+        start = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+        if start is None or not path.is_file() or int(start[1]) >= path.stat().st_size:
+            super().do_GET()
+            return
+        begin, size = int(start[1]), path.stat().st_size
+        self.send_response(206)
+        self.send_header("Content-Range", f"bytes {begin}-{size - 1}/{size}")
+        self.send_header("Content-Length", str(size - begin))
+        self.end_headers()
+        with path.open("rb") as file:
+            file.seek(begin)
+            self.copyfile(file, self.wfile)
 
     def log_message(self, *_: object) -> None:
         pass
