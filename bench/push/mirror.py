@@ -277,7 +277,9 @@ def fetch(
         try:
             _download(node, record, part, progress)
             with _signing, Ledger(record.ledger) as ledger:
-                verdict = certify_and_receive.receive(ledger, key, part, part, now(), recompute, revoked)
+                verdict = certify_and_receive.receive(
+                    ledger, key, part, part, now(), recompute, revoked, run_id=record.run_id
+                )
         except VerificationFailed:  # the next attempt fetches another bundle: nothing of this one is of use
             part.unlink(missing_ok=True)
             raise
