@@ -76,8 +76,9 @@ def receive(
 ) -> Verdict[C]:
     """Verify a bundle, consume its nonce and write it to `out` with a receipt; return the verdict.
 
-    A bundle that fails verification is not written, nor is one of another run than `run_id`, if that is given.
-    Receiving a bundle again gives an identical receipt; another bundle of its challenge is refused as a replay.
+    A bundle that fails verification is not written, nor is one of another run than `run_id`, if that is
+    given. Receiving a bundle again gives an identical receipt; another bundle of its challenge is refused as
+    a replay.
     """
     rules = _rules(key, now, revoked)
     with open_bundle(bundle) as opened:

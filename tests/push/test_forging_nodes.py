@@ -24,7 +24,7 @@ from bench.operator.ledger import Ledger
 from bench.operator.ssh_keygen import OperatorKey
 from bench.push import host_push
 from bench.push.image_store import ImageStore
-from bench.push.push_record import Record, Records, now
+from bench.push.push_record import Records, now
 from bench.push.push_to_node import NodePush
 from bench.push.remote import CommandResult, Here
 from bench.push.request import HostPart, Result, Shared
@@ -126,7 +126,7 @@ Forge = Callable[[Operation, Path, Certificate], object]
 
 
 class Forger(Here):
-    """A node whose run asks for a certificate, and once it has that, ends with the bundle that `forge` writes."""
+    """A node whose run asks for a certificate, and then ends with the bundle that `forge` writes."""
 
     def __init__(self, operation: Operation, forge: Forge) -> None:
         self._operation, self._forge = operation, forge
