@@ -114,9 +114,7 @@ def _until_closed(serve: Serve) -> Serve:
     return served
 
 
-def hosts_apart(
-    nodes: Nodes, folder: Path, ways: Sequence[tuple[str, Serve]], stack: ExitStack
-) -> list[str]:
+def hosts_apart(nodes: Nodes, folder: Path, ways: Sequence[tuple[str, Serve]], stack: ExitStack) -> list[str]:
     """Start hostile nodes in a process that runs only where a processor has nothing else to do."""
     reader, writer = os.pipe()
     server = os.fork()
@@ -135,9 +133,7 @@ def hosts_apart(
     return names
 
 
-def _hosts_here(
-    nodes: Nodes, folder: Path, ways: Sequence[tuple[str, Serve]], stack: ExitStack
-) -> list[str]:
+def _hosts_here(nodes: Nodes, folder: Path, ways: Sequence[tuple[str, Serve]], stack: ExitStack) -> list[str]:
     """Start hostile nodes and name them in the operator's ssh_config, before the lines for all hosts."""
     lines, names = [], []
     for number, (_, serve) in enumerate(ways):

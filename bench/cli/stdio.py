@@ -2,8 +2,8 @@
 
 A failed write to stdout raises EnvironmentCannot; a failed write to stderr is ignored, since a run may
 outlive its terminal. Characters that the locale's encoding lacks are replaced, for example ± by +-. What a
-terminal would obey is escaped on stdout, whoever wrote it; progress on stderr moves the cursor, so texts that
-are printed there go through `one_line`.
+terminal would obey is escaped on both, whoever wrote it; only progress, which escapes its texts itself, moves
+the cursor, by `bench.base.terminal.cursor_stream`.
 """
 
 from __future__ import annotations
@@ -92,16 +92,30 @@ class Stdout(_Stream):
             raise EnvironmentCannot(f"cannot be written: {error.strerror}", where="stdout") from None
 
 
-class Stderr(_Stream):
+class _UnescapedStderr(_Stream):
     """stderr whose failed writes are ignored: the terminal, the reader or the disk space may be gone."""
 
-    refused = False
+    def __init__(self, file: TextIO) -> None:
+        super().__init__(file)
+        self.refused = False
 
     def _try(self, call: Callable[[], object]) -> None:
         try:
             call()
         except OSError:
             self.refused = True
+
+
+class Stderr(_UnescapedStderr):
+    """stderr on which whatever a terminal would obey is escaped, but for what goes to `unescaped`."""
+
+    def __init__(self, file: TextIO) -> None:
+        super().__init__(file)
+        self.unescaped = _UnescapedStderr(file)
+
+    def write(self, text: str) -> int:
+        super().write(_escaped(text))
+        return len(text)
 
 
 @contextmanager
@@ -117,7 +131,7 @@ def wrapped_streams() -> Iterator[Stdout]:
     finally:
         stdout.end()
         sys.stdout, sys.stderr = before
-        if errors.refused:
+        if errors.refused or errors.unescaped.refused:
             leave(sys.stderr)
 
 
