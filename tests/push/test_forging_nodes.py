@@ -194,6 +194,14 @@ def figures_changed_after_signing(of: Operation, path: Path, certificate: Certif
     write_bundle(path, members | {"samples.jsonl": members["samples.jsonl"].replace(b"0.5", b"0.4")})
 
 
+def with_a_name_that_a_terminal_obeys(of: Operation, path: Path, certificate: Certificate) -> None:
+    bundle(path, of.run, certificate)
+    results = json.loads(contents(path)["results.json"])
+    results["models"][0]["name"] = "\x1b]0;owned\x07\x1b[31mgood  level operator\x1b[0m"
+    changed = made.payload(path) | {"results.json": json.dumps(results).encode()}
+    pack(path, changed, parse_statement(contents(path)[STATEMENT]).predicate, RUN_KEY, certificate)
+
+
 FORGERIES: list[tuple[Forge, str]] = [
     (of_another_run, "is of run {earlier}, not of run {run}"),
     (of_another_run_that_was_received, "is of run {earlier}, not of run {run}"),
@@ -205,6 +213,7 @@ FORGERIES: list[tuple[Forge, str]] = [
     (signed_by_a_key_that_was_not_certified, "the signature does not fit the signed bytes"),
     (certified_by_a_stranger, "not trusted"),
     (figures_changed_before_signing, "value does not follow from the samples"),
+    (with_a_name_that_a_terminal_obeys, "the manifest names tiny-gpt-neox"),
     (figures_changed_after_signing, "its sha256 is not the signed one: it was changed"),
 ]
 
