@@ -83,6 +83,7 @@ class World:
         self._write_documents()
         self._write_images()
         main(["keys", "new", "--no-passphrase"])
+        main(["keys", "new", f"key{OWNED}", "--no-passphrase"])
         patch.setattr(host_push, "_LOOK_SECONDS", 0.0)
         patch.setattr(host_push, "Remote", lambda *_: Answers(lambda script: SURVEY))
         patch.setattr(pushed_runs, "_node_of", lambda record: Answers(self._status))
@@ -371,7 +372,7 @@ COMMANDS: dict[str, Callable[[World], list[Line]]] = {
     "challenge": lambda w: [["challenge", w.path("own.json"), "-o", "challenge.json"]],
     "certify": lambda w: [["certify", w.path("request.json")]],
     "receive": lambda w: [["receive", w.path("run.tar")], ["receive", f"no{CONTROLS}.tar"]],
-    "keys new": lambda w: [["keys", "new", f"key{OWNED}", "--no-passphrase"]],
+    "keys new": lambda w: [["keys", "new", f"new{OWNED}", "--no-passphrase"]],
     "keys show": lambda w: [["keys", "show", str(w.key_file)]],
     "keys trust": lambda w: [
         ["keys", "trust", str(w.key_file)],
