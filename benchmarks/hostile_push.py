@@ -2,9 +2,11 @@
 
     PYTHONPATH=. python benchmarks/hostile_push.py
 
-Hostile nodes are SSH servers of this process, which let everybody in and then behave in ten ways, five in
-each round. Prints the time until the last honest bundle is fetched, as a ratio to the time alone, and how
-long the push still lasts after Ctrl-C. On a machine with other work, compare the push's own CPU seconds.
+Hostile nodes are SSH servers that let everybody in and then behave in ten ways, five in each round. A process
+of the lowest priority serves them, since nodes elsewhere would take no processor time from the honest ones.
+Prints the time until the last honest bundle is fetched, as a ratio to the time alone, and how long the push
+still lasts after Ctrl-C; the same of the processor time of the push, without and with the processes of ssh
+that it has started and that have ended.
 """
 
 from __future__ import annotations
@@ -106,15 +108,32 @@ def _until_closed(serve: Serve) -> Serve:
     """Return a server that ends quietly once the other side has closed the connection."""
 
     def served(channel: Any, command: bytes) -> None:
-        with suppress(OSError):
+        with suppress(OSError, EOFError):
             serve(channel, command)
 
     return served
 
 
-def hosts_beside(
-    nodes: Nodes, folder: Path, ways: Sequence[tuple[str, Serve]], stack: ExitStack
-) -> list[str]:
+def hosts_apart(nodes: Nodes, folder: Path, ways: Sequence[tuple[str, Serve]], stack: ExitStack) -> list[str]:
+    """Start hostile nodes in a process that runs only where a processor has nothing else to do."""
+    reader, writer = os.pipe()
+    server = os.fork()
+    if server == 0:
+        os.nice(19)
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        with ExitStack() as own:
+            os.write(writer, f"{json.dumps(_hosts_here(nodes, folder, ways, own))}\n".encode())
+            signal.pause()
+        os._exit(0)
+    stack.callback(os.waitpid, server, 0)
+    stack.callback(os.kill, server, signal.SIGKILL)
+    os.close(writer)
+    with os.fdopen(reader) as answer:
+        names: list[str] = json.loads(answer.readline())
+    return names
+
+
+def _hosts_here(nodes: Nodes, folder: Path, ways: Sequence[tuple[str, Serve]], stack: ExitStack) -> list[str]:
     """Start hostile nodes and name them in the operator's ssh_config, before the lines for all hosts."""
     lines, names = [], []
     for number, (_, serve) in enumerate(ways):
@@ -135,14 +154,16 @@ class Pushed:
 
     lasted: float
     cpu: float
+    cpu_with_ssh: float
     ended: float
     cpu_after: float
 
 
-def cpu_seconds(pid: int) -> float:
-    """Return the processor time of a process itself, without its children."""
+def cpu_seconds(pid: int, *, children: bool = False) -> float:
+    """Return the processor time of a process itself; with `children`, also of those that have ended."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    ticks = sum(map(int, fields[11:15] if children else fields[11:13]))
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def pushed(one: Operator, hostile: Sequence[str], out: str) -> Pushed:
@@ -158,11 +179,12 @@ def pushed(one: Operator, hostile: Sequence[str], out: str) -> Pushed:
                 raise SystemExit(f"{out}: the honest nodes did not finish: exit code {push.poll()}")
             time.sleep(0.1)
         lasted, cpu = time.monotonic() - began, cpu_seconds(push.pid)
+        with_ssh = cpu_seconds(push.pid, children=True)
         asked = time.monotonic()
         os.kill(push.pid, signal.SIGINT)  # Popen.send_signal would reap a process that has ended
         # Waits without reaping, so that the times of the process can still be read.
         os.waitid(os.P_PID, push.pid, os.WEXITED | os.WNOWAIT)
-        return Pushed(lasted, cpu, time.monotonic() - asked, cpu_seconds(push.pid) - cpu)
+        return Pushed(lasted, cpu, with_ssh, time.monotonic() - asked, cpu_seconds(push.pid) - cpu)
 
 
 def main() -> None:
@@ -176,7 +198,7 @@ def main() -> None:
             ways = WAYS[5 * (number % 2) :][:5]
             with ExitStack() as servers:
                 before = nodes.ssh_config.read_text()
-                hostile = hosts_beside(nodes, folder / f"round{number}", ways, servers)
+                hostile = hosts_apart(nodes, folder / f"round{number}", ways, servers)
                 beside = pushed(one, hostile, f"beside{number}")
                 nodes.ssh_config.write_text(before)
             rounds.append(_round(ways, beside, alone))
@@ -192,6 +214,8 @@ def _round(ways: Sequence[tuple[str, Serve]], beside: Pushed, alone: Pushed) -> 
         "over_alone": beside.lasted / alone.lasted,
         "alone_cpu_seconds": alone.cpu,
         "cpu_seconds": beside.cpu,
+        "cpu_over_alone": beside.cpu / alone.cpu,
+        "cpu_with_ssh_over_alone": beside.cpu_with_ssh / alone.cpu_with_ssh,
         "ends_after_interrupt_seconds": beside.ended,
         "ends_after_interrupt_cpu_seconds": beside.cpu_after,
     }

@@ -32,7 +32,7 @@ from typing import Any
 
 from bench.bundle.verify import verify_bundle
 from bench.node_check.recompute_any import recompute
-from benchmarks.hostile_push import WAYS, hosts_beside
+from benchmarks.hostile_push import WAYS, hosts_apart
 from benchmarks.passive_check import descendants, pss_bytes
 from tests.e2e.nodes import Nodes, free_port, ssh_nodes
 from tests.e2e.pushing import Operator
@@ -137,17 +137,8 @@ def bad_hosts(nodes: Nodes, folder: Path, stack: ExitStack) -> list[str]:
     listeners = [stack.enter_context(socket.create_server((f"127.78.0.{number}", 0))) for number in (3, 4)]
     silent = [f"127.78.0.{number}:{one.getsockname()[1]}" for number, one in enumerate(listeners, 3)]
     ways = [way for way in WAYS if way[0] in HOSTILE]
-    reader, writer = os.pipe()
-    server = os.fork()
-    if server == 0:
-        os.nice(19)
-        with ExitStack() as own:
-            os.write(writer, json.dumps(hosts_beside(nodes, folder, ways, own)).encode())
-            time.sleep(2 * MOST_SECONDS)
-        os._exit(0)
-    stack.callback(os.waitpid, server, 0)
-    stack.callback(os.kill, server, signal.SIGKILL)
-    return [*json.loads(os.read(reader, 4096)), *refused, *silent]
+    hostile = hosts_apart(nodes, folder, ways, stack)
+    return [*hostile, *refused, *silent]
 
 
 def main(rounds: int) -> None:

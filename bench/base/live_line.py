@@ -16,6 +16,7 @@ from typing import TextIO
 from bench.base.colour import DIM, RESET, painted, wanted
 from bench.base.encoding import spelled
 from bench.base.errors import one_line, printable
+from bench.base.terminal import cursor_stream
 
 USUAL_COLUMNS = 80  # of a terminal that does not tell its width
 BETWEEN = "  "
@@ -46,7 +47,7 @@ class LiveLine:
     """Draws on one stream. Signals are not needed: the width is read at each drawing."""
 
     def __init__(self, file: TextIO, environment: Mapping[str, str] = os.environ) -> None:
-        self._file = file
+        self._file = cursor_stream(file)
         terminal = file.isatty()
         self.drawn = terminal and environment.get("TERM", "dumb") not in ("", "dumb")
         self._painted: Callable[[str], str] = str

@@ -39,6 +39,21 @@ def pretty_json(value: Any) -> bytes:
     return (json.dumps(value, sort_keys=True, indent=1, allow_nan=False) + "\n").encode()
 
 
+def harmless_json(data: bytes) -> bytes:
+    """Escape, in a stranger's JSON, what a terminal would obey; its value and all other bytes stay.
+
+    JSON allows such characters in texts alone, but for a carriage return between values.
+    """
+    text = data.decode(errors="replace").replace("\r", "\n")
+    return "".join(c if c.isprintable() or c in "\n\t" else _in_hexadecimal(c) for c in text).encode()
+
+
+def _in_hexadecimal(character: str) -> str:
+    """Return the escape of a character in JSON, a pair of them beyond 16 bits."""
+    digits = character.encode("utf-16-be").hex()
+    return "".join(f"\\u{digits[at : at + 4]}" for at in range(0, len(digits), 4))
+
+
 def _refuse_constant(name: str) -> Any:
     raise DecodeError(f"{name} is no JSON number")
 

@@ -9,7 +9,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
 
 from bench.base.encoding import spelled
 
@@ -68,6 +68,12 @@ class Table:
 class FittedTables(NamedTuple):
     texts: list[str]
     left_out: list[str]  # heads of the columns for which there was no room
+
+
+def cursor_stream(stream: TextIO) -> TextIO:
+    """Return the stream on which a writer, which escapes its texts itself, may move the cursor."""
+    unescaped: TextIO = getattr(stream, "unescaped", stream)
+    return unescaped
 
 
 def columns() -> int | None:

@@ -19,7 +19,7 @@ from bench.base.names import IMAGE_VARIABLE
 from bench.base.operating_system import give_to, user_and_group
 from bench.base.paths import making_folders
 from bench.base.shipped_data import locks_folder
-from bench.base.strict_json import pretty_json, to_json
+from bench.base.strict_json import harmless_json, pretty_json, to_json
 from bench.images.archive import ImageFacts, facts_of, pack_layers, write_archive
 from bench.images.build_image import BuildInputs
 from bench.images.build_image import build as build_image
@@ -162,7 +162,7 @@ def identity(request: ImageArguments) -> int:
 
 def sbom(request: ImageArguments) -> int:
     with as_archive(request.image, request.engine) as path:
-        sys.stdout.buffer.write(sbom_of(path, facts_of(path, request.image)))
+        sys.stdout.buffer.write(harmless_json(sbom_of(path, facts_of(path, request.image))))
     return 0
 
 

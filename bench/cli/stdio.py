@@ -1,9 +1,9 @@
 """Wrap stdout and stderr for the length of a command.
 
 A failed write to stdout raises EnvironmentCannot; a failed write to stderr is ignored, since a run may
-outlive its terminal. Characters that the locale's encoding lacks are replaced, for example ± by +-. All
-texts on stdout have the control characters of terminals escaped; progress on stderr moves the cursor, so
-texts that are printed there go through `one_line`.
+outlive its terminal. Characters that the locale's encoding lacks are replaced, for example ± by +-. The
+control characters that a terminal obeys are escaped in all texts on both streams. Only progress moves the
+cursor, by `bench.base.terminal.cursor_stream`, and escapes its texts itself.
 """
 
 from __future__ import annotations
@@ -92,16 +92,30 @@ class Stdout(_Stream):
             raise EnvironmentCannot(f"cannot be written: {error.strerror}", where="stdout") from None
 
 
-class Stderr(_Stream):
+class _UnescapedStderr(_Stream):
     """stderr whose failed writes are ignored: the terminal, the reader or the disk space may be gone."""
 
-    refused = False
+    def __init__(self, file: TextIO) -> None:
+        super().__init__(file)
+        self.refused = False
 
     def _try(self, call: Callable[[], object]) -> None:
         try:
             call()
         except OSError:
             self.refused = True
+
+
+class Stderr(_UnescapedStderr):
+    """stderr on which whatever a terminal would obey is escaped, but for what goes to `unescaped`."""
+
+    def __init__(self, file: TextIO) -> None:
+        super().__init__(file)
+        self.unescaped = _UnescapedStderr(file)
+
+    def write(self, text: str) -> int:
+        super().write(_escaped(text))
+        return len(text)
 
 
 @contextmanager
@@ -117,7 +131,7 @@ def wrapped_streams() -> Iterator[Stdout]:
     finally:
         stdout.end()
         sys.stdout, sys.stderr = before
-        if errors.refused:
+        if errors.refused or errors.unescaped.refused:
             leave(sys.stderr)
 
 

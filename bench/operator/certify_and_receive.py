@@ -71,15 +71,20 @@ def receive(
     now: int,
     recompute: Recompute[C],
     revoked: tuple[Revoked, ...] = (),
+    *,
+    run_id: str | None = None,
 ) -> Verdict[C]:
     """Verify a bundle, consume its nonce and write it to `out` with a receipt; return the verdict.
 
-    A bundle that fails verification is not written. Receiving a bundle again gives an identical receipt;
-    another bundle of its challenge is refused as a replay.
+    A bundle that fails verification is not written, nor is one of another run than `run_id`, if that is
+    given. Receiving a bundle again gives an identical receipt; another bundle of its challenge is refused as
+    a replay.
     """
     rules = _rules(key, now, revoked)
     with open_bundle(bundle) as opened:
         verdict = verify_bundle(bundle, recompute, rules)
+        if run_id not in (None, verdict.run_id):
+            raise VerificationFailed(f"is of run {verdict.run_id}, not of run {run_id}", where=str(bundle))
         if verdict.nonce is None:  # then there is no certificate either
             message = "answers no challenge, so nothing proves that the run is recent"
             advice = "make a challenge with bench challenge, then run bench run --challenge"

@@ -56,7 +56,12 @@ def trust_lines(key: PublicKey, name: str) -> list[str]:
 def trust(path: Path, name: str) -> tuple[Path, list[str]]:
     """Add a key to the user's allowed_signers; return the file and the lines that were added."""
     # ssh-keygen would read a name that begins like a key type as a key without a name.
-    if not name or any(c in name for c in ' "\t\n#') or name.startswith(("ssh-", "sk-", "ecdsa-")):
+    if (
+        not name.isprintable()
+        or not name
+        or any(c in name for c in ' "#')
+        or name.startswith(("ssh-", "sk-", "ecdsa-"))
+    ):
         advice = "one word, such as an address: --as me@example.org"
         raise BadInput(f"{name!r} cannot be the name of a signer", advice=advice)
     lists = _own(ALLOWED_SIGNERS)

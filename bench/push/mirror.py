@@ -36,7 +36,8 @@ from bench.push.ship import Progress, pieces_of
 from bench.signing.revocation import Revoked
 
 LOG = "log.txt"
-_MOST_AT_ONCE = 8 * 2**20  # bytes of one file that one call of `mirror` copies
+_MOST_AT_ONCE = 8 * 2**20  # bytes that one call of `mirror` copies
+_FILES_AT_ONCE = 16  # that one call of `mirror` copies from: each takes a process of ssh
 _LARGEST_FILE = 512 * 2**20  # bytes; a longer file is mirrored only up to this size
 _LARGEST_MIRROR = 2 * 2**30  # bytes of all files of a run together; nothing is mirrored beyond
 _MOST_FILES = 10_000  # of a run
@@ -171,19 +172,21 @@ def room_bytes(record: Record) -> int:
 def mirror(node: Node, record: Record, files: Mapping[str, int]) -> list[str]:
     """Copy what was appended to the files since the last call; return the new lines of the run's log.
 
-    Nothing more is copied once the mirror has reached its largest size.
+    Nothing more is copied once the mirror has reached its largest size. A call copies from a few files, and
+    a limited number of bytes; the next call goes on.
     """
     lines: list[str] = []
-    room = room_bytes(record)
+    room, asked = min(_MOST_AT_ONCE, room_bytes(record)), 0
     for name, size in files.items():
         path = _mirrored(record, name)
         have = path.stat().st_size if path.exists() else 0
         if size < have:  # the run started over, or cut off an incomplete last line
             path.unlink()
             have = 0
-        count = min(size - have, _MOST_AT_ONCE, _LARGEST_FILE - have, room)
-        if count <= 0:
+        count = min(size - have, _LARGEST_FILE - have, room)
+        if count <= 0 or asked == _FILES_AT_ONCE:
             continue
+        asked += 1
         data = _tail(node, record, name, have, count)
         room -= len(data)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -277,7 +280,9 @@ def fetch(
         try:
             _download(node, record, part, progress)
             with _signing, Ledger(record.ledger) as ledger:
-                verdict = certify_and_receive.receive(ledger, key, part, part, now(), recompute, revoked)
+                verdict = certify_and_receive.receive(
+                    ledger, key, part, part, now(), recompute, revoked, run_id=record.run_id
+                )
         except VerificationFailed:  # the next attempt fetches another bundle: nothing of this one is of use
             part.unlink(missing_ok=True)
             raise

@@ -33,6 +33,9 @@ from bench.push.connection import plain
 from bench.push.remote import Node
 
 SURVEY_BYTES = 8 * 2**20  # of all answers together; a thousand stored images take less than half of it
+_MOST_ANSWERS = 100  # of a script; there are fewer questions
+_ANSWER_CHARACTERS = 2**16  # of one answer
+_LISTS = tuple(f"{name} images" for name in ENGINES_WITH_STORE)  # only they may be longer
 _SAME_DISK_BYTES = 16 * 2**20  # by which free space of one disk may differ between two questions
 _MOST_GPUS = 256  # of one node
 _MOST_LINES = 100  # of an answer that is a list of texts
@@ -180,16 +183,25 @@ def _script(questions: Mapping[str, str]) -> str:
 def split_answers(text: str) -> dict[str, tuple[int, str]]:
     """Return the exit code and output of each question, from the output of `_script`.
 
-    The time is proportional to the length of any text. A question without an end is left out.
+    The time is proportional to the length of any text, and short for a text that no node answers: marks beyond
+    the most that a script prints are not read, and each answer but a list of images is cut. A question without
+    an end is left out, and so is a list of images with control characters.
     """
     answers = {}
-    for part in text.split(_BEGIN)[1:]:
+    for part in text.split(_BEGIN, _MOST_ANSWERS)[1:]:
         name, _, rest = part.partition(_MIDDLE)
         out, _, rest = rest.partition(_MIDDLE)
         code, end, _ = rest.partition(_END)
-        if end and _CODE.fullmatch(code):
-            answers[name] = (int(code), "\n".join(map(plain, out.split("\n"))))
+        if end and _CODE.fullmatch(code) and (shown := _shown(name, out)) is not None:
+            answers[name] = (int(code), shown)
     return answers
+
+
+def _shown(name: str, out: str) -> str | None:
+    """Return an answer without control characters; None for a list of images that has some."""
+    if name in _LISTS:
+        return out if out.replace("\n", "").isprintable() else None
+    return "\n".join(map(plain, out[:_ANSWER_CHARACTERS].split("\n")))
 
 
 def _questions(place: str, engines: Sequence[str], python: str) -> dict[str, str]:

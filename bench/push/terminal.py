@@ -14,7 +14,7 @@ from rich.console import Console
 
 from bench.base.errors import one_line
 from bench.base.strict_json import pretty_json
-from bench.base.terminal import Table, Wrapped, columns, plain_columns, table
+from bench.base.terminal import Table, Wrapped, columns, cursor_stream, plain_columns, table
 
 LEAST_REASON = 20  # columns of a last column
 
@@ -49,4 +49,4 @@ def tell_json(document: Any) -> None:
 
 def stderr_console() -> Console:
     """Return rich's console on stderr, without markup: brackets in a text mean nothing to it."""
-    return Console(file=sys.stderr, highlight=False, markup=False, emoji=False, soft_wrap=True)
+    return Console(file=cursor_stream(sys.stderr), highlight=False, markup=False, emoji=False, soft_wrap=True)

@@ -133,6 +133,23 @@ def test_all_files_of_a_run_together_have_a_largest_size(
     assert node.asked <= asked + 1
 
 
+def test_one_look_costs_a_few_processes_of_ssh_and_few_bytes(
+    record: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node may name thousands of files at each look; what is left is copied after the next ones."""
+    monkeypatch.setattr(mirror, "_MOST_AT_ONCE", 1000)
+    names = [f"out/{record.run_id}/logs/{number}.txt" for number in range(100)]
+    node = Fills()
+    mirror.mirror(node, record, dict.fromkeys(names, 10))
+    assert node.asked == mirror._FILES_AT_ONCE == 16
+    for _ in range(6):
+        mirror.mirror(node, record, dict.fromkeys(names, 10))
+    assert node.asked == len(names)
+    before = mirror.room_bytes(record)
+    mirror.mirror(node, record, dict.fromkeys(names, 10_000))
+    assert before - mirror.room_bytes(record) == 1000
+
+
 def test_a_mirror_has_a_largest_number_of_files(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node may name other files at each look."""
     monkeypatch.setattr(mirror, "_MOST_FILES", 20)
@@ -160,7 +177,7 @@ def test_of_a_long_log_only_the_end_is_read(record: Record) -> None:
 def test_nothing_of_a_refused_bundle_stays(
     record: Record, monkeypatch: pytest.MonkeyPatch, refused: str
 ) -> None:
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise VerificationFailed("not of this run")
 
     class Sends(Endless):

@@ -153,6 +153,19 @@ def test_text_of_a_node_contains_no_terminal_control_characters() -> None:
     assert split_answers(said) == {"os": (0, "Ubuntu?]0;mine?\n"), "gpu users": (0, "1: a?[2J\nb\n")}
 
 
+def test_more_answers_and_longer_ones_than_a_node_gives_are_not_read() -> None:
+    """What a hostile node sends takes time of all nodes: they share one interpreter."""
+    many = "".join(f"\036{number}\037x\0370\035" for number in range(1000))
+    assert len(split_answers(many)) == 100
+    assert split_answers(f"\036os\037{'x' * 100_000}\0370\035") == {"os": (0, "x" * 2**16)}
+
+
+def test_a_list_of_images_may_be_long_but_holds_no_control_characters() -> None:
+    stored = 'sha256:aaaa ["sha256:bbbb"]\n' * 10_000
+    assert split_answers(f"\036docker images\037{stored}\0370\035") == {"docker images": (0, stored)}
+    assert split_answers(f"\036docker images\037{stored}\x1b[2J\0370\035") == {}
+
+
 def test_a_machine_that_cannot_run_bench_is_refused() -> None:
     for text in ("", "Welcome to the switch>", "\036who\037x\0370\035"):
         with pytest.raises(EnvironmentCannot, match="does not answer as a Linux machine"):

@@ -280,7 +280,7 @@ def test_two_commands_that_fetch_the_same_bundle_both_get_it(
     record: Record, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     verdict = object()
-    monkeypatch.setattr(certify_and_receive, "receive", lambda *_: verdict)
+    monkeypatch.setattr(certify_and_receive, "receive", lambda *_, **__: verdict)
     begun, other = threading.Event(), threading.Event()
 
     def first_waits() -> None:

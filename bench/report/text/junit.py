@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 from xml.etree import ElementTree
 
+from bench.base.errors import printable
 from bench.base.paths import using
 from bench.base.stamps import utc
 from bench.node_check.check_results import CheckResults
@@ -65,7 +66,8 @@ def _child(case: ElementTree.Element, kind: str, message: str, advice: str) -> N
 
 
 def _clean(text: str) -> str:
-    return _NOT_XML.sub("?", text)
+    """Escape what a terminal would obey, among it all that XML cannot hold."""
+    return _NOT_XML.sub("?", printable(text))
 
 
 def write_junit(path: Path, results: CheckResults, host: str | None = None) -> None:
