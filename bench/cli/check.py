@@ -147,7 +147,9 @@ def _check_node(request: CheckArguments, manifest: CheckManifest, level: Depth, 
         progress.say(f"not used as history: {reason}")
     _refuse_without_load(request, level)
     work = _work(request, manifest, level, nodes, earlier.past, _baseline_of(request, progress))
-    checked = check_node(work, make_sealer(manifest.digest, request.key, request.challenge), progress)
+    read_last = level in WITHOUT_LOAD
+    sealer = make_sealer(manifest.digest, request.key, request.challenge, read_last=read_last)
+    checked = check_node(work, sealer, progress)
     progress.stop()
     if isinstance(checked, GpusInUse):
         return _show_in_use(checked.reason, request)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Union
 
 from bench.base.errors import BadInput, Mistake, nearest
 from bench.base.form_mistakes import written_json
+from bench.base.shipped_data import DATA
 from bench.base.strict_json import DecodeError, from_json, strict_loads
 from bench.node_check.all_checks import known_checks
 from bench.node_check.judging import DEPTHS, Depth
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from bench.planning.manifest import Manifest
 
 SCHEMA = "bench/node-check/v1"
-SHIPPED = Path(str(files("bench.data") / "node-check.json"))  # manifests/node-check.json links to this file
+SHIPPED = DATA / "node-check.json"  # manifests/node-check.json links to this file
 
 
 @dataclass(frozen=True, slots=True)
