@@ -72,7 +72,9 @@ def memory_bytes(processes: list[int]) -> Mapping[str, int]:
         with suppress(OSError):  # it has ended
             rollup = sizes(Path(f"/proc/{process}/smaps_rollup").read_text())
             parts[PARTS[min(number, 2)]] += rollup.get("Pss_Anon", 0)
-            for text in re.split(r"^(?=[0-9a-f]+-)", Path(f"/proc/{process}/smaps").read_text(), flags=re.M)[1:]:
+            for text in re.split(r"^(?=[0-9a-f]+-)", Path(f"/proc/{process}/smaps").read_text(), flags=re.M)[
+                1:
+            ]:
                 _, _, offset, device, inode, *_ = text.partition("\n")[0].split()
                 size, place = sizes(text), f"{device} {inode} {offset}"
                 files[place] = max(files.get(place, 0), size["Rss"] - size["Anonymous"])
