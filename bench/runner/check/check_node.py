@@ -138,7 +138,11 @@ def check_node(request: CheckRequest, sealer: Sealer, view: CheckView) -> Checke
         except _InUseError as error:
             shutil.rmtree(folder)
             return GpusInUse(str(error))
-        seal = sealer.seal(folder, view.say, patient=stopped is None)
+        try:
+            seal = sealer.seal(folder, view.say, patient=stopped is None)
+        except BadInput:  # a damaged key: a timer would leave a folder at each check
+            shutil.rmtree(folder)
+            raise
         with uninterruptible():
             return _finish(check, seal, started, stopped)
 
