@@ -103,7 +103,7 @@ bench-compare: $(STAMP)  ## measure time and memory of comparing many bundles, a
 bench-export: $(STAMP)  ## measure the step time of exported scripts, as ratios to the bundle's
 	$(BIN)/python benchmarks/export.py
 
-bench-cost: $(STAMP)  ## measure start-up and verification, as ratios to an empty Python
+bench-cost: $(STAMP)  ## measure start-up and verification against their goals, as ratios to an empty Python
 	rm -rf out/cost && $(BIN)/bench run manifests/quickstart.json --out out/cost
 	$(BIN)/python benchmarks/cost.py out/cost/*.tar
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import cache
 
 BOLD, DIM, RED, GREEN, YELLOW = (f"\x1b[{code}m" for code in (1, 2, 31, 32, 33))
 RESET = "\x1b[0m"
@@ -22,7 +23,6 @@ WORDS = {
     GREEN: ("PASS", "pass", "reproduced", "meets the deadline"),
 }  # fmt: skip
 _COLOUR_OF = {word: colour for colour, words in WORDS.items() for word in words}
-_WORD = re.compile(rf"(?<![\w-])({'|'.join(sorted(_COLOUR_OF, key=len, reverse=True))})(?![\w-])")
 _RULE = re.compile(r"-{2,}( +-{2,})+")  # below the heads of a table
 _FIRST = re.compile(r"[*>]   \S")  # the row of the fastest setting, or of the one that is tried first
 
@@ -41,9 +41,16 @@ def painted(text: str) -> str:
     return "\n".join(map(_painted_line, text.split("\n")))
 
 
+@cache
+def _word() -> re.Pattern[str]:
+    """Return the pattern of a word that has a colour; most output is not painted, and needs none."""
+    longest_first = sorted(_COLOUR_OF, key=len, reverse=True)
+    return re.compile(rf"(?<![\w-])({'|'.join(longest_first)})(?![\w-])")
+
+
 def _painted_line(line: str) -> str:
     if _RULE.fullmatch(line):
         return f"{DIM}{line}{RESET}"
     if _FIRST.match(line):
         return f"{BOLD}{line}{RESET}"
-    return _WORD.sub(lambda found: f"{_COLOUR_OF[found[0]]}{found[0]}{RESET}", line)
+    return _word().sub(lambda found: f"{_COLOUR_OF[found[0]]}{found[0]}{RESET}", line)

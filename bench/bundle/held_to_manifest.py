@@ -21,7 +21,7 @@ from bench.base.strict_json import from_json, to_json
 from bench.bundle.stated_manifest import StatedManifest
 from bench.bundle.verdict import Note
 from bench.planning.manifest import resolve_models
-from bench.records.trial import NodeFacts, Timing, Trial
+from bench.records.trial import Timing, Trial
 from bench.training.methods import arithmetic
 from bench.training.models import Flops, Model, counts_of, has_formulas
 from bench.training.models.model import INERT, TOKENS
@@ -30,20 +30,6 @@ from bench.training.models.recipes import KINDS, in_samples
 
 if TYPE_CHECKING:
     from bench.records.run_results import Results
-
-
-def check_software(manifest: Mapping[str, Any], node: NodeFacts) -> None:
-    """Refuse results from another image or environment than the manifest names, or from both at once."""
-    if node.image is not None and node.environment is not None:
-        raise VerificationFailed("states both an image and an environment that it ran in")
-    actual = {
-        "image": node.image.config if node.image else None,
-        "environment": node.environment.digest if node.environment else None,
-    }
-    for kind, digest in actual.items():
-        stated = manifest.get(kind)
-        if stated not in (None, digest):
-            raise VerificationFailed(f"ran in {digest or f'no known {kind}'}, the manifest asks for {stated}")
 
 
 class ManifestCheck:

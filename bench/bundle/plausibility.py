@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from bench.base.errors import VerificationFailed
 from bench.base.form_mistakes import line_breaks
+from bench.base.stamps import utc
 from bench.bundle.handshake import DRIFT_SECONDS
-from bench.bundle.physical_limits import unknown_models
+from bench.bundle.physical_limits import require_names, unknown_models
 from bench.bundle.statement import identity_of
 from bench.bundle.verdict import Note
 from bench.records.estimate import Estimate
@@ -23,11 +24,11 @@ from bench.records.floor import why_no_floor
 from bench.records.genuine_gpus import false_gpus
 from bench.records.gradients import why_no_check
 from bench.records.trial import Gpu, Measurement, NodeFacts, Trial
-from bench.training.methods import known_methods
 from bench.training.models import Flops
 
 if TYPE_CHECKING:
-    from bench.records.run_results import Results, TrialResult
+    from bench.bundle.statement import Predicate
+    from bench.records.run_results import Results, RunFacts, TrialResult
 
 # Paths of messages from torch and drivers, which may have several lines; reports show them on one line.
 _MULTI_LINE_ALLOWED = re.compile(
@@ -122,6 +123,8 @@ def _require_label(trial: TrialResult) -> None:
     "free-lunch" in a label stands for methods that cost nothing. Versions of bench differ in which these are,
     so any method that this version knows to be free, or does not know, may be one of them.
     """
+    from bench.training.methods import known_methods  # imports every method
+
     known, setting = known_methods(), trial.setting
     if not setting:
         fits = trial.label == "naive"
@@ -135,6 +138,16 @@ def _require_label(trial: TrialResult) -> None:
     if not fits:
         actual = " + ".join(setting) or "naive"
         raise VerificationFailed(f"trial {trial.id} is labelled {trial.label!r:.60}, its setting is {actual}")
+
+
+def require_same_run(results_run: RunFacts, node: NodeFacts, signed: Predicate) -> None:
+    """Refuse results of another run or another machine than the statement is about."""
+    started_at, ended_at = utc(results_run.started_at), utc(results_run.ended_at)
+    of_results = (results_run.id, results_run.complete, started_at, ended_at)
+    if of_results != (signed.run_id, signed.complete, signed.started_at, signed.ended_at):
+        raise VerificationFailed("the results are of another run than the statement")
+    require_same_node(node, signed.node)
+    require_names(node)
 
 
 def require_same_node(node: NodeFacts, signed: Mapping[str, Any]) -> None:

@@ -11,14 +11,12 @@ from dataclasses import fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from bench.base.errors import VerificationFailed
-from bench.base.stamps import utc
 from bench.base.strict_json import DecodeError, canonical_json, from_json, strict_loads
-from bench.bundle.held_to_manifest import ManifestCheck, check_software
+from bench.bundle.held_to_manifest import ManifestCheck
 from bench.bundle.physical_limits import (
     peak_of_products,
     require_ceiling,
     require_memory,
-    require_names,
     require_rate,
 )
 from bench.bundle.plausibility import (
@@ -28,11 +26,10 @@ from bench.bundle.plausibility import (
     require_operations,
     require_plain,
     require_positive,
-    require_same_node,
+    require_same_run,
     without_telemetry,
 )
-from bench.bundle.stated_manifest import StatedManifest, read_stated
-from bench.bundle.statement import Predicate
+from bench.bundle.stated_manifest import StatedManifest, check_software, read_stated
 from bench.bundle.telemetry_limits import ClaimedRate, require_telemetry
 from bench.bundle.verdict import RunContents
 from bench.records.fastest import fastest_with_confidence
@@ -42,7 +39,6 @@ from bench.records.run_results import (
     LabelledTrial,
     ReducedTrial,
     Results,
-    RunFacts,
     TrialResult,
     days_of,
     reduce_trial,
@@ -219,16 +215,6 @@ def _check_schema(document: Any) -> None:
     if isinstance(schema, str) and schema != SCHEMA:
         advice = "another version of bench wrote it: verify and compare it with that one, or a newer one"
         raise VerificationFailed(f"its results are {schema:.40}, this bench knows {SCHEMA}", advice=advice)
-
-
-def require_same_run(results_run: RunFacts, node: NodeFacts, signed: Predicate) -> None:
-    """Refuse results of another run or another machine than the statement is about."""
-    started_at, ended_at = utc(results_run.started_at), utc(results_run.ended_at)
-    of_results = (results_run.id, results_run.complete, started_at, ended_at)
-    if of_results != (signed.run_id, signed.complete, signed.started_at, signed.ended_at):
-        raise VerificationFailed("the results are of another run than the statement")
-    require_same_node(node, signed.node)
-    require_names(node)
 
 
 def _read_samples(

@@ -103,6 +103,20 @@ def read_stated(data: bytes) -> StatedManifest:
         raise _no_manifest(error) from None
 
 
+def check_software(manifest: Mapping[str, Any], node: NodeFacts) -> None:
+    """Refuse results from another image or environment than the manifest names, or from both at once."""
+    if node.image is not None and node.environment is not None:
+        raise VerificationFailed("states both an image and an environment that it ran in")
+    actual = {
+        "image": node.image.config if node.image else None,
+        "environment": node.environment.digest if node.environment else None,
+    }
+    for kind, digest in actual.items():
+        stated = manifest.get(kind)
+        if stated not in (None, digest):
+            raise VerificationFailed(f"ran in {digest or f'no known {kind}'}, the manifest asks for {stated}")
+
+
 def _entries(models: Any) -> dict[str, dict[str, Any]]:
     listed = models if isinstance(models, list) else []
     entries = [entry if isinstance(entry, dict) else {"name": entry} for entry in listed]

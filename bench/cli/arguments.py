@@ -10,9 +10,10 @@ import argparse
 import gc
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar, cast
 
 from bench.base import quantities
@@ -107,23 +108,33 @@ class ShowHelp(NamedTuple):
 
 
 class Commands:
-    """The commands below a parser. Options are kept for the command `asked`, or for all if it is None.
+    """The commands below a parser. Only the command `asked` gets a parser, or all if it is None.
 
-    A start of `bench` needs the options of one command, and adding all takes more than twice as long.
+    A start of `bench` needs the parser of one command, and making all takes four times as long.
     """
 
     def __init__(self, parser: Parser, asked: str | None, *, title: str, metavar: str) -> None:
         self._asked = asked
         # With `prog` given, argparse does not format the usage at every start, which would import shutil.
-        self._parsers = parser.add_subparsers(title=title, metavar=metavar, prog=parser.prog)
+        self._parsers = parser.add_subparsers(
+            title=title, metavar=metavar, prog=parser.prog, parser_class=cast(type[Parser], self._parser)
+        )
+
+    def _parser(self, prog: str, **options: Any) -> Parser | _NotAsked:
+        is_asked = self._asked in (None, prog.rpartition(" ")[2])
+        return Parser(prog, **options) if is_asked else _NotAsked(options["description"])
 
     def add_parser(self, name: str, *, help: str, description: str, **options: Any) -> Parser:
-        parser = self._parsers.add_parser(name, help=help, description=description, **options)
-        return parser if self._asked in (None, name) else cast(Parser, _NotAsked())
+        return self._parsers.add_parser(name, help=help, description=description, **options)
 
 
 class _NotAsked:
     """The parser of a command that is not called, or a group of its options: it keeps no option."""
+
+    commands: Mapping[str, Parser] = MappingProxyType({})
+
+    def __init__(self, description: str = "") -> None:
+        self.description = description
 
     def __getattr__(self, name: str) -> Callable[..., _NotAsked]:
         return lambda *_arguments, **_options: self

@@ -136,18 +136,21 @@ def _work(
 
 
 def _check_node(request: CheckArguments, manifest: CheckManifest, level: Depth, nodes: Nodes | None) -> int:
-    # These imports load torch, which is slow: mistakes in the options or the manifest are reported before.
     from bench.runner.check import history
+
+    places = request.history or ((request.out,) if request.out.is_dir() else ())
+    earlier = history.read(places, index=not request.history)
+    # Imported now, because the imports then take the memory that reading the history has freed.
     from bench.runner.check.check_node import GpusInUse, QuietView, check_node
 
     progress = QuietView() if request.nagios or request.reason else _shown_progress()
-    places = request.history or ((request.out,) if request.out.is_dir() else ())
-    earlier = history.read(places, index=not request.history)
     for reason in earlier.refused if request.history else ():
         progress.say(f"not used as history: {reason}")
     _refuse_without_load(request, level)
     work = _work(request, manifest, level, nodes, earlier.past, _baseline_of(request, progress))
-    checked = check_node(work, make_sealer(manifest.digest, request.key, request.challenge), progress)
+    read_last = level in WITHOUT_LOAD
+    sealer = make_sealer(manifest.digest, request.key, request.challenge, read_last=read_last)
+    checked = check_node(work, sealer, progress)
     progress.stop()
     if isinstance(checked, GpusInUse):
         return _show_in_use(checked.reason, request)

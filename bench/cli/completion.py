@@ -35,7 +35,9 @@ class Completed(NamedTuple):
 
 def completion(request: CompletionArguments) -> int:
     if request.typed is not None:
-        for found in completed(parser(), request.typed or ("",)):
+        typed = request.typed or ("",)
+        asked = next((word for word in typed[:-1] if not word.startswith("-")), "")
+        for found in completed(parser(asked), typed):
             print(f"{found.word}\t{found.help}" if found.help else found.word)
     elif request.shell is None:
         advice = f"bench completion {' or '.join(SCRIPTS)}"
@@ -149,7 +151,7 @@ def _words() -> list[Completed]:
 
 
 def _commands() -> list[Completed]:
-    root = parser()
+    root = parser("")
     return [Completed(name, _summary(root, name)) for name in root.commands]
 
 

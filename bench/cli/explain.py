@@ -45,7 +45,7 @@ def _explained(word: str, *, needed: bool) -> Explanation | None:
     except BadInput as error:
         if not needed:
             return None
-        if word in parser().commands:
+        if word in parser("").commands:
             error.advice = f"it is a command: bench help {word}"
         elif not has_documents():
             error.advice = "this installation of bench has no documents; a wheel and a checkout have them"

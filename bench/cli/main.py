@@ -95,7 +95,7 @@ def _defect(error: Exception) -> BenchError:
 def parser(asked: str | None = None) -> Parser:
     """Return the parser of all commands; the namespace that it returns has the command to call as `call`.
 
-    If a command is asked for, the parsers of the others have no options.
+    If a command is asked for, the others have only their names and descriptions.
     """
     bench = Parser(
         prog="bench",

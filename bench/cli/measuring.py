@@ -102,9 +102,11 @@ def measured_here(
     return finished.bundle
 
 
-def make_sealer(manifest_digest: str, key: Path | None, challenge: Path | None) -> Sealer:
+def make_sealer(
+    manifest_digest: str, key: Path | None, challenge: Path | None, *, read_last: bool = False
+) -> Sealer:
     """Return the key that signs a run, and tell on stderr if it was made just now."""
-    return sealer.make_sealer(manifest_digest, key, challenge, on_stderr)
+    return sealer.make_sealer(manifest_digest, key, challenge, on_stderr, read_last=read_last)
 
 
 def on_stderr(line: str) -> None:

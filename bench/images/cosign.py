@@ -10,13 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from cryptography.exceptions import InvalidSignature
-
 from bench.base.errors import VerificationFailed
 from bench.base.stamps import sha256
 from bench.base.strict_json import DecodeError, canonical_json, strict_loads
 from bench.images.registry import MANIFESTS
-from bench.signing.ssh_keys import FormatError, PublicKey, Signer, from_base64, to_base64
+from bench.signing.ssh_keys import FormatError, PublicKey, Signer, WrongSignature, from_base64, to_base64
 
 SIMPLE_SIGNING = "application/vnd.dev.cosign.simplesigning.v1+json"
 ENVELOPE = "application/vnd.dsse.envelope.v1+json"
@@ -92,7 +90,7 @@ def signer_of(payload: bytes, signature: bytes, digest: str, keys: Sequence[Publ
     for key in keys:
         try:
             key.check(signature, payload)
-        except InvalidSignature:
+        except WrongSignature:
             continue
         _require_about(payload, digest)
         return key

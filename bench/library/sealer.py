@@ -5,16 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from bench.runner.run.seal import CertifiedKey, OwnKey, Sealer, read_challenge
-from bench.signing.key_file import load_or_make_key
+from bench.runner.run.seal import CertifiedKey, OwnKey, OwnKeyReadLast, Sealer, read_challenge
+from bench.signing.key_file import load_or_make_key, opens_without_asking
 
 
 def make_sealer(
-    manifest_digest: str, key: Path | None, challenge: Path | None, say: Callable[[str], None]
+    manifest_digest: str,
+    key: Path | None,
+    challenge: Path | None,
+    say: Callable[[str], None],
+    *,
+    read_last: bool = False,
 ) -> Sealer:
-    """Return a new key to be certified if there is a challenge; else the user's own, made at first use."""
+    """Return a new key to be certified if there is a challenge; else the user's own, made at first use.
+
+    `read_last`: the user's own is read at the end of the run, unless it must be made or unlocked first.
+    """
     if challenge is not None:
         return CertifiedKey(read_challenge(challenge), manifest_digest)
+    if read_last and opens_without_asking(key):
+        return OwnKeyReadLast(lambda: load_or_make_key(key).private)
     signer = load_or_make_key(key)
     if signer.made:
         say(f"new signing key: {signer.path}")

@@ -5,20 +5,22 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Union
 
 from bench.base.errors import BadInput, Mistake, nearest
 from bench.base.form_mistakes import written_json
+from bench.base.shipped_data import DATA
 from bench.base.strict_json import DecodeError, from_json, strict_loads
 from bench.node_check.all_checks import known_checks
 from bench.node_check.judging import DEPTHS, Depth
 from bench.node_check.judging.standards import Expectations
-from bench.planning.manifest import Manifest, parse_manifest, read_manifest, schema_mistakes
+
+if TYPE_CHECKING:
+    from bench.planning.manifest import Manifest
 
 SCHEMA = "bench/node-check/v1"
-SHIPPED = Path(str(files("bench.data") / "node-check.json"))  # manifests/node-check.json links to this file
+SHIPPED = DATA / "node-check.json"  # manifests/node-check.json links to this file
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +72,12 @@ class CheckManifest:
 
 
 def load(path: Path | None) -> CheckManifest:
-    """Load the manifest at this path; without a path, the shipped manifest."""
-    return parse(read_manifest(path or SHIPPED), str(path or SHIPPED.name))
+    """Load the manifest at this path; without a path, the shipped manifest, which needs no validation."""
+    if path is None:
+        return read(SHIPPED.read_bytes())
+    from bench.planning.manifest import read_manifest  # imports all models and methods
+
+    return parse(read_manifest(path), str(path))
 
 
 def parse(data: bytes, where: str) -> CheckManifest:
@@ -81,6 +87,8 @@ def parse(data: bytes, where: str) -> CheckManifest:
         raise BadInput(
             "is a manifest of models, not of a node check", where=where, advice=f"bench run {where}"
         )
+    from bench.planning.manifest import schema_mistakes
+
     parts = document if isinstance(document, dict) else {}
     mistakes = [
         *schema_mistakes(document, "node-check-v1"),
@@ -139,7 +147,7 @@ def _list(document: Mapping[str, Any], key: str) -> list[Any]:
     return value if isinstance(value := document.get(key), list) else []
 
 
-AnyManifest = Manifest | CheckManifest
+AnyManifest = Union["Manifest", "CheckManifest"]
 
 
 def wanted_image(manifest: AnyManifest) -> str | None:
@@ -161,6 +169,8 @@ def data_folders(manifest: AnyManifest) -> tuple[Path, ...]:
 
 def load_any(path: Path) -> AnyManifest:
     """Load a manifest of either kind: models to train, or a node check."""
+    from bench.planning.manifest import parse_manifest, read_manifest
+
     data = read_manifest(path)
     return (parse if is_check(data) else parse_manifest)(data, str(path))
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from hashlib import sha256
-from importlib import resources
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from bench.base.errors import VerificationFailed
@@ -26,11 +26,9 @@ from bench.base.strict_json import (
     strict_loads,
     to_json,
 )
-from bench.bundle.held_to_manifest import check_software
 from bench.bundle.physical_limits import peak_of
-from bench.bundle.plausibility import require_one_line_texts, require_plain, unknown_gpus
-from bench.bundle.recompute_run import require_same_run
-from bench.bundle.stated_manifest import read_document
+from bench.bundle.plausibility import require_one_line_texts, require_plain, require_same_run, unknown_gpus
+from bench.bundle.stated_manifest import check_software, read_document
 from bench.bundle.verdict import Contents, Note
 from bench.node_check import CHECK_SCHEMA
 from bench.node_check.all_checks import known_checks
@@ -54,6 +52,7 @@ from bench.records.trial import NodeFacts
 if TYPE_CHECKING:
     from bench.bundle.verify import Files
 
+ROOT = Path(__file__).parents[2]  # the folder that bench is in
 PACKAGES = ("bench.node_check", "bench.node_check.judging", "bench.node_check.checks")  # whose sources judge
 
 MAX_READINGS_BYTES = 16 * 2**20  # parsed, they are twenty times as large; a check writes up to a few MiB
@@ -68,8 +67,8 @@ def rules_digest() -> str:
     """Hash the sources that judge: equal in a checkout, a wheel and an image of the same code."""
     digest = sha256()
     for package in PACKAGES:
-        sources = [path for path in resources.files(package).iterdir() if path.name.endswith(".py")]
-        for path in sorted(sources, key=lambda path: path.name):
+        folder = ROOT.joinpath(*package.split("."))
+        for path in sorted(folder.glob("*.py"), key=lambda path: path.name):
             digest.update(f"{package}/{path.name}\0".encode() + path.read_bytes() + b"\0")
     return "sha256:" + digest.hexdigest()
 

@@ -17,14 +17,12 @@ from bench.base.files import read_bounded
 from bench.base.form_mistakes import line_breaks, written_json
 from bench.base.shipped_data import read_data
 from bench.base.strict_json import from_json, tagged_infinity
-from bench.planning.own_code import with_code
 from bench.records.trial import Proving, Timing
 from bench.training.methods import conflict, known_methods, ordered
 from bench.training.models import Model, known_models
 from bench.training.models.own_models import override_recipe, remarks_about, resolve_inline
 from bench.training.models.paper_code import SUFFIX as PAPER_CODE
 from bench.training.models.paper_code import find_model
-from bench.training.models.zoo import zoo_names
 from bench.training.setting import Setting
 
 MAX_BYTES = 1 << 20  # manifests are written by hand: a larger file is no manifest
@@ -81,6 +79,8 @@ def load_manifest(path: Path) -> Manifest:
 
 def read_manifest(path: Path) -> bytes:
     """Return a manifest's bytes, with the code of its own modules."""
+    from bench.planning.own_code import with_code  # imports what `bench verify` does not need
+
     return with_code(_read(path), path.parent, str(path))
 
 
@@ -291,6 +291,8 @@ def _resolve_model(entry: Any, path: str) -> Model | list[Mistake]:
 
 
 def _unknown_model(name: str, path: str) -> Mistake:
+    from bench.training.models.zoo import zoo_names
+
     plain, at, _ = name.partition("@")
     if at and plain in known_models():
         return Mistake(path, f"{in_json(name)} is not a reading of {plain}", f"allowed: {plain + PAPER_CODE}")

@@ -9,7 +9,6 @@ from functools import cached_property
 from typing import Literal
 
 from bench.base.strict_json import canonical_json, later, to_json
-from bench.environment.identity import environment_digest
 from bench.training.models import Flops, Model
 
 
@@ -68,6 +67,8 @@ class Environment:
     @property
     def digest(self) -> str:
         """The digest that a manifest's "environment" names."""
+        from bench.environment.identity import environment_digest  # few nodes have one
+
         return environment_digest(self.lock, self.python, self.build, self.files)
 
 

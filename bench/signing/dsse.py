@@ -8,11 +8,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from cryptography.exceptions import InvalidSignature
-
 from bench.base.errors import VerificationFailed
 from bench.base.strict_json import DecodeError, canonical_json, strict_loads
-from bench.signing.ssh_keys import FormatError, PublicKey, Signer, from_base64, to_base64
+from bench.signing.ssh_keys import FormatError, PublicKey, Signer, WrongSignature, from_base64, to_base64
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 
@@ -60,7 +58,7 @@ def verify_own(envelope: bytes, statement: bytes, key: PublicKey) -> None:
 def _fits(signature: bytes, data: bytes, key: PublicKey) -> bool:
     try:
         key.check(signature, data)
-    except InvalidSignature:
+    except WrongSignature:
         return False
     return True
 

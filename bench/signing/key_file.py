@@ -13,16 +13,16 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from getpass import getpass
 from pathlib import Path
-
-from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from typing import TYPE_CHECKING
 
 from bench.base.errors import BadInput, EnvironmentCannot
 from bench.base.files import open_regular
 from bench.base.operating_system import BINARY, user_and_group
 from bench.base.paths import KEY, config_path
 from bench.signing.ssh_keys import FormatError, PublicKey, WireReader
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 _BEGIN = b"-----BEGIN OPENSSH PRIVATE KEY-----"
 _PEM_PUBLIC = b"-----BEGIN PUBLIC KEY-----"
@@ -69,6 +69,9 @@ def load_or_make_key(path: Path | None = None) -> UserKey:
 
 def _make(path: Path) -> bool:
     """Make the key file; return False if another process made it first, whose key is then used."""
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
     path.parent.parent.mkdir(parents=True, exist_ok=True)
     path.parent.mkdir(mode=0o700, exist_ok=True)
     form, unlocked = serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
@@ -93,6 +96,18 @@ def _publish(path: Path, data: bytes, mode: int) -> bool:
     finally:
         temporary.unlink()
     return True
+
+
+def opens_without_asking(path: Path | None = None) -> bool:
+    """Whether the key at `path`, by default the user's for bench, exists and has no passphrase.
+
+    BadInput if the file holds no such key. The key itself is not decoded.
+    """
+    path = path or default_key_path()
+    if not path.exists():
+        return False
+    encrypted, public = _look_inside(path, _read(path))
+    return not encrypted and public.application is None
 
 
 def load_key(path: Path, *, made: bool = False) -> UserKey:
@@ -177,6 +192,10 @@ def _unlock(path: Path, data: bytes) -> Ed25519PrivateKey:
 
 
 def _decode(path: Path, data: bytes, passphrase: bytes | None) -> Ed25519PrivateKey:
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
     try:
         key = serialization.load_ssh_private_key(data, passphrase)
     except UnsupportedAlgorithm as error:

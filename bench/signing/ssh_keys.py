@@ -12,12 +12,12 @@ import re
 from binascii import a2b_base64, b2a_base64
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
-
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from typing import TYPE_CHECKING, Protocol
 
 from bench.base.stamps import YEAR_10000
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 ED25519 = "ssh-ed25519"
 TOKEN = "sk-ssh-ed25519@openssh.com"
@@ -38,6 +38,10 @@ class FormatError(ValueError):
 
     The message is a predicate, such as "ends too early", before which the caller puts the subject.
     """
+
+
+class WrongSignature(Exception):
+    """A signature that the key did not make of the signed bytes."""
 
 
 class Signer(Protocol):
@@ -176,8 +180,15 @@ class PublicKey:
         return f"{self.kind} {to_base64(self.blob)} {comment}".rstrip()
 
     def check(self, signature: bytes, data: bytes) -> None:
-        """Verify a raw Ed25519 signature of the data; InvalidSignature if it is wrong."""
-        Ed25519PublicKey.from_public_bytes(self.raw).verify(signature, data)
+        """Verify a raw Ed25519 signature of the data; WrongSignature if it does not fit."""
+        # Imported late: OpenSSL takes 8 MB, and a node check signs after its workers have ended.
+        from cryptography.exceptions import InvalidSignature
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+        try:
+            Ed25519PublicKey.from_public_bytes(self.raw).verify(signature, data)
+        except InvalidSignature:
+            raise WrongSignature from None
 
     def check_wire(self, signature: bytes, data: bytes) -> None:
         """Verify a signature in SSH's wire format, with its algorithm and a token's flags and counter."""
@@ -242,7 +253,7 @@ class Certificate:
         wire.end()
         try:
             authority.check_wire(signature, signed)
-        except InvalidSignature:
+        except WrongSignature:
             raise FormatError("is not signed by the authority that it names") from None
         return cls(key, authority, serial, key_id, principals, valid_after, valid_before, options, blob)
 

@@ -8,11 +8,17 @@ from __future__ import annotations
 import hashlib
 from typing import NamedTuple
 
-from cryptography.exceptions import InvalidSignature
-
 from bench.base.errors import VerificationFailed
 from bench.signing import ssh_keys
-from bench.signing.ssh_keys import Certificate, FormatError, PublicKey, Signer, WireReader, wire_string
+from bench.signing.ssh_keys import (
+    Certificate,
+    FormatError,
+    PublicKey,
+    Signer,
+    WireReader,
+    WrongSignature,
+    wire_string,
+)
 
 _BEGIN = "-----BEGIN SSH SIGNATURE-----\n"
 _END = "\n-----END SSH SIGNATURE-----\n"
@@ -45,7 +51,7 @@ def verify(message: bytes, armored: bytes, namespace: str, what: str = "the sign
         key.check_wire(signature, _signed_data(message, namespace))
     except FormatError as error:
         raise VerificationFailed(f"{what} {error}") from None
-    except InvalidSignature:
+    except WrongSignature:
         raise VerificationFailed(f"{what} does not fit the signed bytes") from None
     return Signed(key, certificate)
 

@@ -37,7 +37,6 @@ from bench.bundle.handshake import (
     read,
     receipt_fault,
 )
-from bench.bundle.held_to_manifest import check_software
 from bench.bundle.pack import pack, signatures, write_bundle
 from bench.bundle.plausibility import (
     doubts,
@@ -46,7 +45,7 @@ from bench.bundle.plausibility import (
     require_positive,
     require_same_node,
 )
-from bench.bundle.stated_manifest import StatedManifest
+from bench.bundle.stated_manifest import StatedManifest, check_software
 from bench.bundle.statement import PREDICATE_SCHEMA, build_statement, identity_of, parse_statement
 from bench.bundle.tar_format import (
     CERTIFICATE,

@@ -20,7 +20,7 @@ from bench.bundle.handshake import BUNDLE_NAMESPACE
 from bench.bundle.statement import parse_statement
 from bench.cli.main import main
 from bench.signing.dsse import PAYLOAD_TYPE, pae, unseal
-from bench.signing.ssh_keys import ED25519, FormatError, PublicKey, wire_string
+from bench.signing.ssh_keys import ED25519, FormatError, PublicKey, WrongSignature, wire_string
 from bench.signing.sshsig import verify
 
 VECTORS = Path(__file__).parents[1] / "vectors"
@@ -34,7 +34,7 @@ def accepts(key: bytes, signature: bytes, message: bytes) -> bool:
     """Judge a signature as in a bundle: the key, the signature in SSH's encoding, the bytes."""
     try:
         PublicKey(key).check_wire(wire_string(ED25519) + wire_string(signature), message)
-    except (FormatError, InvalidSignature):
+    except (FormatError, WrongSignature):
         return False
     return True
 

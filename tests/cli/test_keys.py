@@ -230,6 +230,7 @@ def test_the_library_that_opens_passphrases_may_be_absent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives import serialization
 
     def cannot(data: bytes, password: bytes) -> None:
         raise UnsupportedAlgorithm("Need bcrypt module")
@@ -237,5 +238,5 @@ def test_the_library_that_opens_passphrases_may_be_absent(
     path = ssh_key(tmp_path / "id", "ed25519", "secret", "-a", "1")
     monkeypatch.setattr(sys, "stdin", Terminal())
     monkeypatch.setattr(key_file, "getpass", lambda prompt: "secret")
-    monkeypatch.setattr(key_file.serialization, "load_ssh_private_key", cannot)
+    monkeypatch.setattr(serialization, "load_ssh_private_key", cannot)
     refused(path, "cannot be opened: Need bcrypt", "pip install bcrypt", EnvironmentCannot)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.bundle import verify
 from bench.bundle.verify import verify_bundle
 from bench.runner.check import check_index, history
 from bench.runner.check.check_index import FILE_NAME, IndexedCheck, add, read_index
@@ -64,7 +65,7 @@ def test_a_bundle_is_read_once(store: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert len(refused) == 1
     read: list[Path] = []
     monkeypatch.setattr(
-        history, "verify_bundle", lambda path, how: read.append(path) or verify_bundle(path, how)
+        verify, "verify_bundle", lambda path, how: read.append(path) or verify_bundle(path, how)
     )
     refused = history.read([store], index=True).refused
     assert (read, refused) == ([], ())

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.resources import files
 from typing import Literal
 
-from bench.base.shipped_data import read_data
+from bench.base.shipped_data import DATA, read_data
 from bench.base.strict_json import from_json, later
 from bench.records.trial import Gpu
 
@@ -112,8 +111,7 @@ class Standards:
 
 @cache
 def profiles() -> tuple[Profile, ...]:
-    folder = files("bench.data") / "checks"
-    names = sorted(path.name for path in folder.iterdir() if path.name.endswith(".json"))
+    names = sorted(path.name for path in (DATA / "checks").glob("*.json"))
     return tuple(from_json(Profile, read_data(f"checks/{name}")) for name in names)
 
 

@@ -36,7 +36,15 @@ from bench.node_check.judging.standards import Standards, profile_for
 from bench.records.run_results import RunFacts
 from bench.records.text import failure_text
 from bench.records.trial import Failure, Gpu
-from bench.runner.check.request import AnyCheckJob, CheckJob, CheckRequest, IdleJob, InventoryJob, NodesJob
+from bench.runner.check.request import (
+    AnyCheckJob,
+    CheckJob,
+    CheckRequest,
+    IdleJob,
+    InventoryJob,
+    NodesJob,
+    TelemetryJob,
+)
 from bench.runner.machine import nvml, probe, telemetry
 from bench.runner.machine.exclusive_use import warn_of_others
 from bench.runner.machine.gpus import gpu_from_answers, unmatched_names, visible, why_divided
@@ -130,7 +138,11 @@ def check_node(request: CheckRequest, sealer: Sealer, view: CheckView) -> Checke
         except _InUseError as error:
             shutil.rmtree(folder)
             return GpusInUse(str(error))
-        seal = sealer.seal(folder, view.say, patient=stopped is None)
+        try:
+            seal = sealer.seal(folder, view.say, patient=stopped is None)
+        except BadInput:  # a damaged key: a timer would leave a folder at each check
+            shutil.rmtree(folder)
+            raise
         with uninterruptible():
             return _finish(check, seal, started, stopped)
 
@@ -170,11 +182,11 @@ class CheckRun:
 
     def _preload(self) -> list[str]:
         """Return modules and functions that the fork server prepares once for all members of all checks."""
-        if self.request.level in WITHOUT_LOAD:
-            return []
         ahead = ["bench.node_check.all_checks:known_checks"]
         if nvml.is_fake():
             return [*ahead, "bench.runner.machine.fake_nvml"]
+        if self.request.level in WITHOUT_LOAD:
+            return [*ahead, "pynvml"]
         return [*ahead, "torch", "torch.distributed"] if self._torch else ahead
 
     def run(self) -> str | None:
@@ -196,8 +208,7 @@ class CheckRun:
                         self._require_idle()
                 if self.request.level in WITHOUT_LOAD:
                     self._check_all()
-                    with self._watched():  # for its first reading and its last, without another process
-                        pass
+                    self._read_telemetry()
                 else:
                     with warn_of_others(self._devices(), self.view.say), self._watched():
                         self._check_all()
@@ -284,6 +295,16 @@ class CheckRun:
                 watch.kill()
                 with suppress(subprocess.TimeoutExpired):
                     watch.wait(1.0)
+
+    def _read_telemetry(self) -> None:
+        """Read the telemetry of a node without load. A driver that fails or hangs leaves none.
+
+        The worker comes from the fork server, because a process of its own takes 11 MB more.
+        """
+        if self.gpus:
+            seconds = min(FIRST_READING_SECONDS, self._nvml_seconds())
+            job = TelemetryJob(str(self.folder / telemetry.FILE_NAME))
+            self._supervisor.reading(job, self.folder / "logs" / "watch.txt", Limits(seconds, seconds))
 
     def _await_first_reading(self, watch: subprocess.Popen[bytes]) -> None:
         """Wait a while for the first reading of telemetry, so that telemetry covers the first check too."""

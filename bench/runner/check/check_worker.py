@@ -13,8 +13,8 @@ from typing import Any
 from bench.base.strict_json import to_json, union_from_json
 from bench.node_check.all_checks import known_checks
 from bench.records.trial import Crashed
-from bench.runner.check.request import AnyCheckJob, CheckJob, IdleJob, InventoryJob, NodesJob
-from bench.runner.machine import nvml
+from bench.runner.check.request import AnyCheckJob, CheckJob, IdleJob, InventoryJob, NodesJob, TelemetryJob
+from bench.runner.machine import nvml, watch
 from bench.runner.processes.jobs import Emit
 from bench.runner.processes.ranks import together
 
@@ -56,6 +56,8 @@ def _read(job: AnyCheckJob, say: Callable[[str], None]) -> Any:
             return nvml.read_inventory(say)
         case IdleJob():
             return nvml.watch_idle(say)
+        case TelemetryJob():
+            return watch.watch_until(Path(job.file), ended=lambda: True)
         case CheckJob():
             return _measure(job, say)
         case NodesJob():

@@ -13,13 +13,11 @@ from itertools import chain
 from pathlib import Path
 
 from bench.base.errors import BenchError
-from bench.bundle.verify import verify_bundle
 from bench.node_check.check_results import CheckContents, CheckResults
 from bench.node_check.checks.host_errors import errors_of
 from bench.node_check.judging.evidence import AFTER, Evidence
 from bench.node_check.judging.finding import worst
 from bench.node_check.judging.standards import CORRECTED_ERRORS, COUNTED_AT, Past
-from bench.node_check.recompute_any import recompute
 from bench.runner.check.check_index import Entry, IndexedCheck, UnusableBundle, add, read_index
 
 CHECKS_KEPT = 10  # the newest node checks of each GPU
@@ -70,6 +68,9 @@ def _newest(bundles: Iterable[Path]) -> list[Path]:
 
 def _entry(bundle: Path, refused: list[str]) -> Entry:
     """Verify a bundle and return its entry; append to `refused` why it does not verify."""
+    from bench.bundle.verify import verify_bundle  # an index usually has every bundle, and spares the imports
+    from bench.node_check.recompute_any import recompute
+
     try:
         contents = verify_bundle(bundle, recompute).contents
     except BenchError as error:

@@ -46,6 +46,14 @@ class IdleJob:
 
 
 @dataclass(frozen=True, slots=True)
+class TelemetryJob:
+    """Append a first and a last reading of all GPUs to telemetry, without load between them."""
+
+    file: str
+    kind: Literal["telemetry"] = "telemetry"
+
+
+@dataclass(frozen=True, slots=True)
 class CheckJob:
     """Take the reading of one check."""
 
@@ -77,4 +85,4 @@ class NodesJob:
         return len(self.gpus)
 
 
-AnyCheckJob = InventoryJob | IdleJob | CheckJob | NodesJob
+AnyCheckJob = InventoryJob | IdleJob | TelemetryJob | CheckJob | NodesJob

@@ -5,12 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bench.base.errors import BadInput, EnvironmentCannot
 from bench.base.names import ENVIRONMENT_VARIABLE
 from bench.base.strict_json import DecodeError, from_json, strict_loads
-from bench.planning.manifest import Manifest
 from bench.records.trial import Environment
+
+if TYPE_CHECKING:
+    from bench.planning.manifest import Manifest
 
 
 def environment_here(variables: Mapping[str, str], prefix: str = sys.prefix) -> Environment | None:

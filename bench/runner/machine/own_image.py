@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bench.base.errors import BadInput, EnvironmentCannot
 from bench.base.names import IMAGE_VARIABLE
 from bench.base.strict_json import DecodeError, from_json, strict_loads
-from bench.planning.manifest import Manifest
 from bench.records.trial import Image
+
+if TYPE_CHECKING:
+    from bench.planning.manifest import Manifest
 
 DESCRIBED = Path("/usr/share/bench/image.json")
 

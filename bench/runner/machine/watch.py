@@ -11,7 +11,9 @@ from __future__ import annotations
 import os
 import select
 import sys
+from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from bench.base.linux_processes import die_with_parent
@@ -91,17 +93,21 @@ class Watch:
         return reading
 
 
+def watch_until(path: Path, ended: Callable[[], bool]) -> None:
+    """Append readings to the file until `ended`, which waits as long as a reading is due after the last."""
+    with path.open("ab") as file:
+        watch = Watch(load(), file)
+        watch.look()
+        while not ended():
+            watch.look()
+        with suppress(watch._nvml.NVMLError):
+            watch.look()  # it has the events since the last reading
+
+
 def main() -> int:
     die_with_parent(os.getppid())
     every = float(sys.argv[2])
-    with open(sys.argv[1], "ab") as file:  # noqa: PTH123
-        watch = Watch(load(), file)
-        while True:
-            watch.look()
-            if select.select([sys.stdin], [], [], every)[0]:
-                break
-        with suppress(watch._nvml.NVMLError):
-            watch.look()  # it has the events since the last reading
+    watch_until(Path(sys.argv[1]), lambda: bool(select.select([sys.stdin], [], [], every)[0]))
     return 0
 
 

@@ -33,7 +33,7 @@ from bench.training.methods.method import Method as Method
 from bench.training.methods.method import Target as Target
 from bench.training.methods.method import older_than
 from bench.training.models import LEAST_CAPABILITY, Counted, Flops, Model
-from bench.training.models.adapters import PACKAGE as ADAPTERS
+from bench.training.models.model import ADAPTERS
 from bench.training.setting import GROUPS, NAIVE, Setting, in_group, sharded_by
 
 if TYPE_CHECKING:

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-PACKAGE = "peft"
 CLASSIFY: tuple[ObjectiveName, ...] = ("image-classification", "audio-classification")
 ADAPTER, FILE = "default", "adapter_model.safetensors"  # peft's names of an adapter and of its file
 NAMED = 12  # layers that a message lists

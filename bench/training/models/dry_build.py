@@ -19,7 +19,6 @@ from typing import Any
 from bench.base.errors import BadInput, EnvironmentCannot, Mistake, in_json, nearest
 from bench.base.strict_json import from_json, to_json
 from bench.training.models import Counted, Model, families, family_of, has_formulas, module_families
-from bench.training.models.adapters import PACKAGE as ADAPTERS
 from bench.training.models.adapters import FamilyWithAdapters, adapter_mistakes
 from bench.training.models.class_mistakes import class_mistakes, several_models
 from bench.training.models.generic import (
@@ -30,6 +29,7 @@ from bench.training.models.generic import (
     counted,
     kinds,
 )
+from bench.training.models.model import ADAPTERS
 from bench.training.models.own_models import misspelt, unread_field
 from bench.training.models.own_module_pass import pass_mistakes
 from bench.training.models.shipped_counts import shipped_counts

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from bench.base.errors import Mistake
 from bench.base.strict_json import later
-from bench.training.models.attention import attention_implementation
 from bench.training.models.model import SDPA, Family, Flops, Model, OperationShapes, Parts
 from bench.training.setting import Setting, halves_weights, in_group, sharded_by
 
@@ -153,6 +152,8 @@ class FamilyWithFormulas(Family):
 
     def build(self, model: Model, *, kernels: bool) -> nn.Module:
         import transformers
+
+        from bench.training.models.attention import attention_implementation
 
         config_class, model_class = (getattr(transformers, name) for name in self.classes)
         options: dict[str, Any] = {} if model.recipe.image_size else {"use_cache": False}

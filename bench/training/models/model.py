@@ -59,6 +59,9 @@ def installed(package: str) -> bool:
     return find_spec(package) is not None
 
 
+ADAPTERS = "peft"  # the package that adds the adapters of a Lora to a model
+
+
 @dataclass(frozen=True, slots=True)
 class Lora:
     """Low-rank adapters beside linear layers, as peft builds them. All other weights are frozen."""

@@ -19,9 +19,7 @@ from bench.training.models import (
     family_of,
     known_models,
     module_families,
-    own_module,
 )
-from bench.training.models.generic import TransformersFamily
 from bench.training.models.model import INERT, TOKENS
 from bench.training.models.recipes import in_samples, new_recipe, number_mistakes, read_onto, recipe_mistakes
 from bench.training.vendor import transformers_source
@@ -34,6 +32,8 @@ LARGEST = 2**31  # largest whole number in an architecture
 
 def resolve_inline(obj: Mapping[str, Any], path: str) -> Model | list[Mistake]:
     """Return a manifest's own model, or all mistakes in it."""
+    from bench.training.models.generic import TransformersFamily
+
     name, given = obj["name"], _with_sizes(obj["architecture"])
     mistakes = []
     if name in known_models():
@@ -61,6 +61,8 @@ def remarks_about(given: Mapping[str, Any], path: str) -> Iterator[str]:
 
     For other architectures, dry_build.py finds these fields.
     """
+    from bench.training.models import own_module
+
     if own_module.MODULE in given and own_module.CODE in given:
         file, digest = own_module.code_file(given), own_module.code_digest(given)
         yield f"{path}/architecture/module: {file}, sha256 {digest}, is run where models are built"
@@ -122,6 +124,8 @@ def _mistakes_without_recipe(
     family: Family, architecture: Mapping[str, Any], recipe: Any, path: str
 ) -> Iterator[Mistake]:
     """Yield mistakes in an architecture that do not depend on its recipe, which has mistakes itself."""
+    from bench.training.models.generic import TransformersFamily
+
     if isinstance(family, TransformersFamily):
         objective = recipe.get("objective") if isinstance(recipe, Mapping) else None
         if objective in family.objectives:
@@ -160,6 +164,8 @@ def mistakes_of_meaning(model: Model, path: str) -> list[Mistake]:
 
 def _family(given: Mapping[str, Any], path: str) -> Family | Mistake:
     """Return the family of an architecture, or the mistake in its `model_type`."""
+    from bench.training.models.generic import TransformersFamily
+
     for module_family in module_families().values():
         if module_family.describes(given):
             return module_family

@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Any
 
 from bench.training.models import Model, known_models
-from bench.training.models.zoo import zoo_model
 
 SUFFIX = "@paper-code"
 SOURCE = "the paper's code: src/models/ of github.com/apoorvkh/academic-pretraining"
@@ -29,6 +28,8 @@ def find_model(name: str) -> Model | None:
     """Return the model of this name, which may end with "@paper-code"; None if no model has it."""
     if model := known_models().get(name.removesuffix(SUFFIX)):
         return as_in_paper_code(model) if name.endswith(SUFFIX) else model
+    from bench.training.models.zoo import zoo_model
+
     of_zoo = zoo_model(name)
     return of_zoo.model if of_zoo else None
 

@@ -11,8 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.training.vendor.graph_lifetimes import Graphs, block_tensors
-
 if TYPE_CHECKING:
     from datetime import timedelta
 
@@ -221,6 +219,8 @@ def tensors_when_compiled(
     from torch._functorch.partitioners import min_cut_rematerialization_partition
     from torch._inductor.decomposition import select_decomp_table
     from torch.utils._pytree import tree_flatten, tree_unflatten
+
+    from bench.training.vendor.graph_lifetimes import Graphs, block_tensors
 
     weights = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     values, structure = tree_flatten(given)
