@@ -154,7 +154,7 @@ def test_text_of_a_node_contains_no_terminal_control_characters() -> None:
 
 
 def test_more_answers_and_longer_ones_than_a_node_gives_are_not_read() -> None:
-    """What a hostile node sends takes time of all nodes: they share one interpreter."""
+    """Parsing a hostile answer takes time from all nodes, because they share one interpreter."""
     many = "".join(f"\036{number}\037x\0370\035" for number in range(1000))
     assert len(split_answers(many)) == 100
     assert split_answers(f"\036os\037{'x' * 100_000}\0370\035") == {"os": (0, "x" * 2**16)}
