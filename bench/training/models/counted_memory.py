@@ -47,17 +47,15 @@ BlocksOf = Callable[["nn.Module"], "Sequence[nn.Module]"]
 
 
 def counted_footprints(
-    model: Model, build: Build, blocks_of: BlocksOf, *, fused: bool
+    model: Model, build: Build, blocks_of: BlocksOf, ways: Sequence[tuple[bool, Sequence[bool]]]
 ) -> tuple[CountedFootprint, ...]:
     """Count a model's footprint for each way of computing it; leave out ways that cannot be followed.
 
-    `fused`: the architecture can use fused attention.
+    A way says whether kernels run, and for which of compiled and uncompiled blocks to count.
     """
     found: list[CountedFootprint] = []
     deadline = monotonic() + MOST_SECONDS
-    for kernels in (False, True) if fused else (False,):
-        # Compiled eager attention is left out if it can be fused: the compiler would fuse this attention too.
-        compiled = (False, True) if kernels or not fused else (False,)
+    for kernels, compiled in ways:
         for halved in (False, True) if half_of(model.recipe.precision) else (False,):
             if monotonic() > deadline:  # a loop over positions, for instance
                 return tuple(found)
