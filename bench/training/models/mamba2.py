@@ -122,7 +122,8 @@ def _operation() -> Callable[..., Sequence[Tensor]]:
         sizes: Sequence[int],
     ) -> tuple[Tensor, list[Tensor], Tensor]:
         samples, length, _ = projected.shape
-        working = working_bytes(length, *sizes[:-1], half=projected.element_size())
+        inner, width, groups, chunk, heads, _ = sizes
+        working = working_bytes(length, inner, width, groups, chunk, heads, projected.element_size())
         in_use = projected.new_empty(samples, working, dtype=torch.uint8)
         return torch.empty_like(projected), [torch.empty_like(weight) for weight in weights], in_use
 
@@ -146,4 +147,5 @@ def _operation() -> Callable[..., Sequence[Tensor]]:
         return found, of_weights, None
 
     forward.register_autograd(run_backward, setup_context=save)
-    return forward
+    registered: Callable[..., Sequence[Tensor]] = forward
+    return registered

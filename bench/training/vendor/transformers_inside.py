@@ -28,6 +28,7 @@ MIXERS = {
     MAMBA: ("mamba_inner_fn", "causal_conv1d_fn", "mamba_selective_scan"),
     MAMBA2: ("mamba2_split_conv1d_scan_combined", "causal_conv1d_fn", "mamba2_chunk_scan"),
 }
+MAMBA_SSM = ("mamba", "mamba2")  # families whose method "kernels" is mamba-ssm's kernels
 _mamba_is_fused: dict[str, bool] = {}  # which code modeling_mamba chose when this process last loaded it
 
 
