@@ -37,12 +37,6 @@ def plain_afterwards() -> Iterator[None]:
     transformers_inside.scan_mamba2_by(None)
 
 
-@pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Count every way of computing, also on a machine whose other work makes this take minutes."""
-    monkeypatch.setattr("bench.training.models.counted_memory.MOST_SECONDS", 600)
-
-
 def small(**recipe: Any) -> Model:
     model = model_of("mamba2", "causal-lm", SMALL)
     return replace(model, recipe=replace(model.recipe, **recipe))
