@@ -13,6 +13,7 @@ from typing import Any
 from bench.records.trial import Trial
 from bench.training.models import module_families
 from bench.training.setting import sharded_by
+from bench.training.vendor.transformers_inside import MAMBA_SSM
 
 # Versions that this version of bench measures with, as in pyproject.toml.
 MEASURED = {"torch": ">=2.10,<2.14", "transformers": ">=5.17,<5.18", "numpy": ">=2.1,<3"}
@@ -34,7 +35,7 @@ def needed(maker: Any, trial: Trial) -> Iterator[str]:
         yield "peft"
     if trial.setting:  # torch brings triton, and bench's own kernels are written in it
         yield "triton"
-    if "kernels" in trial.setting and trial.model.family == "mamba":
+    if "kernels" in trial.setting and trial.model.family in MAMBA_SSM:
         yield from ("mamba-ssm", "causal-conv1d")
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bench.planning.recorded_memory import lost_bytes
 from bench.training.methods.chunked_loss import logits_bytes
-from bench.training.models import Counted, Model, Parts, family_of
+from bench.training.models import Counted, Model, Parts, Precision, family_of
 from bench.training.models.footprint import activation_bytes
 from bench.training.setting import Setting, in_group
 
@@ -55,10 +55,11 @@ def _peak_bytes(
 ) -> int:
     """Add the bytes of weights, gradients and optimizer to those of activations, at their larger peak."""
     at_loss, in_blocks = activations
-    half = model.recipe.precision != "fp32"
-    in_backward = _backward_bytes(setting, half, parts.total)
+    precision = model.recipe.precision
+    half = precision != "fp32"
+    in_backward, after = gradients_of_a_pass(setting, precision, parts.total, gpus)
     at_loss = at_loss * micro_batch + logits_bytes(model, setting, micro_batch)
-    peak = max(at_loss, in_blocks * micro_batch + in_backward)
+    peak = max(at_loss, in_blocks * micro_batch + in_backward, after)
     return state_bytes(parts, setting, gpus, half, moment_bytes(model, parts)) + peak
 
 
@@ -84,10 +85,11 @@ def state_bytes(parts: Parts, setting: Setting, gpus: int, half: bool, moments: 
     sharding, offload = in_group(setting, "sharding"), "offload" in setting
     match sharding:
         case None:
-            # fp32 weights, gradients and the moments; a pass under autocast adds a half copy of the weights.
+            # fp32 weights, gradients and the moments; a pass under autocast adds half copies of weights.
             # DDP keeps a second copy of the gradients, which several passes add up; half-weights does not.
             sent = FP32 * (gpus > 1 and "half-weights" not in setting)
-            return parts.total * (FP32 + FP32 + HALF * half + sent) + moments + parts.frozen_bytes
+            fp32 = parts.total * (FP32 + FP32 + sent) + moments + parts.frozen_bytes
+            return fp32 + half * _half_weights_bytes(parts, setting)
         case "fsdp-2" | "fsdp-3":
             return _fsdp(parts, moments, gpus, half, parameters_too=sharding == "fsdp-3", offload=offload)
         case _:
@@ -96,16 +98,35 @@ def state_bytes(parts: Parts, setting: Setting, gpus: int, half: bool, moments: 
             )
 
 
-def _backward_bytes(setting: Setting, half: bool, parameters: int) -> int:
-    """Return the bytes allocated in the backward pass after the loss was freed, with ZeRO-1 and -2; else 0.
+def _half_weights_bytes(parts: Parts, setting: Setting) -> int:
+    """Return the bytes of weights in half precision at the peak of a pass, without sharding.
 
-    ZeRO-2 allocates its gradient bucket with the first gradient. ZeRO-1 adds gradients up in fp32 when a pass
-    is over, so all of them exist at once in half precision; without checkpointing, the pass has by then freed
-    more activations than they take.
+    A block keeps the copies that autocast or the compiler made of its weights for its backward pass. With
+    checkpointing it keeps none: they are made again with the block's activations, one block after another.
+    """
+    if "checkpointing" in setting and "half-weights" not in setting:
+        return HALF * (parts.outside + max(parts.blocks, default=0))
+    return HALF * parts.total
+
+
+def gradients_of_a_pass(
+    setting: Setting, precision: Precision, parameters: int, gpus: int
+) -> tuple[int, int]:
+    """Return the bytes that ZeRO-1 and -2 allocate in a backward pass after the loss was freed, and after it.
+
+    ZeRO-2 allocates its gradient bucket with the first gradient. ZeRO-1 in bf16 adds gradients up in fp32
+    when a pass is over, so all of them exist at once in half precision, if they stay on the GPU; without
+    checkpointing, the pass has by then freed more activations than they take. Otherwise ZeRO-1 adds up each
+    gradient as soon as it exists. After a step's last pass it allocates its part of the sums anew, while all
+    sums still exist, and the copy of a bucket that it exchanges in half precision.
     """
     if "zero-2" in setting:
-        return BUCKET * (HALF if half else FP32)
-    return HALF * parameters if half and {"zero-1", "checkpointing"} <= {*setting} else 0
+        return BUCKET * (FP32 if precision == "fp32" else HALF), 0
+    if "zero-1" not in setting or precision == "fp32":
+        return 0, 0
+    if precision == "bf16" and "offload" not in setting:
+        return HALF * parameters * ("checkpointing" in setting), 0
+    return 0, FP32 * parameters // gpus + HALF * min(BUCKET, parameters)
 
 
 def _fsdp(parts: Parts, moments: int, gpus: int, half: bool, *, parameters_too: bool, offload: bool) -> int:
@@ -144,5 +165,5 @@ def _zero(parts: Parts, moments: int, gpus: int, half: bool, *, stage: int, offl
     if offload and (stage == 3 or (stage == 2 and not half)):
         gradients = 0  # added up on the host
     optimizer = 0 if offload else (total * FP32 + moments) // gpus
-    bucket = {1: FP32, 2: 0, 3: computed}[stage] * BUCKET  # stage 2: see _backward_bytes
+    bucket = {1: FP32, 2: 0, 3: computed}[stage] * BUCKET  # stage 2: see gradients_of_a_pass
     return weights + gradients + optimizer + bucket

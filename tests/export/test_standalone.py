@@ -18,7 +18,8 @@ from bench.base.errors import BadInput
 from bench.cli.main import main
 from bench.export import standalone
 from bench.export.origin import TrialOrigin
-from bench.export.standalone.python_source import literal, mapping_literal, text_literal
+from bench.export.standalone.model import model_parts
+from bench.export.standalone.python_source import joined, literal, mapping_literal, text_literal
 from bench.records.trial import Timing, Trial
 from bench.training.methods import conflict, known_methods, ordered
 from bench.training.models import Model, known_models
@@ -283,6 +284,16 @@ def test_a_method_is_refused_for_the_family_that_it_cannot_be_expressed_for(
     model: str, setting: tuple[str, ...], reason: str | None
 ) -> None:
     assert standalone.refuse(replace(trial_of(model), setting=setting)) == reason
+
+
+def test_mamba_2_trains_by_transformers_plain_code_or_not_at_all() -> None:
+    trial = trial_of("tiny-mamba")
+    trial = replace(trial, model=replace(trial.model, family="mamba2"))
+    text = joined(model_parts(replace(trial, setting=())))
+    hidden = 'sys.modules.update(dict.fromkeys(["mamba_ssm", "causal_conv1d", "selective_scan_cuda"]))'
+    assert text.index(hidden) < text.index("AutoModelForCausalLM.from_config")
+    reason = standalone.refuse(replace(trial, setting=("kernels",)))
+    assert reason and "bench loads mamba-ssm in a way of its own" in reason
 
 
 @pytest.mark.parametrize(

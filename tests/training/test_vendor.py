@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import inspect
 import socket
+import sys
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -367,6 +368,31 @@ def test_a_mamba_mixer_calls_its_convolution_and_its_scan_by_these_names() -> No
     assert kinds == ["convolutions", "scans"], gone(transformers_inside, "MambaMixer calls other functions")
     mixer(torch.ones(1, 3, 4))
     assert len(kinds) == 2
+
+
+def test_a_mixer_of_mamba_2_calls_its_kernel_its_convolution_and_its_scan_by_these_names() -> None:
+    from transformers import Mamba2Config
+
+    transformers_inside.scan_mamba2_by(None)
+    module = sys.modules[transformers_inside.MAMBA2]
+    small = Mamba2Config(
+        hidden_size=4, state_size=2, num_heads=2, head_dim=4, n_groups=1, num_hidden_layers=1
+    )
+    mixer = module.Mamba2Mixer(small, layer_idx=0)
+    kinds: list[str] = []
+
+    def instead(kind: str, function: Any, *arguments: Any, **keywords: Any) -> Any:
+        kinds.append(kind)
+        return function(*arguments, **keywords)
+
+    with transformers_inside.mamba_in_parts(instead):
+        mixer(torch.ones(1, 3, 4))
+    assert kinds == ["convolutions", "scans"], gone(transformers_inside, "Mamba2Mixer calls other functions")
+    mixer(torch.ones(1, 3, 4))
+    assert len(kinds) == 2
+    transformers_inside.scan_mamba2_by(lambda projected, *_, **__: projected[..., :4])
+    assert mixer(torch.ones(1, 3, 4)).shape == (1, 3, 4)
+    transformers_inside.scan_mamba2_by(None)
 
 
 def test_transformers_source_is_readable() -> None:

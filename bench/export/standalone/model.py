@@ -110,6 +110,13 @@ def _build(trial: Trial) -> SourcePart:
             "masking_utils.find_packed_sequence_indices = lambda _positions: None  # one text a sample",
         ]
     family = families().get(model.family)
+    if model.family in transformers_inside.MAMBA_SSM:
+        imports += ["import sys"]
+        hidden = ", ".join(f'"{name}"' for name in transformers_inside.MAMBA_PACKAGES)
+        lines += [
+            "# transformers takes these kernels wherever it finds them; the trial had its plain code.",
+            f"sys.modules.update(dict.fromkeys([{hidden}]))",
+        ]
     if model.family == "timm":
         imports += ["import timm", "from timm.layers import set_fused_attn"]
         lines += [
@@ -128,11 +135,7 @@ def _build(trial: Trial) -> SourcePart:
             f"    model = {kind}(config)",
         ]
     elif model.family == "mamba":
-        imports += ["import sys"]
-        hidden = ", ".join(f'"{name}"' for name in transformers_inside.MAMBA_PACKAGES)
         lines += [
-            "# transformers takes these kernels wherever it finds them; the trial had its plain code.",
-            f"sys.modules.update(dict.fromkeys([{hidden}]))",
             "from transformers import MambaConfig, MambaForCausalLM",
             "",
             "config = MambaConfig(**ARCHITECTURE, use_cache=False)",

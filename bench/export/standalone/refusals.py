@@ -15,7 +15,7 @@ from bench.export.standalone.model import MASKED_HEAD, head_of
 from bench.records.trial import Trial
 from bench.training.methods import method_named
 from bench.training.models import families, module_families
-from bench.training.vendor import transformers_source
+from bench.training.vendor import transformers_inside, transformers_source
 
 KIND: Final = "standalone"
 EXPRESSED = frozenset(
@@ -56,7 +56,7 @@ def _of_methods(trial: Trial) -> Iterator[str]:
             yield reason
         elif name not in EXPRESSED:
             yield f"the script has no code for {name}"
-    if "kernels" in setting and trial.model.family == "mamba":
+    if "kernels" in setting and trial.model.family in transformers_inside.MAMBA_SSM:
         yield "kernels: bench loads mamba-ssm in a way of its own, without which the plain scan could run"
     if MASKED_HEAD in setting and head_of(trial) is None:
         yield f"{MASKED_HEAD}: the head of {trial.model.family} is not one layer that the script could call"

@@ -36,7 +36,7 @@ from bench.training.models import Model
 
 # Packages that decide how fast the same code runs; rows with other versions of them are not comparable.
 STACK = ("torch", "triton", "transformers", "flash-attn")
-STACK_OF_A_FAMILY = {"mamba": ("mamba-ssm", "causal-conv1d")}
+STACK_OF_A_FAMILY = dict.fromkeys(("mamba", "mamba2"), ("mamba-ssm", "causal-conv1d"))
 DEEPSPEED = "deepspeed"  # compared only among rows whose fastest setting uses it
 
 ON_TRUST = "of the manifest"  # the condition that holds what verification had to take on trust

@@ -74,9 +74,9 @@ def words_of(model: Model) -> int:
 def _plain_family(name: str) -> Family:
     if family := families().get(name) or module_families().get(name):
         return family
-    from bench.training.models.generic import TransformersFamily
+    from bench.training.models import generic, mamba2
 
-    return TransformersFamily(name)
+    return mamba2.FAMILY if name == mamba2.FAMILY.name else generic.TransformersFamily(name)
 
 
 def has_formulas(model: Model) -> bool:

@@ -13,7 +13,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import repeat
-from time import monotonic
+from time import process_time
 from typing import TYPE_CHECKING, Any
 
 from bench.training.lifetimes import SMALL, BlockTensors, to_text
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 # Samples of the counted pass; there may be many, because nothing is computed. The number is a prime that
 # divides the size of no weight, so that a storage whose size it divides grows with the samples.
 SAMPLES = 1009
-MOST_SECONDS = 60  # after this time, no further way of computing is counted
+MOST_SECONDS = 60  # of the processor; after them, no further way of computing is counted
 ATTENTION = "bench_kept"  # the name under which attention without contents is registered
 
 Build = Callable[[str], "nn.Module"]  # builds the model with the attention implementation of this name
@@ -47,19 +47,17 @@ BlocksOf = Callable[["nn.Module"], "Sequence[nn.Module]"]
 
 
 def counted_footprints(
-    model: Model, build: Build, blocks_of: BlocksOf, *, fused: bool
+    model: Model, build: Build, blocks_of: BlocksOf, ways: Sequence[tuple[bool, Sequence[bool]]]
 ) -> tuple[CountedFootprint, ...]:
     """Count a model's footprint for each way of computing it; leave out ways that cannot be followed.
 
-    `fused`: the architecture can use fused attention.
+    A way says whether kernels run, and for which of compiled and uncompiled blocks to count.
     """
     found: list[CountedFootprint] = []
-    deadline = monotonic() + MOST_SECONDS
-    for kernels in (False, True) if fused else (False,):
-        # Compiled eager attention is left out if it can be fused: the compiler would fuse this attention too.
-        compiled = (False, True) if kernels or not fused else (False,)
+    deadline = process_time() + MOST_SECONDS
+    for kernels, compiled in ways:
         for halved in (False, True) if half_of(model.recipe.precision) else (False,):
-            if monotonic() > deadline:  # a loop over positions, for instance
+            if process_time() > deadline:  # a loop over positions, for instance
                 return tuple(found)
             try:
                 count = _Count.of(model, build, blocks_of, kernels=kernels, halved=halved)

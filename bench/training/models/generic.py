@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
+Ways = tuple[tuple[bool, tuple[bool, ...]], ...]  # with kernels or without, each compiled or not
+COMPILED_OR_NOT = (False, True)
 LEAST_PARTS = 4  # modules inside of a repeated block: fewer are a convolution with its norm
 MOST_WITH_CONTENTS = 2_000_000_000  # parameters of a model that is built to count its operations
 
@@ -111,6 +113,16 @@ class TransformersFamily(Family):
         """Build the module with the attention that transformers knows by this name."""
         return _build(model, attention)
 
+    def counted_ways(self) -> Ways:
+        """Return how a pass can be computed whose bytes are counted.
+
+        Compiled eager attention is left out if it can be fused: the compiler would fuse this attention too.
+        """
+        fused = transformers_source.why_not_fused(self.name) is None
+        if fused and transformers_source.takes_registered_attention(self.name):
+            return (False, (False,)), (True, COMPILED_OR_NOT)
+        return ((False, COMPILED_OR_NOT),)
+
     def blocks(self, module: nn.Module) -> list[nn.Module]:
         return _repeated(module)
 
@@ -160,11 +172,10 @@ def counted(model: Model, family: TransformersFamily | None = None) -> Counted:
     """
     from bench.training.models.counted_memory import counted_footprints
 
-    fused = transformers_source.why_not_fused(model.family) is None
-    fused = fused and transformers_source.takes_registered_attention(model.family)
     family = family or TransformersFamily(model.family)
     work = counted_work(model, family)
-    footprints = counted_footprints(model, partial(family.build_with, model), family.blocks, fused=fused)
+    build = partial(family.build_with, model)
+    footprints = counted_footprints(model, build, family.blocks, family.counted_ways())
     return replace(work, footprints=footprints)
 
 

@@ -17,7 +17,7 @@ from bench.training.lifetimes import BlockTensors, Lifetime, notable
 # and writes only what one of these reads or what the graph returns.
 LIBRARY = {
     "mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward", "_grouped_mm", "sort", "topk",
-    "kept_attention", "kept_attention_backward",
+    "kept_attention", "kept_attention_backward", "kept_scan", "kept_scan_backward",
 }  # fmt: skip
 
 

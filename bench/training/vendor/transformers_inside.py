@@ -12,15 +12,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cache, partial
 from importlib import import_module, reload
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import nn
 
 MAMBA = "transformers.models.mamba.modeling_mamba"
+MAMBA2 = "transformers.models.mamba2.modeling_mamba2"
 # Packages that modeling_mamba imports for its fused kernels. The third is mamba-ssm's own extension, which
 # Mamba 1 needs, but without which newer versions can be installed.
 MAMBA_PACKAGES = ("mamba_ssm", "causal_conv1d", "selective_scan_cuda")
+# Functions that a mixer calls while it trains: the whole of it, which may return None; a convolution; a scan.
+MIXERS = {
+    MAMBA: ("mamba_inner_fn", "causal_conv1d_fn", "mamba_selective_scan"),
+    MAMBA2: ("mamba2_split_conv1d_scan_combined", "causal_conv1d_fn", "mamba2_chunk_scan"),
+}
+MAMBA_SSM = ("mamba", "mamba2")  # families whose method "kernels" is mamba-ssm's kernels
 _mamba_is_fused: dict[str, bool] = {}  # which code modeling_mamba chose when this process last loaded it
 
 
@@ -293,6 +301,51 @@ def load_mamba(*, fused: bool) -> Any:
     return module
 
 
+def scan_mamba2_by(scan: Callable[..., Any] | None) -> None:
+    """Let Mamba 2's mixers train by a function that computes all after their first product.
+
+    None: by transformers' plain code.
+
+    Relies on: the names of three functions that Mamba2Mixer.forward calls. Why: transformers wraps its plain
+    functions, and takes mamba-ssm's wherever it can be imported. No issue known.
+    Remove when Mamba2Config or an argument of `from_config` selects the code.
+    """
+    module = import_module(MAMBA2)
+    for name, function in _functions_of_mamba2().items():
+        setattr(module, name, inspect.unwrap(function) if scan is None else function)
+    if scan is not None:
+        setattr(module, MIXERS[MAMBA2][0], scan)
+
+
+@cache
+def _functions_of_mamba2() -> Mapping[str, Callable[..., Any]]:
+    """Return the functions that `scan_mamba2_by` replaces, as transformers has them."""
+    module = import_module(MAMBA2)
+    return {name: getattr(module, name) for name in MIXERS[MAMBA2]}
+
+
+def mamba2_kernel() -> Callable[..., Any]:
+    """Return mamba-ssm's function for a mixer of Mamba 2, which torch.compile calls without looking into it.
+
+    Raises ImportError if mamba-ssm cannot be imported.
+
+    Relies on: the path of the function in mamba-ssm. Why: under torch.compile, transformers' wrapper would
+    run the plain code (see `_untraced_mamba_inner`). This leaves out, as the wrapper does, arguments that the
+    function does not take. https://github.com/pytorch/pytorch/issues/176347
+    Remove when the oldest supported torch is 2.14.
+    """
+    import torch
+    from mamba_ssm.ops.triton.ssd_combined import mamba_split_conv1d_scan_combined as kernel
+
+    taken = inspect.signature(kernel).parameters
+
+    def scan(*given: Any, **more: Any) -> Any:
+        return kernel(*given, **{name: value for name, value in more.items() if name in taken})
+
+    untraced: Callable[..., Any] = torch.compiler.disable(scan)
+    return untraced
+
+
 @contextmanager
 def mamba_in_parts(instead: Callable[..., Any]) -> Iterator[None]:
     """Within the context, call a Mamba mixer's convolution and scan through `instead`, not in one kernel.
@@ -300,23 +353,29 @@ def mamba_in_parts(instead: Callable[..., Any]) -> Iterator[None]:
     `instead` takes the kind ("convolutions" or "scans"), the function that the mixer would call, and the
     function's arguments.
 
-    Relies on: the names of three functions that MambaMixer.forward calls, of which the first has the whole
-    mixer in one kernel or returns None. Why: that kernel does not run on tensors without contents.
+    Relies on: the names of three functions that the mixers of Mamba and Mamba 2 call, of which the first has
+    the whole mixer in one kernel or returns None. Why: that kernel does not run on tensors without contents.
     No issue known. Remove when mamba-ssm's kernels are operators of torch.
     """
-    module: Any = sys.modules.get(MAMBA)
-    if module is None:
-        yield
-        return
-    names = ("mamba_inner_fn", "causal_conv1d_fn", "mamba_selective_scan")
-    inner, convolve, scan = (getattr(module, name) for name in names)
-    module.mamba_inner_fn = lambda *_, **__: None
-    module.causal_conv1d_fn = partial(instead, "convolutions", convolve)
-    module.mamba_selective_scan = partial(instead, "scans", scan)
+    before: list[tuple[Any, str, Any]] = []
+    for path, names in MIXERS.items():
+        module: Any = sys.modules.get(path)
+        if module is None:
+            continue
+        inner, convolve, scan = (getattr(module, name) for name in names)
+        before += zip(repeat(module), names, (inner, convolve, scan))
+        parts = (
+            lambda *_, **__: None,
+            partial(instead, "convolutions", convolve),
+            partial(instead, "scans", scan),
+        )
+        for name, part in zip(names, parts, strict=True):
+            setattr(module, name, part)
     try:
         yield
     finally:
-        module.mamba_inner_fn, module.causal_conv1d_fn, module.mamba_selective_scan = inner, convolve, scan
+        for module, name, function in before:
+            setattr(module, name, function)
 
 
 def _untraced_mamba_inner() -> Any:
