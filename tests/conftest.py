@@ -8,6 +8,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,21 @@ def shared_folder() -> Path:
 def quick_children(monkeypatch: pytest.MonkeyPatch) -> None:
     """Python processes that the code under test starts begin with torch imported."""
     monkeypatch.setattr(sys, "executable", quick_python())
+
+
+@pytest.fixture
+def without_inductor(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let torch.compile trace graphs, and PyTorch's own operators compute them and their gradients.
+
+    A test of what is traced, and of what the graph computes, needs no C++ compiler, which takes seconds for
+    each graph. docs/testing.md lists the tests that compile with Inductor.
+    """
+    import torch
+
+    torch._dynamo.reset()  # a code object has room for the graphs of few tests
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    yield
+    torch._dynamo.reset()
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench.bundle.verify import verify_bundle
+from bench.library.plan import plan
 from bench.node_check.check_results import CheckContents
 from bench.node_check.recompute_any import recompute
 from bench.report.text.check_text import text as check_text
@@ -68,9 +69,12 @@ def test_no_line_is_wider_than_the_terminal_and_tables_stay_tables(
     assert len({shown.code for shown in by_width.values()}) == 1
 
 
-def test_a_plan_of_the_whole_zoo_fits(tmp_path: Path) -> None:
+def test_a_plan_of_the_whole_zoo_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan, which takes seconds, is made once, and printed by the command in every width."""
     manifest = {"schema": "bench/manifest/v1", "models": sorted(zoo_names()), "methods": ["free-lunch"]}
     (tmp_path / "zoo.json").write_text(json.dumps(manifest))
+    planned = plan(tmp_path / "zoo.json", gpu="h200")
+    monkeypatch.setattr("bench.cli.plan.plan_run", lambda *_, **__: planned)
     for columns in WIDTHS:
         shown = on_terminal(["plan", str(tmp_path / "zoo.json"), "--gpu", "h200"], columns)
         assert too_wide(shown, columns) == []

@@ -131,9 +131,7 @@ def test_a_head_at_masked_positions_agrees(beside: Setting, tmp_path: Path) -> N
     assert checked(TINY["roberta"], ("masked-head", *beside), tmp_path).agrees
 
 
-@pytest.mark.slow
-def test_compiled_blocks_agree(tmp_path: Path) -> None:
-    torch._dynamo.reset()
+def test_compiled_blocks_agree(tmp_path: Path, without_inductor: None) -> None:
     assert checked(TINY["gpt_neox"], ("compile-blocks",), tmp_path).agrees
 
 

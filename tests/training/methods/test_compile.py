@@ -36,7 +36,7 @@ def group_of_one(tmp_path: Path) -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def test_ddp_does_not_split_a_compiled_block(group_of_one: None) -> None:
+def test_ddp_does_not_split_a_compiled_block(group_of_one: None, without_inductor: None) -> None:
     """A split block saved other tensors than its recomputed backward pass needs."""
     blocks = [Block(), Block()]
     body = nn.Sequential(*blocks)
@@ -44,7 +44,6 @@ def test_ddp_does_not_split_a_compiled_block(group_of_one: None) -> None:
     method = known_methods()["compile-blocks"]
     method.prepare()
     method.apply(known_models()["vit-l"], whole, list(blocks))
-    torch._dynamo.reset()
     counters.clear()
     replica = DistributedDataParallel(body)
     replica(torch.randn(4, 1024, requires_grad=True)).sum().backward()

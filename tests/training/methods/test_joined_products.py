@@ -73,7 +73,8 @@ def test_layers_without_siblings_are_refused() -> None:
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2"])  # Qwen2's queries, keys and values have biases
-def test_compiled_blocks_compute_the_same(family: str) -> None:
+def test_compiled_blocks_compute_the_same(family: str, without_inductor: None) -> None:
+    """Inductor compiles joined products in tests/training/test_fp8.py."""
     model = model_of(family, "causal-lm", DECODER)
     batch, norms = made_up_batch(model, 2), []
     for compiled in (False, True):

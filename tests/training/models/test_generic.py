@@ -11,6 +11,7 @@ import torch
 from bench.base.errors import BadInput
 from bench.training.methods import Target, free_lunch
 from bench.training.models import Flops, Model, counts_of, family_of, known_models
+from bench.training.models.dry_build import dry_build
 from bench.training.models.generic import configured, counted
 from bench.training.models.own_models import resolve_inline
 from tests.training.models.keeping import loss_of, made_up_batch
@@ -73,7 +74,10 @@ def test_it_is_built_counted_and_trained(name: str) -> None:
     model = model_of(name)
     family = family_of(model)
     module = family.build(model, kernels=False)
-    found = counted(model)
+    build = dry_build(model, "/models/0")
+    found = build.counted
+    assert build.mistakes == ()
+    assert found is not None
     assert found.parts.total == sum(p.numel() for p in module.parameters())
     assert found.flops.total > 0
     assert len(found.parts.blocks) == len(family.blocks(module)) == CASES[name][2]

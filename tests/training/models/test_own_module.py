@@ -199,7 +199,7 @@ def test_the_loss_falls(name: str, recipe: dict[str, Any], setting: tuple[str, .
     assert losses[-1] < losses[0]
 
 
-def test_a_free_lunch_computes_the_same_gradients(tmp_path: Path) -> None:
+def test_a_free_lunch_computes_the_same_gradients(tmp_path: Path, without_inductor: None) -> None:
     model = model_of("Regression")
     one = trial(model=model, setting=free_lunch(model, CPU), micro_batch=2)
     assert "compile-blocks" in one.setting

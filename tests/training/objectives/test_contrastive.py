@@ -365,7 +365,7 @@ def test_passes_that_wait_for_other_devices_are_not_recorded() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("micro_batch", [4, BATCH], ids=["two passes", "one pass"])
-def test_compiled_models_train_alike(micro_batch: int, tmp_path: Path) -> None:
+def test_compiled_models_train_alike(micro_batch: int, tmp_path: Path, without_inductor: None) -> None:
     model, setting = model_of("siglip"), ("compile-blocks",)
     one = after_steps(run_of(a_trial(model), tmp_path))
     agree(after_steps(run_of(a_trial(model, setting, micro_batch), tmp_path)), one, 1e-4)

@@ -272,7 +272,7 @@ def test_code_that_computes_with_its_mask_is_refused(monkeypatch: pytest.MonkeyP
         ("kernels", "joined-products", "checkpointing"),
     ],
 )
-def test_settings_agree(setting: tuple[str, ...], tmp_path: Path) -> None:
+def test_settings_agree(setting: tuple[str, ...], tmp_path: Path, without_inductor: None) -> None:
     model = model_of("llama", batch_size=4)
     losses = []
     for one in ((), setting):
