@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from bench.push import mirror, run_script, ship
+from bench.push import mirror, ship
 from bench.push.image_store import ImageStore
 from bench.push.place_lock import locked
 from bench.push.remote import Here
+from bench.push.shared_place import Claim, claimed
 from tests.push.test_mirror import record
 
 __all__ = ["record"]
@@ -39,9 +40,9 @@ def test_code_that_many_bring_at_once_arrives_whole(tmp_path: Path) -> None:
     store.code()
 
     def bring(number: int) -> None:
-        claim = run_script.claim_of(place, str(number))
-        shipped = ship.ship_code(Here(), place, store, lambda done, total: None, claim)
-        assert Path(shipped.runnable, "bench/__init__.py").exists()
+        with claimed(Here(), Claim(place, str(number))) as node:
+            shipped = ship.ship_code(node, store, lambda done, total: None)
+            assert Path(shipped.runnable, "bench/__init__.py").exists()
 
     at_once(bring, 8)
     assert [path.name for path in (tmp_path / "p/code").iterdir()] == [store.code()[0][:16]]
@@ -55,10 +56,9 @@ def test_a_run_keeps_its_code_while_others_clean_up(record: mirror.Record) -> No
     def push(number: int) -> None:
         for turn in range(4):
             mine = dataclasses.replace(record, run_id=f"{number:02d}{turn:02d}" * 3, engine="none")
-            claim = Path(run_script.claim_of(mine.place, mine.run_id))
-            shipped = ship.ship_code(Here(), mine.place, store, lambda done, total: None, str(claim))
-            Path(mine.folder).mkdir(parents=True)
-            claim.unlink()  # as the start of the run does
+            with claimed(Here(), Claim(mine.place, mine.run_id)) as node:
+                shipped = ship.ship_code(node, store, lambda done, total: None)
+                Path(mine.folder).mkdir(parents=True)
             assert Path(shipped.runnable, "bench/__init__.py").exists()
             mirror.clean(Here(), mine)
 

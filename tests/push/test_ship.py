@@ -20,6 +20,7 @@ from bench.push.connection import Unreachable
 from bench.push.image_store import ImageStore, Shippable
 from bench.push.node_survey import InstalledEngine, StoredImage
 from bench.push.remote import CommandResult, Here
+from bench.push.shared_place import Claim, claimed
 from bench.push.ship import Shipped
 from tests.images.made_up_images import make_image
 from tests.push.test_node_survey import found
@@ -172,11 +173,11 @@ def test_a_layer_damaged_in_the_local_cache_is_compressed_again(place: Path, tmp
 
 def test_the_code_of_bench_arrives_unchanged(tmp_path: Path) -> None:
     store = ImageStore(lambda text: None)
-    place, claim = str(tmp_path / "p"), f"{tmp_path}/p/.claim-1"
-    shipped = ship.ship_code(Here(), place, store, lambda done, total: None, claim)
+    with claimed(Here(), Claim(str(tmp_path / "p"), "1")) as node:
+        shipped = ship.ship_code(node, store, lambda done, total: None)
+        again = ship.ship_code(node, store, lambda done, total: None)
     assert shipped.changed and 0 < shipped.sent_bytes < 2_000_000
     assert (Path(shipped.runnable) / "bench/__init__.py").read_bytes() == (Path(bench.__file__).read_bytes())
-    again = ship.ship_code(Here(), place, store, lambda done, total: None, claim)
     assert (again.changed, again.sent_bytes) == (False, 0)
 
 
@@ -204,7 +205,8 @@ def test_an_image_that_apptainer_left_incomplete_is_built_again(
     node = dataclasses.replace(found(), place=str(tmp_path / "a place"), engines=engines)
 
     def bring() -> Shipped:
-        return ship.ship(Here(), node, "apptainer", ours, ImageStore(print), lambda done, total: None)
+        with claimed(Here(), Claim(node.place, "1")) as place:
+            return ship.ship(place, node, "apptainer", ours, ImageStore(print), lambda done, total: None)
 
     with pytest.raises(EnvironmentCannot, match="cannot load the image: FATAL: mksquashfs: write failed"):
         bring()
