@@ -31,7 +31,7 @@ def locked(place: str, script: str) -> str:
         f"{{ {old}; {empty}; }} 2>/dev/null; "
         f"n=$((n + 1)); [ -d {lock} ] || n=$((n + {_STEPS // 20})); "
         f"if [ $n -ge {_STEPS} ]; then "
-        f"if [ -d {lock} ]; then echo 'another push holds '{lock} >&2; else mkdir -p {lock}; fi; "
+        f"if [ -d {lock} ]; then echo 'another push holds '{lock} >&2; else mkdir -p {lock} && rmdir {lock}; fi; "
         f"exit {GIVEN_UP}; fi; "
         f'sleep 0.1; done; ( {script} ); code=$?; rmdir "$own" 2>/dev/null && rmdir {lock} 2>/dev/null; '
         "( exit $code )"
