@@ -25,14 +25,13 @@ def locked(place: str, script: str) -> str:
     # Another push may remove a lock as an empty one before its maker is in it: only the one inside holds it.
     taken = f'mkdir {lock} && own=$(mktemp -d {lock}/XXXXXXXX) && [ "$(ls {lock})" = "${{own##*/}}" ]'
     # Where the lock can be neither made nor seen, its folder vanished just now, or it cannot be written to.
+    held = f"[ ! -d {lock} ] || {{ echo 'another push holds '{lock} >&2; exit {GIVEN_UP}; }}"
     return (
         f"n=0; own=; until mkdir -p {folder} 2>/dev/null && {{ {taken}; }} 2>/dev/null; do "
         f'[ -z "$own" ] || {{ rmdir "$own"; rmdir {lock}; }} 2>/dev/null; own=; '
         f"{{ {old}; {empty}; }} 2>/dev/null; "
         f"n=$((n + 1)); [ -d {lock} ] || n=$((n + {_STEPS // 20})); "
-        f"if [ $n -ge {_STEPS} ]; then "
-        f"if [ -d {lock} ]; then echo 'another push holds '{lock} >&2; else mkdir -p {lock} && rmdir {lock}; fi; "
-        f"exit {GIVEN_UP}; fi; "
+        f"if [ $n -ge {_STEPS} ]; then {held}; mkdir -p {lock} && rmdir {lock}; exit {GIVEN_UP}; fi; "
         f'sleep 0.1; done; ( {script} ); code=$?; rmdir "$own" 2>/dev/null && rmdir {lock} 2>/dev/null; '
         "( exit $code )"
     )

@@ -60,8 +60,9 @@ class NodePush(HostPush):
                 if engine == "venv":
                     shipped = self._install(chosen, shipped, node)
             elif self.request.pull:
+                survey = ship.with_stored_images(node, chosen.survey, engine)
                 required = wanted_image(self.request.manifest)
-                shipped = ship.pull(node, chosen.survey, engine, self.request.pull, required)
+                shipped = ship.pull(node, survey, engine, self.request.pull, required)
             elif chosen.image is None:
                 raise EnvironmentCannot(f"{engine} does not answer: no image can be loaded")
             else:

@@ -126,6 +126,15 @@ def claimed(node: Node, claim: Claim) -> Iterator[ClaimedNode]:
                 node.ask(claim.release)
 
 
+def one_at_a_time(lock: str, script: str) -> str:
+    """Return shell commands that wait until no other push runs a script with this lock, and run one.
+
+    `lock` is the path of a file, as a shell word. On file systems without locks they do not wait. Programs
+    that the script leaves behind do not hold the lock.
+    """
+    return f"{{ flock 9; ( {script} ) 9>&-; }} 9>>{lock}"
+
+
 # --- deleting -------------------------------------------------------------------------------------------
 
 _REMOVE_EMPTY = f"rmdir {' '.join(SHARED_FOLDERS)} 2>/dev/null"
@@ -157,7 +166,7 @@ def _deleting(place: str, name: str, choose: str) -> str:
 _OURS = (
     "for f in blobs/* packages/* images/* code/* environments/*; do "
     "n=${f##*/}; n=${n%.part*}; n=${n%.new}; n=${n%.sif}; case $n in *[!0-9a-f]*) ;; *) case ${#n} in "
-    "16|64) aside;; esac;; esac; done; for f in .load .load-* .claim-* .request-* .old-* "
+    "16|64) aside;; esac;; esac; done; for f in .load .load-* .claim-* .pull-* .request-* .old-* "
     "environments/.lock environments/.new-* code/.new-*; do aside; done"
 )
 

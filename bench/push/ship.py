@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 import shlex
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
@@ -31,12 +31,13 @@ from bench.push.connection import plain
 from bench.push.image_store import ImageStore, Shippable
 from bench.push.node_survey import SURVEY_BYTES, Survey, images_question, read_images, read_stored
 from bench.push.remote import ANSWER_SECONDS, CommandResult, Node, demand
-from bench.push.shared_place import TAG, ClaimedNode, remove_untagged
+from bench.push.shared_place import TAG, ClaimedNode, one_at_a_time, remove_untagged
 
 _CHUNK = 2**17  # bytes
 _LOAD_SECONDS = 3600.0  # for loading or pulling an image
 _ATTEMPTS = 3  # to send a layer, if it arrives with a wrong hash
 _STALE_LOOKS = 20  # looks at a part that does not grow, after which its writer is taken for gone
+_REFUSED = 76  # exit code of a script whose engine does not get an image
 _BUSY, _BUSY_SECONDS = 75, 1.0  # exit code while another push writes the same layer; pause before a new look
 Progress = Callable[[int, int], object]  # called with the bytes sent so far, and the total
 
@@ -143,14 +144,13 @@ def _build_sif(sif: str, push: str, archive: str) -> str:
     Where the file system has no locks, both build it, and the first one stays: runs may have it open.
     """
     made, part = shlex.quote(sif), shlex.quote(f"{sif}.part-{push}")
+    build = f"apptainer build --fix-perms {part} docker-archive:image.tar"
     build = (
-        f"rm -f {part}; {archive} >image.tar && apptainer build --fix-perms {part} docker-archive:image.tar "
-        f"&& {{ mv -n {part} {made}; rm -f {part}; }}"
+        f"test -s {made} || {{ rm -f {part}; {archive} >image.tar && {build} && mv -n {part} {made}; "
+        f"rm -f {part}; }}; test -s {made} && echo Loaded image"
     )
-    return (
-        f'mkdir -p "$(dirname {made})" && {{ flock 9; test -s {made} || {{ {build}; }}; '
-        f"test -s {made} && echo Loaded image; }} 9>>{shlex.quote(f'{sif}.part')}"
-    )
+    folder = f'mkdir -p "$(dirname {made})"'
+    return f"{folder} && {one_at_a_time(shlex.quote(f'{sif}.part'), build)}"
 
 
 def with_stored_images(node: Node, survey: Survey, engine: str) -> Survey:
@@ -359,37 +359,49 @@ def _verify_loaded(node: Node, engine: str, image: Shippable, *, named_by_config
     return name
 
 
-def pull(node: Node, survey: Survey, engine: str, reference: str, required: str | None) -> Shipped:
+def pull(node: ClaimedNode, survey: Survey, engine: str, reference: str, required: str | None) -> Shipped:
     """Let the node pull an image from a registry; refuse it if its identity is not the `required` one.
 
     The image gets a tag that only bench uses; `reference` is reset to the image that it named before, if any.
     """
-    name = shlex.quote(reference)
-    before = node.ask(f"{engine} image inspect --format '{{{{.Id}}}}' {name} 2>/dev/null").text.strip()
-    pulled = node.ask(f"{engine} pull --quiet {name}", seconds=_LOAD_SECONDS)
-    if pulled.code:
-        raise refused_pull(engine, reference, pulled.reason)
-    form = "'{{.Id}} {{json .RootFS.Layers}}'"
-    line = demand(node, f"{engine} image inspect --format {form} {name}", "inspecting the image").strip()
-    with understood(f"{engine} does not answer as {engine} does"):
-        stored = read_stored(line)
     state = survey.engines[engine]
+    known = {image.id for image in state.images}
+    acceptable = (
+        f'[ "$id" = {shlex.quote(required)} ]' if required and state.named_by_configuration else "false"
+    )
+    script = _pull_alone(engine, reference, known, acceptable if required else ":")
+    # Another push to this node must not find or take away the name meanwhile. Other nodes have other engines.
+    lock = f'{shlex.quote(f"{node.claim.place}/.pull-")}"$(uname -n)"'
+    pulled = node.ask(one_at_a_time(lock, script), seconds=_LOAD_SECONDS)
+    if pulled.code == _REFUSED:
+        raise refused_pull(engine, reference, pulled.reason)
+    if pulled.code:
+        raise EnvironmentCannot(f"tagging the image failed: {pulled.reason}")
+    with understood(f"{engine} does not answer as {engine} does"):
+        stored = read_stored(pulled.text.strip())
     identity = Identity(stored.id, stored.diff_ids) if state.named_by_configuration else None
-    changed = stored.id not in {image.id for image in state.images}
+    changed = stored.id not in known
     accepted = required is None or (identity is not None and identity.config == required)
-    script = ":"
-    if changed and accepted:  # the tag lets `clean` find and remove the image
-        script = f"{engine} tag {stored.id} bench-push:{stored.id.removeprefix('sha256:')[:16]}"
-    if not before:
-        script += f" && {engine} image rm {name} >/dev/null"
-    elif before.removeprefix("sha256:") != stored.id.removeprefix("sha256:"):  # it named another image
-        script += f" && {engine} tag {shlex.quote(before)} {name}"
-    demand(node, script, "tagging the image")
     if not accepted:
         message = f"{reference} is {stored.id}, the manifest asks for {required}"
         advice = "name the image by its digest in the registry, or change `image` in the manifest"
         raise EnvironmentCannot(message, advice=advice)
     return Shipped(stored.id, 0, changed, identity)
+
+
+def _pull_alone(engine: str, reference: str, known: Collection[str], acceptable: str) -> str:
+    """Return shell commands that pull an image and print what it is; `acceptable` is a shell test of $id."""
+    name, inspect = shlex.quote(reference), f"{engine} image inspect --format"
+    keep = f'{engine} tag "$id" {TAG}:"$(printf %.16s "${{id#sha256:}}")"'  # by which `clean` removes it
+    return (
+        f"before=$({inspect} '{{{{.Id}}}}' {name} 2>/dev/null); "
+        f"{engine} pull --quiet {name} >/dev/null || exit {_REFUSED}; "
+        f"line=$({inspect} '{{{{.Id}}}} {{{{json .RootFS.Layers}}}}' {name}) || exit; "
+        'printf "%s\\n" "$line"; id=${line%% *}; id=sha256:${id#sha256:}; set -e; '
+        f"case ' {' '.join(sorted(known))} ' in *\" $id \"*) ;; *) if {acceptable}; then {keep}; fi;; esac; "
+        f'case sha256:${{before#sha256:}} in sha256:) {engine} image rm {name} >/dev/null;; "$id") ;; '
+        f'*) {engine} tag "$before" {name};; esac'
+    )
 
 
 # What Docker and Podman say when a registry refuses, and what to do.

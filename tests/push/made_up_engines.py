@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import shutil
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -38,8 +42,15 @@ def identity(name):
         return name
     sys.exit(f"No such image: {{name}}")
 
-def load():
-    with tarfile.open(fileobj=io.BytesIO(sys.stdin.buffer.read())) as archive:
+def pull(name):
+    try:
+        with open(os.path.join(STORE, "registry", name), "rb") as file:
+            write("tags", full(name), load(file.read()))
+    except FileNotFoundError:
+        sys.exit(f"manifest for {{name}} not found")
+
+def load(data):
+    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
         read = {{m.name: archive.extractfile(m).read() for m in archive if m.isreg()}}
     (entry,) = json.loads(read["manifest.json"])
     config = read[entry["Config"]]
@@ -52,7 +63,12 @@ def load():
             sys.exit(f"layer {{layer}} is neither here nor in the archive")
     made = "sha256:" + hashlib.sha256(config).hexdigest()
     write("images", made, json.dumps(layers))
-    (tag,) = entry["RepoTags"]
+    return made
+
+def load_and_tag(data):
+    made = load(data)
+    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        ((tag,),) = [entry["RepoTags"] for entry in json.load(archive.extractfile("manifest.json"))]
     write("tags", full(tag), made)
     print("Loaded image:", tag)
 
@@ -67,7 +83,9 @@ with open(os.path.join(STORE, "lock"), "a") as lock:
     fcntl.flock(lock, fcntl.LOCK_EX)
     words = [word for word in sys.argv[1:] if word not in ("--quiet", "image")]
     if words[0] == "load":
-        load()
+        load_and_tag(sys.stdin.buffer.read())
+    elif words[0] == "pull":
+        pull(words[1])
     elif words[0] == "tag":
         made = identity(words[1])
         write("tags", full(words[2]), made)
@@ -79,7 +97,7 @@ with open(os.path.join(STORE, "lock"), "a") as lock:
         print(*[tag for tag in files("tags") if tag.startswith(full(words[-1]) + ":")], sep="\\n")
     elif words[0] == "inspect":
         for name in words[3:]:
-            print(identity(name), text("images", identity(name)))
+            print(identity(name), *([text("images", identity(name))] if "json" in words[2] else []))
     else:
         sys.exit("no such command")
 """
@@ -92,12 +110,17 @@ cat "${{4#docker-archive:}}" >"$3"
 """
 
 
+def extract_member(archive: Path, name: str) -> bytes:
+    with tarfile.open(archive) as tar:
+        return tar.extractfile(name).read()  # type: ignore[union-attr]
+
+
 class MadeUpEngine:
     """An engine `docker`, `podman` or `apptainer` on this machine."""
 
     def __init__(self, name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.store = folder
-        for part in ("bin", "images", "tags"):
+        for part in ("bin", "images", "registry", "tags"):
             (folder / part).mkdir(parents=True)
         prefix = "localhost/" if name == "podman" else ""
         text = _APPTAINER if name == "apptainer" else _DOCKER
@@ -106,13 +129,27 @@ class MadeUpEngine:
         program.chmod(0o755)
         monkeypatch.setenv("PATH", f"{folder}/bin:{os.environ['PATH']}")
 
+    def publish(self, name: str, archive: Path) -> None:
+        """Let a registry have an image under a name."""
+        shutil.copy(archive, self.store / "registry" / name)
+
+    def tag(self, archive: Path, name: str) -> None:
+        """Load an image, as the user of the node does, under a name that bench does not use."""
+        (made,) = json.loads(extract_member(archive, "manifest.json"))
+        config = hashlib.sha256(extract_member(archive, made["Config"])).hexdigest()
+        (self.store / "images" / f"sha256:{config}").write_text(
+            json.dumps(json.loads(extract_member(archive, made["Config"]))["rootfs"]["diff_ids"])
+        )
+        (self.store / "tags" / name).write_text(f"sha256:{config}")
+
     @property
     def images(self) -> set[str]:
         return {path.name for path in (self.store / "images").iterdir()}
 
     @property
-    def tags(self) -> set[str]:
-        return {path.name for path in (self.store / "tags").iterdir()}
+    def tags(self) -> dict[str, str]:
+        """The identity of each image, by its tag."""
+        return {path.name: path.read_text() for path in (self.store / "tags").iterdir()}
 
     @property
     def builds(self) -> list[str]:

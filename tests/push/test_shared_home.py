@@ -287,7 +287,27 @@ def test_images_come_and_go_by_many_pushes_at_once(
             work.end(number, record)
 
     at_once(push, 3)
-    assert (made_up.images, made_up.tags, Path(work.place).exists()) == (set(), set(), False)
+    assert (made_up.images, made_up.tags, Path(work.place).exists()) == (set(), {}, False)
+
+
+def test_an_image_may_be_pulled_by_many_pushes_at_once(
+    images: list[Shippable], record: mirror.Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made_up, work = (
+        MadeUpEngine("docker", tmp_path / "engine", monkeypatch),
+        pushes("docker", images, tmp_path),
+    )
+    made_up.publish("bench:cpu", images[0].path)
+
+    def push(number: int) -> None:
+        with claimed(Here(), Claim(work.place, f"{number}")) as there:
+            now = ship.with_stored_images(there, work.survey, "docker")
+            assert ship.pull(there, now, "docker", "bench:cpu", None).runnable in made_up.images
+            Path(work.place, f"runs/{number}").mkdir(parents=True)
+        work.end(number, record)
+
+    at_once(push, 3)
+    assert (made_up.images, made_up.tags, Path(work.place).exists()) == (set(), {}, False)
 
 
 def test_an_image_that_was_removed_after_the_survey_is_shipped_again(
