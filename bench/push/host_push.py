@@ -31,7 +31,7 @@ from bench.push.mirror import Status
 from bench.push.push_record import Record, now
 from bench.push.remote import Here, Node, Remote
 from bench.push.request import HostPart, Outcome, Phase, PushRequest, Result, Shared
-from bench.push.shared_place import Claim
+from bench.push.shared_place import PlaceClaim
 from bench.push.slurm import waiting_text
 from bench.push.threads import in_threads, wait_for_all
 from bench.push.training_group import GroupFailed, Standing, Step, agree
@@ -99,9 +99,9 @@ class HostPush:
         """Whether another host leads the training of this host, and will have the bundle."""
         return self.request.together is not None and self.part.node > 0
 
-    def claim(self, place: str) -> Claim:
+    def claim(self, place: str) -> PlaceClaim:
         """Return this push's claim of its node's folder; nodes that share a home have a claim each."""
-        return Claim(place, f"{self.request.push}-{self.part.node}")
+        return PlaceClaim(place, f"{self.request.push}-{self.part.node}")
 
     @property
     def engines(self) -> tuple[str, ...]:

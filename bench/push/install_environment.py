@@ -32,7 +32,7 @@ from bench.push.line_rate import measured_rate
 from bench.push.locked_environment import LockedEnvironment, fits
 from bench.push.remote import Node
 from bench.push.run_script import environment_folder
-from bench.push.shared_place import Claim, ClaimedNode, claimed
+from bench.push.shared_place import ClaimedNode, PlaceClaim, claimed
 from bench.push.ship import Progress, send_all
 from bench.records.text import seconds_text, size_text
 
@@ -327,7 +327,7 @@ def forecast(planned: PlannedInstall, locked: LockedEnvironment) -> Forecast:
 
 
 @contextmanager
-def folder_of_code(node: Node, claim: Claim, code: tuple[str, bytes]) -> Iterator[str]:
+def folder_of_code(node: Node, claim: PlaceClaim, code: tuple[str, bytes]) -> Iterator[str]:
     """Yield a folder of the node with bench's code: one of an earlier push, or one that is deleted again."""
     digest, data = code
     kept = f"{claim.place}/code/{digest[:16]}"

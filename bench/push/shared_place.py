@@ -35,7 +35,7 @@ def claim_of(place: str, push: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class PlaceClaim:
     """The use that one push makes of a node's folder."""
 
     place: str
@@ -82,7 +82,7 @@ class Claim:
 class ClaimedNode:
     """A node on which every script keeps a push's claim fresh for as long as it runs."""
 
-    def __init__(self, node: Node, claim: Claim) -> None:
+    def __init__(self, node: Node, claim: PlaceClaim) -> None:
         self._node, self.claim = node, claim
 
     def ask(
@@ -106,7 +106,7 @@ class ClaimedNode:
 
 
 @contextmanager
-def claimed(node: Node, claim: Claim) -> Iterator[ClaimedNode]:
+def claimed(node: Node, claim: PlaceClaim) -> Iterator[ClaimedNode]:
     """Hold a claim; EnvironmentCannot if the place cannot be written to.
 
     After a lost connection the claim stays: what the node began may still go on.

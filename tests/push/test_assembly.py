@@ -22,7 +22,7 @@ from bench.push.assembly import Assembly, Ways, refuse_login
 from bench.push.image_store import ImageStore, Shippable
 from bench.push.node_survey import InstalledEngine
 from bench.push.remote import CommandResult, Here
-from bench.push.shared_place import Claim, ClaimedNode
+from bench.push.shared_place import ClaimedNode, PlaceClaim
 from bench.push.ship import Delivered
 from tests.images.made_up_images import make_image
 from tests.images.odd_packages import make_wheel
@@ -95,7 +95,7 @@ class Push:
         store = ImageStore(self.said.append)
         store.folder = self.folder / "cache"
         index = f"{self.web.url}/simple"
-        claim = Claim(str(self.place), "p-0")
+        claim = PlaceClaim(str(self.place), "p-0")
         Here().ask(claim.take)
         node = ClaimedNode(self.node, claim)
         return Assembly(
@@ -147,7 +147,7 @@ def test_an_assembled_image_is_the_one_that_was_built(push: Push) -> None:
     assert "instead of all layers over SSH" in push.said[-2]
     left = sorted(path.name for path in push.place.iterdir())
     assert left == [".claim-p-0", ".load-p-0", "blobs", "image.tar", "packages"]
-    claim = Claim(str(push.place), "p-0")
+    claim = PlaceClaim(str(push.place), "p-0")
     Here().ask(f"{claim.discard(delivered.surplus)}; {claim.release}")
     assert [path.name for path in push.place.iterdir()] == ["image.tar"]
 

@@ -28,7 +28,7 @@ from bench.push.install_environment import (
 )
 from bench.push.locked_environment import LockedEnvironment, read_locked
 from bench.push.remote import Here
-from bench.push.shared_place import Claim, claimed
+from bench.push.shared_place import PlaceClaim, claimed
 from tests.environment.made_wheels import PYTHON, lock_lines, make_index, make_wheel
 from tests.push.strange_nodes import Answers
 
@@ -160,7 +160,7 @@ def test_a_node_that_answers_otherwise_is_refused(answer: dict[str, Any]) -> Non
 
 
 def install(work: EnvironmentInstaller) -> Installed:
-    with claimed(work.node, Claim(work.place, "p-0")) as node:
+    with claimed(work.node, PlaceClaim(work.place, "p-0")) as node:
         return work.install(work.ask(), node)
 
 

@@ -20,7 +20,7 @@ from bench.push.connection import Unreachable
 from bench.push.image_store import ImageStore
 from bench.push.push_record import Record
 from bench.push.remote import CommandResult, Here
-from bench.push.shared_place import Claim, claimed
+from bench.push.shared_place import PlaceClaim, claimed
 from bench.signing.ssh_keys import PublicKey
 from tests.push.test_push_record import R
 
@@ -200,7 +200,7 @@ def test_files_of_others_in_the_place_are_kept(record: Record) -> None:
 
 
 def test_an_empty_place_is_removed(record: Record) -> None:
-    with claimed(Here(), Claim(record.place, record.push)) as node:
+    with claimed(Here(), PlaceClaim(record.place, record.push)) as node:
         shipped = ship.ship_code(node, ImageStore(print), lambda done, total: None)
     assert Path(shipped.runnable).is_dir()
     mirror.clean(Here(), dataclasses.replace(record, engine="none"))
@@ -208,7 +208,7 @@ def test_an_empty_place_is_removed(record: Record) -> None:
 
 
 def test_what_another_push_has_just_shipped_stays_until_its_run_begins(record: Record) -> None:
-    claim = Claim(record.place, "another")
+    claim = PlaceClaim(record.place, "another")
     with claimed(Here(), claim) as node:
         shipped = ship.ship_code(node, ImageStore(print), lambda done, total: None)
         mirror.clean(Here(), dataclasses.replace(record, engine="venv"))

@@ -26,7 +26,7 @@ from bench.push.node_survey import InstalledEngine, Survey
 from bench.push.place_lock import GIVEN_UP, locked
 from bench.push.remote import Here
 from bench.push.run_script import Job
-from bench.push.shared_place import Claim, claimed
+from bench.push.shared_place import PlaceClaim, claimed
 from tests.images.made_up_images import make_image
 from tests.push import interleaved
 from tests.push.interleaved import Between, Interleaved, run
@@ -56,7 +56,7 @@ def test_code_that_many_bring_at_once_arrives_whole(tmp_path: Path) -> None:
     store.code()
 
     def bring(number: int) -> None:
-        with claimed(Here(), Claim(place, str(number))) as node:
+        with claimed(Here(), PlaceClaim(place, str(number))) as node:
             shipped = ship.ship_code(node, store, lambda done, total: None)
             assert Path(shipped.runnable, "bench/__init__.py").exists()
 
@@ -72,7 +72,7 @@ def test_a_run_keeps_its_code_while_others_clean_up(record: mirror.Record) -> No
     def push(number: int) -> None:
         for turn in range(4):
             mine = dataclasses.replace(record, run_id=f"{number:02d}{turn:02d}" * 3, engine="none")
-            with claimed(Here(), Claim(mine.place, mine.run_id)) as node:
+            with claimed(Here(), PlaceClaim(mine.place, mine.run_id)) as node:
                 shipped = ship.ship_code(node, store, lambda done, total: None)
                 Path(mine.folder).mkdir(parents=True)
             assert Path(shipped.runnable, "bench/__init__.py").exists()
@@ -100,7 +100,7 @@ def impatient(make: Callable[[], str]) -> str:
 
 def test_a_push_may_begin_at_any_moment_of_another_one_s_end(node: Interleaved, tmp_path: Path) -> None:
     """It claims the place and makes a folder there, which it is about to enter."""
-    place, claim = tmp_path / "place", Claim(str(tmp_path / "place"), "another")
+    place, claim = tmp_path / "place", PlaceClaim(str(tmp_path / "place"), "another")
     begin = impatient(lambda: f"{claim.take} && mkdir -p {place}/code")
     codes = []
 
@@ -126,7 +126,7 @@ def test_another_push_may_end_at_any_moment_of_the_way_to_a_run(node: Interleave
 
     def push() -> None:
         (place / "runs/other").mkdir(parents=True)
-        with claimed(node, Claim(str(place), "mine")) as there:
+        with claimed(node, PlaceClaim(str(place), "mine")) as there:
             shipped = ship.ship_code(there, store, lambda done, total: None)
             run_script.prepare(node, job(place, shipped.runnable, there.claim), b"{}", b"{}")
         assert (place / "runs/mine/manifest.json").read_text() == "{}"
@@ -144,14 +144,14 @@ def small_code(folder: Path) -> tuple[str, bytes]:
     return hashlib.sha256(data).hexdigest(), data
 
 
-def job(place: Path, runnable: str, claim: Claim) -> Job:
+def job(place: Path, runnable: str, claim: PlaceClaim) -> Job:
     return Job("mine", str(place), "none", runnable, None, "python3", (0, 0), 2**30, None, on_cpu=True,
                claim=claim.path)  # fmt: skip
 
 
 def test_what_was_shipped_may_not_be_used_when_its_claim_is_gone(tmp_path: Path) -> None:
     place = tmp_path / "place"
-    with claimed(Here(), Claim(str(place), "mine")) as there:
+    with claimed(Here(), PlaceClaim(str(place), "mine")) as there:
         Path(there.claim.path).unlink()
         with pytest.raises(EnvironmentCannot, match="is gone: push again"):
             run_script.prepare(Here(), job(place, "code", there.claim), b"{}", b"{}")
@@ -189,7 +189,7 @@ def test_a_claim_stays_fresh_while_a_script_runs_and_no_program_stays_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shared_place, "_REFRESH_SECONDS", "0.01")
-    claim = Claim(str(tmp_path), "mine")
+    claim = PlaceClaim(str(tmp_path), "mine")
     with claimed(Here(), claim) as there:
         wait = f"echo $$; while [ {claim.path} -ot {tmp_path}/begun ]; do sleep 0.01; done; exit 7"
         touch = f"touch -d '1 minute ago' {claim.path}; touch -d '30 seconds ago' {tmp_path}/begun"
@@ -201,7 +201,7 @@ def test_a_claim_stays_fresh_while_a_script_runs_and_no_program_stays_behind(
 
 
 def test_a_push_that_fails_leaves_no_claim_unless_its_node_is_lost(tmp_path: Path) -> None:
-    claim = Claim(str(tmp_path), "mine")
+    claim = PlaceClaim(str(tmp_path), "mine")
     for error, stays in ((EnvironmentCannot("no"), False), (Unreachable("the connection broke"), True)):
         with pytest.raises(type(error)), claimed(Here(), claim):
             raise error
@@ -209,10 +209,10 @@ def test_a_push_that_fails_leaves_no_claim_unless_its_node_is_lost(tmp_path: Pat
 
 
 def test_what_others_may_need_is_deleted_by_the_last_one(tmp_path: Path) -> None:
-    with claimed(Here(), Claim(str(tmp_path), "mine")) as mine:
+    with claimed(Here(), PlaceClaim(str(tmp_path), "mine")) as mine:
         (tmp_path / "blobs").mkdir()
         (tmp_path / "blobs/a").touch()
-        with claimed(Here(), Claim(str(tmp_path), "another")):
+        with claimed(Here(), PlaceClaim(str(tmp_path), "another")):
             mine.ask(mine.claim.discard(["blobs/a"]))
             assert (tmp_path / "blobs/a").exists()
         mine.ask(mine.claim.discard(["blobs/a", "packages"]))
@@ -241,7 +241,7 @@ class EnginePush:
         """Ship an image and begin a run of it, as a push does; return what the engine is told to run."""
         store = ImageStore(print)
         store.folder = self.folder / f"operator{number}"
-        with claimed(node or Here(), Claim(self.place, f"{number}")) as there:
+        with claimed(node or Here(), PlaceClaim(self.place, f"{number}")) as there:
             now = ship.with_stored_images(there, survey or self.survey, self.engine)
             shipped = ship.ship(there, now, self.engine, image, store, lambda done, total: None)
             Path(self.place, f"runs/{number}").mkdir(parents=True)
@@ -300,7 +300,7 @@ def test_an_image_may_be_pulled_by_many_pushes_at_once(
     made_up.publish("bench:cpu", images[0].path)
 
     def push(number: int) -> None:
-        with claimed(Here(), Claim(work.place, f"{number}")) as there:
+        with claimed(Here(), PlaceClaim(work.place, f"{number}")) as there:
             now = ship.with_stored_images(there, work.survey, "docker")
             assert ship.pull(there, now, "docker", "bench:cpu", None).runnable in made_up.images
             Path(work.place, f"runs/{number}").mkdir(parents=True)

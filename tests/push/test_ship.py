@@ -20,7 +20,7 @@ from bench.push.connection import Unreachable
 from bench.push.image_store import ImageStore, Shippable
 from bench.push.node_survey import InstalledEngine, StoredImage
 from bench.push.remote import CommandResult, Here
-from bench.push.shared_place import Claim, claimed
+from bench.push.shared_place import PlaceClaim, claimed
 from bench.push.ship import Shipped
 from tests.images.made_up_images import make_image
 from tests.push.made_up_engines import MadeUpEngine
@@ -174,7 +174,7 @@ def test_a_layer_damaged_in_the_local_cache_is_compressed_again(place: Path, tmp
 
 def test_the_code_of_bench_arrives_unchanged(tmp_path: Path) -> None:
     store = ImageStore(lambda text: None)
-    with claimed(Here(), Claim(str(tmp_path / "p"), "1")) as node:
+    with claimed(Here(), PlaceClaim(str(tmp_path / "p"), "1")) as node:
         shipped = ship.ship_code(node, store, lambda done, total: None)
         again = ship.ship_code(node, store, lambda done, total: None)
     assert shipped.changed and 0 < shipped.sent_bytes < 2_000_000
@@ -206,7 +206,7 @@ def test_an_image_that_apptainer_left_incomplete_is_built_again(
     node = dataclasses.replace(found(), place=str(tmp_path / "a place"), engines=engines)
 
     def bring() -> Shipped:
-        with claimed(Here(), Claim(node.place, "1")) as place:
+        with claimed(Here(), PlaceClaim(node.place, "1")) as place:
             return ship.ship(place, node, "apptainer", ours, ImageStore(print), lambda done, total: None)
 
     with pytest.raises(EnvironmentCannot, match="cannot load the image: FATAL: mksquashfs: write failed"):
@@ -277,7 +277,7 @@ class Registry:
 
     def pull(self, required: str | None = None) -> Shipped:
         survey = dataclasses.replace(with_images(), place=str(self.place))
-        with claimed(Here(), Claim(str(self.place), "1")) as node:
+        with claimed(Here(), PlaceClaim(str(self.place), "1")) as node:
             survey = ship.with_stored_images(node, survey, "docker")
             return ship.pull(node, survey, "docker", REFERENCE, required)
 
