@@ -29,11 +29,6 @@ _REFRESH_SECONDS = 60
 _TAG_SECONDS = 20  # for an engine to give an image another tag, while the lock is held
 
 
-def claim_of(place: str, push: str) -> str:
-    """Return the path of the file by which a push keeps others from deleting what it ships."""
-    return f"{place}/.claim-{push}"
-
-
 @dataclass(frozen=True, slots=True)
 class PlaceClaim:
     """The use that one push makes of a node's folder."""
@@ -43,7 +38,8 @@ class PlaceClaim:
 
     @property
     def path(self) -> str:
-        return claim_of(self.place, self.push)
+        """Path of the file by which the push keeps others from deleting what it uses."""
+        return f"{self.place}/.claim-{self.push}"
 
     @property
     def staging(self) -> str:
@@ -65,8 +61,8 @@ class PlaceClaim:
         claim = shlex.quote(self.path)
         # The sleep is ended with the loop: it would outlive the script by up to a minute.
         loop = (
-            f"while kill -0 $$ && touch -c {claim}; do "
-            f"sleep {_REFRESH_SECONDS} & s=$!; trap 'kill $s; exit' TERM; wait $s; done"
+            f"trap 'kill $!; exit' TERM; while kill -0 $$ && touch -c {claim}; do "
+            f"sleep {_REFRESH_SECONDS} & wait $!; done"
         )
         return (
             f"( {loop} ) </dev/null >/dev/null 2>&1 & fresh=$!; trap 'kill $fresh 2>/dev/null' EXIT; {script}"

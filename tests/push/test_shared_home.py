@@ -33,6 +33,7 @@ from tests.push.interleaved import Between, Interleaved, run
 from tests.push.made_up_engines import MadeUpEngine
 from tests.push.test_mirror import record
 from tests.push.test_node_survey import found
+from tests.push.test_run_script import until
 
 __all__ = ["record"]
 
@@ -185,19 +186,26 @@ def test_a_lock_that_is_old_is_taken_by_one_of_those_who_find_it_old(
 # --- claims -------------------------------------------------------------------------------------------------
 
 
-def test_a_claim_stays_fresh_while_a_script_runs_and_no_program_stays_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_claim_stays_fresh_while_a_script_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_place, "_REFRESH_SECONDS", "0.01")
     claim = PlaceClaim(str(tmp_path), "mine")
     with claimed(Here(), claim) as there:
-        wait = f"echo $$; while [ {claim.path} -ot {tmp_path}/begun ]; do sleep 0.01; done; exit 7"
+        wait = f"while [ {claim.path} -ot {tmp_path}/begun ]; do sleep 0.01; done; exit 7"
         touch = f"touch -d '1 minute ago' {claim.path}; touch -d '30 seconds ago' {tmp_path}/begun"
-        done = there.ask(f"{touch}; {wait}")
-    assert done.code == 7
-    group = subprocess.run(["ps", "--ppid", done.text.strip()], capture_output=True, check=False)
-    assert group.returncode == 1
+        assert there.ask(f"{touch}; {wait}").code == 7
     assert not Path(claim.path).exists()
+
+
+def test_what_keeps_a_claim_fresh_ends_with_its_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pause = f"60.{os.getpid()}"  # by which its process is found
+    monkeypatch.setattr(shared_place, "_REFRESH_SECONDS", pause)
+    find = ["pgrep", "-f", f"^sleep {pause}"]
+    with claimed(Here(), PlaceClaim(str(tmp_path), "mine")) as there:
+        wait = f"until {shlex.join(find)} >/dev/null; do :; done; exit 7"
+        assert there.ask(wait).code == 7
+    until(lambda: subprocess.run(find, check=False, capture_output=True).returncode == 1)
 
 
 def test_a_push_that_fails_leaves_no_claim_unless_its_node_is_lost(tmp_path: Path) -> None:
