@@ -210,8 +210,11 @@ def _described(made: store.StoredEnvironment) -> dict[str, Any]:
 
 
 def install(request: InstallRequest) -> dict[str, Any]:
-    """Install the environment, from wheels that were sent and from the indexes; say which one was refused."""
-    python = this_interpreter()
+    """Install the environment, from wheels that were sent and from the indexes; say which one was refused.
+
+    The answer names the wheels, which stay: only who started this knows whether other pushes need them.
+    """
+    python, wheels = this_interpreter(), dict[str, Path]()
     require_executable(request.place)
     with store.alone(request.environments, lambda: _say({"at": "another push installs it; waiting"})):
         found = store.find(request.environments, request.pins, python)
@@ -220,9 +223,7 @@ def install(request: InstallRequest) -> dict[str, Any]:
             if refused:
                 return {"refused": refused}
             found = _make(request, wheels, python)
-            for path in wheels.values():
-                path.unlink(missing_ok=True)
-    return {"installed": _described(found)}
+    return {"installed": _described(found), "wheels": [path.name for path in wheels.values()]}
 
 
 def _wheels(request: InstallRequest, python: Interpreter) -> tuple[dict[str, Path], dict[str, str]]:

@@ -4,9 +4,10 @@
     python3 -m bench.images.assemble missing PLAN          print which contents no file on this node has
     python3 -m bench.images.assemble archive PLAN          write the image's archive to standard output
 
-`fetch` is called until all is there. `archive` hashes each layer while it writes it. A layer that is not
-the one in the plan ends it before the archive's manifest, without which no engine loads anything. Imports the
-standard library only, and runs on Python 3.9: `bench push` sends this file to nodes.
+`fetch` is called until all is there. Blobs and packages are in the working folder, which other assemblies may
+share; what only this one needs is beside PLAN. `archive` hashes each layer while it writes it. A layer that
+is not the one in the plan ends it before the archive's manifest, without which no engine loads anything.
+Imports the standard library only, and runs on Python 3.9: `bench push` sends this file to nodes.
 """
 
 from __future__ import annotations
@@ -220,9 +221,9 @@ def fill(skeleton: Path, contents: PackageContents) -> Iterator[bytes]:
 class AssemblyPlace:
     """The folder of a node in which an image is assembled."""
 
-    def __init__(self, place: Path, plan: AssemblyPlan) -> None:
+    def __init__(self, place: Path, plan: AssemblyPlan, work: Path) -> None:
         self.plan, self._blobs, self._packages = plan, place / "blobs", place / "packages"
-        self._work = place / ".load"  # ends when the engine has the image
+        self._work = work  # of this assembly alone, while others may share the place
         for folder in (self._packages, self._work):
             folder.mkdir(parents=True, exist_ok=True)
 
@@ -327,7 +328,7 @@ def _add_stream(out: BinaryIO, name: str, size: int, chunks: Iterable[bytes]) ->
 
 
 def main(verb: str, plan: str, *rest: str) -> int:
-    node = AssemblyPlace(Path.cwd(), read_plan(Path(plan)))
+    node = AssemblyPlace(Path.cwd(), read_plan(Path(plan)), Path(plan).parent)
     try:
         if verb == "archive":
             node.archive(sys.stdout.buffer)

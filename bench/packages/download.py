@@ -1,6 +1,7 @@
 """Fetch files by digest: several at a time, each continued where an earlier attempt broke off.
 
-A file is in the folder under the digest of its bytes, or it is not there: SHA256.part is incomplete.
+A file is in the folder under the digest of its bytes, or it is not there: SHA256.part is incomplete, and
+SHA256.part.TOKEN is being written. Several processes may fetch the same files into one folder.
 """
 
 from __future__ import annotations
@@ -8,9 +9,11 @@ from __future__ import annotations
 import errno
 import hashlib
 import http.client
+import secrets
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -106,11 +109,11 @@ class _Fetching:
                 continue
             if offer.sha256 is not None and (self.folder / offer.sha256).exists():
                 return self.folder / offer.sha256
-            part = self.folder / f"{min(accepted)}.part"
             try:
-                sha256 = self._fetch_from(offer, file._replace(sha256=accepted), part)
-                if sha256 in accepted:
-                    return part.replace(self.folder / sha256)
+                with self._own_part(min(accepted)) as part:
+                    sha256 = self._fetch_from(offer, file._replace(sha256=accepted), part)
+                    if sha256 in accepted:
+                        return part.replace(self.folder / sha256)
                 reasons.append(f"{host(offer.url)} has another file under this name, not the lock's")
             except REFUSALS as error:
                 reasons.append(f"{host(offer.url)}: {reason(error)}")
@@ -118,6 +121,22 @@ class _Fetching:
             (self.folder / f"{digest}.part").unlink(missing_ok=True)
         nowhere = ("no index, folder or mirror lists it", *self.index.troubles)
         raise NotFetched("; ".join(dict.fromkeys(reasons or nowhere)))
+
+    @contextmanager
+    def _own_part(self, sha256: str) -> Iterator[Path]:
+        """Take what has arrived of a file under a name of its own, and put back what is there in the end.
+
+        Renaming lets one of several processes have it; the others begin anew.
+        """
+        shared = self.folder / f"{sha256}.part"
+        own = self.folder / f"{sha256}.part.{secrets.token_hex(8)}"
+        with suppress(FileNotFoundError):
+            shared.replace(own)
+        try:
+            yield own
+        finally:
+            with suppress(FileNotFoundError):
+                own.replace(shared)
 
     def _fetch_from(self, offer: OfferedFile, file: WantedFile, part: Path) -> str:
         """Write a file from one place to `part`, in as many pieces as it takes; return its digest."""

@@ -6,7 +6,7 @@ remote          a node's shell, over SSH or on this machine; connection is what 
 node_survey     the state of a node, read in one round trip; node_findings lists its problems
 image_store     images on this machine, layer by layer; ship sends a node the layers that it lacks
 assembly        lets a node assemble its image from packages that it downloads, if that is faster
-place_lock      lets pushes take turns at what nodes of one home share
+shared_place    claims what nodes of one home share, and deletes what nobody claims; place_lock: takes turns
 run_script      run.sh, which starts a run on its node; also queries and ends it; slurm: runs it as a job
 push_record     a file on this machine for every run that was started
 mirror          copies a run's files to this machine while they grow, certifies its key, fetches its bundle

@@ -26,7 +26,8 @@ from bench.push.connection import Unreachable, plain
 from bench.push.image_store import ImageStore, Shippable, Skeleton
 from bench.push.line_rate import measured_rate
 from bench.push.node_survey import Survey
-from bench.push.remote import ANSWER_SECONDS, Node, demand
+from bench.push.remote import ANSWER_SECONDS, demand
+from bench.push.shared_place import ClaimedNode
 from bench.push.ship import Delivered, Progress, check_written, send_all, tag_of
 from bench.records.text import seconds_text, size_text
 
@@ -90,7 +91,7 @@ class Round:
 class Assembly:
     """One image on its way to one node."""
 
-    node: Node
+    node: ClaimedNode
     survey: Survey
     engine: str
     image: Shippable
@@ -101,7 +102,6 @@ class Assembly:
     mirror: str = ""
     rate: float | None = None  # bytes per second of the line to the node; None: not measured yet
     _files: tuple[PackageFile, ...] = field(default=(), init=False)
-    _code: str = field(default="", init=False)
 
     def deliver(self, held: int) -> Delivered | None:
         """Deliver the layers above the `held` ones in pieces; None if they had better be sent whole."""
@@ -132,13 +132,12 @@ class Assembly:
 
     def _begin(self) -> Round | None:
         """Bring the program to the node and let it download for a moment; None if the node cannot run it."""
-        digest, data = self.store.assembler()
-        place, self._code = shlex.quote(self.survey.place), f"code/{digest[:16]}"
+        place, staging = shlex.quote(self._place), shlex.quote(self._staging)
         script = (
-            f"set -e; umask 077; mkdir -p {place}; cd {place}; rm -rf .load; "
-            f"mkdir -p packages .load {self._code}; tar -xzf - -C {self._code}"
+            f"set -e; umask 077; cd {place}; rm -rf {staging}; mkdir -p packages {staging}/code; "
+            f"tar -xzf - -C {staging}/code"
         )
-        check_written(self.node.ask(script, [data]), self.survey.place)
+        check_written(self.node.ask(script, [self.store.assembler()]), self._place)
         self._write_plan(self._plan((), ()))
         try:
             first = self._round(_FIRST_ROUND_SECONDS)
@@ -212,9 +211,9 @@ class Assembly:
 
     def _complete(self, skeletons: Mapping[int, Skeleton]) -> Delivered:
         """Send the skeletons and all that the node lacks; return how its archive is written."""
-        place, config = self.survey.place, self.store.configuration(self.image)
+        config = self.store.configuration(self.image)
         sent = [config, *(skeleton.blob for skeleton in skeletons.values())]
-        sent_bytes = send_all(self.node, place, sent, self.progress)
+        sent_bytes = send_all(self.node, self._place, sent, self.progress)
         layers = [self._layer_plan(number, skeletons.get(number)) for number in range(len(self._diff_ids))]
         self._write_plan(self._plan(layers, ()))
         more: list[Blob] = []
@@ -228,15 +227,15 @@ class Assembly:
                 sent.append(blob)
             else:
                 more.append(self.store.contents(self.image, number, lacking))
-        sent_bytes += send_all(self.node, place, [*sent[1 + len(skeletons) :], *more], self.progress)
+        sent_bytes += send_all(self.node, self._place, [*sent[1 + len(skeletons) :], *more], self.progress)
         self._write_plan(self._plan(layers, [_name(blob) for blob in more]))
-        surplus = " ".join([*(f"blobs/{_name(blob)}" for blob in [*sent, *more]), "packages", self._code])
-        program = self._program("archive .load/plan.json")
-        return Delivered(f"( cd .. && {program} 2>.load/trouble )", sent_bytes, surplus)
+        surplus = (*(f"blobs/{_name(blob)}" for blob in [*sent, *more]), "packages")
+        trouble = shlex.quote(f"{self._staging}/trouble")
+        return Delivered(f"( cd .. && {self._program('archive')} 2>{trouble} )", sent_bytes, surplus)
 
     def _missing(self, skeletons: Mapping[int, Skeleton]) -> list[tuple[int, ...]]:
         """Ask for each layer which of its contents the node has nowhere."""
-        text = self._run("missing .load/plan.json", "looking through package files", _UNPACKING_SECONDS)
+        text = self._run("missing", (), "looking through package files", _UNPACKING_SECONDS)
         with understood("the node's answer about missing contents is none that its program prints"):
             missing = from_json(tuple[tuple[int, ...], ...], strict_loads(text))
             if len(missing) != len(self._diff_ids):
@@ -248,8 +247,7 @@ class Assembly:
         return list(missing)
 
     def _round(self, seconds: float) -> Round:
-        script = f"fetch .load/plan.json {seconds:.0f}"
-        text = self._run(script, "downloading package files", ANSWER_SECONDS + seconds)
+        text = self._run("fetch", (f"{seconds:.0f}",), "downloading package files", ANSWER_SECONDS + seconds)
         with understood("the node's answer about its downloads is none that its program prints"):
             fields = from_json(dict[str, Any], strict_loads(text))
             nowhere = from_json(tuple[tuple[str, str], ...], fields["nowhere"])
@@ -268,13 +266,21 @@ class Assembly:
     def _diff_ids(self) -> tuple[str, ...]:
         return self.image.facts.identity.diff_ids
 
-    def _program(self, words: str) -> str:
-        return f"PYTHONPATH={self._code} python3 -B -m bench.images.assemble {words}"
+    @property
+    def _place(self) -> str:
+        return self.node.claim.place
 
-    def _run(self, words: str, what: str, seconds: float) -> str:
-        return demand(
-            self.node, f"cd {shlex.quote(self.survey.place)} && {self._program(words)}", what, seconds
-        )
+    @property
+    def _staging(self) -> str:
+        return self.node.claim.staging
+
+    def _program(self, verb: str, *words: str) -> str:
+        plan, code = shlex.quote(f"{self._staging}/plan.json"), shlex.quote(f"{self._staging}/code")
+        return " ".join([f"PYTHONPATH={code} python3 -B -m bench.images.assemble {verb} {plan}", *words])
+
+    def _run(self, verb: str, words: Sequence[str], what: str, seconds: float) -> str:
+        script = f"cd {shlex.quote(self._place)} && {self._program(verb, *words)}"
+        return demand(self.node, script, what, seconds)
 
     def _plan(self, layers: Sequence[LayerPlan], contents: Sequence[str]) -> AssemblyPlan:
         config = self.image.config.removeprefix("sha256:")
@@ -295,14 +301,13 @@ class Assembly:
         return LayerPlan(diff_id, skeleton.parts.size, _name(skeleton.blob), None)
 
     def _write_plan(self, plan: AssemblyPlan) -> None:
-        script = f"cd {shlex.quote(self.survey.place)} && cat >.load/plan.json"
-        check_written(self.node.ask(script, [json.dumps(plan._asdict()).encode()]), self.survey.place)
+        script = f"cd {shlex.quote(self._place)} && cat >{shlex.quote(f'{self._staging}/plan.json')}"
+        check_written(self.node.ask(script, [json.dumps(plan._asdict()).encode()]), self._place)
 
     def _give_up(self) -> None:
         """Remove what only this way needs."""
-        self.node.ask(
-            f"cd {shlex.quote(self.survey.place)} && rm -rf packages .load {self._code}; rmdir code"
-        )
+        staging = shlex.quote(f"{self._place}/{self._staging}")
+        self.node.ask(f"rm -rf {staging}; {self.node.claim.discard(['packages'])}")
 
 
 def _name(blob: Blob) -> str:

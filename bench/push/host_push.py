@@ -31,6 +31,7 @@ from bench.push.mirror import Status
 from bench.push.push_record import Record, now
 from bench.push.remote import Here, Node, Remote
 from bench.push.request import HostPart, Outcome, Phase, PushRequest, Result, Shared
+from bench.push.shared_place import PlaceClaim
 from bench.push.slurm import waiting_text
 from bench.push.threads import in_threads, wait_for_all
 from bench.push.training_group import GroupFailed, Standing, Step, agree
@@ -97,6 +98,10 @@ class HostPush:
     def follows(self) -> bool:
         """Whether another host leads the training of this host, and will have the bundle."""
         return self.request.together is not None and self.part.node > 0
+
+    def claim(self, place: str) -> PlaceClaim:
+        """Return this push's claim of its node's folder; nodes that share a home have a claim each."""
+        return PlaceClaim(place, f"{self.request.push}-{self.part.node}")
 
     @property
     def engines(self) -> tuple[str, ...]:

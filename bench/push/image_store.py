@@ -175,10 +175,9 @@ class ImageStore:
             return read_list(extract(image.path, image.facts, LIST))
         return ()
 
-    def assembler(self) -> tuple[str, bytes]:
-        """Return the program that assembles layers on a node as a .tar.gz, with its sha256."""
-        data = _packed_code(Path(bench.__file__).parent, _ASSEMBLER)
-        return hashlib.sha256(data).hexdigest(), data
+    def assembler(self) -> bytes:
+        """Return the program that assembles layers on a node as a .tar.gz."""
+        return _packed_code(Path(bench.__file__).parent, _ASSEMBLER)
 
     def code(self) -> tuple[str, bytes]:
         """Return bench's own code as a .tar.gz with its sha256, for nodes that run without an image."""

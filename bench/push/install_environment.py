@@ -13,7 +13,6 @@ import json
 import os
 import re
 import shlex
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.base.errors import BenchError, EnvironmentCannot
-from bench.base.strict_json import canonical_json, strict_loads
+from bench.base.strict_json import canonical_json, from_json, strict_loads
 from bench.environment.identity import environment_digest
 from bench.environment.interpreter import Interpreter
 from bench.images.archive import Blob
@@ -32,6 +31,8 @@ from bench.push.forecast import Forecast
 from bench.push.line_rate import measured_rate
 from bench.push.locked_environment import LockedEnvironment, fits
 from bench.push.remote import Node
+from bench.push.run_script import environment_folder
+from bench.push.shared_place import ClaimedNode, PlaceClaim, claimed
 from bench.push.ship import Progress, send_all
 from bench.records.text import seconds_text, size_text
 
@@ -111,23 +112,32 @@ class EnvironmentInstaller:
         check_room(plan.free_bytes, sent + downloaded, self.place)
         return PlannedInstall(plan, shipment)
 
-    def install(self, planned: PlannedInstall) -> Installed:
-        """Bring the environment to the node, unless it is there."""
+    def install(self, planned: PlannedInstall, node: ClaimedNode) -> Installed:
+        """Bring the environment to the node, whose place is claimed, unless it is there."""
+        planned = self._still_there(planned, node)
         plan, shipment = planned.plan, planned.shipment
         if plan.found is not None:
             return plan.found
         sent: dict[str, str] = {}
-        count = self._send(plan, shipment, sent) if shipment.packages else 0
-        installed, refused = self._install(sent)
+        count = self._send(plan, shipment, sent, node) if shipment.packages else 0
+        installed, refused = self._install(sent, node)
         if installed is None:
             self._explain(refused)
             retry = Shipment(tuple(sorted(refused)), next(iter(refused.values())))
-            count += self._send(plan, retry, sent)
-            installed, refused = self._install(sent)
+            count += self._send(plan, retry, sent, node)
+            installed, refused = self._install(sent, node)
         if installed is None:
             name, why = next(iter(sorted(refused.items())))
             raise EnvironmentCannot(f"the node cannot install {name}: {why}")
         return Installed(installed.digest, count, changed=True)
+
+    def _still_there(self, planned: PlannedInstall, node: Node) -> PlannedInstall:
+        """Return a plan that does not count on an environment which is gone since it was made."""
+        found = planned.plan.found
+        if found is None:
+            return planned
+        folder = shlex.quote(environment_folder(self.place, found.digest))
+        return self.ask() if node.ask(f"test -d {folder}").code else planned
 
     # --- plan -------------------------------------------------------------------------------------------
 
@@ -174,7 +184,7 @@ class EnvironmentInstaller:
 
     # --- send -------------------------------------------------------------------------------------------
 
-    def _send(self, plan: InstallPlan, shipment: Shipment, sent: dict[str, str]) -> int:
+    def _send(self, plan: InstallPlan, shipment: Shipment, sent: dict[str, str], node: ClaimedNode) -> int:
         """Announce the time and send wheels; add their digests to `sent`, and return the bytes."""
         paths = self._wheels_here(plan, shipment)
         digests = {name: digest(path) for name, path in paths.items()}
@@ -189,7 +199,7 @@ class EnvironmentInstaller:
             Blob(path, f"sha256:{digests[name]}", f"sha256:{digests[name]}", compressed=True)
             for name, path in sorted(paths.items())
         ]
-        count = send_all(self.node, self.place, blobs, self.progress)
+        count = send_all(node, self.place, blobs, self.progress)
         sent |= digests
         return count
 
@@ -219,18 +229,18 @@ class EnvironmentInstaller:
 
     # --- install ----------------------------------------------------------------------------------------
 
-    def _install(self, sent: Mapping[str, str]) -> tuple[Installed | None, Mapping[str, str]]:
+    def _install(
+        self, sent: Mapping[str, str], node: ClaimedNode
+    ) -> tuple[Installed | None, Mapping[str, str]]:
         """Let the node install; return the environment, or the packages that it lacks, with reasons."""
         request = self._request(sent)
-        name = f"{self.place}/.request-{time.time_ns():x}"
-        write = f"umask 077; mkdir -p {shlex.quote(self.place)}; cat >{shlex.quote(name)}"
-        answer = self.node.ask(write, [request])
+        staging = shlex.quote(f"{self.place}/{node.claim.staging}")
+        answer = node.ask(f"umask 077; mkdir -p {staging}; cat >{staging}/request", [request])
         if answer.code:
             raise EnvironmentCannot(f"writing failed: {answer.reason}", where=self.place)
         reader = _ProgressReader(self.progress)
-        quoted = shlex.quote(name)
-        script = f"({self._command('install')}) <{quoted}; code=$?; rm -f {quoted}; exit $code"
-        done = self.node.read(script, reader.take, seconds=_INSTALL_SECONDS)
+        script = f"({self._command('install')}) <{staging}/request"
+        done = node.read(script, reader.take, seconds=_INSTALL_SECONDS)
         found = self._last(reader.text, done.reason)
         with understood("the node does not answer as bench's program does"):
             if refused := json_fields(found, {"refused": dict}).get("refused"):
@@ -238,6 +248,7 @@ class EnvironmentInstaller:
                 if not known.keys() <= self.locked.packages.keys():
                     raise ValueError("names packages that are not in the lock")
                 return None, known
+            node.ask(node.claim.discard(f"blobs/{each}" for each in {*sent.values(), *_read_wheels(found)}))
             return _read_installed(found["installed"], self.locked), {}
 
     def _explain(self, refused: Mapping[str, str]) -> None:
@@ -316,13 +327,16 @@ def forecast(planned: PlannedInstall, locked: LockedEnvironment) -> Forecast:
 
 
 @contextmanager
-def folder_of_code(node: Node, place: str, code: tuple[str, bytes]) -> Iterator[str]:
+def folder_of_code(node: Node, claim: PlaceClaim, code: tuple[str, bytes]) -> Iterator[str]:
     """Yield a folder of the node with bench's code: one of an earlier push, or one that is deleted again."""
     digest, data = code
-    kept = f"{place}/code/{digest[:16]}"
-    if not node.ask(f"test -d {shlex.quote(kept)}").code:
-        yield kept
-        return
+    kept = f"{claim.place}/code/{digest[:16]}"
+    there = f"test -d {shlex.quote(kept)}"
+    if not node.ask(there).code:
+        with claimed(node, claim):
+            if not node.ask(there).code:  # still, now that it cannot be deleted any more
+                yield kept
+                return
     script = 'd=$(mktemp -d "${TMPDIR:-/tmp}/bench-ask.XXXXXX") && tar -xzf - -C "$d" && echo "$d"'
     answer = node.ask(script, [data])
     if answer.code:
@@ -376,6 +390,14 @@ def read_plan(answer: Mapping[str, Any], locked: LockedEnvironment) -> InstallPl
             index_rate=float(rate) if isinstance(rate, int | float) and rate > 0 else None,
             free_bytes=fields.get("free_bytes", 0),
         )
+
+
+def _read_wheels(found: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the digests of the wheels from which an environment was made."""
+    digests = from_json(tuple[str, ...], found.get("wheels", []))
+    if not all(map(_SHA256.fullmatch, digests)):
+        raise ValueError("not a sha256")
+    return digests
 
 
 def _count(value: Any) -> int:

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 from bench.base.errors import EnvironmentCannot, VerificationFailed
-from bench.base.names import ENGINES_WITH_STORE
 from bench.base.operating_system import lock
 from bench.bundle.handshake import CertificateRequest, read
 from bench.bundle.tar_format import CERTIFICATE, MAX_TOTAL_BYTES
@@ -29,9 +28,9 @@ from bench.push import run_script
 from bench.push.answers import number, short, understood
 from bench.push.connection import plain
 from bench.push.out_folder import put
-from bench.push.place_lock import locked
 from bench.push.push_record import Record, now
 from bench.push.remote import ANSWER_SECONDS, Node, demand
+from bench.push.shared_place import empty
 from bench.push.ship import Progress, pieces_of
 from bench.signing.revocation import Revoked
 
@@ -332,46 +331,8 @@ def _digest_and_size(text: str) -> tuple[str, int]:
 
 
 def clean(node: Node, record: Record) -> None:
-    """Delete a run's folder; after the node's last run also the images, layers and code of bench."""
-    place, folder = shlex.quote(record.place), shlex.quote(record.folder)
-    script = f"rm -rf {folder}"
+    """Delete a run's folder; after the last run of its place also the images, layers and code of bench."""
+    script = f"rm -rf {shlex.quote(record.folder)}"
     if not record.keep:
-        script += f"; [ ! -d {place} ] || {{ {locked(record.place, _set_aside(record))}; }}"
-        script += (
-            f"; cd {place} 2>/dev/null || exit 0; {_delete_all(record)}; cd / && rmdir {place} 2>/dev/null"
-        )
+        script += f"; {empty(record.place, record.run_id, record.engine)}"
     demand(node, f"{script}; exit 0", "cleaning up", ANSWER_SECONDS * 5)
-
-
-_ASIDE = ".old"  # prefix of a folder for what may be deleted
-
-
-def _set_aside(record: Record) -> str:
-    """Return shell commands that set aside what bench brought to the node, unless a push or a run needs it.
-
-    They only rename, which is quick: no other push can begin meanwhile.
-    """
-    claimed = "$(find . -maxdepth 1 -name '.claim-*' -mmin -60)"
-    idle = f'[ -z "$(ls -A runs 2>/dev/null)" ] && [ -z "{claimed}" ]'
-    # Only files named by a digest are deleted: the user may keep other files in the place.
-    ours = (
-        f"o=$(mktemp -d {_ASIDE}-XXXXXXXX) && for f in blobs/* packages/* images/* code/* environments/*; do "
-        "n=${f##*/}; n=${n%.part}; n=${n%.new}; n=${n%.sif}; case $n in *[!0-9a-f]*) ;; *) case ${#n} in "
-        '16|64) chmod u+w "$f"; mkdir -p $o/${f%%/*}; mv "$f" $o/${f%%/*};; esac;; esac; done; '
-        "for f in .load .claim-* .request-* environments/.lock environments/.new-* code/.new-*; do "
-        '[ ! -e "$f" ] || { mkdir -p $o/rest; chmod u+w "$f"; mv "$f" $o/rest; }; done'
-    )
-    return f"cd {shlex.quote(record.place)} && if {idle}; then {ours}; fi"
-
-
-def _delete_all(record: Record) -> str:
-    """Return shell commands that delete what was set aside, and the images that it was made into."""
-    remove_images = ""
-    if record.engine in ENGINES_WITH_STORE:
-        names = f"{record.engine} image ls --format '{{{{.Repository}}}}:{{{{.Tag}}}}' bench-push"
-        remove_images = f'for tag in $({names}); do {record.engine} image rm "$tag" >/dev/null 2>&1; done; '
-    old = f"$(ls -d {_ASIDE}-* 2>/dev/null)"
-    return (
-        f'[ -z "{old}" ] || {{ {remove_images}chmod -R u+w {_ASIDE}-*; rm -rf {_ASIDE}-*; }}; '
-        "for d in runs blobs packages images code environments; do rmdir $d 2>/dev/null; done"
-    )

@@ -197,7 +197,8 @@ class NodePreflight:
         )
         chosen = ChosenEngine(survey, "venv", None, variant, python, locked)
         try:
-            with folder_of_code(self._push.node, survey.place, self._push.shared.store.code()) as code:
+            claim = self._push.claim(survey.place)
+            with folder_of_code(self._push.node, claim, self._push.shared.store.code()) as code:
                 return dataclasses.replace(chosen, planned=installer_for(self._push, chosen, code).ask())
         except Unreachable:
             raise

@@ -31,6 +31,7 @@ from bench.push.answers import (
 )
 from bench.push.connection import plain
 from bench.push.remote import Node
+from bench.push.shared_place import SHARED_FOLDERS
 
 SURVEY_BYTES = 8 * 2**20  # of all answers together; a thousand stored images take less than half of it
 _MOST_ANSWERS = 100  # of a script; there are fewer questions
@@ -57,7 +58,6 @@ _LOOK_UP = (
 _PYTHON_VERSION = re.compile(r"[0-9]{1,2}\.[0-9]{1,3}")
 _PYTHONS = ("python3.11", "python3.12", "python3.13", ANY_PYTHON,
             *(f"{place}/python3" for place in ("/usr/bin", "/usr/local/bin", "/opt/conda/bin")))  # fmt: skip
-_FOLDERS = ("blobs", "code", "environments", "images", "packages", "runs")  # that bench makes in the place
 # The fields of `docker info` that bench reads.
 _DOCKER_INFO: Mapping[str, type] = {
     "ServerVersion": str,
@@ -217,7 +217,7 @@ def _questions(place: str, engines: Sequence[str], python: str) -> dict[str, str
         'df -Pk "$p" | tail -n 1; test -w "$p" && echo writable; '
         'findmnt -no OPTIONS -T "$p" 2>/dev/null; true',
         # Files that others put there would run as this user, or be written through their links.
-        "not own": f"{enter}for d in . .load {' '.join(_FOLDERS)}; do "
+        "not own": f"{enter}for d in . {' '.join(SHARED_FOLDERS)}; do "
         'find -H "$p/$d" -maxdepth 0 \\( ! -user "$(id -u)" -o -perm -002 \\) 2>/dev/null; done; true',
         "programs": "for p in setsid sha256sum tar head tail; do command -v $p >/dev/null || echo $p; done",
         "cat /proc/driver/nvidia/version": "cat /proc/driver/nvidia/version",
@@ -244,10 +244,7 @@ def _questions(place: str, engines: Sequence[str], python: str) -> dict[str, str
         if name in engines:
             info = "--format '{{json .}}'" if name == "docker" else "--format=json"
             questions[name] = f"{name} info {info}"
-            questions[f"{name} images"] = (
-                f'ids=$({name} image ls -aq --no-trunc | sort -u); [ -z "$ids" ] || '
-                f"{name} image inspect --format '{{{{.Id}}}} {{{{json .RootFS.Layers}}}}' $ids"
-            )
+            questions[f"{name} images"] = images_question(name)
             root = "{{.DockerRootDir}}" if name == "docker" else "{{.Store.GraphRoot}}"
             questions[f"{name} room"] = f"df -Pk \"$({name} info --format '{root}')\" | tail -n 1"
     if "podman" in engines:
@@ -255,6 +252,14 @@ def _questions(place: str, engines: Sequence[str], python: str) -> dict[str, str
     if set(ENGINES_WITH_STORE) & set(engines):
         questions["cdi"] = "grep -ls nvidia.com/gpu /etc/cdi/* /var/run/cdi/*"
     return questions
+
+
+def images_question(engine: str) -> str:
+    """Return shell commands that print the images in an engine's store."""
+    return (
+        f'ids=$({engine} image ls -aq --no-trunc | sort -u); [ -z "$ids" ] || '
+        f"{engine} image inspect --format '{{{{.Id}}}} {{{{json .RootFS.Layers}}}}' $ids"
+    )
 
 
 def _word(path: str) -> str:
@@ -441,13 +446,17 @@ def _with_images(facts: EngineFacts, answers: Answers, *, named_by_configuration
     """Add the free space of an engine's disk and the images in its store."""
     disk = _lines(answers, f"{facts.name} room")
     code, text = answers.get(f"{facts.name} images", (1, ""))
-    lines = [] if code else [line.strip() for line in text.splitlines() if " [" in line]
     return InstalledEngine(
         facts,
         free_bytes=_free_bytes(disk[-1]) if disk else None,
-        images=tuple(map(read_stored, lines)),
+        images=() if code else read_images(text),
         named_by_configuration=named_by_configuration,
     )
+
+
+def read_images(text: str) -> tuple[StoredImage, ...]:
+    """Parse the output of `images_question`; ValueError for anything else."""
+    return tuple(read_stored(line.strip()) for line in text.splitlines() if " [" in line)
 
 
 def read_stored(line: str) -> StoredImage:

@@ -1,6 +1,8 @@
 """Let pushes take turns where they decide what stays in a node's folder, which nodes may share as one home.
 
-The lock is a folder: making one is atomic on network file systems too.
+The lock is a folder: making one is atomic on network file systems too. Its holder has a folder of its own in
+it. Only that one is removed when a lock is taken from a push that was killed, so that several pushes which
+find it old at once never take it from each other.
 """
 
 from __future__ import annotations
@@ -18,13 +20,18 @@ def locked(place: str, script: str) -> str:
     A lock that is older than a minute is of a push that was killed, and is removed.
     """
     folder, lock = shlex.quote(place), shlex.quote(f"{place}/{_LOCK}")
+    old = f"find {lock} -mindepth 1 -mmin +1 -exec rmdir {{}} \\; -print | grep -q . && rmdir {lock}"
+    empty = f"find {lock} -maxdepth 0 -empty -mmin +1 -exec rmdir {{}} \\;"
+    # Another push may remove a lock as an empty one before its maker is in it: only the one inside holds it.
+    taken = f'mkdir {lock} && own=$(mktemp -d {lock}/XXXXXXXX) && [ "$(ls {lock})" = "${{own##*/}}" ]'
     # Where the lock can be neither made nor seen, its folder vanished just now, or it cannot be written to.
+    held = f"[ ! -d {lock} ] || {{ echo 'another push holds '{lock} >&2; exit {GIVEN_UP}; }}"
     return (
-        f"n=0; until mkdir -p {folder} 2>/dev/null && mkdir {lock} 2>/dev/null; do "
-        f"find {lock} -maxdepth 0 -mmin +1 -exec rmdir {{}} + 2>/dev/null; "
+        f"n=0; own=; until mkdir -p {folder} 2>/dev/null && {{ {taken}; }} 2>/dev/null; do "
+        f'[ -z "$own" ] || {{ rmdir "$own"; rmdir {lock}; }} 2>/dev/null; own=; '
+        f"{{ {old}; {empty}; }} 2>/dev/null; "
         f"n=$((n + 1)); [ -d {lock} ] || n=$((n + {_STEPS // 20})); "
-        f"if [ $n -ge {_STEPS} ]; then "
-        f"if [ -d {lock} ]; then echo 'another push holds '{lock} >&2; else mkdir -p {lock}; fi; "
-        f"exit {GIVEN_UP}; fi; "
-        f"sleep 0.1; done; ( {script} ); code=$?; rmdir {lock}; ( exit $code )"
+        f"if [ $n -ge {_STEPS} ]; then {held}; mkdir -p {lock} && rmdir {lock}; exit {GIVEN_UP}; fi; "
+        f'sleep 0.1; done; ( {script} ); code=$?; rmdir "$own" 2>/dev/null && rmdir {lock} 2>/dev/null; '
+        "( exit $code )"
     )

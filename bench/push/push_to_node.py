@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from contextlib import ExitStack
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -14,8 +15,10 @@ from bench.node_check.check_manifest import data_folders, wanted_environment, wa
 from bench.push import mirror, run_script, ship
 from bench.push.assembly import Assembly
 from bench.push.host_push import HostPush
+from bench.push.image_store import Shippable
 from bench.push.node_preflight import ChosenEngine, NodePreflight, installer_for
 from bench.push.push_record import Record
+from bench.push.shared_place import ClaimedNode, claimed
 from bench.push.ship import Shipped
 from bench.records.text import size_text
 
@@ -32,38 +35,38 @@ class NodePush(HostPush):
             self.end("would")
             return
         self._gather("preflight")
-        shipped = self._ship(chosen)
-        if self.request.until == "ship":
-            self.end("ready" if shipped.changed else "unchanged")
-            return
-        self._gather("ship")
-        self._watch_to_the_end(self._start(chosen, shipped, unfinished))
+        if (record := self._begun(chosen, unfinished)) is not None:
+            self._watch_to_the_end(record)
 
-    def _ship(self, chosen: ChosenEngine) -> Shipped:
+    def _begun(self, chosen: ChosenEngine, unfinished: Record | None) -> Record | None:
+        """Ship and start a run, while no other push removes what is shipped; None if it is not to start."""
+        with ExitStack() as stack:
+            shipped = self._ship(chosen, stack)
+            if self.request.until == "ship":
+                self.end("ready" if shipped.changed else "unchanged")
+                return None
+            self._gather("ship")
+            return self._start(chosen, shipped, unfinished)
+
+    def _ship(self, chosen: ChosenEngine, stack: ExitStack) -> Shipped:
         """Bring the image or bench's code to the node, in the way that the request and the engine need."""
         self.enter("ship")
-        survey, engine, store = chosen.survey, chosen.engine, self.shared.store
+        engine, store = chosen.engine, self.shared.store
         with self.shared.shipping:
             self.heed_stop()
+            node = stack.enter_context(claimed(self.node, self.claim(chosen.survey.place)))
             if engine in WITHOUT_CONTAINER:
-                claim = self._claim(survey.place)
-                shipped = ship.ship_code(self.node, survey.place, store, self.progress, claim)
+                shipped = ship.ship_code(node, store, self.progress)
                 if engine == "venv":
-                    shipped = self._install(chosen, shipped)
+                    shipped = self._install(chosen, shipped, node)
             elif self.request.pull:
+                survey = ship.with_stored_images(node, chosen.survey, engine)
                 required = wanted_image(self.request.manifest)
-                shipped = ship.pull(self.node, survey, engine, self.request.pull, required)
+                shipped = ship.pull(node, survey, engine, self.request.pull, required)
             elif chosen.image is None:
                 raise EnvironmentCannot(f"{engine} does not answer: no image can be loaded")
             else:
-                assembly = Assembly(
-                    self.node, survey, engine, chosen.image, store, self.progress, self.say_phase,
-                    index=self.request.index or "", mirror=self.request.mirror or "", rate=chosen.line_rate,
-                )  # fmt: skip
-                deliver = assembly.deliver if self.request.assemble else ship.send_whole
-                shipped = ship.ship(
-                    self.node, survey, engine, chosen.image, store, self.progress, assemble=deliver
-                )
+                shipped = self._ship_image(chosen, chosen.image, node)
         self.update(sent_bytes=shipped.sent_bytes, changed=shipped.changed)
         if shipped.identity is not None:
             self.update(image=shipped.identity.config)
@@ -71,13 +74,23 @@ class NodePush(HostPush):
         self.enter("ship", sent if shipped.changed else "nothing to send")
         return shipped
 
-    def _install(self, chosen: ChosenEngine, code: Shipped) -> Shipped:
+    def _ship_image(self, chosen: ChosenEngine, image: Shippable, node: ClaimedNode) -> Shipped:
+        engine, store = chosen.engine, self.shared.store
+        survey = ship.with_stored_images(node, chosen.survey, engine)
+        assembly = Assembly(
+            node, survey, engine, image, store, self.progress, self.say_phase,
+            index=self.request.index or "", mirror=self.request.mirror or "", rate=chosen.line_rate,
+        )  # fmt: skip
+        deliver = assembly.deliver if self.request.assemble else ship.send_whole
+        return ship.ship(node, survey, engine, image, store, self.progress, assemble=deliver)
+
+    def _install(self, chosen: ChosenEngine, code: Shipped, node: ClaimedNode) -> Shipped:
         """Install the locked environment in which bench's code, which is on the node, will run."""
         installer = installer_for(self, chosen, code.runnable)
         without = installer.locked.without
         if without:
             self.say(f"without {', '.join(without)}: no index has these compiled wheels (--wheelhouse DIR)")
-        installed = installer.install(chosen.planned or installer.ask())
+        installed = installer.install(chosen.planned or installer.ask(), node)
         self.update(environment=installed.digest)
         required = wanted_environment(self.request.manifest)
         if required not in (None, installed.digest):
@@ -107,10 +120,6 @@ class NodePush(HostPush):
         slurm_job = run_script.start(self.node, job)
         (record.mirror / "run.sh").write_text(run_script.script(job), encoding="utf-8", newline="\n")
         return self.shared.records.move(record, "running", slurm_job=slurm_job)
-
-    def _claim(self, place: str) -> str:
-        """Return this push's claim of the files that it ships; nodes that share a home have a claim each."""
-        return run_script.claim_of(place, f"{self.request.push}-{self.part.node}")
 
     def _record_run(self, chosen: ChosenEngine, shipped: Shipped, unfinished: Record | None) -> Record:
         """Save the record of the run on this machine."""
@@ -174,7 +183,7 @@ class NodePush(HostPush):
             # A node that has lost its GPUs must fail its check, so the check must not move to the CPU.
             on_cpu=request.on_cpu or (not use_gpus and chosen.engine != "none" and not request.checks),
             environment=shipped.environment,
-            claim=None if in_container else self._claim(survey.place),
+            claim=self.claim(survey.place).path,
             budget_seconds=request.budget_seconds,
             checks=request.checks,
             level=request.level,

@@ -34,6 +34,7 @@ from bench.images.container import (
 )
 from bench.images.engines import Gpus, apptainer, docker, podman
 from bench.push import slurm_job
+from bench.push.place_lock import locked
 from bench.push.remote import Node, demand
 from bench.push.slurm import Slurm, header, refused_by_sbatch
 
@@ -78,7 +79,7 @@ class Job:
     data: tuple[PurePosixPath, ...] = ()  # folders of data on the node
     moved: bool = False  # the run was begun on another machine of the same kind
     environment: str | None = None  # digest of the environment, for the engine "venv"
-    claim: str | None = None  # file by which others leave what was shipped, until the run's folder exists
+    claim: str | None = None  # file by which others leave what was shipped; None: nobody shares the place
 
     @property
     def folder(self) -> str:
@@ -98,11 +99,6 @@ class Job:
 def environment_folder(place: str, digest: str) -> str:
     """Return the path of an environment on a node."""
     return f"{place}/environments/{digest.removeprefix('sha256:')}"
-
-
-def claim_of(place: str, push: str) -> str:
-    """Return the path of the file by which a push keeps others from deleting the files that it ships."""
-    return f"{place}/.claim-{push}"
 
 
 def script(job: Job) -> str:
@@ -302,13 +298,17 @@ def prepare(node: Node, job: Job, manifest: bytes, challenge: bytes, meet_secret
     if meet_secret:
         files[SECRET_FILE] = meet_secret
         private = "mkdir -p -m 700 private; rm -f private/*; "
-    unclaim = f"rm -f {shlex.quote(job.claim)}; " if job.claim else ""
+    begin = f"mkdir -p {folder}/out"
+    if job.claim:  # without it, another push may have removed what this one brought
+        claim = shlex.quote(job.claim)
+        lost = "{ echo 'what was shipped was not used for an hour, and is gone: push again' >&2; exit 1; }"
+        begin = locked(job.place, f"[ -e {claim} ] || {lost}; {begin} && rm -f {claim}")
     out = f"out/{job.run_id}"  # an earlier attempt may have put a link there, which is not followed
     stale = f"[ ! -L {out} ] || rm -f {out}; "
     stale += f"rm -f {out}/request.json {out}/run-cert.pub; "  # for an earlier key
     write = "; ".join(f"head -c {len(data)} >{name}" for name, data in files.items())
     answer = node.ask(
-        f"set -e; umask 022; mkdir -p {folder}/out; {unclaim}cd {folder}; {owner}{stale}{private}{write}",
+        f"umask 022; {{ {begin}; }} || exit; set -e; cd {folder}; {owner}{stale}{private}{write}",
         files.values(),
     )
     if answer.code:

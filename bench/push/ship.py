@@ -2,6 +2,8 @@
 
 PLACE/blobs/SHA256        a compressed layer; SHA256.part while incomplete, and the next attempt continues it
 PLACE/code/SHA256/bench   bench's own code, for nodes that run without an image
+PLACE/images/SHA256.sif   an image of Apptainer's
+PLACE/.load-PUSH/         an image's archive, from which an engine loads it
 
 Docker with its own store needs no blobs after loading, and since 1.10 it loads archives without the layers
 that it has already. Podman, Apptainer, and Docker with containerd's store load whole archives only, so their
@@ -13,27 +15,29 @@ from __future__ import annotations
 import re
 import shlex
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
 
 from bench.base.errors import EnvironmentCannot
+from bench.base.names import ENGINES_WITH_STORE
 from bench.base.strict_json import canonical_json
 from bench.images.archive import Blob, Identity
 from bench.images.fetch import digest
 from bench.push.answers import number, understood
 from bench.push.connection import plain
 from bench.push.image_store import ImageStore, Shippable
-from bench.push.node_survey import Survey, read_stored
-from bench.push.place_lock import GIVEN_UP, locked
+from bench.push.node_survey import SURVEY_BYTES, Survey, images_question, read_images, read_stored
 from bench.push.remote import ANSWER_SECONDS, CommandResult, Node, demand
+from bench.push.shared_place import TAG, ClaimedNode, one_at_a_time, remove_untagged
 
 _CHUNK = 2**17  # bytes
 _LOAD_SECONDS = 3600.0  # for loading or pulling an image
 _ATTEMPTS = 3  # to send a layer, if it arrives with a wrong hash
 _STALE_LOOKS = 20  # looks at a part that does not grow, after which its writer is taken for gone
+_REFUSED = 76  # exit code of a script whose engine does not get an image
 _BUSY, _BUSY_SECONDS = 75, 1.0  # exit code while another push writes the same layer; pause before a new look
 Progress = Callable[[int, int], object]  # called with the bytes sent so far, and the total
 
@@ -51,7 +55,7 @@ class Shipped:
 
 def tag_of(image: Shippable) -> str:
     """Return a tag that only bench uses, so that its removal does not affect other users of the image."""
-    return f"bench-push:{image.config.removeprefix('sha256:')[:16]}"
+    return f"{TAG}:{image.config.removeprefix('sha256:')[:16]}"
 
 
 # --- the difference -------------------------------------------------------------------------------------
@@ -89,9 +93,9 @@ def _common(ours: tuple[str, ...], theirs: tuple[str, ...]) -> int:
 class Delivered:
     """An image that is on a node in pieces, and the command there that writes its archive."""
 
-    archive: str  # shell command, run in PLACE/.load
+    archive: str  # shell command, run in the push's staging folder
     sent_bytes: int
-    surplus: str  # of PLACE, as shell words: what an engine with a store of its own needs no more
+    surplus: tuple[str, ...]  # files of the place that an engine with a store of its own needs no more
 
 
 Deliver = Callable[[int], Delivered | None]  # takes how many of the lowest layers the engine has already
@@ -103,7 +107,7 @@ def send_whole(_held: int) -> Delivered | None:
 
 
 def ship(
-    node: Node,
+    node: ClaimedNode,
     survey: Survey,
     engine: str,
     image: Shippable,
@@ -117,36 +121,61 @@ def ship(
     """
     if name := installed_as(survey, engine, image):
         return Shipped(name, 0, False, image.facts.identity)
-    place = survey.place
-    sif = f"{place}/images/{image.config.removeprefix('sha256:')[:16]}.sif"
+    sif = f"{survey.place}/images/{image.config.removeprefix('sha256:')[:16]}.sif"
     if engine == "apptainer" and not node.ask(f"test -s {shlex.quote(sif)}").code:
         return Shipped(sif, 0, False, image.facts.identity)
     held = layers_held(survey, engine, image)
-    delivered = assemble(held) or _deliver(node, place, image, held, store, progress)
-    load = "docker load" if engine == "docker" else "podman load --quiet"
+    delivered = assemble(held) or _deliver(node, image, held, store, progress)
     if engine == "apptainer":
-        part = shlex.quote(f"{sif}.part")  # an interrupted build leaves a file that looks like an image
-        load = f"mkdir -p {shlex.quote(place)}/images && cat >image.tar && rm -f {part} && "
-        load += f"apptainer build --fix-perms {part} docker-archive:image.tar && "
-        load += f"mv {part} {shlex.quote(sif)} && echo Loaded image"
-    _load(node, place, delivered.archive, load)
-    if engine == "apptainer":
+        _load(node, _build_sif(sif, node.claim.push, delivered.archive))
         return Shipped(sif, delivered.sent_bytes, True, image.facts.identity)
+    load = "docker load" if engine == "docker" else "podman load --quiet"
+    _load(node, f"{delivered.archive} 2>&3 | {load}")
     named_by_configuration = survey.engines[engine].named_by_configuration
     runnable = _verify_loaded(node, engine, image, named_by_configuration=named_by_configuration)
     if engine == "docker" and named_by_configuration:  # the engine has copies
-        node.ask(f"cd {shlex.quote(place)} && rm -rf {delivered.surplus}; rmdir blobs code")
+        node.ask(node.claim.discard(delivered.surplus))
     return Shipped(runnable, delivered.sent_bytes, True, image.facts.identity)
 
 
+def _build_sif(sif: str, push: str, archive: str) -> str:
+    """Return shell commands that build an image's file, unless another push, which is waited for, builds it.
+
+    Where the file system has no locks, both build it, and the first one stays: runs may have it open.
+    """
+    made, part = shlex.quote(sif), shlex.quote(f"{sif}.part-{push}")
+    build = f"apptainer build --fix-perms {part} docker-archive:image.tar"
+    build = (
+        f"test -s {made} || {{ rm -f {part}; {archive} >image.tar && {build} && mv -n {part} {made}; "
+        f"rm -f {part}; }}; test -s {made} && echo Loaded image"
+    )
+    folder = f'mkdir -p "$(dirname {made})"'
+    return f"{folder} && {one_at_a_time(shlex.quote(f'{sif}.part'), build)}"
+
+
+def with_stored_images(node: Node, survey: Survey, engine: str) -> Survey:
+    """Return a survey with the images that an engine has now; those that are being removed are gone then.
+
+    What a node was found to have before its place was claimed may have been removed meanwhile.
+    """
+    if engine not in ENGINES_WITH_STORE or survey.engines[engine].facts is None:
+        return survey
+    question = f"{remove_untagged(engine)}{images_question(engine)}"
+    answer = node.ask(question, seconds=_LOAD_SECONDS, most_bytes=SURVEY_BYTES)
+    with understood(f"{engine} does not answer as {engine} does"):
+        images = () if answer.code else read_images(answer.text)
+    engines = {**survey.engines, engine: replace(survey.engines[engine], images=images)}
+    return replace(survey, engines=engines)
+
+
 def _deliver(
-    node: Node, place: str, image: Shippable, held: int, store: ImageStore, progress: Progress
+    node: ClaimedNode, image: Shippable, held: int, store: ImageStore, progress: Progress
 ) -> Delivered:
     """Send all layers that the engine lacks."""
     layers = [store.layer(image, number) for number in range(held, len(image.facts.layers))]
-    sent_bytes = send_all(node, place, layers, progress)
-    _link(node, place, image, held, layers)
-    surplus = " ".join(f"blobs/{blob.digest.removeprefix('sha256:')}" for blob in layers)
+    sent_bytes = send_all(node, node.claim.place, layers, progress)
+    _link(node, image, held, layers)
+    surplus = tuple(f"blobs/{blob.digest.removeprefix('sha256:')}" for blob in layers)
     return Delivered("tar -cf - manifest.json blobs", sent_bytes, surplus)
 
 
@@ -187,12 +216,8 @@ def _send(node: Node, place: str, blob: Blob, size: int, advance: Callable[[int]
             continue
         attempts += 1
         sent += size - start
-        check = f"cd {shlex.quote(place)}/blobs && sha256sum {name}.part"
-        digest = demand(node, check, "hashing a layer", ANSWER_SECONDS + size / 10e6)
-        if digest.split()[:1] == [name]:
-            demand(node, f"cd {shlex.quote(place)}/blobs && mv {name}.part {name}", "renaming a layer")
+        if _accepted(node, place, name, size):
             return sent
-        node.ask(f"rm -f {shlex.quote(place)}/blobs/{name}.part")
     if not _has_hash(blob.path, name):  # a crash left a damaged file; the next push compresses it again
         blob.path.unlink(missing_ok=True)
         message = "was damaged in the cache of this machine, and is deleted now"
@@ -220,6 +245,20 @@ def _write(node: Node, place: str, name: str, arrived: int, pieces: Iterator[byt
         return False
     check_written(answer, place)
     return True
+
+
+def _accepted(node: Node, place: str, name: str, size: int) -> bool:
+    """Hash what has arrived and give it its name; delete it and return False if it is another layer.
+
+    A push that has sent the last bytes together with another one may find that the other has done so already.
+    """
+    part = f"{name}.part"
+    script = (
+        f"cd {shlex.quote(place)}/blobs && case $([ -f {name} ] || sha256sum <{part}) in "
+        f"{name}*) mv {part} {name} || [ -f {name} ];; ?*) rm -f {part}; false;; *) [ -f {name} ];; esac"
+    )
+    answer = node.ask(f"{{ {script}; }} 2>/dev/null && echo whole", seconds=ANSWER_SECONDS + size / 10e6)
+    return answer.text.strip() == "whole"
 
 
 def _take_over(node: Node, place: str, name: str) -> None:
@@ -271,27 +310,30 @@ def check_written(answer: CommandResult, place: str) -> None:
 # --- loading --------------------------------------------------------------------------------------------
 
 
-def _link(node: Node, place: str, image: Shippable, held: int, layers: list[Blob]) -> None:
-    """Lay out the image's archive in PLACE/.load on the node, from the pieces that were sent."""
+def _link(node: ClaimedNode, image: Shippable, held: int, layers: list[Blob]) -> None:
+    """Lay out the image's archive in the staging folder on the node, from the pieces that were sent."""
     config = image.config.removeprefix("sha256:")
     digests = [layer.diff_id for layer in image.facts.layers[:held]] + [blob.digest for blob in layers]
     names = [f"blobs/sha256/{digest.removeprefix('sha256:')}" for digest in digests]
     manifest = canonical_json(
         [{"Config": f"blobs/sha256/{config}", "RepoTags": [tag_of(image)], "Layers": names}]
     )
+    staging = shlex.quote(node.claim.staging)
     links = " ".join(blob.digest.removeprefix("sha256:") for blob in layers)
     script = (
-        f"set -e; cd {shlex.quote(place)}; rm -rf .load; mkdir -p .load/blobs/sha256; cd .load; "
+        f"set -e; cd {shlex.quote(node.claim.place)}; rm -rf {staging}; mkdir -p {staging}/blobs/sha256; "
+        f"cd {staging}; "
         f"head -c {len(manifest)} >manifest.json; cat >blobs/sha256/{config}; "
         f"for name in {links}; do ln ../blobs/$name blobs/sha256/$name; done"
     )
-    check_written(node.ask(script, [manifest, image.facts.config_bytes]), place)
+    check_written(node.ask(script, [manifest, image.facts.config_bytes]), node.claim.place)
 
 
-def _load(node: Node, place: str, archive: str, load: str) -> None:
-    """Stream the image's archive into the engine."""
-    script = f"cd {shlex.quote(f'{place}/.load')} && {archive} | ( {load} ) 2>&1 | tail -n 3; "
-    script += "cat trouble 2>/dev/null; cd ..; rm -rf .load"
+def _load(node: ClaimedNode, load: str) -> None:
+    """Let the engine load the image from the staging folder."""
+    claim = node.claim
+    script = f"cd {shlex.quote(f'{claim.place}/{claim.staging}')} && {{ {load}; }} 3>&2 2>&1 | tail -n 3; "
+    script += f"cat trouble 2>/dev/null; cd ..; rm -rf {shlex.quote(claim.staging)}"
     answer = node.ask(script, seconds=_LOAD_SECONDS)
     if "no space" in answer.text.lower():
         raise EnvironmentCannot(
@@ -317,37 +359,49 @@ def _verify_loaded(node: Node, engine: str, image: Shippable, *, named_by_config
     return name
 
 
-def pull(node: Node, survey: Survey, engine: str, reference: str, required: str | None) -> Shipped:
+def pull(node: ClaimedNode, survey: Survey, engine: str, reference: str, required: str | None) -> Shipped:
     """Let the node pull an image from a registry; refuse it if its identity is not the `required` one.
 
     The image gets a tag that only bench uses; `reference` is reset to the image that it named before, if any.
     """
-    name = shlex.quote(reference)
-    before = node.ask(f"{engine} image inspect --format '{{{{.Id}}}}' {name} 2>/dev/null").text.strip()
-    pulled = node.ask(f"{engine} pull --quiet {name}", seconds=_LOAD_SECONDS)
-    if pulled.code:
-        raise refused_pull(engine, reference, pulled.reason)
-    form = "'{{.Id}} {{json .RootFS.Layers}}'"
-    line = demand(node, f"{engine} image inspect --format {form} {name}", "inspecting the image").strip()
-    with understood(f"{engine} does not answer as {engine} does"):
-        stored = read_stored(line)
     state = survey.engines[engine]
+    known = {image.id for image in state.images}
+    acceptable = (
+        f'[ "$id" = {shlex.quote(required)} ]' if required and state.named_by_configuration else "false"
+    )
+    script = _pull_alone(engine, reference, known, acceptable if required else ":")
+    # Another push to this node must not find or take away the name meanwhile. Other nodes have other engines.
+    lock = f'{shlex.quote(f"{node.claim.place}/.pull-")}"$(uname -n)"'
+    pulled = node.ask(one_at_a_time(lock, script), seconds=_LOAD_SECONDS)
+    if pulled.code == _REFUSED:
+        raise refused_pull(engine, reference, pulled.reason)
+    if pulled.code:
+        raise EnvironmentCannot(f"tagging the image failed: {pulled.reason}")
+    with understood(f"{engine} does not answer as {engine} does"):
+        stored = read_stored(pulled.text.strip())
     identity = Identity(stored.id, stored.diff_ids) if state.named_by_configuration else None
-    changed = stored.id not in {image.id for image in state.images}
+    changed = stored.id not in known
     accepted = required is None or (identity is not None and identity.config == required)
-    script = ":"
-    if changed and accepted:  # the tag lets `clean` find and remove the image
-        script = f"{engine} tag {stored.id} bench-push:{stored.id.removeprefix('sha256:')[:16]}"
-    if not before:
-        script += f" && {engine} image rm {name} >/dev/null"
-    elif before.removeprefix("sha256:") != stored.id.removeprefix("sha256:"):  # it named another image
-        script += f" && {engine} tag {shlex.quote(before)} {name}"
-    demand(node, script, "tagging the image")
     if not accepted:
         message = f"{reference} is {stored.id}, the manifest asks for {required}"
         advice = "name the image by its digest in the registry, or change `image` in the manifest"
         raise EnvironmentCannot(message, advice=advice)
     return Shipped(stored.id, 0, changed, identity)
+
+
+def _pull_alone(engine: str, reference: str, known: Collection[str], acceptable: str) -> str:
+    """Return shell commands that pull an image and print what it is; `acceptable` is a shell test of $id."""
+    name, inspect = shlex.quote(reference), f"{engine} image inspect --format"
+    keep = f'{engine} tag "$id" {TAG}:"$(printf %.16s "${{id#sha256:}}")"'  # by which `clean` removes it
+    return (
+        f"before=$({inspect} '{{{{.Id}}}}' {name} 2>/dev/null); "
+        f"{engine} pull --quiet {name} >/dev/null || exit {_REFUSED}; "
+        f"line=$({inspect} '{{{{.Id}}}} {{{{json .RootFS.Layers}}}}' {name}) || exit; "
+        'printf "%s\\n" "$line"; id=${line%% *}; id=sha256:${id#sha256:}; set -e; '
+        f"case ' {' '.join(sorted(known))} ' in *\" $id \"*) ;; *) if {acceptable}; then {keep}; fi;; esac; "
+        f'case sha256:${{before#sha256:}} in sha256:) {engine} image rm {name} >/dev/null;; "$id") ;; '
+        f'*) {engine} tag "$before" {name};; esac'
+    )
 
 
 # What Docker and Podman say when a registry refuses, and what to do.
@@ -379,19 +433,14 @@ def refused_pull(engine: str, reference: str, said: str) -> EnvironmentCannot:
     return EnvironmentCannot(f"{engine} cannot pull {reference}: {said}", advice=advice)
 
 
-def ship_code(node: Node, place: str, store: ImageStore, progress: Progress, claim: str) -> Shipped:
-    """Send bench's own code, a few hundred kilobytes; its dependencies are in the node's Python.
-
-    `claim` names a file by which no other push deletes the code before the run begins.
-    """
+def ship_code(node: ClaimedNode, store: ImageStore, progress: Progress) -> Shipped:
+    """Send bench's own code, a few hundred kilobytes; its dependencies are in the node's Python."""
     digest, data = store.code()
+    place = node.claim.place
     folder = f"{place}/code/{digest[:16]}"
     quoted = shlex.quote(folder)
-    found = node.ask(locked(place, f": >{shlex.quote(claim)}; test -d {quoted}"))
-    if not found.code:
+    if not node.ask(f"test -d {quoted}").code:
         return Shipped(folder, 0, changed=False)
-    if found.code == GIVEN_UP:
-        check_written(found, place)
     progress(0, len(data))
     script = (
         f"umask 077; mkdir -p {shlex.quote(place)}/code && cd {shlex.quote(place)}/code && "

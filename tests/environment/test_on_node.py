@@ -169,13 +169,15 @@ def test_wheels_come_from_the_index_and_from_what_was_sent(
     (place / "blobs" / sha256_of(b)).write_bytes(b.read_bytes())
     with serving(make_index(tmp_path / "index", a)) as server:
         request = request_for(place, a, b, index=server.simple, sent={"b": sha256_of(b)})
-        made = ask("install", request, monkeypatch, capsys)["installed"]
+        answer = ask("install", request, monkeypatch, capsys)
+        made = answer["installed"]
         again = ask("install", request, monkeypatch, capsys)["installed"]
         found = ask("plan", request, monkeypatch, capsys)["plan"]["found"]
         assert sum(path.endswith(".whl") for path in server.paths()) == 1
     assert made == again == found
     assert store.folder_of(place / "environments", made["digest"]).is_dir()
-    assert list((place / "blobs").iterdir()) == []
+    wheels = sorted(path.name for path in (place / "blobs").iterdir())
+    assert wheels == sorted(answer["wheels"]) == sorted(map(sha256_of, (a, b)))
 
 
 def test_an_index_that_lies_is_refused_and_nothing_is_installed(

@@ -75,12 +75,12 @@ def here(place: Path, *paths: Path) -> list[PackageFile]:
 def assembled(place: Path, layer: bytes, files: Sequence[PackageFile]) -> tuple[bytes, int]:
     """Assemble a layer, whose lacking contents are sent; return its bytes, and the sent bytes."""
     plan, _ = skeleton(place, layer)
-    (lacking,) = AssemblyPlace(place, planned(place, [plan], files)).missing()
+    (lacking,) = AssemblyPlace(place, planned(place, [plan], files), place / "work").missing()
     more = place / "more.zip"
     write_contents(io.BytesIO(layer), lacking, more)
     sent = put(place, more.read_bytes())
     out = io.BytesIO()
-    AssemblyPlace(place, planned(place, [plan], files, [sent])).archive(out)
+    AssemblyPlace(place, planned(place, [plan], files, [sent]), place / "work").archive(out)
     out.seek(0)
     facts = read_facts(out, "assembled")  # compares each layer with the configuration
     with tarfile.open(fileobj=io.BytesIO(out.getvalue())) as archive:
@@ -139,7 +139,7 @@ def test_a_layer_of_debian_packages_takes_data_and_control_files(tmp_path: Path,
     files = here(place, deb)
     assert parts.has_debs
     assert parts.contents == (len(tool), len(sums), 280)
-    assert AssemblyPlace(place, planned(place, [plan], files)).missing() == [[2]]
+    assert AssemblyPlace(place, planned(place, [plan], files), place / "work").missing() == [[2]]
     assert assembled(place, layer, files)[0] == layer
 
 
@@ -153,12 +153,12 @@ def test_debian_packages_are_unpacked_once(tmp_path: Path, place: Path) -> None:
     (root / "b").write_bytes(second)
     plan, _ = skeleton(place, layer_of(root))
     files = here(place, debs[0])
-    assert AssemblyPlace(place, planned(place, [plan], files)).missing() == [[1]]
+    assert AssemblyPlace(place, planned(place, [plan], files), place / "work").missing() == [[1]]
     files += here(place, debs[1])
-    assert AssemblyPlace(place, planned(place, [plan], files)).missing() == [[]]
+    assert AssemblyPlace(place, planned(place, [plan], files), place / "work").missing() == [[]]
     for file in files:
         (place / "packages" / file.sha256).write_bytes(b"this is no package any more")
-    AssemblyPlace(place, planned(place, [plan], files)).archive(io.BytesIO())
+    AssemblyPlace(place, planned(place, [plan], files), place / "work").archive(io.BytesIO())
 
 
 def test_nothing_is_loadable_if_a_layer_comes_out_differently(tmp_path: Path, place: Path) -> None:
@@ -169,10 +169,10 @@ def test_nothing_is_loadable_if_a_layer_comes_out_differently(tmp_path: Path, pl
     (root / "file").write_bytes(unseen + bytes(195))
     plan, _ = skeleton(place, layer_of(root))
     files = here(place, make_wheel(tmp_path, "w", {"w/file": (bytes(200), 0o644)}))
-    assert AssemblyPlace(place, planned(place, [plan], files)).missing() == [[]]
+    assert AssemblyPlace(place, planned(place, [plan], files), place / "work").missing() == [[]]
     out = io.BytesIO()
     with pytest.raises(LayerDiffers):
-        AssemblyPlace(place, planned(place, [plan], files)).archive(out)
+        AssemblyPlace(place, planned(place, [plan], files), place / "work").archive(out)
     out.seek(0)
     with tarfile.open(fileobj=out, mode="r|", ignore_zeros=True) as archive:
         assert "manifest.json" not in archive.getnames()
@@ -183,7 +183,9 @@ def test_layers_that_were_sent_or_are_held_need_no_skeleton(place: Path) -> None
     blob = put(place, gzip.compress(layer))
     sent = LayerPlan(hashlib.sha256(layer).hexdigest(), 0, None, blob)
     out = io.BytesIO()
-    AssemblyPlace(place, planned(place, [LayerPlan("a" * 64, 0, None, None), sent], [])).archive(out)
+    AssemblyPlace(
+        place, planned(place, [LayerPlan("a" * 64, 0, None, None), sent], []), place / "work"
+    ).archive(out)
     out.seek(0)
     with tarfile.open(fileobj=out) as archive:
         names = archive.getnames()
@@ -214,9 +216,9 @@ def test_files_are_fetched_in_rounds_until_all_are_here_or_nowhere(
     here.rename(tmp_path / "index/a" / here.name)
     files = [package_file(tmp_path / "index/a" / here.name), package_file(nowhere)]
     plan = planned(place, [], files)._replace(index_url=(tmp_path / "index").as_uri())
-    answer = AssemblyPlace(place, plan).fetch(0.0, own_configuration)
+    answer = AssemblyPlace(place, plan, place / "work").fetch(0.0, own_configuration)
     assert (answer["arrived_bytes"], answer["done"], answer["nowhere"]) == (0, False, [])
-    answer = AssemblyPlace(place, plan).fetch(60.0, own_configuration)
+    answer = AssemblyPlace(place, plan, place / "work").fetch(60.0, own_configuration)
     assert (answer["arrived_bytes"], answer["done"]) == (files[0].size, True)
     assert answer["nowhere"] == [[nowhere.name, "no index, folder or mirror lists it"]]
     assert (place / "packages" / files[0].sha256).exists()

@@ -27,6 +27,7 @@ from bench.push.node_survey import Survey, read_survey, split_answers
 from bench.push.push_record import Records
 from bench.push.push_to_node import NodePush
 from bench.push.request import HostPart, PushRequest, Shared
+from bench.push.shared_place import ClaimedNode, PlaceClaim
 from bench.signing.ssh_keys import PublicKey
 from tests.push.strange_nodes import Answers
 from tests.push.test_node_survey import ANSWERS, DOCKER
@@ -195,6 +196,7 @@ def parsed(kind: str, text: str, folder: Path) -> object:
     record = dataclasses.replace(R, local=True, out=str(folder), ledger=str(folder / "ledger.jsonl"))
     record.mirror.mkdir(exist_ok=True)
     node = Answers(lambda _: text)
+    claimed = ClaimedNode(node, PlaceClaim("/x", "p-0"))
     survey = read_survey(ANSWERS, 0.0, ("docker",))
     asks: dict[str, Callable[[], object]] = {
         "look": lambda: mirror.look(node, record),
@@ -204,7 +206,7 @@ def parsed(kind: str, text: str, folder: Path) -> object:
         "fetch": lambda: mirror._download(node, record, folder / "part", lambda done, total: None),
         "slurm": lambda: slurm_job.job_number(text),
         "layers": lambda: ship._arrived_bytes(node, "/x", "0" * 64),
-        "pull": lambda: ship.pull(node, survey, "docker", "an/image", None),
+        "pull": lambda: ship.pull(claimed, survey, "docker", "an/image", None),
     }
     return asks[kind]()
 

@@ -22,6 +22,7 @@ from bench.push.assembly import Assembly, Ways, refuse_login
 from bench.push.image_store import ImageStore, Shippable
 from bench.push.node_survey import InstalledEngine
 from bench.push.remote import CommandResult, Here
+from bench.push.shared_place import ClaimedNode, PlaceClaim
 from bench.push.ship import Delivered
 from tests.images.made_up_images import make_image
 from tests.images.odd_packages import make_wheel
@@ -94,15 +95,18 @@ class Push:
         store = ImageStore(self.said.append)
         store.folder = self.folder / "cache"
         index = f"{self.web.url}/simple"
+        claim = PlaceClaim(str(self.place), "p-0")
+        Here().ask(claim.take)
+        node = ClaimedNode(self.node, claim)
         return Assembly(
-            self.node, survey, "docker", self.image, store, lambda done, total: None, self.said.append,
+            node, survey, "docker", self.image, store, lambda done, total: None, self.said.append,
             index=index, mirror=f"{self.web.url}/debian",
         ).deliver(held)  # fmt: skip
 
     def loaded(self, delivered: Delivered | None) -> str:
         """Write the archive as an engine would read it; return the identity of the image in it."""
         assert delivered is not None
-        script = f"cd {self.place}/.load && {delivered.archive} >../image.tar; cat trouble"
+        script = f"cd {self.place}/.load-p-0 && {delivered.archive} >../image.tar; cat trouble"
         assert Here().ask(script).text == ""
         return facts_of(self.place / "image.tar").identity.config
 
@@ -142,9 +146,10 @@ def test_an_assembled_image_is_the_one_that_was_built(push: Push) -> None:
     assert delivered is not None and delivered.sent_bytes < 10_000
     assert "instead of all layers over SSH" in push.said[-2]
     left = sorted(path.name for path in push.place.iterdir())
-    assert left == [".load", "blobs", "code", "image.tar", "packages"]
-    Here().ask(f"cd {push.place} && rm -rf {delivered.surplus}")
-    assert [*(push.place / "blobs").iterdir(), *(push.place / "code").iterdir()] == []
+    assert left == [".claim-p-0", ".load-p-0", "blobs", "image.tar", "packages"]
+    claim = PlaceClaim(str(push.place), "p-0")
+    Here().ask(f"{claim.discard(delivered.surplus)}; {claim.release}")
+    assert [path.name for path in push.place.iterdir()] == ["image.tar"]
 
 
 def test_layers_that_the_engine_has_are_not_downloaded(push: Push) -> None:
@@ -184,7 +189,7 @@ def test_a_node_with_a_fast_line_or_without_room_gets_the_layers(
     monkeypatch.setattr(assembly, "measured_rate", lambda node: 1e12)
     assert push.deliver() is None
     assert push.said[-1].startswith("all layers over SSH")
-    assert list(push.place.iterdir()) == []
+    assert [path.name for path in push.place.iterdir()] == [".claim-p-0"]
 
 
 def test_a_node_without_python_gets_the_layers(push: Push, monkeypatch: pytest.MonkeyPatch) -> None:

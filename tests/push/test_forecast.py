@@ -21,6 +21,7 @@ from bench.push.install_environment import (
 )
 from bench.push.locked_environment import LockedEnvironment
 from bench.push.remote import Here
+from bench.push.shared_place import PlaceClaim
 from tests.environment.made_wheels import PYTHON
 
 MB = 10**6
@@ -118,11 +119,11 @@ def test_the_code_that_asks_leaves_nothing_on_the_node(
 
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     code = ImageStore(print).code()
-    with folder_of_code(Here(), "/no/such", code) as folder:
+    with folder_of_code(Here(), PlaceClaim("/no/such", "p-0"), code) as folder:
         assert (Path(folder) / "bench/environment/on_node.py").exists()
     assert not list(tmp_path.iterdir())
     kept = tmp_path / "place/code" / code[0][:16]
     kept.mkdir(parents=True)
-    with folder_of_code(Here(), str(tmp_path / "place"), code) as folder:
+    with folder_of_code(Here(), PlaceClaim(str(tmp_path / "place"), "p-0"), code) as folder:
         assert folder == str(kept)
     assert kept.exists()

@@ -28,6 +28,7 @@ from bench.push.install_environment import (
 )
 from bench.push.locked_environment import LockedEnvironment, read_locked
 from bench.push.remote import Here
+from bench.push.shared_place import PlaceClaim, claimed
 from tests.environment.made_wheels import PYTHON, lock_lines, make_index, make_wheel
 from tests.push.strange_nodes import Answers
 
@@ -159,7 +160,8 @@ def test_a_node_that_answers_otherwise_is_refused(answer: dict[str, Any]) -> Non
 
 
 def install(work: EnvironmentInstaller) -> Installed:
-    return work.install(work.ask())
+    with claimed(work.node, PlaceClaim(work.place, "p-0")) as node:
+        return work.install(work.ask(), node)
 
 
 def installer(node: Here, place: Path, locked: LockedEnvironment, **changes: Any) -> EnvironmentInstaller:
@@ -230,7 +232,7 @@ def test_what_the_index_has_is_downloaded_and_the_rest_is_sent(place: Path, tmp_
     assert "1 of 2 wheels" in said[0] and "b: the index does not have it" in said[0]
     again = install(work)
     assert (again.digest, again.sent_bytes, again.changed) == (made.digest, 0, False)
-    assert not list(place.glob(".request-*"))
+    assert sorted(path.name for path in place.iterdir()) == ["environments"]
 
 
 def test_a_wheel_that_the_index_falsified_is_sent_instead(place: Path, tmp_path: Path) -> None:

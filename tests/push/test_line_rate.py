@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +22,7 @@ from bench.push.push_to_node import NodePush
 from bench.push.remote import Here
 from bench.push.request import HostPart, PushRequest, Shared
 from bench.push.ship import Shipped
+from tests.push.strange_nodes import Answers
 from tests.push.test_mirror import KEY
 from tests.push.test_push_to_node import QUICKSTART, Silent
 
@@ -67,6 +69,9 @@ def test_the_assembly_gets_the_rate_that_the_preflight_measured(
         return Shipped("image", 0, changed=False)
 
     monkeypatch.setattr(ship, "ship", shipped)
+    monkeypatch.setattr(ship, "with_stored_images", lambda node, survey, engine: survey)
+    node_push.node = Answers(lambda _: "")
     for rate in (5e6, None):
-        node_push._ship(dataclasses.replace(CHOSEN, line_rate=rate))
+        with ExitStack() as stack:
+            node_push._ship(dataclasses.replace(CHOSEN, line_rate=rate), stack)
     assert rates == [5e6, None]

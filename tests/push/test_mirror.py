@@ -15,11 +15,12 @@ from bench.base.errors import EnvironmentCannot, VerificationFailed
 from bench.bundle.tar_format import CERTIFICATE
 from bench.operator import certify_and_receive
 from bench.operator.ssh_keygen import OperatorKey
-from bench.push import mirror, run_script, ship
+from bench.push import mirror, ship
 from bench.push.connection import Unreachable
 from bench.push.image_store import ImageStore
 from bench.push.push_record import Record
 from bench.push.remote import CommandResult, Here
+from bench.push.shared_place import PlaceClaim, claimed
 from bench.signing.ssh_keys import PublicKey
 from tests.push.test_push_record import R
 
@@ -216,21 +217,21 @@ def test_files_of_others_in_the_place_are_kept(record: Record) -> None:
 
 
 def test_an_empty_place_is_removed(record: Record) -> None:
-    claim = run_script.claim_of(record.place, record.push)
-    shipped = ship.ship_code(Here(), record.place, ImageStore(print), lambda done, total: None, claim)
+    with claimed(Here(), PlaceClaim(record.place, record.push)) as node:
+        shipped = ship.ship_code(node, ImageStore(print), lambda done, total: None)
     assert Path(shipped.runnable).is_dir()
-    Path(claim).unlink()  # as the start of the run does
     mirror.clean(Here(), dataclasses.replace(record, engine="none"))
     assert not Path(record.place).exists()
 
 
 def test_what_another_push_has_just_shipped_stays_until_its_run_begins(record: Record) -> None:
-    claim = Path(run_script.claim_of(record.place, "another"))
-    shipped = ship.ship_code(Here(), record.place, ImageStore(print), lambda done, total: None, str(claim))
-    mirror.clean(Here(), dataclasses.replace(record, engine="venv"))
-    assert Path(shipped.runnable).is_dir()
-    os.utime(claim, (0, 0))  # of a push that was killed long ago
-    mirror.clean(Here(), dataclasses.replace(record, engine="venv"))
+    claim = PlaceClaim(record.place, "another")
+    with claimed(Here(), claim) as node:
+        shipped = ship.ship_code(node, ImageStore(print), lambda done, total: None)
+        mirror.clean(Here(), dataclasses.replace(record, engine="venv"))
+        assert Path(shipped.runnable).is_dir()
+        os.utime(claim.path, (0, 0))  # of a push that was killed long ago
+        mirror.clean(Here(), dataclasses.replace(record, engine="venv"))
     assert not Path(record.place).exists()
 
 

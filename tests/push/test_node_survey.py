@@ -88,7 +88,7 @@ def test_the_c_library_and_a_folder_from_which_nothing_runs_are_found() -> None:
         ("", 0o755, True, False), ("", 0o775, True, False), ("blobs", 0o700, True, False),
         ("notes", 0o777, True, False),
         ("", 0o755, False, True), ("", 0o1777, True, True), ("code", 0o757, True, True),
-        ("environments", 0o702, True, True), (".load", 0o702, True, True),
+        ("environments", 0o702, True, True), ("packages", 0o702, True, True),
     ],
 )  # fmt: skip
 def test_a_place_in_which_others_may_put_files_is_refused(

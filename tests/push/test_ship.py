@@ -13,15 +13,17 @@ import pytest
 
 import bench
 from bench.base.errors import EnvironmentCannot
-from bench.images.archive import Blob, Identity, ImageFacts, Layer, read_facts
+from bench.images.archive import Blob, Identity, ImageFacts, Layer, facts_of, read_facts
 from bench.images.engines import EngineFacts
 from bench.push import ship
 from bench.push.connection import Unreachable
 from bench.push.image_store import ImageStore, Shippable
 from bench.push.node_survey import InstalledEngine, StoredImage
 from bench.push.remote import CommandResult, Here
+from bench.push.shared_place import PlaceClaim, claimed
 from bench.push.ship import Shipped
 from tests.images.made_up_images import make_image
+from tests.push.made_up_engines import MadeUpEngine
 from tests.push.test_node_survey import found
 
 DATA = bytes(range(256)) * 4096
@@ -172,11 +174,11 @@ def test_a_layer_damaged_in_the_local_cache_is_compressed_again(place: Path, tmp
 
 def test_the_code_of_bench_arrives_unchanged(tmp_path: Path) -> None:
     store = ImageStore(lambda text: None)
-    place, claim = str(tmp_path / "p"), f"{tmp_path}/p/.claim-1"
-    shipped = ship.ship_code(Here(), place, store, lambda done, total: None, claim)
+    with claimed(Here(), PlaceClaim(str(tmp_path / "p"), "1")) as node:
+        shipped = ship.ship_code(node, store, lambda done, total: None)
+        again = ship.ship_code(node, store, lambda done, total: None)
     assert shipped.changed and 0 < shipped.sent_bytes < 2_000_000
     assert (Path(shipped.runnable) / "bench/__init__.py").read_bytes() == (Path(bench.__file__).read_bytes())
-    again = ship.ship_code(Here(), place, store, lambda done, total: None, claim)
     assert (again.changed, again.sent_bytes) == (False, 0)
 
 
@@ -204,7 +206,8 @@ def test_an_image_that_apptainer_left_incomplete_is_built_again(
     node = dataclasses.replace(found(), place=str(tmp_path / "a place"), engines=engines)
 
     def bring() -> Shipped:
-        return ship.ship(Here(), node, "apptainer", ours, ImageStore(print), lambda done, total: None)
+        with claimed(Here(), PlaceClaim(node.place, "1")) as place:
+            return ship.ship(place, node, "apptainer", ours, ImageStore(print), lambda done, total: None)
 
     with pytest.raises(EnvironmentCannot, match="cannot load the image: FATAL: mksquashfs: write failed"):
         bring()
@@ -258,49 +261,74 @@ def test_an_image_is_known_by_its_identity_never_by_a_name() -> None:
     assert ship.installed_as(by_manifest, "docker", ours) == "sha256:manifest"
 
 
-class Pulls(Here):
-    """A node whose engine pulls an image, and may have had another image under that name."""
+# --- pulling --------------------------------------------------------------------------------------------
 
-    def __init__(self, before: str = "") -> None:
-        self.asked: list[str] = []
-        self.named = before
-
-    def ask(
-        self, script: str, pieces: Iterable[bytes] = (), *, seconds: float = 60.0, most_bytes: int = 2**20
-    ) -> CommandResult:
-        self.asked.append(script)
-        if " pull " in script:
-            self.named = 'sha256:ours ["a", "b"]'
-        return CommandResult(0, self.named.encode() if "inspect" in script else b"", b"")
+REFERENCE = "bench:cpu"
 
 
-REFERENCE = "example.org/bench"
+@dataclasses.dataclass
+class Registry:
+    """A registry with one image, and a node whose engine can pull it; `older` is another image."""
+
+    engine: MadeUpEngine
+    place: Path
+    image: Shippable
+    older: Shippable
+
+    def pull(self, required: str | None = None) -> Shipped:
+        survey = dataclasses.replace(with_images(), place=str(self.place))
+        with claimed(Here(), PlaceClaim(str(self.place), "1")) as node:
+            survey = ship.with_stored_images(node, survey, "docker")
+            return ship.pull(node, survey, "docker", REFERENCE, required)
+
+    @property
+    def own_tag(self) -> str:
+        return ship.tag_of(self.image)
 
 
-def test_a_pulled_image_is_kept_only_under_benchs_tag() -> None:
-    node = Pulls()
-    shipped = ship.pull(node, with_images(), "docker", REFERENCE, "sha256:ours")
-    identity = Identity("sha256:ours", ("a", "b"))
-    assert (shipped.runnable, shipped.changed, shipped.identity) == ("sha256:ours", True, identity)
-    kept = f"docker tag sha256:ours bench-push:ours && docker image rm {REFERENCE} >/dev/null"
-    assert node.asked[-1] == kept
+@pytest.fixture
+def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registry:
+    engine = MadeUpEngine("docker", tmp_path / "engine", monkeypatch)
+    paths = [make_image(tmp_path, [{"usr/a": data}], f"{data.decode()}.tar") for data in (b"new", b"old")]
+    engine.publish(REFERENCE, paths[0])
+    return Registry(engine, tmp_path / "place", *(Shippable(path, facts_of(path)) for path in paths))
 
 
-def test_images_that_the_node_had_keep_their_tags() -> None:
-    there = with_images(StoredImage("sha256:ours", ("a", "b")))
-    node = Pulls("sha256:ours")
-    assert not ship.pull(node, there, "docker", REFERENCE, None).changed
-    assert not any("image rm" in script or " tag " in script for script in node.asked)
-    node = Pulls("sha256:older")
-    ship.pull(node, with_images(), "docker", REFERENCE, None)
-    assert node.asked[-1].endswith(f"&& docker tag sha256:older {REFERENCE}")
+def test_a_pulled_image_is_kept_only_under_benchs_tag(registry: Registry) -> None:
+    shipped, config = registry.pull(registry.image.config), registry.image.config
+    assert (shipped.runnable, shipped.changed, shipped.identity) == (
+        config,
+        True,
+        registry.image.facts.identity,
+    )
+    assert registry.engine.tags == {registry.own_tag: config}
 
 
-def test_a_pulled_image_with_another_identity_is_removed() -> None:
-    node = Pulls()
+def test_images_that_the_node_had_keep_their_tags(registry: Registry) -> None:
+    had = {REFERENCE: registry.image.config}
+    registry.engine.tag(registry.image.path, REFERENCE)
+    assert not registry.pull().changed
+    assert registry.engine.tags == had
+    registry.engine.tag(registry.older.path, REFERENCE)
+    registry.engine.tag(registry.older.path, "kept")
+    (registry.engine.store / "images" / registry.image.config).unlink()
+    assert registry.pull().changed
+    older = registry.older.config
+    assert registry.engine.tags == {REFERENCE: older, "kept": older, registry.own_tag: registry.image.config}
+
+
+def test_a_pulled_image_with_another_identity_is_removed(registry: Registry) -> None:
     with pytest.raises(EnvironmentCannot, match="the manifest asks for sha256:other"):
-        ship.pull(node, with_images(), "docker", REFERENCE, "sha256:other")
-    assert node.asked[-1] == f": && docker image rm {REFERENCE} >/dev/null"
+        registry.pull("sha256:other")
+    assert (registry.engine.tags, registry.engine.images) == ({}, set())
+
+
+def test_an_image_that_the_registry_lacks_is_refused(registry: Registry) -> None:
+    (registry.engine.store / "registry" / REFERENCE).unlink()
+    with pytest.raises(
+        EnvironmentCannot, match="docker cannot pull bench:cpu: manifest for bench:cpu not found"
+    ):
+        registry.pull()
 
 
 @pytest.mark.parametrize(
