@@ -9,11 +9,14 @@ import tarfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.documented_commands import printed
 from tests.e2e.nodes import ssh_nodes
 from tests.e2e.pushing import PAIR, Operator, descendants, until
+from tests.e2e.reader import Reader
 from tests.e2e.slurm import slurm_cluster
 from tests.warm import quick_python
 
@@ -71,23 +74,21 @@ def test_a_cancelled_job_keeps_its_results(operator: Operator) -> None:
     assert "level: operator" in err
 
 
+def at_the_login_node(operator: Operator, line: str, **manifest: Any) -> str:
+    """Type a line on the login node, whose user has a Python environment in ~/venv; return what is said."""
+    python = operator.folder / "venv/bin/python"
+    for folder in (python.parent, operator.folder / "manifests"):
+        folder.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\nexec {quick_python()} "$@"\n', encoding="utf-8")
+    python.chmod(0o755)
+    operator.manifest(**manifest).rename(operator.folder / "manifests/paper.json")
+    own = operator.environment() | {"SLURM_CONF": str(operator.folder / "slurm/slurm.conf")}
+    return Reader(operator.folder, own).type(line)
+
+
 def test_the_local_machine_may_be_the_login_node(operator: Operator) -> None:
-    environment = operator.environment() | {"SLURM_CONF": str(operator.folder / "slurm/slurm.conf")}
-    command = [
-        "push",
-        operator.manifest(models=["tiny-vit"]),
-        "--slurm",
-        "--engine",
-        "none",
-        "--python",
-        quick_python(),
-    ]
-    done = subprocess.run(
-        operator.command(*command, "--device", "cpu", "--json"), cwd=operator.folder, env=environment,
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert json.loads(done.stdout)["nodes"][0]["level"] == "operator"
+    line = printed("bench push manifests/paper.json --slurm --engine none --python ~/venv/bin/python")
+    assert "level: operator" in at_the_login_node(operator, line, models=["tiny-vit"])
 
 
 class OnCluster(Operator):
@@ -129,3 +130,11 @@ def test_two_nodes_of_a_cluster_train_as_one(of_two: Operator) -> None:
     assert {(trial["outcome"], trial["gpus"]) for trial in found["trials"]} == {("measured", 2)}
     assert len(env["nodes"]) == 2
     assert of_two.nodes.left(login) == []
+
+
+def test_two_nodes_train_as_one_for_the_login_node_itself(of_two: Operator) -> None:
+    line = printed(
+        "bench push manifests/paper.json --slurm --engine none --python ~/venv/bin/python --slurm-nodes 2"
+    )
+    said = at_the_login_node(of_two, line, **PAIR | {"models": ["tiny-vit"]})
+    assert "level: operator" in said
