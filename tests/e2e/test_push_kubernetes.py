@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -158,9 +159,22 @@ def test_the_documented_lines_measure_and_check_nodes(reader: Reader) -> None:
     assert ", 2 pass" in reader.type(these)
     assert {path.name[:6] for path in reader.folder.glob("results/gpu-0[78]-*.tar")} == {"gpu-07", "gpu-08"}
     sixteen = printed(
-        "bench push manifests/node-check.json --kubernetes --nodes 16 --namespace gpu --queue team-a --image ..."
+        "bench push manifests/node-check.json --kubernetes --nodes 16 --namespace gpu --queue team-a"
+        " --image ..."
     )
     assert ", 16 pass" in reader.type(sixteen)
+
+
+def test_the_documented_line_applies_the_check_of_every_node(operator: Administrator) -> None:
+    shutil.copytree(ROOT / "bench/data/kubernetes", operator.folder / "kubernetes")
+    line = printed(
+        'sed "s|IMAGE|REGISTRY/bench@sha256:...|" kubernetes/node-check.yaml | kubectl apply --filename -'
+    )
+    reader = Reader(operator.folder, operator.environment(), {"REGISTRY/bench@sha256:...": IMAGE})
+    said = reader.type(f"set -o pipefail; {line}")
+    assert [line.split()[-1] for line in said.splitlines()] == ["created"] * 5
+    made = operator.small.applied["daemonsets", "bench-node-check"]
+    assert made["spec"]["template"]["spec"]["containers"][0]["image"] == IMAGE
 
 
 def test_an_evicted_pod_is_named_and_the_next_push_continues_its_journal(measuring: Administrator) -> None:
