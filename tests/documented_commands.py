@@ -142,6 +142,7 @@ APPTAINER = (
     "Debian 12 has no Apptainer; tests/e2e/test_push_slurm.py and test_fabric_slurm.py submit such jobs to a"
     " real Slurm without it"
 )
+ENGINES = "tests/e2e/test_image.py does this with the image of the CPU in both engines, by other names"
 IMAGE = "tests/e2e/test_push_image.py pushes the image of the CPU to nodes with engines, by other names"
 # Beginnings of lines that are parsed and not typed, with the reason.
 NOT_RUN = {
@@ -151,6 +152,11 @@ NOT_RUN = {
     "python -m tests.pip_lines.record": "needs the network and three versions of Python",
     "bench image kernels cuda13 --arch": NVCC,
     "bench image kernels cuda12.8": NVCC,
+    "bench image id bench:cpu": ENGINES,
+    "bench image id out/images/bench-cpu.tar": ENGINES,
+    "bench run manifests/paper.json --engine": ENGINES,
+    "bench run manifests/quickstart.json --engine": ENGINES,
+    "bench check --engine docker": ENGINES,
     "bench image build cpu --load docker": "tests/e2e/test_image_build.py builds it and does not load it",
     "bench image build cuda13": LARGE,
     "bench image build cpu && bench image build cuda13": LARGE,
@@ -161,4 +167,7 @@ NOT_RUN = {
     "helm install": "Debian has no Helm; tests/push/test_kubernetes_files.py renders the chart without it",
     "bench push manifests/fabric-check.json login.cluster --slurm": APPTAINER,
     "bench push manifests/paper.json login.cluster --slurm": APPTAINER,
+    "bench push manifests/paper.json --slurm --engine none --python ~/venv/bin/python --slurm-nodes 2": (
+        "tests/e2e/test_push_slurm.py lets two nodes train as one from another machine"
+    ),
 }

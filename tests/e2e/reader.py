@@ -13,6 +13,10 @@ from tests.e2e.services import SYSTEM
 from tests.warm import ROOT
 
 BIN = Path(sys.executable).parent
+# Shell that gives a checkout this environment as its own, so that make installs nothing.
+LINK_ENVIRONMENT = (
+    f"mkdir .venv && ln -s {BIN} {BIN.parent}/lib {BIN.parent}/pyvenv.cfg .venv && touch .venv/.installed"
+)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,8 @@ import pytest
 
 from tests.documented_commands import HELP, DocumentedCommand, commands
 from tests.e2e.pushing import MOODY, TINY
-from tests.e2e.reader_machine import BIN, ReaderMachine, reader_machine
+from tests.e2e.reader import LINK_ENVIRONMENT
+from tests.e2e.reader_machine import ReaderMachine, reader_machine
 from tests.e2e.services import cosign, require
 from tests.report.test_price_lists import INDEX, SKYPILOT
 from tests.signers import signer
@@ -80,10 +81,10 @@ COMMIT = "git -c user.name=me -c user.email=me@example.org commit -q --allow-emp
 CHECKOUT = (
     f"git init -q -b main && cp -r {ROOT}/Makefile {ROOT}/pyproject.toml {ROOT}/benchmarks ."
     f" && git add . && {COMMIT} && {COMMIT}"
-    f" && mkdir .venv && ln -s {BIN} .venv/bin && touch .venv/.installed"
-    "; export MUTATIONS=20"  # of the bundles that `make fuzz` damages
+    f" && {LINK_ENVIRONMENT}; export MUTATIONS=20"  # of the bundles that `make fuzz` damages
 )
 MACHINES: Mapping[str, str] = {
+    "README.md": CHECKOUT,
     "CONTRIBUTING.md": CHECKOUT,
     "docs/testing.md": CHECKOUT,
     "docs/checks.md": f"{SIMULATED}; {SMALL_DISKS}",

@@ -22,10 +22,8 @@ import pytest
 
 from bench.base.names import GIB
 from bench.images.container import Container
-from tests.documented_commands import printed
 from tests.e2e.images import ROOT, Images
 from tests.e2e.pushing import MOODY, TINY
-from tests.e2e.reader import Reader
 from tests.e2e.services import SYSTEM, docker_engine, podman_store
 from tests.images.made_up_images import make_image
 from tests.images.stand_in_kernels import SITE, compiled_wheel, make_plain
@@ -58,16 +56,6 @@ class Machine:
     def how(self) -> dict[str, Any]:
         environment = {"PATH": SYSTEM, "DOCKER_HOST": self.docker, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
         return {"cwd": self.folder, "env": os.environ | environment | self.podman}
-
-    def reader(self, name: str, **manifests: Any) -> Reader:
-        """Return a reader of the documents in a new folder with these manifests and the image's file."""
-        folder = self.folder / name
-        (folder / "manifests").mkdir(parents=True)
-        for stem, manifest in manifests.items():
-            (folder / f"manifests/{stem}.json").write_text(json.dumps(manifest))
-        (folder / "out/images").mkdir(parents=True)
-        (folder / "out/images/bench-cpu.tar").hardlink_to(self.folder / "one.tar")
-        return Reader(folder, {"DOCKER_HOST": self.docker, **self.podman})
 
     def manifest(self, **changes: Any) -> Path:
         path = self.folder / "manifest.json"
@@ -104,10 +92,9 @@ def identity(machine: Machine, *arguments: str | Path) -> str:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_identity_is_the_same_in_every_engine(machine: Machine, image: dict[str, Any], engine: str) -> None:
-    archive, reader = machine.folder / "one.tar", machine.reader(f"identity-{engine}")
-    assert image["config"] in reader.type(printed("bench image id out/images/bench-cpu.tar"))
-    line = printed("bench image id bench:cpu --engine docker")
-    assert image["config"] in reader.type(line.replace("docker", engine))
+    archive = machine.folder / "one.tar"
+    assert identity(machine, archive) == image["config"]
+    assert identity(machine, "bench:cpu", "--engine", engine) == image["config"]
     # The list of contents is read from the image as the engine saves it, after all of that is hashed.
     sbom = machine.bench("image", "sbom", "bench:cpu", "--engine", engine)
     assert sbom.stdout == machine.bench("image", "sbom", archive).stdout
@@ -230,12 +217,12 @@ def test_the_container_has_no_other_rights_than_measuring(
 
 
 def test_quickstart_runs_hardened_and_its_bundle_is_verified(machine: Machine, image: dict[str, Any]) -> None:
+    out = machine.folder / "results"
     first, *others = QUICKSTART["models"]
     plain = [{"name": name, "methods": ["naive", ["checkpointing"]]} for name in others]  # compiling is slow
-    manifest = QUICKSTART | {"image": image["config"], "models": [first, *plain]}
-    reader = machine.reader("quickstart", quickstart=manifest)
-    reader.type(printed("bench run manifests/quickstart.json --engine docker"))
-    (bundle,) = reader.folder.glob("out/*.tar")
+    manifest = machine.manifest(image=image["config"], models=[first, *plain])
+    machine.bench("run", manifest, "--engine", "docker", "--image", "bench:cpu", "--out", out)
+    (bundle,) = out.glob("*.tar")
     said = machine.bench("verify", bundle).stdout
     assert f"image      cpu {image['config']}" in said
     with tarfile.open(bundle) as archive:
@@ -260,30 +247,15 @@ def test_a_node_is_checked_in_the_image(machine: Machine, image: dict[str, Any],
     assert found == {"agreement": "pass"}
     (bundle,) = out.glob("*.tar")
     assert f"image      cpu {image['config']}" in machine.bench("verify", bundle).stdout
-    if engine == "docker":
-        reader = machine.reader("check")
-        said = reader.type(printed("bench check --engine docker"), code=3)  # the container has no driver
-        assert "not-run" in said
-        assert [*reader.folder.glob("out/*.tar")]
-    line = machine.bench(*words, "--nagios", code=3).stdout
+    line = machine.bench(*words, "--nagios", code=3).stdout  # the container has no driver
     assert line.startswith("BENCH UNKNOWN - ") and len(line.splitlines()) == 1
 
 
-def test_a_manifest_without_an_image_runs_in_the_one_that_fits(
-    machine: Machine, image: dict[str, Any]
-) -> None:
-    reader = machine.reader("paper", paper=TINY | {"models": ["tiny-vit"]})
-    reader.type(printed("bench run manifests/paper.json --engine docker"))
-    (bundle,) = reader.folder.glob("out/*.tar")
-    assert f"image      cpu {image['config']}" in machine.bench("verify", bundle).stdout
-
-
 def test_podman_runs_it_too_and_its_bundle_is_verified(machine: Machine, image: dict[str, Any]) -> None:
-    own = {"image": image["config"], "models": ["tiny-vit"], "methods": [["compile-blocks"]]}
-    reader = machine.reader("by-podman", quickstart=QUICKSTART | own)
-    reader.type("podman tag bench:cpu bench:cuda13")  # for want of a GPU
-    reader.type(printed("bench run manifests/quickstart.json --engine podman --image bench:cuda13"))
-    (bundle,) = reader.folder.glob("out/*.tar")
+    out = machine.folder / "by-podman"
+    manifest = machine.manifest(image=image["config"], models=["tiny-vit"], methods=[["compile-blocks"]])
+    machine.bench("run", manifest, "--engine", "podman", "--image", "bench:cpu", "--out", out)
+    (bundle,) = out.glob("*.tar")
     assert f"image      cpu {image['config']}" in machine.bench("verify", bundle).stdout
 
 

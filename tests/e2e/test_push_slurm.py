@@ -9,7 +9,6 @@ import tarfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -74,21 +73,17 @@ def test_a_cancelled_job_keeps_its_results(operator: Operator) -> None:
     assert "level: operator" in err
 
 
-def at_the_login_node(operator: Operator, line: str, **manifest: Any) -> str:
-    """Type a line on the login node, whose user has a Python environment in ~/venv; return what is said."""
+def test_the_local_machine_may_be_the_login_node(operator: Operator) -> None:
+    """Its user has a Python environment in ~/venv."""
     python = operator.folder / "venv/bin/python"
     for folder in (python.parent, operator.folder / "manifests"):
         folder.mkdir(parents=True)
     python.write_text(f'#!/bin/sh\nexec {quick_python()} "$@"\n', encoding="utf-8")
     python.chmod(0o755)
-    operator.manifest(**manifest).rename(operator.folder / "manifests/paper.json")
+    operator.manifest(models=["tiny-vit"]).rename(operator.folder / "manifests/paper.json")
     own = operator.environment() | {"SLURM_CONF": str(operator.folder / "slurm/slurm.conf")}
-    return Reader(operator.folder, own).type(line)
-
-
-def test_the_local_machine_may_be_the_login_node(operator: Operator) -> None:
     line = printed("bench push manifests/paper.json --slurm --engine none --python ~/venv/bin/python")
-    assert "level: operator" in at_the_login_node(operator, line, models=["tiny-vit"])
+    assert "level: operator" in Reader(operator.folder, own).type(line)
 
 
 class OnCluster(Operator):
@@ -130,11 +125,3 @@ def test_two_nodes_of_a_cluster_train_as_one(of_two: Operator) -> None:
     assert {(trial["outcome"], trial["gpus"]) for trial in found["trials"]} == {("measured", 2)}
     assert len(env["nodes"]) == 2
     assert of_two.nodes.left(login) == []
-
-
-def test_two_nodes_train_as_one_for_the_login_node_itself(of_two: Operator) -> None:
-    line = printed(
-        "bench push manifests/paper.json --slurm --engine none --python ~/venv/bin/python --slurm-nodes 2"
-    )
-    said = at_the_login_node(of_two, line, **PAIR | {"models": ["tiny-vit"]})
-    assert "level: operator" in said

@@ -29,7 +29,7 @@ from release import __main__ as script
 from tests.cli.test_keys import ssh_key
 from tests.documented_commands import printed
 from tests.e2e.images import ROOT
-from tests.e2e.reader import BIN, Reader
+from tests.e2e.reader import LINK_ENVIRONMENT, Reader
 from tests.e2e.services import SYSTEM, cosign, require, require_root
 from tests.images.made_up_images import make_image
 from tests.images.odd_packages import make_wheel
@@ -249,21 +249,21 @@ def test_a_release_is_made_by_the_documented_line(released: Released, tmp_path: 
     files = {"docker/cuda13.built.lock": lock, "Makefile": (ROOT / "Makefile").read_text(encoding="utf-8")}
     source = checkout(tmp_path / "source", files)
     (source / ".git/info/exclude").write_text("*\n")
-    for folder in ("out/images", ".cache/bench/images/wheels", ".venv"):
+    for folder in ("out/images", ".cache/bench/images/wheels"):
         (source / folder).mkdir(parents=True)
     kernel.rename(source / ".cache/bench/images/wheels" / kernel.name)
     for variant in ("cpu", "cuda13"):
         image_of(source, variant, source / "out/images", f"bench-{variant}.tar")
     shutil.copy(released.key, source / "release-key")
-    (source / ".venv/bin").symlink_to(BIN)
-    (source / ".venv/.installed").touch()  # else make would install everything first
     line = printed(
         'make release KEY=release-key IMAGES="out/images/bench-cpu.tar out/images/bench-cuda13.tar"'
         " KERNELS=~/.cache/bench/images/wheels"
     )
     own = {"PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1"}
     cache = {"XDG_CACHE_HOME": str(image_cache().parents[1])}
-    Reader(source, own | cache).type(line)
+    reader = Reader(source, own | cache)
+    reader.type(LINK_ENVIRONMENT)
+    reader.type(line)
     made = contents(source / "out/release")
     assert {f"bench-{name}-{__version__}.tar" for name in ("cpu", "cuda13")} <= made.keys()
     assert f"kernels-cuda13/{kernel.name}" in made
