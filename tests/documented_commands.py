@@ -164,6 +164,8 @@ NOT_RUN = {
     "bench push manifests/hour.json ubuntu@203.0.113.7 --image": IMAGE,
     "bench push others.json": IMAGE,
     "bench push mamba.json": IMAGE,
+    "bench push manifests/node-check.json --kubernetes --nodes 16": "sixteen pods take minutes on two cores",
+    "systemctl enable": "needs a system that systemd booted; tests/e2e/test_monitoring.py reads its units",
     "helm install": "Debian has no Helm; tests/push/test_kubernetes_files.py renders the chart without it",
     "bench push manifests/fabric-check.json login.cluster --slurm": APPTAINER,
     "bench push manifests/paper.json login.cluster --slurm": APPTAINER,

@@ -26,7 +26,7 @@ from tests.documented_commands import HELP, DocumentedCommand, commands
 from tests.e2e.pushing import MOODY, TINY
 from tests.e2e.reader import LINK_ENVIRONMENT
 from tests.e2e.reader_machine import ReaderMachine, reader_machine
-from tests.e2e.services import cosign, require
+from tests.e2e.services import cosign
 from tests.report.test_price_lists import INDEX, SKYPILOT
 from tests.signers import signer
 from tests.warm import ROOT
@@ -91,7 +91,7 @@ MACHINES: Mapping[str, str] = {
     "docs/compare.md": "cp prices.json mine.json",
     "docs/guides/accept-nodes.md": SIMULATED,
     "docs/guides/your-own-model.md": "cp own.json mine.json",
-    "docs/monitoring.md": f"{SIMULATED}; export SYSTEMD_OFFLINE=1",  # as where no systemd runs
+    "docs/monitoring.md": SIMULATED,
     "docs/trust.md": "rm -r out; export XDG_CONFIG_HOME=$PWD; bench keys revoke stolen.pub --file lab.krl",
 }
 BY_HAND: Mapping[str, str] = {
@@ -168,7 +168,6 @@ class Shell:
 @pytest.fixture(scope="module")
 def machine() -> Iterator[ReaderMachine]:
     """Start the machine, and measure the tiny model on it once; `bench check` is short there."""
-    require("systemctl")
     with reader_machine(Path(tempfile.mkdtemp(prefix="bench-reader-"))) as made:
         (made.folder / "bin/cosign").symlink_to(cosign())
         folder = made.folder / "own"

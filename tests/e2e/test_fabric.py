@@ -170,4 +170,4 @@ def test_the_documented_lines_check_two_nodes(tmp_path: Path) -> None:
     assert "node 0 has the findings and the bundle" in other
     (bundle,) = tmp_path.glob("out/*.tar")
     assert bundle.name in said
-    reader.type(f"bench verify {bundle}")
+    reader.type(f"{BIN}/bench verify {bundle}")
