@@ -16,7 +16,7 @@ from functools import cache
 from bench.cli.examples import EXAMPLES
 from bench.cli.main import parser
 from tests.pip_lines.printed_lines import ENVIRONMENT, PIP
-from tests.readme_tasks import tasks
+from tests.readme_tasks import README, tasks
 from website.sources import ROOT, documents, fences
 
 CI = ".ci/run"
@@ -49,6 +49,8 @@ class DocumentedCommand:
         """The test that types this line, if it is another one than that of its page."""
         if OF_PIP.search(self.line):
             return "tests/test_pip_lines.py"
+        if self.document == README.name and any(self.line in task.commands for task in tasks()):
+            return "tests/e2e/test_readme_tasks.py"
         return TYPED_ELSEWHERE.get(self.document) or lines_of_others().get(self.line)
 
     @property
@@ -106,13 +108,8 @@ def printed(line: str) -> str:
 
 @cache
 def lines_of_others() -> Mapping[str, str]:
-    """Return the lines that something else than the test of their page types, each with its file.
-
-    They are those that tests name by `printed`, those of README's tasks, and those of CI.
-    """
+    """Return the lines that tests name by `printed`, and those of CI, each with its file."""
     found = dict.fromkeys((ROOT / CI).read_text(encoding="utf-8").splitlines(), CI)
-    for task in tasks():
-        found |= dict.fromkeys(task.commands, "tests/e2e/test_readme_tasks.py")
     for path in sorted(ROOT.glob("tests/**/test_*.py")):
         text = path.read_text(encoding="utf-8")
         if __name__ in text:

@@ -95,9 +95,10 @@ MACHINES: Mapping[str, str] = {
     "docs/trust.md": "rm -r out; export XDG_CONFIG_HOME=$PWD; bench keys revoke stolen.pub --file lab.krl",
 }
 BY_HAND: Mapping[str, str] = {
-    # Processors stand in for the GPUs, which are simulated and exchange nothing.
+    # Simulated GPUs exchange nothing: processors stand in for them.
     "bench push manifests/fabric-check.json -i hosts.yml": (
-        """bench() { case "$*" in *fabric*) set -- "$@" --device cpu; esac; command bench "$@"; }"""
+        "rm -f ~/.ssh/environment; unset BENCH_FAKE_NVML"
+        """; bench() { case "$*" in *fabric*) set -- "$@" --device cpu; esac; command bench "$@"; }"""
     ),
     "tar -xf RUN.tar": (
         "mkdir empty && cp RUN.tar empty && bench keys show 2>&1 | tail -n 2"
