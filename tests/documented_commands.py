@@ -1,19 +1,25 @@
 """The commands that the documents and the help of `bench` tell their reader to type, in their order.
 
-NOT_RUN is the only list of lines that tests/e2e/test_documented_pages.py does not run, with the reasons.
+A line is typed on its page by tests/e2e/test_documented_pages.py, unless another test types it and names it
+by `printed`, or NOT_RUN lists it with the reason why no test types it. A line that a test no longer names is
+therefore typed on its page.
 """
 
 from __future__ import annotations
 
+import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 
 from bench.cli.examples import EXAMPLES
 from bench.cli.main import parser
 from tests.pip_lines.printed_lines import ENVIRONMENT, PIP
+from tests.readme_tasks import README, tasks
 from website.sources import ROOT, documents, fences
 
+CI = ".ci/run"
 HELP = "bench --help"  # the page of the examples in the help of all commands
 # A line of a prompt, or of a crontab, has its command behind this.
 BEFORE = re.compile(r"^\s*(?:\w+\$ +|(?:[\d*/,-]+ +){5})")
@@ -35,10 +41,22 @@ class DocumentedCommand:
 
     @property
     def reason_not_to_run(self) -> str | None:
-        """Return why no test types a line; None for a line that is run."""
-        if OF_PIP.search(self.line):
-            return "tests/test_pip_lines.py and tests/e2e/test_pip_lines.py install it"
+        """Return why no test types a line; None for a line that is typed."""
         return next((why for begin, why in NOT_RUN.items() if self.line.startswith(begin)), None)
+
+    @property
+    def typed_by(self) -> str | None:
+        """The test that types this line, if it is another one than that of its page."""
+        if OF_PIP.search(self.line):
+            return "tests/test_pip_lines.py"
+        if self.document == README.name and any(self.line in task.commands for task in tasks()):
+            return "tests/e2e/test_readme_tasks.py"
+        return TYPED_ELSEWHERE.get(self.document) or lines_of_others().get(self.line)
+
+    @property
+    def is_of_its_page(self) -> bool:
+        """Whether tests/e2e/test_documented_pages.py types this line."""
+        return not self.typed_by and not self.reason_not_to_run
 
     def __str__(self) -> str:
         return f"{self.document}: {self.line}"
@@ -71,7 +89,8 @@ def without_remark(line: str) -> str:
     return re.sub(r"(^|\s+)#( .*)?$", "", line).strip()
 
 
-def commands() -> dict[str, tuple[DocumentedCommand, ...]]:
+@cache
+def commands() -> Mapping[str, tuple[DocumentedCommand, ...]]:
     """Return the commands of each page that has any."""
     found = {document: tuple(typed(document)) for document in documents()}
     examples = dict.fromkeys(line for lines in EXAMPLES.values() for line in lines)
@@ -79,60 +98,75 @@ def commands() -> dict[str, tuple[DocumentedCommand, ...]]:
     return {document: lines for document, lines in found.items() if lines}
 
 
-# Pages whose commands other tests type as printed, in the environment that these tests make.
-TYPED_ELSEWHERE = {
-    "README.md": "tests/e2e/test_readme_tasks.py",
-    "ansible/README.md": "tests/e2e/test_push_ansible.py",
-}
-MAKE = "a target of make is itself a test, a build or a release of minutes to hours"
-IMAGE = (
-    "an image is built for minutes to hours; tests/e2e/test_image.py, test_image_build.py and"
-    " test_push_image.py build the one of the CPU, load it, run and check in it, and push it"
+def printed(line: str) -> str:
+    """Return a line that a document prints, for the test that types it; lines_of_others finds the literal."""
+    assert any(each.line == line for lines in commands().values() for each in lines), (
+        f"no page prints: {line}"
+    )
+    return line
+
+
+@cache
+def lines_of_others() -> Mapping[str, str]:
+    """Return the lines that tests name by `printed`, and those of CI, each with its file."""
+    found = dict.fromkeys((ROOT / CI).read_text(encoding="utf-8").splitlines(), CI)
+    for path in sorted(ROOT.glob("tests/**/test_*.py")):
+        text = path.read_text(encoding="utf-8")
+        if __name__ in text:
+            found |= dict.fromkeys(_named(ast.parse(text)), path.relative_to(ROOT).as_posix())
+    return found
+
+
+def _named(module: ast.Module) -> Iterator[str]:
+    for call in ast.walk(module):
+        if (
+            isinstance(call, ast.Call)
+            and isinstance(call.func, ast.Name)
+            and call.func.id == printed.__name__
+        ):
+            (line,) = call.args
+            if isinstance(line, ast.Constant):
+                yield str(line.value)
+
+
+# Pages whose commands another test types as printed, in the environment that it makes.
+TYPED_ELSEWHERE = {"ansible/README.md": "tests/e2e/test_push_ansible.py"}
+LARGE = (
+    "an image of GPUs takes gigabytes and minutes; tests/e2e/test_image_build.py builds the one of the CPU"
 )
-PARTS = (
-    "needs images, layers and attestations; tests/images makes small ones for these commands, and"
-    " tests/e2e/test_image.py and test_registry.py call them with Docker, Podman, a registry and cosign"
+NVCC = "compiles with nvcc for minutes to hours; tests/images/test_kernels.py has a stand-in for the compiler"
+APPTAINER = (
+    "Debian 12 has no Apptainer; tests/e2e/test_push_slurm.py and test_fabric_slurm.py submit such jobs to a"
+    " real Slurm without it"
 )
-KUBERNETES = "a pod without GPUs measures nothing; tests/e2e/test_push_kubernetes.py pushes with --device cpu"
-CLUSTER = (
-    "needs a whole API server; tests/e2e/test_kubernetes_schemas.py and tests/push check what is applied"
-)
-SLURM = "needs GPUs, accounts or Apptainer; tests/e2e/test_push_slurm.py submits such jobs to a real Slurm"
-FABRIC = "simulated GPUs exchange nothing; tests/e2e/test_fabric.py checks nodes with --device cpu"
-RELEASED = "needs the files of a release; tests/release/test_release.py makes them, and types these lines"
-RECEIVED = (
-    "needs a bundle with a receipt; tests/bundle/test_third_party.py makes some, and calls these programs"
-)
+ENGINES = "tests/e2e/test_image.py does this with the image of the CPU in both engines, by other names"
+IMAGE = "tests/e2e/test_push_image.py pushes the image of the CPU to nodes with engines, by other names"
 # Beginnings of lines that are parsed and not typed, with the reason.
 NOT_RUN = {
-    "make ": MAKE,
+    "make docs": "tests/e2e/test_site.py builds the same site without make",
+    "make lock": "asks package indexes for the newest packages, minutes long, and changes the locks",
+    "make mutate MODULES=": "40 mutants take minutes",
     "python -m tests.pip_lines.record": "needs the network and three versions of Python",
-    "python3 docker/kernels.py compile": "compiles for hours with nvcc",
+    "bench image kernels cuda13 --arch": NVCC,
+    "bench image kernels cuda12.8": NVCC,
+    "bench image id bench:cpu": ENGINES,
+    "bench image id out/images/bench-cpu.tar": ENGINES,
+    "bench run manifests/paper.json --engine": ENGINES,
+    "bench run manifests/quickstart.json --engine": ENGINES,
+    "bench check --engine docker": ENGINES,
+    "bench image build cpu --load docker": "tests/e2e/test_image_build.py builds it and does not load it",
+    "bench image build cuda13": LARGE,
+    "bench image build cpu && bench image build cuda13": LARGE,
     "bench reproduce --published kempnerforge-2026-01-1g-7b-none": "trains a model of 7B on a GPU",
-    "bench image ": PARTS,
-    "cosign verify": PARTS,
-    "bench run manifests/paper.json --engine": IMAGE,
-    "bench run manifests/quickstart.json --engine": IMAGE,
-    "bench check --engine docker": IMAGE,
     "bench push manifests/hour.json ubuntu@203.0.113.7 --image": IMAGE,
     "bench push others.json": IMAGE,
     "bench push mamba.json": IMAGE,
-    "bench push manifests/hour.json --kubernetes": KUBERNETES,
-    "bench push manifests/node-check.json gpu-07 gpu-08 --kubernetes": KUBERNETES,
-    "bench push manifests/node-check.json --kubernetes": KUBERNETES,
-    'sed "s|IMAGE|': CLUSTER,
-    "helm install": CLUSTER,
-    "bench push manifests/paper.json login.cluster --slurm": SLURM,
-    "bench push manifests/paper.json --slurm": SLURM,
-    "bench check --nodes": FABRIC,
-    "bench push manifests/fabric-check.json": FABRIC,
+    "bench push manifests/node-check.json --kubernetes --nodes 16": "sixteen pods take minutes on two cores",
     "systemctl enable": "needs a system that systemd booted; tests/e2e/test_monitoring.py reads its units",
-    "sha256sum --check SHA256SUMS": RELEASED,
-    "ssh-keygen -Y verify -f allowed_signers -I bench-release": RELEASED,
-    "ssh-keygen -L -f run-cert.pub": RECEIVED,
-    "TZ=UTC ssh-keygen": RECEIVED,
-    "ssh-keygen -Y verify -n bench-receipt": RECEIVED,
-    "sha256sum statement.json": RECEIVED,
-    "sha256sum *.json": RECEIVED,
-    "{ printf ": RECEIVED,
-}  # fmt: skip
+    "helm install": "Debian has no Helm; tests/push/test_kubernetes_files.py renders the chart without it",
+    "bench push manifests/fabric-check.json login.cluster --slurm": APPTAINER,
+    "bench push manifests/paper.json login.cluster --slurm": APPTAINER,
+    "bench push manifests/paper.json --slurm --engine none --python ~/venv/bin/python --slurm-nodes 2": (
+        "tests/e2e/test_push_slurm.py lets two nodes train as one from another machine"
+    ),
+}

@@ -1,6 +1,6 @@
 """Every command that a document tells its reader to type is one that can be typed.
 
-tests/e2e/test_documented_pages.py types them all, but for those of NOT_RUN in tests/documented_commands.py.
+Each is typed by a test, but for those of NOT_RUN: tests/documented_commands.py knows by which.
 Here each is parsed: those of `bench` by its own parser, all of them by the shell. The site's build runs the
 commands of its gallery. Lines of pip are installed by tests/test_pip_lines.py.
 """
@@ -10,12 +10,13 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
+from collections import Counter
 
 import pytest
 
 from bench.cli.arguments import Parser
 from bench.cli.main import parser
-from tests.documented_commands import NOT_RUN, SYNOPSIS, TYPED_ELSEWHERE, DocumentedCommand, commands
+from tests.documented_commands import NOT_RUN, SYNOPSIS, DocumentedCommand, commands, printed
 from website.sources import ROOT, documents, fences
 
 COMMANDS = [each for lines in commands().values() for each in lines]
@@ -73,7 +74,27 @@ def test_the_list_of_what_is_not_run_has_no_line_that_no_page_has() -> None:
     assert [begin for begin in NOT_RUN if not any(line.startswith(begin) for line in lines)] == []
 
 
+def test_no_line_is_both_typed_and_listed_as_not_run() -> None:
+    assert [str(each) for each in COMMANDS if each.reason_not_to_run and each.typed_by] == []
+
+
+def test_a_line_that_a_test_names_is_typed_by_it() -> None:
+    (command,) = [each for each in COMMANDS if each.line == "sha256sum --check SHA256SUMS"]
+    assert command.typed_by == "tests/release/test_release.py"
+    with pytest.raises(AssertionError, match="no page prints"):
+        printed(f"{command.line}2")
+
+
+def test_most_lines_are_typed() -> None:
+    counted = Counter(
+        "not run" if each.reason_not_to_run else "elsewhere" if each.typed_by else "on its page"
+        for each in COMMANDS
+    )
+    assert counted["on its page"] > counted["elsewhere"] > counted["not run"]
+
+
 def test_tests_that_type_or_replace_commands_exist() -> None:
     named = {path for why in NOT_RUN.values() for path in re.findall(r"tests/[\w/]+(?:\.py)?", why)}
-    assert len(named) > 8
-    assert [path for path in {*named, *TYPED_ELSEWHERE.values()} if not (ROOT / path).exists()] == []
+    typing = {each.typed_by for each in COMMANDS if each.typed_by}
+    assert len(typing) > 8
+    assert [path for path in {*named, *typing} if not (ROOT / path).exists()] == []

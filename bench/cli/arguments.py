@@ -20,6 +20,7 @@ from bench.base import quantities
 from bench.base.errors import BadInput, nearest
 from bench.base.operating_system import ELSEWHERE, require_linux
 from bench.cli.examples import with_examples
+from bench.cli.help_formatter import HelpFormatter
 
 T = TypeVar("T")
 
@@ -33,8 +34,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, prog: str, *, mixed: bool = False, epilog: str | None = None, **options: Any) -> None:
         epilog = with_examples(prog, epilog)
-        formatter = argparse.RawDescriptionHelpFormatter if epilog else argparse.HelpFormatter
-        super().__init__(prog, formatter_class=formatter, allow_abbrev=False, epilog=epilog, **options)
+        super().__init__(prog, formatter_class=HelpFormatter, allow_abbrev=False, epilog=epilog, **options)
         self._mixed = mixed
 
     def error(self, message: str) -> NoReturn:

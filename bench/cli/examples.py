@@ -65,7 +65,9 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "bench image": ("bench image build cuda13 --load docker",),
     "bench image build": ("bench image build cuda13 --load docker",),
     "bench image kernels": ("bench image kernels cuda13 --arch 9.0",),
-    "bench image add": ("bench image add bench-cuda13.tar bench-cuda13-kernels.tar -o with-kernels.tar",),
+    "bench image add": (
+        "bench image add bench-cuda13.tar out/images/bench-cuda13-kernels.tar -o with-kernels.tar",
+    ),
     "bench image id": ("bench image id bench:cuda13",),
     "bench image sbom": ("bench image sbom bench:cuda13",),
     "bench image save": ("bench image save bench:cuda13 -o bench-cuda13.tar",),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator
 
@@ -11,6 +12,7 @@ from bench import __version__
 from bench.cli.arguments import Parser
 from bench.cli.examples import EXAMPLES
 from bench.cli.main import main, parser
+from tests.terminals import on_terminal
 
 
 def below(one: Parser) -> Iterator[Parser]:
@@ -77,8 +79,10 @@ def test_a_mistyped_word_is_answered_with_the_nearest(
 @pytest.mark.parametrize("program", EVERY)
 def test_every_help_ends_with_examples_that_can_be_parsed(program: str) -> None:
     examples = EXAMPLES[program]
-    told = EVERY[program].format_help().partition("\nexample")[2]
-    assert all(f"\n  {line}" in told for line in examples)
+    for columns in (40, 120):
+        told = on_terminal([*program.split()[1:], "--help"], columns).text.partition("\nexample")[2]
+        lines = re.sub(r" \\\n +", " ", told).splitlines()  # as a shell reads them
+        assert all(f"  {line}" in lines for line in examples)
     for line in examples:
         assert line.startswith(program) or program in ("bench", "bench completion")
         if "$(" not in line:
@@ -87,3 +91,13 @@ def test_every_help_ends_with_examples_that_can_be_parsed(program: str) -> None:
 
 def test_there_are_no_examples_of_commands_that_do_not_exist() -> None:
     assert EXAMPLES.keys() == EVERY.keys()
+
+
+@pytest.mark.parametrize("program", EVERY)
+def test_no_line_of_a_help_is_wider_than_the_terminal(program: str) -> None:
+    """A word without a blank, such as a digest, is the only thing that may be."""
+    for columns in (40, 60, 80):
+        shown = on_terminal([*program.split()[1:], "--help"], columns)
+        assert shown.code == 0
+        wide = [line for line in shown.lines if len(line) > columns]
+        assert [line for line in wide if len(line.removesuffix(" \\").split()) > 1] == []

@@ -65,6 +65,7 @@ class SmallCluster:
         self.quota: dict[str, str] = {}  # hard limits of the namespace's only quota
         self.forbidden: set[tuple[str, str]] = set()  # verbs and resources
         self.broken_image: tuple[str, str] | None = None  # reason and message of a container that waits
+        self.applied: dict[tuple[str, str], Made] = {}  # what has no controller here, by resource and name
         self.asked: list[str] = []  # methods and paths of all requests
         self.lock = threading.RLock()
 
@@ -232,7 +233,12 @@ def _kill(pod: Pod) -> None:
 # --- the API server ---------------------------------------------------------------------------------------
 
 _CORE = ("pods", "nodes", "resourcequotas", "events")
+_APPLIED = {
+    "namespaces": "Namespace", "serviceaccounts": "ServiceAccount", "clusterroles": "ClusterRole",
+    "clusterrolebindings": "ClusterRoleBinding", "daemonsets": "DaemonSet",
+}  # fmt: skip
 _KINDS = {"pods": "Pod", "nodes": "Node", "resourcequotas": "ResourceQuota", "events": "Event", "jobs": "Job"}
+_KINDS |= _APPLIED
 
 
 class RefusalByServer(Exception):
@@ -267,6 +273,11 @@ class ApiHandler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         url = urlsplit(self.path)
+        if url.path == "/openapi/v2":  # kubectl skips its own check of what an empty document does not know
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
         if url.path.endswith("/exec"):
             self._exec(url.path, parse_qs(url.query))
             return
@@ -307,6 +318,8 @@ class ApiHandler(BaseHTTPRequestHandler):
             raise RefusalByServer(404, "NotFound", "the server could not find the requested resource")
         verb = {"GET": "get" if rest else "list", "POST": "create", "DELETE": "delete"}[self.command]
         self._demand(verb, resource)
+        if resource in _APPLIED:
+            return self._applied(resource, rest, json.loads(body) if body else None)
         if verb == "create":
             return self._create_job(json.loads(body), query)
         if verb == "delete":
@@ -360,6 +373,18 @@ class ApiHandler(BaseHTTPRequestHandler):
             self.cluster.step()
         return job
 
+    def _applied(self, resource: str, names: list[str], made: Made | None) -> Made:
+        """Take an object as it is, or return the one of this name."""
+        if made is None:
+            own = {name: each for (of, name), each in self.cluster.applied.items() if of == resource}
+            found: Made = self._one(own, resource, names[0])
+            return found
+        name = made["metadata"]["name"]
+        if wrong := mistakes(made):
+            raise RefusalByServer(422, "Invalid", f'{resource} "{name}" is invalid: {wrong[0]}')
+        self.cluster.applied[resource, name] = made
+        return made
+
     def _one(self, objects: Mapping[str, Any], resource: str, name: str) -> Any:
         if name not in objects:
             raise RefusalByServer(404, "NotFound", f'{resource} "{name}" not found')
@@ -409,10 +434,23 @@ _DISCOVERY: dict[str, Made] = {
     "/apis": {
         "kind": "APIGroupList",
         "apiVersion": "v1",
-        "groups": [_group("batch"), _group("authorization.k8s.io")],
+        "groups": [
+            _group(name) for name in ("batch", "apps", "rbac.authorization.k8s.io", "authorization.k8s.io")
+        ],
     },
     "/api/v1": _resources(
-        "v1", *(_resource(name, "get", "list", namespaced=name != "nodes") for name in _CORE)
+        "v1",
+        *(_resource(name, "get", "list", namespaced=name != "nodes") for name in _CORE),
+        _resource("namespaces", "create", "get", namespaced=False),
+        _resource("serviceaccounts", "create", "get"),
+    ),
+    "/apis/apps/v1": _resources("apps/v1", _resource("daemonsets", "create", "get")),
+    "/apis/rbac.authorization.k8s.io/v1": _resources(
+        "rbac.authorization.k8s.io/v1",
+        *(
+            _resource(name, "create", "get", namespaced=False)
+            for name in ("clusterroles", "clusterrolebindings")
+        ),
     ),
     "/apis/batch/v1": _resources("batch/v1", _resource("jobs", "create", "get", "list", "delete")),
     "/apis/authorization.k8s.io/v1": _resources(

@@ -15,6 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import shared_folder
+
+INSTALL_COSIGN = Path(__file__).parents[1] / "bundle/install_cosign.sh"
 PACKAGES = {"dockerd": "docker.io", "mmdebstrap": "mmdebstrap", "buildah": "buildah", "gpg": "gpg"}
 PACKAGES |= {"docker-registry": "docker-registry", "skopeo": "skopeo"}
 PACKAGES |= {"podman": "podman", "catatonit": "catatonit"}  # catatonit provides Podman's --init
@@ -67,6 +70,14 @@ def require_root(what: str) -> None:
     if os.environ.get("CI") == "true":
         pytest.fail(f"{what} needs root")
     pytest.skip(f"{what} needs root")
+
+
+def cosign() -> Path:
+    """Return the cosign of Debian 13, which is downloaded once in a session."""
+    folder = shared_folder() / "cosign"
+    with locked(folder.with_suffix(".lock")):
+        done = subprocess.run(["sh", INSTALL_COSIGN, folder], capture_output=True, text=True, check=True)
+    return Path(done.stdout.strip())
 
 
 @contextmanager

@@ -22,9 +22,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.documented_commands import HELP, TYPED_ELSEWHERE, DocumentedCommand, commands
+from tests.documented_commands import HELP, DocumentedCommand, commands
 from tests.e2e.pushing import MOODY, TINY
-from tests.e2e.reader_machine import BIN, ReaderMachine, reader_machine
+from tests.e2e.reader import LINK_ENVIRONMENT
+from tests.e2e.reader_machine import ReaderMachine, reader_machine
+from tests.e2e.services import cosign
 from tests.report.test_price_lists import INDEX, SKYPILOT
 from tests.signers import signer
 from tests.warm import ROOT
@@ -75,8 +77,16 @@ MEASURED = "rm ~/.ssh/environment; unset BENCH_FAKE_NVML"  # the end of simulate
 SMALL_DISKS = (
     "for each in /scratch /lustre; do mkdir -p $each && mount -t tmpfs -o size=256m tmpfs $each; done"
 )
+COMMIT = "git -c user.name=me -c user.email=me@example.org commit -q --allow-empty -m one"
+CHECKOUT = (
+    f"git init -q -b main && cp -r {ROOT}/Makefile {ROOT}/pyproject.toml {ROOT}/benchmarks ."
+    f" && git add . && {COMMIT} && {COMMIT}"
+    f" && {LINK_ENVIRONMENT}; export MUTATIONS=20"  # of the bundles that `make fuzz` damages
+)
 MACHINES: Mapping[str, str] = {
-    "CONTRIBUTING.md": f"git init -q && mkdir .venv && ln -s {BIN} .venv/bin",
+    "README.md": CHECKOUT,
+    "CONTRIBUTING.md": CHECKOUT,
+    "docs/testing.md": CHECKOUT,
     "docs/checks.md": f"{SIMULATED}; {SMALL_DISKS}",
     "docs/compare.md": "cp prices.json mine.json",
     "docs/guides/accept-nodes.md": SIMULATED,
@@ -85,6 +95,15 @@ MACHINES: Mapping[str, str] = {
     "docs/trust.md": "rm -r out; export XDG_CONFIG_HOME=$PWD; bench keys revoke stolen.pub --file lab.krl",
 }
 BY_HAND: Mapping[str, str] = {
+    # Simulated GPUs exchange nothing: processors stand in for them.
+    "bench push manifests/fabric-check.json -i hosts.yml": (
+        "rm -f ~/.ssh/environment; unset BENCH_FAKE_NVML"
+        """; bench() { case "$*" in *fabric*) set -- "$@" --device cpu; esac; command bench "$@"; }"""
+    ),
+    "tar -xf RUN.tar": (
+        "mkdir empty && cp RUN.tar empty && bench keys show 2>&1 | tail -n 2"
+        " | sed 's/^ *//; s/^[^ ]*@[^ ]* /lab@example.org /' > empty/allowed_signers && cd empty"
+    ),
     "bench check --baseline good.tar": "cp $(ls -t out/*.tar | head -n 1) good.tar",
     "bench push speed.json -i racks.yml --limit rack7 --out speed": MEASURED,
     "bench compare speed/ --html speed.html": "cp good.tar slow.tar speed",
@@ -97,6 +116,11 @@ BY_HAND: Mapping[str, str] = {
     "bench keys trust lab.pub --as lab@example.org": "cp bench/id_ed25519.pub lab.pub",
     "bench certify request.json": "until cp out/*/request.json .; do sleep 0.1; done",
     "bench receive RUN.tar": "cp run-cert.pub out/*/; until cp out/*.tar RUN.tar; do sleep 0.1; done",
+}
+# What a page can only name, as shell that prints it.
+PLACEHOLDERS: Mapping[str, str] = {
+    "bench-run:RUN": "$(ssh-keygen -L -f run-cert.pub | grep -om 1 'bench-run:.*')",
+    "@RECEIVED_AT": "@$(grep -o '\"received_at\":[0-9]*' receipt.json | cut -d : -f 2)",
 }
 
 
@@ -146,6 +170,7 @@ class Shell:
 def machine() -> Iterator[ReaderMachine]:
     """Start the machine, and measure the tiny model on it once; `bench check` is short there."""
     with reader_machine(Path(tempfile.mkdtemp(prefix="bench-reader-"))) as made:
+        (made.folder / "bin/cosign").symlink_to(cosign())
         folder = made.folder / "own"
         folder.mkdir()
         (folder / "tiny.json").write_text(json.dumps(MANIFEST))
@@ -159,12 +184,10 @@ def machine() -> Iterator[ReaderMachine]:
 
 def to_type() -> dict[str, list[DocumentedCommand]]:
     """Return the lines to type of each page; of the examples in the help, those that no page has."""
-    pages = {
-        page: [each for each in lines if each.reason_not_to_run is None] for page, lines in commands().items()
-    }
+    pages = {page: [each for each in lines if each.is_of_its_page] for page, lines in commands().items()}
     elsewhere = {each.line for page, lines in pages.items() if page != HELP for each in lines}
     pages[HELP] = [each for each in pages[HELP] if each.line not in elsewhere]
-    return {page: lines for page, lines in pages.items() if lines and page not in TYPED_ELSEWHERE}
+    return {page: lines for page, lines in pages.items() if lines}
 
 
 PAGES = to_type()
@@ -197,6 +220,8 @@ def follow(shell: Shell, lines: list[DocumentedCommand]) -> None:
             shell.type(f"{{ {line}; }} & beside{number}=$!")
             beside.append((number, line))
             continue
+        for placeholder, value in PLACEHOLDERS.items():
+            line = line.replace(placeholder, value)
         asks = f"yes '' | script -qec {shlex.quote(line)} /dev/null"
         code, said = shell.type(asks if line in ASKING else line)
         print(f"$ {line}\n[{code}]\n{said}")
@@ -232,7 +257,7 @@ def prepare(folder: Path, machine: ReaderMachine) -> None:
         "rack-7.json": rack,
         "machine.json": {"count": 8},
         "own.json": json.loads(first_json("docs/guides/your-own-model.md")),
-        "manifests/node-check.json": quick_check("node-check"),
+        **{f"manifests/{name}.json": quick_check(name) for name in ("node-check", "fabric-check")},
         **dict.fromkeys(("speed.json", "manifest.json"), MANIFEST),
         **{f"manifests/{name}.json": MANIFEST for name in ("hour", "paper", "quickstart")},
     }

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from bench.node_check.all_checks import known_checks
 from bench.runner.check import between_nodes, node_step
+from tests.documented_commands import printed
 from tests.e2e.fabric import PORT, SECRET, Checked, check_fabric
 from tests.e2e.network import Network, network
+from tests.e2e.reader import BIN, Reader
+from tests.warm import ROOT
 
 pytestmark = pytest.mark.e2e
 
@@ -139,3 +144,30 @@ def test_the_command_checks_two_nodes_and_signs_a_bundle_that_verifies(tmp_path:
     assert "all-reduce 2 nodes" in (tmp_path / "page.html").read_text()
     verified = [sys.executable, "-m", "bench", "verify", document["bundle"]]
     subprocess.run(verified, env=environment, check=True, stdout=subprocess.DEVNULL)
+
+
+def test_the_documented_lines_check_two_nodes(tmp_path: Path) -> None:
+    """The shipped manifest is bound over by a short one; processors stand in for the GPUs of the nodes."""
+    (tmp_path / "meet-secret").write_bytes(SECRET)
+    short = {"minutes": 5, "warm_seconds": 0, "seconds": 0.2, "soak_seconds": 0}
+    manifest = {"schema": "bench/node-check/v1", "levels": {"nodes": short}}
+    (tmp_path / "short.json").write_text(json.dumps(manifest))
+    (tmp_path / "programs").mkdir()
+    (tmp_path / "programs/bench").write_text(f'#!/bin/sh\nexec {BIN}/bench "$@" --device cpu\n')
+    (tmp_path / "programs/bench").chmod(0o755)
+    lines = (
+        printed("bench check --nodes 2 --node 0 --meet 10.0.0.1:29400 --meet-secret meet-secret"),
+        printed("bench check --nodes 2 --node 1 --meet 10.0.0.1:29400 --meet-secret meet-secret"),
+    )
+    with network(2) as net, ThreadPoolExecutor() as pool:
+        reader = Reader(tmp_path, {"XDG_CONFIG_HOME": str(tmp_path)}, {"10.0.0.1": net.address(0)})
+
+        def type_on(node: int, line: str) -> str:
+            bound = f"mount --bind short.json {ROOT}/bench/data/node-check.json && {line}"
+            return reader.type(shlex.join(net.inside(node, "bash", "-c", bound)))
+
+        said, other = pool.map(type_on, range(2), lines)
+    assert "node 0 has the findings and the bundle" in other
+    (bundle,) = tmp_path.glob("out/*.tar")
+    assert bundle.name in said
+    reader.type(f"{BIN}/bench verify {bundle}")

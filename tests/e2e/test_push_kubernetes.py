@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,9 +20,11 @@ from bench.push.kubernetes.kubectl import Kubectl, find_cluster
 from bench.push.kubernetes.pod_job import PodJob, PodShare
 from bench.push.kubernetes.pod_node import PodGone, PodNode
 from bench.push.push_record import PodPlace
+from tests.documented_commands import printed
 from tests.e2e.kubernetes_api import SmallCluster, kubeconfig, small_cluster
 from tests.e2e.nodes import Nodes
-from tests.e2e.pushing import ROOT, Operator, descendants, send, until
+from tests.e2e.pushing import ROOT, TINY, Operator, descendants, send, until
+from tests.e2e.reader import Reader
 from tests.e2e.services import SYSTEM, require, require_root
 from tests.warm import quick_python
 
@@ -111,6 +114,62 @@ def test_pods_on_two_nodes_are_measured_certified_and_fetched(measuring: Adminis
     again = operator.push(manifest, "gpu-b", "gpu-a", "--once")
     assert [node["outcome"] for node in again["nodes"]] == ["unchanged"] * 2
     assert not operator.small.jobs
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> Iterator[Reader]:
+    """A reader of docs/kubernetes.md with a cluster of three nodes; processors stand in for their GPUs."""
+    require_root("a pod's mounts")
+    require("kubectl")
+    nodes = {"gpu-06": 8, "gpu-07": 8, "gpu-08": 8}
+    check = {"schema": "bench/node-check/v1", "level": "passive"}
+    for name, document in {"hour": TINY | {"models": ["tiny-vit"]}, "node-check": check}.items():
+        path = tmp_path / f"manifests/{name}.json"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(document), encoding="utf-8")
+    out = Path("/out")
+    made = not out.exists()
+    out.mkdir(exist_ok=True)  # where a pod's volume is mounted, for the pod alone
+    try:
+        with small_cluster(tmp_path / "cluster", nodes, f"{tmp_path}/programs:{SYSTEM}") as (cluster, config):
+            operator = Administrator(tmp_path, Nodes(tmp_path, 0, (), {}), cluster=cluster, config=config)
+            operator.call(
+                'cd "$POD_VOLUME${PWD#/out}"\n'
+                f'PYTHONPATH={ROOT} exec {quick_python()} -m bench "$@" --device cpu'
+            )
+            yield Reader(
+                tmp_path,
+                operator.environment(),
+                {"REGISTRY/bench@sha256:...": IMAGE},
+            )
+            assert not cluster.jobs
+    finally:
+        if made:
+            out.rmdir()
+
+
+def test_the_documented_lines_measure_and_check_nodes(reader: Reader) -> None:
+    any_node = printed(
+        "bench push manifests/hour.json --kubernetes --image REGISTRY/bench@sha256:... --budget 60m"
+    )
+    assert "level: operator" in reader.type(any_node)
+    these = printed(
+        "bench push manifests/node-check.json gpu-07 gpu-08 --kubernetes --image REGISTRY/bench@sha256:..."
+    )
+    assert ", 2 pass" in reader.type(these)
+    assert {path.name[:6] for path in reader.folder.glob("results/gpu-0[78]-*.tar")} == {"gpu-07", "gpu-08"}
+
+
+def test_the_documented_line_applies_the_check_of_every_node(operator: Administrator) -> None:
+    shutil.copytree(ROOT / "bench/data/kubernetes", operator.folder / "kubernetes")
+    line = printed(
+        'sed "s|IMAGE|REGISTRY/bench@sha256:...|" kubernetes/node-check.yaml | kubectl apply --filename -'
+    )
+    reader = Reader(operator.folder, operator.environment(), {"REGISTRY/bench@sha256:...": IMAGE})
+    said = reader.type(f"set -o pipefail; {line}")
+    assert [line.split()[-1] for line in said.splitlines()] == ["created"] * 5
+    made = operator.small.applied["daemonsets", "bench-node-check"]
+    assert made["spec"]["template"]["spec"]["containers"][0]["image"] == IMAGE
 
 
 def test_an_evicted_pod_is_named_and_the_next_push_continues_its_journal(measuring: Administrator) -> None:

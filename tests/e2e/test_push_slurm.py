@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.documented_commands import printed
 from tests.e2e.nodes import ssh_nodes
 from tests.e2e.pushing import PAIR, Operator, descendants, until
+from tests.e2e.reader import Reader
 from tests.e2e.slurm import slurm_cluster
 from tests.warm import quick_python
 
@@ -72,22 +74,16 @@ def test_a_cancelled_job_keeps_its_results(operator: Operator) -> None:
 
 
 def test_the_local_machine_may_be_the_login_node(operator: Operator) -> None:
-    environment = operator.environment() | {"SLURM_CONF": str(operator.folder / "slurm/slurm.conf")}
-    command = [
-        "push",
-        operator.manifest(models=["tiny-vit"]),
-        "--slurm",
-        "--engine",
-        "none",
-        "--python",
-        quick_python(),
-    ]
-    done = subprocess.run(
-        operator.command(*command, "--device", "cpu", "--json"), cwd=operator.folder, env=environment,
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert json.loads(done.stdout)["nodes"][0]["level"] == "operator"
+    """Its user has a Python environment in ~/venv."""
+    python = operator.folder / "venv/bin/python"
+    for folder in (python.parent, operator.folder / "manifests"):
+        folder.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\nexec {quick_python()} "$@"\n', encoding="utf-8")
+    python.chmod(0o755)
+    operator.manifest(models=["tiny-vit"]).rename(operator.folder / "manifests/paper.json")
+    own = operator.environment() | {"SLURM_CONF": str(operator.folder / "slurm/slurm.conf")}
+    line = printed("bench push manifests/paper.json --slurm --engine none --python ~/venv/bin/python")
+    assert "level: operator" in Reader(operator.folder, own).type(line)
 
 
 class OnCluster(Operator):

@@ -17,11 +17,10 @@ from bench.base.strict_json import canonical_json
 from bench.images.archive import facts_of, manifest_digest
 from bench.signing.dsse import seal
 from bench.signing.key_file import load_key
-from tests.bundle.test_third_party import INSTALL_COSIGN
 from tests.cli.test_keys import ssh_key
 from tests.e2e.images import ROOT
 from tests.e2e.nodes import free_port
-from tests.e2e.services import image_registry
+from tests.e2e.services import cosign, image_registry
 from tests.images.made_up_images import make_image
 
 pytestmark = pytest.mark.e2e
@@ -67,9 +66,8 @@ class Lab:
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     folder = tmp_path_factory.mktemp("lab")
-    done = subprocess.run(["sh", INSTALL_COSIGN, folder / "c"], capture_output=True, text=True, check=True)
     with image_registry(folder / "registry", free_port()) as registry:
-        yield Lab(folder, registry, done.stdout.strip())
+        yield Lab(folder, registry, str(cosign()))
 
 
 VERIFY = ("--insecure-ignore-tlog", "--allow-http-registry")

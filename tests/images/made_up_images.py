@@ -42,6 +42,7 @@ def make_image(
     layers: list[dict[str, bytes | None]],
     name: str = "image.tar",
     labels: Mapping[str, str] = LABELS,
+    tag: str = "bench:test",
 ) -> Path:
     blobs = []
     for number, files in enumerate(layers):
@@ -53,7 +54,7 @@ def make_image(
     config = configuration(
         {"config": {"User": "65534:65534"}}, [b.diff_id for b in blobs], labels, made, "2026-01-01T00:00:00Z"
     )
-    write_archive(folder / name, config, blobs, "bench:test")
+    write_archive(folder / name, config, blobs, tag)
     return folder / name
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import bench
+from tests.documented_commands import printed
 
 SCRIPT = Path(bench.__file__).parent.parent / "docker/kernels.py"
 FAKE_NVCC = """#!/bin/sh
@@ -46,13 +47,16 @@ class Bench:
             for name in names:
                 archive.addfile(tarfile.TarInfo(f"{stem}/csrc/{name}"), io.BytesIO())
 
-    def compile(self, *arguments: str, release: str = "13.0") -> subprocess.CompletedProcess[str]:
-        environment = os.environ | {
-            "PATH": f"{self.folder}/bin:{os.environ['PATH']}",
+    def environment(self, release: str = "13.0") -> dict[str, str]:
+        return os.environ | {
+            "PATH": f"{self.folder}/bin:{Path(sys.executable).parent}:{os.environ['PATH']}",
             "PYTHONPATH": str(self.folder / "site"),
             "LOG": str(self.folder / "log"),
             "RELEASE": release,
         }
+
+    def compile(self, *arguments: str, release: str = "13.0") -> subprocess.CompletedProcess[str]:
+        environment = self.environment(release)
         places = ["--sources", str(self.folder / "sources"), "--objects", str(self.folder / "objects")]
         command = [sys.executable, str(SCRIPT), "compile", *places, "--jobs", "2", *arguments]
         return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -80,6 +84,14 @@ def test_every_file_is_compiled_once(work: Bench) -> None:
     again = work.compile()
     assert (again.returncode, len(work.calls)) == (0, 2)
     assert "2 files, 2 done before" in again.stdout
+
+
+def test_the_documented_line_compiles_beside_the_sources(work: Bench) -> None:
+    (work.folder / "docker").symlink_to(SCRIPT.parent)
+    line = printed("python3 docker/kernels.py compile --sources sources/ --objects objects/ --jobs 64")
+    environment = work.environment()
+    subprocess.run(["bash", "-c", line], cwd=work.folder, env=environment, check=True)
+    assert [name.rpartition("/")[2] for name in work.objects] == ["one.o", "two.o"]
 
 
 def test_only_lost_objects_are_compiled_again(work: Bench) -> None:

@@ -6,7 +6,9 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from tests.e2e.images import ROOT
 
@@ -28,9 +30,11 @@ def copy_of_source(folder: Path) -> None:
             shutil.copyfile(ROOT / name, folder / name)
 
 
-def checkout(folder: Path) -> Path:
-    """Commit all that a release is made of in a new repository."""
+def checkout(folder: Path, files: Mapping[str, str] = MappingProxyType({})) -> Path:
+    """Commit all that a release is made of in a new repository, and `files`, which may replace some of it."""
     copy_of_source(folder)
+    for name, text in files.items():
+        (folder / name).write_text(text, encoding="utf-8")
     (folder / ".gitignore").write_text("__pycache__/\n")
     for words in (("init", "-q"), ("add", "-A"), ("commit", "-qm", "all")):
         git(folder, *words)

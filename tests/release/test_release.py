@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -22,13 +23,14 @@ from bench.base.source import PACKAGE, digest_of
 from bench.cli.main import main
 from bench.images.archive import facts_of, manifest_digest
 from bench.images.build_image import BuildInputs, labels
-from bench.images.fetch import digest
+from bench.images.fetch import digest, image_cache
 from bench.images.variants import find_variant
 from release import __main__ as script
-from tests.bundle.test_third_party import INSTALL_COSIGN
 from tests.cli.test_keys import ssh_key
+from tests.documented_commands import printed
 from tests.e2e.images import ROOT
-from tests.e2e.services import require, require_root
+from tests.e2e.reader import LINK_ENVIRONMENT, Reader
+from tests.e2e.services import SYSTEM, cosign, require, require_root
 from tests.images.made_up_images import make_image
 from tests.images.odd_packages import make_wheel
 from tests.release.checkouts import checkout, git, release
@@ -52,12 +54,16 @@ class Released:
         release(self.source, "--key", self.key, "--image", self.image, "-o", self.files)
 
     def image_of(self, commit: str, name: str = "cpu.tar") -> Path:
-        """Make a small image with the labels that `bench image build` would write."""
-        said = labels(BuildInputs(self.source, find_variant("cpu"), self.folder))
-        contents = {"bomFormat": "CycloneDX", "specVersion": "1.6", "components": []}
-        layer: dict[str, bytes | None] = {"usr/share/bench/sbom.cdx.json": json.dumps(contents).encode()}
         revision = {"org.opencontainers.image.revision": commit}
-        return make_image(self.folder, [{"a": b"1" * 5000}, layer], name, {**said, **revision})
+        return image_of(self.source, "cpu", self.folder, name, **revision)
+
+
+def image_of(source: Path, variant: str, folder: Path, name: str, **other: str) -> Path:
+    """Make a small image with the labels that `bench image build` would write, and others."""
+    said = labels(BuildInputs(source, find_variant(variant), folder))
+    contents = {"bomFormat": "CycloneDX", "specVersion": "1.6", "components": []}
+    layer: dict[str, bytes | None] = {"usr/share/bench/sbom.cdx.json": json.dumps(contents).encode()}
+    return make_image(folder, [{"a": b"1" * 5000}, layer], name, {**said, **other})
 
 
 @pytest.fixture(scope="module")
@@ -113,60 +119,66 @@ def test_sdist_and_wheel_carry_code_manifests_and_what_images_are_built_from(
 # --- signatures, as others verify them --------------------------------------------------------------------
 
 
-def documented(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run a command of docs/release.md in the folder of a release."""
-    assert command in (ROOT / "docs/release.md").read_text()
-    return subprocess.run(command, shell=True, cwd=folder, capture_output=True, text=True, check=False)
-
-
-SUMS = "sha256sum --check SHA256SUMS"
-SSH = """ssh-keygen -Y verify -f allowed_signers -I bench-release -n bench-release@v1 \\
-    -s SHA256SUMS.sig < SHA256SUMS"""
+SUMS = printed("sha256sum --check SHA256SUMS")
+SSH = printed(
+    "ssh-keygen -Y verify -f allowed_signers -I bench-release -n bench-release@v1"
+    " -s SHA256SUMS.sig < SHA256SUMS"
+)
 
 
 def test_checksums_and_the_ssh_signature_are_verified_by_the_documented_commands(
     released: Released, tmp_path: Path
 ) -> None:
-    assert documented(SUMS, released.files).returncode == 0
-    done = documented(SSH, released.files)
-    assert done.returncode == 0, done.stderr
-    assert 'Good "bench-release@v1" signature for bench-release with ED25519 key' in done.stdout
+    reader = Reader(released.files)
+    reader.type(SUMS)
+    said = reader.type(SSH)
+    assert 'Good "bench-release@v1" signature for bench-release with ED25519 key' in said
     for name, data in contents(released.files).items():
         (tmp_path / name).write_bytes(data)
     with (tmp_path / WHEEL).open("ab") as file:
         file.write(b"x")
-    done = documented(SUMS, tmp_path)
-    assert done.returncode == 1 and f"{WHEEL}: FAILED" in done.stdout
+    other = Reader(tmp_path)
+    assert f"{WHEEL}: FAILED" in other.type(SUMS, code=1)
     (tmp_path / "SHA256SUMS").write_bytes((tmp_path / "SHA256SUMS").read_bytes() + b"\n")
-    assert documented(SSH, tmp_path).returncode != 0
+    other.type(SSH, code=255)
 
 
-COSIGN_BLOB = (
-    """cosign verify-blob --key release.pem --insecure-ignore-tlog --signature SHA256SUMS.cosign SHA256SUMS"""
+COSIGN_BLOB = printed(
+    "cosign verify-blob --key release.pem --insecure-ignore-tlog --signature SHA256SUMS.cosign SHA256SUMS"
+)
+COSIGN_PROVENANCE = printed(
+    "cosign verify-blob-attestation --key release.pem --insecure-ignore-tlog"
+    " --type https://slsa.dev/provenance/v1 --signature provenance.dsse.json"
+    " bench_appliance-VERSION-py3-none-any.whl"
 )
 
 
 def test_cosign_verifies_the_checksums_and_the_provenance_of_each_file(
     released: Released, tmp_path: Path
 ) -> None:
-    done = subprocess.run(["sh", INSTALL_COSIGN, tmp_path / "c"], capture_output=True, text=True, check=True)
-    assert COSIGN_BLOB in (ROOT / "docs/release.md").read_text()
+    program = cosign()
+    reader = Reader(
+        released.files,
+        {"HOME": str(tmp_path), "PATH": f"{program.parent}:{SYSTEM}"},
+        {"VERSION": __version__},
+    )
+    for line in (COSIGN_BLOB, COSIGN_PROVENANCE):
+        assert "Verified OK" in reader.type(line)
 
-    def cosign(*words: str) -> int:
+    def verify(*words: str) -> int:
         environment = os.environ | {"HOME": str(tmp_path)}
-        command = [done.stdout.strip(), *words]
+        command = [str(program), *words]
         return subprocess.run(
             command, cwd=released.files, env=environment, capture_output=True, check=False
         ).returncode
 
-    assert cosign(*COSIGN_BLOB.split()[1:]) == 0
-    assert cosign(*COSIGN_BLOB.split()[1:-1], WHEEL) != 0
+    assert verify(*COSIGN_BLOB.split()[1:-1], WHEEL) != 0
     attested = ("verify-blob-attestation", "--key", "release.pem", "--insecure-ignore-tlog", "--type", SLSA)
     for name in (WHEEL, f"{NAME}.tar.gz", "SHA256SUMS", f"bench-cpu-{__version__}.tar"):
-        assert cosign(*attested, "--signature", "provenance.dsse.json", name) == 0
-    assert cosign(*attested, "--signature", "provenance.dsse.json", "allowed_signers") != 0
+        assert verify(*attested, "--signature", "provenance.dsse.json", name) == 0
+    assert verify(*attested, "--signature", "provenance.dsse.json", "allowed_signers") != 0
     image = f"bench-cpu-{__version__}"
-    assert cosign(*attested, "--signature", f"{image}.provenance.dsse.json", f"{image}.tar") == 0
+    assert verify(*attested, "--signature", f"{image}.provenance.dsse.json", f"{image}.tar") == 0
 
 
 def test_the_provenance_names_every_file_and_what_it_was_made_of(released: Released) -> None:
@@ -194,6 +206,13 @@ def test_an_image_is_an_oci_archive_with_its_digest_in_a_registry(released: Rele
     raw = ["skopeo", "inspect", "--raw", f"oci-archive:{path}"]
     listed = subprocess.run(raw, check=True, capture_output=True).stdout
     assert json.loads(listed)["config"]["digest"] == facts.identity.config
+    reader = Reader(released.files, stands_for={"VERSION": __version__})
+    reader.type(
+        printed(
+            "bench image verify bench-cpu-VERSION.tar bench-cpu-VERSION.provenance.dsse.json"
+            " --key release.pub"
+        )
+    )
     digests = (released.files / f"bench-cpu-{__version__}.digests.txt").read_text().split()
     verify = [f"bench-cpu-{__version__}.{kind}.dsse.json" for kind in ("provenance", "contents")]
     words = [str(released.files / name) for name in (path.name, *verify)]
@@ -221,6 +240,34 @@ def test_kernels_are_those_that_the_locks_name_by_digest(
     with pytest.raises(BadInput, match="has no wheel that docker/VARIANT"):
         list(script._kernels(folder, wrong.parent))
     assert list(script._kernels(folder, None)) == []
+
+
+def test_a_release_is_made_by_the_documented_line(released: Released, tmp_path: Path) -> None:
+    """Images and a kernel are stand-ins; the locks of this checkout name the kernel by its digest."""
+    kernel = make_wheel(tmp_path, "flash_attn", {})
+    lock = f"flash-attn==1.0 --hash=sha256:{digest(kernel)}\n"
+    files = {"docker/cuda13.built.lock": lock, "Makefile": (ROOT / "Makefile").read_text(encoding="utf-8")}
+    source = checkout(tmp_path / "source", files)
+    (source / ".git/info/exclude").write_text("*\n")
+    for folder in ("out/images", ".cache/bench/images/wheels"):
+        (source / folder).mkdir(parents=True)
+    kernel.rename(source / ".cache/bench/images/wheels" / kernel.name)
+    for variant in ("cpu", "cuda13"):
+        image_of(source, variant, source / "out/images", f"bench-{variant}.tar")
+    shutil.copy(released.key, source / "release-key")
+    line = printed(
+        'make release KEY=release-key IMAGES="out/images/bench-cpu.tar out/images/bench-cuda13.tar"'
+        " KERNELS=~/.cache/bench/images/wheels"
+    )
+    own = {"PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1"}
+    cache = {"XDG_CACHE_HOME": str(image_cache().parents[1])}
+    reader = Reader(source, own | cache)
+    reader.type(LINK_ENVIRONMENT)
+    reader.type(line)
+    made = contents(source / "out/release")
+    assert {f"bench-{name}-{__version__}.tar" for name in ("cpu", "cuda13")} <= made.keys()
+    assert f"kernels-cuda13/{kernel.name}" in made
+    Reader(source / "out/release").type(SUMS)
 
 
 # --- what is not released -----------------------------------------------------------------------------------
