@@ -89,9 +89,11 @@ MODULES: Mapping[str, Held] = {
     "bench/signing/dsse.py": _held("signatures", f"signing/test_dsse {_KEYS}"),
     "bench/signing/sshsig.py": _held("signatures", f"signing/test_sshsig {_SIGNING} {_KEYS}"),
     "bench/signing/ssh_keys.py": _held("signatures", f"{_SIGNING} {_KEYS}"),
+    "bench/signing/key_file.py": _held("signatures", "cli/test_keys operator/test_operator"),
     "bench/signing/revocation.py": _held("signatures", _KEYS),
     "bench/bundle/statement.py": _held("signatures", f"bundle/test_statement {_BUNDLES}"),
     "bench/bundle/verify.py": _held("signatures", f"bundle/test_verify {_BUNDLES}"),
+    "bench/bundle/verdict.py": _held("signatures", f"bundle/test_verify {_BUNDLES}"),
     "bench/images/attestation.py": _held("signatures", "images/test_attestation"),
     "bench/bundle/handshake.py": _held("certificates", f"operator/test_operator signing/test_ssh {_BUNDLES}"),
     "bench/operator/certify_and_receive.py": _held(
@@ -101,6 +103,7 @@ MODULES: Mapping[str, Held] = {
     "bench/operator/ledger.py": _held("certificates", "operator/test_ledger operator/test_operator"),
     "bench/bundle/recompute_run.py": _held("recomputation", f"{_BUNDLES} {_CHECKED} runner/test_measure"),
     "bench/bundle/held_to_manifest.py": _held("recomputation", _BUNDLES),
+    "bench/bundle/stated_manifest.py": _held("recomputation", _BUNDLES),
     "bench/bundle/plausibility.py": _held("recomputation", f"{_BUNDLES} {_CHECKED}"),
     "bench/bundle/physical_limits.py": _held(
         "recomputation", f"bundle/test_limits {_BUNDLES} node_check/test_results"
@@ -136,11 +139,12 @@ MODULES: Mapping[str, Held] = {
     ),
     **{
         f"bench/library/{name}.py": _held("library", _LIBRARY)
-        for name in ("compare", "energy", "given", "given_manifest", "machines", "plan", "predict", "verify")
+        for name in ("compare", "energy", "given", "given_manifest", "machines", "plan", "predict", "run", "verify")
     },
     "bench/export/standalone/refusals.py": _held("export", "export/test_standalone"),
     "bench/manual/entries.py": _held("manual", _MANUAL),
     "bench/manual/lookup.py": _held("manual", _MANUAL),
+    "bench/images/registry.py": _held("images", "images/test_registry"),
     "bench/images/debian_versions.py": _held("vulnerabilities", "images/test_debian_versions"),
     "bench/images/osv.py": _held("vulnerabilities", "images/test_vulnerabilities"),
     "bench/images/vex.py": _held("vulnerabilities", "images/test_vulnerabilities"),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
 
 import pytest
 
-from benchmarks import mutate as mutation_tester
-from benchmarks.mutate import ChangeName, known_equivalents, mutate, run_tests
+from benchmarks.forked_tests import Request
+from benchmarks.mutate import ChangeName, Copy, known_equivalents, mutate
 from benchmarks.mutated_modules import MODULES, Held
 from benchmarks.mutations import changes, draw
 
@@ -186,7 +187,7 @@ def test_a_second_run_continues_with_the_results_of_the_first(
 ) -> None:
     expect(project, "total(2, 1) == 2")
     assert mutate(project, MONEY, {}, count=5, seed=0) == 1
-    monkeypatch.setattr(mutation_tester, "run_tests", lambda *_: pytest.fail("tried again"))
+    monkeypatch.setattr(Copy, "run", lambda *_: pytest.fail("tried again"))
     assert mutate(project, MONEY, {}, count=5, seed=0) == 1
 
 
@@ -197,12 +198,36 @@ def test_other_tests_are_tried_anew(project: Path) -> None:
     assert mutate(project, MONEY, {}, count=5, seed=0) == 0
 
 
-def test_tests_beyond_their_limit_are_ended_and_have_not_passed(tmp_path: Path) -> None:
-    copy = tmp_path / "tree"
-    copy.mkdir()
-    (tmp_path / "tmp").mkdir()
-    (copy / "test_forever.py").write_text("def test_forever():\n    while True: pass\n")
-    assert not run_tests(copy, ["test_forever.py"], limit=3.0).passed
+@pytest.fixture
+def tree(tmp_path: Path) -> Iterator[Copy]:
+    (tmp_path / "tree").mkdir()
+    copy = Copy(tmp_path / "tree")
+    yield copy
+    copy.close()
+
+
+def test_tests_beyond_their_limit_are_ended_and_have_not_passed(tree: Copy) -> None:
+    (tree.folder / "test_forever.py").write_text("def test_forever():\n    while True: pass\n")
+    assert not tree.run(Request(["test_forever.py"], limit_seconds=3.0)).passed
+    (tree.folder / "test_quick.py").write_text("def test_quick(): pass\n")
+    assert tree.run(Request(["test_quick.py"], limit_seconds=None)).passed
+
+
+def test_a_traced_run_names_the_functions_that_each_test_calls(tree: Copy) -> None:
+    (tree.folder / "money.py").write_text("class Rent:\n    def total(self): return [1 for _ in 'a']\n")
+    test = "import money\ndef test_total(): money.Rent().total()\ndef test_nothing(): pass\n"
+    (tree.folder / "test_money.py").write_text(test)
+    path = str(tree.folder / "money.py")
+    reply = tree.run(Request(["test_money.py"], limit_seconds=None, traced=path))
+    called = {test.name: [name for name in test.functions if "<" not in name] for test in reply.traced}
+    assert called == {"test_money.py::test_total": ["Rent.total"], "test_money.py::test_nothing": []}
+
+
+def test_named_tests_run_first(tree: Copy) -> None:
+    test = "def test_a(): print('a')\ndef test_b(): print('b')\ndef test_c(): assert False, 'never'\n"
+    (tree.folder / "test_order.py").write_text(test)
+    reply = tree.run(Request(["test_order.py"], None, ["test_order.py::test_c"]))
+    assert not reply.passed and "1 failed" in reply.output and "passed" not in reply.output
 
 
 def test_every_equivalent_change_exists_and_has_a_reason() -> None:
