@@ -46,18 +46,18 @@ class Request:
     tests: Sequence[str]
     limit_seconds: float | None  # after which the run is ended, and has not passed
     first: Sequence[str] = ()  # tests that run before the others, in this order
-    traced: str | None = None  # file whose functions the reply lists for each test
+    traced: Sequence[str] = ()  # files of the tree, whose functions the reply lists for each test
 
 
 @dataclass(frozen=True, slots=True)
 class TracedTest:
-    """How long a test took, and which functions of the traced file it called in its own process."""
+    """How long a test took, and which functions of the traced files it called in its own process."""
 
     __test__ = False  # no class of tests, in spite of its name
 
     name: str
     seconds: float
-    functions: Sequence[str]
+    calls: Sequence[Sequence[str]]  # file and function
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,18 +82,18 @@ class _Order:
 
 
 class _Tracer:
-    """Plugin of pytest: notes for each test which functions of a file it calls."""
+    """Plugin of pytest: notes for each test which functions of some files it calls."""
 
-    def __init__(self, path: str | None) -> None:
-        self._path = path
-        self._functions: set[str] = set()
+    def __init__(self, files: Sequence[str]) -> None:
+        self._files = {str(Path.cwd() / file): file for file in files}
+        self._calls: set[tuple[str, str]] = set()
         self.traced: list[TracedTest] = []
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
-        if self._path is None:
+        if not self._files:
             return (yield)
-        self._functions = set()
+        self._calls = set()
         start = time.perf_counter()
         threading.settrace(self._note)
         sys.settrace(self._note)
@@ -103,11 +103,11 @@ class _Tracer:
             sys.settrace(None)
             threading.settrace(None)  # type: ignore[arg-type]
             seconds = time.perf_counter() - start
-            self.traced.append(TracedTest(item.nodeid, seconds, sorted(self._functions)))
+            self.traced.append(TracedTest(item.nodeid, seconds, sorted(self._calls)))
 
-    def _note(self, frame: FrameType, event: str, argument: object) -> None:
-        if frame.f_code.co_filename == self._path:
-            self._functions.add(frame.f_code.co_qualname.replace("<locals>.", ""))
+    def _note(self, frame: FrameType, _event: str, _argument: object) -> None:
+        if file := self._files.get(frame.f_code.co_filename):
+            self._calls.add((file, frame.f_code.co_qualname.replace("<locals>.", "")))
 
 
 def main() -> None:

@@ -4,8 +4,8 @@
 
 Without modules, those of benchmarks/mutated_modules.py that differ from the base. Tests run in copies of this
 tree, two at once, those first that call the changed function. out/mutate keeps the results until the module
-or its tests change, so an interrupted run continues. The exit code is 1 if too few changes were noticed, and 2
-if the unchanged code fails its tests.
+or its tests change, so an interrupted run continues. The exit code is 1 if too few changes were noticed, and
+2 if the unchanged code fails its tests.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,7 +32,7 @@ from tabulate import tabulate
 
 from benchmarks.forked_tests import Reply, Request, TracedTest
 from benchmarks.mutated_modules import MODULES, Held
-from benchmarks.mutations import MODULE, Mutant, draw
+from benchmarks.mutations import Mutant, draw
 
 ROOT = Path(__file__).parents[1]
 EQUIVALENT = Path(__file__).parent / "data" / "equivalent_mutants.json"
@@ -101,7 +101,7 @@ def mutate(
     with copies(root, at_once) as free, ThreadPoolExecutor(at_once) as pool:
         mutated = [MutatedModule(root, name, held, seed, free, equivalent) for name, held in modules.items()]
         try:
-            list(pool.map(MutatedModule.without_change, mutated))
+            list(pool.map(lambda held_alike: without_change(held_alike, free), by_tests(mutated)))
         except UnchangedFails as error:
             print(error, file=sys.stderr)
             return 2
@@ -137,23 +137,23 @@ class MutatedModule:
         self._noticed: dict[str, bool] = {entry["key"]: entry["noticed"] for entry in entries[1:]}
         self._endings: list[str] = []
 
-    def without_change(self) -> None:
-        """Learn which tests call which functions, and how long all take, which limits them later.
+    @property
+    def is_known(self) -> bool:
+        """Whether an earlier run tested the module without a change."""
+        return self._seconds is not None
 
-        UnchangedFails if they do not pass. They run a second time as they will with mutants: in another
-        order, and with libraries that are imported already.
-        """
-        if self._seconds is None:
-            unchanged = ast.unparse(ast.parse(self._source))
-            self._traced = self._passed(self._test(unchanged, None, traced=True)).traced
-            self._seconds = self._passed(self._test(unchanged, None, self._first(MODULE))).seconds
-            traced = [asdict(test) for test in self._traced]
-            self._remember({"seconds": self._seconds, "traced": traced})
+    def write_unchanged(self, folder: Path) -> None:
+        """Write the module into a copy of the tree as its mutants are written: without comments."""
+        write_source(folder / self.name, ast.unparse(ast.parse(self._source)))
 
-    def _passed(self, reply: Reply) -> Reply:
-        if not reply.passed:
-            raise UnchangedFails(f"{reply.output}\n{self.name}: its tests fail without a change")
-        return reply
+    def restore(self, folder: Path) -> None:
+        write_source(folder / self.name, self._source)
+
+    def learn(self, seconds: float, traced: Sequence[TracedTest]) -> None:
+        """Note how long the tests take without a change, and which functions each of them calls."""
+        mine = [replace(test, calls=[call for call in test.calls if call[0] == self.name]) for test in traced]
+        self._seconds, self._traced = seconds, [test for test in mine if test.calls]
+        self._remember({"seconds": seconds, "traced": [asdict(test) for test in self._traced]})
 
     def drawn(self, count: int) -> list[Mutant]:
         return draw(self._source, count, self._seed)
@@ -168,7 +168,8 @@ class MutatedModule:
                 limit = 10 + 3 * self._seconds
                 reply = self._test(mutant.source, limit, self._first(mutant.function))
                 self._noticed[key] = not reply.passed
-                self._remember({"key": key, "noticed": self._noticed[key], **_shown(mutant)})
+                found = {"noticed": self._noticed[key], "seconds": reply.seconds}
+                self._remember({"key": key, **found, **_shown(mutant)})
             ending = "noticed" if self._noticed[key] else "survived"
         self._endings.append(ending)
         return ending
@@ -184,27 +185,64 @@ class MutatedModule:
 
     def _first(self, function: str) -> Sequence[str]:
         """Return the tests that call a function, or any of the module if none does; the quickest first."""
-        reach = [test for test in self._traced if function in test.functions]
-        reach = reach or [test for test in self._traced if test.functions]
-        return [test.name for test in sorted(reach, key=lambda test: test.seconds)]
+        reach = [test for test in self._traced if [self.name, function] in test.calls]
+        return quickest_first(reach or self._traced)
 
-    def _test(
-        self, source: str, limit: float | None, first: Sequence[str] = (), traced: bool = False
-    ) -> Reply:
+    def _test(self, source: str, limit: float, first: Sequence[str]) -> Reply:
         """Run the tests in a copy of the tree in which the module has another source."""
         copy = self._free.get()
-        path = copy.folder / self.name
         try:
-            write_source(path, source)
-            return copy.run(Request(self.held.tests, limit, first, str(path) if traced else None))
+            write_source(copy.folder / self.name, source)
+            return copy.run(Request(self.held.tests, limit, first))
         finally:
-            write_source(path, self._source)
+            self.restore(copy.folder)
             self._free.put(copy)
 
     def _remember(self, entry: Mapping[str, object]) -> None:
         self._file.parent.mkdir(parents=True, exist_ok=True)
         with self._file.open("a") as file:
             file.write(json.dumps(entry) + "\n")
+
+
+def by_tests(modules: Sequence[MutatedModule]) -> Sequence[Sequence[MutatedModule]]:
+    """Return the modules that no earlier run tested without a change, those with equal tests together."""
+    groups: dict[frozenset[str], list[MutatedModule]] = {}
+    for module in modules:
+        if not module.is_known:
+            groups.setdefault(frozenset(module.held.tests), []).append(module)
+    return list(groups.values())
+
+
+def without_change(modules: Sequence[MutatedModule], free: queue.Queue[Copy]) -> None:
+    """Learn which tests call which functions of modules with equal tests, and how long all tests take.
+
+    UnchangedFails if they do not pass. They run a second time as they will with mutants: in another order,
+    and with libraries that are imported already.
+    """
+    tests = modules[0].held.tests
+    copy = free.get()
+    try:
+        for module in modules:
+            module.write_unchanged(copy.folder)
+        traced = _passed(copy.run(Request(tests, None, traced=[module.name for module in modules]))).traced
+        first = quickest_first([test for test in traced if test.calls])
+        seconds = _passed(copy.run(Request(tests, None, first))).seconds
+    finally:
+        for module in modules:
+            module.restore(copy.folder)
+        free.put(copy)
+    for module in modules:
+        module.learn(seconds, traced)
+
+
+def _passed(reply: Reply) -> Reply:
+    if not reply.passed:
+        raise UnchangedFails(f"{reply.output}\nThese tests fail without a change of their modules")
+    return reply
+
+
+def quickest_first(tests: Sequence[TracedTest]) -> Sequence[str]:
+    return [test.name for test in sorted(tests, key=lambda test: test.seconds)]
 
 
 def _ending(pair: tuple[MutatedModule, Mutant]) -> str:

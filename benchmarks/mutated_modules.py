@@ -139,7 +139,17 @@ MODULES: Mapping[str, Held] = {
     ),
     **{
         f"bench/library/{name}.py": _held("library", _LIBRARY)
-        for name in ("compare", "energy", "given", "given_manifest", "machines", "plan", "predict", "run", "verify")
+        for name in (
+            "compare",
+            "energy",
+            "given",
+            "given_manifest",
+            "machines",
+            "plan",
+            "predict",
+            "run",
+            "verify",
+        )
     },
     "bench/export/standalone/refusals.py": _held("export", "export/test_standalone"),
     "bench/manual/entries.py": _held("manual", _MANUAL),
