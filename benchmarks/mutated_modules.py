@@ -93,7 +93,7 @@ MODULES: Mapping[str, Held] = {
     "bench/signing/revocation.py": _held("signatures", _KEYS),
     "bench/bundle/statement.py": _held("signatures", f"bundle/test_statement {_BUNDLES}"),
     "bench/bundle/verify.py": _held("signatures", f"bundle/test_verify {_BUNDLES}"),
-    "bench/bundle/verdict.py": _held("signatures", f"bundle/test_verify {_BUNDLES}"),
+    "bench/bundle/verdict.py": _held("signatures", f"bundle/test_verdict {_BUNDLES}"),
     "bench/images/attestation.py": _held("signatures", "images/test_attestation"),
     "bench/bundle/handshake.py": _held("certificates", f"operator/test_operator signing/test_ssh {_BUNDLES}"),
     "bench/operator/certify_and_receive.py": _held(
@@ -147,7 +147,6 @@ MODULES: Mapping[str, Held] = {
             "machines",
             "plan",
             "predict",
-            "run",
             "verify",
         )
     },
