@@ -17,6 +17,7 @@ import sys
 import tempfile
 import threading
 import time
+import warnings
 from collections.abc import Generator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -132,7 +133,7 @@ def _run(request: Request) -> Reply:
         learnt.seek(0)
         found = json.loads(learnt.read() or b'{"modules": [], "traced": []}')
     for module in found["modules"]:
-        with suppress(Exception):  # the tests that need it will say so
+        with suppress(Exception), warnings.catch_warnings(action="ignore"):  # its tests will tell
             importlib.import_module(module)
     return Reply(code == 0, seconds, text, [TracedTest(**entry) for entry in found["traced"]])
 

@@ -39,7 +39,7 @@ _SEARCH = (
 )
 _JUDGING = "node_check/checks/test_faults node_check/checks/test_recorded node_check/checks/test_contract"
 _PREDICTING = "planning/test_prediction planning/test_choice report/test_predicted_estimate"
-_LIBRARY = "library/test_functions library/test_options bundle/test_forged_bundles"
+_LIBRARY = "library/test_functions library/test_documents library/test_options bundle/test_forged_bundles"
 _MANUAL = "manual/test_entries cli/test_explain"
 _PUSHING = "push/test_push_to_node push/test_without_engine"
 _COMPARING = "report/test_comparing report/test_formats report/test_floors"
@@ -103,7 +103,7 @@ MODULES: Mapping[str, Held] = {
     "bench/operator/ledger.py": _held("certificates", "operator/test_ledger operator/test_operator"),
     "bench/bundle/recompute_run.py": _held("recomputation", f"{_BUNDLES} {_CHECKED} runner/test_measure"),
     "bench/bundle/held_to_manifest.py": _held("recomputation", _BUNDLES),
-    "bench/bundle/stated_manifest.py": _held("recomputation", _BUNDLES),
+    "bench/bundle/stated_manifest.py": _held("recomputation", f"bundle/test_stated_manifest {_BUNDLES}"),
     "bench/bundle/plausibility.py": _held("recomputation", f"{_BUNDLES} {_CHECKED}"),
     "bench/bundle/physical_limits.py": _held(
         "recomputation", f"bundle/test_limits {_BUNDLES} node_check/test_results"
