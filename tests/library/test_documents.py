@@ -1,4 +1,4 @@
-"""The documents of the library, in words and digits: the command prints the same, so it cannot tell mistakes."""
+"""The documents of the library in words and digits: the command prints the same, and cannot tell mistakes."""
 
 from __future__ import annotations
 
