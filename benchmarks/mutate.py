@@ -98,7 +98,7 @@ def mutate(
     at_once: int = AT_ONCE,
 ) -> int:
     """Try mutants of each module, print survivors and a table, and return the exit code."""
-    with copies(root, at_once) as free, ThreadPoolExecutor(at_once) as pool:
+    with threads(at_once) as pool, copies(root, at_once) as free:
         mutated = [MutatedModule(root, name, held, seed, free, equivalent) for name, held in modules.items()]
         try:
             list(pool.map(lambda held_alike: without_change(held_alike, free), by_tests(mutated)))
@@ -278,7 +278,10 @@ class Copy:
         assert process.stdin and process.stdout, "both are pipes"
         process.stdin.write(json.dumps(asdict(request)) + "\n")
         process.stdin.flush()
-        reply: dict[str, Any] = json.loads(process.stdout.readline())
+        line = process.stdout.readline()
+        if not line:
+            raise EOFError(f"the process that runs tests in {self.folder} has ended")
+        reply: dict[str, Any] = json.loads(line)
         return Reply(**reply | {"traced": [TracedTest(**test) for test in reply["traced"]]})
 
     def _started(self) -> subprocess.Popen[str]:
@@ -297,6 +300,16 @@ class Copy:
         if self._process:
             self._process.terminate()
             self._process.communicate()
+
+
+@contextmanager
+def threads(count: int) -> Iterator[ThreadPoolExecutor]:
+    """Provide threads, which begin nothing more after an error or ctrl-c."""
+    with ThreadPoolExecutor(count) as pool:
+        try:
+            yield pool
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 @contextmanager

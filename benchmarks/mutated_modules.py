@@ -79,7 +79,9 @@ MODULES: Mapping[str, Held] = {
         "estimates", "report/test_priced_predictions planning/test_prediction"
     ),
     "bench/push/host_push.py": _held("pushing", f"{_PUSHING} push/test_strange_nodes"),
-    "bench/push/node_preflight.py": _held("pushing", f"push/test_missing_kernels {_PUSHING}"),
+    "bench/push/node_preflight.py": _held(
+        "pushing", f"push/test_node_preflight push/test_missing_kernels {_PUSHING}"
+    ),
     "bench/push/push_to_node.py": _held("pushing", _PUSHING),
     "bench/push/engine_choice.py": _held("pushing", "push/test_engine_choice"),
     "bench/push/forecast.py": _held("pushing", "push/test_forecast"),
@@ -134,9 +136,7 @@ MODULES: Mapping[str, Held] = {
         for name in ("bmc", "drift", "file_systems", "host_errors", "network", "numa", "ports")
     },
     "bench/node_check/fleet.py": _held("judging", "node_check/test_fleet node_check/test_results"),
-    "bench/node_check/check_results.py": _held(
-        "judging", "node_check/test_results node_check/test_fleet node_check/test_baseline"
-    ),
+    "bench/node_check/check_results.py": _held("judging", "node_check/test_results node_check/test_fleet"),
     **{
         f"bench/library/{name}.py": _held("library", _LIBRARY)
         for name in (
