@@ -82,7 +82,7 @@ MODULES: Mapping[str, Held] = {
     "bench/push/node_preflight.py": _held(
         "pushing", f"push/test_node_preflight push/test_missing_kernels {_PUSHING}"
     ),
-    "bench/push/push_to_node.py": _held("pushing", _PUSHING),
+    "bench/push/push_to_node.py": _held("pushing", f"push/test_node_push {_PUSHING}"),
     "bench/push/engine_choice.py": _held("pushing", "push/test_engine_choice"),
     "bench/push/forecast.py": _held("pushing", "push/test_forecast"),
     "bench/push/place_lock.py": _held("pushing", "push/test_shared_home"),
