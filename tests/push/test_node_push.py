@@ -303,8 +303,16 @@ def test_a_run_is_recorded_with_how_its_node_is_reached(tmp_path: Path) -> None:
     assert (made.key, made.valid_seconds, made.keep) == (str(KEY.path), 86_400, True)
     assert (made.environment, made.follows, made.state) == (None, False, "begun")
     assert (made.mirror / "manifest.json").read_bytes() == QUICKSTART.read_bytes()
-    again = one._record_run(dataclasses.replace(IN_VENV), CODE_THERE, made)
+    assert (made.nodes, made.slurm_where) == (1, None)
+    again = one._record_run(IN_VENV, CODE_THERE, made)
     assert (again.run_id, again.engine, again.image) == (made.run_id, "venv", OTHER)
+
+
+def test_a_job_of_several_nodes_is_recorded_with_where_it_runs(tmp_path: Path) -> None:
+    slurm = Slurm(partition="gpu", nodes=4)
+    one, _ = pushed(tmp_path, slurm=slurm, ledger=tmp_path / "ledger.jsonl")
+    made = one._record_run(BY_PYTHON, CODE_THERE, None)
+    assert (made.nodes, made.slurm_where, made.image) == (4, "--partition=gpu", None)
 
 
 @pytest.fixture
