@@ -9,6 +9,7 @@ import pytest
 
 import bench
 from bench.base.gpu_catalogue import gpu_models
+from bench.records.trial import NodeFacts
 
 ROOT = Path(__file__).parents[2]
 CHECK = ROOT / "results/node-check-2xh100/quick.tar"
@@ -73,6 +74,20 @@ def test_a_plan_and_a_prediction_say_why_nothing_is_likely() -> None:
     assert document["predicted"] == []
     found = {"model": "llama-3.1-8b", "gpu": "NVIDIA GeForce RTX 4090", "gpus": 1, "reason": reason}
     assert document["unpredicted"] == [found]
+
+
+def test_a_machine_without_gpus_plans_for_its_cpu_and_for_no_number_of_gpus(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    node = NodeFacts("a CPU", 8, 1 << 36, "Linux", "6", "3.12")
+    monkeypatch.setattr("bench.library.plan.probed", lambda advice: node)
+    for gpus in (None, 1):
+        target = bench.plan(TINY, gpus=gpus).plan.target
+        assert (target.device, target.gpus) == ("cpu", 1)
+    with pytest.raises(bench.BadInput) as refused:
+        bench.plan(TINY, gpus=2)
+    assert refused.value.message == "--gpus 2 without --gpu, and this machine has no GPU"
+    assert refused.value.advice == "--gpu NAME names the kind"
 
 
 @pytest.mark.parametrize("gpu", [model for model in gpu_models() if not model.runs_bench])
@@ -166,3 +181,14 @@ def test_an_option_for_runs_is_refused_for_node_checks(option: str, given: dict[
         bench.compare(CHECK, **given)
     assert refused.value.message == f"{option}: for training runs only, and these are node checks"
     assert refused.value.advice == "leave it out"
+
+
+def test_runs_and_node_checks_are_counted_apart(tmp_path: Path) -> None:
+    run, broken = ROOT / "results/hour-h200/decided.tar", tmp_path / "broken.tar"
+    broken.write_bytes(b"no bundle")
+    assert bench.compare(run).runs.bundles == 1
+    compared = bench.compare([run, CHECK, broken])
+    assert compared.runs.bundles == 2  # with the broken one
+    assert compared.fleet is not None and len(compared.fleet.nodes) == 1
+    assert [refused.path for refused in compared.refused] == [str(broken)]
+    assert bench.compare(CHECK).runs.bundles == 0
