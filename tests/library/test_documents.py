@@ -9,7 +9,7 @@ import pytest
 
 import bench
 from bench.base.gpu_catalogue import gpu_models
-from bench.records.trial import NodeFacts
+from bench.records.trial import Gpu, NodeFacts
 
 ROOT = Path(__file__).parents[2]
 CHECK = ROOT / "results/node-check-2xh100/quick.tar"
@@ -88,6 +88,15 @@ def test_a_machine_without_gpus_plans_for_its_cpu_and_for_no_number_of_gpus(
         bench.plan(TINY, gpus=2)
     assert refused.value.message == "--gpus 2 without --gpu, and this machine has no GPU"
     assert refused.value.advice == "--gpu NAME names the kind"
+
+
+def test_a_machine_with_gpus_plans_for_the_number_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = tuple(Gpu(number, "NVIDIA H200", f"GPU-{number}", 1 << 37, "9.0") for number in range(4))
+    node = NodeFacts("a CPU", 8, 1 << 36, "Linux", "6", "3.12", gpus)
+    monkeypatch.setattr("bench.library.plan.probed", lambda advice: node)
+    for asked, planned in ((None, 4), (1, 1), (2, 2)):
+        target = bench.plan(TINY, gpus=asked).plan.target
+        assert (target.device, target.name, target.gpus) == ("cuda", "NVIDIA H200", planned)
 
 
 @pytest.mark.parametrize("gpu", [model for model in gpu_models() if not model.runs_bench])
