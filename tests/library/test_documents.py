@@ -9,6 +9,7 @@ import pytest
 
 import bench
 from bench.base.gpu_catalogue import gpu_models
+from bench.library.verify import CheckedBundle
 from bench.records.trial import Gpu, NodeFacts
 
 ROOT = Path(__file__).parents[2]
@@ -201,3 +202,21 @@ def test_runs_and_node_checks_are_counted_apart(tmp_path: Path) -> None:
     assert compared.fleet is not None and len(compared.fleet.nodes) == 1
     assert [refused.path for refused in compared.refused] == [str(broken)]
     assert bench.compare(CHECK).runs.bundles == 0
+
+
+def test_a_machine_trains_in_at_most_all_of_its_lifetime() -> None:
+    for given in (1, 1.0, "100%"):
+        assert bench.compare(ROOT / "results/hour-h200/decided.tar", utilisation=given).runs.utilisation == 1
+    for given in (1.01, "101%"):
+        with pytest.raises(bench.BadInput, match=r"^utilisation: "):
+            bench.compare(CHECK, utilisation=given)
+
+
+@pytest.mark.parametrize(
+    ("where", "inside"), [("a.tar", None), ("a.tar: results.json", "results.json"), (None, None)]
+)
+def test_a_refused_bundle_tells_the_file_inside_it(where: str | None, inside: str | None) -> None:
+    refusal = bench.VerificationFailed("is malformed", where=where)
+    assert CheckedBundle(Path("a.tar"), None, refusal).to_json() == {
+        "path": "a.tar", "valid": False, "where": inside, "reason": "is malformed", "exit_code": 4,
+    }  # fmt: skip
