@@ -136,7 +136,9 @@ MODULES: Mapping[str, Held] = {
         for name in ("bmc", "drift", "file_systems", "host_errors", "network", "numa", "ports")
     },
     "bench/node_check/fleet.py": _held("judging", "node_check/test_fleet node_check/test_results"),
-    "bench/node_check/check_results.py": _held("judging", "node_check/test_results node_check/test_fleet"),
+    "bench/node_check/check_results.py": _held(
+        "judging", "node_check/test_manifest_of_results node_check/test_results node_check/test_fleet"
+    ),
     **{
         f"bench/library/{name}.py": _held("library", _LIBRARY)
         for name in (

@@ -75,6 +75,8 @@ def test_a_plan_and_a_prediction_say_why_nothing_is_likely() -> None:
     assert document["predicted"] == []
     found = {"model": "llama-3.1-8b", "gpu": "NVIDIA GeForce RTX 4090", "gpus": 1, "reason": reason}
     assert document["unpredicted"] == [found]
+    interrupted: Any = bench.predict(large, gpu="rtx 4090", interrupted_every="6h").to_json()
+    assert interrupted["unpredicted"] == [found]
 
 
 def test_a_machine_without_gpus_plans_for_its_cpu_and_for_no_number_of_gpus(
