@@ -3,8 +3,9 @@
     python -m benchmarks.mutate [MODULE ...] [--base HEAD~1] [--mutants 40] [--seed 0]
 
 Without modules, those of benchmarks/mutated_modules.py that differ from the base. Tests run in copies of this
-tree, two at once. out/mutate keeps the results until the module or its tests change, so an interrupted run
-continues. The exit code is 1 if too few changes were noticed, and 2 if the unchanged code fails its tests.
+tree, two at once, those first that call the changed function. out/mutate keeps the results until the module
+or its tests change, so an interrupted run continues. The exit code is 1 if too few changes were noticed, and
+2 if the unchanged code fails its tests.
 """
 
 from __future__ import annotations
@@ -20,34 +21,25 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tabulate import tabulate
 
+from benchmarks.forked_tests import Reply, Request, TracedTest
 from benchmarks.mutated_modules import MODULES, Held
 from benchmarks.mutations import Mutant, draw
 
 ROOT = Path(__file__).parents[1]
 EQUIVALENT = Path(__file__).parent / "data" / "equivalent_mutants.json"
 AT_ONCE = 2
+FORKED_TESTS = Path(__file__).with_name("forked_tests.py")
 NOT_COPIED = shutil.ignore_patterns(".*", "__pycache__", "out", "build", "dist", "*.egg-info")
 HEADERS = ("module", "subject", "mutants", "noticed", "equivalent", "survivors", "share")
-PYTEST = (
-    "-x",
-    "-q",
-    "-n",
-    "0",
-    "-p",
-    "no:cacheprovider",
-    "--hypothesis-seed=0",
-    "-m",
-    "not slow and not e2e",
-)
 
 
 class ChangeName(NamedTuple):
@@ -56,14 +48,6 @@ class ChangeName(NamedTuple):
     module: str
     function: str
     change: str
-
-
-class Answer(NamedTuple):
-    """How a run of tests ended."""
-
-    passed: bool
-    seconds: float
-    output: str
 
 
 class UnchangedFails(Exception):
@@ -78,6 +62,7 @@ def main() -> int:
     parser.add_argument("--base", default="HEAD~1")
     parser.add_argument("--mutants", type=int, default=40, help="of each module")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--at-once", type=int, default=AT_ONCE, help="copies of the tree in which tests run")
     arguments = parser.parse_args()
     names = arguments.modules or changed_since(arguments.base)
     if unknown := [name for name in names if name not in MODULES]:
@@ -87,7 +72,7 @@ def main() -> int:
         return 0
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # removes the copies, as after ctrl-c
     modules = {name: MODULES[name] for name in names}
-    return mutate(ROOT, modules, known_equivalents(), arguments.mutants, arguments.seed)
+    return mutate(ROOT, modules, known_equivalents(), arguments.mutants, arguments.seed, arguments.at_once)
 
 
 def changed_since(base: str) -> list[str]:
@@ -105,13 +90,18 @@ def known_equivalents() -> Mapping[ChangeName, str]:
 
 
 def mutate(
-    root: Path, modules: Mapping[str, Held], equivalent: Mapping[ChangeName, str], count: int, seed: int
+    root: Path,
+    modules: Mapping[str, Held],
+    equivalent: Mapping[ChangeName, str],
+    count: int,
+    seed: int,
+    at_once: int = AT_ONCE,
 ) -> int:
     """Try mutants of each module, print survivors and a table, and return the exit code."""
-    with copies(root) as free, ThreadPoolExecutor(AT_ONCE) as pool:
+    with threads(at_once) as pool, copies(root, at_once) as free:
         mutated = [MutatedModule(root, name, held, seed, free, equivalent) for name, held in modules.items()]
         try:
-            list(pool.map(MutatedModule.without_change, mutated))
+            list(pool.map(lambda held_alike: without_change(held_alike, free), by_tests(mutated)))
         except UnchangedFails as error:
             print(error, file=sys.stderr)
             return 2
@@ -132,7 +122,7 @@ class MutatedModule:
         name: str,
         held: Held,
         seed: int,
-        free: queue.Queue[Path],
+        free: queue.Queue[Copy],
         equivalent: Mapping[ChangeName, str],
     ) -> None:
         self.name, self.held = name, held
@@ -143,17 +133,27 @@ class MutatedModule:
         lines = self._file.read_text().splitlines() if self._file.exists() else []
         entries = [json.loads(line) for line in lines]
         self._seconds: float | None = entries[0]["seconds"] if entries else None
+        self._traced = [TracedTest(**test) for test in entries[0]["traced"]] if entries else []
         self._noticed: dict[str, bool] = {entry["key"]: entry["noticed"] for entry in entries[1:]}
         self._endings: list[str] = []
 
-    def without_change(self) -> None:
-        """Measure how long the tests take, which limits them later; UnchangedFails if they do not pass."""
-        if self._seconds is None:
-            answer = self._test(ast.unparse(ast.parse(self._source)), None)
-            if not answer.passed:
-                raise UnchangedFails(f"{answer.output}\n{self.name}: its tests fail without a change")
-            self._seconds = answer.seconds
-            self._remember({"seconds": self._seconds})
+    @property
+    def is_known(self) -> bool:
+        """Whether an earlier run tested the module without a change."""
+        return self._seconds is not None
+
+    def write_unchanged(self, folder: Path) -> None:
+        """Write the module into a copy of the tree as its mutants are written: without comments."""
+        write_source(folder / self.name, ast.unparse(ast.parse(self._source)))
+
+    def restore(self, folder: Path) -> None:
+        write_source(folder / self.name, self._source)
+
+    def learn(self, seconds: float, traced: Sequence[TracedTest]) -> None:
+        """Note how long the tests take without a change, and which functions each of them calls."""
+        mine = [replace(test, calls=[call for call in test.calls if call[0] == self.name]) for test in traced]
+        self._seconds, self._traced = seconds, [test for test in mine if test.calls]
+        self._remember({"seconds": seconds, "traced": [asdict(test) for test in self._traced]})
 
     def drawn(self, count: int) -> list[Mutant]:
         return draw(self._source, count, self._seed)
@@ -165,9 +165,11 @@ class MutatedModule:
             key = hashlib.sha256(mutant.source.encode()).hexdigest()
             if key not in self._noticed:
                 assert self._seconds is not None, "without_change comes first"
-                answer = self._test(mutant.source, 10 + 3 * self._seconds)
-                self._noticed[key] = not answer.passed
-                self._remember({"key": key, "noticed": self._noticed[key], **_shown(mutant)})
+                limit = 10 + 3 * self._seconds
+                reply = self._test(mutant.source, limit, self._first(mutant.function))
+                self._noticed[key] = not reply.passed
+                found = {"noticed": self._noticed[key], "seconds": reply.seconds}
+                self._remember({"key": key, **found, **_shown(mutant)})
             ending = "noticed" if self._noticed[key] else "survived"
         self._endings.append(ending)
         return ending
@@ -181,21 +183,66 @@ class MutatedModule:
         counts = [self._endings.count(ending) for ending in ("noticed", "equivalent", "survived")]
         return (self.name, self.held.subject, len(self._endings), *counts, f"{self.share:.1%}")
 
-    def _test(self, source: str, limit: float | None) -> Answer:
+    def _first(self, function: str) -> Sequence[str]:
+        """Return the tests that call a function, or any of the module if none does; the quickest first."""
+        reach = [test for test in self._traced if [self.name, function] in test.calls]
+        return quickest_first(reach or self._traced)
+
+    def _test(self, source: str, limit: float, first: Sequence[str]) -> Reply:
         """Run the tests in a copy of the tree in which the module has another source."""
         copy = self._free.get()
-        path = copy / self.name
         try:
-            write_source(path, source)
-            return run_tests(copy, self.held.tests, limit)
+            write_source(copy.folder / self.name, source)
+            return copy.run(Request(self.held.tests, limit, first))
         finally:
-            write_source(path, self._source)
+            self.restore(copy.folder)
             self._free.put(copy)
 
     def _remember(self, entry: Mapping[str, object]) -> None:
         self._file.parent.mkdir(parents=True, exist_ok=True)
         with self._file.open("a") as file:
             file.write(json.dumps(entry) + "\n")
+
+
+def by_tests(modules: Sequence[MutatedModule]) -> Sequence[Sequence[MutatedModule]]:
+    """Return the modules that no earlier run tested without a change, those with equal tests together."""
+    groups: dict[frozenset[str], list[MutatedModule]] = {}
+    for module in modules:
+        if not module.is_known:
+            groups.setdefault(frozenset(module.held.tests), []).append(module)
+    return list(groups.values())
+
+
+def without_change(modules: Sequence[MutatedModule], free: queue.Queue[Copy]) -> None:
+    """Learn which tests call which functions of modules with equal tests, and how long all tests take.
+
+    UnchangedFails if they do not pass. They run a second time as they will with mutants: in another order,
+    and with libraries that are imported already.
+    """
+    tests = modules[0].held.tests
+    copy = free.get()
+    try:
+        for module in modules:
+            module.write_unchanged(copy.folder)
+        traced = _passed(copy.run(Request(tests, None, traced=[module.name for module in modules]))).traced
+        first = quickest_first([test for test in traced if test.calls])
+        seconds = _passed(copy.run(Request(tests, None, first))).seconds
+    finally:
+        for module in modules:
+            module.restore(copy.folder)
+        free.put(copy)
+    for module in modules:
+        module.learn(seconds, traced)
+
+
+def _passed(reply: Reply) -> Reply:
+    if not reply.passed:
+        raise UnchangedFails(f"{reply.output}\nThese tests fail without a change of their modules")
+    return reply
+
+
+def quickest_first(tests: Sequence[TracedTest]) -> Sequence[str]:
+    return [test.name for test in sorted(tests, key=lambda test: test.seconds)]
 
 
 def _ending(pair: tuple[MutatedModule, Mutant]) -> str:
@@ -218,17 +265,67 @@ def digest(root: Path, module: str, held: Held) -> str:
     return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()[:12]
 
 
+class Copy:
+    """A copy of the tree, and the process that runs tests in it, which starts with the first of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._process: subprocess.Popen[str] | None = None
+
+    def run(self, request: Request) -> Reply:
+        """Run tests until one fails, or until the limit has passed."""
+        process = self._process = self._process or self._started()
+        assert process.stdin and process.stdout, "both are pipes"
+        process.stdin.write(json.dumps(asdict(request)) + "\n")
+        process.stdin.flush()
+        line = process.stdout.readline()
+        if not line:
+            raise EOFError(f"the process that runs tests in {self.folder} has ended")
+        reply: dict[str, Any] = json.loads(line)
+        return Reply(**reply | {"traced": [TracedTest(**test) for test in reply["traced"]]})
+
+    def _started(self) -> subprocess.Popen[str]:
+        temporary = self.folder.with_name("tmp")
+        temporary.mkdir(exist_ok=True)
+        environment = os.environ | {
+            "PYTHONPATH": str(self.folder), "TMPDIR": str(temporary), "OMP_NUM_THREADS": "1"
+        }  # fmt: skip
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
+        return subprocess.Popen(
+            [sys.executable, FORKED_TESTS], cwd=self.folder, env=environment, text=True, encoding="utf-8",
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        if self._process:
+            self._process.terminate()
+            self._process.communicate()
+
+
 @contextmanager
-def copies(root: Path) -> Iterator[queue.Queue[Path]]:
+def threads(count: int) -> Iterator[ThreadPoolExecutor]:
+    """Provide threads, which begin nothing more after an error or ctrl-c."""
+    with ThreadPoolExecutor(count) as pool:
+        try:
+            yield pool
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+@contextmanager
+def copies(root: Path, count: int) -> Iterator[queue.Queue[Copy]]:
     """Provide copies of the tree, without the files that a build or an earlier run left in it."""
-    free: queue.Queue[Path] = queue.Queue()
     with tempfile.TemporaryDirectory(prefix="mutate-", ignore_cleanup_errors=True) as folder:
-        for number in range(AT_ONCE):
-            copy = Path(folder, str(number), "tree")
-            shutil.copytree(root, copy, ignore=NOT_COPIED)
-            copy.with_name("tmp").mkdir()
-            free.put(copy)
-        yield free
+        made = [Copy(Path(folder).resolve() / str(number) / "tree") for number in range(count)]
+        free: queue.Queue[Copy] = queue.Queue()
+        try:
+            for copy in made:
+                shutil.copytree(root, copy.folder, ignore=NOT_COPIED)
+                free.put(copy)
+            yield free
+        finally:
+            for copy in made:
+                copy.close()
 
 
 def write_source(path: Path, source: str) -> None:
@@ -236,30 +333,6 @@ def write_source(path: Path, source: str) -> None:
     path.write_text(source)
     for bytecode in path.parent.glob(f"__pycache__/{path.stem}.*.pyc"):
         bytecode.unlink()
-
-
-def run_tests(copy: Path, tests: Sequence[str], limit: float | None) -> Answer:
-    """Run tests in a copy of the tree until one fails, or until the limit in seconds has passed."""
-    environment = os.environ | {"PYTHONPATH": str(copy), "TMPDIR": str(copy.with_name("tmp"))}
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)
-    start = time.monotonic()
-    # Not a pipe, which processes that outlive a killed pytest would keep open.
-    with tempfile.TemporaryFile() as output:
-        command = [sys.executable, "-m", "pytest", *PYTEST, *tests]
-        process = subprocess.Popen(
-            command, cwd=copy, env=environment, stdout=output, stderr=output, start_new_session=True
-        )
-        try:
-            code = process.wait(limit)
-        except subprocess.TimeoutExpired:
-            code = None
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        output.seek(0)
-        text = output.read().decode(errors="replace")
-    return Answer(code == 0, time.monotonic() - start, text)
 
 
 if __name__ == "__main__":

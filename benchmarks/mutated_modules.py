@@ -39,7 +39,7 @@ _SEARCH = (
 )
 _JUDGING = "node_check/checks/test_faults node_check/checks/test_recorded node_check/checks/test_contract"
 _PREDICTING = "planning/test_prediction planning/test_choice report/test_predicted_estimate"
-_LIBRARY = "library/test_functions library/test_options bundle/test_forged_bundles"
+_LIBRARY = "library/test_functions library/test_documents library/test_options bundle/test_forged_bundles"
 _MANUAL = "manual/test_entries cli/test_explain"
 _PUSHING = "push/test_push_to_node push/test_without_engine"
 _COMPARING = "report/test_comparing report/test_formats report/test_floors"
@@ -79,8 +79,10 @@ MODULES: Mapping[str, Held] = {
         "estimates", "report/test_priced_predictions planning/test_prediction"
     ),
     "bench/push/host_push.py": _held("pushing", f"{_PUSHING} push/test_strange_nodes"),
-    "bench/push/node_preflight.py": _held("pushing", f"push/test_missing_kernels {_PUSHING}"),
-    "bench/push/push_to_node.py": _held("pushing", _PUSHING),
+    "bench/push/node_preflight.py": _held(
+        "pushing", f"push/test_node_preflight push/test_missing_kernels {_PUSHING}"
+    ),
+    "bench/push/push_to_node.py": _held("pushing", f"push/test_node_push {_PUSHING}"),
     "bench/push/engine_choice.py": _held("pushing", "push/test_engine_choice"),
     "bench/push/forecast.py": _held("pushing", "push/test_forecast"),
     "bench/push/place_lock.py": _held("pushing", "push/test_shared_home"),
@@ -89,9 +91,11 @@ MODULES: Mapping[str, Held] = {
     "bench/signing/dsse.py": _held("signatures", f"signing/test_dsse {_KEYS}"),
     "bench/signing/sshsig.py": _held("signatures", f"signing/test_sshsig {_SIGNING} {_KEYS}"),
     "bench/signing/ssh_keys.py": _held("signatures", f"{_SIGNING} {_KEYS}"),
+    "bench/signing/key_file.py": _held("signatures", "cli/test_keys operator/test_operator"),
     "bench/signing/revocation.py": _held("signatures", _KEYS),
     "bench/bundle/statement.py": _held("signatures", f"bundle/test_statement {_BUNDLES}"),
     "bench/bundle/verify.py": _held("signatures", f"bundle/test_verify {_BUNDLES}"),
+    "bench/bundle/verdict.py": _held("signatures", f"bundle/test_verdict {_BUNDLES}"),
     "bench/images/attestation.py": _held("signatures", "images/test_attestation"),
     "bench/bundle/handshake.py": _held("certificates", f"operator/test_operator signing/test_ssh {_BUNDLES}"),
     "bench/operator/certify_and_receive.py": _held(
@@ -101,6 +105,7 @@ MODULES: Mapping[str, Held] = {
     "bench/operator/ledger.py": _held("certificates", "operator/test_ledger operator/test_operator"),
     "bench/bundle/recompute_run.py": _held("recomputation", f"{_BUNDLES} {_CHECKED} runner/test_measure"),
     "bench/bundle/held_to_manifest.py": _held("recomputation", _BUNDLES),
+    "bench/bundle/stated_manifest.py": _held("recomputation", f"bundle/test_stated_manifest {_BUNDLES}"),
     "bench/bundle/plausibility.py": _held("recomputation", f"{_BUNDLES} {_CHECKED}"),
     "bench/bundle/physical_limits.py": _held(
         "recomputation", f"bundle/test_limits {_BUNDLES} node_check/test_results"
@@ -132,15 +137,25 @@ MODULES: Mapping[str, Held] = {
     },
     "bench/node_check/fleet.py": _held("judging", "node_check/test_fleet node_check/test_results"),
     "bench/node_check/check_results.py": _held(
-        "judging", "node_check/test_results node_check/test_fleet node_check/test_baseline"
+        "judging", "node_check/test_manifest_of_results node_check/test_results node_check/test_fleet"
     ),
     **{
         f"bench/library/{name}.py": _held("library", _LIBRARY)
-        for name in ("compare", "energy", "given", "given_manifest", "machines", "plan", "predict", "verify")
+        for name in (
+            "compare",
+            "energy",
+            "given",
+            "given_manifest",
+            "machines",
+            "plan",
+            "predict",
+            "verify",
+        )
     },
     "bench/export/standalone/refusals.py": _held("export", "export/test_standalone"),
     "bench/manual/entries.py": _held("manual", _MANUAL),
     "bench/manual/lookup.py": _held("manual", _MANUAL),
+    "bench/images/registry.py": _held("images", "images/test_registry"),
     "bench/images/debian_versions.py": _held("vulnerabilities", "images/test_debian_versions"),
     "bench/images/osv.py": _held("vulnerabilities", "images/test_vulnerabilities"),
     "bench/images/vex.py": _held("vulnerabilities", "images/test_vulnerabilities"),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
 
 import pytest
 
-from benchmarks import mutate as mutation_tester
-from benchmarks.mutate import ChangeName, known_equivalents, mutate, run_tests
+from benchmarks.forked_tests import Request
+from benchmarks.mutate import ChangeName, Copy, known_equivalents, mutate
 from benchmarks.mutated_modules import MODULES, Held
 from benchmarks.mutations import changes, draw
 
@@ -173,12 +174,30 @@ def test_an_equivalent_change_is_neither_tried_nor_counted(
     assert capsys.readouterr().out.splitlines()[-1].split()[2:] == ["1", "0", "1", "0", "100.0%"]
 
 
+def test_modules_with_equal_tests_are_tested_without_a_change_at_once(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (project / "rent.py").write_text("def rent(days):\n    return 2 * days\n")
+    imports = "from money import total\nfrom rent import rent\n"
+    test = f"{imports}\ndef test_both():\n    assert total(3, rent(2)) == 12\n"
+    (project / "tests/test_money.py").write_text(test)
+    requests: list[Request] = []
+    run = Copy.run
+    monkeypatch.setattr(Copy, "run", lambda copy, asked: requests.append(asked) or run(copy, asked))
+    modules = {"money.py": MONEY["money.py"], "rent.py": Held("money", ("tests/test_money.py",))}
+    assert mutate(project, modules, {}, count=5, seed=0) == 0
+    assert [asked.traced for asked in requests if asked.limit_seconds is None] == [
+        ["money.py", "rent.py"],
+        (),
+    ]
+
+
 def test_tests_that_fail_without_a_change_prove_nothing(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     expect(project, "total(2, 3) == 7")
     assert mutate(project, MONEY, {}, count=5, seed=0) == 2
-    assert "money.py: its tests fail without a change" in capsys.readouterr().err
+    assert "These tests fail without a change" in capsys.readouterr().err
 
 
 def test_a_second_run_continues_with_the_results_of_the_first(
@@ -186,7 +205,7 @@ def test_a_second_run_continues_with_the_results_of_the_first(
 ) -> None:
     expect(project, "total(2, 1) == 2")
     assert mutate(project, MONEY, {}, count=5, seed=0) == 1
-    monkeypatch.setattr(mutation_tester, "run_tests", lambda *_: pytest.fail("tried again"))
+    monkeypatch.setattr(Copy, "run", lambda *_: pytest.fail("tried again"))
     assert mutate(project, MONEY, {}, count=5, seed=0) == 1
 
 
@@ -197,12 +216,36 @@ def test_other_tests_are_tried_anew(project: Path) -> None:
     assert mutate(project, MONEY, {}, count=5, seed=0) == 0
 
 
-def test_tests_beyond_their_limit_are_ended_and_have_not_passed(tmp_path: Path) -> None:
-    copy = tmp_path / "tree"
-    copy.mkdir()
-    (tmp_path / "tmp").mkdir()
-    (copy / "test_forever.py").write_text("def test_forever():\n    while True: pass\n")
-    assert not run_tests(copy, ["test_forever.py"], limit=3.0).passed
+@pytest.fixture
+def tree(tmp_path: Path) -> Iterator[Copy]:
+    (tmp_path / "tree").mkdir()
+    copy = Copy(tmp_path / "tree")
+    yield copy
+    copy.close()
+
+
+def test_tests_beyond_their_limit_are_ended_and_have_not_passed(tree: Copy) -> None:
+    (tree.folder / "test_forever.py").write_text("def test_forever():\n    while True: pass\n")
+    assert not tree.run(Request(["test_forever.py"], limit_seconds=3.0)).passed
+    (tree.folder / "test_quick.py").write_text("def test_quick(): pass\n")
+    assert tree.run(Request(["test_quick.py"], limit_seconds=None)).passed
+
+
+def test_a_traced_run_names_the_functions_that_each_test_calls(tree: Copy) -> None:
+    (tree.folder / "money.py").write_text("class Rent:\n    def total(self): return [1 for _ in 'a']\n")
+    test = "import money\ndef test_total(): money.Rent().total()\ndef test_nothing(): pass\n"
+    (tree.folder / "test_money.py").write_text(test)
+    reply = tree.run(Request(["test_money.py"], limit_seconds=None, traced=["money.py"]))
+    calls = {test.name: test.calls for test in reply.traced}
+    assert ["money.py", "Rent.total"] in calls["test_money.py::test_total"]
+    assert calls["test_money.py::test_nothing"] == []
+
+
+def test_named_tests_run_first(tree: Copy) -> None:
+    test = "def test_a(): print('a')\ndef test_b(): print('b')\ndef test_c(): assert False, 'never'\n"
+    (tree.folder / "test_order.py").write_text(test)
+    reply = tree.run(Request(["test_order.py"], None, ["test_order.py::test_c"]))
+    assert not reply.passed and "1 failed" in reply.output and "passed" not in reply.output
 
 
 def test_every_equivalent_change_exists_and_has_a_reason() -> None:

@@ -137,7 +137,7 @@ class Verdict(Generic[C_co]):
             ]
         if self.doubt is not None:
             lines += [f"doubt      {self.doubt}", f"           {TO_TRUST}"]
-        if self.received_at is not None and self.seen_seconds is not None:
+        if self.seen_seconds is not None:
             from bench.records.text import seconds_text  # only a receipt needs its imports
 
             after = f"{seconds_text(self.seen_seconds)} after its challenge"

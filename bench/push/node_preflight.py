@@ -142,7 +142,7 @@ class NodePreflight:
             return EngineCandidate(self._need(survey, engine, None, variant), self._without_lock(variant))
         if engine == "none":
             return EngineCandidate(self._need(survey, engine, None, None))
-        answers = engine in survey.engines and survey.engines[engine].facts is not None
+        answers = survey.engines[engine].facts is not None
         image = image if answers else None
         need = self._need(survey, engine, image, image.variant if image else None)
         return EngineCandidate(need, trouble if answers else None)

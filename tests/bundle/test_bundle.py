@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from bench.base.errors import BadInput, EnvironmentCannot, VerificationFailed
 from bench.bundle import pack as pack_module
 from bench.bundle import tar_format as bundle_module
-from bench.bundle.pack import pack, write_bundle
+from bench.bundle.pack import StoredMember, pack, write_bundle
 from bench.bundle.tar_format import Bundle, MemberRules, open_bundle, payload_fault
 from tests.bundles import BLOCK, FILES, KEY, member, packed, predicate
 
@@ -112,19 +112,31 @@ def test_a_bundle_and_its_folder_are_on_the_disk_and_no_file_stays_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A crash of the machine after the run could otherwise leave no bundle, or one without content."""
-    opened, synced = Path("/proc/self/fd"), []
+    opened, synced, sizes = Path("/proc/self/fd"), [], []
     sync = os.fsync
 
     def recorded(file: int) -> None:
         synced.append((opened / str(file)).readlink())
+        sizes.append(os.fstat(file).st_size)
         sync(file)
 
     monkeypatch.setattr(pack_module.os, "fsync", recorded)
     before = len(list(opened.iterdir()))
-    packed(tmp_path / "b.tar")
+    path = packed(tmp_path / "b.tar")
+    assert sizes[0] == path.stat().st_size
     assert [path.parent for path in synced] == [tmp_path, tmp_path.parent]
     assert synced[1] == tmp_path
     assert len(list(opened.iterdir())) == before
+
+
+def test_members_of_a_bundle_are_copied_into_another(tmp_path: Path) -> None:
+    large = {"log": bytes(range(256)) * 1024, "z": b""}
+    write_bundle(tmp_path / "a.tar", large)
+    with open_bundle(tmp_path / "a.tar") as bundle:
+        copied = {name: StoredMember(bundle, name) for name in bundle.members}
+        write_bundle(tmp_path / "b.tar", {**copied, "new": b"a file"})
+    with open_bundle(tmp_path / "b.tar") as bundle:
+        assert {name: bundle.read(name) for name in bundle.members} == large | {"new": b"a file"}
 
 
 @pytest.mark.parametrize("place", ["no/such/b.tar", "file/b.tar", "folder"])

@@ -177,6 +177,24 @@ def test_a_damaged_key_is_refused_with_advice(home: Path, tmp_path: Path) -> Non
                 assert error.where == str(path)
 
 
+def test_a_key_whose_private_half_is_damaged_is_refused_as_damaged(home: Path, tmp_path: Path) -> None:
+    lines = load_or_make_key().path.read_bytes().splitlines(keepends=True)
+    path = tmp_path / "damaged"
+    path.touch(mode=0o600)
+    path.write_bytes(b"".join([*lines[:-3], b"A" * (len(lines[-3]) - 1) + b"\n", *lines[-2:]]))
+    refused(path, "is a damaged private key", "ssh-keygen")
+
+
+def test_a_key_may_have_64_kib(home: Path, tmp_path: Path) -> None:
+    whole = load_or_make_key()
+    path = tmp_path / "padded"
+    path.touch(mode=0o600)
+    path.write_bytes(whole.path.read_bytes().ljust(65_536, b"\n"))
+    assert load_or_make_key(path).public == whole.public
+    path.write_bytes(whole.path.read_bytes().ljust(65_537, b"\n"))
+    refused(path, "is not an OpenSSH private key", "ssh-keygen")
+
+
 def test_a_huge_file_is_refused_as_a_key(tmp_path: Path) -> None:
     path = tmp_path / "huge"
     path.touch(mode=0o600)
@@ -216,13 +234,16 @@ def test_on_a_terminal_the_passphrase_is_requested_again(
 
 
 @needs("ssh-keygen")
-def test_the_third_wrong_passphrase_ends_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_third_wrong_passphrase_ends_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = ssh_key(tmp_path / "id", "ed25519", "secret", "-a", "1")
     asked: list[str] = []
     monkeypatch.setattr(sys, "stdin", Terminal())
     monkeypatch.setattr(key_file, "getpass", lambda prompt: asked.append(prompt) or "wrong")  # type: ignore[func-returns-value]
     refused(path, "was not unlocked", "")
     assert asked == [f"Passphrase for {path}: "] * 3
+    assert capsys.readouterr().err == "the passphrase is wrong\n" * 3
 
 
 @needs("ssh-keygen")

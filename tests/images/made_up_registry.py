@@ -21,6 +21,8 @@ class MadeUpRegistry:
     manifests: dict[str, bytes] = field(default_factory=dict)  # by tag and by digest
     replaced: dict[str, bytes] = field(default_factory=dict)  # what is sent in place of a blob or manifest
     broken: int = 0  # how many answers break off after half of a blob
+    whole: bool = False  # it answers with whole blobs, also where a part is asked for
+    ranges: list[str] = field(default_factory=list)  # the parts of blobs that were asked for
     login: tuple[str, str] | None = None  # who may read and write
     asks: str = "Bearer"  # what kind of authorization
     seen: list[tuple[str, str, str]] = field(default_factory=list)  # method, path, authorization
@@ -90,7 +92,8 @@ class Handler(BaseHTTPRequestHandler):
             self.send(own.replaced.get(name, stored[name]))
 
     def send(self, data: bytes) -> None:
-        start = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+        self.registry.ranges.append(self.headers.get("Range", ""))
+        start = None if self.registry.whole else re.fullmatch(r"bytes=(\d+)-", self.registry.ranges[-1])
         code, rest = (206, data[int(start[1]) :]) if start else (200, data)
         if self.registry.broken and self.command == "GET" and "/blobs/" in self.path and len(rest) > 1:
             self.registry.broken -= 1

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import email.message
 import hashlib
+import io
 import json
 import os
 import random
@@ -147,6 +149,55 @@ def test_a_download_goes_on_where_it_broke_off(pushed: Pushed) -> None:
     pushed.registry.broken = 3
     assert pushed.pull() == 0
     assert pushed.registry.broken == 0
+
+
+@pytest.mark.parametrize(
+    ("whole", "ranges"),
+    [
+        (False, ["", "bytes=400000-", "bytes=600000-", "bytes=700000-"]),
+        (True, ["", *["bytes=400000-"] * 3]),
+    ],
+)
+def test_a_large_blob_goes_on_at_the_byte_where_it_broke_off_if_the_registry_can(
+    registry: MadeUpRegistry, tmp_path: Path, whole: bool, ranges: list[str]
+) -> None:
+    data = random.Random(1).randbytes(800_000)
+    digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
+    registry.blobs[digest], registry.broken, registry.whole = data, 3, whole
+    reader = Registry(parse_reference(f"{registry.address}/lab/bench"), None)
+    reader.fetch(digest, len(data), tmp_path / "blob")
+    assert (tmp_path / "blob").read_bytes() == data
+    assert registry.ranges == ranges
+
+
+def test_a_manifest_has_at_most_four_mebibytes(registry: MadeUpRegistry) -> None:
+    reader = Registry(parse_reference(f"{registry.address}/lab/bench"), None)
+    registry.manifests |= {"most": b" " * 4_194_304, "more": b" " * 4_194_305}
+    assert reader.manifest("most") == registry.manifests["most"]
+    with pytest.raises(VerificationFailed, match="sends more than 4,194,304 bytes as manifests/more"):
+        reader.manifest("more")
+    assert reader.manifest("none") is None
+
+
+def test_the_answer_that_asks_for_a_login_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise its connection stays open as long as somebody holds the error."""
+    body, asked = io.BytesIO(b"log in"), email.message.Message()
+    asked["WWW-Authenticate"] = "Basic"
+    error = urllib.error.HTTPError("https://r.example/v2/", 401, "no", asked, body)
+    answers = iter((error, "the manifest"))
+
+    def send(_registry: Registry, *given: object) -> object:
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            assert given[-1] is None
+            raise answer
+        return answer, given[-1]
+
+    monkeypatch.setattr(Registry, "_send", send)
+    login = Login("me", "secret")
+    registry = Registry(parse_reference("r.example/bench:1"), login)
+    assert registry._open("GET", "https://r.example/v2/", {}) == ("the manifest", login.basic)
+    assert body.closed
 
 
 def test_a_line_that_always_breaks_is_given_up(pushed: Pushed, capsys: pytest.CaptureFixture[str]) -> None:
@@ -310,6 +361,46 @@ def test_attestations_lie_beside_the_signature_and_are_about_this_manifest(
     wrong.write_text("{}")
     assert main([*command, "--attestation", str(wrong)]) == 2
     assert "is no attestation" in capsys.readouterr().err
+
+
+def of_registry(code: int, **headers: str) -> urllib.error.HTTPError:
+    message = email.message.Message()
+    for name, value in headers.items():
+        message[name.replace("_", "-")] = value
+    return urllib.error.HTTPError("https://r.example/v2/", code, "no", message, None)
+
+
+LOGIN = "docker login r.example"
+TLS = "if this is your registry, let this machine trust its authority: SSL_CERT_FILE=CA.pem"
+
+
+@pytest.mark.parametrize(
+    ("error", "plain_http", "advice"),
+    [
+        (of_registry(401), False, f"store a login that may pull: {LOGIN}"),
+        (of_registry(403), False, f"store a login that may pull: {LOGIN}"),
+        (of_registry(404), False, "the registry has no such image, or shows it only after a login"),
+        (of_registry(429), False, f"wait some minutes, or store a login, whose limit is higher: {LOGIN}"),
+        (
+            of_registry(429, Retry_After="30"),
+            False,
+            f"wait 30 s, or store a login, whose limit is higher: {LOGIN}",
+        ),
+        (of_registry(500), False, None),
+        (urllib.error.URLError(ssl.SSLCertVerificationError("self-signed")), False, TLS),
+        (ssl.SSLCertVerificationError("self-signed"), False, TLS),
+        (ConnectionRefusedError("refused"), False, "if the registry has no TLS: --plain-http"),
+        (ConnectionRefusedError("refused"), True, None),
+    ],
+)
+def test_each_error_of_a_registry_has_its_own_advice(
+    error: Exception, plain_http: bool, advice: str | None
+) -> None:
+    registry = Registry(parse_reference("r.example/bench:1"), None, plain_http=plain_http)
+    refused = registry._refused(error, "pull")
+    assert refused.where == "r.example/bench"
+    assert refused.message.startswith("the registry refused: ")
+    assert refused.advice == advice
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 
 from bench.bundle.verify import TrustRules, verify_bundle
 from bench.cli.main import main
-from bench.node_check.fleet import Fleet, compare_fleet, fleet_member
+from bench.node_check.fleet import Fleet, FleetMember, compare_fleet, fleet_member
 from bench.node_check.judging.finding import Finding
 from bench.node_check.recompute_any import recompute
 from bench.report.pages import fleet_page
@@ -326,6 +326,40 @@ def test_a_node_that_differs_from_the_others_is_reported(tmp_path: Path) -> None
     assert "921.6 GiB of memory, where most of the fleet have 1024.0 GiB" in "".join(
         f.found for f in node.findings
     )
+
+
+def member(number: int, **changes: Any) -> FleetMember:
+    """Make a check of a node that passed, of which nothing but these properties is known."""
+    seen = FleetMember(
+        f"n{number}.tar", f"run{number}", f"2026-06-0{number}T00:00:00Z", f"id{number}", "NVIDIA H100",
+        {"0": f"GPU-{number}"}, "quick", simulated=False, findings=(), values=(), gpu_count=8,
+        driver="580.1", vbios="96.1", host_bytes=2**40,
+    )  # fmt: skip
+    return replace(seen, **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "check", "advice"),
+    [
+        ({"gpu_count": 7, "host_bytes": 2**40}, "present", 'set "gpus" in the manifest'),
+        ({"driver": "570.1"}, "alike", "install the driver that the fleet has"),
+        ({"vbios": "95.1"}, "alike", "bring it to the fleet's with the vendor's tool"),
+        ({"host_bytes": 2**39}, "host-memory", "check for a memory module that is missing"),
+    ],
+)
+def test_each_property_that_differs_is_of_its_own_check(
+    changes: dict[str, Any], check: str, advice: str
+) -> None:
+    fleet = compare_fleet([*(member(number) for number in range(1, 9)), member(9, **changes)])
+    (finding,) = [f for node in fleet.nodes for f in node.findings]
+    assert (finding.check, finding.verdict) == (check, "warn")
+    assert finding.advice.startswith(advice)
+
+
+@pytest.mark.parametrize("unknown", [{"gpu_count": 0}, {"driver": ""}, {"vbios": ""}])
+def test_a_property_that_a_node_does_not_tell_differs_from_nothing(unknown: dict[str, Any]) -> None:
+    fleet = compare_fleet([*(member(number) for number in range(1, 9)), member(9, **unknown)])
+    assert [f for node in fleet.nodes for f in node.findings] == []
 
 
 def test_if_two_halves_of_a_fleet_differ_neither_is_wrong(tmp_path: Path) -> None:

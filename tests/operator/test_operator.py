@@ -271,20 +271,34 @@ def test_a_certificate_for_a_token_is_not_for_a_run() -> None:
     assert certificate_fault(of_a_token, RUN_ID, NONCE) == "is for the key of a token"
 
 
+DOCUMENTS = [
+    Challenge(RUN_ID, NONCE, "a" * 64, NOW),
+    CertificateRequest(RUN_ID, NONCE, ""),
+    Receipt(RUN_ID, NONCE, "a" * 64, "a" * 64, NOW, NOW, LedgerEntry(1, "a" * 64)),
+]
+NAMES = ["challenge", "request", "receipt"]
+
+
 @pytest.mark.parametrize("wrong", [{"run_id": "../x"}, {"nonce": "5E" * 32}, {"nonce": "5e" * 31}])
-@pytest.mark.parametrize(
-    "document",
-    [
-        Challenge(RUN_ID, NONCE, "a" * 64, NOW),
-        CertificateRequest(RUN_ID, NONCE, ""),
-        Receipt(RUN_ID, NONCE, "a" * 64, "a" * 64, NOW, NOW, LedgerEntry(1, "a" * 64)),
-    ],
-    ids=["challenge", "request", "receipt"],
-)
-def test_a_document_without_a_run_id_or_nonce_of_the_right_form(document: Any, wrong: dict[str, str]) -> None:
+@pytest.mark.parametrize(("document", "name"), list(zip(DOCUMENTS, NAMES, strict=True)), ids=NAMES)
+def test_a_document_without_a_run_id_or_nonce_of_the_right_form(
+    document: Any, name: str, wrong: dict[str, str]
+) -> None:
     assert read(type(document), write(document)) == document
-    with pytest.raises(VerificationFailed, match="has no run id or nonce of the right form"):
+    with pytest.raises(VerificationFailed, match=f"^the {name} has no run id or nonce of the right form"):
         read(type(document), write(replace(document, **wrong)))
+
+
+@pytest.mark.parametrize(("document", "name"), list(zip(DOCUMENTS, NAMES, strict=True)), ids=NAMES)
+def test_a_document_is_refused_by_its_own_name(document: Any, name: str) -> None:
+    data = write(document)
+    later = data.replace(f"bench/{name}/v1".encode(), f"bench/{name}/v2".encode())
+    with pytest.raises(VerificationFailed, match=f"^is of schema 'bench/{name}/v2'; this version of bench"):
+        read(type(document), later)
+    with pytest.raises(VerificationFailed, match=f"^is not a {name} of bench: "):
+        read(type(document), b"{}")
+    with pytest.raises(VerificationFailed, match=f"^the {name} is not in its canonical form"):
+        read(type(document), b" " + data)
 
 
 @pytest.mark.parametrize(

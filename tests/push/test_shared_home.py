@@ -403,11 +403,19 @@ def test_the_lock_of_a_killed_push_is_removed(tmp_path: Path) -> None:
     assert Here().ask(locked(str(tmp_path), "echo here")).out == b"here\n"
 
 
-def test_a_lock_that_stays_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bench.push.place_lock._STEPS", 2)
-    (tmp_path / ".busy").mkdir()
-    answer = Here().ask(locked(str(tmp_path), "echo here"))
-    assert answer.code == 75 and answer.reason == f"another push holds {tmp_path}/.busy"
+@pytest.mark.parametrize(("place", "waits"), [("held", 299), ("missing", 18)])
+def test_a_lock_is_waited_for_half_a_minute_and_a_place_that_vanished_two_seconds(
+    tmp_path: Path, place: str, waits: int
+) -> None:
+    """Each wait is a tenth of a second, which `sleep` counts here instead. `mkdir` makes nothing."""
+    (tmp_path / "held/.busy").mkdir(parents=True)
+    commands = "sleep() { echo $1 >>waits; }; mkdir() { false; }; find() { :; }; "
+    script = f"cd {tmp_path}; {commands}{locked(place, 'echo here')}"
+    answer = Here().ask(script)
+    assert answer.code == 75 and answer.out == b""
+    assert (tmp_path / "waits").read_text() == "0.1\n" * waits
+    named = place == "held"
+    assert (answer.reason == "another push holds held/.busy") is named
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:

@@ -91,6 +91,11 @@ def test_no_byte_of_a_bundles_envelope_can_be_changed() -> None:
             verify_own(SEALED[:at] + bytes([SEALED[at] ^ 1]) + SEALED[at + 1 :], PAYLOAD, PUBLIC)
 
 
+def test_an_envelope_of_another_statement_is_refused_as_such() -> None:
+    with pytest.raises(VerificationFailed, match=r"holds another statement than statement\.json"):
+        verify_own(seal(PAYLOAD + b" ", KEY), PAYLOAD, PUBLIC)
+
+
 @pytest.mark.parametrize("count", [2, 1000])
 def test_an_envelope_with_several_signatures_is_refused_unverified(
     monkeypatch: pytest.MonkeyPatch, count: int

@@ -30,6 +30,10 @@ class Reading:
     ended_at: float = 0.0
 
 
+# Bytes or FLOP in a second. Figures are compared with medians, which must not be zero, or divide to infinity.
+LEAST_RATE = 1.0
+
+
 @dataclass(frozen=True, slots=True)
 class Figure:
     """A rate, from the raw times of equal pieces of work."""
@@ -199,7 +203,8 @@ def figures_of(reading: Reading) -> tuple[Figure, ...]:
     """Return every rate of a reading, in whichever form its check keeps it; none if there is no data.
 
     The soak keeps windows of each GPU, and the disk keeps bytes with their seconds. Raises DecodeError for a
-    figure without samples, with a time or an amount of work that is not positive, or in another unit.
+    figure without samples, with a time or an amount of work that is not positive, slower than anything is, or
+    in another unit.
     """
     if reading.reason is not None:
         return ()
@@ -218,6 +223,10 @@ def figures_of(reading: Reading) -> tuple[Figure, ...]:
     for figure in figures:
         if not figure.samples or min(figure.samples) <= 0 or figure.work <= 0:
             raise DecodeError(f"{reading.name}: {figure.name} took no time")
+        if not figure.rate >= LEAST_RATE:
+            raise DecodeError(
+                f"{reading.name}: {figure.name} is slower than one {figure.unit[:-2]} in a second"
+            )
         if (figure.unit == "FLOP/s") != figure.name.startswith(("matmul", "soak")):
             raise DecodeError(f"{reading.name}: {figure.name} is not measured in {figure.unit}")
     return tuple(figures)

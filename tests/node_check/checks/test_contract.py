@@ -46,6 +46,18 @@ def test_every_check_has_a_question_and_a_time_limit(name: str) -> None:
         assert "GPUs" in (check.refuse("cuda", (GPU,), 1) or "")
 
 
+def test_a_failure_is_blamed_on_the_card_only_if_nothing_around_it_can_be_the_reason() -> None:
+    by_blame: dict[str, set[str]] = {}
+    for name, check in known_checks().items():
+        by_blame.setdefault(check.blames, set()).add(name)
+    assert by_blame["guests"] == {"strangers"}
+    assert by_blame["card"] == {
+        "present", "matmul", "memory", "copies", "peers", "all-reduce", "agreement", "soak", "pcie", "nvlink",
+        "ecc", "rows", "xid",
+    }  # fmt: skip
+    assert by_blame.keys() == {"card", "node", "guests"}
+
+
 def test_every_profile_has_sources_and_tolerances_that_can_fail() -> None:
     assert len(profiles()) >= 17
     names = [gpu for profile in profiles() for gpu in profile.gpus]

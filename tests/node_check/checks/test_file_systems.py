@@ -17,7 +17,14 @@ import pytest
 
 from bench.base.strict_json import from_json, to_json
 from bench.node_check.checks import CheckBudget, file_systems
-from bench.node_check.checks.file_systems import KINDS, MeasuredFileSystem, judge, measure, transfer_of
+from bench.node_check.checks.file_systems import (
+    KINDS,
+    MeasuredFileSystem,
+    MovedBytes,
+    judge,
+    measure,
+    transfer_of,
+)
 from bench.node_check.judging.evidence import Evidence, Figure, Reading, figures_of
 from bench.node_check.judging.finding import Finding
 from bench.node_check.judging.standards import Expectations, FileSystemRates, Standards
@@ -107,6 +114,24 @@ def test_another_fio_is_told_and_python_measures(
     assert (one.tool, one.why_not_fio, len(data["figures"])) == ("Python", why, 3)
 
 
+@pytest.mark.parametrize(
+    ("kind", "transfer"),
+    [
+        ("write", MovedBytes("write", 8_000_000, 4.0)),
+        ("read", MovedBytes("read", 4_096_000, 2.5)),
+        ("random read", MovedBytes("random read", 4_096_000, 2.5, late_seconds=0.003)),
+    ],
+)
+def test_fios_milliseconds_and_nanoseconds_are_seconds(kind: str, transfer: MovedBytes) -> None:
+    late = {"percentile": {"50.000000": 1_000, "99.000000": 3_000_000}}
+    read = {"io_bytes": 4_096_000, "runtime": 2_500, "clat_ns": late}
+    write = {"io_bytes": 8_000_000, "runtime": 4_000, "clat_ns": late}
+    document = {"fio version": "fio-3.33", "jobs": [{"error": 0, "read": read, "write": write}]}
+    assert transfer_of(document, kind) == transfer
+    document["jobs"][0]["read"] = read | {"clat_ns": {}}  # type: ignore[index]
+    assert transfer_of(document, kind).late_seconds is None
+
+
 def test_an_error_that_fio_reports_in_its_json_is_no_figure() -> None:
     with pytest.raises(Exception, match="error 28"):
         transfer_of({"jobs": [{"error": 28, "write": {}}]}, "write")
@@ -126,6 +151,54 @@ def test_a_file_takes_a_quarter_of_the_free_space_at_most(small: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_fio")
+@pytest.mark.parametrize(
+    ("depth", "tiny", "free_mib", "file_mib"),
+    [
+        ("quick", False, 2**20, 1024), ("standard", False, 2**20, 4096), ("soak", False, 2**20, 8192),
+        ("soak", True, 2**20, 16), ("quick", False, 101, 25), ("quick", False, 32, 8),
+        ("quick", False, 31, None),
+    ],
+)  # fmt: skip
+def test_a_file_has_a_size_for_each_depth_and_never_more_than_a_quarter_of_the_free_space(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    depth: Any,
+    tiny: bool,
+    free_mib: int,
+    file_mib: int | None,
+) -> None:
+    sizes: list[int] = []
+
+    def noted(one: MeasuredFileSystem, *_: object) -> tuple[MeasuredFileSystem, list[Figure]]:
+        sizes.append(one.file_bytes)
+        return one, []
+
+    usage = type(shutil.disk_usage(tmp_path))(2**60, 0, free_mib << 20)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    monkeypatch.setattr(file_systems, "_of_file", noted)
+    asked = CheckBudget(depth, 0.0, SECONDS, 0.0, "/nowhere", tiny, (str(tmp_path),))
+    (one,) = measure(None, asked)["file_systems"]  # type: ignore[arg-type]
+    assert sizes == ([] if file_mib is None else [file_mib << 20])
+    assert (one["why"] == "") is (file_mib is not None)
+
+
+def test_requests_at_once_are_all_answered_and_the_error_of_one_is_raised() -> None:
+    done: list[int] = []
+
+    def slow() -> None:
+        time.sleep(0.05)
+        done.append(1)
+
+    def fails() -> None:
+        raise OSError(5, "Input/output error")
+
+    file_systems._in_threads([slow] * 4)
+    assert len(done) == 4
+    with pytest.raises(OSError, match="Input/output error"):
+        file_systems._in_threads([slow, fails, slow])
+    assert len(done) == 6
+
+
 def test_a_disk_that_fills_up_meanwhile_is_an_error_in_words(
     small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

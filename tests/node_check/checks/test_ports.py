@@ -12,7 +12,7 @@ import pytest
 from bench.base.strict_json import to_json
 from bench.node_check.checks.gpudirect import GpuDirect, read_gpudirect
 from bench.node_check.checks.gpudirect import judge as judge_gpudirect
-from bench.node_check.checks.ports import NodePorts, Port, judge, node_ports, read_ports
+from bench.node_check.checks.ports import SOURCE, NodePorts, Port, judge, node_ports, read_ports
 from bench.node_check.judging.evidence import Evidence, Reading
 from bench.node_check.judging.finding import Finding
 from bench.node_check.judging.standards import Expectations, Standards
@@ -44,6 +44,28 @@ def test_a_port_is_read_from_its_files(tmp_path: Path) -> None:
     counters = {"link_downed": 1, "local_ack_timeout_err": 2, "symbol_error": 0}
     assert port == replace(GOOD, counters=counters)
     assert port.bytes_per_second == 50e9
+
+
+LINKS = ("link_downed", "link_error_recovery", "local_link_integrity_errors")
+PACKETS = (
+    "symbol_error", "port_rcv_errors", "port_rcv_remote_physical_errors", "port_xmit_discards",
+    "excessive_buffer_overrun_errors", "VL15_dropped", "packet_seq_err", "local_ack_timeout_err",
+    "rnr_nak_retry_err", "rx_icrc_encapsulated",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("folder", ["counters", "hw_counters"])
+@pytest.mark.parametrize(
+    ("name", "verdict"), [*((n, "fail") for n in LINKS), *((n, "warn") for n in PACKETS)]
+)
+def test_a_counter_of_broken_links_that_rises_fails_and_one_of_lost_packets_warns(
+    tmp_path: Path, folder: str, name: str, verdict: str
+) -> None:
+    tree(tmp_path, "mlx5_0", {"state": "4: ACTIVE", f"{folder}/{name}": "3"})
+    after = read_ports(tmp_path)
+    assert after[0].counters == {name: 3}
+    (finding,) = judged([NodePorts(0, (replace(after[0], counters={name: 2}),), after)])
+    assert (finding.verdict, finding.found) == (verdict, f"{name} +1 during the check")
 
 
 def test_ports_are_in_the_order_of_adapters_and_numbers(tmp_path: Path) -> None:
@@ -126,7 +148,15 @@ def test_on_a_single_node_a_port_that_is_down_may_be_unused_but_the_manifest_can
 
 def test_a_node_without_any_active_port_fails() -> None:
     down = NodePorts(0, (replace(GOOD, state="DOWN", physical="Polling"),))
-    assert judged([down])[0].verdict == "fail"
+    first = judged([down])[0]
+    assert (first.verdict, first.subject, first.expected) == ("fail", "the node", "at least 1 active")
+    assert first.source == SOURCE
+
+
+def test_the_manifests_number_of_ports_is_asked_of_each_node() -> None:
+    counts = [f for f in judged(alike(2, state="DOWN"), Expectations(ports=2)) if "active" in f.expected]
+    (count,) = [finding for finding in counts if finding.found == "1 of 2 ports active"]
+    assert (count.subject, count.expected, count.source) == ("node 1", "2 active", "the manifest")
 
 
 def test_an_adapter_in_a_slow_slot_is_a_warning_where_all_are_alike() -> None:
