@@ -124,9 +124,9 @@ class _Fetching:
 
     @contextmanager
     def _own_part(self, sha256: str) -> Iterator[Path]:
-        """Take what has arrived of a file under a name of its own, and put back what is there in the end.
+        """Rename the part of a file that has arrived for this process alone, and rename it back in the end.
 
-        Renaming lets one of several processes have it; the others begin anew.
+        If several processes ask for the part, one gets it, and the others start from the beginning.
         """
         shared = self.folder / f"{sha256}.part"
         own = self.folder / f"{sha256}.part.{secrets.token_hex(8)}"

@@ -117,7 +117,7 @@ def gradients_of_a_pass(
     ZeRO-2 allocates its gradient bucket with the first gradient. ZeRO-1 in bf16 adds gradients up in fp32
     when a pass is over, so all of them exist at once in half precision, if they stay on the GPU; without
     checkpointing, the pass has by then freed more activations than they take. Otherwise ZeRO-1 adds up each
-    gradient as soon as it exists. After a step's last pass it allocates its part of the sums anew, while all
+    gradient as soon as it exists. After a step's last pass it allocates its part of the sums again, while all
     sums still exist, and the copy of a bucket that it exchanges in half precision.
     """
     if "zero-2" in setting:

@@ -1,4 +1,4 @@
-"""What the author of a bundle asked for: fields in digits, a model's own before the manifest's."""
+"""The fields that the author of a bundle asked for: in digits, a model's own before the manifest's."""
 
 from __future__ import annotations
 

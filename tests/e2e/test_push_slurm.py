@@ -74,7 +74,7 @@ def test_a_cancelled_job_keeps_its_results(operator: Operator) -> None:
 
 
 def test_the_local_machine_may_be_the_login_node(operator: Operator) -> None:
-    """Its user has a Python environment in ~/venv."""
+    """The user of the login node has a Python environment in ~/venv."""
     python = operator.folder / "venv/bin/python"
     for folder in (python.parent, operator.folder / "manifests"):
         folder.mkdir(parents=True)

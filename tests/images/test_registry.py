@@ -180,7 +180,7 @@ def test_a_manifest_has_at_most_four_mebibytes(registry: MadeUpRegistry) -> None
 
 
 def test_the_answer_that_asks_for_a_login_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise its connection stays open as long as somebody holds the error."""
+    """An answer that is not closed keeps its connection open as long as somebody holds the error."""
     body, asked = io.BytesIO(b"log in"), email.message.Message()
     asked["WWW-Authenticate"] = "Basic"
     error = urllib.error.HTTPError("https://r.example/v2/", 401, "no", asked, body)

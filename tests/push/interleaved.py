@@ -40,7 +40,7 @@ class Interleaved(Here):
     def at_every_program(self, other: str, work: Callable[[], object]) -> Iterator[int | None]:
         """Do the work once for each program that it starts, with `other` before that program.
 
-        Yields the exit code of `other` after each time; None at last, if the work did not start so many.
+        Yields the exit code of `other` after each time, and None once the work starts no further program.
         """
         (self.folder / "other").write_text(other)
         for at in range(1, 1000):

@@ -1,4 +1,4 @@
-"""What a push makes of a node's preflight: the way in which software gets there, and the job that starts."""
+"""A push follows a node's preflight: how software gets there, and which job starts."""
 
 from __future__ import annotations
 
@@ -317,7 +317,7 @@ def test_a_job_of_several_nodes_is_recorded_with_where_it_runs(tmp_path: Path) -
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """What was prepared and started on the node."""
+    """The preparation of the node, and the job that was started on it."""
     did: list[tuple[Any, ...]] = []
     monkeypatch.setattr(run_script, "prepare", lambda node, *given: did.append(("prepare", *given)))
     monkeypatch.setattr(run_script, "start", lambda node, job: did.append(("start", job)) or "4711")

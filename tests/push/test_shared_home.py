@@ -100,7 +100,7 @@ def impatient(make: Callable[[], str]) -> str:
 
 
 def test_a_push_may_begin_at_any_moment_of_another_one_s_end(node: Interleaved, tmp_path: Path) -> None:
-    """It claims the place and makes a folder there, which it is about to enter."""
+    """The other push claims the place and makes a folder there, which it is about to enter."""
     place, claim = tmp_path / "place", PlaceClaim(str(tmp_path / "place"), "another")
     begin = impatient(lambda: f"{claim.take} && mkdir -p {place}/code")
     codes = []
