@@ -33,7 +33,7 @@ from typing import Any
 from bench.bundle.verify import verify_bundle
 from bench.node_check.recompute_any import recompute
 from benchmarks.hostile_push import WAYS, hosts_apart
-from benchmarks.passive_check import descendants, pss_bytes
+from benchmarks.passive_check import descendants, sizes
 from tests.e2e.nodes import Nodes, free_port, ssh_nodes
 from tests.e2e.pushing import Operator
 
@@ -65,6 +65,13 @@ class WatchedPush:
             if time.monotonic() - self.began > MOST_SECONDS:
                 raise SystemExit(f"the push took more than {MOST_SECONDS:g} s")
             time.sleep(0.2)
+
+
+def pss_bytes(process: int) -> int:
+    """Return the memory of a process, of which shared pages count in part; 0 after its end."""
+    with suppress(OSError):
+        return sizes(Path(f"/proc/{process}/smaps_rollup").read_text()).get("Pss", 0)
+    return 0
 
 
 def cpu_seconds(process: int) -> float:
