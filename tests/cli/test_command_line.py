@@ -270,13 +270,14 @@ def test_an_option_that_would_be_ignored_is_refused(
 
 
 def commands_of(command: Parser) -> Iterator[Parser]:
-    """List the commands at or below a parser."""
+    """List the commands at or below a parser that have parsers of their own."""
     groups = [action.choices for action in command._actions if isinstance(action.choices, dict)]
     if not groups:
         yield command
     for group in groups:
         for below in group.values():
-            yield from commands_of(below)
+            if isinstance(below, Parser):
+                yield from commands_of(below)
 
 
 COMMANDS = {command.prog.removeprefix("bench "): command for command in commands_of(parser())}
@@ -295,13 +296,13 @@ def test_every_argument_fills_a_field_of_the_commands_request(name: str) -> None
 
 
 @pytest.mark.parametrize("name", dict.fromkeys(name.split()[0] for name in COMMANDS))
-def test_a_parser_for_one_command_has_all_its_options_and_none_of_others(name: str) -> None:
-    one = {command.prog.removeprefix("bench "): command for command in commands_of(parser(name))}
-    for known, whole in COMMANDS.items():
-        if known.split()[0] == name:
-            assert one[known].format_help() == whole.format_help()
-        elif known in one:
-            assert {action.dest for action in one[known]._actions} == {"help"}
+def test_a_parser_for_one_command_has_all_its_options_and_no_other_command(name: str) -> None:
+    one = {
+        command.prog.removeprefix("bench "): command.format_help() for command in commands_of(parser(name))
+    }
+    assert one == {
+        known: whole.format_help() for known, whole in COMMANDS.items() if known.split()[0] == name
+    }
     assert parser(name).format_help() == parser().format_help() == parser("").format_help()
 
 
@@ -379,7 +380,7 @@ def test_a_plan_marks_settings_that_are_unlikely_to_fit(capsys: pytest.CaptureFi
     cells = json.loads(capsys.readouterr().out)["cells"]
     settings = [cell["setting"] for cell in cells if cell["model"] == "pythia-6.9b"]
     without_offload = sum("offload" not in setting for setting in settings)
-    assert block.count("hardly fits: 11") == block.count("hardly fits") == without_offload > 0
+    assert block.count("hardly fits: 1") == block.count("hardly fits") == without_offload > 0
 
 
 def test_a_plan_for_elsewhere_says_what_offloading_takes_of_the_host(

@@ -396,14 +396,17 @@ COMMANDS: dict[str, Callable[[World], list[Line]]] = {
     ],
     "image load": lambda w: [["image", "load", w.path("image.tar")]],
     "image push": lambda w: [
-        ["image", "push", w.path("named.tar"), f"{w.registry}/bench:x", "--key", f"key{OWNED}"]
+        ["image", "push", w.path("named.tar"), f"{w.registry}/bench:x", "--key", f"{key}{OWNED}"]
+        for key in ("key", "missing")
     ],
     "image pull": lambda w: [
-        ["image", "pull", f"{w.registry}/bench@sha256:{'0' * 64}", "--key", f"key{OWNED}.pub", *more]
+        ["image", "pull", f"{w.registry}/bench@sha256:{'0' * 64}", "--key", f"{key}{OWNED}.pub", *more]
+        for key in ("key", "missing")
         for more in ([], ["--json"])
     ],
     "image attest": lambda w: [
-        ["image", "attest", w.path("image.tar"), "-o", "attested", "--key", f"key{OWNED}"]
+        ["image", "attest", w.path("image.tar"), "-o", "attested", "--key", f"{key}{OWNED}"]
+        for key in ("key", "missing")
     ],
     "image verify": lambda w: [
         ["image", "verify", w.path("image.tar"), f"{w.path('envelope')}{ONE_LINE}", "--key", str(w.key_file)]

@@ -48,7 +48,7 @@ def test_a_plan_shows_the_settings_that_are_tried_first_and_all_of_them_if_asked
     for model, trial in made["tried_first"].items():
         assert f"\n>   {trials[trial]['label']} " in shown and trials[trial]["model"] == model
     (likely,) = (found for found in made["likely"] if found["model"] == "pythia-6.9b")
-    assert likely["days"] is None and "125.8 GiB" in likely["reason"]
+    assert likely["days"] is None and "113.8 GiB" in likely["reason"]
 
 
 def test_a_model_of_which_nothing_can_run_says_why(

@@ -355,7 +355,7 @@ def test_predictions_are_sorted_with_cost_in_80_columns(
     assert max(map(len, shown.splitlines())) < 80
     assert shown.index("8x H100") < shown.index("1x H200") < shown.index("1x L4")
     assert "predicted, not measured" in shown and "$" in shown
-    assert "1x RTX PRO 6000 Workstation: needs 125.8 GiB or more; offloading is" in " ".join(shown.split())
+    assert "1x RTX PRO 6000 Workstation: needs 113.8 GiB or more; offloading is" in " ".join(shown.split())
 
 
 def test_a_budget_and_a_deadline_leave_machines_out(file: str, capsys: pytest.CaptureFixture[str]) -> None:

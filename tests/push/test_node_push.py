@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from contextlib import ExitStack, nullcontext
 from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
 from typing import Any
@@ -81,6 +82,7 @@ def test_a_job_in_a_container_has_its_image_its_user_and_its_gpus(tmp_path: Path
         gpus="cdi",
         on_cpu=False,
         budget_seconds=60.0,
+        claim="/home/ubuntu/.bench/.claim-0011-0",
     )
 
 
@@ -89,7 +91,7 @@ def test_a_job_of_root_runs_as_nobody(tmp_path: Path) -> None:
     assert job(tmp_path, root).user == (NOBODY, NOBODY)
 
 
-def test_a_job_without_a_container_has_a_claim_and_no_access_to_gpus(tmp_path: Path) -> None:
+def test_a_job_without_a_container_has_its_nodes_claim_and_no_access_to_gpus(tmp_path: Path) -> None:
     in_venv = dataclasses.replace(CODE_THERE, environment=DIGEST)
     one, _ = pushed(tmp_path, {"node": 1, "nodes": 2})
     found = one._job(IN_VENV, in_venv, R)
@@ -185,8 +187,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         made.append(("image", engine, image, assemble))
         return IMAGE_THERE
 
-    def code(node: Any, place: str, store: Any, progress: Any, claim: str) -> Shipped:
-        made.append(("code", place, claim))
+    def code(node: Any, store: Any, progress: Any) -> Shipped:
+        made.append(("code", node.claim.path))
         return CODE_THERE
 
     def pull(node: Any, survey: Any, engine: str, name: str, required: str | None) -> Shipped:
@@ -194,6 +196,10 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         return dataclasses.replace(IMAGE_THERE, changed=False)
 
     monkeypatch.setattr(push_to_node, "Assembly", assembly)
+    monkeypatch.setattr(
+        push_to_node, "claimed", lambda node, claim: nullcontext(SimpleNamespace(claim=claim))
+    )
+    monkeypatch.setattr(ship, "with_stored_images", lambda node, survey, engine: survey)
     monkeypatch.setattr(ship, "ship", shipped)
     monkeypatch.setattr(ship, "send_whole", "whole")
     monkeypatch.setattr(ship, "ship_code", code)
@@ -205,7 +211,7 @@ def test_an_image_is_assembled_from_the_given_indexes_or_sent_whole(
     tmp_path: Path, calls: list[tuple[Any, ...]]
 ) -> None:
     one, _ = pushed(tmp_path, index="https://index/simple", mirror="http://mirror/debian")
-    assert one._ship(IN_DOCKER) == IMAGE_THERE
+    assert one._ship(IN_DOCKER, ExitStack()) == IMAGE_THERE
     assert calls[0] == (
         "assembly", SURVEY, "docker", IMAGE,
         {"index": "https://index/simple", "mirror": "http://mirror/debian", "rate": 5e6},
@@ -213,27 +219,27 @@ def test_an_image_is_assembled_from_the_given_indexes_or_sent_whole(
     assert calls[1] == ("image", "docker", IMAGE, "in pieces")
     assert (one.result.sent_bytes, one.result.changed, one.result.image) == (1_000, True, OTHER)
     calls.clear()
-    pushed(tmp_path, assemble=False)[0]._ship(IN_DOCKER)
+    pushed(tmp_path, assemble=False)[0]._ship(IN_DOCKER, ExitStack())
     assert calls[0][-1] == {"index": "", "mirror": "", "rate": 5e6}
     assert calls[1] == ("image", "docker", IMAGE, "whole")
 
 
 def test_an_image_is_pulled_where_that_is_asked_for(tmp_path: Path, calls: list[tuple[Any, ...]]) -> None:
     one, _ = pushed(tmp_path, pull="registry/bench:cuda13")
-    assert not one._ship(ChosenEngine(SURVEY, "docker", None)).changed
+    assert not one._ship(ChosenEngine(SURVEY, "docker", None), ExitStack()).changed
     assert calls == [("pull", "docker", "registry/bench:cuda13", None)]
 
 
 def test_an_engine_that_does_not_answer_gets_no_image(tmp_path: Path, calls: list[tuple[Any, ...]]) -> None:
     with pytest.raises(EnvironmentCannot, match="docker does not answer: no image can be loaded"):
-        pushed(tmp_path)[0]._ship(ChosenEngine(SURVEY, "docker", None))
+        pushed(tmp_path)[0]._ship(ChosenEngine(SURVEY, "docker", None), ExitStack())
     assert calls == []
 
 
 def test_a_python_of_the_node_gets_the_code_alone(tmp_path: Path, calls: list[tuple[Any, ...]]) -> None:
     one, _ = pushed(tmp_path)
-    assert one._ship(BY_PYTHON) == CODE_THERE
-    assert calls == [("code", "/home/ubuntu/.bench", "/home/ubuntu/.bench/.claim-0011-0")]
+    assert one._ship(BY_PYTHON, ExitStack()) == CODE_THERE
+    assert calls == [("code", "/home/ubuntu/.bench/.claim-0011-0")]
     assert one.result.image is None
 
 
@@ -248,7 +254,7 @@ class Installer:
     def ask(self) -> str:
         return "asked now"
 
-    def install(self, plan: object) -> Any:
+    def install(self, plan: object, node: object) -> Any:
         self.installed.append(plan)
         return SimpleNamespace(digest=DIGEST, sent_bytes=7, changed=False)
 
@@ -260,7 +266,7 @@ def test_an_environment_is_installed_beside_the_code(
     installer = Installer()
     monkeypatch.setattr(push_to_node, "installer_for", lambda push, chosen, code: installer)
     one, said = pushed(tmp_path)
-    shipped = one._ship(dataclasses.replace(IN_VENV, planned=planned))
+    shipped = one._ship(dataclasses.replace(IN_VENV, planned=planned), ExitStack())
     assert shipped == dataclasses.replace(CODE_THERE, sent_bytes=107, environment=DIGEST)
     assert installer.installed == [plan]
     assert one.result.environment == DIGEST
@@ -275,10 +281,10 @@ def test_another_environment_than_the_manifests_is_refused(
         monkeypatch.setattr(push_to_node, "wanted_environment", lambda manifest, asked=asked: asked)
         one, _ = pushed(tmp_path)
         if not refused:
-            assert one._ship(IN_VENV).environment == DIGEST
+            assert one._ship(IN_VENV, ExitStack()).environment == DIGEST
             continue
         with pytest.raises(EnvironmentCannot) as caught:
-            one._ship(IN_VENV)
+            one._ship(IN_VENV, ExitStack())
         assert caught.value.message == f"the environment is {DIGEST}, the manifest asks for {OTHER}"
 
 
@@ -385,7 +391,7 @@ def test_a_push_goes_as_far_as_it_was_asked_to(
     one, _ = pushed(tmp_path, until=until)
     monkeypatch.setattr(push_to_node.NodePreflight, "choose", lambda self: IN_DOCKER)
     shipped = dataclasses.replace(IMAGE_THERE, changed=changed)
-    monkeypatch.setattr(one, "_ship", lambda chosen: did.append("ship") or shipped)
+    monkeypatch.setattr(one, "_ship", lambda chosen, stack: did.append("ship") or shipped)
     monkeypatch.setattr(one, "_start", lambda *_: did.append("start") or R)
     monkeypatch.setattr(one, "_watch_to_the_end", lambda record: did.append("watch") or one.end("running"))
     one._start_run(None)
