@@ -17,19 +17,17 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
-from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from bench.images.fetch import image_cache, wheels
 from bench.images.locks import read_pins
-from benchmarks.slow_lines import QuietHandler
+from bench.images.variants import find_variant
+from benchmarks.slow_lines import served
 from tests.e2e.nodes import free_port
 from tests.environment.made_wheels import make_index
 
@@ -94,20 +92,12 @@ def _host_key(port: int) -> str:
     raise SystemExit(f"no SSH server answers on port {port}")
 
 
-@contextmanager
-def package_index(folder: Path) -> Iterator[str]:
-    """Serve the wheels of the CPU's lock for all of its Pythons."""
+def package_index(folder: Path) -> Path:
+    """Make an index of the wheels of the CPU's lock for all of its Pythons."""
     pins, cache = read_pins(ROOT / "docker/cpu.lock").values(), (image_cache() / "wheels").resolve()
-    found = {path for python in ("3.11", "3.12", "3.13") for path in wheels(pins, cache, python).values()}
-    server = ThreadingHTTPServer(
-        ("127.0.0.1", 0), partial(QuietHandler, directory=str(make_index(folder / "index", *sorted(found))))
-    )
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/simple"
-    finally:
-        server.shutdown()
-        server.server_close()
+    pythons = find_variant("cpu").pythons
+    found = {path for python in pythons for path in wheels(pins, cache, python).values()}
+    return make_index(folder / "index", *sorted(found))
 
 
 def push(node: FreshNode, index: str, home: Path) -> None:
@@ -144,7 +134,7 @@ def main(*suites: str) -> None:
         subprocess.run(keygen, check=True)
         known, key = home / ".ssh/known_hosts", home / ".ssh/id_ed25519"
         (home / ".ssh/config").write_text(f"Host *\n  UserKnownHostsFile {known}\n  IdentityFile {key}\n")
-        index = stack.enter_context(package_index(home))
+        index = stack.enter_context(served(package_index(home), "127.0.0.1")) + "/simple"
         for suite in suites or ("bookworm",):
             push(stack.enter_context(fresh_node(suite, home)), index, home)
 

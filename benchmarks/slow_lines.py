@@ -83,12 +83,12 @@ class QuietHandler(SimpleHTTPRequestHandler):
 
 
 @contextmanager
-def served(folder: Path) -> Iterator[str]:
-    """Serve the index and the mirror on their line."""
-    server = ThreadingHTTPServer((INDEX_LINE[0], 0), partial(QuietHandler, directory=str(folder)))
+def served(folder: Path, address: str = INDEX_LINE[0]) -> Iterator[str]:
+    """Serve a folder, which is an index or a mirror, on an address: by default that of their line."""
+    server = ThreadingHTTPServer((address, 0), partial(QuietHandler, directory=str(folder)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
-        yield f"http://{INDEX_LINE[0]}:{server.server_port}"
+        yield f"http://{address}:{server.server_port}"
     finally:
         server.shutdown()
         server.server_close()

@@ -57,6 +57,7 @@ from bench.training.vendor import torch_inside, transformers_inside
 MAX_FATAL_ATTEMPTS = 3  # a trial during which the whole run died this often counts as crashed
 CEILING_SECONDS = 300.0
 FLOOR_SECONDS = 180.0  # most of this is for the start of the process, and to record a large model's products
+EXAMINATION_LEAST_SECONDS = 60.0  # with less left of the budget, no floor and no gradient check is begun
 MEETING_SECONDS = 600.0  # for all nodes to come to the meeting
 DISMISSAL_SECONDS = 60.0  # for the job that tells the other nodes that the run is over
 SETTLE_SECONDS = 30.0  # for the driver to free the memory of a job that was killed
@@ -228,7 +229,6 @@ class _Examination:
     what: str  # in messages
     log: str  # the end of the log's name
     silent_seconds: float  # a job that emits nothing for so long is ended
-    least_seconds: float = 60.0  # with less left of the budget, the job is not begun
 
 
 _FLOOR = _Examination("a floor", "floor", FLOOR_SECONDS)
@@ -386,8 +386,8 @@ class _Jobs:
         `why_not` says, by the trial's estimate, why the trial cannot have this result.
         """
         seconds = self._until(most_seconds)
-        if seconds < kind.least_seconds:
-            least = f"{kind.what} may take {kind.least_seconds:.0f} s"
+        if seconds < EXAMINATION_LEAST_SECONDS:
+            least = f"{kind.what} may take {EXAMINATION_LEAST_SECONDS:.0f} s"
             return f"{seconds:.0f} s of the budget are left, {least}"
         limits = Limits(seconds, min(seconds, kind.silent_seconds), self._host_limit(trial))
         log = _log(self.run, f"{trial.id}-{kind.log}")

@@ -5,7 +5,7 @@ The scan's mathematics follow arXiv:2312.00752, section 3; shapes follow transfo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import ceil
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,6 +21,17 @@ if TYPE_CHECKING:
     from torch import nn
 
 SCAN_CHUNK = 2048  # tokens; mamba-ssm keeps one state a chunk: csrc/selective_scan/selective_scan.cpp
+
+KERNEL_PROJECTS = "mamba-ssm and causal-conv1d"
+
+
+def missing_packages(packages: Sequence[str], device: Literal["cpu", "cuda"], has: Has) -> str | None:
+    """Return why mamba-ssm's kernels, which need these packages, cannot run; None if they can."""
+    if device == "cpu":
+        return "mamba-ssm's kernels run on NVIDIA GPUs alone"
+    missing = [package for package in packages if not has(package)]
+    what = "not installed, or without code for this GPU"
+    return f"{what}: {', '.join(missing)} ({KERNEL_PROJECTS})" if missing else None
 
 
 class Mamba(FamilyWithFormulas):
@@ -121,11 +132,7 @@ class Mamba(FamilyWithFormulas):
         return int(kept)
 
     def missing_kernels(self, device: Literal["cpu", "cuda"], has: Has = installed) -> str | None:
-        if device == "cpu":
-            return "mamba-ssm's kernels run on NVIDIA GPUs alone"
-        missing = [package for package in transformers_inside.MAMBA_PACKAGES if not has(package)]
-        what = "not installed, or without code for this GPU"
-        return f"{what}: {', '.join(missing)} (mamba-ssm and causal-conv1d)" if missing else None
+        return missing_packages(transformers_inside.MAMBA_PACKAGES, device, has)
 
     def build(self, model: Model, *, kernels: bool) -> nn.Module:
         from transformers import MambaConfig
@@ -136,7 +143,7 @@ class Mamba(FamilyWithFormulas):
             if not kernels:
                 raise
             raise EnvironmentCannot(
-                f"mamba-ssm cannot be imported: {error}", advice="install mamba-ssm and causal-conv1d"
+                f"mamba-ssm cannot be imported: {error}", advice=f"install {KERNEL_PROJECTS}"
             ) from None
         config = MambaConfig(**self.complete(model), use_cache=False)
         module: nn.Module = modeling.MambaForCausalLM(config).train()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from bench.base.errors import EnvironmentCannot
 from bench.training.models.footprint import FP32
 from bench.training.models.generic import COMPILED_OR_NOT, TransformersFamily, Ways
+from bench.training.models.mamba import KERNEL_PROJECTS, missing_packages
 from bench.training.models.model import Has, Model, installed
 from bench.training.vendor import transformers_inside
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 PACKAGES = ("mamba_ssm", "causal_conv1d")
-MISSING = "mamba-ssm and causal-conv1d"
 
 
 class Mamba2(TransformersFamily):
@@ -31,14 +31,7 @@ class Mamba2(TransformersFamily):
     breaks_graph = "mamba-ssm's kernels break the graph in every block"
 
     def missing_kernels(self, device: Literal["cpu", "cuda"], has: Has = installed) -> str | None:
-        if device == "cpu":
-            return "mamba-ssm's kernels run on NVIDIA GPUs alone"
-        missing = [package for package in PACKAGES if not has(package)]
-        return (
-            f"not installed, or without code for this GPU: {', '.join(missing)} ({MISSING})"
-            if missing
-            else None
-        )
+        return missing_packages(PACKAGES, device, has)
 
     def counted_ways(self) -> Ways:
         return (False, COMPILED_OR_NOT), (True, COMPILED_OR_NOT)
@@ -48,7 +41,7 @@ class Mamba2(TransformersFamily):
             scan = transformers_inside.mamba2_kernel() if kernels else None
         except ImportError as error:
             raise EnvironmentCannot(
-                f"mamba-ssm cannot be imported: {error}", advice=f"install {MISSING}"
+                f"mamba-ssm cannot be imported: {error}", advice=f"install {KERNEL_PROJECTS}"
             ) from None
         transformers_inside.scan_mamba2_by(scan)
         return super().build_with(model, "eager")
