@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,10 @@ class Checked:
 
 
 def check_fabric(
-    net: Network, folder: Path, seconds: float = 0.3, on_step: Callable[[list[int], str], None] | None = None
+    net: Network,
+    folder: Path,
+    seconds: float = 0.3,
+    on_step: Callable[[Sequence[int], str], None] | None = None,
 ) -> Checked:
     """Check the fabric; each node's agent is a process in its namespace.
 

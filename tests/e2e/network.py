@@ -58,6 +58,10 @@ class Network:
     def cut(self, node: int) -> None:
         run(*self.inside(node, "ip", "link", "set", "eth0", "down"))
 
+    def join(self, node: int) -> None:
+        """Undo a cut."""
+        run(*self.inside(node, "ip", "link", "set", "eth0", "up"))
+
     def _shape(self, inside: list[str], device: str, megabit: float) -> None:
         limit = ["tbf", "rate", f"{megabit}mbit", "burst", "32kb", "latency", "50ms"]
         run(*inside, "tc", "qdisc", "replace", "dev", device, "root", *limit)
