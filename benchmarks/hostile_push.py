@@ -115,12 +115,11 @@ def _until_closed(serve: Serve) -> Serve:
 
 
 def hosts_apart(nodes: Nodes, folder: Path, ways: Sequence[tuple[str, Serve]], stack: ExitStack) -> list[str]:
-    """Start hostile nodes in a process that runs only where a processor has nothing else to do."""
+    """Start hostile nodes in a process of the lowest priority."""
     reader, writer = os.pipe()
     server = os.fork()
     if server == 0:
         os.nice(19)
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
         with ExitStack() as own:
             os.write(writer, f"{json.dumps(_hosts_here(nodes, folder, ways, own))}\n".encode())
             signal.pause()

@@ -26,7 +26,7 @@ ANSWER_SECONDS = 60.0  # longest silence of a node; callers allow more for comma
 ANSWER_BYTES = 2**20  # longest answer of a node, which is not trusted; callers that need more say so
 ERROR_BYTES = 2**20  # of a command's error output that are read; only its last line is shown
 SLOWEST_BYTES_PER_SECOND = 10_000  # of a connection, on average; a slower one is given up
-_PATIENCE = 4  # how many times the longest silence an exchange may take, however few bytes it has
+_PATIENCE = 3  # how many times the longest silence an exchange may take, however few bytes it has
 _LARGEST_GREETING = 2**16  # bytes that a login shell may print before the script starts
 
 
@@ -240,7 +240,13 @@ class Allowance:
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._seconds, self._clock = seconds, clock
         self._until = clock() + _PATIENCE * seconds
-        self.why = f"no answer for {seconds:.0f} s"  # the reason for a TimeoutError
+
+    @property
+    def why(self) -> str:
+        """The reason for a TimeoutError."""
+        if self._clock() < self._until:
+            return f"no answer for {self._seconds:.0f} s"
+        return f"it answers more slowly than {SLOWEST_BYTES_PER_SECOND:,} bytes a second"
 
     def count(self, count: int) -> None:
         """Allow the time that this many bytes take on the slowest connection."""
@@ -255,7 +261,6 @@ class Allowance:
         """Return how many seconds the node may be silent from now on; TimeoutError if its time is over."""
         left = self._until - self._clock()
         if left <= 0:
-            self.why = f"it answers more slowly than {SLOWEST_BYTES_PER_SECOND:,} bytes a second"
             raise TimeoutError(self.why)
         return min(self._seconds, left)
 

@@ -199,8 +199,16 @@ def test_a_node_that_is_never_silent_has_no_endless_time() -> None:
             clock.now += 1.0  # a byte a second
             allowance.count(1)
             looks += 1
-    assert looks == 4 * 60 + 1
-    assert "more slowly" in allowance.why
+    assert looks == 3 * 60 + 1
+
+
+def test_a_timeout_says_whether_the_node_was_silent_or_slow() -> None:
+    clock = Clock()
+    allowance = Allowance(60.0, clock)
+    clock.now = 60.0
+    assert allowance.why == "no answer for 60 s"
+    clock.now = 3 * 60.0
+    assert allowance.why == "it answers more slowly than 10,000 bytes a second"
 
 
 def test_a_large_transfer_has_the_time_that_its_bytes_need() -> None:
