@@ -14,6 +14,7 @@ import pytest
 
 from tests.e2e.nodes import ssh_nodes
 from tests.e2e.pushing import ROOT, Operator
+from tests.patience import PATIENCE_SECONDS
 from tests.warm import quick_python
 
 pytestmark = pytest.mark.e2e
@@ -44,6 +45,7 @@ def _run(operator: Operator, program: str, *words: str, code: int = 0, where: Pa
         "ANSIBLE_HOME": str(operator.folder / "ansible-home"),
         "ANSIBLE_NOCOLOR": "1",
         "NO_COLOR": "1",
+        "ANSIBLE_TIMEOUT": f"{PATIENCE_SECONDS:.0f}",
         "ANSIBLE_CALLBACK_RESULT_FORMAT": "yaml",
         "PATH": f"{BIN}:{os.environ['PATH']}",
         "LC_ALL": "C.UTF-8",
