@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,20 +23,21 @@ pytestmark = pytest.mark.e2e
 BIN = Path(sys.executable).parent
 
 
+@pytest.fixture(scope="module")
+def collections(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Install the collection once; each operator has a copy."""
+    folder = tmp_path_factory.mktemp("collections")
+    install = [BIN / "ansible-galaxy", "collection", "install", ROOT / "ansible", "-p", folder]
+    own = {"ANSIBLE_HOME": str(folder / "home"), "LC_ALL": "C.UTF-8"}
+    subprocess.run(install, check=True, capture_output=True, env=os.environ | own)
+    return folder / "ansible_collections"
+
+
 @pytest.fixture
-def operator(tmp_path: Path) -> Iterator[Operator]:
+def operator(collections: Path, tmp_path: Path) -> Iterator[Operator]:
+    shutil.copytree(collections, tmp_path / "collections/ansible_collections")
     with ssh_nodes(tmp_path / "n", 2) as nodes:
-        made = Operator(tmp_path, nodes)
-        _run(
-            made,
-            "ansible-galaxy",
-            "collection",
-            "install",
-            str(ROOT / "ansible"),
-            "-p",
-            str(tmp_path / "collections"),
-        )
-        yield made
+        yield Operator(tmp_path, nodes)
 
 
 def _run(operator: Operator, program: str, *words: str, code: int = 0, where: Path | None = None) -> str:

@@ -17,7 +17,9 @@ from bench.report.compare.comparison import Comparison
 from bench.report.pages.check_html import write_check_html
 from bench.report.pages.html import USUAL, write_html
 from bench.report.text.comparison_table import json_text
+from tests.conftest import shared_folder
 from tests.e2e.browser import chromium, new_page
+from tests.e2e.services import locked
 from tests.node_check.checks.node import evidence
 from tests.node_check.made import results
 from tests.report.made import copies, texts
@@ -60,10 +62,13 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> tuple[Comparison, Path]:
 
 
 @pytest.fixture(scope="module")
-def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("axe")
-    script = Path(__file__).with_name("axe.sh")
-    subprocess.run([script, folder], check=True, stdout=subprocess.DEVNULL)
+def axe() -> str:
+    """The text of axe-core, which is downloaded once in a session."""
+    folder, script = shared_folder() / "axe", Path(__file__).with_name("axe.sh")
+    with locked(folder.with_suffix(".lock")):
+        if not folder.exists():
+            folder.mkdir()
+            subprocess.run([script, folder], check=True, stdout=subprocess.DEVNULL)
     return (folder / "package/axe.min.js").read_text()
 
 
