@@ -7,8 +7,11 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from tests.patience import PATIENCE_SECONDS
 
 SCRIPT = Path(__file__).with_name("chromium.sh")
 
@@ -19,6 +22,15 @@ def chromium() -> Iterator[Browser]:
     path = shutil.which("chromium")
     assert path is not None
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(
+            executable_path=path, args=["--no-sandbox"], timeout=PATIENCE_SECONDS * 1e3
+        )
         yield browser
         browser.close()
+
+
+def new_page(browser: Browser, **options: Any) -> Page:
+    """Open a page whose actions wait for as long as a busy machine needs, and not for playwright's 30 s."""
+    page = browser.new_page(**options)
+    page.set_default_timeout(PATIENCE_SECONDS * 1e3)
+    return page

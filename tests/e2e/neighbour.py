@@ -8,7 +8,9 @@ import struct
 import subprocess
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
@@ -40,6 +42,10 @@ class Answer(NamedTuple):
     message: str
     data: bytes
 
+    @classmethod
+    def of(cls, host: str, port: int, name: str, message: bytes) -> Answer:
+        return cls(port, name, answer_of(host, port, message))
+
 
 @dataclass
 class Neighbour:
@@ -53,10 +59,12 @@ class Neighbour:
         """Move the calling thread, and no other, into the neighbour's namespace, and speak until `stop`."""
         with Path(f"/run/netns/{namespace}").open() as place:
             assert ctypes.CDLL(None).setns(place.fileno(), CLONE_NEWNET) == 0
-        while not self._over.wait(PAUSE_SECONDS):
-            for host, port in {one for pid in self.pids for one in listeners(pid)}:
-                for name, message in MESSAGES.items():
-                    self.answers.append(Answer(port, name, answer_of(host, port, message)))
+        # A port of gloo may be open for less time than the silence of another port takes. Threads that are
+        # started here are in the neighbour's namespace too.
+        with ThreadPoolExecutor(len(MESSAGES)) as at_once:
+            while not self._over.wait(PAUSE_SECONDS):
+                asked = product({one for pid in self.pids for one in listeners(pid)}, MESSAGES.items())
+                self.answers += at_once.map(lambda each: Answer.of(*each[0], *each[1]), asked)
 
     def stop(self) -> None:
         self._over.set()

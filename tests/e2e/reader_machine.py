@@ -20,6 +20,7 @@ from pathlib import Path
 
 from tests.e2e.services import SYSTEM, require, require_root
 from tests.environment.made_wheels import lock_lines, make_wheel
+from tests.patience import PATIENCE_SECONDS
 from tests.warm import ROOT
 
 BIN = Path(sys.executable).parent
@@ -73,7 +74,7 @@ class ReaderMachine:
         return [*enter, "bash", "-c", f"cd {shlex.quote(str(folder))} && {line}"]
 
     def run(
-        self, line: str, folder: Path, environment: Mapping[str, str], seconds: float = 900
+        self, line: str, folder: Path, environment: Mapping[str, str], seconds: float = PATIENCE_SECONDS
     ) -> subprocess.CompletedProcess[str]:
         """Run a line of shell; return the text of both of its outputs together."""
         return subprocess.run(

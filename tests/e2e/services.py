@@ -9,7 +9,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -37,16 +37,22 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 def require(*programs: str) -> None:
     """Install missing programs. If that is impossible, skip the test; in CI, fail it."""
-    missing = [program for program in programs if shutil.which(program, path=SYSTEM) is None]
-    if not missing:
-        return
     if os.geteuid() == 0 and shutil.which("apt-get"):
-        with locked(Path(tempfile.gettempdir(), "bench-apt.lock")):  # tests run in parallel
-            _install([PACKAGES[program] for program in missing])
+        # The lock also guards the look: a program is there before another test has installed what it needs.
+        with locked(Path(tempfile.gettempdir(), "bench-apt.lock")):
+            if missing := _missing(programs):
+                _install([PACKAGES[program] for program in missing])
+        return
+    missing = _missing(programs)
+    if not missing:
         return
     if os.environ.get("CI") == "true":
         pytest.fail(f"{missing[0]} is missing and cannot be installed")
     pytest.skip(f"{missing[0]} is missing, and only root can install it")
+
+
+def _missing(programs: Sequence[str]) -> list[str]:
+    return [program for program in programs if shutil.which(program, path=SYSTEM) is None]
 
 
 @contextmanager

@@ -27,6 +27,7 @@ from tests.e2e.pushing import MOODY, TINY
 from tests.e2e.reader import LINK_ENVIRONMENT
 from tests.e2e.reader_machine import ReaderMachine, reader_machine
 from tests.e2e.services import cosign
+from tests.patience import PATIENCE_SECONDS
 from tests.report.test_price_lists import INDEX, SKYPILOT
 from tests.signers import signer
 from tests.warm import ROOT
@@ -143,7 +144,7 @@ class Shell:
         )  # fmt: skip
         self._status = status
 
-    def type(self, line: str, seconds: float = 900) -> tuple[int, str]:
+    def type(self, line: str, seconds: float = PATIENCE_SECONDS) -> tuple[int, str]:
         """Type a line; return its exit code and what it printed."""
         self._count += 1
         out = self.folder.parent / f"{self.folder.name}-{self._count}.txt"

@@ -16,9 +16,11 @@ import torch
 from bench import export
 from bench.base.strict_json import from_json, strict_loads
 from bench.bundle.tar_format import open_bundle
+from bench.cli.main import main
 from bench.records.run_results import Results
 from bench.records.trial import Trial
 from bench.training.models import known_models
+from tests.patience import PATIENCE_SECONDS
 from tests.report import made
 from tests.warm import quick_python
 
@@ -51,7 +53,7 @@ def python(
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable if cold else quick_python(), *map(str, words)],
-        check=False, cwd=folder, env=environment, capture_output=True, text=True, timeout=600,
+        check=False, cwd=folder, env=environment, capture_output=True, text=True, timeout=PATIENCE_SECONDS,
     )  # fmt: skip
 
 
@@ -62,8 +64,13 @@ def bundle_of(
     recipe: dict[str, object] | None = None,
     model: str = "tiny-gpt-neox",
     architecture: dict[str, object] | None = None,
-    codes: Container[int] = (0,),
+    needs_figures: bool = True,
 ) -> Path:
+    """Measure a model. A run is repeated if other work of this machine made its figures implausible.
+
+    The scripts of bundles without `needs_figures` are not written by the command, which would refuse such
+    figures.
+    """
     manifest = folder / "manifest.json"
     own = {"architecture": architecture} if architecture else {}
     document = {
@@ -72,9 +79,18 @@ def bundle_of(
         "micro_batch": 16, "timing": TIMING, "seed": 3,
     }  # fmt: skip
     manifest.write_text(json.dumps(document))
-    do("bench", "run", manifest, "--device", "cpu", "--out", folder / "out", folder=folder, codes=codes)
-    (found,) = (folder / "out").glob("*.tar")
-    return found
+    for attempt in range(3):
+        out = folder / f"out{attempt}"
+        do("bench", "run", manifest, "--device", "cpu", "--out", out, folder=folder, codes=(0, 3))
+        (found,) = out.glob("*.tar")
+        if not needs_figures or all(t.estimate and t.estimate.plausible for t in results_of(found).trials):
+            return found
+    raise AssertionError("three runs gave no figures for every setting")
+
+
+def results_of(bundle: Path) -> Results:
+    with open_bundle(bundle) as opened:
+        return from_json(Results, strict_loads(opened.read("results.json")))
 
 
 @pytest.fixture(scope="module")
@@ -103,8 +119,12 @@ def measured_losses(bundle: Path, label: str) -> list[float]:
 
 
 def exported(bundle: Path, kind: str, label: str, folder: Path, cold: bool = False) -> Path:
-    words = ("bench", "export", bundle, "--to", kind, folder, "--setting", label)
-    do(*words, folder=folder.parent, cold=cold)
+    """Write a script by the command, of which `cold` makes a process of its own."""
+    words = ["export", str(bundle), "--to", kind, str(folder), "--setting", label]
+    if cold:
+        do("bench", *words, folder=folder.parent, cold=True)
+    else:
+        assert main(words) == 0
     return folder
 
 
@@ -124,19 +144,18 @@ def agree(log: list[dict[str, float]], losses: list[float]) -> None:
     assert all(line["step_seconds"] > 0 for line in log)
 
 
-@pytest.mark.parametrize("label", ["naive", "checkpointing", "free-lunch"])
+@pytest.mark.parametrize("label", ["checkpointing", "free-lunch"])
 @pytest.mark.parametrize("kind", ["script", "trainer", "accelerate", "deepspeed"])
 def test_on_one_device(one: Path, kind: str, label: str, tmp_path: Path) -> None:
-    """Each kind of script is started once with an ordinary Python; the other tests here use tests/warm.py."""
-    cold, label = label == "naive", _spelled(one, label)
-    folder = exported(one, kind, label, tmp_path / "made", cold)
-    agree(trained(folder, 1, cold=cold), measured_losses(one, label))
+    """test_training_goes_on_where_it_stopped has naive."""
+    label = _spelled(one, label)
+    folder = exported(one, kind, label, tmp_path / "made")
+    agree(trained(folder, 1), measured_losses(one, label))
 
 
 def _spelled(bundle: Path, label: str) -> str:
     """ "kernels" alone may be called a free lunch."""
-    with open_bundle(bundle) as opened:
-        labels = [t["label"] for t in json.loads(opened.read("results.json"))["trials"]]
+    labels = [trial.label for trial in results_of(bundle).trials]
     return label if label in labels else "kernels"
 
 
@@ -188,7 +207,7 @@ def test_replicas_store_their_gradients_once(kind: str, tmp_path: Path) -> None:
     head, future, body = script.read_text().partition("from __future__ import annotations\n")
     script.write_text(head + future + TOLD + body)
     launcher = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    done = do(*launcher, "train.py", "--steps", "1", folder=folder, cold=True)
+    done = do(*launcher, "train.py", "--steps", "1", folder=folder)
     # The output of both processes may be on one line.
     assert done.stdout.count("gradients in buckets: True") == 2
     assert "gradients in buckets: False" not in done.stdout
@@ -200,13 +219,13 @@ def test_replicas_store_their_gradients_once(kind: str, tmp_path: Path) -> None:
 def half(tmp_path_factory: pytest.TempPathFactory) -> Path:
     settings: list[object] = ["naive", ["half-weights"]]
     # A trial without a figure is accepted, because a CPU's bf16 may be implausible.
-    return bundle_of(tmp_path_factory.mktemp("half"), 1, settings, {"precision": "bf16"}, codes=(0, 3))
+    folder, recipe = tmp_path_factory.mktemp("half"), {"precision": "bf16"}
+    return bundle_of(folder, 1, settings, recipe, needs_figures=False)
 
 
 def written(bundle: Path, kind: export.Kind, label: str, folder: Path) -> Path:
     """Write a script directly from the trial, because the command may refuse a CPU's bf16 as implausible."""
-    with open_bundle(bundle) as opened:
-        results = from_json(Results, strict_loads(opened.read("results.json")))
+    results = results_of(bundle)
     (found,) = (one for one in results.trials if one.label == label)
     trial = Trial(
         results.models[0], found.setting, found.micro_batch, found.gpus,
@@ -236,7 +255,8 @@ def test_every_optimizer_trains_and_resumes(updated_otherwise: Path, kind: str, 
 @pytest.fixture(scope="module")
 def fp8(tmp_path_factory: pytest.TempPathFactory) -> Path:
     recipe: dict[str, object] = {"precision": "fp8", "batch_size": 32}
-    return bundle_of(tmp_path_factory.mktemp("fp8"), 1, ["naive", ["half-weights"]], recipe, codes=(0, 3))
+    settings: list[object] = ["naive", ["half-weights"]]
+    return bundle_of(tmp_path_factory.mktemp("fp8"), 1, settings, recipe, needs_figures=False)
 
 
 @pytest.mark.parametrize("kind", export.WITH_BENCH)
@@ -313,10 +333,12 @@ def test_deepspeed_has_the_weights_in_the_trials_order(odd: Path, kind: str, tmp
 def test_training_goes_on_where_it_stopped(
     one: Path, two: Path, kind: str, label: str, tmp_path: Path
 ) -> None:
+    """Each kind of script is started once with an ordinary Python; the other tests here use tests/warm.py."""
     bundle, gpus = (one, 1) if label == "naive" else (two, 2)
     paths = FSDP_ON_CPU if label.startswith("fsdp-") else ROOT
-    folder = exported(bundle, kind, label, tmp_path / "made")
-    goes_on(folder, gpus, measured_losses(bundle, label), paths)
+    cold = label == "naive"
+    folder = exported(bundle, kind, label, tmp_path / "made", cold)
+    goes_on(folder, gpus, measured_losses(bundle, label), paths, cold)
 
 
 def test_benchs_script_resumes_with_half_weights(half: Path, tmp_path: Path) -> None:
@@ -324,9 +346,9 @@ def test_benchs_script_resumes_with_half_weights(half: Path, tmp_path: Path) -> 
     goes_on(folder, 1, measured_losses(half, "half-weights"))
 
 
-def goes_on(folder: Path, gpus: int, losses: list[float], paths: Path = ROOT) -> None:
+def goes_on(folder: Path, gpus: int, losses: list[float], paths: Path = ROOT, cold: bool = False) -> None:
     """Train three steps with the measured losses; then the second and third from the first's checkpoint."""
-    whole = trained(folder, gpus, "--out", "checkpoints", "--save-every", "1", paths=paths)
+    whole = trained(folder, gpus, "--out", "checkpoints", "--save-every", "1", paths=paths, cold=cold)
     agree(whole, losses)
     latest = folder / "checkpoints" / "latest-step"
     if latest.exists():

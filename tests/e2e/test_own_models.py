@@ -7,8 +7,10 @@ import math
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
@@ -40,9 +42,11 @@ FAMILIES = {  # a model of each, and the size of its images
 }  # fmt: skip
 
 
-def manifest(name: str, size: int, **more: object) -> bytes:
+def manifest(
+    name: str, size: int, options: Mapping[str, object] = MappingProxyType({}), **more: object
+) -> bytes:
     recipe = {"batch_size": 4, "steps": 10, "precision": "bf16", "image_size": size}
-    entry = {"name": "mine", "architecture": {"timm": name, "num_classes": 10}, "recipe": recipe}
+    entry = {"name": "mine", "architecture": {"timm": name, "num_classes": 10, **options}, "recipe": recipe}
     return json.dumps({"schema": "bench/manifest/v1", "models": [entry], "methods": "naive", **more}).encode()
 
 
@@ -91,7 +95,9 @@ TIMING = {"target_percent": 50, "measure_seconds": 0.1, "warmup_seconds": 0.1, "
 
 
 def test_a_run_measures_a_model_of_timm_and_its_bundle_verifies(tmp_path: Path) -> None:
-    document = manifest("vit_tiny_patch16_224", 224, methods=["free-lunch"], micro_batch=2, timing=TIMING)
+    """The model has two layers, because free-lunch compiles each."""
+    given: dict[str, object] = {"methods": ["free-lunch"], "micro_batch": 2, "timing": TIMING}
+    document = manifest("vit_tiny_patch16_224", 224, {"depth": 2}, **given)
     planned, verified = measured(tmp_path, document, cold=True)
     assert "free-lunch" in planned
     assert "result     mine: " in verified

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import pytest
 
 from tests.e2e.nodes import ssh_nodes
 from tests.e2e.pushing import ROOT, Operator
+from tests.patience import PATIENCE_SECONDS
 from tests.warm import quick_python
 
 pytestmark = pytest.mark.e2e
@@ -21,20 +23,21 @@ pytestmark = pytest.mark.e2e
 BIN = Path(sys.executable).parent
 
 
+@pytest.fixture(scope="module")
+def collections(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Install the collection once; each operator has a copy."""
+    folder = tmp_path_factory.mktemp("collections")
+    install = [BIN / "ansible-galaxy", "collection", "install", ROOT / "ansible", "-p", folder]
+    own = {"ANSIBLE_HOME": str(folder / "home"), "LC_ALL": "C.UTF-8"}
+    subprocess.run(install, check=True, capture_output=True, env=os.environ | own)
+    return folder / "ansible_collections"
+
+
 @pytest.fixture
-def operator(tmp_path: Path) -> Iterator[Operator]:
+def operator(collections: Path, tmp_path: Path) -> Iterator[Operator]:
+    shutil.copytree(collections, tmp_path / "collections/ansible_collections")
     with ssh_nodes(tmp_path / "n", 2) as nodes:
-        made = Operator(tmp_path, nodes)
-        _run(
-            made,
-            "ansible-galaxy",
-            "collection",
-            "install",
-            str(ROOT / "ansible"),
-            "-p",
-            str(tmp_path / "collections"),
-        )
-        yield made
+        yield Operator(tmp_path, nodes)
 
 
 def _run(operator: Operator, program: str, *words: str, code: int = 0, where: Path | None = None) -> str:
@@ -44,6 +47,7 @@ def _run(operator: Operator, program: str, *words: str, code: int = 0, where: Pa
         "ANSIBLE_HOME": str(operator.folder / "ansible-home"),
         "ANSIBLE_NOCOLOR": "1",
         "NO_COLOR": "1",
+        "ANSIBLE_TIMEOUT": f"{PATIENCE_SECONDS:.0f}",
         "ANSIBLE_CALLBACK_RESULT_FORMAT": "yaml",
         "PATH": f"{BIN}:{os.environ['PATH']}",
         "LC_ALL": "C.UTF-8",

@@ -14,9 +14,10 @@ import pytest
 
 from tests.documented_commands import printed
 from tests.e2e.nodes import ssh_nodes
-from tests.e2e.pushing import PAIR, Operator, descendants, until
+from tests.e2e.pushing import PAIR, Operator, descendants
 from tests.e2e.reader import Reader
 from tests.e2e.slurm import slurm_cluster
+from tests.patience import PATIENCE_SECONDS, until
 from tests.warm import quick_python
 
 pytestmark = pytest.mark.e2e
@@ -57,7 +58,7 @@ def test_a_requeued_job_continues_its_journal(operator: Operator) -> None:
     # delay fails: slurmd confuses a job that starts in the second in which the first one ended with that one.
     until(lambda: "PENDING" in ask(operator, "squeue", "-h", "-o", "%T"), "the job in the queue again")
     ask(operator, "scontrol", "update", f"JobId={job}", "StartTime=now+5")
-    out, err = pushing.communicate(timeout=420)
+    out, err = pushing.communicate(timeout=PATIENCE_SECONDS)
     assert pushing.returncode == 0, err
     assert operator.journal().startswith(before[: before.rfind("\n") + 1])
     assert "tiny-gpt-neox" in out
@@ -68,7 +69,7 @@ def test_a_cancelled_job_keeps_its_results(operator: Operator) -> None:
     pushing = operator.begin(operator.manifest(), login, "--slurm")
     with operator.halfway(login):
         operator.bench("cancel", "--detach")
-    _, err = pushing.communicate(timeout=300)
+    _, err = pushing.communicate(timeout=PATIENCE_SECONDS)
     assert pushing.returncode == 5, err
     assert "level: operator" in err
 
@@ -116,7 +117,7 @@ def test_two_nodes_of_a_cluster_train_as_one(of_two: Operator) -> None:
     with of_two.halfway(login):
         assert ask(of_two, "squeue", "-h", "-o", "%D %T").split() == ["2", "RUNNING"]
         of_two.bench("cancel", "--detach")
-    _, err = pushing.communicate(timeout=600)
+    _, err = pushing.communicate(timeout=PATIENCE_SECONDS)
     assert pushing.returncode == 5, err
     done = of_two.push(*words)["nodes"][0]
     assert (done["outcome"], done["level"]) == ("done", "operator")

@@ -26,7 +26,7 @@ from bench.images.fetch import wheels
 from bench.images.locks import read_pins
 from tests.conftest import shared_folder
 from tests.e2e.nodes import ssh_nodes
-from tests.e2e.pushing import ROOT, Operator, inside, send, until
+from tests.e2e.pushing import ROOT, Operator, inside, send
 from tests.e2e.services import locked
 from tests.environment.made_wheels import (
     Server,
@@ -37,6 +37,7 @@ from tests.environment.made_wheels import (
     serving,
     sha256_of,
 )
+from tests.patience import PATIENCE_SECONDS, until
 
 pytestmark = pytest.mark.e2e
 PIP_SETTINGS = "pip.conf"  # of the nodes, in the operator's folder
@@ -224,7 +225,7 @@ def test_an_interrupted_installation_is_not_taken_for_whole(
     def wait(request: SimpleHTTPRequestHandler) -> bool:
         if request.path.endswith(tiny.wheels[0].name) and not hold.is_set():
             asked.set()
-            hold.wait(60)
+            hold.wait(PATIENCE_SECONDS)
         return False
 
     with serving(tiny.index(tmp_path / "index"), wait) as server:
@@ -236,9 +237,9 @@ def test_an_interrupted_installation_is_not_taken_for_whole(
             operator.command(*words), cwd=operator.folder, env=operator.environment(),
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
-        assert asked.wait(60)
+        assert asked.wait(PATIENCE_SECONDS)
         send(signal.SIGKILL, installers(operator.nodes.homes[address]))
-        _, err = pushing.communicate(timeout=60)
+        _, err = pushing.communicate(timeout=PATIENCE_SECONDS)
         assert pushing.returncode == 3, err
         hold.set()
         assert operator.environments(address) == before
@@ -274,7 +275,7 @@ def test_two_pushes_at_once_make_one_environment(operator: WithoutEngine, tiny: 
             )
             for _ in range(2)
         ]  # fmt: skip
-        answers = [push.communicate(timeout=120) for push in pushes]
+        answers = [push.communicate(timeout=PATIENCE_SECONDS) for push in pushes]
     assert [push.returncode for push in pushes] == [0, 0], answers
     digests = {json.loads(out)["nodes"][0]["environment"] for out, _ in answers}
     assert len(digests) == 1

@@ -17,7 +17,9 @@ from bench.report.compare.comparison import Comparison
 from bench.report.pages.check_html import write_check_html
 from bench.report.pages.html import USUAL, write_html
 from bench.report.text.comparison_table import json_text
-from tests.e2e.browser import chromium
+from tests.conftest import shared_folder
+from tests.e2e.browser import chromium, new_page
+from tests.e2e.services import locked
 from tests.node_check.checks.node import evidence
 from tests.node_check.made import results
 from tests.report.made import copies, texts
@@ -60,17 +62,20 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> tuple[Comparison, Path]:
 
 
 @pytest.fixture(scope="module")
-def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("axe")
-    script = Path(__file__).with_name("axe.sh")
-    subprocess.run([script, folder], check=True, stdout=subprocess.DEVNULL)
+def axe() -> str:
+    """The text of axe-core, which is downloaded once in a session."""
+    folder, script = shared_folder() / "axe", Path(__file__).with_name("axe.sh")
+    with locked(folder.with_suffix(".lock")):
+        if not folder.exists():
+            folder.mkdir()
+            subprocess.run([script, folder], check=True, stdout=subprocess.DEVNULL)
     return (folder / "package/axe.min.js").read_text()
 
 
 @pytest.fixture
 def opened(browser: Browser, real: tuple[Comparison, Path]) -> Iterator[Page]:
     with_trouble: list[str] = []
-    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    page = new_page(browser, viewport={"width": 1280, "height": 900})
     page.on("console", lambda message: with_trouble.append(message.text))
     page.on("pageerror", lambda error: with_trouble.append(str(error)))
     page.on(
@@ -178,7 +183,7 @@ LUMINANCE = """() => {
 def test_text_has_enough_contrast_in_both_themes(
     browser: Browser, real: tuple[Comparison, Path], scheme: Any
 ) -> None:
-    page = browser.new_page(color_scheme=scheme)
+    page = new_page(browser, color_scheme=scheme)
     page.goto(real[1].as_uri())
     background = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (background == "rgb(255, 255, 255)") == (scheme == "light")
@@ -192,7 +197,7 @@ def test_text_has_enough_contrast_in_both_themes(
 def test_on_a_phone_only_scrolling_elements_are_wider_than_the_page(
     browser: Browser, real: tuple[Comparison, Path]
 ) -> None:
-    page = browser.new_page(viewport={"width": 360, "height": 740}, is_mobile=True, has_touch=True)
+    page = new_page(browser, viewport={"width": 360, "height": 740}, is_mobile=True, has_touch=True)
     page.goto(real[1].as_uri())
     assert page.evaluate("document.documentElement.scrollWidth") == 360
     # A plot is fully visible, including its legend; a plot of many machines is as wide as its text needs, and
@@ -205,7 +210,7 @@ def test_scrolling_elements_show_a_shadow_at_their_edge(
     browser: Browser, real: tuple[Comparison, Path]
 ) -> None:
     """The shadow disappears at the end of the table, where the cover of the shadow has scrolled into view."""
-    page = browser.new_page(viewport={"width": 700, "height": 740}, is_mobile=True, has_touch=True)
+    page = new_page(browser, viewport={"width": 700, "height": 740}, is_mobile=True, has_touch=True)
     page.goto(real[1].as_uri())
     scrolls = "[...document.querySelectorAll('.scroll')].filter(e => e.scrollWidth > e.clientWidth)"
     edges = f"{scrolls}.map(e => getComputedStyle(e).backgroundAttachment)"
@@ -216,7 +221,7 @@ def test_scrolling_elements_show_a_shadow_at_their_edge(
 def test_on_a_phone_the_findings_of_a_node_stand_under_each_other(browser: Browser, tmp_path: Path) -> None:
     found = evidence(tmp_path, rates={"matmul": {"5": 0.7}})
     write_check_html(tmp_path / "check.html", results(found), found)
-    page = browser.new_page(viewport={"width": 360, "height": 740}, is_mobile=True, has_touch=True)
+    page = new_page(browser, viewport={"width": 360, "height": 740}, is_mobile=True, has_touch=True)
     page.goto((tmp_path / "check.html").as_uri())
     assert page.evaluate(RIGHTMOST, ".stacked td") <= 360
     heading = "e => getComputedStyle(e, '::before').content"
@@ -225,7 +230,7 @@ def test_on_a_phone_the_findings_of_a_node_stand_under_each_other(browser: Brows
 
 
 def test_on_a_phone_a_machine_is_a_block(browser: Browser, real: tuple[Comparison, Path]) -> None:
-    page = browser.new_page(viewport={"width": 360, "height": 740}, is_mobile=True, has_touch=True)
+    page = new_page(browser, viewport={"width": 360, "height": 740}, is_mobile=True, has_touch=True)
     page.goto(real[1].as_uri())
     for table in ("ranked", "offers"):
         assert page.locator(f"table.{table}").count() > 1
@@ -270,7 +275,7 @@ def test_axe_finds_nothing(
 ) -> None:
     phone = width < 500
     options: dict[str, Any] = {"color_scheme": scheme, "is_mobile": phone, "bypass_csp": True}
-    page = browser.new_page(viewport={"width": width, "height": 844}, **options)
+    page = new_page(browser, viewport={"width": width, "height": 844}, **options)
     page.goto(real[1].as_uri())
     page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
     page.evaluate(axe)
@@ -286,7 +291,7 @@ def test_axe_finds_nothing(
 def test_the_first_screen_answers_the_question(
     browser: Browser, real: tuple[Comparison, Path], width: int, height: int
 ) -> None:
-    page = browser.new_page(viewport={"width": width, "height": height}, is_mobile=width < 500)
+    page = new_page(browser, viewport={"width": width, "height": height}, is_mobile=width < 500)
     page.goto(real[1].as_uri())
     for wanted in (".asked", ".answer strong", ".matrix td.chosen"):
         box = page.locator(wanted).first.bounding_box()
@@ -317,7 +322,7 @@ def test_a_hundred_bundles_make_less_than_two_megabytes_and_still_work(
     assert request.html is not None
     write_html(request.html, collect(request))
     assert request.html.stat().st_size < 2_000_000
-    page = browser.new_page()
+    page = new_page(browser)
     page.goto(request.html.as_uri())
     page.wait_for_selector("html[data-ready=yes]", state="attached")
     assert page.locator("table.ranked tbody tr").count() == 100

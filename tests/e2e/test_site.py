@@ -19,7 +19,7 @@ import pytest
 from markdown_it import MarkdownIt
 from playwright.sync_api import Browser, Page, Request
 
-from tests.e2e.browser import chromium
+from tests.e2e.browser import chromium, new_page
 from tests.e2e.test_report import axe
 from website.built import mistakes
 from website.gallery import REPORTS
@@ -39,6 +39,10 @@ KINDS_OF_PAGES = (  # one of each kind
     "pictures/index.html",
 )  # fmt: skip
 WCAG = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"], "resultTypes": ["violations"]}
+
+
+LINKED = """wanted =>
+  [...document.querySelectorAll('.md-search-result__link')].some(a => a.href.startsWith(wanted))"""
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
@@ -75,8 +79,7 @@ def browser() -> Iterator[Browser]:
 def opened(browser: Browser, address: str, screen: str, **options: Any) -> Iterator[Page]:
     """Yield a page in which nothing may go wrong: no message on the console, no failed or foreign request."""
     trouble: list[str] = []
-    page = browser.new_page(**SCREENS[screen], **options)
-    page.set_default_timeout(120_000)  # a busy machine takes its time
+    page = new_page(browser, **SCREENS[screen], **options)
     page.on("console", lambda message: trouble.append(f"{page.url}: {message.text}"))
     page.on("pageerror", lambda error: trouble.append(f"{page.url}: {error}"))
     page.on("requestfailed", lambda request: _note_failed(request, trouble))
@@ -162,9 +165,8 @@ def test_the_search_finds(browser: Browser, address: str, screen: str, words: st
             page.locator("label[for=__search].md-header__button").click()
         page.locator(".md-search__input").click()
         page.locator(".md-search__input").press_sequentially(words, delay=100)  # as a person types
-        page.wait_for_selector(".md-search-result__link")
-        links = page.locator(".md-search-result__link").evaluate_all("all => all.map(a => a.href)")
-        assert any(link.startswith(address + page_found) for link in links), links
+        # Results of the first letters are shown until those of the whole word come.
+        page.wait_for_function(LINKED, arg=address + page_found)
 
 
 def test_the_menu_of_a_phone_leads_to_a_page(browser: Browser, address: str) -> None:
@@ -178,7 +180,7 @@ def test_the_menu_of_a_phone_leads_to_a_page(browser: Browser, address: str) -> 
 
 
 def test_opened_as_a_file_the_site_says_what_the_search_needs(browser: Browser, site: Path) -> None:
-    page = browser.new_page()
+    page = new_page(browser)
     page.goto((site / "index.html").as_uri())
     field = page.locator(".md-search__input")
     assert "python3 -m http.server" in (field.get_attribute("placeholder") or "")

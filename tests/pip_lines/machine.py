@@ -19,6 +19,7 @@ from packaging.utils import canonicalize_name
 
 from bench.base.distribution import DISTRIBUTION
 from bench.base.pip_commands import BUILT_WITH_TORCH
+from tests.patience import PATIENCE_SECONDS
 from tests.pip_lines.package_facts import BuildFacts, PackageFacts
 from tests.pip_lines.printed_lines import PROJECT, ROOT, PrintedLines
 from tests.pip_lines.stand_in_backend import BUILT_WITH, write_wheel
@@ -100,6 +101,7 @@ class Machine:
         environment = {
             "HOME": str(self.folder), "PATH": f"{self.programs}:/usr/bin:/bin", "LC_ALL": "C.UTF-8",
             "PIP_CONFIG_FILE": os.devnull, "PIP_NO_COMPILE": "1", "PIP_RETRIES": "0",
+            "PIP_DEFAULT_TIMEOUT": f"{PATIENCE_SECONDS:.0f}", "UV_HTTP_TIMEOUT": f"{PATIENCE_SECONDS:.0f}",
             "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_CERT": str(self.index.certificate),
             "https_proxy": self.index.url, "no_proxy": "127.0.0.1",
             "SSL_CERT_FILE": str(self.index.certificate), "UV_DEFAULT_INDEX": f"{self.index.url}/3.11/simple",

@@ -8,9 +8,8 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import pytest
 from bench.base.source import source
 from bench.runner.machine.exclusive_use import warn_of_others
 from tests.authority import contents
+from tests.patience import PATIENCE_SECONDS, until
 from tests.warm import forked_for, quick_python
 
 # Each run imports torch and transformers, which takes many seconds of CPU time. The usual case, interrupts
@@ -44,7 +44,7 @@ def bench(
     command = [sys.executable if cold else quick_python(), "-m", "bench", *map(str, arguments)]
     around = environment(folder) | switches
     return subprocess.run(
-        command, cwd=folder, env=around, capture_output=True, text=True, timeout=300, check=False
+        command, cwd=folder, env=around, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
     )
 
 
@@ -81,10 +81,10 @@ def journal_lines(folder: Path) -> list[dict[str, Any]]:
 
 
 def wait_for_trials(folder: Path, count: int) -> None:
-    deadline = time.monotonic() + 120
-    while sum(line["event"] == "trial" for line in journal_lines(folder)) < count:
-        assert time.monotonic() < deadline, journal_lines(folder)
-        time.sleep(0.02)
+    def trials() -> int:
+        return sum(line["event"] == "trial" for line in journal_lines(folder))
+
+    until(lambda: trials() >= count, f"trial {count}", every=0.02)
 
 
 def descendants(pid: int) -> set[int]:
@@ -92,7 +92,7 @@ def descendants(pid: int) -> set[int]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                fields = _state_of(int(entry.name))
             except OSError:
                 continue
             if forked.get(int(entry.name), int(fields[1])) == pid and fields[0] != "Z":
@@ -100,12 +100,30 @@ def descendants(pid: int) -> set[int]:
     return found
 
 
+def kill_youngest(pid: int) -> None:
+    """Kill the process below `pid` that was started last, which is the trial.
+
+    It need not have the highest number, because numbers are used again. If it ends by itself meanwhile, the
+    next one is killed.
+    """
+
+    def is_killed() -> bool:
+        with suppress(FileNotFoundError, ProcessLookupError):
+            os.kill(max(descendants(pid), key=lambda below: int(_state_of(below)[19])), signal.SIGKILL)
+            return True
+        return False
+
+    until(is_killed, "a trial to kill", every=0.02)
+
+
+def _state_of(pid: int) -> list[str]:
+    """Return what the kernel says of a process after its name: state, parent, ..., and its start as 20th."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
 def gone(pids: set[int]) -> bool:
-    deadline = time.monotonic() + 10
-    while any(Path(f"/proc/{pid}").exists() for pid in pids):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
+    """Wait for the end of these processes."""
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), f"the end of {pids}", every=0.02)
     return True
 
 
@@ -191,7 +209,7 @@ def test_an_interrupt_leaves_a_valid_partial_bundle_and_exit_5(
         wait_for_trials(tmp_path, 1)
         below = descendants(process.pid)
         process.send_signal(number)
-        assert process.wait(20) == 5
+        assert process.wait(PATIENCE_SECONDS) == 5
     assert below
     assert gone(below)
     (bundle,) = (tmp_path / "out").glob("*.tar")
@@ -212,7 +230,7 @@ def test_a_lost_terminal_leaves_a_valid_partial_bundle(tmp_path: Path) -> None:
     wait_for_trials(tmp_path, 1)
     os.close(ours)
     process.send_signal(signal.SIGHUP)
-    assert process.wait(60) == 5
+    assert process.wait(PATIENCE_SECONDS) == 5
     verified = bench("verify", *(tmp_path / "out").glob("*.tar"), folder=tmp_path)
     assert verified.returncode == 0, verified.stderr
 
@@ -221,15 +239,15 @@ def test_a_lost_terminal_leaves_a_valid_partial_bundle(tmp_path: Path) -> None:
 def test_kill_9_loses_at_most_the_trial_in_flight(tmp_path: Path, victim: str) -> None:
     with started(tmp_path, cold=victim == "supervisor") as process:
         wait_for_trials(tmp_path, 1)
-        below = descendants(process.pid)
         if victim == "supervisor":
+            below = descendants(process.pid)
             process.kill()
-            process.wait(10)
+            process.wait()
             assert gone(below)
             assert not list(tmp_path.glob("bench-*")), "temporary files"
         else:
-            os.kill(max(below), signal.SIGKILL)  # the youngest process is the trial
-            assert process.wait(120) == 0
+            kill_youngest(process.pid)
+            assert process.wait(PATIENCE_SECONDS) == 0
     finished = {line["id"] for line in journal_lines(tmp_path) if line["event"] == "trial"}
     done = bench("run", tmp_path / "manifest.json", "--resume", "--json", folder=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -269,14 +287,13 @@ def test_a_run_continues_only_with_the_same_switches(tmp_path: Path) -> None:
 
 @pytest.mark.e2e
 def test_a_budget_ends_the_current_trial_and_leaves_it_open(tmp_path: Path) -> None:
-    timing = {"target_percent": 0.001, "measure_seconds": 120, "warmup_seconds": 1}
-    path = manifest(tmp_path, timing=timing, models=["tiny-vit"], methods=["naive"])
+    timing = {"target_percent": 0.001, "measure_seconds": 1e6, "warmup_seconds": 1}
+    path = manifest(tmp_path, timing=timing, models=["tiny-vit"], methods=["naive"], trial_minutes=1e5)
     done = bench("run", path, "--budget", "8s", "--json", folder=tmp_path)
     assert done.returncode == 5, done.stderr
     results = json.loads(done.stdout)["results"]
     assert results["trials"] == []
     assert results["winners"] == [{"confidence": None, "model": "tiny-vit", "trial": None, "undecided": 1}]
-    assert results["run"]["ended_at"] - results["run"]["started_at"] < 100
 
 
 @pytest.mark.e2e
