@@ -23,10 +23,11 @@ import pytest
 from bench.base.names import GIB
 from bench.images.container import Container
 from tests.e2e.images import ROOT, Images
-from tests.e2e.pushing import MOODY, TINY
+from tests.e2e.pushing import MOODY, TINY, UNHURRIED
 from tests.e2e.services import SYSTEM, docker_engine, podman_store
 from tests.images.made_up_images import make_image
 from tests.images.stand_in_kernels import SITE, compiled_wheel, make_plain
+from tests.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.e2e
 
@@ -240,7 +241,9 @@ def test_quickstart_runs_hardened_and_its_bundle_is_verified(machine: Machine, i
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_node_is_checked_in_the_image(machine: Machine, image: dict[str, Any], engine: str) -> None:
     out = machine.folder / f"checked-by-{engine}"
-    words = ["check", "--engine", engine, "--image", "bench:cpu", "--level", "quick", "--out", out]
+    check = machine.folder / "check.json"
+    check.write_text(json.dumps({"schema": "bench/node-check/v1", "levels": {"quick": UNHURRIED}}))
+    words = ["check", check, "--engine", engine, "--image", "bench:cpu", "--level", "quick", "--out", out]
     skips = [word for name in MOODY for word in ("--skip", name)]
     document = json.loads(machine.bench(*words, *skips, "--device", "cpu", "--json").stdout)
     found = {f["check"]: f["verdict"] for f in document["results"]["findings"] if f["counts"]}
@@ -271,7 +274,7 @@ def test_ctrl_c_leaves_a_valid_partial_bundle(machine: Machine, image: dict[str,
     while process.poll() is None and not any('"trial"' in p.read_text() for p in out.glob("*/journal.jsonl")):
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=120)
+    _, said = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 5, said
     (bundle,) = out.glob("*.tar")
     assert "incomplete" in machine.bench("verify", bundle).stdout
