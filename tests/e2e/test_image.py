@@ -91,14 +91,15 @@ def identity(machine: Machine, *arguments: str | Path) -> str:
     return machine.bench("image", "id", *arguments).stdout.strip()
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_identity_is_the_same_in_every_engine(machine: Machine, image: dict[str, Any], engine: str) -> None:
+def test_identity_is_the_same_in_every_engine(machine: Machine, image: dict[str, Any]) -> None:
+    """A gigabyte is hashed for each answer that is read from the archive or from an engine."""
     archive = machine.folder / "one.tar"
     assert identity(machine, archive) == image["config"]
-    assert identity(machine, "bench:cpu", "--engine", engine) == image["config"]
-    # The list of contents is read from the image as the engine saves it, after all of that is hashed.
-    sbom = machine.bench("image", "sbom", "bench:cpu", "--engine", engine)
-    assert sbom.stdout == machine.bench("image", "sbom", archive).stdout
+    sbom = machine.bench("image", "sbom", archive).stdout
+    for engine in ENGINES:
+        assert identity(machine, "bench:cpu", "--engine", engine) == image["config"]
+        # The list of contents is read from the image as the engine saves it, after all of that is hashed.
+        assert machine.bench("image", "sbom", "bench:cpu", "--engine", engine).stdout == sbom
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -136,7 +136,7 @@ def test_nodes_check_themselves_and_one_that_does_not_pass_is_told(operator: Ope
 
     pushing = operator.begin(bad, address, "--level", "quick")
     home = operator.nodes.homes[address]
-    until(lambda: any("disk" in log.read_text() for log in home.glob(".bench/runs/*/log.txt")), "a reading")
+    until(lambda: list(home.glob(".bench/runs/*/out/*")), "the check", every=0.02)
     kill_run(home)
     _, err = pushing.communicate(timeout=PATIENCE_SECONDS)
     assert pushing.returncode == 3
