@@ -25,8 +25,8 @@ from tests.e2e.pushing import WithImage, nodes_with_engines
 pytestmark = pytest.mark.e2e
 
 MB = 1_000_000
-# Bytes per second from the operator to a node: so few that assembling is faster than sending, also where a busy
-# machine downloads slowly.
+# Bytes per second from the operator to a node: so few that assembling is faster than sending, also where a
+# busy machine downloads slowly.
 LINE = 2.0 * MB
 
 
