@@ -10,6 +10,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,10 +113,11 @@ def take_precedence() -> None:
     Linux compares the niceness of processes within a session, and sessions by the niceness of their groups.
     """
     os.setsid()
-    os.setpriority(os.PRIO_PROCESS, 0, AHEAD)
     group = Path("/proc/self/autogroup")
-    if group.exists():
-        group.write_text(str(AHEAD))
+    with suppress(PermissionError):  # a container may forbid it, and has few other processes
+        os.setpriority(os.PRIO_PROCESS, 0, AHEAD)
+        if group.exists():
+            group.write_text(str(AHEAD))
 
 
 def _say(path: Path) -> Callable[[str], None]:
