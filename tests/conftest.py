@@ -1,5 +1,6 @@
 """Settings for all tests: each uses one thread, so that parallel tests do not compete for cores."""
 
+import atexit
 import gc
 import os
 import runpy
@@ -63,7 +64,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def shared_folder() -> Path:
-    """Return the folder for files that take long to make: gigabytes, which pytest's folders would keep."""
+    """Return the folder for files that take long to make: gigabytes, which pytest's folders would keep.
+
+    A benchmark that uses the helpers of tests has no session of pytest, and gets a folder of its own.
+    """
+    if _SHARED not in os.environ:
+        os.environ[_SHARED] = tempfile.mkdtemp(prefix="bench-shared-")
+        atexit.register(shutil.rmtree, os.environ[_SHARED], ignore_errors=True)
     return Path(os.environ[_SHARED])
 
 

@@ -34,6 +34,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from tests.patience import until
+
 ROOT = Path(__file__).parents[1]
 FAMILIES = ("gpt_neox", "roberta", "vit", "convnext", "mamba")
 AHEAD = [
@@ -48,10 +50,14 @@ _MANY = 250  # open files; more cannot be sent in one message
 _HIGH = 1000  # larger than the number of every open file that is passed on
 
 
+_FOLDERS: list[Path] = []  # of the servers of this process
+
+
 @cache
-def _folder() -> Path:
-    """Start the server of this process at the first call; it ends with this process. Return its folder."""
+def _folder(packages: str = "", **environment: str) -> Path:
+    """Start a server at the first call; it ends with this process. Return its folder."""
     folder = Path(tempfile.mkdtemp(prefix="bench-warm-"))
+    _FOLDERS.append(folder)
     (folder / "asked").mkdir()
     signals = [*map(int, PASSED_ON)]
     asking = _ASKING.format(python=sys.executable, socket=str(folder / "socket"), signals=signals)
@@ -62,26 +68,28 @@ def _folder() -> Path:
     one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
     subprocess.Popen(
         [sys.executable, "-m", "tests.warm", str(folder)],
-        cwd=ROOT, env=os.environ | one_thread | {"PYTHONPATH": str(ROOT)}, stdin=ours, start_new_session=True,
+        cwd=ROOT, env=os.environ | one_thread | environment | {"PYTHONPATH": f"{packages}:{ROOT}".strip(":")},
+        stdin=ours, start_new_session=True,
     )  # fmt: skip
     os.close(ours)
     atexit.register(os.close, theirs)
-    for _ in range(1200):
-        if (folder / "socket").exists():
-            return folder
-        select.select([], [], [], 0.1)
-    raise AssertionError("the server of tests/warm.py did not start")
+    until((folder / "socket").exists, "the server of tests/warm.py")
+    return folder
 
 
-def quick_python() -> str:
-    return str(_folder() / "python3")
+def quick_python(packages: str = "", **environment: str) -> str:
+    """Return the path of a Python that begins with modules imported.
+
+    `packages` is a folder of more packages, and `environment` has more variables, for what is imported.
+    """
+    return str(_folder(packages, **environment) / "python3")
 
 
 def forked_for() -> dict[int, int]:
     """Map each forked process to the process that requested it and counts as its parent."""
     found = {}
-    if _folder.cache_info().currsize:
-        for path in (_folder() / "asked").iterdir():
+    for folder in _FOLDERS:
+        for path in (folder / "asked").iterdir():
             with suppress(OSError, ValueError):
                 found[int(path.name)] = int(path.read_text())
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -12,9 +13,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
-from tests.e2e.services import ONE_THREAD, SYSTEM, require, require_root
+from tests.conftest import shared_folder
+from tests.e2e.services import ONE_THREAD, SYSTEM, accepts, require, require_root
+from tests.patience import PATIENCE_SECONDS, until
 
 _MOST_ADDRESSES = 16  # per sshd
 
@@ -94,22 +98,23 @@ def ssh_nodes(
             )
             for number, part in enumerate(parts)
         ]
-        for address in homes:
-            _await(address, port, folder)
-        yield Nodes(folder, port, daemons, homes)
+        for number, (part, daemon) in enumerate(zip(parts, daemons, strict=True)):
+            for address in part:
+                until(partial(accepts, address, port, daemon, folder / f"sshd{number}.log"), "sshd")
+        yield Nodes(folder, port, [daemon.pid for daemon in daemons], homes)
 
 
 @contextmanager
-def _sshd(folder: Path, number: int, config: str) -> Iterator[int]:
+def _sshd(folder: Path, number: int, config: str) -> Iterator[subprocess.Popen[bytes]]:
     path = folder / f"sshd_config{number}"
     path.write_text(config)
     with (folder / f"sshd{number}.log").open("wb") as log:
         daemon = subprocess.Popen(["/usr/sbin/sshd", "-D", "-e", "-f", str(path)], stderr=log)
     try:
-        yield daemon.pid
+        yield daemon
     finally:
         daemon.terminate()
-        daemon.wait(timeout=30)
+        daemon.wait(timeout=PATIENCE_SECONDS)
 
 
 def _sshd_config(
@@ -136,18 +141,20 @@ def _sshd_config(
 
 
 def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+    """Return a port that nobody listens at, for a program that is started later.
 
-
-def _await(address: str, port: int, folder: Path) -> None:
-    for _ in range(200):
-        with contextlib.suppress(OSError), socket.create_connection((address, port), 1):
-            return
-        time.sleep(0.05)
-    logs = "".join(path.read_text() for path in folder.glob("sshd*.log"))
-    raise AssertionError(f"sshd did not come up: {logs}")
+    No other test of the session gets it, and the kernel gives it to no connection meanwhile: it is below the
+    ports that the kernel chooses from.
+    """
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    taken = shared_folder() / "ports"
+    taken.mkdir(exist_ok=True)
+    while True:
+        port = random.randrange(first - 10_000, first)
+        with contextlib.suppress(OSError), socket.socket() as one:
+            one.bind(("", port))
+            (taken / str(port)).touch(exist_ok=False)
+            return port
 
 
 @dataclass

@@ -10,8 +10,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any
 import bench as package
 from tests.e2e.nodes import Nodes, ssh_nodes
 from tests.e2e.services import docker_engine, require
+from tests.patience import until
 from tests.warm import forked_for, quick_python
 
 ROOT = Path(package.__file__).parent.parent
@@ -33,6 +33,8 @@ TINY = {
 }
 # Checks whose verdict depends on this machine and on its other work.
 MOODY = ["soak", "host-memory", "disk", "clock"]
+# Level of a node check whose time does not end before a busy machine has made all checks.
+UNHURRIED = {"minutes": 60, "warm_seconds": 0.1, "seconds": 0.2, "soak_seconds": 2}
 # Manifest of two nodes that train together, with one process each.
 PAIR: dict[str, Any] = {
     "name": "pair",
@@ -117,7 +119,7 @@ class Operator:
             return len(held) == len(addresses)
 
         try:
-            until(all_held, "a first trial on each node", 600, every=0.02)
+            until(all_held, "a first trial on each node", every=0.02)
             until(lambda: not watched or self.mirrored() >= len(addresses), "each first trial in the mirror")
             yield
         finally:
@@ -182,13 +184,6 @@ _JOURNALS = ".bench/runs/*/out/*/journal.jsonl"
 
 def _has_trial(journals: Iterable[Path]) -> bool:
     return any('"event":"trial"' in path.read_text() for path in journals)
-
-
-def until(true: Callable[[], object], what: str, seconds: float = 120, every: float = 0.1) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, f"timed out waiting for {what}"
-        time.sleep(every)
 
 
 def inside(bundle: str | Path, name: str) -> Any:

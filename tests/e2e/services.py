@@ -8,7 +8,6 @@ import shutil
 import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import shared_folder
+from tests.patience import PATIENCE_SECONDS, until
 
 INSTALL_COSIGN = Path(__file__).parents[1] / "bundle/install_cosign.sh"
 PACKAGES = {"dockerd": "docker.io", "mmdebstrap": "mmdebstrap", "buildah": "buildah", "gpg": "gpg"}
@@ -105,7 +105,7 @@ def docker_engine(folder: Path) -> Iterator[str]:
         yield f"unix://{socket}"
     finally:
         engine.terminate()
-        engine.wait(timeout=60)
+        engine.wait(timeout=PATIENCE_SECONDS)
         for network in (folder / "exec/netns").glob("*"):  # left by a container on the host's network
             subprocess.run(["umount", str(network)], check=False)
         shutil.rmtree(folder, ignore_errors=True)  # pytest would keep gigabytes
@@ -135,15 +135,21 @@ def _await(engine: subprocess.Popen[bytes], socket: Path, log: Path) -> None:
     import docker
     from docker.errors import DockerException
 
-    for _ in range(600):
-        if engine.poll() is not None:
-            break
-        try:
-            docker.DockerClient(base_url=f"unix://{socket}").ping()
-            return
-        except DockerException:
-            time.sleep(0.1)
-    pytest.fail(f"dockerd did not start:\n{log.read_text()[-2000:]}")
+    def answers() -> bool:
+        assert engine.poll() is None, f"dockerd ended:\n{log.read_text()[-2000:]}"
+        with suppress(DockerException):
+            return bool(docker.DockerClient(base_url=f"unix://{socket}").ping())
+        return False
+
+    until(answers, "dockerd")
+
+
+def accepts(host: str, port: int, daemon: subprocess.Popen[bytes], log: Path) -> bool:
+    """Does somebody listen at the port? The daemon that should must be alive; `log` has its words."""
+    assert daemon.poll() is None, f"{daemon.args} ended:\n{log.read_text()[-2000:]}"
+    with suppress(OSError), socket.create_connection((host, port), 1):
+        return True
+    return False
 
 
 _REGISTRY = """
@@ -164,14 +170,9 @@ def image_registry(folder: Path, port: int) -> Iterator[str]:
     with (folder / "log.txt").open("wb") as out:
         registry = subprocess.Popen(["docker-registry", "serve", str(config)], stdout=out, stderr=out)
     try:
-        for _ in range(300):
-            with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-                break
-            time.sleep(0.1)
-        else:
-            pytest.fail(f"the registry did not start:\n{(folder / 'log.txt').read_text()[-2000:]}")
+        until(lambda: accepts("127.0.0.1", port, registry, folder / "log.txt"), "the registry")
         yield address
     finally:
         registry.terminate()
-        registry.wait(timeout=30)
+        registry.wait(timeout=PATIENCE_SECONDS)
         shutil.rmtree(folder, ignore_errors=True)

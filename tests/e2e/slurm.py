@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from pathlib import Path
 from tests.e2e.network import Network
 from tests.e2e.nodes import free_port
 from tests.e2e.services import SYSTEM, require
+from tests.patience import until
 
 _CONF = """
 ClusterName=bench
@@ -134,11 +134,8 @@ def _daemon(command: list[str], log: Path) -> Iterator[None]:
 
 
 def _until(true: Callable[[], object], what: str, folder: Path) -> None:
-    for _ in range(300):
-        if true():
-            return
-        time.sleep(0.1)
-    logs = "\n".join(
-        f"{path.name}: {path.read_text(errors='replace')[-1500:]}" for path in folder.glob("*.log")
-    )
-    raise AssertionError(f"timed out waiting for {what}\n{logs}")
+    try:
+        until(true, what)
+    except AssertionError as error:
+        logs = (f"{path.name}: {path.read_text(errors='replace')[-1500:]}" for path in folder.glob("*.log"))
+        raise AssertionError("\n".join([str(error), *logs])) from None

@@ -25,8 +25,8 @@ pytestmark = pytest.mark.e2e
 
 
 @pytest.fixture(scope="module")
-def ask(tmp_path_factory: pytest.TempPathFactory) -> Ask:
-    """Return a function that asks the editor about a manifest beside the schema that `bench init` writes."""
+def ask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ask]:
+    """Yield a function that asks the editor about a manifest beside the schema that `bench init` writes."""
     folder = tmp_path_factory.mktemp("editor")
     require("node", "npm")
     for file in HERE.iterdir():
@@ -34,20 +34,17 @@ def ask(tmp_path_factory: pytest.TempPathFactory) -> Ask:
     subprocess.run(["npm", "ci", "--silent", "--no-audit", "--no-fund"], cwd=folder, check=True)
     assert main(["init", str(folder / "m.json"), "--model", "tiny-vit"]) == 0
 
-    def asked(text: str, what: str) -> Any:
-        question = {"text": text.replace(MARK, ""), "at": text.find(MARK), "what": what}
-        command = ["node", "ask.mjs", str(folder / "m.json")]
-        done = subprocess.run(
-            command,
-            cwd=folder,
-            input=json.dumps([question]),
-            capture_output=True,
-            encoding="utf-8",
-            check=True,
-        )
-        return json.loads(done.stdout)[0]
+    pipe, command = subprocess.PIPE, ["node", "ask.mjs", str(folder / "m.json")]
+    with subprocess.Popen(command, cwd=folder, stdin=pipe, stdout=pipe, encoding="utf-8") as editor:
+        questions, answers = editor.stdin, editor.stdout
+        assert questions is not None and answers is not None
 
-    return asked
+        def asked(text: str, what: str) -> Any:
+            question = {"text": text.replace(MARK, ""), "at": text.find(MARK), "what": what}
+            print(json.dumps(question), file=questions, flush=True)
+            return json.loads(answers.readline())
+
+        yield asked
 
 
 def manifest(**fields: Any) -> str:

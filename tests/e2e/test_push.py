@@ -16,9 +16,11 @@ from typing import Any
 
 import pytest
 
+from bench.node_check.all_checks import known_checks
 from tests.e2e.nodes import free_port, ssh_nodes, wire
-from tests.e2e.pushing import MOODY, Operator, inside, kill_run, lose, run_processes, until
+from tests.e2e.pushing import MOODY, UNHURRIED, Operator, inside, kill_run, lose, run_processes
 from tests.e2e.services import SYSTEM
+from tests.patience import PATIENCE_SECONDS, until
 from tests.warm import quick_python
 
 pytestmark = pytest.mark.e2e
@@ -54,7 +56,7 @@ def test_a_cut_connection_ends_nothing_and_a_person_sees_the_table(operator: Ope
     pushing = operator.begin(operator.manifest(), address)
     with operator.halfway(address):
         assert operator.nodes.cut() > 0
-    out, err = pushing.communicate(timeout=300)
+    out, err = pushing.communicate(timeout=PATIENCE_SECONDS)
     assert pushing.returncode == 0, err
     assert "tiny-gpt-neox" in out
     assert "level: operator" in err
@@ -117,7 +119,7 @@ def test_cancelled_runs_keep_their_results_and_can_continue(operator: Operator) 
 
 def test_nodes_check_themselves_and_one_that_does_not_pass_is_told(operator: Operator) -> None:
     good, bad = operator.folder / "good.json", operator.folder / "bad.json"
-    asked = {"schema": "bench/node-check/v1", "gpus": 2, "level": "standard"}
+    asked = {"schema": "bench/node-check/v1", "gpus": 2, "level": "standard", "levels": {"quick": UNHURRIED}}
     good.write_text(json.dumps(asked | {"skip": MOODY}))
     bad.write_text(json.dumps(asked | {"skip": ["soak"], "expect": {"host_gb_per_second": 1e6}}))
     address, other = operator.nodes.addresses
@@ -135,9 +137,9 @@ def test_nodes_check_themselves_and_one_that_does_not_pass_is_told(operator: Ope
 
     pushing = operator.begin(bad, address, "--level", "quick")
     home = operator.nodes.homes[address]
-    until(lambda: any("disk" in log.read_text() for log in home.glob(".bench/runs/*/log.txt")), "a reading")
+    until(lambda: list(home.glob(".bench/runs/*/out/*")), "the check", every=0.02)
     kill_run(home)
-    _, err = pushing.communicate(timeout=120)
+    _, err = pushing.communicate(timeout=PATIENCE_SECONDS)
     assert pushing.returncode == 3
     assert "killed" in err
     failed = operator.push(bad, address, "--level", "quick", code=1)
@@ -174,7 +176,7 @@ def test_a_run_that_was_killed_goes_on_and_measures_nothing_twice(operator: Oper
     pushing = operator.begin(manifest, address)
     with operator.halfway(address):
         kill_run(operator.nodes.homes[address])
-    _, err = pushing.communicate(timeout=120)
+    _, err = pushing.communicate(timeout=PATIENCE_SECONDS)
     assert pushing.returncode == 3
     assert "killed" in err
     before = operator.journal()
@@ -188,7 +190,7 @@ def test_a_node_that_lost_everything_gets_the_journal_back(operator: Operator) -
     pushing = operator.begin(manifest, address)
     with operator.halfway(address):
         lose(operator.nodes.homes[address])
-    _, err = pushing.communicate(timeout=120)
+    _, err = pushing.communicate(timeout=PATIENCE_SECONDS)
     assert "gone" in err or "killed" in err
     before = operator.journal()
     done = operator.push(manifest, address)["nodes"][0]
@@ -201,7 +203,7 @@ def test_another_node_continues_the_run_of_a_lost_one(operator: Operator) -> Non
     pushing = operator.begin(manifest, gone)
     with operator.halfway(gone):
         lose(operator.nodes.homes[gone])
-    pushing.communicate(timeout=120)
+    pushing.communicate(timeout=PATIENCE_SECONDS)
     before = operator.journal()
     (run,) = (path.name for path in operator.folder.glob("results/*"))
     done = operator.push(manifest, other, "--continue", run)["nodes"][0]
@@ -288,11 +290,12 @@ def test_a_connection_that_breaks_while_sending_is_continued_by_the_next_push(op
 
 
 MANY = 50
-# A run of less than a second of processor time beyond its start: there are dozens of them.
-BRIEF: dict[str, Any] = {
-    "models": [{"name": "tiny-gpt-neox", "recipe": {"batch_size": 4}}],
-    "micro_batch": 4,
-    "timing": {"target_percent": 50, "measure_seconds": 0.01, "warmup_seconds": 0.01, "loss_steps": 1},
+# What dozens of nodes do takes a moment of a processor: each has a simulated GPU, and checks it.
+CHECK: dict[str, Any] = {
+    "schema": "bench/node-check/v1",
+    "level": "quick",
+    "levels": {"quick": UNHURRIED},
+    "skip": [name for name in known_checks() if name != "memory"],
 }
 
 
@@ -302,9 +305,13 @@ def test_five_of_fifty_nodes_fail_in_different_ways(tmp_path: Path) -> None:
     full.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(full)], check=True)
     own = {1: {"HOME": str(full)}, 2: {"PATH": "/usr/bin:/bin"}}
+    for name, machine in {"good": {"count": 1}, "stuck": {"count": 1, "stuck": ["memory"]}}.items():
+        (tmp_path / name).write_text(json.dumps(machine))
+    own[3] = {"BENCH_FAKE_NVML": str(tmp_path / "stuck")}  # its check is in the middle until it is killed
     python = Path(quick_python()).parent
+    usual = {"PATH": f"{python}:{os.environ['PATH']}", "BENCH_FAKE_NVML": str(tmp_path / "good")}
     try:
-        with ssh_nodes(tmp_path / "n", MANY - 2, {"PATH": f"{python}:{os.environ['PATH']}"}, own) as nodes:
+        with ssh_nodes(tmp_path / "n", MANY - 2, usual, own) as nodes:
             operator = Operator(tmp_path, nodes)
             with socket.create_server(("127.77.1.1", 0)) as hung:
                 refused, silent = f"127.77.1.2:{free_port()}", f"127.77.1.1:{hung.getsockname()[1]}"
@@ -315,10 +322,11 @@ def test_five_of_fifty_nodes_fail_in_different_ways(tmp_path: Path) -> None:
 
 def _fifty(operator: Operator, refused: str, silent: str) -> None:
     nodes = operator.nodes
-    one_model = operator.manifest("one", **BRIEF)
+    check = operator.folder / "check.json"
+    check.write_text(json.dumps(CHECK))
     hosts = [*nodes.addresses, refused, silent]
-    command = ["push", one_model, *hosts, "--engine", "none", "--python", "python3", "--device", "cpu",
-               "--ssh-config", nodes.ssh_config, "--parallel", "4", "--json", "--anyway"]  # fmt: skip
+    command = ["push", check, *hosts, "--engine", "none", "--python", "python3", "--ssh-config",
+               nodes.ssh_config, "--parallel", "4", "--json", "--anyway"]  # fmt: skip
     out, err = operator.folder / "out.json", operator.folder / "err.txt"
     with out.open("wb") as answers, err.open("wb") as words:
         pushing = subprocess.Popen(
@@ -329,7 +337,7 @@ def _fifty(operator: Operator, refused: str, silent: str) -> None:
             stderr=words,
         )
     victim = nodes.homes[nodes.addresses[3]]
-    until(lambda: list(victim.glob(".bench/runs/*/out/*/journal.jsonl")), "the victim's journal", 900)
+    until(lambda: list(victim.glob(".bench/runs/*/out/*")), "the victim's check", every=0.02)
     kill_run(victim)
     peak_kib = 0
     while pushing.poll() is None:

@@ -23,9 +23,10 @@ from bench.push.push_record import PodPlace
 from tests.documented_commands import printed
 from tests.e2e.kubernetes_api import SmallCluster, kubeconfig, small_cluster
 from tests.e2e.nodes import Nodes
-from tests.e2e.pushing import ROOT, TINY, Operator, descendants, send, until
+from tests.e2e.pushing import ROOT, TINY, Operator, descendants, send
 from tests.e2e.reader import Reader
 from tests.e2e.services import SYSTEM, require, require_root
+from tests.patience import PATIENCE_SECONDS, until
 from tests.warm import quick_python
 
 pytestmark = pytest.mark.e2e
@@ -80,7 +81,7 @@ class Administrator(Operator):
             return bool(held)
 
         try:
-            until(in_the_middle, "a first trial in the pod", 600, every=0.02)
+            until(in_the_middle, "a first trial in the pod", every=0.02)
             until(lambda: self.mirrored() == 1, "the first trial in the mirror")
             yield next(name for name, pod in self.small.pods.items() if pod.processes["bench"].poll() is None)
         finally:
@@ -178,7 +179,7 @@ def test_an_evicted_pod_is_named_and_the_next_push_continues_its_journal(measuri
     with operator.held() as pod:
         before = operator.journal()
         operator.small.evict(pod)
-    _, err = pushing.communicate(timeout=120)
+    _, err = pushing.communicate(timeout=PATIENCE_SECONDS)
     assert pushing.returncode == 3, err
     assert "Evicted: The node was low on resource: memory.  (push again" in err
     assert not operator.small.jobs
@@ -192,7 +193,7 @@ def test_a_drained_pod_packs_what_it_measured(measuring: Administrator) -> None:
     pushing = operator.begin(operator.manifest(), "gpu-a")
     with operator.held() as pod:
         operator.small.drain(pod)
-    _, err = pushing.communicate(timeout=120)
+    _, err = pushing.communicate(timeout=PATIENCE_SECONDS)
     assert pushing.returncode == 5, err
     assert "level: operator" in err
 
@@ -216,7 +217,7 @@ def test_a_run_is_looked_for_in_its_own_cluster_and_gone_with_its_job(operator: 
     assert 'the context "small" leads to http://127.0.0.1:9' in refused
     assert "KUBECONFIG=FILE" in refused
     operator.small.delete_job(next(iter(operator.small.jobs)))
-    _, err = pushing.communicate(timeout=60)
+    _, err = pushing.communicate(timeout=PATIENCE_SECONDS)
     assert pushing.returncode == 3, err
     assert "is gone: it was evicted or deleted, or its node was  (push again" in err
     (run,) = json.loads(operator.bench("status", "--json").stdout)["runs"]
@@ -276,7 +277,7 @@ def test_ctrl_c_before_a_pod_runs_leaves_no_job(operator: Administrator) -> None
     pushing = operator.begin(operator.manifest(), "gpu-a")
     until(lambda: operator.small.pods, "the pod")
     pushing.send_signal(signal.SIGINT)
-    _, err = pushing.communicate(timeout=60)
+    _, err = pushing.communicate(timeout=PATIENCE_SECONDS)
     assert pushing.returncode == 5, err
     assert not operator.small.jobs
 

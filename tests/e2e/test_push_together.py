@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.nodes import free_port, ssh_nodes
-from tests.e2e.pushing import PAIR, Operator, inside, kill_run
+from tests.e2e.pushing import PAIR, UNHURRIED, Operator, inside, kill_run
+from tests.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.e2e
 
@@ -32,7 +34,7 @@ def test_if_one_node_is_lost_the_others_end_and_the_next_push_continues_with_all
     pushing = operator.begin(*words)
     with operator.halfway(lead):
         kill_run(operator.nodes.homes[other])
-    out, err = pushing.communicate(timeout=900)
+    out, err = pushing.communicate(timeout=PATIENCE_SECONDS)
     assert pushing.returncode == 5, err
     assert f"{other}  failed     run: the run was killed on the node" in err
     assert "incomplete" in err and "incomplete" in out
@@ -66,7 +68,8 @@ def test_all_nodes_start_or_none(operator: Operator) -> None:
 def test_hosts_check_the_fabric_between_them_and_the_first_has_the_bundle(operator: Operator) -> None:
     lead, other = operator.nodes.addresses
     check = operator.folder / "fabric.json"
-    check.write_text('{"schema": "bench/node-check/v1", "name": "fabric", "level": "nodes"}')
+    manifest = {"schema": "bench/node-check/v1", "name": "fabric", "level": "nodes"}
+    check.write_text(json.dumps(manifest | {"levels": {"nodes": UNHURRIED}}))
     done = operator.push(check, lead, other, "--together", f"{lead}:{free_port()}")
     assert [(node["outcome"], node["check"]) for node in done["nodes"]] == [("done", "pass"), ("done", None)]
     (bundle,) = operator.folder.glob("results/*.tar")

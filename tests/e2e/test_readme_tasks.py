@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.pushing import UNHURRIED
 from tests.readme_tasks import tasks
 
 ROOT = Path(__file__).parents[2]
@@ -33,16 +34,19 @@ class Stranger:
     """A person with a shell, README, and an empty folder."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        command = folder.parent / "bin/bench"
-        command.parent.mkdir(exist_ok=True)
-        command.write_text(f'#!/bin/sh\nexec {sys.executable} -m bench "$@"\n', encoding="utf-8")
-        command.chmod(0o755)
+        self.folder, self.command = folder, folder.parent / "bin/bench"
+        self.command.parent.mkdir(exist_ok=True)
+        self.calls('"$@"')
         self.environment = os.environ | {
-            "PATH": f"{command.parent}:{os.environ['PATH']}",
+            "PATH": f"{self.command.parent}:{os.environ['PATH']}",
             "PYTHONPATH": str(ROOT),
             "XDG_CONFIG_HOME": str(folder / "config"),
         }
+
+    def calls(self, arguments: str) -> None:
+        """Let `bench` be this checkout's with these arguments, in which "$@" stands for what was typed."""
+        self.command.write_text(f"#!/bin/sh\nexec {sys.executable} -m bench {arguments}\n", encoding="utf-8")
+        self.command.chmod(0o755)
 
     def types(self, line: str) -> str:
         """Run a line as it is printed; return its output. It must succeed."""
@@ -83,6 +87,10 @@ def test_how_long_my_model_takes(stranger: Stranger) -> None:
 
 
 def test_is_this_node_good(stranger: Stranger) -> None:
+    """The level has more time than the two minutes of the shipped manifest, for a busy machine."""
+    manifest = {"schema": "bench/node-check/v1", "levels": {"quick": UNHURRIED}}
+    (stranger.folder / "check.json").write_text(json.dumps(manifest), encoding="utf-8")
+    stranger.calls('"$@" check.json')
     machine = stranger.folder / "machine.json"
     machine.write_text('{"count": 1}', encoding="utf-8")
     stranger.environment["BENCH_FAKE_NVML"] = str(machine)

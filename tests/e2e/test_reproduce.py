@@ -33,7 +33,7 @@ def bench(
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CONFIG_HOME": str(folder / "config")}
     return subprocess.run(
         [quick_python(), *program, *map(str, arguments)],
-        check=False, cwd=folder, env=environment, capture_output=True, text=True, timeout=600,
+        check=False, cwd=folder, env=environment, capture_output=True, text=True,
     )  # fmt: skip
 
 

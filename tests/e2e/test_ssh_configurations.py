@@ -83,7 +83,7 @@ CONFIGURATIONS = {
     "a proxy command of ssh": AT_NODE + "ProxyCommand ssh -F {own}/config -W %h:%p 127.77.0.2\n" + FOR_ALL,
     "a program as a proxy": AT_NODE + "ProxyCommand {d}/forward.py %h %p\n" + USUAL,
     "connections that ssh shares": AT_NODE
-    + "ControlMaster auto\nControlPersist 30\nControlPath {own}/%C\n"
+    + "ControlMaster auto\nControlPersist 300\nControlPath {own}/%C\n"
     + USUAL,
     "forwarded ports": AT_NODE + "LocalForward 127.0.0.1:1 127.0.0.1:2\nForwardAgent yes\n" + USUAL,
     "a terminal": AT_NODE + "RequestTTY force\nEscapeChar none\n" + USUAL,
@@ -132,7 +132,7 @@ class Place:
 
     def by_ssh(self) -> int:
         command = ["ssh", "-F", str(self.config), "-o", "BatchMode=yes", "node", "true"]
-        return subprocess.run(command, check=False, stderr=subprocess.DEVNULL, timeout=60).returncode
+        return subprocess.run(command, check=False, stderr=subprocess.DEVNULL).returncode
 
 
 FORWARDING = """\

@@ -75,7 +75,7 @@ def _run(trial: Trial, folder: Path, words: tuple[str, ...], *, several: bool, c
     environment["PYTHONPATH"] = str(ROOT) if folder == ROOT else ""
     done = subprocess.run(
         [sys.executable if cold else quick_python(), *started],
-        check=False, cwd=folder, env=environment, capture_output=True, text=True, timeout=600,
+        check=False, cwd=folder, env=environment, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
     return done.stdout

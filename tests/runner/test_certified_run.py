@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ from bench.base.strict_json import canonical_json
 from bench.bundle.tar_format import SIGNATURE, STATEMENT
 from tests.authority import contents
 from tests.needs import needs
+from tests.patience import PATIENCE_SECONDS, until
 from tests.runner.test_run import bench, environment, gone, manifest, wait_for_trials
 from tests.warm import quick_python
 
@@ -65,11 +65,9 @@ class Node:
             process.communicate()
 
     def requested(self) -> Path:
-        deadline = time.monotonic() + 60
-        while not (self.place / "request.json").exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-        return self.place / "request.json"
+        request = self.place / "request.json"
+        until(request.exists, "the request for a certificate", every=0.02)
+        return request
 
     @property
     def bundle(self) -> Path:
@@ -117,7 +115,7 @@ def private_keys(folder: Path) -> list[Path]:
 def test_a_certified_run_is_received_and_a_stranger_verifies_it(desk: Desk, node: Node) -> None:
     with node.runs() as process:
         certify(desk, node)
-        assert process.wait(120) == 0
+        assert process.wait(PATIENCE_SECONDS) == 0
     assert private_keys(node.folder) == []
     bundle = receive(desk, node)
     assert level(desk, bundle) == "operator"
@@ -138,13 +136,13 @@ def test_a_node_that_was_lost_goes_on_with_a_new_key_under_the_same_run(desk: De
         certify(desk, node)
         wait_for_trials(node.folder, 1)
         process.kill()
-        process.wait(10)
+        process.wait(PATIENCE_SECONDS)
     first = (node.place / "request.json").read_bytes()
     measured = (node.place / "journal.jsonl").read_bytes()
     (node.place / "request.json").unlink()
     with node.runs("--resume") as process:
         certify(desk, node)
-        assert process.wait(120) == 0
+        assert process.wait(PATIENCE_SECONDS) == 0
     assert (node.place / "request.json").read_bytes() != first
     assert (node.place / "journal.jsonl").read_bytes().startswith(measured)
     assert level(desk, receive(desk, node)) == "operator"
@@ -158,12 +156,12 @@ def test_another_node_can_restart_a_lost_run_and_only_one_bundle_is_received(
     with node.runs() as process:
         wait_for_trials(node.folder, 1)
         process.kill()
-        process.wait(10)
+        process.wait(PATIENCE_SECONDS)
     (tmp_path / "other").mkdir()
     other = Node(tmp_path / "other", desk, Path(node.command[3]))
     with other.runs() as process:
         certify(desk, other)
-        assert process.wait(120) == 0
+        assert process.wait(PATIENCE_SECONDS) == 0
     assert level(desk, receive(desk, other)) == "operator"
     # The first node comes back; its answer to the same challenge is refused.
     (node.place / "request.json").unlink()
@@ -172,7 +170,7 @@ def test_another_node_can_restart_a_lost_run_and_only_one_bundle_is_received(
         carried.write_bytes(node.requested().read_bytes())
         assert "was received" in desk.does("certify", carried, code=4).stderr
         process.send_signal(signal.SIGINT)
-        process.wait(60)
+        process.wait(PATIENCE_SECONDS)
     receive(desk, node, code=4)
 
 
@@ -182,7 +180,7 @@ def test_a_run_of_one_node_is_not_continued_on_another(desk: Desk, node: Node) -
     with node.runs() as process:
         wait_for_trials(node.folder, 1)
         process.kill()
-        process.wait(10)
+        process.wait(PATIENCE_SECONDS)
     journal = node.place / "journal.jsonl"
     first, rest = journal.read_bytes().split(b"\n", 1)
     header = json.loads(first)
@@ -197,7 +195,7 @@ def test_a_run_of_one_node_is_not_continued_on_another(desk: Desk, node: Node) -
     with node.runs("--out", "again") as process:
         node.place = node.folder / "again" / node.run_id
         certify(desk, node)
-        assert process.wait(120) == 0
+        assert process.wait(PATIENCE_SECONDS) == 0
     assert level(desk, receive(desk, node)) == "operator"
 
 
@@ -208,7 +206,7 @@ def test_without_a_certificate_the_bundle_has_level_self_and_can_be_certified_la
     with node.runs() as process:
         wait_for_trials(node.folder, 4)
         process.send_signal(signal.SIGINT)  # during the wait or just before it; an interrupt ends the wait
-        code = process.wait(20)
+        code = process.wait(PATIENCE_SECONDS)
     assert code == 5
     assert gone({process.pid})
     (verdict,) = json.loads(desk.does("verify", node.bundle, "--json").stdout)
@@ -218,7 +216,7 @@ def test_without_a_certificate_the_bundle_has_level_self_and_can_be_certified_la
     before = (node.place / "journal.jsonl").read_text().count('"event":"trial"')
     with node.runs("--resume") as process:
         certify(desk, node)
-        assert process.wait(120) == 0
+        assert process.wait(PATIENCE_SECONDS) == 0
     assert (node.place / "journal.jsonl").read_text().count('"event":"trial"') == max(before, 4)
     assert level(desk, receive(desk, node)) == "operator"
 
@@ -226,7 +224,7 @@ def test_without_a_certificate_the_bundle_has_level_self_and_can_be_certified_la
 def test_a_certified_bundle_is_not_replaced_by_one_without_a_certificate(desk: Desk, node: Node) -> None:
     with node.runs() as process:
         certify(desk, node)
-        assert process.wait(120) == 0
+        assert process.wait(PATIENCE_SECONDS) == 0
     certified = node.bundle.read_bytes()
     again = bench(*node.command, "--resume", folder=node.folder)
     assert again.returncode == 0, again.stderr
@@ -243,7 +241,7 @@ def test_a_certified_bundle_is_not_replaced_by_one_without_a_certificate(desk: D
         assert process.stderr is not None
         assert any("measured; waiting" in line for line in process.stderr)
         process.send_signal(signal.SIGTERM)
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 5
     assert "is certified, and was not changed" in said
     assert node.bundle.read_bytes() == received

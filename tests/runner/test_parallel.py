@@ -20,6 +20,7 @@ from bench.training.models import Lora, Model, families, known_models
 from bench.training.optimizers import OPTIMIZERS
 from bench.training.setting import NAIVE, Setting
 from tests.builders import trial
+from tests.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.slow
 EVERYDAY = [NAIVE, ("fsdp-3",), ("fsdp-2", "offload")]  # ZeRO first compiles its own operations for a minute
@@ -32,6 +33,7 @@ MODELING = [f"transformers.models.{name}.modeling_{name}" for name in families()
 COMPILER = ["torch._dynamo", "torch._dynamo.repro.after_dynamo", "torch._inductor.compile_fx"]
 PRELOAD = ["numpy", "torch", "torch.utils.data", "transformers", *MODELING, *COMPILER, "deepspeed",
            "bench.runner.processes.worker"]  # fmt: skip
+LIMITS = Limits(PATIENCE_SECONDS)
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +55,7 @@ def small(model: Model) -> Model:
 
 def outcome(owner: Supervisor, folder: Path, model: Model, setting: Setting, gpus: int) -> Outcome:
     one = trial(model=model, setting=setting, micro_batch=4, gpus=gpus, timing=QUICK, seed=3)
-    return owner.trial(one, "cpu", folder, folder / "log.txt", Limits(300))
+    return owner.trial(one, "cpu", folder, folder / "log.txt", LIMITS)
 
 
 def measured(owner: Supervisor, folder: Path, model: Model, setting: Setting, gpus: int) -> Measurement:
@@ -243,13 +245,13 @@ def test_a_compiled_head_accepts_the_output_of_its_body_under_zero(
 
 def test_an_estimate_for_two_devices_is_proven_on_two(supervisor: Supervisor, tmp_path: Path) -> None:
     one = trial(model=small(TINY["vit"]), micro_batch=4, gpus=2, timing=QUICK)
-    proof = supervisor.proof(one, Proving(2, 0), "cpu", tmp_path, tmp_path / "log.txt", Limits(300))
+    proof = supervisor.proof(one, Proving(2, 0), "cpu", tmp_path, tmp_path / "log.txt", LIMITS)
     assert not isinstance(proof, OutOfMemory)
     assert (proof.steps, proof.seconds > 0) == (2, True)  # type: ignore[union-attr]
 
 
 def test_all_members_measure_the_ceilings(supervisor: Supervisor, tmp_path: Path) -> None:
-    found = supervisor.ceilings(["fp32"], "cpu", 2, tmp_path / "log.txt", Limits(300))
+    found = supervisor.ceilings(["fp32"], "cpu", 2, tmp_path / "log.txt", LIMITS)
     names = ("matmul-fp32", "product-alone", "product-together", "memory-bandwidth", "all-reduce")
     assert {(ceiling.name, ceiling.device) for ceiling in found} == {
         (name, device) for name in names for device in (0, 1)

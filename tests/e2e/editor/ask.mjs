@@ -1,6 +1,7 @@
-// Asks VS Code's JSON language service, as an editor does: ask.mjs FILE < [{"text", "at", "what"}, ...]
-// Prints a list with what it answers at character `at` of each text: mistakes, hover or completions.
+// Asks VS Code's JSON language service, as an editor does: ask.mjs FILE, with {"text", "at", "what"} in each
+// line of its input. Prints for each a line with the answer at character `at`: mistakes, hover or completions.
 import {readFileSync} from "node:fs";
+import {createInterface} from "node:readline";
 import {pathToFileURL} from "node:url";
 import languageService from "vscode-json-languageservice";
 
@@ -26,8 +27,6 @@ async function answer({text, at, what}) {
   return items.map(({label, documentation}) => ({label, documentation}));
 }
 
-const answers = [];
-for (const question of JSON.parse(readFileSync(0, "utf8"))) {
-  answers.push(await answer(question));
+for await (const question of createInterface({input: process.stdin})) {
+  console.log(JSON.stringify(await answer(JSON.parse(question))));
 }
-console.log(JSON.stringify(answers));

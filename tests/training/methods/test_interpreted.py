@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.warm import quick_python
+
 ROOT = Path(__file__).parents[3]
 TRITON = "triton==3.9.0"  # the interpreter of 3.6, which is in the CUDA image, fails with a recent NumPy
 
@@ -281,8 +283,9 @@ def test_interpreted_they_compute_what_pytorch_computes(triton: Path, program: s
         "PYTHONPATH": f"{triton}:{ROOT}:{ROOT / 'benchmarks/gpu'}",
         "TRITON_INTERPRET": "1",
     }
+    python = quick_python(str(triton), TRITON_INTERPRET="1")
     done = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False
+        [python, "-c", program], env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("alike") == times
