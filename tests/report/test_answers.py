@@ -175,6 +175,13 @@ def test_an_estimate_that_surely_keeps_the_limits_is_a_sure_answer() -> None:
     assert part.answers[0].certain == "perhaps"
 
 
+def test_where_nothing_answers_no_limit_is_kept(rows: list[Row]) -> None:
+    for wish in (Wish(deadline_days=1e-3), Wish(budget=1.0)):
+        (answer,) = asking(rows, wish).values()
+        assert (answer.choice, answer.estimate, answer.alike, answer.certain) == (None, None, None, "no")
+        assert answer.nearest is not None
+
+
 def test_a_machine_without_a_price_has_the_interval_of_its_days(tmp_path: Path) -> None:
     path = bundle(tmp_path / "a.tar", gpu="some GPU")
     (part,) = collect(CompareArguments((path,), deadline_days=1000)).parts

@@ -21,7 +21,7 @@ from bench.report.compare.decision import Option, Recommendation, Wish, within
 from bench.report.compare.extrapolate import Extrapolation
 from bench.report.compare.offers import Terms
 from bench.report.compare.price_file import load_prices
-from bench.report.compare.priced_guesses import PricedGuess, price_guesses
+from bench.report.compare.priced_guesses import PricedGuess, days_text, price_guesses
 from bench.report.compare.prices import Electricity, PriceBook, Rent
 from bench.report.pages.html import page
 from bench.report.plots import all_plots
@@ -136,6 +136,36 @@ def test_an_estimate_keeps_both_limits_no_more_surely_than_either(
 ) -> None:
     found = priced(guess(), Wish(budget, deadline))
     assert (found.best_in_budget, found.in_time_and_budget) == (of_budget, of_both)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "label"),
+    [
+        (1, "1x H100 80GB HBM3"),
+        (8, EIGHT),
+        (9, "9x H100 80GB HBM3 on 2 nodes"),
+        (16, "16x H100 80GB HBM3 on 2 nodes"),
+        (17, "17x H100 80GB HBM3 on 3 nodes"),
+    ],
+)
+def test_an_estimate_names_its_machine_and_its_nodes_if_there_are_several(gpus: int, label: str) -> None:
+    assert priced(replace(guess(), gpus=gpus), Wish()).label == label
+
+
+@pytest.mark.parametrize(
+    ("days", "low", "high", "text"),
+    [
+        (1.0, 0.8, 1.25, "1 (0.8 to 1.25)"),
+        (1.0, None, None, "1 (no interval)"),
+        (1.0, 0.8, None, "1 (no interval)"),
+        (1.0, None, 1.25, "1 (no interval)"),
+        (None, None, None, "over 0.5"),  # at the vendor's peak
+    ],
+)
+def test_days_are_told_with_both_ends_of_their_interval(
+    days: float | None, low: float | None, high: float | None, text: str
+) -> None:
+    assert days_text(priced(guess(days, low, high), Wish())) == text
 
 
 # Answers
