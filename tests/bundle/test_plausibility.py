@@ -71,7 +71,7 @@ def test_no_count_of_a_measurement_is_negative(name: str) -> None:
 
 def test_no_phase_of_a_pass_takes_less_than_no_time() -> None:
     require_measured(trial(), measurement([], phase_seconds={"forward": 0.0, "backward": 1.0}))
-    with pytest.raises(ValueError, match="backward of trial .* is negative"):
+    with pytest.raises(ValueError, match=r"backward of trial .* is negative"):
         require_measured(trial(), measurement([], phase_seconds={"forward": 1.0, "backward": -1e-9}))
 
 
