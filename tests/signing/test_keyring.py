@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -409,6 +410,24 @@ def test_ssh_keygen_itself_asks_for_a_passphrase_on_the_terminal(
     made = keyring.new(None, token=False, passphrase=passphrase)
     assert made == PublicKey.from_line(key.with_suffix(".pub").read_text())
     assert ("-N" in given) == (not passphrase)
+    assert home.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("first", ["new", "trust", "revoke"])
+def test_the_first_of_the_users_files_makes_a_folder_for_the_user_alone(
+    first: str, home: Path, tmp_path: Path
+) -> None:
+    key = public(tmp_path / "key.pub")
+    arguments = {
+        "new": ["--no-passphrase"],
+        "trust": [key, "--as", "me"],
+        "revoke": [PublicKey.of(OPERATOR).fingerprint],
+    }
+    before = os.umask(0)
+    try:
+        assert main(["keys", first, *map(str, arguments[first])]) == 0
+    finally:
+        os.umask(before)
     assert home.stat().st_mode & 0o777 == 0o700
 
 
