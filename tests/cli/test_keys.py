@@ -76,6 +76,19 @@ def test_a_file_with_two_keys_and_the_key_of_a_token_cannot_sign(tmp_path: Path)
     assert public_half(token) == Token().public  # whose certificates are trusted all the same
 
 
+def test_a_key_that_is_no_base64_is_damaged(tmp_path: Path) -> None:
+    path = private_file(tmp_path / "id", PublicKey.of(KEY))
+    path.write_text(path.read_text(encoding="ascii").replace("AAAA", "????"), encoding="ascii")
+    refused(path, "is a damaged OpenSSH private key", "ssh-keygen -t ed25519")
+
+
+def test_without_a_home_directory_bench_has_no_key_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key_file, "config_path", lambda name: None)
+    with pytest.raises(EnvironmentCannot, match="there is no home directory for a signing key") as caught:
+        load_or_make_key()
+    assert "--key FILE" in str(caught.value.advice)
+
+
 # --- the key that bench makes ---------------------------------------------------------------------------
 
 

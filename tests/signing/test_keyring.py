@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from bench.base.errors import BadInput
 from bench.bundle.handshake import BUNDLE_NAMESPACE, RECEIPT_NAMESPACE
 from bench.bundle.pack import write_bundle
 from bench.bundle.tar_format import CERTIFICATE, STATEMENT
@@ -138,6 +139,12 @@ def test_a_name_that_would_break_the_list_is_refused(home: Path, tmp_path: Path,
     if not name:
         file = file.rename(tmp_path / "two words.pub")  # the name of the key would be used
     assert main(["keys", "trust", str(file), *(["--as", name] if name else [])]) == 2
+    assert not (home / "allowed_signers").exists()
+
+
+def test_a_signer_without_a_name_is_refused(home: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="'' cannot be the name of a signer"):
+        keyring.trust(public(tmp_path / "operator.pub"), "")
     assert not (home / "allowed_signers").exists()
 
 
@@ -278,14 +285,23 @@ def test_a_bundle_with_another_run_s_signatures_revokes_nothing(
     assert not (home / "revoked.krl").exists()
 
 
-@pytest.mark.parametrize("key_id", ["bench run a#b", "bench run ", "a", "a bench run b", ""])
+@pytest.mark.parametrize(
+    ("key_id", "why"),
+    [
+        ("bench run a#b", "'a#b' is not a run id"),
+        ("bench run ", "'' is not a run id"),
+        ("a", "its key id 'a' is not that of a run"),
+        ("a bench run b", "its key id 'a bench run b' is not that of a run"),
+        ("", "its key id '' is not that of a run"),
+    ],
+)
 def test_a_certificate_with_the_key_id_of_no_run_is_not_revoked(
-    home: Path, tmp_path: Path, key_id: str, capsys: pytest.CaptureFixture[str]
+    home: Path, tmp_path: Path, key_id: str, why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "cert.pub"
     file.write_text(certificate(key_id=key_id).line() + "\n")
     _, err = said(capsys, "keys", "revoke", file, code=2)
-    assert "is not a run id" in err or "is not that of a run" in err
+    assert why in err
     assert not (home / "revoked.krl").exists()
 
 
