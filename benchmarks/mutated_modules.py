@@ -106,7 +106,7 @@ MODULES: Mapping[str, Held] = {
     "bench/bundle/recompute_run.py": _held("recomputation", f"{_BUNDLES} {_CHECKED} runner/test_measure"),
     "bench/bundle/held_to_manifest.py": _held("recomputation", _BUNDLES),
     "bench/bundle/stated_manifest.py": _held("recomputation", f"bundle/test_stated_manifest {_BUNDLES}"),
-    "bench/bundle/plausibility.py": _held("recomputation", f"{_BUNDLES} {_CHECKED}"),
+    "bench/bundle/plausibility.py": _held("recomputation", f"bundle/test_plausibility {_BUNDLES} {_CHECKED}"),
     "bench/bundle/physical_limits.py": _held(
         "recomputation", f"bundle/test_limits {_BUNDLES} node_check/test_results"
     ),

@@ -161,6 +161,8 @@ def _is_left_alone(parent: ast.AST, node: ast.AST) -> bool:
             return True
         case ast.Assign(targets=[ast.Name(id="__all__")]):
             return True
+        case ast.Assign(value=ast.Call(func=ast.Name(id="TypeVar"))):
+            return True
         case ast.Subscript(value=ast.Name(id=name)):  # Literal["buy"], Sequence[int], but not LIMITS["buy"]
             return name[0].isupper() and not name.isupper()
         case ast.keyword(arg="strict"):  # of zip: a guard against our own mistakes

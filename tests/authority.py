@@ -64,6 +64,7 @@ def certificate_blob(key: Signer = RUN_KEY, authority: Signer | Token = OPERATOR
         "principals": (principal(RUN_ID),),
         "valid": (CHALLENGED, UNTIL),
         "options": {NAMESPACE_OPTION: BUNDLE_NAMESPACE, NONCE_OPTION: NONCE},
+        "after_option": b"",
         "extensions": b"",
         "reserved": b"",
         "public": PublicKey.of(key).raw,
@@ -80,7 +81,10 @@ def certificate_blob(key: Signer = RUN_KEY, authority: Signer | Token = OPERATOR
             wire_string(b"".join(wire_string(p) for p in facts["principals"])),
             *(at.to_bytes(8, "big") for at in facts["valid"]),
             wire_string(
-                b"".join(wire_string(k) + wire_string(wire_string(v)) for k, v in facts["options"].items())
+                b"".join(
+                    wire_string(k) + wire_string(wire_string(v) + facts["after_option"])
+                    for k, v in facts["options"].items()
+                )
             ),
             wire_string(facts["extensions"]),
             wire_string(facts["reserved"]),

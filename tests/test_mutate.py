@@ -80,6 +80,7 @@ def test_what_only_readers_and_type_checkers_see_stays() -> None:
         if TYPE_CHECKING:
             LIMIT = 3
         Kind = Literal["buy", "rent"]
+        Rows = TypeVar("Rows", "Row", bound="Sequence[Row]", covariant=True)
 
         @dataclass(frozen=True)
         class Offer:

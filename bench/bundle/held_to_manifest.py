@@ -79,7 +79,7 @@ class ManifestCheck:
             raise VerificationFailed(
                 f"trial {trial.id} is on {trial.gpus} GPUs, the manifest asks for {gpus_per_node}"
             )
-        if installed and not 0 < gpus_per_node <= installed:
+        if installed and not 1 <= gpus_per_node <= installed:
             raise VerificationFailed(f"the manifest asks for {gpus_per_node} GPUs, the node has {installed}")
         stated = self._manifest.micro_batch_of(trial.model.name)
         if stated not in ("auto", trial.micro_batch):

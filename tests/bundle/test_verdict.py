@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.bundle.verdict import Contents, Note, level_text
+from bench.bundle.verdict import Contents, Note, assurance, level_text
 from bench.bundle.verify import verify_bundle
 from bench.node_check.recompute_any import recompute
 from bench.records.marks import Mark
@@ -85,3 +85,9 @@ def test_the_document_of_a_node_check_has_its_counts() -> None:
 )
 def test_a_level_tells_whether_its_signer_is_trusted(level: str, trusted: bool, text: str) -> None:
     assert level_text(level, trusted) == text
+
+
+def test_a_trusted_signer_is_worth_more_than_a_receipt_and_both_are_worth_most() -> None:
+    ascending = [("self", False), ("operator", False), ("self", True), ("operator", True)]
+    worth = [assurance(level, trusted) for level, trusted in ascending]
+    assert worth == sorted(set(worth))

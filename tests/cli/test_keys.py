@@ -14,9 +14,11 @@ import pytest
 from bench.base.errors import BadInput, BenchError, EnvironmentCannot
 from bench.bundle.handshake import BUNDLE_NAMESPACE
 from bench.signing import key_file
-from bench.signing.key_file import load_or_make_key
-from bench.signing.ssh_keys import PublicKey
+from bench.signing.key_file import load_or_make_key, opens_without_asking, public_half
+from bench.signing.ssh_keys import PublicKey, to_base64, wire_string
 from bench.signing.sshsig import sign, verify
+from tests.authority import Token
+from tests.bundles import KEY
 from tests.needs import needs
 
 
@@ -41,6 +43,50 @@ def refused(path: Path, why: str, advice: str, kind: type[BenchError] = BadInput
         load_or_make_key(path)
     assert caught.value.where == str(path)
     assert advice in str(caught.value.advice)
+
+
+def private_file(path: Path, public: PublicKey, cipher: str = "none", keys: int = 1) -> Path:
+    """Write the open part of an OpenSSH private key, which names its cipher and its public half."""
+    names = wire_string(cipher) + wire_string("none") + wire_string("")
+    body = b"openssh-key-v1\0" + names + keys.to_bytes(4, "big") + wire_string(public.blob)
+    begin, end = (f"-----{word} OPENSSH PRIVATE KEY-----" for word in ("BEGIN", "END"))
+    path.write_text(f"{begin}\n{to_base64(body)}\n{end}\n", encoding="ascii")
+    path.chmod(0o600)
+    return path
+
+
+def test_a_key_opens_without_asking_if_it_exists_without_a_passphrase_and_outside_a_token(
+    home: Path, tmp_path: Path
+) -> None:
+    plain = PublicKey.of(KEY)
+    assert not opens_without_asking(tmp_path / "absent")
+    assert opens_without_asking(private_file(tmp_path / "plain", plain))
+    assert not opens_without_asking(private_file(tmp_path / "locked", plain, "aes256-ctr"))
+    assert not opens_without_asking(private_file(tmp_path / "token", Token().public))
+    assert not opens_without_asking()
+    load_or_make_key()
+    assert opens_without_asking()
+
+
+def test_a_file_with_two_keys_and_the_key_of_a_token_cannot_sign(tmp_path: Path) -> None:
+    two = private_file(tmp_path / "two", PublicKey.of(KEY), keys=2)
+    refused(two, "does not hold exactly one key", "Ed25519")
+    token = private_file(tmp_path / "token", Token().public)
+    refused(token, "is the key of a token, which can certify", "ssh-keygen -t ed25519")
+    assert public_half(token) == Token().public  # whose certificates are trusted all the same
+
+
+def test_a_key_that_is_no_base64_is_damaged(tmp_path: Path) -> None:
+    path = private_file(tmp_path / "id", PublicKey.of(KEY))
+    path.write_text(path.read_text(encoding="ascii").replace("AAAA", "????"), encoding="ascii")
+    refused(path, "is a damaged OpenSSH private key", "ssh-keygen -t ed25519")
+
+
+def test_without_a_home_directory_bench_has_no_key_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key_file, "config_path", lambda name: None)
+    with pytest.raises(EnvironmentCannot, match="there is no home directory for a signing key") as caught:
+        load_or_make_key()
+    assert "--key FILE" in str(caught.value.advice)
 
 
 # --- the key that bench makes ---------------------------------------------------------------------------

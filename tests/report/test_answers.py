@@ -22,7 +22,7 @@ from bench.report.compare.matrix import matrix_of
 from bench.report.compare.offers import Terms
 from bench.report.compare.price_file import load_prices
 from bench.report.compare.priced_guesses import price_guesses
-from bench.report.compare.prices import PriceBook
+from bench.report.compare.prices import MachinePrice, PriceBook, Rent
 from bench.report.text.answer_text import answer_text, part_answer, question_text
 from bench.report.text.comparison_table import markdown, table
 from bench.report.text.matrix_text import cell_text, legend, matrix_text
@@ -173,6 +173,41 @@ def test_an_estimate_that_surely_keeps_the_limits_is_a_sure_answer() -> None:
     assert (sure.choice and sure.choice.machine, sure.certain) == (EIGHT, "yes")
     (part,) = about(deadline_days=1, estimate=("8xh100",)).parts
     assert part.answers[0].certain == "perhaps"
+
+
+def test_where_nothing_answers_no_limit_is_kept(rows: list[Row]) -> None:
+    for wish in (Wish(deadline_days=1e-3), Wish(budget=1.0)):
+        (answer,) = asking(rows, wish).values()
+        assert (answer.choice, answer.estimate, answer.alike, answer.certain) == (None, None, None, "no")
+        assert answer.nearest is not None
+
+
+QUOTED = ("2026-06-01", "a quote")
+RENTED = Rent(("NVIDIA H200",), 1.0, *QUOTED)
+BOUGHT = MachinePrice(("NVIDIA H200",), 1, 1825.0, *QUOTED)
+
+
+@pytest.mark.parametrize(
+    ("book", "kind", "upfront", "cost_of_a_day"),
+    [
+        (PriceBook("USD", rents=(RENTED,), machines=(BOUGHT,)), "rent", 0.0, 24.0),
+        (PriceBook("USD", rents=(RENTED,)), "rent", 0.0, 24.0),
+        (PriceBook("USD", machines=(BOUGHT,)), "buy", 1825.0, 1.0),  # a life has 1,825 days
+        (PriceBook("USD"), None, 0.0, None),
+    ],
+)
+def test_a_machine_is_named_at_its_rent_else_at_its_price_else_without_one(
+    rows: list[Row], book: PriceBook, kind: str | None, upfront: float, cost_of_a_day: float | None
+) -> None:
+    (one,) = (row for row in rows if row.path.endswith("pythia-160m-1gpu.tar"))
+    (part,) = compare_rows([one], (), Terms(book, Wish(runs=3)), 1).parts
+    choice = part.answers[0].choice
+    assert choice is not None
+    assert (choice.machine, choice.kind, choice.upfront) == ("1x H200", kind, upfront)
+    cost = None if cost_of_a_day is None else pytest.approx(cost_of_a_day * choice.days)
+    assert choice.run_cost == cost
+    spends = {"rent": 72.0 * choice.days, "buy": 1825.0, None: None}
+    assert choice.spend == (None if kind is None else pytest.approx(spends[kind]))
 
 
 def test_a_machine_without_a_price_has_the_interval_of_its_days(tmp_path: Path) -> None:

@@ -116,6 +116,31 @@ def test_days_on_which_an_own_machine_idles_are_paid_by_those_on_which_it_trains
     assert only.offers[0].run_cost == pytest.approx(20 + 7 + 60)
 
 
+FREE = {"price": None, "rent": None}
+RENT = {"rent": 1.0}  # $240 for ten days
+
+
+@pytest.mark.parametrize(
+    ("days_and_prices", "budget", "nothing_in_time"),
+    [
+        ([(10.0, FREE)], None, False),
+        ([(20.0, FREE)], None, True),
+        ([(10.0, FREE), (20.0, RENT)], None, False),  # without a budget, no price is needed
+        ([(10.0, FREE), (20.0, RENT)], 1e6, True),  # the machine in time has no price
+        ([(10.0, FREE), (20.0, FREE)], 1.0, False),  # nothing has a price that a budget could be held against
+        ([(10.0, RENT), (20.0, RENT)], 240.0, False),
+        ([(10.0, RENT), (20.0, RENT)], 239.0, True),
+    ],
+)
+def test_nothing_is_in_time_if_none_that_the_budget_allows_is(
+    days_and_prices: list[tuple[float, dict[str, float]]], budget: float | None, nothing_in_time: bool
+) -> None:
+    machines = [machine(f"{days:g}", days, **prices) for days, prices in days_and_prices]
+    limits = {} if budget is None else {"budget": budget}
+    assert appraised(*machines, deadline_days=15.0, **limits).nothing_in_time == nothing_in_time
+    assert not appraised(*machines, **limits).nothing_in_time  # nobody asked
+
+
 def test_nothing_is_appraised_without_machines() -> None:
     found = appraised(budget=1.0, deadline_days=1.0)
     assert (found.order, found.machines) == ((), ())

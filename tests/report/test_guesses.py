@@ -21,7 +21,7 @@ from bench.report.compare.decision import Option, Recommendation, Wish, within
 from bench.report.compare.extrapolate import Extrapolation
 from bench.report.compare.offers import Terms
 from bench.report.compare.price_file import load_prices
-from bench.report.compare.priced_guesses import PricedGuess, price_guesses
+from bench.report.compare.priced_guesses import PricedGuess, days_text, price_guesses
 from bench.report.compare.prices import Electricity, PriceBook, Rent
 from bench.report.pages.html import page
 from bench.report.plots import all_plots
@@ -136,6 +136,36 @@ def test_an_estimate_keeps_both_limits_no_more_surely_than_either(
 ) -> None:
     found = priced(guess(), Wish(budget, deadline))
     assert (found.best_in_budget, found.in_time_and_budget) == (of_budget, of_both)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "label"),
+    [
+        (1, "1x H100 80GB HBM3"),
+        (8, EIGHT),
+        (9, "9x H100 80GB HBM3 on 2 nodes"),
+        (16, "16x H100 80GB HBM3 on 2 nodes"),
+        (17, "17x H100 80GB HBM3 on 3 nodes"),
+    ],
+)
+def test_an_estimate_names_its_machine_and_its_nodes_if_there_are_several(gpus: int, label: str) -> None:
+    assert priced(replace(guess(), gpus=gpus), Wish()).label == label
+
+
+@pytest.mark.parametrize(
+    ("days", "low", "high", "text"),
+    [
+        (1.0, 0.8, 1.25, "1 (0.8 to 1.25)"),
+        (1.0, None, None, "1 (no interval)"),
+        (1.0, 0.8, None, "1 (no interval)"),
+        (1.0, None, 1.25, "1 (no interval)"),
+        (None, None, None, "over 0.5"),  # at the vendor's peak
+    ],
+)
+def test_days_are_told_with_both_ends_of_their_interval(
+    days: float | None, low: float | None, high: float | None, text: str
+) -> None:
+    assert days_text(priced(guess(days, low, high), Wish())) == text
 
 
 # Answers
@@ -292,3 +322,73 @@ def test_of_estimates_that_cost_the_same_the_faster_one_is_cheapest_by_the_deadl
     found = price_guesses([slow, guess()], Terms(book, Wish(deadline_days=20.0)), NOBODY, set())
     assert {offer.spend for one in found for offer in one.offers} == {384.0}
     assert {one.label for one in found if marks(one)} == {EIGHT}
+
+
+def of_kind(kind: str, days: float, half: float, gpus: int = 1) -> Extrapolation:
+    card = find_gpu_model(kind)
+    assert card is not None
+    return Extrapolation(card.name, gpus, 0.01, days, days - half, days + half, 0, "a test")
+
+
+def answering(wish: Wish, *found: Extrapolation, measured: Recommendation = NOBODY) -> dict[str, str]:
+    """Return what each machine answers at $1 an hour for an H100, $1 for an H200 and $2 for an L40S."""
+    cards = ((find_gpu_model(kind), price) for kind, price in (("h100", 1.0), ("h200", 1.0), ("l40s", 2.0)))
+    rents = tuple(Rent((card.name,), price, "2026-06-01", "a quote") for card, price in cards if card)
+    priced = price_guesses(found, Terms(PriceBook("USD", rents=rents), wish), measured, set())
+    return {
+        one.gpu.split()[1]: mark.removesuffix(", by estimate")
+        for one in priced
+        for offer in one.offers
+        for mark in offer.marks
+    }
+
+
+@pytest.mark.parametrize(
+    ("wish", "found", "marks"),
+    [
+        # by the deadline: surely in time, then for less, then faster, then by name
+        (Wish(None, 12), [("h100", 10, 1), ("h200", 9, 1)], {"H200": "cheapest by the deadline"}),
+        (Wish(None, 12), [("h100", 5, 8), ("l40s", 11, 1)], {"L40S": "cheapest by the deadline"}),
+        (Wish(None, 12), [("h200", 9, 1), ("h100", 9, 1)], {"H100": "cheapest by the deadline"}),
+        (Wish(None, 12), [("l40s", 5, 1), ("h100", 10, 1)], {"L40S": "cheapest by the deadline"}),
+        (Wish(None, 12), [("h100", 11.5, 1)], {"H100": "perhaps cheapest by the deadline"}),
+        (Wish(None, 10), [("h100", 11.5, 1)], {}),
+        # in budget: surely in budget, then faster, then for less, then by name
+        (Wish(480), [("h100", 10, 1), ("h200", 9, 1)], {"H200": "fastest in budget"}),
+        (Wish(480), [("l40s", 9.5, 1), ("h100", 12, 1)], {"H100": "fastest in budget"}),
+        (Wish(480), [("l40s", 9, 1), ("h100", 9, 1)], {"H100": "fastest in budget"}),
+        (Wish(480), [("h200", 9, 1), ("h100", 9, 1)], {"H100": "fastest in budget"}),
+        (Wish(480), [("l40s", 9.5, 1)], {"L40S": "perhaps fastest in budget"}),
+        (Wish(480), [("l40s", 11.5, 1)], {}),
+    ],
+)
+def test_of_several_estimates_the_surest_then_the_best_answers(
+    wish: Wish, found: list[tuple[str, float, float]], marks: dict[str, str]
+) -> None:
+    for order in (found, found[::-1]):
+        assert answering(wish, *(of_kind(*one) for one in order)) == marks
+
+
+@pytest.mark.parametrize(("days", "a_run", "better"), [(10.0, 240.0, False), (10.001, 240.001, True)])
+def test_an_estimate_is_perhaps_better_only_than_what_is_dearer_or_slower(
+    days: float, a_run: float, better: bool
+) -> None:
+    one = Option("1x A100", "rent", Interval(days, 0.1), 0.0, a_run)
+    measured = Recommendation(one, one, None, None)
+    for wish, mark in (
+        (Wish(None, 12), "perhaps cheaper by the deadline"),
+        (Wish(480), "perhaps faster in budget"),
+    ):
+        found = answering(wish, of_kind("h100", 10, 1), measured=measured)
+        assert found == ({"H100": mark} if better else {})
+
+
+@pytest.mark.parametrize(("runs", "verdict"), [(1, "yes"), (2, "perhaps"), (3, "no")])
+def test_a_budget_pays_for_all_runs(runs: int, verdict: str) -> None:
+    """A run takes 9 to 11 days at $24 each: two cost $432 to $528."""
+    book = PriceBook("USD", rents=(Rent((guess().gpu,), 1.0, "2026-06-01", "a quote"),))
+    (one,) = price_guesses([of_kind("h100", 10, 1)], Terms(book, Wish(480, runs=runs)), NOBODY, set())
+    (rent,) = one.offers
+    assert rent.in_budget == verdict
+    spends = (rent.spend, rent.least_spend, rent.most_spend)
+    assert spends == pytest.approx((runs * 240.0, runs * 216.0, runs * 264.0))

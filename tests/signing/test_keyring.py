@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from bench.base.errors import BadInput
 from bench.bundle.handshake import BUNDLE_NAMESPACE, RECEIPT_NAMESPACE
 from bench.bundle.pack import write_bundle
 from bench.bundle.tar_format import CERTIFICATE, STATEMENT
@@ -137,6 +139,12 @@ def test_a_name_that_would_break_the_list_is_refused(home: Path, tmp_path: Path,
     if not name:
         file = file.rename(tmp_path / "two words.pub")  # the name of the key would be used
     assert main(["keys", "trust", str(file), *(["--as", name] if name else [])]) == 2
+    assert not (home / "allowed_signers").exists()
+
+
+def test_a_signer_without_a_name_is_refused(home: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="'' cannot be the name of a signer"):
+        keyring.trust(public(tmp_path / "operator.pub"), "")
     assert not (home / "allowed_signers").exists()
 
 
@@ -277,14 +285,23 @@ def test_a_bundle_with_another_run_s_signatures_revokes_nothing(
     assert not (home / "revoked.krl").exists()
 
 
-@pytest.mark.parametrize("key_id", ["bench run a#b", "bench run ", "a", "a bench run b", ""])
+@pytest.mark.parametrize(
+    ("key_id", "why"),
+    [
+        ("bench run a#b", "'a#b' is not a run id"),
+        ("bench run ", "'' is not a run id"),
+        ("a", "its key id 'a' is not that of a run"),
+        ("a bench run b", "its key id 'a bench run b' is not that of a run"),
+        ("", "its key id '' is not that of a run"),
+    ],
+)
 def test_a_certificate_with_the_key_id_of_no_run_is_not_revoked(
-    home: Path, tmp_path: Path, key_id: str, capsys: pytest.CaptureFixture[str]
+    home: Path, tmp_path: Path, key_id: str, why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "cert.pub"
     file.write_text(certificate(key_id=key_id).line() + "\n")
     _, err = said(capsys, "keys", "revoke", file, code=2)
-    assert "is not a run id" in err or "is not that of a run" in err
+    assert why in err
     assert not (home / "revoked.krl").exists()
 
 
@@ -409,6 +426,24 @@ def test_ssh_keygen_itself_asks_for_a_passphrase_on_the_terminal(
     made = keyring.new(None, token=False, passphrase=passphrase)
     assert made == PublicKey.from_line(key.with_suffix(".pub").read_text())
     assert ("-N" in given) == (not passphrase)
+    assert home.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("first", ["new", "trust", "revoke"])
+def test_the_first_of_the_users_files_makes_a_folder_for_the_user_alone(
+    first: str, home: Path, tmp_path: Path
+) -> None:
+    key = public(tmp_path / "key.pub")
+    arguments = {
+        "new": ["--no-passphrase"],
+        "trust": [key, "--as", "me"],
+        "revoke": [PublicKey.of(OPERATOR).fingerprint],
+    }
+    before = os.umask(0)
+    try:
+        assert main(["keys", first, *map(str, arguments[first])]) == 0
+    finally:
+        os.umask(before)
     assert home.stat().st_mode & 0o777 == 0o700
 
 

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.base.errors import VerificationFailed
+from bench.base.stamps import YEAR_10000
 from bench.bundle.handshake import BUNDLE_NAMESPACE, certificate_fault, principal
 from bench.signing.ssh_keys import (
     ED25519,
@@ -77,8 +78,13 @@ def test_ssh_keygen_reads_the_same(tmp_path: Path) -> None:
         ({"key_id": "\x1b[2J"}, "not plain ASCII"),
         ({"principals": ("bench-run:7f3a2c\n",)}, "not plain ASCII"),
         ({"options": {"b": "1", "a": "2"}}, "not in order"),
+        ({"options": {"": "1"}}, "not in order"),
+        ({"after_option": b"xy"}, "2 bytes too many"),
+        ({"key_id": "\x1f"}, "not plain ASCII"),
+        ({"key_id": "\x7f"}, "not plain ASCII"),
         ({"valid": (UNTIL, UNTIL)}, "never valid, or valid forever"),
         ({"valid": (0, 2**64 - 1)}, "never valid, or valid forever"),
+        ({"valid": (0, YEAR_10000)}, "never valid, or valid forever"),
         ({"public": bytes(32)}, "low order"),
         ({"public": b"\xff" * 32}, "non-canonical"),
         ({"public": b"x"}, "not 32 bytes"),
@@ -87,6 +93,35 @@ def test_ssh_keygen_reads_the_same(tmp_path: Path) -> None:
 def test_another_certificate_is_refused(changes: dict[str, Any], why: str) -> None:
     with pytest.raises(FormatError, match=why):
         certificate(**changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"valid": (UNTIL - 1, UNTIL)},
+        {"valid": (0, YEAR_10000 - 1)},
+        {"serial": 0},
+        {"serial": 2**64 - 1},
+        {"key_id": " ~"},
+        {"options": {}},
+    ],
+)
+def test_a_certificate_at_the_limits_of_its_form_is_read(changes: dict[str, Any]) -> None:
+    found = certificate(**changes)
+    valid, options = (found.valid_after, found.valid_before), dict(found.options)
+    read = {"valid": valid, "serial": found.serial, "key_id": found.key_id, "options": options}
+    assert {name: read[name] for name in changes} == changes
+
+
+def test_nothing_may_follow_a_key_or_a_signature() -> None:
+    key = PublicKey.of(OPERATOR)
+    signature = wire_string(ED25519) + wire_string(OPERATOR.sign(MESSAGE))
+    assert PublicKey.from_blob(key.blob) == key
+    key.check_wire(signature, MESSAGE)
+    with pytest.raises(FormatError, match="has 1 bytes too many"):
+        PublicKey.from_blob(key.blob + b"x")
+    with pytest.raises(FormatError, match="has 2 bytes too many"):
+        key.check_wire(signature + b"xy", MESSAGE)
 
 
 def test_no_byte_of_a_certificate_can_be_changed() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,81 @@ def test_a_key_that_the_file_restricts_is_not_trusted(text: str, why: str) -> No
     refused(text, why)
 
 
+NOT_YET, NO_LONGER = "is not valid yet", "is no longer valid"
+
+
+@pytest.mark.parametrize(
+    ("option", "why"),
+    [
+        ('valid-after="20270115080000Z"', None),  # now
+        ('valid-after="20270115080001Z"', NOT_YET),
+        ('valid-before="20270115080000Z"', None),
+        ('valid-before="20270115075959Z"', NO_LONGER),
+        ('valid-after="202701150800z"', None),  # without seconds
+        ('valid-after="202701150801z"', NOT_YET),
+        ('valid-before="202701150800Z"', None),
+        ('valid-before="202701150759Z"', NO_LONGER),
+        ('valid-after="20270115Z"', None),  # without a time of the day
+        ('valid-after="20270116Z"', NOT_YET),
+        ('valid-before="20270116Z"', None),
+        ('valid-before="20270115Z"', NO_LONGER),
+        ('valid-after="20270115060000"', None),  # without Z, by the clock of this machine
+        ('valid-after="20270115060001"', NOT_YET),
+        ('valid-before="20270115060000"', None),
+        ('valid-before="20270115055959"', NO_LONGER),
+    ],
+)
+def test_a_key_is_valid_from_the_first_second_to_the_last(
+    option: str, why: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time is 08:00:00 in UTC on 15 January 2027, and 06:00:00 by the clock of this machine."""
+    monkeypatch.setenv("TZ", "XYZ+2")
+    time.tzset()
+    try:
+        if why is None:
+            assert accepted(f"me {option} {BLOB}") == "trusted as me"
+        else:
+            refused(f"me {option} {BLOB}", why)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+def test_of_several_entries_of_a_key_the_first_that_allows_counts_or_the_first_refusal_is_told() -> None:
+    early, late = f'early valid-before="20200101" {BLOB}', f'late valid-after="29990101" {BLOB}'
+    refused(f"{early}\n{late}", NO_LONGER)
+    refused(f"{late}\n{early}", NOT_YET)
+    assert accepted(f"{early}\nme {BLOB}\nyou {BLOB}") == "trusted as me"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "matches"),
+    [
+        ("bench-run:7f", True),
+        ("bench-run:7", False),
+        ("run:7f", False),
+        ("bench-run:7f?", False),
+        ("bench-run:??", True),
+        ("bench-run:7f*", True),
+        ("BENCH-RUN:7F", False),
+        ("bench.run:7f", False),
+        ("a,b,*", True),
+        ("*,!*:7f", False),
+        ("!*:7f,*", False),
+        ("!bench-run:8f", False),  # nothing is allowed by what it leaves out
+        ("!bench-run:8f,*", True),
+    ],
+)
+def test_a_list_of_patterns_matches_whole_names_unless_one_that_begins_with_an_exclamation_mark_does(
+    pattern: str, matches: bool
+) -> None:
+    text = f"{pattern} cert-authority {BLOB}"
+    if matches:
+        assert accepted(text, "bench-run:7f") == f"trusted as {pattern}"
+    else:
+        refused(text, "is allowed for the principals", "bench-run:7f")
+
+
 @pytest.mark.parametrize(
     ("text", "by"),
     [
@@ -135,6 +211,12 @@ def test_a_key_in_a_token_is_a_key() -> None:
 def test_a_file_that_lists_no_key_is_bad_input(text: str, why: str) -> None:
     with pytest.raises(BadInput, match=why):
         trusting(text)
+
+
+def test_a_trust_file_may_have_a_mebibyte(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text(f"{BLOB}\n".ljust(2**20, "\n"))
+    assert len(TrustPolicy.from_file(path).signers) == 1
 
 
 def test_a_trust_file_that_cannot_be_read_is_bad_input(tmp_path: Path) -> None:
