@@ -46,7 +46,7 @@ class Line:
 
 
 class Ledger:
-    """A ledger that is locked within `with` blocks, where no other command changes it. `lines` are then read."""
+    """A ledger. At the beginning of a `with` block it is locked, and its `lines` are read."""
 
     def __init__(self, path: Path | str | None) -> None:
         """Name the ledger at `path`; None or "": the user's own ledger. Nothing is opened yet."""
@@ -55,7 +55,7 @@ class Ledger:
         self._file: AppendOnlyLines | None = None
 
     def __enter__(self) -> Self:
-        """Wait for the lock, and read the file anew."""
+        """Wait for the lock, and read the file."""
         assert self._file is None, "a ledger does not wait for itself"
         self._file = self._opened()
         try:

@@ -127,7 +127,7 @@ def test_from_challenge_to_receipt(ledger: Ledger, key: OperatorKey, tmp_path: P
 def test_nobody_waits_for_the_ledger_while_a_bundle_is_verified(
     ledger: Ledger, key: OperatorKey, tmp_path: Path
 ) -> None:
-    """A bundle may take minutes, and a node that asks for its certificate meanwhile cannot sign without it."""
+    """A bundle may take minutes, and a node that asks for a certificate meanwhile cannot sign without it."""
     node, other = asked(ledger), asked(ledger)
     bundle = node.bundle(tmp_path / "b.tar", certified(ledger, key, node))
     free = []
