@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,7 @@ import torch.distributed as dist
 from bench.base.errors import BadInput, EnvironmentCannot
 from bench.cli.main import main
 from bench.cli.run import meeting_secret
+from bench.runner.processes import door
 from bench.runner.processes.door import (
     GREETING,
     HANDSHAKE_SECONDS,
@@ -29,6 +31,7 @@ from bench.runner.processes.door import (
     SealedLine,
     Stranger,
     Strangers,
+    admit,
     keep_door,
     listening_address,
     open_door,
@@ -185,52 +188,52 @@ def test_the_leader_listens_at_the_meetings_address_alone_and_its_store_on_loopb
         assert listeners(host_and_port(nodes.store)[1]) == [LOOPBACK]
 
 
-def test_a_flood_of_connections_keeps_no_node_out() -> None:
+def test_a_flood_of_connections_keeps_no_node_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """A neighbour opens connections and says nothing, or only the greeting; the oldest of them are closed."""
-    meet = f"{LOOPBACK}:{free_port()}"
-    with open_door(Nodes(2, 0, meet, "abc"), SECRET) as leader, ExitStack() as flood:
-        silent = [
-            flood.enter_context(socket.create_connection(host_and_port(meet))) for _ in range(2 * STRANGERS)
-        ]
-        for line in silent[::2]:
+    monkeypatch.setattr(door, "HANDSHAKE_SECONDS", 600.0)  # so that no place becomes free by itself
+    with ExitStack() as stack:
+        store, meeting = (stack.enter_context(socket.create_server((LOOPBACK, 0))) for _ in range(2))
+        answer = partial(admit, secret=SECRET, store_port=store.getsockname()[1], strangers=Strangers())
+        threading.Thread(target=keep_door, args=(meeting, answer), daemon=True).start()
+
+        def connected() -> socket.socket:
+            return stack.enter_context(socket.create_connection(meeting.getsockname(), timeout=60))
+
+        flood = [connected() for _ in range(2 * STRANGERS)]
+        for line in flood[::2]:
             with suppress(OSError):
                 line.sendall(GREETING)
-        with open_door(Nodes(2, 1, meet, "abc"), SECRET) as node:
-            stores = [
-                dist.TCPStore(*host_and_port(each.store), is_master=False, timeout=timedelta(seconds=60))
-                for each in (leader, node)
-            ]
-            stores[0].set("key", "of the leader")
-            assert stores[1].get("key") == b"of the leader"
-        silent[0].settimeout(60)
+        prove_as_node(connected(), SECRET).send(b"set a key")
+        behind, _ = store.accept()
+        with behind:
+            assert behind.recv(99) == b"set a key"
         with suppress(ConnectionResetError):
-            assert silent[0].recv(1) == b""
+            assert flood[0].recv(1) == b""
 
 
 def test_a_flood_from_one_address_closes_no_connection_of_another() -> None:
-    strangers = Strangers(most=4)
-    lines = [socket.socketpair() for _ in range(9)]
-    try:
-        for (line, _), address in zip(lines, ["slow", *["flood"] * 8], strict=True):
-            strangers.enter(line, address)
-        for _, other in lines:
-            other.settimeout(0)
-        assert [is_open(other) for _, other in lines] == [True, *[False] * 5, *[True] * 3]
-        strangers.leave(lines[0][0])
-        strangers.leave(lines[0][0])  # closed by the flood meanwhile, or left twice
-        strangers.enter(lines[0][0], "slow")
-        assert is_open(lines[-1][1])
-    finally:
-        for pair in lines:
-            for end in pair:
-                end.close()
+    class From:
+        """A connection from an address."""
 
+        def __init__(self, address: str) -> None:
+            self.address, self.open = address, True
 
-def is_open(line: socket.socket) -> bool:
-    try:
-        return line.recv(1) != b""
-    except BlockingIOError:
-        return True
+        def getpeername(self) -> tuple[str, int]:
+            return self.address, 9
+
+        def shutdown(self, _: int) -> None:
+            self.open = False
+
+    strangers: Any = Strangers(most=4)
+    slow, *flood = [From("slow"), *(From("flood") for _ in range(8))]
+    for line in (slow, *flood):
+        strangers.enter(line)
+    assert slow.open
+    assert [line.open for line in flood] == [False] * 5 + [True] * 3
+    strangers.leave(slow)
+    strangers.leave(flood[0])  # which was closed before
+    strangers.enter(From("another"))
+    assert flood[-1].open
 
 
 class Dripping:

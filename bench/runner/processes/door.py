@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import partial
 from ipaddress import ip_address
 
 from cryptography.exceptions import InvalidTag
@@ -177,7 +178,9 @@ class Strangers:
     _address_of: dict[socket.socket, str] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def enter(self, line: socket.socket, address: str) -> None:
+    def enter(self, line: socket.socket) -> None:
+        """Add a connection; OSError if it has ended already."""
+        address = str(line.getpeername()[0])
         with self._lock:
             self._address_of[line] = address
             if len(self._address_of) <= self.most:
@@ -197,6 +200,7 @@ def admit(line: socket.socket, secret: bytes, store_port: int, strangers: Strang
     """Connect another node's door to the store of this machine, once it has proved itself."""
     with line:
         try:
+            strangers.enter(line)
             line.settimeout(HANDSHAKE_SECONDS)  # of sending
             sealed = prove_as_leader(line, secret)
             line.settimeout(None)
@@ -272,15 +276,7 @@ def open_for_nodes(meet: str, secret: bytes) -> tuple[int, object]:
         LOOPBACK, port, None, listen_fd=behind.detach(), timeout=STORE_PATIENCE
     )
     strangers = Strangers()
-
-    def answer(line: socket.socket) -> None:
-        try:
-            strangers.enter(line, str(line.getpeername()[0]))
-        except OSError:  # it has hung up already
-            line.close()
-            return
-        admit(line, secret, port, strangers)
-
+    answer = partial(admit, secret=secret, store_port=port, strangers=strangers)
     threading.Thread(target=keep_door, args=(listener, answer), daemon=True).start()
     return port, store
 
