@@ -44,7 +44,7 @@ class ContainerOutput:
     def out(self, data: bytes, *, last: bool = False) -> None:
         """Write a piece of stdout. If that fails, the container goes on, and `end` raises the error."""
         with self._lock:
-            text = printable(self._decode_out.decode(data, final=last))  # type: ignore[arg-type]
+            text = printable(self._decode_out.decode(data, final=last))
             if not text or self._failure:
                 return
             self._line.clear()
