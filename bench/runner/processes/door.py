@@ -40,7 +40,7 @@ GREETING = b"bench meeting 1\n"
 NONCE_BYTES = PROOF_BYTES = KEY_BYTES = 32
 PIECE_BYTES = 1 << 16  # of plain data in one frame
 TAG_BYTES = 16
-HANDSHAKE_SECONDS = 10.0  # of a whole handshake, however many pieces it comes in
+HANDSHAKE_SECONDS = 20.0  # of a whole handshake, however many pieces it comes in
 STRANGERS = 64  # connections that have not proved themselves yet
 RETRY_SECONDS = 0.1  # after a connection that could not be accepted
 DIAL_SECONDS = 10.0
