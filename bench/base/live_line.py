@@ -1,12 +1,14 @@
 """A line at the bottom of a terminal that is drawn again and again, with the lines of a log above it.
 
 In:  parts of a line, each with a weight; whole lines. Writes to one stream, in practice stderr. Where that is
-no terminal, or one that cannot move its cursor (TERM=dumb), nothing is drawn, and lines stay whole.
+no terminal, or one that cannot move its cursor (TERM=dumb), nothing is drawn, and lines stay whole. In a
+container, the line is drawn for another bench outside, which has the terminal and draws it there.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -20,6 +22,7 @@ from bench.base.terminal import cursor_stream
 
 USUAL_COLUMNS = 80  # of a terminal that does not tell its width
 BETWEEN = "  "
+COLUMNS_OUTSIDE = "BENCH_COLUMNS_OUTSIDE"  # set in a container: the width of the terminal outside of it
 TO_BEGINNING = "\r\x1b[K"  # the cursor, after which the rest of the line is empty
 
 
@@ -49,7 +52,9 @@ class LiveLine:
     def __init__(self, file: TextIO, environment: Mapping[str, str] = os.environ) -> None:
         self._file = cursor_stream(file)
         terminal = file.isatty()
-        self.drawn = terminal and environment.get("TERM", "dumb") not in ("", "dumb")
+        self._columns_outside = _width(environment.get(COLUMNS_OUTSIDE, ""))
+        moves = terminal and environment.get("TERM", "dumb") not in ("", "dumb")
+        self.drawn = moves or self._columns_outside is not None
         self._painted: Callable[[str], str] = str
         self._coloured = wanted(environment, terminal=terminal)
         if self._coloured:
@@ -79,6 +84,8 @@ class LiveLine:
     @property
     def columns(self) -> int:
         """The width of the terminal now; a lost terminal has the usual width."""
+        if self._columns_outside is not None:
+            return self._columns_outside
         with suppress(OSError, ValueError):
             return os.get_terminal_size(self._file.fileno()).columns or USUAL_COLUMNS
         return USUAL_COLUMNS
@@ -95,3 +102,7 @@ class LiveLine:
     def _write(self, text: str) -> None:
         self._file.write(text)
         self._file.flush()
+
+
+def _width(text: str) -> int | None:
+    return int(text) if re.fullmatch("[1-9][0-9]{0,3}", text) else None

@@ -52,8 +52,7 @@ def challenge(request: ChallengeArguments) -> int:
     if request.out and request.out.exists():
         raise BadInput("exists; nothing is overwritten", where=str(request.out))
     digest = manifest.digest.removeprefix("sha256:")
-    with Ledger(request.ledger) as ledger:
-        made = certify_and_receive.challenge(ledger, digest, int(time.time()), request.run_id)
+    made = certify_and_receive.challenge(Ledger(request.ledger), digest, int(time.time()), request.run_id)
     path = request.out or Path(f"challenge-{made.run_id}.json")
     _write(path, write(made))
     print(path)
@@ -77,10 +76,9 @@ def certify(request: CertifyArguments) -> int:
         raise BadInput(error.message, where=str(request.request), advice=advice) from None
     key = OperatorKey.find(request.key)
     try:
-        with Ledger(request.ledger) as ledger:
-            certificate = certify_and_receive.certify(
-                ledger, key, data, int(time.time()), int(request.valid_seconds)
-            )
+        certificate = certify_and_receive.certify(
+            Ledger(request.ledger), key, data, int(time.time()), int(request.valid_seconds)
+        )
     except VerificationFailed as error:
         raise VerificationFailed(error.message, where=str(request.request), advice=error.advice) from None
     path = request.out or request.request.with_name("run-cert.pub")
@@ -94,10 +92,10 @@ def certify(request: CertifyArguments) -> int:
 
 def receive(request: ReceiveArguments) -> int:
     key, revoked = OperatorKey.find(request.key), own_revocations()
-    with Ledger(request.ledger) as ledger:
-        verdict = certify_and_receive.receive(
-            ledger, key, request.bundle, request.out or request.bundle, int(time.time()), recompute, revoked
-        )
+    ledger, out = Ledger(request.ledger), request.out or request.bundle
+    verdict = certify_and_receive.receive(
+        ledger, key, request.bundle, out, int(time.time()), recompute, revoked
+    )
     print(verdict.path, *map(one_line, verdict.to_lines()), sep="\n")
     return 0
 

@@ -36,6 +36,7 @@ from bench.images.container import (
     limits,
 )
 from bench.images.engines import Engine, find_engine, here, preflight
+from bench.images.engines.output import settings_of_terminal
 from bench.images.fetch import image_cache
 from bench.images.kernel_layer import (
     LABEL,
@@ -222,6 +223,7 @@ def run_in_image(
     file_options = [word for option, path in files.items() if path for word in (option, path)]
     environment = {name: os.environ[name] for name in handed_on(network) if name in os.environ}
     if held:
+        environment |= settings_of_terminal()
         environment[IMAGE_VARIABLE] = json.dumps(to_json(held.identity))
     container = Container(
         image=held.runnable if held else image,

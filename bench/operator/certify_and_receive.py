@@ -1,6 +1,7 @@
 """Issue challenges and certificates before a run, and receipts after it, as the ledger permits.
 
-Reads and appends to the ledger, signs through ssh-keygen, and writes countersigned bundles.
+Reads and appends to the ledger, signs through ssh-keygen, and writes countersigned bundles. The ledger is
+locked only while something is decided by it and noted in it.
 """
 
 from __future__ import annotations
@@ -27,13 +28,15 @@ MOST_VALID_SECONDS = 7 * 24 * 3600
 
 def challenge(ledger: Ledger, manifest_sha256: str, now: int, run_id: str | None = None) -> Challenge:
     """Return a challenge with a fresh nonce for a new run, or for `run_id`, which was challenged before."""
-    if run_id is not None:
-        before = ledger.find("challenged", run_id=run_id)
-        if before is None or before.facts.get("manifest_sha256") != manifest_sha256:
-            raise BadInput(f"run {run_id} was never challenged with this manifest", where=str(ledger.path))
-    issued = Challenge(run_id or secrets.token_hex(6), secrets.token_hex(32), manifest_sha256, now)
-    ledger.append("challenged", now, issued.run_id, issued.nonce, {"manifest_sha256": manifest_sha256})
-    return issued
+    with ledger:
+        if run_id is not None:
+            before = ledger.find("challenged", run_id=run_id)
+            if before is None or before.facts.get("manifest_sha256") != manifest_sha256:
+                message = f"run {run_id} was never challenged with this manifest"
+                raise BadInput(message, where=str(ledger.path))
+        issued = Challenge(run_id or secrets.token_hex(6), secrets.token_hex(32), manifest_sha256, now)
+        ledger.append("challenged", now, issued.run_id, issued.nonce, {"manifest_sha256": manifest_sha256})
+        return issued
 
 
 def certify(ledger: Ledger, key: OperatorKey, request: bytes, now: int, valid_seconds: int) -> Certificate:
@@ -42,17 +45,26 @@ def certify(ledger: Ledger, key: OperatorKey, request: bytes, now: int, valid_se
     A challenge may be certified several times, since a run may continue after its node was lost.
     """
     answered, run_key = check_request(request)
-    issued = _challenge_of(ledger, answered.run_id, answered.nonce)
-    if received := ledger.find("received", nonce=answered.nonce):
-        message = f"the bundle of this challenge was received on {utc(received.at)}"
-        advice = f"bench challenge MANIFEST --run {answered.run_id} makes another challenge for this run"
-        raise VerificationFailed(message, advice=advice)
+    with ledger:
+        issued = _open_challenge(ledger, answered.run_id, answered.nonce)
     serial = secrets.randbelow(2**63 - 1) + 1
     valid = (max(issued.at, now - SKEW_SECONDS), now + valid_seconds)
     certificate = key.certify(run_key, answered.run_id, answered.nonce, serial, valid)
     facts = {"key": run_key.fingerprint, "until": valid[1], "certificate_sha256": sha256(certificate.blob)}
-    ledger.append("certified", now, answered.run_id, answered.nonce, facts)
+    with ledger:
+        _open_challenge(ledger, answered.run_id, answered.nonce)  # a bundle may have come in the meantime
+        ledger.append("certified", now, answered.run_id, answered.nonce, facts)
     return certificate
+
+
+def _open_challenge(ledger: Ledger, run_id: str, nonce: str) -> Line:
+    """Return the line of a challenge; VerificationFailed if it is unknown or its bundle was received."""
+    issued = _challenge_of(ledger, run_id, nonce)
+    if received := ledger.find("received", nonce=nonce):
+        message = f"the bundle of this challenge was received on {utc(received.at)}"
+        advice = f"bench challenge MANIFEST --run {run_id} makes another challenge for this run"
+        raise VerificationFailed(message, advice=advice)
+    return issued
 
 
 def _challenge_of(ledger: Ledger, run_id: str, nonce: str) -> Line:
@@ -91,7 +103,9 @@ def receive(
             raise VerificationFailed(message, where=str(bundle), advice=advice)
         members: dict[str, Source] = {name: StoredMember(opened, name) for name in opened.members}
         if verdict.received_at is None:
-            receipt = write(_consume(ledger, verdict, bundle, now))
+            with ledger:
+                consumed = _consume(ledger, verdict, bundle, now)
+            receipt = write(consumed)
             members |= {RECEIPT: receipt, RECEIPT_SIGNATURE: key.sign(receipt, RECEIPT_NAMESPACE)}
         if verdict.received_at is None or out != bundle:
             write_bundle(out, members)

@@ -1,5 +1,8 @@
 """The operator's ledger: challenges, certificates and receipts in an append-only file of hash-chained lines.
 
+`with ledger:` locks the file and reads it. Only decisions and appended lines belong inside such a block:
+another command waits meanwhile, so nobody verifies a bundle or asks for a passphrase there.
+
 A nonce is consumed by its first `received` line. A line is valid once its newline is on the disk; an
 incomplete last line, which a crash leaves, is cut off. A line without the hash of the line before is refused.
 """
@@ -7,7 +10,7 @@ incomplete last line, which a crash leaves, is cut off. A line without the hash 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -43,27 +46,42 @@ class Line:
 
 
 class Ledger:
-    """The open ledger, locked until it is closed, so that no other command changes it meanwhile."""
+    """A ledger. At the beginning of a `with` block it is locked, and its `lines` are read."""
 
     def __init__(self, path: Path | str | None) -> None:
-        """Open the ledger at `path`; None or "": the user's own ledger."""
-        self.path = path = ledger_path(Path(path) if path else None)
+        """Name the ledger at `path`; None or "": the user's own ledger. Nothing is opened yet."""
+        self.path = ledger_path(Path(path) if path else None)
+        self.lines: list[Line] = []
+        self._file: AppendOnlyLines | None = None
+
+    def __enter__(self) -> Self:
+        """Wait for the lock, and read the file."""
+        assert self._file is None, "a ledger does not wait for itself"
+        self._file = self._opened()
         try:
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._file = AppendOnlyLines(path, wait=True, mode=0o600)
+            self.lines = list(self._read(self._file.read()))
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            self._file.close()
+        self._file = None
+
+    def _opened(self) -> AppendOnlyLines:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            return AppendOnlyLines(self.path, wait=True, mode=0o600)
         except OSError as error:
             message = f"the ledger cannot be opened for writing: {error.strerror}"
             advice = "name another file with --ledger"
-            raise EnvironmentCannot(message, where=str(path), advice=advice) from None
-        try:
-            self.lines = list(self._read())
-        except BaseException:
-            self._file.close()
-            raise
+            raise EnvironmentCannot(message, where=str(self.path), advice=advice) from None
 
-    def _read(self) -> Iterator[Line]:
+    def _read(self, written: Iterable[bytes]) -> Iterator[Line]:
         previous = _START
-        for number, raw in enumerate(self._file.read(), start=1):
+        for number, raw in enumerate(written, start=1):
             try:
                 line = from_json(Line, strict_loads(raw))
             except DecodeError as error:
@@ -78,6 +96,7 @@ class Ledger:
         return BadInput(f"line {number} is damaged: {why}", where=str(self.path), advice=advice)
 
     def append(self, event: Event, at: int, run_id: str, nonce: str, facts: Mapping[str, Any]) -> Line:
+        assert self._file is not None, "a ledger grows only while it is locked"
         previous = self.lines[-1].entry.sha256 if self.lines else _START
         line = Line(len(self.lines) + 1, previous, at, event, run_id, nonce, facts)
         self._file.append(line.to_bytes())
@@ -90,9 +109,3 @@ class Ledger:
             if line.event == event and nonce in (None, line.nonce) and run_id in (None, line.run_id):
                 return line
         return None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()

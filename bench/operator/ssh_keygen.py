@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,8 @@ from bench.bundle.handshake import BUNDLE_NAMESPACE, NAMESPACE_OPTION, NONCE_OPT
 from bench.signing.key_file import default_key_path, public_half
 from bench.signing.ssh_keys import Certificate, PublicKey
 from bench.signing.sshsig import verify
+
+_asking = threading.Lock()  # so that threads ask for one passphrase or touch of a token at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +49,8 @@ class OperatorKey:
         self, key: PublicKey, run_id: str, nonce: str, serial: int, valid: tuple[int, int]
     ) -> Certificate:
         """Certify a key for one run, challenge, namespace and time span; sshd refuses such a certificate."""
-        self._say_touch(f"certify run {run_id}")
-        with tempfile.TemporaryDirectory(prefix="bench-certify-") as folder:
+        with _asking, tempfile.TemporaryDirectory(prefix="bench-certify-") as folder:
+            self._say_touch(f"certify run {run_id}")
             file = Path(folder) / "run.pub"
             file.write_text(f"{key.line()}\n", encoding="utf-8", newline="\n")
             command = ["-q", "-s", str(self.path), *(["-U"] if self.in_agent else [])]
@@ -64,9 +67,10 @@ class OperatorKey:
         return certificate
 
     def sign(self, message: bytes, namespace: str) -> bytes:
-        self._say_touch("sign the receipt")
         command = ["-q", "-Y", "sign", "-n", namespace, "-f", str(self.path)]
-        armored = run_ssh_keygen(command, where=str(self.path), stdin=message)
+        with _asking:
+            self._say_touch("sign the receipt")
+            armored = run_ssh_keygen(command, where=str(self.path), stdin=message)
         if verify(message, armored, namespace).key != self.public:
             raise EnvironmentCannot("ssh-keygen signed with another key", where=str(self.path))
         return armored

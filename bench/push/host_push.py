@@ -304,8 +304,8 @@ class HostPush:
         if unfinished is not None:
             return self.shared.records.save(dataclasses.replace(unfinished, **choices))
         request = self.request
-        with Ledger(request.ledger) as ledger:
-            run_id = certify_and_receive.challenge(ledger, self.manifest_sha256, now()).run_id
+        ledger = Ledger(request.ledger)
+        run_id = certify_and_receive.challenge(ledger, self.manifest_sha256, now()).run_id
         record = Record(
             run_id=run_id,
             push=request.push,
@@ -323,8 +323,8 @@ class HostPush:
 
     def challenge(self, record: Record) -> bytes:
         """Return a new challenge for the run: the nonce of an earlier one may have been consumed."""
-        with Ledger(self.request.ledger) as ledger:
-            return write(certify_and_receive.challenge(ledger, record.manifest_sha256, now(), record.run_id))
+        ledger = Ledger(self.request.ledger)
+        return write(certify_and_receive.challenge(ledger, record.manifest_sha256, now(), record.run_id))
 
     # --- run ------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -56,8 +55,6 @@ _WHY = re.compile(r"why ([\w(),./: -]{1,100})", re.ASCII)
 _ON = re.compile(r"on ([\w,.\[\]-]{1,200})", re.ASCII)
 _HASHED = re.compile(r"([0-9a-f]{64}) +\*?-\s+([0-9]{1,15})\s*", re.ASCII)  # sha256sum and wc of the bundle
 _CERTIFY_HINTS = ("request ", "  bench certify ")  # log lines for operators who certify by hand; not shown
-
-_signing = threading.Lock()  # so that ssh-keygen asks for one passphrase or touch of a token at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,8 +252,8 @@ def certify(node: Node, record: Record, key: OperatorKey) -> int:
     data = node.ask(f"head -c {_LARGEST_REQUEST} {out}/request.json", most_bytes=_LARGEST_REQUEST).out
     if read(CertificateRequest, data).run_id != record.run_id:
         raise VerificationFailed("the node asks for a certificate of another run", where=record.host)
-    with _signing, Ledger(record.ledger) as ledger:
-        certificate = certify_and_receive.certify(ledger, key, data, now(), record.valid_seconds)
+    ledger = Ledger(record.ledger)
+    certificate = certify_and_receive.certify(ledger, key, data, now(), record.valid_seconds)
     line = f"{certificate.line()}\n".encode()
     put_there = put(record.folder, f"out/{record.run_id}/{CERTIFICATE}", len(line))
     done = node.ask(f"umask 022; {put_there}", [line])
@@ -278,10 +275,10 @@ def fetch(
             lock(fetching, wait=True)
         try:
             _download(node, record, part, progress)
-            with _signing, Ledger(record.ledger) as ledger:
-                verdict = certify_and_receive.receive(
-                    ledger, key, part, part, now(), recompute, revoked, run_id=record.run_id
-                )
+            ledger = Ledger(record.ledger)
+            verdict = certify_and_receive.receive(
+                ledger, key, part, part, now(), recompute, revoked, run_id=record.run_id
+            )
         except VerificationFailed:  # the next attempt fetches another bundle: nothing of this one is of use
             part.unlink(missing_ok=True)
             raise

@@ -68,7 +68,7 @@ def test_an_edited_ledger_is_refused(path: Path, found: bytes, written: bytes, l
     assert found in data
     path.write_bytes(data.replace(found, written, 1))
     with pytest.raises(BadInput, match=f"line {line} is damaged") as caught:
-        Ledger(path)
+        Ledger(path).__enter__()
     assert caught.value.where == str(path)
     assert "never edited" in str(caught.value.advice)
 
@@ -78,7 +78,7 @@ def test_a_line_removed_moved_or_repeated_is_refused(path: Path, keep: tuple[int
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[i] for i in keep))
     with pytest.raises(BadInput, match="is damaged: it does not follow"):
-        Ledger(path)
+        Ledger(path).__enter__()
 
 
 def test_a_torn_last_line_is_cut_off_and_the_chain_goes_on(path: Path) -> None:
@@ -115,7 +115,7 @@ def test_only_its_owner_may_read_the_ledger(path: Path) -> None:
 def test_a_folder_where_no_ledger_can_be_stored_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(EnvironmentCannot, match="cannot be opened for writing") as caught:
-        Ledger(tmp_path / "file" / "ledger.jsonl")
+        Ledger(tmp_path / "file" / "ledger.jsonl").__enter__()
     assert "--ledger" in str(caught.value)
 
 
@@ -130,7 +130,7 @@ def test_a_damaged_ledger_is_released_at_once(path: Path) -> None:
     """While one command reports the damage, another command may restore the file."""
     path.write_bytes(path.read_bytes() + b"damaged\n")
     with pytest.raises(BadInput, match="line 4 is damaged") as caught:
-        Ledger(path)
+        Ledger(path).__enter__()
     with path.open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     assert caught.value.where == str(path)

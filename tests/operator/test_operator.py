@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from bench.bundle.pack import pack
 from bench.bundle.statement import PREDICATE_SCHEMA, parse_statement
 from bench.bundle.verify import TrustRules, verify_bundle
 from bench.node_check.recompute_any import recompute
-from bench.operator import certify_and_receive
+from bench.operator import certify_and_receive, ssh_keygen
 from bench.operator.ledger import Ledger
 from bench.operator.ssh_keygen import OperatorKey
 from bench.signing.allowed_signers import TrustPolicy
@@ -67,9 +67,9 @@ def key(key_file: Path) -> OperatorKey:
 
 
 @pytest.fixture
-def ledger(tmp_path: Path) -> Iterator[Ledger]:
-    with Ledger(tmp_path / "ledger.jsonl") as opened:
-        yield opened
+def ledger(tmp_path: Path) -> Ledger:
+    with Ledger(tmp_path / "ledger.jsonl") as empty:
+        return empty
 
 
 class Node:
@@ -122,6 +122,86 @@ def test_from_challenge_to_receipt(ledger: Ledger, key: OperatorKey, tmp_path: P
     # A stranger verifies a year later, with only the public key.
     trust = TrustPolicy.from_text(key.public.line(), "operator.pub")
     assert verify_bundle(bundle, recompute, TrustRules(trust, now=NOW + 3e7)).level == "operator"
+
+
+def test_nobody_waits_for_the_ledger_while_a_bundle_is_verified(
+    ledger: Ledger, key: OperatorKey, tmp_path: Path
+) -> None:
+    """A bundle may take minutes, and a node that asks for a certificate meanwhile cannot sign without it."""
+    node, other = asked(ledger), asked(ledger)
+    bundle = node.bundle(tmp_path / "b.tar", certified(ledger, key, node))
+    free = []
+
+    def slow(*arguments: Any) -> Any:
+        free.append(is_free(ledger.path))
+        return recompute(*arguments)
+
+    certify_and_receive.receive(ledger, key, bundle, bundle, NOW + 600, slow)
+    assert free == [True, True]  # as it came, and with its receipt
+    assert certified(ledger, key, other)
+
+
+def test_nobody_waits_for_the_ledger_while_the_operator_touches_a_token(
+    ledger: Ledger, key: OperatorKey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = []
+    run = ssh_keygen.run_ssh_keygen
+
+    def touched(*arguments: Any, **more: Any) -> bytes:
+        free.append(is_free(ledger.path))
+        return run(*arguments, **more)
+
+    monkeypatch.setattr(ssh_keygen, "run_ssh_keygen", touched)
+    node = asked(ledger)
+    bundle = node.bundle(tmp_path / "b.tar", certified(ledger, key, node))
+    certify_and_receive.receive(ledger, key, bundle, bundle, NOW + 600, recompute)
+    assert free == [True, True]  # the certificate and the receipt
+
+
+def test_a_bundle_that_arrives_while_the_operator_signs_ends_its_challenge(
+    ledger: Ledger, key: OperatorKey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another command receives the bundle after this one looked at the ledger, and before it notes a line."""
+    node = asked(ledger)
+    bundle = node.bundle(tmp_path / "b.tar", certified(ledger, key, node))
+    sign_certificate = OperatorKey.certify
+
+    def meanwhile(*arguments: Any) -> Certificate:
+        other = Ledger(ledger.path)
+        certify_and_receive.receive(other, key, bundle, tmp_path / "one.tar", NOW + 600, recompute)
+        return sign_certificate(*arguments)
+
+    monkeypatch.setattr(OperatorKey, "certify", meanwhile)
+    with pytest.raises(VerificationFailed, match="the bundle of this challenge was received"):
+        certified(ledger, key, node)
+    with ledger:
+        assert [line.event for line in ledger.lines] == ["challenged", "certified", "received"]
+
+
+def test_of_two_bundles_that_are_verified_at_once_one_consumes_the_challenge(
+    ledger: Ledger, key: OperatorKey, tmp_path: Path
+) -> None:
+    node = asked(ledger)
+    certificate = certified(ledger, key, node)
+    first = node.bundle(tmp_path / "one.tar", certificate)
+    more = {**RUN.node, "gpus": [*RUN.node["gpus"], "another"]}
+    second = node.bundle(tmp_path / "two.tar", certificate, node=more)
+
+    def while_the_other(*arguments: Any) -> Any:
+        certify_and_receive.receive(Ledger(ledger.path), key, first, first, NOW + 600, recompute)
+        return recompute(*arguments)
+
+    with pytest.raises(VerificationFailed, match="a replay"):
+        certify_and_receive.receive(ledger, key, second, second, NOW + 601, while_the_other)
+
+
+def is_free(path: Path) -> bool:
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
 
 
 def test_receiving_a_bundle_again_gives_the_same_receipt(
@@ -349,11 +429,11 @@ def test_a_bundle_that_answers_no_challenge(
 
 def test_a_bundle_of_another_operator(ledger: Ledger, key: OperatorKey, tmp_path: Path) -> None:
     other = OperatorKey.find(ssh_key(tmp_path / "other"))
-    with Ledger(tmp_path / "theirs.jsonl") as theirs:
-        node = asked(theirs)
-        bundle = node.bundle(tmp_path / "b.tar", certified(theirs, other, node))
-        refused_bundle(ledger, key, bundle, "certified by the key SHA256:.*, which is not listed")
-        refused_bundle(ledger, other, bundle, "a challenge that is not in the ledger")
+    theirs = Ledger(tmp_path / "theirs.jsonl")
+    node = asked(theirs)
+    bundle = node.bundle(tmp_path / "b.tar", certified(theirs, other, node))
+    refused_bundle(ledger, key, bundle, "certified by the key SHA256:.*, which is not listed")
+    refused_bundle(ledger, other, bundle, "a challenge that is not in the ledger")
 
 
 def test_a_certificate_that_the_ledger_does_not_know(
@@ -367,7 +447,8 @@ def test_a_certificate_that_the_ledger_does_not_know(
     bundle = node.bundle(tmp_path / "b.tar", certificate)
     refused_bundle(ledger, key, bundle, "its certificate is not in the ledger")
     named = {"certificate_sha256": sha256(certificate.blob)}  # in a line that certifies nothing
-    ledger.append("challenged", NOW, "another", "00" * 32, named)
+    with ledger:
+        ledger.append("challenged", NOW, "another", "00" * 32, named)
     refused_bundle(ledger, key, bundle, "its certificate is not in the ledger")
 
 
@@ -508,11 +589,11 @@ def test_a_bundle_with_a_receipt_needs_no_ledger(ledger: Ledger, key: OperatorKe
     node = asked(ledger)
     bundle = node.bundle(tmp_path / "b.tar", certified(ledger, key, node))
     certify_and_receive.receive(ledger, key, bundle, bundle, NOW + 600, recompute)
-    with Ledger(tmp_path / "another.jsonl") as another:
-        verdict = certify_and_receive.receive(
-            another, key, bundle, tmp_path / "copy.tar", NOW + 700, recompute
-        )
-        assert (verdict.level, another.lines) == ("operator", [])
+    another = Ledger(tmp_path / "another.jsonl")
+    verdict = certify_and_receive.receive(another, key, bundle, tmp_path / "copy.tar", NOW + 700, recompute)
+    assert verdict.level == "operator"
+    with another:
+        assert another.lines == []
     assert (tmp_path / "copy.tar").read_bytes() == bundle.read_bytes()
 
 

@@ -55,9 +55,8 @@ def ledger(tmp_path: Path) -> Path:
 
 
 def challenged(ledger: Path) -> Challenge:
-    with Ledger(ledger) as opened:
-        digest = MANIFEST.digest.removeprefix("sha256:")
-        return certify_and_receive.challenge(opened, digest, now() - MINUTES_AGO)
+    digest = MANIFEST.digest.removeprefix("sha256:")
+    return certify_and_receive.challenge(Ledger(ledger), digest, now() - MINUTES_AGO)
 
 
 def events(ledger: Path) -> list[tuple[str, str]]:
@@ -82,9 +81,8 @@ class Operation:
     def __init__(self, folder: Path, ledger: Path, key: OperatorKey) -> None:
         self.ledger, self.key, self.folder = ledger, key, folder
         self.earlier, self.run = challenged(ledger), challenged(ledger)
-        with Ledger(ledger) as opened:
-            request = make_request(self.earlier, RUN_KEY)
-            self.certificate = certify_and_receive.certify(opened, key, request, now(), 7200)
+        request = make_request(self.earlier, RUN_KEY)
+        self.certificate = certify_and_receive.certify(Ledger(ledger), key, request, now(), 7200)
         self.earlier_bundle = bundle(folder / "earlier.tar", self.earlier, self.certificate)
         self.record = replace(
             R, run_id=self.run.run_id, local=True, place=str(folder / "place"), out=str(folder / "results"),
@@ -95,9 +93,8 @@ class Operation:
         self.records.save(self.record)
 
     def receive_the_earlier_bundle(self) -> None:
-        with Ledger(self.ledger) as opened:
-            path = self.earlier_bundle
-            certify_and_receive.receive(opened, self.key, path, path, now(), host_push.recompute)
+        path, ledger = self.earlier_bundle, Ledger(self.ledger)
+        certify_and_receive.receive(ledger, self.key, path, path, now(), host_push.recompute)
 
     def attach(self, node: Here) -> Result:
         request = replace(request_of(self.record), key=self.key)

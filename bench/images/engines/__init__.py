@@ -6,13 +6,15 @@ Does I/O: runs the engines' commands, or talks to Docker's API.
 from __future__ import annotations
 
 import importlib
+import os
 import shutil
 import subprocess
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Literal, Protocol
+from typing import IO, Literal, Protocol
 
 from bench.base.errors import BadInput, EnvironmentCannot
 from bench.base.names import CONTAINER_ENGINES, ENGINES
@@ -20,6 +22,7 @@ from bench.base.operating_system import forbid_core_dumps
 from bench.base.signals import answered_by
 from bench.images.archive import Identity
 from bench.images.container import Container
+from bench.images.engines.output import ContainerOutput
 
 Gpus = Literal["cdi", "runtime"]  # how an engine passes GPUs to a container: by CDI, or NVIDIA's runtime
 
@@ -61,9 +64,11 @@ class Engine(Protocol):
         """Return the stored image that `run` would start; the engine `none` returns None."""
 
     def run(self, container: Container) -> int:
-        """Run the container on this terminal and return its exit code. Ctrl-C stops it with SIGTERM."""
+        """Run the container, show what it prints, and return its exit code. Ctrl-C stops it with SIGTERM."""
 
 
+_PIECE_BYTES = 2**16
+_STRAGGLER_SECONDS = 10.0  # for which output is awaited that a process left behind may still hold open
 _NOT_STARTED = (125, 126, 127)  # exit codes of container engines that could not start the container
 
 # Runs a command on this or another machine. Returns exit status and output; None: the program is missing.
@@ -80,7 +85,7 @@ def here(command: Sequence[str]) -> tuple[int, str] | None:
 
 
 def follow(command: Sequence[str]) -> int:
-    """Run an engine's command on this terminal and return its exit code.
+    """Run an engine's command, show what it prints on this terminal, and return its exit code.
 
     The container inherits the limits of this process, which from then on allows no core dumps.
     The first signal that would end this process becomes SIGTERM for the engine, a second signal SIGKILL. The
@@ -101,14 +106,35 @@ def follow(command: Sequence[str]) -> int:
         pass_on()
 
     # A handler that raised an exception could interrupt Popen, and leave the engine running unattended.
+    output = ContainerOutput()
     with answered_by(interrupted):
         forbid_core_dumps()
-        process = subprocess.Popen(command, start_new_session=True)
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+        )
         pass_on()
+        readers = [_reader(process.stdout, output.out), _reader(process.stderr, output.err)]
         code = process.wait()
+        for reader in readers:
+            reader.join(_STRAGGLER_SECONDS)
+    output.end()
     if code in _NOT_STARTED:
         raise EnvironmentCannot(f"{command[0]} could not start the image; its own message is above")
     return code
+
+
+def _reader(pipe: IO[bytes] | None, take: Callable[[bytes], object]) -> threading.Thread:
+    """Start a thread that passes on what comes through a pipe, and closes it at its end."""
+    assert pipe is not None
+
+    def read() -> None:
+        with pipe:
+            while data := os.read(pipe.fileno(), _PIECE_BYTES):
+                take(data)
+
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    return thread
 
 
 def find_engine(name: str) -> Engine:

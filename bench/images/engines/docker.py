@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import signal
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from bench.base.distribution import pip_install
 from bench.base.errors import EnvironmentCannot
@@ -16,6 +15,7 @@ from bench.base.signals import answered_by
 from bench.images.archive import Identity, read_facts
 from bench.images.container import OUT, RDMA, Container
 from bench.images.engines import EngineFacts, Gpus, Inspected
+from bench.images.engines.output import ContainerOutput
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -123,23 +123,28 @@ class Docker:
 
     def run(self, container: Container) -> int:
         with self._client() as client, answered_by(signal.default_int_handler):
+            shown = ContainerOutput()
             created = client.containers.create(**options(container, gpus_of(client.info())))
             try:
                 output = created.attach(stream=True, demux=True, stdout=True, stderr=True)
                 created.start()
-                self._follow(created, output)
-                return int(created.wait()["StatusCode"])
+                self._follow(created, output, shown)
+                code = int(created.wait()["StatusCode"])
             finally:
                 created.remove(force=True)
+        shown.end()
+        return code
 
-    def _follow(self, created: Any, output: Iterator[tuple[bytes | None, bytes | None]]) -> None:
-        """Copy the container's output to this terminal. On Ctrl-C, stop it and copy the rest."""
+    def _follow(
+        self, created: Any, output: Iterator[tuple[bytes | None, bytes | None]], shown: ContainerOutput
+    ) -> None:
+        """Show the container's output on this terminal. On Ctrl-C, stop it and show the rest."""
         try:
-            _copy_to_terminal(output)
+            _show(output, shown)
         except KeyboardInterrupt:
             created.stop(timeout=_STOP_SECONDS)
             with suppress(KeyboardInterrupt):
-                _copy_to_terminal(output)
+                _show(output, shown)
 
     @contextmanager
     def _client(self) -> Iterator[DockerClient]:
@@ -209,12 +214,10 @@ def names_images_by_configuration(info: Mapping[str, Any]) -> bool:
     return "io.containerd.snapshotter" not in json.dumps(info.get("DriverStatus") or [])
 
 
-def _copy_to_terminal(output: Iterator[tuple[bytes | None, bytes | None]]) -> None:
+def _show(output: Iterator[tuple[bytes | None, bytes | None]], shown: ContainerOutput) -> None:
     for out, err in output:
-        for data, stream in ((out, sys.stdout), (err, sys.stderr)):
-            if data:
-                cast(IO[bytes], stream.buffer).write(data)
-                stream.flush()
+        shown.out(out or b"")
+        shown.err(err or b"")
 
 
 def _short(error: Exception) -> str:
