@@ -32,7 +32,7 @@ class _ByFactory:
         return "<factory>"
 
 
-def _made(plain: type, slots: bool) -> type:
+def _made(plain: type, slots: bool) -> Any:
     plain.__doc__ = plain.__doc__ or plain.__name__  # else the standard library would inspect a signature
     # Not `frozen`: the standard library would compile what `_methods` returns as closures.
     made: Any = dataclasses.dataclass(init=False, repr=False, eq=False, slots=slots)(plain)
@@ -102,7 +102,9 @@ def _getter(names: tuple[str, ...]) -> Callable[[Any], tuple[object, ...]]:
 def _init(made: type, fields: tuple[dataclasses.Field[Any], ...]) -> Callable[..., None]:
     """Compile `__init__`, with the names and the annotations that it has in the source."""
     given: dict[str, object] = {"_set": object.__setattr__, "_by_factory": _ByFactory()}
-    parameters, by_keyword, lines = ["self"], [], []
+    parameters = ["self"]
+    by_keyword: list[str] = []
+    lines: list[str] = []
     for field in fields:
         name, value = field.name, field.name
         parameter = name
