@@ -85,10 +85,14 @@ def test_what_runs_on_a_node_before_the_installation_needs_the_standard_library_
     assert loaded - {"bench", "__main__", *sys.stdlib_module_names} == set()
 
 
-def loaded_by(code: str) -> set[str]:
+def modules_loaded_by(code: str) -> set[str]:
     script = f"import sys\n{code}\nprint(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    return {name.partition(".")[0] for name in done.stdout.split()}
+    return set(done.stdout.split())
+
+
+def loaded_by(code: str) -> set[str]:
+    return {name.partition(".")[0] for name in modules_loaded_by(code)}
 
 
 def test_verify_and_plan_start_without_the_heavy_libraries() -> None:
@@ -98,6 +102,20 @@ def test_verify_and_plan_start_without_the_heavy_libraries() -> None:
     assert not loaded & HEAVY
     verify = loaded_by("import bench.cli.main, bench.cli.verify")
     assert not verify & {*HEAVY, "jsonschema", "rich", "tabulate", "numpy"}
+
+
+# errors.py imports nothing of bench, and classes elsewhere inherit from those of verdict.py.
+MADE_SLOWLY = {"bench.base.errors", "bench.bundle.verdict"}
+
+
+def test_verify_starts_with_frozen_dataclasses_that_are_made_quickly() -> None:
+    loaded = modules_loaded_by("import bench.cli.main, bench.cli.verify")
+    assert "bench.base.frozen" in loaded
+    for name in {name for name in loaded if name.startswith("bench.")} - MADE_SLOWLY:
+        file = ROOT.joinpath(*name.split(".")[1:])
+        path = file.with_suffix(".py") if file.with_suffix(".py").exists() else file / "__init__.py"
+        if "@dataclass(frozen=True" in path.read_text(encoding="utf-8"):
+            assert "dataclasses.dataclass" not in imports(path, lazy=False), f"{name}: bench.base.frozen"
 
 
 def test_the_supervising_side_of_a_run_starts_without_torch() -> None:

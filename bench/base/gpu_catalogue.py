@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 
 from bench.base.errors import ALLOWED, near
+from bench.base.frozen import dataclass
 from bench.base.shipped_data import read_data
 from bench.base.strict_json import from_json
 

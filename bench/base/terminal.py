@@ -6,12 +6,12 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
 from typing import NamedTuple, TextIO
 
 from bench.base.encoding import spelled
+from bench.base.frozen import dataclass
 
 LEAST_COLUMNS = 20  # of the terminal; in a narrower one, lines are wrapped to this width
 LONGEST_WORD = 16  # columns; a longer one may be broken where a terminal has no room for it

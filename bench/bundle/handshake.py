@@ -11,10 +11,11 @@ receipt.json                          the nonce is consumed; the operator counte
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 from bench.base.errors import VerificationFailed
+from bench.base.frozen import dataclass
 from bench.base.stamps import is_nonce, is_run_id, is_sha256, sha256
 from bench.base.strict_json import DecodeError, canonical_json, from_json, strict_loads, to_json
 from bench.signing.ssh_keys import Certificate, FormatError, PublicKey, Signer

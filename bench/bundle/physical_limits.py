@@ -8,10 +8,10 @@ limits that no machine of today reaches; `unknown_models` names such GPUs, so th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from bench.base.errors import VerificationFailed
+from bench.base.frozen import dataclass
 from bench.base.gpu_catalogue import GpuModel, gpu_models, gpu_named
 from bench.records.estimate import ceiling_precisions
 from bench.records.trial import Gpu, NodeFacts, Trial

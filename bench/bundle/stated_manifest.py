@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import Any
 
 from bench.base.errors import VerificationFailed
+from bench.base.frozen import dataclass
 from bench.base.strict_json import DecodeError, canonical_json, from_json, strict_loads, tagged_infinity
 from bench.records.text import count_text
 from bench.records.trial import NodeFacts

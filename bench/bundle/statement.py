@@ -8,10 +8,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from bench.base.errors import VerificationFailed
+from bench.base.frozen import dataclass
 from bench.base.stamps import is_nonce, is_run_id, is_sha256
 from bench.base.strict_json import DecodeError, canonical_json, from_json, strict_loads, to_json
 from bench.records.trial import NodeFacts

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from bench.base.errors import VerificationFailed
+from bench.base.frozen import dataclass
 from bench.base.gpu_catalogue import GpuModel, gpu_named
 from bench.base.strict_json import DecodeError, strict_loads
 from bench.bundle.physical_limits import MAX_SHARE_OF_PEAK

@@ -10,11 +10,12 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.base.errors import Untrusted, VerificationFailed
+from bench.base.frozen import dataclass
 from bench.base.stamps import YEAR_10000, utc
 from bench.bundle.handshake import (
     BUNDLE_NAMESPACE,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from bench.base.errors import one_line
+from bench.base.frozen import dataclass
 from bench.base.strict_json import pretty_json
 from bench.base.terminal import wrapped
 from bench.bundle.verdict import RunContents

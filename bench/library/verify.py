@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from bench.base.errors import BenchError
+from bench.base.frozen import dataclass
 from bench.library.given import AnyPath, AnyPaths, path_of, paths_of
 from bench.node_check.recompute_any import AnyVerdict
 from bench.report.read_bundles import Lists, check_all

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from bench.base.errors import BadInput, Mistake, in_json, nearest
 from bench.base.files import read_bounded
 from bench.base.form_mistakes import line_breaks, written_json
+from bench.base.frozen import dataclass
 from bench.base.shipped_data import read_data
 from bench.base.strict_json import from_json, tagged_infinity
 from bench.records.trial import Proving, Timing

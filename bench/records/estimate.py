@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
+from bench.base.frozen import dataclass
 from bench.records.trial import Ceiling, Measurement, StepSample, Trial
 from bench.training.models import Flops, Model
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from bench.base.errors import one_line
+from bench.base.frozen import dataclass
 from bench.records.estimate import BETWEEN_PROCESSES, TO_SIGMA, Interval
 from bench.records.gradients import GradientCheck
 from bench.records.run_results import Fastest, Results, TrialResult

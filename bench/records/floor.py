@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from bench.base.frozen import dataclass
 from bench.records.estimate import Estimate
 
 # Largest floor, as a multiple of the step that it belongs to. Floor and step are measured by two processes:

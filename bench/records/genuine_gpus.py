@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
+from bench.base.frozen import dataclass
 from bench.records.estimate import mean
 from bench.records.trial import Ceiling, Gpu, KernelGpus, NodeFacts
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from bench.base.frozen import dataclass
 from bench.records.estimate import Estimate
 from bench.training.setting import NAIVE, Setting, in_group
 

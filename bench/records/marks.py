@@ -12,9 +12,10 @@ import re
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal
 
+from bench.base.frozen import dataclass
 from bench.base.strict_json import DecodeError, strict_loads
 from bench.records.estimate import Interval
 from bench.records.slowdown import HEALTHY, LEAST_SHARE, Slowed, Span, slowed_text

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
+from bench.base.frozen import dataclass
 from bench.base.strict_json import canonical_json, later, pretty_json, to_json
 from bench.records.estimate import Estimate, Interval, estimate, loss_difference
 from bench.records.floor import Floor, FloorOrReason, share_of_floor

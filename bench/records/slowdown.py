@@ -10,9 +10,10 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal
 
+from bench.base.frozen import dataclass
 from bench.base.strict_json import DecodeError, strict_loads
 
 # NVML's clock reasons that mean a fault. The power cap is not a fault: full load is meant to reach it.

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from typing import Literal
 
+from bench.base.frozen import dataclass
 from bench.base.strict_json import canonical_json, later, to_json
 from bench.training.models import Flops, Model
 
@@ -87,8 +88,8 @@ class NodeFacts:
     packages: Mapping[str, str] = field(default_factory=dict)
     image: Image | None = None  # None: not in an image built by bench
     switches: Mapping[str, str] | None = None  # None: the bundle is older than this field
-    kernel_gpus: KernelGpus | None = later(None)  # noqa: RUF009 (frozen; None: no GPU, or an older bundle)
-    environment: Environment | None = later(None)  # noqa: RUF009
+    kernel_gpus: KernelGpus | None = later(None)
+    environment: Environment | None = later(None)
 
     @property
     def stack(self) -> str:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from bench.base.errors import BadInput, Untrusted
 from bench.base.files import read_bounded
+from bench.base.frozen import dataclass
 from bench.signing.ssh_keys import ED25519, TOKEN, FormatError, PublicKey
 
 MAX_BYTES = 2**20

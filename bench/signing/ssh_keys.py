@@ -11,9 +11,10 @@ import hashlib
 import re
 from binascii import a2b_base64, b2a_base64
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Protocol
 
+from bench.base.frozen import dataclass
 from bench.base.stamps import YEAR_10000
 
 if TYPE_CHECKING:

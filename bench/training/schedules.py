@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_type_hints
+
+from bench.base.frozen import dataclass
 
 DECAY_SHARE = 0.2  # of the steps; more gains little: Hägele et al. (arxiv.org/abs/2405.18392)
 

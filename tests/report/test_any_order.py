@@ -26,7 +26,7 @@ from tests.report.made import NO_MEMORY, START, STRANGER, bundle, manifest, near
 
 ROOT = Path(__file__).parents[2]
 HOUR, EVERY = ROOT / "results/hour-h200/decided.tar", ROOT / "results/every-setting-h200/pythia-160m-1gpu.tar"
-PERMUTATIONS = 1_000
+PERMUTATIONS = 100  # a rule that depends on the order of two rows shows in half of them
 TWO_MODELS = ["tiny-gpt-neox", "tiny-vit"]
 SETTINGS: list[Any] = [((), 0.6), (("kernels",), 0.5), (("zero-1",), 0.45)]
 

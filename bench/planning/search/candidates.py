@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 from bench.planning.plan import SettingPlan
 from bench.planning.search import lower_bounds
@@ -19,7 +20,7 @@ from bench.records.estimate import SECONDS_A_DAY, pass_and_update, step_interval
 from bench.records.fastest import EQUAL_WITHIN
 from bench.records.trial import Crashed, Outcome, OutOfMemory, TimedOut, Trial
 from bench.training.methods import RECORDED, UNRECORDABLE, method_named
-from bench.training.setting import Setting
+from bench.training.setting import SETTINGS_KEPT, Setting
 
 COMFORTABLE = 0.85  # share of the memory below which a trial's predicted need is taken as safe
 STRIKES_OUT = 2  # a timeout counts two, a crash one; then settings with that method are skipped
@@ -201,6 +202,7 @@ def _with_host(device_seconds: float, trial: Trial) -> float:
     return max(device_seconds, lower_bounds.added_up(trial, PRIOR_ADDED_UP))
 
 
+@lru_cache(SETTINGS_KEPT)
 def _believed(setting: Setting) -> float:
     cost = math.prod(method_named(name).prior_time for name in setting)
     # Each kind of method that chooses kernels is believed to make a step 1.2 times faster.

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from bench.planning.plan import DOUBT, USABLE, SettingPlan
 from bench.planning.search.tried_trials import BACKOFF, MeasuredTrial, TriedTrials
 from bench.records.trial import OutOfMemory, Trial
 from bench.training.methods import method_named
-from bench.training.setting import Setting, halves_weights
+from bench.training.setting import SETTINGS_KEPT, Setting, halves_weights
 
 
 class _SampleMemory(NamedTuple):
@@ -80,6 +81,7 @@ def _alike(saving: frozenset[str], sample: _SampleMemory) -> bool:
     return ("checkpointing" in saving) == ("checkpointing" in sample.saving)
 
 
+@lru_cache(SETTINGS_KEPT)
 def _saving(setting: Setting) -> frozenset[str]:
     """Return the methods that may make activations smaller; sharding implies half-weights' precision."""
     saving = {name for name in setting if method_named(name).changes_activations}

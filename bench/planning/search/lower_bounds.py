@@ -11,11 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from bench.records.trial import Trial
 from bench.training.methods import method_named
 from bench.training.models import parameters_of
-from bench.training.setting import GROUPS, Setting, halves_weights, in_group, sharded_by
+from bench.training.setting import (
+    GROUPS,
+    SETTINGS_KEPT,
+    Setting,
+    halves_weights,
+    in_group,
+    sharded_by,
+)
 
 # Least and largest shares of a measured time; the measurements are in docs/accuracy.md and docs/methods.md.
 # Weights in half precision save the casts of every pass: some launches, and half the bytes that an update
@@ -237,6 +245,7 @@ def _costs_as_much(measured: Setting, wanted: Setting) -> bool:
     return after is not None and sharded_by(measured) == sharded_by(wanted) and before <= after
 
 
+@lru_cache(SETTINGS_KEPT)
 def arithmetic_of(setting: Setting) -> frozenset[str]:
     """Return the methods that choose kernels, by group if they have one: all ways to compile are alike."""
     return frozenset(GROUPS.get(name, name) for name in setting if method_named(name).chooses_kernels)

@@ -6,9 +6,10 @@ Pure: torch is imported only by the functions of a method that a worker calls.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Literal
 
+from bench.base.frozen import dataclass
 from bench.training.models import Counted, Flops, Model, installed
 
 if TYPE_CHECKING:

@@ -108,12 +108,12 @@ def counts_by_formula(model: Model) -> Counted | None:
 
 def counts_of(model: Model) -> Counted:
     """Return parameters and operations, by formula or by building the model (in a worker only)."""
-    from bench.training.models.generic import TransformersFamily, counted_work
+    if (counted := counts_by_formula(model)) is not None:
+        return counted
+    from bench.training.models.generic import TransformersFamily, counted_work  # slow to import
 
     family = family_of(model)
-    return counts_by_formula(model) or counted_work(
-        model, family if isinstance(family, TransformersFamily) else None
-    )
+    return counted_work(model, family if isinstance(family, TransformersFamily) else None)
 
 
 def uses_all_weights(model: Model) -> bool:

@@ -6,10 +6,11 @@ Pure: no I/O, no torch. docs/accuracy.md compares the predictions with measureme
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bench.base.errors import Mistake
+from bench.base.frozen import dataclass
 from bench.base.strict_json import later
 from bench.training.models.model import SDPA, Family, Flops, Model, OperationShapes, Parts
 from bench.training.setting import Setting, halves_weights, in_group, sharded_by
@@ -94,7 +95,7 @@ class Counted:
     head: int = 0  # operations of the head's products, part of `flops`; counted for masked-lm only
     head_backward: int | None = None  # of the head's products in the backward pass; None: twice `head`
     footprints: tuple[CountedFootprint, ...] = ()  # empty if the architecture's code cannot be followed
-    shapes: OperationShapes = later(OperationShapes())  # noqa: RUF009 (a frozen dataclass)
+    shapes: OperationShapes = later(OperationShapes())
 
     def footprint(self, model: Model, setting: Setting) -> Footprint | None:
         """Return the footprint in a setting; None if that setting was not counted.

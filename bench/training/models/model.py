@@ -6,11 +6,12 @@ Pure: plain values and arithmetic. torch is imported only by the methods of a fa
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from bench.base.errors import Mistake
+from bench.base.frozen import dataclass
 from bench.base.strict_json import later
 from bench.training.objectives import ObjectiveName, objective_of
 from bench.training.objectives.documents import Documents
@@ -95,9 +96,9 @@ class Recipe:
     eval_samples: int | None = None
     source: str = ""
     # None: every weight is trained.
-    lora: Lora | None = later(None)  # noqa: RUF009 (a frozen dataclass, or None)
+    lora: Lora | None = later(None)
     # None: a sample is one document.
-    documents: Documents | None = later(None)  # noqa: RUF009
+    documents: Documents | None = later(None)
 
     @property
     def aim(self) -> Objective:

@@ -13,7 +13,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from bench.base.errors import Mistake, in_json, nearest
 from bench.training.models.model import Family, Lora, Recipe
-from bench.training.objectives import Objective, known_objectives
+from bench.training.objectives import Objective, ObjectiveName, known_objectives, objective_of
 from bench.training.objectives.documents import Documents
 from bench.training.objectives.objective import value_at
 from bench.training.optimizers import OPTIMIZERS, Adam
@@ -176,7 +176,7 @@ def new_recipe(
 
 
 def _known(name: Any) -> Objective | None:
-    return known_objectives().get(name) if isinstance(name, str) else None
+    return objective_of(name) if name in get_args(ObjectiveName) else None
 
 
 def recipe_mistakes(family: Family, recipe: Recipe, path: str) -> Iterator[Mistake]:

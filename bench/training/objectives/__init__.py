@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
+from importlib import import_module
+from typing import get_args
 
 from bench.training.objectives.objective import Objective as Objective
 from bench.training.objectives.objective import ObjectiveName as ObjectiveName
@@ -15,34 +17,13 @@ from bench.training.objectives.objective import ObjectiveName as ObjectiveName
 @cache
 def known_objectives() -> Mapping[str, Objective]:
     """Return the objectives by name, in the order in which models are listed."""
-    from bench.training.objectives import (
-        audio_classification,
-        causal_lm,
-        contrastive,
-        denoising,
-        image_classification,
-        masked_image,
-        masked_lm,
-        own_loss,
-        sequence_to_sequence,
-        speech_recognition,
-    )
-
-    files = (
-        causal_lm,
-        masked_lm,
-        image_classification,
-        sequence_to_sequence,
-        speech_recognition,
-        audio_classification,
-        masked_image,
-        contrastive,
-        own_loss,
-        denoising,
-    )
-    return {file.OBJECTIVE.name: file.OBJECTIVE for file in files}
+    return {name: objective_of(name) for name in get_args(ObjectiveName)}
 
 
+@cache
 def objective_of(name: str) -> Objective:
-    """Return the objective of this name."""
-    return known_objectives()[name]
+    """Return the objective of this name. Its file is imported alone, because most commands need few."""
+    if name not in get_args(ObjectiveName):
+        raise KeyError(name)
+    objective: Objective = import_module(f"{__name__}.{name.replace('-', '_')}").OBJECTIVE
+    return objective

@@ -6,9 +6,9 @@ by the functions that a worker calls.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from bench.base.frozen import dataclass
 from bench.base.strict_json import later
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ Pure: torch is imported only by the functions that a worker calls.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from bench.base.frozen import dataclass
 from bench.training.objectives.documents import Documents
 
 if TYPE_CHECKING:

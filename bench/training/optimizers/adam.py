@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from bench.base.frozen import dataclass
 from bench.training.optimizers.contract import OptimizerContract
 
 if TYPE_CHECKING:

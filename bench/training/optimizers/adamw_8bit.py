@@ -9,9 +9,9 @@ is too small to store in it is too small in the first moment, too.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from bench.base.frozen import dataclass
 from bench.training.optimizers.contract import OptimizerContract, Sharder
 from bench.training.optimizers.updates import BLOCK
 

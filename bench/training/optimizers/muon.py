@@ -10,10 +10,10 @@ rates and weight decays that suit AdamW can be kept, as Moonlight does.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from bench.base.errors import BadInput
+from bench.base.frozen import dataclass
 from bench.training.optimizers.contract import FP32_MOMENTS, OptimizerContract, Sharder
 
 if TYPE_CHECKING:
