@@ -60,18 +60,15 @@ class Images:
         return build_image(self.folder / "cache", self.folder / "changed.tar", source, ("unshare", "--net"))
 
 
-def build_image(
-    cache: Path, out: Path, source: Path | None, within: Sequence[str] = (), code: Path = ROOT
-) -> dict[str, Any]:
-    """Build the CPU image by `bench image build` of `code`, as a child of the command `within`."""
+def build_image(cache: Path, out: Path, source: Path, within: Sequence[str] = ()) -> dict[str, Any]:
+    """Build the CPU image of a source by `bench image build`, as a child of the command `within`."""
     require("mmdebstrap", "buildah", "gpg")  # mmdebstrap finds its keys by gpg
     cache.mkdir(parents=True, exist_ok=True)
-    words = ["image", "build", "cpu", "--cache", cache, "--out", out, "--json"]
-    words += ["--source", source] if source else []
+    words = ["image", "build", "cpu", "--cache", cache, "--out", out, "--source", source, "--json"]
     done = subprocess.run(
         [*within, sys.executable, "-m", "bench", *map(str, words)],
         cwd=cache,
-        env=os.environ | {"PATH": SYSTEM_FIRST, "PYTHONPATH": str(code), "COLUMNS": "200"},
+        env=os.environ | {"PATH": SYSTEM_FIRST, "PYTHONPATH": str(ROOT), "COLUMNS": "200"},
         capture_output=True,
         text=True,
         check=False,
