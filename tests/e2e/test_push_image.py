@@ -134,7 +134,9 @@ def test_nodes_check_themselves_in_containers(operator: WithImage, older: str) -
     assert [operator.images(number) for number in (0, 1)] == [[older], [older]]
 
 
-def test_the_documented_lines_push_images_by_their_files(operator: WithImage, changed: Path, older: str) -> None:
+def test_the_documented_lines_push_images_by_their_files(
+    operator: WithImage, changed: Path, older: str
+) -> None:
     """An image with one more layer is the one that was there before, and is kept."""
     address, one = operator.nodes.addresses[0], operator.folder / "one.tar"
     identity = operator.bench("image", "id", one).stdout.strip()
