@@ -9,6 +9,7 @@ import tarfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -159,7 +160,7 @@ def of_two(tmp_path: Path) -> Iterator[OnCluster]:
 
 def test_two_nodes_of_a_cluster_train_as_one(of_two: OnCluster) -> None:
     put_python(of_two.folder)
-    reader = reader_at(of_two, paper=TINY | PAIR)
+    reader = replace(reader_at(of_two, paper=TINY | PAIR), ssh_config=None)
     line = printed(
         "bench push manifests/paper.json --slurm --engine none --python ~/venv/bin/python --slurm-nodes 2"
     )
