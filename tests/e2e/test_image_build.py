@@ -1,4 +1,4 @@
-"""What the real CPU image contains, and its build after a change of our code.
+"""The contents of the real CPU image, and its build after a change of our code.
 
 tests/e2e/test_image.py builds it a second time.
 """
