@@ -7,14 +7,12 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import bench as package
-from tests.documented_commands import printed
-from tests.e2e.reader import Reader
 from tests.e2e.services import SYSTEM, locked, require
 
 ROOT = Path(package.__file__).parent.parent
@@ -59,26 +57,21 @@ class Images:
         shutil.copytree(ROOT, source, ignore=NOT_IN_IMAGES)
         with (source / "bench/records/text.py").open("a") as file:
             file.write("# a change\n")
-        caches, image = self.folder / "caches", self.folder / "changed.tar"
-        (caches / "bench").mkdir(parents=True)
-        (caches / "bench/images").symlink_to(self.folder / "cache")
-        reader = Reader(source, {"XDG_CACHE_HOME": str(caches)})
-        line = printed("bench image build cpu")
-        reader.type(f"unshare --net {line}")
-        (source / "out/images/bench-cpu.tar").rename(image)
-        found: dict[str, Any] = json.loads(reader.type(f"bench image id {image} --json"))
-        return found
+        return build_image(self.folder / "cache", self.folder / "changed.tar", source, ("unshare", "--net"))
 
 
-def build_image(cache: Path, out: Path, source: Path) -> dict[str, Any]:
-    """Build the CPU image of a source by `bench image build`."""
+def build_image(
+    cache: Path, out: Path, source: Path | None, within: Sequence[str] = (), code: Path = ROOT
+) -> dict[str, Any]:
+    """Build the CPU image by `bench image build` of `code`, as a child of the command `within`."""
     require("mmdebstrap", "buildah", "gpg")  # mmdebstrap finds its keys by gpg
     cache.mkdir(parents=True, exist_ok=True)
-    words = ["image", "build", "cpu", "--cache", cache, "--out", out, "--source", source, "--json"]
+    words = ["image", "build", "cpu", "--cache", cache, "--out", out, "--json"]
+    words += ["--source", source] if source else []
     done = subprocess.run(
-        [sys.executable, "-m", "bench", *map(str, words)],
+        [*within, sys.executable, "-m", "bench", *map(str, words)],
         cwd=cache,
-        env=os.environ | {"PATH": SYSTEM_FIRST, "PYTHONPATH": str(ROOT), "COLUMNS": "200"},
+        env=os.environ | {"PATH": SYSTEM_FIRST, "PYTHONPATH": str(code), "COLUMNS": "200"},
         capture_output=True,
         text=True,
         check=False,

@@ -1,11 +1,7 @@
-"""The real CPU image is run with restrictions by Docker and Podman; its bundle verifies.
-
-The image that Docker has is built a second time, from clean stores and by the installed wheel alone.
-"""
+"""The real CPU image is run with restrictions by Docker and Podman; its bundle verifies."""
 
 from __future__ import annotations
 
-import filecmp
 import json
 import os
 import shutil
@@ -16,7 +12,9 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +22,11 @@ import pytest
 
 from bench.base.names import GIB
 from bench.images.container import Container
-from bench.images.locks import read_pins
-from bench.images.revision import CARRIED, REVISION
-from release.python_packages import build, unpacked_wheel
-from tests.documented_commands import printed
-from tests.e2e.images import ROOT, SYSTEM_FIRST, Images
-from tests.e2e.pushing import MOODY, TINY, inside
-from tests.e2e.reader import Reader
-from tests.e2e.services import SYSTEM, docker_engine, podman_store, require
+from tests.e2e.images import ROOT, Images
+from tests.e2e.pushing import MOODY, TINY
+from tests.e2e.services import SYSTEM, docker_engine, podman_store
 from tests.images.made_up_images import make_image
 from tests.images.stand_in_kernels import SITE, compiled_wheel, make_plain
-from tests.release.checkouts import copy_of_source
 
 pytestmark = pytest.mark.e2e
 
@@ -61,25 +53,14 @@ class Machine:
     def command(self, *arguments: str | Path) -> list[str]:
         return [sys.executable, "-m", "bench", *map(str, arguments)]
 
-    @property
-    def engines(self) -> dict[str, str]:
-        """The environment variables by which both engines are found."""
-        return {"DOCKER_HOST": self.docker, **self.podman}
-
     def how(self) -> dict[str, Any]:
-        environment = {"PATH": SYSTEM, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
-        return {"cwd": self.folder, "env": os.environ | environment | self.engines}
+        environment = {"PATH": SYSTEM, "DOCKER_HOST": self.docker, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
+        return {"cwd": self.folder, "env": os.environ | environment | self.podman}
 
-    def manifest(self, name: str = "manifest.json", **changes: Any) -> Path:
-        path = self.folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
+    def manifest(self, **changes: Any) -> Path:
+        path = self.folder / "manifest.json"
         path.write_text(json.dumps(QUICKSTART | changes))
         return path
-
-    def reader(self, name: str) -> Reader:
-        """Return a reader of the documents in a folder of this machine."""
-        (self.folder / name).mkdir(exist_ok=True)
-        return Reader(self.folder / name, {"COLUMNS": "200", **self.engines})
 
 
 @pytest.fixture(scope="module")
@@ -94,42 +75,15 @@ def machine() -> Iterator[Machine]:
             yield Machine(Path(name), address, podman)
 
 
-def install_wheel(images: Images, folder: Path) -> Path:
-    """Install the wheel of the source, of the commit that the image names, if any; return its folder."""
-    revision, made, site = images.one["labels"].get(REVISION), folder / "made", folder / "site"
-    copy_of_source(folder / "source")
-    if revision:
-        (folder / "source" / CARRIED).write_text(revision)
-    made.mkdir()
-    setuptools = unpacked_wheel(read_pins(ROOT / "docker/cpu.lock")["setuptools"], folder)
-    _, wheel = build(folder / "source", made, 1_700_000_000, setuptools)
-    install = ["install", "--quiet", "--no-deps", "--no-index", "--target", str(site), str(wheel)]
-    subprocess.run([sys.executable, "-m", "pip", *install], check=True)  # keeps modes, unlike zipfile
-    shutil.rmtree(folder / "source")
-    return site
-
-
 @pytest.fixture(scope="module")
-def image(machine: Machine, images: Images, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Build the image again and load it as bench:cpu into Docker; load the first one into Podman."""
-    require("mmdebstrap", "buildah", "gpg")
+def image(machine: Machine, images: Images) -> dict[str, Any]:
+    """Build the image and load it as bench:cpu into both engines."""
     found = images.one
-    builder = machine.reader("builder")
-    wheels = builder.folder / ".cache/bench/images/wheels"  # the build checks each by its digest
-    shutil.copytree(images.folder / "cache/wheels", wheels, copy_function=os.link)
-    own = {"PATH": SYSTEM_FIRST, "PYTHONPATH": str(install_wheel(images, tmp_path_factory.mktemp("wheel")))}
-    builder = replace(builder, environment={**builder.environment, **own, "XDG_CACHE_HOME": ""})
-    builder.type(printed("bench image build cpu --load docker"))
-    shutil.rmtree(builder.folder / ".cache")
-    machine.bench("image", "load", images.folder / "one.tar", "--engine", "podman")
+    (machine.folder / "one.tar").hardlink_to(images.folder / "one.tar")
+    with ThreadPoolExecutor() as pool:  # much of a load is waiting for the disk
+        load = partial(machine.bench, "image", "load", machine.folder / "one.tar", "--engine")
+        list(pool.map(load, ENGINES))
     return found
-
-
-def test_two_builds_from_clean_stores_are_the_same_image_also_by_the_wheel_alone(
-    machine: Machine, image: dict[str, Any], images: Images
-) -> None:
-    again = machine.folder / "builder/out/images/bench-cpu.tar"
-    assert filecmp.cmp(images.folder / "one.tar", again, shallow=False)
 
 
 def identity(machine: Machine, *arguments: str | Path) -> str:
@@ -138,18 +92,12 @@ def identity(machine: Machine, *arguments: str | Path) -> str:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_identity_is_the_same_in_every_engine(machine: Machine, image: dict[str, Any], engine: str) -> None:
-    archive = machine.folder / "builder/out/images/bench-cpu.tar"
+    archive = machine.folder / "one.tar"
+    assert identity(machine, archive) == image["config"]
     assert identity(machine, "bench:cpu", "--engine", engine) == image["config"]
     # The list of contents is read from the image as the engine saves it, after all of that is hashed.
     sbom = machine.bench("image", "sbom", "bench:cpu", "--engine", engine)
     assert sbom.stdout == machine.bench("image", "sbom", archive).stdout
-
-
-def test_the_documented_lines_identify_the_image(machine: Machine, image: dict[str, Any]) -> None:
-    reader = machine.reader("builder")
-    in_engine = printed("bench image id bench:cpu --engine docker")
-    in_file = printed("bench image id out/images/bench-cpu.tar")
-    assert all(image["config"] in reader.type(line) for line in (in_engine, in_file))
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -269,12 +217,12 @@ def test_the_container_has_no_other_rights_than_measuring(
 
 
 def test_quickstart_runs_hardened_and_its_bundle_is_verified(machine: Machine, image: dict[str, Any]) -> None:
-    reader = machine.reader("quickstart")
-    machine.manifest(
-        "quickstart/manifests/quickstart.json", image=image["config"], models=QUICKSTART["models"][:1]
-    )
-    reader.type(printed("bench run manifests/quickstart.json --engine docker"))
-    (bundle,) = reader.folder.glob("out/*.tar")
+    out = machine.folder / "results"
+    first, *others = QUICKSTART["models"]
+    plain = [{"name": name, "methods": ["naive", ["checkpointing"]]} for name in others]  # compiling is slow
+    manifest = machine.manifest(image=image["config"], models=[first, *plain])
+    machine.bench("run", manifest, "--engine", "docker", "--image", "bench:cpu", "--out", out)
+    (bundle,) = out.glob("*.tar")
     said = machine.bench("verify", bundle).stdout
     assert f"image      cpu {image['config']}" in said
     with tarfile.open(bundle) as archive:
@@ -289,18 +237,6 @@ def test_quickstart_runs_hardened_and_its_bundle_is_verified(machine: Machine, i
     assert {c["name"] for c in sbom["components"]} >= {"torch", "transformers", "bench-appliance", "libc6"}
 
 
-def test_every_other_model_runs_in_the_image(machine: Machine, image: dict[str, Any]) -> None:
-    reader = machine.reader("paper")
-    plain = ["naive", ["checkpointing"]]  # compiling is slow
-    others = [{"name": name, "methods": plain} for name in QUICKSTART["models"][1:]]
-    machine.manifest("paper/manifests/paper.json", models=others)
-    reader.type(printed("bench run manifests/paper.json --engine docker"))
-    (bundle,) = reader.folder.glob("out/*.tar")
-    trials = inside(bundle, "results.json")["trials"]
-    assert {trial["outcome"] for trial in trials} == {"measured"}, trials
-    assert {trial["model"] for trial in trials} == set(QUICKSTART["models"][1:])
-
-
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_node_is_checked_in_the_image(machine: Machine, image: dict[str, Any], engine: str) -> None:
     out = machine.folder / f"checked-by-{engine}"
@@ -311,24 +247,15 @@ def test_a_node_is_checked_in_the_image(machine: Machine, image: dict[str, Any],
     assert found == {"agreement": "pass"}
     (bundle,) = out.glob("*.tar")
     assert f"image      cpu {image['config']}" in machine.bench("verify", bundle).stdout
-
-
-def test_a_machine_without_a_driver_has_no_gpus_to_check(machine: Machine, image: dict[str, Any]) -> None:
-    reader = machine.reader("without-driver")
-    said = reader.type(printed("bench check --engine docker"), code=3)
-    assert "not-run" in said
-    said = reader.type("bench check --engine podman --nagios", code=3)
-    assert said.startswith("BENCH UNKNOWN - ")
+    line = machine.bench(*words, "--nagios", code=3).stdout  # the container has no driver
+    assert line.startswith("BENCH UNKNOWN - ") and len(line.splitlines()) == 1
 
 
 def test_podman_runs_it_too_and_its_bundle_is_verified(machine: Machine, image: dict[str, Any]) -> None:
-    """The image of the CPU has the name of the one that the document runs."""
-    reader = machine.reader("by-podman")
-    subprocess.run(["podman", "tag", "bench:cpu", "bench:cuda13"], **machine.how(), check=True)
-    manifest = "by-podman/manifests/quickstart.json"
-    machine.manifest(manifest, image=image["config"], models=["tiny-vit"], methods=[["compile-blocks"]])
-    reader.type(printed("bench run manifests/quickstart.json --engine podman --image bench:cuda13"))
-    (bundle,) = reader.folder.glob("out/*.tar")
+    out = machine.folder / "by-podman"
+    manifest = machine.manifest(image=image["config"], models=["tiny-vit"], methods=[["compile-blocks"]])
+    machine.bench("run", manifest, "--engine", "podman", "--image", "bench:cpu", "--out", out)
+    (bundle,) = out.glob("*.tar")
     assert f"image      cpu {image['config']}" in machine.bench("verify", bundle).stdout
 
 

@@ -1,21 +1,55 @@
-"""The contents of the real CPU image, and its build after a change of our code.
-
-tests/e2e/test_image.py builds it a second time.
-"""
+"""The real CPU image is built from clean stores, and again after a change of our code."""
 
 from __future__ import annotations
 
+import filecmp
 import gzip
 import json
+import os
+import shutil
 import subprocess
 import sys
 import tarfile
+from pathlib import Path
 
 import pytest
 
-from tests.e2e.images import ROOT, Images
+from bench.images.locks import read_pins
+from bench.images.revision import CARRIED, REVISION
+from release.python_packages import build, unpacked_wheel
+from tests.e2e.images import ROOT, Images, build_image
+from tests.release.checkouts import copy_of_source
 
 pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture
+def installed(images: Images, tmp_path: Path) -> Path:
+    """Install the wheel of the source, of the commit that the image names, if any; return its folder."""
+    revision, made, site = images.one["labels"].get(REVISION), tmp_path / "made", tmp_path / "site"
+    copy_of_source(tmp_path / "source")
+    if revision:
+        (tmp_path / "source" / CARRIED).write_text(revision)
+    made.mkdir()
+    setuptools = unpacked_wheel(read_pins(ROOT / "docker/cpu.lock")["setuptools"], tmp_path)
+    _, wheel = build(tmp_path / "source", made, 1_700_000_000, setuptools)
+    install = ["install", "--quiet", "--no-deps", "--no-index", "--target", str(site), str(wheel)]
+    subprocess.run([sys.executable, "-m", "pip", *install], check=True)  # keeps modes, unlike zipfile
+    shutil.rmtree(tmp_path / "source")
+    return site
+
+
+def test_two_builds_from_clean_stores_are_the_same_image_also_by_the_wheel_alone(
+    images: Images, installed: Path
+) -> None:
+    image, other = images.one, images.folder / "other"
+    wheels = images.folder / "cache/wheels"  # the build checks each by its digest
+    shutil.copytree(wheels, other / "wheels", copy_function=os.link)
+    again = build_image(other, images.folder / "two.tar", None, code=installed)
+    assert again["config"] == image["config"]
+    assert filecmp.cmp(images.folder / "one.tar", images.folder / "two.tar", shallow=False)
+    (images.folder / "two.tar").unlink()
+    shutil.rmtree(other)
 
 
 def test_a_change_of_benchs_code_builds_without_a_network_and_ships_one_small_layer(images: Images) -> None:

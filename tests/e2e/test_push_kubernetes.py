@@ -159,11 +159,6 @@ def test_the_documented_lines_measure_and_check_nodes(reader: Reader) -> None:
     )
     assert ", 2 pass" in reader.type(these)
     assert {path.name[:6] for path in reader.folder.glob("results/gpu-0[78]-*.tar")} == {"gpu-07", "gpu-08"}
-    any_three = printed(
-        "bench push manifests/node-check.json --kubernetes --nodes 3 --namespace gpu --queue team-a"
-        " --image REGISTRY/bench@sha256:..."
-    )
-    assert ", 3 pass" in reader.type(any_three)
 
 
 def test_the_documented_line_applies_the_check_of_every_node(operator: Administrator) -> None:

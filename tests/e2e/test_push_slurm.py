@@ -7,15 +7,13 @@ import os
 import subprocess
 import tarfile
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.documented_commands import printed
-from tests.e2e.nodes import Nodes, ssh_nodes
+from tests.e2e.nodes import ssh_nodes
 from tests.e2e.pushing import PAIR, TINY, Operator, descendants, inside, until
 from tests.e2e.reader import Reader
 from tests.e2e.slurm import slurm_cluster
@@ -136,9 +134,6 @@ def test_the_local_machine_may_be_the_login_node(operator: Operator) -> None:
 
 
 class OnCluster(Operator):
-    def environment(self) -> dict[str, str]:
-        return super().environment() | slurm_of(self)
-
     def processes(self, address: str) -> list[int]:
         """Return the processes of the job; those that srun started are not descendants of run.sh."""
         place, found = self.nodes.homes[address] / ".bench/runs", set[int]()
@@ -152,55 +147,44 @@ class OnCluster(Operator):
 
 
 @pytest.fixture
-def of_two(tmp_path: Path) -> Iterator[OnCluster]:
-    """Yield an operator at home on the login node of a cluster of two nodes."""
-    with slurm_cluster(tmp_path / "slurm", 2, more=GPUS):
-        yield OnCluster(tmp_path, Nodes(tmp_path, 0, (), {"login": tmp_path}))
-
-
-def test_two_nodes_of_a_cluster_train_as_one(of_two: OnCluster) -> None:
-    put_python(of_two.folder)
-    reader = replace(reader_at(of_two, paper=TINY | PAIR), ssh_config=None)
-    line = printed(
-        "bench push manifests/paper.json --slurm --engine none --python ~/venv/bin/python --slurm-nodes 2"
-    )
-    with ThreadPoolExecutor() as pool:
-        pushing = pool.submit(reader.type, line, 5)
-        with of_two.halfway("login"):
-            assert ask(of_two, "squeue", "-h", "-o", "%D %T").split() == ["2", "RUNNING"]
-            of_two.bench("cancel", "--detach")
-        pushing.result()
-    reader.type(line)
-    bundle = bundles(of_two)[-1]
-    assert "level      operator" in of_two.bench("verify", bundle).stdout
-    with tarfile.open(bundle) as tar:
-        found, env = (json.load(tar.extractfile(name)) for name in ("results.json", "env.json"))  # type: ignore[arg-type]
-    assert {(trial["outcome"], trial["gpus"]) for trial in found["trials"]} == {("measured", 2)}
-    assert len(env["nodes"]) == 2
-    assert list(of_two.folder.glob(".bench/*")) == []
-
-
-@pytest.fixture
-def at_login(tmp_path: Path) -> Iterator[Operator]:
-    """Yield an operator who reaches the login node of a cluster of two nodes by SSH."""
+def of_two(tmp_path: Path) -> Iterator[Operator]:
+    """Yield an operator for the login node of a cluster of two nodes."""
     with (
         slurm_cluster(tmp_path / "slurm", 2, more=GPUS) as environment,
         ssh_nodes(tmp_path / "n", 1, environment) as nodes,
     ):
-        yield Operator(tmp_path, nodes)
+        yield OnCluster(tmp_path, nodes)
 
 
-def test_the_fabric_between_nodes_is_checked_from_another_machine(at_login: Operator) -> None:
+def test_two_nodes_of_a_cluster_train_as_one(of_two: Operator) -> None:
+    login = of_two.nodes.addresses[0]
+    words = [of_two.manifest(**PAIR), login, "--slurm", "--slurm-nodes", "2", "--time", "30"]
+    pushing = of_two.begin(*words)
+    with of_two.halfway(login):
+        assert ask(of_two, "squeue", "-h", "-o", "%D %T").split() == ["2", "RUNNING"]
+        of_two.bench("cancel", "--detach")
+    _, err = pushing.communicate(timeout=600)
+    assert pushing.returncode == 5, err
+    done = of_two.push(*words)["nodes"][0]
+    assert (done["outcome"], done["level"]) == ("done", "operator")
+    with tarfile.open(done["bundle"]) as tar:
+        found, env = (json.load(tar.extractfile(name)) for name in ("results.json", "env.json"))  # type: ignore[arg-type]
+    assert {(trial["outcome"], trial["gpus"]) for trial in found["trials"]} == {("measured", 2)}
+    assert len(env["nodes"]) == 2
+    assert of_two.nodes.left(login) == []
+
+
+def test_the_fabric_between_nodes_is_checked_from_another_machine(of_two: Operator) -> None:
     """Processors stand in for the GPUs of the nodes."""
-    login = at_login.nodes.addresses[0]
-    put_python(at_login.nodes.homes[login], "--device", "cpu")
+    login = of_two.nodes.addresses[0]
+    put_python(of_two.nodes.homes[login], "--device", "cpu")
     short = {"minutes": 5, "warm_seconds": 0, "seconds": 0.1, "soak_seconds": 0}
     check = {"schema": "bench/node-check/v1", "level": "nodes", "levels": {"nodes": short}}
-    reader = reader_at(at_login, fabric_check=check)
+    reader = reader_at(of_two, fabric_check=check)
     line = printed(
         "bench push manifests/fabric-check.json login.cluster --slurm --slurm-nodes 2 --partition gpu"
         " --engine none --python=~/venv/bin/python"
     )
     said = reader.type(line)
-    (bundle,) = bundles(at_login)
+    (bundle,) = bundles(of_two)
     assert inside(bundle, "results.json")["level"] == "nodes", said
