@@ -3,12 +3,15 @@
 A line is typed on its page by tests/e2e/test_documented_pages.py, unless another test types it and names it
 by `printed`, or NOT_RUN lists it with the reason why no test types it. A line that a test no longer names is
 therefore typed on its page.
+
+`python -m tests.documented_commands` counts them, and lists those that no test types.
 """
 
 from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -20,6 +23,8 @@ from tests.readme_tasks import README, tasks
 from website.sources import ROOT, documents, fences
 
 CI = ".ci/run"
+MODULE = "tests.documented_commands"  # whose __name__ is another one when it runs as a program
+PAGES = "tests/e2e/test_documented_pages.py"
 HELP = "bench --help"  # the page of the examples in the help of all commands
 # A line of a prompt, or of a crontab, has its command behind this.
 BEFORE = re.compile(r"^\s*(?:\w+\$ +|(?:[\d*/,-]+ +){5})")
@@ -112,7 +117,7 @@ def lines_of_others() -> Mapping[str, str]:
     found = dict.fromkeys((ROOT / CI).read_text(encoding="utf-8").splitlines(), CI)
     for path in sorted(ROOT.glob("tests/**/test_*.py")):
         text = path.read_text(encoding="utf-8")
-        if __name__ in text:
+        if MODULE in text:
             found |= dict.fromkeys(_named(ast.parse(text)), path.relative_to(ROOT).as_posix())
     return found
 
@@ -135,15 +140,10 @@ LARGE = (
     "an image of GPUs takes gigabytes and minutes; tests/e2e/test_image_build.py builds the one of the CPU"
 )
 NVCC = "compiles with nvcc for minutes to hours; tests/images/test_kernels.py has a stand-in for the compiler"
-APPTAINER = (
-    "Debian 12 has no Apptainer; tests/e2e/test_push_slurm.py and test_fabric_slurm.py submit such jobs to a"
-    " real Slurm without it"
-)
 ENGINES = "tests/e2e/test_image.py does this with the image of the CPU in both engines, by other names"
 IMAGE = "tests/e2e/test_push_image.py pushes the image of the CPU to nodes with engines, by other names"
 # Beginnings of lines that are parsed and not typed, with the reason.
 NOT_RUN = {
-    "make docs": "tests/e2e/test_site.py builds the same site without make",
     "make lock": "asks package indexes for the newest packages, minutes long, and changes the locks",
     "make mutate MODULES=": "40 mutants take minutes",
     "python -m tests.pip_lines.record": "needs the network and three versions of Python",
@@ -157,16 +157,27 @@ NOT_RUN = {
     "bench image build cpu --load docker": "tests/e2e/test_image_build.py builds it and does not load it",
     "bench image build cuda13": LARGE,
     "bench image build cpu && bench image build cuda13": LARGE,
-    "bench reproduce --published kempnerforge-2026-01-1g-7b-none": "trains a model of 7B on a GPU",
     "bench push manifests/hour.json ubuntu@203.0.113.7 --image": IMAGE,
     "bench push others.json": IMAGE,
     "bench push mamba.json": IMAGE,
-    "bench push manifests/node-check.json --kubernetes --nodes 16": "sixteen pods take minutes on two cores",
-    "systemctl enable": "needs a system that systemd booted; tests/e2e/test_monitoring.py reads its units",
-    "helm install": "Debian has no Helm; tests/push/test_kubernetes_files.py renders the chart without it",
-    "bench push manifests/fabric-check.json login.cluster --slurm": APPTAINER,
-    "bench push manifests/paper.json login.cluster --slurm": APPTAINER,
+    "bench push manifests/node-check.json --kubernetes --nodes 3": "the cluster of tests has no Kueue",
     "bench push manifests/paper.json --slurm --engine none --python ~/venv/bin/python --slurm-nodes 2": (
         "tests/e2e/test_push_slurm.py lets two nodes train as one from another machine"
     ),
+    "bench reproduce --published kempnerforge-2026-01-1g-7b-none": "trains a model of 7B on a GPU",
 }
+
+
+def counted() -> str:
+    """Return how many lines are typed, by which tests, and each line that is not typed with its reason."""
+    lines = [each for of_page in commands().values() for each in of_page]
+    untyped = [each for each in lines if each.reason_not_to_run]
+    by_test = Counter(each.typed_by or PAGES for each in lines if each not in untyped)
+    said = [f"{len(lines) - len(untyped)} of {len(lines)} lines are typed, {len(untyped)} are not"]
+    said += [f"{number:5}  {test}" for test, number in by_test.most_common()]
+    said += [f"{each}\n       {each.reason_not_to_run}" for each in untyped]
+    return "\n".join(said)
+
+
+if __name__ == "__main__":
+    print(counted())

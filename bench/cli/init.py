@@ -58,8 +58,9 @@ def init(request: InitArguments) -> int:
 def _refuse_existing(file: Path, request: InitArguments) -> None:
     if file.exists() and not request.force:
         raise BadInput("is there already", where=str(file), advice="name another file, or --force")
-    if not file.absolute().parent.is_dir():
-        raise BadInput("no such folder", where=str(file.parent))
+    existing = next(parent for parent in file.absolute().parents if parent.exists())
+    if not existing.is_dir():
+        raise BadInput("is no folder", where=str(existing), advice="name the manifest in another folder")
 
 
 def _prices_file(file: Path) -> Path:
@@ -78,6 +79,7 @@ def _is_ours(schema: Path) -> bool:
 
 def _write(file: Path, data: bytes) -> None:
     try:
+        file.parent.mkdir(parents=True, exist_ok=True)
         write_whole(file, data)
     except OSError as error:
         raise BadInput(f"cannot be written: {error.strerror}", where=str(file)) from None

@@ -183,9 +183,19 @@ def test_prices_that_are_there_are_not_overwritten_either(capsys: pytest.Capture
     assert not Path("m.json").exists()
 
 
-def test_a_folder_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["init", "no/such/m.json", "--model", "tiny-vit"]) == 2
-    assert "no such folder" in capsys.readouterr().err
+def test_a_folder_that_is_not_there_is_made(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["init", "my work/first/m.json", "--model", "tiny-vit"]) == 0
+    assert "bench plan 'my work/first/m.json'" in capsys.readouterr().out
+    assert main(["plan", "my work/first/m.json"]) == 0
+
+
+def test_a_file_in_the_place_of_a_folder_is_named_before_a_question(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Path("notes").write_text("mine", encoding="utf-8")
+    assert main(["init", "notes/first/m.json"]) == 2
+    said = capsys.readouterr().err
+    assert f"{Path.cwd() / 'notes'}: is no folder" in said
 
 
 @pytest.mark.parametrize(

@@ -235,8 +235,9 @@ def _kill(pod: Pod) -> None:
 _CORE = ("pods", "nodes", "resourcequotas", "events")
 _APPLIED = {
     "namespaces": "Namespace", "serviceaccounts": "ServiceAccount", "clusterroles": "ClusterRole",
-    "clusterrolebindings": "ClusterRoleBinding", "daemonsets": "DaemonSet",
+    "clusterrolebindings": "ClusterRoleBinding", "daemonsets": "DaemonSet", "secrets": "Secret",
 }  # fmt: skip
+_VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 _KINDS = {"pods": "Pod", "nodes": "Node", "resourcequotas": "ResourceQuota", "events": "Event", "jobs": "Job"}
 _KINDS |= _APPLIED
 
@@ -263,6 +264,12 @@ class ApiHandler(BaseHTTPRequestHandler):
         self._answer()
 
     def do_POST(self) -> None:
+        self._answer()
+
+    def do_PUT(self) -> None:
+        self._answer()
+
+    def do_PATCH(self) -> None:
         self._answer()
 
     def do_DELETE(self) -> None:
@@ -312,14 +319,16 @@ class ApiHandler(BaseHTTPRequestHandler):
             return self._review(json.loads(body))
         parts = path.strip("/").split("/")
         parts = parts[2:] if parts[0] == "api" else parts[3:]
-        namespace = parts[1] if parts[0] == "namespaces" and len(parts) > 2 else None
-        resource, *rest = parts[2:] if namespace else parts
+        namespace = parts[1] if parts[:1] == ["namespaces"] and len(parts) > 2 else None
+        resource, *rest = (parts[2:] if namespace else parts) or [""]
         if resource not in _KINDS:
             raise RefusalByServer(404, "NotFound", "the server could not find the requested resource")
-        verb = {"GET": "get" if rest else "list", "POST": "create", "DELETE": "delete"}[self.command]
+        verb = _VERBS.get(self.command, "get" if rest else "list")
         self._demand(verb, resource)
         if resource in _APPLIED:
-            return self._applied(resource, rest, json.loads(body) if body else None)
+            if body and namespace and ("namespaces", namespace) not in self.cluster.applied:
+                raise RefusalByServer(404, "NotFound", f'namespaces "{namespace}" not found')
+            return self._applied(resource, rest, _object(body) if body else None)
         if verb == "create":
             return self._create_job(json.loads(body), query)
         if verb == "delete":
@@ -377,10 +386,14 @@ class ApiHandler(BaseHTTPRequestHandler):
         """Take an object as it is, or return the one of this name."""
         if made is None:
             own = {name: each for (of, name), each in self.cluster.applied.items() if of == resource}
+            if not names:
+                items = list(own.values())
+                return {"kind": f"{_APPLIED[resource]}List", "apiVersion": "v1", "items": items}
             found: Made = self._one(own, resource, names[0])
             return found
         name = made["metadata"]["name"]
-        if wrong := mistakes(made):
+        made.pop("status", None)  # a server writes it
+        if resource != "secrets" and (wrong := mistakes(made)):
             raise RefusalByServer(422, "Invalid", f'{resource} "{name}" is invalid: {wrong[0]}')
         self.cluster.applied[resource, name] = made
         return made
@@ -406,6 +419,38 @@ class ApiHandler(BaseHTTPRequestHandler):
         with suppress(OSError, EOFError):
             carry(open_streams(self), process)
         process.kill()
+
+
+def _object(body: bytes) -> Made:
+    """Return the object of a request in JSON or YAML; of a secret in protobuf, as Helm sends it, the name."""
+    if not body.startswith(b"k8s\0"):
+        made: Made = yaml.safe_load(body)
+        return made
+    secret = _fields(body[4:])[2]
+    name = _fields(_fields(secret)[1])[1].decode()
+    return {"kind": "Secret", "apiVersion": "v1", "metadata": {"name": name}}
+
+
+def _fields(message: bytes) -> dict[int, bytes]:
+    """Return the fields of a protobuf message that have a length: texts, bytes and messages, by number."""
+    found, at = dict[int, bytes](), 0
+
+    def number() -> int:
+        nonlocal at
+        value = shift = 0
+        while True:
+            byte, at = message[at], at + 1
+            value |= (byte & 127) << shift
+            shift += 7
+            if byte < 128:
+                return value
+
+    while at < len(message):
+        key, size = number(), number()
+        if key % 8 == 2:
+            found.setdefault(key // 8, message[at : at + size])
+            at += size
+    return found
 
 
 def _resource(name: str, *verbs: str, namespaced: bool = True) -> Made:
@@ -442,13 +487,14 @@ _DISCOVERY: dict[str, Made] = {
         "v1",
         *(_resource(name, "get", "list", namespaced=name != "nodes") for name in _CORE),
         _resource("namespaces", "create", "get", namespaced=False),
-        _resource("serviceaccounts", "create", "get"),
+        _resource("serviceaccounts", "create", "get", "patch"),
+        _resource("secrets", "create", "get", "list", "update"),
     ),
-    "/apis/apps/v1": _resources("apps/v1", _resource("daemonsets", "create", "get")),
+    "/apis/apps/v1": _resources("apps/v1", _resource("daemonsets", "create", "get", "patch")),
     "/apis/rbac.authorization.k8s.io/v1": _resources(
         "rbac.authorization.k8s.io/v1",
         *(
-            _resource(name, "create", "get", namespaced=False)
+            _resource(name, "create", "get", "patch", namespaced=False)
             for name in ("clusterroles", "clusterrolebindings")
         ),
     ),

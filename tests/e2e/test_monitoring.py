@@ -1,4 +1,4 @@
-"""The files for monitoring, read by the programs that they are for: promtool and systemd."""
+"""The files for monitoring, read and run by the programs that they are for: promtool and systemd."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from bench.bundle.verify import verify_bundle
 from bench.node_check.check_results import CheckContents
 from bench.node_check.recompute_any import recompute
 from bench.report.text.check_metrics import openmetrics
+from tests.documented_commands import printed
+from tests.e2e.booted_machine import booted_machine
 from tests.e2e.services import require
 
 pytestmark = pytest.mark.e2e
@@ -54,3 +56,32 @@ def test_systemd_takes_the_units_and_finds_the_service_confined(tmp_path: Path) 
     confined = [*analyze, "security", "--offline=true", "--threshold=35", str(service)]  # of 100; 96 without
     done = subprocess.run(confined, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-500:]
+
+
+def test_systemd_checks_the_node_by_the_documented_lines(tmp_path: Path) -> None:
+    """The timer's next check is started at once; the GPUs are those of the simulated driver."""
+    with booted_machine(tmp_path) as machine:
+        machine.type(
+            printed(
+                "mkdir -p /etc/bench && cp \"$(python3 -c 'import bench.data as d; print(*d.__path__)')\""
+                "/monitoring/* /etc/bench/"
+            )
+        )
+        machine.type(
+            printed(
+                "install -m 644 /etc/bench/bench-check.service /etc/bench/bench-check.timer"
+                " /etc/systemd/system/"
+            )
+        )
+        machine.type("mkdir -p /var/lib/prometheus/node-exporter /var/lib/bench")
+        machine.type("""echo '{"count": 8}' > /var/lib/bench/simulated.json""")
+        machine.type("systemctl set-environment BENCH_FAKE_NVML=/var/lib/bench/simulated.json")
+        machine.type(printed("systemctl enable --now bench-check.timer"))
+        assert "bench-check.service" in machine.type("systemctl list-timers --no-pager")
+        assert machine.type("systemctl is-enabled bench-check.timer") == "enabled\n"
+        said = machine.type(
+            "systemctl start bench-check.service; code=$?; journalctl --no-pager -u bench-check; exit $code"
+        )
+        metrics = machine.root / "var/lib/prometheus/node-exporter/bench-passive.prom"
+        assert 'gpus="8"' in metrics.read_text(), said
+        assert len(list((machine.root / "var/lib/bench/passive").glob("*.tar"))) == 1

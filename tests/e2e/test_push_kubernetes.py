@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import yaml
 
 from bench.push.connection import Unreachable
 from bench.push.kubernetes.kubectl import Kubectl, find_cluster
@@ -25,7 +26,7 @@ from tests.e2e.kubernetes_api import SmallCluster, kubeconfig, small_cluster
 from tests.e2e.nodes import Nodes
 from tests.e2e.pushing import ROOT, TINY, Operator, descendants, send
 from tests.e2e.reader import Reader
-from tests.e2e.services import SYSTEM, require, require_root
+from tests.e2e.services import SYSTEM, helm, require, require_root
 from tests.patience import PATIENCE_SECONDS, until
 from tests.warm import quick_python
 
@@ -171,6 +172,28 @@ def test_the_documented_line_applies_the_check_of_every_node(operator: Administr
     assert [line.split()[-1] for line in said.splitlines()] == ["created"] * 5
     made = operator.small.applied["daemonsets", "bench-node-check"]
     assert made["spec"]["template"]["spec"]["containers"][0]["image"] == IMAGE
+
+
+def test_the_documented_line_installs_the_chart(operator: Administrator) -> None:
+    shutil.copytree(ROOT / "bench/data/kubernetes", operator.folder / "kubernetes")
+    (operator.folder / "programs").mkdir()
+    (operator.folder / "programs/helm").symlink_to(helm())
+    reader = Reader(operator.folder, operator.environment(), {"REGISTRY/bench@sha256:...": IMAGE})
+    line = printed(
+        "helm install bench kubernetes/chart --namespace bench --create-namespace"
+        " --set image=REGISTRY/bench@sha256:..."
+    )
+    assert "STATUS: deployed" in reader.type(line)
+    made = operator.small.applied
+    (plain,) = (
+        each
+        for each in yaml.safe_load_all((ROOT / "bench/data/kubernetes/node-check.yaml").read_text())
+        if each["kind"] == "DaemonSet"
+    )
+    plain["spec"]["template"]["spec"]["containers"][0]["image"] = IMAGE
+    assert made["daemonsets", "bench-node-check"]["spec"] == plain["spec"]
+    kinds = ("namespaces", "serviceaccounts", "clusterroles", "clusterrolebindings", "daemonsets", "secrets")
+    assert {kind for kind, _ in made} == set(kinds)
 
 
 def test_an_evicted_pod_is_named_and_the_next_push_continues_its_journal(measuring: Administrator) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import http.server
-import subprocess
-import sys
+import shutil
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -19,7 +18,9 @@ import pytest
 from markdown_it import MarkdownIt
 from playwright.sync_api import Browser, Page, Request
 
+from tests.documented_commands import printed
 from tests.e2e.browser import chromium, new_page
+from tests.e2e.reader import LINK_ENVIRONMENT, Reader
 from tests.e2e.test_report import axe
 from website.built import mistakes
 from website.gallery import REPORTS
@@ -28,6 +29,7 @@ from website.sources import ROOT, documents, place_of
 __all__ = ["axe"]
 pytestmark = pytest.mark.e2e
 
+NOT_OF_THE_SITE = shutil.ignore_patterns(".git", ".venv", "out", "__pycache__", ".*_cache")
 SCREENS: dict[str, dict[str, Any]] = {
     "desktop": {"viewport": {"width": 1280, "height": 900}, "color_scheme": "light"},
     "dark": {"viewport": {"width": 1280, "height": 900}, "color_scheme": "dark"},
@@ -52,12 +54,13 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("site") / "built"
-    command = [sys.executable, "-m", "website", "--out", str(out)]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stderr
-    assert "python3 -m http.server" in ended.stdout
-    return out
+    """Make the site in a copy of this checkout that has this environment."""
+    folder = tmp_path_factory.mktemp("site") / "checkout"
+    shutil.copytree(ROOT, folder, symlinks=True, ignore=NOT_OF_THE_SITE)
+    reader = Reader(folder, {"PYTHONPATH": str(folder)})
+    reader.type(f"{LINK_ENVIRONMENT} && touch .venv/.docs")
+    assert "python3 -m http.server" in reader.type(printed("make docs"))
+    return folder / "out/site"
 
 
 @pytest.fixture(scope="module")
