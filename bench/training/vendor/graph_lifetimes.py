@@ -17,7 +17,8 @@ from bench.training.lifetimes import BlockTensors, Lifetime, notable
 # and writes only what one of these reads or what the graph returns.
 LIBRARY = {
     "mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward", "_grouped_mm", "sort", "topk",
-    "kept_attention", "kept_attention_backward", "kept_scan", "kept_scan_backward",
+    "kept_attention", "kept_attention_backward", "kept_biased_attention_backward",
+    "kept_scan", "kept_scan_backward",
 }  # fmt: skip
 
 
@@ -98,11 +99,11 @@ class _Uses:
             for source in node.all_input_nodes:
                 storage = _storage(source)
                 reads[node] |= {storage} if storage in uses.sizes else reads[source]
-            storage = _storage(node)
-            if storage in written and storage not in uses.sizes:
-                uses.sizes[storage] = node.meta["val"].untyped_storage().nbytes()  # type: ignore[index]
-                uses.born[storage] = place  # type: ignore[index]
-            if storage in written or _is_of_a_library(node):
+            storages = _storages(node)
+            for storage, size in storages.items():
+                if storage in written and storage not in uses.sizes:
+                    uses.sizes[storage], uses.born[storage] = size, place
+            if storages.keys() & written or _is_of_a_library(node):
                 for one in reads[node]:
                     uses.last[one] = place
         return uses
@@ -116,10 +117,8 @@ class _Uses:
 def _read_or_written_by_libraries(nodes: Sequence[Any]) -> Iterator[int | None]:
     for node in nodes:
         if _is_of_a_library(node):
-            yield _storage(node)
+            yield from _storages(node)
             yield from map(_storage, node.all_input_nodes)
-        elif any(map(_is_of_a_library, node.all_input_nodes)) and _name(node) == "getitem":
-            yield _storage(node)
 
 
 def _is_of_a_library(node: Any) -> bool:
@@ -132,5 +131,13 @@ def _name(node: Any) -> str:
 
 def _storage(node: Any) -> int | None:
     """Return a key of the storage of a node's tensor; None for anything else."""
+    found = _storages(node)
+    return next(iter(found)) if len(found) == 1 else None
+
+
+def _storages(node: Any) -> dict[int, int]:
+    """Return keys and sizes of the storages of a node's results, including those that nothing reads."""
     value: Any = getattr(node, "meta", {}).get("val")
-    return value.untyped_storage()._cdata if hasattr(value, "untyped_storage") else None
+    results = value if isinstance(value, tuple | list) else (value,)
+    storages = (one.untyped_storage() for one in results if hasattr(one, "untyped_storage"))
+    return {storage._cdata: storage.nbytes() for storage in storages}
