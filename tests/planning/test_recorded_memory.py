@@ -118,7 +118,7 @@ def test_a_tensor_that_no_freed_segment_holds_needs_another_one() -> None:
 
 
 def test_what_is_kept_before_the_first_block_stays_until_the_pass_ends() -> None:
-    """What the blocks' backward passes allocate fits only into memory that is kept after the last block."""
+    """Backward passes of the blocks find only that memory free which was kept after the last block."""
     needs_more = f"10 {4 * MIB}+0@1-15 {6 * MIB}+0@11-12"
     kept_before, kept_after = (reserved(needs_more, ends=ends) for ends in ((6 * MIB, 0), (0, 6 * MIB)))
     assert kept_before and kept_after

@@ -1,4 +1,4 @@
-"""What memory-efficient attention with a bias allocates, by PyTorch's own rules."""
+"""Buffers of memory-efficient attention with a bias follow from the rules of PyTorch's code."""
 
 from __future__ import annotations
 

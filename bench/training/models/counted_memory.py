@@ -341,7 +341,7 @@ def kept_attention() -> str:
         if query.size(1) != key.size(1) and (masked or not takes_grouped_heads(key, value)):
             key, value = repeated_heads(query, key, value)
         # In each layer, PyTorch turns a mask into numbers that are added to the scores.
-        bias = seen_bias(attention_mask.to(query.dtype), query, key) if masked else None
+        bias = None if attention_mask is None else seen_bias(attention_mask.to(query.dtype), query, key)
         out, _sums = forward(query, key, value, bias)
         return out.transpose(1, 2).contiguous(), None
 

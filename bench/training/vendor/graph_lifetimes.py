@@ -99,7 +99,7 @@ class _Uses:
             for source in node.all_input_nodes:
                 storage = _storage(source)
                 reads[node] |= {storage} if storage in uses.sizes else reads[source]
-            storages = _storages(node)
+            storages = _results(node)
             for storage, size in storages.items():
                 if storage in written and storage not in uses.sizes:
                     uses.sizes[storage], uses.born[storage] = size, place
@@ -117,8 +117,10 @@ class _Uses:
 def _read_or_written_by_libraries(nodes: Sequence[Any]) -> Iterator[int | None]:
     for node in nodes:
         if _is_of_a_library(node):
-            yield from _storages(node)
+            yield from _results(node)
             yield from map(_storage, node.all_input_nodes)
+        elif any(map(_is_of_a_library, node.all_input_nodes)) and _name(node) == "getitem":
+            yield _storage(node)
 
 
 def _is_of_a_library(node: Any) -> bool:
@@ -131,13 +133,17 @@ def _name(node: Any) -> str:
 
 def _storage(node: Any) -> int | None:
     """Return a key of the storage of a node's tensor; None for anything else."""
-    found = _storages(node)
-    return next(iter(found)) if len(found) == 1 else None
+    value: Any = getattr(node, "meta", {}).get("val")
+    return value.untyped_storage()._cdata if hasattr(value, "untyped_storage") else None
 
 
-def _storages(node: Any) -> dict[int, int]:
-    """Return keys and sizes of the storages of a node's results, including those that nothing reads."""
+def _results(node: Any) -> dict[int, int]:
+    """Return keys and sizes of the storages that a node allocates: its tensor, or those that nothing reads.
+
+    Other tensors of a node that has several are read by nodes of their own.
+    """
     value: Any = getattr(node, "meta", {}).get("val")
     results = value if isinstance(value, tuple | list) else (value,)
     storages = (one.untyped_storage() for one in results if hasattr(one, "untyped_storage"))
-    return {storage._cdata: storage.nbytes() for storage in storages}
+    read = {*map(_storage, node.users)} if value is results else set()
+    return {one._cdata: one.nbytes() for one in storages if one._cdata not in read}
