@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
@@ -40,6 +43,23 @@ def test_tiles_follow_from_the_width_of_heads_and_the_precision(
     query = heads(1, 1, 512, width, dtype)
     tiles = 512 // rows * -(-width // columns)
     assert workspace(query, query).nbytes == tiles * (rows * columns * 4 + 16)
+
+
+@pytest.mark.parametrize("width", [32, 64, 80, 96, 128, 256])
+@pytest.mark.parametrize(("named", "dtype"), [("bf16", torch.bfloat16), ("f32", torch.float32)])
+def test_tiles_are_those_of_the_first_kernel_of_torch_that_takes_the_width(
+    width: int, named: str, dtype: torch.dtype
+) -> None:
+    folder = "include/ATen/native/transformers/cuda/mem_eff_attention/kernels"
+    header = (Path(torch.__file__).parent / folder / "cutlassB.h").read_text(encoding="utf-8")
+    (order,) = re.findall(rf"void dispatch_cutlassB_{named}_sm80\(.*?^}}", header, flags=re.M | re.S)
+    kernels = re.findall(rf"fmha_cutlassB_{named}_aligned_(\d+)x(\d+)_k(\d+)_sm80", order)
+    rows, columns = next((int(i), int(j)) for i, j, widest in kernels if int(widest) >= width)
+    query = heads(1, 1, rows, min(width, 128), dtype)
+    value = heads(1, 1, rows, width, dtype)
+    of_keys_and_values = 4 * columns * (128 + 256) * (width > 128 and dtype == torch.bfloat16)
+    tiles = -(-min(width, 128) // columns)
+    assert workspace(query, value).nbytes == tiles * (16 + 4 * rows * columns) + of_keys_and_values
 
 
 def test_wide_heads_in_half_precision_add_gradients_of_keys_and_values_up_too() -> None:
