@@ -5,7 +5,7 @@ Pure arithmetic on shapes. docs/accuracy.md compares predictions with measuremen
 
 from __future__ import annotations
 
-from bench.planning.recorded_memory import lost_bytes
+from bench.planning.recorded_memory import reserved_memory
 from bench.training.methods.chunked_loss import logits_bytes
 from bench.training.models import Counted, Model, Parts, Precision, family_of
 from bench.training.models.footprint import activation_bytes
@@ -46,8 +46,11 @@ def predict_counted_bytes(
     activations = activation_bytes(footprint, model, setting)
     recipe, parts = model.recipe, counts.parts
     beside = recipe.aim.bytes_of_a_step(recipe, recipe.batch_size, gpus, footprint.logits)
-    lost = lost_bytes(footprint, model, parts, setting, micro_batch, moment_bytes(model, parts))
-    return beside + lost + _peak_bytes(model, setting, micro_batch, gpus, parts, activations)
+    reserved = reserved_memory(footprint, model, parts, setting, micro_batch, moment_bytes(model, parts))
+    if reserved and not {"checkpointing", "chunked-loss"} & {*setting}:
+        return beside + reserved.outside + reserved.pool
+    in_use = _peak_bytes(model, setting, micro_batch, gpus, parts, activations)
+    return beside + in_use + (reserved.lost if reserved else 0)
 
 
 def _peak_bytes(

@@ -1,16 +1,18 @@
-"""Memory that a recorded pass cannot use: segments that the passes before it reserved.
+"""Memory that PyTorch's allocator reserves on a GPU that replays a recorded pass.
 
 The memory of a CUDA graph is a pool of its own. Before it is recorded, the allocator returns the segments of
 the first passes to the GPU, except those that still have a block in use: gradients, and the optimizer's
 moments after a first update, which took free parts of activations' segments. The rest of these segments is
-lost. Which segments that are follows from the order of allocations, so the first pass is run through the
-allocator's rules, with the sizes that were counted. Pure.
+lost. Which segments that are, and which freed ones a later tensor fits into, follows from the order of
+allocations. So a first pass and the recorded one are run through the allocator's rules, with the sizes that
+were counted. Pure.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
+from math import prod
 
 from bench.planning.caching_allocator import CachingAllocator, MemoryBlock
 from bench.records.loss_curve import loss_passes
@@ -22,119 +24,192 @@ from bench.training.setting import Setting
 
 Event = tuple[int, bool, int]  # the operation, whether it frees, and the tensor's place
 UNRECORDED = 2  # passes before the recorded one: bench/runner/trial/recorded_pass.py
+# cuBLAS gets this much memory for each thread and stream on Hopper and Blackwell, 8 MiB on earlier cards
+# (aten/src/ATen/cuda/CublasHandlePool.cpp). Forward and backward pass run in two threads, the recording in a
+# stream of its own.
+PRODUCTS = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class FirstPass:
-    """The allocations of a first pass, in bytes."""
+class Reserved:
+    """Bytes of a GPU's segments while a recorded pass is replayed."""
+
+    outside: int  # of the pass's pool: weights, gradients, moments, batches and what is free between them
+    lost: int  # what is free there
+    pool: int  # of the recorded pass
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """The allocations of a first pass, and of the recorded one, in bytes."""
 
     blocks: tuple[tuple[int, str], ...]  # how many there are of each kind, and their tensors
     samples: int
+    batch: int  # of numbers and pixels
     logits: int  # of all rows
     copies: int  # of the logits at once: three if their rows are padded and cut for the products
     features: int  # of all rows, as the head's product reads them
-    ends: int  # kept outside of the blocks
+    before: int  # kept before the first block
+    after: int  # kept after the last block
     half: bool  # whether products read copies of the weights in half precision
-    outside: tuple[int, ...]  # weights outside of the blocks, in fp32; the first one is the head's
+    outside: tuple[int, ...]  # large weights outside of the blocks, in fp32; the first one is the head's
+    weights: int  # all, in fp32
     moments: float  # of each byte of a weight
     updated: bool  # whether a step ends before the pass is recorded
 
 
-def lost_bytes(
+def reserved_memory(
     footprint: Footprint, model: Model, parts: Parts, setting: Setting, micro_batch: int, moments: int
-) -> int:
-    """Return the bytes that are reserved beside a recorded pass, and not in use; 0 if this was not counted.
+) -> Reserved | None:
+    """Return the reserved bytes of a setting that replays a recorded pass; None if this was not counted.
 
     With half-weights, gradients are added to sums, and those of a pass are freed in it.
     """
     counted = all(block.tensors for block in footprint.blocks)
     if RECORDED not in setting or "half-weights" in setting or not counted or not footprint.blocks:
-        return 0
+        return None
     recipe = model.recipe
     share = recipe.asked_per_sample / recipe.units_per_sample if "masked-head" in setting else 1.0
     size, rows = lowered(model), share * micro_batch
     odd = footprint.logits // recipe.units_per_sample % ROW_MULTIPLE != 0
     last = footprint.blocks[-1]
     accumulation = max(1, recipe.batch_size // micro_batch)
-    return _lost_bytes(
-        FirstPass(
+    reserved = _reserved(
+        Passes(
             tuple((block.count, block.tensors) for block in footprint.blocks),
             micro_batch,
+            batch=micro_batch * _batch_bytes(model),
             logits=round(size * footprint.logits * rows),
             copies=3 if odd else 1,
             features=round(last.entry * rows) * size // FP32,
-            ends=footprint.ends * micro_batch,
+            before=footprint.before * micro_batch,
+            after=(footprint.ends - footprint.before) * micro_batch,
             half=size < FP32,
             outside=tuple(FP32 * weight for weight in footprint.weights),
+            weights=FP32 * parts.total,
             moments=moments / (FP32 * parts.total),
             updated=loss_passes(parts.total, recipe, micro_batch, accumulation) <= UNRECORDED,
         )
     )
+    return replace(reserved, outside=reserved.outside + parts.frozen_bytes)
+
+
+def _batch_bytes(model: Model) -> int:
+    """Return the bytes of a sample's pixels and numbers on the device; indices are negligible."""
+    parts = model.recipe.aim.parts(model.architecture, model.recipe)
+    return sum(FP32 * prod(part.shape) for part in parts if part.elements in ("pixels", "numbers"))
 
 
 @cache
-def _lost_bytes(first: FirstPass) -> int:
-    memory = _Memory(first)
-    memory.run_pass()
-    if first.updated:
-        memory.add_moments()
+def _reserved(passes: Passes) -> Reserved:
+    memory = _Memory(passes)
+    memory.allocate_weights()
+    memory.allocate_batch()
+    gradients = memory.run_pass(keeps_gradients=True)
+    if passes.updated:
+        memory.add_moments(gradients)
+    memory.allocate_batch()  # a copy, which the recorded pass reads
     memory.allocator.empty_cache()
-    if not first.updated:
-        memory.add_moments()
-    return memory.allocator.reserved - memory.allocator.allocated
+    if not passes.updated:
+        memory.add_moments(gradients)
+    recorded = _Memory(passes)
+    recorded.run_pass(keeps_gradients=False)
+    outside = memory.allocator
+    return Reserved(
+        outside.reserved + memory.small_bytes(),
+        outside.reserved - outside.allocated,
+        recorded.allocator.reserved,
+    )
 
 
 @dataclass
 class _Memory:
-    """A GPU's memory during a first pass. Weights were allocated before, in separate segments."""
+    """A pool of the GPU's memory."""
 
-    first: FirstPass
+    passes: Passes
     allocator: CachingAllocator = field(default_factory=CachingAllocator)
-    gradients: list[MemoryBlock] = field(default_factory=list)
 
-    def run_pass(self) -> None:
-        first = self.first
+    def weights(self) -> list[int]:
+        """Return the sizes of the large weights."""
+        inside = [
+            one.size(self.passes.samples)
+            for count, text in self.passes.blocks
+            for _ in range(count)
+            for one in from_text(text).gradients
+        ]
+        return [*self.passes.outside, *inside]
+
+    def allocate_weights(self) -> None:
+        for size in self.weights():
+            self.allocator.allocate(size)
+
+    def allocate_batch(self) -> None:
+        if self.passes.batch:
+            self.allocator.allocate(self.passes.batch)
+
+    def small_bytes(self) -> int:
+        """Return the bytes of small weights, of their gradients and moments: they share segments."""
+        small = max(0, self.passes.weights - sum(self.weights()))
+        return round(small * (2 + self.passes.moments))
+
+    def run_pass(self, *, keeps_gradients: bool) -> list[MemoryBlock]:
+        """Run a pass; return the gradients, unless they are added to those of an earlier pass and freed."""
+        passes, allocate, free = self.passes, self.allocator.allocate, self.allocator.free
+        kept = list[MemoryBlock]()
+
+        def add(gradients: list[MemoryBlock]) -> None:
+            if keeps_gradients:
+                kept.extend(gradients)
+            else:
+                for gradient in gradients:
+                    free(gradient)
+
+        before = allocate(passes.before)
+        allocate(PRODUCTS)
         blocks = [
-            _RunningBlock(from_text(text), first.samples, self.allocator)
-            for count, text in first.blocks
+            _RunningBlock(from_text(text), passes.samples, self.allocator)
+            for count, text in passes.blocks
             for _ in range(count)
         ]
         for block in blocks:
             block.forward()
-        self._head_and_loss()
+        add(self._head_and_loss())
         for block in reversed(blocks):
-            self.gradients += block.backward()
-        self.gradients += map(self.allocator.allocate, first.outside[1:])
+            add(block.backward())
+        free(before)
+        add([*map(allocate, passes.outside[1:])])
+        return kept
 
-    def add_moments(self) -> None:
+    def add_moments(self, gradients: list[MemoryBlock]) -> None:
         """Allocate two moments of each weight, in the order in which the optimizer goes through them."""
-        for gradient in [*self.gradients]:
+        for gradient in gradients:
             for _ in range(2):
-                self.allocator.allocate(round(gradient.size * self.first.moments / 2))
+                self.allocator.allocate(round(gradient.size * self.passes.moments / 2))
 
-    def _head_and_loss(self) -> None:
+    def _head_and_loss(self) -> list[MemoryBlock]:
         """Compute the logits, whose gradient overwrites them, and the gradients of head and features.
 
         The head's product writes a gradient in half precision. A last kernel converts it, when the logits
-        have been freed: so that it lies in their memory.
+        have been freed: so that it lies in their memory. Returns the gradient of the head.
         """
-        first, allocate, free = self.first, self.allocator.allocate, self.allocator.free
-        head = first.outside[0] if first.outside else 0
-        ends, read = allocate(first.ends), [allocate(first.features)]
-        if first.half and head:
+        passes, allocate, free = self.passes, self.allocator.allocate, self.allocator.free
+        head = passes.outside[0] if passes.outside else 0
+        after, read = allocate(passes.after), [allocate(passes.features)]
+        if passes.half and head:
             read.append(allocate(head // 2))
-        logits = [allocate(first.logits) for _ in range(first.copies)]
-        of_head = allocate(head // 2 if first.half else head) if head else None
-        of_features = allocate(first.features)
+        logits = [allocate(passes.logits) for _ in range(passes.copies)]
+        allocate(PRODUCTS)
+        of_head = allocate(head // 2 if passes.half else head) if head else None
+        of_features = allocate(passes.features)
         for one in (*logits, *read):
             free(one)
-        if of_head and first.half:
-            self.gradients.append(allocate(head))
+        gradients = [of_head] if of_head else []
+        if of_head and passes.half:
+            gradients = [allocate(head)]
             free(of_head)
-        elif of_head:
-            self.gradients.append(of_head)
         free(of_features)
-        free(ends)
+        free(after)
+        return gradients
 
 
 @dataclass
@@ -148,7 +223,7 @@ class _RunningBlock:
         self._run(_events(self.tensors)[0])
 
     def backward(self) -> list[MemoryBlock]:
-        """Run the backward pass; return the gradients of weights, which stay."""
+        """Run the backward pass; return the gradients of weights."""
         self._run(_events(self.tensors)[1])
         return [*self.in_use.values()]
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from bench.training.lifetimes import BlockTensors, Lifetime, from_text, to_text
+from bench.training.models.counted_memory import kept_attention
 from bench.training.vendor import torch_inside
 
 SAMPLES, WIDTH, INNER = 1009, 512, 1024  # a prime number of samples, whose rows are in fp32
+HEADS, LENGTH = 16, 49  # heads of 32
 ROW, INNER_ROW, WEIGHT = 4 * WIDTH, 4 * INNER, 4 * WIDTH * INNER
 
 
@@ -33,6 +36,20 @@ class ThreeParts(nn.Module):
     def forward(self, entry: Tensor) -> Tensor:
         query, key, value = self.together(entry).chunk(3, dim=-1)
         return torch.bmm(torch.bmm(query, key.transpose(1, 2)), value)
+
+
+class BiasedAttention(nn.Module):
+    """Attention with a trained bias, alike for all samples, whose rows are not aligned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(1, HEADS, LENGTH, LENGTH))
+
+    def forward(self, entry: Tensor) -> Tensor:
+        attend = ALL_ATTENTION_FUNCTIONS[kept_attention()]
+        heads = entry.view(-1, LENGTH, HEADS, WIDTH // HEADS).transpose(1, 2)
+        found: Tensor = attend(None, heads, heads, heads, self.bias)[0]
+        return found.flatten(2)
 
 
 def when_compiled(module: type[nn.Module], *shape: int) -> tuple[list[int], BlockTensors]:
@@ -70,6 +87,15 @@ def test_a_part_of_a_product_keeps_all_of_it() -> None:
     of_samples = sorted(size // SAMPLES for size in saved if size % SAMPLES == 0)
     assert of_samples == [16 * 4 * 16, 16 * ROW, 3 * 16 * ROW]  # scores, the input, and the product once
     assert [one.bytes for one in tensors.gradients] == [3 * 4 * WIDTH * WIDTH]
+
+
+def test_attention_with_a_bias_writes_sums_of_gradients_and_a_bias_for_every_sample() -> None:
+    """Rows of 49 numbers become rows of 64; sums are a tile of 64 by 64 for each sample and head."""
+    _, tensors = when_compiled(BiasedAttention, LENGTH)
+    in_kernel = [one for one in tensors.lifetimes if one.born == one.freed]
+    assert [one.sample_bytes for one in in_kernel] == [HEADS * (16 + 4 * 64 * 64)]
+    of_bias = 4 * HEADS * LENGTH * 64
+    assert [one.sample_bytes for one in tensors.lifetimes].count(of_bias) == 1
 
 
 def test_lifetimes_are_read_as_they_were_written() -> None:

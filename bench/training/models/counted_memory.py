@@ -32,6 +32,7 @@ from bench.training.models.footprint import FP32, Block, CountedFootprint, Footp
 from bench.training.models.model import Model, empty_batch
 from bench.training.objectives import Objective
 from bench.training.vendor import torch_inside, transformers_inside
+from bench.training.vendor.efficient_attention import gradient_of_bias, seen_bias, workspace
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -96,6 +97,7 @@ class _Count:
     half: Any  # the precision in which autocast computes; None without autocast
     fake: Any  # the context of tensors without contents
     outside: int = 0  # bytes of a sample that are kept outside of the blocks and of the loss
+    before: int = 0  # of these, before the first block
     logits: int = 0  # of a sample
     kinds: dict[str, _Kind] = field(default_factory=dict)
     calls: Counter[str] = field(default_factory=Counter)  # of each kind: blocks may be called repeatedly
@@ -136,7 +138,8 @@ class _Count:
             ]
             blocks = [self._compiled(plain) if one else plain for one in compiled]
         outside = self._weights_outside()
-        return [Footprint(self.outside, tuple(one), self.logits, weights=outside) for one in blocks]
+        ends, before = self.outside, self.before
+        return [Footprint(ends, tuple(one), self.logits, weights=outside, before=before) for one in blocks]
 
     def _weights_outside(self) -> tuple[int, ...]:
         """Return the numbers of parameters of the larger trained weights outside of the blocks."""
@@ -159,6 +162,8 @@ class _Count:
 
         def call(*arguments: Any, **keywords: Any) -> Any:
             name = f"{description} {_forms((arguments, keywords))}"
+            if not self.calls:
+                self.before = kept.bytes
             self.calls[name] += 1
             self.called.add(block)
             if name not in self.kinds:
@@ -284,6 +289,12 @@ def kept_attention() -> str:
     ) -> tuple[Tensor, Tensor, Tensor]:
         return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
 
+    def biased_gradients(
+        _gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, bias: Tensor, _kept: Sequence[Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        three = gradients(_gradient, query, key, value, _kept)
+        return *three, gradient_of_bias(bias), workspace(query, value)
+
     operation = partial(torch.library.custom_op, mutates_args=())
     three = "Tensor query, Tensor key, Tensor value"
     forward = operation("bench::kept_attention", schema=f"({three}, Tensor? bias) -> (Tensor, Tensor)")(
@@ -293,15 +304,26 @@ def kept_attention() -> str:
         "bench::kept_attention_backward",
         schema=f"(Tensor gradient, {three}, Tensor[] kept) -> (Tensor, Tensor, Tensor)",
     )(gradients)
+    biased_backward = operation(
+        "bench::kept_biased_attention_backward",
+        schema=f"(Tensor gradient, {three}, Tensor bias, Tensor[] kept)"
+        " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    )(biased_gradients)
     forward.register_fake(outputs)
     backward.register_fake(gradients)
+    biased_backward.register_fake(biased_gradients)
 
     def save(ctx: Any, inputs: tuple[Tensor | None, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.biased = inputs[-1] is not None
         ctx.save_for_backward(*(tensor for tensor in (*inputs, *output) if tensor is not None))
 
-    def run_backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    def run_backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, *kept = ctx.saved_tensors
-        return *backward(gradient, query, key, value, kept), None
+        if not ctx.biased:
+            return *backward(gradient, query, key, value, kept), None
+        bias, *kept = kept
+        *three, of_bias, _ = biased_backward(gradient, query, key, value, bias, kept)
+        return *three, of_bias[..., : bias.shape[-1]] if ctx.needs_input_grad[3] else None
 
     forward.register_autograd(run_backward, setup_context=save)
 
@@ -319,7 +341,7 @@ def kept_attention() -> str:
         if query.size(1) != key.size(1) and (masked or not takes_grouped_heads(key, value)):
             key, value = repeated_heads(query, key, value)
         # In each layer, PyTorch turns a mask into numbers that are added to the scores.
-        bias = attention_mask.to(query.dtype) if attention_mask is not None else None
+        bias = None if attention_mask is None else seen_bias(attention_mask.to(query.dtype), query, key)
         out, _sums = forward(query, key, value, bias)
         return out.transpose(1, 2).contiguous(), None
 

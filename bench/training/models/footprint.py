@@ -52,6 +52,7 @@ class Footprint:
     logits: int  # elements, not bytes: the loss computes in fp32 in any precision
     head: int = 0  # kept by a head of several layers, before the logits
     weights: tuple[int, ...] = later(())  # parameters of the large weights outside of the blocks, if counted
+    before: int = later(0)  # of `ends`, before the first block, if counted
 
     def with_head_at(self, share: float) -> Footprint:
         """Return the footprint of the model if its head runs at that share of the positions only."""

@@ -17,7 +17,8 @@ from bench.training.lifetimes import BlockTensors, Lifetime, notable
 # and writes only what one of these reads or what the graph returns.
 LIBRARY = {
     "mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward", "_grouped_mm", "sort", "topk",
-    "kept_attention", "kept_attention_backward", "kept_scan", "kept_scan_backward",
+    "kept_attention", "kept_attention_backward", "kept_biased_attention_backward",
+    "kept_scan", "kept_scan_backward",
 }  # fmt: skip
 
 
@@ -98,11 +99,11 @@ class _Uses:
             for source in node.all_input_nodes:
                 storage = _storage(source)
                 reads[node] |= {storage} if storage in uses.sizes else reads[source]
-            storage = _storage(node)
-            if storage in written and storage not in uses.sizes:
-                uses.sizes[storage] = node.meta["val"].untyped_storage().nbytes()  # type: ignore[index]
-                uses.born[storage] = place  # type: ignore[index]
-            if storage in written or _is_of_a_library(node):
+            storages = _results(node)
+            for storage, size in storages.items():
+                if storage in written and storage not in uses.sizes:
+                    uses.sizes[storage], uses.born[storage] = size, place
+            if storages.keys() & written or _is_of_a_library(node):
                 for one in reads[node]:
                     uses.last[one] = place
         return uses
@@ -116,7 +117,7 @@ class _Uses:
 def _read_or_written_by_libraries(nodes: Sequence[Any]) -> Iterator[int | None]:
     for node in nodes:
         if _is_of_a_library(node):
-            yield _storage(node)
+            yield from _results(node)
             yield from map(_storage, node.all_input_nodes)
         elif any(map(_is_of_a_library, node.all_input_nodes)) and _name(node) == "getitem":
             yield _storage(node)
@@ -134,3 +135,15 @@ def _storage(node: Any) -> int | None:
     """Return a key of the storage of a node's tensor; None for anything else."""
     value: Any = getattr(node, "meta", {}).get("val")
     return value.untyped_storage()._cdata if hasattr(value, "untyped_storage") else None
+
+
+def _results(node: Any) -> dict[int, int]:
+    """Return keys and sizes of the storages that a node allocates: its tensor, or those that nothing reads.
+
+    Other tensors of a node that has several are read by nodes of their own.
+    """
+    value: Any = getattr(node, "meta", {}).get("val")
+    results = value if isinstance(value, tuple | list) else (value,)
+    storages = (one.untyped_storage() for one in results if hasattr(one, "untyped_storage"))
+    read = {*map(_storage, node.users)} if value is results else set()
+    return {one._cdata: one.nbytes() for one in storages if one._cdata not in read}
