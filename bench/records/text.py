@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from bench.base.errors import one_line
 from bench.records.estimate import Interval
 from bench.records.floor import Floor
 from bench.records.gradients import GradientCheck
+from bench.records.products import Products, in_other_precisions, shares_of
 from bench.records.run_results import TrialResult
 from bench.records.trial import (
     Crashed,
@@ -17,6 +20,8 @@ from bench.records.trial import (
     TimedOut,
     Unsupported,
 )
+from bench.training.models import Model
+from bench.training.setting import Setting
 
 # A CPU computes the numbers of such a recipe, for tests and to try a manifest out.
 FP8_ON_CPU = (
@@ -161,6 +166,30 @@ def floor_text(floor: Floor) -> str:
     """Format a floor: 446 ms a pass (products 412 ms, attention 34.1 ms)."""
     parts = ", ".join(f"{kind} {figures(1000 * seconds)} ms" for kind, seconds in floor.parts.items())
     return f"{figures(1000 * floor.pass_seconds)} ms a pass ({parts})"
+
+
+def products_text(products: Sequence[Products]) -> str:
+    """Format what a pass multiplies: products in bf16 79%, attention in bf16 20%, products in fp32 0.6%."""
+    shares = shares_of(products).items()
+    return ", ".join(f"{kind} in {precision} {_percent(share)}" for (kind, precision), share in shares)
+
+
+def other_precision_text(products: Sequence[Products], model: Model, setting: Setting) -> str | None:
+    """Say what multiplies in another precision than the recipe's; None if nothing of weight does."""
+    found = in_other_precisions(products, model, setting)
+    if not found:
+        return None
+    parts = ", ".join(
+        f"{kind} in {precision} {_percent(share)}" for (kind, precision), share in found.items()
+    )
+    return (
+        f"the recipe is in {model.recipe.precision}, and of the operations of a pass are {parts}: "
+        f'"of limit" compares these with products in {model.recipe.precision}'
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{figures(100 * share, 2)}%"
 
 
 def gradients_line(result: TrialResult) -> str:
