@@ -1,6 +1,6 @@
-"""What a pass multiplies in which precision: matrix products, attention, convolutions and scans. Pure.
+"""The operations of a pass by kind and precision: products, attention, convolutions and scans. Pure.
 
-The runner records it (bench/runner/trial/counted_products.py), and the verifier holds it to the operations
+The runner records them (bench/runner/trial/counted_products.py), and the verifier holds them to the operations
 that the trial was counted to have. docs/adr/0073-precision-of-products.md says why.
 """
 
@@ -62,11 +62,8 @@ def in_other_precisions(
     Scans are left out: no unit for products computes them, and their precision is their authors' choice.
     """
     expected = precisions_of(model, setting)
-    found = {
-        (kind, precision): share
-        for (kind, precision), share in shares_of(products).items()
-        if kind != "scans" and precision not in expected
-    }
+    shares = shares_of(products)
+    found = {key: shares[key] for key in shares if key[0] != "scans" and key[1] not in expected}
     return found if sum(found.values()) >= SMALL_SHARE else {}
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from bench.base.errors import one_line
 from bench.records.estimate import Interval
 from bench.records.floor import Floor
 from bench.records.gradients import GradientCheck
-from bench.records.products import Products, in_other_precisions, shares_of
+from bench.records.products import InputPrecision, ProductKind, Products, in_other_precisions, shares_of
 from bench.records.run_results import TrialResult
 from bench.records.trial import (
     Crashed,
@@ -170,8 +170,7 @@ def floor_text(floor: Floor) -> str:
 
 def products_text(products: Sequence[Products]) -> str:
     """Format what a pass multiplies: products in bf16 79%, attention in bf16 20%, products in fp32 0.6%."""
-    shares = shares_of(products).items()
-    return ", ".join(f"{kind} in {precision} {_percent(share)}" for (kind, precision), share in shares)
+    return _parts_text(shares_of(products))
 
 
 def other_precision_text(products: Sequence[Products], model: Model, setting: Setting) -> str | None:
@@ -179,17 +178,15 @@ def other_precision_text(products: Sequence[Products], model: Model, setting: Se
     found = in_other_precisions(products, model, setting)
     if not found:
         return None
-    parts = ", ".join(
-        f"{kind} in {precision} {_percent(share)}" for (kind, precision), share in found.items()
-    )
+    usual = model.recipe.precision
     return (
-        f"the recipe is in {model.recipe.precision}, and of the operations of a pass are {parts}: "
-        f'"of limit" compares these with products in {model.recipe.precision}'
+        f"the recipe is in {usual}, and of the operations of a pass are {_parts_text(found)}: "
+        f'"of limit" compares these with products in {usual}'
     )
 
 
-def _percent(share: float) -> str:
-    return f"{figures(100 * share, 2)}%"
+def _parts_text(shares: Mapping[tuple[ProductKind, InputPrecision], float]) -> str:
+    return ", ".join(f"{kind} in {precision} {_percent(part)}" for (kind, precision), part in shares.items())
 
 
 def gradients_line(result: TrialResult) -> str:

@@ -1,4 +1,4 @@
-"""What a pass multiplies: which precisions a recipe has, what may be claimed, and the limit that follows."""
+"""Operations of a pass by precision: which a recipe has, which may be claimed, and the limit that follows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a pass multiplies, in a bundle: recomputed, shown in every format, refused if no pass can have it."""
+"""Precisions of a pass in a bundle: recomputed, shown in every format, refused if no pass can have them."""
 
 from __future__ import annotations
 

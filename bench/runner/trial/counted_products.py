@@ -143,9 +143,10 @@ def operations(each: Computation) -> int:
 def _convolution(each: Computation) -> int:
     name, left, right = _name(each), *factors(each)
     if name == "convolution_backward":  # of the output's gradient, the input and the filters
-        filters, transposed, wanted = each.arguments[2], each.arguments[7], each.arguments[10]
+        filters, transposed, wanted = each.forms[2], each.arguments[7], each.arguments[10]
         places = prod((right if transposed else left).shape[2:])
-        return 2 * left.shape[0] * places * prod(filters.shape) * sum(wanted[:2])
+        products = sum(map(bool, wanted[:2]))
+        return 2 * left.shape[0] * places * prod(filters.shape) * products
     if name != "convolution":  # of Mamba's mixer: every channel by itself, as long as its input
         return 2 * prod(left.shape) * right.shape[-1]
     _, _, _, strides, paddings, dilations, transposed, *_ = each.arguments

@@ -46,8 +46,8 @@ OPERATORS: Mapping[str, Kind] = {
     "convolution": "convolutions",
     "convolution_backward": "convolutions",
 }
-# Grouped products: the operator, and the function, whose operator takes bf16 alone without contents.
-GROUPED = (torch.ops.aten._grouped_mm.default, torch._grouped_mm)
+GROUPED = torch_inside.grouped_products()
+_, GROUPED_FUNCTION = GROUPED
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class Recording:
         self, rows: Tensor, experts: Tensor, offs: Tensor | None = None, *_: Any, **__: Any
     ) -> Tensor:
         """Record a grouped product of rows with the matrix of each expert; return a tensor of its shape."""
-        self.add("products", torch._grouped_mm, (rows, experts, offs), {}, both_ways=True)
+        self.add("products", GROUPED_FUNCTION, (rows, experts, offs), {}, both_ways=True)
         return stand_in((rows.size(0), experts.size(-1)), rows, experts)
 
     def replaced(self, kind: Kind, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Tensor:
@@ -148,7 +148,7 @@ class _RecordCalls(TorchFunctionMode):
         if func is F.scaled_dot_product_attention:
             args, kwargs = tree_map(self._lowered, (args, kwargs))
             return self.recording.attention(*args, **kwargs)
-        if func is torch._grouped_mm and args[0].dtype != torch.bfloat16:
+        if func is GROUPED_FUNCTION and args[0].dtype != torch.bfloat16:
             return self.recording.grouped(*args, **kwargs)
         return func(*args, **kwargs)
 
