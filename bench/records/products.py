@@ -1,7 +1,7 @@
 """The operations of a pass by kind and precision: products, attention, convolutions and scans. Pure.
 
-The runner records them (bench/runner/trial/counted_products.py), and the verifier holds them to the operations
-that the trial was counted to have. docs/adr/0073-precision-of-products.md says why.
+The runner records them (bench/runner/trial/counted_products.py), and the verifier holds them to the
+operations that the trial was counted to have. docs/adr/0073-precision-of-products.md says why.
 """
 
 from __future__ import annotations
