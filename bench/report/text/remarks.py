@@ -48,8 +48,8 @@ def remarks(part: ModelPart, comparison: Comparison) -> Iterator[str]:
     for row, machine in named:
         if row.best.no_gradient_check:
             yield f"gradients not checked: {machine}, {row.best.label}: {row.best.no_gradient_check}"
-        if row.trained and (other := other_precision_text(row.products, row.trained, row.best.setting)):
-            yield f"OTHER PRECISION: {machine}, {row.best.label}: {other}"
+        if row.trained and (text := other_precision_text(row.products, row.trained, row.best.setting)):
+            yield f"OTHER PRECISION: {machine}, {row.best.label}: {text}"
     yield from _left_out(part, comparison)
 
 
