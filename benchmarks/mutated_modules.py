@@ -30,7 +30,8 @@ def _held(subject: str, tests: str) -> Held:
 _BUNDLES = (
     "bundle/test_attacks bundle/test_limits bundle/test_verify bundle/test_operations bundle/test_vectors"
 )
-_CHECKED = "report/test_floors report/test_gradient_checks"  # bundles with floors and gradient checks
+# Bundles with floors, gradient checks, and the precisions of products.
+_CHECKED = "report/test_floors report/test_gradient_checks report/test_products"
 _SIGNING = "signing/test_ssh signing/test_sshsig signing/test_dsse signing/test_trust"
 _KEYS = "signing/test_krl signing/test_keyring bundle/test_vectors"
 _SEARCH = (
@@ -111,6 +112,7 @@ MODULES: Mapping[str, Held] = {
         "recomputation", f"bundle/test_limits {_BUNDLES} node_check/test_results"
     ),
     "bench/bundle/telemetry_limits.py": _held("recomputation", f"bundle/test_limits {_BUNDLES}"),
+    "bench/records/products.py": _held("recomputation", "records/test_products report/test_products"),
     "bench/records/genuine_gpus.py": _held("recomputation", "records/test_genuine_gpus"),
     "bench/bundle/tar_format.py": _held("bundles", f"bundle/test_bundle {_BUNDLES}"),
     "bench/bundle/pack.py": _held("bundles", f"bundle/test_bundle {_BUNDLES}"),

@@ -23,6 +23,7 @@ from bench.records.fastest import fastest
 from bench.records.floor import why_no_floor
 from bench.records.genuine_gpus import false_gpus
 from bench.records.gradients import why_no_check
+from bench.records.products import why_no_products
 from bench.records.trial import Gpu, Measurement, NodeFacts, Trial
 from bench.training.models import Flops
 
@@ -115,6 +116,13 @@ def require_operations(trial: Trial, flops: Flops) -> None:
         raise ValueError(f"the backward pass of trial {trial.id} is counted for another recipe")
     if flops.backward is not None and not 0 < flops.backward <= 2 * flops.total:
         raise ValueError(f"the backward pass of trial {trial.id} has more operations than any has, or none")
+
+
+def require_products(trial: Trial, measurement: Measurement) -> None:
+    """Refuse products that a pass of these operations cannot have, by ValueError. Older bundles have none."""
+    products, flops = measurement.products, measurement.flops
+    if products and (why := why_no_products(products, flops, trial.model, trial.setting)):
+        raise ValueError(f"trial {trial.id}: {why}")
 
 
 def _require_label(trial: TrialResult) -> None:

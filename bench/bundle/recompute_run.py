@@ -26,6 +26,7 @@ from bench.bundle.plausibility import (
     require_operations,
     require_plain,
     require_positive,
+    require_products,
     require_same_run,
     without_telemetry,
 )
@@ -240,6 +241,7 @@ def _read_samples(
         trial = trials[name]
         require_measured(trial, measurement)
         require_operations(trial, measurement.flops)
+        require_products(trial, measurement)
         manifest_check.require_flops(trial, measurement.flops)
         reduced[name] = reduce_trial(trial, measurement, ceilings)
         require_positive(trial, reduced[name].estimate)

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from bench.base.frozen import dataclass
+from bench.records.products import Products
 from bench.records.trial import Ceiling, Measurement, StepSample, Trial
 from bench.training.models import Flops, Model
 
@@ -155,12 +156,23 @@ def ceiling_precisions(model: Model, setting: tuple[str, ...]) -> tuple[str, ...
     return ("tf32" if precision == "fp32" and "tf32" in setting else precision,)
 
 
-def ceiling_of(trial: Trial, ceilings: Iterable[Ceiling]) -> float | None:
-    """Return the best rate of plain matrix products on all GPUs of a trial; None if none was measured."""
+def ceiling_of(trial: Trial, ceilings: Iterable[Ceiling], products: Sequence[Products] = ()) -> float | None:
+    """Return the best rate of plain matrix products on all GPUs of a trial; None if none was measured.
+
+    If it is known what a pass multiplies, each part has the rate of its own precision, as far as the recipe
+    names this precision: in fp8, gradients of weights have the rate of bf16.
+    """
     known = list(ceilings)
-    names = (f"matmul-{precision}" for precision in ceiling_precisions(trial.model, trial.setting))
-    rates = (ceiling_rate(known, name, trial.gpus) for name in names)
-    return max((rate for rate in rates if rate is not None), default=None)
+    precisions = ceiling_precisions(trial.model, trial.setting)
+    found = {name: ceiling_rate(known, f"matmul-{name}", trial.gpus) for name in precisions}
+    rates = {name: rate for name, rate in found.items() if rate}
+    best = max(rates.values(), default=None)
+    if best is None or len(rates) < 2 or not products:
+        return best
+    rates[precisions[0]] = best  # on a CPU, products in bf16 are faster than those in fp8
+    parts = [part for part in products if part.kind != "scans"]
+    seconds = math.fsum(part.operations / rates.get(part.precision, best) for part in parts)
+    return sum(part.operations for part in parts) / seconds
 
 
 def ceiling_rate(ceilings: Iterable[Ceiling], name: str, gpus: int) -> float | None:
@@ -206,7 +218,7 @@ def estimate(
         units_per_second=recipe.batch_size * recipe.units_per_sample / step_with_overhead.value,
         days=step_with_overhead.scaled(recipe.steps / SECONDS_A_DAY),
         flops_per_second=flops.training * recipe.batch_size / step.value,
-        ceiling_flops_per_second=ceiling_of(trial, ceilings),
+        ceiling_flops_per_second=ceiling_of(trial, ceilings, measurement.products),
         peak_bytes=measurement.peak_bytes,
     )
 

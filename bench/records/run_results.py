@@ -12,6 +12,7 @@ from bench.base.strict_json import canonical_json, later, pretty_json, to_json
 from bench.records.estimate import Estimate, Interval, estimate, loss_difference
 from bench.records.floor import Floor, FloorOrReason, share_of_floor
 from bench.records.gradients import CheckOrReason, GradientCheck
+from bench.records.products import Products
 from bench.records.trial import (
     Ceiling,
     Failure,
@@ -62,6 +63,8 @@ class TrialResult:
     gradient_check: GradientCheck | None = None  # of the fastest trials; None in older bundles
     no_gradient_check: str | None = None  # why the gradients were not checked
     data: str | None = later(None)  # folder that the trial read; None: made-up data
+    products: tuple[Products, ...] = later(())  # what a pass multiplies; empty in older bundles
+    no_products: str | None = later(None)  # why that is not known
 
     @property
     def share_of_floor(self) -> float | None:
@@ -202,6 +205,8 @@ def _result(
         gradient_check=check if isinstance(check, GradientCheck) else None,
         no_gradient_check=check if isinstance(check, str) else None,
         data=trial.data,
+        products=measured.first.products if measured else (),
+        no_products=measured.first.no_products if measured else None,
     )
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from bench.base.errors import one_line
 from bench.records.estimate import Interval
 from bench.records.floor import Floor
 from bench.records.gradients import GradientCheck
+from bench.records.products import InputPrecision, ProductKind, Products, in_other_precisions, shares_of
 from bench.records.run_results import TrialResult
 from bench.records.trial import (
     Crashed,
@@ -17,6 +20,8 @@ from bench.records.trial import (
     TimedOut,
     Unsupported,
 )
+from bench.training.models import Model
+from bench.training.setting import Setting
 
 # A CPU computes the numbers of such a recipe, for tests and to try a manifest out.
 FP8_ON_CPU = (
@@ -161,6 +166,27 @@ def floor_text(floor: Floor) -> str:
     """Format a floor: 446 ms a pass (products 412 ms, attention 34.1 ms)."""
     parts = ", ".join(f"{kind} {figures(1000 * seconds)} ms" for kind, seconds in floor.parts.items())
     return f"{figures(1000 * floor.pass_seconds)} ms a pass ({parts})"
+
+
+def products_text(products: Sequence[Products]) -> str:
+    """Format what a pass multiplies: products in bf16 79%, attention in bf16 20%, products in fp32 0.6%."""
+    return _parts_text(shares_of(products))
+
+
+def other_precision_text(products: Sequence[Products], model: Model, setting: Setting) -> str | None:
+    """Say what multiplies in another precision than the recipe's; None if nothing of weight does."""
+    found = in_other_precisions(products, model, setting)
+    if not found:
+        return None
+    usual = model.recipe.precision
+    return (
+        f"the recipe is in {usual}, and of the operations of a pass are {_parts_text(found)}: "
+        f'"of limit" compares these with products in {usual}'
+    )
+
+
+def _parts_text(shares: Mapping[tuple[ProductKind, InputPrecision], float]) -> str:
+    return ", ".join(f"{kind} in {precision} {_percent(part)}" for (kind, precision), part in shares.items())
 
 
 def gradients_line(result: TrialResult) -> str:

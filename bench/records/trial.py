@@ -10,6 +10,7 @@ from typing import Literal
 
 from bench.base.frozen import dataclass
 from bench.base.strict_json import canonical_json, later, to_json
+from bench.records.products import Products
 from bench.training.models import Flops, Model
 
 
@@ -164,6 +165,8 @@ class Measurement:
     phase_seconds: Mapping[str, float]
     started_at: float  # unix time: telemetry from then to ended_at belongs to the timed steps
     ended_at: float
+    products: tuple[Products, ...] = later(())  # what a pass multiplies; empty in older bundles
+    no_products: str | None = later(None)  # why that is not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +221,7 @@ class TimedOut:
     @property
     def trained(self) -> bool:
         """Whether the trial came past its first steps: then it is slow, not stuck."""
-        return self.phase in ("warm-up", "measure", "overheads")
+        return self.phase in ("warm-up", "measure", "overheads", "products")
 
 
 @dataclass(frozen=True, slots=True)

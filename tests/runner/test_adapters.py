@@ -16,8 +16,8 @@ from bench.export.runtime import save_adapters
 from bench.export.templates.script import load, save
 from bench.records.trial import Timing
 from bench.runner.trial.device import Device
-from bench.runner.trial.floor import recorded
 from bench.runner.trial.gradients import check_gradients
+from bench.runner.trial.recorded_computations import recorded
 from bench.runner.trial.run_trial import TrialRun
 from bench.runner.trial.team import Team
 from bench.training.methods import Target, free_lunch, known_methods, refusal

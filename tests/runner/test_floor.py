@@ -17,7 +17,8 @@ from bench.records.trial import Timing, Trial
 from bench.runner.processes.jobs import FloorJob
 from bench.runner.processes.worker import dispatch
 from bench.runner.trial.device import Device
-from bench.runner.trial.floor import Computation, measure_floor, recorded
+from bench.runner.trial.floor import measure_floor
+from bench.runner.trial.recorded_computations import Computation, recorded
 from bench.runner.trial.team import Team
 from bench.training.methods import arithmetic
 from bench.training.models import Model, counts_of, known_models

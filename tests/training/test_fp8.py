@@ -21,8 +21,9 @@ from bench.records.estimate import ceiling_of, ceiling_precisions
 from bench.records.gradients import MOST_OF_A_PARAMETER, MOST_OF_WHOLE, GradientCheck
 from bench.records.trial import Ceiling, Timing
 from bench.runner.trial.device import Device
-from bench.runner.trial.floor import measure_floor, recorded
+from bench.runner.trial.floor import measure_floor
 from bench.runner.trial.gradients import check_gradients
+from bench.runner.trial.recorded_computations import recorded
 from bench.runner.trial.run_trial import TrialRun
 from bench.runner.trial.team import Team
 from bench.training.methods import free_lunch, ordered, refusal

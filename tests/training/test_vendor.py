@@ -141,6 +141,9 @@ def test_fake_tensors_have_a_shape_and_no_contents() -> None:
 
 def test_the_flop_counter_takes_formulas_of_grouped_and_batched_products() -> None:
     assert hasattr(torch.ops.aten, "_grouped_mm"), gone(torch_inside, "torch has no aten._grouped_mm")
+    assert "_grouped_mm" in inspect.getsource(torch.nn.functional.grouped_mm), gone(
+        torch_inside, "F.grouped_mm calls another function"
+    )
     counter = torch_inside.flop_counter(
         grouped_matmul=lambda *_, **__: 0,
         batched_matmul=lambda *_, **__: 7,

@@ -25,6 +25,7 @@ from bench.records.fastest import fastest, runner_up, wrong_settings
 from bench.records.gradients import GradientCheck
 from bench.records.marks import Mark
 from bench.records.mfu import mfu_of
+from bench.records.products import Products
 from bench.records.run_results import Results, TrialResult
 from bench.records.slowdown import Slowed
 from bench.records.switches import deciding, in_words
@@ -141,6 +142,8 @@ class Row:
     samples_sha256: str | None = None
     slowed: Slowed | None = None  # a GPU that was slowed down during `best`
     marks: tuple[Mark, ...] = ()  # of `best`
+    products: tuple[Products, ...] = ()  # what a pass of `best` multiplies
+    no_products: str | None = None  # why that is not known; None in older bundles too
     trained: Model | None = field(default=None, metadata=INTERNAL)  # what a prediction counts
     step_times: tuple[frozenset[float], ...] = field(default=(), metadata=INTERNAL)  # of each measurement
     received_at: str | None = field(default=None, metadata=INTERNAL)  # by the operator's clock
@@ -277,6 +280,8 @@ def _row(path: Path, verdict: Verdict[Contents], run: ComparedRun, model: Model)
         samples_sha256=run.samples_sha256,
         slowed=run.slowed.get(best.id) if best else None,
         marks=run.marks.get(best.id, ()) if best else (),
+        products=best.products if best else (),
+        no_products=best.no_products if best else None,
     )
     if not isinstance(best_attempt, MeasuredAttempt):
         return row

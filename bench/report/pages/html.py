@@ -44,7 +44,7 @@ from bench.report.text.machine_rows import (
     machine_rows,
     offers,
 )
-from bench.report.text.remarks import ABOUT, notes, remarks
+from bench.report.text.remarks import ABOUT, multiplied_lines, notes, remarks
 
 # The columns explained, for a reader who has the report but not the documentation.
 COLUMNS = (
@@ -150,6 +150,9 @@ def _section(part: ModelPart, comparison: Comparison, first: Plot | None) -> Mar
         blocks.append(_offers(part, rows))
     if lines := list(remarks(part, comparison)):
         summary = el("summary", f"{capital(ABOUT)} ({len(lines)})")
+        blocks.append(el("details", summary, items(lines, class_="said"), class_="about"))
+    if lines := list(multiplied_lines(part)):
+        summary = el("summary", "What a pass multiplies in which precision")
         blocks.append(el("details", summary, items(lines, class_="said"), class_="about"))
     shown = [one for one in model_plots(part, comparison, MACHINE_PLOTS) if one != first]
     if shown:

@@ -12,6 +12,8 @@ from bench.records.text import (
     figures,
     interval_text,
     money_text,
+    other_precision_text,
+    products_text,
 )
 from bench.report.compare.compared_rows import RankedRow, UncertainFastest
 from bench.report.compare.comparison import Comparison, ModelPart
@@ -46,6 +48,8 @@ def remarks(part: ModelPart, comparison: Comparison) -> Iterator[str]:
     for row, machine in named:
         if row.best.no_gradient_check:
             yield f"gradients not checked: {machine}, {row.best.label}: {row.best.no_gradient_check}"
+        if row.trained and (text := other_precision_text(row.products, row.trained, row.best.setting)):
+            yield f"OTHER PRECISION: {machine}, {row.best.label}: {text}"
     yield from _left_out(part, comparison)
 
 
@@ -107,6 +111,16 @@ def _close_line(row: RankedRow, doubt: UncertainFastest, machine: str) -> str:
         f"{doubt.confidence:.0%} confidence; next: {rival.label} at micro-batch {rival.micro_batch}, "
         f"{interval_text(rival.days)} days"
     )
+
+
+def multiplied_lines(part: ModelPart) -> Iterator[str]:
+    """Yield for each machine what a pass of its fastest setting multiplies, if its bundle says so."""
+    for entry, machine in zip(part.entries, machine_names(part), strict=True):
+        row = entry.row
+        if row.products:
+            yield f"{machine}, {row.best.label}: {products_text(row.products)}"
+        elif row.no_products:
+            yield f"{machine}, {row.best.label}: unknown, {row.no_products}"
 
 
 def notes(comparison: Comparison) -> Iterator[str]:

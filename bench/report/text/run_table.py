@@ -29,6 +29,8 @@ from bench.records.text import (
     floor_text,
     gradients_text,
     interval_text,
+    other_precision_text,
+    products_text,
     share_text,
     software_line,
 )
@@ -174,6 +176,7 @@ def _notes(
         if trial.no_floor:
             yield f"no floor  {trial.model}: {trial.no_floor}"
         yield from _about_gradients(trial)
+    yield from multiplied(results, marks)
     if not results.node.gpus and any(model.recipe.precision == "fp8" for model in results.models):
         yield f"fp8    {FP8_ON_CPU}"
     kind, software = software_line(results.node)
@@ -192,6 +195,25 @@ def _notes(
         yield f"skipped  {skip.model}  {skip.label}: {one_line(skip.reason)}"
     if results.run.stopped:
         yield f"INCOMPLETE  {one_line(results.run.stopped)}"
+
+
+def multiplied(results: Results, marks: Mapping[str, tuple[Mark, ...]]) -> Iterator[str]:
+    """Yield what each model's fastest trial multiplies, and the trials that do so in another precision."""
+    for model in results.models:
+        trials = [trial for trial in results.trials if trial.model == model.name]
+        best = fastest(trials, marks)
+        if best is not None and best.products:
+            yield f"multiplies  {model.name}, {best.label}: {products_text(best.products)}"
+        if best is not None and best.no_products:
+            yield f"multiplies  {model.name}, {best.label}: unknown, {one_line(best.no_products)}"
+        others: dict[str, list[str]] = {}
+        for trial in trials:
+            if text := other_precision_text(trial.products, model, trial.setting):
+                others.setdefault(text, []).append(trial.label)
+        for text, labels in others.items():
+            named = list(dict.fromkeys(labels))
+            more = f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
+            yield f"OTHER PRECISION  {model.name}, {', '.join(named[:MOST_NAMED])}{more}: {text}"
 
 
 def _about_gradients(trial: TrialResult) -> Iterable[str]:

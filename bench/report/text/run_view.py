@@ -22,6 +22,7 @@ from bench.records.text import (
 )
 from bench.report.compare.compared_rows import ComparedRun
 from bench.report.compare.energy import TelemetryCourse
+from bench.report.text.run_table import multiplied
 from bench.report.text.sparklines import Glyphs, bar, sparkline
 from bench.training.setting import Setting
 
@@ -69,7 +70,8 @@ def run_view(run: ComparedRun, glyphs: Glyphs, room: int | None, *, every: bool 
         for name, text in zip(kept, found, strict=True)
     ]
     course = "\n".join(_course(run, glyphs, room or USUAL_ROOM))
-    return "\n\n".join([*blocks, course, wrapped([LEGEND, *left_out], " " * 4)])
+    notes = [LEGEND, *multiplied(results, run.marks), *left_out]
+    return "\n\n".join([*blocks, course, wrapped(notes, " " * 4)])
 
 
 def _by_speed(trials: Sequence[TrialResult], marks: Mapping[str, tuple[Mark, ...]]) -> list[TrialResult]:

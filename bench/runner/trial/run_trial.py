@@ -24,6 +24,7 @@ from bench.records.trial import Measurement, Proof, StepSample, Trial
 from bench.runner.trial import stopping_rules as rules
 from bench.runner.trial.checkpoint_time import seconds_to_save
 from bench.runner.trial.compared_passes import compared_passes
+from bench.runner.trial.counted_products import products_or_reason
 from bench.runner.trial.device import Device
 from bench.runner.trial.made_up_data import Batches, batches_of
 from bench.runner.trial.strategies import make_strategy
@@ -85,6 +86,8 @@ class TrialRun:
         ended, peak = time.time(), self.peak_bytes()
         self.phase("overheads")
         log, save, evaluation = self.overheads(warm.pass_seconds)
+        self.phase("products")
+        products = products_or_reason(self.trial, flops) if self.team.rank == 0 else ()
         self.phase("done")
         return Measurement(
             steps=steps,
@@ -103,6 +106,8 @@ class TrialRun:
             phase_seconds=self.phase_seconds,
             started_at=started,
             ended_at=ended,
+            products=() if isinstance(products, str) else products,
+            no_products=products if isinstance(products, str) else None,
         )
 
     def prove(self, steps: int, seconds: float) -> Proof:

@@ -340,6 +340,18 @@ def flop_counter(
     return FlopCounterMode(display=False, custom_mapping=formulas)
 
 
+def grouped_products() -> tuple[Any, Any]:
+    """Return torch's operator for grouped products, and the function by which `F.grouped_mm` calls it.
+
+    Relies on: the private names `aten._grouped_mm` and `torch._grouped_mm`. Why: without contents the
+    operator takes bf16 alone, so that products of other precisions must be seen before it. No issue known.
+    Remove when torch's operator takes all precisions without contents.
+    """
+    import torch
+
+    return torch.ops.aten._grouped_mm.default, torch._grouped_mm
+
+
 def copy_each(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
     """Copy each source into its target, also across precisions, in few kernels.
 

@@ -14,8 +14,8 @@ from bench.base.errors import BadInput
 from bench.planning.manifest import parse_manifest
 from bench.records.gradients import LEAST_SHARE
 from bench.runner.trial.device import Device
-from bench.runner.trial.floor import recorded
 from bench.runner.trial.gradients import _SteadyRun, check_gradients
+from bench.runner.trial.recorded_computations import recorded
 from bench.runner.trial.run_trial import TrialRun
 from bench.runner.trial.team import Team
 from bench.training.methods import free_lunch, known_methods

@@ -14,7 +14,7 @@ from bench.export import script
 from bench.export.requirements import needed
 from bench.planning.manifest import parse_manifest
 from bench.runner.trial.device import Device
-from bench.runner.trial.floor import recorded
+from bench.runner.trial.recorded_computations import recorded
 from bench.runner.trial.run_trial import TrialRun
 from bench.runner.trial.team import Team
 from bench.training.methods import free_lunch

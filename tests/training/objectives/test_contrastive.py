@@ -31,8 +31,8 @@ from bench.planning.search.lower_bounds import LowerBounds, TimedTrial, pass_cos
 from bench.records.trial import Trial
 from bench.runner.trial import recorded_pass
 from bench.runner.trial.device import Device
-from bench.runner.trial.floor import recorded
 from bench.runner.trial.gradients import check_gradients
+from bench.runner.trial.recorded_computations import recorded
 from bench.runner.trial.recorded_pass import Replay
 from bench.runner.trial.run_trial import TrialRun
 from bench.runner.trial.team import Team
