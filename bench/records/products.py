@@ -7,9 +7,9 @@ operations that the trial was counted to have. docs/adr/0073-precision-of-produc
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
+from bench.base.frozen import dataclass
 from bench.training.models import Flops, Model
 from bench.training.setting import Setting
 
