@@ -170,8 +170,8 @@ def _hang_up(*lines: socket.socket) -> None:
 class Strangers:
     """The connections that have not proved themselves yet, by age, each with its address.
 
-    Of too many, the oldest of the address that has most is closed: whoever floods the door closes connections
-    of their own, and a node, which proves itself at once, still comes in.
+    Of too many, the oldest of the address that has most is closed: somebody who floods the door closes their
+    own connections, and a node, which proves itself at once, still comes in.
     """
 
     most: int = STRANGERS
