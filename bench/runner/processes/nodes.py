@@ -2,10 +2,8 @@
 
 For every job each node starts torchrun once, under the job's number: a meeting that breaks up must not
 close the next one. All meet in the store of the leader's door (door.py), and the leader's processes bring the
-job. The other nodes do their part and join the next job, until the leader says that a job was the last. They
-come to a meeting only after the leader has announced it: torchrun closes a meeting for ever when a node gives
-up waiting in it. A node that misses a meeting tries the numbers of later jobs. Imports torch only inside
-`meeting`.
+job. The other nodes do their part and join the next job, until the leader says that a job was the last. A
+node that misses a meeting tries the numbers of later jobs. Imports torch only inside `meeting`.
 """
 
 from __future__ import annotations
@@ -18,7 +16,6 @@ import struct
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -44,10 +41,7 @@ NODE, STORE, ADDRESS = "BENCH_NODE", "BENCH_STORE", "BENCH_ADDRESS"
 THREADS, OWN_THREADS = "OMP_NUM_THREADS", "BENCH_OWN_THREADS"
 BEGUN = "begun"  # a file in the members' folder: one of them has started
 FAILED = "bench/failed"  # key of the meeting's store: why the first member failed
-ANNOUNCED = "announced"  # key of the run's store: the number of the job whose meeting the leader goes to
-ANNOUNCEMENT_SECONDS = 20.0  # that another node waits for an announcement before it looks for a later one
-LOOK_SECONDS = 0.2  # between two looks
-LEADER_WAITS, OTHER_WAITS = 600, 120  # seconds that the leader and another node wait at a meeting
+LEADER_WAITS, OTHER_WAITS = 600, 20  # seconds that the leader and another node wait at a meeting
 # torchrun compares a node's heartbeats with another's clock: a node 15 seconds behind looked dead.
 # A node that is really gone is noticed by other means.
 SIGNS_MISSED = 720  # heartbeats, one in five seconds: an hour
@@ -127,22 +121,6 @@ def meeting(store: str, run: str, patience: timedelta = STORE_PATIENCE) -> Store
     return PrefixStore(run, TCPStore(host, port, is_master=False, timeout=patience))
 
 
-def is_announced(nodes: Nodes, number: int, seconds: float) -> bool:
-    """Wait for so long that the leader goes to the meeting of job `number`; True as soon as it does."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        with suppress(
-            Exception
-        ):  # torch has several types for a connection that fails: the leader comes later
-            store = meeting(nodes.store, nodes.identity, timedelta(seconds=seconds))
-            while time.monotonic() < deadline:
-                if store.check([ANNOUNCED]) and int(store.get(ANNOUNCED)) == number:
-                    return True
-                time.sleep(LOOK_SECONDS)
-        time.sleep(LOOK_SECONDS)
-    return False
-
-
 @contextmanager
 def short_path(path: Path) -> Iterator[str]:
     """Yield a name for `path` that fits into a socket's address, which holds 107 characters."""
@@ -161,10 +139,6 @@ def across_nodes(job: AnyRunJob, emit: Emit, folder: Path) -> int:
     nodes = job.nodes
     assert nodes is not None
     leads = nodes.node == 0
-    if leads:
-        meeting(nodes.store, nodes.identity).set(ANNOUNCED, str(job.number))
-    elif not is_announced(nodes, job.number, ANNOUNCEMENT_SECONDS):
-        return 1
     events, address = folder / "events", own_address(nodes.meet)
     per_node = job.gpus // nodes.count
     environment = os.environ | threads(os.environ, per_node)
