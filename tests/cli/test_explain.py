@@ -105,7 +105,10 @@ def test_the_document_has_entries_or_names(capsys: pytest.CaptureFixture[str]) -
     assert entry["kind"] == "column"
     assert entry["names"] == ["of limit", "limit"]
     assert {fact["head"] for fact in entry["facts"]} == {"`--columns`", "meaning"}
-    assert document["see_also"] == ["docs/running.md#gradients"]
+    assert document["see_also"] == [
+        "docs/running.md#what-a-pass-multiplies",
+        "docs/running.md#gradients",
+    ]
     assert main(["explain", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["names"].keys() == {*KINDS}
 
