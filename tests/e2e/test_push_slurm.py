@@ -159,7 +159,15 @@ def of_two(tmp_path: Path) -> Iterator[Operator]:
 
 def test_two_nodes_of_a_cluster_train_as_one(of_two: Operator) -> None:
     login = of_two.nodes.addresses[0]
-    words = [of_two.manifest(**PAIR), login, "--slurm", "--slurm-nodes", "2", "--time", "30"]
+    words: list[str | Path] = [
+        of_two.manifest(**PAIR),
+        login,
+        "--slurm",
+        "--slurm-nodes",
+        "2",
+        "--time",
+        "30",
+    ]
     pushing = of_two.begin(*words)
     with of_two.halfway(login):
         assert ask(of_two, "squeue", "-h", "-o", "%D %T").split() == ["2", "RUNNING"]
