@@ -7,11 +7,8 @@ import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,19 +17,12 @@ import torch.distributed as dist
 from bench.base.errors import BadInput, EnvironmentCannot
 from bench.cli.main import main
 from bench.cli.run import meeting_secret
-from bench.runner.processes import door
 from bench.runner.processes.door import (
     GREETING,
-    HANDSHAKE_SECONDS,
     LOOPBACK,
-    NONCE_BYTES,
     PIECE_BYTES,
-    STRANGERS,
     SealedLine,
     Stranger,
-    Strangers,
-    admit,
-    keep_door,
     listening_address,
     open_door,
     prove_as_leader,
@@ -186,154 +176,6 @@ def test_the_leader_listens_at_the_meetings_address_alone_and_its_store_on_loopb
     with open_door(Nodes(2, 0, f"127.0.0.3:{port}", "abc"), SECRET) as nodes:
         assert listeners(port) == ["127.0.0.3"]
         assert listeners(host_and_port(nodes.store)[1]) == [LOOPBACK]
-
-
-def test_a_flood_of_connections_keeps_no_node_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A neighbour opens connections and says nothing, or only the greeting; the oldest of them are closed."""
-    monkeypatch.setattr(door, "HANDSHAKE_SECONDS", 600.0)  # so that no place becomes free by itself
-    with ExitStack() as stack:
-        store, meeting = (stack.enter_context(socket.create_server((LOOPBACK, 0))) for _ in range(2))
-        answer = partial(admit, secret=SECRET, store_port=store.getsockname()[1], strangers=Strangers())
-        threading.Thread(target=keep_door, args=(meeting, answer), daemon=True).start()
-
-        def connected() -> socket.socket:
-            return stack.enter_context(socket.create_connection(meeting.getsockname(), timeout=60))
-
-        flood = [connected() for _ in range(2 * STRANGERS)]
-        for line in flood[::2]:
-            with suppress(OSError):
-                line.sendall(GREETING)
-        prove_as_node(connected(), SECRET).send(b"set a key")
-        behind, _ = store.accept()
-        with behind:
-            assert behind.recv(99) == b"set a key"
-        with suppress(ConnectionResetError):
-            assert flood[0].recv(1) == b""
-
-
-def test_a_flood_from_one_address_closes_no_connection_of_another() -> None:
-    class From:
-        """A connection from an address."""
-
-        def __init__(self, address: str) -> None:
-            self.address, self.open = address, True
-
-        def getpeername(self) -> tuple[str, int]:
-            return self.address, 9
-
-        def shutdown(self, _: int) -> None:
-            self.open = False
-
-    strangers: Any = Strangers(most=4)
-    slow, *flood = [From("slow"), *(From("flood") for _ in range(8))]
-    for line in (slow, *flood):
-        strangers.enter(line)
-    assert slow.open
-    assert [line.open for line in flood] == [False] * 5 + [True] * 3
-    strangers.leave(slow)
-    strangers.leave(flood[0])  # which was closed before
-    strangers.enter(From("another"))
-    assert flood[-1].open
-
-
-class Dripping:
-    """A connection that brings one byte a second."""
-
-    def __init__(self, data: bytes, patch: pytest.MonkeyPatch) -> None:
-        self.data, self.seconds, self.sent = data, 0.0, b""
-        patch.setattr("bench.runner.processes.door.time", SimpleNamespace(monotonic=lambda: self.seconds))
-
-    def recv(self, _: int) -> bytes:
-        self.seconds += 1.0
-        taken, self.data = self.data[:1], self.data[1:]
-        return taken
-
-    def settimeout(self, seconds: float) -> None:
-        assert 0 < seconds <= HANDSHAKE_SECONDS - self.seconds
-
-    def sendall(self, data: bytes) -> None:
-        self.sent += data
-
-
-@pytest.mark.parametrize("prove", [prove_as_leader, prove_as_node])
-def test_a_handshake_byte_by_byte_holds_no_place(
-    prove: Callable[[Any, bytes], SealedLine], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    line = Dripping(GREETING + bytes(99), monkeypatch)
-    with pytest.raises(Stranger, match="takes too long"):
-        prove(line, SECRET)
-    assert line.seconds == HANDSHAKE_SECONDS
-
-
-def test_a_recorded_handshake_of_a_node_is_worth_nothing() -> None:
-    """Somebody who hears everything that a node and the leader say repeats the words of either side."""
-    heard: list[bytes] = []
-
-    class Heard:
-        def __init__(self, line: socket.socket) -> None:
-            self.line = line
-
-        def sendall(self, data: bytes) -> None:
-            heard.append(data)
-            self.line.sendall(data)
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self.line, name)
-
-    leader, node = both_sides(
-        lambda line: prove_as_leader(line, SECRET),
-        lambda line: prove_as_node(Heard(line), SECRET),  # type: ignore[arg-type]
-    )
-    node.send(b"set a key")
-    assert leader.receive() == b"set a key"
-    greeting, proof, *_ = heard
-
-    def repeat(line: socket.socket) -> bytes:
-        line.sendall(greeting)
-        nonce = line.recv(4096)
-        line.sendall(proof + b"".join(heard[2:]))
-        return nonce + line.recv(4096)
-
-    refused, seen = both_sides(lambda line: prove_as_leader(line, SECRET), repeat)
-    assert isinstance(refused, Stranger)
-    assert isinstance(seen, OSError) or len(seen) == NONCE_BYTES  # the nonce, drawn for this connection
-
-
-def test_the_door_outlives_a_connection_that_cannot_be_accepted() -> None:
-    """A stranger who resets a connection early, or leaves no descriptor free, ends no meeting."""
-    with socket.create_server((LOOPBACK, 0)) as server:
-        other = socket.create_connection(server.getsockname())
-        line, _ = server.accept()
-    outcomes: list[Any] = [
-        ConnectionAbortedError(),
-        OSError(24, "Too many open files"),
-        (line, ""),
-        OSError(),
-    ]
-    answered: list[socket.socket] = []
-    done = threading.Event()
-
-    class Listener:
-        closed = False
-
-        def accept(self) -> Any:
-            outcome = outcomes.pop(0)
-            self.closed = not outcomes
-            if isinstance(outcome, OSError):
-                raise outcome
-            return outcome
-
-        def fileno(self) -> int:
-            return -1 if self.closed else 3
-
-    def answer(one: socket.socket) -> None:
-        answered.append(one)
-        done.set()
-
-    with line, other:
-        keep_door(Listener(), answer)  # type: ignore[arg-type]
-        assert done.wait(60)
-        assert answered == [line]
 
 
 def test_a_port_in_use_is_refused_at_once() -> None:

@@ -18,13 +18,10 @@ import struct
 import subprocess
 import sys
 import threading
-import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
-from functools import partial
 from ipaddress import ip_address
 
 from cryptography.exceptions import InvalidTag
@@ -40,9 +37,8 @@ GREETING = b"bench meeting 1\n"
 NONCE_BYTES = PROOF_BYTES = KEY_BYTES = 32
 PIECE_BYTES = 1 << 16  # of plain data in one frame
 TAG_BYTES = 16
-HANDSHAKE_SECONDS = 20.0  # of a whole handshake, however many pieces it comes in
-STRANGERS = 64  # connections that have not proved themselves yet
-RETRY_SECONDS = 0.1  # after a connection that could not be accepted
+HANDSHAKE_SECONDS = 10.0
+STRANGERS = 64  # connections that have not proved themselves yet; further ones are closed
 DIAL_SECONDS = 10.0
 BACKLOG = 128
 STORE_PATIENCE = timedelta(days=7)  # longer than any run
@@ -84,17 +80,10 @@ class SealedLine:
         return data
 
 
-def _exactly(line: socket.socket, size: int, until: float | None = None) -> bytes:
-    """Read `size` bytes; return nothing if the connection ends before the first of them.
-
-    Stranger if they have not come at the time `until`, so that nobody holds a place by single bytes.
-    """
+def _exactly(line: socket.socket, size: int) -> bytes:
+    """Read `size` bytes; return nothing if the connection ends before the first of them."""
     data = b""
     while len(data) < size:
-        if until is not None:
-            if (left := until - time.monotonic()) <= 0:
-                raise Stranger("a handshake that takes too long")
-            line.settimeout(left)
         more = line.recv(size - len(data))
         if not more:
             if data:
@@ -106,15 +95,14 @@ def _exactly(line: socket.socket, size: int, until: float | None = None) -> byte
 
 def prove_as_leader(line: socket.socket, secret: bytes) -> SealedLine:
     """Let another node's door prove that it knows the secret, and then prove it to that door."""
-    until = time.monotonic() + HANDSHAKE_SECONDS
-    greeting = _exactly(line, len(GREETING) + NONCE_BYTES, until)
+    greeting = _exactly(line, len(GREETING) + NONCE_BYTES)
     if not greeting.startswith(GREETING):
         raise Stranger("another protocol")
     own = secrets.token_bytes(NONCE_BYTES)
     talk = greeting + own
     # The other side proves itself first: a stranger gets nothing from which the secret could be guessed.
     line.sendall(own)
-    if not hmac.compare_digest(_exactly(line, PROOF_BYTES, until), _proof(secret, b"node", talk)):
+    if not hmac.compare_digest(_exactly(line, PROOF_BYTES), _proof(secret, b"node", talk)):
         raise Stranger("a wrong proof")
     line.sendall(_proof(secret, b"leader", talk))
     to_node, to_leader = _keys(secret, talk)
@@ -123,12 +111,11 @@ def prove_as_leader(line: socket.socket, secret: bytes) -> SealedLine:
 
 def prove_as_node(line: socket.socket, secret: bytes) -> SealedLine:
     """Prove to the leader's door that this node knows the secret, and let it prove it too."""
-    until = time.monotonic() + HANDSHAKE_SECONDS
     greeting = GREETING + secrets.token_bytes(NONCE_BYTES)
     line.sendall(greeting)
-    talk = greeting + _exactly(line, NONCE_BYTES, until)
+    talk = greeting + _exactly(line, NONCE_BYTES)
     line.sendall(_proof(secret, b"node", talk))
-    if not hmac.compare_digest(_exactly(line, PROOF_BYTES, until), _proof(secret, b"leader", talk)):
+    if not hmac.compare_digest(_exactly(line, PROOF_BYTES), _proof(secret, b"leader", talk)):
         raise Stranger("a wrong proof")
     to_node, to_leader = _keys(secret, talk)
     return SealedLine(line, send_key=to_leader, receive_key=to_node)
@@ -166,48 +153,17 @@ def _hang_up(*lines: socket.socket) -> None:
             line.shutdown(socket.SHUT_RDWR)
 
 
-@dataclass(slots=True)
-class Strangers:
-    """The connections that have not proved themselves yet, by age, each with its address.
-
-    Of too many, the oldest of the address that has most is closed: somebody who floods the door closes their
-    own connections, and a node, which proves itself at once, still comes in.
-    """
-
-    most: int = STRANGERS
-    _address_of: dict[socket.socket, str] = field(default_factory=dict)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def enter(self, line: socket.socket) -> None:
-        """Add a connection; OSError if it has ended already."""
-        address = str(line.getpeername()[0])
-        with self._lock:
-            self._address_of[line] = address
-            if len(self._address_of) <= self.most:
-                return
-            counts = Counter(self._address_of.values())
-            crowd = max(counts.values())
-            oldest = next(one for one, its in self._address_of.items() if counts[its] == crowd)
-            del self._address_of[oldest]
-        _hang_up(oldest)
-
-    def leave(self, line: socket.socket) -> None:
-        with self._lock:
-            self._address_of.pop(line, None)
-
-
-def admit(line: socket.socket, secret: bytes, store_port: int, strangers: Strangers) -> None:
+def admit(line: socket.socket, secret: bytes, store_port: int, strangers: threading.Semaphore) -> None:
     """Connect another node's door to the store of this machine, once it has proved itself."""
     with line:
         try:
-            strangers.enter(line)
-            line.settimeout(HANDSHAKE_SECONDS)  # of sending
+            line.settimeout(HANDSHAKE_SECONDS)
             sealed = prove_as_leader(line, secret)
             line.settimeout(None)
         except (OSError, Stranger):
             return
         finally:
-            strangers.leave(line)
+            strangers.release()
         with suppress(OSError), socket.create_connection((LOOPBACK, store_port)) as plain:
             pass_on(plain, sealed)
 
@@ -220,7 +176,7 @@ def dial(plain: socket.socket, secret: bytes, meet: str) -> None:
         suppress(OSError, Stranger),
         socket.create_connection(leader, timeout=DIAL_SECONDS) as line,
     ):
-        line.settimeout(HANDSHAKE_SECONDS)  # of sending
+        line.settimeout(HANDSHAKE_SECONDS)
         sealed = prove_as_node(line, secret)
         line.settimeout(None)
         pass_on(plain, sealed)
@@ -246,23 +202,11 @@ def listening_address(meet: str) -> str:
 
 
 def keep_door(listener: socket.socket, answer: Callable[[socket.socket], None]) -> None:
-    """Answer every connection in a separate thread, until the process ends.
-
-    A connection may be gone before it is accepted, and a flood may leave no descriptor or thread for others.
-    """
+    """Answer every connection in a separate thread, until the process ends."""
     while True:
-        try:
-            line, _ = listener.accept()
-        except OSError:
-            if listener.fileno() < 0:
-                return
-            time.sleep(RETRY_SECONDS)
-            continue
-        try:
-            line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            threading.Thread(target=answer, args=(line,), daemon=True).start()
-        except (OSError, RuntimeError):
-            line.close()
+        line, _ = listener.accept()
+        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        threading.Thread(target=answer, args=(line,), daemon=True).start()
 
 
 def open_for_nodes(meet: str, secret: bytes) -> tuple[int, object]:
@@ -275,8 +219,14 @@ def open_for_nodes(meet: str, secret: bytes) -> tuple[int, object]:
     store = torch_inside.store_on_socket(
         LOOPBACK, port, None, listen_fd=behind.detach(), timeout=STORE_PATIENCE
     )
-    strangers = Strangers()
-    answer = partial(admit, secret=secret, store_port=port, strangers=strangers)
+    strangers = threading.Semaphore(STRANGERS)
+
+    def answer(line: socket.socket) -> None:
+        if strangers.acquire(blocking=False):
+            admit(line, secret, port, strangers)
+        else:
+            line.close()
+
     threading.Thread(target=keep_door, args=(listener, answer), daemon=True).start()
     return port, store
 
