@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.e2e.pushing import until
 from tests.e2e.services import SYSTEM, require, require_root
+from tests.patience import until
 from tests.warm import ROOT
 
 SYSTEMD = Path("/lib/systemd/systemd")

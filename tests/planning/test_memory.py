@@ -128,7 +128,7 @@ def test_the_host_memory_of_offloading_is_predicted(name: str) -> None:
         model = find_model(trial["model"])
         assert model
         parameters = parameters_of(model) or 0
-        predicted = host_bytes(parameters, trial["setting"], 1)
+        predicted = host_bytes(parameters, tuple(trial["setting"]), 1)
         if "fsdp-2" in trial["setting"] and name in WITHOUT_SUMS:
             predicted -= SUMS * parameters
         if "SIGKILL" in str(trial["failure"]):  # the host ran out of memory
