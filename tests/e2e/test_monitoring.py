@@ -62,10 +62,8 @@ def test_systemd_checks_the_node_by_the_documented_lines(tmp_path: Path) -> None
     """The timer's next check is started at once; the GPUs are those of the simulated driver."""
     with booted_machine(tmp_path) as machine:
         machine.type(
-            printed(
-                "mkdir -p /etc/bench && cp \"$(python3 -c 'import bench.data as d; print(*d.__path__)')\""
-                "/monitoring/* /etc/bench/"
-            )
+            "mkdir -p /etc/bench && cp \"$(python3 -c 'import bench.data as d; print(*d.__path__)')\""
+            "/monitoring/* /etc/bench/"
         )
         machine.type(
             printed(
