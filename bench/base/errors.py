@@ -37,8 +37,12 @@ def one_line(text: str) -> str:
 
 def in_json(value: object, most: int = 60) -> str:
     """Show a value of an input as JSON on one line, cut to `most` characters."""
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= most else text[: most - 1] + "…"
+    return cut(json.dumps(value, ensure_ascii=False), most)
+
+
+def cut(text: str, most: int) -> str:
+    """Cut a text to `most` characters, the last of which then says that some are missing."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 class BenchError(Exception):

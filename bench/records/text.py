@@ -79,6 +79,12 @@ def count_text(number: int, word: str) -> str:
     return f"{number:,} {word}{'' if number == 1 else 's'}"
 
 
+def first_of(names: Sequence[str], most: int) -> str:
+    """Join the first `most` names, and say how many there are beyond them: a, b and 3 more."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
 def batch_text(micro_batch: int, accumulation: int, devices: int) -> str:
     """Format a step's batch as a product: micro-batch, accumulation, devices."""
     return f"{micro_batch} x {accumulation}" + (f" x {devices}" if devices > 1 else "")
@@ -171,6 +177,13 @@ def floor_text(floor: Floor) -> str:
 def products_text(products: Sequence[Products]) -> str:
     """Format what a pass multiplies: products in bf16 79%, attention in bf16 20%, products in fp32 0.6%."""
     return _parts_text(shares_of(products))
+
+
+def multiplied_text(products: Sequence[Products], no_products: str | None) -> str | None:
+    """Format what a pass multiplies, or why it is unknown; None in bundles that are older than both."""
+    if products:
+        return products_text(products)
+    return f"unknown, {one_line(no_products)}" if no_products else None
 
 
 def other_precision_text(products: Sequence[Products], model: Model, setting: Setting) -> str | None:

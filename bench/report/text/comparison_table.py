@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tabulate import tabulate
-
 from bench.base import terminal
 from bench.base.strict_json import pretty_json, to_json
 from bench.base.terminal import Column, Table, Wrapped
@@ -13,7 +11,7 @@ from bench.report.compare.comparison import Comparison, ModelPart
 from bench.report.compare.matrix import matrix_of
 from bench.report.text.answer_text import answer_text, own_answer, question_text
 from bench.report.text.comparison_csv import csv_text
-from bench.report.text.escapes import markdown_text
+from bench.report.text.escapes import markdown_table, markdown_text
 from bench.report.text.machine_rows import (
     FIXED_COLUMNS,
     HEADERS,
@@ -100,17 +98,10 @@ def markdown(comparison: Comparison) -> str:
     for part, machines in zip(comparison.parts, machine_tables(comparison.parts), strict=True):
         blocks.append(f"### {markdown_text(part.title)}")
         blocks += map(markdown_text, own_answer(part, comparison))
-        blocks += map(_pipes, filter(None, (machines, offer_table(part, comparison))))
+        blocks += map(markdown_table, filter(None, (machines, offer_table(part, comparison))))
         if told := [f"- {markdown_text(line)}" for line in remarks(part, comparison)]:
             blocks += [f"{ABOUT}:", "\n".join(told)]
     return "\n\n".join([*blocks, "\n".join(f"- {markdown_text(note)}" for note in notes(comparison))])
-
-
-def _pipes(one: Table) -> str:
-    safe = [[markdown_text(cell) for cell in row] for row in one.rows]
-    sides = ["right" if column.right else "left" for column in one.columns]
-    heads = [column.head for column in one.columns]
-    return tabulate(safe, heads, tablefmt="pipe", disable_numparse=True, colalign=sides)
 
 
 def json_text(comparison: Comparison) -> str:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable
 
 from bench.base.errors import one_line
+from bench.base.terminal import Table
 
 # Spreadsheets compute a cell that begins with one of these; those of full width count in Japanese ones.
 _SIGNS = frozenset("=+-@\uff1d\uff0b\uff0d\uff20")
@@ -49,6 +50,16 @@ def markdown_text(text: str) -> str:
     """Escape a text, so that Markdown shows it letter by letter on one line, without blanks around it."""
     marked = _LINK.sub(lambda found: "\\" + found[0], _MARKUP.sub(r"\\\g<0>", one_line(text.strip())))
     return _BLOCK.sub(lambda found: f"{found[1]}\\{found[0][-1]}", marked)
+
+
+def markdown_table(table: Table) -> str:
+    """Write a table in Markdown; every cell and every head is escaped."""
+    from tabulate import tabulate  # slow to import
+
+    heads = [markdown_text(column.head) for column in table.columns]
+    rows = [list(map(markdown_text, row)) for row in table.rows]
+    sides = ["right" if column.right else "left" for column in table.columns]
+    return tabulate(rows, heads, tablefmt="pipe", disable_numparse=True, colalign=sides)
 
 
 def markdown_code(text: str) -> str:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tabulate import tabulate
-
 from bench.base import terminal
 from bench.records.text import figures, money_text
 from bench.report.compare.matrix import Matrix, MatrixCell
-from bench.report.text.escapes import markdown_text
+from bench.report.text.escapes import markdown_table, markdown_text
 
 SIGNS = {
     "*": "the answer",
@@ -71,15 +69,9 @@ def matrix_markdown(matrix: Matrix, currency: str) -> str:
     if not matrix.rows:
         return ""
     heads, rows = _grid(matrix, currency)
-    safe = [[markdown_text(cell) for cell in row] for row in rows]
-    titles = [markdown_text(head) for head in heads]
-    aligned = ["left", *_rights(len(heads) - 1)]
-    pipes = tabulate(safe, titles, tablefmt="pipe", disable_numparse=True, colalign=aligned)
+    columns = terminal.plain_columns(heads, range(1, len(heads)))
+    pipes = markdown_table(terminal.Table(columns, rows))
     return f"{pipes}\n\n{markdown_text(legend(matrix))}"
-
-
-def _rights(count: int) -> list[str]:
-    return ["right"] * count
 
 
 def _grid(matrix: Matrix, currency: str) -> Grid:

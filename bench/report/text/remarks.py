@@ -12,8 +12,8 @@ from bench.records.text import (
     figures,
     interval_text,
     money_text,
+    multiplied_text,
     other_precision_text,
-    products_text,
 )
 from bench.report.compare.compared_rows import RankedRow, UncertainFastest
 from bench.report.compare.comparison import Comparison, ModelPart
@@ -116,11 +116,8 @@ def _close_line(row: RankedRow, doubt: UncertainFastest, machine: str) -> str:
 def multiplied_lines(part: ModelPart) -> Iterator[str]:
     """Yield for each machine what a pass of its fastest setting multiplies, if its bundle says so."""
     for entry, machine in zip(part.entries, machine_names(part), strict=True):
-        row = entry.row
-        if row.products:
-            yield f"{machine}, {row.best.label}: {products_text(row.products)}"
-        elif row.no_products:
-            yield f"{machine}, {row.best.label}: unknown, {row.no_products}"
+        if text := multiplied_text(entry.row.products, entry.row.no_products):
+            yield f"{machine}, {entry.row.best.label}: {text}"
 
 
 def notes(comparison: Comparison) -> Iterator[str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
-from bench.base.errors import one_line
+from bench.base.errors import cut, one_line
 from bench.base.terminal import Column, Table, Wrapped, alike, wrapped
 from bench.bundle.verdict import Contents, RunContents, Verdict
 from bench.records.estimate import BETWEEN_PROCESSES
@@ -26,11 +26,12 @@ from bench.records.text import (
     failure_text,
     failure_word,
     figures,
+    first_of,
     floor_text,
     gradients_text,
     interval_text,
+    multiplied_text,
     other_precision_text,
-    products_text,
     share_text,
     software_line,
 )
@@ -149,14 +150,9 @@ def _reasons(trials: Sequence[TrialResult]) -> Iterator[str]:
         for failure in (trial.failure, trial.unproven):
             if failure is not None and not isinstance(failure, OutOfMemory):
                 batch = batch_text(trial.micro_batch, trial.accumulation, trial.gpus)
-                by_reason.setdefault(_short(failure_text(failure)), []).append(f"{trial.label} {batch}")
+                by_reason.setdefault(cut(failure_text(failure), MOST_REASON), []).append(f"{trial.label} {batch}")
     for reason, settings in by_reason.items():
-        more = f" and {len(settings) - MOST_NAMED} more" if len(settings) > MOST_NAMED else ""
-        yield f"{', '.join(settings[:MOST_NAMED])}{more}: {reason}"
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= MOST_REASON else text[: MOST_REASON - 1] + "…"
+        yield f"{first_of(settings, MOST_NAMED)}: {reason}"
 
 
 def _notes(
@@ -202,18 +198,15 @@ def multiplied(results: Results, marks: Mapping[str, tuple[Mark, ...]]) -> Itera
     for model in results.models:
         trials = [trial for trial in results.trials if trial.model == model.name]
         best = fastest(trials, marks)
-        if best is not None and best.products:
-            yield f"multiplies  {model.name}, {best.label}: {products_text(best.products)}"
-        if best is not None and best.no_products:
-            yield f"multiplies  {model.name}, {best.label}: unknown, {one_line(best.no_products)}"
+        if best is not None and (text := multiplied_text(best.products, best.no_products)):
+            yield f"multiplies  {model.name}, {best.label}: {text}"
         others: dict[str, list[str]] = {}
         for trial in trials:
             if text := other_precision_text(trial.products, model, trial.setting):
                 others.setdefault(text, []).append(trial.label)
         for text, labels in others.items():
-            named = list(dict.fromkeys(labels))
-            more = f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
-            yield f"OTHER PRECISION  {model.name}, {', '.join(named[:MOST_NAMED])}{more}: {text}"
+            named = first_of(list(dict.fromkeys(labels)), MOST_NAMED)
+            yield f"OTHER PRECISION  {model.name}, {named}: {text}"
 
 
 def _about_gradients(trial: TrialResult) -> Iterable[str]:
