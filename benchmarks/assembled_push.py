@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from bench.base.stamps import file_sha256
 from bench.images.archive import extract, facts_of
-from bench.images.fetch import digest
 from bench.images.package_list import LIST, read_list
 from bench.packages.apt_sources import read_mirrors
 from bench.packages.download import WantedFile, fetch_all
@@ -37,7 +37,7 @@ from tests.e2e.services import docker_engine
 def publish(image: Path, wheels: Path, folder: Path) -> None:
     """Lay out an index of the image's wheels, and a mirror of its Debian packages from apt's mirrors."""
     files = read_list(extract(image, facts_of(image), LIST))
-    by_digest = {digest(path): path for path in wheels.rglob("*.whl")}
+    by_digest = {file_sha256(path): path for path in wheels.rglob("*.whl")}
     debs = [file for file in files if not file.is_wheel]
     (folder / "packages").mkdir(parents=True)
     index = PackageIndex(read_settings(os.environ, Path.home()), read_mirrors())

@@ -24,7 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from bench.images.fetch import image_cache, wheels
+from bench.base.paths import cache_path
+from bench.images.fetch import wheels
 from bench.images.locks import read_pins
 from bench.images.variants import find_variant
 from benchmarks.slow_lines import served
@@ -94,7 +95,7 @@ def _host_key(port: int) -> str:
 
 def package_index(folder: Path) -> Path:
     """Make an index of the wheels of the CPU's lock for all of its Pythons."""
-    pins, cache = read_pins(ROOT / "docker/cpu.lock").values(), (image_cache() / "wheels").resolve()
+    pins, cache = read_pins(ROOT / "docker/cpu.lock").values(), (cache_path("images") / "wheels").resolve()
     pythons = find_variant("cpu").pythons
     found = {path for python in pythons for path in wheels(pins, cache, python).values()}
     return make_index(folder / "index", *sorted(found))

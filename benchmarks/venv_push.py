@@ -22,14 +22,15 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from bench.images.fetch import image_cache, wheels
+from bench.base.paths import cache_path
+from bench.images.fetch import wheels
 from bench.images.locks import read_pins
 from benchmarks.line_costs import Costs, counted_processes, start
 from benchmarks.slow_lines import namespace, node, served
 from tests.e2e.pushing import ROOT, Operator
 from tests.environment.made_wheels import make_index
 
-CACHE = (image_cache() / "wheels").resolve()
+CACHE = (cache_path("images") / "wheels").resolve()
 
 
 @dataclass(frozen=True)

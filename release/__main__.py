@@ -19,11 +19,13 @@ from typing import Any
 
 from bench import __version__
 from bench.base.errors import BadInput, BenchError
+from bench.base.paths import cache_path
 from bench.base.sbom import PLACE
+from bench.base.stamps import file_sha256
 from bench.images.archive import ImageFacts, extract, facts_of, manifest_digest, pack_layers, write_archive
 from bench.images.attestation import Attested, attest_contents, attest_provenance
 from bench.images.build_image import BuildInputs
-from bench.images.fetch import digest, image_cache, wheels_in
+from bench.images.fetch import wheels_in
 from bench.images.kernel_layer import below_kernels
 from bench.images.locks import read_pins
 from bench.images.revision import REVISION, commit_of
@@ -101,17 +103,22 @@ def _packages(folder: Path, work: Path, commit: str) -> Iterator[dict[str, Any]]
     python_packages.export(ROOT, commit, source)
     _, wheel = python_packages.build(source, folder, python_packages.commit_time(ROOT), setuptools)
     lock = (source / operator_lock.LOCK).read_text(encoding="utf-8")
-    own = operator_lock.with_own_wheel(lock, __version__, digest(wheel))
+    own = operator_lock.with_own_wheel(lock, __version__, file_sha256(wheel))
     (folder / f"{NAME}.operator.lock").write_text(own, encoding="utf-8", newline="\n")
-    listed = operator_lock.sbom(operator_lock.read_lock(lock), __version__, (wheel.name, digest(wheel)))
+    listed = operator_lock.sbom(operator_lock.read_lock(lock), __version__, (wheel.name, file_sha256(wheel)))
     (folder / f"{NAME}.cdx.json").write_bytes(listed)
-    found = debian_package.locked_wheels(operator_lock.read_lock(lock), image_cache() / "operator-wheels")
+    found = debian_package.locked_wheels(
+        operator_lock.read_lock(lock), cache_path("images") / "operator-wheels"
+    )
     stated = debian_package.Stated(
         __version__, python_packages.commit_author(ROOT), python_packages.commit_time(ROOT)
     )
     debian_package.write(folder, stated, own, {**found, wheel.name: wheel})
     yield {"uri": "git+file:.", "digest": {"gitCommit": commit}}
-    yield {"uri": f"file:{operator_lock.LOCK}", "digest": {"sha256": digest(source / operator_lock.LOCK)}}
+    yield {
+        "uri": f"file:{operator_lock.LOCK}",
+        "digest": {"sha256": file_sha256(source / operator_lock.LOCK)},
+    }
     for value in sorted(pin.sha256):
         yield {"uri": f"pkg:pypi/{pin.name}@{pin.version}", "digest": {"sha256": value}}
 
@@ -133,7 +140,7 @@ def _kernels(folder: Path, given: Path | None) -> Iterator[dict[str, Any]]:
             target.mkdir(exist_ok=True)
             shutil.copyfile(path, target / path.name)
             found = True
-        yield {"uri": f"file:docker/{lock.name}", "digest": {"sha256": digest(lock)}}
+        yield {"uri": f"file:docker/{lock.name}", "digest": {"sha256": file_sha256(lock)}}
     if not found:
         raise BadInput("has no wheel that docker/VARIANT.built.lock names", where=str(given))
 
@@ -163,7 +170,7 @@ def _write_image(
         write_archive(out, facts.config_bytes, blobs, f"bench:{variant.name}")
     saved = facts_of(out)
     contents = extract(out, saved, str(PLACE).lstrip("/"))
-    image = Attested(saved, contents, (out.name, digest(out)), manifest_digest(out, saved))
+    image = Attested(saved, contents, (out.name, file_sha256(out)), manifest_digest(out, saved))
     inputs = BuildInputs(ROOT, variant, Path())
     files = {
         "cdx.json": contents,

@@ -12,7 +12,8 @@ import zipfile
 from pathlib import Path
 
 from bench.base.errors import EnvironmentCannot
-from bench.images.fetch import image_cache, wheels
+from bench.base.paths import cache_path
+from bench.images.fetch import wheels
 from bench.images.locks import Pin
 from bench.images.revision import CARRIED
 from bench.images.variants import images
@@ -46,7 +47,7 @@ def export(root: Path, commit: str, folder: Path) -> None:
 
 def unpacked_wheel(pin: Pin, work: Path) -> Path:
     """Return a folder with the contents of a locked wheel, downloaded unless the cache has it."""
-    with_digest = wheels([pin], image_cache() / "wheels", images().python)[pin.name]
+    with_digest = wheels([pin], cache_path("images") / "wheels", images().python)[pin.name]
     folder = work / pin.name
     with zipfile.ZipFile(with_digest) as archive:
         archive.extractall(folder)

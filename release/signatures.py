@@ -10,10 +10,9 @@ from typing import Any
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from bench import __version__
-from bench.base.stamps import sha256
+from bench.base.stamps import file_sha256, sha256
 from bench.base.strict_json import canonical_json
 from bench.images.attestation import PROVENANCE, STATEMENT, URN
-from bench.images.fetch import digest
 from bench.signing.dsse import seal
 from bench.signing.key_file import UserKey
 from bench.signing.ssh_keys import PublicKey, to_base64
@@ -28,7 +27,7 @@ BUILD_TYPE = f"{URN}bench/release/v1"
 def checksums(folder: Path) -> Mapping[str, str]:
     """Return the sha256 of every file below a folder, by its path there."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {path.relative_to(folder).as_posix(): digest(path) for path in paths}
+    return {path.relative_to(folder).as_posix(): file_sha256(path) for path in paths}
 
 
 def write_signed(

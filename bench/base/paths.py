@@ -25,6 +25,11 @@ def state_path(name: str) -> Path | None:
     return _below("XDG_STATE_HOME", ".local/state", name)
 
 
+def cache_path(name: str) -> Path:
+    """Return ${XDG_CACHE_HOME:-~/.cache}/bench/name; RuntimeError if there is no home directory."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bench" / name
+
+
 def ledger_path(given: Path | None) -> Path:
     path = given or state_path(LEDGER)
     if path is None:

@@ -1,10 +1,11 @@
-"""Format and recognise the times, digests and identifiers in files. Pure."""
+"""Format and recognise the times, digests and identifiers in files. Pure, but for `file_sha256`."""
 
 from __future__ import annotations
 
 import hashlib
 import re
 import time
+from pathlib import Path
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _RUN_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
@@ -32,3 +33,8 @@ def is_run_id(text: str) -> bool:
 
 def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
+
+
+def file_sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

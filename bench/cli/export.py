@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench.base.errors import BadInput, nearest, one_line
+from bench.base.stamps import file_sha256
 from bench.bundle.stated_manifest import read_stated
 from bench.bundle.tar_format import open_bundle
 from bench.export import Kind, TrialOrigin, write
@@ -47,7 +47,7 @@ def export(request: ExportArguments) -> int:
     )
     device = results.node.gpus[0].name if results.node.gpus else results.node.cpu
     node = _with_trained_gpus(request.bundle, results.node)
-    origin = TrialOrigin(request.bundle.name, _digest(request.bundle), results.run.id, device)
+    origin = TrialOrigin(request.bundle.name, file_sha256(request.bundle), results.run.id, device)
     *_, last = paths = write(request.to, request.folder, trial, result, node, origin, plain=request.plain)
     for path in paths:
         print(path)
@@ -56,11 +56,6 @@ def export(request: ExportArguments) -> int:
     if request.setting is None and (doubt := runner_up(result.model, results.trials)):
         print(one_line(_doubt_text(result, *doubt)), file=sys.stderr)
     return 0
-
-
-def _digest(bundle: Path) -> str:
-    with bundle.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _with_trained_gpus(bundle: Path, node: NodeFacts) -> NodeFacts:

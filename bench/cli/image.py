@@ -17,7 +17,7 @@ from bench.base.errors import BadInput, EnvironmentCannot, one_line
 from bench.base.machine_share import memory_bytes, parts
 from bench.base.names import IMAGE_VARIABLE
 from bench.base.operating_system import give_to, user_and_group
-from bench.base.paths import making_folders
+from bench.base.paths import cache_path, making_folders
 from bench.base.shipped_data import locks_folder
 from bench.base.strict_json import harmless_json, pretty_json, to_json
 from bench.images.archive import ImageFacts, facts_of, pack_layers, write_archive
@@ -37,7 +37,6 @@ from bench.images.container import (
 )
 from bench.images.engines import Engine, find_engine, here, preflight
 from bench.images.engines.output import settings_of_terminal
-from bench.images.fetch import image_cache
 from bench.images.kernel_layer import (
     LABEL,
     KernelLayer,
@@ -117,7 +116,7 @@ def build(request: BuildArguments) -> int:
 
 
 def _build_inputs(request: BuildArguments | KernelArguments) -> BuildInputs:
-    cache = request.cache or image_cache()
+    cache = request.cache or cache_path("images")
     return BuildInputs(
         (request.source or locks_folder()).resolve(),
         find_variant(request.variant),

@@ -14,12 +14,12 @@ from bench.base.errors import VerificationFailed, one_line
 from bench.base.files import read_bounded, replacing
 from bench.base.paths import making_folders
 from bench.base.sbom import PLACE
+from bench.base.stamps import file_sha256
 from bench.base.strict_json import pretty_json, to_json
 from bench.cli.image import as_archive
 from bench.images.archive import extract, facts_of, manifest_digest
 from bench.images.attestation import Attested, attest_contents, attest_provenance, verify_attestation
 from bench.images.build_image import BuildInputs
-from bench.images.fetch import digest
 from bench.images.kernel_layer import below_kernels, sbom_of
 from bench.images.variants import find_variant
 from bench.images.vex import read_vex
@@ -149,5 +149,5 @@ def _attested(name: str, engine: str) -> Iterator[Attested]:
             yield Attested(below, sbom, None)
             return
         given = Path(name).exists()
-        archive = (path.name, digest(path)) if given else None
+        archive = (path.name, file_sha256(path)) if given else None
         yield Attested(facts, sbom, archive, manifest_digest(path, facts))

@@ -16,12 +16,11 @@ from urllib.parse import quote
 
 from bench import __version__
 from bench.base.errors import BadInput, VerificationFailed
-from bench.base.stamps import sha256
+from bench.base.stamps import file_sha256, sha256
 from bench.base.strict_json import DecodeError, canonical_json, strict_loads
 from bench.images.archive import ImageFacts
 from bench.images.build_image import BuildInputs
 from bench.images.debian_base import read_debs
-from bench.images.fetch import digest
 from bench.images.locks import BUILDER, DEBIAN
 from bench.images.revision import BUILD_FILES, REVISION, commit_of
 from bench.images.variants import images
@@ -121,7 +120,7 @@ def _locks(inputs: BuildInputs) -> Mapping[str, Path]:
 
 def _require_same_locks(labels: Mapping[str, str], inputs: BuildInputs) -> None:
     for label, path in _locks(inputs).items():
-        if labels.get(label) != f"sha256:{digest(path)}":
+        if labels.get(label) != f"sha256:{file_sha256(path)}":
             advice = "attest in the checkout that the image was built from: --source"
             raise BadInput(f"was not built with {path.relative_to(inputs.root)} as it is here", advice=advice)
 
@@ -134,7 +133,7 @@ def _dependencies(inputs: BuildInputs, commit: str) -> Iterator[dict[str, Any]]:
     yield {"uri": "git+file:.", "digest": {"gitCommit": commit}}
     files = [*BUILD_FILES, *(str(path.relative_to(inputs.root)) for path in _locks(inputs).values())]
     for name in (*files, BUILDER):
-        yield {"uri": f"file:{name}", "name": name, "digest": {"sha256": digest(inputs.root / name)}}
+        yield {"uri": f"file:{name}", "name": name, "digest": {"sha256": file_sha256(inputs.root / name)}}
     for deb in read_debs(inputs.root / DEBIAN):
         purl = f"pkg:deb/debian/{quote(deb.name, safe='')}@{quote(deb.version, safe='')}"
         yield {"uri": purl, "digest": {"sha256": deb.sha256}}

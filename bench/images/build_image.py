@@ -29,11 +29,11 @@ from bench.base.names import GIB
 from bench.base.operating_system import require_linux, user_and_group
 from bench.base.sbom import PLACE, python_versions
 from bench.base.source import PACKAGE
-from bench.base.stamps import sha256
+from bench.base.stamps import file_sha256, sha256
 from bench.base.strict_json import pretty_json
 from bench.images.archive import Blob, ImageFacts, extract, facts_of, write_archive
 from bench.images.debian_base import build_base, read_debs
-from bench.images.fetch import digest, wheels
+from bench.images.fetch import wheels
 from bench.images.locks import BUILDER, DEBIAN, Pin, read_pins
 from bench.images.normalise import configuration, normalise
 from bench.images.package_list import write_list
@@ -154,8 +154,8 @@ def described(inputs: BuildInputs) -> bytes:
         {
             "schema": "bench/image/v1",
             "variant": inputs.variant.name,
-            "lock": f"sha256:{digest(inputs.lock)}",
-            "debian": f"sha256:{digest(inputs.root / DEBIAN)}",
+            "lock": f"sha256:{file_sha256(inputs.lock)}",
+            "debian": f"sha256:{file_sha256(inputs.root / DEBIAN)}",
         }
     )
 
@@ -250,8 +250,8 @@ def labels(inputs: BuildInputs) -> Mapping[str, str]:
         f"{oci}.licenses": "Apache-2.0",
         f"{oci}.base.name": f"debian:{images().suite}",
         "bench.variant": variant.name,
-        "bench.lock": f"sha256:{digest(inputs.lock)}",
-        "bench.debian": f"sha256:{digest(inputs.root / DEBIAN)}",
+        "bench.lock": f"sha256:{file_sha256(inputs.lock)}",
+        "bench.debian": f"sha256:{file_sha256(inputs.root / DEBIAN)}",
     }
     optional = {
         "bench.cuda": variant.cuda,

@@ -11,8 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from bench.base.errors import BadInput, EnvironmentCannot, nearest
+from bench.base.stamps import file_sha256
 from bench.images.build_image import BuildInputs, Say, buildah, check_prerequisites, context
-from bench.images.fetch import digest, source, wheels_in
+from bench.images.fetch import source, wheels_in
 from bench.images.locks import BUILDER, read_pins
 from bench.images.variants import Variant
 from bench.packages.package_index import normal
@@ -72,7 +73,7 @@ def _lock(inputs: BuildInputs, output: Path, versions_to_build: Mapping[str, str
         advice = "a defect of bench: please report it"
         raise EnvironmentCannot("docker/kernels.py made no wheel of {} {}".format(*lacking[0]), advice=advice)
     for name, wheel in wheels.items():
-        new.append(f"{name}=={versions[name]} --hash=sha256:{digest(wheel)}")
+        new.append(f"{name}=={versions[name]} --hash=sha256:{file_sha256(wheel)}")
         lines[name] = new[-1]
         shutil.move(wheel, keep / wheel.name)
     head = f"# Made by `bench image kernels {inputs.variant.name}`: the very wheels that the image has.\n"

@@ -6,7 +6,6 @@ downloaded without pip, which would run their setup, for which many packages wou
 
 from __future__ import annotations
 
-import hashlib
 import os
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from bench.base.errors import EnvironmentCannot
+from bench.base.stamps import file_sha256
 from bench.images.locks import Pin
 from bench.packages.download import WantedFile, fetch_all
 from bench.packages.errors import CannotDownload
@@ -24,17 +24,6 @@ from bench.packages.pip_settings import read_settings
 _NEWEST_GLIBC = 36  # minor version of Debian 12's glibc; pip matches platform names exactly
 _OLD_PLATFORMS = ["manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64", "linux_x86_64"]
 _SOURCE_SUFFIX = ".tar.gz"
-
-
-def image_cache() -> Path:
-    """Return the cache folder of image builds."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bench/images"
-
-
-def digest(path: Path) -> str:
-    """Return the sha256 of a file, in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def wheels(
@@ -77,7 +66,7 @@ def _cached(
     paths = {}
     for path in sorted(cache.rglob(f"*{suffix}")):
         pin = pins.get(normal(path.name.removesuffix(_SOURCE_SUFFIX).split("-")[0]))
-        if pin is not None and fits(path.name) and digest(path) in pin.sha256:
+        if pin is not None and fits(path.name) and file_sha256(path) in pin.sha256:
             paths[pin.name] = path
     return paths
 

@@ -28,7 +28,7 @@ from bench.base.kernel_list import (
     sbom_with,
 )
 from bench.base.sbom import PLACE, python_versions
-from bench.base.stamps import sha256
+from bench.base.stamps import file_sha256, sha256
 from bench.base.strict_json import DecodeError, canonical_json, from_json, pretty_json, strict_loads, to_json
 from bench.environment.interpreter import Interpreter
 from bench.environment.unpack import destination
@@ -43,7 +43,6 @@ from bench.images.archive import (
     read_configuration,
     write_archive,
 )
-from bench.images.fetch import digest
 from bench.images.gpu_code import by_capability, gpu_code
 from bench.images.locks import Pin
 from bench.images.normalise import Hashing
@@ -100,7 +99,7 @@ def pack_kernels(
                 raise BadInput(f"has {twice[0]}, which another of these wheels has too", where=path.name)
             code = sorted({code for file in own.values() for code in gpu_code(file.path)}, key=by_capability)
             version = pins[name].version
-            listed.append(CompiledWheel(name, version, path.name, digest(path), tuple(code)))
+            listed.append(CompiledWheel(name, version, path.name, file_sha256(path), tuple(code)))
             files |= own
         kernels = KernelList(variant.name, python, torch, tuple(listed), "bench/kernels/v1")
         with replacing(out) as part, tarfile.open(part, "w", format=tarfile.PAX_FORMAT) as archive:
@@ -213,7 +212,7 @@ def read_layer(path: Path) -> KernelLayer:
     parents = {str(parent) for name in names for parent in PurePosixPath(name).parents} - {"."}
     if lacking := sorted(parents - set(names)):
         raise BadInput(f"lacks the folder {lacking[0]}", where=str(path))
-    found = f"sha256:{digest(path)}"
+    found = f"sha256:{file_sha256(path)}"
     if names != sorted(set(names)) or _rewritten(path) != found:
         advice = "make it again from its wheels: bench image kernels"
         raise BadInput("has other bytes than bench writes for its files", where=str(path), advice=advice)

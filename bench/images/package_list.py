@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Literal
 
 from bench.base.sbom import paragraphs
+from bench.base.stamps import file_sha256
 from bench.base.strict_json import canonical_json, from_json, strict_loads, to_json
 from bench.images.debian_base import Deb
-from bench.images.fetch import digest
 from bench.packages.package_index import PackageFile
 
 LIST = "usr/share/bench/packages.json"  # path in an image
@@ -24,7 +24,7 @@ def write_list(wheels: Iterable[Path], debs: Iterable[Deb], base: Path) -> bytes
     """Return the list of an image's wheels, and of the Debian packages of its base."""
     sha256 = {deb.name: deb.sha256 for deb in debs}
     pool = [(path, sha256[name], None) for name, path in pool_paths(_dpkg_status(base)) if name in sha256]
-    files = [(path.name, digest(path), path.stat().st_size) for path in wheels]
+    files = [(path.name, file_sha256(path), path.stat().st_size) for path in wheels]
     return canonical_json(to_json(PackageList((*sorted(files), *sorted(pool)), "bench/packages/v1")))
 
 

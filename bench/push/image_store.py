@@ -23,6 +23,8 @@ from typing import Any
 import bench
 from bench.base.errors import BadInput, BenchError, EnvironmentCannot
 from bench.base.files import replacing, write_whole
+from bench.base.paths import cache_path
+from bench.base.stamps import file_sha256
 from bench.base.strict_json import canonical_json, from_json, strict_loads
 from bench.images.archive import (
     Blob,
@@ -37,7 +39,6 @@ from bench.images.archive import (
     read_configuration,
 )
 from bench.images.engines import find_engine
-from bench.images.fetch import digest as file_digest
 from bench.images.package_list import LIST, read_list
 from bench.images.skeleton import LayerParts, split, write_contents
 from bench.images.variants import Variant, images, variant_for
@@ -94,8 +95,7 @@ class ImageStore:
     """The images and the code that one push sends, prepared on demand."""
 
     def __init__(self, say: Say) -> None:
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        self.folder = cache / "bench/push"
+        self.folder = cache_path("push")
         self._say = say
         self._lock = threading.Lock()
         self._images: dict[str, Shippable] = {}
@@ -261,7 +261,7 @@ def _facts_from(value: Mapping[str, Any]) -> ImageFacts:
 
 def _blob_of(path: Path, diff_id: str) -> Blob:
     os.utime(path)
-    return Blob(path, diff_id, f"sha256:{file_digest(path)}", compressed=True)
+    return Blob(path, diff_id, f"sha256:{file_sha256(path)}", compressed=True)
 
 
 def _packed_code(root: Path, names: Collection[str] = ()) -> bytes:

@@ -10,7 +10,6 @@ The node's part is bench/environment, which travels with bench's code. Every whe
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
@@ -20,11 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from bench.base.errors import BenchError, EnvironmentCannot
+from bench.base.paths import cache_path
+from bench.base.stamps import file_sha256
 from bench.base.strict_json import canonical_json, from_json, strict_loads
 from bench.environment.identity import environment_digest
 from bench.environment.interpreter import Interpreter
 from bench.images.archive import Blob
-from bench.images.fetch import digest, wheels, wheels_in
+from bench.images.fetch import wheels, wheels_in
 from bench.push.answers import absolute_path, json_fields, short, understood
 from bench.push.connection import plain
 from bench.push.forecast import Forecast
@@ -187,7 +188,7 @@ class EnvironmentInstaller:
     def _send(self, plan: InstallPlan, shipment: Shipment, sent: dict[str, str], node: ClaimedNode) -> int:
         """Announce the time and send wheels; add their digests to `sent`, and return the bytes."""
         paths = self._wheels_here(plan, shipment)
-        digests = {name: digest(path) for name, path in paths.items()}
+        digests = {name: file_sha256(path) for name, path in paths.items()}
         total = sum(path.stat().st_size for path in paths.values())
         rate = shipment.rate or measured_rate(self.node)
         downloaded = sum(size for name, size in plan.sizes.items() if name not in paths)
@@ -214,7 +215,7 @@ class EnvironmentInstaller:
         rest = [pin for name, pin in pins.items() if name not in held]
         if not rest:
             return held
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bench/images/wheels"
+        cache = cache_path("images/wheels")
         minor = plan.python.glibc[1]
         try:
             return {**held, **wheels(rest, cache, plan.python.text, newest_glibc=minor, fits=fitting)}

@@ -9,10 +9,11 @@ from pathlib import Path
 
 from bench.base.errors import BadInput
 from bench.base.shipped_data import locks_folder
+from bench.base.stamps import file_sha256
 from bench.base.strict_json import canonical_json
 from bench.environment.interpreter import Interpreter
 from bench.environment.wheel_tags import misfit
-from bench.images.fetch import digest, wheels_in
+from bench.images.fetch import wheels_in
 from bench.images.locks import Pin, read_pins
 from bench.images.variants import Variant, images
 
@@ -54,7 +55,7 @@ def read_locked(
     packages |= {name: kernels[name] for name in here}
     for name in without:
         del packages[name]
-    return LockedEnvironment(variant, f"sha256:{digest(path)}", packages, without)
+    return LockedEnvironment(variant, f"sha256:{file_sha256(path)}", packages, without)
 
 
 def fits(python: Interpreter, file_name: str) -> bool:

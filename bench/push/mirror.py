@@ -16,9 +16,9 @@ from typing import BinaryIO
 
 from bench.base.errors import EnvironmentCannot, VerificationFailed
 from bench.base.operating_system import lock
+from bench.base.stamps import file_sha256
 from bench.bundle.handshake import CertificateRequest, read
 from bench.bundle.tar_format import CERTIFICATE, MAX_TOTAL_BYTES
-from bench.images.fetch import digest as file_digest
 from bench.node_check.recompute_any import AnyVerdict, recompute
 from bench.operator import certify_and_receive
 from bench.operator.ledger import Ledger
@@ -309,7 +309,7 @@ def _download(node: Node, record: Record, part: Path, progress: Progress) -> Non
                 progress(file.tell(), size)
 
             node.read(f"tail -c +{have + 1} {source} | head -c {max(0, size - have)}", take)
-        if file_digest(part) == digest:
+        if file_sha256(part) == digest:
             return
         part.unlink()
     raise EnvironmentCannot(

@@ -23,9 +23,9 @@ from pathlib import Path
 
 from bench.base.errors import EnvironmentCannot
 from bench.base.names import ENGINES_WITH_STORE
+from bench.base.stamps import file_sha256
 from bench.base.strict_json import canonical_json
 from bench.images.archive import Blob, Identity
-from bench.images.fetch import digest
 from bench.push.answers import number, understood
 from bench.push.connection import plain
 from bench.push.image_store import ImageStore, Shippable
@@ -270,7 +270,7 @@ def _take_over(node: Node, place: str, name: str) -> None:
 
 def _has_hash(path: Path, sha256: str) -> bool:
     try:
-        return digest(path) == sha256
+        return file_sha256(path) == sha256
     except FileNotFoundError:  # the push to another node has deleted it already
         return False
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from bench.base.stamps import file_sha256
 from bench.images.archive import extract, facts_of
-from bench.images.fetch import digest
 from bench.images.package_list import LIST, read_list
 from tests.e2e.images import Images
 from tests.e2e.nodes import wire
@@ -42,7 +42,7 @@ def operator(images: Images) -> Iterator[WithImage]:
 def index(images: Images, tmp_path: Path) -> Path:
     """A package index of the image's wheels, as a folder: a page of links with digests for each project."""
     image = images.folder / "one.tar"
-    by_digest = {digest(path): path for path in (images.folder / "cache/wheels").rglob("*.whl")}
+    by_digest = {file_sha256(path): path for path in (images.folder / "cache/wheels").rglob("*.whl")}
     folder = tmp_path / "index"
     for file in read_list(extract(image, facts_of(image), LIST)):
         if file.is_wheel:

@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 
 from bench import __version__
+from bench.base.stamps import file_sha256
 from bench.base.strict_json import canonical_json
 from bench.cli.main import main
 from bench.images.archive import facts_of, manifest_digest
 from bench.images.attestation import Attested
-from bench.images.fetch import digest
 from bench.images.revision import REVISION
 from bench.images.variants import images
 from bench.signing.dsse import pae, seal
@@ -77,8 +77,8 @@ def image_of(
 ) -> Path:
     own = {
         "bench.variant": "cpu",
-        "bench.lock": f"sha256:{digest(source / 'docker/cpu.lock')}",
-        "bench.debian": f"sha256:{digest(source / 'docker/debian.lock')}",
+        "bench.lock": f"sha256:{file_sha256(source / 'docker/cpu.lock')}",
+        "bench.debian": f"sha256:{file_sha256(source / 'docker/debian.lock')}",
     }
     layer: dict[str, bytes | None] = {PLACE: json.dumps(contents).encode()}
     return make_image(folder, [layer], name, own | labels)
@@ -125,7 +125,7 @@ def test_the_provenance_is_slsas_v1_and_names_everything_that_the_image_is_made_
     assert statement["predicateType"] == "https://slsa.dev/provenance/v1"
     assert statement["subject"] == [
         {"name": "bench:test", "digest": {"sha256": identity}},
-        {"name": "image.tar", "digest": {"sha256": digest(image)}},
+        {"name": "image.tar", "digest": {"sha256": file_sha256(image)}},
     ]
     definition, details = statement["predicate"]["buildDefinition"], statement["predicate"]["runDetails"]
     assert definition["externalParameters"] == {"variant": "cpu", "without": []}
@@ -135,7 +135,7 @@ def test_the_provenance_is_slsas_v1_and_names_everything_that_the_image_is_made_
     for one in definition["resolvedDependencies"]:
         by_uri.setdefault(one["uri"], []).append(one["digest"])
     assert by_uri["git+file:."] == [{"gitCommit": git(source, "rev-parse", "HEAD")}]
-    assert by_uri["file:docker/cpu.lock"] == [{"sha256": digest(source / "docker/cpu.lock")}]
+    assert by_uri["file:docker/cpu.lock"] == [{"sha256": file_sha256(source / "docker/cpu.lock")}]
     assert by_uri["pkg:pypi/torch@2.13.0%2Bcpu"] == [{"sha256": "a" * 64}, {"sha256": "b" * 64}]
     assert by_uri["pkg:deb/debian/libssl3@3.0.15-1~deb12u1"] == [{"sha256": "d" * 64}]
     assert {uri for uri in by_uri if uri.startswith("file:")} == {

@@ -19,11 +19,12 @@ from cyclonedx.validation.json import JsonStrictValidator
 
 from bench import __version__
 from bench.base.errors import BadInput
+from bench.base.paths import cache_path
 from bench.base.source import PACKAGE, digest_of
+from bench.base.stamps import file_sha256
 from bench.cli.main import main
 from bench.images.archive import facts_of, manifest_digest
 from bench.images.build_image import BuildInputs, labels
-from bench.images.fetch import digest, image_cache
 from bench.images.variants import find_variant
 from release import __main__ as script
 from tests.cli.test_keys import ssh_key
@@ -230,12 +231,12 @@ def test_kernels_are_those_that_the_locks_name_by_digest(
     (tmp_path / "docker").mkdir()
     lock = tmp_path / "docker/cuda13.built.lock"
     lock.write_text(
-        f"deepspeed==1.0 --hash=sha256:{digest(right)}\nflash-attn==1.0 --hash=sha256:{'0' * 64}\n"
+        f"deepspeed==1.0 --hash=sha256:{file_sha256(right)}\nflash-attn==1.0 --hash=sha256:{'0' * 64}\n"
     )
     monkeypatch.setattr(script, "ROOT", tmp_path)
     inputs = list(script._kernels(folder, given.parent))
     assert set(contents(folder)) == {f"kernels-cuda13/{right.name}"}
-    assert inputs == [{"uri": "file:docker/cuda13.built.lock", "digest": {"sha256": digest(lock)}}]
+    assert inputs == [{"uri": "file:docker/cuda13.built.lock", "digest": {"sha256": file_sha256(lock)}}]
     right.unlink()
     with pytest.raises(BadInput, match="has no wheel that docker/VARIANT"):
         list(script._kernels(folder, wrong.parent))
@@ -245,7 +246,7 @@ def test_kernels_are_those_that_the_locks_name_by_digest(
 def test_a_release_is_made_by_the_documented_line(released: Released, tmp_path: Path) -> None:
     """Images and a kernel are stand-ins; the locks of this checkout name the kernel by its digest."""
     kernel = make_wheel(tmp_path, "flash_attn", {})
-    lock = f"flash-attn==1.0 --hash=sha256:{digest(kernel)}\n"
+    lock = f"flash-attn==1.0 --hash=sha256:{file_sha256(kernel)}\n"
     files = {"docker/cuda13.built.lock": lock, "Makefile": (ROOT / "Makefile").read_text(encoding="utf-8")}
     source = checkout(tmp_path / "source", files)
     (source / ".git/info/exclude").write_text("*\n")
@@ -260,7 +261,7 @@ def test_a_release_is_made_by_the_documented_line(released: Released, tmp_path: 
         " KERNELS=~/.cache/bench/images/wheels"
     )
     own = {"PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1"}
-    cache = {"XDG_CACHE_HOME": str(image_cache().parents[1])}
+    cache = {"XDG_CACHE_HOME": str(cache_path("images").parents[1])}
     reader = Reader(source, own | cache)
     reader.type(LINK_ENVIRONMENT)
     reader.type(line)

@@ -150,7 +150,9 @@ def _reasons(trials: Sequence[TrialResult]) -> Iterator[str]:
         for failure in (trial.failure, trial.unproven):
             if failure is not None and not isinstance(failure, OutOfMemory):
                 batch = batch_text(trial.micro_batch, trial.accumulation, trial.gpus)
-                by_reason.setdefault(cut(failure_text(failure), MOST_REASON), []).append(f"{trial.label} {batch}")
+                by_reason.setdefault(cut(failure_text(failure), MOST_REASON), []).append(
+                    f"{trial.label} {batch}"
+                )
     for reason, settings in by_reason.items():
         yield f"{first_of(settings, MOST_NAMED)}: {reason}"
 
