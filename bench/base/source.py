@@ -11,6 +11,7 @@ from importlib import metadata
 from pathlib import Path
 
 from bench.base.distribution import DISTRIBUTION
+from bench.base.stamps import sha256
 
 PACKAGE = Path(__file__).parents[1]
 CHANGED = "-changed"  # after a commit: files differ from it
@@ -35,7 +36,7 @@ def digest_of(folder: Path) -> str:
     files = (path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
     total = hashlib.sha256()
     for name, path in sorted((path.relative_to(folder).as_posix(), path) for path in files):
-        total.update(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {name}\n".encode())
+        total.update(f"{sha256(path.read_bytes())}  {name}\n".encode())
     return total.hexdigest()
 
 

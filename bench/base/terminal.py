@@ -8,10 +8,11 @@ import textwrap
 from collections.abc import Container, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import zip_longest
-from typing import NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from bench.base.encoding import spelled
 from bench.base.frozen import dataclass
+from bench.base.strict_json import pretty_json
 
 LEAST_COLUMNS = 20  # of the terminal; in a narrower one, lines are wrapped to this width
 LONGEST_WORD = 16  # columns; a longer one may be broken where a terminal has no room for it
@@ -74,6 +75,11 @@ def cursor_stream(stream: TextIO) -> TextIO:
     """Return the stream on which a writer, which escapes its texts itself, may move the cursor."""
     unescaped: TextIO = getattr(stream, "unescaped", stream)
     return unescaped
+
+
+def print_json(document: Any) -> None:
+    """Print a document. No terminal can take it for a command: all but ASCII is escaped."""
+    sys.stdout.write(pretty_json(document).decode())
 
 
 def columns() -> int | None:

@@ -7,13 +7,13 @@ this version lacks. `bench.planning.manifest` reads manifests that are to be run
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import field, fields
 from typing import Any
 
 from bench.base.errors import VerificationFailed
 from bench.base.frozen import dataclass
+from bench.base.stamps import sha256
 from bench.base.strict_json import DecodeError, canonical_json, from_json, strict_loads, tagged_infinity
 from bench.records.text import count_text
 from bench.records.trial import NodeFacts
@@ -133,5 +133,5 @@ def _methods_text(methods: Any) -> str:
     entries = [methods] if isinstance(methods, str) else list(methods)
     if all(isinstance(entry, str) for entry in entries):
         return ", ".join(entries)
-    digest = hashlib.sha256(canonical_json(entries)).hexdigest()
+    digest = sha256(canonical_json(entries))
     return f"{count_text(len(entries), 'listed setting')} ({digest[:8]})"

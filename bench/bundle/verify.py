@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from bench.base.errors import Untrusted, VerificationFailed
 from bench.base.frozen import dataclass
-from bench.base.stamps import YEAR_10000, utc
+from bench.base.stamps import YEAR_10000, sha256, utc
 from bench.bundle.handshake import (
     BUNDLE_NAMESPACE,
     DRIFT_SECONDS,
@@ -80,19 +80,19 @@ class Files:
 
     def _check(self) -> None:
         """Refuse changed files. Search telemetry, the largest, on the way: it need not be read once more."""
-        for name, sha256 in self.sha256.items():
+        for name, signed in self.sha256.items():
             if name == "telemetry.jsonl":
                 for block in self.blocks(name, _NOT_SIGNED):
                     self.held_back = self.held_back or has_bad_reason(block)
                     self.top_load = max(self.top_load, top_load(block))
-            elif self._bundle.digest(name) != sha256:
+            elif self._bundle.digest(name) != signed:
                 raise VerificationFailed(_NOT_SIGNED, where=name)
 
     def read(self, name: str) -> bytes:
         """Read a file in one piece; only a small file can be read so."""
         self._require_signed(name)
         data = self._bundle.read(name)
-        self._require_unchanged(name, hashlib.sha256(data).hexdigest())
+        self._require_unchanged(name, sha256(data))
         return data
 
     def lines(self, name: str) -> Iterator[bytes]:
@@ -312,7 +312,7 @@ def _verdict(
         run_id=run.run_id,
         fingerprint=origin.signed.key.fingerprint,
         certified_by=certificate.authority.fingerprint if certificate else None,
-        certificate_sha256=hashlib.sha256(certificate.blob).hexdigest() if certificate else None,
+        certificate_sha256=sha256(certificate.blob) if certificate else None,
         certified_until=utc(certificate.valid_before) if certificate else None,
         trusted=trusted,
         trusted_by=origin.trusted_by,
@@ -327,6 +327,6 @@ def _verdict(
         started_at=run.started_at,
         ended_at=run.ended_at,
         manifest_sha256=run.manifest_sha256,
-        statement_sha256=hashlib.sha256(statement).hexdigest(),
+        statement_sha256=sha256(statement),
         contents=contents,
     )

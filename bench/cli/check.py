@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Literal
 
 from bench.base.errors import BadInput, nearest, one_line
 from bench.base.files import write_whole
-from bench.base.strict_json import pretty_json, to_json
+from bench.base.strict_json import to_json
 from bench.base.sysfs import MOST_CHARACTERS, printable
-from bench.base.terminal import wrapped
+from bench.base.terminal import print_json, wrapped
 from bench.cli.measuring import MeetingArguments, make_sealer, refuse_half_a_meeting
 from bench.cli.stdio import show
 from bench.node_check import check_manifest
@@ -260,7 +260,7 @@ def _show_in_use(reason: str, request: CheckArguments) -> int:
     if request.nagios:
         print(nagios_not_checked(reason))
     elif request.as_json:
-        sys.stdout.write(pretty_json({"bundle": None, "not_checked": reason, "results": None}).decode())
+        print_json({"bundle": None, "not_checked": reason, "results": None})
     else:
         print(f"not checked, its GPUs are in use: {reason}")
     return 0
@@ -334,7 +334,7 @@ def _show(checked: CheckedNode, request: CheckArguments, change: VerdictChange |
         document = {"bundle": str(checked.bundle), "results": to_json(results)}
         if request.on_change is not None:
             document["change"] = to_json(change)
-        sys.stdout.write(pretty_json(document).decode())
+        print_json(document)
     else:
         from bench.report.text.check_text import text
 

@@ -14,7 +14,8 @@ from typing import Literal
 
 from bench.base.errors import BadInput
 from bench.base.names import RentKind
-from bench.base.strict_json import pretty_json, to_json
+from bench.base.strict_json import to_json
+from bench.base.terminal import print_json
 from bench.bundle.verdict import RunContents
 from bench.cli.combinations import chosen_columns, refuse_two_formats, refuse_without_plots
 from bench.cli.stdio import show
@@ -165,7 +166,7 @@ def _show_fleet(fleet: Fleet, request: CompareArguments) -> int:
 
     match request.output:
         case "json":
-            sys.stdout.write(pretty_json(to_json(fleet)).decode())
+            print_json(to_json(fleet))
         case "csv":
             sys.stdout.write(fleet_page.as_csv(fleet))
         case "markdown":

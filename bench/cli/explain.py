@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from bench.base.errors import BadInput
-from bench.base.strict_json import pretty_json
-from bench.base.terminal import columns, wrapped
+from bench.base.terminal import columns, print_json, wrapped
 from bench.cli.main import parser
 from bench.cli.stdio import show
 from bench.manual.entries import KINDS, SECTION, ManualEntry, entries, has_documents
@@ -30,7 +28,7 @@ def explain(request: ExplainArguments) -> int:
     kinds = KINDS if not word else [kind] if (kind := kind_of(word)) else []
     found = _explained(word, needed=not kinds) if word else None
     if request.as_json:
-        sys.stdout.write(pretty_json(_document(word, kinds, found)).decode())
+        print_json(_document(word, kinds, found))
         return 0
     texts = [_names(kind) for kind in kinds]
     if found is not None:

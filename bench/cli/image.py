@@ -19,7 +19,8 @@ from bench.base.names import IMAGE_VARIABLE
 from bench.base.operating_system import give_to, user_and_group
 from bench.base.paths import cache_path, making_folders
 from bench.base.shipped_data import locks_folder
-from bench.base.strict_json import harmless_json, pretty_json, to_json
+from bench.base.strict_json import harmless_json, to_json
+from bench.base.terminal import print_json
 from bench.images.archive import ImageFacts, facts_of, pack_layers, write_archive
 from bench.images.build_image import BuildInputs
 from bench.images.build_image import build as build_image
@@ -329,7 +330,7 @@ def show(facts: ImageFacts, name: str, as_json: bool) -> None:
         document = to_json(facts.identity) | {"labels": dict(facts.labels), "layers": to_json(facts.layers)}
         below = below_kernels(facts)
         document |= {"without_kernels": below.identity.config} if below else {}
-        sys.stdout.write(pretty_json(document).decode())
+        print_json(document)
         return
     print(facts.identity.config)
     stages = facts.config.stages
@@ -348,7 +349,7 @@ def _show_layer(layer: KernelLayer, as_json: bool = False) -> None:
     kernels = layer.kernels
     if as_json:
         document = to_json(kernels) | {"digest": layer.digest}
-        sys.stdout.write(pretty_json(document).decode())
+        print_json(document)
         return
     print(layer.digest)
     for wheel in kernels.wheels:

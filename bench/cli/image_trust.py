@@ -15,7 +15,8 @@ from bench.base.files import read_bounded, replacing
 from bench.base.paths import making_folders
 from bench.base.sbom import PLACE
 from bench.base.stamps import file_sha256
-from bench.base.strict_json import pretty_json, to_json
+from bench.base.strict_json import to_json
+from bench.base.terminal import print_json
 from bench.cli.image import as_archive
 from bench.images.archive import extract, facts_of, manifest_digest
 from bench.images.attestation import Attested, attest_contents, attest_provenance, verify_attestation
@@ -111,7 +112,7 @@ def find_vulnerabilities(request: ScanArguments) -> int:
     applies = [one for one in found if one.dismissed is None]
     if request.as_json:
         document = {"image": identity, "packages": len(packages), "vulnerabilities": to_json(found)}
-        sys.stdout.write(pretty_json(document).decode())
+        print_json(document)
         return int(bool(applies))
     for one in found:
         print(one_line(_line(one)))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from textwrap import fill
 from typing import Any
 
 from bench.base.errors import BadInput, nearest
-from bench.base.strict_json import pretty_json, to_json
-from bench.base.terminal import Table, Wrapped, alike, columns, plain_columns, wrapped
+from bench.base.strict_json import to_json
+from bench.base.terminal import Table, Wrapped, alike, columns, plain_columns, print_json, wrapped
 from bench.training.models import Model, known_models, parameters_of
 from bench.training.models.zoo import ZooModel, zoo_model, zoo_names
 from bench.training.objectives import known_objectives
@@ -27,7 +26,7 @@ def print_models(words: Sequence[str], as_json: bool) -> None:
         names = [_model(one).name for one in every]
         raise BadInput(f"no model has {' and '.join(words)}", advice=nearest(words[0], names))
     if as_json:
-        sys.stdout.write(pretty_json([_as_json(one) for one in chosen]).decode())
+        print_json([_as_json(one) for one in chosen])
         return
     by_aim = {
         aim.title: [_row(one) for one in chosen if _model(one).recipe.objective == aim.name]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from bench.base.errors import BadInput
-from bench.base.strict_json import pretty_json
+from bench.base.terminal import print_json
 from bench.cli.model_list import print_models
 from bench.cli.stdio import show
 from bench.library.plan import plan as plan_run
@@ -34,7 +33,7 @@ def plan(request: PlanArguments) -> int:
         raise BadInput("plan needs a manifest", advice="bench plan MANIFEST, or bench plan --list-models")
     planned = plan_run(request.manifest, gpus=request.gpus, gpu=request.gpu)
     if request.as_json:
-        sys.stdout.write(pretty_json(planned.to_json()).decode())
+        print_json(planned.to_json())
     else:
         costs = planned.without_kernels
         show(plan_text(planned.plan, planned.remarks, planned.likely, costs, every=request.every))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from bench.base.names import RentKind
-from bench.base.strict_json import pretty_json
+from bench.base.terminal import print_json
 from bench.cli.combinations import refuse_two_formats, refuse_without_plots
 from bench.cli.stdio import show
 from bench.library.predict import Predictions
@@ -95,7 +95,7 @@ def _show(found: Predictions, request: PredictArguments) -> None:
     rows, currency = found.predicted, found.currency
     match request.output:
         case "json":
-            sys.stdout.write(pretty_json(found.to_json()).decode())
+            print_json(found.to_json())
         case "csv":
             sys.stdout.write(prediction_csv(rows, currency))
         case "table":

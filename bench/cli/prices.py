@@ -13,7 +13,7 @@ from bench.base.files import read_bounded, write_whole
 from bench.base.gpu_catalogue import find_gpu_model, gpu_models, near_gpus
 from bench.base.names import RentKind
 from bench.base.strict_json import pretty_json, to_json
-from bench.base.terminal import Table, Wrapped, columns, plain_columns, table, wrapped
+from bench.base.terminal import Table, Wrapped, columns, plain_columns, print_json, table, wrapped
 from bench.cli.stdio import show
 from bench.records.text import count_text, figures
 from bench.report.compare.price_file import load_prices, parse_prices
@@ -50,7 +50,7 @@ def prices(request: PricesArguments) -> int:
     old_before = None if request.stale_days is None else _days_ago(request.stale_days)
     chosen = _chosen(book, wanted, request.kind, old_before)
     if request.as_json:
-        sys.stdout.write(pretty_json(to_json(chosen)).decode())
+        print_json(to_json(chosen))
     else:
         show("\n\n".join(_text(chosen, wanted, old_before)))
     return int(old_before is not None and bool(_quotes(chosen)))
@@ -160,7 +160,7 @@ def _import(request: PricesArguments) -> int:
     document = to_json(PriceBook("USD", rents=imported.rents))
     parse_prices(document, str(path))  # dates and amounts
     if request.out is None:
-        sys.stdout.write(pretty_json(document).decode())
+        print_json(document)
         return 0
     write_whole(request.out, pretty_json(document))
     print(f"{request.out}: {count_text(len(imported.rents), 'rent')}", file=sys.stderr)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from bench.base.errors import EnvironmentCannot
 from bench.base.operating_system import ELSEWHERE
-from bench.base.strict_json import pretty_json, to_json
-from bench.base.terminal import Table, Wrapped, plain_columns, table, wrapped
+from bench.base.strict_json import to_json
+from bench.base.terminal import Table, Wrapped, plain_columns, print_json, table, wrapped
 from bench.cli.measuring import RepeatArguments, measured_here
 from bench.library.this_machine import probed
 from bench.planning.plan import target_of
@@ -62,7 +61,7 @@ def _run(row: PublishedRow, request: RepeatArguments, counted: Mapping[str, Coun
 def _show(match: PublishedMatch, *, as_json: bool) -> int:
     if as_json:
         document = {"reached": match.reached, "ratio": match.ratio, **to_json(match)}
-        sys.stdout.write(pretty_json(document).decode())
+        print_json(document)
     else:
         print(wrapped(match_lines(match), " " * 4))
     return 0 if match.reached else 1
@@ -70,7 +69,7 @@ def _show(match: PublishedMatch, *, as_json: bool) -> int:
 
 def _list(rows: PublishedRows, *, as_json: bool) -> int:
     if as_json:
-        sys.stdout.write(pretty_json(to_json(rows)).decode())
+        print_json(to_json(rows))
         return 0
     listed = [
         (row.name, f"{row.gpus}x {row.card.removeprefix('NVIDIA ')}", figures(row.per_second_per_gpu, 4))

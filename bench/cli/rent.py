@@ -12,7 +12,7 @@ from bench.base.distribution import DISTRIBUTION
 from bench.base.errors import BadInput, EnvironmentCannot, one_line
 from bench.base.files import write_whole
 from bench.base.gpu_catalogue import GpuModel, find_gpu_model, near_gpus
-from bench.base.strict_json import pretty_json
+from bench.base.terminal import print_json
 from bench.node_check.check_manifest import (
     AnyManifest,
     CheckManifest,
@@ -69,7 +69,7 @@ def rent(request: RentArguments) -> int:
         raise EnvironmentCannot(f"cannot be written: {error.strerror}", where=str(request.out)) from None
     if request.as_json:
         document = {"schema": "bench/rent/v1", "file": str(path), "name": rental.name, "commands": commands}
-        print(pretty_json(document).decode(), end="")
+        print_json(document)
     else:
         print(text, end="")
         said = f"written to {path}; the commands at its top are for that folder"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from bench.base.errors import BadInput, EnvironmentCannot, printable
 from bench.base.files import read_bounded
-from bench.base.strict_json import pretty_json
+from bench.base.terminal import print_json
 from bench.cli.arguments import is_host_and_port, refuse_public_meeting
 from bench.cli.combinations import chosen_columns
 from bench.cli.measuring import MeetingArguments, on_stderr, refuse_half_a_meeting, signed_text
@@ -208,7 +208,7 @@ def _exit_code(results: Results) -> int:
 def _show(measured: MeasuredRun, request: RunArguments) -> None:
     results = measured.results
     if request.as_json:
-        sys.stdout.write(pretty_json(measured.to_json()).decode())
+        print_json(measured.to_json())
     else:
         show(results_table(results, measured.slowed, measured.marks, request.shown_columns))
     by_reason: dict[str, list[str]] = {}

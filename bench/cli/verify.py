@@ -9,8 +9,7 @@ from pathlib import Path
 
 from bench.base.errors import one_line
 from bench.base.frozen import dataclass
-from bench.base.strict_json import pretty_json
-from bench.base.terminal import wrapped
+from bench.base.terminal import print_json, wrapped
 from bench.bundle.verdict import RunContents
 from bench.cli.stdio import show
 from bench.library.verify import verify as verify_bundles
@@ -36,7 +35,7 @@ def verify(request: VerifyArguments) -> int:
     own_process()
     checked = verify_bundles(request.bundles, trust=request.trust, revoked=request.revoked)
     if request.as_json:
-        sys.stdout.write(pretty_json([bundle.to_json() for bundle in checked]).decode())
+        print_json([bundle.to_json() for bundle in checked])
     for bundle in checked:
         if bundle.refusal is not None:
             print(bundle.refusal, file=sys.stderr)

@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from bench.base.stamps import sha256
 from bench.base.strict_json import canonical_json
 
 
@@ -37,4 +38,4 @@ def tree_digest(files: Iterable[InstalledFile]) -> str:
 def environment_digest(lock: str, python: str, build: str, files: str) -> str:
     """Return an environment's digest, `sha256:...`, from the digests of its parts."""
     parts = {"lock": lock, "python": python, "build": build, "files": files}
-    return f"sha256:{hashlib.sha256(canonical_json(parts)).hexdigest()}"
+    return f"sha256:{sha256(canonical_json(parts))}"

@@ -12,7 +12,6 @@ PLACE/environments/.lock            held by the installation that makes one
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import os
 import shutil
@@ -26,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.base.errors import EnvironmentCannot
+from bench.base.stamps import file_sha256, sha256
 from bench.environment.identity import InstalledFile, environment_digest, tree_digest
 from bench.environment.interpreter import Interpreter
 from bench.environment.unpack import unpack
@@ -189,7 +189,7 @@ def _stamp(folder: Path) -> str:
                 f"{each[len(str(folder)) :]} {now.st_ino} {now.st_size} {now.st_mode} "
                 f"{now.st_mtime_ns} {now.st_ctime_ns}"
             )
-    return hashlib.sha256("\n".join(sorted(lines)).encode("utf-8", "surrogateescape")).hexdigest()
+    return sha256("\n".join(sorted(lines)).encode("utf-8", "surrogateescape"))
 
 
 def _hashed(folder: Path) -> list[InstalledFile]:
@@ -208,6 +208,4 @@ def _hash(path: Path, folder: Path) -> InstalledFile:
     name = path.relative_to(folder).as_posix()
     if path.is_symlink():
         return InstalledFile(name, f"a link to {path.readlink()}", executable=False)
-    with path.open("rb") as file:
-        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-    return InstalledFile(name, sha256, bool(path.stat().st_mode & stat.S_IXUSR))
+    return InstalledFile(name, file_sha256(path), bool(path.stat().st_mode & stat.S_IXUSR))

@@ -24,6 +24,7 @@ from typing import Any, BinaryIO, TypeVar, cast
 
 from bench.base.errors import BadInput, VerificationFailed
 from bench.base.files import replacing
+from bench.base.stamps import sha256
 from bench.base.strict_json import DecodeError, canonical_json, from_json, strict_loads
 from bench.images.normalise import Hashing
 
@@ -214,7 +215,7 @@ def _checked(
         raise VerificationFailed(
             f"has {len(layers)} layers, its configuration names {len(config.diff_ids)}", where=where
         )
-    identity = Identity(f"sha256:{hashlib.sha256(data).hexdigest()}", config.diff_ids)
+    identity = Identity(f"sha256:{sha256(data)}", config.diff_ids)
     return ImageFacts(identity, config, data, layers, tuple(tags))
 
 
@@ -327,15 +328,15 @@ def manifest_digest(path: Path, facts: ImageFacts) -> str | None:
         for layer in facts.layers:
             packed = hashlib.file_digest(_open_blob(archive, layer), "sha256").hexdigest()
             layers.append((f"sha256:{packed}", layer.size, True))
-    return f"sha256:{hashlib.sha256(oci_manifest(facts.config_bytes, layers)).hexdigest()}"
+    return f"sha256:{sha256(oci_manifest(facts.config_bytes, layers))}"
 
 
 def write_archive(out: Path, config: bytes, layers: Sequence[Blob], tag: str) -> None:
     """Write an image as one tar: Docker and Podman read its manifest.json, OCI tools its index.json."""
-    config_digest = f"sha256:{hashlib.sha256(config).hexdigest()}"
+    config_digest = f"sha256:{sha256(config)}"
     sizes = [(blob.digest, blob.path.stat().st_size, blob.compressed) for blob in layers]
     manifest = oci_manifest(config, sizes)
-    digest = f"sha256:{hashlib.sha256(manifest).hexdigest()}"
+    digest = f"sha256:{sha256(manifest)}"
     image = {
         "mediaType": "application/vnd.oci.image.manifest.v1+json",
         "digest": digest,
@@ -361,7 +362,7 @@ def write_archive(out: Path, config: bytes, layers: Sequence[Blob], tag: str) ->
 def oci_manifest(config: bytes, layers: Sequence[tuple[str, int, bool]]) -> bytes:
     """Return the manifest of an image; a layer is its digest, its bytes, and whether it is compressed."""
     kind = "application/vnd.oci.image"
-    config_digest = f"sha256:{hashlib.sha256(config).hexdigest()}"
+    config_digest = f"sha256:{sha256(config)}"
     return canonical_json(
         {
             "schemaVersion": 2,

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from bench.base.errors import BadInput, BenchError, EnvironmentCannot, VerificationFailed
+from bench.base.stamps import sha256
 from bench.base.strict_json import DecodeError, from_json, strict_loads
 from bench.images.registry_logins import Login
 from bench.packages.connection import REFUSALS, may_pass, reason, require_whole
@@ -162,7 +163,7 @@ class Registry:
                     raise self._refused(error, "pull") from error
 
     def _as_named(self, data: bytes, digest: str) -> bytes:
-        self._compare(f"sha256:{hashlib.sha256(data).hexdigest()}", digest)
+        self._compare(f"sha256:{sha256(data)}", digest)
         return data
 
     def _compare(self, found: str, wanted: str) -> None:

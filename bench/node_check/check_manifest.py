@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Union
 from bench.base.errors import BadInput, Mistake, nearest
 from bench.base.form_mistakes import written_json
 from bench.base.shipped_data import DATA
+from bench.base.stamps import sha256
 from bench.base.strict_json import DecodeError, from_json, strict_loads
 from bench.node_check.all_checks import known_checks
 from bench.node_check.judging import DEPTHS, Depth
@@ -60,7 +60,7 @@ class CheckManifest:
 
     @property
     def digest(self) -> str:
-        return "sha256:" + hashlib.sha256(self.data).hexdigest()
+        return "sha256:" + sha256(self.data)
 
     def budget(self, depth: Depth) -> DepthBudget:
         return self.levels.get(depth, DEFAULTS[depth])

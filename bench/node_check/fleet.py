@@ -7,7 +7,6 @@ that the user trusts are the measure for all: checks by strangers do not change 
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Literal
 
-from bench.base.stamps import utc
+from bench.base.stamps import sha256, utc
 from bench.bundle.verdict import Assurance, Contents, assurance
 from bench.bundle.verdict import Verdict as BundleVerdict
 from bench.node_check.all_checks import known_checks
@@ -134,7 +133,7 @@ def fleet_member(path: Path, verdict: BundleVerdict[Contents], check: CheckConte
         path=str(path),
         run_id=results.run.id,
         started_at=utc(results.run.started_at),
-        identity=hashlib.sha256(identity.encode()).hexdigest()[:12],
+        identity=sha256(identity.encode())[:12],
         kind=results.node.gpus[0].name if results.node.gpus else results.node.cpu,
         uuids=uuids,
         level=results.level,

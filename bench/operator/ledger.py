@@ -9,7 +9,6 @@ incomplete last line, which a crash leaves, is cut off. A line without the hash 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any, Literal, Self
 from bench.base.errors import BadInput, EnvironmentCannot
 from bench.base.files import AppendOnlyLines
 from bench.base.paths import ledger_path
+from bench.base.stamps import sha256
 from bench.base.strict_json import DecodeError, canonical_json, from_json, strict_loads, to_json
 from bench.bundle.handshake import LedgerEntry
 
@@ -42,7 +42,7 @@ class Line:
 
     @property
     def entry(self) -> LedgerEntry:
-        return LedgerEntry(self.number, hashlib.sha256(self.to_bytes()).hexdigest())
+        return LedgerEntry(self.number, sha256(self.to_bytes()))
 
 
 class Ledger:

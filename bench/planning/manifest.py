@@ -6,7 +6,6 @@ exact bytes are kept and hashed. Imports no torch; reads the manifest and the sc
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -16,6 +15,7 @@ from bench.base.files import read_bounded
 from bench.base.form_mistakes import line_breaks, written_json
 from bench.base.frozen import dataclass
 from bench.base.shipped_data import read_data
+from bench.base.stamps import sha256
 from bench.base.strict_json import from_json, tagged_infinity
 from bench.records.trial import Proving, Timing
 from bench.training.methods import conflict, known_methods, ordered
@@ -70,7 +70,7 @@ class Manifest:
 
     @property
     def digest(self) -> str:
-        return "sha256:" + hashlib.sha256(self.data).hexdigest()
+        return "sha256:" + sha256(self.data)
 
 
 def load_manifest(path: Path) -> Manifest:

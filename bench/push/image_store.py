@@ -7,7 +7,6 @@ the results are cached by digest in ~/.cache/bench/push. Thread-safe.
 from __future__ import annotations
 
 import gzip
-import hashlib
 import io
 import json
 import os
@@ -24,7 +23,7 @@ import bench
 from bench.base.errors import BadInput, BenchError, EnvironmentCannot
 from bench.base.files import replacing, write_whole
 from bench.base.paths import cache_path
-from bench.base.stamps import file_sha256
+from bench.base.stamps import file_sha256, sha256
 from bench.base.strict_json import canonical_json, from_json, strict_loads
 from bench.images.archive import (
     Blob,
@@ -153,7 +152,7 @@ class ImageStore:
     def contents(self, image: Shippable, number: int, numbers: Collection[int]) -> Blob:
         """Return some of a layer's contents, numbered as in its skeleton, as one compressed file."""
         layer = image.facts.layers[number]
-        name = hashlib.sha256(canonical_json([layer.diff_id, sorted(numbers)])).hexdigest()
+        name = sha256(canonical_json([layer.diff_id, sorted(numbers)]))
         path = self.folder / "contents" / f"{name}.zip"
         with self._lock:
             if not path.exists():
@@ -184,7 +183,7 @@ class ImageStore:
         with self._lock:
             if self._code is None:
                 data = _packed_code(Path(bench.__file__).parent)
-                self._code = hashlib.sha256(data).hexdigest(), data
+                self._code = sha256(data), data
             return self._code
 
     def tidy(self, now: float) -> None:
@@ -231,7 +230,7 @@ class ImageStore:
         except OSError:
             raise BadInput("no such file", where=str(path)) from None
         file_identity = (str(path.resolve()), status.st_size, status.st_mtime_ns, status.st_ino)
-        key = hashlib.sha256(repr(file_identity).encode()).hexdigest()
+        key = sha256(repr(file_identity).encode())
         cached = self.folder / "known" / f"{key}.json"
         with suppress(OSError, ValueError, KeyError):
             return _facts_from(json.loads(cached.read_bytes()))
@@ -253,9 +252,7 @@ def _facts_to(facts: ImageFacts) -> Mapping[str, Any]:
 def _facts_from(value: Mapping[str, Any]) -> ImageFacts:
     data = a2b_base64(value["config"])
     layers = tuple(Layer(*fields) for fields in value["layers"])
-    identity = Identity(
-        f"sha256:{hashlib.sha256(data).hexdigest()}", tuple(layer.diff_id for layer in layers)
-    )
+    identity = Identity(f"sha256:{sha256(data)}", tuple(layer.diff_id for layer in layers))
     return ImageFacts(identity, read_configuration(data), data, layers, tuple(value["tags"]))
 
 

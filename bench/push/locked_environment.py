@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from bench.base.errors import BadInput
 from bench.base.shipped_data import locks_folder
-from bench.base.stamps import file_sha256
+from bench.base.stamps import file_sha256, sha256
 from bench.base.strict_json import canonical_json
 from bench.environment.interpreter import Interpreter
 from bench.environment.wheel_tags import misfit
@@ -33,7 +32,7 @@ class LockedEnvironment:
     def pins(self) -> str:
         """The sha256 of the packages and of the digests that may be installed."""
         lines = [self.packages[name].line for name in sorted(self.packages)]
-        return hashlib.sha256(canonical_json(lines)).hexdigest()
+        return sha256(canonical_json(lines))
 
 
 def read_locked(

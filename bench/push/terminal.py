@@ -13,8 +13,7 @@ from typing import Any, TextIO
 from rich.console import Console
 
 from bench.base.errors import one_line
-from bench.base.strict_json import pretty_json
-from bench.base.terminal import Table, Wrapped, columns, cursor_stream, plain_columns, table
+from bench.base.terminal import Table, Wrapped, columns, cursor_stream, plain_columns, print_json, table
 
 LEAST_REASON = 20  # columns of a last column
 
@@ -43,8 +42,7 @@ def tell_table(headers: Sequence[str], rows: Iterable[Sequence[object]], widest:
 
 
 def tell_json(document: Any) -> None:
-    """Print a document; JSON escapes all characters except those of ASCII."""
-    sys.stdout.write(pretty_json(document).decode())
+    print_json(document)
 
 
 def stderr_console() -> Console:

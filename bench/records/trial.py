@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import field
 from functools import cached_property
 from typing import Literal
 
 from bench.base.frozen import dataclass
+from bench.base.stamps import sha256
 from bench.base.strict_json import canonical_json, later, to_json
 from bench.records.products import Products
 from bench.training.models import Flops, Model
@@ -98,7 +98,7 @@ class NodeFacts:
         image = self.image and (self.image.variant, self.image.lock, self.image.debian)
         parts = [self.python, dict(self.packages), image]
         parts += [self.environment.digest] if self.environment else []
-        return hashlib.sha256(canonical_json(parts)).hexdigest()[:12]
+        return sha256(canonical_json(parts))[:12]
 
     @property
     def device(self) -> Literal["cpu", "cuda"]:
@@ -134,7 +134,7 @@ class Trial:
 
     @cached_property
     def id(self) -> str:
-        return hashlib.sha256(canonical_json(to_json(self))).hexdigest()[:16]
+        return sha256(canonical_json(to_json(self)))[:16]
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,6 +152,5 @@ def test_nothing_of_a_push_is_printed_by_another_way() -> None:
     assert found == {
         ("terminal.py", "print"),
         ("terminal.py", "table"),
-        ("terminal.py", "sys.stdout.write"),
         ("screen.py", "self._console.print"),
     }

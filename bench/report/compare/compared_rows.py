@@ -6,13 +6,13 @@ Runs in the process that verified the bundle, so that thousands of bundles never
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.base.errors import VerificationFailed
+from bench.base.stamps import sha256
 from bench.base.strict_json import INTERNAL, canonical_json, field_values, to_json
 from bench.bundle.stated_manifest import SearchScope
 from bench.bundle.verdict import Contents, RunContents, Verdict
@@ -307,7 +307,7 @@ def _machine(node: NodeFacts, gpus_a_node: int, devices: int, run_id: str) -> Ma
         return Machine(node.cpu, "cpu", devices, node.memory_bytes, f"run {run_id}")
     used = node.gpus[: min(gpus_a_node, devices)]
     names = Counter(gpu.name for gpu in used)
-    identity = hashlib.sha256(" ".join(sorted(gpu.uuid for gpu in used)).encode()).hexdigest()[:12]
+    identity = sha256(" ".join(sorted(gpu.uuid for gpu in used)).encode())[:12]
     # Of several nodes that trained together, the bundle has the GPUs of the leader only.
     name = used[0].name if len(names) == 1 else " + ".join(f"{n}x {gpu}" for gpu, n in names.items())
     nodes = -(-devices // gpus_a_node)
@@ -380,4 +380,4 @@ def _recipe_conditions(model: Model) -> Iterator[tuple[str, str]]:
 
 
 def _short_digest(value: object) -> str:
-    return hashlib.sha256(canonical_json(value)).hexdigest()[:8]
+    return sha256(canonical_json(value))[:8]

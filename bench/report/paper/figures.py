@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from bench.base.strict_json import pretty_json, to_json
-from bench.base.terminal import Table, Wrapped, plain_columns, table, wrapped
+from bench.base.strict_json import to_json
+from bench.base.terminal import Table, Wrapped, plain_columns, print_json, table, wrapped
 from bench.records.estimate import Interval
 from bench.records.text import count_text, money_text
 from bench.report.compare.decision import Option
@@ -33,7 +33,7 @@ def show(folder: Path | None, *, png: bool, as_json: bool) -> int:
             "text_claims_recomputed": tuple(map(recomputed, paper().text_claims)),
             "code_on_h200": paper_code(),
         }
-        sys.stdout.write(pretty_json(to_json(document)).decode())
+        print_json(to_json(document))
     else:
         notes = wrapped(_notes(), " " * 4)
         print("\n\n".join([_claims_table(), _text_claims_table(), _survey_table(), _code_table(), notes]))

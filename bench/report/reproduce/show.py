@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from bench.base.errors import BadInput, VerificationFailed, printable
-from bench.base.strict_json import field_values, pretty_json, strict_loads, to_json
-from bench.base.terminal import wrapped
+from bench.base.strict_json import field_values, strict_loads, to_json
+from bench.base.terminal import print_json, wrapped
 from bench.bundle.verdict import RunContents
 from bench.bundle.verify import Files
 from bench.node_check.recompute_any import recompute
@@ -75,7 +74,7 @@ def show(reproduction: Reproduction, *, as_json: bool) -> int:
     """Print the reproduction; return exit code 0 if everything was reproduced, else 1."""
     if as_json:
         document = {"reproduced": reproduction.reproduced, **to_json(reproduction)}
-        sys.stdout.write(pretty_json(document).decode())
+        print_json(document)
     else:
         print(printable(wrapped(_lines(reproduction), " " * 4)))
     return 0 if reproduction.reproduced else 1

@@ -6,7 +6,6 @@ A run continues only with the same manifest, on the same machine, with the same 
 from __future__ import annotations
 
 import errno
-import hashlib
 import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from typing import Any
 from bench import __version__
 from bench.base.errors import BadInput, EnvironmentCannot
 from bench.base.paths import making_folders
+from bench.base.stamps import sha256
 from bench.base.strict_json import canonical_json, to_json
 from bench.planning.manifest import Manifest
 from bench.records.switches import NOT_SET, differences
@@ -34,7 +34,7 @@ def machine(run_id: str) -> str | None:
         name = MACHINE_ID.read_bytes().strip()
     except OSError:  # a container has no machine id
         return None
-    return hashlib.sha256(b"%s %s" % (run_id.encode(), name)).hexdigest()[:16] if name else None
+    return sha256(b"%s %s" % (run_id.encode(), name))[:16] if name else None
 
 
 def choose_folder(

@@ -6,13 +6,13 @@ hold for the models as they are in the zoo, with any batch and number of steps. 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from bench.base.shipped_data import read_data
+from bench.base.stamps import sha256
 from bench.base.strict_json import canonical_json, from_json, to_json
 from bench.training.models.footprint import Counted
 from bench.training.models.model import Model
@@ -35,7 +35,7 @@ def digest_of(model: Model) -> str:
     described: Any = to_json(model)
     recipe = {field: value for field, value in described["recipe"].items() if field not in UNCOUNTED}
     counted = described | {"name": "", "recipe": recipe}
-    return hashlib.sha256(canonical_json(counted)).hexdigest()[:16]
+    return sha256(canonical_json(counted))[:16]
 
 
 @cache
