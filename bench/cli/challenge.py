@@ -7,8 +7,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.base.errors import BadInput, EnvironmentCannot, VerificationFailed, one_line
+from bench.base.errors import BadInput, VerificationFailed, one_line
 from bench.base.files import open_regular, write_whole
+from bench.base.paths import using
 from bench.base.stamps import utc
 from bench.bundle.handshake import CertificateRequest, read, write
 from bench.node_check.check_manifest import CheckManifest, load_any
@@ -54,7 +55,8 @@ def challenge(request: ChallengeArguments) -> int:
     digest = manifest.digest.removeprefix("sha256:")
     made = certify_and_receive.challenge(Ledger(request.ledger), digest, int(time.time()), request.run_id)
     path = request.out or Path(f"challenge-{made.run_id}.json")
-    _write(path, write(made))
+    with using(path):
+        write_whole(path, write(made))
     print(path)
     command = "check" if isinstance(manifest, CheckManifest) else "run"
     print(
@@ -82,7 +84,8 @@ def certify(request: CertifyArguments) -> int:
     except VerificationFailed as error:
         raise VerificationFailed(error.message, where=str(request.request), advice=error.advice) from None
     path = request.out or request.request.with_name("run-cert.pub")
-    _write(path, f"{certificate.line()}\n".encode())
+    with using(path):
+        write_whole(path, f"{certificate.line()}\n".encode())
     print(path)
     left = seconds_text(certificate.valid_before - time.time())
     print(f"certified {certificate.principals[0]}, key {certificate.key.fingerprint}", file=sys.stderr)
@@ -98,10 +101,3 @@ def receive(request: ReceiveArguments) -> int:
     )
     print(verdict.path, *map(one_line, verdict.to_lines()), sep="\n")
     return 0
-
-
-def _write(path: Path, data: bytes) -> None:
-    try:
-        write_whole(path, data)
-    except OSError as error:
-        raise EnvironmentCannot(f"cannot be written: {error.strerror}", where=str(path)) from None

@@ -57,7 +57,6 @@ class CheckArguments(MeetingArguments):
     nagios: bool
     reason: bool
     list_checks: bool
-    challenge: Path | None
     if_idle: bool
     keep_last: int | None
     keep_days: float | None
@@ -268,7 +267,7 @@ def _show_in_use(reason: str, request: CheckArguments) -> int:
 
 def _check_in_image(request: CheckArguments) -> int:
     """Run `bench check` in a container, which sees only the manifest, the challenge and --out."""
-    from bench.cli.image import run_in_image
+    from bench.cli.run import measure_in_image
 
     outside = {
         "--scratch": request.scratch,
@@ -293,23 +292,7 @@ def _check_in_image(request: CheckArguments) -> int:
     options += [word for option, limit in request.retention.items() for word in (option, str(limit))]
     options += ["--level", request.level] if request.level else []
     options += [word for name in request.skip for word in ("--skip", name)]
-    manifest = request.manifest or check_manifest.SHIPPED
-    if request.nodes <= 1:
-        return run_in_image("check", manifest, request, options, challenge=request.challenge)
-    from bench.cli.run import meeting_secret, readable_in_container
-
-    options += [f"--nodes={request.nodes}", f"--node={request.node}", f"--meet={request.meet}"]
-    options += ["--meet-in-public"] if request.meet_in_public else []
-    with readable_in_container(meeting_secret(request.meet_secret, os.environ)) as secret:
-        return run_in_image(
-            "check",
-            manifest,
-            request,
-            options,
-            network=True,
-            challenge=request.challenge,
-            meet_secret=secret,
-        )
+    return measure_in_image("check", request.manifest or check_manifest.SHIPPED, request, options)
 
 
 def _show(checked: CheckedNode, request: CheckArguments, change: VerdictChange | None) -> int:

@@ -124,13 +124,7 @@ def _refuse_senseless_options(request: CompareArguments) -> None:
 
 
 def collect(request: CompareArguments) -> Comparison:
-    return gather_all(request)[0]
-
-
-def gather_all(request: CompareArguments) -> tuple[Comparison, Fleet | None]:
-    """Rank the training runs; compare the node checks as a fleet, if there are any."""
-    compared = _compared(request)
-    return compared.runs, compared.fleet
+    return _compared(request).runs
 
 
 def _compared(request: CompareArguments) -> ComparedBundles:

@@ -190,7 +190,6 @@ def run_in_image(
     request: MeasureArguments,
     arguments: Sequence[str],
     *,
-    network: bool = False,
     challenge: Path | None = None,
     identity: str | None = None,
     meet_secret: Path | None = None,
@@ -198,8 +197,9 @@ def run_in_image(
     """Run `bench VERB` in a hardened container and return its exit code, after checks of machine and image.
 
     `arguments` are the options of the command in the container. If `identity` is given, or the manifest names
-    an image, no other image is accepted.
+    an image, no other image is accepted. With `meet_secret`, the container has the machine's network.
     """
+    network = meet_secret is not None
     engine, out, loaded = find_engine(request.engine), request.out, load_any(manifest)
     required = identity or wanted_image(loaded)
     facts, host = engine.facts(), preflight.read_host(here)

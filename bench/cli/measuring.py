@@ -53,6 +53,7 @@ class MeetingArguments(MeasureArguments):
     meet: str | None
     meet_secret: Path | None
     meet_in_public: bool
+    challenge: Path | None
 
 
 def refuse_half_a_meeting(request: MeetingArguments) -> None:

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.base.distribution import DISTRIBUTION
-from bench.base.errors import BadInput, EnvironmentCannot, one_line
+from bench.base.errors import BadInput, one_line
 from bench.base.files import write_whole
 from bench.base.gpu_catalogue import GpuModel, find_gpu_model, near_gpus
+from bench.base.paths import using
 from bench.base.terminal import print_json
 from bench.node_check.check_manifest import (
     AnyManifest,
@@ -60,13 +61,11 @@ def rent(request: RentArguments) -> int:
     path = request.out / tool.file_name
     text, commands = tool.text(rental), tool.commands(rental)
     _, code = ImageStore(print).code()
-    try:
+    with using(request.out):
         request.out.mkdir(parents=True, exist_ok=True)
         write_whole(request.out / MANIFEST_FILE, manifest.data)
         write_whole(request.out / CODE_FILE, code)
         write_whole(path, text.encode())
-    except OSError as error:
-        raise EnvironmentCannot(f"cannot be written: {error.strerror}", where=str(request.out)) from None
     if request.as_json:
         document = {"schema": "bench/rent/v1", "file": str(path), "name": rental.name, "commands": commands}
         print_json(document)

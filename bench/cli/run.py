@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from bench.base.errors import BadInput, EnvironmentCannot, printable
 from bench.base.files import read_bounded
@@ -37,7 +37,6 @@ SECRET_BYTES_LEAST, SECRET_BYTES_MOST = 32, 4096
 class RunArguments(MeetingArguments):
     manifest: Path
     budget_seconds: float | None
-    challenge: Path | None
     resume: bool
     moved: bool
     columns: tuple[str, ...] | None
@@ -138,8 +137,6 @@ def _follow(manifest: Manifest, nodes: Nodes, request: RunArguments) -> int:
 
 def _run_in_image(request: RunArguments) -> int:
     """Run `bench run` in a container, without the options that name files of this machine."""
-    from bench.cli.image import run_in_image
-
     options = ["--device", request.device]
     flags = {"--resume": request.resume, "--moved": request.moved, "--json": request.as_json}
     options += [flag for flag, given in flags.items() if given]
@@ -147,25 +144,25 @@ def _run_in_image(request: RunArguments) -> int:
         options += ["--budget", f"{request.budget_seconds}s"]
     if request.columns is not None:
         options += ["--columns", ",".join(request.columns)]
-    if request.nodes > 1:
-        options += [f"--nodes={request.nodes}", f"--node={request.node}", f"--meet={request.meet}"]
+    return measure_in_image("run", request.manifest, request, options)
+
+
+def measure_in_image(
+    verb: Literal["run", "check"], manifest: Path, request: MeetingArguments, options: list[str]
+) -> int:
+    """Run `bench VERB` in a container, which gets a network and the secret if it is one of several nodes."""
+    from bench.cli.image import run_in_image
+
     if request.nodes <= 1:
-        return run_in_image("run", request.manifest, request, options, challenge=request.challenge)
+        return run_in_image(verb, manifest, request, options, challenge=request.challenge)
+    options += [f"--nodes={request.nodes}", f"--node={request.node}", f"--meet={request.meet}"]
     options += ["--meet-in-public"] if request.meet_in_public else []
-    with readable_in_container(meeting_secret(request.meet_secret, os.environ)) as secret:
-        return run_in_image(
-            "run",
-            request.manifest,
-            request,
-            options,
-            network=True,
-            challenge=request.challenge,
-            meet_secret=secret,
-        )
+    with _readable_in_container(meeting_secret(request.meet_secret, os.environ)) as secret:
+        return run_in_image(verb, manifest, request, options, challenge=request.challenge, meet_secret=secret)
 
 
 @contextmanager
-def readable_in_container(secret: bytes) -> Iterator[Path]:
+def _readable_in_container(secret: bytes) -> Iterator[Path]:
     """Yield a file with the secret that a container's user can read, in a folder that is closed to others."""
     with TemporaryDirectory(prefix="bench-meet-") as folder:
         path = Path(folder) / "secret"

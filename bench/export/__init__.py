@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bench import __version__
-from bench.base.errors import BadInput, EnvironmentCannot
+from bench.base.errors import BadInput
+from bench.base.paths import using
 from bench.base.pip_commands import BUILD, BUILD_TOOLS, BUILT_WITH_TORCH, environment_line
 from bench.base.strict_json import pretty_json, to_json
 from bench.export import standalone
@@ -262,14 +263,12 @@ def _threads(trial: Trial, node: NodeFacts, each: int) -> str:
 
 
 def _write_all(folder: Path, contents: Mapping[str, str]) -> list[Path]:
-    try:
+    with using(folder):
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
             raise BadInput("is not empty", where=str(folder), advice="name a new directory")
         for name, text in contents.items():
             (folder / name).write_text(text, encoding="utf-8", newline="\n")
-    except OSError as error:
-        raise EnvironmentCannot(f"cannot be written: {error.strerror}", where=str(folder)) from None
     return [folder / name for name in contents]
 
 

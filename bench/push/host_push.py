@@ -28,7 +28,7 @@ from bench.operator.ledger import Ledger
 from bench.push import mirror, slurm_job
 from bench.push.connection import Unreachable, plain
 from bench.push.mirror import Status
-from bench.push.push_record import Record, now
+from bench.push.push_record import PushAsked, Record, now
 from bench.push.remote import Here, Node, Remote
 from bench.push.request import HostPart, Outcome, Phase, PushRequest, Result, Shared
 from bench.push.shared_place import PlaceClaim
@@ -213,10 +213,19 @@ class HostPush:
         """Return a run of this manifest whose bundle was fetched, if --once accepts it; else None."""
         if not self.request.once or self.follows:
             return None
-        records, host = self.shared.records, self.part.host
-        request = self.request
-        return records.fetched(
-            host, self.manifest_sha256, request.out, self.nodes, self.slurm_where, request.ssh_config
+        return self.shared.records.fetched(self._asked)
+
+    @property
+    def _asked(self) -> PushAsked:
+        request, host = self.request, self.part.host
+        return PushAsked(
+            host.address,
+            host.port,
+            str(request.ssh_config) if request.ssh_config else None,
+            self.manifest_sha256,
+            str(request.out.resolve()),
+            self.nodes,
+            self.slurm_where,
         )
 
     def _unfinished_run(self) -> Record | None:
@@ -226,21 +235,9 @@ class HostPush:
             return self._moved_here(request.continued)
         if request.new_run or request.until in ("preflight", "ship"):
             return None
-        records, host, manifest = self.shared.records, self.part.host, self.manifest_sha256
-        for engine in self.engines:
-            record = records.unfinished(
-                host,
-                manifest,
-                engine,
-                request.out,
-                self.nodes,
-                follows=self.follows,
-                slurm_where=self.slurm_where,
-                ssh_config=request.ssh_config,
-            )
-            if record is not None:
-                return record
-        return None
+        asked, records = self._asked, self.shared.records
+        found = (records.unfinished(asked, engine, follows=self.follows) for engine in self.engines)
+        return next((record for record in found if record is not None), None)
 
     def _moved_here(self, record: Record) -> Record:
         """Return the record of a run whose node is gone, changed to this node."""

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from bench.base.errors import BadInput, EnvironmentCannot
 from bench.base.files import write_whole
-from bench.base.paths import state_path
+from bench.base.paths import state_path, using
 from bench.base.strict_json import DecodeError, from_json, pretty_json, strict_loads, to_json
 from bench.push.hosts import Host
 from bench.push.slurm_job import JobNode
@@ -33,6 +33,19 @@ class PodPlace:
     job: str
     pods: int  # of the job
     pod: str
+
+
+@dataclass(frozen=True, slots=True)
+class PushAsked:
+    """All that a later push has to ask for again, in order to find an earlier one's run."""
+
+    address: str
+    port: int | None
+    ssh_config: str | None  # two of them may call the login nodes of two clusters by one name
+    manifest_sha256: str
+    out: str
+    nodes: int = 1
+    slurm_where: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +99,18 @@ class Record:
         host = re.sub(r"[^\w.-]", "_", host)
         return Path(self.out) / f"{host}-{self.run_id}.tar"
 
+    @property
+    def asked(self) -> PushAsked:
+        return PushAsked(
+            self.address,
+            self.port,
+            self.ssh_config,
+            self.manifest_sha256,
+            self.out,
+            self.nodes,
+            self.slurm_where,
+        )
+
     def to_host(self) -> Host:
         identity = Path(self.identity) if self.identity else None
         return Host(self.host, self.address, self.user, self.port, identity, self.python, self.ssh_arguments)
@@ -112,14 +137,10 @@ class Records:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        try:
+        advice = "set XDG_STATE_HOME to a folder of yours that can be written, and keeps its files"
+        with using(self.folder, "runs cannot be recorded", advice):
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             yield
-        except OSError as error:
-            advice = "set XDG_STATE_HOME to a folder of yours that can be written, and keeps its files"
-            raise EnvironmentCannot(
-                f"runs cannot be recorded: {error.strerror}", where=str(self.folder), advice=advice
-            ) from None
 
     def move(self, record: Record, state: State, **changes: Any) -> Record:
         return self.save(dataclasses.replace(record, state=state, **changes))
@@ -152,57 +173,19 @@ class Records:
             chosen |= {record.run_id: record for record in matches}
         return list(chosen.values())
 
-    def unfinished(
-        self,
-        host: Host,
-        manifest_sha256: str,
-        engine: str,
-        out: Path,
-        nodes: int = 1,
-        *,
-        follows: bool = False,
-        slurm_where: str | None = None,
-        ssh_config: Path | None = None,
-    ) -> Record | None:
-        """Return the newest run with these properties whose complete bundle was not fetched yet, or None."""
-        for r in self._of(host, manifest_sha256, out, nodes, slurm_where, ssh_config):
+    def unfinished(self, asked: PushAsked, engine: str, *, follows: bool = False) -> Record | None:
+        """Return the newest such run whose complete bundle was not fetched yet, or None."""
+        for r in self._of(asked):
             if (r.engine, r.follows) == (engine, follows) and r.state in UNFINISHED:
                 return r
         return None
 
-    def fetched(
-        self,
-        host: Host,
-        manifest_sha256: str,
-        out: Path,
-        nodes: int = 1,
-        slurm_where: str | None = None,
-        ssh_config: Path | None = None,
-    ) -> Record | None:
-        """Return the newest run with these properties whose bundle was fetched and still exists, or None."""
-        matching = self._of(host, manifest_sha256, out, nodes, slurm_where, ssh_config)
-        return next((r for r in matching if r.state == "fetched" and r.bundle.exists()), None)
+    def fetched(self, asked: PushAsked) -> Record | None:
+        """Return the newest such run whose bundle was fetched and still exists, or None."""
+        return next((r for r in self._of(asked) if r.state == "fetched" and r.bundle.exists()), None)
 
-    def _of(
-        self,
-        host: Host,
-        manifest_sha256: str,
-        out: Path,
-        nodes: int,
-        slurm_where: str | None,
-        ssh_config: Path | None,
-    ) -> list[Record]:
-        """Return the runs with these properties, the newest first.
-
-        Two configurations of ssh may call the login nodes of two clusters by one name.
-        """
-        config = str(ssh_config) if ssh_config else None
-        key = (host.address, host.port, config, manifest_sha256, str(out.resolve()), nodes, slurm_where)
-        return [
-            r
-            for r in self.all()
-            if key == (r.address, r.port, r.ssh_config, r.manifest_sha256, r.out, r.nodes, r.slurm_where)
-        ]
+    def _of(self, asked: PushAsked) -> list[Record]:
+        return [record for record in self.all() if record.asked == asked]
 
     def forget(self, record: Record) -> None:
         (self.folder / f"{record.run_id}.json").unlink(missing_ok=True)

@@ -12,7 +12,6 @@ from bench.base.errors import BadInput, EnvironmentCannot
 from bench.bundle.verify import verify_bundle
 from bench.cli.push import _show_many, _show_one
 from bench.node_check.recompute_any import recompute
-from bench.push.hosts import Host
 from bench.push.mirror import read_status
 from bench.push.push_record import Record, Records
 from bench.push.request import Outcome, Result, exit_code, to_json
@@ -67,12 +66,11 @@ def test_a_bundle_of_a_slurm_job_is_named_after_the_login_node_and_the_nodes_of_
 
 
 def test_pushes_of_a_manifest_to_other_nodes_of_a_cluster_are_other_runs(records: Records) -> None:
-    host, out = Host("x", "10.0.0.1"), Path("/here/results")
     records.save(dataclasses.replace(R, slurm_where="--nodelist=n1", state="running"))
 
     def found(where: str | None) -> str | None:
-        record = records.unfinished(host, "m" * 64, "docker", out, slurm_where=where)
-        return record and record.run_id
+        record = records.unfinished(dataclasses.replace(R.asked, slurm_where=where), "docker")
+        return None if record is None else record.run_id
 
     assert found("--nodelist=n1") == "aaaa00000000"
     assert found("--nodelist=n2") is None
@@ -89,11 +87,10 @@ def test_a_home_that_cannot_be_written_is_told_before_anything_is_sent(tmp_path:
 
 def test_pushes_to_two_clusters_of_one_name_are_other_runs(records: Records) -> None:
     """Each has its configuration of ssh, where its login node is called `login`."""
-    host, out = Host("login", "login"), Path("/here/results")
     one = {"host": "login", "address": "login", "state": "running", "ssh_config": "/here/north"}
-    records.save(dataclasses.replace(R, **one))  # type: ignore[arg-type]
-    for config, found in ((Path("/here/north"), True), (Path("/here/south"), False), (None, False)):
-        unfinished = records.unfinished(host, "m" * 64, "docker", out, ssh_config=config)
+    north = records.save(dataclasses.replace(R, **one)).asked  # type: ignore[arg-type]
+    for config, found in (("/here/north", True), ("/here/south", False), (None, False)):
+        unfinished = records.unfinished(dataclasses.replace(north, ssh_config=config), "docker")
         assert (unfinished is not None) is found
 
 
@@ -113,31 +110,26 @@ def test_an_unknown_run_is_reported(records: Records, tmp_path: Path) -> None:
 
 
 def test_the_newest_unfinished_run_of_the_same_manifest_and_place(records: Records) -> None:
-    host, out = Host("x", "10.0.0.1"), Path("/here/results")
-    found = records.unfinished(host, "m" * 64, "docker", out)
+    found = records.unfinished(R.asked, "docker")
     assert found is not None and found.run_id == "cccc00000000"
     records.move(found, "fetched")
-    found = records.unfinished(host, "m" * 64, "docker", out)
+    found = records.unfinished(R.asked, "docker")
     assert found is not None and found.run_id == "aaaa00000000"
-    for other in (
-        (host, "n" * 64, "docker"),
-        (host, "m" * 64, "none"),
-        (Host("x", "10.0.0.9"), "m" * 64, "docker"),
-    ):
-        assert records.unfinished(*other, out) is None
+    assert records.unfinished(R.asked, "none") is None
+    for other in ({"manifest_sha256": "n" * 64}, {"address": "10.0.0.9"}):
+        assert records.unfinished(dataclasses.replace(R.asked, **other), "docker") is None  # type: ignore[arg-type]
 
 
 def test_a_run_of_several_nodes_continues_with_the_same_number_and_roles(records: Records) -> None:
-    lead, other = Host("x", "10.0.1.1"), Host("y", "10.0.1.2")
     pair = dataclasses.replace(R, address="10.0.1.1", nodes=2, run_id="eeee00000000")
     records.save(pair)
-    records.save(dataclasses.replace(pair, address="10.0.1.2", follows=True, run_id="ffff00000000"))
-    asked = ("m" * 64, "docker", Path("/here/results"))
-    assert [records.unfinished(host, *asked) for host in (lead, other)] == [None, None]
-    assert records.unfinished(lead, *asked, nodes=2) == pair
-    assert records.unfinished(lead, *asked, nodes=2, follows=True) is None
-    found = records.unfinished(other, *asked, nodes=2, follows=True)
-    assert found is not None and found.run_id == "ffff00000000"
+    changed = {"address": "10.0.1.2", "follows": True, "run_id": "ffff00000000"}
+    other = records.save(dataclasses.replace(pair, **changed))  # type: ignore[arg-type]
+    for alone in (dataclasses.replace(each.asked, nodes=1) for each in (pair, other)):
+        assert records.unfinished(alone, "docker") is None
+    assert records.unfinished(pair.asked, "docker") == pair
+    assert records.unfinished(pair.asked, "docker", follows=True) is None
+    assert records.unfinished(other.asked, "docker", follows=True) == other
 
 
 def test_a_damaged_push_record_is_named(records: Records) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bench.cli.compare import CompareArguments, collect, gather_all
+from bench.cli.compare import CompareArguments, collect
 from bench.records.spread import on_another_machine
 from bench.report.compare.answers import Asked, Choice, MachineAnswer, answers_of
 from bench.report.compare.compared_rows import RankedRow, Row
@@ -46,7 +46,7 @@ def rows() -> list[Row]:
     paths = tuple(ROOT / "results" / folder for folder in folders)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bench.library.compare.compare_rows", keep)
-        gather_all(CompareArguments(paths))
+        collect(CompareArguments(paths))
     return seen
 
 
