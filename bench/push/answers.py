@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from bench.base.errors import EnvironmentCannot
+from bench.base.errors import EnvironmentCannot, cut
 from bench.base.strict_json import strict_loads
 
 TEXT_CHARACTERS = 200  # of a name, a version or a line of a node that is shown to the operator
@@ -57,7 +57,7 @@ def version(word: str) -> str:
 
 def short(text: str, most: int = TEXT_CHARACTERS) -> str:
     """Cut a text that is shown to the operator and decides nothing."""
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+    return cut(text, most)
 
 
 def absolute_path(text: str) -> str:

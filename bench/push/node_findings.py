@@ -54,11 +54,6 @@ def _warn(what: str, advice: str = "") -> PreflightFinding:
     return PreflightFinding("warn", what, advice)
 
 
-def judge(survey: Survey, need: Need) -> list[PreflightFinding]:
-    """Return all findings, those that stop the run first."""
-    return stops_first([*judge_machine(survey, need), *judge_engine(survey, need)])
-
-
 def stops_first(findings: Sequence[PreflightFinding]) -> list[PreflightFinding]:
     return sorted(findings, key=lambda finding: finding.level != "stop")
 

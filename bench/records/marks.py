@@ -16,10 +16,9 @@ from dataclasses import field
 from typing import Any, Literal
 
 from bench.base.frozen import dataclass
-from bench.base.strict_json import DecodeError, strict_loads
 from bench.records.estimate import Interval
-from bench.records.slowdown import HEALTHY, LEAST_SHARE, Slowed, Span, slowed_text
-from bench.records.text import figures
+from bench.records.slowdown import HEALTHY, LEAST_SHARE, Slowed, Span, slowed_text, telemetry_line
+from bench.records.text import count_text, figures
 
 MarkKind = Literal["SLOWED", "DISTURBED", "LOADED", "UNSTEADY"]
 MEANING: Mapping[MarkKind, str] = {
@@ -127,7 +126,7 @@ def company_marks(
     found: defaultdict[str, _Company] = defaultdict(_Company)
     ordered = sorted((begun, ended, name) for name, (begun, ended) in spans.items())
     for line in (line for block in read() for line in block.split(b"\n")):
-        reading = _reading(line)
+        reading = telemetry_line(line)
         trial, at = reading.get("trial"), reading.get("at")
         if not isinstance(at, int | float):
             continue
@@ -139,15 +138,6 @@ def company_marks(
                 found[trial].add_load(reading, cpus)
     marks = {trial: tuple(company.marks(cpus)) for trial, company in found.items()}
     return {trial: seen for trial, seen in marks.items() if seen}
-
-
-def _reading(line: bytes) -> Mapping[str, Any]:
-    """Parse a line of telemetry; empty if it is not a reading: a run that was killed ends in half a line."""
-    try:
-        document = strict_loads(line)
-    except DecodeError:
-        return {}
-    return document if isinstance(document, dict) else {}
 
 
 def unsteady(days: Interval) -> Mark | None:
@@ -185,5 +175,4 @@ def mark_lines(marks: Mapping[str, tuple[Mark, ...]]) -> Iterator[tuple[MarkKind
     for mark, count in worst_marks(marks):
         if mark.kind != "SLOWED":
             worst = "" if count == 1 else ", at worst"
-            trials = f"{count} trial{'s' * (count > 1)}"
-            yield mark.kind, f"{trials}{worst}: {mark.text}: {MEANING[mark.kind]}"
+            yield mark.kind, f"{count_text(count, 'trial')}{worst}: {mark.text}: {MEANING[mark.kind]}"

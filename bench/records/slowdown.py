@@ -78,15 +78,20 @@ def has_bad_reason(block: bytes) -> bool:
 
 def _reading(line: bytes) -> tuple[float, str, list[Any]] | None:
     """Parse a line of telemetry into (time, trial, a reading for each GPU); None if it is not a reading."""
-    try:
-        document = strict_loads(line)
-    except DecodeError:
-        return None
-    match document:
+    match telemetry_line(line):
         case {"at": int() | float() as at, "trial": str() as trial, "gpus": list() as gpus}:
             return at, trial, gpus
         case _:
             return None
+
+
+def telemetry_line(line: bytes) -> Mapping[str, Any]:
+    """Parse a line of telemetry; empty if it is no object: a run that was killed ends in half a line."""
+    try:
+        document = strict_loads(line)
+    except DecodeError:
+        return {}
+    return document if isinstance(document, dict) else {}
 
 
 @dataclass(slots=True)

@@ -22,13 +22,14 @@ from bench.push import host_push, mirror, ship, slurm_job
 from bench.push.connection import plain
 from bench.push.hosts import Host
 from bench.push.image_store import ImageStore
-from bench.push.node_findings import Need, judge, machine_text, resources_text
+from bench.push.node_findings import Need, machine_text, resources_text
 from bench.push.node_survey import Survey, read_survey, split_answers
 from bench.push.push_record import Records
 from bench.push.push_to_node import NodePush
 from bench.push.request import HostPart, PushRequest, Shared
 from bench.push.shared_place import ClaimedNode, PlaceClaim
 from bench.signing.ssh_keys import PublicKey
+from tests.push.judged import judge
 from tests.push.strange_nodes import Answers
 from tests.push.test_node_survey import ANSWERS, DOCKER
 from tests.push.test_push_record import R

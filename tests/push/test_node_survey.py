@@ -15,9 +15,10 @@ from bench.images.engines import EngineFacts
 from bench.images.engines.preflight import HostFacts
 from bench.images.variants import find_variant
 from bench.push import node_survey
-from bench.push.node_findings import Need, judge
+from bench.push.node_findings import Need
 from bench.push.node_survey import GpuState, Survey, read_survey, split_answers, survey_node
 from bench.push.remote import Here
+from tests.push.judged import judge
 
 GIB = 2**30
 DOCKER = (

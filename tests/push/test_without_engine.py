@@ -18,7 +18,7 @@ from bench.planning.manifest import parse_manifest
 from bench.push import node_preflight, run_script
 from bench.push.hosts import Host
 from bench.push.image_store import ImageStore
-from bench.push.node_findings import Need, judge, python_for
+from bench.push.node_findings import Need, python_for
 from bench.push.node_preflight import NodePreflight
 from bench.push.node_survey import InstalledEngine, NodePython, Survey, read_survey
 from bench.push.push_record import Records
@@ -27,6 +27,7 @@ from bench.push.remote import CommandResult, Here
 from bench.push.request import HostPart, PushRequest, Result, Shared, to_json
 from bench.push.run_script import Job
 from bench.push.slurm import Slurm
+from tests.push.judged import judge
 from tests.push.test_mirror import KEY
 from tests.push.test_node_survey import ANSWERS
 from tests.push.test_push_to_node import QUICKSTART, Silent

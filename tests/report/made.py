@@ -40,7 +40,7 @@ from bench.records.trial import (
     Trial,
 )
 from bench.report.compare.comparison import Comparison, ModelPart
-from bench.report.text.machine_rows import columns, offers
+from bench.report.text.machine_rows import machine_rows, offers
 from bench.signing.ssh_keys import PublicKey
 from bench.training.methods import arithmetic
 from bench.training.models import counts_of
@@ -308,6 +308,6 @@ CRASH = Crashed("it fell over")
 
 def texts(part: ModelPart, comparison: Comparison) -> Sequence[str]:
     """Every formatted figure of a part, to hold one output format against another."""
-    ranked = [cell for row in columns(part)[1] for cell in row]
+    ranked = [cell for row in machine_rows(part) for cell in row.values()]
     priced = [cell for row, _ in offers(part, comparison) for cell in row]
     return [cell for cell in [*ranked, *priced] if cell]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bench.cli.compare import CompareArguments, gather_all
+from bench.cli.compare import CompareArguments, collect
 from bench.cli.main import main
 from bench.report.compare.compared_rows import Row
 from bench.report.compare.comparison import Comparison, compare_rows
@@ -66,7 +66,7 @@ def rows(folder: Path) -> list[Row]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bench.library.compare.compare_rows", keep)
-        gather_all(asked(bundles=(folder,)))
+        collect(asked(bundles=(folder,)))
     assert len(seen) == 14
     return seen
 
@@ -163,16 +163,16 @@ def test_the_fastest_known_figure_answers_whichever_search_found_it(
 
 def test_models_are_listed_by_family_and_then_by_size(tmp_path: Path) -> None:
     path = bundle(tmp_path / "a.tar", of=manifest(models=["tiny-vit", "tiny-gpt-neox"]))
-    found, _ = gather_all(CompareArguments((path,)))
+    found = collect(CompareArguments((path,)))
     assert [part.model for part in found.parts] == ["tiny-gpt-neox", "tiny-vit"]
-    hour, _ = gather_all(CompareArguments((HOUR,)))
+    hour = collect(CompareArguments((HOUR,)))
     assert [p.model for p in hour.parts if p.model.startswith("pythia")] == [
         "pythia-160m", "pythia-410m", "pythia-1b", "pythia-2.8b", "pythia-6.9b",
     ]  # fmt: skip
 
 
 def test_each_group_of_a_model_has_a_name_of_its_own(folder: Path) -> None:
-    found, _ = gather_all(asked(bundles=(folder,)))
+    found = collect(asked(bundles=(folder,)))
     names = [part.name for part in found.parts]
     assert len(set(names)) == len(names) > len({part.model for part in found.parts})
     plots = [plot.name for plot in all_plots(found)]

@@ -16,8 +16,9 @@ from markdown_it import MarkdownIt
 import bench
 from bench.base.errors import printable
 from bench.base.strict_json import INTERNAL
-from bench.cli.compare import CompareArguments, collect, gather_all
+from bench.cli.compare import CompareArguments, collect
 from bench.cli.main import main
+from bench.library.compare import compare
 from bench.node_check.fleet import Fleet
 from bench.planning.prediction.predicted_machines import Predicted
 from bench.records.trial import Crashed
@@ -166,7 +167,7 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
 
 @pytest.fixture(scope="module")
 def fleet() -> Fleet:
-    return gather_all(CompareArguments((ROOT / "results/node-check-h200",)))[1] or pytest.fail("no checks")
+    return compare((ROOT / "results/node-check-h200",)).fleet or pytest.fail("no checks")
 
 
 @pytest.mark.parametrize("text", HOSTILE)

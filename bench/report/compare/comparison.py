@@ -32,9 +32,9 @@ from bench.report.compare.groups import (
     why_no_figure,
 )
 from bench.report.compare.offers import Offer, Terms, priced_row
+from bench.report.compare.owning import DAYS_A_YEAR
 from bench.report.compare.predicted_estimate import predicted_estimate
 from bench.report.compare.priced_guesses import GuessOffer, PricedGuess, price_guesses
-from bench.report.compare.prices import DAYS_A_YEAR
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,7 @@ from typing import Literal
 
 from bench.base.names import RentKind
 from bench.records.text import count_text, figures, money_text
-from bench.report.compare.owning import Colocation, Owning
-
-DAYS_A_YEAR = 365
+from bench.report.compare.owning import DAYS_A_YEAR, Colocation, Owning
 
 
 @dataclass(frozen=True, slots=True)

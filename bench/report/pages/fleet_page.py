@@ -12,6 +12,7 @@ from bench.base.terminal import table as terminal_table
 from bench.bundle.verdict import level_text
 from bench.node_check.fleet import Fleet, RankedNode, Spread
 from bench.node_check.judging.finding import Finding, quantity
+from bench.records.text import count_text
 from bench.report.markup import Markup, cells, document, el, fragment, items, scrolling_table, write_page
 from bench.report.pages.check_html import STYLE, TONES
 from bench.report.text.check_summary import WORDS
@@ -79,7 +80,7 @@ def _worst(node: RankedNode, lemons: set[str]) -> str:
     uuid = node.seen.uuids.get(str(f.gpu)) if f.gpu is not None else None
     repeated = f"; {uuid} failed before" if uuid in lemons else ""
     gpus = {g.gpu for g in node.findings if (g.check, g.verdict) == (f.check, f.verdict)} - {f.gpu, None}
-    others = f"; {len(gpus)} other GPU{'s' * (len(gpus) > 1)} too" if f.gpu is not None and gpus else ""
+    others = f"; {count_text(len(gpus), 'other GPU')} too" if f.gpu is not None and gpus else ""
     return f"{f.line}{others}{repeated}"
 
 

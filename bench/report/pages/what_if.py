@@ -14,7 +14,8 @@ from bench.base.strict_json import to_json
 from bench.records.text import currency_sign
 from bench.report.compare.comparison import Comparison, Entry, ModelPart
 from bench.report.markup import Markup, asset, data_block, el, fragment
-from bench.report.text.machine_rows import IN_TIME, doubts, machine_names, paid_for
+from bench.report.text.guess_text import paid_for
+from bench.report.text.machine_rows import IN_TIME, doubts, machine_names
 
 MOST_RUNS = 1_000.0
 # The ends of the slider of a rent, as multiples of its quote, and without a quote as a whole.
@@ -153,12 +154,12 @@ def _data(comparison: Comparison, parts: Iterable[ModelPart]) -> dict[str, Any]:
 
 def _machine(entry: Entry, name: str) -> dict[str, Any]:
     machine = entry.row.machine
-    paid = {offer.kind: list(paid_for(machine, offer.gpus)) for offer in entry.offers}
+    gpus = {offer.kind: offer.gpus for offer in entry.offers} | {"own": machine.devices // machine.nodes}
     found: dict[str, Any] = to_json(entry.machine)
     return found | {
         "name": name,
         "rentable": machine.kind == "cuda",
         "doubts": list(doubts(entry)),
-        "paid_for": paid | {"own": list(paid_for(machine, machine.devices // machine.nodes))},
+        "paid_for": {kind: list(paid_for(machine.nodes, machine.devices, n)) for kind, n in gpus.items()},
         "unmetered": any(offer.unmetered for offer in entry.offers),
     }

@@ -10,7 +10,7 @@ from bench.report.compare.compared_rows import Row
 from bench.report.compare.comparison import Comparison, Entry, ModelPart
 from bench.report.compare.priced_guesses import PricedGuess
 from bench.report.text.escapes import csv_lines
-from bench.report.text.guess_text import csv_guess
+from bench.report.text.guess_text import csv_guess, csv_offer
 
 CSV_COLUMNS = (
     "model", "rank", "machine", "devices", "days", "days_half_width", "slower", "slower_half_width",
@@ -99,23 +99,11 @@ def _csv_entry(part: ModelPart, entry: Entry) -> dict[str, Any]:
 def _csv_offers(entry: Entry) -> dict[str, Any]:
     cells: dict[str, Any] = {}
     for offer in entry.offers:
-        kind = offer.kind
-        cells |= {
-            f"{kind}_run_cost": offer.run_cost,
-            f"{kind}_spend": offer.spend,
-            f"{kind}_in_budget": offer.in_budget,
-            f"{kind}_answers": "; ".join(offer.marks),
-            f"{kind}_units_per_currency": offer.units_per_currency,
-        }
-        if kind == "rent":
-            cells |= {"rent_hour": offer.price, "rent_gpus": offer.gpus}
-            continue
-        even = offer.break_even
-        cells |= {
-            "buy_price": offer.price,
-            "buy_outlived": offer.outlived,
-            "buy_unmetered": offer.unmetered,
-            "break_even_runs": even and even.runs,
-            "break_even_utilisation": even and even.utilisation,
-        }
+        cells |= {**csv_offer(offer), f"{offer.kind}_units_per_currency": offer.units_per_currency}
+        if offer.kind == "buy":
+            even = offer.break_even
+            cells |= {
+                "break_even_runs": even and even.runs,
+                "break_even_utilisation": even and even.utilisation,
+            }
     return cells

@@ -7,6 +7,7 @@ from typing import Any
 
 from bench.records.text import count_text, figures, money_text
 from bench.report.compare.extrapolate import LEAST_HELD_OUT
+from bench.report.compare.offers import Offer
 from bench.report.compare.priced_guesses import GuessOffer, PricedGuess, days_text
 
 RANK = "est"  # in place of a rank, which only measured machines have
@@ -33,20 +34,16 @@ def guess_cells(guess: PricedGuess) -> dict[str, str]:
 
 
 def guess_offer_row(guess: PricedGuess, offer: GuessOffer, currency: str, runs: int) -> tuple[str, ...]:
-    price = money_text(offer.price, currency) + (" an hour" if offer.kind == "rent" else "")
     notes = "; ".join(_offer_notes(guess, offer, currency, runs))
     cost = money_text(offer.run_cost, currency)
-    return offer.kind, guess.label, days_text(guess), price, cost, "", "", notes
+    return offer.kind, guess.label, days_text(guess), price_text(offer, currency), cost, "", "", notes
 
 
 def _offer_notes(guess: PricedGuess, offer: GuessOffer, currency: str, runs: int) -> Iterator[str]:
     if offer.marks:
         yield "<- " + ", ".join(offer.marks)
     yield f"ESTIMATE{_cost_ends(offer, currency)}"
-    if guess.nodes > 1:
-        yield f"{guess.nodes} machines with {count_text(offer.gpus, 'GPU')} each, without their network"
-    elif offer.gpus > guess.gpus:
-        yield f"price of a machine with {offer.gpus} GPUs"
+    yield from paid_for(guess.nodes, guess.gpus, offer.gpus)
     if offer.in_budget in IN_BUDGET:
         yield IN_BUDGET[offer.in_budget]
     if offer.outlived:
@@ -57,6 +54,18 @@ def _offer_notes(guess: PricedGuess, offer: GuessOffer, currency: str, runs: int
         yield IN_TIME[guess.in_time]
     if offer.unmetered:
         yield "without electricity: its power was not measured"
+
+
+def price_text(offer: Offer | GuessOffer, currency: str) -> str:
+    return money_text(offer.price, currency) + (" an hour" if offer.kind == "rent" else "")
+
+
+def paid_for(nodes: int, trained: int, gpus: int) -> Iterator[str]:
+    """Say which machines a price with `gpus` GPUs pays for, unless they are exactly those that trained."""
+    if nodes > 1:
+        yield f"{nodes} machines with {count_text(gpus, 'GPU')} each, without their network"
+    elif gpus > trained:
+        yield f"price of a machine with {gpus} GPUs"
 
 
 def _cost_ends(offer: GuessOffer, currency: str) -> str:
@@ -100,19 +109,27 @@ def csv_guess(guess: PricedGuess) -> dict[str, Any]:
     for offer in guess.offers:
         kind = offer.kind
         cells |= {
-            f"{kind}_run_cost": offer.run_cost,
+            **csv_offer(offer),
             f"{kind}_least_run_cost": offer.least_run_cost,
             f"{kind}_most_run_cost": offer.most_run_cost,
-            f"{kind}_spend": offer.spend,
-            f"{kind}_in_budget": offer.in_budget,
-            f"{kind}_answers": "; ".join(offer.marks),
         }
-        if kind == "rent":
-            cells |= {"rent_hour": offer.price, "rent_gpus": offer.gpus}
-        else:
-            cells |= {
-                "buy_price": offer.price,
-                "buy_outlived": offer.outlived,
-                "buy_unmetered": offer.unmetered,
-            }
     return cells
+
+
+def csv_offer(offer: Offer | GuessOffer) -> dict[str, Any]:
+    """Return the cells that the offer of a measured machine and that of a guess both have."""
+    kind = offer.kind
+    cells = {
+        f"{kind}_run_cost": offer.run_cost,
+        f"{kind}_spend": offer.spend,
+        f"{kind}_in_budget": offer.in_budget,
+        f"{kind}_answers": "; ".join(offer.marks),
+    }
+    if kind == "rent":
+        return {**cells, "rent_hour": offer.price, "rent_gpus": offer.gpus}
+    return {
+        **cells,
+        "buy_price": offer.price,
+        "buy_outlived": offer.outlived,
+        "buy_unmetered": offer.unmetered,
+    }

@@ -19,10 +19,9 @@ from bench.records.text import (
     share_text,
     short_count,
 )
-from bench.report.compare.compared_rows import Machine
 from bench.report.compare.comparison import Comparison, Entry, ModelPart
 from bench.report.compare.offers import Offer
-from bench.report.text.guess_text import guess_cells, guess_offer_row
+from bench.report.text.guess_text import guess_cells, guess_offer_row, paid_for, price_text
 
 HEADERS: Mapping[str, str] = {
     "rank": "",
@@ -115,13 +114,6 @@ def machine_rows(part: ModelPart) -> list[dict[str, str]]:
     return [*measured, *(empty | guess_cells(guess) for guess in part.guesses)]
 
 
-def columns(part: ModelPart) -> tuple[list[str], list[list[str]]]:
-    """Return the names of the columns that are not empty, and the texts in them."""
-    rows = machine_rows(part)
-    names = [name for name in HEADERS if any(row[name] for row in rows)]
-    return names, [[row[name] for name in names] for row in rows]
-
-
 def offers(part: ModelPart, comparison: Comparison) -> list[tuple[tuple[str, ...], bool]]:
     """Return a row of texts for each offer, and whether the offer answers one of the user's questions."""
     measured = [
@@ -139,11 +131,18 @@ def offers(part: ModelPart, comparison: Comparison) -> list[tuple[tuple[str, ...
 
 def _offer_row(entry: Entry, machine: str, offer: Offer, comparison: Comparison) -> tuple[str, ...]:
     currency = comparison.currency
-    price = money_text(offer.price, currency) + (" an hour" if offer.kind == "rent" else "")
     run_cost = money_text(offer.run_cost, currency)
     notes = "; ".join(_offer_notes(entry, offer, comparison))
     worth = offer_worth(offer.units_per_currency, entry.row.unit, currency)
-    return offer.kind, machine, interval_text(entry.days), price, run_cost, *worth, notes
+    return (
+        offer.kind,
+        machine,
+        interval_text(entry.days),
+        price_text(offer, currency),
+        run_cost,
+        *worth,
+        notes,
+    )
 
 
 def offer_worth(units_per_currency: float | None, unit: str, currency: str) -> tuple[str, str]:
@@ -154,19 +153,12 @@ def offer_worth(units_per_currency: float | None, unit: str, currency: str) -> t
     return worth, money_text(1e9 / units_per_currency, currency)
 
 
-def paid_for(machine: Machine, gpus: int) -> Iterator[str]:
-    """Say which machines a price with `gpus` GPUs pays for, unless they are exactly those that trained."""
-    if machine.nodes > 1:
-        yield f"{machine.nodes} machines with {count_text(gpus, 'GPU')} each, without their network"
-    elif gpus > machine.devices:
-        yield f"price of a machine with {gpus} GPUs"
-
-
 def _offer_notes(entry: Entry, offer: Offer, comparison: Comparison) -> Iterator[str]:
     if offer.marks:
         yield "<- " + ", ".join(offer.marks)
         yield from doubts(entry)  # repeated beside the recommendation
-    yield from paid_for(entry.row.machine, offer.gpus)
+    machine = entry.row.machine
+    yield from paid_for(machine.nodes, machine.devices, offer.gpus)
     if offer.in_budget is False:
         yield "over budget"
     if offer.outlived:

@@ -17,7 +17,7 @@ from bench.planning.search.next_trial import tally
 from bench.records.estimate import Interval
 from bench.records.marks import MEANING, Cpus, Mark
 from bench.records.run_results import TrialResult
-from bench.records.text import floor_line, gradients_line, outcome_line, proof_line
+from bench.records.text import count_text, floor_line, gradients_line, outcome_line, proof_line
 from bench.records.trial import Ceiling, Outcome, ProofOrFailure, Proving, Skipped, Trial
 from bench.runner.processes.jobs import WorkerEvent
 from bench.runner.run.job_so_far import JobSoFar
@@ -35,7 +35,7 @@ def skipped_lines(skipped: Sequence[Skipped]) -> Iterator[str]:
         skips = [skip for skip in skipped if skip.model == model]
         what = skips[0].label if len(skips) == 1 else f"{len(skips)} settings"
         others = len({skip.reason for skip in skips}) - 1
-        more = f" (and {others} other reason{'s' * (others > 1)})" if others else ""
+        more = f" (and {count_text(others, 'other reason')})" if others else ""
         yield f"skipped  {model}  {what}: {skips[0].reason}{more}"
 
 
