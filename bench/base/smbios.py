@@ -20,9 +20,8 @@ _KINDS = {24: "DDR3", 26: "DDR4", 30: "LPDDR4", 32: "HBM", 33: "HBM2", 34: "DDR5
 _UNKNOWN, _EXTENDED = 0xFFFF, 0x7FFF
 # "P0 CHANNEL A", "P0_Node0_Channel2_Dimm0": up to the channel's letter or number.
 _IN_BANK = re.compile(r"^(.*channel[ _]?[A-Z0-9]+)", re.IGNORECASE)
-_IN_LOCATOR = re.compile(
-    r"^(.*[A-Z])\d$"
-)  # "CPU0_DIMM_A1", "A1": a letter for the channel, a digit for the slot
+# "CPU0_DIMM_A1", "A1": a letter for the channel, a digit for the slot.
+_IN_LOCATOR = re.compile(r"^(.*[A-Z])\d$")
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,9 +37,8 @@ from bench.packages.package_index import PackageFile, PackageIndex
 from bench.packages.pip_settings import read_settings
 
 BLOCK = 512  # bytes of a tar
-PIECE = struct.Struct(
-    "<QQI"
-)  # of a skeleton: bytes that follow; then size and crc32 of the next content, or 0
+# Head of a skeleton's piece: bytes that follow; then size and crc32 of the next content, or 0.
+PIECE = struct.Struct("<QQI")
 _CHUNK = 2**20  # bytes
 _AR_HEADER = 60  # bytes
 Key = tuple[int, int]  # size and crc32 of a file's content

@@ -42,9 +42,7 @@ class Attested:
     facts: ImageFacts
     sbom: bytes
     archive: tuple[str, str] | None  # its file's name and sha256; None: the image lies in an engine
-    manifest: str | None = (
-        None  # digest of its manifest in a registry; None: not known before it is compressed
-    )
+    manifest: str | None = None  # its digest in a registry; None: not known before it is compressed
 
     def subjects(self) -> list[dict[str, Any]]:
         name = (self.facts.tags or ("bench",))[0]

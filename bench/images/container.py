@@ -19,9 +19,8 @@ NOBODY = 65534  # uid and gid of a user that owns no file on any machine
 # Paths inside the container.
 MANIFEST, CHALLENGE, OUT, CACHE = "/in/manifest.json", "/in/challenge.json", "/out", "/cache"
 MEET_SECRET = "/in/meet-secret"
-RDMA = PurePosixPath(
-    "/dev/infiniband"
-)  # InfiniBand and RoCE devices; without them NCCL falls back to TCP silently
+# Devices of InfiniBand and RoCE, without which NCCL falls back to TCP silently.
+RDMA = PurePosixPath("/dev/infiniband")
 # Variables of the host that describe its network, passed to the containers of nodes that train together.
 CONNECTED = (
     "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_SOCKET_FAMILY", "NCCL_SOCKET_NTHREADS",

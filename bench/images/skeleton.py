@@ -25,12 +25,8 @@ from bench.packages.package_index import normal
 _LEAST_BYTES = 100  # of a content; a smaller one costs less as a part of the skeleton
 _CHUNK = 2**20  # bytes
 _PRESET = 4  # of xz: higher ones take longer, and save little
-_EXTENDED = (
-    tarfile.XHDTYPE,
-    tarfile.XGLTYPE,
-    tarfile.GNUTYPE_LONGNAME,
-    tarfile.GNUTYPE_LONGLINK,
-)  # with data
+# Types of headers that data follows.
+_EXTENDED = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
 _DISTRIBUTION = re.compile(r"(?:.*/)?([^/]+)-[^/-]+\.dist-info/METADATA")
 
 

@@ -244,11 +244,8 @@ def _events(tensors: BlockTensors) -> tuple[list[Event], list[Event]]:
     """
     born = [(one.born, False, place) for place, one in enumerate(tensors.lifetimes)]
     freed = [(one.freed, True, place) for place, one in enumerate(tensors.lifetimes) if one.freed is not None]
-    begin = (
-        tensors.backward,
-        False,
-        -1,
-    )  # what is freed at that time was freed when the forward pass was over
+    # Tensors that are freed at this very time were freed when the forward pass was over.
+    begin = (tensors.backward, False, -1)
     events = sorted(born + freed)
     forward = [event for event in events if event < begin or event[:2] == (tensors.backward, True)]
     return forward, [event for event in events if event not in forward]

@@ -78,7 +78,7 @@ class Shippable:
 
     @property
     def unpacked_bytes(self) -> int:
-        """Upper estimate of the image's size on a node's disk."""
+        """Size of the image on a node's disk, rather too large than too small."""
         return int(sum(layer.size * (3.5 if layer.compressed else 1.3) for layer in self.facts.layers))
 
 

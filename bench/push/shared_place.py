@@ -43,7 +43,7 @@ class PlaceClaim:
 
     @property
     def staging(self) -> str:
-        """Name of the folder in the place for what only this push needs."""
+        """Name of a folder in the place, for files that no other push uses."""
         return f".load-{self.push}"
 
     @property

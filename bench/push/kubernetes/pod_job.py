@@ -20,10 +20,8 @@ from bench.push.request import DAY
 
 GPU = "nvidia.com/gpu"
 NAME = "bench"  # of what bench makes in a cluster, by its label app.kubernetes.io/name
-TAKEN, START = (
-    "taken",
-    "start",
-)  # files at the place: the bundle was taken; the run's folder, when it may start
+# Files at the place: the first says that the bundle was taken, the second names the run that may start.
+TAKEN, START = "taken", "start"
 RUN_CONTAINER, KEEPER = "bench", "keeper"
 UNFIT = "bench/unfit"  # label and taint of a node that failed its check
 START_SECONDS = 600  # a pod that gets no manifest within this time ends

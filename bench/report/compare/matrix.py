@@ -40,7 +40,7 @@ class MatrixCell:
 
 @dataclass(frozen=True, slots=True)
 class MatrixRow:
-    """A group of a model; None where a machine was neither measured nor estimated."""
+    """A group of a model, with a cell for each machine; None for one neither measured nor estimated."""
 
     part: ModelPart
     cells: tuple[MatrixCell | None, ...]

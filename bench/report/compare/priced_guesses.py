@@ -180,7 +180,7 @@ Answered = tuple[GuessOffer, str]
 
 
 def _by_deadline(pairs: Sequence[Pair], wish: Wish, measured: Recommendation) -> Answered | None:
-    """Choose the cheapest offer in time and in budget: of those that surely are, or that perhaps are."""
+    """Choose the cheapest offer in time and in budget: those that surely are before any that perhaps is."""
     fitting = [pair for pair in pairs if pair[0].in_time in ("yes", "perhaps") and pair[1].in_budget != "no"]
     if not fitting:
         return None
@@ -197,7 +197,7 @@ def _by_deadline(pairs: Sequence[Pair], wish: Wish, measured: Recommendation) ->
 
 
 def _by_budget(pairs: Sequence[Pair], measured: Recommendation) -> Answered | None:
-    """Choose the fastest offer in budget: of those that surely are, or that perhaps are."""
+    """Choose the fastest offer in budget: those that surely are before any that perhaps is."""
     fitting = [pair for pair in pairs if pair[1].in_budget in ("yes", "perhaps")]
     if not fitting:
         return None

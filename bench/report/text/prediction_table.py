@@ -11,12 +11,13 @@ from bench.report.compare.priced_predictions import PricedPrediction, machine_te
 from bench.report.text.escapes import csv_lines
 
 WIDTH = 79  # columns of explanations where no terminal has another width
+# Before the columns of energy that have figures, and a column of costs.
 COLUMNS = (
     Column("machine", "machine", fixed=True),
     Column("days", "days", right=True),
     Column("within", "90% within"),
     Column("limit", "limit"),
-)  # then those of energy that have figures, and a column of costs
+)
 ENERGY_COLUMNS = (Column("node_kwh", "node kWh", right=True), Column("co2", "kg CO2", right=True))
 STEPS = ("limit", "node_kwh", Wrapped("machine", 12), "within")
 PART_STEPS = ("rate", Wrapped("part", 12))

@@ -92,7 +92,10 @@ class WithLoss(nn.Module):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def compared(self, batch: Batch, answer: Tensor) -> Tensor:
-        """Return the labels that follow from the answers of all devices, which no compiled code waits for."""
+        """Return the labels of a batch whose samples are compared, among those of all devices.
+
+        It is not compiled: compiled code would have to wait for the other devices in its middle.
+        """
         return self.aim.labels(batch, answer, self.model, self.gather)
 
     def targets(self, answers: Tensor, passes: int) -> Tensor:

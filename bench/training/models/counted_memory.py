@@ -81,7 +81,7 @@ class _Kind:
 
     @property
     def entry(self) -> int:
-        """Bytes of the block's first input that has a gradient; if all before it is frozen, of the first."""
+        """Bytes for a sample of the block's first input with a gradient; without one, of its first input."""
         values = (*self.arguments, *self.keywords.values())
         numbers = [value for value in values if hasattr(value, "numel") and value.is_floating_point()]
         first = next((value for value in numbers if value.requires_grad), numbers[0])

@@ -99,7 +99,7 @@ class Counted:
     shapes: OperationShapes = later(OperationShapes())
 
     def footprint(self, model: Model, setting: Setting) -> Footprint | None:
-        """Return the footprint in a setting; None if that setting was not counted.
+        """Find the footprint counted with a setting's kernels, compilation and dtype; None if none was.
 
         The backward pass of a block was counted as PyTorch runs it operation by operation. A compiled one
         frees on the way what it recomputed.

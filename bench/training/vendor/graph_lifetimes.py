@@ -33,7 +33,7 @@ class Graphs:
 
 
 def block_tensors(graphs: Graphs, samples: int) -> BlockTensors:
-    """Return the lifetimes of the tensors of a block that computed `samples` samples.
+    """Return when each tensor of a block is made and freed; its graphs were recorded with `samples` samples.
 
     The block's input and the gradient of its output belong to it; its output and the gradient of its input
     belong to the blocks beside it.
