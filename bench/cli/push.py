@@ -22,8 +22,8 @@ from bench.node_check.check_manifest import AnyManifest, CheckManifest, load_any
 from bench.node_check.check_results import CheckResults
 from bench.node_check.checks.ports import MOST_NODES
 from bench.operator.ssh_keygen import OperatorKey
+from bench.push.all_hosts import PushTask, run_all
 from bench.push.assembly import refuse_login
-from bench.push.host_push import PushTask, run_all
 from bench.push.hosts import Host, find_hosts
 from bench.push.image_store import ImageStore
 from bench.push.kubernetes.cluster_preflight import PodsWanted, preflight, refuse_manifest

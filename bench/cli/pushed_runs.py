@@ -18,9 +18,9 @@ from bench.cli.push_options import NODES_AT_ONCE
 from bench.node_check.check_manifest import load_any
 from bench.operator.ssh_keygen import OperatorKey
 from bench.push import mirror
+from bench.push.all_hosts import PushTask, run_all
 from bench.push.answers import short
 from bench.push.connection import plain
-from bench.push.host_push import PushTask, run_all
 from bench.push.kubernetes.pod_node import PodGone, PodNode
 from bench.push.kubernetes.push_to_pods import PodPush, leave
 from bench.push.push_record import Record, Records

@@ -10,7 +10,8 @@ shared_place    claims what nodes of one home share, and deletes what nobody cla
 run_script      run.sh, which starts a run on its node; also queries and ends it; slurm: runs it as a job
 push_record     a file on this machine for every run that was started
 mirror          copies a run's files to this machine while they grow, certifies its key, fetches its bundle
-host_push       the push to one host: finds its run, follows it, fetches its bundle; and several at a time
+host_push       the push to one host: finds its run, follows it, fetches its bundle; missing_bundle says why
+                there is none; all_hosts pushes to several at a time
 node_preflight  chooses engine and image for a surveyed node, and says what stops a run or what it takes
 push_to_node    a push over SSH: ships what the engine needs, and starts the run
 training_group  keeps hosts that train as one in step

@@ -10,12 +10,8 @@ repeated: a second push of the same run continues where the first one ended.
 from __future__ import annotations
 
 import dataclasses
-import shlex
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import wait
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from bench.base.errors import BadInput, BenchError, EnvironmentCannot, Incomplete, VerificationFailed
@@ -26,21 +22,20 @@ from bench.node_check.recompute_any import AnyVerdict, recompute
 from bench.operator import certify_and_receive
 from bench.operator.ledger import Ledger
 from bench.push import mirror, slurm_job
-from bench.push.connection import Unreachable, plain
+from bench.push.connection import Unreachable
 from bench.push.mirror import Status
+from bench.push.missing_bundle import missing_bundle
 from bench.push.push_record import PushAsked, Record, now
 from bench.push.remote import Here, Node, Remote
 from bench.push.request import HostPart, Outcome, Phase, PushRequest, Result, Shared
 from bench.push.shared_place import PlaceClaim
 from bench.push.slurm import waiting_text
-from bench.push.threads import in_threads, wait_for_all
 from bench.push.training_group import GroupFailed, Standing, Step, agree
 from bench.records.text import seconds_text
 
 _LOOK_SECONDS = 1.0  # between two looks at a run, at first
 _LONGEST_LOOK_SECONDS = 5.0  # between two looks at a run that has been watched for a while
 _DEAD_LOOKS = 4  # dead states in a row after which a run is dead: run.sh may not have written its pid yet
-STOP_SECONDS = 1.0  # after Ctrl-C, for threads to end by themselves
 _MOST_CERTIFICATES = 8  # that one push signs for a run, which asks again when it starts again
 _OVERDUE_SECONDS = 3600.0  # after the budget, for the last trial, proofs and floors to end
 _END_LOOKS = 120  # looks, a second apart, at a run that was asked to end, before the push fails
@@ -512,56 +507,3 @@ class HostPush:
     def _missing_bundle(self, status: Status, record: Record) -> BenchError:
         """Return the error for a run that ended without a bundle."""
         return missing_bundle(status, record, checks=self.request.checks)
-
-
-@dataclass(frozen=True, slots=True)
-class PushTask:
-    """The work of one host's thread. `push` has the state of the push."""
-
-    push: HostPush
-    work: Callable[[], Result]
-
-
-def run_all(tasks: Sequence[PushTask], at_once: int, stop: threading.Event) -> list[Result]:
-    """Do all tasks in threads; return results in their order. After Ctrl-C, runs on nodes continue.
-
-    Threads that do not heed the stop at once are waiting for a node. They are left behind, and their hosts
-    count as interrupted where they are.
-    """
-    futures = in_threads([task.work for task in tasks], at_once)
-    try:
-        wait_for_all(futures)
-    except KeyboardInterrupt:
-        stop.set()
-        wait(futures, timeout=STOP_SECONDS)
-    return [
-        future.result() if future.done() else task.push.interrupt()
-        for task, future in zip(tasks, futures, strict=True)
-    ]
-
-
-def missing_bundle(status: Status, record: Record, *, checks: bool = False) -> BenchError:
-    """Return the error for a run that ended without a bundle, with the last lines of its log."""
-    log = record.mirror / mirror.LOG
-    text = mirror.end_of(log).decode(errors="replace") if log.exists() else ""
-    lines = [line.strip() for line in text.splitlines() if line.strip()][-2:]
-    last = f": {plain(' '.join(lines))[:400]}" if lines else ""
-    if status.state != "exit":
-        why = "the run's folder is gone from the node"
-        how = f" ({status.reason})" if status.reason else ""
-        if status.state == "dead" and record.slurm_job:
-            why = f"Slurm's job {record.slurm_job} ended without a bundle{how}"
-        elif status.state == "dead":
-            why = f"the run was killed on the node{how}"
-        if record.slurm_job and status.on is None and not (status.reason or "").startswith("CANCELLED"):
-            advice = (
-                f"can its nodes write to {record.place}? --place DIR, on a file system that all of them share"
-            )
-            return EnvironmentCannot(f"{why}, and wrote nothing{last}", advice=advice)
-        again = "the check starts over" if checks else "the run resumes from its journal"
-        return EnvironmentCannot(f"{why}{last}", advice=f"push again: {again}")
-    kinds: dict[int | None, type[BenchError]] = {2: BadInput, 5: Incomplete}
-    kind = kinds.get(status.code, EnvironmentCannot)
-    return kind(
-        f"the run ended with exit code {status.code}{last}", advice=f"its log: {shlex.quote(str(log))}"
-    )

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 import bench
+from bench.push.all_hosts import STOP_SECONDS, PushTask, run_all
 from bench.push.connection import Unreachable
-from bench.push.host_push import STOP_SECONDS, PushTask, run_all
 from bench.push.hosts import Host
 from bench.push.push_to_node import NodePush
 from bench.push.remote import Remote
@@ -117,8 +117,8 @@ def test_the_threads_of_an_interrupted_push_are_left_behind(monkeypatch: pytest.
         never.wait(HANGS_SECONDS)
         return Result("hung")
 
-    monkeypatch.setattr("bench.push.host_push.wait_for_all", interrupted)
-    monkeypatch.setattr("bench.push.host_push.wait", wait)
+    monkeypatch.setattr("bench.push.all_hosts.wait_for_all", interrupted)
+    monkeypatch.setattr("bench.push.all_hosts.wait", wait)
     push: NodePush = Push()  # type: ignore[assignment]
     results = run_all([PushTask(push, hangs), PushTask(push, ends)], 2, stop)
     never.set()

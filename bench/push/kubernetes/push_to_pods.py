@@ -16,7 +16,7 @@ from bench.base.names import ANY_PYTHON, IN_POD
 from bench.images.container import NOBODY
 from bench.push import mirror, run_script
 from bench.push.connection import Unreachable
-from bench.push.host_push import HostPush, missing_bundle
+from bench.push.host_push import HostPush
 from bench.push.kubernetes.cluster_preflight import PodsWanted, preflight
 from bench.push.kubernetes.created_job import LOOK_SECONDS, CreatedJob, delete_job
 from bench.push.kubernetes.kubectl import Kubectl
@@ -24,6 +24,7 @@ from bench.push.kubernetes.pod_job import START
 from bench.push.kubernetes.pod_node import PodGone, PodNode
 from bench.push.kubernetes.pod_state import PodState
 from bench.push.mirror import Status
+from bench.push.missing_bundle import missing_bundle
 from bench.push.push_record import Record, Records
 from bench.push.remote import demand
 from bench.push.request import HostPart, PushRequest, Result, Shared
