@@ -36,13 +36,14 @@ from bench.bundle.tar_format import SIGNING, STATEMENT
 from bench.cli import main as cli
 from bench.cli.main import main
 from bench.planning.manifest import load_manifest
-from bench.push.node_findings import Need, judge, machine_text, resources_text
+from bench.push.node_findings import Need, machine_text, resources_text
 from bench.push.node_survey import read_survey, split_answers
 from bench.report import read_bundles
 from tests.authority import RUN_KEY, contents
 from tests.fuzz_documents import ANSWERS, CARD, CONFIG, FEED, PRICES, SBOM, VEX, WORDS
 from tests.fuzz_values import follow, odd_text, twist
 from tests.node_check.made import bundle as check_bundle
+from tests.push.judged import judge
 
 ROOT = Path(__file__).parents[1]
 RUNS = tuple(

@@ -43,7 +43,7 @@ def painted(text: str) -> str:
 
 @cache
 def _word() -> re.Pattern[str]:
-    """Return the pattern of a word that has a colour; most output is not painted, and needs none."""
+    """Return the pattern of a word that has a colour, compiled at the first use: few outputs are painted."""
     longest_first = sorted(_COLOUR_OF, key=len, reverse=True)
     return re.compile(rf"(?<![\w-])({'|'.join(longest_first)})(?![\w-])")
 

@@ -33,6 +33,7 @@ CONTENTS = "https://cyclonedx.org/bom"
 # Globally unique, as in-toto asks: the random UUID of bench's own predicates, and a name behind it.
 URN = "urn:uuid:96ed7b46-ed52-4e43-99b8-c7ff1d48d57f#"
 BUILD_TYPE = f"{URN}bench/image-build/v1"
+_ITS_CHECKOUT = "attest in the checkout that the image was built from: --source"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +75,13 @@ def attest_provenance(image: Attested, inputs: BuildInputs, key: Signer, builder
     """
     for path in (*(inputs.root / name for name in (*BUILD_FILES, BUILDER)), *_locks(inputs).values()):
         if not path.exists():
-            advice = "attest in the checkout that the image was built from: --source"
-            raise BadInput(f"lacks {path.relative_to(inputs.root)}", where=str(inputs.root), advice=advice)
+            raise BadInput(
+                f"lacks {path.relative_to(inputs.root)}", where=str(inputs.root), advice=_ITS_CHECKOUT
+            )
     _require_same_locks(image.facts.labels, inputs)
     commit = commit_of(inputs.root)
     if image.facts.labels.get(REVISION, commit) != commit:
-        advice = "attest in the checkout that the image was built from: --source"
-        raise BadInput(f"was built from another commit than {commit:.12}", advice=advice)
+        raise BadInput(f"was built from another commit than {commit:.12}", advice=_ITS_CHECKOUT)
     own = f"{URN}bench/builder/{PublicKey.of(key).fingerprint}"
     predicate = {
         "buildDefinition": {
@@ -119,8 +120,8 @@ def _locks(inputs: BuildInputs) -> Mapping[str, Path]:
 def _require_same_locks(labels: Mapping[str, str], inputs: BuildInputs) -> None:
     for label, path in _locks(inputs).items():
         if labels.get(label) != f"sha256:{file_sha256(path)}":
-            advice = "attest in the checkout that the image was built from: --source"
-            raise BadInput(f"was not built with {path.relative_to(inputs.root)} as it is here", advice=advice)
+            what = f"was not built with {path.relative_to(inputs.root)} as it is here"
+            raise BadInput(what, advice=_ITS_CHECKOUT)
 
 
 def _dependencies(inputs: BuildInputs, commit: str) -> Iterator[dict[str, Any]]:

@@ -44,6 +44,12 @@ ON_TRUST = "of the manifest"  # the condition that holds what verification had t
 # The conditions that say what is trained, as opposed to where and with which software.
 PLAIN_CONDITIONS = ("batch", "steps", "precision", "sequence length", "image size", "optimizer")
 RECIPE_CONDITIONS = frozenset((*PLAIN_CONDITIONS, "architecture", "rest of the recipe"))
+Conditions = tuple[tuple[str, str], ...]  # (name, value); rows are ranked together if all are equal
+
+
+def recipe_of(conditions: Conditions) -> Conditions:
+    """Return the conditions about the model and its training, not those about machine and software."""
+    return tuple(pair for pair in conditions if pair[0] in RECIPE_CONDITIONS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +135,7 @@ class Row:
     family: str
     precision: str
     unit: str
-    conditions: tuple[tuple[str, str], ...]  # (name, value); rows are ranked together if all are equal
+    conditions: Conditions
     searched: SearchScope
     software: Software
     training_flops: float | None  # of the whole recipe, as the bundle counts them
@@ -165,9 +171,9 @@ class Row:
         return dict(self.conditions).get(ON_TRUST)
 
     @property
-    def recipe(self) -> tuple[tuple[str, str], ...]:
+    def recipe(self) -> Conditions:
         """The model and its training. Rows with equal model names may differ: names are free to choose."""
-        return tuple(pair for pair in self.conditions if pair[0] in RECIPE_CONDITIONS)
+        return recipe_of(self.conditions)
 
     @property
     def kwh(self) -> float | None:

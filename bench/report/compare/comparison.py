@@ -16,13 +16,12 @@ from bench.records.estimate import Interval
 from bench.records.spread import on_another_day
 from bench.report.compare.answers import Asked, MachineAnswer, Pairs, answers_of
 from bench.report.compare.appraisal import Appraisal, PricedMachine, appraise
-from bench.report.compare.compared_rows import RECIPE_CONDITIONS, RankedRow, Row
+from bench.report.compare.compared_rows import Conditions, RankedRow, Row, recipe_of
 from bench.report.compare.decision import Certainty, Rank, Wish
 from bench.report.compare.energy_factors import NO_FACTORS, EnergyFactors
 from bench.report.compare.extrapolate import Extrapolation, MeasuredRow, extrapolate
 from bench.report.compare.fastest_runs import assurance_of, fastest_runs
 from bench.report.compare.groups import (
-    Conditions,
     Group,
     decisive,
     differing,
@@ -89,8 +88,7 @@ class ModelPart:
 
     @property
     def recipe(self) -> Conditions:
-        """The model and its training, as opposed to the machine and the software."""
-        return tuple(pair for pair in self.conditions if pair[0] in RECIPE_CONDITIONS)
+        return recipe_of(self.conditions)
 
     @property
     def title(self) -> str:

@@ -177,7 +177,7 @@ class BreakEven:
 
 
 def break_even(own: Option, rent: Option, life_days: float) -> BreakEven | None:
-    """Count the runs from which owning costs less; None if a rented run costs no more than its own."""
+    """Count the runs from which owning costs less; None if renting costs no more for each run."""
     saved = rent.a_run - own.a_run
     if saved <= 0:
         return None

@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from bench.report.compare.compared_rows import DEEPSPEED, ON_TRUST, RankedRow, Row
+from bench.report.compare.compared_rows import DEEPSPEED, ON_TRUST, Conditions, RankedRow, Row
 
-Conditions = tuple[tuple[str, str], ...]
 AnyRow = TypeVar("AnyRow", bound=Row)
 
 

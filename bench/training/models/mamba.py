@@ -5,7 +5,8 @@ The scan's mathematics follow arXiv:2312.00752, section 3; shapes follow transfo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from math import ceil
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,6 +24,15 @@ if TYPE_CHECKING:
 SCAN_CHUNK = 2048  # tokens; mamba-ssm keeps one state a chunk: csrc/selective_scan/selective_scan.cpp
 
 KERNEL_PROJECTS = "mamba-ssm and causal-conv1d"
+
+
+@contextmanager
+def importing_kernels() -> Iterator[None]:
+    try:
+        yield
+    except ImportError as error:
+        what, advice = f"mamba-ssm cannot be imported: {error}", f"install {KERNEL_PROJECTS}"
+        raise EnvironmentCannot(what, advice=advice) from None
 
 
 def missing_packages(packages: Sequence[str], device: Literal["cpu", "cuda"], has: Has) -> str | None:
@@ -137,14 +147,8 @@ class Mamba(FamilyWithFormulas):
     def build(self, model: Model, *, kernels: bool) -> nn.Module:
         from transformers import MambaConfig
 
-        try:
+        with importing_kernels() if kernels else nullcontext():
             modeling = transformers_inside.load_mamba(fused=kernels)
-        except ImportError as error:
-            if not kernels:
-                raise
-            raise EnvironmentCannot(
-                f"mamba-ssm cannot be imported: {error}", advice=f"install {KERNEL_PROJECTS}"
-            ) from None
         config = MambaConfig(**self.complete(model), use_cache=False)
         module: nn.Module = modeling.MambaForCausalLM(config).train()
         return module

@@ -11,10 +11,9 @@ from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from bench.base.errors import EnvironmentCannot
 from bench.training.models.footprint import FP32
 from bench.training.models.generic import COMPILED_OR_NOT, TransformersFamily, Ways
-from bench.training.models.mamba import KERNEL_PROJECTS, missing_packages
+from bench.training.models.mamba import importing_kernels, missing_packages
 from bench.training.models.model import Has, Model, installed
 from bench.training.vendor import transformers_inside
 
@@ -37,12 +36,8 @@ class Mamba2(TransformersFamily):
         return (False, COMPILED_OR_NOT), (True, COMPILED_OR_NOT)
 
     def build(self, model: Model, *, kernels: bool) -> nn.Module:
-        try:
+        with importing_kernels():
             scan = transformers_inside.mamba2_kernel() if kernels else None
-        except ImportError as error:
-            raise EnvironmentCannot(
-                f"mamba-ssm cannot be imported: {error}", advice=f"install {KERNEL_PROJECTS}"
-            ) from None
         transformers_inside.scan_mamba2_by(scan)
         return super().build_with(model, "eager")
 

@@ -75,7 +75,7 @@ class Denoising(Objective):
         return super().answer(module, batch)[:, : batch["labels"].size(1)]
 
     def loss(self, answer: Tensor, labels: Tensor) -> Tensor:
-        """Return the mean squared error of a number."""
+        """Return the squared error of the predicted noise, as a mean over its numbers."""
         from torch.nn.functional import mse_loss
 
         loss: Tensor = mse_loss(answer.float(), labels.float())

@@ -37,7 +37,7 @@ IGNORED = -100  # the label of positions without a loss
 
 
 def of_one_device(rows: Tensor) -> Tensor:
-    """Gather the rows of all devices where there is one."""
+    """Return a device's own rows: where it is the only device, they are the rows of all."""
     return rows
 
 
