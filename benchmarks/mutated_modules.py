@@ -54,7 +54,7 @@ MODULES: Mapping[str, Held] = {
         "money", "report/test_decide report/test_offers report/test_guesses"
     ),
     "bench/report/compare/owning.py": _held("money", "report/test_owning"),
-    "bench/report/compare/answers.py": _held("money", "report/test_answers"),
+    "bench/report/compare/answers.py": _held("money", "report/test_answers_in_digits report/test_answers"),
     "bench/report/compare/priced_guesses.py": _held("money", "report/test_guesses report/test_answers"),
     "bench/report/compare/prices.py": _held(
         "money", "report/test_prices report/test_price_lists report/test_offers"
