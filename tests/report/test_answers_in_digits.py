@@ -225,3 +225,20 @@ def test_an_estimate_that_costs_more_than_a_measured_answer_is_not_told_as_one_w
     priced = price_guesses([GUESS], terms, measured, set())
     (found,) = answers_of(Asked([pairs[0][0]], [Rank(1, None)], pairs, priced, terms))
     assert (found.choice and found.choice.machine, found.estimate) == ("slow", None)
+
+
+def test_a_later_deadline_changes_to_a_faster_machine_that_costs_the_same_once_it_is_surely_in_time(
+    machine: Machine,
+) -> None:
+    pairs = [machine("sure", 5.0, 200.0), machine("unsure", 4.0, 200.0, half=9.0)]
+    found = answer(pairs, deadline_days=10.0)["cheapest by the deadline"]
+    assert told(found.changes)[0] == ("deadline", "from", 13.0, "unsure")
+
+
+@pytest.mark.parametrize(("budget", "certain"), [(202.0, "yes"), (201.9, "perhaps"), (200.0, "perhaps")])
+def test_a_choice_is_surely_in_the_budget_if_the_upper_end_of_its_spend_is(
+    machine: Machine, budget: float, certain: str
+) -> None:
+    """A rent of $200, of days that are known to 1%."""
+    found = answer([machine("m", 10.0, 200.0, half=0.1)], budget=budget)["fastest in budget"]
+    assert found.certain == certain

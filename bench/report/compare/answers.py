@@ -89,8 +89,8 @@ class Asked:
         runs, used_days = self.terms.wish.runs, self.terms.used_days
         lasting = [pair for pair in self.pairs if pair[1].lives_for(runs, used_days)]
         if option is None or any(row.marks for row, one in lasting if one is option):
-            return [one for _, one in lasting if one is not option]
-        sound = (one for row, one in lasting if one is not option and not row.marks)
+            return [one for _, one in lasting]
+        sound = (one for row, one in lasting if not row.marks)
         return [one for one in sound if cost(one) <= cost(option)]
 
     def choice(self, option: Option | None) -> Choice | None:
