@@ -95,6 +95,7 @@ def test_what_only_readers_and_type_checkers_see_stays() -> None:
             assert days > 1
             text = f"{days + 1} days"
             other = "a text with blanks"
+            words = read(encoding="utf-8")
             return cast("Days", days)
     '''
     assert texts(source) == set()
