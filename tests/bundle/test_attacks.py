@@ -46,7 +46,13 @@ from bench.bundle.plausibility import (
     require_same_node,
 )
 from bench.bundle.stated_manifest import StatedManifest, check_software
-from bench.bundle.statement import PREDICATE_SCHEMA, build_statement, identity_of, parse_statement
+from bench.bundle.statement import (
+    FIRST,
+    PREDICATE_SCHEMA,
+    build_statement,
+    identity_of,
+    parse_statement,
+)
 from bench.bundle.tar_format import (
     CERTIFICATE,
     ENVELOPE,
@@ -94,7 +100,7 @@ from tests.authority import (
 )
 from tests.builders import measurement, reduce_trials
 from tests.builders import trial as made_up_trial
-from tests.bundles import BLOCK, FILES, MadeUpContents, member, nothing, predicate
+from tests.bundles import BLOCK, FILES, MadeUpContents, member, nothing, packed, predicate
 from tests.needs import needs
 
 LATER = UNTIL + 365 * 86400  # the time of the verification
@@ -387,6 +393,16 @@ def test_unknown_statement_type(path: Path) -> None:
 def test_level_that_nothing_proves(path: Path, level: str) -> None:
     resign(path, edited(path, lambda document: document["predicate"].update(level=level)))
     refused(path, "is none of 'self', 'operator'")
+
+
+def test_level_self_with_a_certificate(path: Path) -> None:
+    certified(path, level="self", nonce=None)
+    refused(path, "says level self, but has a certificate", trust=None)
+
+
+def test_an_envelope_in_a_bundle_of_the_first_version(path: Path) -> None:
+    packed(path, schema=FIRST)
+    refused(path, "does not belong into a bundle of this version", trust=None)
 
 
 def test_level_operator_without_an_operator(path: Path) -> None:
