@@ -1419,6 +1419,12 @@ def test_a_run_cannot_be_in_an_image_and_in_an_environment(tmp_path: Path) -> No
     refused(path, "states both an image and an environment", recompute)
 
 
+def test_the_statement_names_the_gpus_of_all_machines_if_it_is_given_them() -> None:
+    node = real_results().node
+    assert identity_of(node)["gpus"] == [gpu.uuid for gpu in node.gpus]
+    assert identity_of(node, ("A", "B"))["gpus"] == ["A", "B"]
+
+
 def test_the_statement_binds_the_environment_and_bundles_without_one_stay_as_they_were() -> None:
     node = real_results().node
     assert "environment" not in identity_of(node)
