@@ -828,6 +828,26 @@ def retold(
     signed_anew(path, old | files)
 
 
+def test_results_of_another_version_are_refused_as_such(tmp_path: Path) -> None:
+    """Whatever else may be in them, it is not read."""
+    path, old = tmp_path / "b.tar", contents(REAL)
+    signed_anew(path, old | {"results.json": canonical_json({"schema": "bench/results/v9"})})
+    refused(path, "its results are bench/results/v9, this bench knows bench/results/v", recompute)
+    for other in ([], {"schema": 9}):
+        signed_anew(path, old | {"results.json": canonical_json(other)})
+        with pytest.raises(VerificationFailed) as caught:
+            verdict(path, recompute)
+        assert "this bench knows" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["nobody", 3, None, []])
+def test_samples_of_a_trial_that_is_not_in_the_results(tmp_path: Path, name: object) -> None:
+    path, old = tmp_path / "b.tar", contents(REAL)
+    line = json.loads(old["samples.jsonl"].splitlines()[0]) | {"trial": name}
+    signed_anew(path, old | {"samples.jsonl": old["samples.jsonl"] + canonical_json(line) + b"\n"})
+    refused(path, "is of a trial that is not in the results", recompute)
+
+
 def shorter(model: Model) -> Model:
     """Divide the steps of the recipe by ten."""
     return replace(model, recipe=replace(model.recipe, steps=model.recipe.steps // 10))
