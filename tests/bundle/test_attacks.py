@@ -400,6 +400,18 @@ def test_level_self_with_a_certificate(path: Path) -> None:
     refused(path, "says level self, but has a certificate", trust=None)
 
 
+def test_a_bundle_of_the_first_version_has_no_envelope_and_is_valid() -> None:
+    assert ENVELOPE not in contents(REAL)
+    assert verdict(REAL, recompute, trust=None).level == "self"
+
+
+def test_a_certified_bundle_says_which_certificate_and_until_when(path: Path) -> None:
+    certificate = Certificate.from_line(contents(path)[CERTIFICATE].decode())
+    found = verdict(path)
+    assert found.certificate_sha256 == hashlib.sha256(certificate.blob).hexdigest()
+    assert found.certified_until == utc(certificate.valid_before)
+
+
 def test_an_envelope_in_a_bundle_of_the_first_version(path: Path) -> None:
     packed(path, schema=FIRST)
     refused(path, "does not belong into a bundle of this version", trust=None)
@@ -1893,6 +1905,7 @@ def test_samples_may_take_a_minute_longer_than_the_operator_observed(path: Path)
         ("2027-01-15T07:00:00Z", "2027-01-15T10:00:00Z", False),
         ("2027-01-15T06:59:59Z", "2027-01-15T10:00:00Z", True),
         ("2027-01-15T07:00:00Z", "2027-01-15T10:00:01Z", True),
+        ("2027-01-15T08:30:00Z", "2027-01-15T08:30:00Z", False),
         ("2027-01-15T08:30:01Z", "2027-01-15T08:30:00Z", True),
     ],
 )

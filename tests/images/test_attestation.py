@@ -342,6 +342,13 @@ def test_another_payload_type_under_the_old_signature(
 Edit = Callable[[dict[str, Any]], object]
 
 
+def test_a_signed_payload_that_is_no_json(
+    image: Path, key: Path, made: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (made / LIST).write_bytes(seal(b"no json", load_key(key).private))
+    assert "its statement is malformed" in refused(image, key, made / LIST, capsys)
+
+
 def definition(statement: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = statement["predicate"]["buildDefinition"]
     return found
