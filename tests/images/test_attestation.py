@@ -143,6 +143,9 @@ def test_the_provenance_is_slsas_v1_and_names_everything_that_the_image_is_made_
         for name in ("Dockerfile", "docker/install.py", "docker/kernels.py", "docker/cpu.lock",
                      "docker/debian.lock", "docker/builder.lock")
     }  # fmt: skip
+    assert {one["uri"]: one["name"] for one in definition["resolvedDependencies"] if "name" in one} == {
+        uri: uri.removeprefix("file:") for uri in by_uri if uri.startswith("file:")
+    }
     assert details["builder"]["id"].startswith("urn:uuid:")
     assert details["builder"]["version"] == {"bench": __version__}
     listed = hashlib.sha256(json.dumps(CONTENTS).encode()).hexdigest()

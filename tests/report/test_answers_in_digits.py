@@ -1,4 +1,4 @@
-"""What to rent or buy among made-up machines: each question, and each limit that would change its answer."""
+"""Made-up machines to rent or buy: the answer to each question, and each limit that would change it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Machine = Callable[..., Pair]
 
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
-    """Make machines that take so many days, for so much a run if they are rented, or once if bought."""
+    """Make machines with days of a run, and a cost: of each run if rented, once if bought."""
     one = bundle(tmp_path_factory.mktemp("made") / "a.tar")
     row = only(compared(one)).entries[0].row
 

@@ -454,7 +454,7 @@ def test_a_cost_in_percent_is_from_0_and_less_than_100(tmp_path: Path, percent: 
 
 
 def test_the_documentation_is_named_for_mistakes_of_form_alone() -> None:
-    """It has the form; what a lifetime means is said by the mistake itself."""
+    """The page has the form; a mistake about a lifetime says itself what is allowed."""
     good = {"schema": "bench/prices/v1", "currency": "USD"}
     for document, advice in (({**good, "life_years": 0}, False), ({**good, "life_years": "x"}, True)):
         with pytest.raises(BadInput) as caught:
