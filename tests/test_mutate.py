@@ -292,7 +292,7 @@ def ask_collected(tree: Copy, tests: str, after: str = WRONG, first: str = "test
     write_source(file, after)
     changed = [asdict(function) for function in changed_functions(str(file), TOTAL, after) or []]
     names = [f"test_money.py::{first}"]
-    return tree.run_collected(Request(["test_money.py"], 60.0, names, (), changed, processor_seconds=2))
+    return tree.run_collected(Request(["test_money.py"], 1200.0, names, (), changed, processor_seconds=2))
 
 
 USES_TOTAL = "from money import total\n"
