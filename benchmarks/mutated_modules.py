@@ -54,12 +54,14 @@ MODULES: Mapping[str, Held] = {
         "money", "report/test_decide report/test_offers report/test_guesses"
     ),
     "bench/report/compare/owning.py": _held("money", "report/test_owning"),
-    "bench/report/compare/answers.py": _held("money", "report/test_answers"),
+    "bench/report/compare/answers.py": _held("money", "report/test_answers_in_digits report/test_answers"),
     "bench/report/compare/priced_guesses.py": _held("money", "report/test_guesses report/test_answers"),
     "bench/report/compare/prices.py": _held(
-        "money", "report/test_prices report/test_price_lists report/test_offers"
+        "money", "report/test_prices report/test_price_lists report/test_owning report/test_offers"
     ),
-    "bench/report/compare/price_file.py": _held("money", "report/test_prices report/test_price_lists"),
+    "bench/report/compare/price_file.py": _held(
+        "money", "report/test_prices report/test_price_lists report/test_owning"
+    ),
     "bench/report/compare/price_lists.py": _held("money", "report/test_price_lists report/test_prices"),
     "bench/library/budget.py": _held("money", _LIBRARY),
     "bench/report/compare/energy_factors.py": _held("estimates", "report/test_energy_factors"),

@@ -1,8 +1,8 @@
 """Find the small changes that a mutation tester makes in a module's source, and draw some of them. Pure.
 
 In: the source of a module. Out: `Mutant`s, each the whole source with one change. Left as they are: type
-annotations, docstrings, decorators, imports, assertions, texts with a blank (they are for readers), what a
-`raise` says, and what only a type checker executes.
+annotations, docstrings, decorators, imports, assertions, encodings of files, texts with a blank (they are for
+readers), what a `raise` says, and what only a type checker executes.
 """
 
 from __future__ import annotations
@@ -166,6 +166,8 @@ def _is_left_alone(parent: ast.AST, node: ast.AST) -> bool:
         case ast.Subscript(value=ast.Name(id=name)):  # Literal["buy"], Sequence[int], but not LIMITS["buy"]
             return name[0].isupper() and not name.isupper()
         case ast.keyword(arg="strict"):  # of zip: a guard against our own mistakes
+            return True
+        case ast.keyword(arg="encoding"):  # UTF-8, which is the default where tests run
             return True
     return False
 

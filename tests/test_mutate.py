@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from textwrap import dedent
 
 import pytest
 
-from benchmarks.forked_tests import Request
-from benchmarks.mutate import ChangeName, Copy, known_equivalents, mutate
+from benchmarks.changed_functions import changed_functions
+from benchmarks.forked_tests import Reply, Request
+from benchmarks.mutate import ChangeName, Copy, known_equivalents, mutate, write_source
 from benchmarks.mutated_modules import MODULES, Held
 from benchmarks.mutations import changes, draw
 
@@ -93,6 +95,7 @@ def test_what_only_readers_and_type_checkers_see_stays() -> None:
             assert days > 1
             text = f"{days + 1} days"
             other = "a text with blanks"
+            words = read(encoding="utf-8")
             return cast("Days", days)
     '''
     assert texts(source) == set()
@@ -217,6 +220,33 @@ def test_other_tests_are_tried_anew(project: Path) -> None:
     assert mutate(project, MONEY, {}, count=5, seed=0) == 0
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "names"),
+    [
+        ("def f(a): return a", "def f(a): return a", []),
+        ("def f(a): return a * 2", "def f(a): return a / 2", ["f"]),
+        ("def f(a): return True", "def f(a): return 1", ["f"]),
+        ("class A:\n  def f(self): return 1", "class A:\n  def f(self): return 2", ["A.f"]),
+        ("def f(a): return lambda: a + 1", "def f(a): return lambda: a - 1", ["f", "f.<locals>.<lambda>"]),
+        ("def f(a): return lambda: a", "def f(a): return None", ["f"]),
+        ("def f(a):\n  def g(): return a\n  return g", "def f(a):\n  def g(): return 1\n  return g", None),
+        ("LIMIT = 1", "LIMIT = 2", None),
+        ("def f(a=1): return a", "def f(a=2): return a", None),
+        ("class A:\n  b: int = 1", "class A:\n  b: int = 2", None),
+    ],
+)
+def test_functions_that_differ_are_named_unless_an_import_would_tell(
+    before: str, after: str, names: list[str] | None
+) -> None:
+    found = changed_functions("money.py", before, after)
+    assert (None if found is None else [function.name for function in found]) == names
+
+
+def test_a_changed_function_has_the_line_that_it_had() -> None:
+    before, after = "# A comment\n\ndef f(a): return a * 2", "def f(a): return a / 2"
+    assert [function.line for function in changed_functions("money.py", before, after) or []] == [3]
+
+
 @pytest.fixture
 def tree(tmp_path: Path) -> Iterator[Copy]:
     (tmp_path / "tree").mkdir()
@@ -247,6 +277,59 @@ def test_named_tests_run_first(tree: Copy) -> None:
     (tree.folder / "test_order.py").write_text(test)
     reply = tree.run(Request(["test_order.py"], None, ["test_order.py::test_c"]))
     assert not reply.passed and "1 failed" in reply.output and "passed" not in reply.output
+
+
+TOTAL = "def total(price, days):\n    return price * days\n"
+WRONG = TOTAL.replace("*", "+")
+
+
+def ask_collected(tree: Copy, tests: str, after: str = WRONG, first: str = "test_total") -> Reply:
+    """Write tests of TOTAL, collect them, change its code, and run one of them."""
+    (tree.folder / "money.py").write_text(TOTAL)
+    (tree.folder / "test_money.py").write_text(tests)
+    tree.collect(["test_money.py"])
+    file = tree.folder / "money.py"
+    write_source(file, after)
+    changed = [asdict(function) for function in changed_functions(str(file), TOTAL, after) or []]
+    names = [f"test_money.py::{first}"]
+    return tree.run_collected(Request(["test_money.py"], 1200.0, names, (), changed, processor_seconds=2))
+
+
+USES_TOTAL = "from money import total\n"
+
+
+@pytest.mark.parametrize(("total", "passed"), [("total(2, 3) == 6", False), ("total(2, 2) == 4", True)])
+def test_a_function_whose_tests_are_collected_gets_its_other_code(
+    tree: Copy, total: str, passed: bool
+) -> None:
+    reply = ask_collected(tree, f"{USES_TOTAL}def test_total(): assert {total}\n")
+    assert (reply.tried, reply.passed) == (True, passed)
+
+
+def test_a_module_that_no_test_has_imported_yet_is_imported_with_the_change(tree: Copy) -> None:
+    tests = "def test_total():\n    from money import total\n    assert total(2, 3) == 6\n"
+    reply = ask_collected(tree, tests)
+    assert (reply.tried, reply.passed) == (True, False)
+
+
+def test_tests_that_are_collected_are_not_asked_about_a_function_that_an_import_called(tree: Copy) -> None:
+    tests = f"{USES_TOTAL}SIX = total(2, 3)\ndef test_total(): assert total(2, 3) == SIX\n"
+    assert not ask_collected(tree, tests).tried
+
+
+def test_tests_that_are_collected_change_nothing_for_each_other(tree: Copy) -> None:
+    tests = (
+        f"{USES_TOTAL}def test_total(): assert total(2, 3) == 6\ndef test_two(): assert total(2, 2) == 4\n"
+    )
+    assert not ask_collected(tree, tests).passed
+    assert ask_collected(tree, tests, first="test_two").passed
+    assert ask_collected(tree, tests, after=TOTAL.replace("price *", "days * price * 1 /")).tried
+
+
+def test_a_collected_test_beyond_its_processor_time_is_ended_and_has_not_passed(tree: Copy) -> None:
+    tests = f"{USES_TOTAL}def test_total():\n    while total(2, 3) != 6: pass\n"
+    reply = ask_collected(tree, tests)
+    assert (reply.tried, reply.passed) == (True, False)
 
 
 def test_every_equivalent_change_exists_and_has_a_reason() -> None:

@@ -164,8 +164,10 @@ def _origin(bundle: Bundle, statement: bytes, rules: TrustRules) -> Origin:
         if why := listed.refusal(signed.key, signed.certificate):
             raise VerificationFailed(f"{why}, says {listed.source}")
     at = float(receipt.received_at) if receipt else time.time() if rules.now is None else rules.now
-    if receipt and signed.certificate and (why := _out_of_time(signed.certificate, at)):
-        raise VerificationFailed(f"was received at a time when {why}")
+    if receipt:
+        assert signed.certificate is not None, "a receipt belongs to one"
+        if why := _out_of_time(signed.certificate, at):
+            raise VerificationFailed(f"was received at a time when {why}")
     if rules.trust is None:
         return Origin(signed, receipt, None, "not trusted: no list of trusted keys is given or kept")
     try:
@@ -232,8 +234,9 @@ def _check_run(statement: Statement, data: bytes, origin: Origin, enveloped: boo
     if (certificate is None) != (run.nonce is None):
         contrast = "but has a certificate" if certificate else "but has no certificate"
         raise VerificationFailed(f"the statement says level {run.level}, {contrast}")
-    if certificate is None or run.nonce is None:
+    if certificate is None:
         return
+    assert run.nonce is not None, "it belongs to the certificate"
     if fault := certificate_fault(certificate, run.run_id, run.nonce):
         raise VerificationFailed(f"the run's certificate {fault}")
     if receipt is None:

@@ -111,7 +111,7 @@ def _of_bundle(path: Path) -> Revocation:
     """
     certified = verify_bundle(path, lambda _: Contents(samples=0, measured_seconds=0)).certificate_sha256
     with open_bundle(path) as bundle:
-        text = bundle.read(CERTIFICATE).decode("ascii", "replace")
+        text = bundle.read(CERTIFICATE).decode("latin-1")
     revocation = _of_certificate(text, str(path))
     if sha256(Certificate.from_line(text).blob) != certified:
         raise VerificationFailed("changed while it was verified", where=str(path))
@@ -159,12 +159,12 @@ def revoke(revocations: Sequence[Revocation], file: Path | None) -> Path:
 def _add(krl: Path, revocation: Revocation) -> None:
     import tempfile
 
-    with tempfile.TemporaryDirectory(prefix="bench-revoke-") as folder:
+    with tempfile.TemporaryDirectory() as folder:
         specification, authority = Path(folder) / "specification", Path(folder) / "authority.pub"
-        specification.write_text(f"{revocation.specification}\n", encoding="utf-8", newline="\n")
+        specification.write_bytes(f"{revocation.specification}\n".encode())
         command = ["-q", "-k", *(["-u"] if krl.exists() else []), "-f", str(krl)]
         if revocation.authority is not None:
-            authority.write_text(f"{revocation.authority.line()}\n", encoding="utf-8", newline="\n")
+            authority.write_bytes(f"{revocation.authority.line()}\n".encode())
             command += ["-s", str(authority)]
         run_ssh_keygen([*command, str(specification)], where=str(krl))
 

@@ -66,8 +66,8 @@ class Ledger:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._file is not None:
-            self._file.close()
+        assert self._file is not None, "a block that ends has begun"
+        self._file.close()
         self._file = None
 
     def _opened(self) -> AppendOnlyLines:

@@ -18,7 +18,8 @@ MAX_BYTES = 2**20
 
 # Patterns are kept as text and compiled at first use: compiling at import would slow every verification.
 _KEY_TYPE = r"(ssh|ecdsa|sk-ssh|sk-ecdsa|webauthn-sk-ecdsa)-[A-Za-z0-9@.-]+"
-_WORD = r'\s*((?:"(?:[^"\\]|\\.)*"|[^\s"])+)(?=\s|$)'
+_WORD = r'(?:\s*((?:"(?:[^"\\]|\\.)*"|[^\s"])+)(?=\s|$))?'
+_WORDS = f"{_WORD}{_WORD}{_WORD}{_WORD}"  # principals, options, type and key; any comment may follow
 _OPTION = r'([A-Za-z-]+)(?:="((?:[^"\\]|\\.)*)")?(?:,|$)'
 _OPTIONS = frozenset({"cert-authority", "namespaces", "valid-after", "valid-before"})
 _TIME = r"([0-9]{4})([0-9]{2})([0-9]{2})(?:([0-9]{2})([0-9]{2})([0-9]{2})?)?([Zz]?)"
@@ -120,11 +121,9 @@ def _parse_signer(line: str) -> AllowedSigner | None:
     """Parse one line of allowed_signers; None for comments and for RSA and other unsupported keys."""
     if not line or line.startswith("#"):
         return None
-    words: list[str] = []
-    while len(words) < 4 and (match := re.match(_WORD, line)):
-        words.append(match[1])
-        line = line[match.end() :]
-    words += [""] * (4 - len(words))
+    found = re.match(_WORDS, line)
+    assert found, "no word has to be there"
+    words = found.groups("")
     at = next((i for i in range(3) if re.fullmatch(_KEY_TYPE, words[i])), None)
     if at is None:
         raise FormatError("is neither a public key nor a line of allowed_signers")

@@ -11,7 +11,6 @@ import hashlib
 import re
 from binascii import a2b_base64, b2a_base64
 from collections.abc import Iterator, Mapping
-from dataclasses import field
 from typing import TYPE_CHECKING, Protocol
 
 from bench.base.frozen import dataclass
@@ -227,7 +226,7 @@ class Certificate:
     valid_after: int  # unix seconds; inclusive
     valid_before: int  # unix seconds; exclusive
     options: Mapping[str, str]  # critical options: sshd refuses logins with critical options it does not know
-    blob: bytes = field(repr=False)
+    blob: bytes
 
     @classmethod
     def from_blob(cls, blob: bytes) -> Certificate:

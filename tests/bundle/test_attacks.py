@@ -46,7 +46,13 @@ from bench.bundle.plausibility import (
     require_same_node,
 )
 from bench.bundle.stated_manifest import StatedManifest, check_software
-from bench.bundle.statement import PREDICATE_SCHEMA, build_statement, identity_of, parse_statement
+from bench.bundle.statement import (
+    FIRST,
+    PREDICATE_SCHEMA,
+    build_statement,
+    identity_of,
+    parse_statement,
+)
 from bench.bundle.tar_format import (
     CERTIFICATE,
     ENVELOPE,
@@ -94,7 +100,7 @@ from tests.authority import (
 )
 from tests.builders import measurement, reduce_trials
 from tests.builders import trial as made_up_trial
-from tests.bundles import BLOCK, FILES, MadeUpContents, member, nothing, predicate
+from tests.bundles import BLOCK, FILES, MadeUpContents, member, nothing, packed, predicate
 from tests.needs import needs
 
 LATER = UNTIL + 365 * 86400  # the time of the verification
@@ -387,6 +393,28 @@ def test_unknown_statement_type(path: Path) -> None:
 def test_level_that_nothing_proves(path: Path, level: str) -> None:
     resign(path, edited(path, lambda document: document["predicate"].update(level=level)))
     refused(path, "is none of 'self', 'operator'")
+
+
+def test_level_self_with_a_certificate(path: Path) -> None:
+    certified(path, level="self", nonce=None)
+    refused(path, "says level self, but has a certificate", trust=None)
+
+
+def test_a_bundle_of_the_first_version_has_no_envelope_and_is_valid() -> None:
+    assert ENVELOPE not in contents(REAL)
+    assert verdict(REAL, recompute, trust=None).level == "self"
+
+
+def test_a_certified_bundle_says_which_certificate_and_until_when(path: Path) -> None:
+    certificate = Certificate.from_line(contents(path)[CERTIFICATE].decode())
+    found = verdict(path)
+    assert found.certificate_sha256 == hashlib.sha256(certificate.blob).hexdigest()
+    assert found.certified_until == utc(certificate.valid_before)
+
+
+def test_an_envelope_in_a_bundle_of_the_first_version(path: Path) -> None:
+    packed(path, schema=FIRST)
+    refused(path, "does not belong into a bundle of this version", trust=None)
 
 
 def test_level_operator_without_an_operator(path: Path) -> None:
@@ -810,6 +838,26 @@ def retold(
         "telemetry.jsonl": telemetry,
     }
     signed_anew(path, old | files)
+
+
+def test_results_of_another_version_are_refused_as_such(tmp_path: Path) -> None:
+    """Whatever else may be in them, it is not read."""
+    path, old = tmp_path / "b.tar", contents(REAL)
+    signed_anew(path, old | {"results.json": canonical_json({"schema": "bench/results/v9"})})
+    refused(path, "its results are bench/results/v9, this bench knows bench/results/v", recompute)
+    for other in ([], {"schema": 9}):
+        signed_anew(path, old | {"results.json": canonical_json(other)})
+        with pytest.raises(VerificationFailed) as caught:
+            verdict(path, recompute)
+        assert "this bench knows" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["nobody", 3, None, []])
+def test_samples_of_a_trial_that_is_not_in_the_results(tmp_path: Path, name: object) -> None:
+    path, old = tmp_path / "b.tar", contents(REAL)
+    line = json.loads(old["samples.jsonl"].splitlines()[0]) | {"trial": name}
+    signed_anew(path, old | {"samples.jsonl": old["samples.jsonl"] + canonical_json(line) + b"\n"})
+    refused(path, "is of a trial that is not in the results", recompute)
 
 
 def shorter(model: Model) -> Model:
@@ -1403,6 +1451,12 @@ def test_a_run_cannot_be_in_an_image_and_in_an_environment(tmp_path: Path) -> No
     refused(path, "states both an image and an environment", recompute)
 
 
+def test_the_statement_names_the_gpus_of_all_machines_if_it_is_given_them() -> None:
+    node = real_results().node
+    assert identity_of(node)["gpus"] == [gpu.uuid for gpu in node.gpus]
+    assert identity_of(node, ("A", "B"))["gpus"] == ["A", "B"]
+
+
 def test_the_statement_binds_the_environment_and_bundles_without_one_stay_as_they_were() -> None:
     node = real_results().node
     assert "environment" not in identity_of(node)
@@ -1851,6 +1905,7 @@ def test_samples_may_take_a_minute_longer_than_the_operator_observed(path: Path)
         ("2027-01-15T07:00:00Z", "2027-01-15T10:00:00Z", False),
         ("2027-01-15T06:59:59Z", "2027-01-15T10:00:00Z", True),
         ("2027-01-15T07:00:00Z", "2027-01-15T10:00:01Z", True),
+        ("2027-01-15T08:30:00Z", "2027-01-15T08:30:00Z", False),
         ("2027-01-15T08:30:01Z", "2027-01-15T08:30:00Z", True),
     ],
 )

@@ -6,11 +6,12 @@ test_attacks.py has a test for each attack.
 from __future__ import annotations
 
 import gzip
+import hashlib
 import os
 import random
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -421,3 +422,39 @@ def test_memory_does_not_grow_with_the_bundle(tmp_path: Path) -> None:
     for name, size, trials in (("telemetry", 40 * 10**6, 20), ("samples", 20 * 10**6, 1000)):
         assert peak_bytes(large_bundle(tmp_path / f"{name}.tar", size, trials)) < small + 8 * 2**20, name
     assert small > 8 * 2**20  # otherwise the process was not measured
+
+
+class MadeUp:
+    """The part of a bundle that has telemetry in several chunks."""
+
+    def __init__(self, *chunks: bytes) -> None:
+        self._chunks = chunks
+        self.statement = SimpleNamespace(
+            predicate=None, subjects={"telemetry.jsonl": hashlib.sha256(b"".join(chunks)).hexdigest()}
+        )
+
+    def chunks(self, _name: str) -> Iterator[bytes]:
+        return iter(self._chunks)
+
+
+def files_of(*chunks: bytes) -> Files:
+    made_up = MadeUp(*chunks)
+    return Files(made_up, made_up.statement)  # type: ignore[arg-type]
+
+
+def test_a_gpu_that_was_held_back_in_any_block_of_telemetry_is_noticed() -> None:
+    held, free = (b'{"throttle_reasons":%d}\n' % bits for bits in (0x40, 0))
+    for chunks, expected in (((free, free), False), ((held, free), True), ((free, held), True)):
+        assert files_of(*chunks).held_back == expected, chunks
+    assert files_of(b"").top_load == 0.0
+
+
+def test_a_file_is_given_in_blocks_of_whole_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No line is longer than 10 bytes here, however long the file is."""
+    monkeypatch.setattr(verify, "MAX_LINE_BYTES", 10)
+    files = files_of(b"1234567\n89", b"01\n", b"234", b"56\n7890123\n" * 3)
+    assert list(files.blocks("telemetry.jsonl")) == [
+        b"1234567\n",
+        b"8901\n",
+        b"23456\n7890123\n" + b"56\n7890123\n" * 2,
+    ]

@@ -45,10 +45,12 @@ def refused(path: Path, why: str, advice: str, kind: type[BenchError] = BadInput
     assert advice in str(caught.value.advice)
 
 
-def private_file(path: Path, public: PublicKey, cipher: str = "none", keys: int = 1) -> Path:
+def private_file(
+    path: Path, public: PublicKey, cipher: str = "none", keys: int = 1, version: bytes = b"v1"
+) -> Path:
     """Write the open part of an OpenSSH private key, which names its cipher and its public half."""
     names = wire_string(cipher) + wire_string("none") + wire_string("")
-    body = b"openssh-key-v1\0" + names + keys.to_bytes(4, "big") + wire_string(public.blob)
+    body = b"openssh-key-" + version + b"\0" + names + keys.to_bytes(4, "big") + wire_string(public.blob)
     begin, end = (f"-----{word} OPENSSH PRIVATE KEY-----" for word in ("BEGIN", "END"))
     path.write_text(f"{begin}\n{to_base64(body)}\n{end}\n", encoding="ascii")
     path.chmod(0o600)
@@ -74,6 +76,11 @@ def test_a_file_with_two_keys_and_the_key_of_a_token_cannot_sign(tmp_path: Path)
     token = private_file(tmp_path / "token", Token().public)
     refused(token, "is the key of a token, which can certify", "ssh-keygen -t ed25519")
     assert public_half(token) == Token().public  # whose certificates are trusted all the same
+
+
+def test_a_private_key_of_another_version_is_refused(tmp_path: Path) -> None:
+    later = private_file(tmp_path / "id", PublicKey.of(KEY), version=b"v2")
+    refused(later, "is not an OpenSSH private key of version 1", "ssh-keygen -t ed25519")
 
 
 def test_a_key_that_is_no_base64_is_damaged(tmp_path: Path) -> None:
@@ -128,6 +135,30 @@ def test_nothing_is_overwritten(home: Path) -> None:
         load_or_make_key()
     assert (home / "id_ed25519").read_text() == "mine"
     assert (home / "id_ed25519.pub").read_text() == "mine too"
+
+
+def test_a_key_that_exists_is_neither_made_nor_written_again(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load_or_make_key()
+    before = home.stat().st_mtime_ns
+    monkeypatch.setattr(key_file, "_make", lambda path: pytest.fail("made"))
+    assert not load_or_make_key().made
+    assert home.stat().st_mtime_ns == before
+
+
+def test_a_file_that_another_process_published_first_is_kept(home: Path) -> None:
+    home.mkdir(parents=True)
+    assert key_file._publish(home / "id", b"first", 0o600)
+    assert not key_file._publish(home / "id", b"second", 0o600)
+    assert (home / "id").read_bytes() == b"first"
+
+
+def test_the_folders_of_the_users_first_file_are_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "not" / "yet" / "there"))
+    assert load_or_make_key().path == tmp_path / "not" / "yet" / "there" / "bench" / "id_ed25519"
 
 
 def test_a_lost_public_key_is_written_again(home: Path) -> None:
@@ -194,13 +225,49 @@ def test_a_key_in_pem_is_refused_with_advice(tmp_path: Path) -> None:
 def test_a_public_key_as_private_key_is_refused_with_advice(tmp_path: Path) -> None:
     path = ssh_key(tmp_path / "id")
     refused(tmp_path / "id.pub", "is a public key", f"the private key, {path}")
+    (tmp_path / "id.txt").write_bytes((tmp_path / "id.pub").read_bytes())
+    refused(tmp_path / "id.txt", "is a public key", "the private key, the file without .pub")
 
 
-@needs("ssh-keygen")
-def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
-    path = ssh_key(tmp_path / "id")
+def test_a_public_key_in_pem_is_no_key_that_bench_reads(tmp_path: Path) -> None:
+    pem = tmp_path / "id.pub"
+    pem.write_text(
+        "-----BEGIN PUBLIC KEY-----\nMCowBQYDK2VwAyEA\n-----END PUBLIC KEY-----\n", encoding="ascii"
+    )
+    with pytest.raises(BadInput, match="is a public key in PEM, not OpenSSH's form") as caught:
+        public_half(pem)
+    assert "the .pub file that ssh-keygen made" in str(caught.value.advice)
+
+
+def test_the_comment_of_a_public_key_may_be_in_any_language(tmp_path: Path) -> None:
+    named = tmp_path / "id.pub"
+    named.write_text(f"{PublicKey.of(KEY).line()} Jürgen\n", encoding="utf-8")
+    assert public_half(named) == PublicKey.of(KEY)
+
+
+@pytest.mark.parametrize("allowed", [0o600, 0o400, 0o700])
+def test_a_private_key_for_its_owner_alone_is_read(home: Path, allowed: int) -> None:
+    path = load_or_make_key().path
+    path.chmod(allowed)
+    assert load_or_make_key(path).path == path
+
+
+@pytest.mark.parametrize("loose", [0o601, 0o602, 0o604, 0o610, 0o620, 0o640])
+def test_a_key_that_others_can_read_is_refused(tmp_path: Path, home: Path, loose: int) -> None:
+    path = load_or_make_key().path
+    path.chmod(loose)
+    refused(path, f"its mode {loose:04o} lets others read", f"chmod 600 {path}")
+
+
+def test_the_mode_of_a_key_that_belongs_to_somebody_else_is_theirs_to_choose(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = load_or_make_key().path
     path.chmod(0o640)
-    refused(path, "its mode 0640 lets others read", f"chmod 600 {path}")
+    monkeypatch.setattr(key_file, "user_and_group", lambda: (os.getuid() + 1, 0))
+    assert load_or_make_key(path).path == path
+    monkeypatch.setattr(key_file, "user_and_group", lambda: None)  # an operating system without owners
+    assert load_or_make_key(path).path == path
 
 
 def test_a_path_without_a_key_is_refused_with_advice(tmp_path: Path) -> None:

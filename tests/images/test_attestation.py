@@ -143,6 +143,9 @@ def test_the_provenance_is_slsas_v1_and_names_everything_that_the_image_is_made_
         for name in ("Dockerfile", "docker/install.py", "docker/kernels.py", "docker/cpu.lock",
                      "docker/debian.lock", "docker/builder.lock")
     }  # fmt: skip
+    assert {one["uri"]: one["name"] for one in definition["resolvedDependencies"] if "name" in one} == {
+        uri: uri.removeprefix("file:") for uri in by_uri if uri.startswith("file:")
+    }
     assert details["builder"]["id"].startswith("urn:uuid:")
     assert details["builder"]["version"] == {"bench": __version__}
     listed = hashlib.sha256(json.dumps(CONTENTS).encode()).hexdigest()
@@ -340,6 +343,13 @@ def test_another_payload_type_under_the_old_signature(
 
 
 Edit = Callable[[dict[str, Any]], object]
+
+
+def test_a_signed_payload_that_is_no_json(
+    image: Path, key: Path, made: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (made / LIST).write_bytes(seal(b"no json", load_key(key).private))
+    assert "its statement is malformed" in refused(image, key, made / LIST, capsys)
 
 
 def definition(statement: dict[str, Any]) -> dict[str, Any]:

@@ -90,6 +90,24 @@ def test_a_torn_last_line_is_cut_off_and_the_chain_goes_on(path: Path) -> None:
     assert path.read_bytes() == whole
 
 
+def test_a_ledger_is_released_at_the_end_of_its_block_though_somebody_still_has_its_file(path: Path) -> None:
+    ledger = Ledger(path)
+    with ledger:
+        file = ledger._file
+        assert file is not None
+    with pytest.raises(ValueError, match="closed"):
+        file.read()
+
+
+@pytest.mark.parametrize("given", [None, ""])
+def test_without_a_path_it_is_the_users_own_ledger(
+    given: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert Ledger(given).path == Ledger(None).path
+    assert Ledger(given).path.is_relative_to(tmp_path)
+
+
 def _append(path: Path, count: int) -> None:
     for number in range(count):
         with Ledger(path) as ledger:

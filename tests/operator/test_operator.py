@@ -222,6 +222,29 @@ def test_receiving_a_bundle_again_gives_the_same_receipt(
     assert len(ledger.lines) == 3
 
 
+def test_a_bundle_that_has_its_receipt_and_its_place_is_not_written_again(
+    ledger: Ledger, key: OperatorKey, tmp_path: Path
+) -> None:
+    node, place = asked(ledger), tmp_path / "received.tar"
+    bundle = node.bundle(tmp_path / "b.tar", certified(ledger, key, node))
+    certify_and_receive.receive(ledger, key, bundle, place, NOW + 600, recompute)
+    before = place.stat().st_ino
+    certify_and_receive.receive(ledger, key, place, place, NOW + 900, recompute)
+    assert place.stat().st_ino == before
+
+
+def test_a_bundle_of_another_run_than_the_expected_one_is_not_received(
+    ledger: Ledger, key: OperatorKey, tmp_path: Path
+) -> None:
+    node, place = asked(ledger), tmp_path / "received.tar"
+    bundle = node.bundle(tmp_path / "b.tar", certified(ledger, key, node))
+    given = (ledger, key, bundle, place, NOW + 600, recompute)
+    with pytest.raises(VerificationFailed, match=f"is of run {node.challenge.run_id}, not of run another"):
+        certify_and_receive.receive(*given, run_id="another")
+    assert not place.exists()
+    assert certify_and_receive.receive(*given, run_id=node.challenge.run_id).level == "operator"
+
+
 def test_replayed_nonce(ledger: Ledger, key: OperatorKey, tmp_path: Path) -> None:
     """The attack: a node answers one challenge twice, and the operator keeps the better answer."""
     node = asked(ledger)

@@ -54,6 +54,61 @@ def test_products_that_no_pass_has(products: tuple[Products, ...], why: str) -> 
     assert why in (why_no_products(products, FLOPS, model(), ()) or "")
 
 
+@pytest.mark.parametrize(
+    ("forward", "backward", "possible"),
+    [
+        (980, 2000, True), (979, 2000, False), (1020, 2000, True), (1021, 2000, False),
+        (1000, 900, True), (1000, 899, False), (1000, 2040, True), (1000, 2041, False),
+    ],
+)  # fmt: skip
+def test_a_pass_has_the_counted_operations_within_2_percent_and_at_least_45_percent_backwards(
+    forward: int, backward: int, possible: bool
+) -> None:
+    one = (Products("products", "bf16", forward, backward),)
+    assert (why_no_products(one, Flops(matmul=1000), model(), ()) is None) == possible
+
+
+@pytest.mark.parametrize(("backward", "possible"), [(0, True), (1020, True), (1021, False)])
+def test_a_counted_backward_pass_has_no_lower_limit(backward: int, possible: bool) -> None:
+    one = (Products("products", "bf16", 1000, backward),)
+    assert (why_no_products(one, Flops(matmul=1000, backward=1000), model(), ()) is None) == possible
+
+
+@pytest.mark.parametrize(("forward", "possible"), [(1170, True), (1171, False)])
+def test_half_of_a_scan_may_be_products(forward: int, possible: bool) -> None:
+    one = (Products("products", "bf16", forward, 2 * forward),)
+    assert (why_no_products(one, Flops(matmul=1000, scan=300), model(), ()) is None) == possible
+
+
+@pytest.mark.parametrize(("forward", "backward"), [(0, 2), (1, 1), (1, 0)])
+def test_a_kind_of_products_may_be_one_operation_of_either_pass(forward: int, backward: int) -> None:
+    parts = (Products("products", "bf16", 1000, 1000), Products("attention", "bf16", forward, backward))
+    assert why_no_products(parts, Flops(matmul=1000), model(), ()) is None
+
+
+@pytest.mark.parametrize(("forward", "backward"), [(-1, 3), (3, -1), (0, 0)])
+def test_a_kind_of_products_has_no_fewer_operations_than_none(forward: int, backward: int) -> None:
+    parts = (Products("products", "bf16", 1000, 1000), Products("attention", "bf16", forward, backward))
+    assert "has no operations" in (why_no_products(parts, Flops(matmul=1000), model(), ()) or "")
+
+
+@pytest.mark.parametrize(
+    ("precision", "setting", "possible"),
+    [("fp32", ("tf32",), True), ("fp32", (), False), ("bf16", ("tf32",), False)],
+)
+def test_products_in_tf32_need_a_recipe_in_fp32_and_its_method(
+    precision: Precision, setting: Setting, possible: bool
+) -> None:
+    one = (Products("products", "tf32", 1000, 2000),)
+    assert (why_no_products(one, Flops(matmul=1000), model(precision), setting) is None) == possible
+
+
+@pytest.mark.parametrize(("few", "told"), [(1, True), (0.99, False)])
+def test_one_percent_in_another_precision_is_told_and_less_is_not(few: float, told: bool) -> None:
+    parts = (Products("products", "bf16", 9900, 0), Products("attention", "fp32", int(100 * few), 0))
+    assert bool(in_other_precisions(parts, model(), ())) == told
+
+
 def test_a_first_layer_needs_no_gradient_of_its_input() -> None:
     assert why_no_products(changed(0, backward=600), FLOPS, model(), ()) is None
 

@@ -77,6 +77,29 @@ def test_an_offer_says_how_it_stands_to_the_wish() -> None:
     assert (found.nothing_in_budget, found.nothing_in_time) == (False, True)
 
 
+@pytest.mark.parametrize(("budget", "in_budget"), [(240.0, True), (239.0, False)])
+def test_an_offer_of_exactly_the_budget_is_within_it(budget: float, in_budget: bool) -> None:
+    """Ten days at $1 an hour are $240."""
+    (only,) = appraised(machine(rent=1.0), budget=budget).machines
+    assert only.offers[0].in_budget == in_budget
+
+
+@pytest.mark.parametrize(("rent", "always_less"), [(None, False), (1.0, True), (2.0, False)])
+def test_renting_always_costs_less_only_if_there_is_a_rent_below_what_an_owned_run_costs(
+    rent: float | None, always_less: bool
+) -> None:
+    """A run of ten days costs $240 of electricity on the own machine, and $240 or $480 on a rented one."""
+    (only,) = appraised(machine(price=1_000.0, electricity=240.0, rent=rent)).machines
+    assert only.offers[0].rent_always_less == always_less
+
+
+def test_the_first_machine_with_a_mark_begins_a_rank_however_close_it_is() -> None:
+    """Three machines that do not differ provably: those without a mark share the first rank."""
+    healthy = (machine("a", 10.0), machine("b", 10.1))
+    found = appraised(*healthy, machine("c", 10.0, marked=True))
+    assert [one.place.rank for one in found.machines] == [1, 1, 3]
+
+
 def test_a_marked_machine_answers_only_what_no_other_answers() -> None:
     healthy, marked = machine("1x H100", 10.0, rent=9.0), machine("1x H200", 5.0, rent=1.0, marked=True)
     both = appraised(healthy, marked, budget=1e6)

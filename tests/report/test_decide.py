@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from bench.records.estimate import Interval
 from bench.records.spread import on_another_day, on_another_machine, shipped_spreads
 from bench.report.compare.decision import (
+    BreakEven,
     Option,
     Recommendation,
     Wish,
@@ -227,6 +228,19 @@ def test_runs_are_whole_ones_and_a_life_must_hold_the_last_of_them() -> None:
     assert own.spend(2) > rent.spend(2)
 
 
+def test_runs_that_take_exactly_the_used_share_of_a_life_are_reachable() -> None:
+    half = BreakEven(runs=2, utilisation=0.5)
+    assert [half.reachable(share) for share in (0.51, 0.5, 0.49)] == [True, True, False]
+
+
+def test_a_rent_that_costs_little_more_than_an_owned_run_pays_for_the_machine_too() -> None:
+    """Each run saves 50 cents, so $100 are paid back by 200 runs."""
+    own = Option("m", "buy", Interval(1.0, 0.1), 100, 1.0)
+    even = break_even(own, Option("m", "rent", Interval(1.0, 0.1), 0, 1.5), 1825)
+    assert even is not None
+    assert even.runs == 200
+
+
 def test_more_runs_than_one_life_holds_are_not_reachable() -> None:
     own = Option("m", "buy", Interval(100.0, 1.0), 90_000, 0.0)
     even = break_even(own, Option("m", "rent", Interval(100.0, 1.0), 0.0, 1_000.0), 1825)
@@ -248,6 +262,12 @@ def test_machines_not_provably_slower_than_the_leader_share_its_rank() -> None:
     assert [place.rank for place in found] == [1, 1, 3, 3]
     assert found[0].slower is None
     assert found[2].slower == ratio(Interval(11, 0.5), Interval(10, 0.5))
+
+
+def test_the_first_figure_with_a_mark_begins_a_rank_however_close_it_is() -> None:
+    alike = [Interval(10, 0.5)] * 4
+    ranks = {sound: [place.rank for place in places(alike, sound)] for sound in (None, 4, 2, 0)}
+    assert ranks == {None: [1, 1, 1, 1], 4: [1, 1, 1, 1], 2: [1, 1, 3, 3], 0: [1, 1, 1, 1]}
 
 
 def test_equal_machines_get_equal_ranks_about_as_often_as_stated() -> None:
@@ -370,6 +390,14 @@ def test_an_option_that_is_not_provably_faster_is_not_named_as_faster() -> None:
     faster = Option("faster", "rent", Interval(8.0, 0.5), 0, 102)
     assert decide([cheap, equal], Wish(deadline_days=14)).as_cheap_but_faster is None
     assert decide([cheap, equal, faster], Wish(deadline_days=14)).as_cheap_but_faster == faster
+
+
+def test_of_several_options_that_are_as_cheap_and_faster_the_fastest_is_named() -> None:
+    cheap = Option("cheap", "rent", Interval(12.0, 0.5), 0, 100)
+    faster = Option("faster", "rent", Interval(8.0, 0.5), 0, 101)
+    fastest = Option("fastest", "rent", Interval(5.0, 0.5), 0, 102)
+    for options in ([cheap, faster, fastest], [fastest, faster, cheap]):
+        assert decide(options, Wish(deadline_days=14)).as_cheap_but_faster == fastest
 
 
 def test_money_is_surely_more_beyond_both_half_widths_and_not_at_them() -> None:

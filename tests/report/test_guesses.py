@@ -20,9 +20,10 @@ from bench.report.compare.comparison import Comparison, ModelPart
 from bench.report.compare.decision import Option, Recommendation, Wish, within
 from bench.report.compare.extrapolate import Extrapolation
 from bench.report.compare.offers import Terms
+from bench.report.compare.owning import Operations, Owning
 from bench.report.compare.price_file import load_prices
 from bench.report.compare.priced_guesses import PricedGuess, days_text, price_guesses
-from bench.report.compare.prices import Electricity, PriceBook, Rent
+from bench.report.compare.prices import Electricity, MachinePrice, PriceBook, Rent
 from bench.report.pages.html import page
 from bench.report.plots import all_plots
 from bench.report.text.comparison_csv import CSV_COLUMNS, csv_text
@@ -392,3 +393,35 @@ def test_a_budget_pays_for_all_runs(runs: int, verdict: str) -> None:
     assert rent.in_budget == verdict
     spends = (rent.spend, rent.least_spend, rent.most_spend)
     assert spends == pytest.approx((runs * 240.0, runs * 216.0, runs * 264.0))
+
+
+def bought(days: float = 1.0, utilisation: float = 1.0, **wish: float) -> PricedGuess:
+    """Price 8 GPUs that cost $182,500, and 10% of it a year for operations: $100 and $50 a day."""
+    found = guess(days, 0.8 * days, 1.25 * days)
+    work = Owning(operations=Operations(10.0, "2026-06-01", "a contract"))
+    machine = MachinePrice((found.gpu,), 8, 182_500.0, "2026-06-01", "a quote")
+    terms = Terms(PriceBook("USD", machines=(machine,), owning=work), Wish(**wish), utilisation)  # type: ignore[arg-type]
+    (one,) = price_guesses([found], terms, NOBODY, set())
+    return one
+
+
+@pytest.mark.parametrize(("utilisation", "cost"), [(1.0, 150.0), (0.5, 300.0)])
+def test_a_day_on_an_own_machine_costs_its_share_of_price_and_upkeep(utilisation: float, cost: float) -> None:
+    (offer,) = bought(utilisation=utilisation).offers
+    ends = (offer.run_cost, offer.least_run_cost, offer.most_run_cost)
+    assert ends == pytest.approx((cost, 0.8 * cost, 1.25 * cost))
+    assert [("10%" in quote, "182,500" in quote) for quote in offer.quotes] == [(False, True), (True, False)]
+
+
+@pytest.mark.parametrize(("runs", "answers"), [(1460, True), (1461, False)])
+def test_a_machine_whose_life_may_be_too_short_answers_nothing(runs: int, answers: bool) -> None:
+    """1,460 runs of at most 1.25 days fill a life of 1,825 days."""
+    found = bought(runs=runs, budget=1e9, deadline_days=2.0)
+    assert found.best_in_budget == ("yes" if answers else None)
+    assert bool(found.offers[0].marks) == answers
+
+
+def test_an_estimate_says_which_prices_are_missing() -> None:
+    (found,) = price_guesses([guess()], Terms(PriceBook("USD"), Wish()), NOBODY, set())
+    assert found.offers == ()
+    assert [reason.split(" for ")[0] for reason in found.gaps] == ["no purchase price", "no rent"]

@@ -362,6 +362,14 @@ def test_an_offer_says_what_a_unit_of_currency_buys(rows: tuple[Row, ...]) -> No
     assert found[f"rent {H100}"].units_per_currency == pytest.approx(units / 3_504)
 
 
+def test_a_run_for_less_than_one_unit_of_currency_has_a_rate_too(rows: tuple[Row, ...]) -> None:
+    """73 days at a hundredth of a cent an hour are $0.1752."""
+    cheap = replace(BOOK, rents=(Rent((H100,), 0.0001, *QUOTED),))
+    part = only(compare_rows(rows[:1], [], Terms(cheap, NO_WISH), 1))
+    rented = part.entries[0].offers[1]
+    assert rented.units_per_currency == pytest.approx(rows[0].units / 0.1752)
+
+
 def test_what_costs_nothing_has_no_rate(rows: tuple[Row, ...]) -> None:
     free = replace(BOOK, rents=(Rent((H100,), 0.0, *QUOTED),))
     part = only(compare_rows(rows[:1], [], Terms(free, NO_WISH), 1))
@@ -374,6 +382,19 @@ def test_a_cpu_has_no_price_and_says_so(rows: tuple[Row, ...]) -> None:
     row = replace(rows[0], machine=replace(rows[0].machine, kind="cpu", name="a CPU"))
     (entry,) = only(compare_rows([row], [], Terms(BOOK, NO_WISH), 1)).entries
     assert (entry.offers, entry.gaps) == ((), ("no price for a CPU: a CPU",))
+    unpriced = priced_row(entry.row, BOOK)
+    amounts = (unpriced.machine.price, unpriced.machine.electricity, unpriced.machine.upkeep)
+    assert (*amounts, unpriced.machine.rent, unpriced.unmetered) == (None, 0.0, 0.0, None, False)
+
+
+def test_power_that_was_not_measured_is_missed_only_where_electricity_has_a_price(
+    rows: tuple[Row, ...],
+) -> None:
+    entry = only(compare_rows(rows[:1], [], Terms(BOOK, NO_WISH), 1)).entries[0]
+    measured, unmeasured = entry.row, replace(entry.row, watts=None)
+    unpriced = replace(BOOK, electricity=None)
+    found = [priced_row(row, book).unmetered for row in (measured, unmeasured) for book in (BOOK, unpriced)]
+    assert found == [False, False, True, False]
 
 
 def test_a_machine_without_a_price_to_buy_has_no_upkeep(rows: tuple[Row, ...]) -> None:

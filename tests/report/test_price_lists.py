@@ -12,7 +12,7 @@ from bench.base.errors import BadInput
 from bench.base.gpu_catalogue import find_gpu_model, gpu_models, near_gpus
 from bench.cli.main import main
 from bench.report.compare.price_file import load_prices, shipped_prices
-from bench.report.compare.price_lists import rents_in
+from bench.report.compare.price_lists import INDEX_COLUMNS, KINDS, SKYPILOT_COLUMNS, rents_in
 from bench.report.compare.prices import Priced
 
 INDEX = """\
@@ -98,6 +98,60 @@ def test_a_row_without_a_whole_number_of_gpus_is_named_and_left_out(count: str) 
 
 
 # Commands
+
+
+def index_row(count: str = "8", dollars: str = "10", region: str = "eu") -> str:
+    values = {
+        "sku": "x", "region": region, "gpu_model": "H100", "gpu_count": count, "usd_per_hour": dollars,
+        "pricing": next(iter(KINDS)), "provider": "p", "date": "2026-06-01",
+    }  # fmt: skip
+    return ",".join(values[column] for column in sorted(INDEX_COLUMNS))
+
+
+def rents_of(*rows: str) -> list[tuple[int | None, float]]:
+    """Read a list that has no other columns than those that are needed."""
+    text = "\n".join([",".join(sorted(INDEX_COLUMNS)), *rows])
+    return [(rent.gpus, rent.price) for rent in rents_in(text, "x", provider=None, date=None).rents]
+
+
+def test_only_whole_gpus_at_a_finite_price_above_nothing_become_a_rent() -> None:
+    assert rents_of(index_row("1", "0.01")) == [(1, 0.01)]
+    for count in ("0", "-1", "0.5", "1.5", "nan", "inf", "", "x"):
+        assert rents_of(index_row(count)) == [], count
+    for dollars in ("0", "-1", "nan", "inf", "", "x"):
+        assert rents_of(index_row("8", dollars)) == [], dollars
+
+
+def test_of_several_rents_of_a_machine_the_cheapest_counts_and_of_equal_ones_the_first() -> None:
+    assert rents_of(index_row("8", "9"), index_row("8", "7"), index_row("8", "8")) == [(8, 7.0)]
+    text = "\n".join([",".join(sorted(INDEX_COLUMNS)), index_row(region="first"), index_row(region="second")])
+    (rent,) = rents_in(text, "x", provider=None, date=None).rents
+    assert "first" in rent.source
+
+
+def test_skypilots_catalogue_needs_no_columns_but_those_that_are_read() -> None:
+    columns = sorted(SKYPILOT_COLUMNS)
+    values = {"AcceleratorName": "H100", "AcceleratorCount": "8", "Price": "10", "SpotPrice": ""}
+    text = ",".join(columns) + "\n" + ",".join(values.get(column, "x") for column in columns)
+    found = rents_in(text, "x", provider="p", date="2026-06-01").rents
+    assert [(rent.gpus, rent.price, rent.kind) for rent in found] == [(8, 10.0, "on-demand")]
+
+
+@pytest.mark.parametrize(
+    ("provider", "date", "advice"),
+    [
+        (None, None, "add --provider and --date"),
+        ("p", None, "add --date"),
+        (None, "2026-06-01", "add --provider"),
+        ("", "2026-06-01", "add --provider"),
+    ],
+)
+def test_skypilots_catalogue_needs_provider_and_day(
+    provider: str | None, date: str | None, advice: str
+) -> None:
+    with pytest.raises(BadInput, match="says neither provider nor day") as caught:
+        rents_in(",".join(sorted(SKYPILOT_COLUMNS)), "x", provider=provider, date=date)
+    assert caught.value.advice == advice
 
 
 def test_an_imported_list_is_a_file_of_prices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

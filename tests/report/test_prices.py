@@ -13,10 +13,11 @@ import pytest
 from bench.base.errors import BadInput
 from bench.base.names import RentKind
 from bench.report.compare import price_file
-from bench.report.compare.price_file import load_prices, shipped_prices
-from bench.report.compare.prices import Electricity, Gap, PriceBook, Priced, Rent, for_nodes
+from bench.report.compare.price_file import load_prices, parse_prices, shipped_prices
+from bench.report.compare.prices import Electricity, Gap, MachinePrice, PriceBook, Priced, Rent, for_nodes
 
 WHEN = {"date": "2026-06-01", "source": "a quote"}
+QUOTED = ("2026-06-01", "a quote")
 H100 = "NVIDIA H100 80GB HBM3"
 
 
@@ -401,3 +402,74 @@ def test_electricity_has_no_number_of_gpus() -> None:
     fed = PriceBook("USD", electricity=Electricity(0.2, "2026-06-01", "a quote", overhead=1.5)).to_feed(100)
     assert fed is not None
     assert (fed.amount, fed.gpus) == (pytest.approx(30.0), 0)
+
+
+def test_of_two_rents_that_cost_the_same_the_first_is_quoted() -> None:
+    rents = (
+        Rent(("NVIDIA H200",), 2.0, *QUOTED, provider="a"),
+        Rent(("NVIDIA H200",), 2.0, *QUOTED, provider="b"),
+    )
+    found = PriceBook("USD", rents=rents).to_rent("NVIDIA H200", 1)
+    assert isinstance(found, Priced)
+    assert found.quotes == PriceBook("USD", rents=rents[:1])._quote_texts(rents[0], "NVIDIA H200")
+
+
+def test_a_machine_of_several_kinds_gets_no_hint_at_a_quote_of_one_of_them() -> None:
+    book = PriceBook("USD", rents=(Rent(("NVIDIA H100",), 2.0, *QUOTED),))
+    one, several = (book.to_rent(gpu, 2) for gpu in ("NVIDIA H100 80GB", "NVIDIA H100 80GB + NVIDIA L4"))
+    assert isinstance(one, Gap) and isinstance(several, Gap)
+    assert 'there is one for "NVIDIA H100"' in one.reason
+    assert several.reason == "no rent for NVIDIA H100 80GB + NVIDIA L4"
+
+
+@pytest.mark.parametrize("field", [{"owning": "x"}, {"life_years": "x"}, {"owning": {"capital": 1}}])
+def test_a_part_of_the_wrong_type_hides_no_mistake_elsewhere(tmp_path: Path, field: dict[str, Any]) -> None:
+    found = mistakes(tmp_path, currency="USD", electricity={"price": -1, **WHEN}, **field)
+    (name,) = field
+    assert "/electricity/price" in found
+    assert any(path.startswith(f"/{name}") for path in found)
+
+
+@pytest.mark.parametrize(
+    ("years", "allowed"), [(0.5, True), (1, True), (100, True), (0, False), (100.1, False)]
+)
+def test_a_life_is_longer_than_nothing_and_of_at_most_100_years(
+    tmp_path: Path, years: float, allowed: bool
+) -> None:
+    document = {"schema": "bench/prices/v1", "currency": "USD", "life_years": years}
+    if allowed:
+        assert parse_prices(document, "x").life_years == years
+    else:
+        assert list(mistakes(tmp_path, currency="USD", life_years=years)) == ["/life_years"]
+
+
+@pytest.mark.parametrize(("percent", "allowed"), [(0, True), (99.9, True), (-0.1, False), (100, False)])
+def test_a_cost_in_percent_is_from_0_and_less_than_100(tmp_path: Path, percent: float, allowed: bool) -> None:
+    owning = {"capital": {"percent": percent, **WHEN}}
+    document = {"schema": "bench/prices/v1", "currency": "USD", "owning": owning}
+    if allowed:
+        assert parse_prices(document, "x").owning is not None
+    else:
+        assert list(mistakes(tmp_path, currency="USD", owning=owning)) == ["/owning/capital/percent"]
+
+
+def test_the_documentation_is_named_for_mistakes_of_form_alone() -> None:
+    """The page has the form; a mistake about a lifetime says itself what is allowed."""
+    good = {"schema": "bench/prices/v1", "currency": "USD"}
+    for document, advice in (({**good, "life_years": 0}, False), ({**good, "life_years": "x"}, True)):
+        with pytest.raises(BadInput) as caught:
+            parse_prices(document, "prices.json")
+        assert ("docs/prices.md" in str(caught.value.advice)) == advice
+
+
+def test_rents_are_shipped_too_and_shipped_machines_stay_beside_own_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert len(shipped_prices().rents) > 10
+    assert shipped_prices().gpus
+    machine = MachinePrice(("NVIDIA X",), 8, 1_000.0, *QUOTED)
+    shipped = replace(shipped_prices(), machines=(machine,))
+    monkeypatch.setattr(price_file, "shipped_prices", lambda: shipped)
+    own = {"gpu": ["NVIDIA Y"], "gpus": 1, "price": 5, **WHEN}
+    found = load_prices(file(tmp_path, currency="USD", machines=[own]))
+    assert [quote.gpu for quote in found.machines] == [("NVIDIA Y",), ("NVIDIA X",)]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bench.base.errors import BadInput
+from bench.base.errors import BadInput, EnvironmentCannot
 from bench.bundle.handshake import BUNDLE_NAMESPACE, RECEIPT_NAMESPACE
 from bench.bundle.pack import write_bundle
 from bench.bundle.tar_format import CERTIFICATE, STATEMENT
@@ -131,6 +131,16 @@ def test_a_list_of_the_users_own_is_kept_as_it_is(home: Path, tmp_path: Path) ->
     lines = (home / "allowed_signers").read_text().splitlines()
     assert lines[:2] == ["# mine", f"me {PublicKey.of(RUN_KEY).line()}"]
     assert lines[3].startswith("operator namespaces=")
+
+
+def test_lines_follow_a_list_that_ends_with_a_newline_without_an_empty_one(
+    home: Path, tmp_path: Path
+) -> None:
+    home.mkdir(parents=True)
+    mine = f"me {PublicKey.of(RUN_KEY).line()}\n"
+    (home / "allowed_signers").write_text(mine)
+    path, added = keyring.trust(public(tmp_path / "operator.pub"), "operator")
+    assert path.read_text() == mine + "".join(f"{line}\n" for line in added)
 
 
 @pytest.mark.parametrize("name", ["", "two words", 'quo"te', "new\nline", "#comment", "ssh-ed25519"])
@@ -305,6 +315,29 @@ def test_a_certificate_with_the_key_id_of_no_run_is_not_revoked(
     assert not (home / "revoked.krl").exists()
 
 
+def test_a_file_that_begins_as_a_certificate_and_is_none_is_not_revoked(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "cert.pub"
+    file.write_text("ssh-ed25519-cert-v01@openssh.com AAAA\n")
+    _, err = said(capsys, "keys", "revoke", file, code=2)
+    assert f"{file}: ends too early" in err
+
+
+def test_a_file_is_revoked_as_what_it_is_though_an_authority_is_named(tmp_path: Path) -> None:
+    key = public(tmp_path / "node.pub", RUN_KEY)
+    found = keyring.to_revoke(str(key), public(tmp_path / "operator.pub"))
+    assert found.specification == f"key: {PublicKey.of(RUN_KEY).line()}"
+
+
+def test_what_is_neither_a_file_nor_a_fingerprint_is_a_run_only_beside_its_authority(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="is neither a file nor a fingerprint") as caught:
+        keyring.to_revoke("7f3a2c", None)
+    assert "--authority FILE.pub" in str(caught.value.advice)
+    of_run = keyring.to_revoke("7f3a2c", public(tmp_path / "operator.pub"))
+    assert of_run.authority == PublicKey.of(OPERATOR)
+
+
 @pytest.mark.parametrize("target", ["absent", "SHA256:short", "7f3a2c"])
 def test_an_argument_that_cannot_be_revoked_is_reported(
     home: Path, target: str, capsys: pytest.CaptureFixture[str]
@@ -391,6 +424,31 @@ def test_without_a_home_directory_there_are_no_lists(
     for command in ("trust", "revoke"):
         _, err = said(capsys, "keys", command, file, code=3)
         assert err == "there is no home directory for bench's lists\n"
+
+
+@pytest.mark.parametrize(("token", "kind"), [(False, "ed25519"), (True, "ed25519-sk")])
+def test_ssh_keygen_is_asked_for_a_key_of_the_wanted_kind_in_the_wanted_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token: bool, kind: str
+) -> None:
+    commands: list[list[str]] = []
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        commands.append(command)
+        public(tmp_path / "id")
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(keyring.subprocess, "run", run)
+    assert keyring.new(tmp_path / "id", token=token, passphrase=False) == PublicKey.of(OPERATOR)
+    assert commands == [["ssh-keygen", "-q", "-t", kind, "-C", "bench", "-f", str(tmp_path / "id"), "-N", ""]]
+
+
+def test_without_ssh_keygen_no_key_is_made_and_it_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(EnvironmentCannot, match="ssh-keygen is not installed") as caught:
+        keyring.new(tmp_path / "id", token=False, passphrase=False)
+    assert caught.value.advice == "install OpenSSH's client programs"
 
 
 def test_a_key_that_ssh_keygen_does_not_make_is_reported(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bench.base.errors import BadInput
 from bench.signing.revocation import Revoked
-from bench.signing.ssh_keys import PublicKey
+from bench.signing.ssh_keys import PublicKey, wire_string
 from tests.authority import OPERATOR, RUN_KEY, STRANGER, Token, certificate
 from tests.needs import needs
 
@@ -93,6 +93,28 @@ def test_an_empty_list_revokes_nothing(tmp_path: Path) -> None:
     (tmp_path / "nothing").touch()
     subprocess.run(["ssh-keygen", "-q", "-k", "-f", tmp_path / "krl", tmp_path / "nothing"], check=True)
     assert Revoked.from_file(tmp_path / "krl").refusal(KEY, certificate()) is None
+
+
+def of_any_authority(kind: bytes, part: bytes) -> bytes:
+    """Return a list with one section about certificates of any authority."""
+    inner = wire_string("") + wire_string("") + kind + len(part).to_bytes(4, "big") + part
+    return b"SSHKRL\n\0" + b"\0\0\0\1" + bytes(32) + b"\x01" + len(inner).to_bytes(4, "big") + inner
+
+
+RANGE_0_TO_9 = bytes(8) + (9).to_bytes(8, "big")
+BITS_0_TO_7 = bytes(8) + b"\0\0\0\1\xff"
+
+
+@pytest.mark.parametrize(("kind", "part"), [(b"\x21", RANGE_0_TO_9), (b"\x22", BITS_0_TO_7)])
+def test_serial_0_is_no_serial_number_and_nothing_follows_a_range_or_a_bitmap(
+    kind: bytes, part: bytes
+) -> None:
+    found = listed(of_any_authority(kind, part))
+    assert [bool(found.refusal(KEY, certificate(serial=serial))) for serial in (0, 1, 7, 10)] == [
+        False, True, True, False,
+    ]  # fmt: skip
+    with pytest.raises(BadInput, match="has 1 bytes too many"):
+        listed(of_any_authority(kind, part + b"x"))
 
 
 def test_a_text_of_public_keys_is_a_list() -> None:

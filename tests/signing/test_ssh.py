@@ -95,6 +95,19 @@ def test_another_certificate_is_refused(changes: dict[str, Any], why: str) -> No
         certificate(**changes)
 
 
+def test_a_line_of_another_kind_is_no_certificate() -> None:
+    blob = certificate().line().split()[1]
+    with pytest.raises(FormatError, match=r"is not an ssh-ed25519-cert-v01@openssh\.com certificate"):
+        Certificate.from_line(f"{ED25519} {blob}")
+
+
+def test_a_strangers_name_is_told_escaped_and_up_to_60_characters() -> None:
+    with pytest.raises(FormatError, match=rf"of type {'k' * 60}, not ssh"):
+        certificate(kind="k" * 61)
+    with pytest.raises(FormatError, match=r"of type \\x1b\[2J, not ssh"):
+        certificate(kind="\x1b[2J")
+
+
 @pytest.mark.parametrize(
     "changes",
     [

@@ -66,6 +66,7 @@ def test_a_key_that_the_file_lists_is_trusted(text: str, by: str) -> None:
         (f'me namespaces="git" {BLOB}', "is allowed for the namespaces git only"),
         (f'me namespaces="*,!bench-*" {BLOB}', "is allowed for the namespaces"),
         (f'me namespaces="" {BLOB}', "is allowed for the namespaces"),
+        (f"me namespaces {BLOB}", "is allowed for the namespaces"),  # no value allows no namespace
         (f'me namespaces="bench.bundle@v1" {BLOB}', "is allowed for the namespaces"),
         (f'me valid-after="29990101" {BLOB}', "is not valid yet"),
         (f'me valid-before="20200101120000Z" {BLOB}', "is no longer valid"),
@@ -204,6 +205,7 @@ def test_a_key_in_a_token_is_a_key() -> None:
         (f'me namespaces="a",namespaces="b" {BLOB}', "does not understand"),
         (f'me valid-before="tomorrow" {BLOB}', "has a time that is not"),
         (f'me valid-before="20201301" {BLOB}', "has a time that is not"),
+        (f"me valid-before {BLOB}", "has a time that is not"),  # no value is not a time without end
         ("-----BEGIN OPENSSH PRIVATE KEY-----", "is a private key"),
         ("-----BEGIN PUBLIC KEY-----", "is a public key in PEM, not OpenSSH's form"),
     ],

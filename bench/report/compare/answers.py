@@ -77,14 +77,9 @@ class Asked:
     terms: Terms
 
     def recommended(self, **limits: float) -> Recommendation:
-        """Recommend by the rules, with other limits than the user's if some are given."""
-        wish = self.terms.wish
-        changed = Wish(
-            limits.get("budget", wish.budget) if wish.budget is not None else None,
-            limits.get("deadline", wish.deadline_days) if wish.deadline_days is not None else None,
-            wish.runs,
-        )
-        return recommend(self.pairs, changed, self.terms.used_days)
+        """Recommend by the rules, with other limits than the user's if some are given: fields of a wish."""
+        wish = replace(self.terms.wish, **limits)  # type: ignore[arg-type]  # no limit is the number of runs
+        return recommend(self.pairs, wish, self.terms.used_days)
 
     def rivals(self, option: Option | None, cost: Callable[[Option], float]) -> list[Option]:
         """Return the options that may take the place of this one: those without marks that are no worse.
@@ -94,8 +89,8 @@ class Asked:
         runs, used_days = self.terms.wish.runs, self.terms.used_days
         lasting = [pair for pair in self.pairs if pair[1].lives_for(runs, used_days)]
         if option is None or any(row.marks for row, one in lasting if one is option):
-            return [one for _, one in lasting if one is not option]
-        sound = (one for row, one in lasting if one is not option and not row.marks)
+            return [one for _, one in lasting]
+        sound = (one for row, one in lasting if not row.marks)
         return [one for one in sound if cost(one) <= cost(option)]
 
     def choice(self, option: Option | None) -> Choice | None:
@@ -212,12 +207,13 @@ def _deadline_changes(asked: Asked, option: Option | None, deadline: float) -> I
     rivals = asked.rivals(option, lambda one: one.spend(runs))
     rivals = [one for one in rivals if budget is None or one.spend(runs) <= budget]
     for end in sorted({end for end in map(_end, rivals) if end > deadline}):
-        other = asked.recommended(deadline=end).cheapest_by_deadline
-        if other is not None and other is not option:
+        other = asked.recommended(deadline_days=end).cheapest_by_deadline
+        if other is not option:
             yield Change("deadline", "from", end, asked.choice(other))
             break
     if option is not None:
-        other = asked.recommended(deadline=math.nextafter(_end(option), 0)).cheapest_by_deadline
+        before = math.nextafter(_end(option), -math.inf)
+        other = asked.recommended(deadline_days=before).cheapest_by_deadline
         yield Change("deadline", "under", _end(option), asked.choice(other))
 
 
@@ -227,11 +223,11 @@ def _budget_changes(asked: Asked, option: Option | None, budget: float) -> Itera
     rivals = asked.rivals(option, lambda one: one.days.value)
     for spend in sorted({spend for spend in (one.spend(runs) for one in rivals) if spend > budget}):
         other = asked.recommended(budget=spend).fastest_in_budget
-        if other is not None and other is not option:
+        if other is not option:
             yield Change("budget", "from", spend, asked.choice(other))
             break
     if option is not None:
-        under = math.nextafter(option.spend(runs), 0)
+        under = math.nextafter(option.spend(runs), -math.inf)
         other = asked.recommended(budget=under).fastest_in_budget
         yield Change("budget", "under", option.spend(runs), asked.choice(other))
 
@@ -253,7 +249,7 @@ def _estimated(asked: Asked, question: str) -> tuple[Choice | None, Certainty]:
         for offer in guess.offers:
             if mark := next((mark for mark in offer.marks if question in mark), None):
                 return _guessed(guess, offer), "perhaps" if mark.startswith("perhaps") else "yes"
-    if question == "by the deadline" and asked.terms.wish.budget is None:
+    if asked.terms.wish.budget is None:
         for certain in ("yes", "perhaps"):
             for guess in asked.guesses:
                 if guess.in_time == certain and guess.days is not None and not guess.offers:

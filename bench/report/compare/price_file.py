@@ -7,7 +7,6 @@ ones.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
@@ -163,7 +162,7 @@ def _quote_mistakes(path: str, quote: Dated) -> Iterator[Mistake]:
     if isinstance(quote, Percentage):
         if not 0 <= quote.percent < 100:
             yield Mistake(f"{path}/percent", f"{quote.percent}", "allowed: 0 or more, less than 100")
-    elif not (math.isfinite(quote.price) and 0 < quote.price <= LARGEST_PRICE):
+    elif not 0 < quote.price <= LARGEST_PRICE:
         yield Mistake(f"{path}/price", f"{quote.price} is no price", "allowed: more than 0")
     if (day := _day(quote.date)) is None:
         yield Mistake(f"{path}/date", f'"{quote.date}" is no date', DATE)
@@ -174,7 +173,7 @@ def _quote_mistakes(path: str, quote: Dated) -> Iterator[Mistake]:
     count = getattr(quote, "gpus", None)
     if count is not None and count < 1:
         yield Mistake(f"{path}/gpus", f"{count} GPUs", "allowed: at least 1")
-    if getattr(quote, "gpu", True) == ():
+    if getattr(quote, "gpu", None) == ():
         yield Mistake(f"{path}/gpu", "names no GPU", "allowed: the driver's names")
     if isinstance(quote, Electricity | Colocation) and not 1 <= quote.overhead <= 10:
         yield Mistake(f"{path}/overhead", f"{quote.overhead}", "allowed: 1 to 10")

@@ -65,8 +65,8 @@ def rents_in(text: str, where: str, *, provider: str | None, date: str | None) -
     if columns >= INDEX_COLUMNS:
         return _imported([_of_index(row) for row in reader])
     if columns >= SKYPILOT_COLUMNS:
-        missing = [name for name, value in (("--provider", provider), ("--date", date)) if not value]
-        if missing or provider is None or date is None:
+        if not provider or not date:
+            missing = [name for name, value in (("--provider", provider), ("--date", date)) if not value]
             advice = f"add {' and '.join(missing)}"
             raise BadInput("SkyPilot's catalogue says neither provider nor day", where=where, advice=advice)
         return _imported(rent for row in reader for rent in _of_skypilot(row, provider, date))

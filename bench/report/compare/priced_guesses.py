@@ -6,7 +6,6 @@ A figure whose interval has the limit inside is "perhaps" within it; one without
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -187,7 +186,8 @@ def _by_deadline(pairs: Sequence[Pair], wish: Wish, measured: Recommendation) ->
 
     def order(pair: Pair) -> tuple[bool, float, float, str]:
         guess, offer = pair
-        return not _sure(guess, offer), offer.spend, guess.days or math.inf, guess.label
+        assert guess.days is not None, "it has an offer"
+        return not _sure(guess, offer), offer.spend, guess.days, guess.label
 
     guess, offer = min(fitting, key=order)
     best = measured.cheapest_by_deadline
@@ -204,13 +204,14 @@ def _by_budget(pairs: Sequence[Pair], measured: Recommendation) -> Answered | No
 
     def order(pair: Pair) -> tuple[bool, float, float, str]:
         guess, offer = pair
-        return offer.in_budget != "yes", guess.days or math.inf, offer.spend, guess.label
+        assert guess.days is not None, "it has an offer"
+        return offer.in_budget != "yes", guess.days, offer.spend, guess.label
 
     guess, offer = min(fitting, key=order)
     fastest = measured.fastest_in_budget
     if fastest is not None:
-        faster = guess.days is not None and guess.days < fastest.days.value
-        return (offer, "perhaps faster in budget") if faster else None
+        assert guess.days is not None, "it has an offer"
+        return (offer, "perhaps faster in budget") if guess.days < fastest.days.value else None
     return offer, "fastest in budget" if offer.in_budget == "yes" else "perhaps fastest in budget"
 
 
