@@ -10,7 +10,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from functools import partial
-from multiprocessing import spawn
 from pathlib import Path
 
 import pytest
@@ -79,15 +78,6 @@ def shared_folder() -> Path:
 def quick_children(monkeypatch: pytest.MonkeyPatch) -> None:
     """Python processes that the code under test starts begin with torch imported."""
     monkeypatch.setattr(sys, "executable", quick_python())
-
-
-@pytest.fixture
-def quick_spawned() -> Iterator[None]:
-    """Python processes that multiprocessing spawns begin with torch imported."""
-    before = spawn.get_executable()
-    spawn.set_executable(quick_python())
-    yield
-    spawn.set_executable(before)
 
 
 @pytest.fixture

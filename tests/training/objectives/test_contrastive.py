@@ -239,7 +239,7 @@ def member(rank: int, folder: Path, one: Trial) -> None:
     ],
 )
 def test_two_devices_train_as_one_does(
-    model_type: str, setting: Setting, micro_batch: int, tmp_path: Path, quick_spawned: None
+    model_type: str, setting: Setting, micro_batch: int, tmp_path: Path
 ) -> None:
     halved = "half-weights" in setting
     model = model_of(model_type, precision="bf16" if halved else "fp32")
