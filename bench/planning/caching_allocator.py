@@ -15,8 +15,6 @@ SMALL_SEGMENT, LARGE_SEGMENT = 2 << 20, 20 << 20
 OWN_SEGMENT = 10 << 20  # a block from this size on gets a segment of its size, unless a free one fits
 ROUNDED = 2 << 20  # such segments are rounded up to a multiple of it
 
-Place = tuple[int, int, int]  # size, segment and offset of a block: the order in which free ones are taken
-
 
 @dataclass(eq=False, slots=True)
 class MemoryBlock:
@@ -30,9 +28,10 @@ class MemoryBlock:
     after: MemoryBlock | None = None
     free: bool = False
 
-    @property
-    def place(self) -> Place:
-        return self.size, self.segment, self.offset
+
+# A free block behind its size, segment and offset: the order in which free ones are taken. No two blocks have
+# one place, so blocks are never compared.
+FreeBlock = tuple[int, int, int, MemoryBlock]
 
 
 @dataclass(slots=True)
@@ -40,16 +39,20 @@ class CachingAllocator:
     reserved: int = 0  # in all segments
     allocated: int = 0  # in the blocks that are in use
     segments: int = 0  # ever reserved
-    free_blocks: dict[Place, MemoryBlock] = field(default_factory=dict)
-    places: dict[bool, list[Place]] = field(default_factory=lambda: {True: [], False: []})  # sorted, by small
+    free_small: list[FreeBlock] = field(default_factory=list)  # sorted
+    free_large: list[FreeBlock] = field(default_factory=list)
 
     def allocate(self, size: int) -> MemoryBlock:
         """Take the smallest free block that is large enough, else a new segment; its rest stays free."""
         size = max(1, -(-size // SMALLEST)) * SMALLEST
         small = size <= SMALL
-        places = self.places[small]
-        at = bisect_left(places, (size, 0, 0))
-        found = self._taken(self.free_blocks[places[at]]) if at < len(places) else self._segment(size, small)
+        places = self.free_small if small else self.free_large
+        at = bisect_left(places, (size,))
+        if at < len(places):
+            found = places.pop(at)[3]
+            found.free = False
+        else:
+            found = self._segment(size, small)
         over = found.size - size
         if over >= SMALLEST if small else over > SMALL:
             rest = MemoryBlock(small, found.segment, found.offset + size, over, found, found.after)
@@ -71,10 +74,11 @@ class CachingAllocator:
 
     def empty_cache(self) -> None:
         """Return the segments that have no block in use to the GPU."""
-        for block in [*self.free_blocks.values()]:
-            if block.before is None and block.after is None:
-                self._taken(block)
-                self.reserved -= block.size
+        for places in (self.free_small, self.free_large):
+            for _, _, _, block in [*places]:
+                if block.before is None and block.after is None:
+                    self._taken(block)
+                    self.reserved -= block.size
 
     def _segment(self, size: int, small: bool) -> MemoryBlock:
         large = LARGE_SEGMENT if size < OWN_SEGMENT else -(-size // ROUNDED) * ROUNDED
@@ -85,14 +89,13 @@ class CachingAllocator:
 
     def _offer(self, block: MemoryBlock) -> None:
         block.free = True
-        self.free_blocks[block.place] = block
-        insort(self.places[block.small], block.place)
+        places = self.free_small if block.small else self.free_large
+        insort(places, (block.size, block.segment, block.offset, block))
 
     def _taken(self, block: MemoryBlock) -> MemoryBlock:
         block.free = False
-        del self.free_blocks[block.place]
-        places = self.places[block.small]
-        del places[bisect_left(places, block.place)]
+        places = self.free_small if block.small else self.free_large
+        del places[bisect_left(places, (block.size, block.segment, block.offset))]
         return block
 
 

@@ -7,7 +7,7 @@ whether it can train the model on the target with and without the kernel's packa
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal
@@ -16,7 +16,7 @@ from bench.base.kernel_list import MODULES, modules_of
 from bench.base.shipped_data import read_data
 from bench.base.strict_json import from_json
 from bench.planning.manifest import Manifest
-from bench.planning.plan import Plan, make_plan
+from bench.planning.plan import SettingPlan, make_plan
 from bench.records.text import figures
 from bench.training.methods import Target, known_methods
 from bench.training.models import Counted, Model
@@ -114,28 +114,41 @@ def kernel_costs(
         effect = frozenset((name, methods) for name, methods in lost.items() if methods), called
         by_lost.setdefault(effect, []).append(wheel)
     by_lost.pop((frozenset(), ()), None)
-    whole = make_plan(manifest, _with(target), counted) if by_lost else None
+    losers = {name for lost_of_models, _ in by_lost for name, _ in lost_of_models}
+    whole = _cells(manifest, losers, _with(target), counted)
     costs = []
     for (lost_of_models, called), alike in by_lost.items():
-        assert whole is not None  # something is lost
-        without = make_plan(manifest, replace(_with(target), lacks=modules_of(alike)), counted)
-        models = tuple(_models_without(tuple(alike), dict(lost_of_models), whole, without))
+        lacking = replace(_with(target), lacks=modules_of(alike))
+        without = _cells(manifest, dict(lost_of_models).keys(), lacking, counted)
+        models = tuple(_models_without(tuple(alike), dict(lost_of_models), target.gpus, whole, without))
         methods = {method for _, lost_of_model in lost_of_models for method in lost_of_model}
         ordered = tuple(method for method in known_methods() if method in methods)
         costs += [KernelCost(tuple(alike), ordered, models, called)] if models or called else []
     return costs
 
 
+def _cells(
+    manifest: Manifest, names: Collection[str], target: Target, counted: Mapping[str, Counted] | None
+) -> tuple[SettingPlan, ...]:
+    """Plan the named models of a manifest on a target. Other models lose nothing."""
+    requests = tuple(request for request in manifest.requests if request.model.name in names)
+    return make_plan(replace(manifest, requests=requests), target, counted).cells if requests else ()
+
+
 def _models_without(
-    wheels: tuple[str, ...], lost: Mapping[str, frozenset[str]], whole: Plan, without: Plan
+    wheels: tuple[str, ...],
+    lost: Mapping[str, frozenset[str]],
+    gpus: int,
+    whole: Sequence[SettingPlan],
+    without: Sequence[SettingPlan],
 ) -> Iterator[ModelWithout]:
     """Yield the remaining plan of each model that loses a method which its whole plan uses."""
-    losers = (cell.model.name for cell in whole.cells if lost.get(cell.model.name, NONE) & set(cell.setting))
+    losers = (cell.model.name for cell in whole if lost.get(cell.model.name, NONE) & set(cell.setting))
     for name in dict.fromkeys(losers):
-        before = [cell.label for cell in whole.cells if cell.model.name == name]
-        left = [cell.label for cell in without.cells if cell.model.name == name]
+        before = [cell.label for cell in whole if cell.model.name == name]
+        left = [cell.label for cell in without if cell.model.name == name]
         falls_back_to = left[0] if left and left[0] != before[0] else None
-        measured = None if falls_back_to or not left else _measured(wheels, name, whole.target.gpus)
+        measured = None if falls_back_to or not left else _measured(wheels, name, gpus)
         yield ModelWithout(name, len(left), falls_back_to, measured)
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import chain
 from math import prod
 
 from bench.planning.caching_allocator import CachingAllocator, MemoryBlock
@@ -22,7 +23,7 @@ from bench.training.models import Model, Parts
 from bench.training.models.footprint import FP32, ROW_MULTIPLE, Footprint, lowered
 from bench.training.setting import Setting
 
-Event = tuple[int, bool, int]  # the operation, whether it frees, and the tensor's place
+Event = tuple[int | None, int]  # the bytes to allocate, or None to free; and the tensor's place
 UNRECORDED = 2  # passes before the recorded one: bench/runner/trial/recorded_pass.py
 # cuBLAS gets this much memory for each thread and stream on Hopper and Blackwell, 8 MiB on earlier cards
 # (aten/src/ATen/cuda/CublasHandlePool.cpp). Forward and backward pass run in two threads, the recording in a
@@ -131,13 +132,12 @@ class _Memory:
 
     def weights(self) -> list[int]:
         """Return the sizes of the large weights."""
-        inside = [
-            one.size(self.passes.samples)
+        samples = self.passes.samples
+        kinds = [
+            count * [one.size(samples) for one in from_text(text).gradients]
             for count, text in self.passes.blocks
-            for _ in range(count)
-            for one in from_text(text).gradients
         ]
-        return [*self.passes.outside, *inside]
+        return [*self.passes.outside, *chain.from_iterable(kinds)]
 
     def allocate_weights(self) -> None:
         for size in self.weights():
@@ -166,11 +166,8 @@ class _Memory:
 
         before = allocate(passes.before)
         allocate(PRODUCTS)
-        blocks = [
-            _RunningBlock(from_text(text), passes.samples, self.allocator)
-            for count, text in passes.blocks
-            for _ in range(count)
-        ]
+        kinds = [(count, _events(from_text(text), passes.samples)) for count, text in passes.blocks]
+        blocks = [_RunningBlock(*events, self.allocator) for count, events in kinds for _ in range(count)]
         for block in blocks:
             block.forward()
         add(self._head_and_loss())
@@ -214,38 +211,43 @@ class _Memory:
 
 @dataclass
 class _RunningBlock:
-    tensors: BlockTensors
-    samples: int
+    in_forward: list[Event]
+    in_backward: list[Event]
     allocator: CachingAllocator
     in_use: dict[int, MemoryBlock] = field(default_factory=dict)  # by place among the lifetimes
 
     def forward(self) -> None:
-        self._run(_events(self.tensors)[0])
+        self._run(self.in_forward)
 
     def backward(self) -> list[MemoryBlock]:
         """Run the backward pass; return the gradients of weights."""
-        self._run(_events(self.tensors)[1])
+        self._run(self.in_backward)
         return [*self.in_use.values()]
 
     def _run(self, events: list[Event]) -> None:
-        for _, frees, place in events:
-            if frees:
+        for size, place in events:
+            if size is None:
                 self.allocator.free(self.in_use.pop(place))
             else:
-                size = self.tensors.lifetimes[place].size(self.samples)
                 self.in_use[place] = self.allocator.allocate(size)
 
 
-@cache
-def _events(tensors: BlockTensors) -> tuple[list[Event], list[Event]]:
+def _events(tensors: BlockTensors, samples: int) -> tuple[list[Event], list[Event]]:
     """Return the order in which tensors are allocated and freed, in the forward and in the backward pass.
 
     An operation's result exists before its input is freed.
     """
-    born = [(one.born, False, place) for place, one in enumerate(tensors.lifetimes)]
-    freed = [(one.freed, True, place) for place, one in enumerate(tensors.lifetimes) if one.freed is not None]
-    # Tensors that are freed at this very time were freed when the forward pass was over.
-    begin = (tensors.backward, False, -1)
-    events = sorted(born + freed)
-    forward = [event for event in events if event < begin or event[:2] == (tensors.backward, True)]
-    return forward, [event for event in events if event not in forward]
+    forward, backward = list[Event](), list[Event]()
+    for operation, frees, place in _operations(tensors):
+        # What is freed by the first operation of the backward pass was freed when the forward pass was over.
+        when = forward if operation < tensors.backward + frees else backward
+        when.append((None if frees else tensors.lifetimes[place].size(samples), place))
+    return forward, backward
+
+
+def _operations(tensors: BlockTensors) -> list[tuple[int, bool, int]]:
+    """Return the operations that allocate or free, in order: number, whether it frees, and the place."""
+    places = [*enumerate(tensors.lifetimes)]
+    born = [(one.born, False, place) for place, one in places]
+    freed = [(one.freed, True, place) for place, one in places if one.freed is not None]
+    return sorted(born + freed)

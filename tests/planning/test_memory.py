@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import tarfile
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,10 +16,12 @@ from bench.planning.memory_prediction import gradients_of_a_pass, host_bytes, pr
 from bench.report.read_bundles import check_all
 from bench.training.methods import known_methods, memory_saving_settings
 from bench.training.models import Counted, Model, Parts, Precision, families, family_of, parameters_of
+from bench.training.models.counted_memory import counted_footprints
 from bench.training.models.footprint import eager_attention
-from bench.training.models.generic import TransformersFamily, counted
+from bench.training.models.generic import TransformersFamily, counted_work
 from bench.training.models.paper_code import find_model
 from bench.training.models.shipped_counts import digest_of, shipped_counts
+from bench.training.setting import Setting, halves_weights, in_group
 
 RESULTS = Path(__file__).parents[2] / "results"
 # A large model: at one billion parameters ZeRO-3 needs more than ZeRO-2 (measured too), as it gathers.
@@ -69,19 +73,31 @@ def named(path: Path) -> str:
     return f"{path.parent.name}/{path.stem}"
 
 
-COUNTS: dict[str, Counted] = {}  # of brought models, by what counts depend on: counting takes seconds
+COUNTS: dict[tuple[str | bool, ...], Counted] = {}  # of brought models, by what counts depend on
 
 
-def counts_of_brought(model: Model) -> Counted | None:
-    """Return the counts of a model whose family has no formulas; None if the family has some."""
+def counts_of_brought(model: Model, setting: Setting) -> Counted | None:
+    """Return the counts of a model whose family has no formulas; None if the family has some.
+
+    Counting takes seconds, so the footprint is counted for this setting alone.
+    """
     if model.family in families():
         return None
-    digest = digest_of(model)
-    if digest not in COUNTS:
+    if shipped := shipped_counts(model):
+        return shipped
+    kernels, halved = "kernels" in setting, halves_weights(setting)
+    compiled = in_group(setting, "compilation") is not None
+    key = digest_of(model), kernels, compiled, halved
+    if key not in COUNTS:
         family = family_of(model)
         assert isinstance(family, TransformersFamily)
-        COUNTS[digest] = shipped_counts(model) or counted(model, family)
-    return COUNTS[digest]
+        ways = [(fused, (how,)) for fused, hows in family.counted_ways() for how in hows]
+        asked = [way for way in ways if way == (kernels, (compiled,))]
+        footprints = counted_footprints(
+            model, partial(family.build_with, model), family.blocks, asked, (halved,)
+        )
+        COUNTS[key] = replace(counted_work(model, family), footprints=footprints)
+    return COUNTS[key]
 
 
 def bundles() -> list[Path]:
@@ -100,7 +116,7 @@ def test_a_committed_bundle_verifies_and_its_peaks_are_predicted_within_10_perce
         graphs = "TORCHINDUCTOR_CUDAGRAPHS" in (results.node.switches or {})
         if trial.estimate and not graphs and known_methods().keys() >= {*trial.setting}:
             model = next(one for one in results.models if one.name == trial.model)
-            counts = counts_of_brought(model)
+            counts = counts_of_brought(model, trial.setting)
             predicted = predict_bytes(model, trial.setting, trial.micro_batch, trial.gpus, counts)
             assert predicted is not None
             if named(path) in LOGITS_TWICE and "compile-blocks" in trial.setting:

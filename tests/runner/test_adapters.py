@@ -52,6 +52,11 @@ def curve(model: Model, setting: Setting, folder: Path) -> Tensor:
     return torch.tensor([*losses, *norms], dtype=torch.float64)
 
 
+@pytest.fixture(scope="module")
+def naive_curve(tmp_path_factory: pytest.TempPathFactory) -> Tensor:
+    return curve(llama(precision="fp32"), NAIVE, tmp_path_factory.mktemp("naive"))
+
+
 @pytest.mark.parametrize(
     "setting",
     [
@@ -63,13 +68,12 @@ def curve(model: Model, setting: Setting, folder: Path) -> Tensor:
     ],
 )
 def test_every_setting_computes_what_naive_computes(
-    setting: Setting, tmp_path: Path, request: pytest.FixtureRequest
+    setting: Setting, naive_curve: Tensor, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     if "compile-blocks" in setting:  # Inductor compiles the whole model
         request.getfixturevalue("without_inductor")
-    model = llama(precision="fp32")
-    expected = curve(model, NAIVE, tmp_path)
-    torch.testing.assert_close(curve(model, setting, tmp_path), expected, rtol=1e-4, atol=1e-6)
+    found = curve(llama(precision="fp32"), setting, tmp_path)
+    torch.testing.assert_close(found, naive_curve, rtol=1e-4, atol=1e-6)
 
 
 def test_a_head_at_masked_positions_computes_what_naive_computes_in_bf16(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +17,7 @@ from bench.records.text import software_digest, software_line
 from bench.records.trial import Environment, NodeFacts
 from bench.report.reproduce.verdicts import stack_differences
 from bench.runner.machine.own_environment import environment_here, require_environment
+from bench.runner.machine.probe import all_packages
 
 HERE = Environment("cpu", "sha256:1", "3.11.2", "b" * 64, "c" * 64, ("deepspeed",), ("no new privileges",))
 PREFIX = f"/home/me/.bench/environments/{HERE.digest.removeprefix('sha256:')}"
@@ -81,3 +84,15 @@ def test_a_node_without_an_environment_has_the_json_of_older_bundles() -> None:
     node = NodeFacts("cpu", 1, 2**40, "os", "kernel", "3")
     assert "environment" not in to_json(node)
     assert to_json(replace(node, environment=HERE))["environment"]["files"] == "c" * 64
+
+
+def test_a_package_that_is_installed_between_two_runs_of_a_process_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for number, name in enumerate(("first", "second"), 1):
+        (tmp_path / f"{name}-1.0.dist-info").mkdir()
+        (tmp_path / f"{name}-1.0.dist-info" / "METADATA").write_text(f"Name: {name}\nVersion: 1.0\n\nx")
+        os.utime(tmp_path, (number, number))  # the clock of a file system may be coarse
+        assert all_packages()[name] == "1.0"
+    assert all_packages()["first"] == "1.0"

@@ -124,10 +124,13 @@ class LowerBounds:
     def __call__(self, trial: Trial, pass_cost: PassCost | None) -> float:
         """Return the least seconds of this trial's steps: the largest bound by any measured setting."""
         half = trial.model.recipe.precision != "fp32"
+        host, added = on_host(trial), added_up(trial, SENT_TO_HOST)
         return max(
             # If an update is unknown, the lower of the two extremes counts.
             min(
-                _bound_with_updates(same, trial, pass_cost, self._gain(setting, trial.setting, half))
+                _bound_with_updates(
+                    same, trial, pass_cost, self._gain(setting, trial.setting, half), host, added
+                )
                 for same in extremes
             )
             for setting, extremes in self._extremes.items()
@@ -151,8 +154,17 @@ def _extremes(same: Sequence[TimedTrial]) -> list[Sequence[TimedTrial]]:
 
 
 def _bound_with_updates(
-    same: Sequence[TimedTrial], trial: Trial, pass_cost: PassCost | None, gain: float
+    same: Sequence[TimedTrial],
+    trial: Trial,
+    pass_cost: PassCost | None,
+    gain: float,
+    host: float,
+    added: float,
 ) -> float:
+    """Return the least seconds of a trial's steps by the trials of one setting.
+
+    `host` are the seconds of an update on the host, `added` those of a pass in which it adds gradients up.
+    """
     setting = same[0].trial.setting
     update = min(timed_trial.update_seconds or 0.0 for timed_trial in same)
     half = trial.model.recipe.precision != "fp32"
@@ -167,8 +179,8 @@ def _bound_with_updates(
         update = 0.0  # an update on the host shows nothing about one on the device
     if trial.model.recipe.optimizer.compiled_if_fused and FUSED in {*trial.setting} - {*setting}:
         update = 0.0  # nor does an update of many kernels about a compiled one
-    host = 0.0 if "offload" in setting else on_host(trial)
-    return trial.accumulation * max(a_pass, added_up(trial, SENT_TO_HOST)) + update + host
+    host = 0.0 if "offload" in setting else host
+    return trial.accumulation * max(a_pass, added) + update + host
 
 
 def on_host(trial: Trial) -> float:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache, partial
 from pathlib import Path
 
 from bench.base.strict_json import to_json
@@ -64,7 +64,8 @@ def _claimed(model: str, gpu: str, gpus: int, days: object) -> str:
     return f"{days:,} ({100 * claim.utilisation:.0f}%){flag}"
 
 
-def _optimal() -> dict[tuple[str, str, int], Claim]:
+@cache
+def _optimal() -> Mapping[tuple[str, str, int], Claim]:
     return {(c.model, c.gpu, c.gpus): c for c in claims() if c.method == "optimal"}
 
 

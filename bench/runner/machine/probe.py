@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 from contextlib import suppress
 from email.parser import HeaderParser
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -60,7 +62,22 @@ def packages(names: tuple[str, ...]) -> dict[str, str]:
 
 
 def all_packages() -> dict[str, str]:
-    return dict(sorted(_name_and_version(d) for d in metadata.distributions()))
+    """Return the versions of all installed packages, by name."""
+    return dict(_packages_in(tuple((folder, _changed_at(folder)) for folder in sys.path)))
+
+
+@cache
+def _packages_in(folders: tuple[tuple[str, int], ...]) -> tuple[tuple[str, str], ...]:
+    """Read the packages in folders; the times are those of their last change, as by an installation."""
+    found = metadata.distributions(path=[folder for folder, _ in folders])
+    return tuple(sorted(map(_name_and_version, found)))
+
+
+def _changed_at(folder: str) -> int:
+    try:
+        return Path(folder or ".").stat().st_mtime_ns
+    except OSError:  # a folder that does not exist has no packages
+        return 0
 
 
 def _name_and_version(distribution: metadata.Distribution) -> tuple[str, str]:

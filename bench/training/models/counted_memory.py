@@ -48,16 +48,21 @@ BlocksOf = Callable[["nn.Module"], "Sequence[nn.Module]"]
 
 
 def counted_footprints(
-    model: Model, build: Build, blocks_of: BlocksOf, ways: Sequence[tuple[bool, Sequence[bool]]]
+    model: Model,
+    build: Build,
+    blocks_of: BlocksOf,
+    ways: Sequence[tuple[bool, Sequence[bool]]],
+    halves: Sequence[bool] = (False, True),
 ) -> tuple[CountedFootprint, ...]:
     """Count a model's footprint for each way of computing it; leave out ways that cannot be followed.
 
-    A way says whether kernels run, and for which of compiled and uncompiled blocks to count.
+    A way says whether kernels run, and for which of compiled and uncompiled blocks to count. `halves` says
+    whether to count for weights in half precision, for others, or for both.
     """
     found: list[CountedFootprint] = []
     deadline = process_time() + MOST_SECONDS
     for kernels, compiled in ways:
-        for halved in (False, True) if half_of(model.recipe.precision) else (False,):
+        for halved in halves if half_of(model.recipe.precision) else (False,):
             if process_time() > deadline:  # a loop over positions, for instance
                 return tuple(found)
             try:

@@ -70,7 +70,7 @@ def model_of(name: str, **changed: Any) -> Model:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_it_is_built_counted_and_trained(name: str) -> None:
+def test_it_is_built_counted_and_trained(name: str, without_footprints: None) -> None:
     model = model_of(name)
     family = family_of(model)
     module = family.build(model, kernels=False)

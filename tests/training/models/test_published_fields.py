@@ -18,6 +18,8 @@ from bench.training.models.generic import configured
 from bench.training.models.own_models import misspelt
 from tests.training.models.test_generic import CAUSAL, PICTURES, SMALL, TEXT, resolved
 
+pytestmark = pytest.mark.usefixtures("without_footprints")
+
 MASKED = {"objective": "masked-lm"}
 GPT2 = {"vocab_size": 1000, "n_embd": 32, "n_head": 2, "n_layer": 2, "n_positions": 64}
 MAMBA2 = {"vocab_size": 1000, "hidden_size": 32, "num_hidden_layers": 2, "num_heads": 4, "head_dim": 16,

@@ -44,7 +44,7 @@ PUBLISHED = {
 }  # fmt: skip
 
 
-def test_a_published_configuration_goes_in_as_it_is() -> None:
+def test_a_published_configuration_goes_in_as_it_is(without_footprints: None) -> None:
     assert dry_build(resolved("llama", PUBLISHED, TEXT | CAUSAL), "/models/0").mistakes == ()
 
 
@@ -58,7 +58,9 @@ def test_a_published_configuration_goes_in_as_it_is() -> None:
         ("phi3", {"partial_rotary_factor": 0.5, "pad_token_id": 0}),
     ],
 )
-def test_a_field_that_only_the_code_of_a_model_reads_is_taken(name: str, given: dict[str, Any]) -> None:
+def test_a_field_that_only_the_code_of_a_model_reads_is_taken(
+    name: str, given: dict[str, Any], without_footprints: None
+) -> None:
     assert dry_build(resolved(name, GROUPED | given, TEXT | CAUSAL), "/models/0").mistakes == ()
 
 
@@ -116,7 +118,7 @@ def test_what_cannot_be_is_named_with_its_place(
     assert allowed in mistake.allowed
 
 
-def test_a_decoder_of_an_encoders_type_is_one_once_it_is_said() -> None:
+def test_a_decoder_of_an_encoders_type_is_one_once_it_is_said(without_footprints: None) -> None:
     model = resolved("bert", SMALL | {"is_decoder": True}, TEXT | CAUSAL)
     assert dry_build(model, "/models/0").mistakes == ()
 
@@ -142,7 +144,7 @@ def test_a_decoder_of_an_encoders_type_is_one_once_it_is_said() -> None:
     ],
 )  # fmt: skip
 def test_code_that_is_written_in_another_way_is_counted(
-    name: str, given: dict[str, Any], recipe: dict[str, Any]
+    name: str, given: dict[str, Any], recipe: dict[str, Any], without_footprints: None
 ) -> None:
     text = {} if "image_size" in recipe else TEXT
     build = dry_build(resolved(name, given, text | recipe), "/models/0")

@@ -84,7 +84,7 @@ def test_the_zoo_s_names_are_no_others() -> None:
 
 
 @pytest.mark.parametrize("name", ["qwen3-30b-a3b", "bert-base-uncased", "mamba2-2.7b", "deberta-v3-base"])
-def test_a_model_is_planned_without_mistakes_or_remarks(name: str) -> None:
+def test_a_model_is_planned_without_mistakes_or_remarks(name: str, without_footprints: None) -> None:
     """GPT-2 and others are planned in test_shipped_counts.py."""
     build = dry_build(of_zoo(name).model, "/models/0")
     assert build.mistakes == ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from bench.runner.trial.made_up_data import Samples, make_pool
 from bench.runner.trial.run_trial import TrialRun
 from bench.runner.trial.team import Team
 from bench.training.models import Model, counts_of, family_of
-from bench.training.models.dry_build import dry_build
+from bench.training.models.dry_build import DryBuild, dry_build
 from bench.training.models.model import empty_batch
 from bench.training.objectives import known_objectives
 from bench.training.objectives.objective import ObjectiveName
@@ -74,6 +75,12 @@ CASES = [(objective, model_type) for objective, cases in TRAINED.items() for mod
 SAMPLE_BY_SAMPLE = [case for case in CASES if not known_objectives()[case[0]].compares_samples]
 
 
+@cache
+def built(objective: ObjectiveName, model_type: str) -> DryBuild:
+    """Build a model as it is published, once for all tests: counting its memory takes seconds."""
+    return dry_build(model_of(objective, model_type), "/models/0")
+
+
 def model_of(objective: ObjectiveName, model_type: str, **changes: Any) -> Model:
     fields, sizes = next(rest for name, *rest in TRAINED[objective] if name == model_type)
     recipe = {"objective": objective, "batch_size": 4, "steps": 10, "precision": "fp32", **sizes, **changes}
@@ -122,7 +129,7 @@ def test_the_loss_falls(objective: ObjectiveName, model_type: str, tmp_path: Pat
 
 @pytest.mark.parametrize(("objective", "model_type"), CASES)
 def test_a_model_is_counted_as_it_is_built(objective: ObjectiveName, model_type: str) -> None:
-    build = dry_build(model := model_of(objective, model_type), "/models/0")
+    model, build = model_of(objective, model_type), built(objective, model_type)
     assert build.mistakes == () and build.counted is not None
     module = family_of(model).build(model, kernels=False)
     assert build.counted.parts.total == sum(p.numel() for p in module.parameters() if p.requires_grad)
@@ -184,7 +191,9 @@ def test_blocks_are_those_of_the_encoder_and_of_the_decoder() -> None:
 
 
 @pytest.mark.parametrize("model_type", ["t5", "bart"])
-def test_a_head_has_weights_of_its_own_if_the_architecture_says_so(model_type: str) -> None:
+def test_a_head_has_weights_of_its_own_if_the_architecture_says_so(
+    model_type: str, without_footprints: None
+) -> None:
     model = model_of("sequence-to-sequence", model_type)
     parted = replace(model, architecture={**model.architecture, "tie_word_embeddings": False})
     few, many = (dry_build(one, "/models/0").counted for one in (model, parted))
@@ -195,7 +204,7 @@ def test_a_head_has_weights_of_its_own_if_the_architecture_says_so(model_type: s
 
 @pytest.mark.parametrize(("objective", "model_type"), CASES)
 def test_the_memory_of_every_objective_is_counted(objective: ObjectiveName, model_type: str) -> None:
-    counted = dry_build(model_of(objective, model_type), "/models/0").counted
+    counted = built(objective, model_type).counted
     assert counted is not None and counted.footprints
 
 

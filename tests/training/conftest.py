@@ -1,0 +1,15 @@
+"""Fixtures for tests of models, methods and objectives."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture
+def without_footprints(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the bytes that models keep, which take most of the time of counting.
+
+    A test that asks for mistakes, remarks, parameters or operations needs none. A way whose bytes cannot be
+    counted is no mistake. test_counted_memory.py asks for the bytes.
+    """
+    monkeypatch.setattr("bench.training.models.counted_memory.counted_footprints", lambda *_: ())
