@@ -5,7 +5,8 @@
 # `bench push --engine venv`, which takes from PYTHON what that has of the lock, and sends the rest from CARRIED.
 # DIR has wheels, at any depth, and ssh.tar.gz: sshd, ssh and ssh-keygen in ssh/bin, their libraries in ssh/lib, for
 # a machine without them (of Debian's packages, unpacked by `dpkg -x`; see benchmarks/gpu/README.md).
-# OUT gets the bundle, the operator's public keys, and what each command printed. Exit code 0: certified and verified.
+# OUT gets the bundle, the operator's public keys, its ledger, the environment's description, and what was printed.
+# VARIANT names the lock (cuda13). Exit code 0: certified and verified.
 set -euo pipefail
 out=$(realpath -m "${1:?usage: certified.sh OUT [MORE OPTIONS OF bench push]}")
 shift
@@ -15,16 +16,14 @@ manifest=${MANIFEST:-$here/benchmarks/gpu/certified.json}
 work=$(mktemp -d) server='' node_home=$(eval echo ~root)
 trap '[ -z "$server" ] || kill "$server"; rm -rf "$work"' EXIT
 mkdir -p "$out" "$work/home" "$work/wheels"
+exec > >(tee "$out/printed.txt") 2>&1
 export HOME=$work/home XDG_CONFIG_HOME=$work/home/.config XDG_STATE_HOME=$work/home/.state XDG_CACHE_HOME=$work/cache
-export PYTHONPATH=$here PYTHONDONTWRITEBYTECODE=1
+export PYTHONPATH=$here:$work/operator-site PYTHONDONTWRITEBYTECODE=1
 
 step() { echo "== $(date +%T) $*"; }
 bench() { "$python" -P -m bench "$@"; }
-logged() { # FILE COMMAND...: show what a command prints, each line with its time, and keep it in OUT
-    local file=$out/$1 status=0
-    shift
-    "$@" 2>&1 | while IFS= read -r line; do printf '%(%T)T %s\n' -1 "$line"; done | tee "$file" || status=$?
-    return "$status"
+timed() { # COMMAND...: show what a command prints, each line with its time
+    "$@" 2>&1 | while IFS= read -r line; do printf '%(%T)T %s\n' -1 "$line"; done
 }
 
 step "machine: $(. /etc/os-release && echo "$PRETTY_NAME"), $("$python" --version), $(getconf GNU_LIBC_VERSION), $python"
@@ -32,6 +31,17 @@ nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>
 echo "Docker, Podman, Apptainer: $(command -v docker podman apptainer || echo none)"
 find "$carried" -name '*.whl' -exec ln -sf {} "$work/wheels/" \; 2>/dev/null || true
 echo "carried: $(find "$work/wheels" -name '*.whl' | wc -l) wheels"
+
+# What the operator's side imports comes from the wheels if the machine's Python lacks it.
+if ! "$python" -P -c 'import cryptography, jsonschema, packaging, rich, tabulate' 2>/dev/null; then
+    for name in attrs jsonschema jsonschema_specifications referencing rpds_py typing_extensions packaging tabulate \
+        rich markdown_it_py mdurl pygments cryptography cffi pycparser bcrypt; do
+        for wheel in "$work/wheels/$name"-*.whl; do
+            [ ! -e "$wheel" ] || "$python" -P -m zipfile -e "$wheel" "$work/operator-site"
+        done
+    done
+    echo "the operator's packages are carried"
+fi
 
 step "SSH server and client"
 if ! { command -v sshd || [ -x /usr/sbin/sshd ]; } >/dev/null || ! command -v ssh ssh-keygen >/dev/null; then
@@ -85,23 +95,38 @@ bench keys new --no-passphrase "$work/operator"
 bench keys trust "$work/operator.pub" --as operator
 cp "$XDG_CONFIG_HOME/bench/allowed_signers" "$out/allowed_signers"
 
+step "what this Python has of the lock"
+cd "$here"
+"$python" -P - "${VARIANT:-cuda13}" <<'PY'
+import os, sys
+from bench.environment import adopt
+from bench.environment.contents import LockedPackage
+from bench.images.variants import find_variant
+from bench.push.locked_environment import read_locked
+
+locked = read_locked(None, find_variant(sys.argv[1]), "%d.%d" % sys.version_info[:2], None)
+wanted = [LockedPackage(p.name, p.version, p.sha256, frozenset(locked.contents(p.name))) for p in locked.packages.values()]
+here, differing = adopt.find(wanted, adopt.folders_of_packages(os.environ["PATH"]))
+for name in locked.packages:
+    print(f"  {name:32}", f"{here[name].bytes:>14,} bytes" if name in here else differing.get(name, "not installed"))
+PY
+
 push() {
     bench push "$manifest" "root@127.0.0.1:$port" --ssh-config "$work/ssh_config" --name certified \
-        --engine venv --python "$python" --wheelhouse "$work/wheels" --source "$here" --key "$work/operator" \
+        --engine venv --variant "${VARIANT:-cuda13}" --python "$python" --wheelhouse "$work/wheels" --source "$here" --key "$work/operator" \
         --out "$work/results" --keep "$@"
 }
 step "what the push would do"
-logged dry-run.txt push --dry-run "$@" || true
+timed push --dry-run "$@" || true
 step "challenge, run, certificate, receipt"
 pushed=0
-logged push.txt push "$@" || pushed=$?
+timed push "$@" || pushed=$?
 cp "$work"/results/*.tar "$out/" || { cat "$work/sshd.log"; exit 1; }
 step "what a third party checks"
-logged verify.txt bench verify --trust "$out/allowed_signers" "$out"/*.tar
-bench show "$out"/*.tar > "$out/show.txt"
-cat "$out/show.txt"
+timed bench verify --trust "$out/allowed_signers" "$out"/*.tar
+bench show "$out"/*.tar
 tar -C "$work/home" -czf "$out/operator.tar.gz" .state
 cp "$node_home"/.bench/environments/*/environment.json "$out/"
 step "the same push again, which finds the environment there"
-logged again.txt push --new --dry-run "$@" || true
+timed push --new --dry-run "$@" || true
 exit "$pushed"
