@@ -1,4 +1,4 @@
-"""The contents of a package: the files that an environment has of it, whoever installed them. Pure.
+"""The contents of a package: the files that an environment has of it, from any installer. Pure.
 
 A wheel's files stay the same wherever they are installed, but for those that the installer writes: RECORD,
 INSTALLER and their like, and bytecode. An environment has none of these besides a RECORD of its own, so that

@@ -1,4 +1,4 @@
-"""What the wheels of the locks contain, read from the shipped wheels.json, which `make lock` writes.
+"""Contents of the wheels of the locks, read from the shipped wheels.json, which `make lock` writes.
 
 Each of these wheels was downloaded whole and checked by the lock's digest. A wheel is known by its sha256,
 and its contents by a digest that the files also have where another installer put them.

@@ -311,7 +311,7 @@ def _reason(plan: InstallPlan) -> str:
 
 def split_bytes(plan: InstallPlan, shipment: Shipment, locked: LockedEnvironment) -> tuple[int, int]:
     """Return the bytes that are sent and downloaded; unknown sizes are estimated from the whole lock."""
-    sizes = locked.sizes(plan.python) | plan.sizes
+    sizes = {**locked.sizes(plan.python), **plan.sizes}
     unknown = (
         max(0, locked.variant.wheel_bytes - sum(sizes.values())) if plan.lacking.keys() - sizes.keys() else 0
     )
