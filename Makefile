@@ -18,7 +18,7 @@ MEASURED := results/settings-h200 results/every-setting-h200/pythia-160m-2gpus.t
 # Without bytecode files, every process that a test starts would compile our modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart test test-fast test-e2e lint docs lock lock-dry-run release gallery notebooks graph bench-accuracy bench-check bench-compare bench-cost bench-export bench-hour bench-push bench-verify counts predict-accuracy replay settings spreads fuzz mutate clean
+.PHONY: quickstart test test-fast test-e2e lint docs lock lock-wheels lock-dry-run release gallery notebooks graph bench-accuracy bench-check bench-compare bench-cost bench-export bench-hour bench-push bench-verify counts predict-accuracy replay settings spreads fuzz mutate clean
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -68,6 +68,9 @@ release: $(STAMP)  ## wheel, sdist, lists of contents, checksums, signatures, pr
 lock: $(STAMP)  ## lock the newest packages for the images; UV_FIND_LINKS gives the location of torch without CUDA
 	$(BIN)/pip install --quiet --editable '.[lock]'
 	PATH="$(BIN):$$PATH" PYTHONPATH=. $(BIN)/python docker/lock.py refresh
+
+lock-wheels: $(STAMP)  ## write what the locked wheels contain, the last part of `make lock`; downloads those that are new
+	PYTHONPATH=. $(BIN)/python docker/lock.py wheels
 
 lock-dry-run: $(STAMP)  ## let pip resolve every lock: downloads gigabytes, installs nothing
 	$(BIN)/pip install --quiet setuptools wheel packaging ninja

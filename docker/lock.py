@@ -2,7 +2,8 @@
 """Maintain the locks of the images: `lock.py refresh` creates them again, `lock.py check` compares them.
 
 refresh needs uv and mmdebstrap; UV_FIND_LINKS or UV_INDEX gives the location of torch without CUDA. check
-needs none of these, and no network.
+needs none of these, and no network. `lock.py wheels [DIR]` is the last part of refresh: it writes what the
+locked wheels contain, and downloads those that are new, gigabytes for a new torch; DIR may have them already.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ import time
 from pathlib import Path
 
 from bench.images.debian_base import bootstrap
-from bench.images.locks import check_all
+from bench.images.locked_wheels import check_wheels
+from bench.images.locks import check_all, read_pins
 from bench.images.variants import Variant, images
-from release import operator_lock
+from release import locked_contents, operator_lock
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCKER = ROOT / "docker"
@@ -27,15 +29,19 @@ DATA = ROOT / "bench/data/images.json"
 def main(arguments: list[str]) -> int:
     match arguments:
         case ["check"]:
-            faults = [*check_all(ROOT), *operator_lock.unmet(ROOT)]
+            faults = [*check_all(ROOT), *check_wheels(ROOT), *operator_lock.unmet(ROOT)]
             print("\n".join(faults) or "locks, pyproject.toml and images agree", file=sys.stderr)
             return 1 if faults else 0
         case ["refresh"]:
             refresh_debian()
             for variant in images().variants:
                 refresh_wheels([*_ours(variant), f"docker/{variant.name}.in"], ROOT / variant.lock)
+                refresh_for_kernels(variant)
             refresh_wheels(["docker/builder.in"], DOCKER / "builder.lock")
             refresh_operator()
+            return main(["wheels"])
+        case ["wheels", *folder] if len(folder) <= 1:
+            locked_contents.refresh(ROOT, *map(Path, folder))
             return main(["check"])
     print(__doc__, file=sys.stderr)
     return 2
@@ -77,21 +83,38 @@ def refresh_operator() -> None:
 
 
 def refresh_wheels(inputs: list[str], lock: Path) -> None:
-    command = ["uv", "pip", "compile", "--quiet", "--upgrade", "--generate-hashes", "--no-emit-index-url"]
-    command += [
-        f"--python-version={images().python}",
-        "--python-platform=x86_64-manylinux_2_28",
+    lock.unlink(missing_ok=True)
+    compile_lock(["--upgrade", "--generate-hashes", *inputs, f"--output-file={lock.relative_to(ROOT)}"])
+
+
+def compile_lock(arguments: list[str]) -> None:
+    command = [
+        "uv",
+        "pip",
+        "compile",
+        "--quiet",
+        "--no-emit-index-url",
+        "--no-emit-find-links",
         "--no-header",
     ]
-    command += [
-        "--no-emit-find-links",
-        "--no-annotate",
-        "--allow-unsafe",
-        *inputs,
-        f"--output-file={lock.relative_to(ROOT)}",
-    ]
-    lock.unlink(missing_ok=True)
-    subprocess.run(command, check=True, cwd=ROOT)
+    command += [f"--python-version={images().python}", "--python-platform=x86_64-manylinux_2_28"]
+    subprocess.run([*command, "--no-annotate", "--allow-unsafe", *arguments], check=True, cwd=ROOT)
+
+
+def refresh_for_kernels(variant: Variant) -> None:
+    """Write into images.json which packages of a variant's lock nothing but its compiled kernels needs."""
+    pins = read_pins(ROOT / variant.lock)
+    with tempfile.TemporaryDirectory() as work:
+        constraints, never, needed = (Path(work) / name for name in ("locked.txt", "never.txt", "needed.txt"))
+        constraints.write_text("".join(f"{pin.name}=={pin.version}\n" for pin in pins.values()))
+        never.write_text("".join(f"{name}; python_version < '3'\n" for name in variant.kernels))
+        options = [f"--constraints={constraints}", f"--overrides={never}", f"--output-file={needed}"]
+        compile_lock([*_ours(variant), f"docker/{variant.name}.in", *options])
+        left = {line.split("==")[0] for line in needed.read_text().splitlines()}
+    known = json.loads(DATA.read_text())
+    (entry,) = (each for each in known["variants"] if each["name"] == variant.name)
+    entry["for_kernels"] = sorted(pins.keys() - left - {*variant.kernels})
+    DATA.write_text(json.dumps(known, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -15,16 +15,17 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from bench.base.errors import EnvironmentCannot
-from bench.environment import store
+from bench.environment import adopt, store
+from bench.environment.contents import LockedPackage
 from bench.environment.interpreter import Interpreter, this_interpreter
-from bench.environment.unpack import unpacked_bytes
+from bench.environment.unpack import CopiedPackage, unpacked_bytes
 from bench.environment.wheel_tags import misfit, rank, read_name
 from bench.packages.download import WantedFile, fetch_all, measured_rate
 from bench.packages.errors import CannotDownload
@@ -35,15 +36,6 @@ UNPACKED = 4.0  # bytes of an environment for each byte of its wheels, at most: 
 _PAGES_AT_ONCE = 16
 _ABSENT = "the index does not have it"
 _SAY_SECONDS = 0.5  # between two lines about progress
-
-
-@dataclass(frozen=True, slots=True)
-class LockedPackage:
-    """A package of a lock: its version and the digests of files that may be installed."""
-
-    name: str
-    version: str
-    sha256: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +87,10 @@ def main(verb: str) -> int:
 
 
 def read_request(fields: Mapping[str, Any]) -> InstallRequest:
-    packages = (LockedPackage(name, version, frozenset(found)) for name, version, found in fields["packages"])
+    packages = (
+        LockedPackage(name, version, frozenset(found), frozenset(contents))
+        for name, version, found, contents in fields["packages"]
+    )
     return InstallRequest(
         **{
             **fields,
@@ -110,21 +105,24 @@ def read_request(fields: Mapping[str, Any]) -> InstallRequest:
 
 
 def plan(request: InstallRequest) -> dict[str, Any]:
-    """Say whether the environment is here; if not, which packages this node can download, and how fast."""
+    """Say whether the environment is here; if not, which packages are, or can be downloaded, and how fast."""
     python = this_interpreter()
     require_executable(request.place)
     found = store.find(request.environments, request.pins, python)
     facts = {"python": python.release, "version": python.text, "glibc": list(python.glibc)}
     if found is not None:
         return {"plan": facts | {"found": _described(found)}}
+    held, differing = _held(request)
     index = PackageIndex(read_settings(os.environ, Path.home(), request.index or ""))
-    offers = _offers(request.packages, index, python)
+    offers = _offers([each for each in request.packages if each.name not in held], index, python)
     largest = offers.largest_first
     rate = measured_rate(next(iter(largest[0].offers)), index) if largest else None
     return {
         "plan": facts
         | {
             "found": None,
+            "here": {name: package.bytes for name, package in held.items()},
+            "differing": differing,
             "sizes": dict(offers.sizes),
             "lacking": dict(offers.lacking),
             "troubles": list(index.troubles),
@@ -132,6 +130,12 @@ def plan(request: InstallRequest) -> dict[str, Any]:
             "free_bytes": shutil.disk_usage(_existing(request.place)).free,
         }
     }
+
+
+def _held(request: InstallRequest) -> tuple[dict[str, adopt.HeldPackage], dict[str, str]]:
+    """Find packages of this machine's own Pythons; those that were sent are not looked for."""
+    wanted = [each for each in request.packages if each.name not in request.sent]
+    return adopt.find(wanted, adopt.folders_of_packages(os.environ.get("PATH", "")))
 
 
 def _offers(packages: Sequence[LockedPackage], index: PackageIndex, python: Interpreter) -> _Offers:
@@ -210,7 +214,9 @@ def _described(made: store.StoredEnvironment) -> dict[str, Any]:
 
 
 def install(request: InstallRequest) -> dict[str, Any]:
-    """Install the environment, from wheels that were sent and from the indexes; say which one was refused.
+    """Install the environment; say which wheels were refused.
+
+    Packages come from wheels that were sent, from this machine's own Pythons, and from the indexes.
 
     The answer names the wheels, which stay: only who started this knows whether other pushes need them.
     """
@@ -219,20 +225,41 @@ def install(request: InstallRequest) -> dict[str, Any]:
     with store.alone(request.environments, lambda: _say({"at": "another push installs it; waiting"})):
         found = store.find(request.environments, request.pins, python)
         if found is None:
-            wheels, refused = _wheels(request, python)
-            if refused:
-                return {"refused": refused}
-            found = _make(request, wheels, python)
+            with store.scratch(request.environments) as folder:
+                copied, differing = _copied(request, folder)
+                wheels, refused = _wheels(request, copied.keys(), python)
+                if refused:
+                    return {
+                        "refused": {name: _refusal(name, why, differing) for name, why in refused.items()}
+                    }
+                found = _make(request, wheels, copied, python)
     return {"installed": _described(found), "wheels": [path.name for path in wheels.values()]}
 
 
-def _wheels(request: InstallRequest, python: Interpreter) -> tuple[dict[str, Path], dict[str, str]]:
-    """Return the wheels of all packages, and by project the reasons for packages without a wheel."""
+def _copied(request: InstallRequest, folder: Path) -> tuple[dict[str, CopiedPackage], dict[str, str]]:
+    """Copy the packages that are here; return the copies, and why packages that are here differ."""
+    held, differing = _held(request)
+    total = sum(package.bytes for package in held.values())
+    _require_room(folder, total, "the packages that are copied")
+    progress = _Progress("copying", total)
+    copied, changed = adopt.copy_all(held, request.packages, folder, progress.advance)
+    progress.end()
+    return copied, {**differing, **changed}
+
+
+def _refusal(name: str, why: str, differing: Mapping[str, str]) -> str:
+    return f"{why}; in the node's own Python: {differing[name]}" if name in differing else why
+
+
+def _wheels(
+    request: InstallRequest, copied: Container[str], python: Interpreter
+) -> tuple[dict[str, Path], dict[str, str]]:
+    """Return the wheels of all packages that are not copied, and by project why packages have no wheel."""
     request.blobs.mkdir(parents=True, exist_ok=True)
     sent = {name: request.blobs / digest for name, digest in request.sent.items()}
     here = {name: path for name, path in sent.items() if path.exists()}
     index = PackageIndex(read_settings(os.environ, Path.home(), request.index or ""))
-    rest = [package for package in request.packages if package.name not in here]
+    rest = [each for each in request.packages if each.name not in here and each.name not in copied]
     if not rest:
         return here, {}
     offers = _offers(rest, index, python)
@@ -245,7 +272,10 @@ def _wheels(request: InstallRequest, python: Interpreter) -> tuple[dict[str, Pat
 
 
 def _make(
-    request: InstallRequest, wheels: Mapping[str, Path], python: Interpreter
+    request: InstallRequest,
+    wheels: Mapping[str, Path],
+    copied: Mapping[str, CopiedPackage],
+    python: Interpreter,
 ) -> store.StoredEnvironment:
     total = unpacked_bytes(wheels)
     _require_room(request.environments, total, "the environment")
@@ -256,7 +286,7 @@ def _make(
         "pins": request.pins,
         "without": request.without,
     }
-    made = store.make(request.environments, wheels, python, described, progress.advance)
+    made = store.make(request.environments, wheels, copied, python, described, progress.advance)
     progress.end()
     return made
 

@@ -5,7 +5,7 @@ PLACE/environments/DIGEST/          read-only
     lib/python3.11/site-packages/   the files of the wheels
     pyvenv.cfg                      by which Python knows that only these packages are its own
     environment.json                the parts of the digest, and a stamp of every file's inode and times
-PLACE/environments/.new-*           one that is being made; a stale one is deleted by the next installation
+PLACE/environments/.new-*           one that is being made, or copies for it; the next one deletes stale ones
 PLACE/environments/.lock            held by the installation that makes one
 """
 
@@ -28,7 +28,7 @@ from bench.base.errors import EnvironmentCannot
 from bench.base.stamps import file_sha256, sha256
 from bench.environment.identity import InstalledFile, environment_digest, tree_digest
 from bench.environment.interpreter import Interpreter
-from bench.environment.unpack import unpack
+from bench.environment.unpack import CopiedPackage, unpack
 
 DESCRIPTION = "environment.json"
 PUSH_AGAIN = "push again: the push installs it again"
@@ -115,20 +115,23 @@ def alone(environments: Path, wait: Callable[[], object]) -> Iterator[None]:
 def make(
     environments: Path,
     wheels: Mapping[str, Path],
+    copied: Mapping[str, CopiedPackage],
     python: Interpreter,
     described: Mapping[str, Any],
     advance: Callable[[int], object],
 ) -> StoredEnvironment:
-    """Make an environment from wheels under a temporary name, and rename it to its digest when it is whole.
+    """Make an environment from wheels and copied packages, by project.
+
+    It is made under a temporary name, and renamed to its digest when it is whole.
 
     `described` has the fields variant, lock, pins and without of its description.
     """
-    new = Path(tempfile.mkdtemp(prefix=".new-", dir=environments))
+    new = _new_folder(environments)
     try:
         site = f"lib/python{python.text}/site-packages"
         (new / site).mkdir(parents=True)
         (new / "bin").mkdir()
-        files = unpack(wheels, site, new, advance)
+        files = unpack(wheels, copied, site, new, advance)
         (new / "bin/python").symlink_to(python.executable)
         (new / "pyvenv.cfg").write_text(
             f"home = {python.executable.parent}\n"
@@ -158,6 +161,20 @@ def make(
     finally:
         if new.exists():
             remove(new)
+
+
+@contextmanager
+def scratch(environments: Path) -> Iterator[Path]:
+    """Yield a folder on the file system of environments, which is deleted again."""
+    folder = _new_folder(environments)
+    try:
+        yield folder
+    finally:
+        remove(folder)
+
+
+def _new_folder(environments: Path) -> Path:
+    return Path(tempfile.mkdtemp(prefix=".new-", dir=environments))
 
 
 def remove(folder: Path) -> None:

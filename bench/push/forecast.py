@@ -35,7 +35,7 @@ class Forecast:
 
     @property
     def sentence(self) -> str:
-        if not (self.send_bytes or self.download_bytes):
+        if not (self.send_bytes or self.download_bytes or self.install_seconds):
             return f"{self.what} is there already"
         bound = "at most " if self.at_most else "about "
         parts = []
@@ -48,7 +48,8 @@ class Forecast:
                          f"{_speed(self.up_bytes_per_second)}{why}")  # fmt: skip
         seconds = self.seconds
         time = f"{bound}{seconds_text(seconds)}" if seconds is not None else "how long is unknown"
-        return f"{self.what}, {' and '.join(parts)}: {time}"
+        lines = [" and ".join(parts)] if parts else []
+        return f"{', '.join([self.what, *lines])}: {time}"
 
 
 def _speed(rate: float | None) -> str:

@@ -1,10 +1,11 @@
 """Install a locked environment on a node, from the node's own package index and from wheels sent by SSH.
 
-    plan     the node says what it has, what its index has, and how fast both are
+    plan     the node says what it has, in its own Python too, what its index has, and how fast both are
     send     wheels that the node cannot download, or only more slowly than they can be sent
-    install  the node downloads the rest, and makes the environment
+    install  the node copies what its own Python has, downloads the rest, and makes the environment
 
-The node's part is bench/environment, which travels with bench's code. Every wheel is accepted by its digest.
+The node's part is bench/environment, which travels with bench's code. Every wheel is accepted by its digest,
+and a package of the node's own Python by the digest of its files.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ _MOST_ANSWER_BYTES = 2**22
 _FAST_INDEX = 12.5e6  # bytes per second of a node's line to its index, from which on ours is not measured
 _UNPACKED = 4.0  # bytes of an environment for each byte of its wheels; 3.8 for the CPU's lock
 _UNPACK_BYTES_PER_SECOND = 60e6  # of an environment, on one core
+_COPY_BYTES_PER_SECOND = 400e6  # of packages that are there: copied and hashed, on one core
 _FASTER = 2.0  # by how much the operator's line must be the faster one to be used for everything
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _RELEASE = re.compile(r"3\.[0-9]{1,2}\.[0-9]{1,3}[a-z0-9+]{0,12}")
@@ -59,7 +61,7 @@ class Installed:
 
 @dataclass(frozen=True, slots=True)
 class InstallPlan:
-    """A node's answer: the packages that it can download itself."""
+    """A node's answer: the packages that it has or can download itself."""
 
     found: Installed | None
     python: Interpreter
@@ -68,6 +70,8 @@ class InstallPlan:
     troubles: tuple[str, ...]  # of its indexes
     index_rate: float | None  # bytes per second
     free_bytes: int
+    here: Mapping[str, int] = field(default_factory=dict)  # bytes of packages in its own Python, by name
+    differing: Mapping[str, str] = field(default_factory=dict)  # why others that are there cannot be used
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +114,7 @@ class EnvironmentInstaller:
         if shipment.packages and shipment.rate is None:
             shipment = replace(shipment, rate=measured_rate(self.node))
         sent, downloaded = split_bytes(plan, shipment, self.locked)
-        check_room(plan.free_bytes, sent + downloaded, self.place)
+        check_room(plan, sent + downloaded, self.place)
         return PlannedInstall(plan, shipment)
 
     def install(self, planned: PlannedInstall, node: ClaimedNode) -> Installed:
@@ -161,7 +165,10 @@ class EnvironmentInstaller:
                 "variant": locked.variant.name,
                 "lock": locked.lock,
                 "pins": locked.pins,
-                "packages": [[p.name, p.version, sorted(p.sha256)] for p in locked.packages.values()],
+                "packages": [
+                    [pin.name, pin.version, sorted(pin.sha256), locked.contents(pin.name)]
+                    for pin in locked.packages.values()
+                ],
                 "without": list(locked.without),
                 "index": self.index,
                 "sent": dict(sent),
@@ -192,7 +199,7 @@ class EnvironmentInstaller:
         total = sum(path.stat().st_size for path in paths.values())
         rate = shipment.rate or measured_rate(self.node)
         downloaded = sum(size for name, size in plan.sizes.items() if name not in paths)
-        check_room(plan.free_bytes, total + downloaded, self.place)
+        check_room(plan, total + downloaded, self.place)
         what = f"{len(paths)} of {len(self.locked.packages)} wheels, {size_text(total)}"
         speed = f"about {seconds_text(total / rate)} at {8 * rate / 1e6:.0f} Mbit/s"
         self.say(f"{what}, are sent over this line ({shipment.why}): {speed}")
@@ -280,19 +287,20 @@ class _ProgressReader:
 
 
 def choose(plan: InstallPlan, locked: LockedEnvironment, rate_here: Callable[[], float]) -> Shipment:
-    """Return what to send over the operator's line: what the node cannot download, or everything.
+    """Return what to send over the operator's line: what the node cannot download, or all that it has not.
 
-    Everything is sent if this line is clearly faster than the node's to its index; `rate_here` measures it.
+    All is sent if this line is clearly faster than the node's to its index; `rate_here` measures it.
     """
     lacking = tuple(sorted(plan.lacking))
+    wanted = tuple(sorted(locked.packages.keys() - plan.here.keys()))
     there = plan.index_rate
-    if len(lacking) == len(locked.packages) or there is None or there >= _FAST_INDEX:
+    if lacking == wanted or there is None or there >= _FAST_INDEX:
         return Shipment(lacking, _reason(plan))
     here = rate_here()
     if here <= _FASTER * there:
         return Shipment(lacking, _reason(plan), here)
     slow = f"the node's own line to its index gives {8 * there / 1e6:.1f} Mbit/s"
-    return Shipment(tuple(sorted(locked.packages)), slow, here)
+    return Shipment(wanted, slow, here)
 
 
 def _reason(plan: InstallPlan) -> str:
@@ -304,27 +312,40 @@ def _reason(plan: InstallPlan) -> str:
 
 def split_bytes(plan: InstallPlan, shipment: Shipment, locked: LockedEnvironment) -> tuple[int, int]:
     """Return the bytes that are sent and downloaded; unknown sizes are estimated from the whole lock."""
-    known = sum(plan.sizes.values())
-    unknown = max(0, locked.variant.wheel_bytes - known) if plan.lacking else 0
-    sent = unknown + sum(size for name, size in plan.sizes.items() if name in shipment.packages)
-    return sent, known + unknown - sent
+    sizes = {**locked.sizes(plan.python), **plan.sizes}
+    unknown = (
+        max(0, locked.variant.wheel_bytes - sum(sizes.values())) if plan.lacking.keys() - sizes.keys() else 0
+    )
+    sent = unknown + sum(sizes.get(name, 0) for name in shipment.packages)
+    downloaded = sum(size for name, size in plan.sizes.items() if name not in shipment.packages)
+    return sent, downloaded
 
 
 def forecast(planned: PlannedInstall, locked: LockedEnvironment) -> Forecast:
     """Return how long an installation takes."""
-    what = f"the environment {locked.variant.name} with Python {planned.plan.python.text}"
-    if planned.plan.found is not None:
+    plan, what = planned.plan, f"the environment {locked.variant.name} with Python {planned.plan.python.text}"
+    if plan.found is not None:
         return Forecast(what=what)
-    sent, downloaded = split_bytes(planned.plan, planned.shipment, locked)
+    sent, downloaded = split_bytes(plan, planned.shipment, locked)
     return Forecast(
-        what=what,
+        what=what + here_text(plan, locked),
         send_bytes=sent,
         download_bytes=downloaded,
         up_bytes_per_second=planned.shipment.rate,
-        down_bytes_per_second=planned.plan.index_rate,
-        install_seconds=_UNPACKED * (sent + downloaded) / _UNPACK_BYTES_PER_SECOND,
+        down_bytes_per_second=plan.index_rate,
+        install_seconds=_UNPACKED * (sent + downloaded) / _UNPACK_BYTES_PER_SECOND
+        + sum(plan.here.values()) / _COPY_BYTES_PER_SECOND,
         why_sent=planned.shipment.why,
     )
+
+
+def here_text(plan: InstallPlan, locked: LockedEnvironment) -> str:
+    """Say which part of an environment the node's own Python has; empty if it has none of its packages."""
+    if not (plan.here or plan.differing):
+        return ""
+    size = f", {size_text(sum(plan.here.values()))}," if plan.here else ""
+    others = f", {len(plan.differing)} in another version or changed" if plan.differing else ""
+    return f" ({len(plan.here)} of {len(locked.packages)} packages{size} are there already{others})"
 
 
 @contextmanager
@@ -351,12 +372,12 @@ def folder_of_code(node: Node, claim: PlaceClaim, code: tuple[str, bytes]) -> It
             node.ask(f"rm -rf {shlex.quote(folder)}")
 
 
-def check_room(free_bytes: int, wheel_bytes: int, place: str) -> None:
-    """Refuse a disk that cannot hold the wheels and the environment that is made of them."""
-    needed = int(wheel_bytes * (1 + _UNPACKED))
-    if free_bytes < needed:
+def check_room(plan: InstallPlan, wheel_bytes: int, place: str) -> None:
+    """Refuse a disk that cannot hold the wheels, the environment that is made of them, and what is copied."""
+    needed = int(wheel_bytes * (1 + _UNPACKED)) + sum(plan.here.values())
+    if plan.free_bytes < needed:
         raise EnvironmentCannot(
-            f"{size_text(free_bytes)} are free, the environment and its wheels need {size_text(needed)}",
+            f"{size_text(plan.free_bytes)} are free, the environment and its wheels need {size_text(needed)}",
             where=place,
             advice="free some space on the node, or choose another disk: --place DIR",
         )
@@ -370,7 +391,7 @@ def read_plan(answer: Mapping[str, Any], locked: LockedEnvironment) -> InstallPl
     with understood("the node does not answer as bench's program does"):
         kinds: dict[str, type] = {
             "python": str, "version": str, "glibc": list, "found": dict, "sizes": dict, "lacking": dict,
-            "troubles": list, "free_bytes": int,
+            "troubles": list, "free_bytes": int, "here": dict, "differing": dict,
         }  # fmt: skip
         fields = json_fields(answer["plan"], kinds)
         major, minor = (int(part) for part in fields["version"].split("."))
@@ -379,8 +400,12 @@ def read_plan(answer: Mapping[str, Any], locked: LockedEnvironment) -> InstallPl
         found = _read_installed(fields["found"], locked) if "found" in fields else None
         rate = answer["plan"].get("index_rate")
         sizes = {name: _count(size) for name, size in fields.get("sizes", {}).items()}
-        lacking = {name: plain(short(str(why))) for name, why in fields.get("lacking", {}).items()}
-        if not {*sizes, *lacking} <= locked.packages.keys():
+        here = {name: _count(size) for name, size in fields.get("here", {}).items()}
+        lacking, differing = (
+            {name: plain(short(str(why))) for name, why in fields.get(kind, {}).items()}
+            for kind in ("lacking", "differing")
+        )
+        if not {*sizes, *lacking, *here, *differing} <= locked.packages.keys():
             raise ValueError("names packages that are not in the lock")
         return InstallPlan(
             found=found,
@@ -390,6 +415,8 @@ def read_plan(answer: Mapping[str, Any], locked: LockedEnvironment) -> InstallPl
             troubles=tuple(plain(short(str(each))) for each in fields.get("troubles", ())[:20]),
             index_rate=float(rate) if isinstance(rate, int | float) and rate > 0 else None,
             free_bytes=fields.get("free_bytes", 0),
+            here=here,
+            differing=differing,
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.base.errors import BadInput
@@ -13,9 +13,11 @@ from bench.base.strict_json import canonical_json
 from bench.environment.interpreter import Interpreter
 from bench.environment.wheel_tags import misfit
 from bench.images.fetch import wheels_in
+from bench.images.locked_wheels import LockedWheel, wheels_of
 from bench.images.locks import Pin, read_pins
 from bench.images.variants import Variant, images
 
+_FORM = "bench/environment/v2"  # changes with the files that an installation writes of the same wheels
 _ADVICE = "run in bench's repository, which has the locks, or name it: --source DIR"
 
 
@@ -27,12 +29,24 @@ class LockedEnvironment:
     lock: str  # sha256 of the lock file, as sha256:...
     packages: Mapping[str, Pin]
     without: tuple[str, ...]
+    wheels: Mapping[str, tuple[LockedWheel, ...]] = field(default_factory=dict)  # those known, by package
 
     @property
     def pins(self) -> str:
-        """The sha256 of the packages and of the digests that may be installed."""
+        """The sha256 of the packages and of the digests that may be installed, and of how that is done."""
         lines = [self.packages[name].line for name in sorted(self.packages)]
-        return sha256(canonical_json(lines))
+        return sha256(canonical_json([_FORM, *lines]))
+
+    def contents(self, name: str) -> list[str]:
+        """Return the digests of the contents that a package may have, as far as they are known."""
+        return sorted({wheel.contents for wheel in self.wheels.get(name, ())})
+
+    def sizes(self, python: Interpreter) -> dict[str, int]:
+        """Return the bytes of the wheel of each package for a Python, as far as they are known."""
+        fitting = (
+            (name, [each for each in known if fits(python, each.file)]) for name, known in self.wheels.items()
+        )
+        return {name: found[0].bytes for name, found in fitting if found}
 
 
 def read_locked(
@@ -40,7 +54,8 @@ def read_locked(
 ) -> LockedEnvironment:
     """Read the lock of a variant for a Python, as major.minor, of the node.
 
-    Compiled kernels are on no index: those are installed whose wheels are in `wheelhouse`.
+    Compiled kernels are on no index: those are installed whose wheels are in `wheelhouse`. Without any of
+    them, the packages that nothing but kernels needs are left out too.
     """
     root = source or locks_folder()
     path = root / variant.lock
@@ -52,9 +67,10 @@ def read_locked(
     here = wheels_in(wheelhouse, kernels) if kernels and wheelhouse else {}
     without = tuple(name for name in variant.kernels if name in packages and name not in here)
     packages |= {name: kernels[name] for name in here}
-    for name in without:
-        del packages[name]
-    return LockedEnvironment(variant, f"sha256:{file_sha256(path)}", packages, without)
+    for name in (*without, *(() if here else variant.for_kernels)):
+        packages.pop(name, None)
+    wheels = {name: wheels_of(pin) for name, pin in packages.items()}
+    return LockedEnvironment(variant, f"sha256:{file_sha256(path)}", packages, without, wheels)
 
 
 def fits(python: Interpreter, file_name: str) -> bool:

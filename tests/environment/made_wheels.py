@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import functools
 import hashlib
 import json
@@ -31,7 +32,11 @@ def make_wheel(
     module = project.replace("-", "_")
     path = folder / f"{module}-{version}-{tags}.whl"
     given = dict(files) if files is not None else {f"{module}/__init__.py": f"v = {version!r}\n".encode()}
-    given[f"{module}-{version}.dist-info/METADATA"] = f"Name: {project}\nVersion: {version}\n".encode()
+    metadata = f"{module}-{version}.dist-info"
+    given[f"{metadata}/METADATA"] = f"Metadata-Version: 2.1\nName: {project}\nVersion: {version}\n".encode()
+    given[f"{metadata}/WHEEL"] = f"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: {tags}\n".encode()
+    rows = [f'"{name}",sha256={_record_digest(data)},{len(data)}\n' for name, data in given.items()]
+    given[f"{metadata}/RECORD"] = "".join([*rows, f"{metadata}/RECORD,,\n"]).encode()
     folder.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in given.items():
@@ -39,6 +44,10 @@ def make_wheel(
             info.external_attr = (0o100755 if name in executable else 0o100644) << 16
             archive.writestr(info, data, zipfile.ZIP_DEFLATED)
     return path
+
+
+def _record_digest(data: bytes) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
 
 
 def sha256_of(path: Path) -> str:

@@ -14,8 +14,9 @@ import pytest
 
 from bench.base.errors import EnvironmentCannot
 from bench.environment import on_node, store
+from bench.environment.contents import LockedPackage
 from bench.environment.interpreter import this_interpreter
-from bench.environment.on_node import LockedPackage, fitting
+from bench.environment.on_node import fitting
 from bench.packages.package_index import OfferedFile
 from tests.environment.made_wheels import PYTHON, make_index, make_wheel, serving, sha256_of
 
@@ -130,7 +131,7 @@ def ask(
 def request_for(place: Path, *wheels: Path, **changes: Any) -> dict[str, Any]:
     names = [wheel.name.split("-")[:2] for wheel in wheels]
     packages = [
-        [name, version, [sha256_of(wheel)]] for (name, version), wheel in zip(names, wheels, strict=True)
+        [name, version, [sha256_of(wheel)], []] for (name, version), wheel in zip(names, wheels, strict=True)
     ]
     return {
         "place": str(place), "variant": "cpu", "lock": "sha256:1", "pins": "2" * 64, "packages": packages,

@@ -52,7 +52,7 @@ def wheels(tmp_path: Path) -> dict[str, Path]:
 
 
 def make(place: Path, found: dict[str, Path]) -> StoredEnvironment:
-    return store.make(place, found, PYTHON, DESCRIBED, lambda count: None)
+    return store.make(place, found, {}, PYTHON, DESCRIBED, lambda count: None)
 
 
 # --- what is made ---------------------------------------------------------------------------------------
@@ -191,7 +191,7 @@ def test_a_changed_environment_is_replaced(place: Path, tmp_path: Path) -> None:
 
 def _die_in_the_middle(place: Path, found: dict[str, Path]) -> None:
     with store.alone(place, lambda: None):
-        store.make(place, found, PYTHON, DESCRIBED, lambda count: os.kill(os.getpid(), signal.SIGKILL))
+        store.make(place, found, {}, PYTHON, DESCRIBED, lambda count: os.kill(os.getpid(), signal.SIGKILL))
 
 
 def test_a_killed_installation_leaves_nothing_that_is_taken_for_whole(place: Path, tmp_path: Path) -> None:

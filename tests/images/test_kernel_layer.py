@@ -112,7 +112,8 @@ def test_scripts_and_headers_of_wheels_are_left_out(tmp_path: Path) -> None:
     wheel = make_wheel(tmp_path, "deepspeed", "0.19.8", TAGS, files)
     made = pack_kernels({"deepspeed": wheel}, CUDA13, PINS, tmp_path / "kernels.tar")
     packages = {name for name in made.names if name.startswith(SITE)}
-    assert packages == {f"{SITE}/deepspeed/a.py", f"{SITE}/deepspeed-0.19.8.dist-info/METADATA"}
+    metadata = {f"{SITE}/deepspeed-0.19.8.dist-info/{name}" for name in ("METADATA", "WHEEL", "RECORD")}
+    assert packages == {f"{SITE}/deepspeed/a.py", *metadata}
     assert made.kernels.wheels[0].code == ()
 
 

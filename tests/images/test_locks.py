@@ -11,6 +11,7 @@ import bench
 from bench.base.errors import BadInput
 from bench.base.names import IMAGE_VARIANTS
 from bench.images.debian_base import read_debs
+from bench.images.locked_wheels import check_wheels
 from bench.images.locks import BUILDER, DEBIAN, check_all, read_pins
 from bench.images.variants import images
 
@@ -36,6 +37,20 @@ def edit(path: Path, old: str, new: str) -> None:
 
 def test_the_locks_agree() -> None:
     assert check_all(ROOT) == []
+
+
+def test_the_contents_of_every_locked_wheel_are_known(copy: Path) -> None:
+    assert [*check_wheels(copy)] == []
+    pin = read_pins(copy / "docker/cpu.lock")["tqdm"]
+    for sha256 in pin.sha256:
+        edit(copy / "docker/cpu.lock", sha256, "0" * 64)
+    assert [*check_wheels(copy)] == [f"wheels.json has no wheel of tqdm {pin.version} for Python 3.11"]
+
+
+def test_packages_for_kernels_are_locked_and_no_kernels() -> None:
+    for variant in images().variants:
+        assert {*variant.for_kernels} <= read_pins(ROOT / variant.lock).keys() - {*variant.kernels}
+        assert bool(variant.for_kernels) == bool(variant.kernels)
 
 
 def test_the_choices_of_variant_are_the_variants() -> None:

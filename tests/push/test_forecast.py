@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bench.images.locked_wheels import LockedWheel
 from bench.images.locks import Pin
 from bench.images.variants import find_variant
 from bench.push.forecast import Forecast
@@ -18,6 +20,7 @@ from bench.push.install_environment import (
     choose,
     folder_of_code,
     forecast,
+    split_bytes,
 )
 from bench.push.locked_environment import LockedEnvironment
 from bench.push.remote import Here
@@ -71,9 +74,11 @@ def plan(**changes: Any) -> InstallPlan:
 
 def said(found: InstallPlan, up: float | None) -> str:
     shipment = choose(found, LOCKED, lambda: up)
-    return forecast(
-        PlannedInstall(found, Shipment(shipment.packages, shipment.why, up)), LOCKED
-    ).sentence.removeprefix("the environment cpu with Python 3.11, ")
+    return (
+        forecast(PlannedInstall(found, Shipment(shipment.packages, shipment.why, up)), LOCKED)
+        .sentence.removeprefix("the environment cpu with Python 3.11")
+        .lstrip(", ")
+    )
 
 
 def test_an_index_with_everything() -> None:
@@ -101,6 +106,27 @@ def test_a_slow_index_and_a_fast_line_send_everything() -> None:
     assert said(plan(index_rate=2 * MBIT), 200 * MBIT) == (
         "254.9 MB over SSH at 200 Mbit/s (the node's own line to its index gives 2.0 Mbit/s): about 27 s"
     )
+
+
+def test_what_the_nodes_own_python_has_is_said() -> None:
+    own = plan(sizes={"numpy": NUMPY}, here={"torch": 1_200 * MB})
+    assert said(own, None) == (
+        "(1 of 2 packages, 1.20 GB, are there already), 54.9 MB from the node's own index at 400 Mbit/s: "
+        "about 8 s"
+    )
+    all_of_it = plan(sizes={}, here={"torch": 1_200 * MB, "numpy": 60 * MB}, index_rate=None)
+    assert said(all_of_it, None) == "(2 of 2 packages, 1.26 GB, are there already): about 3 s"
+    other = plan(differing={"torch": "2.9.0 is installed"})
+    assert said(other, None).startswith(
+        "(0 of 2 packages are there already, 1 in another version or changed), 254.9 MB from the node's own"
+    )
+
+
+def test_wheels_that_are_known_have_their_own_sizes() -> None:
+    wheels = {"torch": (LockedWheel("torch-1-py3-none-any.whl", 70 * MB, "4" * 64),)}
+    known = replace(LOCKED, wheels=wheels)
+    lacks = plan(sizes={}, lacking={"torch": "no"}, here={"numpy": 60 * MB})
+    assert split_bytes(lacks, choose(lacks, known, lambda: MB), known) == (70 * MB, 0)
 
 
 def test_an_environment_that_is_there() -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import sys
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ import pytest
 
 from bench.base.errors import BadInput, EnvironmentCannot
 from bench.environment import store
-from bench.environment.identity import environment_digest
+from bench.environment.identity import environment_digest, tree_digest
+from bench.environment.unpack import wheel_contents
+from bench.images.locked_wheels import LockedWheel
 from bench.images.locks import Pin
 from bench.images.variants import find_variant, images
 from bench.push import line_rate
@@ -32,6 +35,7 @@ from bench.push.shared_place import PlaceClaim, claimed
 from tests.environment.made_wheels import PYTHON, lock_lines, make_index, make_wheel
 from tests.push.strange_nodes import Answers
 
+SITE = "lib/python3.11/site-packages"
 ROOT = Path(__file__).parents[2]
 VARIANT = find_variant("cpu")
 LOCKED = LockedEnvironment(
@@ -59,6 +63,13 @@ def test_only_what_the_node_lacks_is_sent_unless_this_line_is_the_faster_one(
     assert choose(plan, LOCKED, lambda: rate_here).packages == sent
 
 
+def test_what_the_nodes_own_python_has_is_never_sent() -> None:
+    plan = dataclasses.replace(PLAN, here={"a": 5000}, sizes={}, index_rate=1e3)
+    assert choose(plan, LOCKED, lambda: 1e6).packages == ("b",)
+    everything = dataclasses.replace(PLAN, here={"a": 5000, "b": 5000}, sizes={}, lacking={}, index_rate=None)
+    assert choose(everything, LOCKED, lambda: 1e6).packages == ()
+
+
 def test_the_reason_names_the_index_that_does_not_answer_or_the_first_package() -> None:
     nothing = dataclasses.replace(PLAN, lacking={"a": "x", "b": "x"}, troubles=("http://i: refused",))
     unused: Callable[[], float] = lambda: pytest.fail("the line was measured for nothing")  # noqa: E731
@@ -70,9 +81,10 @@ def test_the_reason_names_the_index_that_does_not_answer_or_the_first_package() 
 
 
 def test_a_disk_without_room_is_refused_before_anything_is_sent() -> None:
-    check_room(5_000, 1_000, "/place")
-    with pytest.raises(EnvironmentCannot, match=r"4\.9 kB are free, .* need 5\.0 kB") as caught:
-        check_room(4_900, 1_000, "/place")
+    free = dataclasses.replace(PLAN, free_bytes=5_500, here={"c": 500})
+    check_room(free, 1_000, "/place")
+    with pytest.raises(EnvironmentCannot, match=r"5\.4 kB are free, .* need 5\.5 kB") as caught:
+        check_room(dataclasses.replace(free, free_bytes=5_400), 1_000, "/place")
     assert caught.value.advice is not None and "--place DIR" in caught.value.advice
 
 
@@ -84,13 +96,15 @@ def test_kernels_are_left_out_unless_their_wheels_are_at_hand(tmp_path: Path) ->
     plain = make_wheel(tmp_path / "other", "numpy")
     (tmp_path / "docker").mkdir()
     sources = "".join(f"{name}==1 --hash=sha256:{'3' * 64}\n" for name in ("flash-attn", "mamba-ssm"))
-    (tmp_path / "requirements.lock").write_text(lock_lines(plain) + sources)
+    needed_by_kernels = make_wheel(tmp_path / "other", "einops")
+    (tmp_path / "requirements.lock").write_text(lock_lines(plain, needed_by_kernels) + sources)
     (tmp_path / "docker/cuda13.built.lock").write_text(lock_lines(kernel))
     variant = find_variant("cuda13")
     without = read_locked(tmp_path, variant, "3.11", None)
     assert (set(without.packages), without.without) == ({"numpy"}, ("flash-attn", "mamba-ssm"))
     found = read_locked(tmp_path, variant, "3.11", tmp_path / "wheels")
-    assert (set(found.packages), found.without) == ({"numpy", "flash-attn"}, ("mamba-ssm",))
+    assert set(found.packages) == {"numpy", "flash-attn", "einops"}
+    assert found.without == ("mamba-ssm",)
     assert found.pins != without.pins
     newer = read_locked(tmp_path, variant, "3.12", tmp_path / "wheels")
     assert newer.without == ("flash-attn", "mamba-ssm")  # the kernels are for the image's Python
@@ -129,6 +143,8 @@ def described(**changes: Any) -> dict[str, Any]:
 def test_a_plan_is_read() -> None:
     plan = read_plan(told(), LOCKED)
     assert (plan.sizes, plan.lacking, plan.python.version) == ({"a": 5}, {"b": "no"}, (3, 11))
+    own = read_plan(told(here={"a": 5}, differing={"b": "2 is\x1b installed"}, sizes={}, lacking={}), LOCKED)
+    assert (own.here, own.differing) == ({"a": 5}, {"b": "2 is? installed"})
     found = read_plan(told(found=described()), LOCKED).found
     assert found is not None and found.digest == described()["digest"]
 
@@ -146,6 +162,10 @@ def test_a_plan_is_read() -> None:
         told(sizes={"a": True, "c": 5}),
         told(sizes={"a": 2**60}),
         told(lacking={"unknown": "no"}),
+        told(here={"unknown": 5}),
+        told(here={"a": -5}),
+        told(here=["a"]),
+        told(differing={"unknown": "x"}),
         told(free_bytes="much"),
         told(found=described(digest="sha256:" + "0" * 64)),
         told(found=described(lock="sha256:" + "9" * 64)),
@@ -233,6 +253,43 @@ def test_what_the_index_has_is_downloaded_and_the_rest_is_sent(place: Path, tmp_
     again = install(work)
     assert (again.digest, again.sent_bytes, again.changed) == (made.digest, 0, False)
     assert sorted(path.name for path in place.iterdir()) == ["environments"]
+
+
+def test_what_the_nodes_own_python_has_is_copied_and_gives_the_same_digest(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = make_wheel(tmp_path / "w", "a"), make_wheel(tmp_path / "w", "b")
+    locked = locked_of(tmp_path, a, b)
+    wheels = {wheel.name[0]: (known_wheel(wheel),) for wheel in (a, b)}
+    own, other = tmp_path / "own", tmp_path / "other"
+    make_python(own, a)
+    make_python(other, a, b)
+    (other / f"{SITE}/b/__init__.py").write_bytes(b"v = '2.0'\n")  # of the same size
+    work = installer(Here(), place, dataclasses.replace(locked, wheels=wheels), wheelhouse=tmp_path / "w")
+    from_wheels = install(work)
+    assert from_wheels.sent_bytes == a.stat().st_size + b.stat().st_size
+    store.remove(next((place / "environments").glob("[0-9a-f]*")))
+    monkeypatch.setenv("PATH", f"{own}/bin:{os.environ['PATH']}")
+    assert install(work) == dataclasses.replace(from_wheels, sent_bytes=b.stat().st_size)
+    store.remove(next((place / "environments").glob("[0-9a-f]*")))
+    said: list[str] = []
+    monkeypatch.setenv("PATH", f"{other}/bin:{os.environ['PATH']}")
+    changed = dataclasses.replace(work, say=said.append)
+    assert changed.ask().plan.here.keys() == {"a", "b"}  # the plan reads no file
+    assert install(changed) == dataclasses.replace(from_wheels, sent_bytes=b.stat().st_size)
+    assert "refused: b: " in said[0] and f"{SITE}/b/__init__.py was changed" in said[0]
+
+
+def known_wheel(wheel: Path) -> LockedWheel:
+    return LockedWheel(wheel.name, wheel.stat().st_size, tree_digest(wheel_contents(wheel)))
+
+
+def make_python(folder: Path, *wheels: Path) -> None:
+    """Unpack wheels into a Python's folder of packages, as an installer does."""
+    (folder / "bin").mkdir(parents=True)
+    for wheel in wheels:
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(folder / SITE)
 
 
 def test_a_wheel_that_the_index_falsified_is_sent_instead(place: Path, tmp_path: Path) -> None:

@@ -1,0 +1,62 @@
+"""The contents of a package: the files that an environment has of it, from any installer. Pure.
+
+A wheel's files stay the same wherever they are installed, but for those that the installer writes: RECORD,
+INSTALLER and their like, and bytecode. An environment has none of these besides a RECORD of its own, so that
+the contents of a package are the same from its wheel and from another Python's folder of packages. A package
+is known by the `tree_digest` of its contents, with paths below SITE, or below bin and others beside it.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from bench.environment.identity import InstalledFile
+
+SITE = "site-packages"  # in paths of contents, in place of an environment's folder of packages
+SCRIPTS = "bin"
+RECORD = "RECORD"
+# Of pip and uv, in a folder of metadata; what packages vendor lies deeper.
+_INSTALLERS = re.compile(
+    r"[^/]+\.dist-info/(RECORD(\.jws|\.p7s)?|INSTALLER|REQUESTED|direct_url\.json|uv_(cache|build)\.json)"
+)
+_BYTECODE = re.compile(r"(.*/)?__pycache__/[^/]+\.pyc")
+
+
+@dataclass(frozen=True, slots=True)
+class LockedPackage:
+    """A package of a lock: its version, and what may be installed."""
+
+    name: str
+    version: str
+    sha256: frozenset[str]  # digests of files
+    contents: frozenset[str] = frozenset()  # digests of these files' contents, as far as they are known
+
+
+def written_by_installers(name: str) -> bool:
+    """Whether a file, by its path below a folder of packages, depends on who installed it."""
+    return bool(_INSTALLERS.fullmatch(name) or _BYTECODE.fullmatch(name))
+
+
+def in_environment(file: InstalledFile, site: str) -> InstalledFile:
+    """Return a file of contents with its path in an environment, whose folder of packages is `site`."""
+    if not file.path.startswith(f"{SITE}/"):
+        return file
+    return replace(file, path=f"{site}/{file.path.removeprefix(f'{SITE}/')}")
+
+
+def record(files: Iterable[InstalledFile], site: str, path: str) -> bytes:
+    """Return the RECORD, whose own path is `path`, of a package's files in an environment."""
+    above = "../" * (site.count("/") + 1)
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    for file in sorted(files):
+        name = file.path.removeprefix(f"{site}/") if file.path.startswith(f"{site}/") else above + file.path
+        digest = base64.urlsafe_b64encode(bytes.fromhex(file.sha256)).rstrip(b"=").decode()
+        rows.writerow([name, f"sha256={digest}", ""])
+    rows.writerow([path.removeprefix(f"{site}/"), "", ""])
+    return text.getvalue().encode("utf-8", "surrogateescape")
