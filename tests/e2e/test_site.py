@@ -43,6 +43,10 @@ KINDS_OF_PAGES = (  # one of each kind
 WCAG = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"], "resultTypes": ["violations"]}
 
 
+EMPTY_INDEX = {
+    "config": {"lang": ["en"], "separator": r"[\s\-]+", "pipeline": [], "fields": {"text": {"boost": 1}}},
+    "docs": [],
+}
 LINKED = """wanted =>
   [...document.querySelectorAll('.md-search-result__link')].some(a => a.href.startsWith(wanted))"""
 
@@ -79,10 +83,18 @@ def browser() -> Iterator[Browser]:
 
 
 @contextmanager
-def opened(browser: Browser, address: str, screen: str, **options: Any) -> Iterator[Page]:
-    """Yield a page in which nothing may go wrong: no message on the console, no failed or foreign request."""
+def opened(
+    browser: Browser, address: str, screen: str, searches: bool = False, **options: Any
+) -> Iterator[Page]:
+    """Yield a page in which nothing may go wrong: no message on the console, no failed or foreign request.
+
+    A page that is not searched is given an index without documents: each page would read that of the whole
+    site, which takes most of its time.
+    """
     trouble: list[str] = []
     page = new_page(browser, **SCREENS[screen], **options)
+    if not searches:
+        page.route(f"{address}search/search_index.json", lambda route: route.fulfill(json=EMPTY_INDEX))
     page.on("console", lambda message: trouble.append(f"{page.url}: {message.text}"))
     page.on("pageerror", lambda error: trouble.append(f"{page.url}: {error}"))
     page.on("requestfailed", lambda request: _note_failed(request, trouble))
@@ -162,7 +174,7 @@ def test_dark_is_what_the_system_asks_for_and_a_button_changes_it(browser: Brows
     ],
 )
 def test_the_search_finds(browser: Browser, address: str, screen: str, words: str, page_found: str) -> None:
-    with opened(browser, address, screen) as page:
+    with opened(browser, address, screen, searches=True) as page:
         page.goto(address + "running.html")
         if screen == "phone":
             page.locator("label[for=__search].md-header__button").click()
