@@ -247,7 +247,7 @@ def _moved_logits(model: Model, setting: Setting) -> int:
     recipe = model.recipe
     positions = recipe.asked_per_sample if "masked-head" in setting else recipe.units_per_sample
     words = words_of(model)
-    moves = LOGIT_MOVES + (PADDING_MOVES if words % ROW_MULTIPLE else 0)
+    moves = LOGIT_MOVES + (PADDING_MOVES if words % ROW_MULTIPLE and "padded-head" not in setting else 0)
     return (recipe.target_length or positions) * words * moves
 
 

@@ -170,15 +170,24 @@ class FamilyWithFormulas(Family):
 
 def activation_bytes(footprint: Footprint, model: Model, setting: Setting) -> tuple[int, int]:
     """Return the two peaks of `Family.activation_bytes` for any footprint."""
-    odd = footprint.logits // model.recipe.units_per_sample % ROW_MULTIPLE != 0
+    odd = pads_logits(model, setting, footprint)
     if "masked-head" in setting:
         footprint = footprint.with_head_at(model.recipe.asked_per_sample / model.recipe.units_per_sample)
     if "chunked-loss" in setting:  # logits exist for one chunk at a time: chunked_loss.py counts them
         footprint = footprint.with_head_at(0)
-    # A loss that is compiled with the head overwrites the logits with their gradient. Rows of odd length are
-    # padded for the head's product, and cut to length in a copy; their gradient is padded in another one.
+    # A loss that is compiled with the head overwrites the logits with their gradient.
     loss_bytes = lowered(model) * (1 + 2 * odd) if in_group(setting, "compilation") else None
     return footprint.heights("checkpointing" in setting, loss_bytes)
+
+
+def pads_logits(model: Model, setting: Setting, footprint: Footprint) -> bool:
+    """Whether the compiler pads the head's product, so that two more copies of the logits exist.
+
+    Rows of odd length are padded for the product, and cut to length in a copy; their gradient is padded in
+    another one. The method padded-head needs neither.
+    """
+    words = footprint.logits // model.recipe.units_per_sample
+    return words % ROW_MULTIPLE != 0 and "padded-head" not in setting
 
 
 def autocasts(model: Model, setting: Setting) -> bool:
