@@ -19,7 +19,7 @@ from bench.records.loss_curve import loss_passes
 from bench.training.lifetimes import BlockTensors, from_text
 from bench.training.methods import RECORDED
 from bench.training.models import Model, Parts
-from bench.training.models.footprint import FP32, Footprint, lowered, pads_logits
+from bench.training.models.footprint import FP32, Footprint, copies_logits, lowered
 from bench.training.setting import Setting
 
 Event = tuple[int, bool, int]  # the operation, whether it frees, and the tensor's place
@@ -71,6 +71,7 @@ def reserved_memory(
     recipe = model.recipe
     share = recipe.asked_per_sample / recipe.units_per_sample if "masked-head" in setting else 1.0
     size, rows = lowered(model), share * micro_batch
+    words = footprint.logits // recipe.units_per_sample
     last = footprint.blocks[-1]
     accumulation = max(1, recipe.batch_size // micro_batch)
     reserved = _reserved(
@@ -79,7 +80,7 @@ def reserved_memory(
             micro_batch,
             batch=micro_batch * _batch_bytes(model),
             logits=round(size * footprint.logits * rows),
-            copies=3 if pads_logits(model, setting, footprint) else 1,
+            copies=3 if copies_logits(model, setting, words) else 1,
             features=round(last.entry * rows) * size // FP32,
             before=footprint.before * micro_batch,
             after=(footprint.ends - footprint.before) * micro_batch,
