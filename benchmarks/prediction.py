@@ -56,8 +56,7 @@ ROOT = Path(__file__).parents[1]
 RESULTS, PUBLIC = ROOT / "results", ROOT / "benchmarks/data/mpt.csv"
 TARGET = ROOT / "bench/data/prediction.json"
 SLOWED = "slowed-h100"  # a card that could not cool itself
-OUTDATED = ("zoo-h100/zoo-1", "t5-v1.1-base")  # whose attention had no fused kernel: zoo-h100/t5 has one
-CAMPAIGN = ("nine-h200", "proof-h100")  # folders of the newest runs, also predicted from older ones alone
+CAMPAIGN = ("nine-h200", "nine-h100", "proof-h100")  # folders of the newest runs, also predicted from older ones alone
 START = Multipliers(
     products=0.9, products_in_fp32=0.9, attention=0.5, scans=0.003, cycles=1.0, bias_cycles=3.0
 )
@@ -125,8 +124,6 @@ def own_rows() -> Iterator[Row]:
         gpu = gpu_named(results.node.gpus[0].name) if results.node.gpus else None
         for trial in results.trials:
             if gpu is None or trial.estimate is None or not known_methods().keys() >= {*trial.setting}:
-                continue
-            if (named(path), trial.model) == OUTDATED:
                 continue
             model = next(one for one in results.models if one.name == trial.model)
             counts = counts_by_formula(model) or counts_of_brought(model)

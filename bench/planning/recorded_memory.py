@@ -20,7 +20,7 @@ from bench.records.loss_curve import loss_passes
 from bench.training.lifetimes import BlockTensors, from_text
 from bench.training.methods import RECORDED
 from bench.training.models import Model, Parts
-from bench.training.models.footprint import FP32, ROW_MULTIPLE, Footprint, lowered
+from bench.training.models.footprint import FP32, Footprint, copies_logits, lowered
 from bench.training.setting import Setting
 
 Event = tuple[int | None, int]  # the bytes to allocate, or None to free; and the tensor's place
@@ -48,7 +48,7 @@ class Passes:
     samples: int
     batch: int  # of numbers and pixels
     logits: int  # of all rows
-    copies: int  # of the logits at once: three if their rows are padded and cut for the products
+    copies: int  # of the logits at once: three if the compiler pads and cuts their rows
     features: int  # of all rows, as the head's product reads them
     before: int  # kept before the first block
     after: int  # kept after the last block
@@ -72,7 +72,7 @@ def reserved_memory(
     recipe = model.recipe
     share = recipe.asked_per_sample / recipe.units_per_sample if "masked-head" in setting else 1.0
     size, rows = lowered(model), share * micro_batch
-    odd = footprint.logits // recipe.units_per_sample % ROW_MULTIPLE != 0
+    words = footprint.logits // recipe.units_per_sample
     last = footprint.blocks[-1]
     accumulation = max(1, recipe.batch_size // micro_batch)
     reserved = _reserved(
@@ -81,7 +81,7 @@ def reserved_memory(
             micro_batch,
             batch=micro_batch * _batch_bytes(model),
             logits=round(size * footprint.logits * rows),
-            copies=3 if odd else 1,
+            copies=3 if copies_logits(model, setting, words) else 1,
             features=round(last.entry * rows) * size // FP32,
             before=footprint.before * micro_batch,
             after=(footprint.ends - footprint.before) * micro_batch,

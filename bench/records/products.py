@@ -73,7 +73,7 @@ def why_no_products(products: Sequence[Products], flops: Flops, model: Model, se
         return "a kind of its products has no operations"
     if len({(part.kind, part.precision) for part in products}) < len(products):
         return "a kind of its products is listed twice in one precision"
-    allowed = precisions_of(model, setting)
+    allowed = {*precisions_of(model, setting), *({"tf32"} & {*setting})}  # what a half recipe leaves in fp32
     for part in products:
         if part.precision in ("fp8", "tf32") and part.precision not in allowed:
             return f"it has {part.kind} in {part.precision}, which its recipe and setting do not use"

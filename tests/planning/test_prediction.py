@@ -185,6 +185,7 @@ def test_logits_are_written_and_read_six_times_and_copied_if_a_row_is_odd() -> N
         (PYTHIA, LUNCH, 2048 * 50_304 * 6),
         (roberta, LUNCH, 512 * 50_265 * (6 + 4)),
         (roberta, (*LUNCH, "masked-head"), 77 * 50_265 * (6 + 4)),
+        (roberta, (*LUNCH, "padded-head"), 512 * 50_265 * 6),
     ):
         counts = counts_by_formula(model)
         assert counts is not None

@@ -21,7 +21,7 @@ from bench.planning.prediction.kernel_rates import (
 )
 from bench.training.methods import RECORDED, arithmetic, known_methods
 from bench.training.models import Counted, Model, Parts, Precision, words_of
-from bench.training.models.footprint import ROW_MULTIPLE
+from bench.training.models.footprint import copies_logits
 from bench.training.setting import Setting, halves_weights, in_group
 
 BACKWARD = 2  # products of a backward pass, in those of a forward pass
@@ -247,7 +247,7 @@ def _moved_logits(model: Model, setting: Setting) -> int:
     recipe = model.recipe
     positions = recipe.asked_per_sample if "masked-head" in setting else recipe.units_per_sample
     words = words_of(model)
-    moves = LOGIT_MOVES + (PADDING_MOVES if words % ROW_MULTIPLE else 0)
+    moves = LOGIT_MOVES + (PADDING_MOVES if copies_logits(model, setting, words) else 0)
     return (recipe.target_length or positions) * words * moves
 
 

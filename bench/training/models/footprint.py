@@ -170,15 +170,24 @@ class FamilyWithFormulas(Family):
 
 def activation_bytes(footprint: Footprint, model: Model, setting: Setting) -> tuple[int, int]:
     """Return the two peaks of `Family.activation_bytes` for any footprint."""
-    odd = footprint.logits // model.recipe.units_per_sample % ROW_MULTIPLE != 0
+    copies = 2 * copies_logits(model, setting, footprint.logits // model.recipe.units_per_sample)
     if "masked-head" in setting:
         footprint = footprint.with_head_at(model.recipe.asked_per_sample / model.recipe.units_per_sample)
     if "chunked-loss" in setting:  # logits exist for one chunk at a time: chunked_loss.py counts them
         footprint = footprint.with_head_at(0)
-    # A loss that is compiled with the head overwrites the logits with their gradient. Rows of odd length are
-    # padded for the head's product, and cut to length in a copy; their gradient is padded in another one.
-    loss_bytes = lowered(model) * (1 + 2 * odd) if in_group(setting, "compilation") else None
+    # A loss that is compiled with the head overwrites the logits with their gradient.
+    loss_bytes = lowered(model) * (1 + copies) if in_group(setting, "compilation") else None
     return footprint.heights("checkpointing" in setting, loss_bytes)
+
+
+def copies_logits(model: Model, setting: Setting, words: int) -> bool:
+    """Whether the logits of a compiled loss exist three times, because the head's product has them padded.
+
+    Rows of odd length are padded for the product, and cut to length in a copy; their gradient is padded in
+    another one. The method padded-head needs neither where head and loss are one compiled graph.
+    """
+    one_graph = "compile" in setting or model.recipe.aim.has_text_head
+    return words % ROW_MULTIPLE != 0 and not ("padded-head" in setting and one_graph)
 
 
 def autocasts(model: Model, setting: Setting) -> bool:

@@ -130,6 +130,13 @@ def why_not_joined(model_type: str) -> str | None:
     return f"bench knows no layers of {model_type} to join: two that read the same tensor"
 
 
+def why_no_linear_head(model_type: str) -> str | None:
+    """Return why bench knows no linear layer that computes a type's logits over words; None if it has one."""
+    if re.search(r"nn\.Linear\([^()]*\bvocab_size\b", _source(model_type, "modeling")):
+        return None
+    return f"bench knows no linear layer with logits of {model_type}"
+
+
 @cache
 def why_not_depthwise(model_type: str) -> str | None:
     """Return why bench knows no depthwise convolutions of seven by seven in a type; None if it has some.
