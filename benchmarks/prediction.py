@@ -56,7 +56,7 @@ ROOT = Path(__file__).parents[1]
 RESULTS, PUBLIC = ROOT / "results", ROOT / "benchmarks/data/mpt.csv"
 TARGET = ROOT / "bench/data/prediction.json"
 SLOWED = "slowed-h100"  # a card that could not cool itself
-CAMPAIGN = ("nine-h200", "nine-h100", "proof-h100")  # folders of the newest runs, also predicted from older ones alone
+CAMPAIGN = ("nine-h200", "nine-h100", "proof-h100")  # of the newest runs, predicted from older ones too
 START = Multipliers(
     products=0.9, products_in_fp32=0.9, attention=0.5, scans=0.003, cycles=1.0, bias_cycles=3.0
 )

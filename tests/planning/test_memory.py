@@ -17,7 +17,6 @@ from bench.report.read_bundles import check_all
 from bench.training.methods import known_methods, memory_saving_settings
 from bench.training.models import Counted, Model, Parts, Precision, families, family_of, parameters_of
 from bench.training.models.counted_memory import counted_footprints
-from bench.training.models.footprint import eager_attention
 from bench.training.models.generic import TransformersFamily, counted_work
 from bench.training.models.paper_code import find_model
 from bench.training.models.shipped_counts import digest_of, shipped_counts
