@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 from bench.base.errors import BadInput
 from bench.training.methods.method import Method, Target
 from bench.training.models import Model, family_of
-from bench.training.models.paired_norms import MAX_WIDTH
 from bench.training.vendor import transformers_source
 
 if TYPE_CHECKING:
     from torch import nn
+
+MAX_WIDTH = 4096  # elements of a row of norms, held in registers by one program; wider rows were not measured
 
 # Functions that apply a method import its kernels, which import Triton, which needs a GPU.
 _method = partial(
@@ -71,8 +72,12 @@ def _refuse_norms(model: Model, target: Target) -> str | None:
         return reason
     width = transformers_source.field(model.family, "hidden_size", given)
     if isinstance(width, int | float) and width > MAX_WIDTH:
-        return f"its kernels take {MAX_WIDTH:,} numbers a row at most; {model.name} has {width:,.0f}"
+        return _too_wide(width, model)
     return _refuse_cpu(target)
+
+
+def _too_wide(width: float, model: Model) -> str:
+    return f"its kernels take {MAX_WIDTH:,} numbers a row at most; {model.name} has {width:,.0f}"
 
 
 def _find_norms(model: Model, whole: nn.Module) -> None:
@@ -82,6 +87,9 @@ def _find_norms(model: Model, whole: nn.Module) -> None:
         whole.paired_norms = paired_norms_of(whole.model, whole.blocks, model)
     except LookupError as error:
         raise BadInput(f"norms: {error}", where=model.name, advice="leave this method out") from error
+    width = max(len(pair.first.weight) for pair in whole.paired_norms)
+    if width > MAX_WIDTH:
+        raise BadInput(f"norms: {_too_wide(width, model)}", where=model.name, advice="leave this method out")
 
 
 def _apply_norms(_model: Model, whole: nn.Module, _blocks: list[nn.Module]) -> None:

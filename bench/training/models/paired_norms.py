@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 BothNorms = Callable[
     ["Tensor", "Tensor", "Tensor", "Tensor", "Tensor", float], tuple["Tensor", "Tensor", "Tensor"]
 ]
-MAX_WIDTH = 4096  # elements of a row of norms, held in registers by one program; wider rows were not measured
 # Difference that rounding may make, as a share of the largest value; other norms differ by a tenth and more.
 ROUNDING = 1e-2
 
@@ -69,7 +68,7 @@ def _take_over(pair: PairedNorms, both: BothNorms) -> None:
 
     def forward(hidden: Tensor, *rest: Any, **named: Any) -> Any:
         weights = (first.weight, first.bias, second.weight, second.bias)
-        computed[:] = both(hidden, *weights, pair.epsilon)  # type: ignore[arg-type]
+        computed[:] = both(hidden, *weights, pair.epsilon)
         try:
             return plain(computed[2], *rest, **named)
         finally:
@@ -101,7 +100,7 @@ def norms_by_pytorch(
 
     width = (hidden.size(-1),)
     norms = (F.layer_norm(hidden, width, *one, epsilon) for one in ((weight, bias), (weight_2, bias_2)))
-    return (*norms, hidden.view_as(hidden))  # type: ignore[return-value]
+    return (*norms, hidden.view_as(hidden))
 
 
 def layer_norm_epsilon(part: nn.Module) -> float | None:
@@ -120,15 +119,15 @@ def layer_norm_epsilon(part: nn.Module) -> float | None:
     if weight.dim() != 1 or weight.shape != bias.shape:
         return None
     random = torch.Generator("cpu").manual_seed(0)
-    entry, *given = (
+    entry, scales, shifts = (
         (torch.randn(shape, generator=random, device="cpu") + 0.5).to(weight)
         for shape in ((3, len(weight)), weight.shape, weight.shape)
     )
     try:
-        found = torch.func.functional_call(part, dict(zip(("weight", "bias"), given, strict=True)), (entry,))
+        found = torch.func.functional_call(part, {"weight": scales, "bias": shifts}, (entry,))
     except Exception:  # a module of this form may do anything
         return None
-    expected = F.layer_norm(entry, (len(weight),), *given, epsilon)
+    expected = F.layer_norm(entry, (len(weight),), scales, shifts, epsilon)
     return epsilon if isinstance(found, torch.Tensor) and _close(found, expected) else None
 
 
@@ -172,8 +171,6 @@ def _pair_of(call: _BlockCall, epsilons: dict[nn.Module, float]) -> PairedNorms 
     if len(both) != 2 or len({*both}) != 2 or len({epsilons[norm] for norm in both}) != 1:
         return None
     first, second = both
-    if len(first.weight) != len(second.weight) or len(first.weight) > MAX_WIDTH:
-        return None
     return PairedNorms(call.block, first, second, epsilons[first])
 
 

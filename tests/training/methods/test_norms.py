@@ -270,6 +270,14 @@ def test_a_model_that_would_give_another_output_is_refused(monkeypatch: pytest.M
     assert not any("forward" in vars(part) for part in whole.modules())
 
 
+def test_rows_that_are_too_wide_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bench.training.methods.triton_kernels.MAX_WIDTH", 63)
+    reason = "its kernels take 63 numbers a row at most; tiny-gpt-neox has 64"
+    assert NORMS.refuse(NEOX, H200) == reason
+    with pytest.raises(BadInput, match=reason):
+        NORMS.find(NEOX, whole_of(NEOX))
+
+
 def test_a_model_that_cannot_run_on_a_tiny_input_is_refused() -> None:
     whole = whole_of(NEOX)
     whole.model.forward = lambda **_: 1 / 0

@@ -86,7 +86,7 @@ def test_a_grouped_product_is_a_product_of_each_group(counts: tuple[int, ...], t
     """Widths and numbers of rows are odd, and experts without rows get gradients of zero."""
     torch.manual_seed(0)
     ends = torch.tensor(counts).cumsum(0).int()
-    found, expected = [], []
+    found, expected = list[torch.Tensor](), list[torch.Tensor]()
     for product, results in ((grouped_in_fp16(), found), (loop_over_groups, expected)):
         torch.manual_seed(1)
         rows = torch.randn(sum(counts), 5, dtype=torch.float64, requires_grad=True)
