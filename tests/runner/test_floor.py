@@ -18,7 +18,7 @@ from bench.runner.processes.jobs import FloorJob
 from bench.runner.processes.worker import dispatch
 from bench.runner.trial.device import Device
 from bench.runner.trial.floor import measure_floor
-from bench.runner.trial.recorded_computations import Computation, recorded
+from bench.runner.trial.recorded_computations import GROUPED, Computation, recorded
 from bench.runner.trial.team import Team
 from bench.training.methods import arithmetic
 from bench.training.models import Model, counts_of, known_models
@@ -90,6 +90,15 @@ def test_a_recipe_in_half_precision_multiplies_in_half_precision(model: Model, s
     products = of_kind(model, "products", setting)
     factors = [form for product in products for form in product.forms if form.dtype.is_floating_point]
     assert {form.dtype for form in factors} == {torch.bfloat16}
+
+
+def test_the_floor_of_experts_in_fp16_is_measured() -> None:
+    model = replace(MIXTURE, recipe=replace(MIXTURE.recipe, precision="fp16"))
+    products = [each for each in of_kind(model, "products") if each.function in GROUPED]
+    assert {form.dtype for each in products for form in each.forms[:2]} == {torch.float16}
+    assert len(products) == 2 * 2  # layers, products of a layer; each is timed with its backward pass
+    floor = measure_floor(Trial(model, (), 2, 1, 0, BRIEF), Device("cpu"), lambda _: None)
+    assert floor.products_seconds > 0
 
 
 def test_experts_are_grouped_products() -> None:

@@ -45,21 +45,14 @@ Found = set[tuple[ProductKind, InputPrecision]]
 
 NO_FP8 = ("falcon", "gpt2", "resnet")  # no linear layer of their blocks has sizes that are multiples of 16
 ROUTER: Found = {("products", "fp32")}
-EXPERTS: Found = {("grouped products", "fp32")}
 
 
-def exceptions(family: str, precision: Precision, setting: Setting) -> Found:
+def exceptions(family: str, setting: Setting) -> Found:
     """Return what multiplies in another precision than the recipe's, where that is known.
 
-    DeepSeek's authors compute the router in fp32, which autocast lowers. Autocast does not know grouped
-    products, and PyTorch compiles them in bf16 alone: in fp16 the experts get their weights' precision.
+    DeepSeek's authors compute the router in fp32, which autocast lowers.
     """
-    found: Found = set()
-    if family == "deepseek_v3" and "half-weights" in setting:
-        found |= ROUTER
-    if family in MIXTURES and precision == "fp16" and "half-weights" not in setting:
-        found |= EXPERTS
-    return found
+    return ROUTER if family == "deepseek_v3" and "half-weights" in setting else set()
 
 
 def in_precision(model: Model, precision: Precision) -> Model:
@@ -92,9 +85,11 @@ def test_every_product_multiplies_in_the_precision_of_the_recipe(
             recorded(model, setting, 1)
         return
     products = products_of(model, setting)
+    if family in MIXTURES:
+        assert "grouped products" in {part.kind for part in products}
     expected = {"fp8", "bf16"} if precision == "fp8" else {precision}
     other = {(p.kind, p.precision) for p in products if p.kind != "scans" and p.precision not in expected}
-    assert other == exceptions(family, precision, setting)
+    assert other == exceptions(family, setting)
     forward, backward = (
         {p.precision for p in products if getattr(p, way)} for way in ("forward", "backward")
     )

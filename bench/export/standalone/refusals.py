@@ -85,4 +85,4 @@ def _of_model(trial: Trial) -> Iterator[str]:
         if not transformers_source.types():
             yield f"what the code of {family} needs is read from transformers, which is not installed here"
         elif transformers_source.has_experts(family) and (recipe.half or recipe.optimizer.updates_matrices):
-            yield f"the experts of {family} in bf16, or under Muon, run by code of bench"
+            yield f"the experts of {family} in half precision, or under Muon, run by code of bench"

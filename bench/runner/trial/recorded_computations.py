@@ -26,6 +26,7 @@ from bench.runner.trial.training_loop import HALF
 from bench.training.models import Model, family_of, module_families
 from bench.training.models.attention import fused_attention
 from bench.training.models.cuda_autocast import as_on_cuda
+from bench.training.models.experts import grouped_in_fp16
 from bench.training.models.footprint import autocasts
 from bench.training.models.fp8 import multiply_blocks_in_fp8
 from bench.training.models.head import unchecked_head
@@ -46,8 +47,8 @@ OPERATORS: Mapping[str, Kind] = {
     "convolution": "convolutions",
     "convolution_backward": "convolutions",
 }
-GROUPED = torch_inside.grouped_products()
-_, GROUPED_FUNCTION = GROUPED
+GROUPED_OPERATOR, GROUPED_FUNCTION = torch_inside.grouped_products()
+GROUPED = (GROUPED_OPERATOR, GROUPED_FUNCTION, grouped_in_fp16())
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +120,16 @@ class Recording:
         return stand_in(shape, query, key, value)
 
     def grouped(
-        self, rows: Tensor, experts: Tensor, offs: Tensor | None = None, *_: Any, **__: Any
+        self,
+        function: Callable[..., Any],
+        rows: Tensor,
+        experts: Tensor,
+        offs: Tensor | None = None,
+        *_: Any,
+        **__: Any,
     ) -> Tensor:
         """Record a grouped product of rows with the matrix of each expert; return a tensor of its shape."""
-        self.add("products", GROUPED_FUNCTION, (rows, experts, offs), {}, both_ways=True)
+        self.add("products", function, (rows, experts, offs), {}, both_ways=True)
         return stand_in((rows.size(0), experts.size(-1)), rows, experts)
 
     def replaced(self, kind: Kind, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Tensor:
@@ -148,8 +155,8 @@ class _RecordCalls(TorchFunctionMode):
         if func is F.scaled_dot_product_attention:
             args, kwargs = tree_map(self._lowered, (args, kwargs))
             return self.recording.attention(*args, **kwargs)
-        if func is GROUPED_FUNCTION and args[0].dtype != torch.bfloat16:
-            return self.recording.grouped(*args, **kwargs)
+        if func in GROUPED and args[0].dtype != torch.bfloat16:
+            return self.recording.grouped(func, *args, **kwargs)
         return func(*args, **kwargs)
 
     def _lowered(self, value: Any) -> Any:

@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bench.training.models import Recipe
 from bench.training.models.biased_gelu import GeluLayers
+from bench.training.models.paired_norms import PairedNorms
 from bench.training.objectives import Objective
 from bench.training.objectives.objective import Gather, of_one_device
 from bench.training.optimizers.updates.block_matrices import block_matrices
@@ -47,6 +48,9 @@ class WithLoss(nn.Module):
     head: Callable[[Tensor], Tensor] | None = None  # of features, once a method calls it apart from the body
     siblings: Sequence[tuple[nn.Linear, ...]] = ()  # layers that a method joins to one product
     gelu_layers: GeluLayers | None = None  # layers that compute GELU of their output, if a method asks for it
+    paired_norms: Sequence[
+        PairedNorms
+    ] = ()  # blocks that compute both norms at once, if a method asks for it
     loss_scale: Tensor | float = 1.0  # factor on the loss before its backward pass
     blocks: Sequence[nn.Module] = ()  # the model's repeated ones
 

@@ -20,6 +20,9 @@ def _refuse(model: Model, target: Target) -> str | None:
         return "a pass waits for the samples of other GPUs, which cannot be recorded"
     if target.device == "cpu":
         return "it records what an NVIDIA GPU computes"
+    if model.recipe.half != "bf16" and transformers_source.has_experts(model.family):
+        precision = model.recipe.precision
+        return f"the experts of {model.family} wait for the device at every product in {precision}"
     return transformers_source.why_not_recorded(model.family, family_of(model).complete(model))
 
 

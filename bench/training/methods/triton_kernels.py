@@ -67,26 +67,36 @@ def _apply_gelu(_model: Model, whole: nn.Module, _blocks: list[nn.Module]) -> No
 
 
 def _refuse_norms(model: Model, target: Target) -> str | None:
-    family = family_of(model)
-    if not {"attention_norm", "mlp_norm"} <= family.seams.keys():
-        return f"{model.name} has no two norms side by side"
-    if reason := _refuse_cpu(target):
+    given = family_of(model).complete(model)
+    if reason := transformers_source.why_no_paired_norms(model.family, model.recipe.aim.mapping, given):
         return reason
-    a = family.complete(model)
-    if not a["use_parallel_residual"]:
-        return f"the second norm of {model.name} waits for its attention (use_parallel_residual)"
-    if a["hidden_dropout"]:
-        return f"{model.name} drops units behind its norms (hidden_dropout)"
-    if a["hidden_size"] > MAX_WIDTH:
-        return f"its kernels take {MAX_WIDTH:,} numbers a row at most; {model.name} has {a['hidden_size']:,}"
-    return None
+    width = transformers_source.field(model.family, "hidden_size", given)
+    if isinstance(width, int | float) and width > MAX_WIDTH:
+        return _too_wide(width, model)
+    return _refuse_cpu(target)
 
 
-def _apply_norms(model: Model, _whole: nn.Module, blocks: list[nn.Module]) -> None:
-    from bench.training.triton.norms import forward_of
+def _too_wide(width: float, model: Model) -> str:
+    return f"its kernels take {MAX_WIDTH:,} numbers a row at most; {model.name} has {width:,.0f}"
 
-    for block in blocks:
-        block.forward = forward_of(block, family_of(model).seams)
+
+def _find_norms(model: Model, whole: nn.Module) -> None:
+    from bench.training.models.paired_norms import paired_norms_of
+
+    try:
+        whole.paired_norms = paired_norms_of(whole.model, whole.blocks, model)
+    except LookupError as error:
+        raise BadInput(f"norms: {error}", where=model.name, advice="leave this method out") from error
+    width = max(len(pair.first.weight) for pair in whole.paired_norms)
+    if width > MAX_WIDTH:
+        raise BadInput(f"norms: {_too_wide(width, model)}", where=model.name, advice="leave this method out")
+
+
+def _apply_norms(_model: Model, whole: nn.Module, _blocks: list[nn.Module]) -> None:
+    from bench.training.models.paired_norms import take_over
+    from bench.training.triton.norms import NormsFunction
+
+    take_over(whole.paired_norms, NormsFunction.apply)
 
 
 def _refuse_depthwise(model: Model, target: Target) -> str | None:
@@ -150,6 +160,7 @@ METHODS = (
         requires={"half-weights": "norms is for blocks in half precision throughout: add half-weights"},
         chooses_kernels=False,  # used with half-weights only, whose gain includes that of norms
         refuse=_refuse_norms,
+        find=_find_norms,
         apply=_apply_norms,
     ),
     _method(

@@ -5,7 +5,9 @@ Imports torch and transformers only when called, in a worker.
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
 
 @cache
 def grouped_experts() -> Literal["bench_grouped"]:
-    """Register experts that run as grouped matrix products in bf16. Returns the name of the implementation.
+    """Register experts that run as grouped matrix products in half precision. Returns the name.
 
     Autocast does not know grouped products (https://github.com/pytorch/pytorch/issues/174763): with fp32
     weights, transformers multiplies in fp32, in a loop that waits for the device at every product.
@@ -48,12 +50,16 @@ def _forward(experts: Any, hidden: Tensor, chosen: Tensor, shares: Tensor) -> Te
 
 def _product(experts: Any, name: str, rows: Tensor, expert_of: Tensor, ends: Tensor) -> Tensor:
     """Multiply each row with the matrix of its expert, and add the expert's bias if there is one."""
+    import torch
     from torch.nn.functional import grouped_mm
 
     weight = _lowered(getattr(experts, name))
-    found: Tensor = grouped_mm(
-        _lowered(rows).contiguous(), weight if experts.is_transposed else weight.transpose(-2, -1), offs=ends
-    )
+    rows = _lowered(rows).contiguous()
+    matrices = weight if experts.is_transposed else weight.transpose(-2, -1)
+    if weight.dtype is torch.float16:
+        found = grouped_in_fp16()(rows, matrices, ends)
+    else:
+        found = grouped_mm(rows, matrices, offs=ends)
     return found + getattr(experts, f"{name}_bias")[expert_of] if experts.has_bias else found
 
 
@@ -64,3 +70,65 @@ def _lowered(tensor: Tensor) -> Tensor:
     kind = tensor.device.type
     autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
     return tensor.to(torch.get_autocast_dtype(kind)) if autocast else tensor
+
+
+@cache
+def grouped_in_fp16() -> Callable[..., Tensor]:
+    """Return the operator that multiplies each row with the matrix of its group, one group after the other.
+
+    It takes rows [rows, entries], matrices [groups, entries, results] and where each group's rows end, and
+    waits for the device once. PyTorch's own grouped product compiles in bf16 alone, and needs a GPU of
+    compute capability 8.0, which the GPUs that train in fp16 for want of bf16 do not have.
+    """
+    import torch
+
+    def multiplied(rows: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:
+        out = rows.new_zeros(len(rows), matrices.size(-1))
+        for group, part in _groups(ends):
+            torch.mm(rows[part], matrices[group], out=out[part])
+        return out
+
+    def of_matrices(rows: Tensor, gradient: Tensor, ends: Tensor) -> Tensor:
+        out = rows.new_zeros(len(ends), rows.size(-1), gradient.size(-1))
+        for group, part in _groups(ends):
+            torch.mm(rows[part].T, gradient[part], out=out[group])
+        return out
+
+    operation = partial(torch.library.custom_op, mutates_args=())
+    forward = operation(
+        "bench::grouped_product", schema="(Tensor rows, Tensor matrices, Tensor ends) -> Tensor"
+    )(multiplied)
+    backward = operation(
+        "bench::grouped_matrices_gradient", schema="(Tensor rows, Tensor gradient, Tensor ends) -> Tensor"
+    )(of_matrices)
+    forward.register_fake(lambda rows, matrices, _: rows.new_empty(rows.size(0), matrices.size(-1)))
+    backward.register_fake(
+        lambda rows, gradient, ends: rows.new_empty(ends.size(0), rows.size(-1), gradient.size(-1))
+    )
+
+    def save(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:  # noqa: ARG001
+        ctx.save_for_backward(*inputs)
+
+    def gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        rows, matrices, ends = ctx.saved_tensors
+        gradient, turned = gradient.contiguous(), matrices.transpose(-2, -1)
+        of_rows = of_each = None
+        if ctx.needs_input_grad[0]:
+            of_rows = forward(gradient, turned, ends)
+        if ctx.needs_input_grad[1]:  # in the layout of the matrices, so that nothing copies it
+            if turned.is_contiguous():
+                of_each = backward(gradient, rows, ends).transpose(-2, -1)
+            else:
+                of_each = backward(rows, gradient, ends)
+        return of_rows, of_each, None
+
+    forward.register_autograd(gradients, setup_context=save)
+    registered: Callable[..., Tensor] = torch.ops.bench.grouped_product.default
+    return registered
+
+
+def _groups(ends: Tensor) -> Iterator[tuple[int, slice]]:
+    """Return the number and the rows of each group that has some; the host waits for the device here."""
+    for group, (start, end) in enumerate(pairwise((0, *ends.tolist()))):
+        if start < end:
+            yield group, slice(start, end)

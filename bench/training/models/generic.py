@@ -532,7 +532,7 @@ def _build(model: Model, attention: str) -> nn.Module:
     import torch
 
     configuration, kind = configured(model), kinds()[model.recipe.objective]
-    if model.recipe.half == "bf16":  # PyTorch compiles grouped products in no other precision
+    if model.recipe.half:
         transformers_inside.use_experts(configuration, grouped_experts())
     with _refusals_name(model):
         module: nn.Module = kind.from_config(

@@ -29,12 +29,7 @@ class GptNeoX(FamilyWithFormulas):
     objectives = ("causal-lm",)
     classes = ("GPTNeoXConfig", "GPTNeoXForCausalLM")
     layers = "gpt_neox.layers"
-    seams: Mapping[str, str] = {
-        "attention_norm": "input_layernorm",
-        "mlp_norm": "post_attention_layernorm",
-        "mlp": "mlp",
-        "rotary_attention": "attention",
-    }
+    seams: Mapping[str, str] = {"rotary_attention": "attention"}
     # transformers 5.17, GPTNeoXConfig
     defaults: Mapping[str, Any] = {
         "vocab_size": 50432,

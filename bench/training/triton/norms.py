@@ -1,4 +1,4 @@
-"""The two norms of a GPT-NeoX block in Triton: both normalise the same numbers, which each pass reads once.
+"""Two norms of a block in Triton: both normalise the same numbers, which each pass reads once.
 
 Compiled from PyTorch, with 2,560 numbers a row, the forward pass runs at 34% of the memory's rate, the
 backward pass at 36% (docs/evidence/where-time-goes-h200/pythia-2.8b-rotary.txt). The residual connection
@@ -7,35 +7,15 @@ passes through `NormsFunction` as well, so that its gradient is added in the sam
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor, nn
+from torch import Tensor
 
 PROGRAMS = 264  # of the backward kernel: two for each multiprocessor of an H200, each with sums of its own
 STAGES = tl.constexpr(3)  # rows that are loaded ahead
-
-
-def forward_of(block: nn.Module, seams: Mapping[str, str]) -> Callable[..., Tensor]:
-    """Return the forward function of a GPT-NeoX block with parallel residuals and without dropout.
-
-    `seams` names the block's parts (`Family.seams`).
-    """
-    first, second = getattr(block, seams["attention_norm"]), getattr(block, seams["mlp_norm"])
-    attention, mlp = getattr(block, seams["rotary_attention"]), getattr(block, seams["mlp"])
-    assert block.use_parallel_residual and first.eps == second.eps
-
-    def forward(hidden: Tensor, **rest: Any) -> Tensor:
-        for_attention, for_mlp, skip = NormsFunction.apply(
-            hidden, first.weight, first.bias, second.weight, second.bias, first.eps
-        )
-        attended, _ = attention(for_attention, **rest)
-        return mlp(for_mlp) + attended + skip
-
-    return forward
 
 
 class NormsFunction(torch.autograd.Function):

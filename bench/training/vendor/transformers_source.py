@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping
 from functools import cache
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -187,6 +188,63 @@ def _why_no_biased_gelu(model_type: str, mapping: str, architecture_json: str) -
     return f'its kernels are for the activation "gelu"; {model_type} has {found}'
 
 
+def why_no_paired_norms(model_type: str, mapping: str, architecture: Mapping[str, Any]) -> str | None:
+    """Return why no block of a model has two norms that read the same tensor; None if one does.
+
+    If the code cannot be read, an architecture that says `use_parallel_residual` is believed to have them.
+    """
+    conditional: list[str] = []
+    for body in _classes_of(model_type, mapping):
+        for conditions in _paired_norms(body):
+            unmet = [one for one in conditions if not _holds(one, body, model_type, architecture)]
+            if not unmet:
+                return None
+            conditional.append(unmet[0])
+    if conditional:
+        return f"two norms of {model_type} read the same tensor only if {conditional[0].rpartition('.')[2]}"
+    if not _source(model_type, "modeling") and architecture.get("use_parallel_residual"):
+        return None
+    return f"bench knows no two norms of {model_type} that read the same tensor"
+
+
+@cache
+def _paired_norms(body: str) -> tuple[tuple[str, ...], ...]:
+    """Return for each two neighbouring calls of different norms on one variable the conditions of both.
+
+    Calls are neighbours if the code between them gives the variable no other value.
+    """
+    norms = {*re.findall(r"self\.(\w+) = (?:nn\.)?\w*(?:Layer|RMS)_?Norm\w*\(", body)}
+    calls = [call for call in re.finditer(r"self\.(\w+)\(\s*(\w+)\s*\)", body) if call[1] in norms]
+    found = []
+    for one, other in pairwise(calls):
+        line = body.rfind("\n", 0, one.start()) + 1
+        between = body[line : other.start()]
+        assigned = re.search(rf"(?<![\w.]){one[2]}\b[^=\n()]*=(?!=)|\bdef |\belse:", between)
+        if one[1] != other[1] and one[2] == other[2] and not assigned:
+            found.append((*_conditions(body, one.start()), *_conditions(body, other.start())))
+    return tuple(found)
+
+
+def _conditions(body: str, place: int) -> list[str]:
+    """Return the conditions of the `if` directly above the statement at this place in a function."""
+    *before, line = body[:place].split("\n")
+    indent = re.match(r" *", line)[0]  # type: ignore[index]
+    for above in reversed(before):
+        if above.strip() and len(indent) > len(above) - len(above.lstrip()):
+            found = re.fullmatch(r" *if (.*):", above)
+            return found[1].split(" and ") if found else []
+    return []
+
+
+def _holds(condition: str, body: str, model_type: str, architecture: Mapping[str, Any]) -> bool:
+    """Whether a condition on a field of the configuration is known to hold: `name`, or `name == number`."""
+    name, equal, number = condition.partition(" == ")
+    if assigned := re.search(rf"\b{re.escape(name)} = (config\.\w+)", body):  # an attribute of the module
+        name = assigned[1]
+    value = _field(name, model_type, architecture)
+    return str(value) == number if equal else value is True
+
+
 def why_not_recorded(model_type: str, architecture: Mapping[str, Any]) -> str | None:
     """Return why a pass cannot be recorded as a CUDA graph; None if it can, or if the code is unknown.
 
@@ -278,6 +336,11 @@ def _after_biased_layers(body: str, model_type: str, architecture: Mapping[str, 
         later = re.findall(rf"(\w+) = self\.{layer}\({line}\w+ = self\.(\w+)\((\w+)\)", body)
         found |= {attribute for result, attribute, entry in later if result == entry}
     return found
+
+
+def field(model_type: str, name: str, architecture: Mapping[str, Any]) -> Any:
+    """Return the value of a configuration's field, given or by default; None if it is unknown."""
+    return _field(f"config.{name}", model_type, architecture)
 
 
 def _field(expression: str, model_type: str, architecture: Mapping[str, Any]) -> Any:
