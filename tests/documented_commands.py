@@ -160,9 +160,6 @@ NOT_RUN = {
     "bench push manifests/hour.json ubuntu@203.0.113.7 --image": IMAGE,
     "bench push others.json": IMAGE,
     "bench push mamba.json": IMAGE,
-    "bench push manifests/paper.json --slurm --engine none --python ~/venv/bin/python --slurm-nodes 2": (
-        "tests/e2e/test_push_slurm.py lets two nodes train as one from another machine"
-    ),
     "bench reproduce --published kempnerforge-2026-01-1g-7b-none": "trains a model of 7B on a GPU",
 }
 
