@@ -136,10 +136,6 @@ def _named(module: ast.Module) -> Iterator[str]:
 
 # Pages whose commands another test types as printed, in the environment that it makes.
 TYPED_ELSEWHERE = {"ansible/README.md": "tests/e2e/test_push_ansible.py"}
-LARGE = (
-    "an image of GPUs takes gigabytes and minutes; tests/e2e/test_image_build.py builds the one of the CPU"
-)
-NVCC = "compiles with nvcc for minutes to hours; tests/images/test_kernels.py has a stand-in for the compiler"
 ENGINES = "tests/e2e/test_image.py does this with the image of the CPU in both engines, by other names"
 IMAGE = "tests/e2e/test_push_image.py pushes the image of the CPU to nodes with engines, by other names"
 # Beginnings of lines that are parsed and not typed, with the reason.
@@ -147,23 +143,10 @@ NOT_RUN = {
     "make lock": "asks package indexes for the newest packages, minutes long, and changes the locks",
     "make mutate MODULES=": "40 mutants take minutes",
     "python -m tests.pip_lines.record": "needs the network and three versions of Python",
-    "bench image kernels cuda13 --arch": NVCC,
-    "bench image kernels cuda12.8": NVCC,
-    "bench image id bench:cpu": ENGINES,
-    "bench image id out/images/bench-cpu.tar": ENGINES,
-    "bench run manifests/paper.json --engine": ENGINES,
-    "bench run manifests/quickstart.json --engine": ENGINES,
     "bench check --engine docker": ENGINES,
-    "bench image build cpu --load docker": "tests/e2e/test_image_build.py builds it and does not load it",
-    "bench image build cuda13": LARGE,
-    "bench image build cpu && bench image build cuda13": LARGE,
     "bench push manifests/hour.json ubuntu@203.0.113.7 --image": IMAGE,
     "bench push others.json": IMAGE,
     "bench push mamba.json": IMAGE,
-    "bench push manifests/node-check.json --kubernetes --nodes 3": "the cluster of tests has no Kueue",
-    "bench push manifests/paper.json --slurm --engine none --python ~/venv/bin/python --slurm-nodes 2": (
-        "tests/e2e/test_push_slurm.py lets two nodes train as one from another machine"
-    ),
     "bench reproduce --published kempnerforge-2026-01-1g-7b-none": "trains a model of 7B on a GPU",
 }
 

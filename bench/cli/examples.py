@@ -64,7 +64,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "bench keys revoke": ("bench keys revoke stolen.pub",),
     "bench image": ("bench image build cuda13 --load docker",),
     "bench image build": ("bench image build cuda13 --load docker",),
-    "bench image kernels": ("bench image kernels cuda13 --arch 9.0",),
+    "bench image kernels": ('bench image kernels cuda13 --arch "8.0;9.0" --jobs 32',),
     "bench image add": (
         "bench image add bench-cuda13.tar out/images/bench-cuda13-kernels.tar -o with-kernels.tar",
     ),

@@ -18,7 +18,7 @@ from bench.base.stamps import file_sha256
 from bench.images.locks import Pin
 from bench.packages.download import WantedFile, fetch_all
 from bench.packages.errors import CannotDownload
-from bench.packages.package_index import PackageIndex, normal
+from bench.packages.package_index import OfferedFile, PackageIndex, normal
 from bench.packages.pip_settings import read_settings
 
 _NEWEST_GLIBC = 36  # minor version of Debian 12's glibc; pip matches platform names exactly
@@ -98,8 +98,8 @@ def source(pin: Pin, cache: Path) -> Path:
         index = PackageIndex(read_settings(os.environ, Path.home()))
         files = [file for file in index.files(pin.name) if file.name.endswith(_SOURCE_SUFFIX)]
         with tempfile.TemporaryDirectory(dir=cache) as folder:
-            for file in (file for file in files if file.sha256 in pin.sha256):
-                wanted = WantedFile(pin.name, frozenset({file.sha256 or ""}), (file,))
+            for file in (file for file in files if _may_be(file, pin)):
+                wanted = WantedFile(pin.name, pin.sha256, (file,))
                 for path in fetch_all([wanted], index, Path(folder))[0].values():
                     # Not the index's name, which may have a backslash, a NUL or a thousand letters.
                     name = f"{pin.name.replace('-', '_')}-{pin.version}{_SOURCE_SUFFIX}"
@@ -111,3 +111,10 @@ def source(pin: Pin, cache: Path) -> Path:
     raise EnvironmentCannot(
         f"the package index has no source of {pin.name} {pin.version} with the lock's digest"
     )
+
+
+def _may_be(file: OfferedFile, pin: Pin) -> bool:
+    """Whether an index or a folder offers a file as the source of a pin; a folder states no digests."""
+    if file.sha256 is not None:
+        return file.sha256 in pin.sha256
+    return normal(file.name.removesuffix(_SOURCE_SUFFIX)) == normal(f"{pin.name}-{pin.version}")

@@ -3,7 +3,8 @@
 It answers as the real one does where `bench push --kubernetes` and kubectl look: discovery, rights, quotas,
 Jobs with an index, pods that wait, run, end and are evicted, and commands in containers. A container is a
 process in a separate mount namespace, with the pod's volume for results at its place; it shares the rest
-with this machine. Every Job is held against the schema of Kubernetes.
+with this machine. Every Job is held against the schema of Kubernetes. Kueue can be there too: it suspends a
+Job that names a queue, also in a dry run, until its queue admits it, and says why one is not admitted.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from tests.e2e.remote_streams import carry, open_streams
 from tests.e2e.services import ONE_THREAD
 from tests.push.kubernetes_schemas import mistakes
 
+QUEUE, JOB_UID = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/job-uid"
 JOB_NAME, INDEX = "batch.kubernetes.io/job-name", "batch.kubernetes.io/job-completion-index"
 GPU = "nvidia.com/gpu"
 Made = dict[str, Any]
@@ -66,6 +68,8 @@ class SmallCluster:
         self.forbidden: set[tuple[str, str]] = set()  # verbs and resources
         self.broken_image: tuple[str, str] | None = None  # reason and message of a container that waits
         self.applied: dict[tuple[str, str], Made] = {}  # what has no controller here, by resource and name
+        # Kueue's local queues, with the reason for which each admits nothing now, if any; None: no Kueue.
+        self.queues: dict[str, str] | None = None
         self.asked: list[str] = []  # methods and paths of all requests
         self.lock = threading.RLock()
 
@@ -75,11 +79,18 @@ class SmallCluster:
         """Let every controller work once."""
         with self.lock:
             for job in list(self.jobs.values()):
+                self._admit(job)
                 self._make_pods(job)
             for pod in list(self.pods.values()):
                 if pod.node is None:
                     self._schedule(pod)
                 self._refresh(pod)
+
+    def _admit(self, job: Made) -> None:
+        """Let a Job go whose queue admits Jobs, as Kueue does."""
+        queue = job["metadata"]["labels"].get(QUEUE)
+        if self.queues and self.queues.get(queue) == "":
+            job["spec"]["suspend"] = False
 
     def _make_pods(self, job: Made) -> None:
         name, spec = job["metadata"]["name"], job["spec"]
@@ -100,7 +111,7 @@ class SmallCluster:
             template = copy.deepcopy(spec["template"])
             labels = template["metadata"]["labels"] | {JOB_NAME: name, INDEX: str(index)}
             pod_name = f"{name}-{index}-{secrets.token_hex(2)}"
-            metadata = {"name": pod_name, "namespace": "default", "labels": labels}
+            metadata = {"name": pod_name, "namespace": job["metadata"]["namespace"], "labels": labels}
             shown = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
             shown["status"] = {"phase": "Pending"}
             self.pods[pod_name] = Pod(shown, self.folder / pod_name)
@@ -210,11 +221,45 @@ class SmallCluster:
             for name, gpus in self.nodes.items()
         ]
 
+    def queue_objects(self) -> dict[str, Made]:
+        return {
+            name: {
+                "apiVersion": "kueue.x-k8s.io/v1beta1",
+                "kind": "LocalQueue",
+                "metadata": {"name": name},
+                "status": {"conditions": [_condition("Active", why)]},
+            }
+            for name, why in (self.queues or {}).items()
+        }
+
+    def workload_objects(self) -> list[Made]:
+        """Return Kueue's own objects, one for each Job with a queue."""
+        return [
+            {
+                "apiVersion": "kueue.x-k8s.io/v1beta1",
+                "kind": "Workload",
+                "metadata": {
+                    "name": f"job-{job['metadata']['name']}",
+                    "labels": {JOB_UID: job["metadata"]["uid"]},
+                },
+                "status": {"conditions": [_condition("QuotaReserved", (self.queues or {})[queue])]},
+            }
+            for job in self.jobs.values()
+            if (queue := job["metadata"]["labels"].get(QUEUE)) is not None
+        ]
+
     def quota_objects(self) -> list[Made]:
         if not self.quota:
             return []
         used = dict.fromkeys(self.quota, "0")
         return [{"metadata": {"name": "small"}, "status": {"hard": self.quota, "used": used}}]
+
+
+def _condition(kind: str, why_not: str) -> Made:
+    """Return a condition of Kueue's, which is false for a reason."""
+    if why_not:
+        return {"type": kind, "status": "False", "reason": "Pending", "message": why_not}
+    return {"type": kind, "status": "True", "reason": "Ready", "message": ""}
 
 
 def _container_state(code: int | None) -> Made:
@@ -240,6 +285,8 @@ _APPLIED = {
 _VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 _KINDS = {"pods": "Pod", "nodes": "Node", "resourcequotas": "ResourceQuota", "events": "Event", "jobs": "Job"}
 _KINDS |= _APPLIED
+_OF_KUEUE = {"localqueues": "LocalQueue", "workloads": "Workload"}
+_KINDS |= _OF_KUEUE
 
 
 class RefusalByServer(Exception):
@@ -313,15 +360,15 @@ class ApiHandler(BaseHTTPRequestHandler):
         return body
 
     def _found(self, path: str, query: Mapping[str, list[str]], body: bytes) -> Made:
-        if path in _DISCOVERY:
-            return _DISCOVERY[path]
+        if (known := discovery(with_kueue=self.cluster.queues is not None).get(path)) is not None:
+            return known
         if path.endswith("/selfsubjectaccessreviews"):
             return self._review(json.loads(body))
         parts = path.strip("/").split("/")
         parts = parts[2:] if parts[0] == "api" else parts[3:]
         namespace = parts[1] if parts[:1] == ["namespaces"] and len(parts) > 2 else None
         resource, *rest = (parts[2:] if namespace else parts) or [""]
-        if resource not in _KINDS:
+        if resource not in _KINDS or (resource in _OF_KUEUE and self.cluster.queues is None):
             raise RefusalByServer(404, "NotFound", "the server could not find the requested resource")
         verb = _VERBS.get(self.command, "get" if rest else "list")
         self._demand(verb, resource)
@@ -330,11 +377,14 @@ class ApiHandler(BaseHTTPRequestHandler):
                 raise RefusalByServer(404, "NotFound", f'namespaces "{namespace}" not found')
             return self._applied(resource, rest, _object(body) if body else None)
         if verb == "create":
-            return self._create_job(json.loads(body), query)
+            return self._create_job(json.loads(body), namespace or "default", query)
         if verb == "delete":
             self._one(self.cluster.jobs, "jobs", rest[0])
             self.cluster.delete_job(rest[0])
             return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
+        if rest and resource == "localqueues":
+            queue: Made = self._one(self.cluster.queue_objects(), resource, rest[0])
+            return queue
         if rest and resource == "jobs":
             job: Made = self._one(self.cluster.jobs, resource, rest[0])
             return job
@@ -346,11 +396,12 @@ class ApiHandler(BaseHTTPRequestHandler):
 
     def _items(self, resource: str, query: Mapping[str, list[str]]) -> list[Made]:
         cluster = self.cluster
-        if resource == "pods":
+        if resource in ("pods", "workloads"):
             wanted = dict(term.split("=") for term in query.get("labelSelector", [""])[0].split(",") if term)
             cluster.step()
             pods = [pod.shown for pod in cluster.pods.values()]
-            return [pod for pod in pods if wanted.items() <= pod["metadata"]["labels"].items()]
+            found = pods if resource == "pods" else cluster.workload_objects()
+            return [each for each in found if wanted.items() <= each["metadata"]["labels"].items()]
         lists = {"nodes": cluster.node_objects, "resourcequotas": cluster.quota_objects}
         return lists[resource]() if resource in lists else cluster.events
 
@@ -364,7 +415,7 @@ class ApiHandler(BaseHTTPRequestHandler):
         resource = wanted["resource"] + (f"/{wanted['subresource']}" if wanted.get("subresource") else "")
         return review | {"status": {"allowed": (wanted["verb"], resource) not in self.cluster.forbidden}}
 
-    def _create_job(self, job: Made, query: Mapping[str, list[str]]) -> Made:
+    def _create_job(self, job: Made, namespace: str, query: Mapping[str, list[str]]) -> Made:
         name = job["metadata"]["name"]
         if wrong := mistakes(job):
             raise RefusalByServer(422, "Invalid", f'Job.batch "{name}" is invalid: {wrong[0]}')
@@ -375,8 +426,10 @@ class ApiHandler(BaseHTTPRequestHandler):
             raise RefusalByServer(403, "Forbidden", message)
         if name in self.cluster.jobs:
             raise RefusalByServer(409, "AlreadyExists", f'jobs.batch "{name}" already exists')
+        if self.cluster.queues is not None and QUEUE in job["metadata"]["labels"]:
+            job["spec"]["suspend"] = True
         job = job | {"status": {}}
-        job["metadata"] |= {"uid": secrets.token_hex(8), "namespace": "default"}
+        job["metadata"] |= {"uid": secrets.token_hex(8), "namespace": namespace}
         if not query.get("dryRun"):
             self.cluster.jobs[name] = job
             self.cluster.step()
@@ -468,12 +521,12 @@ def _resources(version: str, *resources: Made) -> Made:
     return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": version, "resources": [*resources]}
 
 
-def _group(name: str) -> Made:
-    version = {"groupVersion": f"{name}/v1", "version": "v1"}
+def _group(name: str, only: str = "v1") -> Made:
+    version = {"groupVersion": f"{name}/{only}", "version": only}
     return {"name": name, "versions": [version], "preferredVersion": version}
 
 
-_DISCOVERY: dict[str, Made] = {
+_PLAIN: dict[str, Made] = {
     "/version": {"major": "1", "minor": "37", "gitVersion": "v1.37.0", "platform": "linux/amd64"},
     "/api": {"kind": "APIVersions", "versions": ["v1"]},
     "/apis": {
@@ -503,6 +556,17 @@ _DISCOVERY: dict[str, Made] = {
         "authorization.k8s.io/v1", _resource("selfsubjectaccessreviews", "create", namespaced=False)
     ),
 }
+_WITH_KUEUE: dict[str, Made] = _PLAIN | {
+    "/apis": _PLAIN["/apis"] | {"groups": [*_PLAIN["/apis"]["groups"], _group("kueue.x-k8s.io", "v1beta1")]},
+    "/apis/kueue.x-k8s.io/v1beta1": _resources(
+        "kueue.x-k8s.io/v1beta1", *(_resource(name, "get", "list") for name in _OF_KUEUE)
+    ),
+}
+
+
+def discovery(*, with_kueue: bool) -> dict[str, Made]:
+    """Return the documents by which kubectl learns what a server has, by their paths."""
+    return _WITH_KUEUE if with_kueue else _PLAIN
 
 
 @contextmanager

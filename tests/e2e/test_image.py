@@ -22,8 +22,10 @@ import pytest
 
 from bench.base.names import GIB
 from bench.images.container import Container
+from tests.documented_commands import printed
 from tests.e2e.images import ROOT, Images
 from tests.e2e.pushing import MOODY, TINY, UNHURRIED
+from tests.e2e.reader import Reader
 from tests.e2e.services import SYSTEM, docker_engine, podman_store
 from tests.images.made_up_images import make_image
 from tests.images.stand_in_kernels import SITE, compiled_wheel, make_plain
@@ -87,17 +89,31 @@ def image(machine: Machine, images: Images) -> dict[str, Any]:
     return found
 
 
+@pytest.fixture(scope="module")
+def reader(machine: Machine, image: dict[str, Any]) -> Reader:
+    """A reader of docs/images.md, who has built the image and has it in both engines."""
+    folder = machine.folder / "reader"
+    (folder / "out/images").mkdir(parents=True)
+    (folder / "manifests").mkdir()
+    (folder / "out/images/bench-cpu.tar").hardlink_to(machine.folder / "one.tar")
+    return Reader(folder, {"DOCKER_HOST": machine.docker, **machine.podman})
+
+
 def identity(machine: Machine, *arguments: str | Path) -> str:
     return machine.bench("image", "id", *arguments).stdout.strip()
 
 
-def test_identity_is_the_same_in_every_engine(machine: Machine, image: dict[str, Any]) -> None:
+def test_identity_is_the_same_in_every_engine(
+    machine: Machine, reader: Reader, image: dict[str, Any]
+) -> None:
     """A gigabyte is hashed for each answer that is read from the archive or from an engine."""
     archive = machine.folder / "one.tar"
-    assert identity(machine, archive) == image["config"]
+    assert image["config"] in reader.type(printed("bench image id out/images/bench-cpu.tar"))
+    assert image["config"] in reader.type(printed("bench image id bench:cpu --engine docker"))
     sbom = machine.bench("image", "sbom", archive).stdout
     for engine in ENGINES:
-        assert identity(machine, "bench:cpu", "--engine", engine) == image["config"]
+        if engine != "docker":
+            assert identity(machine, "bench:cpu", "--engine", engine) == image["config"]
         # The list of contents is read from the image as the engine saves it, after all of that is hashed.
         assert machine.bench("image", "sbom", "bench:cpu", "--engine", engine).stdout == sbom
 
@@ -218,13 +234,15 @@ def test_the_container_has_no_other_rights_than_measuring(
     assert found["pids"] == "8192"
 
 
-def test_quickstart_runs_hardened_and_its_bundle_is_verified(machine: Machine, image: dict[str, Any]) -> None:
-    out = machine.folder / "results"
+def test_quickstart_runs_hardened_and_its_bundle_is_verified(
+    machine: Machine, reader: Reader, image: dict[str, Any]
+) -> None:
     first, *others = QUICKSTART["models"]
     plain = [{"name": name, "methods": ["naive", ["checkpointing"]]} for name in others]  # compiling is slow
     manifest = machine.manifest(image=image["config"], models=[first, *plain])
-    machine.bench("run", manifest, "--engine", "docker", "--image", "bench:cpu", "--out", out)
-    (bundle,) = out.glob("*.tar")
+    shutil.copy(manifest, reader.folder / "manifests/quickstart.json")
+    reader.type(printed("bench run manifests/quickstart.json --engine docker"))
+    (bundle,) = reader.folder.glob("out/*.tar")
     said = machine.bench("verify", bundle).stdout
     assert f"image      cpu {image['config']}" in said
     with tarfile.open(bundle) as archive:
@@ -255,11 +273,16 @@ def test_a_node_is_checked_in_the_image(machine: Machine, image: dict[str, Any],
     assert line.startswith("BENCH UNKNOWN - ") and len(line.splitlines()) == 1
 
 
-def test_podman_runs_it_too_and_its_bundle_is_verified(machine: Machine, image: dict[str, Any]) -> None:
-    out = machine.folder / "by-podman"
+def test_podman_runs_it_too_and_its_bundle_is_verified(
+    machine: Machine, reader: Reader, image: dict[str, Any]
+) -> None:
+    """The image of the CPU has the name of the one for GPUs here."""
     manifest = machine.manifest(image=image["config"], models=["tiny-vit"], methods=[["compile-blocks"]])
-    machine.bench("run", manifest, "--engine", "podman", "--image", "bench:cpu", "--out", out)
-    (bundle,) = out.glob("*.tar")
+    shutil.copy(manifest, reader.folder / "manifests/quickstart.json")
+    subprocess.run(["podman", "tag", "bench:cpu", "bench:cuda13"], **machine.how(), check=True)
+    before = set(reader.folder.glob("out/*.tar"))
+    reader.type(printed("bench run manifests/quickstart.json --engine podman --image bench:cuda13"))
+    (bundle,) = set(reader.folder.glob("out/*.tar")) - before
     assert f"image      cpu {image['config']}" in machine.bench("verify", bundle).stdout
 
 

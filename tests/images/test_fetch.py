@@ -51,6 +51,22 @@ def test_a_source_is_kept_under_the_name_of_its_pin(index: Web, tmp_path: Path, 
     assert fetch.source(own, tmp_path / "cache") == tmp_path / "cache/thing-1.0.tar.gz"
 
 
+def test_a_source_is_found_in_a_folder_where_pip_looks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder states no digests: the file of this name and version is the one whose bytes are compared."""
+    folder = tmp_path / "sources"
+    folder.mkdir()
+    for name, data in (("thing-0.9", b"older"), ("thing-1.0", DATA), ("thing_more-1.0", b"another")):
+        (folder / f"{name}.tar.gz").write_bytes(data)
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    assert fetch.source(pin(), tmp_path / "cache").read_bytes() == DATA
+    with pytest.raises(EnvironmentCannot, match=r"no source of thing 1\.0 with the lock's digest"):
+        fetch.source(pin(b"what the lock means"), tmp_path / "other")
+
+
 def test_a_file_with_a_wrong_digest_is_refused(index: Web, tmp_path: Path) -> None:
     publish(index, "thing-1.0.tar.gz", b"something else", digest=next(iter(pin().sha256)))
     with pytest.raises(EnvironmentCannot, match=r"no source of thing 1\.0 with the lock's digest"):

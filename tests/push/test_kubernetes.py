@@ -16,6 +16,7 @@ from bench.push.connection import Unreachable
 from bench.push.kubernetes.cluster_preflight import PodsWanted, choose_share
 from bench.push.kubernetes.created_job import choose_pod
 from bench.push.kubernetes.kubectl import Cluster, NotThere, find_cluster, refusal
+from bench.push.kubernetes.kueue import read_workloads
 from bench.push.kubernetes.pod_job import PodJob, PodShare
 from bench.push.kubernetes.pod_node import check_same
 from bench.push.kubernetes.pod_state import (
@@ -349,6 +350,38 @@ def test_quotas_that_leave_too_little_are_named() -> None:
     found = list(short_quotas([quota], asked))
     assert found == ["the quota small leaves too little requests.nvidia.com/gpu: 0 of 0 used, 16 needed"]
     assert list(short_quotas([quota], {"pods": 3000}))
+
+
+# --- Kueue ------------------------------------------------------------------------------------------------
+
+
+def workload(*conditions: dict[str, str], **status: Any) -> dict[str, Any]:
+    return {"status": {"conditions": [*conditions], **status}}
+
+
+WAITS = {"type": "QuotaReserved", "status": "False", "reason": "Pending", "message": "no room\x1b[2J"}
+RESERVED = {"type": "QuotaReserved", "status": "True", "message": "Quota reserved"}
+
+
+@pytest.mark.parametrize(
+    ("found", "why"),
+    [
+        ([], ""),
+        ([{"status": None}], ""),
+        ([workload(RESERVED)], ""),
+        ([workload(WAITS)], "no room"),
+        ([workload({"type": "QuotaReserved", "status": "False", "reason": "Inadmissible"})], "Inadmissible"),
+        (
+            [workload(RESERVED, admissionChecks=[{"name": "more-nodes", "state": "Pending", "message": ""}])],
+            "admission check more-nodes: Pending",
+        ),
+        ([workload(RESERVED, admissionChecks=[{"name": "more-nodes", "state": "Ready"}])], ""),
+    ],
+)
+def test_kueue_says_why_a_job_waits(found: list[dict[str, Any]], why: str) -> None:
+    said = read_workloads(found)
+    assert "\x1b" not in said
+    assert said.startswith(why) and bool(said) == bool(why)
 
 
 # --- what kubectl says ------------------------------------------------------------------------------------

@@ -124,6 +124,7 @@ def test_the_role_in_the_file_is_all_that_a_push_asks_for() -> None:
     }
     assert set(NEEDED) <= granted
     optional = {("list", "nodes"), ("list", "events"), ("list", "resourcequotas"), ("get", "pods/exec")}
+    optional |= {("get", "localqueues.kueue.x-k8s.io"), ("list", "workloads.kueue.x-k8s.io")}
     assert granted - set(NEEDED) == optional
 
 

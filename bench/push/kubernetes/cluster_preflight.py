@@ -9,6 +9,7 @@ from bench.base.errors import EnvironmentCannot
 from bench.node_check.check_manifest import data_folders, wanted_environment, wanted_image
 from bench.push.hosts import Host
 from bench.push.kubernetes.kubectl import ROLE_FILE, Cluster, Kubectl
+from bench.push.kubernetes.kueue import check_queue
 from bench.push.kubernetes.pod_job import GPU, NAME, PodJob, PodShare
 from bench.push.kubernetes.pod_state import ClusterNode, read_node, short_quotas
 from bench.push.request import DAY, FETCH_SECONDS, PushRequest
@@ -77,7 +78,9 @@ def preflight(wanted: PodsWanted, request: PushRequest, say: Callable[[str], obj
     for short in _short_quotas(kubectl, job):
         advice = "ask for more, push to fewer nodes, or name another --namespace"
         raise EnvironmentCannot(short, advice=advice)
-    kubectl.create_job(job.to_object(), dry_run=True)
+    tried = kubectl.create_job(job.to_object(), dry_run=True)
+    if job.queue is not None:
+        check_queue(kubectl, job.queue, tried, say)
     return job
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from bench.base.errors import EnvironmentCannot
 from bench.push.kubernetes.kubectl import Cluster, Kubectl, NotThere
+from bench.push.kubernetes.kueue import is_suspended, why_not_admitted
 from bench.push.kubernetes.pod_job import PodJob
 from bench.push.kubernetes.pod_node import PodGone
 from bench.push.kubernetes.pod_state import INDEX, JOB_NAME, PodState, read_pod, refused_pods
@@ -16,6 +17,7 @@ from bench.push.push_record import PodPlace
 
 LOOK_SECONDS = 2.0  # between two questions about the pods of a job
 _REFUSED_SECONDS = 10.0  # after which a job without a pod is asked for its reason
+_NOT_YET = "the cluster has not made the pod yet"
 
 
 class CreatedJob:
@@ -29,7 +31,7 @@ class CreatedJob:
         self._asked_at = 0.0
         self._uid = str(self._kubectl.create_job(job.to_object()).get("metadata", {}).get("uid", ""))
         self._made_at = time.monotonic()
-        self._not_made = "the cluster has not made the pod yet"
+        self._not_made = _NOT_YET
 
     def pod(self, index: int, node: str) -> PodState:
         """Return the state of the pod on a node that the job names, else of the pod with this index.
@@ -46,7 +48,8 @@ class CreatedJob:
         pods = self._kubectl.items("pods", f"--selector={JOB_NAME}={self.job.name}")
         self._asked_at = time.monotonic()
         self._seen = {index_of(pod): read_pod(pod) for pod in pods}
-        if not pods and self._asked_at - self._made_at > _REFUSED_SECONDS:
+        late = self._asked_at - self._made_at > _REFUSED_SECONDS
+        if not pods and (late or self.job.queue is not None):
             self._ask_why()
 
     def _ask_why(self) -> None:
@@ -54,9 +57,12 @@ class CreatedJob:
             job = self._kubectl.get("job", self.job.name)
         except NotThere:
             raise PodGone(f"the job {self.job.name} is gone", advice="push again") from None
-        if job.get("spec", {}).get("suspend") is True:
-            self._not_made = "the job is suspended: its queue has not admitted it yet"
+        if is_suspended(job):
+            queue = f"the queue {self.job.queue}" if self.job.queue else "its queue"
+            why = why_not_admitted(self._kubectl, self._uid)
+            self._not_made = f"{queue} has not admitted the job yet{why and f': {why}'}"
             return
+        self._not_made = _NOT_YET
         selector = f"--field-selector=involvedObject.uid={self._uid}"
         if not self._kubectl.may("list", "events"):
             return

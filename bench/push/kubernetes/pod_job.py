@@ -16,6 +16,7 @@ from typing import Any
 from bench.base.errors import BadInput
 from bench.base.names import GIB
 from bench.images.container import CACHE, NOBODY, OUT, Container
+from bench.push.kubernetes.kueue import QUEUE
 from bench.push.request import DAY
 
 GPU = "nvidia.com/gpu"
@@ -71,7 +72,7 @@ class PodJob:
 
     def to_object(self) -> dict[str, Any]:
         """Return the Job as the API takes it."""
-        queue = {"kueue.x-k8s.io/queue-name": self.queue} if self.queue else {}
+        queue = {QUEUE: self.queue} if self.queue else {}
         spec: dict[str, Any] = {
             "completionMode": "Indexed",
             "completions": self.pods,

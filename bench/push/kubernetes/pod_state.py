@@ -7,12 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from bench.push.connection import plain
+from bench.push.kubernetes.fields import list_of, part_of, text_of
 from bench.push.kubernetes.pod_job import KEEPER, RUN_CONTAINER
 
 # Labels of a Job's pods.
 JOB_NAME, INDEX = "batch.kubernetes.io/job-name", "batch.kubernetes.io/job-completion-index"
-_TEXT = 300  # characters of a message of the cluster that are shown
 # Reasons of a waiting container that no waiting mends.
 _HOPELESS = (
     "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError",
@@ -35,18 +34,20 @@ class PodState:
 
 def read_pod(pod: Mapping[str, Any]) -> PodState:
     """Return the state of a pod: running once its keeper runs, gone once it does not any more."""
-    status = _part(pod, "status")
-    name, node = _text(_part(pod, "metadata").get("name")), _text(_part(pod, "spec").get("nodeName"))
-    containers = {str(each.get("name")): _part(each, "state") for each in _list(status, "containerStatuses")}
+    status = part_of(pod, "status")
+    name, node = text_of(part_of(pod, "metadata").get("name")), text_of(part_of(pod, "spec").get("nodeName"))
+    containers = {
+        str(each.get("name")): part_of(each, "state") for each in list_of(status, "containerStatuses")
+    }
     keeper = containers.get(KEEPER, {})
     if "running" in keeper:
         return PodState("running", name=name, node=node)
     if "terminated" in keeper or status.get("phase") in ("Succeeded", "Failed"):
         return PodState("gone", _end(status, containers), AGAIN, name, node)
     for container, state in containers.items():
-        reason = _text(_part(state, "waiting").get("reason"))
+        reason = text_of(part_of(state, "waiting").get("reason"))
         if reason in _HOPELESS:
-            message = _text(_part(state, "waiting").get("message"))
+            message = text_of(part_of(state, "waiting").get("message"))
             advice = _PULL if "Image" in reason else f"kubectl describe pod {name}"
             return PodState("gone", f"container {container}: {reason}: {message}", advice, name, node)
     return PodState("waiting", _waits_for(status, containers), name=name, node=node)
@@ -54,39 +55,39 @@ def read_pod(pod: Mapping[str, Any]) -> PodState:
 
 def why_killed(pod: Mapping[str, Any]) -> str:
     """Return how the run's container ended, if the cluster ended it; empty if it did not."""
-    for each in _list(_part(pod, "status"), "containerStatuses"):
-        ended = _part(_part(each, "state"), "terminated")
+    for each in list_of(part_of(pod, "status"), "containerStatuses"):
+        ended = part_of(part_of(each, "state"), "terminated")
         if each.get("name") == RUN_CONTAINER and ended.get("reason") not in (None, "Completed", "Error"):
-            return _text(ended.get("reason"))
+            return text_of(ended.get("reason"))
     return ""
 
 
 def _end(status: Mapping[str, Any], containers: Mapping[str, Mapping[str, Any]]) -> str:
     """Return why a pod ended: the cluster's reason, else that of its containers."""
-    disrupted = next((c for c in _list(status, "conditions") if c.get("type") == "DisruptionTarget"), {})
-    words = [_text(status.get("reason")), _text(disrupted.get("reason"))]
-    words += [_text(status.get("message")) or _text(disrupted.get("message"))]
+    disrupted = next((c for c in list_of(status, "conditions") if c.get("type") == "DisruptionTarget"), {})
+    words = [text_of(status.get("reason")), text_of(disrupted.get("reason"))]
+    words += [text_of(status.get("message")) or text_of(disrupted.get("message"))]
     if not any(words):
         words = [
-            f"container {name}: {_text(_part(state, 'terminated').get('reason'))}"
+            f"container {name}: {text_of(part_of(state, 'terminated').get('reason'))}"
             for name, state in containers.items()
             if "terminated" in state
         ]
-    return ": ".join(filter(None, words)) or _text(status.get("phase"))
+    return ": ".join(filter(None, words)) or text_of(status.get("phase"))
 
 
 def _waits_for(status: Mapping[str, Any], containers: Mapping[str, Mapping[str, Any]]) -> str:
-    for condition in _list(status, "conditions"):
+    for condition in list_of(status, "conditions"):
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
-            return f"{_text(condition.get('reason'))}: {_text(condition.get('message'))}"
-    reasons = (_text(_part(state, "waiting").get("reason")) for state in containers.values())
-    return next(filter(None, reasons), "") or _text(status.get("phase"))
+            return f"{text_of(condition.get('reason'))}: {text_of(condition.get('message'))}"
+    reasons = (text_of(part_of(state, "waiting").get("reason")) for state in containers.values())
+    return next(filter(None, reasons), "") or text_of(status.get("phase"))
 
 
 def refused_pods(events: Sequence[Mapping[str, Any]]) -> str:
     """Return why the cluster makes no pod for a Job, from the Job's events; empty if none says so."""
     refused = [event for event in events if event.get("reason") == "FailedCreate"]
-    return _text(refused[-1].get("message")) if refused else ""
+    return text_of(refused[-1].get("message")) if refused else ""
 
 
 # --- nodes and quotas -------------------------------------------------------------------------------------
@@ -105,16 +106,16 @@ class ClusterNode:
 
 
 def read_node(node: Mapping[str, Any], gpu: str) -> ClusterNode:
-    status = _part(node, "status")
-    offered = _part(status, "allocatable")
-    ready = any(c.get("type") == "Ready" and c.get("status") == "True" for c in _list(status, "conditions"))
+    status = part_of(node, "status")
+    offered = part_of(status, "allocatable")
+    ready = any(c.get("type") == "Ready" and c.get("status") == "True" for c in list_of(status, "conditions"))
     return ClusterNode(
-        name=_text(_part(node, "metadata").get("name")),
+        name=text_of(part_of(node, "metadata").get("name")),
         gpus=quantity(offered.get(gpu)) // 1000,
         cpu_milli=quantity(offered.get("cpu")),
         memory_bytes=quantity(offered.get("memory")) // 1000,
         ready=ready,
-        cordoned=_part(node, "spec").get("unschedulable") is True,
+        cordoned=part_of(node, "spec").get("unschedulable") is True,
     )
 
 
@@ -138,26 +139,10 @@ def quantity(value: object) -> int:
 def short_quotas(quotas: Sequence[Mapping[str, Any]], wanted: Mapping[str, int]) -> Iterator[str]:
     """Yield resources that the namespace's quotas forbid; `wanted` is in thousandths, like `quantity`."""
     for quota in quotas:
-        status = _part(quota, "status")
-        hard, used = _part(status, "hard"), _part(status, "used")
+        status = part_of(quota, "status")
+        hard, used = part_of(status, "hard"), part_of(status, "used")
         for name, count in wanted.items():
             if name in hard and quantity(used.get(name)) + count > quantity(hard[name]):
-                of = _text(_part(quota, "metadata").get("name"))
-                left = f"{_text(used.get(name)) or 0} of {_text(hard[name])} used"
+                of = text_of(part_of(quota, "metadata").get("name"))
+                left = f"{text_of(used.get(name)) or 0} of {text_of(hard[name])} used"
                 yield f"the quota {of} leaves too little {name}: {left}, {count // 1000} needed"
-
-
-def _part(value: object, name: str) -> dict[str, Any]:
-    """Return an object's field that is an object; an empty one for anything else."""
-    found = value.get(name) if isinstance(value, Mapping) else None
-    return found if isinstance(found, dict) else {}
-
-
-def _list(value: object, name: str) -> list[dict[str, Any]]:
-    """Return the objects in a field that is a list."""
-    found = value.get(name) if isinstance(value, Mapping) else None
-    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
-
-
-def _text(value: object) -> str:
-    return "" if value is None else plain(str(value))[:_TEXT]
