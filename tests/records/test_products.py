@@ -94,11 +94,12 @@ def test_a_kind_of_products_has_no_fewer_operations_than_none(forward: int, back
 
 @pytest.mark.parametrize(
     ("precision", "setting", "possible"),
-    [("fp32", ("tf32",), True), ("fp32", (), False), ("bf16", ("tf32",), False)],
+    [("fp32", ("tf32",), True), ("fp32", (), False), ("bf16", ("tf32",), True), ("bf16", (), False)],
 )
-def test_products_in_tf32_need_a_recipe_in_fp32_and_its_method(
+def test_products_in_tf32_need_the_method_in_any_recipe(
     precision: Precision, setting: Setting, possible: bool
 ) -> None:
+    """A recipe in half precision has products of fp32 as well, those of a contrastive loss, for instance."""
     one = (Products("products", "tf32", 1000, 2000),)
     assert (why_no_products(one, Flops(matmul=1000), model(precision), setting) is None) == possible
 
