@@ -105,7 +105,7 @@ def test_a_manifest_is_measured_in_an_environment_that_the_node_installs(
     address = operator.nodes.addresses[0]
     words = operator.pushing(operator.manifest(), address, "--keep", "--index", index.simple, "--json")
     done = operator.bench(*words)
-    chosen = "venv (docker, podman, apptainer: not installed): the environment cpu with Python 3.11, "
+    chosen = "venv (docker, podman, apptainer: not installed): the environment cpu with Python 3.11"
     assert chosen in done.stderr
     (node,) = json.loads(done.stdout)["nodes"]
     assert (node["outcome"], node["engine"], node["image"]) == ("done", "venv", None)

@@ -47,6 +47,8 @@ EMPTY_INDEX = {
     "config": {"lang": ["en"], "separator": r"[\s\-]+", "pipeline": [], "fields": {"text": {"boost": 1}}},
     "docs": [],
 }
+# The search says what to do once it has read the index: letters that come before are an error of its script.
+READY = """() => !document.querySelector('.md-search-result__meta').textContent.includes('Initializing')"""
 LINKED = """wanted =>
   [...document.querySelectorAll('.md-search-result__link')].some(a => a.href.startsWith(wanted))"""
 
@@ -179,6 +181,7 @@ def test_the_search_finds(browser: Browser, address: str, screen: str, words: st
         if screen == "phone":
             page.locator("label[for=__search].md-header__button").click()
         page.locator(".md-search__input").click()
+        page.wait_for_function(READY)
         page.locator(".md-search__input").press_sequentially(words, delay=100)  # as a person types
         # Results of the first letters are shown until those of the whole word come.
         page.wait_for_function(LINKED, arg=address + page_found)
