@@ -64,7 +64,7 @@ def ratios() -> Iterator[Ratio]:
             model = next(one for one in results.models if one.name == trial.model)
             if model.family in families() and model.family not in FAMILIES:
                 continue
-            known = counts_of_brought(model)
+            known = counts_of_brought(model, trial.setting)
             formula = predict_bytes(model, trial.setting, trial.micro_batch, trial.gpus, known)
             counts = known or counts_of(trial.model)
             own = predict_counted_bytes(model, trial.setting, trial.micro_batch, trial.gpus, counts)

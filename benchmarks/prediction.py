@@ -48,9 +48,11 @@ from bench.planning.prediction.step_time import (
 )
 from bench.report.read_bundles import check_all
 from bench.training.methods import known_methods
-from bench.training.models import Precision, counts_by_formula
+from bench.training.models import Counted, Model, Precision, counts_by_formula, family_of
+from bench.training.models.generic import TransformersFamily, counted
+from bench.training.models.shipped_counts import digest_of, shipped_counts
 from bench.training.setting import Setting
-from tests.planning.test_memory import counts_of_brought, named
+from tests.planning.test_memory import named
 
 ROOT = Path(__file__).parents[1]
 RESULTS, PUBLIC = ROOT / "results", ROOT / "benchmarks/data/mpt.csv"
@@ -126,8 +128,8 @@ def own_rows() -> Iterator[Row]:
             if gpu is None or trial.estimate is None or not known_methods().keys() >= {*trial.setting}:
                 continue
             model = next(one for one in results.models if one.name == trial.model)
-            counts = counts_by_formula(model) or counts_of_brought(model)
-            if counts is None or why_unpredicted(model, trial.setting):
+            counts = counts_of(model)
+            if why_unpredicted(model, trial.setting):
                 continue
             work = work_of(model, trial.setting, trial.gpus, counts)
             if work:
@@ -139,6 +141,21 @@ def own_rows() -> Iterator[Row]:
                 part = StepPart(trial.micro_batch, trial.accumulation)
                 yield Row(place, model.name, group, gpu.name, trial.gpus, work, part,
                           rates_of(gpu), model.recipe.precision, seconds)  # fmt: skip
+
+
+COUNTS: dict[str, Counted] = {}  # of models that were built, by their digests
+
+
+def counts_of(model: Model) -> Counted:
+    """Return a model's counts for every setting: by formula, as shipped, or by building it in seconds."""
+    if known := counts_by_formula(model) or shipped_counts(model):
+        return known
+    digest = digest_of(model)
+    if digest not in COUNTS:
+        family = family_of(model)
+        assert isinstance(family, TransformersFamily)
+        COUNTS[digest] = counted(model, family)
+    return COUNTS[digest]
 
 
 def with_older_kernels(work: Work, setting: Setting, precision: Precision) -> Work:
