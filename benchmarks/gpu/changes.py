@@ -12,14 +12,10 @@ from types import ModuleType
 
 import torch
 import torch._inductor.config
-import torch.nn.functional as F
-from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bench.training.objectives import Objective
 from bench.training.vendor import torch_inside
-
-ROW_MULTIPLE, LARGE = 64, 8192  # elements of a row; rows of a matrix that is a head
 
 
 @contextmanager
@@ -73,26 +69,6 @@ def parts_together() -> Iterator[None]:
         lowering.lowerings[operator] = apart
 
 
-@contextmanager
-def padded_head() -> Iterator[None]:
-    """Multiply by large matrices of an odd number of rows with rows of zeros added, and cut the result."""
-    plain = nn.Linear.forward
-
-    def forward(layer: nn.Linear, entry: Tensor) -> Tensor:
-        short = -layer.out_features % ROW_MULTIPLE
-        if layer.out_features < LARGE or not short:
-            return plain(layer, entry)
-        weight = F.pad(layer.weight, (0, 0, 0, short))
-        bias = None if layer.bias is None else F.pad(layer.bias, (0, short))
-        return F.linear(entry, weight, bias)[..., : layer.out_features]
-
-    nn.Linear.forward = forward  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        nn.Linear.forward = plain  # type: ignore[method-assign]
-
-
 def padding(**settings: bool) -> Callable[[], AbstractContextManager[None]]:
     """Return a change of the settings by which the compiler pads products with rows of odd length."""
     return lambda: torch._inductor.config.patch(settings)
@@ -103,6 +79,5 @@ CHANGES: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "loss-in-triton": loss_in_triton,
     "never-padded": padding(shape_padding=False),
     "padded": padding(force_shape_pad=True),
-    "padded-head": padded_head,
     "parts-together": parts_together,
 }

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import venv
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -67,15 +67,6 @@ def python(installed: Path, tmp_path: Path) -> Path:
     """A copy of the environment, to be changed."""
     subprocess.run(["cp", "-a", installed, tmp_path / "venv"], check=True)
     return tmp_path / "venv"
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Path]:
-    environments = tmp_path / "environments"
-    environments.mkdir()
-    yield environments
-    for path in environments.iterdir():
-        store.remove(path)
 
 
 def site(python: Path) -> Path:

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,15 +22,6 @@ from tests.environment.made_wheels import make_wheel
 
 PYTHON = this_interpreter()
 DESCRIBED = {"variant": "cpu", "lock": "sha256:" + "1" * 64, "pins": "2" * 64, "without": ("flash-attn",)}
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Path]:
-    environments = tmp_path / "environments"
-    environments.mkdir()
-    yield environments
-    for path in environments.iterdir():
-        store.remove(path)  # pytest could not delete folders that are read-only
 
 
 def wheels(tmp_path: Path) -> dict[str, Path]:
