@@ -223,7 +223,8 @@ def follow(shell: Shell, lines: list[DocumentedCommand]) -> None:
             continue
         for placeholder, value in PLACEHOLDERS.items():
             line = line.replace(placeholder, value)
-        asks = f"yes '' | script -qec {shlex.quote(line)} /dev/null"
+        # script(1) keeps in memory all that its program has not read, so an answer comes every half second.
+        asks = f"while echo; do sleep 0.5; done | script -qec {shlex.quote(line)} /dev/null"
         code, said = shell.type(asks if line in ASKING else line)
         print(f"$ {line}\n[{code}]\n{said}")
         assert code in EXIT_CODES.get(line, (0,)), f"{line}: {code}\n{said}"
