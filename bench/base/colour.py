@@ -17,8 +17,8 @@ WORDS = {
         "out of memory", "out of host memory", "crashed", "timed out", "misses the deadline", "over budget",
     ),
     YELLOW: (
-        "SLOWED", "DISTURBED", "LOADED", "UNSTEADY", "INCOMPLETE", "NOT DECIDED", "NOT ALIKE", "WARN",
-        "NOT-RUN", "ESTIMATE", "hardly fits", "unsupported", "may miss the deadline",
+        "SLOWED", "DISTURBED", "SHARED", "LOADED", "UNSTEADY", "INCOMPLETE", "NOT DECIDED", "NOT ALIKE",
+        "WARN", "NOT-RUN", "ESTIMATE", "hardly fits", "unsupported", "may miss the deadline",
     ),
     GREEN: ("PASS", "pass", "reproduced", "meets the deadline"),
 }  # fmt: skip

@@ -75,7 +75,7 @@ class Files:
         self.run = statement.predicate
         self.sha256 = statement.subjects  # of each file, as signed
         self.held_back = False  # whether telemetry has a reading of a GPU that was held back
-        self.top_load = 0.0  # in telemetry; infinite if another bench measured on the machine
+        self.top_load = 0.0  # in telemetry; infinite if others used its GPUs
         self._check()
 
     def _check(self) -> None:

@@ -18,12 +18,13 @@ from typing import Any, Literal
 from bench.base.frozen import dataclass
 from bench.records.estimate import Interval
 from bench.records.slowdown import HEALTHY, LEAST_SHARE, Slowed, Span, slowed_text, telemetry_line
-from bench.records.text import count_text, figures
+from bench.records.text import bytes_text, count_text, figures
 
-MarkKind = Literal["SLOWED", "DISTURBED", "LOADED", "UNSTEADY"]
+MarkKind = Literal["SLOWED", "DISTURBED", "SHARED", "LOADED", "UNSTEADY"]
 MEANING: Mapping[MarkKind, str] = {
     "SLOWED": HEALTHY,
     "DISTURBED": "figures of both runs are wrong: run one after the other",
+    "SHARED": "the GPU alone may be faster, and has room for larger micro-batches",
     "LOADED": "the idle machine may be faster",
     "UNSTEADY": "it is no figure; a quieter machine gives one",
 }
@@ -36,6 +37,7 @@ MOST_OWN_LOAD = {"cuda": 0.7, "cpu": 2.0}
 AROUND_SECONDS = 1.5
 _MOST_AROUND = 16  # trials within that time
 _OTHERS = b'"others":true'
+_HELD_KEY = b'"held_bytes":'
 _LOAD_KEY = b'"load":'
 _LOAD = re.compile(_LOAD_KEY + rb"\s*(\d{1,7}(?:\.\d{1,20})?)")
 
@@ -67,11 +69,11 @@ class Cpus:
 
 
 def top_load(block: bytes) -> float:
-    """Return the highest load in a block of lines; infinite if a reading tells of another bench.
+    """Return the highest load in a block of lines; infinite if a reading tells of other users of the GPUs.
 
     Searches the text of the whole block at once, which is faster than decoding its lines.
     """
-    if _OTHERS in block:
+    if _OTHERS in block or _HELD_KEY in block:
         return math.inf
     loads = _LOAD.findall(block) if _LOAD_KEY in block else ()  # `in` is several times faster
     return max(map(float, set(loads)), default=0.0)
@@ -83,11 +85,19 @@ class _Company:
 
     readings: int = 0
     others: int = 0
+    held: tuple[int, int] = (0, 0)  # the most bytes that other processes held on a GPU, and this GPU
     loads: list[tuple[float, float, int]] = field(default_factory=list)  # (for each CPU, load, CPUs)
 
     def add_others(self, reading: Mapping[str, Any]) -> None:
         self.readings += 1
         self.others += reading.get("others") is True
+
+    def add_held(self, reading: Mapping[str, Any]) -> None:
+        gpus = reading.get("gpus")
+        for index, gpu in enumerate(gpus if isinstance(gpus, list) else ()):
+            held = gpu.get("held_bytes") if isinstance(gpu, dict) else None
+            if type(held) is int:
+                self.held = max(self.held, (held, index))
 
     def add_load(self, reading: Mapping[str, Any], cpus: Cpus) -> None:
         load, count = reading.get("load"), reading.get("cpus")
@@ -100,6 +110,9 @@ class _Company:
         if share >= LEAST_SHARE:
             beside = f"another bench measured beside it, {figures(100 * share, 2)}% of the time"
             yield Mark("DISTURBED", beside, share)
+        held, gpu = self.held
+        if held > 0:
+            yield Mark("SHARED", f"other processes held {bytes_text(held)} of GPU {gpu}", held)
         if self.loads:
             each, load, count = sorted(self.loads)[len(self.loads) // 2]
             if each > cpus.most_load:
@@ -132,8 +145,9 @@ def company_marks(
             continue
         for name in _around(ordered, at):
             found[name].add_others(reading)
-        if isinstance(trial, str):
-            begun, ended = spans.get(trial, (math.inf, -math.inf))
+        if isinstance(trial, str) and trial in spans:
+            begun, ended = spans[trial]
+            found[trial].add_held(reading)  # which was noted before the trial began
             if begun <= at <= ended:
                 found[trial].add_load(reading, cpus)
     marks = {trial: tuple(company.marks(cpus)) for trial, company in found.items()}

@@ -48,14 +48,20 @@ def disturbed(folder: Path, name: str = "disturbed", **more: Any) -> Path:
     return made(folder, name, lambda i: {"load": 1.0, "others": True} if i > 30 else {"load": 1.0}, **more)
 
 
+def shared(second: int) -> dict[str, Any]:
+    return {"load": 1.0, "gpus": [card(second) | {"held_bytes": 25 << 29}]}
+
+
 MARKED: dict[str, Callable[[Path], Path]] = {
     "DISTURBED": disturbed,
     "LOADED": lambda folder: made(folder, "loaded", lambda _: {"load": 12.0}),
+    "SHARED": lambda folder: made(folder, "shared", shared),
     "UNSTEADY": lambda folder: made(folder, "unsteady", spread=WIDE),
 }
 SEEN = {
     "DISTURBED": "another bench measured beside it, 49% of the time",
     "LOADED": "a load of 12 on 16 CPUs, from other work",
+    "SHARED": "other processes held 12.5 GiB of GPU 0",
     "UNSTEADY": "its 95% interval is 169% of the figure wide",
 }
 
@@ -153,6 +159,9 @@ def lines(*readings: dict[str, Any]) -> list[bytes]:
         (CPU, {"load": 32.1}, ["LOADED"]),
         (GPUS, {"load": 1, "others": True}, ["DISTURBED"]),
         (GPUS, {"load": 40, "others": True}, ["DISTURBED", "LOADED"]),
+        (GPUS, {"gpus": [{}, {"held_bytes": 1}]}, ["SHARED"]),
+        (GPUS, {"gpus": [{"held_bytes": 0}, {"held_bytes": "9"}, 7]}, []),
+        (GPUS, {"gpus": {"held_bytes": 9}}, []),
         (GPUS, {"load": "40", "others": "yes", "cpus": -1}, []),
         (GPUS, {}, []),
     ],
@@ -162,6 +171,17 @@ def test_company_is_judged_by_other_benches_and_by_the_load_of_each_cpu(
 ) -> None:
     found = company_marks(lambda: [*lines(*[said] * 5), b'{"at":3,"tr'], {"t": (0, 9)}, cpus)
     assert [mark.kind for mark in found.get("t", ())] == kinds
+
+
+def test_the_gpu_of_which_others_held_most_is_named() -> None:
+    gib = 1 << 30
+    said = lines(
+        *({"gpus": [{"held_bytes": one * gib}, {"held_bytes": two * gib}]} for one, two in ((3, 4), (9, 5)))
+    )
+    (mark,) = company_marks(lambda: said, {"t": (0, 9)}, GPUS)["t"]
+    assert mark == Mark("SHARED", "other processes held 9.0 GiB of GPU 0", 9 * gib)
+    assert [*company_marks(lambda: said, {"t": (5, 9)}, GPUS)] == ["t"], "a trial between two readings"
+    assert company_marks(lambda: said, {"u": (0, 9)}, GPUS) == {}, "of another trial"
 
 
 def test_only_the_time_of_the_steps_counts() -> None:
@@ -184,6 +204,7 @@ def test_a_trial_shorter_than_the_time_between_two_readings_is_disturbed_too() -
 def test_the_search_of_a_block_finds_what_marks_are_made_of() -> None:
     assert top_load(b"\n".join(lines({"load": 1.5}, {"load": 0.25}))) == 1.5
     assert top_load(b"\n".join(lines({"load": 1.5}, {"others": True}))) == float("inf")
+    assert top_load(b"\n".join(lines({"load": 1.5}, {"gpus": [{"held_bytes": 7}]}))) == float("inf")
     assert top_load(b"{}") == 0.0
 
 

@@ -28,7 +28,7 @@ from bench.report.compare.compared_rows import Row
 from bench.runner.machine.telemetry import FILE_NAME
 from bench.runner.run import measure_plan as loop
 from tests.report.made import START, bundle, manifest
-from tests.runner.test_measure import Guessing, begun, supervised
+from tests.runner.test_measure import METER, Guessing, begun, supervised
 
 RESULTS = Path(__file__).parents[2] / "results"
 HOT = RESULTS / "slowed-h100/five-models.tar"
@@ -244,7 +244,7 @@ def test_a_run_says_so_as_soon_as_it_is_measured(
                 file.write(b'{"at":1,"gp\n' + canonical_json(reading) + b"\n")
             return super().trial(trial, *rest)
 
-    meter = SimpleNamespace(used_bytes=lambda: [0], sample=lambda _: None, close=lambda: None)
+    meter = SimpleNamespace(**vars(METER) | {"used_bytes": lambda: [0]})
     monkeypatch.setattr(loop.telemetry, "TelemetrySampler", lambda *given: meter)
     with begun(tmp_path) as run:
         supervised(fake := Hot(), monkeypatch)

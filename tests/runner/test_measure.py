@@ -54,7 +54,9 @@ from tests.builders import measurement
 from tests.bundles import packed
 
 GIB = 1 << 30
-METER = SimpleNamespace(used_bytes=list, sample=lambda _: None, close=lambda: None)
+METER = SimpleNamespace(
+    used_bytes=list, note_held=lambda gpus: None, sample=lambda _: None, close=lambda: None
+)
 NODE = NodeFacts("EPYC", 1024, 2**39, "Debian 12", "6.1", "3.11.2", (), None)
 GUIDED = {
     "schema": "bench/manifest/v1", "models": ["tiny-gpt-neox"],
@@ -649,7 +651,10 @@ def test_memory_on_gpus_that_do_not_train_is_not_waited_for(
 ) -> None:
     gpus = tuple(Gpu(index, "NVIDIA H200", f"GPU-{index}", 140 * GIB, "9.0") for index in (3, 1))
     node = replace(NODE, gpus=gpus)
-    meter = SimpleNamespace(used_bytes=lambda: [GIB, 90 * GIB], sample=lambda _: None, close=lambda: None)
+    noted: list[int] = []
+    meter = SimpleNamespace(
+        **vars(METER) | {"used_bytes": lambda: [GIB, 90 * GIB], "note_held": noted.append}
+    )
     looked: list[Mapping[int, int]] = []
     monkeypatch.setattr(loop.telemetry, "TelemetrySampler", lambda *given: meter)
     monkeypatch.setattr(loop, "settle", lambda used, before, say: looked.extend((used(), before)))
@@ -657,6 +662,7 @@ def test_memory_on_gpus_that_do_not_train_is_not_waited_for(
         searched(run, Guessing(), monkeypatch)
     assert looked
     assert all(seen == {3: GIB} for seen in looked)
+    assert noted == [1] * (len(looked) // 2), "what others hold is noted before each job"
     assert "in use by others" not in capsys.readouterr().err
 
 

@@ -20,6 +20,7 @@ from bench.records.trial import NodeFacts
 
 FILE_NAME = "telemetry.jsonl"
 EVERY_SECONDS = 1.0
+IN_USE_BYTES = 2 << 30  # on a GPU while this run has no job there; more than any driver keeps for itself
 
 
 class TelemetrySampler:
@@ -31,6 +32,7 @@ class TelemetrySampler:
         self._others = others
         self._next = 0.0
         self._handles: list[Any] = []
+        self._held: list[int] = []  # bytes on each GPU that other processes held before the current job
         if node.gpus:
             import pynvml
 
@@ -43,6 +45,9 @@ class TelemetrySampler:
             return None
         self._next = time.monotonic() + EVERY_SECONDS
         gpus = [_gpu(handle) for handle in self._handles]
+        for gpu, held in zip(gpus, self._held, strict=False):
+            if held > IN_USE_BYTES:
+                gpu["held_bytes"] = held
         beside = {"cpus": os.cpu_count()}  # whose load is read; a container may have fewer
         beside |= {"others": True} if self._others() else {}
         return write_reading(self._file, trial, _available_bytes(), gpus, beside)
@@ -50,6 +55,13 @@ class TelemetrySampler:
     def used_bytes(self) -> list[int]:
         """Return the memory in use on each GPU, by any process; 0 if the driver does not report it."""
         return [_gpu(handle).get("used_bytes", 0) for handle in self._handles]
+
+    def note_held(self, gpus: int) -> None:
+        """Note, while this run has no job, what other processes hold of its first `gpus` GPUs.
+
+        Later readings tell it.
+        """
+        self._held = self.used_bytes()[:gpus]
 
     def close(self) -> None:
         self._file.close()

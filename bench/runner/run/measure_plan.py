@@ -61,7 +61,6 @@ EXAMINATION_LEAST_SECONDS = 60.0  # with less left of the budget, no floor and n
 MEETING_SECONDS = 600.0  # for all nodes to come to the meeting
 DISMISSAL_SECONDS = 300.0  # for the job that tells the other nodes that the run is over: busy ones come late
 SETTLE_SECONDS = 30.0  # for the driver to free the memory of a job that was killed
-IN_USE_BYTES = 2 << 30  # on a GPU before the run; more than any driver keeps for itself
 LEFTOVER_BYTES = 512 << 20  # on a GPU between jobs; less is the driver's own share, which varies
 
 NOBODY_CAME = (
@@ -96,6 +95,7 @@ def measure(
 
     def settled() -> None:
         settle(used, before, progress.say)
+        meter.note_held(len(gpus))
 
     before = used()
     progress.start(run.id, _course(run, deadline))
@@ -192,7 +192,11 @@ def _spent(deadline: float | None) -> bool:
 
 def tell_of_others(before: Mapping[int, int], say: Callable[[str], None]) -> None:
     """Warn of GPU memory that other processes use: fewer micro-batches fit, and trials may be slower."""
-    in_use = [f"{bytes_text(used)} on GPU {index}" for index, used in before.items() if used > IN_USE_BYTES]
+    in_use = [
+        f"{bytes_text(used)} on GPU {index}"
+        for index, used in before.items()
+        if used > telemetry.IN_USE_BYTES
+    ]
     if in_use:
         say(
             f"other processes use GPU memory: {', '.join(in_use)}; "
