@@ -120,7 +120,7 @@ def test_scripts_and_headers_of_wheels_are_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("project", "version", "tags", "why"),
     [
-        ("torch", "2.11.0", TAGS, "is none of the compiled kernels of cuda13"),
+        ("torch", "2.11.0", TAGS, "is not a compiled kernel of cuda13"),
         ("mamba-ssm", "2.0", TAGS, "requirements.lock has mamba-ssm 2.3.2.post1"),
         ("mamba-ssm", "2.3.2.post1", "cp312-cp312-linux_x86_64", "it is for cp312-cp312, not Python 3.11"),
         ("mamba-ssm", "2.3.2.post1", "cp311-cp311-linux_aarch64", "not Linux on x86_64"),
@@ -221,7 +221,7 @@ def test_what_follows_the_end_of_a_layer_is_refused(layer: KernelLayer) -> None:
 def test_a_list_of_another_form_is_refused(tmp_path: Path, listed: bytes) -> None:
     path = tmp_path / "kernels.tar"
     path.write_bytes(tar_of({"usr/share/bench/kernels.json": listed}))
-    with pytest.raises(BadInput, match="is no kernel layer"):
+    with pytest.raises(BadInput, match="is not a kernel layer"):
         read_layer(path)
 
 
@@ -266,7 +266,7 @@ def test_a_layer_for_another_python_fits_no_image(
 def test_a_file_that_is_no_tar_is_no_layer(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"x" * 2000)
     for path in (tmp_path / "x", tmp_path / "nowhere"):
-        with pytest.raises(BadInput, match="is no kernel layer"):
+        with pytest.raises(BadInput, match="is not a kernel layer"):
             read_layer(path)
 
 
