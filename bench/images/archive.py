@@ -334,7 +334,7 @@ def manifest_digest(path: Path, facts: ImageFacts) -> str | None:
 def write_archive(out: Path, config: bytes, layers: Sequence[Blob], tag: str) -> None:
     """Write an image as one tar: Docker and Podman read its manifest.json, OCI tools its index.json."""
     config_digest = f"sha256:{sha256(config)}"
-    sizes = [(blob.digest, blob.path.stat().st_size, blob.compressed) for blob in layers]
+    sizes = [(blob.digest, blob.size, blob.compressed) for blob in layers]
     manifest = oci_manifest(config, sizes)
     digest = f"sha256:{sha256(manifest)}"
     image = {

@@ -11,6 +11,7 @@ import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -311,6 +312,21 @@ def test_the_layers_below_are_the_same_bytes(layer: KernelLayer, tmp_path: Path)
     before, after = facts_of(plain), facts_of(out)
     assert [data(out, after, n) for n in (0, 1)] == [data(plain, before, n) for n in (0, 1)]
     assert data(out, after, 2) == layer.path.read_bytes()
+
+
+def test_the_oci_manifest_states_the_size_of_each_layer_s_blob(layer: KernelLayer, tmp_path: Path) -> None:
+    with tarfile.open(add(make_plain(tmp_path), layer.path)) as archive:
+
+        def document(name: str) -> Any:
+            with archive.extractfile(name) as file:  # type: ignore[union-attr]
+                return json.load(file)
+
+        def blob(digest: str) -> str:
+            return f"blobs/{digest.replace(':', '/')}"
+
+        manifest = document(blob(document("index.json")["manifests"][0]["digest"]))
+        stated = [each["size"] for each in manifest["layers"]]
+        assert stated == [archive.getmember(blob(each["digest"])).size for each in manifest["layers"]]
 
 
 def test_id_tells_layers_and_images_with_and_without_kernels(
