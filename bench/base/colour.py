@@ -1,6 +1,6 @@
-"""Colours of texts for people, if the terminal has any. Pure.
+"""Colour the marks, verdicts and tables that commands print, if the terminal shows colours. Pure.
 
-A text is laid out first and coloured last, line by line, so that no width depends on it.
+A text is laid out first and coloured last, line by line, so that escape sequences count in no width.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FIRST = re.compile(r"[*>]   \S")  # the row of the fastest setting, or of the o
 
 
 def wanted(environment: Mapping[str, str], *, terminal: bool) -> bool:
-    """Whether to colour: NO_COLOR forbids it, FORCE_COLOR asks for it, and a dumb terminal has none."""
+    """Whether to colour output: never under NO_COLOR, always under FORCE_COLOR, else if the terminal can."""
     if environment.get("NO_COLOR"):
         return False
     if forced := environment.get("FORCE_COLOR"):
@@ -37,7 +37,7 @@ def wanted(environment: Mapping[str, str], *, terminal: bool) -> bool:
 
 
 def painted(text: str) -> str:
-    """Colour marks and verdicts, the rules of tables, and the rows that stand out."""
+    """Colour marks and verdicts, the lines below the heads of tables, and the row of the fastest setting."""
     return "\n".join(map(_painted_line, text.split("\n")))
 
 

@@ -6,5 +6,5 @@ DISTRIBUTION = "bench-appliance"  # the package named "bench" on the public inde
 
 
 def pip_install(extra: str) -> str:
-    """Return the command that adds an optional part, one of those in pyproject.toml, to this installation."""
+    """Return the command that adds an extra of pyproject.toml, such as "run", to this installation."""
     return f"pip install '{DISTRIBUTION}[{extra}]'"

@@ -1,4 +1,4 @@
-"""The characters of bench's own texts in an encoding that lacks them."""
+"""Replace the characters of bench's own texts that the encoding of an output lacks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ IN_ASCII = {"±": "+-", "…": "...", "·": ".", "°": " "}  # other characters 
 
 
 def spelled(text: str, encoding: str | None) -> str:
-    """Replace the characters that an encoding lacks as they will be printed, so that layout counts them."""
+    """Replace ± and the like if the encoding lacks them, before layout counts the characters of a text."""
     if text.isascii() or codecs.lookup(encoding or "utf-8").name == "utf-8":
         return text
     return "".join(IN_ASCII.get(c, c) if not _has(c, encoding or "utf-8") else c for c in text)

@@ -41,7 +41,7 @@ def in_json(value: object, most: int = 60) -> str:
 
 
 def cut(text: str, most: int) -> str:
-    """Cut a text to `most` characters, the last of which then says that some are missing."""
+    """Cut a text to `most` characters; a text that was cut ends with an ellipsis."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
@@ -90,7 +90,7 @@ def nearest(name: str, known: Iterable[str], look: str = "") -> str:
 def near(name: str, known: Iterable[str]) -> list[str]:
     """Return the known names that differ by few letters or begin with `name`, the nearest first."""
     typed = name.lower()
-    if len(typed) > MOST_LETTERS:  # no name, and counting its edits could take hours
+    if len(typed) > MOST_LETTERS:  # too long for a name, and counting its edits could take hours
         return []
     found = []
     for one in known:
@@ -105,7 +105,7 @@ def near(name: str, known: Iterable[str]) -> list[str]:
 
 
 def edits_between(one: str, other: str) -> int:
-    """Count the letters to insert, remove, replace or exchange with their neighbour."""
+    """Count the edits between two texts: letters inserted, removed, replaced or swapped with a neighbour."""
     before: list[int] = []
     row = list(range(len(other) + 1))
     for i, letter in enumerate(one, 1):
@@ -120,8 +120,8 @@ def edits_between(one: str, other: str) -> int:
 
 ALLOWED = "allowed: "
 LETTERS_PER_EDIT = 3  # a typed name may have one mistake for each three of its letters
-MOST_LETTERS = 100  # of a text that may be a name with mistakes
-LEAST_BEGINNING = 3  # letters of a beginning that is as good as a near name
+MOST_LETTERS = 100  # longer texts are not compared with known names
+LEAST_BEGINNING = 3  # letters: a typed beginning of this length counts as near to the whole name
 _LIST = re.compile(rf"(?<={ALLOWED})[^;\n]+")
 MOST_LISTED = 12  # names of a list that people read; documents have all
 
@@ -132,6 +132,7 @@ def shortened(text: str) -> str:
 
 
 def listed(names: Iterable[str]) -> str:
+    """Join names in alphabetical order for a message; a long list is cut, and says how many there are."""
     return _cut(sorted(names))
 
 
@@ -158,6 +159,7 @@ class BadInput(BenchError):
 
     @classmethod
     def of(cls, mistakes: Sequence[Mistake], where: str | None, advice: str | None = None) -> Self:
+        """Make one error of all mistakes in an input; its message counts them."""
         count = f"{len(mistakes)} mistake{'s' * (len(mistakes) > 1)}"
         return cls(count, where=where, advice=advice, mistakes=tuple(mistakes))
 

@@ -22,7 +22,7 @@ def open_regular(path: Path, *, advice: str | None = None) -> BinaryIO:
         raise BadInput(f"cannot be opened: {reason}", where=str(path), advice=advice) from None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise BadInput("is no regular file", where=str(path), advice=advice)
+        raise BadInput("is not a regular file", where=str(path), advice=advice)
     return os.fdopen(descriptor, "rb")
 
 

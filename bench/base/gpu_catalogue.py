@@ -11,7 +11,7 @@ from bench.base.frozen import dataclass
 from bench.base.shipped_data import read_data
 from bench.base.strict_json import from_json
 
-GPUS_A_NODE = 8  # the most that a machine has which a manifest asks for or a prediction is made for
+GPUS_A_NODE = 8  # the most GPUs of one machine that a manifest may ask for or a prediction be made for
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,7 @@ class GpuModel:
 
     @property
     def runs_bench(self) -> bool:
+        """Whether bench can measure on this GPU; others are only predicted and compared by price."""
         return self.compute_capability is not None
 
     def peak_flops(self, precision: str, tf32: bool) -> float:
@@ -49,11 +50,12 @@ class GpuModel:
         return (self.tf32_tflops if tf32 else self.fp32_tflops) * 1e12
 
 
-MOST_NEAR = 3  # cards that are named for one that is unknown
+MOST_NEAR = 3  # cards that a message suggests in place of an unknown one
 
 
 @cache
 def gpu_models() -> tuple[GpuModel, ...]:
+    """Return the catalogue that bench ships."""
     return from_json(tuple[GpuModel, ...], read_data("gpus.json"))
 
 
@@ -82,7 +84,7 @@ def find_gpu_model(name: str, described: Sequence[GpuModel] = ()) -> GpuModel | 
 
 @cache
 def typed_names() -> dict[str, str]:
-    """Return the short name that people type for each known model, and the driver's name of the model."""
+    """Map the short name that people type for each known model, such as h100-sxm, to the driver's name."""
     names = {}
     for gpu in gpu_models():
         short = re.sub(r"(?i)\b(nvidia|amd|geforce|instinct|generation)\b", "", gpu.name)
@@ -97,7 +99,7 @@ def typed_names() -> dict[str, str]:
 
 
 def near_gpus(name: str) -> str:
-    """Name the GPU models whose names are near to a typed one; if there is none, all that bench knows."""
+    """Suggest the GPU models whose names are near to a typed one, for a message; without any, list all."""
     names = typed_names()
     plain = {typed.replace("-", ""): typed for typed in names}
     close = near(re.sub(r"(?i)nvidia|geforce|amd|instinct|[-_ ]", "", name), plain)[:MOST_NEAR]

@@ -31,12 +31,12 @@ def _meaning_mistakes(document: Mapping[str, Any]) -> Iterator[Mistake]:
     for field, value in document.items():
         if isinstance(value, int | float) and not LEAST <= value <= MOST:
             allowed = f"allowed: a number from {LEAST:g} to {MOST:g}"
-            yield Mistake(f"/{field}", f"{value:g} is no rate", allowed)
+            yield Mistake(f"/{field}", f"{value:g} is not a rate", allowed)
         elif field in ("name", "source") and not value.strip():
             yield Mistake(f"/{field}", "empty", "allowed: a text")
     capability = document["compute_capability"]
     if capability is not None and not all(part.isdecimal() for part in capability.split(".", 1)):
-        found = f"{in_json(capability)} is no compute capability"
+        found = f"{in_json(capability)} is not a compute capability"
         yield Mistake("/compute_capability", found, 'allowed: "10.0" for instance, or null')
     best, peak = document.get("measured_bf16_tflops"), document["bf16_tflops"]
     if best is not None and best > peak:

@@ -45,32 +45,34 @@ class KernelList:
     """The contents of kernels.json."""
 
     variant: str
-    python: str  # major.minor, for which the wheels were compiled, as for this torch
-    torch: str
+    python: str  # version that the wheels were compiled for, as major.minor
+    torch: str  # version that the wheels were compiled for
     wheels: tuple[CompiledWheel, ...]
     schema: Literal["bench/kernels/v1"]
 
 
 def read_kernels(data: bytes) -> KernelList:
-    """Parse kernels.json; ValueError for another form, and for wheels and code that bench does not know."""
+    """Parse kernels.json; ValueError if it is malformed, or lists a wheel or GPU code unknown to bench."""
     kernels = from_json(KernelList, strict_loads(data))
     for wheel in kernels.wheels:
         if wheel.name not in MODULES:
-            raise ValueError("a wheel that is none of the kernels")
+            raise ValueError(
+                f"it lists the wheel {wheel.name!r:.60}, and the kernels are {', '.join(MODULES)}"
+            )
         if not all(_CODE.fullmatch(code) for code in wheel.code):
-            raise ValueError("code for GPUs that bench does not know")
+            raise ValueError(f"{wheel.name} lists code for a kind of GPU that bench does not know")
     texts = [kernels.variant, kernels.python, kernels.torch]
     texts += [text for wheel in kernels.wheels for text in (wheel.version, wheel.file, wheel.sha256)]
     if not all(map(_WORD.fullmatch, texts)):
-        raise ValueError("a text that is no name or version")
+        raise ValueError("a variant, version, file or digest has characters that are not allowed there")
     return kernels
 
 
 def code_runs_on(code: str, capability: str) -> bool:
     """Whether code runs on a GPU, by NVIDIA's rules of compatibility.
 
-    Machine code runs on its own major version, from its minor version on, also with "f"; with "a", on its own
-    capability alone. PTX, which the driver compiles, runs from its capability on.
+    Machine code, such as "8.0" or "12.0f", runs on GPUs of the same major and at least the same minor
+    version; "9.0a" runs on exactly 9.0. The driver compiles PTX for every GPU of at least its capability.
     """
     match = _CODE.fullmatch(code)
     if match is None:
@@ -86,7 +88,7 @@ def code_runs_on(code: str, capability: str) -> bool:
 
 
 def modules_of(wheels: Iterable[str]) -> tuple[str, ...]:
-    """Return the modules of these wheels."""
+    """Return the names of the Python modules that these kernel wheels install."""
     return tuple(module for wheel in wheels for module in MODULES.get(wheel, ()))
 
 

@@ -13,8 +13,8 @@ LOG = "/dev/kmsg"
 def kernel_messages(words: Sequence[bytes]) -> Iterator[str]:
     """Yield the messages that have one of the words, the oldest first.
 
-    OSError if the log is closed, EOFError if the file ends,
-    which the kernel's log never does. `why_closed` puts both in words.
+    OSError if the log cannot be read; EOFError if the file ends, which the kernel's log never does.
+    `why_closed` describes either error.
     """
     if sys.platform != "linux":
         raise NotImplementedError("runs on measured machines, which have Linux")
@@ -31,4 +31,5 @@ def kernel_messages(words: Sequence[bytes]) -> Iterator[str]:
 
 
 def why_closed(error: OSError | EOFError) -> str:
+    """Describe why `kernel_messages` could not read the log."""
     return f"{LOG}: {getattr(error, 'strerror', None) or error}"

@@ -1,4 +1,4 @@
-"""Manage groups of Linux processes: end them without orphans, add up their memory, tell how they ended."""
+"""Manage groups of Linux processes: end them without orphans, add up their memory, say how they ended."""
 
 from __future__ import annotations
 
@@ -37,11 +37,13 @@ def preferred_victim() -> None:
 
 
 def kill_group(group: int) -> None:
+    """Send SIGKILL to all processes of a group; do nothing if the group has ended."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGKILL)
 
 
 def children() -> list[int]:
+    """Return the process ids of this process's children."""
     return [int(pid) for pid in Path("/proc/self/task", str(os.getpid()), "children").read_text().split()]
 
 

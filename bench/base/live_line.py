@@ -1,8 +1,8 @@
 """A line at the bottom of a terminal that is drawn again and again, with the lines of a log above it.
 
-In:  parts of a line, each with a weight; whole lines. Writes to one stream, in practice stderr. Where that is
-no terminal, or one that cannot move its cursor (TERM=dumb), nothing is drawn, and lines stay whole. In a
-container, the line is drawn for another bench outside, which has the terminal and draws it there.
+In:  parts of a line, each with a weight; whole lines. Writes to one stream, in practice stderr. If that is
+not a terminal, or one that cannot move its cursor (TERM=dumb), nothing is drawn, and lines stay whole. In a
+container, the line is written for the bench outside, which has the terminal and draws the line there.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bench.base.terminal import cursor_stream
 USUAL_COLUMNS = 80  # of a terminal that does not tell its width
 BETWEEN = "  "
 COLUMNS_OUTSIDE = "BENCH_COLUMNS_OUTSIDE"  # set in a container: the width of the terminal outside of it
-TO_BEGINNING = "\r\x1b[K"  # the cursor, after which the rest of the line is empty
+TO_BEGINNING = "\r\x1b[K"  # moves the cursor to the beginning of the line and empties the line
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +43,15 @@ def fitted(parts: Sequence[LinePart], room: int) -> str:
 
 
 def joined(parts: Sequence[LinePart]) -> str:
+    """Join the texts of all parts, however long the line becomes."""
     return BETWEEN.join(part.text for part in parts if part.text)
 
 
 class LiveLine:
-    """Draws on one stream. Signals are not needed: the width is read at each drawing."""
+    """Draws one line at the bottom of a terminal, and prints log lines above it.
+
+    The width of the terminal is read at each drawing, so no signal about its change is needed.
+    """
 
     def __init__(self, file: TextIO, environment: Mapping[str, str] = os.environ) -> None:
         self._file = cursor_stream(file)

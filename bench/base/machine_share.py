@@ -30,12 +30,14 @@ def parts(visible_gpus: int | None) -> list[str]:
 
 
 def physical_bytes() -> int:
+    """Return the machine's memory."""
     if sys.platform != "linux":
         raise NotImplementedError("runs on measured machines, which have Linux")
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def memory_bytes() -> int:
+    """Return the memory that this process may use: the machine's, or less if a cgroup limits it."""
     physical = physical_bytes()
     limits = [_numbers(folder / name) for folder in _folders("memory") for name in MEMORY]
     return min([physical, *(limit[0] for limit in limits if limit)])

@@ -66,14 +66,14 @@ if sys.platform == "win32":
 
 
 def user_and_group() -> tuple[int, int] | None:
-    """Return the numbers of this process's user and group; None where users have no numbers."""
+    """Return the numbers of this process's user and group; None on Windows, where users have no numbers."""
     if sys.platform == "win32":
         return None
     return os.geteuid(), os.getegid()
 
 
 def give_to(path: Path, user: int) -> None:
-    """Make a user, and the group of the same number, the owner of a file; does nothing without numbers."""
+    """Make a user, and the group of the same number, the owner of a file; do nothing on Windows."""
     if sys.platform != "win32":
         os.chown(path, user, user)
 

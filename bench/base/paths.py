@@ -31,6 +31,7 @@ def cache_path(name: str) -> Path:
 
 
 def ledger_path(given: Path | None) -> Path:
+    """Return the ledger that the operator named, or the operator's usual one."""
     path = given or state_path(LEDGER)
     if path is None:
         message = "there is no home directory for the ledger"

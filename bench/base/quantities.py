@@ -7,10 +7,11 @@ import re
 
 
 class NotAQuantity(ValueError):
-    """The text is no such quantity; the message says why."""
+    """A text is not a quantity of the expected kind; the message says why."""
 
 
 def positive(text: str) -> float:
+    """Parse a number above zero, such as 20,000."""
     try:
         number = float(text.replace(",", ""))
     except ValueError:
@@ -23,7 +24,7 @@ def positive(text: str) -> float:
 
 
 def overhead(text: str) -> float:
-    """Parse a factor of at least 1: a whole draws no less than its parts."""
+    """Parse the factor by which a node draws more power than its GPUs: at least 1."""
     number = positive(text)
     if number < 1:
         raise NotAQuantity(f"{text!r} is less than 1: a node draws no less than its GPUs")
@@ -31,6 +32,7 @@ def overhead(text: str) -> float:
 
 
 def count(text: str) -> int:
+    """Parse a whole number of at least 1."""
     if not text.isdecimal() or int(text) < 1:
         raise NotAQuantity(f"{text!r} is not a whole number of at least 1")
     return int(text)
@@ -62,7 +64,7 @@ def _days_until(date: str) -> float:
     try:
         end = datetime.fromisoformat(f"{date}T00:00:00+00:00") + timedelta(days=1)
     except ValueError:
-        raise NotAQuantity(f"{date!r} is no date") from None
+        raise NotAQuantity(f"{date!r} is not a date: write 2027-01-31") from None
     left = (end - datetime.now(UTC)) / timedelta(days=1)
     if left <= 0:
         raise NotAQuantity(f"{date} is over")

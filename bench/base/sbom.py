@@ -28,6 +28,7 @@ _EMBEDDED = re.compile(r"[^/]+\.dist-info/sboms/[^/]+\.json")  # a wheel's own S
 
 
 def sbom() -> bytes:
+    """Return the SBOM of the machine, in practice an image that is being built, as pretty JSON."""
     system = platform.freedesktop_os_release()
     release = system.get("VERSION_ID")
     files = file_hashes(PACKAGES.read_bytes()) if PACKAGES.exists() else {}

@@ -16,6 +16,7 @@ _CARRIED = "bench_source"  # where setup.py puts the repository's files in a whe
 
 @cache
 def read_data(name: str) -> Any:
+    """Return a parsed JSON file of bench/data; every process parses it once."""
     return strict_loads((DATA / name).read_bytes())
 
 
@@ -31,7 +32,7 @@ def locks_folder() -> Path:
 
 
 def manifest_path(text: str) -> Path:
-    """Return the path of a manifest; `manifests/NAME` is a shipped one where no such file exists."""
+    """Return the path of a manifest; that of the shipped one if `manifests/NAME` does not exist here."""
     path = Path(text)
     if path.exists() or path.parent != Path("manifests"):
         return path

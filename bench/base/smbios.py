@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.base.sysfs import printable
+from bench.base.sysfs import short_line
 
 TABLES = Path("sys/firmware/dmi/tables/DMI")
 MOST_BYTES = 1 << 20
@@ -26,18 +26,18 @@ _IN_LOCATOR = re.compile(r"^(.*[A-Z])\d$")
 
 @dataclass(frozen=True, slots=True)
 class MemoryModule:
-    """A slot with a module."""
+    """A memory module and its slot, as the SMBIOS tables describe them."""
 
     slot: str
     bank: str
     size_bytes: int
-    kind: str  # DDR5; empty if it is another one
-    transfers_per_second: float | None  # as configured; None: not told
+    kind: str  # DDR5; empty for a kind that `_KINDS` lacks
+    transfers_per_second: float | None  # as configured; None: the tables do not say
     data_bytes: int  # width of one transfer
 
     @property
     def channel(self) -> str | None:
-        """The channel that the module is on, as the board's maker names it; None if the names tell none."""
+        """The channel of the module, by the board maker's name of the slot; None if the name has none."""
         match = _IN_BANK.match(self.bank) or _IN_LOCATOR.match(self.slot)
         return match[1] if match else None
 
@@ -49,7 +49,7 @@ def read_modules(root: Path = Path("/")) -> tuple[MemoryModule, ...]:
 
 
 def modules_of(tables: bytes) -> tuple[MemoryModule, ...]:
-    """Decode the modules; a table that ends early has those before its end."""
+    """Decode the modules; if the tables were cut off, those before the cut."""
     return tuple(module for data, texts in _structures(tables) if (module := _module(data, texts)))
 
 
@@ -63,7 +63,7 @@ def _structures(tables: bytes) -> Iterator[tuple[bytes, list[str]]]:
             return
         if kind == _MEMORY_DEVICE:
             texts = [
-                printable(text.decode("utf-8", "replace")) for text in tables[at + length : end].split(b"\0")
+                short_line(text.decode("utf-8", "replace")) for text in tables[at + length : end].split(b"\0")
             ]
             yield tables[at : at + length], texts
         at = end + 2

@@ -28,6 +28,7 @@ class Source:
 
 @cache
 def source() -> Source:
+    """Return the source of the running bench."""
     return Source(digest_of(PACKAGE), _checked_out(PACKAGE) or _installed())
 
 
@@ -60,7 +61,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 
 def _installed() -> str | None:
-    """Return the commit that pip installed from a repository, as it notes it (PEP 610)."""
+    """Return the commit that pip recorded when it installed bench from a repository (PEP 610)."""
     try:
         noted = metadata.distribution(DISTRIBUTION).read_text("direct_url.json")
         commit = json.loads(noted or "{}").get("vcs_info", {}).get("commit_id")

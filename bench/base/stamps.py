@@ -21,6 +21,7 @@ def utc(unix_seconds: float) -> str:
 
 
 def is_sha256(text: str) -> bool:
+    """Whether a text has the form of a sha256 in hexadecimal."""
     return _SHA256.fullmatch(text) is not None
 
 
@@ -28,13 +29,16 @@ is_nonce = is_sha256  # a nonce has as many random bytes as a digest, also writt
 
 
 def is_run_id(text: str) -> bool:
+    """Whether a text has the form of a run's id, which is also the name of its folder."""
     return _RUN_ID.fullmatch(text) is not None
 
 
 def sha256(data: bytes) -> str:
+    """Return the sha256 of bytes in hexadecimal."""
     return hashlib.sha256(data).hexdigest()
 
 
 def file_sha256(path: Path) -> str:
+    """Return the sha256 of a file in hexadecimal, without reading it into memory as a whole."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

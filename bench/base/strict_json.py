@@ -40,9 +40,9 @@ def pretty_json(value: Any) -> bytes:
 
 
 def harmless_json(data: bytes) -> bytes:
-    """Escape, in a stranger's JSON, what a terminal would obey; its value and all other bytes stay.
+    """Escape the characters of untrusted JSON that a terminal would interpret; its value stays the same.
 
-    JSON allows such characters in texts alone, but for a carriage return between values.
+    Outside of strings, JSON allows only one of them, the carriage return, which becomes a line feed.
     """
     text = data.decode(errors="replace").replace("\r", "\n")
     return "".join(c if c.isprintable() or c in "\n\t" else _in_hexadecimal(c) for c in text).encode()
@@ -63,9 +63,9 @@ def strict_loads(
 ) -> Any:
     """Parse JSON of RFC 8259; DecodeError for duplicate keys, NaN, integers past 2**53, broken characters.
 
-    `constant` takes NaN, Infinity and -Infinity, which are no JSON, and returns what to read in their place.
+    `constant` takes NaN, Infinity and -Infinity, which are not JSON, and returns what to read in their place.
     A broken character is half of a surrogate pair: no text with it can be written or shown. `undecoded` keeps
-    such halves, which stand for bytes of paths that are not UTF-8: for files that only this program writes.
+    such halves, which stand for bytes of paths that are not UTF-8; use it for files that only bench writes.
     """
     try:
         value = plain_json(data if isinstance(data, bytes) else data.encode("utf-8", "surrogatepass"))
@@ -115,7 +115,7 @@ def _require_whole_characters(value: Any) -> None:
 
 
 def whole_texts(line: bytes) -> Any:
-    """Parse a line of JSON of a process of our own; halves of surrogate pairs in its texts become "?".
+    """Parse a line of JSON from another process of bench; halves of surrogate pairs in its texts become "?".
 
     Such halves stand for bytes of file names that are not UTF-8, and come with messages about these files.
     """

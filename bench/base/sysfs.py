@@ -1,4 +1,4 @@
-"""Read small files of the kernel, as below /sys and /proc, whose drivers may refuse or lack any of them."""
+"""Read small files below /sys and /proc; any of them may be missing, or refused by its driver."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ def first_line(path: Path) -> str:
             line = file.readline(4 * MOST_CHARACTERS).decode("utf-8", "replace")
     except (OSError, ValueError):  # a name with a zero byte is a ValueError
         return ""
-    return printable(line)
+    return short_line(line)
 
 
-def printable(text: str) -> str:
-    """Return a text as one short line: other characters than printable ones become question marks."""
+def short_line(text: str) -> str:
+    """Return a text on one line of at most MOST_CHARACTERS; unprintable characters become question marks."""
     line = " ".join(text.split())[:MOST_CHARACTERS]
     return "".join(character if character.isprintable() else "?" for character in line)
 
 
 def whole(text: str) -> int | None:
-    """Return a number without sign or fraction; None for any other text."""
+    """Parse a number without sign or fraction; None for any other text."""
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 20 else None
 
 
 def numbers_of(text: str) -> tuple[int, ...]:
-    """Return the numbers of a list as the kernel writes it, such as 0-3,8; empty for another text."""
+    """Parse a list of numbers as the kernel writes it, such as 0-3,8; empty for another text."""
     if not re.fullmatch(r"\d{1,6}(-\d{1,6})?(,\d{1,6}(-\d{1,6})?)*", text):
         return ()
     parts = (part.partition("-") for part in text.split(","))
@@ -41,7 +41,7 @@ def numbers_of(text: str) -> tuple[int, ...]:
 
 
 def machine_digest(root: Path = Path("/")) -> str:
-    """Return an identity of this machine that tells nothing about it; empty if the machine has none.
+    """Return an identity of this machine that reveals nothing about it; empty if the machine has none.
 
     machine-id(5) must not leave the machine; systemd recommends such a keyed hash in its place.
     """

@@ -45,6 +45,8 @@ Steps = Sequence[str | Wrapped]
 
 @dataclass(frozen=True, slots=True)
 class Table:
+    """The columns and the texts of a table, before it is fitted to a width."""
+
     columns: Sequence[Column]
     rows: Sequence[Sequence[str]]
 
@@ -55,6 +57,7 @@ class Table:
         return Table([self.columns[i] for i in kept], [[row[i] for i in kept] for row in self.rows])
 
     def without(self, names: Container[str]) -> Table:
+        """Return the table without the columns of these names."""
         kept = [i for i, column in enumerate(self.columns) if column.name not in names]
         return Table([self.columns[i] for i in kept], [[row[i] for i in kept] for row in self.rows])
 
@@ -67,18 +70,20 @@ class Table:
 
 
 class FittedTables(NamedTuple):
+    """Tables as text that fits the terminal."""
+
     texts: list[str]
     left_out: list[str]  # heads of the columns for which there was no room
 
 
 def cursor_stream(stream: TextIO) -> TextIO:
-    """Return the stream on which a writer, which escapes its texts itself, may move the cursor."""
+    """Return the stream below one that escapes all texts, for a writer that escapes them itself."""
     unescaped: TextIO = getattr(stream, "unescaped", stream)
     return unescaped
 
 
 def print_json(document: Any) -> None:
-    """Print a document. No terminal can take it for a command: all but ASCII is escaped."""
+    """Print a document as JSON on stdout, in ASCII only: no character of it can control a terminal."""
     sys.stdout.write(pretty_json(document).decode())
 
 
@@ -92,7 +97,7 @@ def _spelled(text: str) -> str:
 
 
 def wrapped(lines: Iterable[str], indent: str, otherwise: int | None = None) -> str:
-    """Wrap the lines to the terminal, or to `otherwise` without one; continuations begin with `indent`."""
+    """Wrap lines to the terminal, or to `otherwise` columns without one; `indent` begins further lines."""
     room = columns() or otherwise
     lines = map(_spelled, lines)
     if room is None:
@@ -102,7 +107,7 @@ def wrapped(lines: Iterable[str], indent: str, otherwise: int | None = None) -> 
 
 
 def table(one: Table, steps: Steps = (), room: int | None = None) -> str:
-    """Format a single table; see `alike`."""
+    """Format a single table, by the rules of `alike`."""
     return alike([one], steps, room=room).texts[0]
 
 
@@ -114,9 +119,9 @@ def alike(
 ) -> FittedTables:
     """Format tables of one kind, so that all of them fit `room` characters and have the same columns.
 
-    As many of the steps are taken as are needed, the first of them first; after them, every text may be
-    wrapped. `chosen` are names of columns that are shown in place of those that the steps would leave.
-    `room` is that of the terminal unless it is given.
+    If the tables are too wide, `steps` are taken in their order until they fit; after the last of them, every
+    text may be wrapped. `chosen` are names of columns that are shown in place of those that the steps would
+    leave. `room` is that of the terminal unless it is given.
     """
     room = columns() if room is None else room
     tables = [Table(one.columns, [[_spelled(text) for text in row] for row in one.rows]) for one in tables]
@@ -223,6 +228,6 @@ def _longest_line(text: str) -> int:
 
 
 def plain_columns(heads: Sequence[str], right: Iterable[int] = ()) -> list[Column]:
-    """Return columns that are named like their heads; `right` are the places of those aligned right."""
+    """Return columns whose names are their heads; `right` has the positions of those to align right."""
     rights = set(right)
     return [Column(head or f"column {i}", head, right=i in rights) for i, head in enumerate(heads)]

@@ -83,6 +83,7 @@ _NAMES: Mapping[type, str] = {Challenge: "challenge", CertificateRequest: "reque
 
 
 def write(document: Challenge | CertificateRequest | Receipt) -> bytes:
+    """Return the content of a document's file: canonical JSON and a line feed."""
     return canonical_json(to_json(document)) + b"\n"
 
 
@@ -112,6 +113,7 @@ def _check_schema(name: str, value: Any) -> None:
 
 
 def make_request(challenge: Challenge, key: Signer) -> bytes:
+    """Return the node's request to certify `key` for the run of a challenge, signed by that key."""
     unsigned = CertificateRequest(challenge.run_id, challenge.nonce, PublicKey.of(key).line())
     signature = sign(unsigned.signed_part(), key, REQUEST_NAMESPACE).decode()
     return write(replace(unsigned, signature=signature))
@@ -141,6 +143,7 @@ def principal(run_id: str) -> str:
 
 
 def key_id(run_id: str) -> str:
+    """Return the key id in the certificate of a run, by which ssh-keygen can revoke it."""
     return f"bench run {run_id}"
 
 

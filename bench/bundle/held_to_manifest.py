@@ -146,7 +146,10 @@ class ManifestCheck:
 
 
 def _listed(methods: Any) -> set[frozenset[str]]:
-    """Select the settings listed method by method; those of free-lunch and the like differ by version."""
+    """Select the settings that a manifest lists by their methods.
+
+    Names such as "free-lunch" are left out, because the methods that they stand for differ by version.
+    """
     entries = [methods] if isinstance(methods, str) else methods if isinstance(methods, list) else []
     listed = {frozenset(map(str, entry)) for entry in entries if isinstance(entry, list)}
     return listed | {frozenset[str]() for entry in entries if entry == "naive"}

@@ -103,7 +103,7 @@ def require_names(node: NodeFacts) -> None:
 def require_ceiling(node: NodeFacts, trained: Sequence[Gpu], ceiling: Ceiling) -> None:
     """Refuse a measured limit that its own device cannot reach; `trained` are the GPUs that trained.
 
-    Of several nodes, the results have the GPUs of the first: those of another node are taken to be equal.
+    Results of several nodes only list the GPUs of the first node; other nodes are taken to have the same.
     """
     gpu = trained[ceiling.device % len(trained)] if trained else None
     peak_of(node, gpu, ceiling.name, ceiling.unit).require(
@@ -141,13 +141,14 @@ def require_memory(node: NodeFacts, trained: Sequence[Gpu], trial: Trial, peak_b
 def _memory(gpu: Gpu, node: NodeFacts) -> int:
     """Return the bytes of a GPU's memory; refuse more than its model has.
 
-    A driver that does not tell the memory shares it with the host.
+    A GPU whose driver does not report its memory shares the host's memory.
     """
-    model = gpu_named(gpu.name)
-    known, share = (model.memory_gib, MAX_SHARE_OF_MEMORY) if model else (
-        max(known.memory_gib for known in gpu_models()), MAX_SHARE_OF_BEST
-    )  # fmt: skip
+    if model := gpu_named(gpu.name):
+        known, share, has = model.memory_gib, MAX_SHARE_OF_MEMORY, f"an {model.name} has"
+    else:
+        known, share = max(known.memory_gib for known in gpu_models()), MAX_SHARE_OF_BEST
+        has = "the largest known GPU has"
     if gpu.memory_bytes > share * known * 2**30:
-        has = f"an {model.name} has {known:,.0f}" if model else f"the largest known GPU has {known:,.0f}"
+        has += f" {known:,.0f}"
         raise VerificationFailed(f"GPU {gpu.index} has {gpu.memory_bytes / 2**30:,.0f} GiB; {has}")
     return gpu.memory_bytes or node.memory_bytes

@@ -44,6 +44,8 @@ class Predicate:
 
 
 class Statement(NamedTuple):
+    """A parsed statement: the digests of the signed files, and the signer's claims about the run."""
+
     subjects: Mapping[str, str]  # file name -> sha256
     predicate: Predicate
 
@@ -113,7 +115,7 @@ def _statement_fault(subjects: Mapping[str, str], predicate: Predicate) -> str |
         return "manifest_sha256 is not the digest of manifest.json"
     if not is_run_id(predicate.run_id):
         return f"{predicate.run_id!r:.80} is not a run id"
-    # Their order is not checked: a clock may be set back during a run.
+    # The order of the two times is not checked: a clock may be set back during a run.
     if not (_UTC.fullmatch(predicate.started_at) and _UTC.fullmatch(predicate.ended_at)):
         return "started_at or ended_at is not a time in UTC"
     if (predicate.level == "operator") != (predicate.nonce is not None):

@@ -72,6 +72,8 @@ _COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5": "zstd", b"\xfd7": "xz", b"BZ": 
 
 
 class Member(NamedTuple):
+    """The place of one file in a bundle."""
+
     name: str
     size: int
     offset: int  # of its first byte in the bundle
@@ -88,6 +90,7 @@ def payload_fault(names: Iterable[str]) -> str | None:
 
 
 def sha256_of(chunks: Iterable[bytes]) -> str:
+    """Return the sha256 of all chunks together, in hexadecimal."""
     total = hashlib.sha256()
     for chunk in chunks:
         total.update(chunk)

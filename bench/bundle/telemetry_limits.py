@@ -15,9 +15,9 @@ from typing import Any
 from bench.base.errors import VerificationFailed
 from bench.base.frozen import dataclass
 from bench.base.gpu_catalogue import GpuModel, gpu_named
-from bench.base.strict_json import DecodeError, strict_loads
 from bench.bundle.physical_limits import MAX_SHARE_OF_PEAK
 from bench.records.marks import AROUND_SECONDS
+from bench.records.slowdown import telemetry_line
 from bench.records.trial import Gpu
 
 # No GPU of the catalogue has a lower clock at its vendor's peak. A GPU may lower its clock for the whole run,
@@ -56,7 +56,7 @@ class _GpuReadings:
             self.energy[1:] = [(at, _number(reading, "energy_joules"))]
 
     @property
-    def tells(self) -> bool:
+    def bounds_rate(self) -> bool:
         """Whether the GPU reported anything that bounds its rate."""
         return bool(self.top_mhz or self.top_watts or self.mean_watts)
 
@@ -92,9 +92,9 @@ def require_telemetry(
             why := _contradiction(timed[name].flops_per_second, peak, course, top_mhz[index], model)
         ):
             raise VerificationFailed(f"trial {name}: GPU {index} {why}", where="telemetry.jsonl")
-    told = {key for key, course in courses.items() if course.tells}
+    bounded = {key for key, course in courses.items() if course.bounds_rate}
     return frozenset(
-        name for name in timed if any((name, index) not in told for index in range(len(trained)))
+        name for name in timed if any((name, index) not in bounded for index in range(len(trained)))
     )
 
 
@@ -118,13 +118,9 @@ def _contradiction(
 
 
 def _readings(lines: Iterable[bytes]) -> Iterator[tuple[float, str, list[Any]]]:
-    """Yield (time, trial, a reading for each GPU); a torn line of a run that died is no reading."""
+    """Yield (time, trial, a reading for each GPU); leave out the torn last line of a run that died."""
     for line in lines:
-        try:
-            document = strict_loads(line)
-        except DecodeError:
-            continue
-        match document:
+        match telemetry_line(line):
             case {"at": int() | float() as at, "trial": str() as trial, "gpus": list() as gpus}:
                 yield at, trial, [gpu if isinstance(gpu, dict) else {} for gpu in gpus]
 

@@ -13,11 +13,11 @@ from bench.records.marks import Mark, mark_lines
 from bench.records.run_results import Results
 from bench.records.slowdown import Slowed, slowed_lines
 
-Assurance = tuple[bool, bool]  # trusted, received by its operator; of two, the greater one is worth more
+Assurance = tuple[bool, bool]  # (trusted, received by its operator); the greater one is the better
 
 
 def assurance(level: str, trusted: bool) -> Assurance:
-    """Order bundles by who vouches for them. Facts that a bundle states, such as its time, come after it."""
+    """Return the key by which bundles are ordered: who vouches for them counts before what they state."""
     return trusted, level == "operator"
 
 
@@ -49,7 +49,7 @@ class Contents:
     notes: tuple[Note, ...] = ()
     slowed: Mapping[str, Slowed] = field(default_factory=dict)  # trials in which a GPU was held back, by id
     marks: Mapping[str, tuple[Mark, ...]] = field(default_factory=dict)  # of the trials that have any, by id
-    not_recomputed: str = ""  # figures in words that no sample shows: the run's own statement
+    not_recomputed: str = ""  # counts, in words, of figures without samples, which only the run itself states
 
     def facts(self) -> dict[str, object]:
         """Return the field "recomputed" of `bench verify --json`."""
@@ -79,7 +79,7 @@ C_co = TypeVar("C_co", bound=Contents, covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class Verdict(Generic[C_co]):
-    """The facts proven of a valid bundle. An invalid bundle raises VerificationFailed instead."""
+    """The proven facts of a valid bundle; an invalid bundle raises VerificationFailed and has no verdict."""
 
     path: str
     files: int

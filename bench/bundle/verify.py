@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from bench.signing.allowed_signers import TrustPolicy
     from bench.signing.revocation import Revoked
 
-CLOCK_SECONDS = 3600  # a node's clock may differ so much from the operator's, as one without NTP does
+CLOCK_SECONDS = 3600  # tolerated difference of a node's clock from the operator's, for nodes without NTP
 _NOT_SIGNED = "its sha256 is not the signed one: it was changed"
 _CHANGED = "changed while it was verified"
 
@@ -68,7 +68,7 @@ class TrustRules:
 
 
 class Files:
-    """The signed payload files of a bundle, none of them changed, for a recomputation of its summaries."""
+    """The payload files of a bundle, checked against their signed digests, for recomputing its summaries."""
 
     def __init__(self, bundle: Bundle, statement: Statement) -> None:
         self._bundle = bundle
@@ -79,7 +79,7 @@ class Files:
         self._check()
 
     def _check(self) -> None:
-        """Refuse changed files. Search telemetry, the largest, on the way: it need not be read once more."""
+        """Refuse changed files, and search telemetry while it is read: it is the largest file."""
         for name, signed in self.sha256.items():
             if name == "telemetry.jsonl":
                 for block in self.blocks(name, _NOT_SIGNED):
@@ -89,7 +89,7 @@ class Files:
                 raise VerificationFailed(_NOT_SIGNED, where=name)
 
     def read(self, name: str) -> bytes:
-        """Read a file in one piece; only a small file can be read so."""
+        """Read a small file in one piece; `lines` and `blocks` read files of any size."""
         self._require_signed(name)
         data = self._bundle.read(name)
         self._require_unchanged(name, sha256(data))
@@ -255,9 +255,9 @@ def check_time(seconds: int, contents: Contents) -> None:
 
 
 def _of_other_times(receipt: Receipt, run: Predicate) -> Iterator[Note]:
-    """Yield a note for a run that says that it ran before its challenge or after its receipt.
+    """Yield a note for a run that states times before its challenge or after its receipt.
 
-    A wrong clock is no fraud; but with a time of its choice, a run could be the newest forever.
+    A wrong clock is not fraud, but a run that chooses its time could count as the newest forever.
     """
     first = utc(max(0, receipt.challenged_at - CLOCK_SECONDS))
     last = utc(min(YEAR_10000 - 1, receipt.received_at + CLOCK_SECONDS))

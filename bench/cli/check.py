@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 from bench.base.errors import BadInput, nearest, one_line
 from bench.base.files import write_whole
 from bench.base.strict_json import to_json
-from bench.base.sysfs import MOST_CHARACTERS, printable
+from bench.base.sysfs import MOST_CHARACTERS, short_line
 from bench.base.terminal import print_json, wrapped
 from bench.cli.measuring import MeetingArguments, make_sealer, refuse_half_a_meeting
 from bench.cli.stdio import show
@@ -360,7 +360,7 @@ def _refuse_disks(disks: tuple[Path, ...]) -> None:
         advice = "measure some of them in another check"
         raise BadInput(f"--disk: at most {MOST_FILE_SYSTEMS} file systems in a check", advice=advice)
     for disk in disks:
-        if printable(str(disk)) != str(disk):
+        if short_line(str(disk)) != str(disk):
             advice = f"name a folder with printable characters alone, {MOST_CHARACTERS} at most"
             raise BadInput(f"--disk {one_line(str(disk))}: not a printable name", advice=advice)
         _refuse_unwritable("--disk", disk)

@@ -64,7 +64,7 @@ def run(request: RunArguments) -> int:
 def _lead(manifest: Manifest, nodes: Nodes | None, request: RunArguments) -> int:
     """Measure the manifest, alone or with other nodes, and write the bundle."""
     # These imports are slow: mistakes in the options or the manifest are reported before.
-    from bench.runner.run.execute import Unpacked
+    from bench.runner.run.execute import BundleNotWritten
     from bench.runner.run.progress import Progress
 
     how = RunRequest(
@@ -78,7 +78,7 @@ def _lead(manifest: Manifest, nodes: Nodes | None, request: RunArguments) -> int
     )
     try:
         measured = lead(manifest, str(request.manifest), how, Progress(), on_stderr, nodes)
-    except Unpacked as error:
+    except BundleNotWritten as error:
         if not request.as_json:
             show(results_table(error.results, chosen=request.shown_columns))
         raise

@@ -1,8 +1,8 @@
-"""Packages that a Python of this machine already has, with the very files of locked wheels.
+"""Find and copy packages that a Python of this machine already has, if their files are locked wheels' files.
 
-An image for GPUs brings torch and CUDA's libraries, gigabytes, in the folder of packages of its Python. Where
-the RECORD of such a package lists the contents of a locked wheel, its files are copied. They are hashed from
-the copies, which no other user can change: what the folder or its RECORD says is believed by a plan alone.
+A rented GPU node often has gigabytes of torch and CUDA libraries among the packages of its own Python. Where
+the RECORD of such a package lists the contents of a locked wheel, its files are copied instead of downloaded.
+A plan trusts RECORD; the copies themselves are hashed, where no other user can change them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path, PurePosixPath
 from bench.environment.contents import SCRIPTS, SITE, LockedPackage, written_by_installers
 from bench.environment.identity import InstalledFile, tree_digest
 from bench.environment.unpack import CopiedPackage
-from bench.environment.wheel_tags import normalised
+from bench.packages.package_index import normal
 
 _PARENTS = 3  # from a folder of packages up to the folder that also has bin: lib/python3.12/site-packages
 _METADATA = re.compile(r"(?P<name>[^/]+)-(?P<version>[^-/]+)\.dist-info")
@@ -37,7 +37,7 @@ _NO_RANGES = {errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.E
 
 
 class _Differs(Exception):
-    """Why an installed package is not taken."""
+    """An installed package is not the locked one; the message says how it differs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +65,9 @@ class HeldPackage:
 
 
 def folders_of_packages(path: str) -> list[Path]:
-    """Return the folders of packages of this Python, and of those in `path`, a list of folders of programs.
+    """Return the site-packages folders of this Python and of the Pythons on `path`, a value of PATH.
 
-    The second ones count since torch may be in another environment than the Python that was chosen.
+    Torch may be installed for another Python than the one that was chosen, so all of them count.
     """
     found = [Path(each) for each in sys.path if each.endswith("-packages")]
     with suppress(AttributeError):  # where Python was started without its module site
@@ -82,7 +82,7 @@ def folders_of_packages(path: str) -> list[Path]:
 def find(
     wanted: Iterable[LockedPackage], folders: Sequence[Path]
 ) -> tuple[dict[str, HeldPackage], dict[str, str]]:
-    """Look for packages in folders of packages; return those that can be copied, by name.
+    """Look for packages in site-packages folders; return those that can be copied, by name.
 
     The second value says why other packages that are there cannot be copied. No file of a package is read.
     """
@@ -107,7 +107,7 @@ def _versions(folder: Path) -> Mapping[str, list[tuple[str, str]]]:
     with suppress(OSError):
         for path in sorted(folder.iterdir()):
             if match := _METADATA.fullmatch(path.name):
-                versions.setdefault(normalised(match["name"]), []).append((match["version"], path.name))
+                versions.setdefault(normal(match["name"]), []).append((match["version"], path.name))
     return versions
 
 
@@ -129,7 +129,7 @@ def _held(package: LockedPackage, version: str, metadata: Path) -> HeldPackage:
 
 
 def _files(text: str, folder: Path, root: Path) -> Iterator[_HeldFile]:
-    """Yield the files that a RECORD lists, besides those that an environment does not have."""
+    """Yield the files that a RECORD lists, except those that installers write, headers and scripts."""
     own = folder.relative_to(root).as_posix()
     for name, hashed, size, *_ in ((*row, "", "", "") for row in csv.reader(text.splitlines()) if row):
         path = _path(name)
@@ -144,14 +144,14 @@ def _files(text: str, folder: Path, root: Path) -> Iterator[_HeldFile]:
         sha256 = urlsafe_b64decode(digest + "=" * (-len(digest) % 4)).hex()
         now = os.lstat(root / source)
         if not stat.S_ISREG(now.st_mode):
-            raise _Differs(f"{name} is no ordinary file")
+            raise _Differs(f"{name} is not a regular file")
         if size not in ("", str(now.st_size)):
             raise _Differs(f"{name} was changed")
         yield _HeldFile(source, now.st_size, InstalledFile(path, sha256, _is_executable(path, now)))
 
 
 def _path(name: str) -> str:
-    """Return the path in a package's contents of a file of its RECORD; ValueError for one elsewhere."""
+    """Convert the path of a file in a RECORD to its path in the package's contents; ValueError if outside."""
     parts = PurePosixPath(name).parts
     above = next((at for at, part in enumerate(parts) if part != ".."), len(parts))
     below = parts[above:]
@@ -175,8 +175,8 @@ def copy_all(
 ) -> tuple[dict[str, CopiedPackage], dict[str, str]]:
     """Copy packages into a folder; return those whose copies have the contents of a locked wheel, by name.
 
-    The second value says why others do not. `advance` is called with the bytes that were copied, from several
-    threads.
+    The second value says why other packages differ. `advance` is called with the number of copied bytes, from
+    several threads.
     """
     contents = {package.name: package.contents for package in wanted}
     jobs = [(name, file) for name, package in held.items() for file in package.files]
@@ -213,7 +213,7 @@ def copy_all(
 
 
 def _copy(root: Path, file: _HeldFile, target: Path) -> InstalledFile:
-    """Copy a file that is no link and below no link; return what the copy is."""
+    """Copy a file, following no symbolic link; return the path, digest and mode of the copy."""
     source = _open_below(root, file.source)
     try:
         now = os.fstat(source)
@@ -231,7 +231,7 @@ def _copy(root: Path, file: _HeldFile, target: Path) -> InstalledFile:
 
 
 def _read(root: Path, path: str, most: int) -> bytes:
-    """Read the beginning of a file that is no link and below no link."""
+    """Read the first `most` bytes of a file, following no symbolic link."""
     with open(_open_below(root, path), "rb") as file:
         return file.read(most)
 

@@ -8,7 +8,8 @@ Started in the run's folder. It checks the environment, and becomes `python -m b
 - where the kernel has Landlock: writes to out/ and tmp/ alone, and reads no home folder;
 - has no variables of the login, besides those that `KEPT` and `HANDED_ON` name.
 
-A container also has no network, limits of memory and processes, a user and processes of its own.
+The run keeps what a container would take from it: the network, the login's user, the view of other processes.
+It has no limits of memory and processes.
 """
 
 from __future__ import annotations
@@ -36,15 +37,16 @@ KEPT = re.compile(
 )
 HANDED_ON = re.compile("NCCL_.*|GLOO_.*")
 _NO_NEW_PRIVS, _DROP_CAPABILITY = 38, 24  # of prctl
-_LAST_CAPABILITY = 63  # of all that the kernel's masks have room for
-# Folders of the root that hold homes and other users' files: only what the run needs there is allowed.
+_LAST_CAPABILITY = 63  # the highest number that the kernel's masks have room for
+# Folders below / that hold homes and other users' files: only what the run needs there is allowed.
 _PRIVATE = ("home", "root", "tmp")
-# Devices that the run may write to: of the system's, of GPUs and of their network.
+# Devices that the run may write to: those of every system, GPUs, and InfiniBand adapters.
 _DEVICES = re.compile("null|zero|full|random|urandom|tty|ptmx|pts|nvidia.*|dri|kfd|infiniband")
 _DRIVER = ("libcuda.so.1", "libnvidia-ml.so.1")
 
 
 def main(arguments: Sequence[str]) -> int:
+    """Confine this process and replace it by bench; return an exit code if the environment was changed."""
     environment, options = Path(arguments[0]), list(arguments[1:])
     own, command = options[: options.index("--")], options[options.index("--") + 1 :]
     data = [Path(own[at + 1]) for at, word in enumerate(own) if word == "--data"]

@@ -1,9 +1,9 @@
 """The contents of a package: the files that an environment has of it, from any installer. Pure.
 
-A wheel's files stay the same wherever they are installed, but for those that the installer writes: RECORD,
-INSTALLER and their like, and bytecode. An environment has none of these besides a RECORD of its own, so that
-the contents of a package are the same from its wheel and from another Python's folder of packages. A package
-is known by the `tree_digest` of its contents, with paths below SITE, or below bin and others beside it.
+A wheel's files are the same wherever they are installed, except those that the installer writes: RECORD,
+INSTALLER and the like, and bytecode. An environment has none of these except a RECORD of its own, so that the
+contents of a package are the same from its wheel and from another Python's site-packages. The `tree_digest`
+of the contents identifies a package; paths begin with SITE, or with bin or another folder beside it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bench.environment.identity import InstalledFile
 SITE = "site-packages"  # in paths of contents, in place of an environment's folder of packages
 SCRIPTS = "bin"
 RECORD = "RECORD"
-# Of pip and uv, in a folder of metadata; what packages vendor lies deeper.
+# Files that pip and uv write into a package's folder of metadata; files of vendored packages are deeper.
 _INSTALLERS = re.compile(
     r"[^/]+\.dist-info/(RECORD(\.jws|\.p7s)?|INSTALLER|REQUESTED|direct_url\.json|uv_(cache|build)\.json)"
 )
@@ -29,7 +29,7 @@ _BYTECODE = re.compile(r"(.*/)?__pycache__/[^/]+\.pyc")
 
 @dataclass(frozen=True, slots=True)
 class LockedPackage:
-    """A package of a lock: its version, and what may be installed."""
+    """A package of a lock: its version, and the digests of files that may be installed."""
 
     name: str
     version: str
@@ -50,7 +50,7 @@ def in_environment(file: InstalledFile, site: str) -> InstalledFile:
 
 
 def record(files: Iterable[InstalledFile], site: str, path: str) -> bytes:
-    """Return the RECORD, whose own path is `path`, of a package's files in an environment."""
+    """Return the RECORD of a package's files in an environment; `path` is the path of the RECORD itself."""
     above = "../" * (site.count("/") + 1)
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")

@@ -1,4 +1,4 @@
-"""The digests by which an environment is known. Pure.
+"""The digests that identify an environment. Pure.
 
 An environment is the locked packages, the Python that runs them, and the files that were installed. Two nodes
 with the same three have the same digest, in any folder and by any installer.

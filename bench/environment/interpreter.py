@@ -29,11 +29,12 @@ class Interpreter:
 
     @property
     def text(self) -> str:
+        """The version as major.minor."""
         return "{}.{}".format(*self.version)
 
 
 def this_interpreter() -> Interpreter:
-    """Describe this process's Python; EnvironmentCannot if no environment can have it."""
+    """Describe this process's Python; EnvironmentCannot if no locked environment supports it."""
     version = sys.version_info[:2]
     named = "{}.{}".format(*version)
     if not OLDEST <= version <= NEWEST:

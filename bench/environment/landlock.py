@@ -1,7 +1,7 @@
 """Confine this process and its children by Linux's Landlock, through the kernel's own calls.
 
-https://docs.kernel.org/userspace-api/landlock.html. Needs no rights, and cannot be undone. A kernel without
-Landlock (before 5.13, or where it is switched off) leaves the process as it is.
+https://docs.kernel.org/userspace-api/landlock.html. Landlock needs no rights and cannot be undone. A kernel
+without Landlock (before 5.13, or where it is switched off) leaves the process unconfined.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def confine(rules: Iterable[tuple[Path, int]]) -> int:
 def _allow(ruleset: int, path: Path, rights: int) -> None:
     try:
         descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    except OSError:  # what does not exist needs no rule
+    except OSError:  # a path that does not exist needs no rule
         return
     if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
         rights &= _OF_FILES

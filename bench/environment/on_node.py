@@ -3,7 +3,8 @@
     python -m bench.environment.on_node plan|install  <request  >lines
 
 In:  a request as JSON on stdin. Out: lines of JSON on stdout: {"at": ...} while it works, and as the last one
-{"plan": ...}, {"installed": ...} or {"error": ...}. Nothing printed has a password of pip's configuration.
+{"plan": ...}, {"installed": ...}, {"refused": ...} or {"error": ...}. Passwords of pip's configuration are
+never printed.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from bench.packages.errors import CannotDownload
 from bench.packages.package_index import OfferedFile, PackageIndex
 from bench.packages.pip_settings import masked, read_settings
 
-UNPACKED = 4.0  # bytes of an environment for each byte of its wheels, at most: 3.8 for the CPU's lock
+UNPACKED = 4.0  # largest ratio of an environment's size to that of its wheels; the CPU's lock has 3.8
 _PAGES_AT_ONCE = 16
 _ABSENT = "the index does not have it"
 _SAY_SECONDS = 0.5  # between two lines about progress
@@ -65,7 +66,7 @@ class _Offers:
     """The files of locked packages that the indexes of this node offer."""
 
     wanted: Mapping[str, WantedFile]  # by project
-    lacking: Mapping[str, str]  # why the others cannot be had, by project
+    lacking: Mapping[str, str]  # by project: why no index offers a fitting file
     sizes: Mapping[str, int]
 
     @property
@@ -74,6 +75,7 @@ class _Offers:
 
 
 def main(verb: str) -> int:
+    """Do what `verb` says, "plan" or "install", for the request on stdin; return an exit code."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a broken connection must not leave a half-made environment
     try:
         request = read_request(json.load(sys.stdin))
@@ -87,6 +89,7 @@ def main(verb: str) -> int:
 
 
 def read_request(fields: Mapping[str, Any]) -> InstallRequest:
+    """Decode the request that `bench push` sends as JSON."""
     packages = (
         LockedPackage(name, version, frozenset(found), frozenset(contents))
         for name, version, found, contents in fields["packages"]
@@ -214,15 +217,14 @@ def _described(made: store.StoredEnvironment) -> dict[str, Any]:
 
 
 def install(request: InstallRequest) -> dict[str, Any]:
-    """Install the environment; say which wheels were refused.
+    """Install the environment, or say which wheels were refused.
 
-    Packages come from wheels that were sent, from this machine's own Pythons, and from the indexes.
-
-    The answer names the wheels, which stay: only who started this knows whether other pushes need them.
+    Packages come from wheels that were sent, from this machine's own Pythons, and from the indexes. The
+    answer names the wheels, which are not deleted: only the caller knows whether other pushes need them.
     """
     python, wheels = this_interpreter(), dict[str, Path]()
     require_executable(request.place)
-    with store.alone(request.environments, lambda: _say({"at": "another push installs it; waiting"})):
+    with store.one_at_a_time(request.environments, lambda: _say({"at": "another push installs it; waiting"})):
         found = store.find(request.environments, request.pins, python)
         if found is None:
             with store.scratch(request.environments) as folder:

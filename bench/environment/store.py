@@ -3,10 +3,10 @@
 PLACE/environments/DIGEST/          read-only
     bin/python                      a link to the node's Python
     lib/python3.11/site-packages/   the files of the wheels
-    pyvenv.cfg                      by which Python knows that only these packages are its own
+    pyvenv.cfg                      makes Python import packages of this environment only
     environment.json                the parts of the digest, and a stamp of every file's inode and times
-PLACE/environments/.new-*           one that is being made, or copies for it; the next one deletes stale ones
-PLACE/environments/.lock            held by the installation that makes one
+PLACE/environments/.new-*           an environment that is being made, or copies for it
+PLACE/environments/.lock            held by the installation that makes an environment
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class StoredEnvironment:
 
     variant: str
     lock: str  # sha256 of the lock file, as sha256:...
-    pins: str  # sha256 of the packages that were asked for: those of the lock, without kernels left out
+    pins: str  # sha256 of the requested packages: those of the lock, except kernels that were left out
     python: str  # release
     build: str  # sha256 of the interpreter
     files: str  # sha256 of the tree of files
@@ -53,17 +53,18 @@ class StoredEnvironment:
 
 
 def folder_of(environments: Path, digest: str) -> Path:
+    """Return the folder of the environment with this digest."""
     return environments / digest.removeprefix("sha256:")
 
 
 def read(folder: Path) -> StoredEnvironment:
-    """Read the description of an environment; EnvironmentCannot for another folder."""
+    """Read the description of an environment; EnvironmentCannot if the folder holds none."""
     try:
         fields = json.loads((folder / DESCRIPTION).read_bytes())
         return StoredEnvironment(**fields | {"without": tuple(fields["without"])})
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise EnvironmentCannot(
-            f"is no environment: {type(error).__name__}", where=str(folder), advice=PUSH_AGAIN
+            f"is not an environment: {type(error).__name__}", where=str(folder), advice=PUSH_AGAIN
         ) from None
 
 
@@ -95,8 +96,8 @@ def require_unchanged(folder: Path, python: Interpreter) -> StoredEnvironment:
 
 
 @contextmanager
-def alone(environments: Path, wait: Callable[[], object]) -> Iterator[None]:
-    """Let one installation at a time into the folder; call `wait` if another one is at work.
+def one_at_a_time(environments: Path, wait: Callable[[], object]) -> Iterator[None]:
+    """Hold the folder's lock, so that one installation runs at a time; call `wait` if another one runs now.
 
     Remains of installations that were killed are deleted. The lock ends with the process that holds it.
     """
@@ -120,11 +121,10 @@ def make(
     described: Mapping[str, Any],
     advance: Callable[[int], object],
 ) -> StoredEnvironment:
-    """Make an environment from wheels and copied packages, by project.
+    """Make an environment from wheels and copied packages, both given by project.
 
-    It is made under a temporary name, and renamed to its digest when it is whole.
-
-    `described` has the fields variant, lock, pins and without of its description.
+    The environment is made under a temporary name, and renamed to its digest when it is whole. `described`
+    has the fields variant, lock, pins and without of its description.
     """
     new = _new_folder(environments)
     try:
@@ -149,7 +149,7 @@ def make(
         (new / DESCRIPTION).write_text(json.dumps(asdict(made), sort_keys=True, indent=1))
         (new / DESCRIPTION).chmod(0o444)
         target = folder_of(environments, made.digest)
-        if target.exists():  # it was changed, else `find` would have found it
+        if target.exists():  # a changed environment: `find` would have returned an unchanged one
             remove(target)
         new.rename(target)
         target.chmod(0o555)
@@ -198,7 +198,7 @@ def _stamp(folder: Path) -> str:
     lines = []
     for path, folders, files in os.walk(folder):
         for name in (*folders, *files):
-            each = os.path.join(path, name)  # noqa: PTH118 (as pathlib: three times as long for 20,000 files)
+            each = os.path.join(path, name)  # noqa: PTH118 (pathlib takes three times as long)
             if name == DESCRIPTION and path == str(folder):
                 continue
             now = os.lstat(each)
@@ -210,7 +210,7 @@ def _stamp(folder: Path) -> str:
 
 
 def _hashed(folder: Path) -> list[InstalledFile]:
-    """Hash the files that came from wheels; bytecode, which Python may have written, is not among them."""
+    """Hash the files of an environment, except those that `make` adds itself."""
     paths = [
         path
         for path in folder.rglob("*")

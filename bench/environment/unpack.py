@@ -1,8 +1,8 @@
-"""Write the files of packages into an environment: from wheels (PEP 427), or as copies that were made before.
+"""Write the files of packages into an environment: from wheels (PEP 427), or from copies made before.
 
-Entry points and scripts are left out, because they name the folder of their Python: bench starts none of
-them. Files that packages share are those of the last one by name, as with pip, whichever is written first.
-Each package gets a RECORD of what the environment has of it.
+Entry points and scripts are left out: they name the folder of their Python, and bench starts none of them. If
+several packages have a file of the same path, the last package by name wins. Each package gets a RECORD of
+the files that the environment has of it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _METADATA = re.compile(r"[^/]+\.dist-info/METADATA")
 
 @dataclass(frozen=True, slots=True)
 class CopiedPackage:
-    """A package's contents that lie in a folder of their own, from which they are moved."""
+    """The contents of a package in a folder of their own, from which `unpack` moves them."""
 
     folder: Path
     files: tuple[InstalledFile, ...]  # with the paths that they have below the folder
@@ -35,7 +35,7 @@ class CopiedPackage:
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
-    """A file that was copied, and what it is in the environment."""
+    """A file that was copied, and its description in the environment."""
 
     source: Path
     file: InstalledFile
@@ -68,7 +68,7 @@ def unpacked_bytes(wheels: Mapping[str, Path]) -> int:
 
 
 def wheel_contents(wheel: Path) -> list[InstalledFile]:
-    """Hash the files of a wheel that an environment would have of it."""
+    """Hash those files of a wheel that an environment would contain."""
     with _read(wheel) as archive:
         return [
             InstalledFile(member.path, _hash(archive, member, None), member.executable)
@@ -108,7 +108,7 @@ def _copies(package: CopiedPackage, site: str) -> Iterator[_Copy]:
 
 
 def _write_record(files: list[InstalledFile], site: str, folder: Path) -> Iterator[InstalledFile]:
-    """Write the RECORD of a package's files; yield it, unless they have no metadata to which it belongs."""
+    """Write the RECORD of a package and yield it; yield nothing if the package has no metadata folder."""
     for file in files:
         if _METADATA.fullmatch(file.path.removeprefix(f"{site}/")):
             path = str(PurePosixPath(file.path).with_name(RECORD))
@@ -126,11 +126,9 @@ def _write_all(
     for member in members:
         groups.setdefault(member.wheel, []).append(member)
     by_size = sorted(groups.items(), key=lambda group: -group[0].stat().st_size)
-    halves = [(wheel, part) for wheel, own in by_size for part in _parts(own)]
-    with ThreadPoolExecutor(
-        min(16, os.cpu_count() or 1) + 1
-    ) as pool:  # zlib and sha256 run beside each other
-        written = pool.map(lambda half: _write(half[0], half[1], folder, advance), halves)
+    jobs = [(wheel, part) for wheel, own in by_size for part in _parts(own)]
+    with ThreadPoolExecutor(min(16, os.cpu_count() or 1) + 1) as pool:  # zlib and sha256 release the GIL
+        written = pool.map(lambda job: _write(job[0], job[1], folder, advance), jobs)
         return [file for files in written for file in files]
 
 
@@ -149,7 +147,7 @@ def _read(wheel: Path) -> zipfile.ZipFile:
     try:
         return zipfile.ZipFile(wheel)
     except (zipfile.BadZipFile, OSError) as error:
-        raise EnvironmentCannot(f"is no wheel: {error}", where=str(wheel)) from None
+        raise EnvironmentCannot(f"is not a wheel: {error}", where=str(wheel)) from None
 
 
 def _members(wheel: Path, site: str) -> list[_Member]:

@@ -1,4 +1,4 @@
-"""Decide by its name whether a wheel fits an interpreter, and say why it does not. Pure.
+"""Decide from a wheel's name whether it fits an interpreter, and say why it does not. Pure.
 
 A wheel's name ends with three tags: Python, ABI and platform (PEP 425, 600). pip decides in the same way.
 """
@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 
 from bench.environment.interpreter import Interpreter
+from bench.packages.package_index import normal
 
 _NAME = re.compile(
     r"(?P<name>[^-]+)-(?P<version>[^-]+)(-\d[^-]*)?-(?P<python>[^-]+)-(?P<abi>[^-]+)-(?P<platform>[^-]+)\.whl"
@@ -29,24 +30,20 @@ class WheelName:
     platforms: tuple[str, ...]
 
 
-def normalised(project: str) -> str:
-    return re.sub(r"[-_.]+", "-", project).lower()
-
-
 def read_name(file_name: str) -> WheelName | None:
     """Split the name of a wheel; None for another file."""
     match = _NAME.fullmatch(file_name)
     if match is None:
         return None
     tags = (tuple(match[part].split(".")) for part in ("python", "abi", "platform"))
-    return WheelName(normalised(match["name"]), match["version"].replace("_", "-"), *tags)
+    return WheelName(normal(match["name"]), match["version"].replace("_", "-"), *tags)
 
 
 def misfit(file_name: str, python: Interpreter) -> str | None:
     """Return the reason why a wheel does not fit an interpreter and its machine; None if it does."""
     name = read_name(file_name)
     if name is None:
-        return "it is no wheel"
+        return "it is not a wheel"
     if not _fits_python(name, python.version[1]):
         return f"it is for {'.'.join(name.pythons)}-{'.'.join(name.abis)}, not Python {python.text}"
     needed = [glibc for platform in name.platforms if (glibc := _glibc_of(platform, python.machine))]

@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Digests that tell two images apart."""
+    """The digests that identify an image."""
 
     config: str  # sha256 of the configuration, which names the layers; `image` in a manifest of bench
     diff_ids: tuple[str, ...]  # sha256 of each layer's uncompressed tar
@@ -147,7 +147,7 @@ def _hashed(name: str, size: int, file: Any) -> tuple[Layer, bytes]:
 def _field(kind: type[T], value: Any, name: str, empty: T | None = None) -> T:
     """Return one field of a JSON object as `kind`; DecodeError if the object or the field has another type.
 
-    Engines leave an empty field out, or write null: such a field is `empty`, or else a DecodeError.
+    Engines leave an empty field out or write null: `empty` is returned then, and without `empty` DecodeError.
     """
     found = from_json(dict[str, Any], value).get(name)
     return empty if found is None and empty is not None else from_json(kind, found)
@@ -259,9 +259,9 @@ class Blob:
 
     path: Path
     diff_id: str
-    digest: str  # sha256 of the bytes at `path`
+    digest: str  # sha256 of the blob's bytes
     compressed: bool
-    start: int = 0  # of these bytes in the file
+    start: int = 0  # of the bytes in the file at `path`
     length: int | None = None  # None: to the end of the file
 
     @property
@@ -334,7 +334,7 @@ def manifest_digest(path: Path, facts: ImageFacts) -> str | None:
 def write_archive(out: Path, config: bytes, layers: Sequence[Blob], tag: str) -> None:
     """Write an image as one tar: Docker and Podman read its manifest.json, OCI tools its index.json."""
     config_digest = f"sha256:{sha256(config)}"
-    sizes = [(blob.digest, blob.path.stat().st_size, blob.compressed) for blob in layers]
+    sizes = [(blob.digest, blob.size, blob.compressed) for blob in layers]
     manifest = oci_manifest(config, sizes)
     digest = f"sha256:{sha256(manifest)}"
     image = {

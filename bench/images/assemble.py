@@ -4,10 +4,10 @@
     python3 -m bench.images.assemble missing PLAN          print which contents no file on this node has
     python3 -m bench.images.assemble archive PLAN          write the image's archive to standard output
 
-`fetch` is called until all is there. Blobs and packages are in the working folder, which other assemblies may
-share; what only this one needs is beside PLAN. `archive` hashes each layer while it writes it. A layer that
-is not the one in the plan ends it before the archive's manifest, without which no engine loads anything.
-Imports the standard library only, and runs on Python 3.9: `bench push` sends this file to nodes.
+`fetch` is called until all files are there. Blobs and packages are in the working folder, which other
+assemblies may share; files that only this one needs are beside PLAN. `archive` hashes each layer while it
+writes it. At a layer that is not the plan's, it ends before the archive's manifest, without which no engine
+loads it. Imports the standard library only, and runs on Python 3.9: `bench push` sends this file to nodes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Open = Callable[[], BinaryIO]  # opens a content for reading
 
 
 class LayerPlan(NamedTuple):
-    """How a node gets a layer: by its skeleton, or compressed as it was sent; or it has the layer already."""
+    """How a node gets a layer: from its skeleton or as a blob that was sent; neither if it has the layer."""
 
     diff_id: str  # sha256 of the layer's tar, in hexadecimal, as all digests of a plan
     size: int  # bytes of the tar
@@ -62,11 +62,12 @@ class AssemblyPlan(NamedTuple):
     layers: tuple[LayerPlan, ...]
     files: tuple[PackageFile, ...]  # to download
     contents: tuple[str, ...]  # files of contents that were sent
-    index_url: str  # empty: the node's own, as for the mirror
-    mirror_url: str
+    index_url: str  # package index; empty: those of the node's own settings
+    mirror_url: str  # mirror of Debian; empty: those of the node's own settings
 
 
 def read_plan(path: Path) -> AssemblyPlan:
+    """Read the plan that `bench push` wrote as JSON."""
     fields = json.loads(path.read_bytes())
     fields["layers"] = tuple(LayerPlan(*layer) for layer in fields["layers"])
     fields["files"] = tuple(PackageFile(*file) for file in fields["files"])
@@ -82,7 +83,7 @@ class LayerDiffers(Exception):
 
 
 class PackageContents:
-    """The contents that package files of this node have, of those that are wanted."""
+    """The wanted file contents that package files of this node provide."""
 
     def __init__(self, wanted: set[Key], work: Path) -> None:
         self._wanted, self._sizes = wanted, {size for size, _ in wanted}
@@ -113,10 +114,10 @@ class PackageContents:
                 self._found.setdefault(key, cast(Open, partial(archive.open, member)))
 
     def add_debs(self, paths: Sequence[Path]) -> None:
-        """Add the files of Debian packages, and those that they give dpkg.
+        """Add the files of Debian packages, including those in their control archives.
 
-        They are unpacked into one file. The next process that wants contents of the same packages finds it,
-        since unpacking takes most of the time of an assembly.
+        They are unpacked into one file, which later processes use again if they want the same packages: the
+        unpacking takes most of the time of an assembly.
         """
         unpacked, listed = self._work / "unpacked", self._work / "unpacked.json"
         names = [path.name for path in paths]
@@ -227,7 +228,7 @@ class AssemblyPlace:
             folder.mkdir(parents=True, exist_ok=True)
 
     def fetch(self, seconds: float, environment: Mapping[str, str]) -> dict[str, Any]:
-        """Download for a while; return how far it is, and which files are nowhere."""
+        """Download for a while; return the progress, and the files that no place offers."""
         plan = self.plan
         settings = read_settings(environment, Path(environment.get("HOME", "/")), plan.index_url)
         before, began = self._arrived(), time.monotonic()
@@ -327,6 +328,7 @@ def _add_stream(out: BinaryIO, name: str, size: int, chunks: Iterable[bytes]) ->
 
 
 def main(verb: str, plan: str, *rest: str) -> int:
+    """Do what `verb` says, one of the three commands above; return an exit code."""
     node = AssemblyPlace(Path.cwd(), read_plan(Path(plan)), Path(plan).parent)
     try:
         if verb == "archive":

@@ -127,7 +127,7 @@ def _require_same_locks(labels: Mapping[str, str], inputs: BuildInputs) -> None:
 def _dependencies(inputs: BuildInputs, commit: str) -> Iterator[dict[str, Any]]:
     """Yield all that the image is made of: the source's commit, the build's files, and the locked packages.
 
-    Of a package with several accepted files, each is named: the lock does not say which one was installed.
+    A package with several accepted files is listed with each, as the lock does not say which was installed.
     """
     yield {"uri": "git+file:.", "digest": {"gitCommit": commit}}
     files = [*BUILD_FILES, *(str(path.relative_to(inputs.root)) for path in _locks(inputs).values())]
@@ -146,7 +146,7 @@ def _dependencies(inputs: BuildInputs, commit: str) -> Iterator[dict[str, Any]]:
 
 
 def verify_attestation(envelope: bytes, image: Attested, keys: Sequence[PublicKey]) -> str:
-    """Return what an envelope proves of the image, on one line.
+    """Return what an envelope proves about the image, on one line.
 
     VerificationFailed if none of the keys signed it, if it is about another image, or if the image itself
     says otherwise: its labels of the variant and the locks, and its SBOM.
@@ -155,7 +155,7 @@ def verify_attestation(envelope: bytes, image: Attested, keys: Sequence[PublicKe
     try:
         statement = strict_loads(payload)
         if statement["_type"] != STATEMENT:
-            raise VerificationFailed(f"is no in-toto statement of v1: {statement['_type']!r:.60}")
+            raise VerificationFailed(f"is not an in-toto statement of v1: {statement['_type']!r:.60}")
         _require_subject(statement["subject"], image)
         kind, predicate = statement["predicateType"], statement["predicate"]
         if kind == CONTENTS:

@@ -62,12 +62,12 @@ class BuildInputs:
 
     @property
     def built(self) -> Path:
-        """Lock of the wheels that `bench image kernels` compiled."""
+        """The path of the lock of the wheels that `bench image kernels` compiled."""
         return self.root / f"docker/{self.variant.name}.built.lock"
 
     @property
     def without(self) -> tuple[str, ...]:
-        """The lock's packages that no index has as a wheel, and that a kernel layer brings, by name."""
+        """Names of the lock's packages that are left out: a kernel layer has their compiled wheels."""
         return tuple(sorted(self.variant.kernels))
 
     def pins(self) -> Mapping[str, Pin]:
@@ -79,7 +79,7 @@ def build(inputs: BuildInputs, out: Path, tag: str, say: Say) -> ImageFacts:
     """Build the image and write its archive to `out`; return the archive's facts."""
     check_prerequisites(inputs)
     if REVISION not in labels(inputs):
-        say("these files are those of no commit: the image will name none")
+        say("these files match no commit, so the image will not name one")
     pins = inputs.pins()
     with context(inputs, [*pins.values(), read_pins(inputs.root / BUILDER)["pip"]], say) as folder:
         (folder / "pins.txt").write_text(
@@ -222,8 +222,8 @@ def _finish(inputs: BuildInputs, saved: Path, work: Path, out: Path, tag: str, s
                 diff_id = normalise(_member(archive, name), file, epoch)
             blobs.append(Blob(path, diff_id, diff_id, compressed=False))
     saved.unlink()
-    said = labels(inputs)
-    config = configuration(built, [b.diff_id for b in blobs], said, STAGES, said[CREATED])
+    own_labels = labels(inputs)
+    config = configuration(built, [b.diff_id for b in blobs], own_labels, STAGES, own_labels[CREATED])
     out.parent.mkdir(parents=True, exist_ok=True)
     write_archive(out, config, blobs, tag)
     return facts_of(out)

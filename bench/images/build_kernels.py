@@ -1,4 +1,4 @@
-"""Compile wheels that no index has, in the Dockerfile's builder stage, and lock them; find compiled ones.
+"""Compile wheels that no index has, in the Dockerfile's builder stage, and lock them; find compiled wheels.
 
 docker/kernels.py keeps every compiled object in the cache, so that an interrupted build continues, and
 objects that were compiled on a larger machine can be copied into the cache.
@@ -97,9 +97,13 @@ def wheels_of(folder: Path, variant: Variant) -> Mapping[str, Path]:
         if name not in variant.kernels:
             continue
         if name in found:
-            raise BadInput(f"has {found[name].name} and {path.name}: which one?", where=str(folder))
+            message = f"has both {found[name].name} and {path.name}"
+            raise BadInput(message, where=str(folder), advice="leave only one of them in the folder")
         found[name] = path
     if not found:
         kernels = ", ".join(variant.kernels) or "none"
-        raise BadInput(f"has no wheel of {variant.name}'s kernels ({kernels})", where=str(folder))
+        advice = "bench image kernels compiles them"
+        raise BadInput(
+            f"has no wheel of {variant.name}'s kernels ({kernels})", where=str(folder), advice=advice
+        )
     return found

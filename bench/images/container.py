@@ -76,7 +76,7 @@ class Container:
 
     @property
     def settings(self) -> Mapping[str, str]:
-        """Environment of the container. It has no host variables besides those that `handed_on` names."""
+        """Environment variables to set in the container; `handed_on` names those passed on from the host."""
         # bench keeps the run's key in XDG_CONFIG_HOME, here /tmp, which is in memory: no node stores the key.
         return {"XDG_CONFIG_HOME": "/tmp", "USER": "nobody", **self.environment}
 

@@ -104,6 +104,6 @@ def _require_about(payload: bytes, digest: str) -> None:
     except (DecodeError, LookupError, TypeError) as error:
         raise VerificationFailed(f"its signature is over a malformed document: {error!r:.80}") from None
     if kind != _TYPE:
-        raise VerificationFailed(f"its signature is over no image: {kind!r:.80}")
+        raise VerificationFailed(f"its signature is not about an image: {kind!r:.80}")
     if found != digest:
-        raise VerificationFailed(f"its signature is of another image: {found!r:.80}")
+        raise VerificationFailed(f"its signature is about another image: {found!r:.80}")

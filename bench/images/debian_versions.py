@@ -24,10 +24,10 @@ class DebianVersion(NamedTuple):
 
 
 def debian_version(text: str) -> DebianVersion:
-    """Parse a version; ValueError for another form."""
+    """Parse the version of a Debian package; ValueError if it is malformed."""
     match = _VERSION.fullmatch(text)
     if match is None:
-        raise ValueError(f"{text!r:.60} is no version of a Debian package")
+        raise ValueError(f"{text!r:.60} is not a version of a Debian package")
     return DebianVersion(int(match["epoch"] or 0), _part(match["upstream"]), _part(match["revision"] or "0"))
 
 

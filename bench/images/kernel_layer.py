@@ -85,7 +85,7 @@ def pack_kernels(
 ) -> KernelLayer:
     """Write the layer of compiled wheels, by name; `pins` are those of the variant's lock.
 
-    Refuses wheels that are none of the variant's kernels, or not for its Python.
+    Refuses wheels that are not among the variant's kernels, or not for its Python.
     """
     python, torch = images().python, pins["torch"].version.partition("+")[0]
     for name, path in wheels.items():
@@ -111,7 +111,7 @@ def _require_kernel(name: str, path: Path, variant: Variant, pins: Mapping[str, 
     """Refuse a wheel that is not one of the variant's kernels, of another version or for another Python."""
     if name not in variant.kernels:
         kernels = ", ".join(variant.kernels) or "none"
-        raise BadInput(f"is none of the compiled kernels of {variant.name}: {kernels}", where=path.name)
+        raise BadInput(f"is not a compiled kernel of {variant.name}: {kernels}", where=path.name)
     named = read_name(path.name)
     if named is None or named.version != pins[name].version:
         raise BadInput(f"{variant.lock} has {name} {pins[name].version}", where=path.name)
@@ -125,6 +125,8 @@ def _require_kernel(name: str, path: Path, variant: Variant, pins: Mapping[str, 
 
 @dataclass(frozen=True, slots=True)
 class _File:
+    """A file of a layer: its content on this machine, and its mode."""
+
     path: Path
     executable: bool
 
@@ -145,7 +147,7 @@ def _unpacked(wheel: Path, folder: Path, site: str) -> Iterator[tuple[str, _File
                         file.write(data)
                 yield name, _File(target, bool(info.external_attr >> 16 & 0o111))
     except zipfile.BadZipFile as error:
-        raise BadInput(f"is no wheel: {error}", where=str(wheel)) from None
+        raise BadInput(f"is not a wheel: {error}", where=str(wheel)) from None
     except EnvironmentCannot as error:
         raise BadInput(error.message, where=str(wheel)) from None
 
@@ -153,7 +155,7 @@ def _unpacked(wheel: Path, folder: Path, site: str) -> Iterator[tuple[str, _File
 def _write(archive: tarfile.TarFile, files: Mapping[str, _File], listed: bytes) -> None:
     """Write folders and files in the order of their names, without times and owners.
 
-    Folders that the image has too are among them: an engine makes others by rules of its own.
+    Folders that the image already has are written too: an engine creates missing ones by rules of its own.
     """
     names = {*files, KERNEL_LIST}
     folders = {str(parent) for name in names for parent in PurePosixPath(name).parents} - {"."}
@@ -197,11 +199,11 @@ def read_layer(path: Path) -> KernelLayer:
             members = archive.getmembers()
             listed = [member for member in members if member.name == KERNEL_LIST and member.isreg()]
             if len(listed) != 1 or listed[0].size > _MOST_LIST_BYTES:
-                raise BadInput("is no kernel layer: it has no list of kernels", where=str(path))
+                raise BadInput("is not a kernel layer: it has no list of kernels", where=str(path))
             kernels = read_kernels((archive.extractfile(listed[0]) or io.BytesIO()).read())
     except (tarfile.TarError, OSError, ValueError) as error:
         raise BadInput(
-            f"is no kernel layer: {error}", where=str(path), advice="bench image kernels"
+            f"is not a kernel layer: {error}", where=str(path), advice="bench image kernels"
         ) from None
     site = site_of(kernels.python)
     names = [member.name for member in members]

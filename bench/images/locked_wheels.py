@@ -1,7 +1,7 @@
-"""Contents of the wheels of the locks, read from the shipped wheels.json, which `make lock` writes.
+"""Look up the contents of locked wheels in the shipped wheels.json, which `make lock` writes.
 
-Each of these wheels was downloaded whole and checked by the lock's digest. A wheel is known by its sha256,
-and its contents by a digest that the files also have where another installer put them.
+`make lock` downloaded each of these wheels and checked the lock's digest. A wheel's key is its sha256; the
+digest of its contents is the same wherever an installer put the files.
 """
 
 from __future__ import annotations
@@ -44,23 +44,24 @@ class LockedWheels:
 
 @cache
 def locked_wheels() -> Mapping[str, LockedWheel]:
+    """Return all wheels of wheels.json, by sha256."""
     return from_json(LockedWheels, read_data(DATA)).wheels
 
 
 def wheels_of(pin: Pin) -> tuple[LockedWheel, ...]:
-    """Return the wheels of a pin that are known."""
+    """Return those wheels of a pin that wheels.json lists."""
     known = locked_wheels()
     return tuple(known[sha256] for sha256 in sorted(pin.sha256) if sha256 in known)
 
 
 def interpreter_for(python: str) -> Interpreter:
-    """Return a Python, as major.minor, by which wheels are chosen for any glibc."""
+    """Return an interpreter of a version, as major.minor, for which wheels of any glibc fit."""
     major, minor = (int(part) for part in python.split("."))
     return Interpreter(Path(), (major, minor), "", "", ANY_GLIBC)
 
 
 def check_wheels(root: Path) -> Iterator[str]:
-    """Yield a sentence for each package of the locks whose wheel is not known, and for wheels of no lock."""
+    """Yield a sentence for each locked package that has no wheel in wheels.json, and each unlocked wheel."""
     unused = {*locked_wheels()}
     for variant in images().variants:
         for pin in read_pins(root / variant.lock).values():

@@ -42,7 +42,7 @@ class Package:
 
 @dataclass(frozen=True, slots=True)
 class Vulnerability:
-    """One record of the feed, reduced to the fields that a scan uses."""
+    """A record of the feed, reduced to the fields that a scan uses."""
 
     id: str
     aliases: tuple[str, ...]
@@ -113,10 +113,10 @@ def _records(data: bytes, where: str) -> Iterator[Mapping[str, Any]]:
         try:  # advisories may hold integers past 2**53; nothing is computed from them
             document = json.loads(data)
         except (ValueError, RecursionError) as error:
-            raise BadInput(f"is no OSV record: {error}", where=where, advice=_FORMATS) from None
+            raise BadInput(f"is not an OSV record: {error}", where=where, advice=_FORMATS) from None
     for record in document if isinstance(document, list) else [document]:
         if not isinstance(record, dict) or not isinstance(record.get("id"), str):
-            raise BadInput("is no OSV record: it has no id", where=where, advice=_FORMATS)
+            raise BadInput("is not an OSV record: it has no id", where=where, advice=_FORMATS)
         yield record
 
 
@@ -124,7 +124,7 @@ def _vulnerability(record: Mapping[str, Any], where: str, wanted: frozenset[Key]
     try:
         if record.get("withdrawn"):
             return None
-        affected = tuple(entry for entry in record.get("affected") or () if _key_of(entry) in wanted)
+        affected = tuple(entry for entry in record.get("affected") or () if key_of(entry) in wanted)
         if not affected:
             return None
         severity = [str(entry["score"]) for entry in record.get("severity") or ()]
@@ -142,7 +142,7 @@ def _vulnerability(record: Mapping[str, Any], where: str, wanted: frozenset[Key]
         raise BadInput(f"is a malformed OSV record: {error!r:.80}", where=where) from None
 
 
-def _key_of(entry: Mapping[str, Any]) -> Key | None:
+def key_of(entry: Mapping[str, Any]) -> Key | None:
     """Return the package of an entry; None for an entry that is only about commits."""
     package = entry.get("package")
     if not package:
@@ -156,7 +156,7 @@ def _key_of(entry: Mapping[str, Any]) -> Key | None:
 
 @dataclass(frozen=True, slots=True)
 class Affected:
-    """A vulnerability affects a package: the versions that mend it, and doubts about the decision."""
+    """A vulnerability affects a package: the versions that fix it, and doubts about the decision."""
 
     fixed: tuple[str, ...]
     undecided: str | None = None  # why the version could not be compared, so that it counts as affected
@@ -165,7 +165,7 @@ class Affected:
 def affects(vulnerability: Vulnerability, package: Package) -> Affected | None:
     """Decide whether a vulnerability affects a package; None if it does not.
 
-    A version that cannot be compared counts as affected: a scan must not pass for want of an order.
+    A version that cannot be compared counts as affected, so that a scan never passes by mistake.
     """
     entries = [entry for entry in vulnerability.affected if _is_about(entry, package)]
     ranges = [r for entry in entries for r in entry.get("ranges") or () if r.get("type") != "GIT"]
@@ -184,8 +184,8 @@ def affects(vulnerability: Vulnerability, package: Package) -> Affected | None:
 
 
 def _is_about(entry: Mapping[str, Any], package: Package) -> bool:
-    """Whether an entry is about this package in this release; of an unknown release, any entry is."""
-    if _key_of(entry) != package.key:
+    """Whether an entry is about this package in this release; an unknown release matches every entry."""
+    if key_of(entry) != package.key:
         return False
     theirs, ours = str(entry["package"]["ecosystem"]).partition(":")[2], package.ecosystem.partition(":")[2]
     return not theirs or not ours or theirs == ours
@@ -204,7 +204,7 @@ def semantic_version(text: str) -> tuple[int, int, int, bool, tuple[tuple[bool, 
     """Return the sort key of a version, by https://semver.org; ValueError for another form."""
     match = _SEMANTIC.fullmatch(text)
     if match is None:
-        raise ValueError(f"{text!r:.40} is no semantic version")
+        raise ValueError(f"{text!r:.40} is not a semantic version")
     major, minor, patch, before = match.groups()
     parts = before.split(".") if before else []
     words = tuple((False, int(part), "") if part.isdigit() else (True, 0, part) for part in parts)

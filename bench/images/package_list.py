@@ -1,4 +1,7 @@
-"""The package files that an image was made of, as a list inside of the image, by which nodes find them."""
+"""Write and read the list, inside of an image, of the package files that the image was made of.
+
+Nodes download these files to assemble the image.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Read and write one repository of a container registry, in the OCI distribution protocol.
 
-Specification: https://github.com/opencontainers/distribution-spec (v1.1). Everything that is read by digest
-is compared with it. A login goes to the registry and to where it sends for tokens, and is in no message.
+Specification: https://github.com/opencontainers/distribution-spec (v1.1). Everything read by digest is hashed
+and compared. A login is sent to the registry and to the token server that it names, and appears in no
+message.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from bench.base.errors import BadInput, BenchError, EnvironmentCannot, Verificat
 from bench.base.stamps import sha256
 from bench.base.strict_json import DecodeError, from_json, strict_loads
 from bench.images.registry_logins import Login
-from bench.packages.connection import REFUSALS, may_pass, reason, require_whole
+from bench.packages.connection import REFUSALS, is_temporary, reason, require_whole
 
 MAX_MANIFEST_BYTES = 4 * 2**20  # the most that registries must accept
 MANIFESTS = (
@@ -38,7 +39,7 @@ _LISTS = (
     "application/vnd.docker.distribution.manifest.list.v2+json",
 )
 _SILENCE_SECONDS = 60.0
-_ATTEMPTS = 4  # to read something; of a large blob, each goes on where the last one broke off
+_ATTEMPTS = 4  # to read a document or a blob; each attempt continues a blob where the last one broke off
 _CHUNK = 2**20  # bytes
 _MAX_TOKEN_BYTES = 2**20
 _MAX_REFERENCE = 400  # characters
@@ -71,11 +72,11 @@ def parse_reference(text: str) -> ImageReference:
     """Parse HOST[:PORT]/NAME[:TAG][@sha256:DIGEST]; BadInput for a name without a host."""
     match = _REFERENCE.fullmatch(text) if len(text) <= _MAX_REFERENCE else None
     if match is None:
-        raise BadInput("is no image in a registry", where=text[:_MAX_REFERENCE], advice=f"write {_FORM}")
+        raise BadInput("is not an image in a registry", where=text[:_MAX_REFERENCE], advice=f"write {_FORM}")
     found = ImageReference(**match.groupdict())
     port = re.search(r":([0-9]+)$", found.host)
     if port and not 0 < int(port[1]) < 2**16:
-        raise BadInput(f"{port[1]} is no port", where=text, advice=f"write {_FORM}")
+        raise BadInput(f"{port[1]} is not a port", where=text, advice=f"write {_FORM}")
     if not re.search(r"[.:]", found.host) and found.host != "localhost":
         raise BadInput("names no registry", where=text, advice=f"write {_FORM}")
     return found
@@ -97,7 +98,7 @@ class Registry:
         local = is_loopback(reference.host)
         self._origin = f"{'http' if plain_http or local else 'https'}://{reference.host}"
         self._base = f"{self._origin}/v2/{reference.path}"
-        # A login over an open line could be read by everyone on the way.
+        # Over an unencrypted connection, others could read the login.
         self._login = login if local or not plain_http else None
         self._authorization: str | None = None
         self._logging_in = threading.Lock()
@@ -120,7 +121,7 @@ class Registry:
         return self._as_named(self._read(f"blobs/{digest}", {}, most_bytes), digest)
 
     def fetch(self, digest: str, size: int, out: Path) -> None:
-        """Write a blob of `size` bytes to a new file; go on where the connection breaks."""
+        """Write a blob of `size` bytes to a new file; if the connection breaks, continue where it broke."""
         self._persistently(lambda: self._append(digest, size, out))
         with out.open("rb") as file:
             self._compare(f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}", digest)
@@ -152,14 +153,14 @@ class Registry:
         return data
 
     def _persistently(self, read: Callable[[], T]) -> T:
-        """Call `read` again while the connection breaks; return its result."""
+        """Call `read`, up to _ATTEMPTS times if the connection breaks, and return its result."""
         attempt = 0
         while True:
             attempt += 1
             try:
                 return read()
             except REFUSALS as error:
-                if attempt == _ATTEMPTS or not (may_pass(error) or isinstance(error, TimeoutError)):
+                if attempt == _ATTEMPTS or not (is_temporary(error) or isinstance(error, TimeoutError)):
                     raise self._refused(error, "pull") from error
 
     def _as_named(self, data: bytes, digest: str) -> bytes:
@@ -208,7 +209,7 @@ class Registry:
     def _open(
         self, method: str, url: str, headers: Mapping[str, str], data: bytes | BinaryIO | None = None
     ) -> Any:
-        """Return the answer of a URL; log in once if the registry asks for it."""
+        """Return the response of a URL; log in once if the registry asks for it."""
         sent = self._authorization
         try:
             return self._send(method, url, headers, data, sent)
@@ -235,7 +236,7 @@ class Registry:
         if parts.scheme not in ("http", "https"):
             raise PermissionError(f"it sends to {url[:80]!r}")
         request = urllib.request.Request(url, data, {"User-Agent": "bench", **headers}, method=method)
-        # A place for uploads may be on another host, which has no right to the login.
+        # The URL for an upload may be on another host, which must not get the login.
         if authorization and f"{parts.scheme}://{parts.netloc}" == self._origin:
             request.add_unredirected_header("Authorization", authorization)
         return self._opener.open(request, timeout=_SILENCE_SECONDS)
@@ -251,7 +252,7 @@ class Registry:
             return self._authorization
 
     def _authorization_for(self, asked: str) -> str | None:
-        """Return the authorization that a registry's answer 401 asks for in its header."""
+        """Return the authorization that the header of a registry's 401 response asks for."""
         kind, _, rest = asked.partition(" ")
         if kind.lower() == "basic" and self._login:
             return self._login.basic
@@ -299,7 +300,7 @@ class Registry:
 
 
 def _retry_after(error: Exception) -> int | None:
-    """Return how many seconds a server asks to wait; None if it does not say, or names a day."""
+    """Return how many seconds a server asks to wait; None if it gives no number of seconds."""
     after = str(getattr(error, "headers", {}).get("Retry-After", ""))
     return int(after) if re.fullmatch("[0-9]{1,6}", after) else None
 
@@ -310,7 +311,7 @@ def parse_manifest(data: bytes, where: str) -> Mapping[str, Any]:
         document = strict_loads(data)
         kind = document.get("mediaType", MANIFESTS[0])
         if kind not in MANIFESTS or document["schemaVersion"] != 2:
-            raise VerificationFailed(f"is no manifest of one image: {kind!r:.80}", where=where)
+            raise VerificationFailed(f"is not the manifest of one image: {kind!r:.80}", where=where)
         for blob in (document["config"], *document["layers"]):
             if not re.fullmatch("sha256:[0-9a-f]{64}", blob["digest"]) or type(blob["size"]) is not int:
                 raise DecodeError("a blob has no digest or no size")

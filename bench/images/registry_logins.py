@@ -13,16 +13,19 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Login:
+    """The user name and the password of a registry."""
+
     user: str
     password: str = field(repr=False)
 
     @property
     def basic(self) -> str:
+        """The value of an Authorization header."""
         return f"Basic {base64.b64encode(f'{self.user}:{self.password}'.encode()).decode()}"
 
 
 def find_login(host: str, environment: Mapping[str, str], home: Path) -> Login | None:
-    """Return the login of a registry; None if no file has one. A file that cannot be read has none."""
+    """Return the login of a registry; None if no readable file has one."""
     for path in _files(environment, home):
         try:
             config = json.loads(path.read_text(encoding="utf-8"))

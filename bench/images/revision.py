@@ -1,4 +1,4 @@
-"""The commit that an image is built from: git's, or the one that a release's wheel carries."""
+"""Find the commit that an image is built from: in git, or in the file that a release's wheel carries."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _STATUS = ("status", "--porcelain", "--untracked-files=all", "--")
 def commit_of(root: Path) -> str:
     """Return the commit of a checkout; BadInput for another folder, or if a file of the image differs.
 
-    A folder that another repository contains but does not track, as an installed package, is no checkout.
+    An installed package inside another repository that does not track it is not a checkout.
     """
     locks = [variant.lock for variant in images().variants]
     files = [*SOURCE_FILES, *BUILD_FILES, *locks, "docker"]
@@ -28,7 +28,7 @@ def commit_of(root: Path) -> str:
         commit, status = _git(root, "rev-parse", "HEAD"), _git(root, *_STATUS, *files)
     except (OSError, subprocess.CalledProcessError):
         advice = "provenance names a commit: attest in the git checkout that the image was built from"
-        raise BadInput("is no git checkout", where=str(root), advice=advice) from None
+        raise BadInput("is not a git checkout", where=str(root), advice=advice) from None
     if lines := status.splitlines():
         message = f"{lines[0][3:]} differs from the commit, and nobody could build this image again"
         raise BadInput(message, where=str(root), advice="commit it, and build the image once more")
@@ -41,7 +41,7 @@ def _git(root: Path, *arguments: str) -> str:
 
 
 def revision_of(root: Path) -> str | None:
-    """Return the commit that a folder is, or was released from; None if its files are those of no commit."""
+    """Return the commit that a folder is checked out or released from; None if its files match no commit."""
     carried = root / CARRIED
     if carried.exists():
         return carried.read_text(encoding="utf-8").strip()
@@ -52,7 +52,7 @@ def revision_of(root: Path) -> str | None:
 
 
 def source_url(root: Path) -> str | None:
-    """Return where the source is published, as pyproject.toml says under [project.urls]; None if nowhere."""
+    """Return the URL of the published source, from [project.urls] of pyproject.toml; None if it has none."""
     path = root / "pyproject.toml"
     project = tomllib.loads(path.read_text(encoding="utf-8"))["project"] if path.exists() else {}
     url = project.get("urls", {}).get("Source")

@@ -1,9 +1,9 @@
-"""Split a layer into its skeleton and the contents of its files, which a node may have in another way.
+"""Split a layer into its skeleton and the contents of its files, which a node can get from package files.
 
 A skeleton is an .xz file of pieces: bytes of the layer's tar as they are, and size and crc32 of the file
-content that follows them in the tar. `assemble.fill` makes the tar again, of every program that writes tars,
-from the skeleton and from contents found in wheels and Debian packages. The layer's digest decides whether it
-is the right one.
+content that follows them in the tar. `assemble.fill` makes the same tar again, whichever program wrote it,
+from the skeleton and from contents found in wheels and Debian packages. The layer's digest shows whether it
+succeeded.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import re
 import tarfile
 import zipfile
 import zlib
+from collections import deque
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,18 +75,13 @@ def write_contents(layer: BinaryIO, numbers: Collection[int], out: Path) -> None
     number = -1
     with lzma.open(out, "wb", preset=_PRESET) as packed, zipfile.ZipFile(packed, "w") as archive:
         for _, entry, content in _entries(layer):
-            if entry is None or entry.size < _LEAST_BYTES:
-                for _chunk in content:
-                    pass
-                continue
-            number += 1
-            if number in numbers:
+            is_outside = entry is not None and entry.size >= _LEAST_BYTES
+            number += is_outside
+            if is_outside and number in numbers:
                 with archive.open(zipfile.ZipInfo(str(number)), "w", force_zip64=True) as member:
-                    for chunk in content:
-                        member.write(chunk)
+                    member.writelines(content)
             else:
-                for _chunk in content:
-                    pass
+                deque(content, maxlen=0)  # skips it
 
 
 def _entries(layer: BinaryIO) -> Iterator[tuple[bytes, tarfile.TarInfo | None, Iterator[bytes]]]:

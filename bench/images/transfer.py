@@ -46,6 +46,7 @@ def push_image(archive: Path, facts: ImageFacts, registry: Registry, work: Path,
 
 
 def push_signature(registry: Registry, name: str, digest: str, key: Signer) -> None:
+    """Sign the manifest with this digest, and add the signature to those of the image in the registry."""
     payload, layer = cosign.sign(name, digest, key)
     _add(registry, cosign.tag_of(digest, "sig"), [(payload, layer)])
 
@@ -64,7 +65,7 @@ def _predicate_type(envelope: bytes, name: str, digest: str) -> str:
         about = {subject["digest"].get("sha256") for subject in statement["subject"]}
         kind: str = statement["predicateType"] + ""
     except (DecodeError, LookupError, TypeError, AttributeError, ValueError) as error:
-        raise BadInput(f"is no attestation: {error!r:.80}", where=name) from None
+        raise BadInput(f"is not an attestation: {error!r:.80}", where=name) from None
     if digest.removeprefix("sha256:") not in about:
         advice = "attest the file that bench image save wrote, and push that file"
         raise BadInput("does not name the image as the registry has it", where=name, advice=advice)
@@ -87,10 +88,10 @@ def verify_signature(registry: Registry, name: str, digest: str, keys: Sequence[
     tag = cosign.tag_of(digest, "sig")
     found = registry.manifest(tag)
     if found is None and registry.manifest(digest) is None:
-        advice = "look at its name and digest; or the registry shows it only after a login: docker login"
+        advice = "check its name and digest; some registries show images only after a login: docker login"
         raise EnvironmentCannot(f"the registry has no image {digest}", where=name, advice=advice)
     if found is None:
-        advice = "who pushed it can sign it: bench image push, or cosign sign --key"
+        advice = "its publisher can sign it: bench image push, or cosign sign --key"
         raise VerificationFailed(f"is not signed: the registry has no {tag}", where=name, advice=advice)
     for payload_digest, signature in cosign.signatures_in(parse_manifest(found, f"{name}:{tag}")):
         payload = registry.small_blob(payload_digest, cosign.MAX_PAYLOAD_BYTES)

@@ -21,9 +21,9 @@ class Variant:
     extras: tuple[str, ...]  # extras of bench that the image contains
     cuda: str | None  # CUDA version; None: the image is for machines without a GPU
     driver: str | None  # oldest NVIDIA driver that runs this CUDA version
-    pythons: tuple[str, ...]  # those that the lock has wheels for, besides kernels; the image's comes first
-    wheel_bytes: int  # of the lock's wheels for the image's Python, besides kernels, when it was made
-    glibc: str  # oldest one that all of these wheels run with
+    pythons: tuple[str, ...]  # versions that the lock has wheels for, kernels aside; the image's comes first
+    wheel_bytes: int  # of the lock's wheels for the image's Python, kernels aside, when the lock was made
+    glibc: str  # oldest version that all of these wheels run with
     kernels: tuple[str, ...]  # wheels that no index has: `bench image kernels` compiles and locks them
     for_kernels: tuple[str, ...]  # other packages of the lock, which nothing but kernels needs
     source: str  # source of the driver's number
@@ -46,6 +46,7 @@ class Images:
 
 @cache
 def images() -> Images:
+    """Return the shipped images.json."""
     return from_json(Images, read_data("images.json"))
 
 

@@ -76,7 +76,7 @@ def read_vex(path: Path, image: str | None) -> tuple[VexStatement, ...]:
             s for number, entry in enumerate(ordered) for s in _statements(entry, source, image, number)
         )
     except (DecodeError, KeyError, TypeError, AttributeError) as error:
-        raise BadInput(f"is no OpenVEX document: {error}", where=str(path)) from None
+        raise BadInput(f"is not an OpenVEX document: {error}", where=str(path)) from None
 
 
 def _timestamp(entry: Mapping[str, Any], document: Mapping[str, Any]) -> str:

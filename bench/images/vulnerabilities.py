@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import parse_qs, unquote
 
 from bench.base.errors import BadInput
 from bench.base.strict_json import DecodeError, strict_loads
-from bench.images.osv import Package, affects, read_feed
+from bench.images.osv import Package, affects, key_of, read_feed
 from bench.images.vex import VexStatement
 from bench.packages.package_index import normal
 
@@ -32,7 +31,7 @@ class FoundVulnerability:
     version: str
     severity: str
     summary: str
-    fixed: tuple[str, ...]  # versions that mend it
+    fixed: tuple[str, ...]  # versions that fix it
     undecided: str | None  # why its version could not be compared
     dismissed: str | None  # why it does not apply, by a VEX document
 
@@ -40,7 +39,7 @@ class FoundVulnerability:
 def packages_of(sbom: bytes, where: str) -> Mapping[str, Package]:
     """Return the packages of a CycloneDX document by purl; BadInput if there is none, or one without purl.
 
-    What a wheel's own SBOM lists inside of a package counts as a package of its own.
+    Components that a wheel's own SBOM lists count as packages too.
     """
     try:
         document = strict_loads(sbom)
@@ -52,7 +51,7 @@ def packages_of(sbom: bytes, where: str) -> Mapping[str, Package]:
         purls += [part["purl"] for part in inside if "purl" in part]  # a library that is only a file has none
         found = {purl: package for purl in purls if (package := _package(purl)) is not None}
     except (DecodeError, KeyError, TypeError, AttributeError, ValueError) as error:
-        message = f"is no list of packages that can be scanned: {error}"
+        message = f"is not a list of packages that can be scanned: {error}"
         raise BadInput(message, where=where, advice="bench image sbom IMAGE writes one") from None
     if not found:
         raise BadInput("lists no package of Debian or PyPI", where=where)
@@ -89,8 +88,8 @@ def scan(
     for purl, package in packages.items():
         by_key.setdefault(package.key, []).append((purl, package))
     for vulnerability in read_feed(feed, frozenset(by_key)):
-        keys = {key: None for entry in vulnerability.affected for key in by_key if _names(entry, key)}
-        for purl, package in (pair for key in keys for pair in by_key[key]):
+        keys = dict.fromkeys(map(key_of, vulnerability.affected))
+        for purl, package in (pair for key in keys if key in by_key for pair in by_key[key]):
             try:
                 found = affects(vulnerability, package)
             except (TypeError, AttributeError, KeyError) as error:
@@ -110,13 +109,6 @@ def scan(
                 undecided=found.undecided,
                 dismissed=_dismissed(vulnerability.names, purl, statements),
             )
-
-
-def _names(entry: Mapping[str, Any], key: tuple[str, str]) -> bool:
-    package = entry["package"]
-    ecosystem = str(package["ecosystem"]).partition(":")[0]
-    name = normal(package["name"]) if ecosystem == "PyPI" else package["name"]
-    return (ecosystem, name) == key
 
 
 def _dismissed(names: frozenset[str], purl: str, statements: Sequence[VexStatement]) -> str | None:

@@ -154,8 +154,8 @@ def lead(
 ) -> MeasuredRun:
     """Measure the manifest, alone or with other nodes, and write the bundle.
 
-    `progress` shows the run, and `say` gets what is known before it begins. Raises Unpacked, with the
-    results, if the bundle cannot be written.
+    `progress` shows the run, and `say` gets what is known before it begins. Raises BundleNotWritten, with
+    the results, if the bundle cannot be written.
     """
     # These imports are slow: mistakes in the options or the manifest are reported before.
     from bench.runner.run.check_data import check_data

@@ -52,7 +52,7 @@ class CheckManifest:
     level: Depth = "standard"
     gpus: int | None = None
     skip: tuple[str, ...] = ()
-    require: tuple[str, ...] = ()  # checks that must have an answer before the node passes
+    require: tuple[str, ...] = ()  # checks without whose answer the node does not pass
     expect: Expectations = field(default_factory=Expectations)
     levels: Mapping[str, DepthBudget] = field(default_factory=dict)
     disks: tuple[str, ...] = ()  # folders on the file systems to measure
@@ -72,7 +72,7 @@ class CheckManifest:
 
 
 def load(path: Path | None) -> CheckManifest:
-    """Load the manifest at this path; without a path, the shipped manifest, which needs no validation."""
+    """Load and validate the manifest at this path; without a path, load the shipped manifest."""
     if path is None:
         return read(SHIPPED.read_bytes())
     from bench.planning.manifest import read_manifest  # imports all models and methods

@@ -84,7 +84,7 @@ class CheckResults:
     level: Depth
     device: Literal["cpu", "cuda"]
     simulated: bool  # the GPUs are those of the fake NVML
-    profile: Profile | None  # that was applied; other versions of bench may ship another, and apply theirs
+    profile: Profile | None  # the one that was applied; other versions of bench may ship another one
     expect: Expectations
     require: tuple[str, ...]
     verdict: Verdict
@@ -130,6 +130,7 @@ def _judged(name: str, evidence: Evidence, standards: Standards) -> Iterator[Fin
 def results_of(
     evidence: Evidence, standards: Standards, require: Sequence[str], **header: Any
 ) -> CheckResults:
+    """Judge a node's readings and return its results.json; `header` has the fields about run and machine."""
     findings = judge(evidence, standards, require)
     return CheckResults(
         level=evidence.level,
@@ -172,7 +173,7 @@ class CheckContents(Contents):
 def recompute_check(document: Any, files: Files) -> CheckContents:
     """Judge the readings again; VerificationFailed if they make no sense, or if a verdict differs.
 
-    `document` is the parsed results.json. A verdict may differ from one of other rules.
+    `document` is the parsed results.json. Verdicts that were made by other rules may differ.
     """
     data = files.read("manifest.json")
     manifest = read_document(data)
@@ -234,9 +235,9 @@ def _require_possible(results: CheckResults, figure: Figure) -> None:
 
 
 def _judged_again(results: CheckResults, evidence: Evidence) -> CheckContents:
-    """Judge a node by this version's rules and profile: a node could bring any, and pass by them.
+    """Judge a node by this version's rules and profile, since a node could choose rules by which it passes.
 
-    Only if these are also the bundle's, its findings must be the same.
+    If the bundle was judged by the same rules and profile, its findings must be the same.
     """
     own, shipped, claimed = results.profile, profile_for(results.node.gpus), results.verdict
     results = replace(results, profile=shipped)
@@ -279,7 +280,7 @@ def _of_own_profile(own: Profile | None, shipped: Profile | None) -> Iterator[Fi
 
 
 def _on_trust(note: Note) -> Finding:
-    """Make the finding of a note. It does not count, since honest nodes have such GPUs too."""
+    """Make the finding of a note about an unknown GPU. It does not count: honest nodes have such GPUs too."""
     return Question(UNKNOWN_GPU).judged(
         "warn",
         note.text,
@@ -291,7 +292,7 @@ def _on_trust(note: Note) -> Finding:
 
 
 def told(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Select the findings that every summary shows: those that count and do not pass, and claims on trust."""
+    """Select the findings that every summary shows: those not passed that count, or are of TOLD_ANYWAY."""
     return tuple(f for f in findings if f.verdict != "pass" and (f.counts or f.check in TOLD_ANYWAY))
 
 
@@ -320,7 +321,7 @@ def _require_equal(results: CheckResults, findings: tuple[Finding, ...]) -> None
 
 
 def _covered_seconds(spans: Iterable[tuple[float, float]]) -> float:
-    """Return how much time the spans cover together: the checks between nodes are made at the same time."""
+    """Return how much time the spans cover together; the spans of checks between nodes overlap."""
     covered, end = 0.0, float("-inf")
     for first, last in sorted(spans):
         covered += max(0.0, last - max(first, end))

@@ -106,6 +106,8 @@ class RepeatOffender:
 
 @dataclass(frozen=True, slots=True)
 class RankedNode:
+    """One node with its verdict in the comparison, and the findings behind it."""
+
     seen: FleetMember
     verdict: Verdict  # of its own check, or a worse one by comparison
     findings: tuple[Finding, ...]  # those of its own check that are not passes, then those of the comparison
@@ -115,6 +117,8 @@ class RankedNode:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
+    """The comparison of many nodes: the document of `bench compare --json` for node checks."""
+
     nodes: tuple[RankedNode, ...]  # the worst first
     spreads: tuple[Spread, ...]
     lemons: tuple[RepeatOffender, ...]
@@ -124,6 +128,7 @@ class Fleet:
 
 
 def fleet_member(path: Path, verdict: BundleVerdict[Contents], check: CheckContents) -> FleetMember:
+    """Reduce a verified bundle of a node check to the values that `compare_fleet` needs."""
     results, evidence = check.results, check.evidence
     # A lost GPU has no UUID, only a placeholder that is the same on every node.
     uuids = {str(gpu.index): gpu.uuid for gpu in results.node.gpus if gpu.memory_bytes}
@@ -205,14 +210,14 @@ def compare_fleet(members: Sequence[FleetMember]) -> Fleet:
 
 
 def _decisive(members: Sequence[FleetMember]) -> list[FleetMember]:
-    """Select the members that are the measure for all: those that the user trusts, or all if none is."""
+    """Select the members whose values show what is usual: those that the user trusts, or else all."""
     return [member for member in members if member.trusted] or list(members)
 
 
 def _newest(members: Sequence[FleetMember]) -> tuple[list[FleetMember], list[FleetMember]]:
     """Split into the newest check of each node and the older ones, each in the order of their time.
 
-    A newer check replaces only a check of the same or a lower assurance: its time and GPUs are its own words.
+    A newer check replaces only a check of the same or a lower assurance: it states its time and GPUs itself.
     """
     kept: list[FleetMember] = []
     for member in sorted(members, key=lambda m: (m.started_at, m.run_id, m.assurance), reverse=True):
@@ -380,7 +385,8 @@ def _lemons(
 ) -> tuple[RepeatOffender, ...]:
     """Find GPUs that failed in more than one check, by UUID, which a GPU keeps when it is moved.
 
-    `outliers` has findings by id() of members. Of a GPU in a trusted check, only trusted checks count.
+    `outliers` has findings by id() of members. For a GPU that is in a trusted check, only trusted checks
+    count.
     """
     ours = {uuid for member in members if member.trusted for uuid in member.uuids.values()}
     times: dict[str, dict[str, str]] = {}

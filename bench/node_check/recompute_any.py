@@ -1,4 +1,4 @@
-"""Recompute a verified bundle, whether it is of a run that trained or of a node check."""
+"""Recompute the summaries of a bundle, of a run that trained or of a node check."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Issue challenges and certificates before a run, and receipts after it, as the ledger permits.
 
 Reads and appends to the ledger, signs through ssh-keygen, and writes countersigned bundles. The ledger is
-locked only while something is decided by it and noted in it.
+locked only while a decision is made from it and recorded in it.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def receive(
 def read_received(
     key: OperatorKey, bundle: Path, now: int, recompute: Recompute[C], revoked: tuple[Revoked, ...] = ()
 ) -> Verdict[C]:
-    """Verify a bundle that was received before."""
+    """Verify a bundle that was received before, and return its verdict; nothing is written."""
     return verify_bundle(bundle, recompute, _rules(key, now, revoked))
 
 

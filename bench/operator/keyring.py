@@ -138,7 +138,7 @@ def _of_certificate(text: str, where: str) -> Revocation:
 
 
 def _of_run(run_id: str, authority: PublicKey, what: str, where: str) -> Revocation:
-    """Return the revocation of a run's certificate; ssh-keygen would cut an id with a # in it."""
+    """Return the revocation of a run's certificate. BadInput for a malformed id: ssh-keygen might cut it."""
     if not is_run_id(run_id):
         raise BadInput(f"{run_id!r:.80} is not a run id", where=where)
     return Revocation(what, f"id: {key_id(run_id)}", authority)

@@ -49,14 +49,14 @@ class Ledger:
     """A ledger. At the beginning of a `with` block it is locked, and its `lines` are read."""
 
     def __init__(self, path: Path | str | None) -> None:
-        """Name the ledger at `path`; None or "": the user's own ledger. Nothing is opened yet."""
+        """Use the ledger at `path`; None or "" means the user's own ledger. Nothing is opened yet."""
         self.path = ledger_path(Path(path) if path else None)
         self.lines: list[Line] = []
         self._file: AppendOnlyLines | None = None
 
     def __enter__(self) -> Self:
         """Wait for the lock, and read the file."""
-        assert self._file is None, "a ledger does not wait for itself"
+        assert self._file is None, "the ledger is open already"
         self._file = self._opened()
         try:
             self.lines = list(self._read(self._file.read()))
@@ -66,7 +66,7 @@ class Ledger:
         return self
 
     def __exit__(self, *_: object) -> None:
-        assert self._file is not None, "a block that ends has begun"
+        assert self._file is not None, "the ledger is not open"
         self._file.close()
         self._file = None
 
@@ -96,7 +96,8 @@ class Ledger:
         return BadInput(f"line {number} is damaged: {why}", where=str(self.path), advice=advice)
 
     def append(self, event: Event, at: int, run_id: str, nonce: str, facts: Mapping[str, Any]) -> Line:
-        assert self._file is not None, "a ledger grows only while it is locked"
+        """Write a line at the end of the ledger, which must be locked, and return the line."""
+        assert self._file is not None, "the ledger is not open"
         previous = self.lines[-1].entry.sha256 if self.lines else _START
         line = Line(len(self.lines) + 1, previous, at, event, run_id, nonce, facts)
         self._file.append(line.to_bytes())

@@ -27,6 +27,8 @@ _asking = threading.Lock()  # so that threads ask for one passphrase or touch of
 
 @dataclass(frozen=True, slots=True)
 class OperatorKey:
+    """The operator's SSH key, with which ssh-keygen certifies runs and signs receipts."""
+
     path: Path  # the key's file, as an argument of ssh-keygen
     public: PublicKey
     in_agent: bool  # whether the private half is in an agent, and `path` is the public half
@@ -67,6 +69,7 @@ class OperatorKey:
         return certificate
 
     def sign(self, message: bytes, namespace: str) -> bytes:
+        """Return an armored SSH signature of a receipt; EnvironmentCannot if another key made it."""
         command = ["-q", "-Y", "sign", "-n", namespace, "-f", str(self.path)]
         with _asking:
             self._say_touch("sign the receipt")

@@ -1,4 +1,4 @@
-"""Read which mirrors of Debian this machine's apt asks, and where a mirror has a package file."""
+"""Read the Debian mirrors that this machine's apt uses, and build the URL of a package file on a mirror."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _FIELD = re.compile(r"^URIs:((?:.*\n?)(?:[ \t].*\n?)*)", re.MULTILINE | re.IGNOR
 
 
 def read_mirrors(own_mirror: str = "", etc: Path = Path("/etc")) -> tuple[str, ...]:
-    """Return the mirrors of this machine; `own_mirror` is one to use in place of all others."""
+    """Return the mirrors of this machine; if `own_mirror` is not empty, only it and its security mirror."""
     if own_mirror:
         return (own_mirror, f"{own_mirror}-security")
     return tuple(dict.fromkeys(_listed(etc / "apt")))

@@ -1,7 +1,7 @@
 """Open URLs with the proxy, the certificates and the logins of pip's settings.
 
-A login comes from a URL of the settings, else from the file netrc. It goes to its own host alone, and is in
-no message.
+A login comes from a URL of the settings, else from the file netrc. It is sent to its own host alone, and
+never appears in a message.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bench.packages.errors import CannotDownload
 from bench.packages.pip_settings import PipSettings, masked
 
 _SILENCE_SECONDS = 20.0  # of a server, after which it counts as unreachable
-# Errors of a URL that does not answer as it should.
+# Errors raised by a URL that does not answer, or not as it should.
 REFUSALS = (OSError, ValueError, http.client.HTTPException)
 
 
@@ -36,7 +36,7 @@ class UrlOpener:
         self._opener = urllib.request.build_opener(*handlers)
 
     def open(self, url: str, headers: Mapping[str, str], method: str = "GET") -> Any:
-        """Return the answer of a URL, which may contain a login; one of REFUSALS if there is none."""
+        """Return the response of a URL, which may contain a login. Raises one of REFUSALS if none comes."""
         headers = {"User-Agent": "bench", **headers}
         request = urllib.request.Request(self._logins.without(url), None, headers, method=method)
         return self._opener.open(request, timeout=_SILENCE_SECONDS)
@@ -55,14 +55,14 @@ class UrlOpener:
 
 
 def require_whole(answer: Any, count: int) -> None:
-    """Refuse an answer of `count` bytes if it states more: http.client ends a broken one like a whole one."""
+    """Raise ConnectionError if fewer bytes came than the response states: http.client does not notice it."""
     stated = answer.headers.get("Content-Length") or ""
     if stated.isdigit() and count < int(stated):
         raise ConnectionError("the connection broke")
 
 
-def may_pass(error: Exception) -> bool:
-    """Whether asking again may help: the server has answered, and broke off or is not able to."""
+def is_temporary(error: Exception) -> bool:
+    """Whether another attempt may succeed: the connection broke, or the server had an error of its own."""
     broken = isinstance(error, (ConnectionError, http.client.HTTPException))
     return broken or getattr(error, "code", 0) >= http.client.INTERNAL_SERVER_ERROR
 
@@ -86,15 +86,15 @@ def reason(error: BaseException) -> str:
 
 
 class _Logins(urllib.request.BaseHandler):
-    """Adds a login to requests, also redirected ones, to the very host that the login belongs to."""
+    """Adds its login to each request to a host, also after a redirect; no other host gets the login."""
 
     def __init__(self, path: str, places: Iterable[str]) -> None:
         self._headers: dict[tuple[str, str], str] = {}  # by scheme and host
         self._netrc: netrc.netrc | None = None
         for place in places:
-            with suppress(ValueError):  # a URL that is none says so when it is asked
+            with suppress(ValueError):  # a malformed URL is reported when it is opened
                 self.without(place)
-        # As for pip, a file that cannot be read has no logins.
+        # Like pip, ignore a file that cannot be read.
         with suppress(OSError, ValueError, netrc.NetrcParseError):
             self._netrc = netrc.netrc(path) if path else None
 

@@ -23,7 +23,7 @@ from bench.packages.errors import CannotDownload, NotFetched, Paused
 from bench.packages.package_index import OfferedFile, PackageFile, PackageIndex
 
 AT_ONCE = 8  # files that are downloaded at a time
-_ATTEMPTS = 4  # in a row that bring little, after which a place is given up
+_ATTEMPTS = 4  # after so many in a row that bring less than _LITTLE_BYTES, a place is given up
 _LITTLE_BYTES = 2**16
 _FIRST_PAUSE_SECONDS = 0.2  # after an attempt; each further one is four times as long
 _LARGEST_BYTES = 8 * 2**30  # of a file whose size is unknown
@@ -43,7 +43,7 @@ class WantedFile(NamedTuple):
 
     @classmethod
     def of(cls, file: PackageFile, index: PackageIndex) -> WantedFile:
-        """Return a package file that is wanted from wherever `index` finds it."""
+        """Return what to download for a package file, with the places where `index` offers it."""
         return cls(file.name, frozenset({file.sha256}), index.offers(file), file.size)
 
 
@@ -53,10 +53,10 @@ def fetch_all(
     folder: Path,
     advance: Callable[[int], object] = lambda _: None,
 ) -> tuple[dict[str, Path], dict[str, str]]:
-    """Fetch files for the time that `index` has; return the paths of those that are there, by name.
+    """Fetch files until `index` is out of time; return the paths of the fetched ones by name.
 
-    The second value has the reasons for files that no place has. The largest begin first. `advance` is called
-    with the number of bytes that arrived, from several threads.
+    The second value says by name why files that no place has were not fetched. Large files are fetched first.
+    `advance` is called with the number of bytes that arrived, from several threads.
     """
     fetching = _Fetching(index, folder, advance)
     paths: dict[str, Path] = {}
@@ -76,7 +76,7 @@ def fetch_all(
 
 
 def measured_rate(file: OfferedFile, index: PackageIndex) -> float | None:
-    """Return the bytes per second at which a file begins to arrive; None if it is too small, or does not."""
+    """Return the bytes per second at which a file begins to arrive; None if it fails or is too small."""
     try:
         with index.open(file.url) as answer:
             read = getattr(answer, "read1", answer.read)
@@ -94,7 +94,7 @@ def measured_rate(file: OfferedFile, index: PackageIndex) -> float | None:
 
 @dataclass(frozen=True)  # slots need Python 3.10
 class _Fetching:
-    """Files on their way into a folder."""
+    """Downloads files into one folder. Several threads may call its methods."""
 
     index: PackageIndex
     folder: Path
@@ -124,9 +124,9 @@ class _Fetching:
 
     @contextmanager
     def _own_part(self, sha256: str) -> Iterator[Path]:
-        """Rename the part of a file that has arrived for this process alone, and rename it back in the end.
+        """Yield the incomplete file under a name of this process's own; give it its shared name afterwards.
 
-        If several processes ask for the part, one gets it, and the others start from the beginning.
+        If several processes want the same incomplete file, one gets it, and the others start from zero.
         """
         shared = self.folder / f"{sha256}.part"
         own = self.folder / f"{sha256}.part.{secrets.token_hex(8)}"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench.packages.apt_sources import pool_url
-from bench.packages.connection import REFUSALS, UrlOpener, may_pass, reason, require_whole
+from bench.packages.connection import REFUSALS, UrlOpener, is_temporary, reason, require_whole
 from bench.packages.errors import Paused
 from bench.packages.pip_settings import PipSettings, masked
 
@@ -32,7 +32,7 @@ _FORBIDS = 403  # of an index that wants a login, or, on S3, of one that does no
 
 
 def normal(name: str) -> str:
-    """Normalise a project's name (PEP 503)."""
+    """Return a project's name in normalised form (PEP 503), in which equal projects have equal names."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
@@ -66,9 +66,9 @@ class OfferedFile(NamedTuple):
 
 
 class PackageIndex:
-    """The indexes and folders of links of a machine's settings, and its mirrors, for a while.
+    """The package indexes, folders of links and mirrors that a machine's settings name.
 
-    Many threads may call its methods. They raise Paused when its `seconds` are over.
+    Many threads may call its methods. They raise Paused once `seconds` have passed since it was made.
     """
 
     def __init__(self, settings: PipSettings, mirrors: Sequence[str] = (), seconds: float = math.inf) -> None:
@@ -112,7 +112,7 @@ class PackageIndex:
         return self._opener.open(url, {"Range": f"bytes={start}-"} if start else {})
 
     def size(self, file: OfferedFile) -> int | None:
-        """Return a file's size, by asking for its head if the index did not state it."""
+        """Return a file's size, by a HEAD request if the index did not state it; None if it is unknown."""
         if file.size is not None:
             return file.size
         try:
@@ -122,7 +122,7 @@ class PackageIndex:
             return None
 
     def pause(self, seconds: float = 0.0) -> None:
-        """Wait, or raise Paused if the time of this index is over before."""
+        """Wait for `seconds`; raise Paused at once if the time of this index ends before that."""
         if time.monotonic() + seconds >= self._until:
             raise Paused
         time.sleep(seconds)
@@ -142,7 +142,7 @@ class PackageIndex:
             return self._links
 
     def _page(self, url: str, place: str, *, again: bool = True) -> list[OfferedFile]:
-        """Return the files that a page or a folder of a place lists; none if the place does not have it."""
+        """Return the files that a page or folder lists, empty if it does not exist. `place`: its index."""
         if place in self._silent:
             return []
         self.pause()
@@ -150,7 +150,7 @@ class PackageIndex:
             path = _local_path(url)
             files = self._read(url) if path is None else self._local_files(path)
         except REFUSALS as error:
-            if again and may_pass(error):
+            if again and is_temporary(error):
                 self.pause(_AGAIN_SECONDS)
                 return self._page(url, place, again=False)
             code = getattr(error, "code", None)

@@ -41,7 +41,7 @@ def masked(text: str) -> str:
 def read_settings(
     environment: Mapping[str, str], home: Path, own_index: str = "", etc: Path = Path("/etc")
 ) -> PipSettings:
-    """Return pip's settings on this machine; `own_index` is an index to use in place of all others."""
+    """Return pip's settings on this machine, with `own_index`, if it is not empty, as their only index."""
     options = _options(environment, home, etc)
 
     def path(text: str) -> str:
@@ -103,7 +103,7 @@ def _files(environment: Mapping[str, str], home: Path, etc: Path) -> Iterator[Pa
 
 
 def _file_options(path: Path) -> Iterator[tuple[tuple[str, str], str]]:
-    """Yield section, name and value of a file's options; none of a file that pip itself would refuse."""
+    """Yield section, name and value of a file's options; nothing for a file that pip itself would refuse."""
     parser = configparser.RawConfigParser(strict=False)
     try:
         parser.read(path, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Find runs that have the measured values of another run. Pure.
+"""Find runs whose measured values were copied from another run. Pure.
 
 Two machines never measure equal values: no two runs in results/ share one value in eight digits.
 """
@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 
-DIGITS = 8  # noise that moves no summary by more than rounding leaves most values as they are in these digits
+# Noise that a forger adds without changing a summary leaves most values equal in this many digits.
+DIGITS = 8
 LEAST_SHARED = 3  # among thousands of runs, two share a value or two by chance
 
 Values = AbstractSet[Hashable]
@@ -20,7 +21,7 @@ def rounded(value: float) -> float:
 
 
 def are_copies(ours: Sequence[Values], theirs: Sequence[Values]) -> bool:
-    """Whether more than half of the values of one measurement, of either run, are among the other run's."""
+    """Whether one run is a copy: more than half of one measurement's values are also in the other run."""
     return _share(ours, theirs) or _share(theirs, ours)
 
 
@@ -37,7 +38,7 @@ def originals(runs: Sequence[tuple[Hashable, Sequence[Values]]]) -> list[int]:
     their values by right.
     """
     found: list[int] = []
-    holders: dict[Hashable, list[int]] = {}  # of each value: runs that are no copies
+    holders: dict[Hashable, list[int]] = {}  # by value: the original runs that have it
     for position, (identity, run) in enumerate(runs):
         every = set().union(*run)
         suspects = sorted({holder for value in every for holder in holders.get(value, ())})
@@ -50,4 +51,5 @@ def originals(runs: Sequence[tuple[Hashable, Sequence[Values]]]) -> list[int]:
 
 
 def values_of(seconds: Iterable[float]) -> frozenset[float]:
+    """Return measured seconds in the form in which runs are compared."""
     return frozenset(map(rounded, seconds))

@@ -47,11 +47,11 @@ class Interval:
         return 100 * self.half_width / self.value
 
     @property
-    def of_any_process(self) -> Interval:
+    def of_another_process(self) -> Interval:
         """The interval for another process of the same training, on this machine or an equal one."""
-        return self.among(BETWEEN_PROCESSES)
+        return self.widened(BETWEEN_PROCESSES)
 
-    def among(self, spread: float) -> Interval:
+    def widened(self, spread: float) -> Interval:
         """Widen the interval by a spread between processes: a standard deviation, as a share of the value."""
         return Interval(self.value, math.hypot(self.half_width, spread / TO_SIGMA * self.value))
 
@@ -249,5 +249,6 @@ def mean(values: Sequence[float]) -> float:
 
 
 def variance(values: Sequence[float]) -> float:
+    """Return the sample variance: the sum of squares is divided by one less than the number of values."""
     centre = mean(values)
     return math.fsum([(v - centre) ** 2 for v in values]) / (len(values) - 1)

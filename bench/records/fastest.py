@@ -55,7 +55,7 @@ def ranked(trials: Iterable[TrialResult]) -> list[tuple[Interval, TrialResult]]:
 
 
 def fastest(trials: Iterable[TrialResult], marked: Container[str] = ()) -> TrialResult | None:
-    """Return the fastest of the trials that may be ranked; one of `marked`, by id, only if no other may."""
+    """Return the fastest trial that may be ranked; one whose id is in `marked` only if there is no other."""
     best, _ = _fastest_and_others(trials, marked)
     return best[1] if best else None
 
@@ -63,7 +63,7 @@ def fastest(trials: Iterable[TrialResult], marked: Container[str] = ()) -> Trial
 def _fastest_and_others(
     trials: Iterable[TrialResult], marked: Container[str] = ()
 ) -> tuple[tuple[Interval, TrialResult] | None, list[tuple[Interval, TrialResult]]]:
-    """Tell the fastest of the trials that may be ranked from the others, each with its days."""
+    """Split the trials that may be ranked into the fastest and the others, each with its days."""
     pairs = ranked(trials)
     best = min(pairs, key=lambda pair: (pair[1].id in marked, pair[0].value), default=None)
     return best, [pair for pair in pairs if pair is not best]
@@ -99,7 +99,7 @@ def runner_up(
     """Return (confidence, runner-up) if a model's fastest trial is less certain than CERTAIN; else None.
 
     The runner-up is the trial that is the fastest of the rest even at the upper end of its interval. `marked`
-    has the trials with marks, by id.
+    has the ids of the trials with marks.
     """
     of_model = [trial for trial in trials if trial.model == model]
     best, others = _fastest_and_others(of_model, marked)
@@ -118,7 +118,7 @@ def confidence(best: Interval, others: Sequence[Interval], spread: float = BETWE
 
 def _below(interval: Interval, other: Interval, spread: float) -> float:
     """Return the probability that the first value is below the second, each with the spread of processes."""
-    sigma = TO_SIGMA * math.hypot(interval.among(spread).half_width, other.among(spread).half_width)
+    sigma = TO_SIGMA * math.hypot(interval.widened(spread).half_width, other.widened(spread).half_width)
     return 0.5 * (1 + math.erf((other.value - interval.value) / (sigma * math.sqrt(2))))
 
 

@@ -33,7 +33,7 @@ class RatePair:
 
 
 def false_gpus(node: NodeFacts, ceilings: Iterable[Ceiling]) -> Iterator[str]:
-    """Yield evidence against the GPUs of a run; nothing about a CPU, or if the run did not look."""
+    """Yield evidence that GPUs of a run are false; nothing for a run on a CPU, or one that did not look."""
     if not node.gpus:
         return
     if node.kernel_gpus is not None:
@@ -89,7 +89,7 @@ def rate_pairs(ceilings: Iterable[Ceiling]) -> Mapping[int, RatePair]:
 
 
 def shared(pairs: Mapping[int, RatePair]) -> str | None:
-    """Say which GPUs slow each other down as names of one card do; None if every GPU keeps its rate."""
+    """Say which GPUs slow each other down as two names of one card would; None if all keep their rates."""
     slow = {index: pair.kept for index, pair in pairs.items() if pair.kept < LEAST_KEPT}
     if not slow:
         return None

@@ -29,7 +29,7 @@ REFERENCES: tuple[Setting, ...] = (NAIVE, ("checkpointing",), ("kernels", "check
 MOST_OF_ROUNDING = 4.0
 
 MOST_WRONG = 3  # settings of a model that are found wrong; after these, no more are checked
-SLACK = 1.001  # of sums in another order
+SLACK = 1.001  # factor for rounding: sums of the same numbers in another order differ in their last digits
 
 
 @dataclass(frozen=True, slots=True)

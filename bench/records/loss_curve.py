@@ -1,4 +1,4 @@
-"""How many samples and passes the steps of a loss curve have: the first steps of a trial. Pure."""
+"""Choose how many samples and passes each step of a loss curve, the first steps of a trial, has. Pure."""
 
 from __future__ import annotations
 

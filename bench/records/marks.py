@@ -26,10 +26,10 @@ MEANING: Mapping[MarkKind, str] = {
     "DISTURBED": "figures of both runs are wrong: run one after the other",
     "SHARED": "the GPU alone may be faster, and has room for larger micro-batches",
     "LOADED": "the idle machine may be faster",
-    "UNSTEADY": "it is no figure; a quieter machine gives one",
+    "UNSTEADY": "too uncertain to be used; a quieter machine gives a figure",
 }
 UNSTEADY_SHARE = 0.5  # half-width as a share of the figure: the interval is as wide as the figure
-# Load for each CPU from which others must be at work. A run on GPUs keeps a few CPUs busy for each GPU, and
+# Load for each CPU above which other work must run too. A run on GPUs keeps a few CPUs busy for each GPU, and
 # all of them only while it compiles; a run on the CPU keeps all of them busy.
 MOST_OWN_LOAD = {"cuda": 0.7, "cpu": 2.0}
 # Before and after the timed steps, in which readings count as well: a machine is read once a second, so a
@@ -130,11 +130,11 @@ def _around(ordered: Sequence[tuple[float, float, str]], at: float) -> Iterator[
 def company_marks(
     read: Callable[[], Iterable[bytes]], spans: Mapping[str, Span], cpus: Cpus
 ) -> Mapping[str, tuple[Mark, ...]]:
-    """Find the trials beside which others were at work while their steps were timed; keyed by trial id.
+    """Mark the trials during whose timed steps other programs used the machine; keyed by trial id.
 
-    `read` returns telemetry.jsonl in pieces of whole lines, as for `slowdown.slowed_trials`. No trial has
-    company if `top_load` of every piece is at most `cpus.most_total`. A trial may be shorter than the time
-    between two readings, so readings around it tell too whether another bench measured.
+    `read` returns telemetry.jsonl in pieces of whole lines. There is no such trial if `top_load` of every
+    piece is at most `cpus.most_total`. A trial may be shorter than the time between two readings, so the
+    readings around it also count for whether another bench measured.
     """
     found: defaultdict[str, _Company] = defaultdict(_Company)
     ordered = sorted((begun, ended, name) for name, (begun, ended) in spans.items())
@@ -155,6 +155,7 @@ def company_marks(
 
 
 def unsteady(days: Interval) -> Mark | None:
+    """Return the mark of a figure whose interval is as wide as the figure; None for a steady one."""
     share = days.half_width / days.value if days.value > 0 else 0.0
     if share < UNSTEADY_SHARE:
         return None
@@ -185,7 +186,7 @@ def worst_marks(marks: Mapping[str, tuple[Mark, ...]]) -> Iterator[tuple[Mark, i
 
 
 def mark_lines(marks: Mapping[str, tuple[Mark, ...]]) -> Iterator[tuple[MarkKind, str]]:
-    """Yield kind and line of each kind of mark but SLOWED, which `slowdown.slowed_lines` tells by GPU."""
+    """Yield kind and line of each kind of mark; `slowdown.slowed_lines` has the lines of SLOWED, by GPU."""
     for mark, count in worst_marks(marks):
         if mark.kind != "SLOWED":
             worst = "" if count == 1 else ", at worst"

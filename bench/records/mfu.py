@@ -12,7 +12,7 @@ from bench.records.trial import NodeFacts
 
 
 def mfu_of(trial: TrialResult, node: NodeFacts, precision: str) -> float | None:
-    """Return the share; None without a figure, on a CPU, and for a card that the catalogue lacks."""
+    """Return the MFU of a trial; None without an estimate, on a CPU, and for a card the catalogue lacks."""
     cards = [gpu_named(gpu.name) for gpu in node.gpus[: trial.gpus]]
     known = [card for card in cards if card is not None]
     if trial.estimate is None or not known or len(known) < len(cards):

@@ -57,7 +57,7 @@ def shares_of(products: Iterable[Products]) -> dict[tuple[ProductKind, InputPrec
 def in_other_precisions(
     products: Sequence[Products], model: Model, setting: Setting
 ) -> dict[tuple[ProductKind, InputPrecision], float]:
-    """Return the shares of what multiplies in another precision than the recipe's; {} if it is little.
+    """Return the shares that multiply in other precisions than the recipe's; {} if below SMALL_SHARE in all.
 
     Scans are left out: no unit for products computes them, and their precision is their authors' choice.
     """
@@ -68,7 +68,7 @@ def in_other_precisions(
 
 
 def why_no_products(products: Sequence[Products], flops: Flops, model: Model, setting: Setting) -> str | None:
-    """Return why a pass of these operations cannot multiply so; None if it can. Runner and verifier ask."""
+    """Return why a pass cannot have these products; None if it can. Runner and verifier both ask."""
     if any(part.forward < 0 or part.backward < 0 or part.operations == 0 for part in products):
         return "a kind of its products has no operations"
     if len({(part.kind, part.precision) for part in products}) < len(products):

@@ -33,6 +33,8 @@ SCHEMA: Literal["bench/results/v1"] = "bench/results/v1"
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
+    """The run as a whole, as results.json has it under "run"."""
+
     id: str
     started_at: float  # unix time
     ended_at: float
@@ -64,7 +66,7 @@ class TrialResult:
     no_gradient_check: str | None = None  # why the gradients were not checked
     data: str | None = later(None)  # folder that the trial read; None: made-up data
     products: tuple[Products, ...] = later(())  # what a pass multiplies; empty in older bundles
-    no_products: str | None = later(None)  # why that is not known
+    no_products: str | None = later(None)  # why `products` is not known
 
     @property
     def share_of_floor(self) -> float | None:
@@ -122,6 +124,7 @@ class ReducedTrial:
 
 
 def reduce_trial(trial: Trial, measurement: Measurement, ceilings: Sequence[Ceiling]) -> ReducedTrial:
+    """Reduce a measurement to its estimate and sums, so that its samples need not stay in memory."""
     warmup = [step.seconds for step in measurement.warmup]
     steps = tuple([step.seconds for step in measurement.steps])
     return ReducedTrial(
@@ -144,6 +147,8 @@ def reduce_outcome(
 
 
 class LabelledTrial(NamedTuple):
+    """A trial with the label of its setting, and how it ended."""
+
     trial: Trial
     label: str
     end: ReducedTrial | Failure

@@ -86,7 +86,7 @@ def _reading(line: bytes) -> tuple[float, str, list[Any]] | None:
 
 
 def telemetry_line(line: bytes) -> Mapping[str, Any]:
-    """Parse a line of telemetry; empty if it is no object: a run that was killed ends in half a line."""
+    """Parse a line of telemetry; empty if it is not an object: a run that was killed ends in half a line."""
     try:
         document = strict_loads(line)
     except DecodeError:

@@ -28,14 +28,15 @@ class MeasuredSpreads:
 
 @cache
 def shipped_spreads() -> MeasuredSpreads:
+    """Return the spreads that bench ships."""
     return from_json(MeasuredSpreads, read_data("spreads.json"))
 
 
 def on_another_day(figure: Interval) -> Interval:
-    """Return the 95% interval of a run on the machine that was measured."""
-    return figure.among(shipped_spreads().another_day)
+    """Widen a figure's interval to one for a later run on the machine that was measured."""
+    return figure.widened(shipped_spreads().another_day)
 
 
 def on_another_machine(figure: Interval) -> Interval:
-    """Return the 95% interval of a run on another machine of the kind that was measured."""
-    return figure.among(shipped_spreads().another_machine)
+    """Widen a figure's interval to one for a run on another machine of the kind that was measured."""
+    return figure.widened(shipped_spreads().another_machine)

@@ -53,6 +53,7 @@ def others(switches: Switches) -> Switches:
 
 
 def in_words(switches: Switches) -> str:
+    """Format switches for a message: NAME=VALUE, NAME=VALUE."""
     return ", ".join(f"{name}={value}" for name, value in sorted(switches.items()))
 
 

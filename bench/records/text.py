@@ -23,7 +23,7 @@ from bench.records.trial import (
 from bench.training.models import Model
 from bench.training.setting import Setting
 
-# A CPU computes the numbers of such a recipe, for tests and to try a manifest out.
+# A note on recipes in fp8 on a CPU, which are for tests, and to try a manifest out.
 FP8_ON_CPU = (
     "a CPU has no units for fp8: it computes the same numbers slowly, and its times say nothing of a GPU"
 )
@@ -64,6 +64,7 @@ def money_text(amount: float, currency: str) -> str:
 
 
 def currency_sign(currency: str) -> str:
+    """Return the text in front of an amount: "$" for USD, else the currency's code with a blank."""
     return "$" if currency == "USD" else f"{currency} "
 
 
@@ -76,6 +77,7 @@ def short_count(number: float) -> str:
 
 
 def count_text(number: int, word: str) -> str:
+    """Format a count with its noun: 1 trial, 2,000 trials."""
     return f"{number:,} {word}{'' if number == 1 else 's'}"
 
 
@@ -91,13 +93,14 @@ def batch_text(micro_batch: int, accumulation: int, devices: int) -> str:
 
 
 def bytes_text(count: float) -> str:
+    """Format an amount of memory in binary units: 384 MiB, 96.8 GiB."""
     if 0 < count < 2**19:
         return size_text(count)
     return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
 
 
 def size_text(count: float) -> str:
-    """Format a size in decimal units, as for transfers: 12 B, 3.4 kB, 5.6 GB."""
+    """Format a size in decimal units, which are usual for transfers: 12 B, 3.4 kB, 5.6 GB."""
     for unit in ("B", "kB", "MB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -106,6 +109,7 @@ def size_text(count: float) -> str:
 
 
 def seconds_text(seconds: float) -> str:
+    """Format a duration in its largest fitting unit: 45 s, 12 min, 3.5 h."""
     if seconds < 60:
         return f"{seconds:.0f} s"
     if seconds < 5400:
@@ -187,7 +191,7 @@ def multiplied_text(products: Sequence[Products], no_products: str | None) -> st
 
 
 def other_precision_text(products: Sequence[Products], model: Model, setting: Setting) -> str | None:
-    """Say what multiplies in another precision than the recipe's; None if nothing of weight does."""
+    """Say what multiplies in another precision than the recipe's; None if that changes no figure."""
     found = in_other_precisions(products, model, setting)
     if not found:
         return None
@@ -230,6 +234,7 @@ def _percent(share: float) -> str:
 
 
 def share_text(share: float | None) -> str:
+    """Format a share as a whole percentage; "-" without one."""
     return "-" if share is None else f"{100 * share:.0f}%"
 
 

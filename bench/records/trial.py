@@ -23,7 +23,7 @@ class Gpu:
     uuid: str
     memory_bytes: int
     compute_capability: str
-    bus: str | None = later(None)  # its PCI address, as sysfs writes it; None: not told, or an older bundle
+    bus: str | None = later(None)  # PCI address, as sysfs writes it; None: not reported, or an older bundle
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,7 @@ class Measurement:
     started_at: float  # unix time: telemetry from then to ended_at belongs to the timed steps
     ended_at: float
     products: tuple[Products, ...] = later(())  # what a pass multiplies; empty in older bundles
-    no_products: str | None = later(None)  # why that is not known
+    no_products: str | None = later(None)  # why `products` is not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,12 +195,16 @@ class Proving:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
+    """The outcome of a trial that was measured."""
+
     measurement: Measurement
     kind: Literal["measured"] = "measured"
 
 
 @dataclass(frozen=True, slots=True)
 class OutOfMemory:
+    """The outcome of a trial that needs more memory than a GPU or the host has, or the manifest allows."""
+
     where: Literal["gpu", "host"]
     detail: str
     kind: Literal["out-of-memory"] = "out-of-memory"
@@ -208,12 +212,16 @@ class OutOfMemory:
 
 @dataclass(frozen=True, slots=True)
 class Unsupported:
+    """The outcome of a trial that this machine or its software cannot run."""
+
     reason: str
     kind: Literal["unsupported"] = "unsupported"
 
 
 @dataclass(frozen=True, slots=True)
 class TimedOut:
+    """The outcome of a trial that was ended because it took too long, or was silent for too long."""
+
     limit_seconds: float
     phase: str
     kind: Literal["timed-out"] = "timed-out"
@@ -226,6 +234,8 @@ class TimedOut:
 
 @dataclass(frozen=True, slots=True)
 class Crashed:
+    """The outcome of a trial that ended with an error, or whose process died."""
+
     reason: str
     kind: Literal["crashed"] = "crashed"
 

@@ -5,6 +5,8 @@ trial      one trial: model, training loop, timing; imports torch
 processes  worker processes: started, supervised, ended, on one node or several
 run        one run from manifest to signed bundle
 check      one node check from manifest to signed bundle
+
+Imports every folder below it. Others use `run.execute` for a run and `check.check_node` for a node check.
 """
 
 # Environment variable: the open socket at which the members of a team meet; torchrun does not set it.

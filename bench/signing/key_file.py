@@ -45,6 +45,7 @@ class UserKey:
 
 
 def default_key_path() -> Path:
+    """Return the path of the user's signing key; EnvironmentCannot without a home directory."""
     path = config_path(KEY)
     if path is None:
         raise EnvironmentCannot("there is no home directory for a signing key", advice=_GIVE_ONE)

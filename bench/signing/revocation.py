@@ -31,6 +31,7 @@ class _OfAuthority:
     key_ids: set[bytes] = field(default_factory=set)
 
     def refusal(self, certificate: Certificate) -> str | None:
+        """Return why a certificate is revoked, by its id or its serial number; None if it is not."""
         serial = certificate.serial
         if certificate.key_id.encode() in self.key_ids:
             return f'the certificate "{certificate.key_id}" is revoked by its id'
@@ -55,6 +56,7 @@ class Revoked:
 
     @classmethod
     def from_file(cls, path: Path) -> Revoked:
+        """Read a revocation list of either form; BadInput if the file is neither."""
         too_large = f"larger than {MAX_BYTES} bytes: not a revocation list"
         data = read_bounded(path, MAX_BYTES, what="the revocation list", too_large=too_large)
         return cls.from_bytes(data, str(path))

@@ -56,6 +56,7 @@ class Signer(Protocol):
 
 
 def wire_string(data: bytes | str) -> bytes:
+    """Encode a string in SSH's wire format: its length in four bytes, then its bytes."""
     raw = data.encode() if isinstance(data, str) else data
     return len(raw).to_bytes(4, "big") + raw
 
@@ -104,6 +105,7 @@ def shown(raw: bytes) -> str:
 
 
 def from_base64(text: str) -> bytes:
+    """Decode base64 in its one canonical form; FormatError for any other text."""
     try:
         data = a2b_base64(text, strict_mode=True)
     except ValueError:
@@ -114,6 +116,7 @@ def from_base64(text: str) -> bytes:
 
 
 def to_base64(data: bytes) -> str:
+    """Encode bytes as base64 on one line."""
     return b2a_base64(data, newline=False).decode()
 
 

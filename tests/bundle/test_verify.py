@@ -354,9 +354,9 @@ def test_a_path_that_is_not_a_file_is_bad_input(tmp_path: Path) -> None:
         tmp_path / "file/b.tar": "Not a directory",
         tmp_path / ("x" * 300): "too long",
         tmp_path / "nul\0": "null",
-        tmp_path: "is no regular file",
-        tmp_path / "pipe": "is no regular file",
-        Path("/dev/zero"): "is no regular file",
+        tmp_path: "is not a regular file",
+        tmp_path / "pipe": "is not a regular file",
+        Path("/dev/zero"): "is not a regular file",
     }.items():
         with pytest.raises(BadInput, match=why) as caught:
             check(path)

@@ -273,8 +273,8 @@ def test_the_mode_of_a_key_that_belongs_to_somebody_else_is_theirs_to_choose(
 def test_a_path_without_a_key_is_refused_with_advice(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     refused(tmp_path / "absent", "cannot be opened: No such file", "ssh-keygen")
-    refused(tmp_path, "is no regular file", "ssh-keygen")
-    refused(tmp_path / "pipe", "is no regular file", "ssh-keygen")
+    refused(tmp_path, "is not a regular file", "ssh-keygen")
+    refused(tmp_path / "pipe", "is not a regular file", "ssh-keygen")
 
 
 def test_a_damaged_key_is_refused_with_advice(home: Path, tmp_path: Path) -> None:

@@ -197,9 +197,9 @@ OTHER_FILES = "its RECORD lists other files than the locked wheel's"
         (lambda p: in_record(p, "a/__init__.py", "extra.py"), OTHER_FILES),
         (lambda p: (site(p) / MODULE).chmod(0o755), OTHER_FILES),
         (lambda p: put(site(p) / MODULE, b"v = 22\n"), "a/__init__.py was changed"),
-        (lambda p: replaced(site(p) / MODULE, lambda path: path.symlink_to("b")), "is no ordinary file"),
-        (lambda p: replaced(site(p) / MODULE, os.mkfifo), "is no ordinary file"),
-        (lambda p: replaced(p / "bin/tool", os.mkfifo), "is no ordinary file"),
+        (lambda p: replaced(site(p) / MODULE, lambda path: path.symlink_to("b")), "is not a regular file"),
+        (lambda p: replaced(site(p) / MODULE, os.mkfifo), "is not a regular file"),
+        (lambda p: replaced(p / "bin/tool", os.mkfifo), "is not a regular file"),
         (lambda p: replaced(site(p) / RECORD, os.mkfifo), "RECORD"),
     ],
 )  # fmt: skip

@@ -124,4 +124,4 @@ def test_an_environment_that_was_changed_is_not_run(
 ) -> None:
     (tmp_path / "environment.json").write_text(json.dumps({"lock": "x"}))
     assert confined.main([str(tmp_path), "--", "run"]) == 3
-    assert "is no environment" in capsys.readouterr().err
+    assert "is not an environment" in capsys.readouterr().err

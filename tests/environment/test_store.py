@@ -105,7 +105,7 @@ def test_a_wheel_with_a_file_outside_of_its_folder_is_refused(place: Path, tmp_p
 
 def test_bytes_that_are_no_wheel_are_refused_and_leave_nothing(place: Path, tmp_path: Path) -> None:
     (tmp_path / "a.whl").write_bytes(b"no zip")
-    with pytest.raises(EnvironmentCannot, match="is no wheel"):
+    with pytest.raises(EnvironmentCannot, match="is not a wheel"):
         make(place, {"a": tmp_path / "a.whl"})
     assert list(place.iterdir()) == []
 
@@ -180,7 +180,7 @@ def test_a_changed_environment_is_replaced(place: Path, tmp_path: Path) -> None:
 
 
 def _die_in_the_middle(place: Path, found: dict[str, Path]) -> None:
-    with store.alone(place, lambda: None):
+    with store.one_at_a_time(place, lambda: None):
         store.make(place, found, {}, PYTHON, DESCRIBED, lambda count: os.kill(os.getpid(), signal.SIGKILL))
 
 
@@ -193,14 +193,14 @@ def test_a_killed_installation_leaves_nothing_that_is_taken_for_whole(place: Pat
     assert process.exitcode == -signal.SIGKILL
     assert [path.name[:5] for path in place.glob("[.]new*")] == [".new-"]
     assert find(place) is None
-    with store.alone(place, lambda: pytest.fail("the lock of a killed process is held")):
+    with store.one_at_a_time(place, lambda: pytest.fail("the lock of a killed process is held")):
         assert not list(place.glob(".new*"))
         make(place, wheels(tmp_path))
     assert find(place) is not None
 
 
 def _install(place: Path, found: dict[str, Path], said: multiprocessing.Queue[str]) -> None:
-    with store.alone(place, lambda: said.put("waits")):
+    with store.one_at_a_time(place, lambda: said.put("waits")):
         here = store.find(place, "2" * 64, PYTHON)
         said.put("finds" if here else "makes")
         if here is None:
@@ -212,7 +212,7 @@ def test_of_two_installations_at_once_one_makes_it_and_one_finds_it(place: Path,
     said: multiprocessing.Queue[str] = context.Queue()
     found = wheels(tmp_path)
     processes = [context.Process(target=_install, args=(place, found, said)) for _ in range(2)]
-    with store.alone(place, lambda: None):  # until both are there
+    with store.one_at_a_time(place, lambda: None):  # until both are there
         for process in processes:
             process.start()
         assert [said.get(), said.get()] == ["waits", "waits"]

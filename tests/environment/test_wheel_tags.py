@@ -55,8 +55,8 @@ def test_the_decision_is_that_of_packaging() -> None:
 
 
 def test_a_source_archive_and_a_torn_name_are_no_wheels() -> None:
-    assert misfit("flash_attn-2.8.3.tar.gz", PYTHON) == "it is no wheel"
-    assert misfit("a.whl", PYTHON) == "it is no wheel"
+    assert misfit("flash_attn-2.8.3.tar.gz", PYTHON) == "it is not a wheel"
+    assert misfit("a.whl", PYTHON) == "it is not a wheel"
 
 
 def test_an_older_node_is_told_its_glibc() -> None:

@@ -244,9 +244,9 @@ def test_what_is_no_checkout_attests_nothing(
 ) -> None:
     shutil.rmtree(source / ".git")
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(source.parent))
-    assert "is no git checkout" in refused_to_attest(image, source, key, capsys)
+    assert "is not a git checkout" in refused_to_attest(image, source, key, capsys)
     git(source, "init", "-q")  # a repository without any commit
-    assert "is no git checkout" in refused_to_attest(image, source, key, capsys)
+    assert "is not a git checkout" in refused_to_attest(image, source, key, capsys)
 
 
 @pytest.mark.parametrize("name", ["Dockerfile", "docker/builder.lock", "docker/cpu.lock"])
@@ -290,7 +290,7 @@ def test_a_damaged_checkout_attests_nothing(
 ) -> None:
     """A damaged checkout cannot say whether its files are those of the commit."""
     (source / ".git" / "index").write_bytes(b"damaged")
-    assert "is no git checkout" in refused_to_attest(image, source, key, capsys)
+    assert "is not a git checkout" in refused_to_attest(image, source, key, capsys)
 
 
 # --- what is not believed -----------------------------------------------------------------------------------
@@ -370,7 +370,7 @@ def without_input(uri: str) -> Edit:
 @pytest.mark.parametrize(
     ("name", "edit", "why"),
     [
-        (LIST, lambda s: s.update(_type="https://x"), "is no in-toto statement of v1"),
+        (LIST, lambda s: s.update(_type="https://x"), "is not an in-toto statement of v1"),
         (LIST, lambda s: s.update(predicateType="https://x"), "attests 'https://x', which bench does not"),
         (LIST, lambda s: s.update(subject=[]), "is about another image: 'nothing'"),
         (LIST, lambda s: s.update(subject=3), "its statement is malformed"),

@@ -116,7 +116,7 @@ def test_a_folder_that_a_repository_ignores_has_no_commit(recipe: BuildInputs) -
         (inner / name).write_text("")
     (recipe.root / ".gitignore").write_text(".venv\n")
     assert revision_of(inner) is None
-    with pytest.raises(BadInput, match="is no git checkout"):
+    with pytest.raises(BadInput, match="is not a git checkout"):
         commit_of(inner)
 
 

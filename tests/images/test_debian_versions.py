@@ -35,7 +35,7 @@ def test_versions_that_are_spelt_differently_and_equal(one: str, other: str) -> 
 
 @pytest.mark.parametrize("text", ["", "a b", "1:", "x:1", "1.0-", "1.0_1", "1\n", "1--2"])
 def test_what_is_no_version(text: str) -> None:
-    with pytest.raises(ValueError, match="is no version of a Debian package"):
+    with pytest.raises(ValueError, match="is not a version of a Debian package"):
         debian_version(text)
 
 

@@ -11,6 +11,7 @@ import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -120,7 +121,7 @@ def test_scripts_and_headers_of_wheels_are_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("project", "version", "tags", "why"),
     [
-        ("torch", "2.11.0", TAGS, "is none of the compiled kernels of cuda13"),
+        ("torch", "2.11.0", TAGS, "is not a compiled kernel of cuda13"),
         ("mamba-ssm", "2.0", TAGS, "requirements.lock has mamba-ssm 2.3.2.post1"),
         ("mamba-ssm", "2.3.2.post1", "cp312-cp312-linux_x86_64", "it is for cp312-cp312, not Python 3.11"),
         ("mamba-ssm", "2.3.2.post1", "cp311-cp311-linux_aarch64", "not Linux on x86_64"),
@@ -221,7 +222,7 @@ def test_what_follows_the_end_of_a_layer_is_refused(layer: KernelLayer) -> None:
 def test_a_list_of_another_form_is_refused(tmp_path: Path, listed: bytes) -> None:
     path = tmp_path / "kernels.tar"
     path.write_bytes(tar_of({"usr/share/bench/kernels.json": listed}))
-    with pytest.raises(BadInput, match="is no kernel layer"):
+    with pytest.raises(BadInput, match="is not a kernel layer"):
         read_layer(path)
 
 
@@ -233,12 +234,12 @@ LISTED |= {"schema": "bench/kernels/v1"}
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"wheels": [WHEEL | {"name": "torch"}]}, "none of the kernels"),
-        ({"wheels": [WHEEL | {"name": "\x1b]0;t"}]}, "none of the kernels"),
-        ({"wheels": [WHEEL | {"code": ["9.0", "all"]}]}, "code for GPUs that bench does not know"),
-        ({"wheels": [WHEEL | {"version": "\x1b]0;t"}]}, "no name or version"),
-        ({"torch": "2.11.0\n"}, "no name or version"),
-        ({"python": "3.11/../../../bin"}, "no name or version"),
+        ({"wheels": [WHEEL | {"name": "torch"}]}, "the wheel 'torch'"),
+        ({"wheels": [WHEEL | {"name": "\x1b]0;t"}]}, "the wheel .*, and the kernels are"),
+        ({"wheels": [WHEEL | {"code": ["9.0", "all"]}]}, "code for a kind of GPU that bench does not know"),
+        ({"wheels": [WHEEL | {"version": "\x1b]0;t"}]}, "has characters that are not allowed"),
+        ({"torch": "2.11.0\n"}, "has characters that are not allowed"),
+        ({"python": "3.11/../../../bin"}, "has characters that are not allowed"),
     ],
 )
 def test_a_list_has_kernels_that_bench_knows_and_plain_names(change: dict[str, object], why: str) -> None:
@@ -266,7 +267,7 @@ def test_a_layer_for_another_python_fits_no_image(
 def test_a_file_that_is_no_tar_is_no_layer(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"x" * 2000)
     for path in (tmp_path / "x", tmp_path / "nowhere"):
-        with pytest.raises(BadInput, match="is no kernel layer"):
+        with pytest.raises(BadInput, match="is not a kernel layer"):
             read_layer(path)
 
 
@@ -311,6 +312,21 @@ def test_the_layers_below_are_the_same_bytes(layer: KernelLayer, tmp_path: Path)
     before, after = facts_of(plain), facts_of(out)
     assert [data(out, after, n) for n in (0, 1)] == [data(plain, before, n) for n in (0, 1)]
     assert data(out, after, 2) == layer.path.read_bytes()
+
+
+def test_the_oci_manifest_states_the_size_of_each_layer_s_blob(layer: KernelLayer, tmp_path: Path) -> None:
+    with tarfile.open(add(make_plain(tmp_path), layer.path)) as archive:
+
+        def document(name: str) -> Any:
+            with archive.extractfile(name) as file:  # type: ignore[union-attr]
+                return json.load(file)
+
+        def blob(digest: str) -> str:
+            return f"blobs/{digest.replace(':', '/')}"
+
+        manifest = document(blob(document("index.json")["manifests"][0]["digest"]))
+        stated = [each["size"] for each in manifest["layers"]]
+        assert stated == [archive.getmember(blob(each["digest"])).size for each in manifest["layers"]]
 
 
 def test_id_tells_layers_and_images_with_and_without_kernels(

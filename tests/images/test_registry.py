@@ -233,8 +233,8 @@ def critical(digest: str, kind: str = "cosign container image signature") -> byt
 @pytest.mark.parametrize(
     ("payload", "why"),
     [
-        (critical(DIGEST), "its signature is of another image: 'sha256:dddd"),
-        (critical(DIGEST, "atomic container signature"), "is over no image: 'atomic container signature'"),
+        (critical(DIGEST), "its signature is about another image: 'sha256:dddd"),
+        (critical(DIGEST, "atomic container signature"), "is not about an image: 'atomic container sign"),
         (b"{}", "is over a malformed document"),
         (b"[1]", "is over a malformed document"),
         (b"not json", "is over a malformed document"),
@@ -295,8 +295,8 @@ def resigned(pushed: Pushed, manifest: Any) -> str:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"mediaType": "application/vnd.oci.image.index.v1+json"}, "is no manifest of one image"),
-        ({"schemaVersion": 1}, "is no manifest of one image"),
+        ({"mediaType": "application/vnd.oci.image.index.v1+json"}, "is not the manifest of one image"),
+        ({"schemaVersion": 1}, "is not the manifest of one image"),
         ({"layers": None}, "its manifest is malformed"),
         ({"layers": [{"digest": "sha256:x", "size": 1}]}, "a blob has no digest or no size"),
         ({"layers": [{"digest": DIGEST, "size": "1"}]}, "a blob has no digest or no size"),
@@ -360,7 +360,7 @@ def test_attestations_lie_beside_the_signature_and_are_about_this_manifest(
     assert f"{wrong}: does not name the image as the registry has it" in capsys.readouterr().err
     wrong.write_text("{}")
     assert main([*command, "--attestation", str(wrong)]) == 2
-    assert "is no attestation" in capsys.readouterr().err
+    assert "is not an attestation" in capsys.readouterr().err
 
 
 def of_registry(code: int, **headers: str) -> urllib.error.HTTPError:
@@ -407,7 +407,7 @@ def test_each_error_of_a_registry_has_its_own_advice(
     ("code", "advice"),
     [
         (403, "store a login that may pull: docker login {host}"),
-        (404, "look at its name and digest; or the registry shows it only after a login: docker login"),
+        (404, "check its name and digest; some registries show images only after a login: docker login"),
         (429, "wait 120 s, or store a login, whose limit is higher: docker login {host}"),
     ],
 )
@@ -550,7 +550,7 @@ def test_a_reference_has_a_host_a_name_and_a_tag_or_digest() -> None:
      "u:p@r.example/a", "r.example:99999/a", "r.example:0/a", "r.example/" + "a" * 400],
 )  # fmt: skip
 def test_what_is_no_reference(text: str) -> None:
-    with pytest.raises(BadInput, match=r"names no registry|is no image in a registry|is no port"):
+    with pytest.raises(BadInput, match=r"names no registry|is not an image in a registry|is not a port"):
         parse_reference(text)
 
 

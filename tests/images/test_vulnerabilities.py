@@ -137,7 +137,7 @@ def test_semantic_versions_have_the_order_of_their_specification() -> None:
     assert sorted(shuffled, key=osv.semantic_version) == ordered
     assert osv.semantic_version("1.0.0+build.5") == osv.semantic_version("1.0.0")
     for text in ("1.0", "v1.0.0", "1.0.0-", "\u0661.0.0", ""):
-        with pytest.raises(ValueError, match="is no semantic version"):
+        with pytest.raises(ValueError, match="is not a semantic version"):
             osv.semantic_version(text)
 
 
@@ -256,7 +256,7 @@ def test_a_feed_is_a_file_a_folder_or_an_archive(tmp_path: Path) -> None:
     ("name", "data", "why"),
     [
         ("absent.json", None, "cannot be read: No such file"),
-        ("a.json", b"{", "is no OSV record"),
+        ("a.json", b"{", "is not an OSV record"),
         ("a.json", b'{"name": "x"}', "it has no id"),
         ("a.json", b"[]", "holds no OSV record"),
         ("a.json", b'{"id": "A", "affected": 3}', "is a malformed OSV record"),
@@ -418,7 +418,7 @@ def test_a_statement_that_silences_without_saying_why_is_refused(
     [{"@context": "x"}, {"statements": 3}, {"statements": [3]}, {"timestamp": None, "statements": [{}]}],
 )
 def test_a_document_that_is_no_openvex_is_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
-    with pytest.raises(BadInput, match="is no OpenVEX document") as caught:
+    with pytest.raises(BadInput, match="is not an OpenVEX document") as caught:
         read_vex(vex(tmp_path / "a.json", **wrong), None)
     if "@context" in wrong:
         assert caught.value.message.endswith('"@context" is not https://openvex.dev/ns/v0.2.0')

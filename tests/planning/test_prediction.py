@@ -424,12 +424,12 @@ def test_a_described_card_comes_before_the_catalogues_card_of_that_name(
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"bf16_tflops": -4}, "/bf16_tflops  -4 is no rate"),
-        ({"fp32_tflops": 9.9e-4}, "/fp32_tflops  0.00099 is no rate"),
-        ({"tf32_tflops": 1.1e9}, "/tf32_tflops  1.1e+09 is no rate"),
+        ({"bf16_tflops": -4}, "/bf16_tflops  -4 is not a rate"),
+        ({"fp32_tflops": 9.9e-4}, "/fp32_tflops  0.00099 is not a rate"),
+        ({"tf32_tflops": 1.1e9}, "/tf32_tflops  1.1e+09 is not a rate"),
         ({"memory_gib": "288"}, "/memory_gib"),
         ({"peak": 3}, "/peak"),
-        ({"compute_capability": "ten"}, '/compute_capability  "ten" is no compute capability'),
+        ({"compute_capability": "ten"}, '/compute_capability  "ten" is not a compute capability'),
         ({"measured_bf16_tflops": 5000}, "5000 is more than the peak of 4000"),
         ({"name": " "}, "/name  empty"),
     ],

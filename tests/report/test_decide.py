@@ -191,7 +191,7 @@ def test_another_day_and_another_machine_are_less_certain_than_the_run_itself() 
     """However narrow the interval of a run is, cards of one kind differ, and less so the days of one card."""
     tight, spreads = Interval(10.0, 0.001), shipped_spreads()
     day, machine = on_another_day(tight), on_another_machine(tight)
-    assert tight.half_width < tight.of_any_process.half_width < day.half_width < machine.half_width
+    assert tight.half_width < tight.of_another_process.half_width < day.half_width < machine.half_width
     assert day.half_width == pytest.approx(1.96 * 10 * spreads.another_day, rel=1e-4)
     assert machine.half_width == pytest.approx(1.96 * 10 * spreads.another_machine, rel=1e-4)
     assert on_another_day(Interval(10.0, 3.0)).half_width == pytest.approx(3.0, rel=0.01)

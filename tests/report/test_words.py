@@ -96,7 +96,7 @@ def test_a_deadline_is_days_hours_weeks_or_a_date() -> None:
     assert 0 < deadline(today.isoformat()) <= 1
     for wrong, said in (
         ((today - timedelta(days=1)).isoformat(), "is over"),
-        ("2027-02-30", "is no date"),
+        ("2027-02-30", "is not a date"),
         ("soon", "is not a number"),
         ("-2w", "is not more than 0"),
     ):

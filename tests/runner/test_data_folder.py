@@ -127,7 +127,7 @@ def written(folder: Path, name: str, array: Any) -> Path:
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
     found = reason(TEXT, tmp_path / "missing")
-    assert "/models/0/data" in found and "missing is no folder of this machine" in found
+    assert "/models/0/data" in found and "missing is not a folder of this machine" in found
 
 
 def test_an_empty_folder_is_refused(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from bench.runner.processes.door import (
     LOOPBACK,
     PIECE_BYTES,
     SealedLine,
-    Stranger,
+    UntrustedPeer,
     listening_address,
     open_door,
     prove_as_leader,
@@ -44,7 +44,7 @@ def both_sides(
         line.settimeout(10)
         try:
             return side(line)
-        except (Stranger, OSError) as error:
+        except (UntrustedPeer, OSError) as error:
             line.close()
             return error
 
@@ -71,8 +71,8 @@ def test_two_secrets_do_not_meet(of_leader: bytes, of_node: bytes) -> None:
     results = both_sides(
         lambda line: prove_as_leader(line, of_leader), lambda line: prove_as_node(line, of_node)
     )
-    assert isinstance(results[0], Stranger)
-    assert isinstance(results[1], (Stranger, OSError))
+    assert isinstance(results[0], UntrustedPeer)
+    assert isinstance(results[1], (UntrustedPeer, OSError))
 
 
 def test_a_stranger_learns_no_proof_of_the_secret() -> None:
@@ -85,7 +85,7 @@ def test_a_stranger_learns_no_proof_of_the_secret() -> None:
         return nonce + line.recv(4096)
 
     refused, seen = both_sides(lambda line: prove_as_leader(line, SECRET), stranger)
-    assert isinstance(refused, Stranger)
+    assert isinstance(refused, UntrustedPeer)
     assert len(seen) == 32  # the leader's nonce alone
 
 
@@ -96,7 +96,7 @@ def test_another_protocol_is_refused(words: bytes) -> None:
         line.shutdown(socket.SHUT_WR)
 
     refused, _ = both_sides(lambda line: prove_as_leader(line, SECRET), stranger)
-    assert isinstance(refused, Stranger)
+    assert isinstance(refused, UntrustedPeer)
 
 
 def test_the_leaders_own_messages_cannot_be_sent_back_to_it() -> None:
@@ -104,7 +104,7 @@ def test_the_leaders_own_messages_cannot_be_sent_back_to_it() -> None:
     leader.send(b"once")
     frame = node.line.recv(4096)
     node.line.sendall(frame)
-    with pytest.raises(Stranger, match="changed"):
+    with pytest.raises(UntrustedPeer, match="changed"):
         leader.receive()
 
 
@@ -126,7 +126,7 @@ def test_a_changed_frame_is_refused(change: Callable[[bytes], bytes]) -> None:
     leader.line = end
     relay.sendall(change(frame))
     relay.close()
-    with pytest.raises(Stranger):
+    with pytest.raises(UntrustedPeer):
         leader.receive()
 
 
@@ -138,7 +138,7 @@ def test_a_frame_that_is_sent_twice_is_refused() -> None:
     leader.line = end
     relay.sendall(frame + frame)
     assert leader.receive() == b"a message"
-    with pytest.raises(Stranger, match="changed"):
+    with pytest.raises(UntrustedPeer, match="changed"):
         leader.receive()
 
 

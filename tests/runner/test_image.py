@@ -102,5 +102,5 @@ def test_kernels_without_code_for_a_gpu_count_as_missing(tmp_path: Path) -> None
     reason = refusal(("kernels",), known_models()["mamba-2.8b"], target)
     assert reason is not None and reason.startswith("not installed, or without code for this GPU: mamba_ssm")
     listed.write_text("{}")
-    with pytest.raises(BadInput, match="is no list of kernels"):
+    with pytest.raises(BadInput, match="is not a list of kernels"):
         modules_without_code(["9.0"], tmp_path)

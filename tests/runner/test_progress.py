@@ -18,7 +18,7 @@ from bench.records.marks import Cpus
 from bench.records.text import interval_text
 from bench.records.trial import Ceiling, Skipped, StepSample
 from bench.runner.run.job_so_far import JobSoFar
-from bench.runner.run.progress import DRAWN_EVERY_SECONDS, MOST_SHARE, Progress, Thrift, skipped_lines
+from bench.runner.run.progress import DRAWN_EVERY_SECONDS, MOST_SHARE, Progress, Throttle, skipped_lines
 from bench.runner.run.time_left import about_text, seconds_left
 from bench.runner.trial.stopping_rules import MIN_ROUNDS
 from tests.builders import measurement, trial
@@ -170,18 +170,18 @@ def test_the_time_left_has_no_false_precision(seconds: float, text: str) -> None
 
 def test_looking_is_rare_and_takes_a_hundredth_of_a_core() -> None:
     now, spent, done = [0.0], [0.0], [0]
-    thrift = Thrift(DRAWN_EVERY_SECONDS, lambda: now[0], lambda: spent[0])
+    throttle = Throttle(DRAWN_EVERY_SECONDS, lambda: now[0], lambda: spent[0])
 
     def costly() -> None:
         spent[0] += 0.05
         done[0] += 1
 
     for _ in range(10_000):  # a hundred seconds of a hundred steps each
-        thrift.do(costly)
+        throttle.do(costly)
         now[0] += 0.01
     assert done[0] > 1
     assert spent[0] <= 100 * MOST_SHARE + 0.05
-    cheap = Thrift(DRAWN_EVERY_SECONDS, lambda: now[0], lambda: 0.0)
+    cheap = Throttle(DRAWN_EVERY_SECONDS, lambda: now[0], lambda: 0.0)
     done[0] = 0
     for _ in range(1000):
         cheap.do(costly)

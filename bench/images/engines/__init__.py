@@ -1,6 +1,6 @@
 """Container engines behind one protocol, `Engine`. Each engine is a module, which `find_engine` imports.
 
-Does I/O: runs the engines' commands, or talks to Docker's API.
+Imports the modules of `images`. Runs the engines' commands, or talks to Docker's API.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Engine(Protocol):
 
 
 _PIECE_BYTES = 2**16
-_STRAGGLER_SECONDS = 10.0  # for which output is awaited that a process left behind may still hold open
+_STRAGGLER_SECONDS = 10.0  # to wait for the end of output, which a process left behind may keep open
 _NOT_STARTED = (125, 126, 127)  # exit codes of container engines that could not start the container
 
 # Runs a command on this or another machine. Returns exit status and output; None: the program is missing.

@@ -1,8 +1,8 @@
 """Show on this terminal what a container prints. A stranger may have made its image.
 
 In:  bytes of the container's stdout and stderr. Out: their text, in which everything that a terminal would
-obey is escaped. A carriage return begins a new line. Only one sequence is understood, with which `LiveLine`
-draws: this process then draws the text behind it, escaped, as its own live line.
+interpret is escaped. A carriage return begins a new line. One sequence is understood, the one that `LiveLine`
+writes: this process draws the text that follows it, escaped, as its own live line.
 """
 
 from __future__ import annotations

@@ -34,9 +34,10 @@ def argv(container: Container) -> list[str]:
 
 
 def _uses_host_labels(container: Container) -> bool:
-    """Whether a container uses devices or folders of the host, whose labels SELinux keeps it from.
+    """Whether a container uses devices or folders whose labels SELinux would not let it access.
 
-    Data may be large or somebody else's, so it is not relabelled. NVIDIA's devices need label=disable too.
+    Data may be large or belong to somebody else, so it is not relabelled. NVIDIA's devices need
+    label=disable too.
     """
     return container.gpus or container.rdma or bool(container.data)
 

@@ -1,9 +1,9 @@
 """Checks of a node's health, one file each with a value `CHECK`, and the contract that they all keep.
 
 A check either measures, in a worker with a separate process group, or uses NVML's inventories from before
-and after the load. Then it judges. Judging is pure, so that `bench verify` can repeat it from a bundle.
-A new check is a new file, and its name in bench/node_check/all_checks.py. tests/node_check/checks tests the
-contract.
+and after the load. Its `measure(rig, budget)` returns the reading, and its `judge(evidence, standards)`
+yields the findings. Judging is pure, so that `bench verify` can repeat it from a bundle. A new check is a new
+file, and its name in bench/node_check/all_checks.py. tests/node_check/checks tests the contract.
 """
 
 from __future__ import annotations
@@ -106,6 +106,7 @@ class Check:
         return self.between_nodes if depth == "nodes" else self.workers != "nodes"
 
     def is_made_at(self, depth: Depth) -> bool:
+        """Whether the check is made at this depth."""
         if depth in WITHOUT_LOAD:
             return self.passive or (depth == "prolog" and self.prolog)
         return not (self.thorough and depth == "quick")

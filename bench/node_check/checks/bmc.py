@@ -1,7 +1,7 @@
 """Ask the board's management controller (BMC) for its sensors, power supplies, fans and newest log entries.
 
-By `ipmitool` and /dev/ipmi0, which usually need root; only commands that read are used. A machine without
-either, such as a virtual one, cannot answer.
+Runs `ipmitool`, which needs /dev/ipmi0 and usually root, with commands that only read. A machine without
+them, such as a virtual one, cannot answer.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.base.strict_json import from_json, to_json
-from bench.base.sysfs import printable
+from bench.base.sysfs import short_line
 from bench.node_check.checks import Check, CheckBudget, Rig
 from bench.node_check.judging.evidence import Evidence
 from bench.node_check.judging.finding import Finding, Question, Verdict
@@ -97,30 +97,32 @@ def _asked(program: str, *words: str) -> str:
     except subprocess.TimeoutExpired:
         raise OSError(f"ipmitool {' '.join(words)} took more than {ANSWER_SECONDS:g} s") from None
     if done.returncode != 0:
-        said = printable(done.stderr.decode("utf-8", "replace")) or f"exit code {done.returncode}"
+        said = short_line(done.stderr.decode("utf-8", "replace")) or f"exit code {done.returncode}"
         raise OSError(f"ipmitool {' '.join(words)}: {said}")
     return done.stdout.decode("utf-8", "replace")
 
 
 def firmware_of(text: str) -> str:
+    """Read the firmware's version from the output of `ipmitool mc info`; empty if it is not there."""
     match = re.search(r"^Firmware Revision\s*:\s*(\S+)", text, re.MULTILINE)
-    return printable(match[1]) if match else ""
+    return short_line(match[1]) if match else ""
 
 
 def sensors_of(text: str) -> tuple[Sensor, ...]:
     """Read the lines of `ipmitool sdr elist`: name | number | state | entity | reading."""
-    rows = ([printable(part) for part in line.split("|")] for line in text.splitlines())
+    rows = ([short_line(part) for part in line.split("|")] for line in text.splitlines())
     found = [Sensor(row[0], row[2], row[4]) for row in rows if len(row) == 5]
     return tuple(found[:MOST_SENSORS])
 
 
 def events_of(text: str) -> tuple[str, ...]:
     """Read the lines of `ipmitool sel elist` without their numbers."""
-    lines = [printable(line.partition("|")[2].replace("|", ",")) for line in text.splitlines()]
+    lines = [short_line(line.partition("|")[2].replace("|", ",")) for line in text.splitlines()]
     return tuple(line for line in lines if line)[-MOST_EVENTS:]
 
 
 def manager_of(evidence: Evidence) -> BoardManager | None:
+    """Decode the answers of the BMC; None if it was not asked."""
     data = evidence.data("bmc")
     return from_json(BoardManager, data["bmc"]) if data else None
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from bench.base.stamps import utc
 from bench.base.strict_json import from_json
-from bench.base.sysfs import first_line, printable
+from bench.base.sysfs import first_line, short_line
 from bench.node_check.checks import Check, CheckBudget, Rig
 from bench.node_check.checks.bmc import manager_of
 from bench.node_check.checks.network import cards_of
@@ -102,25 +102,25 @@ def _firmware(root: Path) -> dict[str, str]:
         for folder in sorted(root.glob("sys/class/nvme/*"))
         if (text := first_line(folder / "firmware_rev"))
     }
-    if microcode := _of_processors(root / "proc/cpuinfo", "microcode"):
+    if microcode := _microcode(root / "proc/cpuinfo"):
         facts["microcode"] = microcode
-    return {printable(name): text for name, text in facts.items()}
+    return {short_line(name): text for name, text in facts.items()}
 
 
-def _of_processors(path: Path, field: str) -> str:
-    """Return the values of a field of /proc/cpuinfo with the number of processors that have each."""
+def _microcode(path: Path) -> str:
+    """Return the microcode versions in /proc/cpuinfo, each with the number of processors that have it."""
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
-            values = Counter(
-                printable(line.partition(":")[2]) for line in file if line.partition(":")[0].strip() == field
+            fields = (line.partition(":") for line in file)
+            return _counted(
+                Counter(short_line(text) for name, _, text in fields if name.strip() == "microcode")
             )
     except OSError:
         return ""
-    return _counted(values)
 
 
 def _counted(values: Mapping[str, int]) -> str:
-    """Return values with counts: "performance x 60, powersave x 4", or "performance" if all are equal."""
+    """Format values with counts: "performance x 60, powersave x 4", or "performance" if all are equal."""
     if len(values) == 1:
         return next(iter(values))
     return ", ".join(f"{value} x {count}" for value, count in sorted(values.items()))
@@ -139,7 +139,7 @@ def _settings(root: Path) -> dict[str, str]:
 
 
 def _mounts(path: Path) -> dict[str, str]:
-    """Return type and options of each mount that lasts, by its folder."""
+    """Return type and options of each permanent mount, by its folder."""
     try:
         lines = path.read_text("utf-8", "replace").splitlines()
     except OSError:
@@ -152,14 +152,14 @@ def _mounts(path: Path) -> dict[str, str]:
         if f"{parts[1]}/".startswith(PASSING):
             continue
         options = sorted(one for one in parts[3].split(",") if not one.startswith(_OWN_OPTIONS))
-        found[printable(parts[1])] = printable(f"{parts[2]} {','.join(options)}")
+        found[short_line(parts[1])] = short_line(f"{parts[2]} {','.join(options)}")
     return dict(sorted(found.items())[:MOST_MOUNTS])
 
 
 def facts_of(evidence: Evidence) -> Facts | None:
     """Return all facts of a check, with those that other readings have; None if they were not read.
 
-    ValueError for more than any machine has.
+    ValueError for more facts than any machine has.
     """
     data = evidence.data("drift")
     if data is None:
@@ -191,12 +191,12 @@ def facts_of(evidence: Evidence) -> Facts | None:
 def _of_gpus(evidence: Evidence) -> dict[str, str]:
     """Return the driver's version and each GPU's model and firmware, by its number."""
     inventory = evidence.data(BEFORE)
-    facts = {"driver": printable(str(inventory["driver"]))} if inventory and inventory.get("driver") else {}
+    facts = {"driver": short_line(str(inventory["driver"]))} if inventory and inventory.get("driver") else {}
     asked = (("model", "Name"), ("VBIOS", "VbiosVersion"), ("InfoROM", "InforomImageVersion"))
     for index, gpu in evidence.alive(BEFORE).items():
         for what, query in asked:
             if isinstance(text := gpu.get(query), str):
-                facts[f"{index} {what}"] = printable(text)
+                facts[f"{index} {what}"] = short_line(text)
     return facts
 
 

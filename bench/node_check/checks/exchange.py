@@ -1,8 +1,9 @@
-"""Judge all-reduce and all-to-all over 2, 4, ... and all nodes by what the nodes' links can carry.
+"""Judge all-reduce and all-to-all over 2, 4, ... and all nodes by the rates of the nodes' links.
 
-What leaves a node follows from the algorithm: of an all-reduce of S bytes over k nodes, 2 (k - 1) / k S; of
-an all-to-all in which each GPU has S bytes, (k - 1) / k S of each of its GPUs. These are the factors of
-nccl-tests (doc/PERFORMANCE.md), counted in nodes. Sums in the switches (SHARP) need less, and look faster.
+The bytes that leave a node follow from the algorithm: 2 (k - 1) / k S for an all-reduce of S bytes over k
+nodes; (k - 1) / k S for each GPU in an all-to-all in which each GPU has S bytes. These are the factors of
+nccl-tests (doc/PERFORMANCE.md), counted in nodes. Sums in the switches (SHARP) send less, so they look
+faster.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from bench.node_check.judging.judge_figures import shortfall
 from bench.node_check.judging.standards import Standards
 
 ALL_REDUCE, ALL_TO_ALL = "all-reduce", "all-to-all"
-# Below the links' rate, in percent. Of an all-to-all no figures of others are known, so only half is asked.
+# Tolerated shortfall from the links' rate, in percent. For all-to-all nobody publishes figures: half.
 WARN_PERCENT, FAIL_PERCENT = {ALL_REDUCE: 28.0, ALL_TO_ALL: 50.0}, {ALL_REDUCE: 50.0, ALL_TO_ALL: 75.0}
 SOURCES = {ALL_REDUCE: LINK_SOURCE, ALL_TO_ALL: "half of the links' rate; nobody publishes figures"}
 MOST_EXCHANGES = 32

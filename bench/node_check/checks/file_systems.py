@@ -1,8 +1,8 @@
-"""Measure the file systems that were named: writing and reading in sequence, and small random reads.
+"""Measure the named file systems: writing and reading in sequence, and small random reads.
 
-fio measures where it is installed, in a version whose JSON is understood; else Python itself does, past the
-page cache where the file system allows it. The file that is measured with has no name: the kernel removes it
-when the process ends, however it ends. It never takes more than a quarter of the free space.
+fio measures if it is installed in a version whose JSON is understood; otherwise Python does, past the page
+cache if the file system allows that. The test file has no name, so that the kernel removes it however the
+process ends. It never takes more than a quarter of the free space.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.base.strict_json import from_json, to_json
-from bench.base.sysfs import printable
+from bench.base.sysfs import short_line
 from bench.node_check.checks import Check, CheckBudget, Rig
 from bench.node_check.judging.evidence import Evidence, Figure
 from bench.node_check.judging.finding import Finding, Question, quantity, verdict_of
@@ -34,14 +34,14 @@ from bench.node_check.judging.standards import FileSystemRates, Standards
 BYTES = {"quick": 1 << 30, "standard": 4 << 30, "soak": 8 << 30}
 TINY_BYTES = 16 << 20
 BLOCK_BYTES, RANDOM_BYTES = 1 << 20, 4 << 10
-AT_ONCE = 16  # requests on their way
+AT_ONCE = 16  # requests that wait for their answers at the same time
 FREE_SHARE = 4  # the file takes at most the free space divided by this
 LEAST_BYTES = 8 << 20  # of the file
 KINDS = ("write", "read", "random read")
 # A checkpoint of a small model would take a minute below the first; below the second, a disk with moving
 # parts answers, and data loaders that shuffle single samples wait.
 SLOW = {"write": 100e6, "read": 100e6, "random read": 1000.0 * RANDOM_BYTES}
-SPARE_SECONDS = 20.0  # of fio beyond the time that it is told
+SPARE_SECONDS = 20.0  # that fio may take beyond its --runtime
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +80,7 @@ def measure(rig: Rig, budget: CheckBudget) -> Mapping[str, Any]:
 
 
 def figure_name(path: str, kind: str) -> str:
+    """Return the name of the figure of one kind of load on one folder."""
     return f"disk {path} {kind}"
 
 
@@ -112,7 +113,7 @@ def _of_file(
     try:
         transfers, facts = by_fio(descriptor, one.file_bytes, seconds)
     except _FioUnusableError as error:
-        facts = {"tool": "Python", "why_not_fio": printable(str(error)), "direct": allows_direct(descriptor)}
+        facts = {"tool": "Python", "why_not_fio": short_line(str(error)), "direct": allows_direct(descriptor)}
         try:
             for transfer in by_python(descriptor, one.file_bytes, seconds):
                 transfers.append(transfer)
@@ -131,7 +132,7 @@ def _of_file(
 
 
 def _nameless_file(folder: str) -> int:
-    """Open a file in a folder that has no name there, so that nothing can leave it behind."""
+    """Open a file without a name in a folder, so that nothing can leave it behind."""
     if sys.platform != "linux":
         raise NotImplementedError("runs on measured machines, which have Linux")
     try:
@@ -153,7 +154,7 @@ def file_system_of(path: str, mounts: Path) -> str:
                 continue
             at = parts[1].replace("\\040", " ")
             if len(at) >= len(best) and f"{real}/".startswith(f"{at.rstrip('/')}/"):
-                best, kind = at, printable(parts[2])
+                best, kind = at, short_line(parts[2])
     return kind
 
 
@@ -168,11 +169,9 @@ def allows_direct(descriptor: int) -> bool:
     return True
 
 
-def by_fio(
-    descriptor: int, size: int, seconds: float, program: str = "fio"
-) -> tuple[list[MovedBytes], dict[str, Any]]:
-    """Measure the three kinds by fio, one after the other. _FioUnusableError if that is not possible."""
-    found = shutil.which(program)
+def by_fio(descriptor: int, size: int, seconds: float) -> tuple[list[MovedBytes], dict[str, Any]]:
+    """Measure the three kinds of load with fio, one after the other; _FioUnusableError if fio cannot."""
+    found = shutil.which("fio")
     if found is None:
         raise _FioUnusableError("fio is not installed")
     direct = allows_direct(descriptor)
@@ -184,7 +183,7 @@ def by_fio(
         version = str(document.get("fio version", "fio"))
         # Bytes that were not written in time are a hole, which would be read without the disk.
         size = transfers[0].moved_bytes // BLOCK_BYTES * BLOCK_BYTES
-    return transfers, {"tool": printable(version), "direct": direct}
+    return transfers, {"tool": short_line(version), "direct": direct}
 
 
 def _fio(program: str, descriptor: int, size: int, seconds: float, kind: str, *, direct: bool) -> Any:
@@ -220,7 +219,7 @@ def _fio(program: str, descriptor: int, size: int, seconds: float, kind: str, *,
 
 
 def transfer_of(document: Any, kind: str) -> MovedBytes:
-    """Read fio's answer on one job. _FioUnusableError for the form of a version before 3."""
+    """Read the result of one job from fio's JSON; _FioUnusableError for the form of versions before 3."""
     try:
         job = document["jobs"][0]
         part = job["write" if kind == "write" else "read"]

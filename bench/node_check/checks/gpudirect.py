@@ -28,7 +28,7 @@ _KERNEL = re.compile(r"(\d+)\.(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class GpuDirect:
-    """The parts of GPUDirect RDMA that one node has."""
+    """The facts of one node that decide whether its GPUs can use GPUDirect RDMA."""
 
     node: int
     driver: bool  # NVIDIA's kernel driver is loaded

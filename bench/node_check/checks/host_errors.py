@@ -1,4 +1,4 @@
-"""Check for errors of the host's memory and processors, from what the kernel and its daemons have counted.
+"""Check for errors of the host's memory and processors that the kernel and its daemons have counted.
 
 The kernel's EDAC drivers count corrected and uncorrected memory errors by controller and module
 (Documentation/admin-guide/RAS), /proc/interrupts counts machine checks by processor, and both are in the
@@ -18,7 +18,7 @@ from typing import Any
 
 from bench.base.kernel_log import kernel_messages, why_closed
 from bench.base.strict_json import from_json, to_json
-from bench.base.sysfs import first_line, machine_digest, printable, whole
+from bench.base.sysfs import first_line, machine_digest, short_line, whole
 from bench.node_check.checks import Check, CheckBudget, Rig
 from bench.node_check.judging.evidence import Evidence
 from bench.node_check.judging.finding import Finding, Question, verdict_of
@@ -30,7 +30,7 @@ RASDAEMON, MCELOG = Path("var/lib/rasdaemon/ras-mc_event.db"), Path("var/log/mce
 SOURCE = "Linux: EDAC, Documentation/admin-guide/RAS"
 DAY = 86_400.0
 DAEMON_DAYS = 30  # older records of a daemon may be of a module that was replaced since
-# Of one module or controller in a day. The first is mcelog's own default for a module; the second is bench's:
+# Corrected errors of one module or controller in a day. The first is mcelog's default; the second is bench's:
 # each corrected error can stop a processor for a moment, which slows the step of every GPU.
 WARN_A_DAY, FAIL_A_DAY = 10, 1000
 CORRECTED_SOURCE = "mcelog.conf: ce-error-threshold = 10 / 24h"
@@ -99,7 +99,7 @@ def read_errors(root: Path) -> HostErrors:
             try:
                 recorded[name] = read(root / path)
             except (OSError, ValueError) as error:
-                trouble.append(printable(f"{name}: /{path}: {getattr(error, 'strerror', None) or error}"))
+                trouble.append(short_line(f"{name}: /{path}: {getattr(error, 'strerror', None) or error}"))
     return HostErrors(
         at=time.time(),
         machine=machine_digest(root),
@@ -143,7 +143,7 @@ def _counter(folder: Path, prefix: str, name: str, seconds: int | None) -> Memor
 
 
 def _read_interrupts(path: Path) -> dict[str, int] | None:
-    """Add up the processors' counts of machine checks; None if the kernel does not tell them."""
+    """Add up the processors' counts of machine checks; None if /proc/interrupts cannot be read."""
     try:
         lines = path.read_text("utf-8", "replace").splitlines()
     except OSError:
@@ -166,12 +166,13 @@ def _read_log() -> tuple[tuple[str, ...], tuple[str, ...], str | None]:
 
 
 def lines_of(messages: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Select the newest messages of the kernel about uncorrected errors, and about corrected ones."""
     uncorrected, corrected = deque[str](maxlen=MOST_LINES), deque[str](maxlen=MOST_LINES)
     for message in messages:
         if _UNCORRECTED.search(message) and "events logged" not in message:
-            uncorrected.append(printable(message))
+            uncorrected.append(short_line(message))
         elif _CORRECTED.search(message):
-            corrected.append(printable(message))
+            corrected.append(short_line(message))
     return tuple(uncorrected), tuple(corrected)
 
 
@@ -190,7 +191,7 @@ def _rasdaemon(path: Path) -> tuple[MemoryCounter, ...]:
             rows = database.execute(query, (since,)).fetchall()
     except sqlite3.Error as error:
         raise ValueError(str(error)) from None
-    return tuple(MemoryCounter(printable(str(label)), int(ce or 0), int(ue or 0)) for label, ce, ue in rows)
+    return tuple(MemoryCounter(short_line(str(label)), int(ce or 0), int(ue or 0)) for label, ce, ue in rows)
 
 
 def _mcelog(path: Path) -> tuple[MemoryCounter, ...]:
@@ -214,6 +215,7 @@ def _mcelog(path: Path) -> tuple[MemoryCounter, ...]:
 
 
 def errors_of(evidence: Evidence) -> HostErrors | None:
+    """Decode the error counters; None if they were not read."""
     data = evidence.data("host-errors")
     return from_json(HostErrors, data["errors"]) if data else None
 
@@ -281,7 +283,7 @@ def _uncorrected(question: Question, found: str, source: str) -> Finding:
 
 
 def _many(question: Question, a_day: float, found: str) -> Iterator[Finding]:
-    """Report corrected errors that are too many a day."""
+    """Report corrected errors if there are too many a day."""
     if a_day >= WARN_A_DAY:
         yield question.judged(
             verdict_of(fail=a_day >= FAIL_A_DAY, warn=True),
@@ -293,7 +295,7 @@ def _many(question: Question, a_day: float, found: str) -> Iterator[Finding]:
 
 
 def _new_errors(errors: HostErrors, past: Past | None) -> Iterator[Finding]:
-    """Judge the errors since an earlier check of this machine, which a mean since boot would hide."""
+    """Judge the errors since an earlier check of this machine, since a mean since boot could hide them."""
     if past is None or errors.corrected is None or CORRECTED_ERRORS not in past.counters:
         return
     seconds = max(0.0, errors.at - past.counters[COUNTED_AT])

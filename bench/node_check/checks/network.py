@@ -1,7 +1,8 @@
 """Read the network cards of a machine: driver, firmware, speed, errors, and how often their links went down.
 
-From sysfs (Documentation/ABI/testing/sysfs-class-net) and, for the firmware, from the driver by ethtool's
-ioctl, which needs no root. Nothing is sent. Cards without a device, such as bridges, are left out.
+All facts come from sysfs (Documentation/ABI/testing/sysfs-class-net), except the firmware's version, which
+the driver reports through ethtool's ioctl. Neither needs root, and nothing is sent. Bridges and other cards
+without a device are left out.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.base.strict_json import from_json, to_json
-from bench.base.sysfs import first_line, printable, whole
+from bench.base.sysfs import first_line, short_line, whole
 from bench.node_check.checks import Check, CheckBudget, Rig
 from bench.node_check.judging.evidence import Evidence
 from bench.node_check.judging.finding import Finding, Question, verdict_of
@@ -77,8 +78,8 @@ def _read_card(folder: Path) -> NetworkCard:
     }
     driver = folder / "device" / "driver"
     return NetworkCard(
-        name=printable(folder.name),
-        driver=printable(driver.resolve().name) if driver.exists() else "",
+        name=short_line(folder.name),
+        driver=short_line(driver.resolve().name) if driver.exists() else "",
         firmware=_firmware(folder.name),
         state=first_line(folder / "operstate"),
         speed_mbit=whole(first_line(folder / "speed")) or None,  # -1 where the driver does not know it
@@ -106,7 +107,7 @@ class _Request(ctypes.Structure):
 
 
 def _firmware(name: str) -> str:
-    """Ask the driver for the version of a card's firmware; empty if it does not tell."""
+    """Ask the driver for the version of a card's firmware; empty if the driver does not report it."""
     if sys.platform != "linux":
         raise NotImplementedError("runs on measured machines, which have Linux")
     import fcntl
@@ -119,12 +120,12 @@ def _firmware(name: str) -> str:
             fcntl.ioctl(asked, _SIOCETHTOOL, request)
     except (OSError, ValueError):
         return ""
-    text = printable(info.fw_version.decode("utf-8", "replace"))
+    text = short_line(info.fw_version.decode("utf-8", "replace"))
     return "" if text in ("N/A", "n/a") else text
 
 
 def cards_of(evidence: Evidence) -> tuple[NetworkCard, ...] | None:
-    """Decode the cards; None if they were not read. ValueError for more than any machine has."""
+    """Decode the cards; None if they were not read. ValueError for more cards than any machine has."""
     data = evidence.data("network")
     cards = from_json(tuple[NetworkCard, ...], data["cards"]) if data else None
     if cards is not None and len(cards) > MOST_CARDS:

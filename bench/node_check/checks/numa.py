@@ -57,9 +57,9 @@ class NumaNode:
     memory_bytes: int = 0
     cache_bytes: int = 0  # last-level caches of its processors
     array_bytes: int = 0
-    bound: bool = False  # its memory alone was used by order; else by the kernel's habit
+    bound: bool = False  # whether the process could take memory from this node only; else the kernel chose
     why: str = ""  # why nothing was measured
-    failed: bool = False  # it could have been measured
+    failed: bool = False  # whether the measurement failed, on a node that can be measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +219,7 @@ def _busy_seconds() -> float:
 
 
 def _measured(rig: Rig, node: NumaNode, seconds: float) -> tuple[bool, list[Figure]]:
-    """Measure in this process, which is the node's own. Returns whether its memory was taken by order."""
+    """Measure a NUMA node in this process, pinned to it. Returns whether memory was bound, and figures."""
     if sys.platform != "linux":
         raise NotImplementedError("runs on measured machines, which have Linux")
     own = numbers_of(first_line(Path(f"/sys/devices/system/node/node{node.number}/cpulist")))
@@ -242,7 +242,7 @@ def _measured(rig: Rig, node: NumaNode, seconds: float) -> tuple[bool, list[Figu
 
 
 def bind_memory(node: int) -> bool:
-    """Let this process take memory from one NUMA node alone; False where that is forbidden."""
+    """Let this process take memory from one NUMA node alone; False if the kernel refuses that."""
     number = _SET_MEMPOLICY.get(platform.machine())
     if number is None:
         return False
@@ -254,7 +254,7 @@ def bind_memory(node: int) -> bool:
 def _in_own_process(
     node: NumaNode, work: Callable[[], tuple[bool, list[Figure]]]
 ) -> tuple[NumaNode, list[Figure]]:
-    """Do the work in a fork of this process. Returns the node with its figures, or with why it has none."""
+    """Do the work in a fork of this process; return the node with its figures, or with why it has none."""
     if sys.platform != "linux":
         raise NotImplementedError("runs on measured machines, which have Linux")
     reader, writer = os.pipe()
@@ -330,7 +330,7 @@ def _spread(figures: Sequence[Figure], busy: float, *, disturbed: bool) -> Itera
 def _against_channels(
     nodes: Sequence[NumaNode], figures: Sequence[Figure], channels: MemoryChannels, disturbed: bool
 ) -> Iterator[Finding]:
-    """Compare the sum of all nodes with the rate of the channels, where both are known."""
+    """Compare the sum of all nodes' rates with the rate of the memory channels, if both are known."""
     question = Question("numa", "all channels", figure="numa triad", unit="B/s")
     if channels.why or not all(node.array_bytes >= CACHES * node.cache_bytes for node in nodes):
         why = channels.why or "the arrays of this check fit into the caches"

@@ -1,6 +1,7 @@
-"""Demand work of every GPU alone and of all at once: names of one card share its rate, and cards do not.
+"""Check that every GPU is a card of its own, by its rate alone and its rate while all GPUs work.
 
-A driver's library can name one card several times. Each name alone then reaches the rate of the whole card.
+A driver's library can name one card several times. Each name alone reaches the rate of the whole card, but
+all names together share that rate.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Judge a tournament in which every pair of nodes exchanged data: which node, cable, path or leaf is slow.
 
-bench/runner/check/between_nodes.py plays it: in each round every node meets one other, and each of its GPUs
-(a lane) sends to the GPU of the same number, first in one direction, then in the other.
+bench/runner/check/between_nodes.py runs the tournament: in each round every node meets one other node, and
+each of its GPUs (a lane) sends to the GPU of the same number, first in one direction, then in the other.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bench.node_check.judging.standards import Standards
 
 MOST_LANES = 64
 MOST_RATE = 1e12  # bytes a second of one lane: twenty times the fastest link of today
-FAIL_SHARE = 0.75  # of the usual rate: a part below it fails, one above it is a warning
+FAIL_SHARE = 0.75  # of the usual rate: a slow part below it fails, a slow part above it is a warning
 # What Azure requires of NCCL through the InfiniBand adapters of one node: 40 of 50 GB/s, and 18 of 25 GB/s.
 LINK_WARN_PERCENT, LINK_FAIL_PERCENT = 28.0, 50.0
 LINK_SOURCE = "check_nccl_allreduce_ib_loopback: Azure/azurehpc-health-checks, nd96isr_h100_v5 and nd96asr_v4"
@@ -62,7 +62,7 @@ class FailedPair:
 
 @dataclass(frozen=True, slots=True)
 class LostNode:
-    """A node that did not come, or that was lost on the way."""
+    """A node that did not come to the meeting, or stopped answering."""
 
     node: int
     why: str
@@ -86,9 +86,9 @@ class Tournament:
         return self.piece_bytes / median(transfer.seconds)
 
     def rates(self, lane: int) -> dict[Pair, float]:
-        """Return each pair's slower direction in one lane; 0 if it exchanged nothing.
+        """Return the rate of each pair's slower direction in one lane; 0 if the pair exchanged nothing.
 
-        Of a pair that met twice the better figure counts, so that a pair is slow only if it was slow twice.
+        If a pair met twice, its better rate counts, so that a pair is slow only if it was slow twice.
         """
         best: dict[Pair, float] = {}
         for one in self.transfers:
@@ -112,7 +112,7 @@ class Tournament:
 
 
 def tournament_of(evidence: Evidence) -> Tournament | None:
-    """Decode the tournament; ValueError for numbers that none can have."""
+    """Decode the tournament; None if there is none. ValueError for numbers that no tournament can have."""
     data = evidence.data("pairs")
     if data is None:
         return None
@@ -240,7 +240,7 @@ def _scattered(
 def _nowhere(
     diagnoses: Mapping[int, Diagnosis], by_lane: Mapping[int, Mapping[Pair, float]]
 ) -> Iterator[Finding]:
-    """Report lanes in which no pair exchanged anything."""
+    """Report the lanes in which no pair of nodes exchanged anything."""
     for lane, diagnosis in diagnoses.items():
         if diagnosis.usual == 0:
             yield Question("pairs", f"lane {lane}").judged(

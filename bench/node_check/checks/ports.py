@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.base.strict_json import from_json, to_json
+from bench.base.sysfs import first_line, whole
 from bench.node_check.checks import Check, CheckBudget, Rig
 from bench.node_check.judging.evidence import Evidence
 from bench.node_check.judging.finding import Finding, Question, verdict_of
@@ -68,7 +69,7 @@ class Port:
 
     @property
     def bytes_per_second(self) -> float:
-        """The rate of the link in one direction; 0 if the port is not active or does not tell it."""
+        """The rate of the link in one direction; 0 if the port is not active or its rate is unknown."""
         match = _RATE.search(self.rate)
         return float(match[1]) * 1e9 / 8 if match and self.active else 0.0
 
@@ -88,6 +89,7 @@ def measure(rig: Rig, budget: CheckBudget) -> Mapping[str, Any]:
 
 
 def node_ports(node: int, root: Path = INFINIBAND) -> NodePorts:
+    """Read the ports of this machine, which is number `node` of the check."""
     return NodePorts(node, read_ports(root), missing=not root.is_dir())
 
 
@@ -102,29 +104,21 @@ def _read_port(folder: Path) -> Port:
     adapter = folder.parent.parent / "device"
     counters: dict[str, int] = {}
     for path in (*folder.glob("counters/*"), *folder.glob("hw_counters/*")):
-        if path.name in COUNTERS and (text := _text(path)).isdigit():
-            counters[path.name] = int(text)
+        if path.name in COUNTERS and (count := whole(first_line(path))) is not None:
+            counters[path.name] = count
     return Port(
         device=folder.parts[-3],
         number=int(folder.name),
-        state=_after_colon(_text(folder / "state")),
-        physical=_after_colon(_text(folder / "phys_state")),
-        layer=_text(folder / "link_layer"),
-        rate=_text(folder / "rate"),
+        state=_after_colon(first_line(folder / "state")),
+        physical=_after_colon(first_line(folder / "phys_state")),
+        layer=first_line(folder / "link_layer"),
+        rate=first_line(folder / "rate"),
         counters=dict(sorted(counters.items())),
-        pcie_gt=_number(_text(adapter / "current_link_speed")),
-        pcie_gt_most=_number(_text(adapter / "max_link_speed")),
-        pcie_width=_whole(_text(adapter / "current_link_width")),
-        pcie_width_most=_whole(_text(adapter / "max_link_width")),
+        pcie_gt=_number(first_line(adapter / "current_link_speed")),
+        pcie_gt_most=_number(first_line(adapter / "max_link_speed")),
+        pcie_width=whole(first_line(adapter / "current_link_width")),
+        pcie_width_most=whole(first_line(adapter / "max_link_width")),
     )
-
-
-def _text(path: Path) -> str:
-    """Return a file's first line; empty if it cannot be read, as some drivers refuse some files."""
-    try:
-        return path.read_text("utf-8", "replace").partition("\n")[0].strip()[:100]
-    except OSError:
-        return ""
 
 
 def _after_colon(text: str) -> str:
@@ -137,12 +131,8 @@ def _number(text: str) -> float | None:
     return float(match[0]) if match else None
 
 
-def _whole(text: str) -> int | None:
-    return int(text) if text.isdigit() else None
-
-
 def nodes_of(evidence: Evidence) -> tuple[NodePorts, ...]:
-    """Decode the ports of each node; none if they were not read. ValueError for more than any check has."""
+    """Decode the ports of each node; empty if they were not read. ValueError for more than any check has."""
     data = evidence.data("ports")
     nodes = from_json(tuple[NodePorts, ...], data["nodes"]) if data else ()
     if len(nodes) > MOST_NODES or any(len(node.ports) > MOST_PORTS for node in nodes):
@@ -239,7 +229,7 @@ def _count(node: NodePorts, where: str, standards: Standards) -> Iterator[Findin
 
 
 def _state(question: Question, port: Port, usual: UsualPorts) -> Iterator[Finding]:
-    """Report a port that is not active. One that is down may be unused, unless it is used on other nodes."""
+    """Report a port that is not active. A port that is down may be unused, unless other nodes use theirs."""
     if port.active:
         return
     used = usual.is_used(port)

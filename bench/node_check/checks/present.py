@@ -25,8 +25,6 @@ RECOVERY = {
 NOT_HERE = "name those that nvidia-smi -L shows; if it was there before, look at the kernel log for Xid 79"
 FEW_ADVICE = "a GPU is missing on the bus, or hidden by CUDA_VISIBLE_DEVICES: lspci, nvidia-smi"
 GONE_ADVICE = "look at the kernel log for Xid 79 (fallen off the bus); reboot; if it goes again, return it"
-
-
 FALSE_ADVICE = "NVML's library here says what the kernel does not: do not pay for GPUs that are not there"
 
 
@@ -78,7 +76,7 @@ def _count(in_machine: int, evidence: Evidence, standards: Standards) -> Finding
 
 
 def _as_the_kernel_says(evidence: Evidence, listed: Any) -> Iterator[Finding]:
-    """Hold NVML's GPUs against the kernel's list, which bundles of older versions do not have."""
+    """Compare NVML's GPUs with the kernel's list, which bundles of older versions do not have."""
     if listed is None:
         return
     question, kernel = Question("present", "the kernel's list"), from_json(KernelGpus, listed)

@@ -105,7 +105,7 @@ def _course(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _answering(index: int, samples: list[Sample]) -> list[GpuSample]:
-    """Select the samples in which the GPU answered; a value that they lack is not reported by its model."""
+    """Select the samples in which the GPU answered; values missing in them are not reported by its model."""
     return [s.gpus[index] for s in samples if index < len(s.gpus) and s.gpus[index].lost is None]
 
 

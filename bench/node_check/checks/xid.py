@@ -48,7 +48,7 @@ def measure(rig: Rig, budget: CheckBudget) -> Mapping[str, Any]:
 
 
 def lines_of(messages: Iterable[str]) -> list[str]:
-    """Select the Xid lines from messages of the kernel; of each number of each GPU the newest 20."""
+    """Select the Xid lines from messages of the kernel: the newest 20 of each Xid of each GPU."""
     kept: dict[tuple[str, ...], deque[tuple[int, str]]] = {}
     for number, line in enumerate(messages):
         if match := _LINE.search(line) or _OF_A_SWITCH.search(line):
@@ -105,8 +105,9 @@ def _events(index: int, evidence: Evidence) -> Finding:
 def _elsewhere(logged: Mapping[str, list[int]], evidence: Evidence) -> Iterator[Finding]:
     """Report Xids at places on the bus where no GPU answers.
 
-    A lost GPU does not tell its place, and one that fell off the bus is not counted any more. GPUs that were
-    left out on purpose have a known place, unless the process may not query them: then nothing is reported.
+    A lost GPU does not report its place, and a GPU that fell off the bus is no longer counted. The places of
+    GPUs that were left out on purpose are known, unless this process may not query them: then nothing is
+    reported.
     """
     everyone = [Answers(i, raw) for i, raw in enumerate((evidence.data(BEFORE) or {}).get("gpus", ()))]
     if any(gpu.forbidden for gpu in everyone):

@@ -30,7 +30,7 @@ class Reading:
     ended_at: float = 0.0
 
 
-# Bytes or FLOP in a second. Figures are compared with medians, which must not be zero, or divide to infinity.
+# Bytes or FLOP a second. Figures are divided by medians of figures, which must not be zero or nearly zero.
 LEAST_RATE = 1.0
 
 
@@ -126,7 +126,7 @@ class Evidence:
 
 
 def grown(counters: Mapping[K, tuple[float | None, float | None]]) -> dict[K, int] | None:
-    """Return the counters that rose between two readings, and by how much; None if none was read twice."""
+    """Return by how much each counter rose, if it did, between two readings; None if none was read twice."""
     read = [
         (name, then, now) for name, (then, now) in counters.items() if then is not None and now is not None
     ]
@@ -200,11 +200,11 @@ def _sample(line: Any) -> Sample:
 
 
 def figures_of(reading: Reading) -> tuple[Figure, ...]:
-    """Return every rate of a reading, in whichever form its check keeps it; none if there is no data.
+    """Return every rate of a reading, in whichever form its check keeps it; empty if there is no data.
 
     The soak keeps windows of each GPU, and the disk keeps bytes with their seconds. Raises DecodeError for a
-    figure without samples, with a time or an amount of work that is not positive, slower than anything is, or
-    in another unit.
+    figure without samples, with a time or an amount of work that is not positive, with a rate below
+    LEAST_RATE, or in another unit.
     """
     if reading.reason is not None:
         return ()

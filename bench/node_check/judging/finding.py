@@ -51,7 +51,7 @@ class Finding:
 
     @property
     def line(self) -> str:
-        """The finding as one line; the expectation is added where a bare number would say nothing."""
+        """The finding as one line; a warning or failure with a bare number also says what was expected."""
         bare = self.verdict in ("warn", "fail") and self.value is not None and "%" not in self.found
         return f"{self.check}: {self.subject}: {self.found}{f', expected {self.expected}' if bare else ''}"
 

@@ -70,7 +70,7 @@ def _by_reference(check: str, figure: Figure, standards: Standards, tolerances: 
 
 
 def _by_peers(check: str, figures: Sequence[Figure], tolerances: Tolerances) -> Iterator[Finding]:
-    """Compare each figure with the median of the others, which a single bad GPU does not move."""
+    """Compare each GPU's figure with the median of the other GPUs, which a single bad GPU does not move."""
     if len(figures) < 2:
         return
     for figure in figures:

@@ -35,4 +35,5 @@ def matches(pairs: Iterable[Pair]) -> tuple[tuple[Pair, ...], ...]:
 
 
 def pair_of(a: int, b: int) -> Pair:
+    """Return two nodes as a pair, the lower number first."""
     return (a, b) if a < b else (b, a)

@@ -82,9 +82,9 @@ def diagnose(rates: Mapping[Pair, float], leaves: Mapping[str, Collection[int]] 
 
 
 def _usual(rates: Mapping[Pair, float], leaves: Mapping[str, Collection[int]]) -> float:
-    """Estimate the rate of a healthy pair: that of most nodes, or that inside of the best leaf if it is more.
+    """Estimate the rate of a healthy pair: that of most nodes, or that within the best leaf if it is higher.
 
-    Of each node the better half of its pairs counts, so that slow partners do not.
+    Only the better half of each node's pairs counts, so that slow partners do not matter.
     """
     if not rates:
         return 0.0

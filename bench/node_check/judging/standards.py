@@ -111,6 +111,7 @@ class Standards:
 
 @cache
 def profiles() -> tuple[Profile, ...]:
+    """Return the profiles that bench ships."""
     names = sorted(path.name for path in (DATA / "checks").glob("*.json"))
     return tuple(from_json(Profile, read_data(f"checks/{name}")) for name in names)
 

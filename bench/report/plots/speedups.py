@@ -33,7 +33,7 @@ def _gains(row: Row) -> list[tuple[MeasuredAttempt, Interval]]:
     if "naive" not in best or len(best) < 2:
         return []
     gains = [
-        (attempt, ratio(best["naive"].days.of_any_process, attempt.days.of_any_process))
+        (attempt, ratio(best["naive"].days.of_another_process, attempt.days.of_another_process))
         for attempt in best.values()
     ]
     return sorted(gains, key=lambda pair: -pair[1].value)

@@ -223,7 +223,7 @@ def _ended(trial: TrialResult) -> str:
 
 def _step(ours: Interval, theirs: Interval, limits: StepLimits) -> FigureMatch:
     """Compare two times, which may differ as two runs on such machines do, or by the tolerance."""
-    said = theirs.among(limits.spread)
+    said = theirs.widened(limits.spread)
     allowed = max(math.hypot(ours.half_width, said.half_width), limits.tolerance * theirs.value)
     close = abs(ours.value - theirs.value) <= allowed
     percent = 100 * (ours.value / theirs.value - 1)

@@ -18,8 +18,8 @@ MOST_TRIED = 8  # bundles of a folder, the newest first
 def find_baseline(path: Path) -> Baseline | None:
     """Return the baseline in a bundle; in a folder, that of the newest complete check of this machine.
 
-    BadInput for a bundle that is no node check, does not verify, or has no facts; None for a folder that has
-    no check of this machine.
+    BadInput for a bundle that is not a node check, does not verify, or has no facts; None for a folder that
+    has no check of this machine.
     """
     if not path.is_dir():
         baseline, _ = _read(path)

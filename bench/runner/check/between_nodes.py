@@ -295,7 +295,7 @@ class _Leader:
         return Tournament(job.nodes.count, job.lanes, planned, made, piece, transfers, failed, lost)
 
     def _kept(self, seconds: Sequence[float]) -> tuple[float, ...]:
-        """Return the times that fit into the bundle: all, or of very many transfers the median of each."""
+        """Return the times of a transfer that fit into the bundle: all; of very many transfers the median."""
         transfers = self.job.lanes * self.job.nodes.count**2
         kept = seconds if transfers <= MOST_TRANSFERS else (median(seconds),)
         return tuple(float(f"{each:.6g}") for each in kept)

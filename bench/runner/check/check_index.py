@@ -153,11 +153,11 @@ def add(folder: Path, entries: Sequence[Entry], *, repair: bool = False) -> None
     with locked(folder / LOCK_NAME):
         if path.exists() and (repair or path.stat().st_size > MAX_BYTES):
             _rewrite(path)
-        # A link could name a file of root's, which a timer would append to.
+        # O_NOFOLLOW: a check that runs as root must not append to whatever file a symbolic link names.
         opened = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
         with os.fdopen(opened, "ab+") as file:
             size = file.seek(0, os.SEEK_END)
-            torn = size > 0 and os.pread(file.fileno(), 1, size - 1) != b"\n"  # a writer ended in a line
+            torn = size > 0 and os.pread(file.fileno(), 1, size - 1) != b"\n"  # a writer died within a line
             file.write(b"\n" * torn + b"".join(map(_line, entries)))
             file.flush()
             os.fsync(file.fileno())
@@ -165,7 +165,7 @@ def add(folder: Path, entries: Sequence[Entry], *, repair: bool = False) -> None
 
 @contextmanager
 def locked(lock: Path) -> Iterator[None]:
-    """Hold a lock, which is a separate file, because the index is replaced."""
+    """Hold a lock on a file of its own: the index itself is replaced when it is rewritten."""
     descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -62,10 +62,13 @@ FIRST_READING_SECONDS = 10.0  # to wait for the first reading before the first c
 SOAK_START_SECONDS = 20.0  # for the soak's processes to start and to end
 NODES_SECONDS = 600.0  # for other nodes to come, and for the step in hand when the level's time is over
 LEAST_SECONDS = 5.0  # a check is not started if less time is left
+WITHOUT_TORCH = f"torch is not installed here: {pip_install('run')}, or use the image"
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedNode:
+    """A node check that has ended, with its bundle."""
+
     results: CheckResults
     evidence: Evidence
     bundle: Path
@@ -241,7 +244,7 @@ class CheckRun:
         return min(NVML_SECONDS, max(LEAST_NVML_SECONDS, self._deadline - time.monotonic()))
 
     def _require_idle(self) -> None:
-        """Raise _InUseError if somebody uses a GPU. A GPU that reports no use is taken for idle."""
+        """Raise _InUseError if another process uses a GPU. A GPU that reports no use counts as idle."""
         strangers = known_checks()["strangers"]
         evidence = Evidence(self.request.level, self.request.device, self.gpus, self.readings)
         findings = strangers.judge(evidence, Standards(None))
@@ -299,7 +302,7 @@ class CheckRun:
     def _read_telemetry(self) -> None:
         """Read the telemetry of a node without load. A driver that fails or hangs leaves none.
 
-        The worker comes from the fork server, because a process of its own takes 11 MB more.
+        The fork server starts the worker: a newly started Python takes 11 MB more.
         """
         if self.gpus:
             seconds = min(FIRST_READING_SECONDS, self._nvml_seconds())
@@ -362,7 +365,7 @@ class CheckRun:
             return "no GPU answers"
         if self._divided:
             return self._divided
-        return None if self._torch else f"torch is not installed here: {pip_install('run')}, or use the image"
+        return None if self._torch else WITHOUT_TORCH
 
     def _check(self, check: Check) -> None:
         left = self._deadline - time.monotonic()
@@ -388,9 +391,7 @@ class CheckRun:
         if check.workers != "host" and self._divided:
             return Reading(name, reason=self._divided)
         if check.torch and not self._torch and not nvml.is_fake():
-            return Reading(
-                name, reason=f"torch is not installed here: {pip_install('run')}, or use the image"
-            )
+            return Reading(name, reason=WITHOUT_TORCH)
         if seconds_left < LEAST_SECONDS:
             return Reading(name, reason=f"the {self.budget.minutes:g} minutes of this level were over")
         return None

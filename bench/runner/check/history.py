@@ -108,9 +108,9 @@ def indexed(bundle: str, results: CheckResults, evidence: Evidence) -> IndexedCh
 
 
 def _of_machines(checks: Iterable[IndexedCheck]) -> dict[str, Past]:
-    """Return the corrected memory errors of each machine by its digest, counted a day before its last check.
+    """Return each machine's corrected memory errors as of a day before its last check, by its digest.
 
-    A machine whose first check is younger than that has the count of its first check.
+    If the machine's first check is less than a day older than its last, the count of the first check.
     """
     counted: dict[str, list[IndexedCheck]] = {}
     for check in sorted(checks, key=lambda c: c.ended_at):

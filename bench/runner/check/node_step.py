@@ -1,7 +1,7 @@
 """One step of a check between nodes: the processes of this node join the step's group and exchange data.
 
-A process for each lane, a GPU or a process of the CPU, joins a group of torch.distributed that exists for
-this step alone. So a process that hangs or dies ends with its step.
+A lane is a GPU, or a process of the CPU. For each lane a process joins a group of torch.distributed that
+exists for this step alone, so that a process that hangs or dies affects no other step.
 """
 
 from __future__ import annotations
@@ -92,10 +92,10 @@ def do_step(job: NodesJob, step: Step, group: tuple[int, ...], folder: Path) -> 
         paths[lane].write_text(json.dumps(to_json(_in_lane(job, step, group, lane))))
 
     statuses = in_processes(job.lanes, member, step_seconds(job))
-    return tuple(map(_left, paths, statuses))
+    return tuple(map(_lane_result, paths, statuses))
 
 
-def _left(path: Path, status: int | None) -> LaneResult:
+def _lane_result(path: Path, status: int | None) -> LaneResult:
     """Read the result of a lane, or say how its process ended."""
     with suppress(OSError, ValueError):
         return from_json(LaneResult, json.loads(path.read_text()))

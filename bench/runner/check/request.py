@@ -27,7 +27,7 @@ class CheckRequest:
     history: Mapping[str, Past]  # by GPU UUID, and by the machine's digest
     disks: tuple[str, ...] = ()  # folders on the file systems to measure
     baseline: Baseline | None = None
-    if_idle: bool = False  # check nothing if a GPU works for somebody
+    if_idle: bool = False  # check nothing if another process uses a GPU
     nodes: Nodes | None = None  # this node's place among those of the level `nodes`
 
 

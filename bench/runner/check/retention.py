@@ -38,8 +38,9 @@ class KeptFile:
 def delete_older(folder: Path, retention: Retention, now: float, known: Mapping[str, bool]) -> int:
     """Delete the node checks in a folder that are not kept, each with its run's folder; return how many.
 
-    Everything else stays: runs, bundles under other names, files that are no bundles, and the index. `now`:
-    unix time. `known`: whether a bundle of this name is a check, as the index says; others are looked into.
+    Everything else stays: runs, bundles under other names, files that are not bundles, and the index. `now`:
+    unix time. `known`: whether a bundle of this name is a check, as the index says; others are opened to find
+    out.
     """
     old = too_old(list(_checks(folder, now, known)), retention)
     for bundle in old:

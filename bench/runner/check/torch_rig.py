@@ -74,7 +74,7 @@ class TorchRig:
         return time.perf_counter() - started
 
     def _agreed(self, value: float, group: Any) -> float:
-        """Return the largest value of the members that call together, so that all call equally often."""
+        """Return the largest value of the group's members, so that all make equally many calls."""
         if group is None:
             return value
         largest = torch.tensor(value, dtype=torch.float64)

@@ -1,7 +1,7 @@
-"""Call a command when the verdict of a node changes. The command acts; bench only judges.
+"""Call the command of --on-change when the verdict of a node changes.
 
-In:  the results of a check, and the state last reported to the command. Out: the state reported
-now, or why the command failed. A failed command is called again after the next check, and changes no verdict.
+In:  the results of a check, and the state last reported to the command. Out: the state reported now, or why
+the command failed. A failed command is called again after the next check, and changes no verdict.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SCHEMA = "bench/verdict-change/v1"
 class VerdictChange:
     """A change of a node's state, which is reported to the command of --on-change."""
 
-    before: State | None  # None: the command was never told, or the history is gone
+    before: State | None  # None: nothing was reported before, or the history is gone
     after: State
     error: str | None = None  # why the command failed
 

@@ -1,4 +1,4 @@
-"""Warn when two runs or node checks measure on the same GPU, or CPU, at once. Neither is stopped.
+"""Warn when two runs or node checks measure on the same GPU, or CPU, at once; both go on.
 
 Each device has a lock file in /tmp. A measuring process holds a shared lock, which the kernel releases when
 the process ends, and touches the file when it begins. Containers share these files only if they share /tmp.

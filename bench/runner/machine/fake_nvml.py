@@ -52,6 +52,8 @@ LOAD_SECONDS = 0.12  # duration of each check: long enough for the watch to take
 
 
 class NVMLError(Exception):
+    """The base of all errors of NVML, with NVML's number of the error."""
+
     def __init__(self, value: int) -> None:
         super().__init__(f"{type(self).__name__} ({value})")
         self.value = value

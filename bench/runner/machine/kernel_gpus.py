@@ -20,7 +20,7 @@ def kernel_gpus(root: Path = Path("/")) -> KernelGpus:
     """Return the kernel's NVIDIA GPUs. `root` is the folder of proc and sys."""
     driver = dict(_of_driver(root / "proc/driver/nvidia/gpus"))
     buses = {*driver, *_on_pci(root / "sys/bus/pci/devices")}
-    gpus = (KernelGpu(bus, *_told(driver.get(bus, {}))) for bus in sorted(buses))
+    gpus = (KernelGpu(bus, *_uuid_and_name(driver.get(bus, {}))) for bus in sorted(buses))
     return KernelGpus(tuple(gpus)) if buses else KernelGpus(unseen=UNSEEN)
 
 
@@ -42,8 +42,8 @@ def _of_driver(folder: Path) -> Iterator[tuple[str, Mapping[str, str]]]:
                 yield pci_address(file.parent.name), {name.strip(): text.strip() for name, _, text in lines}
 
 
-def _told(information: Mapping[str, str]) -> tuple[str | None, str | None]:
-    """Return UUID and name; None for each that the driver does not know, such as those of an unused GPU."""
+def _uuid_and_name(information: Mapping[str, str]) -> tuple[str | None, str | None]:
+    """Return a GPU's UUID and name from the driver's file, which may lack those of an unused GPU."""
     texts = (information.get("GPU UUID", ""), information.get("Model", ""))
     uuid, name = (text if text and "?" not in text and text != "Unknown" else None for text in texts)
     return uuid, name

@@ -50,6 +50,7 @@ def load() -> Any:
 
 
 def is_fake() -> bool:
+    """Whether BENCH_FAKE_NVML names a scenario, so that GPUs are simulated."""
     return FAKE in os.environ
 
 

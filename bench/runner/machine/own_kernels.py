@@ -20,6 +20,6 @@ def modules_without_code(capabilities: Iterable[str], root: Path = Path("/")) ->
     try:
         kernels = read_kernels(listed.read_bytes())
     except ValueError as error:
-        raise BadInput(f"is no list of kernels: {error}", where=str(listed)) from None
+        raise BadInput(f"is not a list of kernels: {error}", where=str(listed)) from None
     there = set(capabilities)
     return modules_of(w.name for w in kernels.wheels if not all(w.runs_on(each) for each in there))

@@ -33,6 +33,7 @@ STACK = (
 
 
 def probe(*, gpus_too: bool = True) -> NodeFacts:
+    """Return the facts of this machine; without `gpus_too`, as if it had no GPU."""
     memory_bytes = machine_share.memory_bytes()
     gpus, driver = gpus_here(memory_bytes) if gpus_too else ((), None)
     return NodeFacts(
@@ -68,7 +69,7 @@ def all_packages() -> dict[str, str]:
 
 @cache
 def _packages_in(folders: tuple[tuple[str, int], ...]) -> tuple[tuple[str, str], ...]:
-    """Read the packages in folders; the times are those of their last change, as by an installation."""
+    """Read the packages in folders. The times of their last change make the cache notice installations."""
     found = metadata.distributions(path=[folder for folder, _ in folders])
     return tuple(sorted(map(_name_and_version, found)))
 

@@ -113,7 +113,7 @@ class TelemetryReader:
         return [*peaks, *lines]
 
     def _keep_peaks(self, line: bytes) -> None:
-        with suppress(ValueError, TypeError, KeyError, AttributeError):  # a torn line is no reading
+        with suppress(ValueError, TypeError, KeyError, AttributeError):  # a torn line is not a reading
             reading = json.loads(line)
             for index, gpu in enumerate(reading["gpus"] if reading["trial"] else ()):
                 mhz = gpu.get("sm_mhz")

@@ -94,7 +94,7 @@ class Watch:
 
 
 def watch_until(path: Path, ended: Callable[[], bool]) -> None:
-    """Append readings to the file until `ended`, which waits as long as a reading is due after the last."""
+    """Append readings to the file until `ended()` is true; `ended` also waits between two readings."""
     with path.open("ab") as file:
         watch = Watch(load(), file)
         watch.look()
@@ -105,6 +105,7 @@ def watch_until(path: Path, ended: Callable[[], bool]) -> None:
 
 
 def main() -> int:
+    """Sample into the file of the first argument until stdin is closed."""
     die_with_parent(os.getppid())
     every = float(sys.argv[2])
     watch_until(Path(sys.argv[1]), lambda: bool(select.select([sys.stdin], [], [], every)[0]))

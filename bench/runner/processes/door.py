@@ -38,19 +38,22 @@ NONCE_BYTES = PROOF_BYTES = KEY_BYTES = 32
 PIECE_BYTES = 1 << 16  # of plain data in one frame
 TAG_BYTES = 16
 HANDSHAKE_SECONDS = 10.0
-STRANGERS = 64  # connections that have not proved themselves yet; further ones are closed
+MOST_UNPROVEN = 64  # connections that have not proved themselves yet; further ones are closed
 DIAL_SECONDS = 10.0
 BACKLOG = 128
 STORE_PATIENCE = timedelta(days=7)  # longer than any run
 
 
-class Stranger(Exception):
+class UntrustedPeer(Exception):
     """The other side does not know the secret, or somebody changed what it sent."""
 
 
 @dataclass(slots=True)
 class SealedLine:
-    """A connection between two doors, encrypted and authenticated in both directions."""
+    """A connection between two doors, encrypted and authenticated in both directions.
+
+    Each direction has a key of its own, and the number of the frame as nonce.
+    """
 
     line: socket.socket
     send_key: ChaCha20Poly1305
@@ -59,23 +62,24 @@ class SealedLine:
     received: int = 0
 
     def send(self, data: bytes) -> None:
+        """Send up to PIECE_BYTES as one encrypted frame."""
         frame = self.send_key.encrypt(self.sent.to_bytes(12, "big"), data, None)
         self.sent += 1
         self.line.sendall(struct.pack(">I", len(frame)) + frame)
 
     def receive(self) -> bytes:
-        """Return the next piece; empty at the end of the connection. Stranger for a changed piece."""
+        """Return the next piece; empty at the end of the connection. UntrustedPeer for a changed piece."""
         head = _exactly(self.line, 4)
         if not head:
             return b""
         (size,) = struct.unpack(">I", head)
         if not TAG_BYTES < size <= PIECE_BYTES + TAG_BYTES:
-            raise Stranger("a frame of impossible size")
+            raise UntrustedPeer("a frame of impossible size")
         frame = _exactly(self.line, size)
         try:
             data = self.receive_key.decrypt(self.received.to_bytes(12, "big"), frame, None)
         except InvalidTag:
-            raise Stranger("a frame that was changed") from None
+            raise UntrustedPeer("a frame that was changed") from None
         self.received += 1
         return data
 
@@ -87,7 +91,7 @@ def _exactly(line: socket.socket, size: int) -> bytes:
         more = line.recv(size - len(data))
         if not more:
             if data:
-                raise Stranger("a connection that ends within a message")
+                raise UntrustedPeer("a connection that ends within a message")
             return b""
         data += more
     return data
@@ -97,13 +101,13 @@ def prove_as_leader(line: socket.socket, secret: bytes) -> SealedLine:
     """Let another node's door prove that it knows the secret, and then prove it to that door."""
     greeting = _exactly(line, len(GREETING) + NONCE_BYTES)
     if not greeting.startswith(GREETING):
-        raise Stranger("another protocol")
+        raise UntrustedPeer("another protocol")
     own = secrets.token_bytes(NONCE_BYTES)
     talk = greeting + own
-    # The other side proves itself first: a stranger gets nothing from which the secret could be guessed.
+    # The other side proves itself first: who does not know the secret gets nothing to guess it from.
     line.sendall(own)
     if not hmac.compare_digest(_exactly(line, PROOF_BYTES), _proof(secret, b"node", talk)):
-        raise Stranger("a wrong proof")
+        raise UntrustedPeer("a wrong proof")
     line.sendall(_proof(secret, b"leader", talk))
     to_node, to_leader = _keys(secret, talk)
     return SealedLine(line, send_key=to_node, receive_key=to_leader)
@@ -116,7 +120,7 @@ def prove_as_node(line: socket.socket, secret: bytes) -> SealedLine:
     talk = greeting + _exactly(line, NONCE_BYTES)
     line.sendall(_proof(secret, b"node", talk))
     if not hmac.compare_digest(_exactly(line, PROOF_BYTES), _proof(secret, b"leader", talk)):
-        raise Stranger("a wrong proof")
+        raise UntrustedPeer("a wrong proof")
     to_node, to_leader = _keys(secret, talk)
     return SealedLine(line, send_key=to_leader, receive_key=to_node)
 
@@ -141,7 +145,7 @@ def pass_on(plain: socket.socket, sealed: SealedLine) -> None:
         _hang_up(plain, sealed.line)
 
     threading.Thread(target=outwards, daemon=True).start()
-    with suppress(OSError, Stranger):
+    with suppress(OSError, UntrustedPeer):
         while data := sealed.receive():
             plain.sendall(data)
     _hang_up(plain, sealed.line)
@@ -153,17 +157,17 @@ def _hang_up(*lines: socket.socket) -> None:
             line.shutdown(socket.SHUT_RDWR)
 
 
-def admit(line: socket.socket, secret: bytes, store_port: int, strangers: threading.Semaphore) -> None:
+def admit(line: socket.socket, secret: bytes, store_port: int, unproven: threading.Semaphore) -> None:
     """Connect another node's door to the store of this machine, once it has proved itself."""
     with line:
         try:
             line.settimeout(HANDSHAKE_SECONDS)
             sealed = prove_as_leader(line, secret)
             line.settimeout(None)
-        except (OSError, Stranger):
+        except (OSError, UntrustedPeer):
             return
         finally:
-            strangers.release()
+            unproven.release()
         with suppress(OSError), socket.create_connection((LOOPBACK, store_port)) as plain:
             pass_on(plain, sealed)
 
@@ -173,7 +177,7 @@ def dial(plain: socket.socket, secret: bytes, meet: str) -> None:
     leader = host_and_port(meet)
     with (
         plain,
-        suppress(OSError, Stranger),
+        suppress(OSError, UntrustedPeer),
         socket.create_connection(leader, timeout=DIAL_SECONDS) as line,
     ):
         line.settimeout(HANDSHAKE_SECONDS)
@@ -185,8 +189,8 @@ def dial(plain: socket.socket, secret: bytes, meet: str) -> None:
 def listening_address(meet: str) -> str:
     """Return the address at which the leader's door listens: the meeting's own if this machine has it.
 
-    A name that means loopback on the leader itself, and an address that a router translates, are not this
-    machine's for the other nodes: the door then listens on every interface, and lets in nobody else either.
+    It is empty, for every interface, if other nodes reach this machine by another address: the name means
+    loopback on the leader itself, or a router translates the address. The secret is required there too.
     """
     host, port = host_and_port(meet)
     family, _, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -219,11 +223,11 @@ def open_for_nodes(meet: str, secret: bytes) -> tuple[int, object]:
     store = torch_inside.store_on_socket(
         LOOPBACK, port, None, listen_fd=behind.detach(), timeout=STORE_PATIENCE
     )
-    strangers = threading.Semaphore(STRANGERS)
+    unproven = threading.Semaphore(MOST_UNPROVEN)
 
     def answer(line: socket.socket) -> None:
-        if strangers.acquire(blocking=False):
-            admit(line, secret, port, strangers)
+        if unproven.acquire(blocking=False):
+            admit(line, secret, port, unproven)
         else:
             line.close()
 

@@ -46,6 +46,7 @@ Work = Callable[[Callable[[Event], None]], int]
 
 
 def main() -> int:
+    """Import and prepare, then serve jobs from the socket until it closes."""
     connection = socket.socket(fileno=int(sys.argv[1]))
     torch_inside.keep_cuda_asleep()
     adopt_orphans()
@@ -95,7 +96,7 @@ def serve(connection: socket.socket, work: Work, log: Path, scratch: str | None 
 
 
 def empty(scratch: Path) -> None:
-    """Remove the files that a killed job left, which would take the room of the next job's."""
+    """Remove the files that a killed job left: the next job needs the room on the disk."""
     with suppress(OSError):
         for path in scratch.iterdir():
             rmtree(path, ignore_errors=True)
@@ -135,7 +136,8 @@ def run_job(connection: socket.socket, work: Work, log: Path, parent: int) -> in
 
 
 def say(connection: socket.socket, event: Event) -> None:
-    # Begin on a fresh line: a worker killed in the middle of a line must not swallow the next one.
+    """Send an event to the supervisor, as a line of JSON."""
+    # Begin with a line break: if a worker was killed within a line, the next event is still read.
     connection.sendall(b"\n" + json.dumps(event, allow_nan=False).encode() + b"\n")
 
 

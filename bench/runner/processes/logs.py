@@ -8,16 +8,17 @@ from pathlib import Path
 from bench.bundle.tar_format import MAX_MEMBER_BYTES
 
 LOG_BYTES = 100_000  # kept of a log that is longer than allowed
+MOST_WRITTEN_BYTES = 2 * MAX_MEMBER_BYTES  # to a log before it is truncated
 CUT = b"\n[...]\n"
 
 
-def keep_short(log: Path, most_bytes: int = 2 * MAX_MEMBER_BYTES) -> None:
-    """Truncate a log that a worker still writes if it is longer than `most_bytes`, so that it fills no disk.
+def keep_short(log: Path) -> None:
+    """Truncate a log that a worker still writes if it is too long, so that it does not fill the disk.
 
     The log keeps its beginning, and all that the worker appends later.
     """
     with suppress(OSError):
-        if log.stat().st_size > most_bytes:
+        if log.stat().st_size > MOST_WRITTEN_BYTES:
             with log.open("r+b") as file:
                 file.seek(LOG_BYTES // 2)
                 file.write(CUT)  # before truncating, or new output would come before the mark

@@ -41,6 +41,7 @@ GRACE_SECONDS = 2.0  # for another member's reason to arrive: this crash may fol
 
 
 def main() -> int:
+    """Meet the members on all nodes, do this member's part of one job, and return the exit code."""
     if os.environ.pop(nodes.OWN_THREADS, None):  # OpenMP has read it by now; the user did not set it
         del os.environ[nodes.THREADS]
     kind, folder = os.environ[nodes.DEVICE], Path(os.environ[nodes.FOLDER])

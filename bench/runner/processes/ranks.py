@@ -99,6 +99,7 @@ def _wait_status(pid: int) -> int | None:
 
 
 def write_reason(folder: Path, rank: int, outcome: dict[str, Any]) -> None:
+    """Write why a rank failed to its file in the job's folder, for `written_reasons`."""
     (folder / f"failed-{rank}.json").write_text(json.dumps(outcome))
 
 

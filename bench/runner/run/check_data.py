@@ -13,6 +13,7 @@ from bench.planning.manifest import Manifest
 
 
 def check_data(manifest: Manifest, where: str) -> None:
+    """Raise BadInput if a folder of data cannot be read as its model needs; `where` names the manifest."""
     if not any(request.data for request in manifest.requests):
         return
     from bench.runner.trial.data_folder import data_mistakes  # imports numpy, which planning does without

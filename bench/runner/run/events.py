@@ -48,18 +48,24 @@ class NodesMet:
 
 @dataclass(frozen=True, slots=True)
 class CeilingsMeasured:
+    """The ceilings of the machine are measured."""
+
     ceilings: tuple[Ceiling, ...]
     event: Literal["ceilings"] = "ceilings"
 
 
 @dataclass(frozen=True, slots=True)
 class TrialBegun:
+    """A trial begins; if no end follows, the run or its machine died during it."""
+
     id: str
     event: Literal["begun"] = "begun"
 
 
 @dataclass(frozen=True, slots=True)
 class TrialEnded:
+    """A trial has ended; a finalist that is measured again ends twice."""
+
     id: str
     outcome: Outcome
     event: Literal["trial"] = "trial"
@@ -76,6 +82,8 @@ class TrialMarked:
 
 @dataclass(frozen=True, slots=True)
 class Proved:
+    """A trial is proven by training."""
+
     id: str
     proof: Proof
     event: Literal["proof"] = "proof"
@@ -83,6 +91,8 @@ class Proved:
 
 @dataclass(frozen=True, slots=True)
 class ProofFailed:
+    """The proof of a trial failed."""
+
     id: str
     outcome: Failure
     event: Literal["unproven"] = "unproven"
@@ -90,6 +100,8 @@ class ProofFailed:
 
 @dataclass(frozen=True, slots=True)
 class FloorMeasured:
+    """The floor of a trial's step is measured."""
+
     id: str  # of the trial that the floor belongs to
     floor: Floor
     event: Literal["floor"] = "floor"
@@ -106,6 +118,8 @@ class FloorLeftOut:
 
 @dataclass(frozen=True, slots=True)
 class GradientsChecked:
+    """The gradients of a trial's setting are checked."""
+
     id: str  # of the trial whose setting computed the gradients
     check: GradientCheck
     event: Literal["gradient-check"] = "gradient-check"
@@ -122,7 +136,7 @@ class GradientCheckLeftOut:
 
 @dataclass(frozen=True, slots=True)
 class RunStopped:
-    """The run ended early, in good order: by the user, its budget, or an error that no trial caused."""
+    """The run was ended early: by the user, by its budget, or by an error that no trial caused."""
 
     why: str
     event: Literal["stopped"] = "stopped"
@@ -159,7 +173,7 @@ _KINDS: Mapping[object, type[Event]] = {
 
 
 def event_from_json(line: Mapping[str, Any]) -> Event:
-    """Decode a line of the journal. DecodeError if it is no event of this version."""
+    """Decode a line of the journal. DecodeError if this version does not know the event."""
     name = line.get("event")
     if not isinstance(name, str) or name not in _KINDS:
         raise DecodeError(f"unknown event {name!r:.60}")

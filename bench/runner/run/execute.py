@@ -50,6 +50,8 @@ JOBS_AHEAD = 3  # job numbers that a node that follows tries in turn: earlier jo
 
 @dataclass(frozen=True, slots=True)
 class FinishedRun:
+    """A run whose bundle is written, complete or not."""
+
     results: Results
     bundle: Path
     seal: Seal
@@ -58,7 +60,7 @@ class FinishedRun:
     marks: Mapping[str, tuple[Mark, ...]] = field(default_factory=dict)  # by trial
 
 
-class Unpacked(EnvironmentCannot):
+class BundleNotWritten(EnvironmentCannot):
     """The bundle could not be written. `results` are those that it would have contained."""
 
     def __init__(self, why: EnvironmentCannot, folder: Path, results: Results) -> None:
@@ -83,7 +85,7 @@ def execute(
     """Measure the manifest on this machine and write its bundle.
 
     An interrupt, a spent budget or an error leaves an incomplete but valid bundle. EnvironmentCannot if
-    nothing in the manifest can run here, Unpacked if the bundle cannot be written.
+    nothing in the manifest can run here, BundleNotWritten if the bundle cannot be written.
     """
     node, plan = _plan(manifest, on_cpu, nodes, counted)
     if not plan.cells:
@@ -237,7 +239,7 @@ def _finish(run: Run, seal: Seal, stopped: str | None) -> FinishedRun:
     try:
         pack(bundle, files, statement, seal.key, seal.certificate)
     except EnvironmentCannot as error:
-        raise Unpacked(error, run.folder, results) from None
+        raise BundleNotWritten(error, run.folder, results) from None
     if stopped is None:
         run.record(RunEnded(bundle.name))
     return FinishedRun(results, bundle, seal, slowed=run.slowed(), marks=run.marks())

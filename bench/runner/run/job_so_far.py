@@ -1,4 +1,4 @@
-"""The job in flight as its events tell of it: phase, steps, figures so far, and the marks it would get.
+"""The job that runs now, by its events: its phase, steps and figures so far, and the marks it would get.
 
 In:  events of the worker that times the steps, and readings of telemetry. Out: parts of the live line, and
 marks by the rules that mark the trial once it has ended (bench.records.marks). Pure.
@@ -28,10 +28,10 @@ FEW_STEPS = Interval(1.0, 0.0)  # in place of the interval of a trial with too f
 
 @dataclass(slots=True)
 class JobSoFar:
-    """One job. Without a trial it is for instance that of the ceilings, and has a phase only."""
+    """The state of one job. A job without a trial, such as that of the ceilings, only has a phase."""
 
     title: tuple[str, ...]  # model, setting, batch; or the name of the job alone
-    begun: float  # on the clock that `parts` is asked by
+    begun: float  # on the clock of the `now` that `parts` gets
     trial: Trial | None = None
     ceilings: tuple[Ceiling, ...] = ()
     phase: str = "start"
@@ -45,6 +45,7 @@ class JobSoFar:
     _suspicious: bool = False  # a reading may be a reason for a mark
 
     def add(self, event: Mapping[str, Any], unix_seconds: float) -> None:
+        """Take an event of the job's worker, which came at this time."""
         if "phase" in event:
             self.phase, self.samples = event["phase"], []
             if self.phase == TIMED:

@@ -114,20 +114,7 @@ def measure(
             jobs = _Jobs(run, supervisor, progress, Path(scratch), deadline)
             if nodes is not None:
                 jobs.meet(nodes)
-            jobs.measure_ceilings()
-            stopped = _measure_trials(jobs, settled, budget_seconds)
-            if _wanted(run, run.manifest.gradient_check):
-                stopped = _check_gradients(jobs, settled, budget_seconds) or stopped
-            for best in run.without_floor() if _wanted(run, run.manifest.floor) else ():
-                settled()
-                jobs.measure_floor(best)
-            while run.manifest.prove and (trial := unproven(run.plan, run.plausible_outcomes, run.proofs)):
-                if _spent(deadline):
-                    spent = f"the budget of {budget_seconds or 0:.0f} s is spent before all was proven"
-                    stopped = stopped or spent
-                    break
-                settled()
-                jobs.prove_trial(trial, run.manifest.prove)
+            stopped = _do_all(jobs, settled, budget_seconds)
             if nodes is not None:
                 jobs.dismiss()
             return stopped
@@ -145,6 +132,24 @@ def _course(run: Run, deadline: float | None) -> Course:
     return Course(run.plan, run.plausible_outcomes, run.proofs, run.manifest.prove, deadline, cpus, gpus)
 
 
+def _do_all(jobs: _Jobs, settled: Callable[[], None], budget_seconds: float | None) -> str | None:
+    """Measure ceilings and trials, check gradients, measure floors, prove. Returns why it stopped early."""
+    run = jobs.run
+    jobs.measure_ceilings()
+    stopped = _measure_trials(jobs, settled, budget_seconds)
+    if _wanted(run, run.manifest.gradient_check):
+        stopped = _check_gradients(jobs, settled, budget_seconds) or stopped
+    for best in run.without_floor() if _wanted(run, run.manifest.floor) else ():
+        settled()
+        jobs.measure_floor(best)
+    while run.manifest.prove and (trial := unproven(run.plan, run.plausible_outcomes, run.proofs)):
+        if _spent(jobs.deadline):
+            return stopped or f"the budget of {budget_seconds or 0:.0f} s is spent before all was proven"
+        settled()
+        jobs.prove_trial(trial, run.manifest.prove)
+    return stopped
+
+
 def _measure_trials(jobs: _Jobs, settled: Callable[[], None], budget_seconds: float | None) -> str | None:
     """Measure until no trial is open. Returns why it stopped early, or None."""
     while trial := _next(jobs.run, jobs.deadline):
@@ -158,8 +163,8 @@ def _measure_trials(jobs: _Jobs, settled: Callable[[], None], budget_seconds: fl
 def _check_gradients(jobs: _Jobs, settled: Callable[[], None], budget_seconds: float | None) -> str | None:
     """Check the fastest trial of each model, and the next fastest as long as gradients are wrong.
 
-    Without a wrong setting, others may be the fastest that the search had ruled out: they are measured first.
-    Returns why measuring them stopped early, or None.
+    Once a setting is found wrong, others may be the fastest that the search had ruled out because of it: they
+    are measured before the next check. Returns why measuring them stopped early, or None.
     """
     tried: set[str] = set()
     stopped = None
@@ -228,7 +233,7 @@ def settle(
 
 @dataclass(frozen=True, slots=True)
 class _Examination:
-    """A kind of job that examines a measured trial."""
+    """A kind of job on a trial that was measured before: its floor, or its gradient check."""
 
     what: str  # in messages
     log: str  # the end of the log's name
@@ -285,11 +290,13 @@ class _Jobs:
             raise NodeGone from None
 
     def dismiss(self, why: str | None = None) -> None:
+        """Tell the other nodes that the run is over; `why`: it failed."""
         self.progress.begin("nodes", ["telling the other nodes that the run is over"])
         target, limits = self.run.plan.target, Limits(DISMISSAL_SECONDS)
         self.supervisor.dismiss(target.device, target.gpus, _log(self.run, "nodes"), limits, why)
 
     def measure_ceilings(self) -> None:
+        """Measure the machine's ceilings for the plan's precisions, unless the run has them already."""
         run, target = self.run, self.run.plan.target
         if run.ceilings:
             return
@@ -306,6 +313,7 @@ class _Jobs:
         run.record(CeilingsMeasured(ceilings))
 
     def measure_trial(self, trial: Trial) -> None:
+        """Measure a trial, for longer if it was measured before; it stays open if the budget ends first."""
         run = self.run
         again = trial.id in run.outcomes
         self._begin(trial, f"micro-batch {trial.micro_batch}" + ", again" * again, timed=True)

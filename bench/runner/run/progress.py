@@ -25,7 +25,7 @@ from bench.runner.run.time_left import about_text, seconds_left
 
 PLAIN_EVERY_SECONDS = 60.0
 DRAWN_EVERY_SECONDS = 0.25
-MOST_SHARE = 0.01  # of a core's time, for looking at what was measured so far and drawing it
+MOST_SHARE = 0.01  # of a core's time, to compute the figures so far and draw them
 
 
 def skipped_lines(skipped: Sequence[Skipped]) -> Iterator[str]:
@@ -40,8 +40,8 @@ def skipped_lines(skipped: Sequence[Skipped]) -> Iterator[str]:
 
 
 @dataclass(slots=True)
-class Thrift:
-    """Does something now and then: as often as `every` seconds, and within MOST_SHARE of a core's time."""
+class Throttle:
+    """Does some work at most once in `every` seconds, and with at most MOST_SHARE of a core's time."""
 
     every: float
     clock: Callable[[], float] = time.monotonic
@@ -49,6 +49,7 @@ class Thrift:
     next_at: float = 0.0
 
     def do(self, work: Callable[[], object]) -> None:
+        """Do the work, or nothing if it was done too recently."""
         if self.clock() < self.next_at:
             return
         before = self.cost()
@@ -58,7 +59,7 @@ class Thrift:
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """The shown part of a run: its plan, its records, which grow, and the devices to judge."""
+    """The parts of a run that the progress shows: its plan, its records so far, and its devices."""
 
     plan: Plan
     outcomes: Mapping[str, Outcome]
@@ -70,7 +71,7 @@ class Course:
 
     @property
     def proof_seconds(self) -> float:
-        """The least time of the proofs to come: one for each model."""
+        """The least time of the proofs that are still open, one for each model."""
         models = {cell.model.name for cell in self.plan.cells}
         return max(0, len(models) - len(self.proofs)) * 60 * self.proving.minutes if self.proving else 0.0
 
@@ -88,7 +89,7 @@ class Progress:
         self._decided = self._decided_before = 0
         self._total, self._what = 0, ""
         self._plain_at = 0.0
-        self._drawing = Thrift(DRAWN_EVERY_SECONDS)
+        self._drawing = Throttle(DRAWN_EVERY_SECONDS)
 
     def start(self, run_id: str, course: Course) -> None:
         plan = course.plan
@@ -116,7 +117,7 @@ class Progress:
             self._drawing.do(self._look)
 
     def reading(self, line: bytes) -> None:
-        """Take a line of telemetry."""
+        """Take a line of telemetry, for the marks of the job that runs now."""
         if self._course is not None:
             self._job.add_reading(line, self._course.cpus)
 
@@ -157,7 +158,7 @@ class Progress:
         return decided
 
     def _look(self) -> None:
-        """Tell of new marks, and draw the line, or print it now and then where it cannot be drawn."""
+        """Print new marks, and draw the line, or print it now and then where it cannot be drawn."""
         step = self._job.step
         marks = self._marks(step)
         for mark in marks:
@@ -175,13 +176,13 @@ class Progress:
         return self._job.marks(step, self._course.cpus, self._course.gpus)
 
     def _tell(self, mark: Mark) -> None:
-        """Explain a kind of mark once a run, when it is first seen; results repeat it by trial."""
+        """Print what a kind of mark means, once in a run; the results name the mark at each trial."""
         if mark.kind not in self._told:
             self._told.add(mark.kind)
             self.say(f"{mark.kind} so far  {' '.join(self._job.title)}: {mark.text}: {MEANING[mark.kind]}")
 
     def _run_parts(self) -> list[LinePart]:
-        """Return how many models or settings are decided, and the time left."""
+        """Return the parts of the live line about the run: models or settings decided, and the time left."""
         if self._course is None:
             return []
         now, course = time.monotonic(), self._course

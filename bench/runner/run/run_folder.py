@@ -22,7 +22,7 @@ from bench.records.switches import NOT_SET, differences
 from bench.records.trial import NodeFacts
 from bench.runner.run import journal as journals
 
-# Errors of a disk that is full, broken or closed to us: the user can mend them, bench cannot.
+# Errors of a disk that is full, broken or closed to us: the user can fix them, bench cannot.
 REFUSALS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES}
 SAME_MEMORY = 0.01  # share by which a machine's memory may differ from one boot to the next
 MACHINE_ID = Path("/etc/machine-id")

@@ -41,14 +41,18 @@ class Sealer(Protocol):
     """Provides the seal of one run: `begin` when it starts, `seal` when it has been measured."""
 
     @property
-    def run_id(self) -> str | None: ...  # None: for any run
+    def run_id(self) -> str | None:
+        """The id of the only run that this sealer is for; None if it is for any run."""
 
     @property
-    def nonce(self) -> str | None: ...  # of the challenge that the run answers
+    def nonce(self) -> str | None:
+        """The nonce of the challenge that the run answers; None without an operator."""
 
-    def begin(self, folder: Path, say: Say) -> None: ...
+    def begin(self, folder: Path, say: Say) -> None:
+        """Do what must be done in the run's folder before it is measured."""
 
-    def seal(self, folder: Path, say: Say, *, patient: bool) -> Seal: ...
+    def seal(self, folder: Path, say: Say, *, patient: bool) -> Seal:
+        """Return the seal; `patient`: wait for an operator's certificate that has not come yet."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ MINUTE, HOUR = 60, 3600
 def seconds_left(
     spent: float, decided: int, undecided: int, proofs: float, until_deadline: float | None
 ) -> float | None:
-    """Return the seconds left; None if nothing tells.
+    """Return the seconds left; None if neither trials nor a deadline allow an estimate.
 
     `spent` seconds decided `decided` models or settings, and each undecided one takes as long. `proofs` are
     the least seconds of the proofs to come. A run never lasts beyond its deadline.

@@ -1,4 +1,4 @@
-"""Data of one's own: a folder of token files, or of images, read as the training would read it.
+"""The user's own data: a folder of token files, or of images, read as a training would read it.
 
 In: a model and a folder. Out: a `Pool` of its samples, or the mistakes in the folder. Files are mapped into
 memory, and samples are read in a shuffled order, so that a slow disk is seen. Tokens are the numbers of
@@ -95,7 +95,7 @@ def data_mistakes(model: Model, folder: Path, path: str) -> Iterator[Mistake]:
         yield Mistake(path, found, "allowed: to leave it out")
         return
     if not folder.is_dir():
-        yield Mistake(path, f"{folder} is no folder of this machine", "allowed: a folder")
+        yield Mistake(path, f"{folder} is not a folder of this machine", "allowed: a folder")
         return
     wanted = ".bin or .npy files of tokens" if "tokens" in kinds else f".npy, {', '.join(PICTURES)} files"
     if not (files := _files(model, folder)):

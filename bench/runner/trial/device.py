@@ -19,6 +19,8 @@ from bench.base.machine_share import cores
 
 @dataclass(frozen=True, slots=True)
 class Device:
+    """A GPU, or this process's share of the CPU, on which a trial runs."""
+
     kind: Literal["cpu", "cuda"]
     index: int = 0  # of this device among those of this node that train together
     count: int = 1  # devices of this node that train together: they share its cores
@@ -55,6 +57,7 @@ class Device:
             torch.set_num_threads(threads)
 
     def synchronise(self) -> None:
+        """Wait until the GPU has done all work; a CPU's is done when the call returns."""
         if self.kind == "cuda":
             torch.cuda.synchronize(self.index)
 
@@ -65,6 +68,7 @@ class Device:
             torch.cuda.set_per_process_memory_fraction(min(1.0, cap_bytes / total), self.index)
 
     def reset_peak(self) -> None:
+        """Begin a new measurement of the memory's peak, for `peak_bytes`."""
         if self.kind == "cuda":
             torch.cuda.reset_peak_memory_stats(self.index)
         else:

@@ -25,6 +25,8 @@ COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 
 @dataclass(frozen=True, slots=True)
 class Team:
+    """This process's place among the processes that train together, and what they exchange on the host."""
+
     rank: int = 0
     size: int = 1
 
@@ -38,6 +40,7 @@ class Team:
         return self._reduced(value, dist.ReduceOp.MAX)
 
     def mean(self, value: float) -> float:
+        """Return the mean of the members' values."""
         return self._reduced(value, dist.ReduceOp.SUM) / self.size
 
     def _reduced(self, value: float, operation: dist.ReduceOp.RedOpType) -> float:

@@ -338,6 +338,7 @@ def make_moments(optimizer: torch.optim.Optimizer) -> None:
 
 
 def make_scheduler(optimizer: torch.optim.Optimizer, recipe: Recipe) -> torch.optim.lr_scheduler.LambdaLR:
+    """Return the scheduler of the recipe's learning rates."""
     return torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: recipe.schedule.factor(step, recipe.steps)
     )

@@ -126,6 +126,7 @@ def configuration(recipe: Recipe, micro_batch: int, stage: int, offload: bool) -
 
 
 def optimizer_of(whole: nn.Module, recipe: Recipe, *, offload: bool, fused: bool) -> torch.optim.Optimizer:
+    """Return the optimizer that DeepSpeed shards; with `offload` it is DeepSpeed's Adam on the CPU."""
     weights = even_first(trained(whole))
     if not offload:
         return make_optimizer(weights, recipe, fused)
