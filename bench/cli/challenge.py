@@ -51,7 +51,8 @@ class ReceiveArguments:
 def challenge(request: ChallengeArguments) -> int:
     manifest = load_any(request.manifest)
     if request.out and request.out.exists():
-        raise BadInput("exists; nothing is overwritten", where=str(request.out))
+        advice = "name another file, or remove this one"
+        raise BadInput("exists; nothing is overwritten", where=str(request.out), advice=advice)
     digest = manifest.digest.removeprefix("sha256:")
     made = certify_and_receive.challenge(Ledger(request.ledger), digest, int(time.time()), request.run_id)
     path = request.out or Path(f"challenge-{made.run_id}.json")
@@ -68,7 +69,8 @@ def challenge(request: ChallengeArguments) -> int:
 
 def certify(request: CertifyArguments) -> int:
     if not 60 <= request.valid_seconds <= certify_and_receive.MOST_VALID_SECONDS:
-        raise BadInput("--valid: a certificate is valid for at least a minute and at most seven days")
+        message = "--valid: a certificate is valid for at least a minute and at most seven days"
+        raise BadInput(message, advice="--valid 2h")
     with open_regular(request.request) as file:
         data = file.read(MAX_REQUEST_BYTES)
     try:

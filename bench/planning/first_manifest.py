@@ -191,7 +191,8 @@ def _own_config(path: Path) -> OwnConfig:
     )
     config = written_json(data, where, tagged_infinity)
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
-        raise BadInput("has no model_type, so it is no configuration of transformers", where=where)
+        found = "has no model_type, so it is no configuration of transformers"
+        raise BadInput(found, where=where, advice=advice)
     objective = _objective(config)
     if objective is None:
         found = f"does not say what a {config['model_type']} learns"

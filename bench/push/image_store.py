@@ -211,7 +211,8 @@ class ImageStore:
     def _exported(self, name: str) -> Path:
         """Export an image from a local engine, once for each identity; return the archive's path."""
         if name.endswith(".tar"):
-            raise BadInput("no such file", where=name)
+            advice = "bench image build makes one; a name without .tar is an image in the engine"
+            raise BadInput("no such file", where=name, advice=advice)
         engine = find_engine("auto")
         image = engine.inspect(name)
         assert image is not None

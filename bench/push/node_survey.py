@@ -301,7 +301,7 @@ def read_survey(answers: Answers, asked_at: float, engines: Sequence[str]) -> Su
             gpu_users=tuple(_lines(answers, "gpu users")),
             engines={name: _engine(name, answers) for name in engines if name not in WITHOUT_CONTAINER},
             python=python,
-            python_silent=_is_silent(answers, "python"),
+            python_silent=answers.get("python", (0, ""))[0] in _TOO_LATE,
             lacking=lacking,
             pythons=_pythons(answers),
             libc=next(iter(_lines(answers, "libc")), None),
@@ -361,11 +361,6 @@ def _gpu_trouble(answers: Answers) -> str | None:
     if code in _TOO_LATE:
         return f"no answer in {QUESTION_SECONDS} s"
     return f"it ends with exit code {code}"
-
-
-def _is_silent(answers: Answers, name: str) -> bool:
-    """Whether a question was ended because its answer took too long."""
-    return answers.get(name, (0, ""))[0] in _TOO_LATE
 
 
 def _python(answers: Answers) -> tuple[str | None, tuple[str, ...]]:

@@ -49,9 +49,10 @@ class Slurm:
                 raise BadInput(f"--sbatch={option} would change what bench submits", advice=f"give {instead}")
         for value in (self.partition, self.account, self.constraint, self.gpus, *self.options):
             if value is not None and not _ONE_LINE.fullmatch(value):
-                raise BadInput(f"{value!r} is not a value for sbatch")
+                advice = "give a value on one line, without quotes around it"
+                raise BadInput(f"{value!r} is not a value for sbatch", advice=advice)
         if self.nodes < 1:
-            raise BadInput(f"--slurm-nodes {self.nodes} is not at least 1")
+            raise BadInput(f"--slurm-nodes {self.nodes} is not at least 1", advice="--slurm-nodes 2")
 
     @property
     def where(self) -> str:

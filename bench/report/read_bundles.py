@@ -167,11 +167,12 @@ def _bundles(paths: Iterable[Path]) -> Iterator[Path]:
         if any(sign in str(path) for sign in "*?[") and not path.exists():
             matching = sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
             if not matching:
-                raise BadInput("matches no file", where=str(path))
+                raise BadInput("matches no file", where=str(path), advice="name a bundle, or its folder")
             yield from _bundles(map(Path, matching))
         elif not path.is_dir():
             yield path
         elif inside := sorted(path.rglob("*.tar")):
             yield from inside
         else:
-            raise BadInput("holds no .tar, so no bundle", where=str(path))
+            advice = "bench run writes its bundle to out/RUN.tar"
+            raise BadInput("holds no .tar, so no bundle", where=str(path), advice=advice)

@@ -14,7 +14,7 @@ from bench.base.gpu_catalogue import GpuModel, gpu_named
 from bench.base.strict_json import INTERNAL
 from bench.records.estimate import Interval
 from bench.records.spread import on_another_day
-from bench.report.compare.answers import Asked, MachineAnswer, Pairs, answers_of
+from bench.report.compare.answers import AnswerInputs, MachineAnswer, Pairs, answers_of
 from bench.report.compare.appraisal import Appraisal, PricedMachine, appraise
 from bench.report.compare.compared_rows import Conditions, RankedRow, Row, recipe_of
 from bench.report.compare.decision import Certainty, Rank, Wish
@@ -291,7 +291,7 @@ def _part(
         nothing_in_budget=found.nothing_in_budget,
         nothing_in_time=found.nothing_in_time,
         guesses=priced_guesses,
-        answers=answers_of(Asked(ranked, ranks, pairs, priced_guesses, terms)),
+        answers=answers_of(AnswerInputs(ranked, ranks, pairs, priced_guesses, terms)),
         number=number,
         differs_in=group.differs_in,
     )

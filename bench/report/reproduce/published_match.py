@@ -53,7 +53,9 @@ def match_published(
     name = row.model["name"]
     model = next((each for each in run.results.models if each.name == name), None)
     if model is None:
-        raise BadInput(f"did not measure {name}", where=f"run {run.results.run.id}")
+        measured = ", ".join(each.name for each in run.results.models)
+        advice = f"it measured {measured}; --with takes the bundle of a run of {name}"
+        raise BadInput(f"did not measure {name}", where=f"run {run.results.run.id}", advice=advice)
     trial = fastest(each for each in run.results.trials if each.model == name)
     rate = half_width = None
     if trial is not None and trial.estimate is not None:

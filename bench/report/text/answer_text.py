@@ -232,7 +232,7 @@ def _sureness(answer: MachineAnswer, kinds: int, comparison: Comparison) -> str:
 def _changed(change: Change, comparison: Comparison) -> str:
     deadline = change.limit == "deadline"
     if change.side == "from":
-        value = _up(change.value)
+        value = _rounded_up(change.value)
         limit = days_text(value) if deadline else money_text(math.ceil(change.value), comparison.currency)
         lead = f"from a {change.limit} of {limit} on"
     else:
@@ -246,9 +246,9 @@ def days_text(days: float, digits: int = 3) -> str:
     return f"{text} day" if text == "1" else f"{text} days"
 
 
-def _up(value: float, digits: int = 3) -> float:
-    """Round up, so that a limit which is shown is one that suffices."""
-    unit = 10.0 ** (math.floor(math.log10(value)) - digits + 1)
+def _rounded_up(value: float) -> float:
+    """Round up to three digits: a limit that is rounded down when it is shown would not suffice."""
+    unit = 10.0 ** (math.floor(math.log10(value)) - 2)
     return math.ceil(value / unit) * unit
 
 

@@ -197,7 +197,7 @@ class Objective:
         return loss
 
     def form(self, size: SampleSize, samples: int) -> str:
-        """Say for people which form the data of an exported script must have: `samples` a micro-batch."""
+        """Describe to the user of an exported script the form of a micro-batch of `samples` samples."""
         raise NotImplementedError
 
 
