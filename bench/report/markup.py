@@ -45,7 +45,7 @@ def el(name: str, /, *children: str, **attributes: object) -> Markup:
 
 
 def fragment(*children: str) -> Markup:
-    """Join siblings without an element around them, escaped as the children of `el` are."""
+    """Join siblings without an element around them; texts are escaped, as in `el`."""
     return Markup("".join(child if isinstance(child, Markup) else _escaped(child) for child in children))
 
 

@@ -1,7 +1,7 @@
 """Answer the user's questions about one group: what to rent or buy, how sure, what would change it.
 
 In: ranked rows with their options, guesses and terms. Out: a `MachineAnswer` to each question. Pure.
-What would change an answer is found by asking again, with the limits at which another option comes in.
+To find what would change an answer, the question is asked again with other deadlines or budgets.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class MachineAnswer:
 
 
 def recommend(pairs: Pairs, wish: Wish, used_days: float) -> Recommendation:
-    """Say what to buy or rent; an option whose figure has a mark only where no other answers."""
+    """Say what to buy or rent. Options whose figure has a mark count only if no other option answers."""
     return appraisal.recommend([(bool(row.marks), option) for row, option in pairs], wish, used_days)
 
 
@@ -77,14 +77,15 @@ class AnswerInputs:
     terms: Terms
 
     def recommended(self, **limits: float) -> Recommendation:
-        """Recommend by the rules, with other limits than the user's if some are given: fields of a wish."""
+        """Recommend for the user's wish; `limits` replace fields of the wish."""
         wish = replace(self.terms.wish, **limits)  # type: ignore[arg-type]  # no limit is the number of runs
         return recommend(self.pairs, wish, self.terms.used_days)
 
     def rivals(self, option: Option | None, cost: Callable[[Option], float]) -> list[Option]:
-        """Return the options that may take the place of this one: those without marks that are no worse.
+        """Return the options that could be recommended instead: those without marks that cost no more.
 
-        Any may, if there is no option yet, or if its figure has a mark.
+        `cost` is what the question is about. Without an option, or if its figure has a mark, every option
+        counts.
         """
         runs, used_days = self.terms.wish.runs, self.terms.used_days
         lasting = [pair for pair in self.pairs if pair[1].lives_for(runs, used_days)]
@@ -112,7 +113,7 @@ class AnswerInputs:
         )
 
     def at_its_rent(self, row: RankedRow) -> Choice:
-        """Return the row's machine at its rent; without one, at its price; without both, at none."""
+        """Return the row's machine at its rent, else at its price to buy, else without a cost."""
         options = sorted((one for of, one in self.pairs if of is row), key=lambda one: one.kind, reverse=True)
         found = self.choice(options[0]) if options else None
         return found or _without_price(row)
@@ -167,7 +168,7 @@ def _answer(
     certain: Certainty,
     changes: Sequence[Change],
 ) -> MachineAnswer:
-    """Put the measured choice first; only without one does the estimate answer."""
+    """Make the answer: the measured choice if there is one, else the estimate."""
     measured = choice is not None
     return MachineAnswer(
         question=question,
@@ -202,7 +203,7 @@ def _unasked(inputs: AnswerInputs) -> Iterator[MachineAnswer]:
 
 
 def _deadline_changes(inputs: AnswerInputs, option: Option | None, deadline: float) -> Iterator[Change]:
-    """Yield from which deadline on another machine answers, and under which one this does not."""
+    """Yield the next deadline at which another machine answers, and the least at which this one answers."""
     runs, budget = inputs.terms.wish.runs, inputs.terms.wish.budget
     rivals = inputs.rivals(option, lambda one: one.spend(runs))
     rivals = [one for one in rivals if budget is None or one.spend(runs) <= budget]
@@ -218,7 +219,7 @@ def _deadline_changes(inputs: AnswerInputs, option: Option | None, deadline: flo
 
 
 def _budget_changes(inputs: AnswerInputs, option: Option | None, budget: float) -> Iterator[Change]:
-    """Yield from which budget on another machine answers, and under which one this does not."""
+    """Yield the next budget at which another machine answers, and the least at which this one answers."""
     runs = inputs.terms.wish.runs
     rivals = inputs.rivals(option, lambda one: one.days.value)
     for spend in sorted({spend for spend in (one.spend(runs) for one in rivals) if spend > budget}):

@@ -109,7 +109,7 @@ def _of_how_many(gpus: int) -> str:
 
 
 def _as_efficient(flops: float, gpu: GpuModel, gpus: int, precision: str, nearest: MeasuredRow) -> float:
-    """Return the days at the share of the peak that `nearest` reached, on TF32 units if it used them."""
+    """Return the days at the share of the peak that `nearest` reached, of TF32 units if it used them."""
     return peak_days(flops, gpu, gpus, precision, nearest.tf32) / nearest.efficiency
 
 

@@ -174,7 +174,7 @@ class PriceBook:
         return owning.upkeep_a_day(bought.amount, kilowatts, self.life_years, of_place), tuple(texts)
 
     def _nearly(self, gpu: str) -> str:
-        """Hint at a quote under a shorter name, if any: quotes apply only to the driver's exact name."""
+        """Return a hint at a quote under a similar name: quotes apply only to the driver's exact name."""
         quotes: tuple[GpuPrice | MachinePrice | Rent, ...] = (*self.gpus, *self.machines, *self.rents)
         named = dict.fromkeys(name for quote in quotes for name in quote.gpu)
         shorter = (name for name in named if name != gpu and set() < _words(name) <= _words(gpu))
@@ -248,5 +248,5 @@ class Gap:
 
 
 def for_nodes(price: Priced | Gap, nodes: int) -> Priced | Gap:
-    """Price all nodes that trained together: two nodes of one GPU cost more than one node of two."""
+    """Return the price of all nodes that trained together, given the price of one node."""
     return replace(price, amount=price.amount * nodes) if isinstance(price, Priced) else price

@@ -51,7 +51,7 @@ def main_plot(comparison: Comparison) -> Plot | None:
 
 
 def _table(matrix: Matrix, currency: str) -> Markup:
-    """Make the matrix; on a phone a line of it is a block, and `data-head` names the other side of a cell."""
+    """Make the matrix. On a phone each row becomes a block, in which `data-head` names a cell's column."""
     names = [row.name for row in matrix.rows]
     corner, across = ("machine", names) if matrix.turned else ("model", list(matrix.machines))
     heads = (el("th", head, scope="col", class_="t") for head in (corner, *across))
@@ -101,7 +101,7 @@ def _cell(row: MatrixRow, cell: MatrixCell | None, head: str, currency: str) -> 
 
 
 def _said(cell: MatrixCell) -> Iterator[str]:
-    """Say in words all that a cell's style shows."""
+    """Describe in words what the style of a cell shows."""
     if cell.chosen:
         yield "the answer"
     if not cell.measured:

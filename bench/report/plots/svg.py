@@ -52,7 +52,7 @@ class Plot:
 
     @property
     def run_lines(self) -> list[str]:
-        """The runs in words, in lines that fit below the drawing; the description has every one of them."""
+        """The names of the runs, in lines that fit below the drawing; of many runs, only the first."""
         if not self.runs:
             return []
         more = len(self.runs) - MOST_RUNS

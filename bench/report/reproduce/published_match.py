@@ -1,4 +1,4 @@
-"""Hold a run on this machine against a throughput that somebody published. Pure."""
+"""Compare a run on this machine with a published throughput. Pure."""
 
 from __future__ import annotations
 

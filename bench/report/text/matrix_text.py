@@ -51,7 +51,7 @@ def legend(matrix: Matrix) -> str:
 
 
 def matrix_text(matrix: Matrix, currency: str) -> str:
-    """Format the matrix, in as many tables below each other as the terminal has no room for beside."""
+    """Format the matrix; if it is wider than the terminal, as several tables below each other."""
     if not matrix.rows:
         return ""
     heads, rows = _grid(matrix, currency)
