@@ -100,7 +100,7 @@ def write(
 
 
 def _what_can_run(kind: Kind, trial: Trial, *, plain: bool) -> str:
-    """Say which kinds of script run a trial that this kind refuses, and whether leaving methods out helps."""
+    """Say which other kinds of script can run a trial that this kind refuses, and whether --plain helps."""
     advice = f"these can run it: {', '.join(each for each in KINDS if refuse(each, trial) is None)}"
     if kind == standalone.KIND and not plain and refuse(kind, standalone.plain(trial)) is None:
         advice += "; or leave out what is code of bench and only makes steps faster: --plain"
@@ -184,7 +184,7 @@ def _about_checkpoints(trial: Trial, every: int) -> str:
 
 
 def _about_weights(maker: Any, trial: Trial) -> str:
-    """Return where a checkpoint has the weights; empty if it is sharded: a library's tool joins shards."""
+    """Say where a checkpoint has the weights; empty if they are sharded, which a library's tool joins."""
     return "" if sharded_by(trial.setting) else f"\nThe weights of step N: {maker.WEIGHTS}.\n"
 
 

@@ -91,11 +91,11 @@ class TrainingOptions:
     save_every: int  # steps
 
     def saves(self, step: int) -> bool:
-        """Whether a checkpoint is saved after this step, as after the last step in any case."""
+        """Whether a checkpoint is saved after this step; the last step is always saved."""
         return self.out is not None and (step == self.last_step or step % self.save_every == 0)
 
     def logs(self, step: int) -> bool:
-        """Whether this step is logged; saved steps are, so that the loss is checked before a checkpoint."""
+        """Whether this step is logged; saved steps are logged, so that the loss is checked before."""
         return self.saves(step) or step == self.last_step or step % self.log_every == 0
 
 
@@ -139,7 +139,7 @@ def parse_options(
     log_every: int | None = None,
     out: Path | None = None,
 ) -> TrainingOptions:
-    """Parse the script's arguments; the keywords are defaults, and the recipe has those left out.
+    """Parse the script's arguments. The keywords are defaults; those left out are taken from the recipe.
 
     Ends the script if --resume lacks --out, or if a new run would overwrite checkpoints.
     """

@@ -29,8 +29,8 @@ class MemoryBlock:
     free: bool = False
 
 
-# A free block behind its size, segment and offset: the order in which free ones are taken. No two blocks have
-# one place, so blocks are never compared.
+# A free block after its size, segment and offset, which give the order in which free blocks are taken. These
+# three differ for any two blocks, so that the blocks themselves are never compared.
 FreeBlock = tuple[int, int, int, MemoryBlock]
 
 

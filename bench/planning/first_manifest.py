@@ -1,4 +1,4 @@
-"""Write a first manifest from a few answers: a model, its precision, how much it reads, and the hours.
+"""Write a first manifest from a few answers: model, precision, tokens or samples to train on, hours, rent.
 
 In: texts that a person typed. Out: the values that they mean, and the document of a manifest; BadInput says
 what an answer may be. Reads the config.json that an answer names.
@@ -250,7 +250,7 @@ def _sizes(model: OwnConfig) -> dict[str, int]:
 
 
 def first_manifest(name: str, answers: FirstAnswers) -> dict[str, Any]:
-    """Return the document of a manifest, with nothing that a default says already."""
+    """Return the document of a manifest; fields that would only repeat a default are left out."""
     document: dict[str, Any] = {"$schema": SCHEMA_FILE, "schema": "bench/manifest/v1"}
     if re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,63}", name):
         document["name"] = name

@@ -52,7 +52,7 @@ class Endpoint:
 
 
 class Channel(Protocol):
-    """A command that runs on a node. A wait that takes longer than `seconds` raises TimeoutError."""
+    """A command that runs on a node. Each method raises TimeoutError if it waits longer than `seconds`."""
 
     def send(self, data: memoryview, seconds: float) -> int:
         """Send some of the data; return how many bytes. BrokenPipeError if the command reads no more."""

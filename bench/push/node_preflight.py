@@ -1,4 +1,4 @@
-"""Preflight of one node: survey it, choose engine and image, and say what stops a run or what it takes."""
+"""Preflight of one node: survey it, choose engine and image, report problems and the time of sending."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ class NodePreflight:
 
     @property
     def _needs_image(self) -> bool:
-        """Whether only a container will do. A Slurm job runs on nodes that preflight does not see."""
+        """Whether the run needs a container. A Slurm job does: preflight does not see its nodes."""
         request = self._push.request
         return bool(request.image or request.pull or wanted_image(request.manifest) or request.slurm)
 

@@ -321,10 +321,10 @@ def _short_folder() -> Path:
 
 
 def _theirs(own: Path | None) -> bytes:
-    """Return the user's own configuration file, or else lines that include the files that ssh reads.
+    """Return the user's configuration file, or lines that include the files that ssh reads by default.
 
-    The file is not included: ssh would read wildcards, quotes and line breaks in its name, and leave out a
-    file that it does not find without a word. BadInput if it cannot be read.
+    The user's file is copied, not included: ssh would interpret wildcards and quotes in its name, and
+    silently ignore a missing file. BadInput if it cannot be read.
     """
     if own is None:
         return b'Include "~/.ssh/config"\nInclude "/etc/ssh/ssh_config"\n'

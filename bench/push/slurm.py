@@ -56,7 +56,7 @@ class Slurm:
 
     @property
     def where(self) -> str:
-        """The options that decide on which nodes the job runs: with others, a push is of another run."""
+        """The options that decide on which nodes the job runs; with other options, a push is another run."""
         given = {"partition": self.partition, "constraint": self.constraint, "gpus-per-node": self.gpus}
         words = [f"--{name}={value}" for name, value in given.items() if value is not None]
         return " ".join([*words, *sorted(self.options)])

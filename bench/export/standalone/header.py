@@ -46,7 +46,7 @@ class Facts:
 
 
 def plain(text: str) -> str:
-    """Return a text of a bundle for the docstring, in which it can end nothing and escape nothing."""
+    """Return a bundle's text for the docstring, without characters that could end or escape anything."""
     return NOT_PLAIN.sub("?", text)
 
 

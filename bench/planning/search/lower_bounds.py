@@ -113,7 +113,7 @@ def pass_cost_of(timed: Sequence[TimedTrial]) -> PassCost | None:
 class LowerBounds:
     """The least seconds of untried steps, by the measured trials of their model.
 
-    What does not differ between untried trials is computed once: a search asks for thousands of bounds.
+    Values that all untried trials share are computed once, because a search asks for thousands of bounds.
     """
 
     def __init__(self, timed: Sequence[TimedTrial]) -> None:

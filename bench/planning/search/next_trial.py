@@ -51,9 +51,9 @@ def next_trial(plan: Plan, outcomes: Mapping[str, Outcome]) -> Trial | None:
 
 
 def settings_in_order(plan: Plan, model: str) -> list[SettingPlan]:
-    """Return a model's settings as they would be tried if nothing were learnt on the way.
+    """Return a model's settings in the order in which they would be tried if nothing were learnt on the way.
 
-    Those that a search would not try, because others are never slower, come last.
+    Settings that a search would not try, because another one is never slower, come last.
     """
     plans = _setting_plans(plan, model)
     if model not in plan.guided:
