@@ -49,6 +49,7 @@ class ReceiveArguments:
 
 
 def challenge(request: ChallengeArguments) -> int:
+    """Write a challenge for one run of a manifest, and note it in the ledger."""
     manifest = load_any(request.manifest)
     if request.out and request.out.exists():
         advice = "name another file, or remove this one"
@@ -68,6 +69,7 @@ def challenge(request: ChallengeArguments) -> int:
 
 
 def certify(request: CertifyArguments) -> int:
+    """Write a certificate for the key in a node's request, after checking it against the ledger."""
     if not 60 <= request.valid_seconds <= certify_and_receive.MOST_VALID_SECONDS:
         message = "--valid: a certificate is valid for at least a minute and at most seven days"
         raise BadInput(message, advice="--valid 2h")
@@ -96,6 +98,7 @@ def certify(request: CertifyArguments) -> int:
 
 
 def receive(request: ReceiveArguments) -> int:
+    """Verify a run's bundle, consume its nonce, and add the operator's receipt."""
     key, revoked = OperatorKey.find(request.key), own_revocations()
     ledger, out = Ledger(request.ledger), request.out or request.bundle
     verdict = certify_and_receive.receive(

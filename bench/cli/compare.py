@@ -124,6 +124,7 @@ def _refuse_ignored_options(request: CompareArguments) -> None:
 
 
 def collect(request: CompareArguments) -> Comparison:
+    """Compare the training runs among the bundles of a request."""
     return _compared(request).runs
 
 

@@ -152,6 +152,7 @@ def add(request: AddArguments) -> int:
 
 
 def identity(request: ImageArguments) -> int:
+    """Print the identity of an image, or the digest of a kernel layer."""
     if is_layer(Path(request.image)):
         _show_layer(read_layer(Path(request.image)), request.as_json)
         return 0
@@ -291,6 +292,7 @@ def tag_of(facts: ImageFacts) -> str:
 
 
 def load_into(engine: Engine, archive: Path) -> None:
+    """Load an archive into an engine, after checking that the engine's disk has room."""
     storage = engine.facts().storage
     if storage and Path(storage).exists():
         preflight.check_room(
@@ -344,6 +346,7 @@ def as_archive(image: str, engine: str) -> Iterator[Path]:
 
 
 def show(facts: ImageFacts, name: str, as_json: bool) -> None:
+    """Print an image's identity, and its layers on stderr; or all of it as JSON."""
     if as_json:
         document = to_json(facts.identity) | {"labels": dict(facts.labels), "layers": to_json(facts.layers)}
         below = below_kernels(facts)

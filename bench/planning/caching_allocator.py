@@ -36,6 +36,8 @@ FreeBlock = tuple[int, int, int, MemoryBlock]
 
 @dataclass(slots=True)
 class CachingAllocator:
+    """The allocator's state: its segments, and the free blocks in them."""
+
     reserved: int = 0  # in all segments
     allocated: int = 0  # in the blocks that are in use
     segments: int = 0  # ever reserved

@@ -108,6 +108,7 @@ def chosen_model(text: str) -> Chosen:
 
 
 def aim_of(model: Chosen) -> Objective:
+    """Return the training objective of a chosen model."""
     if isinstance(model, OwnConfig):
         return objective_of(model.objective)
     found = find_model(model)
@@ -144,6 +145,7 @@ def chosen_amount(text: str, model: Chosen) -> Amount | None:
 
 
 def chosen_hours(text: str) -> float | None:
+    """Return the hours that the measurement may take; None: no limit."""
     if text == NONE:
         return None
     hours = _number(text.lower().removesuffix("h").strip())

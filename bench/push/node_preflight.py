@@ -256,6 +256,7 @@ class NodePreflight:
 
 
 def installer_for(push: HostPush, chosen: ChosenEngine, code: str) -> EnvironmentInstaller:
+    """Return the installer of the chosen environment; EnvironmentCannot without a Python for it."""
     request, python, locked = push.request, chosen.python, chosen.locked
     if python is None or locked is None:
         raise EnvironmentCannot("has no Python for the locked wheels", advice="--python FILE")

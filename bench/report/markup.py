@@ -64,6 +64,7 @@ def _escaped(text: str) -> str:
 
 
 def items(texts: Iterable[str], class_: str | None = None) -> Markup:
+    """Make a list with an item for each text."""
     return el("ul", *(el("li", text) for text in texts), class_=class_)
 
 
@@ -114,6 +115,7 @@ def asset(name: str) -> str:
 
 
 def write_page(path: Path, page: Markup) -> None:
+    """Write a page to a file; folders that do not exist are created."""
     with using(path, "the report cannot be written"):
         path.parent.mkdir(parents=True, exist_ok=True)
         # backslashreplace: file names need not be UTF-8

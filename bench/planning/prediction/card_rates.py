@@ -72,6 +72,7 @@ def ring_seconds(gpus: int) -> float:
 
 
 def rates_of(gpu: GpuModel) -> CardRates:
+    """Return the rates of a card: from measured products, or from the vendor's peak."""
     if gpu.measured_bf16_tflops:
         share = gpu.measured_bf16_tflops / gpu.bf16_tflops
         return CardRates(gpu, share, "measured products of matrices")
@@ -81,6 +82,7 @@ def rates_of(gpu: GpuModel) -> CardRates:
 
 @cache
 def usual_share() -> float:
+    """Return the median share of the vendor's peak that measured cards reach."""
     return statistics.median(
         gpu.measured_bf16_tflops / gpu.bf16_tflops for gpu in gpu_models() if gpu.measured_bf16_tflops
     )

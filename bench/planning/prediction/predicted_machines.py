@@ -73,6 +73,8 @@ class Predicted:
 
 @dataclass(frozen=True, slots=True)
 class Unpredicted:
+    """A model that is not predicted on a machine, and the reason."""
+
     model: str
     gpu: str
     gpus: int

@@ -138,6 +138,7 @@ def unproven(plan: Plan, outcomes: Mapping[str, Outcome], proven: Collection[str
 
 
 def fastest(plan: Plan, outcomes: Mapping[str, Outcome], model: str) -> Trial | None:
+    """Return a model's trial with the shortest step so far; None if none was measured."""
     timed = _timed(_setting_plans(plan, model), outcomes)
     return min(timed, key=lambda each: each.step.value).trial if timed else None
 

@@ -133,6 +133,7 @@ def _difference(name: str, ours: str, theirs: str) -> str:
 
 
 def why_no_figure(row: Row) -> str:
+    """Say how the trials of a row without a figure ended."""
     outcomes = Counter(attempt.outcome for attempt in row.attempts)
     if not outcomes:
         return "no setting was tried"

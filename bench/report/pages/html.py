@@ -72,6 +72,7 @@ def write_html(path: Path, comparison: Comparison) -> None:
 
 
 def page(comparison: Comparison) -> Markup:
+    """Make the whole report."""
     first = main_plot(comparison)
     blocks = [
         _head(comparison),

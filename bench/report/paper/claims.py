@@ -184,6 +184,7 @@ def claims() -> Iterator[Claim]:
 
 
 def claim(method: Method, model: str, gpu: str, gpus: int, days: int) -> Claim:
+    """Return a claimed number of days with the utilisation that it implies."""
     implied = training_flops(model) / (peak_flops(model, gpu) * gpus * days * SECONDS_A_DAY)
     # The paper prints whole days, so the true value may be half a day less or more.
     low, high = implied * days / (days + 0.5), implied * days / (days - 0.5)

@@ -132,6 +132,7 @@ def figures_of_the_paper() -> Iterator[Plot]:
 
 
 def option_of(claim: Claim) -> Option:
+    """Return the machine of a claim at the shipped price, for a figure."""
     priced = shipped_prices().to_buy(paper().gpus[claim.gpu], claim.gpus)
     assert isinstance(priced, Priced)
     return Option(f"{claim.gpus}x {claim.gpu}", "buy", Interval(claim.days, 0.0), priced.amount, 0.0)

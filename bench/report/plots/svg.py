@@ -110,6 +110,8 @@ def mark(
 
 @dataclass(frozen=True, slots=True)
 class Linear:
+    """A linear scale from values to pixels."""
+
     low: float
     high: float
     start: float  # in pixels
@@ -130,6 +132,8 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class Log(Linear):
+    """A logarithmic scale from values to pixels."""
+
     def __call__(self, value: float) -> float:
         span = math.log(self.high / self.low) or 1.0
         return self.start + math.log(value / self.low) / span * (self.end - self.start)
