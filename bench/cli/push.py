@@ -43,7 +43,7 @@ from bench.signing.revocation import own_revocations
 
 THIS_MACHINE = Host("this machine", "localhost")
 MEETING_PORT = 29400  # of the first host, for a check between nodes without --together
-START_MINUTES = 30  # beside the budget of a job: to start, to end its last trial, and for proofs
+START_MINUTES = 30  # of a job in addition to the budget: to start, to end its last trial, and for proofs
 _WIDEST_REASON = 100  # characters of a line in the table of many nodes
 
 

@@ -1,4 +1,4 @@
-"""Write a measured trial as a training script, with bench for one of four frameworks, or as one file alone.
+"""Write a measured trial as a training script: for one of four frameworks with bench, or as a single file.
 
 In:  a trial, its result and the facts of its node. Out: train.py, trial.json, requirements.txt, README.md
 and the framework's own files, in a new folder; or train.py alone.
@@ -46,7 +46,7 @@ SEVERAL = (
 WITH_BENCH: tuple[Kind, ...] = ("script", "trainer", "accelerate", "deepspeed")  # import bench when they run
 KINDS: tuple[Kind, ...] = (*WITH_BENCH, standalone.KIND)
 HOUR = 3600  # seconds
-# A bundle may come from a stranger: its text goes into shell and pip lines only in one of these forms.
+# Bundles are not trusted: their texts go into shell and pip lines only in one of these forms.
 SWITCH = re.compile(r"[A-Z][A-Z0-9_]*")
 # Everything else becomes a question mark in README.md: Markdown and HTML have no meaning without it.
 NOT_PLAIN = re.compile(r"[^\w .,()+/@-]")
@@ -230,7 +230,7 @@ def _about_recording(kind: Kind, trial: Trial) -> str:
 
 
 def _about_switches(node: NodeFacts) -> str:
-    """Return shell lines that set the trial's environment variables; quoted: a bundle may be a stranger's."""
+    """Return shell lines that set the trial's environment variables, quoted: bundles are not trusted."""
     switches = {n: value for n, value in deciding(node.switches or {}).items() if SWITCH.fullmatch(n)}
     if not switches:
         return ""

@@ -1,7 +1,7 @@
 """requirements.txt of an exported script: the packages whose versions affect its figures, as measured.
 
-A bundle may come from a stranger, so a version is written only in one of the usual forms, and never an older
-one than bench works with. Pure.
+Bundles are not trusted, so a version is written only in one of the usual forms, and never an older one than
+bench works with. Pure.
 """
 
 from __future__ import annotations

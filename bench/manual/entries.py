@@ -123,7 +123,7 @@ def _documents() -> Iterator[ManualEntry]:
 def _rows(
     kind: str, table: DocumentTable, section: DocumentSection, of: tuple[tuple[str, str], ...]
 ) -> Iterator[ManualEntry]:
-    """Yield an entry for each row of a table; `of` are facts of all of them."""
+    """Yield an entry for each row of a table; every entry also gets the facts `of`."""
     for row in table.rows:
         names = list(_names(row[0]))
         facts = []

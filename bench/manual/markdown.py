@@ -160,7 +160,7 @@ def _block(kind: str, lines: Sequence[str], width: int | None) -> str:
 
 
 def _table_text(found: DocumentTable, width: int | None) -> str:
-    """Format a table; where its longest words have no room beside each other, row by row."""
+    """Format a table; if it is too wide even with its longest words wrapped, format it row by row."""
     heads = [inline(head) for head in found.heads]
     rows = [[inline(cell) for cell in row] for row in found.rows]
     longest = (

@@ -291,6 +291,6 @@ def as_text(document: Mapping[str, Any]) -> bytes:
 
 
 def prices_document(rent: HourlyRent, day: str) -> dict[str, Any]:
-    """Return a file of prices (docs/prices.md) with this rent alone."""
+    """Return a file of prices (docs/prices.md) that has only this rent."""
     quote = {"gpu": [rent.gpu.name], "price": rent.dollars, "date": day, "source": "bench init"}
     return {"schema": "bench/prices/v1", "currency": "USD", "rents": [quote]}

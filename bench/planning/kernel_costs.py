@@ -29,7 +29,7 @@ NONE: frozenset[str] = frozenset()
 
 @dataclass(frozen=True, slots=True)
 class MeasuredCost:
-    """The measured gain of a model by a wheel: a row of kernel_costs.json."""
+    """How much slower a model was measured without a wheel: a row of kernel_costs.json."""
 
     wheel: str
     model: str

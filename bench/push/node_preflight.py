@@ -185,7 +185,7 @@ class NodePreflight:
         )
 
     def _chosen(self, survey: Survey, choice: EngineChoice, image: Shippable | None) -> ChosenEngine:
-        """Complete a choice with the way of its software to the node, as far as that is known."""
+        """Complete a choice with how its software gets to the node, if that is known."""
         variant = choice.need.variant
         if choice.engine != "venv" or variant is None:
             return ChosenEngine(survey, choice.engine, image, send_bytes=choice.need.send_bytes)

@@ -183,9 +183,9 @@ def _script(questions: Mapping[str, str]) -> str:
 def split_answers(text: str) -> dict[str, tuple[int, str]]:
     """Return the exit code and output of each question, from the output of `_script`.
 
-    The time is proportional to the length of any text, and short for a text that no node answers: marks
-    beyond the most that a script prints are not read, and each answer but a list of images is cut. A question
-    without an end is left out, and so is a list of images with control characters.
+    A hostile node cannot make this slow: marks beyond those of the longest script are not read, and each
+    answer except a list of images is cut. A question without an end is left out, and so is a list of images
+    with control characters.
     """
     answers = {}
     for part in text.split(_BEGIN, _MOST_ANSWERS)[1:]:

@@ -201,7 +201,7 @@ class SharedConnection:
     def end_all() -> None:
         """End the connections that are left when bench ends, all at once.
 
-        A process of ssh that does not heed this ends by itself, _IDLE_SECONDS later.
+        A process of ssh that does not end now ends by itself, _IDLE_SECONDS later.
         """
         left = list(_OWN)
         for connection in left:

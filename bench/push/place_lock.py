@@ -24,7 +24,7 @@ def locked(place: str, script: str) -> str:
     empty = f"find {lock} -maxdepth 0 -empty -mmin +1 -exec rmdir {{}} \\;"
     # Another push may remove a lock as an empty one before its maker is in it: only the one inside holds it.
     taken = f'mkdir {lock} && own=$(mktemp -d {lock}/XXXXXXXX) && [ "$(ls {lock})" = "${{own##*/}}" ]'
-    # Where the lock can be neither made nor seen, its folder vanished just now, or it cannot be written to.
+    # If the lock can be neither made nor seen, its folder was just removed or cannot be written to.
     held = f"[ ! -d {lock} ] || {{ echo 'another push holds '{lock} >&2; exit {GIVEN_UP}; }}"
     return (
         f"n=0; own=; until mkdir -p {folder} 2>/dev/null && {{ {taken}; }} 2>/dev/null; do "

@@ -114,7 +114,7 @@ def refused_by_sbatch(said: str) -> EnvironmentCannot:
 
 
 def waiting_text(reason: str) -> str:
-    """Return why a job waits, with advice if waiting alone does not help."""
+    """Return why a job waits, with advice if it will not start by itself."""
     advice = next((what for beginning, what in _FOR_EVER.items() if beginning in reason), None)
     return f"{reason} ({advice})" if advice else reason
 

@@ -1,7 +1,7 @@
 """The beginning of a script: how it is started, where it comes from, and the constants of the recipe.
 
-A bundle may be a stranger's, so its text stands only in literals of plain ASCII, or without the characters
-that Python's comments and docstrings give a meaning. Pure.
+Bundles are not trusted: their texts appear only in literals of plain ASCII, or without the characters that
+have a meaning in Python's comments and docstrings. Pure.
 """
 
 from __future__ import annotations

@@ -143,8 +143,8 @@ class StepTime:
     convolutions: float
     scans: float
     memory: float
-    elements: float  # what fused operations compute for each element, beside the memory's time
-    exchange: float  # of a pass, as far as computing does not hide it
+    elements: float  # the arithmetic of fused operations for each element, without their memory traffic
+    exchange: float  # of a pass, without the part that computing hides
     update: float
 
     @property
@@ -273,7 +273,7 @@ def _exchanged(setting: Setting, parts: Parts, gpus: int, *, half: bool) -> tupl
 
 
 def beside(computing: float, sent: float) -> float:
-    """Return the seconds of a pass from those of computing and of exchange alone.
+    """Combine the seconds of computing alone and of exchange alone into the seconds of a pass.
 
     Exchange runs at the same time as computing and slows it. The longer of the two counts; if they take about
     equally long, a little of the other is added. Also takes arrays of numpy.

@@ -30,7 +30,7 @@ class _SampleMemory(NamedTuple):
 
 
 class LearntMemory:
-    """The memory of one model's samples, as far as its tried trials show it."""
+    """The memory of one model's samples, learnt from its tried trials."""
 
     def __init__(self, tried: TriedTrials, memory_bytes: int) -> None:
         self._memory = memory_bytes

@@ -24,7 +24,7 @@ CERTAINTIES: tuple[Certainty, ...] = ("yes", "perhaps", "no")
 
 @dataclass(frozen=True, slots=True)
 class GuessOffer:
-    """Buying or renting a machine that was not measured, at guessed days."""
+    """An offer to buy or rent a machine that was not measured; its costs follow from guessed days."""
 
     kind: Literal["buy", "rent"]
     price: float  # to buy the machine, or to rent it for an hour

@@ -114,7 +114,7 @@ class PriceBook:
         return self.life_years * DAYS_A_YEAR
 
     def renting(self, kind: RentKind) -> PriceBook:
-        """Return the book with rents of this kind alone."""
+        """Return the book with only the rents of this kind."""
         return replace(self, rents=tuple(rent for rent in self.rents if rent.kind == kind))
 
     def rate(self, currency: str | None) -> float | None:
@@ -160,7 +160,7 @@ class PriceBook:
         return (priced.amount, priced.quotes) if priced else (0.0, ())
 
     def upkeep_of(self, bought: Priced, watts: float | None) -> tuple[float, tuple[str, ...]]:
-        """Return what each day costs to own a machine beside its price and electricity, and the quotes.
+        """Return the cost of owning a machine for a day, without its price and electricity, and the quotes.
 
         `watts` is what its GPUs may draw, if that is known.
         """

@@ -83,8 +83,8 @@ class TextClaim:
     factor: float
     says: str
     where: str
-    measure: Literal["speed-up", "compute"] | None = None  # how the tables give it; None: they do not
-    needs: str | None = None  # what would give it, and stands in no table
+    measure: Literal["speed-up", "compute"] | None = None  # how it follows from the tables; None: it does not
+    needs: str | None = None  # what one would have to know, if it does not follow from the tables
 
 
 @dataclass(frozen=True, slots=True)

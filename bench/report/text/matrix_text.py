@@ -87,7 +87,7 @@ def _grid(matrix: Matrix, currency: str) -> Grid:
 def _chunks(
     heads: Sequence[str], rows: Sequence[Sequence[str]], room: int | None
 ) -> Iterator[tuple[int, int]]:
-    """Yield ranges of columns that fit beside the first one, at least one column each."""
+    """Yield ranges of columns that fit next to the first column, at least one column each."""
     widths = [
         max(len(head) + terminal.PADDING, *(len(row[i]) for row in rows)) + 2 for i, head in enumerate(heads)
     ]

@@ -183,7 +183,10 @@ class Objective:
         raise NotImplementedError
 
     def bytes_of_a_step(self, size: SampleSize, batch_size: int, gpus: int, answer: int) -> int:
-        """Return the bytes that a step keeps on a device beside its passes, of `answer` numbers a sample."""
+        """Return the bytes that a step needs on a device in addition to its passes.
+
+        An answer has `answer` numbers a sample.
+        """
         return 0
 
     def loss(self, answer: Tensor, labels: Tensor) -> Tensor:
