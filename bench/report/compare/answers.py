@@ -84,8 +84,8 @@ class AnswerInputs:
     def rivals(self, option: Option | None, cost: Callable[[Option], float]) -> list[Option]:
         """Return the options that could be recommended instead: those without marks that cost no more.
 
-        `cost` is what the question is about. Without an option, or if its figure has a mark, every option
-        counts.
+        `cost` returns what the question minimises, money or days. Without an option, or if its figure has a
+        mark, every option counts.
         """
         runs, used_days = self.terms.wish.runs, self.terms.used_days
         lasting = [pair for pair in self.pairs if pair[1].lives_for(runs, used_days)]
