@@ -232,7 +232,6 @@ def _refuse_lonely_nodes(request: CheckArguments) -> None:
 
 
 def _refuse_level_of_nodes(request: CheckArguments, level: Depth) -> None:
-    """Refuse the level `nodes` for one node."""
     if level == "nodes" and request.nodes < 2:
         advice = "run it on each node with --nodes N --node I --meet HOST:PORT, or push it: bench push"
         raise BadInput("the level nodes checks what is between several nodes", advice=advice)

@@ -77,7 +77,6 @@ def completed(root: Parser, typed: Sequence[str]) -> list[Completed]:
 
 
 def _taking_value(at: Parser, option: str) -> argparse.Action | None:
-    """Return the option if it takes a value."""
     found = (action for action in at._actions if option in action.option_strings)
     return next((action for action in found if action.nargs != 0), None)
 

@@ -82,8 +82,6 @@ LOG_EVERY = 10  # steps between two lines, if the recipe names no number
 
 @dataclass(frozen=True, slots=True)
 class TrainingOptions:
-    """The options of an exported script."""
-
     last_step: int
     out: Path | None  # folder of the checkpoints; None: no checkpoint is saved
     resume: bool

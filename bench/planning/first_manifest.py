@@ -108,7 +108,6 @@ def chosen_model(text: str) -> Chosen:
 
 
 def aim_of(model: Chosen) -> Objective:
-    """Return the training objective of a chosen model."""
     if isinstance(model, OwnConfig):
         return objective_of(model.objective)
     found = find_model(model)

@@ -130,7 +130,6 @@ def kernel_costs(
 def _cells(
     manifest: Manifest, names: Collection[str], target: Target, counted: Mapping[str, Counted] | None
 ) -> tuple[SettingPlan, ...]:
-    """Plan the named models of a manifest on a target."""
     requests = tuple(request for request in manifest.requests if request.model.name in names)
     return make_plan(replace(manifest, requests=requests), target, counted).cells if requests else ()
 

@@ -93,8 +93,6 @@ class PlannedInstall:
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentInstaller:
-    """Installs one environment on one node."""
-
     node: Node
     place: str
     code: str  # folder of bench's code on the node

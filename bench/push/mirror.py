@@ -214,7 +214,6 @@ def _mirrored(record: Record, name: str) -> Path:
 
 
 def _tail(node: Node, record: Record, name: str, have: int, count: int) -> bytes:
-    """Return `count` bytes of a file on the node, from the position `have` on."""
     tail = f"tail -c +{have + 1} {shlex.quote(name)} | head -c {count}"
     return node.ask(f"cd {shlex.quote(record.folder)} && {tail}", most_bytes=count).out[:count]
 

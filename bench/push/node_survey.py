@@ -113,8 +113,6 @@ class InstalledEngine:
 
 @dataclass(frozen=True, slots=True)
 class NodePython:
-    """A Python of a node."""
-
     version: str  # major.minor
     path: str
 

@@ -147,7 +147,6 @@ class Ssh:
 
 
 def endpoint_of(host: Host, ssh_config: Path | None) -> Endpoint:
-    """Return where ssh connects to for a host."""
     with closing(Ssh(host, ssh_config)) as ssh:
         return ssh.endpoint()
 

@@ -204,8 +204,6 @@ class Shared:
 
 @dataclass(frozen=True, slots=True)
 class HostPart:
-    """A host's part in the push."""
-
     host: Host
     local: bool = False
     node: int = 0  # rank of the host in its group; rank 0 leads

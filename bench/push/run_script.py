@@ -96,7 +96,6 @@ class Job:
 
 
 def environment_folder(place: str, digest: str) -> str:
-    """Return the path of an environment on a node."""
     return f"{place}/environments/{digest.removeprefix('sha256:')}"
 
 

@@ -78,11 +78,10 @@ def layers_held(survey: Survey, engine: str, image: Shippable) -> int:
     if engine != "docker" or not state.named_by_configuration:
         return 0
     diff_ids = image.facts.identity.diff_ids
-    return max((_common(diff_ids, stored.diff_ids) for stored in state.images), default=0)
+    return max((_common_length(diff_ids, stored.diff_ids) for stored in state.images), default=0)
 
 
-def _common(ours: tuple[str, ...], theirs: tuple[str, ...]) -> int:
-    """Return the length of the common prefix."""
+def _common_length(ours: tuple[str, ...], theirs: tuple[str, ...]) -> int:
     return len(list(takewhile(lambda pair: pair[0] == pair[1], zip(ours, theirs, strict=False))))
 
 

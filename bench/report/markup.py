@@ -64,7 +64,6 @@ def _escaped(text: str) -> str:
 
 
 def items(texts: Iterable[str], class_: str | None = None) -> Markup:
-    """Make a list with an item for each text."""
     return el("ul", *(el("li", text) for text in texts), class_=class_)
 
 

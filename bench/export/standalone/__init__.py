@@ -33,7 +33,6 @@ def command_of(trial: Trial) -> str:
 
 
 def packages_of(trial: Trial) -> tuple[str, ...]:
-    """Return the packages that the script imports."""
     library = "timm" if trial.model.family == "timm" else "transformers"
     return "torch", library, "numpy", *(("deepspeed",) if sharded_by(trial.setting) == "zero" else ())
 

@@ -50,8 +50,6 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class MachineAnswer:
-    """The answer to one question."""
-
     question: Question
     choice: Choice | None  # None: no machine answers
     certain: Certainty  # that the choice keeps the limits; of an estimate, by its interval

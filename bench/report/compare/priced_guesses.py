@@ -44,8 +44,6 @@ class GuessOffer:
 
 @dataclass(frozen=True, slots=True)
 class PricedGuess(Extrapolation):
-    """A guess with its prices and verdicts."""
-
     in_time: Certainty | None = field(kw_only=True)  # None: no deadline was given
     offers: tuple[GuessOffer, ...] = field(kw_only=True)
     gaps: tuple[str, ...] = field(kw_only=True)  # why prices are missing

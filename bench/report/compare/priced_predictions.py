@@ -67,7 +67,6 @@ def machine_prices(gpu: str, gpus: int, book: PriceBook) -> tuple[Priced | Gap, 
 
 
 def nodes_of(gpus: int) -> int:
-    """Return the number of nodes that hold this many GPUs."""
     return math.ceil(gpus / GPUS_A_NODE)
 
 

@@ -114,7 +114,6 @@ class PriceBook:
         return self.life_years * DAYS_A_YEAR
 
     def renting(self, kind: RentKind) -> PriceBook:
-        """Return the book with only the rents of this kind."""
         return replace(self, rents=tuple(rent for rent in self.rents if rent.kind == kind))
 
     def rate(self, currency: str | None) -> float | None:

@@ -15,8 +15,6 @@ LONGEST_NAME = 24  # letters of a series in a legend
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A point of a plot, with its mark, its bar and its tooltip."""
-
     x: float
     y: float
     series: str  # chooses colour and shape of the mark

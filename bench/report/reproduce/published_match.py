@@ -125,7 +125,6 @@ def _differences(row: PublishedRow, run: ReproducibleRun, trial: TrialResult | N
 
 
 def match_lines(match: PublishedMatch) -> Iterator[str]:
-    """Yield a match as lines of text."""
     unit = f"{match.unit} a second and GPU"
     yield f"{match.row}: published {figures(match.published_per_gpu, 4)} {unit}"
     if match.here_per_gpu is None or match.ratio is None:

@@ -39,8 +39,6 @@ class MeanCourse:
 
 @dataclass(frozen=True, slots=True)
 class FirstLosses:
-    """Losses of the first steps of a trial."""
-
     samples: int  # of each step
     values: tuple[float, ...]
 

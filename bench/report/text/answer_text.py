@@ -24,7 +24,6 @@ ALIKE = {
 
 
 def question_text(comparison: Comparison) -> str:
-    """Return the question as it was asked."""
     wish, parts = comparison.wish, []
     if wish.budget is not None:
         parts.append(f"the fastest machine that {money_text(wish.budget, comparison.currency)} pays for")

@@ -20,7 +20,6 @@ def node_text(results: CheckResults) -> str:
 
 
 def by_check(findings: Sequence[Finding]) -> dict[str, list[Finding]]:
-    """Collect the findings of each check."""
     groups: dict[str, list[Finding]] = {}
     for finding in findings:
         groups.setdefault(finding.check, []).append(finding)

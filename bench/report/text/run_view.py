@@ -189,6 +189,5 @@ def _line(
 
 
 def missing_models(results: Results) -> list[str]:
-    """Return the models that have no trial."""
     tried = {trial.model for trial in results.trials}
     return [model.name for model in results.models if model.name not in tried]
