@@ -69,7 +69,7 @@ def _wanted(words: Sequence[str]) -> frozenset[str]:
 def _chosen(
     book: PriceBook, wanted: frozenset[str], kind: RentKind | None, old_before: str | None
 ) -> PriceBook:
-    """Return the quotes of these GPUs and this kind that are older than a day, if one is given."""
+    """Return the quotes of these GPUs, of this kind, and from before the day `old_before`; None: any."""
 
     def of(quote: Dated) -> bool:
         named = not wanted or bool(wanted & {*getattr(quote, "gpu", ())})

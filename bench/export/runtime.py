@@ -93,7 +93,7 @@ class TrainingOptions:
         return self.out is not None and (step == self.last_step or step % self.save_every == 0)
 
     def logs(self, step: int) -> bool:
-        """Whether this step is logged; saved steps are logged, so that the loss is checked before."""
+        """Whether this step is logged. A saved step is, because logging checks that the loss is finite."""
         return self.saves(step) or step == self.last_step or step % self.log_every == 0
 
 

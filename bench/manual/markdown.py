@@ -172,7 +172,7 @@ def _table_text(found: DocumentTable, width: int | None) -> str:
 
 
 def _row_lines(heads: Sequence[str], row: Sequence[str], width: int) -> Iterator[str]:
-    """Yield a row as its first cell and, indented, each other cell behind its head."""
+    """Yield the first cell of a row, and each other cell on an indented line after its column's head."""
     yield _filled(f"- {row[0]}", width, "  ")
     for head, cell in zip(heads[1:], row[1:], strict=True):
         if cell:

@@ -1,6 +1,6 @@
-"""The interface of a connection to a node, for every program that carries it, and the errors of connecting.
+"""The interface of a connection to a node, and the errors of connecting.
 
-openssh.py implements it by OpenSSH's client, over_fabric.py by Fabric where there is no such client.
+openssh.py implements it with OpenSSH's client, and over_fabric.py with Fabric if there is no such client.
 """
 
 from __future__ import annotations

@@ -184,7 +184,7 @@ def _bound_with_updates(
 
 
 def on_host(trial: Trial) -> float:
-    """Return least seconds of a step that an update on the host takes; 0 without offloading."""
+    """Return the least seconds of an update on the host, with its transfers; 0 without offloading."""
     return _parameters_per_device(trial) * UPDATED_ON_HOST if "offload" in trial.setting else 0.0
 
 

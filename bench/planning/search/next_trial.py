@@ -113,7 +113,7 @@ def _turn(plans: list[SettingPlan], outcomes: Mapping[str, Outcome]) -> tuple[in
 
 
 def open_trial(plan: SettingPlan, outcomes: Mapping[str, Outcome]) -> Trial | None:
-    """Return a setting's next trial, at a smaller micro-batch while memory runs out or that is faster."""
+    """Return a setting's next trial: a smaller micro-batch while memory runs out or smaller is faster."""
     best = None
     for trial in plan.trials:
         outcome = outcomes.get(trial.id)

@@ -157,6 +157,6 @@ def held_out_errors(
 
 
 def _half_width(errors: Sequence[float], independent: int) -> float:
-    """Return the 95% half-width of a new row's error around 0, so that a bias widens it, too."""
+    """Return the 95% half-width of a new row's error. It is taken around 0, so that a bias widens it, too."""
     spread = math.sqrt(math.fsum(e * e for e in errors) / len(errors))
     return quantile95(independent) * spread * math.sqrt(1 + 1 / independent)

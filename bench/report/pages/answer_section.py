@@ -87,7 +87,7 @@ def _cell(row: MatrixRow, cell: MatrixCell | None, head: str, currency: str) -> 
     if cell.run_cost is not None:
         cost = money_text(cell.run_cost, currency) + (" of its price" if cell.bought else "")
         parts += [Markup(" "), el("span", cost, class_="cost")]
-    if said := list(_said(cell)):
+    if said := list(_spoken(cell)):
         parts += [Markup(" "), el("small", ", ".join(said))]
     kinds = {"chosen": cell.chosen, "est": not cell.measured, "no": cell.kept == "no"}
     return el(
@@ -100,7 +100,7 @@ def _cell(row: MatrixRow, cell: MatrixCell | None, head: str, currency: str) -> 
     )
 
 
-def _said(cell: MatrixCell) -> Iterator[str]:
+def _spoken(cell: MatrixCell) -> Iterator[str]:
     """Describe in words what the style of a cell shows."""
     if cell.chosen:
         yield "the answer"
