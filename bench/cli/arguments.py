@@ -97,7 +97,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class ShowHelp(NamedTuple):
-    """The call of a parser without a command: show the help, and return the exit code of bad input."""
+    """The call of a command line without a command: show the help, and return the exit code of bad input."""
 
     parser: Parser
     paged: bool = True
@@ -108,9 +108,9 @@ class ShowHelp(NamedTuple):
 
 
 class Commands:
-    """The commands below a parser. Only the command `asked` gets a parser, or all if it is None.
+    """The commands below a parser. Only the command `asked` gets a parser; None: every command does.
 
-    A start of `bench` needs the parser of one command, and making all takes four times as long.
+    A start of `bench` needs the parser of one command; making all of them would take four times as long.
     """
 
     def __init__(self, parser: Parser, asked: str | None, *, title: str, metavar: str) -> None:
@@ -129,7 +129,7 @@ class Commands:
 
 
 class _NotAsked:
-    """The parser of a command that is not called, or a group of its options: it keeps no option."""
+    """A stand-in for the parser of a command that is not called: it ignores every option."""
 
     commands: Mapping[str, Parser] = MappingProxyType({})
 
@@ -157,8 +157,8 @@ class Command(NamedTuple):
 
     module: str
     function: str
-    measures: bool = False  # this machine: on another system than Linux, the module is not even imported
-    paged: bool = False  # what it prints may be long, and is printed at once
+    measures: bool = False  # it measures this machine; on other systems than Linux its module is not imported
+    paged: bool = False  # its output may be long, and goes through a pager
 
     def load(self) -> tuple[Callable[[Any], int], Callable[..., Any]]:
         """Import the module; return the function and the class of its request."""

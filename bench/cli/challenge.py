@@ -49,9 +49,11 @@ class ReceiveArguments:
 
 
 def challenge(request: ChallengeArguments) -> int:
+    """Write a challenge for one run of a manifest, and note it in the ledger."""
     manifest = load_any(request.manifest)
     if request.out and request.out.exists():
-        raise BadInput("exists; nothing is overwritten", where=str(request.out))
+        advice = "name another file, or remove this one"
+        raise BadInput("exists; nothing is overwritten", where=str(request.out), advice=advice)
     digest = manifest.digest.removeprefix("sha256:")
     made = certify_and_receive.challenge(Ledger(request.ledger), digest, int(time.time()), request.run_id)
     path = request.out or Path(f"challenge-{made.run_id}.json")
@@ -67,8 +69,10 @@ def challenge(request: ChallengeArguments) -> int:
 
 
 def certify(request: CertifyArguments) -> int:
+    """Write a certificate for the key in a node's request, after checking it against the ledger."""
     if not 60 <= request.valid_seconds <= certify_and_receive.MOST_VALID_SECONDS:
-        raise BadInput("--valid: a certificate is valid for at least a minute and at most seven days")
+        message = "--valid: a certificate is valid for at least a minute and at most seven days"
+        raise BadInput(message, advice="--valid 2h")
     with open_regular(request.request) as file:
         data = file.read(MAX_REQUEST_BYTES)
     try:
@@ -94,6 +98,7 @@ def certify(request: CertifyArguments) -> int:
 
 
 def receive(request: ReceiveArguments) -> int:
+    """Verify a run's bundle, consume its nonce, and add the operator's receipt."""
     key, revoked = OperatorKey.find(request.key), own_revocations()
     ledger, out = Ledger(request.ledger), request.out or request.bundle
     verdict = certify_and_receive.receive(

@@ -157,7 +157,7 @@ def _check_node(request: CheckArguments, manifest: CheckManifest, level: Depth, 
 
 
 def _baseline_of(request: CheckArguments, progress: CheckView) -> Baseline | None:
-    """Read the baseline that was named. A folder without one yet gets its first with this check."""
+    """Read the baseline that --baseline names; None if its folder has no check of this machine yet."""
     if request.baseline is None:
         return None
     from bench.runner.check.baseline import find_baseline
@@ -169,9 +169,9 @@ def _baseline_of(request: CheckArguments, progress: CheckView) -> Baseline | Non
 
 
 def _keep_history(checked: CheckedNode, request: CheckArguments, earlier: History) -> VerdictChange | None:
-    """Tell a change of state to the command, add the check to the index of --out, and delete old checks.
+    """Call the command of --on-change, add the check to the index of --out, and delete old checks.
 
-    A command that fails or a disk that is full changes no verdict: the failure is reported on stderr.
+    A command that fails, or a full disk, is reported on stderr and does not change the verdict.
     """
     from bench.runner.check.check_index import CHANGE_LOCK_NAME, add, last_told, locked
     from bench.runner.check.history import indexed
@@ -190,7 +190,7 @@ def _keep_history(checked: CheckedNode, request: CheckArguments, earlier: Histor
                 print(one_line(f"{failed}; it is called again after the next check"), file=sys.stderr)
         try:
             add(request.out, [entry])
-            known = {} if request.history else earlier.bundles  # else of other folders
+            known = {} if request.history else earlier.bundles  # with --history, they are of other folders
             _delete_older(request, {**known, entry.bundle: True})
         except OSError as error:
             print(f"the history in {request.out} was not kept: {error}", file=sys.stderr)
@@ -217,7 +217,7 @@ def _shown_progress() -> CheckView:
 
 
 def _refuse_lonely_nodes(request: CheckArguments) -> None:
-    """Refuse options of a meeting without the others, and options that have no meaning between nodes."""
+    """Refuse --nodes, --node and --meet without each other, and options that several nodes cannot have."""
     refuse_half_a_meeting(request)
     if not 0 <= request.node < request.nodes:
         message = f"--node {request.node} of --nodes {request.nodes}"
@@ -232,7 +232,6 @@ def _refuse_lonely_nodes(request: CheckArguments) -> None:
 
 
 def _refuse_level_of_nodes(request: CheckArguments, level: Depth) -> None:
-    """Refuse the level `nodes` for one node."""
     if level == "nodes" and request.nodes < 2:
         advice = "run it on each node with --nodes N --node I --meet HOST:PORT, or push it: bench push"
         raise BadInput("the level nodes checks what is between several nodes", advice=advice)
@@ -255,7 +254,7 @@ def _refuse_without_load(request: CheckArguments, level: Depth) -> None:
 
 
 def _show_in_use(reason: str, request: CheckArguments) -> int:
-    """Say that nothing was checked, with exit code 0: a GPU in use is no fault of the node."""
+    """Say that --if-idle checked nothing, and return 0: a GPU in use is not a fault of the node."""
     if request.nagios:
         print(nagios_not_checked(reason))
     elif request.as_json:

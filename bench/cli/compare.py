@@ -53,7 +53,7 @@ class CompareArguments:
 
     @property
     def shown_columns(self) -> Sequence[str] | None:
-        """The columns of --columns, of the table of machines and of that of settings."""
+        """The columns that --columns names, of the table of machines and of the table of settings."""
         from bench.report.text.machine_rows import COLUMN_NAMES as OF_MACHINES
         from bench.report.text.run_table import COLUMN_NAMES as OF_SETTINGS
 
@@ -73,7 +73,7 @@ class CompareArguments:
 def compare(request: CompareArguments) -> int:
     own_process()
     output = request.output  # refuses options that disagree, before any bundle is read
-    _refuse_senseless_options(request)
+    _refuse_ignored_options(request)
     compared = _compared(request)
     compared.require_one_kind()
     comparison, fleet = compared.runs, compared.fleet
@@ -111,8 +111,8 @@ def _show_runs(comparison: Comparison, output: str, request: CompareArguments) -
     return 0
 
 
-def _refuse_senseless_options(request: CompareArguments) -> None:
-    """Refuse options beside a format that ignores them, and columns that no table has."""
+def _refuse_ignored_options(request: CompareArguments) -> None:
+    """Refuse options that the chosen format would ignore, and columns that no table has."""
     if request.shown_columns is not None and request.output != "table":
         found = f"--columns with {request.output}, which has every column"
         raise BadInput(found, advice="leave one of them out")
@@ -124,6 +124,7 @@ def _refuse_senseless_options(request: CompareArguments) -> None:
 
 
 def collect(request: CompareArguments) -> Comparison:
+    """Compare the training runs among the bundles of a request."""
     return _compared(request).runs
 
 

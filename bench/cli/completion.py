@@ -1,7 +1,7 @@
-"""`bench completion`: scripts for bash, zsh and fish, and what may follow the words that were typed.
+"""`bench completion`: scripts for bash, zsh and fish, and the completions of a command line.
 
-The scripts hold no names. At each press of the tab key they call `bench completion --of WORD...`, which reads
-the parser: a new option or command is completed without a new script.
+A script contains no names of commands or options. At each press of the tab key it calls
+`bench completion --of WORD...`, which reads the parser, so new options need no new script.
 """
 
 from __future__ import annotations
@@ -77,7 +77,6 @@ def completed(root: Parser, typed: Sequence[str]) -> list[Completed]:
 
 
 def _taking_value(at: Parser, option: str) -> argparse.Action | None:
-    """Return the option if it takes a value."""
     found = (action for action in at._actions if option in action.option_strings)
     return next((action for action in found if action.nargs != 0), None)
 
@@ -98,7 +97,7 @@ def _summary(at: Parser, name: str) -> str:
 
 
 def _positional(at: Parser, position: int) -> argparse.Action | None:
-    """Return the positional argument at a place; the last one may stand for all that follow."""
+    """Return the positional argument at this position, or the last one if it takes several words."""
     found = [a for a in at._actions if not a.option_strings and not isinstance(a.choices, dict)]
     if position < len(found):
         return found[position]

@@ -14,7 +14,7 @@ from bench.manual.entries import KINDS, SECTION, ManualEntry, entries, has_docum
 from bench.manual.lookup import Explanation, explanation, kind_of, names_of
 from bench.manual.markdown import inline, plain
 
-LEAST_FACT = 24  # columns of a fact beside its head; in less room, it begins on a line of its own
+LEAST_FACT = 24  # columns for a fact beside its head; with fewer columns, head and fact share one paragraph
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def _explained(word: str, *, needed: bool) -> Explanation | None:
 
 
 def _names(kind: str) -> str:
-    """List the names of a kind; the headings of sections are too many, and their pages are listed."""
+    """List the names of a kind; for sections, which have too many headings, list their pages."""
     names = names_of(kind, entries())
     if kind == SECTION:
         pages = dict.fromkeys(one.address.partition("#")[0] for one in entries() if one.kind == kind)

@@ -87,5 +87,6 @@ def _choose(results: Results, model: str | None, setting: str | None, where: str
         raise BadInput(f'holds no setting "{setting}"', where=where, advice=f"allowed: {'; '.join(labels)}")
     best = fastest(t for t in of_model if setting in (None, t.label))
     if best is None:
-        raise BadInput(f"has no figure for {setting or model or names[0]}", where=where)
+        advice = "bench compare BUNDLE --settings shows how each trial ended"
+        raise BadInput(f"has no figure for {setting or model or names[0]}", where=where, advice=advice)
     return best

@@ -1,4 +1,4 @@
-"""The help of a command, in which no line is wider than the terminal."""
+"""Format the help of commands so that no line is wider than the terminal."""
 
 from __future__ import annotations
 

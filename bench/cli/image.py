@@ -36,7 +36,7 @@ from bench.images.container import (
     handed_on,
     limits,
 )
-from bench.images.engines import Engine, find_engine, here, preflight
+from bench.images.engines import Engine, Inspected, find_engine, here, preflight
 from bench.images.engines.output import settings_of_terminal
 from bench.images.kernel_layer import (
     LABEL,
@@ -127,7 +127,7 @@ def _build_inputs(request: BuildArguments | KernelArguments) -> BuildInputs:
 
 
 def kernels(request: KernelArguments) -> int:
-    """Make a layer of the wheels that no package index has: compile and lock them, or take compiled ones."""
+    """Make a layer of the wheels that no package index has. Without --wheels, compile and lock them first."""
     inputs = _build_inputs(request)
     if request.wheels is None:
         for line in build_kernels(inputs, request.only, request.arch, request.jobs, progress()):
@@ -152,6 +152,7 @@ def add(request: AddArguments) -> int:
 
 
 def identity(request: ImageArguments) -> int:
+    """Print the identity of an image, or the digest of a kernel layer."""
     if is_layer(Path(request.image)):
         _show_layer(read_layer(Path(request.image)), request.as_json)
         return 0
@@ -201,21 +202,7 @@ def run_in_image(
     """
     network = meet_secret is not None
     engine, out, loaded = find_engine(request.engine), request.out, load_any(manifest)
-    required = identity or wanted_image(loaded)
-    facts, host = engine.facts(), preflight.read_host(here)
-    if engine.name != "none":
-        preflight.check_machine(host)
-        preflight.check_job(facts, os.environ, lambda: parts(preflight.visible_gpus(here)))
-    image = request.image or identity or _default_image(host, request.on_cpu)
-    held = engine.inspect(image)  # None: engine "none", so the command runs without a container
-    preflight.check_identity(held.identity if held else None, required, image)
-    gpus = host.driver is not None and not request.on_cpu
-    if held:
-        variant = _variant_of(held.labels, image)
-        gpus = gpus and variant.driver is not None
-    if gpus:
-        preflight.check_driver(host, variant)
-        preflight.check_gpus(host, facts)
+    image, held, gpus = _checked_image(engine, request, identity, wanted_image(loaded))
     with making_folders(out):
         out.mkdir(parents=True, exist_ok=True)
     preflight.check_room(out, preflight.OUT_BYTES, "a run's results")
@@ -250,9 +237,37 @@ def run_in_image(
     return code
 
 
+def _checked_image(
+    engine: Engine, request: MeasureArguments, identity: str | None, wanted: str | None
+) -> tuple[str, Inspected | None, bool]:
+    """Return the image's name, the image in the engine, and whether the container gets GPUs.
+
+    The image is None for the engine "none", with which the command runs without a container.
+    EnvironmentCannot if machine, driver or engine cannot run it, or if it is not the image that is asked for.
+    """
+    facts, host = engine.facts(), preflight.read_host(here)
+    if engine.name != "none":
+        preflight.check_machine(host)
+        preflight.check_job(facts, os.environ, lambda: parts(preflight.visible_gpus(here)))
+    image = request.image or identity or _default_image(host, request.on_cpu)
+    held = engine.inspect(image)
+    preflight.check_identity(held.identity if held else None, identity or wanted, image)
+    gpus = host.driver is not None and not request.on_cpu
+    if held:
+        variant = _variant_of(held.labels, image)
+        gpus = gpus and variant.driver is not None
+    if gpus:
+        preflight.check_driver(host, variant)
+        preflight.check_gpus(host, facts)
+    return image, held, gpus
+
+
 @contextmanager
 def _with_its_code(manifest: Path, data: bytes) -> Iterator[Path]:
-    """Yield a file with the manifest's data, code of its own modules included: all that the container has."""
+    """Yield a file with the manifest's data, which includes the code of its own modules.
+
+    The container sees no other file of the manifest.
+    """
     if data == manifest.read_bytes():
         yield manifest
         return
@@ -277,6 +292,7 @@ def tag_of(facts: ImageFacts) -> str:
 
 
 def load_into(engine: Engine, archive: Path) -> None:
+    """Load an archive into an engine, after checking that the engine's disk has room."""
     storage = engine.facts().storage
     if storage and Path(storage).exists():
         preflight.check_room(
@@ -302,7 +318,10 @@ def _variant_of(labels: Mapping[str, str], image: str) -> Variant:
 
 
 def _user(out: Path) -> tuple[int, int]:
-    """Return the container's uid and gid: the user's own; for root, those of nobody, who then owns `out`."""
+    """Return the uid and gid in the container: the user's own, or for root those of `nobody`.
+
+    The folder `out` is given to `nobody` if needed.
+    """
     own = user_and_group()
     if own is not None and own[0] != 0:
         return own
@@ -318,7 +337,8 @@ def as_archive(image: str, engine: str) -> Iterator[Path]:
         yield Path(image)
         return
     if image.endswith(".tar"):
-        raise BadInput("no such file", where=image)
+        advice = "bench image build makes one; a name without .tar is an image in the engine"
+        raise BadInput("no such file", where=image, advice=advice)
     with tempfile.TemporaryDirectory(prefix="bench-image-") as folder:
         saved = Path(folder) / "saved.tar"
         find_engine(engine).save(image, saved)
@@ -326,6 +346,7 @@ def as_archive(image: str, engine: str) -> Iterator[Path]:
 
 
 def show(facts: ImageFacts, name: str, as_json: bool) -> None:
+    """Print an image's identity, and its layers on stderr; or all of it as JSON."""
     if as_json:
         document = to_json(facts.identity) | {"labels": dict(facts.labels), "layers": to_json(facts.layers)}
         below = below_kernels(facts)

@@ -83,7 +83,7 @@ def push(request: PushImageArguments) -> int:
 
 
 def pull(request: PullImageArguments) -> int:
-    """Download an image that one of the keys signed; nothing but its signature is read before."""
+    """Download an image after checking that one of the keys signed it."""
     reference, say = parse_reference(request.reference), progress()
     if reference.digest is None:
         advice = f"write {request.reference}@sha256:..., as bench image push prints it"

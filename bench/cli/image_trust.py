@@ -1,4 +1,4 @@
-"""`bench image attest`, `verify` and `scan`: where an image comes from, and what is known of its contents."""
+"""`bench image attest`, `verify` and `scan`: an image's origin, contents and known vulnerabilities."""
 
 from __future__ import annotations
 
@@ -124,9 +124,9 @@ def find_vulnerabilities(request: ScanArguments) -> int:
 def _line(one: FoundVulnerability) -> str:
     names = " ".join((one.id, *one.aliases))
     state = f"does not apply: {one.dismissed}" if one.dismissed else one.severity or "no severity"
-    mended = f"mended in {', '.join(dict.fromkeys(one.fixed))}" if one.fixed else "no mended version"
+    fixed = f"fixed in {', '.join(dict.fromkeys(one.fixed))}" if one.fixed else "no fixed version"
     doubt = f"; {one.undecided}, so it counts as affected" if one.undecided else ""
-    return f"{one.name} {one.version}   {names}   {state}   {mended}{doubt}   {one.summary:.100}"
+    return f"{one.name} {one.version}   {names}   {state}   {fixed}{doubt}   {one.summary:.100}"
 
 
 def _contents(request: ScanArguments) -> tuple[bytes, str | None]:

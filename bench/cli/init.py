@@ -1,7 +1,7 @@
 """`bench init`: write a first manifest, from five questions on a terminal, or from options.
 
-A question is asked for each option that is missing. Where nobody can be asked, options that have a default
-keep it, and one that has none is an error that names it.
+On a terminal, a question is asked for each option that is missing. Without a terminal, a missing option gets
+its default, and an option without a default is an error.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _prices_file(file: Path) -> Path:
 
 
 def _is_ours(schema: Path) -> bool:
-    """Whether the schema may be written: nothing is there, or a version of it."""
+    """Whether the schema's file may be written: it does not exist, or holds a version of the schema."""
     try:
         return URN in schema.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -140,7 +140,10 @@ def _answer(
     *,
     needed: bool = False,
 ) -> Value:
-    """Return the value of an option or of an answer; `needed`: without a terminal, no default is taken."""
+    """Return the value of an option, or of the answer to its question.
+
+    Without a terminal, the default is taken, or BadInput raised if the option is `needed`.
+    """
     if given is not None:
         return _read_option(option, given.strip(), read)
     if not sys.stdin.isatty():

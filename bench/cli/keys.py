@@ -40,12 +40,14 @@ class RevokeArguments:
 
 
 def new(request: NewKeyArguments) -> int:
+    """Make a key, in a file or on a hardware token, and show it."""
     with_passphrase = not request.no_passphrase and not request.token
     keyring.new(request.file, token=request.token, passphrase=with_passphrase)
     return show(ShowKeyArguments(request.file))
 
 
 def show(request: ShowKeyArguments) -> int:
+    """Show a key, and the lines with which others can trust it."""
     path = request.file or default_key_path()
     if not path.exists():
         raise BadInput("no such key", where=str(path), advice="bench keys new makes one")
@@ -64,12 +66,14 @@ def show(request: ShowKeyArguments) -> int:
 
 
 def trust(request: TrustArguments) -> int:
+    """Add a public key to the list of trusted signers."""
     path, added = keyring.trust(request.file, request.name or request.file.stem)
     print(f"{path}: {len(added)} lines added" if added else f"{path}: trusted already")
     return 0
 
 
 def revoke(request: RevokeArguments) -> int:
+    """Add runs, keys or certificates to the list of revocations."""
     revocations = [keyring.to_revoke(target, request.authority) for target in request.targets]
     krl = keyring.revoke(revocations, request.file)
     for revocation in revocations:

@@ -93,9 +93,9 @@ def _defect(error: Exception) -> BenchError:
 
 @cache
 def parser(asked: str | None = None) -> Parser:
-    """Return the parser of all commands; the namespace that it returns has the command to call as `call`.
+    """Return the parser of all commands. The namespace of a parsed command line has the command as `call`.
 
-    If a command is asked for, the others have only their names and descriptions.
+    If `asked` names a command, the other commands have only names and descriptions.
     """
     bench = Parser(
         prog="bench",

@@ -106,7 +106,7 @@ def measured_here(
 def make_sealer(
     manifest_digest: str, key: Path | None, challenge: Path | None, *, read_last: bool = False
 ) -> Sealer:
-    """Return the key that signs a run, and tell on stderr if it was made just now."""
+    """Return the key that signs a run; say so on stderr if it was just made."""
     return sealer.make_sealer(manifest_digest, key, challenge, on_stderr, read_last=read_last)
 
 

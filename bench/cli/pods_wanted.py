@@ -1,4 +1,4 @@
-"""The options of `bench push --kubernetes`: what they ask of the cluster, and what cannot go with them."""
+"""The options of `bench push --kubernetes`: turn them into a request to the cluster, and refuse others."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def _show(found: Predictions, request: PredictArguments) -> None:
 
 
 def _measured(request: PredictArguments) -> Comparison | None:
-    """Compare the bundles that are shown beside predictions; None without any."""
+    """Compare the bundles of --measured, which are shown together with predictions; None without any."""
     if not request.measured:
         return None
     from bench.cli.compare import CompareArguments, collect  # loads every report

@@ -44,7 +44,8 @@ def prices(request: PricesArguments) -> int:
     if request.words[:1] == (IMPORT,):
         return _import(request)
     if request.provider or request.date or request.out:
-        raise BadInput("--provider, --date and --out belong to bench prices import FILE")
+        advice = "leave them out, or bench prices import FILE"
+        raise BadInput("--provider, --date and --out belong to bench prices import FILE", advice=advice)
     book = load_prices(request.prices)
     wanted = _wanted(request.words)
     old_before = None if request.stale_days is None else _days_ago(request.stale_days)
@@ -68,7 +69,7 @@ def _wanted(words: Sequence[str]) -> frozenset[str]:
 def _chosen(
     book: PriceBook, wanted: frozenset[str], kind: RentKind | None, old_before: str | None
 ) -> PriceBook:
-    """Return the quotes of these GPUs and this kind that are older than a day, if one is given."""
+    """Return the quotes of these GPUs, of this kind, and from before the day `old_before`; None: any."""
 
     def of(quote: Dated) -> bool:
         named = not wanted or bool(wanted & {*getattr(quote, "gpu", ())})
@@ -144,19 +145,22 @@ def _days_ago(count: float) -> str:
 
 def _import(request: PricesArguments) -> int:
     if len(request.words) != 2:
-        raise BadInput("bench prices import takes one file")
+        message = f"bench prices import takes one file, not {len(request.words) - 1}"
+        raise BadInput(message, advice="bench prices import FILE -o index.json")
     path = Path(request.words[1])
     too_large = "larger than 64 MiB: not a price list"
     data = read_bounded(path, LARGEST_LIST_BYTES, what="the price list", too_large=too_large)
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise BadInput("is not a text", where=str(path)) from None
+        advice = "give a price list as CSV in UTF-8"
+        raise BadInput("is not a text", where=str(path), advice=advice) from None
     imported = rents_in(text, str(path), provider=request.provider, date=request.date)
     for remark in imported.remarks:
         print(one_line(f"{path}: {remark}"), file=sys.stderr)
     if not imported.rents:
-        raise BadInput("has no rent of a GPU that bench knows", where=str(path))
+        advice = "the lines above say why each row is left out"
+        raise BadInput("has no rent of a GPU that bench knows", where=str(path), advice=advice)
     document = to_json(PriceBook("USD", rents=imported.rents))
     parse_prices(document, str(path))  # dates and amounts
     if request.out is None:

@@ -43,7 +43,7 @@ from bench.signing.revocation import own_revocations
 
 THIS_MACHINE = Host("this machine", "localhost")
 MEETING_PORT = 29400  # of the first host, for a check between nodes without --together
-START_MINUTES = 30  # beside the budget of a job: to start, to end its last trial, and for proofs
+START_MINUTES = 30  # of a job in addition to the budget: to start, to end its last trial, and for proofs
 _WIDEST_REASON = 100  # characters of a line in the table of many nodes
 
 
@@ -157,7 +157,7 @@ def _refuse_contradictions(request: PushArguments, hosts: int) -> None:
     if not hosts and not request.slurm:
         raise BadInput("no host to push to", advice="a HOST, --inventory FILE, or --slurm on a login node")
     if request.parallel < 1:
-        raise BadInput(f"--parallel {request.parallel} is not at least 1")
+        raise BadInput(f"--parallel {request.parallel} is not at least 1", advice="--parallel 8")
     refuse_login(request.index, "--index")
     refuse_login(request.mirror, "--mirror")
     if request.together and request.slurm:
@@ -180,7 +180,8 @@ def _refuse_contradictions(request: PushArguments, hosts: int) -> None:
     if request.pull and request.image:
         raise BadInput("--pull and --image name two images", advice="leave one out")
     if request.pull and request.engine not in ENGINES_WITH_STORE:
-        raise BadInput("--pull needs --engine docker or podman")
+        advice = "name one of them; other engines get an image by --image, or from here"
+        raise BadInput("--pull needs --engine docker or podman", advice=advice)
     _refuse_bad_environment(request)
 
 
@@ -210,7 +211,8 @@ def _refuse_bad_environment(request: PushArguments) -> None:
     if request.index and urlsplit(request.index).scheme not in ("http", "https", "file"):
         raise BadInput(f"--index {request.index} is no URL", advice="https://HOST/simple")
     if request.wheelhouse and not request.wheelhouse.is_dir():
-        raise BadInput("no such folder", where=str(request.wheelhouse))
+        advice = "--wheelhouse names a folder of wheels on this machine"
+        raise BadInput("no such folder", where=str(request.wheelhouse), advice=advice)
 
 
 def _first_given(options: Mapping[str, object]) -> str | None:
@@ -234,8 +236,8 @@ def _refuse_options_of_other_kind(request: PushArguments, manifest: AnyManifest)
     if not _is_between_nodes(request, manifest):
         return
     if request.slurm and not 2 <= request.slurm_nodes <= MOST_NODES:
-        message = f"a check between nodes is of 2 to {MOST_NODES} nodes, and not of {request.slurm_nodes}"
-        raise BadInput(message, advice="say of how many: --slurm-nodes N")
+        message = f"a check between nodes needs 2 to {MOST_NODES} nodes, not {request.slurm_nodes}"
+        raise BadInput(message, advice="--slurm-nodes N says how many")
     if request.kubernetes:
         advice = "push to the nodes over SSH, or check each node: bench push manifests/node-check.json"
         raise BadInput("--kubernetes has no check between nodes", advice=advice)
@@ -258,7 +260,8 @@ def _option_of_slurm(request: PushArguments) -> str | None:
 def _record_of(name: str, hosts: Sequence[Host]) -> Record:
     records = Records().find([name])
     if len(records) != 1 or len(hosts) != 1:
-        raise BadInput("--continue takes one run and one host")
+        advice = "bench push MANIFEST HOST --continue RUN; bench status lists runs"
+        raise BadInput("--continue takes one run and one host", advice=advice)
     return records[0]
 
 
@@ -317,7 +320,7 @@ def _show_one(result: Result) -> None:
 
 
 def _show_numbers(results: Sequence[Result]) -> None:
-    """Print the findings of a check between hosts, and which host has which number in them."""
+    """Print the findings of a check between hosts, and the number that each host has in them."""
     hosts = [result.host for result in results]
     for checked in (result.checked for result in results if result.checked is not None):
         from bench.report.text.check_text import text
@@ -331,7 +334,7 @@ def _numbers(names: Sequence[str]) -> str:
 
 
 def _named(checked: CheckResults, names: Sequence[str]) -> CheckResults:
-    """Return the results of a check between nodes to show, with the nodes' names behind their numbers."""
+    """Return a check between nodes with the name of each node after its number in the findings."""
     if checked.level != "nodes":
         return checked
     findings = [

@@ -118,7 +118,7 @@ def worst_code(answers: Sequence[NodeAnswer]) -> int:
 
 
 def _asked(records: Sequence[Record], ask: Callable[[Node, Record], NodeAnswer]) -> list[Future[NodeAnswer]]:
-    """Ask the nodes of all runs at the same time; trouble with one node is the answer of that node alone."""
+    """Ask the nodes of all runs at the same time; a node's error is its own answer and affects no other."""
     return in_threads([partial(_answer, record, ask) for record in records], NODES_AT_ONCE)
 
 
@@ -129,7 +129,7 @@ def _answer(record: Record, ask: Callable[[Node, Record], NodeAnswer]) -> NodeAn
         except BenchError as error:
             where = f"{error.where}: " if error.where not in (None, record.host) else ""
             return NodeAnswer(f"{where}{error.message}", error.exit_code, error.advice or "")
-        except Exception as error:  # as in a push: what confuses bench at one node must not end the others
+        except Exception as error:  # as in a push: an unexpected error at one node must not end the others
             what = f"{type(error).__name__}: {error}"
             return NodeAnswer(what, EnvironmentCannot.exit_code, "a defect of bench: please report it")
 
@@ -218,20 +218,20 @@ class Ending:
 
     end: Callable[[Node, Record], None]
     done: str
-    told: str  # what was done to a run that goes on
-    advice: str  # for such a run
+    done_so_far: str  # if the run still goes on after END_SECONDS
+    advice: str  # in that case
 
 
 CANCEL = Ending(
     mirror.cancel,
     done="has ended; bench fetch {run}",
-    told="was asked to end",
+    done_so_far="was asked to end",
     advice="bench cancel --kill {run} ends it without a bundle; a new push resumes it from its journal",
 )
 KILL = Ending(
     mirror.kill,
     done="was killed; a new push resumes it from its journal",
-    told="was killed",
+    done_so_far="was killed",
     advice="its processes wait for the kernel, as with a driver that hangs: look at the node's kernel log",
 )
 
@@ -243,12 +243,12 @@ def _end(ending: Ending, node: Node, record: Record) -> NodeAnswer:
         return answer
     if _ends(node, record):
         return NodeAnswer(f"run {run} {ending.done.format(run=run)}")
-    text = f"run {run} still runs {END_SECONDS:.0f} s after it {ending.told}"
+    text = f"run {run} still runs {END_SECONDS:.0f} s after it {ending.done_so_far}"
     return NodeAnswer(text, EnvironmentCannot.exit_code, ending.advice.format(run=run))
 
 
 def _ended(node: Node, record: Record, end: Callable[[Node, Record], None]) -> NodeAnswer | None:
-    """End a run by `end`; return an answer instead if it does not run."""
+    """Call `end` if the run is running; otherwise return an answer that says so."""
     if (state := _look(node, record).state) not in RUNNING:
         return NodeAnswer(f"run {record.run_id} is not running ({state})")
     end(node, record)

@@ -26,7 +26,7 @@ from bench.push.image_store import ImageStore
 from bench.push.rent import find_tool
 from bench.push.rent.rental import CODE_FILE, MANIFEST_FILE, Rental
 
-_EXTRAS = ("run", "lora")  # as in the images, without what a compiler is needed for
+_EXTRAS = ("run", "lora")  # as in the images, but without packages that need a compiler
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,8 @@ def _gpu(name: str) -> GpuModel:
     if model is None:
         raise BadInput(f"--gpu {name}: unknown GPU", advice=near_gpus(name))
     if not model.runs_bench:
-        raise BadInput(f"--gpu {name}: bench does not run on {model.name}")
+        advice = "bench predict --gpu predicts it; rent an NVIDIA GPU to measure"
+        raise BadInput(f"--gpu {name}: bench does not run on {model.name}", advice=advice)
     return model
 
 
@@ -110,5 +111,6 @@ def _count(given: int | None, manifest: AnyManifest) -> int:
     """Return the number of GPUs to rent: the given one, else that of the manifest."""
     wanted = manifest.gpus
     if given is not None and wanted is not None and given < wanted:
-        raise BadInput(f"--gpus {given}: the manifest asks for {wanted}")
+        advice = f"--gpus {wanted} or more, or change the manifest"
+        raise BadInput(f"--gpus {given}: the manifest asks for {wanted}", advice=advice)
     return given or wanted or 1

@@ -63,7 +63,8 @@ def _reproduce_bundle(request: ReproduceArguments, bundle: Path) -> int:
         again = _run_in_image(original, bundle, request) if in_image else _run_here(original, bundle, request)
     repeated = read_run(again, None)
     if repeated.results.run.id == original.results.run.id:
-        raise BadInput("is the original run itself: it reproduces nothing", where=str(again))
+        advice = "--with takes the bundle of another run of the same manifest"
+        raise BadInput("is the original run itself: it reproduces nothing", where=str(again), advice=advice)
     if repeated.is_copy_of(original):
         raise VerificationFailed("has the original run's samples: it was not run again", where=str(again))
     if repeated.stated.data != original.stated.data:

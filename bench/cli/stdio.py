@@ -107,7 +107,7 @@ class _UnescapedStderr(_Stream):
 
 
 class Stderr(_UnescapedStderr):
-    """stderr on which whatever a terminal would obey is escaped, but for what goes to `unescaped`."""
+    """stderr with the control characters of terminals escaped; `unescaped` is the stream without escaping."""
 
     def __init__(self, file: TextIO) -> None:
         super().__init__(file)

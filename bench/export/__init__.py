@@ -1,4 +1,4 @@
-"""Write a measured trial as a training script, with bench for one of four frameworks, or as one file alone.
+"""Write a measured trial as a training script: for one of four frameworks with bench, or as a single file.
 
 In:  a trial, its result and the facts of its node. Out: train.py, trial.json, requirements.txt, README.md
 and the framework's own files, in a new folder; or train.py alone.
@@ -46,7 +46,7 @@ SEVERAL = (
 WITH_BENCH: tuple[Kind, ...] = ("script", "trainer", "accelerate", "deepspeed")  # import bench when they run
 KINDS: tuple[Kind, ...] = (*WITH_BENCH, standalone.KIND)
 HOUR = 3600  # seconds
-# A bundle may come from a stranger: its text goes into shell and pip lines only in one of these forms.
+# Bundles are not trusted: their texts go into shell and pip lines only in one of these forms.
 SWITCH = re.compile(r"[A-Z][A-Z0-9_]*")
 # Everything else becomes a question mark in README.md: Markdown and HTML have no meaning without it.
 NOT_PLAIN = re.compile(r"[^\w .,()+/@-]")
@@ -100,7 +100,7 @@ def write(
 
 
 def _what_can_run(kind: Kind, trial: Trial, *, plain: bool) -> str:
-    """Say which kinds of script run a trial that this kind refuses, and whether leaving methods out helps."""
+    """Say which other kinds of script can run a trial that this kind refuses, and whether --plain helps."""
     advice = f"these can run it: {', '.join(each for each in KINDS if refuse(each, trial) is None)}"
     if kind == standalone.KIND and not plain and refuse(kind, standalone.plain(trial)) is None:
         advice += "; or leave out what is code of bench and only makes steps faster: --plain"
@@ -184,7 +184,7 @@ def _about_checkpoints(trial: Trial, every: int) -> str:
 
 
 def _about_weights(maker: Any, trial: Trial) -> str:
-    """Return where a checkpoint has the weights; empty if it is sharded: a library's tool joins shards."""
+    """Say where a checkpoint has the weights; empty if they are sharded, which a library's tool joins."""
     return "" if sharded_by(trial.setting) else f"\nThe weights of step N: {maker.WEIGHTS}.\n"
 
 
@@ -230,7 +230,7 @@ def _about_recording(kind: Kind, trial: Trial) -> str:
 
 
 def _about_switches(node: NodeFacts) -> str:
-    """Return shell lines that set the trial's environment variables; quoted: a bundle may be a stranger's."""
+    """Return shell lines that set the trial's environment variables, quoted: bundles are not trusted."""
     switches = {n: value for n, value in deciding(node.switches or {}).items() if SWITCH.fullmatch(n)}
     if not switches:
         return ""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class TrialOrigin:
-    """The origin of a trial. Its texts may be a stranger's: each file escapes them for its language."""
+    """The origin of a trial. Its texts come from a bundle, so each exported file escapes them."""
 
     bundle: str  # name of the file
     sha256: str  # of the file

@@ -1,7 +1,7 @@
 """requirements.txt of an exported script: the packages whose versions affect its figures, as measured.
 
-A bundle may come from a stranger, so a version is written only in one of the usual forms, and never an older
-one than bench works with. Pure.
+Bundles are not trusted, so a version is written only in one of the usual forms, and never an older one than
+bench works with. Pure.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def requirements(packages: Mapping[str, str], names: Iterable[str]) -> str:
 
 
 def _is_too_old(name: str, version: str) -> bool:
-    """Whether a version is older than any that bench works with: such a one may have known holes."""
+    """Whether a version is older than any that bench works with, and may have known vulnerabilities."""
     oldest = (MEASURED | TRIED).get(name, "").removeprefix(">=").partition(",")[0]
     return bool(oldest) and _numbers(version) < _numbers(oldest)
 

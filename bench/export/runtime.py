@@ -82,8 +82,6 @@ LOG_EVERY = 10  # steps between two lines, if the recipe names no number
 
 @dataclass(frozen=True, slots=True)
 class TrainingOptions:
-    """The options of an exported script."""
-
     last_step: int
     out: Path | None  # folder of the checkpoints; None: no checkpoint is saved
     resume: bool
@@ -91,11 +89,11 @@ class TrainingOptions:
     save_every: int  # steps
 
     def saves(self, step: int) -> bool:
-        """Whether a checkpoint is saved after this step, as after the last step in any case."""
+        """Whether a checkpoint is saved after this step; the last step is always saved."""
         return self.out is not None and (step == self.last_step or step % self.save_every == 0)
 
     def logs(self, step: int) -> bool:
-        """Whether this step is logged; saved steps are, so that the loss is checked before a checkpoint."""
+        """Whether this step is logged. A saved step is, because logging checks that the loss is finite."""
         return self.saves(step) or step == self.last_step or step % self.log_every == 0
 
 
@@ -139,7 +137,7 @@ def parse_options(
     log_every: int | None = None,
     out: Path | None = None,
 ) -> TrainingOptions:
-    """Parse the script's arguments; the keywords are defaults, and the recipe has those left out.
+    """Parse the script's arguments. The keywords are defaults; those left out are taken from the recipe.
 
     Ends the script if --resume lacks --out, or if a new run would overwrite checkpoints.
     """

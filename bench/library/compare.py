@@ -55,7 +55,7 @@ class ComparedBundles:
         return self.fleet is not None and not self.runs.parts
 
     def require_one_kind(self) -> None:
-        """Raise BadInput if there are both: the command has one answer, to one question."""
+        """Raise BadInput if there are training runs and node checks: the command prints one comparison."""
         if self.fleet is not None and self.runs.parts:
             advice = "compare node checks in a command of their own: bench compare checks/"
             raise BadInput("some bundles are node checks and some are not", advice=advice)
@@ -67,7 +67,7 @@ class ComparedBundles:
 
 
 class ForRunsOnly(BadInput):
-    """Options for training runs, which a comparison of node checks would ignore."""
+    """The error for options of training runs that were given for node checks, which would ignore them."""
 
     def __init__(self, options: Sequence[str]) -> None:
         message = f"{', '.join(options)}: for training runs only, and these are node checks"

@@ -21,12 +21,12 @@ def path_of(given: AnyPath | None) -> Path | None:
 
 
 def paths_of(given: AnyPaths) -> tuple[Path, ...]:
-    """Return the given paths as a tuple, also for a single path."""
+    """Return one or several paths as a tuple."""
     return (Path(given),) if isinstance(given, str | os.PathLike) else tuple(map(Path, given))
 
 
 def texts_of(given: str | Iterable[str]) -> tuple[str, ...]:
-    """Return the given texts as a tuple, also for a single text."""
+    """Return one or several texts as a tuple."""
     return (given,) if isinstance(given, str) else tuple(given)
 
 

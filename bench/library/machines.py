@@ -1,4 +1,4 @@
-"""Machines as people type them: 8xh100, or h100 for a single GPU."""
+"""Parse the names of machines that people type: 8xh100, or h100 for a single GPU."""
 
 from __future__ import annotations
 

@@ -110,8 +110,8 @@ def run(
     `say`        called with each line that the command would show: `say=print`
 
     Ctrl-C and a spent budget raise nothing: `stopped` of the result says why it is incomplete. Raises
-    BadInput for a manifest with mistakes, and EnvironmentCannot if nothing in it can run here, and in any
-    thread but the main one, which alone takes signals.
+    BadInput for a manifest with mistakes, and EnvironmentCannot if nothing in it can run here, or outside of
+    the main thread, because only that thread receives signals.
 
     >>> manifest = {
     ...     "schema": "bench/manifest/v1",
@@ -231,7 +231,7 @@ class _Lines(io.TextIOBase):
 
 
 def _quiet_progress(say: Say) -> Progress:
-    """Return progress that goes to `say` alone, by whole lines."""
+    """Return progress that goes only to `say`, line by line."""
     from bench.base.live_line import LiveLine
     from bench.runner.run.progress import Progress
 

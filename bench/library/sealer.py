@@ -17,9 +17,10 @@ def make_sealer(
     *,
     read_last: bool = False,
 ) -> Sealer:
-    """Return a new key to be certified if there is a challenge; else the user's own, made at first use.
+    """Return the key that signs a run: a new one for the operator's challenge, or else the user's own.
 
-    `read_last`: the user's own is read at the end of the run, unless it must be made or unlocked first.
+    The user's key is made at first use. With `read_last`, it is read only at the end of the run, unless it
+    has to be made or unlocked.
     """
     if challenge is not None:
         return CertifiedKey(read_challenge(challenge), manifest_digest)

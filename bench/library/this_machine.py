@@ -1,4 +1,4 @@
-"""The machine that runs this process, for those who measure it or plan for it."""
+"""Find out the facts of this machine, to measure it or to plan for it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Everything that has an explanation: rows of tables in the documents, sections, fields of manifests.
+"""Collect everything that `bench explain` can explain: rows of tables, sections, fields of manifests, models.
 
-In: the pages of docs/ and the schemas that bench ships. Out: entries, each with its kind, its names, and
-what is known about it.
+In: the pages of docs/ and the schemas that bench ships. Out: entries, each with its kind, names and facts.
 """
 
 from __future__ import annotations
@@ -53,7 +52,8 @@ SCHEMAS = {
     "manifest-v1": "docs/manifest.md",
     "node-check-v1": "docs/checks.md#a-manifest-says-what-you-expect",
 }
-# Pages of results and for those who change bench: their sections are named, and not printed.
+# Pages of results, and pages for developers of bench: `bench explain` names their sections, and does not
+# print them.
 RECORDS = frozenset(
     {
         "README.md", "accuracy.md", "architecture.md", "measurements.md", "models.md", "reference.md",
@@ -74,7 +74,7 @@ class ManualEntry:
 
     @property
     def is_record(self) -> bool:
-        """Whether it is a section of a page of results, which is named and not printed."""
+        """Whether this is a section of a page in RECORDS: its address is shown, but not its text."""
         page = self.address.removeprefix("docs/").partition("#")[0]
         return self.kind == SECTION and page in RECORDS
 
@@ -86,7 +86,7 @@ def plain_name(text: str) -> str:
 
 @cache
 def entries(*, models: bool = True) -> tuple[ManualEntry, ...]:
-    """Return all entries, in the order of their kinds, and of TABLES; models take the longest to read."""
+    """Return all entries, ordered by kind and by TABLES. Reading the models takes the longest."""
     pages = [f"docs/{page}" for page, _ in TABLES]
 
     def place(one: ManualEntry) -> tuple[int, int]:
@@ -123,7 +123,7 @@ def _documents() -> Iterator[ManualEntry]:
 def _rows(
     kind: str, table: DocumentTable, section: DocumentSection, of: tuple[tuple[str, str], ...]
 ) -> Iterator[ManualEntry]:
-    """Yield an entry for each row of a table; `of` are facts of all of them."""
+    """Yield an entry for each row of a table; every entry also gets the facts `of`."""
     for row in table.rows:
         names = list(_names(row[0]))
         facts = []

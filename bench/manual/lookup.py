@@ -56,7 +56,7 @@ def _named(word: str, known: Sequence[ManualEntry]) -> list[ManualEntry]:
 
 
 def _of_kind(word: str, known: Sequence[ManualEntry]) -> list[ManualEntry]:
-    """Return the entries of a name behind its kind, as in: exit code 3, column memory."""
+    """Return the entries of a word that begins with a kind, as in: exit code 3, column memory."""
     plain = plain_name(word)
     for kind in KINDS:
         if plain.startswith(f"{kind} "):

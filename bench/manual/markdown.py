@@ -160,7 +160,7 @@ def _block(kind: str, lines: Sequence[str], width: int | None) -> str:
 
 
 def _table_text(found: DocumentTable, width: int | None) -> str:
-    """Format a table; where its longest words have no room beside each other, row by row."""
+    """Format a table; if it is too wide even with its longest words wrapped, format it row by row."""
     heads = [inline(head) for head in found.heads]
     rows = [[inline(cell) for cell in row] for row in found.rows]
     longest = (
@@ -172,7 +172,7 @@ def _table_text(found: DocumentTable, width: int | None) -> str:
 
 
 def _row_lines(heads: Sequence[str], row: Sequence[str], width: int) -> Iterator[str]:
-    """Yield a row as its first cell and, indented, each other cell behind its head."""
+    """Yield the first cell of a row, and each other cell on an indented line after its column's head."""
     yield _filled(f"- {row[0]}", width, "  ")
     for head, cell in zip(heads[1:], row[1:], strict=True):
         if cell:

@@ -29,13 +29,15 @@ class MemoryBlock:
     free: bool = False
 
 
-# A free block behind its size, segment and offset: the order in which free ones are taken. No two blocks have
-# one place, so blocks are never compared.
+# A free block after its size, segment and offset, which give the order in which free blocks are taken. These
+# three differ for any two blocks, so that the blocks themselves are never compared.
 FreeBlock = tuple[int, int, int, MemoryBlock]
 
 
 @dataclass(slots=True)
 class CachingAllocator:
+    """The allocator's state: its segments, and the free blocks in them."""
+
     reserved: int = 0  # in all segments
     allocated: int = 0  # in the blocks that are in use
     segments: int = 0  # ever reserved

@@ -1,4 +1,4 @@
-"""Write a first manifest from a few answers: a model, its precision, how much it reads, and the hours.
+"""Write a first manifest from a few answers: model, precision, tokens or samples to train on, hours, rent.
 
 In: texts that a person typed. Out: the values that they mean, and the document of a manifest; BadInput says
 what an answer may be. Reads the config.json that an answer names.
@@ -144,6 +144,7 @@ def chosen_amount(text: str, model: Chosen) -> Amount | None:
 
 
 def chosen_hours(text: str) -> float | None:
+    """Return the hours that the measurement may take; None: no limit."""
     if text == NONE:
         return None
     hours = _number(text.lower().removesuffix("h").strip())
@@ -191,7 +192,8 @@ def _own_config(path: Path) -> OwnConfig:
     )
     config = written_json(data, where, tagged_infinity)
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
-        raise BadInput("has no model_type, so it is no configuration of transformers", where=where)
+        found = "has no model_type, so it is no configuration of transformers"
+        raise BadInput(found, where=where, advice=advice)
     objective = _objective(config)
     if objective is None:
         found = f"does not say what a {config['model_type']} learns"
@@ -249,7 +251,7 @@ def _sizes(model: OwnConfig) -> dict[str, int]:
 
 
 def first_manifest(name: str, answers: FirstAnswers) -> dict[str, Any]:
-    """Return the document of a manifest, with nothing that a default says already."""
+    """Return the document of a manifest; fields that would only repeat a default are left out."""
     document: dict[str, Any] = {"$schema": SCHEMA_FILE, "schema": "bench/manifest/v1"}
     if re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,63}", name):
         document["name"] = name
@@ -288,6 +290,6 @@ def as_text(document: Mapping[str, Any]) -> bytes:
 
 
 def prices_document(rent: HourlyRent, day: str) -> dict[str, Any]:
-    """Return a file of prices (docs/prices.md) with this rent alone."""
+    """Return a file of prices (docs/prices.md) that has only this rent."""
     quote = {"gpu": [rent.gpu.name], "price": rent.dollars, "date": day, "source": "bench init"}
     return {"schema": "bench/prices/v1", "currency": "USD", "rents": [quote]}

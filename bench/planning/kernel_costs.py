@@ -29,15 +29,15 @@ NONE: frozenset[str] = frozenset()
 
 @dataclass(frozen=True, slots=True)
 class MeasuredCost:
-    """The measured gain of a model by a wheel: a row of kernel_costs.json."""
+    """How much slower a model was measured without a wheel: a row of kernel_costs.json."""
 
     wheel: str
     model: str
     gpu: str
     gpus: int
-    times: float  # as long as a step of the fastest setting takes one of the fastest without the wheel
+    times: float  # seconds of a step without the wheel, divided by those of the fastest setting
     fastest: str  # bundle in results/ that has the fastest setting
-    without: str  # and the fastest without the wheel
+    without: str  # bundle in results/ that has the fastest setting without the wheel
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class KernelCost:
     """The losses of models on a target that lacks one or more of `wheels`."""
 
     wheels: tuple[str, ...]
-    methods: tuple[str, ...]  # that no setting can have any more
+    methods: tuple[str, ...]  # methods that cannot be used without the wheels
     models: tuple[ModelWithout, ...]
     # Models whose code, their own or that of transformers, calls a package of these wheels.
     callers: tuple[str, ...] = ()
@@ -130,7 +130,6 @@ def kernel_costs(
 def _cells(
     manifest: Manifest, names: Collection[str], target: Target, counted: Mapping[str, Counted] | None
 ) -> tuple[SettingPlan, ...]:
-    """Plan the named models of a manifest on a target. Other models lose nothing."""
     requests = tuple(request for request in manifest.requests if request.model.name in names)
     return make_plan(replace(manifest, requests=requests), target, counted).cells if requests else ()
 
@@ -142,7 +141,7 @@ def _models_without(
     whole: Sequence[SettingPlan],
     without: Sequence[SettingPlan],
 ) -> Iterator[ModelWithout]:
-    """Yield the remaining plan of each model that loses a method which its whole plan uses."""
+    """Yield the remaining plan of each model whose plan with all wheels uses a method that is lost."""
     losers = (cell.model.name for cell in whole if lost.get(cell.model.name, NONE) & set(cell.setting))
     for name in dict.fromkeys(losers):
         before = [cell.label for cell in whole if cell.model.name == name]
@@ -166,7 +165,7 @@ def lost_methods(model: Model, target: Target, wheels: Iterable[str]) -> frozens
 def calls(model: Model, wheel: str) -> bool:
     """Whether a model's own code, or that of transformers, calls a wheel's package.
 
-    Of transformers' code, nothing is known where it is not installed.
+    The code of transformers counts only if it is installed here.
     """
     own = "\n".join(model.architecture.get(CODE, ()))
     imported = (re.search(rf"\b(?:import|from) {package}\b", own) for package in MODULES[wheel])

@@ -148,8 +148,8 @@ def _settings(request: ModelRequest, target: Target) -> Iterator[Setting]:
 def guided_settings(model: Model, target: Target) -> list[Setting]:
     """Return every setting that may be a model's fastest: each way to save memory, with useful methods.
 
-    Settings without sharding are tried uncompiled too, because a compiler may fail or never end, and passes
-    that may be recorded are tried unrecorded: code of an unknown model may wait for the GPU.
+    Settings without sharding are also tried uncompiled, because a compiler may fail or never end. Settings
+    that record passes are also tried without, because the code of an unknown model may wait for the GPU.
     """
     found: list[Setting] = []
     halves = method_named("half-weights").why_not(model, target) is None
@@ -229,7 +229,7 @@ def divisors(number: int) -> list[int]:
 
 
 def thinned(sizes: list[int]) -> list[int]:
-    """Drop micro-batches less than a quarter below the next larger: if that does not fit, they seldom do."""
+    """Drop each micro-batch above 75% of the next larger one: it seldom fits if that one does not."""
     chosen = sizes[:1]
     for size in sizes[1:]:
         if size <= 0.75 * chosen[-1] or size == 1:

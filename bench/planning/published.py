@@ -45,7 +45,7 @@ class PublishedRow:
     card: str  # as the driver spells it
     gpus: int
     model: Mapping[str, Any]  # an entry of a manifest's "models"
-    methods: tuple[str, ...]  # what the setting had beside methods that cost nothing
+    methods: tuple[str, ...]  # of the setting, without the methods that cost nothing
     micro_batch: int | None  # None: not published
     per_second_per_gpu: float  # tokens or images
     note: str = ""

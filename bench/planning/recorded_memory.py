@@ -1,11 +1,10 @@
 """Memory that PyTorch's allocator reserves on a GPU that replays a recorded pass.
 
-The memory of a CUDA graph is a pool of its own. Before it is recorded, the allocator returns the segments of
-the first passes to the GPU, except those that still have a block in use: gradients, and the optimizer's
-moments after a first update, which took free parts of activations' segments. The rest of these segments is
-lost. Which segments that are, and which freed ones a later tensor fits into, follows from the order of
-allocations. So a first pass and the recorded one are run through the allocator's rules, with the sizes that
-were counted. Pure.
+A CUDA graph has a pool of memory of its own. Before a pass is recorded, the allocator returns the segments of
+the first passes to the GPU, except for segments with a block in use. Such blocks are gradients and, after a
+first update, the optimizer's moments, which were placed in segments of activations; the rest of these
+segments is lost. How much that is depends on the order of allocations. Therefore the counted allocations of a
+first pass and of the recorded one are run through the allocator's rules. Pure.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ PRODUCTS = 32 << 20
 class Reserved:
     """Bytes of a GPU's segments while a recorded pass is replayed."""
 
-    outside: int  # of the pass's pool: weights, gradients, moments, batches and what is free between them
-    lost: int  # what is free there
-    pool: int  # of the recorded pass
+    outside: int  # outside of the pool: weights, gradients, moments, batches and free parts between them
+    lost: int  # the free parts
+    pool: int  # the pool of the recorded pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,10 +183,10 @@ class _Memory:
                 self.allocator.allocate(round(gradient.size * self.passes.moments / 2))
 
     def _head_and_loss(self) -> list[MemoryBlock]:
-        """Compute the logits, whose gradient overwrites them, and the gradients of head and features.
+        """Allocate the logits, which their gradient overwrites, and the gradients of head and features.
 
-        The head's product writes a gradient in half precision. A last kernel converts it, when the logits
-        have been freed: so that it lies in their memory. Returns the gradient of the head.
+        The head's product writes a gradient in half precision. After the logits are freed, a last kernel
+        converts it to fp32, in their memory. Returns the gradient of the head.
         """
         passes, allocate, free = self.passes, self.allocator.allocate, self.allocator.free
         head = passes.outside[0] if passes.outside else 0
@@ -239,7 +238,8 @@ def _events(tensors: BlockTensors, samples: int) -> tuple[list[Event], list[Even
     """
     forward, backward = list[Event](), list[Event]()
     for operation, frees, place in _operations(tensors):
-        # What is freed by the first operation of the backward pass was freed when the forward pass was over.
+        # A tensor that the first operation of the backward pass would free is freed at the end of the forward
+        # pass.
         when = forward if operation < tensors.backward + frees else backward
         when.append((None if frees else tensors.lifetimes[place].size(samples), place))
     return forward, backward

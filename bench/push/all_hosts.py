@@ -25,8 +25,8 @@ class PushTask:
 def run_all(tasks: Sequence[PushTask], at_once: int, stop: threading.Event) -> list[Result]:
     """Do all tasks in threads; return results in their order. After Ctrl-C, runs on nodes continue.
 
-    Threads that do not heed the stop at once are waiting for a node. They are left behind, and their hosts
-    count as interrupted where they are.
+    A thread that does not end within STOP_SECONDS of Ctrl-C is waiting for its node. It is abandoned, and its
+    host counts as interrupted in its present phase.
     """
     futures = in_threads([task.work for task in tasks], at_once)
     try:

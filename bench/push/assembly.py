@@ -104,7 +104,7 @@ class Assembly:
     _files: tuple[PackageFile, ...] = field(default=(), init=False)
 
     def deliver(self, held: int) -> Delivered | None:
-        """Deliver the layers above the `held` ones in pieces; None if they had better be sent whole."""
+        """Deliver the layers above the `held` ones in pieces; None if sending them whole is better."""
         numbers = range(held, len(self.image.facts.layers))
         listed = self.store.package_files(self.image)
         send_bytes = sum(self.store.packed_bytes(self.image, number) for number in numbers)

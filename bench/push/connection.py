@@ -1,6 +1,6 @@
-"""The interface of a connection to a node, for every program that carries it, and the errors of connecting.
+"""The interface of a connection to a node, and the errors of connecting.
 
-openssh.py implements it by OpenSSH's client, over_fabric.py by Fabric where there is no such client.
+openssh.py implements it with OpenSSH's client, and over_fabric.py with Fabric if there is no such client.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Endpoint:
 
 
 class Channel(Protocol):
-    """A command that runs on a node. A wait that takes longer than `seconds` raises TimeoutError."""
+    """A command that runs on a node. Each method raises TimeoutError if it waits longer than `seconds`."""
 
     def send(self, data: memoryview, seconds: float) -> int:
         """Send some of the data; return how many bytes. BrokenPipeError if the command reads no more."""

@@ -1,7 +1,7 @@
 """End a process of ssh that shares its connection, by the messages of OpenSSH's PROTOCOL.mux.
 
-`ssh -O exit` does the same in a separate process. For the connections of a hundred nodes, these processes
-would take seconds after Ctrl-C, and so would one after the other.
+`ssh -O exit` does this too, but a hundred such processes would take seconds after Ctrl-C, at once or one by
+one.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ def _asked(path: Path, seconds: float) -> socket.socket | None:
 
 
 def _has_ended(control: socket.socket, deadline: float) -> bool:
-    """Read until the process closes the socket; False if it says something else than ssh would.
+    """Read until the process closes its socket; False if it sends anything that ssh would not send.
 
-    A process usually ends before it sends its agreement.
+    A process usually ends without sending an answer.
     """
     answer = b""
     try:

@@ -1,4 +1,4 @@
-"""Choose the engine of a run by what preflight found on the node and here, with the reason in words. Pure."""
+"""Choose the engine of a run from the node's survey and this machine's images, and say why. Pure."""
 
 from __future__ import annotations
 

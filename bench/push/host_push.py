@@ -61,7 +61,7 @@ class HostPush:
         self.node = Here() if part.local else Remote(part.host, request.ssh_config)
 
     def run(self) -> Result:
-        """Push the manifest, or take up an unfinished run of it, as far as the request asks."""
+        """Push the manifest or continue an unfinished run of it, up to the stage `request.until`."""
         return self._guarded(self._run)
 
     def attach(self, record: Record) -> Result:
@@ -158,7 +158,7 @@ class HostPush:
         return self.result
 
     def interrupt(self) -> Result:
-        """End the push where it is, unless it has ended; a run on the node continues."""
+        """End the push in its present phase, unless it has ended; a run on the node continues."""
         if self.result.outcome is not None:
             return self.result
         outcome: Outcome = "running" if self._started else "failed"
@@ -291,7 +291,7 @@ class HostPush:
     def save_run(self, unfinished: Record | None, choices: Mapping[str, Any], **fields: Any) -> Record:
         """Save a run's record before the run starts: a run without a record could never be fetched.
 
-        The choices of this push also change the record of an unfinished run; the fields are of a new run.
+        `choices` are set in the record of a new and of an unfinished run, `fields` only in that of a new run.
         """
         if unfinished is not None:
             return self.shared.records.save(dataclasses.replace(unfinished, **choices))
@@ -355,12 +355,12 @@ class HostPush:
         self._finish(record, status)
 
     def _note_nodes(self, record: Record, status: Status) -> Record:
-        """Record on which nodes a job of Slurm has run, and tell of those that have trouble."""
+        """Record on which nodes a job of Slurm has run, and report nodes in trouble."""
         if status.on is None:
             return record
         nodes = slurm_job.ask_nodes(self.node, record.folder)
         self.update(job_nodes=nodes)
-        if not self.request.between_nodes:  # which tells of each of its nodes
+        if not self.request.between_nodes:  # a check between nodes reports each of its nodes itself
             for node in filter(lambda node: node.trouble, nodes):
                 self.say(f"node {node.text}")
         return self.shared.records.move(record, record.state, slurm_nodes=status.on, job_nodes=nodes)
@@ -405,7 +405,7 @@ class HostPush:
             pause = min(_LONGEST_LOOK_SECONDS, pause * 1.1)
 
     def _refuse_to_wait_longer(self, record: Record, seconds: float) -> None:
-        """Raise _OverdueError if a run goes on long after its budget: it hangs, and the command would too."""
+        """Raise _OverdueError if a run goes on long after its budget: it hangs, and so would this command."""
         budget = self.request.budget_seconds
         if budget is not None and seconds > budget + _OVERDUE_SECONDS:
             run, after = record.run_id, seconds_text(seconds)
@@ -414,7 +414,7 @@ class HostPush:
             raise _OverdueError(message, advice=advice)
 
     def _certify(self, record: Record, before: int) -> None:
-        """Certify the run's key; EnvironmentCannot if `before` certificates in this push are the most."""
+        """Certify the run's key; EnvironmentCannot if this push has already signed too many, `before`."""
         if before >= _MOST_CERTIFICATES:
             advice = f"if the run did start again so often: bench attach {record.run_id}"
             raise EnvironmentCannot(f"the node asks for more than {before} certificates", advice=advice)

@@ -92,7 +92,7 @@ def read_inventory(path: Path, limit: str | None, identity: Path | None) -> list
     if command is None:
         raise EnvironmentCannot("ansible-inventory is not installed", advice=pip_install("ansible"))
     if not path.exists():
-        raise BadInput("no such inventory", where=str(path))
+        raise BadInput("no such inventory", where=str(path), advice="--inventory takes a file or a folder")
     environment = {"ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FATAL": "1", "ANSIBLE_INVENTORY_UNPARSED_FAILED": "1"}
     arguments = [command, "-i", str(path), "--list", *(["--limit", limit] if limit else [])]
     done = subprocess.run(
@@ -107,7 +107,8 @@ def read_inventory(path: Path, limit: str | None, identity: Path | None) -> list
         errors = [line for line in done.stderr.splitlines() if "ERROR" in line or "rror" in line]
         first = errors[0] if errors else done.stderr
         reason = " ".join(first.replace("[ERROR]:", "").split())[:300]
-        raise BadInput(f"cannot be read as an inventory: {reason}", where=str(path))
+        advice = f"ansible-inventory -i {path} --list shows the whole message"
+        raise BadInput(f"cannot be read as an inventory: {reason}", where=str(path), advice=advice)
     return from_inventory(json.loads(done.stdout), str(path), identity)
 
 
@@ -117,7 +118,8 @@ def from_inventory(document: Mapping[str, Any], where: str, identity: Path | Non
     listed = {name for group in document.values() for name in group.get("hosts", ())}
     names = sorted(listed | set(variables))
     if not names:
-        raise BadInput("names no hosts", where=where)
+        advice = "add hosts to it, or check --limit"
+        raise BadInput("names no hosts", where=where, advice=advice)
     hosts: list[Host] = []
     mistakes: list[Mistake] = []
     for name in names:

@@ -1,7 +1,7 @@
-"""A cache of everything that this machine sends to nodes: images, layer by layer, and bench's own code.
+"""Prepare everything that this machine sends to nodes: images, layer by layer, and bench's own code.
 
-Archives are hashed, layers compressed, and images exported from a local engine only once for all nodes;
-the results are cached by digest in ~/.cache/bench/push. Thread-safe.
+Hashed archives, compressed layers and images from a local engine are cached by digest in ~/.cache/bench/push,
+so that each is made only once for all nodes.
 """
 
 from __future__ import annotations
@@ -211,7 +211,8 @@ class ImageStore:
     def _exported(self, name: str) -> Path:
         """Export an image from a local engine, once for each identity; return the archive's path."""
         if name.endswith(".tar"):
-            raise BadInput("no such file", where=name)
+            advice = "bench image build makes one; a name without .tar is an image in the engine"
+            raise BadInput("no such file", where=name, advice=advice)
         engine = find_engine("auto")
         image = engine.inspect(name)
         assert image is not None

@@ -93,8 +93,6 @@ class PlannedInstall:
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentInstaller:
-    """Installs one environment on one node."""
-
     node: Node
     place: str
     code: str  # folder of bench's code on the node
@@ -137,7 +135,7 @@ class EnvironmentInstaller:
         return Installed(installed.digest, count, changed=True)
 
     def _still_there(self, planned: PlannedInstall, node: Node) -> PlannedInstall:
-        """Return a plan that does not count on an environment which is gone since it was made."""
+        """Return the plan, or a new one if the environment that it counts on has been removed since."""
         found = planned.plan.found
         if found is None:
             return planned
@@ -287,9 +285,10 @@ class _ProgressReader:
 
 
 def choose(plan: InstallPlan, locked: LockedEnvironment, rate_here: Callable[[], float]) -> Shipment:
-    """Return what to send over the operator's line: what the node cannot download, or all that it has not.
+    """Return the wheels to send over the operator's line: those that the node cannot download.
 
-    All is sent if this line is clearly faster than the node's to its index; `rate_here` measures it.
+    If this line is clearly faster than the node's line to its index, all wheels that the node lacks are sent.
+    `rate_here` measures this line.
     """
     lacking = tuple(sorted(plan.lacking))
     wanted = tuple(sorted(locked.packages.keys() - plan.here.keys()))

@@ -9,7 +9,7 @@ from bench.push.remote import Node, demand
 
 _SENT_BYTES = (2**18, 2**20)  # the second only if the first arrives too soon to be timed
 _LEAST_SECONDS = 0.1  # of a transfer that says anything about the line
-_EMPTY_TRIPS = 3  # the fastest tells what a question takes beside its bytes; a busy machine delays others
+_EMPTY_TRIPS = 3  # round trips without data; the fastest one counts, since a busy machine delays some
 _LEAST_SHARE = 0.1  # of a transfer's time that its bytes take, whatever the empty trips took
 
 

@@ -38,11 +38,11 @@ class LockedEnvironment:
         return sha256(canonical_json([_FORM, *lines]))
 
     def contents(self, name: str) -> list[str]:
-        """Return the digests of the contents that a package may have, as far as they are known."""
+        """Return the known digests of the contents that a package may have."""
         return sorted({wheel.contents for wheel in self.wheels.get(name, ())})
 
     def sizes(self, python: Interpreter) -> dict[str, int]:
-        """Return the bytes of the wheel of each package for a Python, as far as they are known."""
+        """Return the known sizes, in bytes, of the packages' wheels for a Python."""
         fitting = (
             (name, [each for each in known if fits(python, each.file)]) for name, known in self.wheels.items()
         )

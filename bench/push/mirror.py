@@ -168,8 +168,8 @@ def room_bytes(record: Record) -> int:
 def mirror(node: Node, record: Record, files: Mapping[str, int]) -> list[str]:
     """Copy what was appended to the files since the last call; return the new lines of the run's log.
 
-    Nothing more is copied once the mirror has reached its largest size. A call copies from a few files, and
-    a limited number of bytes; the next call goes on.
+    A call copies a limited number of files and bytes; the next call goes on. Once the mirror has reached its
+    largest size, nothing more is copied.
     """
     lines: list[str] = []
     room, asked = min(_MOST_AT_ONCE, room_bytes(record)), 0
@@ -214,7 +214,6 @@ def _mirrored(record: Record, name: str) -> Path:
 
 
 def _tail(node: Node, record: Record, name: str, have: int, count: int) -> bytes:
-    """Return `count` bytes of a file on the node, from the position `have` on."""
     tail = f"tail -c +{have + 1} {shlex.quote(name)} | head -c {count}"
     return node.ask(f"cd {shlex.quote(record.folder)} && {tail}", most_bytes=count).out[:count]
 

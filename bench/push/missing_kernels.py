@@ -37,7 +37,7 @@ def missing_in_image(labels: Mapping[str, str], capabilities: Sequence[str]) -> 
 
 
 def capabilities_of(survey: Survey) -> list[str]:
-    """Return the compute capabilities of a node's GPUs, as far as bench knows the GPUs."""
+    """Return the compute capabilities of those GPUs of a node that bench knows."""
     known = (gpu_named(name) for name in dict.fromkeys(gpu.name for gpu in survey.gpus))
     return [gpu.compute_capability for gpu in known if gpu is not None and gpu.compute_capability]
 

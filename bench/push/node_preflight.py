@@ -1,4 +1,4 @@
-"""Preflight of one node: survey it, choose engine and image, and say what stops a run or what it takes."""
+"""Preflight of one node: survey it, choose engine and image, report problems and the time of sending."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ class NodePreflight:
 
     @property
     def _needs_image(self) -> bool:
-        """Whether only a container will do. A Slurm job runs on nodes that preflight does not see."""
+        """Whether the run needs a container. A Slurm job does: preflight does not see its nodes."""
         request = self._push.request
         return bool(request.image or request.pull or wanted_image(request.manifest) or request.slurm)
 
@@ -185,7 +185,7 @@ class NodePreflight:
         )
 
     def _chosen(self, survey: Survey, choice: EngineChoice, image: Shippable | None) -> ChosenEngine:
-        """Complete a choice with the way of its software to the node, as far as that is known."""
+        """Complete a choice with how its software gets to the node, if that is known."""
         variant = choice.need.variant
         if choice.engine != "venv" or variant is None:
             return ChosenEngine(survey, choice.engine, image, send_bytes=choice.need.send_bytes)
@@ -256,6 +256,7 @@ class NodePreflight:
 
 
 def installer_for(push: HostPush, chosen: ChosenEngine, code: str) -> EnvironmentInstaller:
+    """Return the installer of the chosen environment; EnvironmentCannot without a Python for it."""
     request, python, locked = push.request, chosen.python, chosen.locked
     if python is None or locked is None:
         raise EnvironmentCannot("has no Python for the locked wheels", advice="--python FILE")

@@ -113,8 +113,6 @@ class InstalledEngine:
 
 @dataclass(frozen=True, slots=True)
 class NodePython:
-    """A Python of a node."""
-
     version: str  # major.minor
     path: str
 
@@ -183,9 +181,9 @@ def _script(questions: Mapping[str, str]) -> str:
 def split_answers(text: str) -> dict[str, tuple[int, str]]:
     """Return the exit code and output of each question, from the output of `_script`.
 
-    The time is proportional to the length of any text, and short for a text that no node answers: marks
-    beyond the most that a script prints are not read, and each answer but a list of images is cut. A question
-    without an end is left out, and so is a list of images with control characters.
+    A hostile node cannot make this slow: marks beyond those of the longest script are not read, and each
+    answer except a list of images is cut. A question without an end is left out, and so is a list of images
+    with control characters.
     """
     answers = {}
     for part in text.split(_BEGIN, _MOST_ANSWERS)[1:]:
@@ -301,7 +299,7 @@ def read_survey(answers: Answers, asked_at: float, engines: Sequence[str]) -> Su
             gpu_users=tuple(_lines(answers, "gpu users")),
             engines={name: _engine(name, answers) for name in engines if name not in WITHOUT_CONTAINER},
             python=python,
-            python_silent=_is_silent(answers, "python"),
+            python_silent=answers.get("python", (0, ""))[0] in _TOO_LATE,
             lacking=lacking,
             pythons=_pythons(answers),
             libc=next(iter(_lines(answers, "libc")), None),
@@ -361,11 +359,6 @@ def _gpu_trouble(answers: Answers) -> str | None:
     if code in _TOO_LATE:
         return f"no answer in {QUESTION_SECONDS} s"
     return f"it ends with exit code {code}"
-
-
-def _is_silent(answers: Answers, name: str) -> bool:
-    """Whether a question was ended because its answer took too long."""
-    return answers.get(name, (0, ""))[0] in _TOO_LATE
 
 
 def _python(answers: Answers) -> tuple[str | None, tuple[str, ...]]:

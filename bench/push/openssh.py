@@ -147,7 +147,6 @@ class Ssh:
 
 
 def endpoint_of(host: Host, ssh_config: Path | None) -> Endpoint:
-    """Return where ssh connects to for a host."""
     with closing(Ssh(host, ssh_config)) as ssh:
         return ssh.endpoint()
 
@@ -201,7 +200,7 @@ class SharedConnection:
     def end_all() -> None:
         """End the connections that are left when bench ends, all at once.
 
-        A process of ssh that does not heed this ends by itself, _IDLE_SECONDS later.
+        A process of ssh that does not end now ends by itself, _IDLE_SECONDS later.
         """
         left = list(_OWN)
         for connection in left:
@@ -321,10 +320,10 @@ def _short_folder() -> Path:
 
 
 def _theirs(own: Path | None) -> bytes:
-    """Return the user's own configuration file, or else lines that include the files that ssh reads.
+    """Return the user's configuration file, or lines that include the files that ssh reads by default.
 
-    The file is not included: ssh would read wildcards, quotes and line breaks in its name, and leave out a
-    file that it does not find without a word. BadInput if it cannot be read.
+    The user's file is copied, not included: ssh would interpret wildcards and quotes in its name, and
+    silently ignore a missing file. BadInput if it cannot be read.
     """
     if own is None:
         return b'Include "~/.ssh/config"\nInclude "/etc/ssh/ssh_config"\n'

@@ -1,7 +1,7 @@
-"""Write into the folder to which a run's own code writes, without following a link that it made there. Pure.
+"""Write into a run's `out` folder without following links that the run's own code made there. Pure.
 
-The shell of a push has the rights of the login, often root's. A container, or a process that Landlock
-confines, may write to `out` alone, but a link there may name any file of the node.
+The shell of a push has the rights of the login, often root's. Code in a container, or confined by Landlock,
+may write only to `out`, but it can make a link there to any file of the node.
 """
 
 from __future__ import annotations

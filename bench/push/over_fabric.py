@@ -56,8 +56,6 @@ def open_connection(host: Host, ssh_config: Path | None) -> FabricConnection:
 
 
 class FabricConnection:
-    """An open connection of Fabric."""
-
     def __init__(self, line: Line) -> None:
         self._line = line
 
@@ -84,8 +82,6 @@ class FabricConnection:
 
 
 class FabricChannel:
-    """A channel of paramiko."""
-
     def __init__(self, channel: Any) -> None:
         self._channel = channel
 

@@ -1,8 +1,8 @@
-"""Let pushes take turns where they decide what stays in a node's folder, which nodes may share as one home.
+"""A lock for pushes that decide what stays in a node's folder, which several nodes may share as their home.
 
-The lock is a folder: making one is atomic on network file systems too. Its holder has a folder of its own in
-it. Only that one is removed when a lock is taken from a push that was killed, so that several pushes which
-find it old at once never take it from each other.
+The lock is a folder, because making one is atomic on network file systems too. Its holder has a folder inside
+of it. To take the lock from a push that was killed, a push removes only this inner folder, so that several
+pushes which find an old lock at once do not take it from each other.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def locked(place: str, script: str) -> str:
     empty = f"find {lock} -maxdepth 0 -empty -mmin +1 -exec rmdir {{}} \\;"
     # Another push may remove a lock as an empty one before its maker is in it: only the one inside holds it.
     taken = f'mkdir {lock} && own=$(mktemp -d {lock}/XXXXXXXX) && [ "$(ls {lock})" = "${{own##*/}}" ]'
-    # Where the lock can be neither made nor seen, its folder vanished just now, or it cannot be written to.
+    # If the lock can be neither made nor seen, its folder was just removed or cannot be written to.
     held = f"[ ! -d {lock} ] || {{ echo 'another push holds '{lock} >&2; exit {GIVEN_UP}; }}"
     return (
         f"n=0; own=; until mkdir -p {folder} 2>/dev/null && {{ {taken}; }} 2>/dev/null; do "

@@ -1,4 +1,4 @@
-"""Carry a command of a node, its input and its output through a program on this machine: ssh or kubectl."""
+"""Run a command on a node through ssh or kubectl on this machine, whose pipes are those of the command."""
 
 from __future__ import annotations
 

@@ -122,7 +122,8 @@ class Records:
     def __init__(self, folder: Path | None = None) -> None:
         folder = folder or state_path("runs")
         if folder is None:
-            raise EnvironmentCannot("there is no home directory to record runs in")
+            advice = "set HOME to a folder that you can write to"
+            raise EnvironmentCannot("there is no home directory to record runs in", advice=advice)
         self.folder = folder
 
     def save(self, record: Record) -> Record:

@@ -122,7 +122,6 @@ class NodePush(HostPush):
         return self.shared.records.move(record, "running", slurm_job=slurm_job)
 
     def _record_run(self, chosen: ChosenEngine, shipped: Shipped, unfinished: Record | None) -> Record:
-        """Save the record of the run on this machine."""
         request, host = self.request, self.part.host
         login: dict[str, Any] = {
             "user": host.user,

@@ -147,10 +147,10 @@ class Result:
 
     @property
     def worst(self) -> str | None:
-        """The gravest finding of a node check and those that every summary shows; None without both."""
+        """The most serious finding of a node check, and those that every summary shows; None without any."""
         every = told(self.checked.findings) if self.checked else ()
-        gravest = worst([finding for finding in every if finding.counts])
-        lines = [gravest.line] if gravest else []
+        most_serious = worst([finding for finding in every if finding.counts])
+        lines = [most_serious.line] if most_serious else []
         lines += [finding.found for finding in every if finding.check in TOLD_ANYWAY]
         return with_names(plain("; ".join(lines)), [node.name for node in self.job_nodes]) or None
 
@@ -204,8 +204,6 @@ class Shared:
 
 @dataclass(frozen=True, slots=True)
 class HostPart:
-    """A host's part in the push."""
-
     host: Host
     local: bool = False
     node: int = 0  # rank of the host in its group; rank 0 leads

@@ -3,9 +3,8 @@
 PLACE/runs/RUN/     manifest.json, challenge.json, run.sh; log.txt, pid, exit; out/, as `bench run` leaves it
                     private/meet-secret, closed to other users, if nodes train together
 
-run.sh is a plain shell script that can also be started again by hand: the run resumes from its journal. It
-belongs to no SSH session, so neither a lost connection nor a closed laptop ends it. `script` and `argv` are
-pure.
+run.sh is a plain shell script that can also be started again by hand: the run then resumes from its journal.
+It does not belong to an SSH session, so that it survives a lost connection. `script` and `argv` are pure.
 """
 
 from __future__ import annotations
@@ -97,7 +96,6 @@ class Job:
 
 
 def environment_folder(place: str, digest: str) -> str:
-    """Return the path of an environment on a node."""
     return f"{place}/environments/{digest.removeprefix('sha256:')}"
 
 

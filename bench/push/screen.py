@@ -134,7 +134,7 @@ def _state(result: Result) -> str:
 
 
 def verdict_text(result: Result) -> str:
-    """Return the verdict of a node check and its gravest finding; an empty text for training."""
+    """Return the verdict of a node check and its most serious finding; an empty text for training."""
     verdict = result.checked.verdict.upper() if result.checked else ""
     return f"{verdict} {result.worst}" if result.worst else verdict
 

@@ -1,12 +1,15 @@
-"""Share a node's folder between pushes at once; several nodes may have it as one home.
+"""Share a node's folder between several pushes at a time; several nodes may have the folder in one home.
 
-PLACE/.claim-PUSH    a push uses what is shared; its file is fresh for as long as it does
-PLACE/.load-PUSH/    what only this push needs, until it has shipped
-PLACE/.old-NAME/     what was set aside, and is being deleted
+PLACE/.claim-PUSH    a push uses the shared files; the push refreshes this file for as long as it does
+PLACE/.load-PUSH/    files that only this push needs, until it has shipped
+PLACE/.old-NAME/     files that were set aside and are being deleted
 
-Three rules keep what one push brings from being broken or taken away by another. Shared folders are made and
-used by those who hold a claim. They are removed only by one who has the lock and finds no other claim, and
-what runs need only if there is no run either. Removing is renaming, so that the lock is held for a moment.
+Three rules keep one push from breaking or deleting the files of another:
+
+1. Only a push that holds a claim makes and uses shared folders. 2. Only a push that has the lock, and finds
+no other claim, removes them; files that runs need only if there is no
+   run.
+3. Removing is renaming, so that the lock is held for a moment only.
 """
 
 from __future__ import annotations
@@ -24,21 +27,21 @@ from bench.push.remote import ANSWER_BYTES, ANSWER_SECONDS, CommandResult, Node
 
 SHARED_FOLDERS = ("blobs", "code", "environments", "images", "packages", "runs")
 TAG, OLD_TAG = "bench-push", "bench-old"  # names of an engine's images: brought by a push; being removed
-_CLAIMED_MINUTES = 60  # for which a claim counts that nothing refreshes: its push was killed
+_CLAIMED_MINUTES = 60  # after which a claim that is not refreshed no longer counts: its push was killed
 _REFRESH_SECONDS = 60
 _TAG_SECONDS = 20  # for an engine to give an image another tag, while the lock is held
 
 
 @dataclass(frozen=True, slots=True)
 class PlaceClaim:
-    """The use that one push makes of a node's folder."""
+    """The claim of one push to the shared files in a node's folder."""
 
     place: str
     push: str  # its name, and its node's number in it
 
     @property
     def path(self) -> str:
-        """Path of the file by which the push keeps others from deleting what it uses."""
+        """Path of the claim's file, which keeps other pushes from deleting the shared files."""
         return f"{self.place}/.claim-{self.push}"
 
     @property
@@ -48,12 +51,12 @@ class PlaceClaim:
 
     @property
     def take(self) -> str:
-        """Shell commands that begin the use; what is there from then on stays."""
+        """Shell commands that make the claim; files that exist from then on stay."""
         return f"umask 077; {locked(self.place, f': >{shlex.quote(self.path)}')}"
 
     @property
     def release(self) -> str:
-        """Shell commands that end it, and delete what only this push needed."""
+        """Shell commands that end the claim, and delete the files that only this push needed."""
         return f"rm -rf {shlex.quote(f'{self.place}/{self.staging}')} {shlex.quote(self.path)}"
 
     def refreshed_during(self, script: str) -> str:
@@ -103,9 +106,9 @@ class ClaimedNode:
 
 @contextmanager
 def claimed(node: Node, claim: PlaceClaim) -> Iterator[ClaimedNode]:
-    """Hold a claim; EnvironmentCannot if the place cannot be written to.
+    """Hold a claim within the context; EnvironmentCannot if the place cannot be written to.
 
-    After a lost connection the claim stays: what the node began may still go on.
+    After a lost connection the claim stays, because a script on the node may still be running.
     """
     taken = node.ask(claim.take)
     if taken.code:
@@ -137,15 +140,16 @@ _REMOVE_EMPTY = f"rmdir {' '.join(SHARED_FOLDERS)} 2>/dev/null"
 
 
 def _no_claim(but: str = "") -> str:
-    """Return a shell test, in the place, that no push uses what is there; `but` is the one that asks."""
+    """Return a shell test, in the place, that no push has a claim, except for the push `but`."""
     others = f"! -name {shlex.quote(f'.claim-{but}')} " if but else ""
     return f"[ -z \"$(find . -maxdepth 1 -name '.claim-*' {others}-mmin -{_CLAIMED_MINUTES})\" ]"
 
 
 def _deleting(place: str, name: str, choose: str) -> str:
-    """Return shell commands that delete what `choose`, which has the lock, sets aside by `aside` of $f.
+    """Return shell commands that delete the files that `choose` sets aside.
 
-    What a killed push of this name has left is deleted too.
+    `choose` runs with the lock, and calls `aside` with a file in $f. Files that a killed push of this name
+    had set aside are deleted too.
     """
     own = f".old-{name}"
     old = shlex.quote(f"{place}/{own}")
@@ -168,9 +172,10 @@ _OURS = (
 
 
 def empty(place: str, name: str, engine: str) -> str:
-    """Return shell commands that delete all that pushes brought to a place, unless a push or a run needs it.
+    """Return shell commands that delete everything that pushes brought to a place, unless it is still needed.
 
-    `name` is unique to the one who deletes; `engine` is the one whose images go too.
+    A claim or a run needs it. `name` is unique to the deleting command; `engine` is the engine whose images
+    of bench are removed too.
     """
     # Claims come first: a push makes its run's folder before it releases its claim. A folder that can be
     # removed is empty, also where a network file system shows an older list of what is in it.

@@ -78,11 +78,10 @@ def layers_held(survey: Survey, engine: str, image: Shippable) -> int:
     if engine != "docker" or not state.named_by_configuration:
         return 0
     diff_ids = image.facts.identity.diff_ids
-    return max((_common(diff_ids, stored.diff_ids) for stored in state.images), default=0)
+    return max((_common_length(diff_ids, stored.diff_ids) for stored in state.images), default=0)
 
 
-def _common(ours: tuple[str, ...], theirs: tuple[str, ...]) -> int:
-    """Return the length of the common prefix."""
+def _common_length(ours: tuple[str, ...], theirs: tuple[str, ...]) -> int:
     return len(list(takewhile(lambda pair: pair[0] == pair[1], zip(ours, theirs, strict=False))))
 
 
@@ -95,7 +94,7 @@ class Delivered:
 
     archive: str  # shell command, run in the push's staging folder
     sent_bytes: int
-    surplus: tuple[str, ...]  # files of the place that an engine with a store of its own needs no more
+    surplus: tuple[str, ...]  # files in the place that are not needed once the engine has its own copy
 
 
 Deliver = Callable[[int], Delivered | None]  # takes how many of the lowest layers the engine has already
@@ -139,9 +138,10 @@ def ship(
 
 
 def _build_sif(sif: str, push: str, archive: str) -> str:
-    """Return shell commands that build an image's file, unless another push, which is waited for, builds it.
+    """Return shell commands that build an image's file, or wait for another push that is building it.
 
-    Where the file system has no locks, both build it, and the first one stays: runs may have it open.
+    On a file system without locks both pushes build it, and the first file stays, because runs may have it
+    open.
     """
     made, part = shlex.quote(sif), shlex.quote(f"{sif}.part-{push}")
     build = f"apptainer build --fix-perms {part} docker-archive:image.tar"
@@ -154,9 +154,9 @@ def _build_sif(sif: str, push: str, archive: str) -> str:
 
 
 def with_stored_images(node: Node, survey: Survey, engine: str) -> Survey:
-    """Return a survey with the images that an engine has now; those that are being removed are gone then.
+    """Return the survey with the images that an engine has now, after pending removals are done.
 
-    What a node was found to have before its place was claimed may have been removed meanwhile.
+    Images that the survey found before the place was claimed may have been removed meanwhile.
     """
     if engine not in ENGINES_WITH_STORE or survey.engines[engine].facts is None:
         return survey
@@ -231,7 +231,7 @@ def _send(node: Node, place: str, blob: Blob, size: int, advance: Callable[[int]
 def _write(node: Node, place: str, name: str, arrived: int, pieces: Iterator[bytes], start: int) -> bool:
     """Write a layer from byte `start` on; return False if another push is writing it.
 
-    The part is locked, so that two pushes never write it at once, and what the other one has sent counts.
+    The part is locked, so that two pushes never write it at once; bytes that the other push has sent count.
     """
     part = f"{name}.part"
     here = f"cd {shlex.quote(place)}/blobs && exec 9>>{part}"
@@ -248,9 +248,9 @@ def _write(node: Node, place: str, name: str, arrived: int, pieces: Iterator[byt
 
 
 def _accepted(node: Node, place: str, name: str, size: int) -> bool:
-    """Hash what has arrived and give it its name; delete it and return False if it is another layer.
+    """Hash the received file and give it its name; delete it and return False if the hash is wrong.
 
-    A push that has sent the last bytes together with another one may find that the other has done so already.
+    If another push sent the last bytes at the same time, it may have named the file already.
     """
     part = f"{name}.part"
     script = (
@@ -262,7 +262,7 @@ def _accepted(node: Node, place: str, name: str, size: int) -> bool:
 
 
 def _take_over(node: Node, place: str, name: str) -> None:
-    """Put a copy in place of a part whose writer holds it and sends nothing: its connection was lost."""
+    """Replace a part by a copy, because its writer lost the connection and still holds the lock."""
     part = f"{name}.part"
     copy = f"cd {shlex.quote(place)}/blobs && cp {part} {part}.copy && mv {part}.copy {part}"
     demand(node, copy, "copying what has arrived of a layer")
@@ -412,7 +412,7 @@ _REFUSED_PULL = (
     (r"unknown|not found", "the registry has no such image, or shows it only after a login: {login}"),
     (
         r"TLS handshake|HTTPS client",
-        "{host} has no TLS: {engine} on the node has to be told so",
+        "{host} has no TLS: configure it as an insecure registry of {engine} on the node",
     ),
     (r"no such host|dial tcp|timeout", "the node does not reach the registry"),
 )

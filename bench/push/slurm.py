@@ -49,13 +49,14 @@ class Slurm:
                 raise BadInput(f"--sbatch={option} would change what bench submits", advice=f"give {instead}")
         for value in (self.partition, self.account, self.constraint, self.gpus, *self.options):
             if value is not None and not _ONE_LINE.fullmatch(value):
-                raise BadInput(f"{value!r} is not a value for sbatch")
+                advice = "give a value on one line, without quotes around it"
+                raise BadInput(f"{value!r} is not a value for sbatch", advice=advice)
         if self.nodes < 1:
-            raise BadInput(f"--slurm-nodes {self.nodes} is not at least 1")
+            raise BadInput(f"--slurm-nodes {self.nodes} is not at least 1", advice="--slurm-nodes 2")
 
     @property
     def where(self) -> str:
-        """The options that decide on which nodes the job runs: with others, a push is of another run."""
+        """The options that decide on which nodes the job runs; with other options, a push is another run."""
         given = {"partition": self.partition, "constraint": self.constraint, "gpus-per-node": self.gpus}
         words = [f"--{name}={value}" for name, value in given.items() if value is not None]
         return " ".join([*words, *sorted(self.options)])
@@ -113,7 +114,7 @@ def refused_by_sbatch(said: str) -> EnvironmentCannot:
 
 
 def waiting_text(reason: str) -> str:
-    """Return why a job waits, with advice if waiting alone does not help."""
+    """Return why a job waits, with advice if it will not start by itself."""
     advice = next((what for beginning, what in _FOR_EVER.items() if beginning in reason), None)
     return f"{reason} ({advice})" if advice else reason
 

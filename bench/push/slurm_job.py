@@ -1,4 +1,4 @@
-"""The shell by which a Slurm job starts a run on its nodes, and by which its state and its nodes are read.
+"""Shell scripts that start a run on the nodes of a Slurm job, and that read the job's state and nodes.
 
 FOLDER/  nodelist  the nodes as Slurm writes them, such as n[1-3]; names: the same, one a line
          steps/N   what the step of node N wrote, and its exit code, if each node has a separate step

@@ -1,7 +1,8 @@
-"""The only way from a push to the operator's terminal. Nodes and bundles wrote parts of the texts.
+"""Print a push's output on the operator's terminal; no other module of push prints.
 
-Every line and every cell is escaped here, so that no text moves the cursor, sets the window's title, reverses
-the writing or begins a line of its own. tests/push/test_terminal.py finds prints that go another way.
+Parts of the texts come from nodes and bundles, so every line and cell is escaped here: no text can move the
+cursor, set the window's title, reverse the writing or begin a new line. tests/push/test_terminal.py finds
+other prints.
 """
 
 from __future__ import annotations

@@ -29,7 +29,8 @@ def in_threads(calls: Sequence[Callable[[], T]], at_once: int) -> list[Future[T]
 def wait_for_all(futures: Sequence[Future[T]]) -> None:
     """Wait until all calls have ended; KeyboardInterrupt at Ctrl-C.
 
-    It waits in steps: if another thread receives the signal, Python tells this thread only after its step.
+    The wait is cut into steps, because Python handles a signal that another thread received only between
+    them.
     """
     while wait(futures, timeout=_STEP_SECONDS).not_done:
         pass

@@ -43,7 +43,8 @@ class TrainingGroup:
     ) -> list[Standing]:
         """Wait until all hosts have reached `step`; return their standings, the leader's first.
 
-        Raises GroupFailed if a host fails meanwhile. `heed_stop` is called twice a second and may raise.
+        Raises GroupFailed if a host fails meanwhile. `heed_stop` is called twice a second and may raise, to
+        stop.
         """
         standings = self._standings[step]
         with self._changed:
@@ -60,7 +61,7 @@ class TrainingGroup:
 
 
 def agree(standings: Sequence[Standing]) -> Standing:
-    """Return the standing on which all hosts act, given their standings, the leader's first.
+    """Return the state of earlier runs that all hosts act on, given each host's state, the leader's first.
 
     A host cannot join a run that other hosts are already training: if one has to start, all start again.
     """

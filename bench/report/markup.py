@@ -45,7 +45,7 @@ def el(name: str, /, *children: str, **attributes: object) -> Markup:
 
 
 def fragment(*children: str) -> Markup:
-    """Join siblings without an element around them, escaped as the children of `el` are."""
+    """Join siblings without an element around them; texts are escaped, as in `el`."""
     return Markup("".join(child if isinstance(child, Markup) else _escaped(child) for child in children))
 
 
@@ -114,6 +114,7 @@ def asset(name: str) -> str:
 
 
 def write_page(path: Path, page: Markup) -> None:
+    """Write a page to a file; folders that do not exist are created."""
     with using(path, "the report cannot be written"):
         path.parent.mkdir(parents=True, exist_ok=True)
         # backslashreplace: file names need not be UTF-8

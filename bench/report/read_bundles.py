@@ -1,6 +1,6 @@
 """Read and verify bundles, one or thousands of them, given as files, patterns and directories.
 
-Every failure with a bundle becomes the error that refuses it; the others still get their verdicts.
+A failure with one bundle becomes the error that refuses this bundle; all others still get their verdicts.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _in_processes(
 
 
 def distinct_bundles(paths: Iterable[Path]) -> tuple[Path, ...]:
-    """Return every bundle that the paths stand for once, however often and in whichever order it is named."""
+    """Return each bundle that the paths name once, in an order that does not depend on theirs."""
     found: dict[Path, Path] = {}
     for path in sorted(_bundles(paths)):
         found.setdefault(path.resolve(), path)
@@ -144,7 +144,7 @@ def _confusing(path: Path, error: Exception) -> VerificationFailed:
 
 
 def _rules(lists: Lists) -> TrustRules:
-    """Make the rules from the lists. A trust list must vouch for every bundle only if it was named."""
+    """Make the rules from the lists. If a trust list is given, a key in it must vouch for every bundle."""
     kept = config_path(ALLOWED_SIGNERS)
     trust = lists.trust or (kept if kept and kept.exists() else None)
     listed = (path for path in (lists.revoked, config_path(REVOKED)) if path)
@@ -167,11 +167,12 @@ def _bundles(paths: Iterable[Path]) -> Iterator[Path]:
         if any(sign in str(path) for sign in "*?[") and not path.exists():
             matching = sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
             if not matching:
-                raise BadInput("matches no file", where=str(path))
+                raise BadInput("matches no file", where=str(path), advice="name a bundle, or its folder")
             yield from _bundles(map(Path, matching))
         elif not path.is_dir():
             yield path
         elif inside := sorted(path.rglob("*.tar")):
             yield from inside
         else:
-            raise BadInput("holds no .tar, so no bundle", where=str(path))
+            advice = "bench run writes its bundle to out/RUN.tar"
+            raise BadInput("holds no .tar, so no bundle", where=str(path), advice=advice)

@@ -1,8 +1,9 @@
-"""The tensors of a compiled block's pass: how many bytes each takes, and from when until when.
+"""The tensors of a compiled block's pass: their bytes, and when each is allocated and freed. Pure.
 
-A text of them begins with the number of the first operation of the backward pass, and has one word for each
-tensor: `3145728+0@2-57` takes 3,145,728 bytes for each sample and none beside, is allocated by operation 2
-and freed after operation 57; `0+9437184@90-` is never freed, as the gradient of a weight. Pure.
+They are also written as text: first the number of the first operation of the backward pass, then a word for
+each tensor. `3145728+0@2-57` takes 3,145,728 bytes for each sample and no fixed bytes, is allocated by
+operation 2 and freed after operation 57. `0+9437184@90-` takes 9,437,184 fixed bytes and is never freed, like
+a weight's gradient.
 """
 
 from __future__ import annotations

@@ -445,7 +445,7 @@ def test_the_command_tells_what_applies_first_and_exits_with_1(
     assert main(command) == 1
     captured = capsys.readouterr()
     first, second = captured.out.splitlines()
-    assert first.startswith("torch 2.10.0+cu128   Z-1 CVE-9   no severity   no mended version   x\\x1b[2J")
+    assert first.startswith("torch 2.10.0+cu128   Z-1 CVE-9   no severity   no fixed version   x\\x1b[2J")
     assert "GHSA-1 CVE-1   does not apply: vulnerable_code_not_in_execute_path (v.json, lab)" in second
     assert captured.err == "packages: 2, vulnerabilities: 1, not applicable: 1\n"
     assert main([*command, "--json"]) == 1

@@ -13,7 +13,7 @@ import pytest
 
 from bench.cli.compare import CompareArguments, collect
 from bench.records.spread import on_another_machine
-from bench.report.compare.answers import Asked, Choice, MachineAnswer, answers_of
+from bench.report.compare.answers import AnswerInputs, Choice, MachineAnswer, answers_of
 from bench.report.compare.compared_rows import RankedRow, Row
 from bench.report.compare.comparison import Comparison, ModelPart, compare_rows
 from bench.report.compare.decision import Rank, Recommendation, Wish
@@ -162,7 +162,7 @@ def test_an_estimate_without_a_price_can_meet_a_deadline(rows: list[Row]) -> Non
         found = Extrapolation("NVIDIA B200", 8, 0.5, 1.0, 0.8, high, 0, "a test")
         terms = Terms(PriceBook("USD"), Wish(None, 1.3))
         guesses = price_guesses([found], terms, Recommendation(None, None, None, None), set())
-        (answer,) = answers_of(Asked([slow], [Rank(1, None)], [], guesses, terms))
+        (answer,) = answers_of(AnswerInputs([slow], [Rank(1, None)], [], guesses, terms))
         assert answer.choice is not None and answer.nearest is not None
         assert (answer.choice.machine, answer.choice.kind, answer.certain) == ("8x B200", None, certain)
 

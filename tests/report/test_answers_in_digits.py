@@ -9,7 +9,7 @@ import pytest
 
 from bench.records.estimate import Interval
 from bench.records.marks import Mark
-from bench.report.compare.answers import Asked, Change, MachineAnswer, answers_of
+from bench.report.compare.answers import AnswerInputs, Change, MachineAnswer, answers_of
 from bench.report.compare.compared_rows import RankedRow
 from bench.report.compare.decision import Option, Rank, Recommendation, Wish
 from bench.report.compare.extrapolate import Extrapolation
@@ -53,7 +53,7 @@ def answer(
     nothing = Recommendation(None, None, None, None)
     priced = price_guesses(guesses, terms, nothing, set())
     rows = [row for row, _ in pairs]
-    found = answers_of(Asked(rows, [Rank(1, None) for _ in rows], pairs, priced, terms))
+    found = answers_of(AnswerInputs(rows, [Rank(1, None) for _ in rows], pairs, priced, terms))
     return {one.question: one for one in found}
 
 
@@ -145,11 +145,12 @@ def test_a_machine_without_a_price_is_in_time_unless_a_budget_asks_for_one(machi
     """The slow one has a price and is late: nothing is said about when it would be in time."""
     (free, _), slow = machine("free", 5.0, 0.0), machine("slow", 20.0, 100.0)
     terms = Terms(PriceBook("USD"), Wish(deadline_days=10.0))
-    (found,) = answers_of(Asked([free, slow[0]], [Rank(1, None), Rank(2, None)], [slow], (), terms))
+    (found,) = answers_of(AnswerInputs([free, slow[0]], [Rank(1, None), Rank(2, None)], [slow], (), terms))
     assert found.choice is not None
     assert (found.choice.days, found.choice.kind, found.certain, found.changes) == (5.0, None, "yes", ())
     asked_to_pay = replace(terms, wish=Wish(deadline_days=10.0, budget=50.0))
-    paid, _ = answers_of(Asked([free, slow[0]], [Rank(1, None), Rank(2, None)], [slow], (), asked_to_pay))
+    ranks = [Rank(1, None), Rank(2, None)]
+    paid, _ = answers_of(AnswerInputs([free, slow[0]], ranks, [slow], (), asked_to_pay))
     assert (paid.choice, paid.certain) == (None, "no")
 
 
@@ -223,7 +224,7 @@ def test_an_estimate_that_costs_more_than_a_measured_answer_is_not_told_as_one_w
     terms = Terms(PriceBook("USD", rents=(Rent(B200, 2.0, *QUOTED),)), Wish(deadline_days=30.0))
     measured = Recommendation(None, pairs[0][1], None, None)
     priced = price_guesses([GUESS], terms, measured, set())
-    (found,) = answers_of(Asked([pairs[0][0]], [Rank(1, None)], pairs, priced, terms))
+    (found,) = answers_of(AnswerInputs([pairs[0][0]], [Rank(1, None)], pairs, priced, terms))
     assert (found.choice and found.choice.machine, found.estimate) == ("slow", None)
 
 

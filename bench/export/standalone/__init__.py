@@ -22,7 +22,7 @@ from bench.export.standalone.updates import update_parts
 from bench.records.trial import Trial
 from bench.training.setting import sharded_by
 
-LONGEST = 300  # lines: what can be read in one sitting
+LONGEST = 300  # lines of a file that people are meant to read
 ONE = "python train.py --out checkpoints"
 TORCHRUN = "torchrun --standalone --nproc-per-node {gpus} train.py --out checkpoints"
 
@@ -33,7 +33,6 @@ def command_of(trial: Trial) -> str:
 
 
 def packages_of(trial: Trial) -> tuple[str, ...]:
-    """Return the packages that the script imports."""
     library = "timm" if trial.model.family == "timm" else "transformers"
     return "torch", library, "numpy", *(("deepspeed",) if sharded_by(trial.setting) == "zero" else ())
 

@@ -15,7 +15,7 @@ def checkpoint_part(trial: Trial) -> SourcePart:
 
 
 def kept(trial: Trial) -> dict[str, str]:
-    """Return the objects whose state a checkpoint has, by their names in it, beside shards of weights."""
+    """Return the objects whose state a checkpoint has, by their names in it, without shards of weights."""
     found = {"model": "whole", "optimizer": "optimizer"} if sharded_by(trial.setting) is None else {}
     found["schedule"] = "schedule"
     if trial.model.recipe.precision == "fp16":

@@ -1,7 +1,7 @@
 """The beginning of a script: how it is started, where it comes from, and the constants of the recipe.
 
-A bundle may be a stranger's, so its text stands only in literals of plain ASCII, or without the characters
-that Python's comments and docstrings give a meaning. Pure.
+Bundles are not trusted: their texts appear only in literals of plain ASCII, or without the characters that
+have a meaning in Python's comments and docstrings. Pure.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Facts:
 
 
 def plain(text: str) -> str:
-    """Return a text of a bundle for the docstring, in which it can end nothing and escape nothing."""
+    """Return a bundle's text for the docstring, without characters that could end or escape anything."""
     return NOT_PLAIN.sub("?", text)
 
 

@@ -121,51 +121,85 @@ def make_engine(whole, optimizer):
 
 def _main(trial: Trial) -> SourcePart:
     """Return `main`, which builds everything, and then repeats passes and updates."""
-    recipe, setting = trial.model.recipe, trial.setting
-    sharded, several = sharded_by(setting), several_processes(trial)
-    half_weights, scaled = "half-weights" in setting, recipe.precision == "fp16" and sharded != "zero"
-    ddp = trial.gpus > 1 and sharded is None and not half_weights
-    autocast = bool(recipe.half) and sharded != "zero" and not half_weights
-    blocks = needs_blocks(trial)
-    built = [
+    several, ddp = several_processes(trial), _uses_ddp(trial)
+    body = "\n".join(f"    {line}" for line in [*_preparation(trial), *_loop(trial)])
+    imports = ["import gc", "import json", "import math", "import time", "import torch"]
+    imports += ["from torch.optim.lr_scheduler import LambdaLR"]
+    imports += ["import torch.distributed as dist"] if several else []
+    imports += ["from torch.nn.parallel import DistributedDataParallel"] if ddp else []
+    imports += ["from contextlib import nullcontext"] if ddp else []
+    imports += ["from torch import nn"]
+    return SourcePart(
+        f"""
+def main():
+{body}
+
+
+if __name__ == "__main__":
+    main()
+""",
+        tuple(imports),
+    )
+
+
+def _uses_ddp(trial: Trial) -> bool:
+    return trial.gpus > 1 and sharded_by(trial.setting) is None and "half-weights" not in trial.setting
+
+
+def _scales_loss(trial: Trial) -> bool:
+    return trial.model.recipe.precision == "fp16" and sharded_by(trial.setting) != "zero"
+
+
+def _preparation(trial: Trial) -> list[str]:
+    """Return the lines of `main` that build the model, the optimizer and what a checkpoint holds."""
+    setting, sharded = trial.setting, sharded_by(trial.setting)
+    half_weights = "half-weights" in setting
+    lines = [
         "options, device = start()",
         "torch.manual_seed(SEED)",
         f"torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = {'tf32' in setting}",
         "model = build_model(device)",
         "whole = WithLoss(model)",
-        *([f"blocks = {blocks_of(trial)}"] if blocks else []),
+        *([f"blocks = {blocks_of(trial)}"] if needs_blocks(trial) else []),
     ]
     if in_group(setting, "compilation") or "checkpointing" in setting:
-        built.append(f"apply_methods({', '.join(changed_by_methods(trial))})")
+        lines.append(f"apply_methods({', '.join(changed_by_methods(trial))})")
     if sharded == "fsdp":
-        built.append("shard(whole, blocks, device)")
+        lines.append("shard(whole, blocks, device)")
     if half_weights:
-        built.append("halved, weights, gradients = halve_weights(whole)")
+        lines.append("halved, weights, gradients = halve_weights(whole)")
     else:
-        built.append("weights = [weight for weight in whole.parameters() if weight.requires_grad]")
+        lines.append("weights = [weight for weight in whole.parameters() if weight.requires_grad]")
     if sharded == "zero":
-        built += [
+        lines += [
             "# Weights of odd size would misalign all that follow them: DeepSpeed issue 2700.",
             "weights.sort(key=lambda weight: weight.numel() % 8 != 0)",
         ]
-    built += optimizer_lines(trial)
+    lines += optimizer_lines(trial)
     if sharded == "zero":
-        built.append("engine = make_engine(whole, optimizer)")
-    built.append("schedule = LambdaLR(optimizer, rate_factor)")
-    if scaled:
-        built.append("scaler = torch.amp.GradScaler(device.type)")
-    if ddp:
+        lines.append("engine = make_engine(whole, optimizer)")
+    lines.append("schedule = LambdaLR(optimizer, rate_factor)")
+    if _scales_loss(trial):
+        lines.append("scaler = torch.amp.GradScaler(device.type)")
+    if _uses_ddp(trial):
         unused = "" if uses_all_weights(trial.model) else ", find_unused_parameters=True"
-        built.append(f"replica = DistributedDataParallel(whole, gradient_as_bucket_view=True{unused})")
-    save, load = _checkpoint_calls(trial)
+        lines.append(f"replica = DistributedDataParallel(whole, gradient_as_bucket_view=True{unused})")
     if sharded != "zero":
         pairs = ", ".join(f'"{name}": {value}' for name, value in kept(trial).items())
-        built.append(f"parts = {{{pairs}}}")
-        if "half-weights" in setting:
-            built.append('parts["copies"] = nn.ParameterList(weights)')
-    built.append(f"done = {load} if options.resume else 0")
-    lines = [
-        *built,
+        lines.append(f"parts = {{{pairs}}}")
+        if half_weights:
+            lines.append('parts["copies"] = nn.ParameterList(weights)')
+    return lines
+
+
+def _loop(trial: Trial) -> list[str]:
+    """Return the lines of `main` that load a checkpoint, and repeat steps, log lines and checkpoints."""
+    recipe, sharded, several = trial.model.recipe, sharded_by(trial.setting), several_processes(trial)
+    scaled, ddp = _scales_loss(trial), _uses_ddp(trial)
+    autocast = bool(recipe.half) and sharded != "zero" and "half-weights" not in trial.setting
+    save, load = _checkpoint_calls(trial)
+    return [
+        f"done = {load} if options.resume else 0",
         f"batches = batches_of(device, {'dist.get_rank()' if several else '0'}, done * PASSES)",
         "total, logged, since = torch.zeros((), device=device), done, time.perf_counter()",
         "for step in range(done + 1, options.steps + 1):",
@@ -188,24 +222,6 @@ def _main(trial: Trial) -> SourcePart:
         f"    if saves{' and dist.get_rank() == 0' if several and sharded is None else ''}:",
         f"        {save}",
     ]
-    body = "\n".join(f"    {line}" for line in lines)
-    imports = ["import gc", "import json", "import math", "import time", "import torch"]
-    imports += ["from torch.optim.lr_scheduler import LambdaLR"]
-    imports += ["import torch.distributed as dist"] if several else []
-    imports += ["from torch.nn.parallel import DistributedDataParallel"] if ddp else []
-    imports += ["from contextlib import nullcontext"] if ddp else []
-    imports += ["from torch import nn"]
-    return SourcePart(
-        f"""
-def main():
-{body}
-
-
-if __name__ == "__main__":
-    main()
-""",
-        tuple(imports),
-    )
 
 
 def unit_constant(trial: Trial) -> str | None:

@@ -100,66 +100,19 @@ def fused_attention(module, query, key, value, attention_mask, **options):
 
 
 def _build(trial: Trial) -> SourcePart:
-    model, recipe = trial.model, trial.model.recipe
-    lines, imports = [], ["import torch"]
-    attention = attention_of(trial)
-    if attention == "fused":
-        lines += [
-            'AttentionInterface.register("fused", fused_attention)',
-            'masking_utils.AttentionMaskInterface.register("fused", fused_mask)',
-            "masking_utils.find_packed_sequence_indices = lambda _positions: None  # one text a sample",
-        ]
+    """Return `build_model`, which builds the model as its family does."""
+    model = trial.model
+    before, imports = _build_settings(trial)
     family = families().get(model.family)
-    if model.family in transformers_inside.MAMBA_SSM:
-        imports += ["import sys"]
-        hidden = ", ".join(f'"{name}"' for name in transformers_inside.MAMBA_PACKAGES)
-        lines += [
-            "# transformers takes these kernels wherever it finds them; the trial had its plain code.",
-            f"sys.modules.update(dict.fromkeys([{hidden}]))",
-        ]
     if model.family == "timm":
-        imports += ["import timm", "from timm.layers import set_fused_attn"]
-        lines += [
-            f"set_fused_attn({'kernels' in trial.setting})",
-            "with device:",
-            "    model = timm.create_model(TIMM_MODEL, num_classes=CLASSES, **ARCHITECTURE)",
-        ]
-    elif isinstance(family, FamilyWithFormulas) and model.family != "mamba":
-        config, kind = family.classes
-        options = ["use_cache=False"] if "tokens" in recipe.aim.data else []
-        options += [f'attn_implementation="{attention}"'] if attention else []
-        imports += [f"from transformers import {config}, {kind}"]
-        lines += [
-            f"config = {config}({', '.join(['**ARCHITECTURE', *options])})",
-            "with device:",
-            f"    model = {kind}(config)",
-        ]
+        made = _build_timm(trial)
     elif model.family == "mamba":
-        lines += [
-            "from transformers import MambaConfig, MambaForCausalLM",
-            "",
-            "config = MambaConfig(**ARCHITECTURE, use_cache=False)",
-            "with device:",
-            "    model = MambaForCausalLM(config)",
-        ]
+        made = BUILD_MAMBA
+    elif isinstance(family, FamilyWithFormulas):
+        made = _build_known(trial, family)
     else:
-        imports += [f"from transformers import AutoConfig, {recipe.aim.auto_class}"]
-        cache = ", use_cache=False" if "tokens" in recipe.aim.data else ""
-        lines += [
-            f"config = AutoConfig.for_model(FAMILY, **ARCHITECTURE{cache})",
-            "config.architectures = []  # of several classes of models, take the first",
-            "with device:",
-            f'    model = {recipe.aim.auto_class}.from_config(config, attn_implementation="{attention}")',
-        ]
-        if model.architecture.get("tie_word_embeddings") is False and "tokens" in recipe.aim.data:
-            imports += [NN]
-            lines += [
-                "# Some classes, T5's for instance, share these weights with any configuration.",
-                "head, embedding = model.get_output_embeddings(), model.get_input_embeddings()",
-                "if head is not None and head.weight is embedding.weight:",
-                "    head.weight = nn.Parameter(head.weight.detach().clone())",
-            ]
-    body = "\n".join(f"    {line}" if line else "" for line in lines)
+        made = _build_any(trial)
+    body = "\n".join(f"    {line}" if line else "" for line in [*before, *made[0]])
     return SourcePart(
         f'''
 def build_model(device):
@@ -168,8 +121,87 @@ def build_model(device):
     # The weights are random here. To go on from your own: model.load_state_dict(...)
     return model.float().to(device).train()
 ''',
-        tuple(imports),
+        ("import torch", *imports, *made[1]),
     )
+
+
+Lines = tuple[list[str], list[str]]  # lines of a function, and the imports that they need
+
+
+def _build_settings(trial: Trial) -> Lines:
+    """Return the lines that set transformers' options before a model is built."""
+    lines: list[str] = []
+    if attention_of(trial) == "fused":
+        lines += [
+            'AttentionInterface.register("fused", fused_attention)',
+            'masking_utils.AttentionMaskInterface.register("fused", fused_mask)',
+            "masking_utils.find_packed_sequence_indices = lambda _positions: None  # one text a sample",
+        ]
+    if trial.model.family not in transformers_inside.MAMBA_SSM:
+        return lines, []
+    hidden = ", ".join(f'"{name}"' for name in transformers_inside.MAMBA_PACKAGES)
+    lines += [
+        "# transformers takes these kernels wherever it finds them; the trial had its plain code.",
+        f"sys.modules.update(dict.fromkeys([{hidden}]))",
+    ]
+    return lines, ["import sys"]
+
+
+def _build_timm(trial: Trial) -> Lines:
+    lines = [
+        f"set_fused_attn({'kernels' in trial.setting})",
+        "with device:",
+        "    model = timm.create_model(TIMM_MODEL, num_classes=CLASSES, **ARCHITECTURE)",
+    ]
+    return lines, ["import timm", "from timm.layers import set_fused_attn"]
+
+
+BUILD_MAMBA: Lines = (
+    [
+        "from transformers import MambaConfig, MambaForCausalLM",
+        "",
+        "config = MambaConfig(**ARCHITECTURE, use_cache=False)",
+        "with device:",
+        "    model = MambaForCausalLM(config)",
+    ],
+    [],
+)
+
+
+def _build_known(trial: Trial, family: FamilyWithFormulas) -> Lines:
+    """Return the lines that build a model of a family with formulas by transformers' own classes."""
+    config, kind = family.classes
+    attention = attention_of(trial)
+    options = ["use_cache=False"] if "tokens" in trial.model.recipe.aim.data else []
+    options += [f'attn_implementation="{attention}"'] if attention else []
+    lines = [
+        f"config = {config}({', '.join(['**ARCHITECTURE', *options])})",
+        "with device:",
+        f"    model = {kind}(config)",
+    ]
+    return lines, [f"from transformers import {config}, {kind}"]
+
+
+def _build_any(trial: Trial) -> Lines:
+    """Return the lines that build a model of any other type of transformers by an Auto class."""
+    aim, architecture = trial.model.recipe.aim, trial.model.architecture
+    of_tokens = "tokens" in aim.data
+    imports = [f"from transformers import AutoConfig, {aim.auto_class}"]
+    lines = [
+        f"config = AutoConfig.for_model(FAMILY, **ARCHITECTURE{', use_cache=False' if of_tokens else ''})",
+        "config.architectures = []  # of several classes of models, take the first",
+        "with device:",
+        f'    model = {aim.auto_class}.from_config(config, attn_implementation="{attention_of(trial)}")',
+    ]
+    if architecture.get("tie_word_embeddings") is False and of_tokens:
+        imports += [NN]
+        lines += [
+            "# Some classes, T5's for instance, share these weights with any configuration.",
+            "head, embedding = model.get_output_embeddings(), model.get_input_embeddings()",
+            "if head is not None and head.weight is embedding.weight:",
+            "    head.weight = nn.Parameter(head.weight.detach().clone())",
+        ]
+    return lines, imports
 
 
 def blocks_of(trial: Trial) -> str:

@@ -27,7 +27,7 @@ EXPRESSED = frozenset(
 
 
 def plain(trial: Trial) -> Trial:
-    """Return the trial without the methods that only make it faster and are code of bench."""
+    """Return the trial without those methods of bench's own code that only make it faster."""
     return replace(trial, setting=tuple(name for name in trial.setting if not _is_left_out(name)))
 
 

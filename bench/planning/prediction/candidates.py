@@ -1,7 +1,7 @@
 """The settings that may be a model's fastest on machines of a kind, with their work and memory. Pure.
 
-They depend on the number of GPUs and on what these can do, and on no rate and no memory: machines that are
-alike share them.
+They depend on the number of GPUs and on their compute capability, but not on rates and memory, so machines
+that are alike in this share them.
 """
 
 from __future__ import annotations

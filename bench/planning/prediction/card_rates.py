@@ -25,7 +25,7 @@ FEWER_LANES = {"6.0": 64, "7.0": 64, "7.5": 64, "8.0": 64}
 PCIE_GB_PER_SECOND = 64.0  # both directions of 16 lanes of the fourth generation
 LINK_SHARE = 0.7  # of a link's rate in one direction, that exchanges of large messages reach
 ADAPTER_GB_PER_SECOND = 100.0  # both directions of the network adapter of each GPU: 400 Gb/s each way
-# Seconds of a step of a ring beside its bytes, within a node and between nodes: NCCL's own estimates for its
+# Latency in seconds of a step of a ring, within a node and between nodes: NCCL's own estimates for its
 # protocol Simple (src/graph/tuning.cc).
 HOP_SECONDS, NODE_HOP_SECONDS = 3.4e-6, 14e-6
 
@@ -72,6 +72,7 @@ def ring_seconds(gpus: int) -> float:
 
 
 def rates_of(gpu: GpuModel) -> CardRates:
+    """Return the rates of a card: from measured products, or from the vendor's peak."""
     if gpu.measured_bf16_tflops:
         share = gpu.measured_bf16_tflops / gpu.bf16_tflops
         return CardRates(gpu, share, "measured products of matrices")
@@ -81,6 +82,7 @@ def rates_of(gpu: GpuModel) -> CardRates:
 
 @cache
 def usual_share() -> float:
+    """Return the median share of the vendor's peak that measured cards reach."""
     return statistics.median(
         gpu.measured_bf16_tflops / gpu.bf16_tflops for gpu in gpu_models() if gpu.measured_bf16_tflops
     )

@@ -12,7 +12,7 @@ T = TypeVar("T")
 def chosen(options: Collection[T], seconds: Callable[[T], float], sent_bytes: Callable[[T], float]) -> T:
     """Choose among at least one option, by a step's predicted time and the bytes that each GPU sends in it.
 
-    What an exchange costs beside its bytes, such as copies into and out of its buffers, is not predicted.
+    Other costs of an exchange, such as copies into and out of its buffers, are not predicted.
     """
     limit = AS_FAST * min(map(seconds, options))
     as_fast = (option for option in options if seconds(option) <= limit)

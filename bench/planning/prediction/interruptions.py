@@ -36,7 +36,7 @@ class Interruptions:
 
 
 def interrupted(found: Predicted, by: Interruptions) -> Predicted:
-    """Return the prediction with the days that it takes beside interruptions, and their energy."""
+    """Return the prediction with the days and the energy that interruptions add."""
     longer = by.factor(math.ceil(found.gpus / GPUS_A_NODE))
     return replace(
         found,

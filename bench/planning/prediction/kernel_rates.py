@@ -1,7 +1,7 @@
 """Rates of kernels that were timed by themselves, apart from whole steps. Pure.
 
-Cycles are of one multiprocessor, at the rate of CardRates.cycles: what a kernel takes scales from card to
-card with multiprocessors and clock.
+Times are in cycles of one multiprocessor. Divided by CardRates.cycles they give the seconds on a card,
+because the time of these kernels depends on a card's multiprocessors and clock.
 """
 
 from __future__ import annotations

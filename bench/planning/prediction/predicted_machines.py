@@ -10,8 +10,8 @@ from typing import Literal
 from bench.base.distribution import pip_install
 from bench.base.gpu_catalogue import GPUS_A_NODE, GpuModel
 from bench.planning.plan import usable_bytes
-from bench.planning.prediction.candidates import Candidates, candidates_of
-from bench.planning.prediction.card_rates import rates_of
+from bench.planning.prediction.candidates import Candidate, Candidates, candidates_of
+from bench.planning.prediction.card_rates import CardRates, rates_of
 from bench.planning.prediction.choice import chosen
 from bench.planning.prediction.step_time import (
     KEPT_MOVES,
@@ -26,7 +26,7 @@ from bench.planning.prediction.step_time import (
 )
 from bench.records.estimate import SECONDS_A_DAY
 from bench.training.methods import Target, label
-from bench.training.models import Counted, Model, counts_by_formula
+from bench.training.models import Counted, Model, Recipe, counts_by_formula
 from bench.training.setting import Setting
 
 AmountUnit = Literal["operations", "bytes", "elements"]
@@ -73,6 +73,8 @@ class Predicted:
 
 @dataclass(frozen=True, slots=True)
 class Unpredicted:
+    """A model that is not predicted on a machine, and the reason."""
+
     model: str
     gpu: str
     gpus: int
@@ -117,22 +119,10 @@ class Predictor:
         candidates = self._candidates_of(model, counts, target)
         memory = usable_bytes(self.memory_cap_bytes, target)
         rates = rates_of(gpu)
-        timed = [
-            (
-                step_time(one.work, batch, target.gpus, rates, recipe.precision, self.fit.multipliers),
-                one,
-                batch,
-            )
-            for one in candidates.settings
-            for batch in one.batches_in(memory, samples)
-        ]
-        if not timed:
+        fastest = self._fastest(candidates, recipe, target.gpus, samples, memory, rates)
+        if fastest is None:
             return unpredicted(candidates.why_none())
-        time, candidate, batch = chosen(
-            timed,
-            seconds=lambda each: each[0].seconds,
-            sent_bytes=lambda each: each[1].work.sent_bytes(each[2].passes),
-        )
+        time, candidate, batch = fastest
         days = time.seconds * recipe.steps / SECONDS_A_DAY
         error = self.fit.error(group_of(model, counts), gpu.name, target.gpus)
         return Predicted(
@@ -155,6 +145,30 @@ class Predictor:
             parts=_parts(candidate.work, batch, time),
             update_seconds=time.update,
             units=float(recipe.batch_size) * recipe.steps * recipe.units_per_sample,
+        )
+
+    def _fastest(
+        self,
+        candidates: Candidates,
+        recipe: Recipe,
+        gpus: int,
+        samples: int,
+        memory_bytes: int,
+        rates: CardRates,
+    ) -> tuple[StepTime, Candidate, StepPart] | None:
+        """Choose the setting and micro-batch of a model; None if no setting fits into a GPU's memory."""
+        multipliers = self.fit.multipliers
+        timed = [
+            (step_time(one.work, batch, gpus, rates, recipe.precision, multipliers), one, batch)
+            for one in candidates.settings
+            for batch in one.batches_in(memory_bytes, samples)
+        ]
+        if not timed:
+            return None
+        return chosen(
+            timed,
+            seconds=lambda each: each[0].seconds,
+            sent_bytes=lambda each: each[1].work.sent_bytes(each[2].passes),
         )
 
     def _candidates_of(self, model: Model, counts: Counted, target: Target) -> Candidates:

@@ -62,10 +62,7 @@ class Multipliers:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Multipliers, and within which error nine of ten predictions are of what was left out of the fit.
-
-    0.1 is 10%.
-    """
+    """Multipliers, and the errors (0.1: 10%) that nine of ten predictions of left-out measurements keep."""
 
     multipliers: Multipliers
     errors: dict[Group, float]  # of models that were left out
@@ -146,8 +143,8 @@ class StepTime:
     convolutions: float
     scans: float
     memory: float
-    elements: float  # what fused operations compute for each element, beside the memory's time
-    exchange: float  # of a pass, as far as computing does not hide it
+    elements: float  # the arithmetic of fused operations for each element, without their memory traffic
+    exchange: float  # of a pass, without the part that computing hides
     update: float
 
     @property
@@ -179,7 +176,7 @@ class StepTime:
 
 
 def group_of(model: Model, counts: Counted) -> Group:
-    """Say which models err alike: dense transformers, or others.
+    """Return the group of models with similar errors: dense transformers, or others.
 
     Others have convolutions, scans, experts, or attention that no fused kernel computes.
     """
@@ -243,7 +240,7 @@ def work_of(model: Model, setting: Setting, gpus: int, counts: Counted) -> Work 
 
 
 def _moved_logits(model: Model, setting: Setting) -> int:
-    """Return how many of a sample's logits over words move; those of classes are negligible."""
+    """Return the number of a sample's logits over words that cost memory traffic; classes are negligible."""
     recipe = model.recipe
     positions = recipe.asked_per_sample if "masked-head" in setting else recipe.units_per_sample
     words = words_of(model)
@@ -276,10 +273,10 @@ def _exchanged(setting: Setting, parts: Parts, gpus: int, *, half: bool) -> tupl
 
 
 def beside(computing: float, sent: float) -> float:
-    """Return the seconds of a pass from those of computing and of exchange alone.
+    """Combine the seconds of computing alone and of exchange alone into the seconds of a pass.
 
-    Exchange runs beside computing and slows it. The longer of the two counts, and near their meeting a little
-    of both. Also takes arrays of numpy.
+    Exchange runs at the same time as computing and slows it. The longer of the two counts; if they take about
+    equally long, a little of the other is added. Also takes arrays of numpy.
     """
     slowed = computing + TAKEN_BY_EXCHANGE * sent  # so that the ratio below is bounded, whatever the card
     both: float = slowed * (1 + (sent / slowed) ** 4) ** 0.25

@@ -67,8 +67,9 @@ def promising(
     def turn(trial: Trial) -> tuple[bool, bool, int, bool, float]:
         """Return a sort key: trials that end in time and fit come first, then those that may not fit.
 
-        Next comes a second micro-batch of the fastest setting, whose overhead then bounds all other settings.
-        The rest go by expected time: most bounds are far too low, and a good trial rules out many.
+        Among these, a second micro-batch of the fastest setting comes first, because the overhead that it
+        shows bounds all other settings. The rest are ordered by expected time, because a fast trial rules out
+        many.
         """
         expected = _expected(trial, best, pass_cost)
         step = expected / trial.accumulation + (best.update_seconds or 0.0)
@@ -82,7 +83,7 @@ def promising(
 
 
 def _spare_settings(plans: Sequence[SettingPlan], tried: TriedTrials) -> set[Setting]:
-    """Return the settings that differ from others only in not recording passes, unless recording failed."""
+    """Return settings whose twin that records passes is planned too, and did not fail to record."""
     failed = {each.trial.setting for each in tried.failed if _is_unrecordable(each.failure)}
     recorded = {plan.trials[0].setting for plan in plans} - failed
     return {
@@ -110,7 +111,7 @@ def _before_any_time(
 
 
 def _expected(trial: Trial, best: TimedTrial, pass_cost: PassCost | None) -> float:
-    """Return the expected seconds of a trial's step, which only order trials and exclude no trial."""
+    """Return the expected seconds of a trial's step. They only order trials, and never exclude one."""
     overhead = max(pass_cost.overhead if pass_cost else 0.0, PRIOR_OVERHEAD)
     size, measured_size = trial.micro_batch, best.trial.micro_batch
     # A larger micro-batch may be faster, or slower if memory is short: one near the measured size is safer.

@@ -2,9 +2,9 @@
 
 In: the trials tried so far. Out: for an open trial, "yes", "hardly" or "no". Pure.
 
-The memory before any sample is known for every setting; the memory of a sample is learnt. The room that a
-trial had when memory ran out is a lower bound for its samples, and for those of every setting that saves no
-more.
+The memory before any sample is known for every setting; the memory of a sample is learnt. If a trial ran out
+of memory, its samples need more than the room that it had. This also holds for settings that save no more
+memory.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _SampleMemory(NamedTuple):
 
 
 class LearntMemory:
-    """The memory of one model's samples, as far as its tried trials show it."""
+    """The memory of one model's samples, learnt from its tried trials."""
 
     def __init__(self, tried: TriedTrials, memory_bytes: int) -> None:
         self._memory = memory_bytes

@@ -113,7 +113,7 @@ def pass_cost_of(timed: Sequence[TimedTrial]) -> PassCost | None:
 class LowerBounds:
     """The least seconds of untried steps, by the measured trials of their model.
 
-    What does not differ between untried trials is computed once: a search asks for thousands of bounds.
+    Values that all untried trials share are computed once, because a search asks for thousands of bounds.
     """
 
     def __init__(self, timed: Sequence[TimedTrial]) -> None:
@@ -184,7 +184,7 @@ def _bound_with_updates(
 
 
 def on_host(trial: Trial) -> float:
-    """Return least seconds of a step that an update on the host takes; 0 without offloading."""
+    """Return the least seconds of an update on the host, with its transfers; 0 without offloading."""
     return _parameters_per_device(trial) * UPDATED_ON_HOST if "offload" in trial.setting else 0.0
 
 

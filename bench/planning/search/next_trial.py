@@ -51,9 +51,9 @@ def next_trial(plan: Plan, outcomes: Mapping[str, Outcome]) -> Trial | None:
 
 
 def settings_in_order(plan: Plan, model: str) -> list[SettingPlan]:
-    """Return a model's settings as they would be tried if nothing were learnt on the way.
+    """Return a model's settings in the order in which they would be tried if nothing were learnt on the way.
 
-    Those that a search would not try, because others are never slower, come last.
+    Settings that a search would not try, because another one is never slower, come last.
     """
     plans = _setting_plans(plan, model)
     if model not in plan.guided:
@@ -113,7 +113,7 @@ def _turn(plans: list[SettingPlan], outcomes: Mapping[str, Outcome]) -> tuple[in
 
 
 def open_trial(plan: SettingPlan, outcomes: Mapping[str, Outcome]) -> Trial | None:
-    """Return a setting's next trial, at a smaller micro-batch while memory runs out or that is faster."""
+    """Return a setting's next trial: a smaller micro-batch while memory runs out or smaller is faster."""
     best = None
     for trial in plan.trials:
         outcome = outcomes.get(trial.id)
@@ -138,6 +138,7 @@ def unproven(plan: Plan, outcomes: Mapping[str, Outcome], proven: Collection[str
 
 
 def fastest(plan: Plan, outcomes: Mapping[str, Outcome], model: str) -> Trial | None:
+    """Return a model's trial with the shortest step so far; None if none was measured."""
     timed = _timed(_setting_plans(plan, model), outcomes)
     return min(timed, key=lambda each: each.step.value).trial if timed else None
 

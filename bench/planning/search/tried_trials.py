@@ -17,12 +17,16 @@ BACKOFF = 4  # the next micro-batch is a quarter, after an unpredicted out-of-me
 
 
 class MeasuredTrial(NamedTuple):
+    """A trial with its measurement, and the plan of its setting."""
+
     plan: SettingPlan
     trial: Trial
     measurement: Measurement
 
 
 class FailedTrial(NamedTuple):
+    """A trial that gave no measurement, and the plan of its setting."""
+
     plan: SettingPlan
     trial: Trial
     failure: Failure
@@ -34,6 +38,8 @@ class FailedTrial(NamedTuple):
 
 
 class OpenTrial(NamedTuple):
+    """A trial that was not tried yet, and the plan of its setting."""
+
     plan: SettingPlan
     trial: Trial
 

@@ -18,7 +18,7 @@ class RentalTool(Protocol):
     file_name: str
 
     def text(self, rental: Rental) -> str:
-        """Return the program's file; the manifest and bench's code lie beside it."""
+        """Return the text of the program's file, in whose folder are the manifest and bench's code."""
 
     def commands(self, rental: Rental) -> Mapping[str, str]:
         """Return the commands, run in the file's folder, that `rent`, `fetch` and `give_back`."""

@@ -1,4 +1,4 @@
-"""A machine to rent for one manifest, and what it does until it gives itself back. Pure."""
+"""A machine to rent for one manifest, and the shell script that it runs. Pure."""
 
 from __future__ import annotations
 

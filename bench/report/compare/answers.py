@@ -1,7 +1,7 @@
 """Answer the user's questions about one group: what to rent or buy, how sure, what would change it.
 
 In: ranked rows with their options, guesses and terms. Out: a `MachineAnswer` to each question. Pure.
-What would change an answer is found by asking again, with the limits at which another option comes in.
+To find what would change an answer, the question is asked again with other deadlines or budgets.
 """
 
 from __future__ import annotations
@@ -50,8 +50,6 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class MachineAnswer:
-    """The answer to one question."""
-
     question: Question
     choice: Choice | None  # None: no machine answers
     certain: Certainty  # that the choice keeps the limits; of an estimate, by its interval
@@ -62,13 +60,13 @@ class MachineAnswer:
 
 
 def recommend(pairs: Pairs, wish: Wish, used_days: float) -> Recommendation:
-    """Say what to buy or rent; an option whose figure has a mark only where no other answers."""
+    """Say what to buy or rent. Options whose figure has a mark count only if no other option answers."""
     return appraisal.recommend([(bool(row.marks), option) for row, option in pairs], wish, used_days)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """All that answers follow from."""
+class AnswerInputs:
+    """Ranked rows, their options, guesses and terms: what answers are computed from."""
 
     rows: Sequence[RankedRow]  # in order of rank
     ranks: Sequence[Rank]
@@ -77,14 +75,15 @@ class Asked:
     terms: Terms
 
     def recommended(self, **limits: float) -> Recommendation:
-        """Recommend by the rules, with other limits than the user's if some are given: fields of a wish."""
+        """Recommend for the user's wish; `limits` replace fields of the wish."""
         wish = replace(self.terms.wish, **limits)  # type: ignore[arg-type]  # no limit is the number of runs
         return recommend(self.pairs, wish, self.terms.used_days)
 
     def rivals(self, option: Option | None, cost: Callable[[Option], float]) -> list[Option]:
-        """Return the options that may take the place of this one: those without marks that are no worse.
+        """Return the options that could be recommended instead: those without marks that cost no more.
 
-        Any may, if there is no option yet, or if its figure has a mark.
+        `cost` returns what the question minimises, money or days. Without an option, or if its figure has a
+        mark, every option counts.
         """
         runs, used_days = self.terms.wish.runs, self.terms.used_days
         lasting = [pair for pair in self.pairs if pair[1].lives_for(runs, used_days)]
@@ -112,54 +111,54 @@ class Asked:
         )
 
     def at_its_rent(self, row: RankedRow) -> Choice:
-        """Return the row's machine at its rent; without one, at its price; without both, at none."""
+        """Return the row's machine at its rent, else at its price to buy, else without a cost."""
         options = sorted((one for of, one in self.pairs if of is row), key=lambda one: one.kind, reverse=True)
         found = self.choice(options[0]) if options else None
         return found or _without_price(row)
 
 
-def answers_of(asked: Asked) -> tuple[MachineAnswer, ...]:
+def answers_of(inputs: AnswerInputs) -> tuple[MachineAnswer, ...]:
     """Answer each question that was asked or, if none was, which machine is fastest and cheapest to rent."""
-    wish = asked.terms.wish
-    if not asked.rows:
+    wish = inputs.terms.wish
+    if not inputs.rows:
         return ()
     if wish.deadline_days is None and wish.budget is None:
-        return tuple(_unasked(asked))
+        return tuple(_unasked(inputs))
     found = []
     if wish.deadline_days is not None:
-        found.append(_by_deadline(asked, wish.deadline_days))
+        found.append(_by_deadline(inputs, wish.deadline_days))
     if wish.budget is not None:
-        found.append(_in_budget(asked, wish.budget))
+        found.append(_in_budget(inputs, wish.budget))
     return tuple(found)
 
 
-def _by_deadline(asked: Asked, deadline: float) -> MachineAnswer:
-    given = asked.recommended()
-    option, choice = given.cheapest_by_deadline, asked.choice(given.cheapest_by_deadline)
-    if choice is None and not (asked.pairs and asked.terms.wish.budget is not None):
-        choice = next((_without_price(row) for row in asked.rows if _meets(row, deadline)), None)
-    estimate, certain = _estimated(asked, "by the deadline")
-    changes = list(_deadline_changes(asked, option, deadline)) if option or choice is None else []
+def _by_deadline(inputs: AnswerInputs, deadline: float) -> MachineAnswer:
+    given = inputs.recommended()
+    option, choice = given.cheapest_by_deadline, inputs.choice(given.cheapest_by_deadline)
+    if choice is None and not (inputs.pairs and inputs.terms.wish.budget is not None):
+        choice = next((_without_price(row) for row in inputs.rows if _meets(row, deadline)), None)
+    estimate, certain = _estimated(inputs, "by the deadline")
+    changes = list(_deadline_changes(inputs, option, deadline)) if option or choice is None else []
     return _answer(
-        asked, "cheapest by the deadline", choice, given.as_cheap_but_faster, estimate, certain, changes
+        inputs, "cheapest by the deadline", choice, given.as_cheap_but_faster, estimate, certain, changes
     )
 
 
-def _in_budget(asked: Asked, budget: float) -> MachineAnswer:
-    given = asked.recommended()
-    choice = asked.choice(given.fastest_in_budget)
-    estimate, certain = _estimated(asked, "in budget")
-    changes = list(_budget_changes(asked, given.fastest_in_budget, budget))
-    answer = _answer(asked, "fastest in budget", choice, given.as_fast_for_less, estimate, certain, changes)
+def _in_budget(inputs: AnswerInputs, budget: float) -> MachineAnswer:
+    given = inputs.recommended()
+    choice = inputs.choice(given.fastest_in_budget)
+    estimate, certain = _estimated(inputs, "in budget")
+    changes = list(_budget_changes(inputs, given.fastest_in_budget, budget))
+    answer = _answer(inputs, "fastest in budget", choice, given.as_fast_for_less, estimate, certain, changes)
     if given.fastest_in_budget is None:
         return answer
-    spent = given.fastest_in_budget.spend_interval(asked.terms.wish.runs)
+    spent = given.fastest_in_budget.spend_interval(inputs.terms.wish.runs)
     most = spent.value + spent.half_width
     return replace(answer, certain=within(spent.value - spent.half_width, most, budget))
 
 
 def _answer(
-    asked: Asked,
+    inputs: AnswerInputs,
     question: Question,
     choice: Choice | None,
     alike: Option | None,
@@ -167,69 +166,69 @@ def _answer(
     certain: Certainty,
     changes: Sequence[Change],
 ) -> MachineAnswer:
-    """Put the measured choice first; only without one does the estimate answer."""
+    """Make the answer: the measured choice if there is one, else the estimate."""
     measured = choice is not None
     return MachineAnswer(
         question=question,
         choice=choice or estimate,
         certain="yes" if measured else certain,
-        alike=asked.choice(alike),
+        alike=inputs.choice(alike),
         estimate=estimate if measured else None,
-        nearest=None if measured else asked.at_its_rent(asked.rows[0]),
+        nearest=None if measured else inputs.at_its_rent(inputs.rows[0]),
         changes=tuple(changes),
     )
 
 
-def _unasked(asked: Asked) -> Iterator[MachineAnswer]:
+def _unasked(inputs: AnswerInputs) -> Iterator[MachineAnswer]:
     """Name the fastest machine, and the cheapest to rent if that is another one."""
-    first = asked.rows[0]
+    first = inputs.rows[0]
     rivals = [
         row
-        for row, rank in zip(asked.rows, asked.ranks, strict=True)
+        for row, rank in zip(inputs.rows, inputs.ranks, strict=True)
         if rank.rank == 1 and row.machine.label != first.machine.label
     ]
-    alike = asked.at_its_rent(rivals[0]) if rivals else None
+    alike = inputs.at_its_rent(rivals[0]) if rivals else None
     sure: Certainty = "perhaps" if rivals else "yes"
-    yield MachineAnswer("fastest", asked.at_its_rent(first), sure, alike, None, None, ())
-    rents = [(row, option) for row, option in asked.pairs if option.kind == "rent"]
+    yield MachineAnswer("fastest", inputs.at_its_rent(first), sure, alike, None, None, ())
+    rents = [(row, option) for row, option in inputs.pairs if option.kind == "rent"]
     sound = [(row, option) for row, option in rents if not row.marks] or rents
     if sound:
         _, cheapest = min(sound, key=lambda pair: (pair[1].a_run, pair[1].days.value, pair[1].label))
-        yield MachineAnswer("cheapest to rent", asked.choice(cheapest), "yes", None, None, None, ())
+        yield MachineAnswer("cheapest to rent", inputs.choice(cheapest), "yes", None, None, None, ())
 
 
 # What would change an answer
 
 
-def _deadline_changes(asked: Asked, option: Option | None, deadline: float) -> Iterator[Change]:
-    """Yield from which deadline on another machine answers, and under which one this does not."""
-    runs, budget = asked.terms.wish.runs, asked.terms.wish.budget
-    rivals = asked.rivals(option, lambda one: one.spend(runs))
+def _deadline_changes(inputs: AnswerInputs, option: Option | None, deadline: float) -> Iterator[Change]:
+    """Yield the next deadline at which another machine answers, and the least at which this one answers."""
+    runs, budget = inputs.terms.wish.runs, inputs.terms.wish.budget
+    rivals = inputs.rivals(option, lambda one: one.spend(runs))
     rivals = [one for one in rivals if budget is None or one.spend(runs) <= budget]
     for end in sorted({end for end in map(_end, rivals) if end > deadline}):
-        other = asked.recommended(deadline_days=end).cheapest_by_deadline
+        other = inputs.recommended(deadline_days=end).cheapest_by_deadline
         if other is not option:
-            yield Change("deadline", "from", end, asked.choice(other))
+            yield Change("deadline", "from", end, inputs.choice(other))
             break
     if option is not None:
         before = math.nextafter(_end(option), -math.inf)
-        other = asked.recommended(deadline_days=before).cheapest_by_deadline
-        yield Change("deadline", "under", _end(option), asked.choice(other))
+        other = inputs.recommended(deadline_days=before).cheapest_by_deadline
+        yield Change("deadline", "under", _end(option), inputs.choice(other))
 
 
-def _budget_changes(asked: Asked, option: Option | None, budget: float) -> Iterator[Change]:
-    """Yield from which budget on another machine answers, and under which one this does not."""
-    runs = asked.terms.wish.runs
-    rivals = asked.rivals(option, lambda one: one.days.value)
+def _budget_changes(inputs: AnswerInputs, option: Option | None, budget: float) -> Iterator[Change]:
+    """Yield the next budget at which another machine answers, and the least at which this one answers."""
+    runs = inputs.terms.wish.runs
+    rivals = inputs.rivals(option, lambda one: one.days.value)
     for spend in sorted({spend for spend in (one.spend(runs) for one in rivals) if spend > budget}):
-        other = asked.recommended(budget=spend).fastest_in_budget
+        other = inputs.recommended(budget=spend).fastest_in_budget
         if other is not option:
-            yield Change("budget", "from", spend, asked.choice(other))
+            yield Change("budget", "from", spend, inputs.choice(other))
             break
     if option is not None:
         under = math.nextafter(option.spend(runs), -math.inf)
-        other = asked.recommended(budget=under).fastest_in_budget
-        yield Change("budget", "under", option.spend(runs), asked.choice(other))
+        other = inputs.recommended(budget=under).fastest_in_budget
+        yield Change("budget", "under", option.spend(runs), inputs.choice(other))
 
 
 def _end(option: Option) -> float:
@@ -240,18 +239,18 @@ def _end(option: Option) -> float:
 # Choices
 
 
-def _estimated(asked: Asked, question: str) -> tuple[Choice | None, Certainty]:
+def _estimated(inputs: AnswerInputs, question: str) -> tuple[Choice | None, Certainty]:
     """Find the guess that is marked as an answer to the question, and whether it keeps the limits.
 
     A guess without a price can still meet a deadline, if no budget was given and no other guess does.
     """
-    for guess in asked.guesses:
+    for guess in inputs.guesses:
         for offer in guess.offers:
             if mark := next((mark for mark in offer.marks if question in mark), None):
                 return _guessed(guess, offer), "perhaps" if mark.startswith("perhaps") else "yes"
-    if asked.terms.wish.budget is None:
+    if inputs.terms.wish.budget is None:
         for certain in ("yes", "perhaps"):
-            for guess in asked.guesses:
+            for guess in inputs.guesses:
                 if guess.in_time == certain and guess.days is not None and not guess.offers:
                     return _guessed(guess, None), certain
     return None, "no"

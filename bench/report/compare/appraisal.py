@@ -34,16 +34,16 @@ class PricedMachine:
 
     label: str
     days: Interval  # of a run on another machine of this kind
-    marked: bool  # by marks of `bench.records.marks`: ranked after all figures without
+    marked: bool  # whether the figure has marks (bench.records.marks): it ranks after all figures without
     price: float | None  # to buy the machine; None: no quote
-    electricity: float  # for a run on a machine that is owned; 0 if it has no price or was not measured
-    upkeep: float  # for a day, of a machine that is owned; 0 if it has no price
+    electricity: float  # of a run on an owned machine; 0 if it has no price or was not measured
+    upkeep: float  # of a day of an owned machine; 0 if it has no price
     rent: float | None  # for an hour; None: no quote
 
     def options(self, utilisation: float) -> tuple[Option, ...]:
-        """Return buying and renting, as far as there are prices. A run that never ends has no cost.
+        """Return the options to buy and to rent that have a price; none if the run would never end.
 
-        The upkeep of days on which an own machine does not train is paid by the days on which it does.
+        The days on which an owned machine trains also pay the upkeep of the days on which it does not.
         """
         if not math.isfinite(self.days.value):
             return ()
@@ -58,7 +58,7 @@ class PricedMachine:
 
 @dataclass(frozen=True, slots=True)
 class AppraisedOffer:
-    """How buying or renting a machine stands to the user's wish and to the other offers."""
+    """An offer to buy or rent a machine, judged by the user's wish and compared with the other offers."""
 
     kind: Literal["buy", "rent"]
     run_cost: float  # of one run: its share of price, electricity and upkeep, or its rent
@@ -94,7 +94,7 @@ class Appraisal:
 def appraise(
     given: Sequence[PricedMachine], wish: Wish, life_days: float, utilisation: float = 1.0
 ) -> Appraisal:
-    """Appraise machines in any order; an owned one lives for `life_days` and trains a share of them."""
+    """Appraise machines, in any order. An owned machine lives `life_days` and trains a share of them."""
     order = sorted(range(len(given)), key=lambda i: (given[i].marked, given[i].days.value, given[i].label))
     machines = [given[i] for i in order]
     options = [machine.options(utilisation) for machine in machines]
@@ -127,14 +127,17 @@ def appraise(
 
 
 def recommend(options: Sequence[tuple[bool, Option]], wish: Wish, used_days: float) -> Recommendation:
-    """Say what to buy or rent. An option with a mark, True, answers only questions that no other answers."""
+    """Say what to buy or rent; each option has whether its figure is marked.
+
+    A marked option answers only questions that no other option answers.
+    """
     sound = [option for marked, option in options if not marked]
     every = [option for _, option in options]
     return decide(sound, wish, used_days).or_else(decide(every, wish, used_days))
 
 
 class _OffersOfModel:
-    """The options of one model, by which each of them is judged."""
+    """Judges each option of a model by the user's wish and the other options."""
 
     def __init__(
         self,
@@ -157,7 +160,7 @@ class _OffersOfModel:
     def offer(self, option: Option) -> AppraisedOffer:
         wish, rent = self._wish, self._rent
         spend = option.spend(wish.runs)
-        even = break_even(option, rent, self._life_days) if rent else None  # no rent beats the cheapest one
+        even = break_even(option, rent, self._life_days) if rent else None  # against the cheapest rent
         return AppraisedOffer(
             kind=option.kind,
             run_cost=option.run_cost(self._life_days, self._utilisation),

@@ -48,7 +48,7 @@ Conditions = tuple[tuple[str, str], ...]  # (name, value); rows are ranked toget
 
 
 def recipe_of(conditions: Conditions) -> Conditions:
-    """Return the conditions about the model and its training, not those about machine and software."""
+    """Return the conditions about the model and its training, without those about machine and software."""
     return tuple(pair for pair in conditions if pair[0] in RECIPE_CONDITIONS)
 
 
@@ -84,7 +84,7 @@ class Software:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A trial, as plots and tables show it."""
+    """A trial, with the figures that plots and tables show."""
 
     label: str
     setting: tuple[str, ...]
@@ -129,7 +129,7 @@ class Row:
     started_at: str
     level: str
     trusted: bool
-    complete: bool  # for this model: a run that ended early may have decided its fastest setting
+    complete: bool  # for this model, whose fastest setting a run that ended early may have decided
     machine: Machine
     model: str
     family: str
@@ -167,7 +167,7 @@ class Row:
 
     @property
     def on_trust(self) -> str | None:
-        """The claims about this model that verification took on trust; shown even if no other row differs."""
+        """The claims about this model that verification took on trust; None without any."""
         return dict(self.conditions).get(ON_TRUST)
 
     @property
@@ -201,7 +201,7 @@ class RankedRow(Row):
 
 @dataclass(frozen=True, slots=True)
 class ComparedRun(RunContents):
-    """A recomputed run, and other facts for its rows, which are read while the bundle is open."""
+    """A recomputed run, and further facts for its rows that are read while the bundle is open."""
 
     searched: Mapping[str, SearchScope]  # by model
     gpus: int  # of each node, as many as trained

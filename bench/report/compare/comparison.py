@@ -1,6 +1,6 @@
-"""Compare rows at their prices: what is ranked, what is set apart and why, what to buy or rent.
+"""Compare rows at their prices: rank them, set some apart with a reason, say what to buy or rent. Pure.
 
-The `Comparison` holds all that the outputs show; table, HTML, CSV and JSON only format it. Pure.
+Out: a `Comparison`, which has everything that the outputs show; table, HTML, CSV and JSON only format it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from bench.base.gpu_catalogue import GpuModel, gpu_named
 from bench.base.strict_json import INTERNAL
 from bench.records.estimate import Interval
 from bench.records.spread import on_another_day
-from bench.report.compare.answers import Asked, MachineAnswer, Pairs, answers_of
+from bench.report.compare.answers import AnswerInputs, MachineAnswer, Pairs, answers_of
 from bench.report.compare.appraisal import Appraisal, PricedMachine, appraise
 from bench.report.compare.compared_rows import Conditions, RankedRow, Row, recipe_of
 from bench.report.compare.decision import Certainty, Rank, Wish
@@ -95,7 +95,7 @@ class ModelPart:
         return f"{self.model}: {', '.join(self.differs_in)}" if self.differs_in else self.model
 
     def not_replaced_by(self, row: Row) -> Row | None:
-        """Return a ranked row of the same machine which this newer one does not replace: it is worth more."""
+        """Return a ranked row of the same machine that is trusted more than this one, if there is any."""
         same = (e.row for e in self.entries if e.row.machine.identity == row.machine.identity)
         return next((other for other in same if assurance_of(other) > assurance_of(row)), None)
 
@@ -144,7 +144,7 @@ class Comparison:
 
 
 def compare_rows(rows: Iterable[Row], refused: Sequence[Refused], terms: Terms, bundles: int) -> Comparison:
-    """Compare rows in any order: the same rows give the same comparison."""
+    """Compare rows; their order does not change the comparison."""
     by_model = _by_model(rows)
     evidence = _evidence(by_model.values()) if terms.wanted else []
     unusable = _unusable(row for rows_of_model in by_model.values() for row in rows_of_model)
@@ -170,7 +170,7 @@ def compare_rows(rows: Iterable[Row], refused: Sequence[Refused], terms: Terms, 
 
 
 def _by_model(rows: Iterable[Row]) -> dict[str, list[Row]]:
-    """Collect the rows of each model; models by family, and of one family the smallest training first."""
+    """Collect the rows of each model. Models are ordered by family, then by the size of training."""
     found: dict[str, list[Row]] = {}
     for row in in_order(rows):
         found.setdefault(row.model, []).append(row)
@@ -211,7 +211,7 @@ def _gpu_of(row: Row) -> GpuModel | None:
 
 
 def _unusable(rows: Iterable[Row]) -> Mapping[str, str]:
-    """Say by family why its measured rows cannot support an estimate; shown if there is no estimate."""
+    """Return, by family, why no estimate can be based on its measured rows."""
     of_family: dict[str, list[Row]] = {}
     for row in ranked_rows(rows):
         of_family.setdefault(row.family, []).append(row)
@@ -239,7 +239,7 @@ def _guesses(
 ) -> tuple[Extrapolation, ...]:
     """Estimate a recipe on the machines that the user asked for, from all rows of the model.
 
-    The arithmetic is the least of any row: some settings recompute, which another machine need not do.
+    The operations are those of the row with the fewest: settings that recompute have more than are needed.
     """
     usable = decisive(ranked_rows(rows))
     counted = [(row.training_flops, row) for row in usable if row.training_flops and row.recipe == recipe]
@@ -256,7 +256,7 @@ def _guesses(
 
 
 def _guess(rule: Extrapolation, machine: tuple[GpuModel, int], rows: list[RankedRow]) -> Extrapolation:
-    """Return the predictor's estimate where it has one, else that of the share of the peak."""
+    """Return the predictor's estimate; without one, the estimate `rule` by the share of the vendor's peak."""
     return predicted_estimate(*machine, rule.at_peak_days, rows) or rule
 
 
@@ -291,7 +291,7 @@ def _part(
         nothing_in_budget=found.nothing_in_budget,
         nothing_in_time=found.nothing_in_time,
         guesses=priced_guesses,
-        answers=answers_of(Asked(ranked, ranks, pairs, priced_guesses, terms)),
+        answers=answers_of(AnswerInputs(ranked, ranks, pairs, priced_guesses, terms)),
         number=number,
         differs_in=group.differs_in,
     )

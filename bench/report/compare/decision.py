@@ -1,6 +1,7 @@
 """Decide what to buy or rent, and rank machines, given days and prices in one currency. Pure arithmetic.
 
-Intervals are those that the question needs: of a run on a machine of the kind, and not of one that was timed.
+Intervals are those of a run on another machine of the kind, because the machine that is bought or rented is
+not the one that was measured.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Recommendation:
     as_cheap_but_faster: Option | None  # faster than `cheapest_by_deadline` and not provably dearer
 
     def or_else(self, other: Recommendation) -> Recommendation:
-        """Return this answer to each question, or the other one's if this has none."""
+        """Return these answers; the answers of `other` replace missing ones."""
         by_budget = self if self.fastest_in_budget else other
         by_deadline = self if self.cheapest_by_deadline else other
         return Recommendation(
@@ -80,7 +81,7 @@ def meets(days: Interval, deadline_days: float) -> Certainty:
 
 
 def within(least: float, most: float | None, limit: float) -> Certainty:
-    """Whether a figure between `least` and `most` is at most the limit; None: nothing bounds it above."""
+    """Whether a figure from `least` to `most` is at most the limit; `most` None: there is no upper end."""
     if most is not None and most <= limit:
         return "yes"
     return "perhaps" if least <= limit else "no"
@@ -106,7 +107,11 @@ def decide(options: Iterable[Option], wish: Wish, used_days: float = math.inf) -
 
 
 def _as_fast_for_less(affordable: list[Option], fastest: Option | None, wish: Wish) -> Option | None:
-    """Choose from the frontier: a wide interval must not favour an option beaten in days and money."""
+    """Find an option that costs less than the fastest and is not provably slower.
+
+    Only options on the Pareto frontier count, so that a wide interval does not favour an option that is
+    beaten in both days and money.
+    """
     if fastest is None:
         return None
     best = frontier(affordable, lambda o: o.spend(wish.runs), lambda o: o.days.value)
@@ -116,7 +121,10 @@ def _as_fast_for_less(affordable: list[Option], fastest: Option | None, wish: Wi
 
 
 def _as_cheap_but_faster(in_time: list[Option], cheapest: Option | None, wish: Wish) -> Option | None:
-    """Choose from the frontier: two GPUs at twice the rent may cost the same and take half the time."""
+    """Find an option that is faster than the cheapest and not provably dearer, on the Pareto frontier.
+
+    For example, two GPUs at twice the rent may cost the same and take half the time.
+    """
     if cheapest is None:
         return None
     spent = cheapest.spend_interval(wish.runs)
@@ -145,7 +153,7 @@ def differs(a: Interval, b: Interval) -> bool:
 
 
 def half_width_of_difference(a: Interval, b: Interval) -> float:
-    """Return the half-width of a - b. A square root is rounded alike everywhere; hypot is not."""
+    """Return the half-width of a - b. Every platform rounds a square root alike, but not hypot."""
     return math.sqrt(a.half_width * a.half_width + b.half_width * b.half_width)
 
 
@@ -187,17 +195,17 @@ def break_even(own: Option, rent: Option, life_days: float) -> BreakEven | None:
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """A position among machines; those of equal rank are not provably slower than the first of that rank."""
+    """A machine's rank. Machines of one rank are not provably slower than the first of them."""
 
     rank: int
     slower: Interval | None  # as a multiple of the fastest machine's days; None for the fastest
 
 
 def places(days: Sequence[Interval], sound: int | None = None) -> list[Rank]:
-    """Rank days in ascending order; a significant difference to the first of a rank begins a new one.
+    """Rank days in ascending order; a significant difference to the first of a rank begins a new rank.
 
-    Only the first `sound` days are figures without marks: those after them, again in ascending order, begin a
-    new rank. None: all are.
+    The first `sound` days are figures without marks. The marked ones follow, again in ascending order, and
+    begin a new rank. None: no figure is marked.
     """
     ranks: list[Rank] = []
     leader, rank = 0, 1

@@ -55,7 +55,7 @@ def watts_of(
 
 
 def _like_training(steps: list[Any], trial: TrialResult) -> bool:
-    """Whether the timed steps were as much optimizer update as training is, within MOST_UPDATE_SHARE."""
+    """Whether updates took about the same share of the timed steps as of training (MOST_UPDATE_SHARE)."""
     e = trial.estimate
     if e is None or e.update_seconds is None or not steps:
         return True

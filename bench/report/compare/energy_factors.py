@@ -20,7 +20,7 @@ class EnergyFactors:
         return gpus_kwh * self.node_overhead
 
     def co2_kg(self, gpus_kwh: float | None) -> float | None:
-        """Return the CO2 of the node's energy; of the GPUs' alone without a factor for the node."""
+        """Return the CO2 of the node's energy or, without a factor for the node, of its GPUs' energy."""
         if gpus_kwh is None or self.grams_co2_per_kwh is None:
             return None
         return gpus_kwh * (self.node_overhead or 1.0) * self.grams_co2_per_kwh / 1000

@@ -19,9 +19,9 @@ EpisodeKind = Literal["preparation", "trial", "no memory", "failed", "gradients"
 JOBS: Mapping[str, EpisodeKind] = {
     "ceilings": "preparation", "nodes": "preparation", "gradients": "gradients", "floor": "floor",
 }  # fmt: skip
-LONGEST_GAP = 5  # times the usual time between two readings; in a longer one the run was not going on
+LONGEST_GAP = 5  # times the usual time between two readings; in a longer gap the run was interrupted
 LEAST_GAP_SECONDS = 10.0
-# A reading as bench writes it. To decode what lies between, the GPUs, would take most of the time of a page.
+# A reading as bench writes it. Its GPUs, between the two fields, are not decoded, which would be slow.
 _READING = re.compile(rb'\{"at":(\d{1,12}(?:\.\d{1,9})?),.*"trial":(?:"([0-9a-z-]{1,64})"|null)\}', re.DOTALL)
 
 
@@ -108,7 +108,7 @@ def _joined(stretches: Iterable[Episode]) -> Iterator[Episode]:
 
 
 def _without_tails(found: Sequence[Episode]) -> Iterator[Episode]:
-    """Count the time in which a trial's process ends as the trial's, where its proof comes later."""
+    """Count the seconds in which a trial's process ends as part of the trial, not of its proof."""
     last_of = {_job(one): number for number, one in enumerate(found)}
     for number, one in enumerate(found):
         after_trial = one.kind == "proof" and number > 0 and found[number - 1].kind == "trial"

@@ -109,7 +109,7 @@ def _of_how_many(gpus: int) -> str:
 
 
 def _as_efficient(flops: float, gpu: GpuModel, gpus: int, precision: str, nearest: MeasuredRow) -> float:
-    """Return the days at the share of the peak that `nearest` reached, on TF32 units if it used them."""
+    """Return the days at the share of the peak that `nearest` reached, of TF32 units if it used them."""
     return peak_days(flops, gpu, gpus, precision, nearest.tf32) / nearest.efficiency
 
 
@@ -157,6 +157,6 @@ def held_out_errors(
 
 
 def _half_width(errors: Sequence[float], independent: int) -> float:
-    """Return the 95% half-width of a new row's error around 0, so that a bias widens it, too."""
+    """Return the 95% half-width of a new row's error. It is taken around 0, so that a bias widens it, too."""
     spread = math.sqrt(math.fsum(e * e for e in errors) / len(errors))
     return quantile95(independent) * spread * math.sqrt(1 + 1 / independent)

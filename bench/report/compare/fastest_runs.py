@@ -1,6 +1,6 @@
-"""Choose the run that represents each machine among rows of one group, and say why the others do not. Pure.
+"""Choose one run to represent each machine among rows of one group, and say why others do not. Pure.
 
-In: rows in the order of `groups.in_order`. A machine's fastest figure counts, whichever search found it.
+In: rows in the order of `groups.in_order`. A machine is represented by its fastest figure.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def assurance_of(row: Row) -> Assurance:
 def fastest_runs(rows: Sequence[RankedRow]) -> tuple[list[RankedRow], Reasons]:
     """Keep one row for each machine, its fastest; return all others with why they are left out.
 
-    A figure with marks represents a machine only if it has no other. A faster run replaces only a run of the
-    same or a lower assurance: its times and GPUs are its own words.
+    A marked figure represents a machine only if the machine has no other. A faster run replaces only runs
+    that are trusted no more than itself, because its signer chose its times and GPUs.
     """
     left_out = _copied(rows)
     copied = {id(row) for row, _ in left_out}

@@ -1,7 +1,7 @@
 """Divide the rows of a model into groups whose figures may be ranked together, and say how groups differ.
 
-In: rows in the order of `in_order`. Out: a `Group` for each set of equal conditions, the deciding one first.
-How a run searched for its fastest setting is no condition: recipe and machine are the same. Pure.
+Pure. In: rows in the order of `in_order`. Out: a `Group` for each set of equal conditions; the first one
+answers the user's questions. How a run searched for its fastest setting is not a condition.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Group:
 
 
 def in_order(rows: Iterable[Row]) -> list[Row]:
-    """Sort rows by when they ran and by their signed contents: the order of the files decides nothing.
+    """Sort rows by when they ran and by their signed contents; the order of the files does not matter.
 
-    Only copies of one file are told apart by their names.
+    Only copies of one file are ordered by their names.
     """
 
     def order(row: Row) -> tuple[str, ...]:
@@ -41,7 +41,7 @@ def in_order(rows: Iterable[Row]) -> list[Row]:
 
 
 def decisive(rows: Iterable[AnyRow]) -> list[AnyRow]:
-    """Select the rows that choose the shown groups: those that the user trusts, or all if none is trusted."""
+    """Select the rows that the user trusts; all rows if none is trusted."""
     every = list(rows)
     return [row for row in every if row.trusted] or every
 
@@ -73,9 +73,11 @@ def groups_of(rows: Sequence[Row], *, as_one: bool = False) -> list[Group]:
 
 
 def _in_order_of_weight(rows: Sequence[Row]) -> list[Conditions]:
-    """Sort conditions: first those of most trusted machines, with nothing on trust, of most machines, newest.
+    """Sort conditions by weight, the heaviest first.
 
-    So no number of a stranger's bundles on trust answers before a bundle that was checked.
+    Weight is the number of trusted machines, then whether nothing was taken on trust, then the number of
+    machines, then the newest run. So bundles that were checked come before any number of bundles that were
+    not.
     """
     members: dict[Conditions, list[Row]] = {}
     for row in rows:
@@ -94,7 +96,7 @@ def _in_order_of_weight(rows: Sequence[Row]) -> list[Conditions]:
 def _of_the_fastest_settings(rows: Sequence[Row]) -> list[Row]:
     """Drop the condition of DeepSpeed's version, unless fastest settings of these rows use several versions.
 
-    If they do, rows whose fastest setting uses none are compared with the rows of the most used version.
+    In that case, rows whose fastest setting does not use DeepSpeed join the group of the most used version.
     """
     versions = Counter(dict(row.conditions).get(DEEPSPEED, "none") for row in rows if row.uses_deepspeed)
     most_used = max(versions, key=lambda version: (versions[version], version), default="none")
@@ -131,6 +133,7 @@ def _difference(name: str, ours: str, theirs: str) -> str:
 
 
 def why_no_figure(row: Row) -> str:
+    """Say how the trials of a row without a figure ended."""
     outcomes = Counter(attempt.outcome for attempt in row.attempts)
     if not outcomes:
         return "no setting was tried"

@@ -1,6 +1,7 @@
 """Arrange a comparison as one matrix: models by kinds of machine, with days and dollars in each cell. Pure.
 
-Of several machines of a kind, the cell shows the one that answers, or the one that ranks first.
+If there are several machines of a kind, the cell shows the one that answers, or else the one that ranks
+first.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class MatrixCell:
     days: float
     low_days: float | None
     high_days: float | None
-    run_cost: float | None  # None: it has no price, or cannot be told
+    run_cost: float | None  # None: it has no price
     bought: bool  # the cost is a share of the machine's price, and not its rent
     measured: bool
     in_time: Certainty | None  # None: no deadline was given
@@ -59,7 +60,7 @@ class Matrix:
 
     @property
     def turned(self) -> bool:
-        """Whether machines go down and models across: the longer side goes down, as readers scroll."""
+        """Whether machines are the rows and models the columns: the longer side becomes the rows."""
         return len(self.rows) < len(self.machines)
 
     @property
@@ -87,7 +88,7 @@ def matrix_of(comparison: Comparison) -> Matrix:
 
 
 def _cells(part: ModelPart) -> Iterator[MatrixCell]:
-    """Yield cells; of several of one kind of machine, the last one counts: an answer, or else the fastest."""
+    """Yield cells. Of several for a kind of machine, the last one counts: an answer, or else the fastest."""
     chosen = {(answer.choice.machine, answer.choice.measured) for answer in part.answers if answer.choice}
     for guess in reversed(part.guesses):
         if guess.days is not None:

@@ -34,7 +34,7 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Offer(AppraisedOffer):
-    """Buying or renting a machine, with every figure that the outputs show."""
+    """An offer to buy or rent a machine, with every figure that the outputs show."""
 
     price: float  # to buy the machine, or to rent it for an hour
     gpus: int  # of the machine that is paid for, which may have more than trained

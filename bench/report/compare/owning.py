@@ -1,4 +1,4 @@
-"""The costs of owning a machine beside its price and electricity: capital, colocation, operations, resale.
+"""The costs of owning a machine besides its price and electricity: capital, colocation, operations, resale.
 
 Each is a dated quote with its source, and none is assumed. Pure.
 """
@@ -63,7 +63,7 @@ class Owning:
     def upkeep_a_day(
         self, price: float, kilowatts: float | None, life_years: float, of_colocation: float
     ) -> float:
-        """Return the cost of each day of a machine's life, beside an equal share of its price.
+        """Return the cost of each day of a machine's life, in addition to an equal share of its price.
 
         `of_colocation` is the price of colocation in the currency of `price`. A residual value may make the
         result negative. Without `kilowatts`, colocation is left out.

@@ -1,7 +1,7 @@
-"""Estimate the days on a machine that was not measured: a measured row, times what the predictor says.
+"""Estimate the days on a machine that was not measured: a measured row times a ratio of predictions. Pure.
 
-The predictor's error for the model is in both its figures and cancels out. What remains is its error between
-cards, and between numbers of GPUs. Pure.
+An error that both predictions have, such as that of the model, cancels out. The errors between cards and
+between numbers of GPUs remain.
 """
 
 from __future__ import annotations

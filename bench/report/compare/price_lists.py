@@ -1,7 +1,7 @@
-"""Rents from price lists of others: the gpu-price-index, and the catalogue of SkyPilot.
+"""Read rents from two public price lists: the gpu-price-index, and the catalogue of SkyPilot. Pure.
 
-In: the text of a CSV file. Out: rents, and remarks on rows that became none. Which list it is follows from
-its columns. Pure.
+In: the text of a CSV file, whose columns say which list it is. Out: rents, and remarks on rows that gave
+none.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ INDEX_COLUMNS = frozenset(
 SKYPILOT_COLUMNS = frozenset(
     {"InstanceType", "AcceleratorName", "AcceleratorCount", "Price", "SpotPrice", "Region"}
 )
-# Names in these lists that say less than the driver's: both mean the SXM cards by them.
+# Names in both lists that leave out the form of the card: they mean the SXM cards.
 NAMES: Mapping[str, str] = {
     "A100": "NVIDIA A100-SXM4-40GB",
     "A100-40GB": "NVIDIA A100-SXM4-40GB",

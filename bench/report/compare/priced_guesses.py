@@ -1,7 +1,7 @@
 """Price guesses and compare them with the deadline and the budget, like measured rows.
 
-In: guesses, the user's questions, and what measured machines answer. Out: a `PricedGuess` for each. Pure.
-A figure whose interval has the limit inside is "perhaps" within it; one without an upper end is never surely.
+In: guesses, the user's questions, and the answers of measured machines. Out: a `PricedGuess` for each. Pure.
+A figure is "perhaps" within a limit if the limit lies in its interval, or if its interval has no upper end.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CERTAINTIES: tuple[Certainty, ...] = ("yes", "perhaps", "no")
 
 @dataclass(frozen=True, slots=True)
 class GuessOffer:
-    """Buying or renting a machine that was not measured, at guessed days."""
+    """An offer to buy or rent a machine that was not measured; its costs follow from guessed days."""
 
     kind: Literal["buy", "rent"]
     price: float  # to buy the machine, or to rent it for an hour
@@ -44,8 +44,6 @@ class GuessOffer:
 
 @dataclass(frozen=True, slots=True)
 class PricedGuess(Extrapolation):
-    """A guess with its prices and verdicts."""
-
     in_time: Certainty | None = field(kw_only=True)  # None: no deadline was given
     offers: tuple[GuessOffer, ...] = field(kw_only=True)
     gaps: tuple[str, ...] = field(kw_only=True)  # why prices are missing
@@ -75,9 +73,10 @@ class PricedGuess(Extrapolation):
 def price_guesses(
     guesses: Iterable[Extrapolation], terms: Terms, measured: Recommendation, labels: Set[str]
 ) -> tuple[PricedGuess, ...]:
-    """Price each guess in the order given, and mark the offers that may answer a question better.
+    """Price each guess, in the given order, and mark the offers that may answer a question better.
 
-    `measured` is what measured machines answer; `labels` names them: a guess about one of them is not marked.
+    `measured` has the answers of measured machines, and `labels` their names; guesses about them are not
+    marked.
     """
     priced = [_priced(guess, terms) for guess in guesses]
     marks = _marks([guess for guess in priced if guess.label not in labels], terms.wish, measured)
@@ -161,9 +160,9 @@ def _offer(
 def _marks(
     guesses: Sequence[PricedGuess], wish: Wish, measured: Recommendation
 ) -> Mapping[int, tuple[str, ...]]:
-    """Return the answers that each offer gives, in words, by the offer's identity.
+    """Return by the `id` of each offer, in words, the questions that it answers.
 
-    Where a measured machine answers, a guess is marked only if it may be better; it never takes its place.
+    If a measured machine answers a question, an offer is marked only if it may be better.
     """
     pairs = [(guess, offer) for guess in guesses for offer in guess.offers if not offer.outlived]
     found: dict[int, tuple[str, ...]] = {}
@@ -179,7 +178,7 @@ Answered = tuple[GuessOffer, str]
 
 
 def _by_deadline(pairs: Sequence[Pair], wish: Wish, measured: Recommendation) -> Answered | None:
-    """Choose the cheapest offer in time and in budget: those that surely are before any that perhaps is."""
+    """Choose the cheapest offer in time and in budget; a certain one is preferred to one that perhaps is."""
     fitting = [pair for pair in pairs if pair[0].in_time in ("yes", "perhaps") and pair[1].in_budget != "no"]
     if not fitting:
         return None
@@ -197,7 +196,7 @@ def _by_deadline(pairs: Sequence[Pair], wish: Wish, measured: Recommendation) ->
 
 
 def _by_budget(pairs: Sequence[Pair], measured: Recommendation) -> Answered | None:
-    """Choose the fastest offer in budget: those that surely are before any that perhaps is."""
+    """Choose the fastest offer in budget; a certain one is preferred to one that perhaps is."""
     fitting = [pair for pair in pairs if pair[1].in_budget in ("yes", "perhaps")]
     if not fitting:
         return None

@@ -114,7 +114,6 @@ class PriceBook:
         return self.life_years * DAYS_A_YEAR
 
     def renting(self, kind: RentKind) -> PriceBook:
-        """Return the book with rents of this kind alone."""
         return replace(self, rents=tuple(rent for rent in self.rents if rent.kind == kind))
 
     def rate(self, currency: str | None) -> float | None:
@@ -160,7 +159,7 @@ class PriceBook:
         return (priced.amount, priced.quotes) if priced else (0.0, ())
 
     def upkeep_of(self, bought: Priced, watts: float | None) -> tuple[float, tuple[str, ...]]:
-        """Return what each day costs to own a machine beside its price and electricity, and the quotes.
+        """Return the cost of owning a machine for a day, without its price and electricity, and the quotes.
 
         `watts` is what its GPUs may draw, if that is known.
         """
@@ -174,7 +173,7 @@ class PriceBook:
         return owning.upkeep_a_day(bought.amount, kilowatts, self.life_years, of_place), tuple(texts)
 
     def _nearly(self, gpu: str) -> str:
-        """Hint at a quote under a shorter name, if any: quotes apply only to the driver's exact name."""
+        """Return a hint at a quote under a similar name: quotes apply only to the driver's exact name."""
         quotes: tuple[GpuPrice | MachinePrice | Rent, ...] = (*self.gpus, *self.machines, *self.rents)
         named = dict.fromkeys(name for quote in quotes for name in quote.gpu)
         shorter = (name for name in named if name != gpu and set() < _words(name) <= _words(gpu))
@@ -248,5 +247,5 @@ class Gap:
 
 
 def for_nodes(price: Priced | Gap, nodes: int) -> Priced | Gap:
-    """Price all nodes that trained together: two nodes of one GPU cost more than one node of two."""
+    """Return the price of all nodes that trained together, given the price of one node."""
     return replace(price, amount=price.amount * nodes) if isinstance(price, Priced) else price

@@ -51,7 +51,7 @@ def main_plot(comparison: Comparison) -> Plot | None:
 
 
 def _table(matrix: Matrix, currency: str) -> Markup:
-    """Make the matrix; on a phone a line of it is a block, and `data-head` names the other side of a cell."""
+    """Make the matrix. On a phone each row becomes a block, in which `data-head` names a cell's column."""
     names = [row.name for row in matrix.rows]
     corner, across = ("machine", names) if matrix.turned else ("model", list(matrix.machines))
     heads = (el("th", head, scope="col", class_="t") for head in (corner, *across))
@@ -87,7 +87,7 @@ def _cell(row: MatrixRow, cell: MatrixCell | None, head: str, currency: str) -> 
     if cell.run_cost is not None:
         cost = money_text(cell.run_cost, currency) + (" of its price" if cell.bought else "")
         parts += [Markup(" "), el("span", cost, class_="cost")]
-    if said := list(_said(cell)):
+    if said := list(_spoken(cell)):
         parts += [Markup(" "), el("small", ", ".join(said))]
     kinds = {"chosen": cell.chosen, "est": not cell.measured, "no": cell.kept == "no"}
     return el(
@@ -100,8 +100,8 @@ def _cell(row: MatrixRow, cell: MatrixCell | None, head: str, currency: str) -> 
     )
 
 
-def _said(cell: MatrixCell) -> Iterator[str]:
-    """Say in words all that a cell's style shows."""
+def _spoken(cell: MatrixCell) -> Iterator[str]:
+    """Describe in words what the style of a cell shows."""
     if cell.chosen:
         yield "the answer"
     if not cell.measured:

@@ -72,6 +72,7 @@ def write_html(path: Path, comparison: Comparison) -> None:
 
 
 def page(comparison: Comparison) -> Markup:
+    """Make the whole report."""
     first = main_plot(comparison)
     blocks = [
         _head(comparison),
@@ -125,7 +126,7 @@ def _counts(comparison: Comparison) -> str:
 
 
 def _ways(comparison: Comparison) -> Markup:
-    """Make the links to the models, folded if there are many, and the search."""
+    """Make the search, and the links to the models, which are folded if there are many."""
     links = [el("a", part.title, href=f"#{part.name}") for part in comparison.parts]
     nav = el("nav", *links, aria_label="models")
     if len(links) > MOST_LINKS:
@@ -142,7 +143,7 @@ def _refused(comparison: Comparison) -> Markup:
 
 
 def _section(part: ModelPart, comparison: Comparison, first: Plot | None) -> Markup:
-    """Make a model's section; the plot that the page begins with is not drawn again."""
+    """Make a model's section, without the plot that is at the beginning of the page."""
     blocks = [el("h2", part.title), *(el("p", text) for text in own_answer(part, comparison))]
     if part.entries or part.guesses:
         blocks.append(_table(part))
@@ -209,7 +210,7 @@ def _class_of(name: str) -> str | None:
 
 
 def _exact(entry: Entry) -> dict[str, float | None]:
-    """Return the numbers behind the texts, by which the script sorts the columns."""
+    """Return the numbers of an entry's columns, by which the script sorts."""
     best = entry.row.best
     return {
         "rank": entry.place.rank,

@@ -48,6 +48,7 @@ def prediction_page(
     measured: Comparison | None = None,
     energy: EnergyFactors = NO_FACTORS,
 ) -> Markup:
+    """Make the page: for each model a picture and a table, then reasons and quotes."""
     plots = {plot.name: plot for plot in prediction_plots(rows, currency, measured)}
     names = [*dict.fromkeys(models)]
     sections = []

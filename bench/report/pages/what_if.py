@@ -27,7 +27,7 @@ SHOWN_RENTS = 4  # more are folded
 class Control:
     """A number that the reader may change: a text field, and a slider with a logarithmic scale."""
 
-    id: str  # of its elements: not the name, in which a stranger's card may spell blanks as another's hyphens
+    id: str  # of its elements; names of two cards may be equal but for blanks and hyphens
     name: str  # as the page's link spells it
     words: str
     hint: str  # shown in an empty field

@@ -83,8 +83,8 @@ class TextClaim:
     factor: float
     says: str
     where: str
-    measure: Literal["speed-up", "compute"] | None = None  # how the tables give it; None: they do not
-    needs: str | None = None  # what would give it, and stands in no table
+    measure: Literal["speed-up", "compute"] | None = None  # how it follows from the tables; None: it does not
+    needs: str | None = None  # what one would have to know, if it does not follow from the tables
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +184,7 @@ def claims() -> Iterator[Claim]:
 
 
 def claim(method: Method, model: str, gpu: str, gpus: int, days: int) -> Claim:
+    """Return a claimed number of days with the utilisation that it implies."""
     implied = training_flops(model) / (peak_flops(model, gpu) * gpus * days * SECONDS_A_DAY)
     # The paper prints whole days, so the true value may be half a day less or more.
     low, high = implied * days / (days + 0.5), implied * days / (days - 0.5)

@@ -132,6 +132,7 @@ def figures_of_the_paper() -> Iterator[Plot]:
 
 
 def option_of(claim: Claim) -> Option:
+    """Return the machine of a claim at the shipped price, for a figure."""
     priced = shipped_prices().to_buy(paper().gpus[claim.gpu], claim.gpus)
     assert isinstance(priced, Priced)
     return Option(f"{claim.gpus}x {claim.gpu}", "buy", Interval(claim.days, 0.0), priced.amount, 0.0)
@@ -160,7 +161,7 @@ def _figure_7() -> Plot:
         draw(runs, below, "cost of one experiment, USD", x_range=(300, 850), y_range=(0, 85), x_text=dollars),
     )
     title = "Figure 7: hardware cost and training time of Pythia-1B"
-    body = fragment(*drawings, key(GPUS, 500, 60, "nothing beats these"), _size_key(500, 170))
+    body = fragment(*drawings, key(GPUS, 500, 60, "nothing beats these"), _size_key(500))
     return Plot("figure-7", title, _description(FIGURE_7), 640, 700, body, ())
 
 
@@ -168,10 +169,11 @@ def _thousands(amount: float) -> str:
     return f"${amount / 1000:g}k"
 
 
-def _size_key(x: float, y: float) -> Markup:
+def _size_key(x: float) -> Markup:
+    """Draw the legend of the marks' sizes, below that of their colours."""
     parts = []
     for i, (gpus, size) in enumerate(SIZES.items()):
-        at = y + 24 * i
+        at = 170 + 24 * i
         parts.append(el("circle", cx=x, cy=at, r=size, class_="s6 mark"))
         parts.append(text(x + 16, at + 4, count_text(gpus, "GPU")))
     return fragment(*parts)
@@ -199,7 +201,7 @@ def _every_model(name: str, cost_words: str, cost: Callable[[Option], float]) ->
         )
         parts.append(drawing)
     right = columns * width
-    parts += [key(GPUS, right + 20, 60, "nothing beats these"), _size_key(right + 20, 170)]
+    parts += [key(GPUS, right + 20, 60, "nothing beats these"), _size_key(right + 20)]
     rows = -(-len(models) // columns)
     title = f"{name.replace('-', ' ').capitalize()}: {cost_words} and training time of all models"
     description = "; ".join(map(_description, models))

@@ -15,6 +15,7 @@ SIZE = (700, 360)
 
 
 def plots(part: ModelPart, comparison: Comparison) -> Iterator[Plot]:
+    """Yield the plots of days against the price of a machine, and against the cost of a run."""
     every = [(entry, offer) for entry in part.entries for offer in entry.offers]
     guessed = [(guess, offer) for guess in part.guesses for offer in guess.offers]
     currency = comparison.currency
@@ -39,6 +40,7 @@ def _plot(part: ModelPart, name: str, words: str, points: list[Point], currency:
 
 
 def measured_point(entry: Entry, offer: Offer, cost: float, currency: str) -> Point:
+    """Place a measured machine, with its interval."""
     row, days = entry.row, entry.days
     price = money_text(cost, currency)
     words = f"{row.machine.label}, {offer.kind}: {interval_text(days)} days, {price}"

@@ -49,10 +49,11 @@ def scatter(
     series: Sequence[str] | None = None,
     zero: bool = False,
 ) -> Markup:
-    """Draw points with intervals, and a dashed line through the points of a group that no other beats.
+    """Draw points with intervals, and a dashed line through the points of a group that no other point beats.
 
-    `series` fixes the order of colours, `zero` begins both axes at 0. Points beyond given ranges are counted.
-    `limits` are the most that x and y may be, drawn as lines where the axes reach them.
+    `series` fixes the order of colours; `zero` begins both axes at 0. Points outside of the ranges are only
+    counted. `limits` are the user's limits of x and y, which are drawn as lines if they are inside of the
+    axes.
     """
     names = list(series or dict.fromkeys(point.series for point in points))
     low_x, high_x = x_range or around((p.x for p in points), log=log_x, zero=zero)

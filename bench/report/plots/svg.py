@@ -52,7 +52,7 @@ class Plot:
 
     @property
     def run_lines(self) -> list[str]:
-        """The runs in words, in lines that fit below the drawing; the description has every one of them."""
+        """The names of the runs, in lines that fit below the drawing; of many runs, only the first."""
         if not self.runs:
             return []
         more = len(self.runs) - MOST_RUNS
@@ -110,6 +110,8 @@ def mark(
 
 @dataclass(frozen=True, slots=True)
 class Linear:
+    """A linear scale from values to pixels."""
+
     low: float
     high: float
     start: float  # in pixels
@@ -130,6 +132,8 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class Log(Linear):
+    """A logarithmic scale from values to pixels."""
+
     def __call__(self, value: float) -> float:
         span = math.log(self.high / self.low) or 1.0
         return self.start + math.log(value / self.low) / span * (self.end - self.start)

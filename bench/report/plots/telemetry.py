@@ -27,6 +27,7 @@ def plots(comparison: Comparison) -> Iterator[Plot]:
 
 
 def plot(row: Row, course: TelemetryCourse) -> Plot:
+    """Draw a pane for each kind of reading, one below the other."""
     minutes = [seconds / 60 for seconds in course.seconds]
     parts, descriptions = [], []
     panes = [(name, words) for name, words in PANES if getattr(course, name)]

@@ -56,6 +56,7 @@ def plots(comparison: Comparison) -> Iterator[Plot]:
 
 
 def plot(row: Row, episodes: Sequence[Episode]) -> Plot:
+    """Draw the lanes of one run over its time."""
     drawn, shortened = _on_time(episodes)
     x = Linear(0, max(one.ended for one in drawn) or 1.0, LEFT, RIGHT)
     bars = list(_merged(drawn, (RIGHT - LEFT) / (x.high or 1.0)))

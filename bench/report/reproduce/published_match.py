@@ -1,4 +1,4 @@
-"""Hold a run on this machine against a throughput that somebody published. Pure."""
+"""Compare a run on this machine with a published throughput. Pure."""
 
 from __future__ import annotations
 
@@ -53,7 +53,9 @@ def match_published(
     name = row.model["name"]
     model = next((each for each in run.results.models if each.name == name), None)
     if model is None:
-        raise BadInput(f"did not measure {name}", where=f"run {run.results.run.id}")
+        measured = ", ".join(each.name for each in run.results.models)
+        advice = f"it measured {measured}; --with takes the bundle of a run of {name}"
+        raise BadInput(f"did not measure {name}", where=f"run {run.results.run.id}", advice=advice)
     trial = fastest(each for each in run.results.trials if each.model == name)
     rate = half_width = None
     if trial is not None and trial.estimate is not None:
@@ -123,7 +125,6 @@ def _differences(row: PublishedRow, run: ReproducibleRun, trial: TrialResult | N
 
 
 def match_lines(match: PublishedMatch) -> Iterator[str]:
-    """Yield a match as lines of text."""
     unit = f"{match.unit} a second and GPU"
     yield f"{match.row}: published {figures(match.published_per_gpu, 4)} {unit}"
     if match.here_per_gpu is None or match.ratio is None:

@@ -27,6 +27,7 @@ from bench.report.reproduce.verdicts import (
 
 
 def read_run(path: Path, lists: Lists | None) -> ReproducibleRun:
+    """Verify a bundle, and return its run; VerificationFailed if it is not valid."""
     return verify_one(path, lists, _gather).contents
 
 

@@ -39,8 +39,6 @@ class MeanCourse:
 
 @dataclass(frozen=True, slots=True)
 class FirstLosses:
-    """Losses of the first steps of a trial."""
-
     samples: int  # of each step
     values: tuple[float, ...]
 
@@ -310,7 +308,7 @@ def node_differences(here: NodeFacts, there: NodeFacts) -> Iterator[str]:
 
 
 def stack_differences(here: NodeFacts, there: NodeFacts) -> Iterator[str]:
-    """Yield differences in image, environment, packages and switches: any makes another measurement."""
+    """Yield differences in image, environment, packages and switches, each of which can change figures."""
     if (ours := software_digest(here)) != (theirs := software_digest(there)) or here.image != there.image:
         yield f"{' '.join(ours)} here, {' '.join(theirs)} there"
     yield from differences(here.packages, there.packages, "none")
@@ -320,7 +318,8 @@ def stack_differences(here: NodeFacts, there: NodeFacts) -> Iterator[str]:
 def pip_lines(here: NodeFacts, there: NodeFacts) -> Iterator[str]:
     """Yield commands that make the packages of `here` equal to those of `there`.
 
-    With another Python than `there`, in an environment of that Python: the same versions may not exist here.
+    If `there` has another version of Python, they make an environment with it, because the versions of
+    packages may not exist for this one.
     """
     differing = {name: v for name, v in there.packages.items() if here.packages.get(name) != v}
     surplus = sorted(here.packages.keys() - there.packages.keys())

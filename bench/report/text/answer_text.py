@@ -24,7 +24,6 @@ ALIKE = {
 
 
 def question_text(comparison: Comparison) -> str:
-    """Return the question as it was asked."""
     wish, parts = comparison.wish, []
     if wish.budget is not None:
         parts.append(f"the fastest machine that {money_text(wish.budget, comparison.currency)} pays for")
@@ -36,7 +35,7 @@ def question_text(comparison: Comparison) -> str:
 
 
 def answer_sentences(comparison: Comparison) -> tuple[str, str]:
-    """Answer in two sentences: about a few models their machines; about more, how many have one."""
+    """Answer in two sentences: for a few models with their machines, for more by counting the models."""
     firsts = [part for part in comparison.parts if part.number == 1]
     if len(firsts) == 1:
         return _sentences(firsts[0], comparison)
@@ -54,13 +53,13 @@ _COUNTED = "The matrix marks each answer; each model's own part says how sure it
 
 
 def own_answer(part: ModelPart, comparison: Comparison) -> list[str]:
-    """Return the part's own answer, to stand above its tables; nothing if the comparison begins with it."""
+    """Return the answer to show above the part's tables; nothing if the comparison begins with it."""
     one_model = len({one.model for one in comparison.parts}) == 1
     return [] if one_model and part.number == 1 else [part_answer(part, comparison)]
 
 
 def part_answer(part: ModelPart, comparison: Comparison) -> str:
-    """Say in two sentences what to rent or buy, how long and at what cost; how sure, and what changes it."""
+    """Say what to rent or buy, for how long and at what cost; then how sure that is and what changes it."""
     return " ".join(filter(None, _sentences(part, comparison)))
 
 
@@ -101,7 +100,7 @@ def _summary(parts: Sequence[ModelPart], comparison: Comparison) -> str:
 
 
 def _what(answers: Sequence[MachineAnswer], comparison: Comparison) -> Iterator[str]:
-    """Yield a clause for each answer; the question leads it where answers differ, or where none was asked."""
+    """Yield a clause for each answer; it begins with the question if answers differ or none was asked."""
     choices = {answer.choice for answer in answers}
     if len(choices) == 1 and len(answers) > 1 and answers[0].choice is not None:
         both = " and ".join(answer.question for answer in answers)
@@ -232,7 +231,7 @@ def _sureness(answer: MachineAnswer, kinds: int, comparison: Comparison) -> str:
 def _changed(change: Change, comparison: Comparison) -> str:
     deadline = change.limit == "deadline"
     if change.side == "from":
-        value = _up(change.value)
+        value = _rounded_up(change.value)
         limit = days_text(value) if deadline else money_text(math.ceil(change.value), comparison.currency)
         lead = f"from a {change.limit} of {limit} on"
     else:
@@ -246,9 +245,9 @@ def days_text(days: float, digits: int = 3) -> str:
     return f"{text} day" if text == "1" else f"{text} days"
 
 
-def _up(value: float, digits: int = 3) -> float:
-    """Round up, so that a limit which is shown is one that suffices."""
-    unit = 10.0 ** (math.floor(math.log10(value)) - digits + 1)
+def _rounded_up(value: float) -> float:
+    """Round up to three digits: a limit that is rounded down when it is shown would not suffice."""
+    unit = 10.0 ** (math.floor(math.log10(value)) - 2)
     return math.ceil(value / unit) * unit
 
 

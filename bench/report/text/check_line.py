@@ -55,7 +55,7 @@ def nagios_unknown(reason: str) -> str:
 
 
 def nagios_not_checked(reason: str) -> str:
-    """Format a Nagios line for a node that was left alone because its GPUs are in use."""
+    """Format a Nagios line for a node that was not checked because its GPUs are in use."""
     return _nagios_text(f"BENCH OK - not checked, its GPUs are in use: {reason}")
 
 

@@ -12,6 +12,7 @@ WORDS: dict[Verdict, str] = {"pass": "pass", "warn": "WARN", "fail": "FAIL", "no
 
 
 def node_text(results: CheckResults) -> str:
+    """Name the GPUs and the driver of a checked node, or its CPU."""
     gpus = results.node.gpus
     names = sorted({gpu.name for gpu in gpus})
     what = f"{len(gpus)} x {' and '.join(names)}, driver {results.node.driver}" if gpus else results.node.cpu

@@ -42,6 +42,7 @@ class Lag:
 
 
 def text(results: CheckResults) -> str:
+    """Format a node check: table, problems, stragglers, what is not possible, verdict."""
     blocks = [wrapped([_head(results)], ""), _table(results)]
     if problems := list(_problems(results.findings)):
         blocks.append(wrapped(problems, " " * 9))

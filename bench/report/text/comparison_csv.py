@@ -27,9 +27,9 @@ CSV_COLUMNS = (
 
 
 def csv_text(comparison: Comparison) -> str:
-    """Write a row for each machine and model, with every digit; an unranked row states its reason.
+    """Write a row for each machine and model. Numbers have every digit; a row without a rank has its reason.
 
-    Estimates follow the measured machines of their part, and say that they are estimates.
+    The estimates of a part follow its measured machines and are marked as estimates.
     """
     rows = [
         row

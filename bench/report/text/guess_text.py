@@ -34,6 +34,7 @@ def guess_cells(guess: PricedGuess) -> dict[str, str]:
 
 
 def guess_offer_row(guess: PricedGuess, offer: GuessOffer, currency: str, runs: int) -> tuple[str, ...]:
+    """Format the offer of a guessed machine as a row of the table of offers."""
     notes = "; ".join(_offer_notes(guess, offer, currency, runs))
     cost = money_text(offer.run_cost, currency)
     return offer.kind, guess.label, days_text(guess), price_text(offer, currency), cost, "", "", notes

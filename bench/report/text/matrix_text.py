@@ -51,7 +51,7 @@ def legend(matrix: Matrix) -> str:
 
 
 def matrix_text(matrix: Matrix, currency: str) -> str:
-    """Format the matrix, in as many tables below each other as the terminal has no room for beside."""
+    """Format the matrix; if it is wider than the terminal, as several tables below each other."""
     if not matrix.rows:
         return ""
     heads, rows = _grid(matrix, currency)
@@ -87,7 +87,7 @@ def _grid(matrix: Matrix, currency: str) -> Grid:
 def _chunks(
     heads: Sequence[str], rows: Sequence[Sequence[str]], room: int | None
 ) -> Iterator[tuple[int, int]]:
-    """Yield ranges of columns that fit beside the first one, at least one column each."""
+    """Yield ranges of columns that fit next to the first column, at least one column each."""
     widths = [
         max(len(head) + terminal.PADDING, *(len(row[i]) for row in rows)) + 2 for i, head in enumerate(heads)
     ]

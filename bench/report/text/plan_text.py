@@ -130,7 +130,7 @@ def _why_nothing(skipped: Sequence[Skipped], model: str) -> Iterator[str]:
 
 
 def _days_lines(made: Plan, model: str, predicted: Predicted | Unpredicted | None) -> Iterator[str]:
-    """Yield the likely days, and the bound that no setting is faster than."""
+    """Yield the likely days, and the days below which no setting can be."""
     if isinstance(predicted, Predicted):
         within = f"90%: {figures(predicted.least_days)} to {figures(predicted.most_days)}"
         batch = f"at micro-batch {predicted.micro_batch} x {predicted.accumulation}"

@@ -21,7 +21,7 @@ COLUMNS = (
 ENERGY_COLUMNS = (Column("node_kwh", "node kWh", right=True), Column("co2", "kg CO2", right=True))
 STEPS = ("limit", "node_kwh", Wrapped("machine", 12), "within")
 PART_STEPS = ("rate", Wrapped("part", 12))
-MOST_GPUS = 512  # of the rows that predictions are held against
+MOST_GPUS = 512  # of the measured rows with which predictions were compared
 NOT_MEASURED = "predicted, not measured: bench run on the machine decides"
 ERRORS = "90% within: as far as models and cards that were left out (docs/prediction.md)"
 CSV_COLUMNS = (

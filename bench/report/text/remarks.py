@@ -25,9 +25,9 @@ ABOUT = "about these figures"
 
 
 def remarks(part: ModelPart, comparison: Comparison) -> Iterator[str]:
-    """Yield remarks about a model's figures, sorted by what they change.
+    """Yield remarks about a model's figures, sorted by what they are about.
 
-    First the answer, then whether a figure holds, then ranks, money, and which rows are there at all.
+    The order is: the answer, whether a figure holds, ranks, money, and rows that are left out.
     """
     named = list(zip((entry.row for entry in part.entries), machine_names(part), strict=True))
     yield from unanswered(part, comparison)
@@ -74,7 +74,7 @@ def _left_out(part: ModelPart, comparison: Comparison) -> Iterator[str]:
 
 
 def unanswered(part: ModelPart, comparison: Comparison) -> Iterator[str]:
-    """Yield the questions that no measured machine answers, with the guesses that do or perhaps do."""
+    """Yield each question that no measured machine answers, with the guesses that may answer it."""
     wish, priced = comparison.wish, any(entry.offers for entry in part.entries)
     if part.nothing_in_budget:
         budget = f"the budget of {money_text(wish.budget or 0, comparison.currency)}"

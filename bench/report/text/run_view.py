@@ -94,7 +94,7 @@ def _ranked(trial: TrialResult, wrong: Container[tuple[str, Setting]]) -> bool:
 def _tables(
     run: ComparedRun, tried: Mapping[str, Sequence[TrialResult]], glyphs: Glyphs, room: int
 ) -> tuple[list[str], list[str]]:
-    """Format the tables with the longest bars that cost no column; return them, and the columns left out."""
+    """Format the tables with the longest bars that leave out no column; return also the columns left out."""
     shortest = _fitted(run, tried, glyphs, min(LONGEST_BARS), room)
     for longest in LONGEST_BARS:
         fitted = _fitted(run, tried, glyphs, longest, room)
@@ -189,6 +189,5 @@ def _line(
 
 
 def missing_models(results: Results) -> list[str]:
-    """Return the models that have no trial."""
     tried = {trial.model for trial in results.trials}
     return [model.name for model in results.models if model.name not in tried]

@@ -22,7 +22,7 @@ def known_objectives() -> Mapping[str, Objective]:
 
 @cache
 def objective_of(name: str) -> Objective:
-    """Return the objective of this name. Its file is imported alone, because most commands need few."""
+    """Return the objective of this name. Only its file is imported, because most commands need few."""
     if name not in get_args(ObjectiveName):
         raise KeyError(name)
     objective: Objective = import_module(f"{__name__}.{name.replace('-', '_')}").OBJECTIVE

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from bench.training.objectives.documents import ENDS, told
+from bench.training.objectives.documents import ENDS, document_inputs
 from bench.training.objectives.objective import Architecture, Draw, Objective, Part, Sample, SampleSize
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class CausalLm(Objective):
 
     def given(self, module: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         tokens = batch["input_ids"]
-        ends = told(module, batch[ENDS], tokens.size(1)) if ENDS in batch else {}
+        ends = document_inputs(module, batch[ENDS], tokens.size(1)) if ENDS in batch else {}
         return {"input_ids": tokens, **ends}
 
     def form(self, size: SampleSize, samples: int) -> str:

@@ -1,8 +1,8 @@
 """Tell which text belongs to which image, with a tower for each: CLIP and SigLIP.
 
-Every pair of a batch is compared with every other one, so the loss belongs to the whole batch and has no
-share for each sample. Its gradient with respect to the embeddings is computed apart from the towers: a pass
-then needs its own pairs and the gradients of their embeddings, and nothing else of the batch.
+Every pair of a batch is compared with every other one, so the loss is one of the whole batch and not a mean
+over samples. The gradient of the loss by the embeddings is computed first, from the embeddings of all passes.
+A pass then needs only its own pairs and the gradients of their embeddings.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ class Contrastive(Objective):
         return {"input_ids": tokens, "pixel_values": draw.image()}
 
     def answer(self, module: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
-        """Return the two sides of the dot product that gives the logits: samples, image and text, width + 1.
+        """Return both factors of the dot products that give the logits: [samples, image and text, width + 1].
 
-        The scale is a factor of the image's side. The last column has the bias on the image's side, or 0, and
-        1 on the text's: so the gradients of scale and bias are sums over samples, too.
+        The scale is multiplied into the image's factor. The last column is the bias (or 0) for the image and
+        1 for the text, so that the gradients of scale and bias are sums over samples, too.
         """
         import torch
 
@@ -90,17 +90,18 @@ class Contrastive(Objective):
         return batch["labels"] if "labels" in batch else self.targets(module, answer, gather)
 
     def loss(self, answer: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss of the whole step, whose gradient with respect to the answer is `labels`.
+        """Return the loss of the whole step; its gradient by the answer is `labels`.
 
-        The text's last column is the constant 1, which has no gradient: `targets` puts the rest of the loss
-        there.
+        The text's last column is the constant 1 and needs no gradient. `targets` sets its place in `labels`
+        so that this sum is the loss.
         """
         return (answer * labels).sum()
 
     def targets(self, module: nn.Module, answers: Tensor, gather: Gather, passes: int = 1) -> Tensor:
-        """Return what each pass of a step compares its answer with, for this device's answers of all passes.
+        """Return the labels of each pass of a step, from this device's answers of all passes.
 
-        The mean over passes and devices of the losses, and of their gradients, is that of the whole batch.
+        The mean of the passes' losses over passes and devices is the loss of the whole batch, and so for
+        gradients.
         """
         import torch
 

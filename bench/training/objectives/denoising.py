@@ -29,9 +29,9 @@ FIRST_VARIANCE, LAST_VARIANCE = 1e-4, 0.02
 
 
 class Denoising(Objective):
-    """The architecture says how large a latent is, so a recipe needs no size.
+    """Training on noisy latents. The architecture has the size of a latent, so the recipe needs none.
 
-    Its module is called with `noisy`, `timestep` and `class_labels`, and returns logits whose
+    The module is called with `noisy`, `timestep` and `class_labels`, and returns logits whose
     first channels are the noise.
     """
 

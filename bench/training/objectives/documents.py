@@ -1,7 +1,7 @@
-"""Documents of different lengths that are packed into samples of one length: each attends within itself.
+"""Documents of different lengths, packed into samples of one length. Tokens attend within their document.
 
-A sample holds the positions at which its documents end, padded with its own end. Pure: torch is imported only
-by the functions that a worker calls.
+A batch has the positions at which the documents of each sample end, padded with the end of the sample. Pure:
+torch is imported only by the functions that a worker calls.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 ENDS = "document_ends"  # the part of a batch with the ends of documents
-TOLD = frozenset({"position_ids", "attention_mask"})  # what a model takes in place of the ends
-TAKES_ENDS = "bench_"  # attention whose name begins so takes the ends in place of a mask
+TOLD = frozenset({"position_ids", "attention_mask"})  # the inputs that a model gets instead of the ends
+TAKES_ENDS = "bench_"  # attention with this prefix in its name takes the ends in place of a mask
 LEAST_ROOM = 16  # ends of a sample beyond twice the mean number of its documents
 
 
@@ -31,7 +31,7 @@ class Documents:
     separator: int | None = later(None)
 
     def most(self, length: int) -> int:
-        """Return how many ends a sample of this length has room for: the same number in every sample."""
+        """Return the number of ends that every sample of this length has room for."""
         return min(length, 2 * length // self.mean_tokens + LEAST_ROOM)
 
     def ends(
@@ -86,11 +86,11 @@ def positions_in(ends: Tensor, length: int) -> Tensor:
     return torch.arange(length, device=ends.device) - starts
 
 
-def told(module: nn.Module, ends: Tensor, length: int) -> dict[str, Tensor]:
-    """Return the inputs by which each document attends within itself in a model of transformers.
+def document_inputs(module: nn.Module, ends: Tensor, length: int) -> dict[str, Tensor]:
+    """Return the inputs that keep the documents of a sample apart in a model of transformers.
 
-    bench's attention takes the ends in place of a mask: transformers passes on every mask of four dimensions.
-    For other attention, transformers finds the documents by their positions and makes masks.
+    bench's attention gets the documents' ends as its mask, because transformers passes on every mask of four
+    dimensions. For other attention, transformers finds the documents by their positions and makes masks.
     """
     from bench.training.vendor import transformers_inside
 

@@ -183,7 +183,10 @@ class Objective:
         raise NotImplementedError
 
     def bytes_of_a_step(self, size: SampleSize, batch_size: int, gpus: int, answer: int) -> int:
-        """Return the bytes that a step keeps on a device beside its passes, of `answer` numbers a sample."""
+        """Return the bytes that a step needs on a device in addition to its passes.
+
+        An answer has `answer` numbers a sample.
+        """
         return 0
 
     def loss(self, answer: Tensor, labels: Tensor) -> Tensor:
@@ -197,7 +200,7 @@ class Objective:
         return loss
 
     def form(self, size: SampleSize, samples: int) -> str:
-        """Say for people which form the data of an exported script must have: `samples` a micro-batch."""
+        """Describe to the user of an exported script the form of a micro-batch of `samples` samples."""
         raise NotImplementedError
 
 

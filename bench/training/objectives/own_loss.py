@@ -76,7 +76,7 @@ class OwnLoss(Objective):
 
 
 def batch_mistakes(batch: Any, objective: ObjectiveName, path: str) -> Iterator[Mistake]:
-    """Yield the mistakes in the form of a batch, which this objective needs and no other has."""
+    """Yield the mistakes in an architecture's `batch`, which only this objective has."""
     if objective != OBJECTIVE.name:
         if batch is not None:
             yield Mistake(path, f"means nothing for {objective}", f"allowed for {OBJECTIVE.name}")

@@ -1,4 +1,4 @@
-"""The form in which models of sound take it: a waveform, or features of its frequencies."""
+"""Sound in a batch: a waveform, or features of its frequencies, as the architecture takes it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adam and AdamW, which are one algorithm here: weights decay beside the gradient (docs/adr/0003)."""
+"""Adam and AdamW, which are one algorithm here: weight decay is not added to the gradient (docs/adr/0003)."""
 
 from __future__ import annotations
 

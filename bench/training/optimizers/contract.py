@@ -1,4 +1,4 @@
-"""The contract of an optimizer: the fields that a recipe sets, and what everything else asks about it.
+"""The contract of an optimizer: the fields that a recipe sets, and the facts that other modules need.
 
 Pure: torch is imported only by `make`, which a worker calls.
 """

@@ -1,4 +1,4 @@
-"""Memory that PyTorch's memory-efficient attention with a bias takes beside its inputs and results.
+"""Memory of PyTorch's memory-efficient attention with a bias, in addition to its inputs and results.
 
 Relies on: ATen/native/transformers/attention.cpp (preprocess_mask), cuda/attention_backward.cu, and under
 cuda/mem_eff_attention kernel_backward.h (Params::workspace_size) and kernels/cutlassB.h (tiles) of torch 2.11

@@ -344,7 +344,7 @@ def grouped_products() -> tuple[Any, Any]:
     """Return torch's operator for grouped products, and the function by which `F.grouped_mm` calls it.
 
     Relies on: the private names `aten._grouped_mm` and `torch._grouped_mm`. Why: without contents the
-    operator takes bf16 alone, so that products of other precisions must be seen before it. No issue known.
+    operator takes only bf16, so that products of other precisions must be seen before it. No issue known.
     Remove when torch's operator takes all precisions without contents.
     """
     import torch

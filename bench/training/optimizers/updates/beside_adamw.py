@@ -15,7 +15,10 @@ OWN = "own_update"  # entry of a parameter group: whether its weights have the u
 
 
 class BesideAdamW(torch.optim.Optimizer):
-    """One optimizer for schedulers, scalers and checkpoints; its weights are in one or two groups."""
+    """An optimizer with an own update for some weights and AdamW for the rest.
+
+    Schedulers, scalers and checkpoints see it as one optimizer, whose weights are in one or two groups.
+    """
 
     def __init__(
         self,

@@ -22,7 +22,10 @@ AT_ONCE = 2**26  # numbers of a batch; each of its few copies in bf16 takes 128 
 
 
 class MuonUpdate(BesideAdamW):
-    """Every GPU of several updates all matrices: replicas stay equal without sending updates."""
+    """Muon for the matrices of blocks, AdamW for all other weights.
+
+    With several GPUs, each one updates all matrices, so that replicas stay equal without exchanging updates.
+    """
 
     def __init__(
         self,
@@ -32,7 +35,7 @@ class MuonUpdate(BesideAdamW):
         adamw_options: Mapping[str, Any],
         fused: bool,
     ) -> None:
-        """`matrices` has for each weight how many it holds: one, or as many as there are experts."""
+        """Make the update. `matrices` has for each weight its number of matrices: 1, or that of experts."""
         self.counts = dict(matrices)
         super().__init__(list(matrices), options, rest, adamw_options, fused)
 
