@@ -135,7 +135,8 @@ MODULES: Mapping[str, Held] = {
     ),
     **{
         f"bench/node_check/checks/{name}.py": _held(
-            "judging", f"node_check/checks/test_{name} node_check/test_host_checks"
+            "judging",
+            f"node_check/checks/test_{name} node_check/checks/test_declared node_check/test_host_checks",
         )
         for name in ("bmc", "drift", "file_systems", "host_errors", "network", "numa", "ports")
     },
