@@ -39,6 +39,7 @@ _SEARCH = (
     " runner/test_measure"
 )
 _JUDGING = "node_check/checks/test_faults node_check/checks/test_recorded node_check/checks/test_contract"
+_DECLARED = "node_check/checks/test_declared node_check/checks/test_elsewhere"
 _PREDICTING = "planning/test_prediction planning/test_choice report/test_predicted_estimate"
 _LIBRARY = "library/test_functions library/test_documents library/test_options bundle/test_forged_bundles"
 _MANUAL = "manual/test_entries cli/test_explain"
@@ -136,7 +137,7 @@ MODULES: Mapping[str, Held] = {
     **{
         f"bench/node_check/checks/{name}.py": _held(
             "judging",
-            f"node_check/checks/test_{name} node_check/checks/test_declared node_check/test_host_checks",
+            f"node_check/checks/test_{name} {_DECLARED} node_check/test_host_checks",
         )
         for name in ("bmc", "drift", "file_systems", "host_errors", "network", "numa", "ports")
     },

@@ -78,6 +78,11 @@ def test_sensors_and_log_are_read_and_the_bad_ones_are_named(tmp_path: Path) -> 
     ]  # fmt: skip
 
 
+def test_the_bmc_of_this_machine_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bmc, "read_bmc", lambda root: BoardManager(f"below {root}"))
+    assert bmc.measure(None, None) == {"bmc": to_json(BoardManager("below /"))}  # type: ignore[arg-type]
+
+
 def test_only_commands_that_read_are_used(tmp_path: Path) -> None:
     read_bmc(tmp_path, str(answering(tmp_path)))
     asked = (tmp_path / "asked").read_text().splitlines()
@@ -207,6 +212,23 @@ def test_a_bmc_that_does_not_answer_is_told(
     assert str(manager.why).startswith(f"the BMC gave no answer: {why}")
     assert manager.advice.startswith("ask again")
     assert (manager.firmware, manager.sensors, manager.events) == ("", (), ())
+
+
+def test_three_commands_that_do_not_answer_end_within_the_time_of_the_check() -> None:
+    assert 30 <= 3 * bmc.ANSWER_SECONDS < bmc.CHECK.limit_seconds
+
+
+def test_ipmitool_is_asked_in_english_and_may_print_any_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its standard input is empty, so that it never waits for one."""
+    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
+    name = "printf 'Firmware Revision : %s\\377\\n' $LC_ALL$(cat)"
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    tool(tmp_path, name)
+    assert read_bmc(tmp_path) == BoardManager("C\ufffd")
+    (tmp_path / "ipmitool").write_text("#!/bin/sh\nprintf 'no\\377' >&2; exit 1\n")
+    assert read_bmc(tmp_path).why == "the BMC gave no answer: ipmitool mc info: no\ufffd"
 
 
 def test_a_device_that_is_closed_to_the_user_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from bench.base import kernel_log
 from bench.base.strict_json import to_json
+from bench.node_check.checks import host_errors
 from bench.node_check.checks.host_errors import HostErrors, MemoryCounter, judge, lines_of, read_errors
 from bench.node_check.judging.evidence import Evidence, Reading
 from bench.node_check.judging.finding import Finding
@@ -69,6 +70,16 @@ def test_the_kernels_counters_are_read(tmp_path: Path) -> None:
     assert (module.verdict, module.subject) == ("fail", "memory mc0 CPU_SrcID#0_Ha#0_Chan#1_DIMM#0")
     assert module.found == "1 uncorrected errors since boot, 12 corrected"
     assert (processors.verdict, processors.found) == ("fail", "2 machine check exceptions since boot")
+
+
+def test_the_errors_of_this_machine_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert str(host_errors.ROOT) == "/"
+    monkeypatch.setattr(host_errors, "ROOT", write(tmp_path, EDAC))
+    began = time.time()
+    (errors,) = host_errors.measure(None, None).values()  # type: ignore[arg-type]
+    assert errors["controllers"] == to_json(read_errors(tmp_path).controllers)
+    assert list(host_errors.measure(None, None)) == ["errors"]  # type: ignore[arg-type]
+    assert began <= errors["at"] <= time.time()
 
 
 def test_a_machine_that_counts_nothing_is_not_called_healthy(tmp_path: Path) -> None:

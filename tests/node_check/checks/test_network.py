@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from bench.base.strict_json import to_json
+from bench.node_check.checks import network
 from bench.node_check.checks.network import NETWORK, NetworkCard, judge, read_cards
 from bench.node_check.judging.evidence import Evidence, Reading
 from bench.node_check.judging.finding import Finding
@@ -55,7 +56,8 @@ def test_the_cards_of_this_machine_are_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "firmware"), [(b"28.39.1002", "28.39.1002"), (b"N/A", ""), (b"n/a", ""), (b"na", "na")]
+    ("told", "firmware"),
+    [(b"28.39.1002", "28.39.1002"), (b"N/A", ""), (b"n/a", ""), (b"na", "na"), (b"\xff28", "\ufffd28")],
 )
 def test_the_driver_is_asked_for_the_firmware_of_its_card(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: bytes, firmware: str
@@ -67,6 +69,7 @@ def test_the_driver_is_asked_for_the_firmware_of_its_card(
         name, address = struct.unpack_from("16sQ", raw)
         command, *_names = struct.unpack("I32s32s", ctypes.string_at(address, 68))
         assert (number, name.rstrip(b"\0"), command) == (0x8946, b"a-card-of-15-ch", 3)
+        assert len(raw) == 40 and ctypes.sizeof(network._DriverInfo) == 196  # as the kernel's structures
         ctypes.memmove(address + 68, told, len(told))  # after the driver's name and version
         return 0
 
@@ -76,9 +79,17 @@ def test_the_driver_is_asked_for_the_firmware_of_its_card(
     assert card.firmware == firmware
 
 
-def test_a_speed_that_the_driver_does_not_know_is_none(tmp_path: Path) -> None:
+def test_the_cards_of_sysfs_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert str(NETWORK) == "/sys/class/net"
     (tmp_path / "eth0/device").mkdir(parents=True)
-    (tmp_path / "eth0/speed").write_text("-1\n")
+    monkeypatch.setattr(network, "NETWORK", tmp_path)
+    assert network.measure(None, None) == {"cards": to_json([NetworkCard("eth0")])}  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("speed", ["-1", "0", ""])
+def test_a_speed_that_the_driver_does_not_know_is_none(tmp_path: Path, speed: str) -> None:
+    (tmp_path / "eth0/device").mkdir(parents=True)
+    (tmp_path / "eth0/speed").write_text(f"{speed}\n")
     (card,) = read_cards(tmp_path)
     assert (card.speed_mbit, card.words) == (None, "unknown speed (unknown driver)")
 
@@ -156,6 +167,17 @@ def test_a_speed_is_usual_if_more_than_half_of_a_kind_have_it(fast: int, slow: i
     cards = [replace(GOOD, name=f"eth{n}", speed_mbit=100_000 if n < fast else 10_000)
              for n in range(fast + slow)]  # fmt: skip
     assert sum(finding.verdict == "warn" for finding in judged(cards)) == named
+
+
+def test_one_faster_card_does_not_hide_a_slow_one() -> None:
+    cards = [replace(GOOD, name=f"eth{n}", speed_mbit=speed)
+             for n, speed in enumerate((200_000, 100_000, 100_000, 100_000, 10_000))]  # fmt: skip
+    assert [f.subject for f in judged(cards) if f.verdict == "warn"] == ["eth4"]
+
+
+def test_cards_of_unknown_speed_make_none_usual() -> None:
+    unknown = [replace(GOOD, name=f"eth{n}", speed_mbit=None) for n in (1, 2)]
+    assert [finding.verdict for finding in judged([GOOD, *unknown])] == ["pass"] * 3
 
 
 def test_a_card_with_several_faults_has_a_line_for_each_and_no_pass() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from bench.base.strict_json import to_json
+from bench.node_check.checks import ports
 from bench.node_check.checks.gpudirect import GpuDirect, read_gpudirect
 from bench.node_check.checks.gpudirect import judge as judge_gpudirect
 from bench.node_check.checks.ports import SOURCE, NodePorts, Port, judge, node_ports, read_ports
@@ -108,6 +109,11 @@ def test_each_property_of_a_port_has_its_file(
     tree(tmp_path, "mlx5_0", HEALTHY | {file: text})
     (port,) = read_ports(tmp_path)
     assert getattr(port, field) == value
+
+
+def test_the_ports_of_sysfs_are_measured() -> None:
+    assert str(ports.INFINIBAND) == "/sys/class/infiniband"
+    assert ports.measure(None, None) == {"nodes": to_json([node_ports(0)])}  # type: ignore[arg-type]
 
 
 def test_ports_without_a_number_are_none_and_at_most_64_are_read(tmp_path: Path) -> None:
