@@ -181,6 +181,15 @@ def test_a_mount_has_a_folder_a_type_and_options(tmp_path: Path, line: str, fact
     assert machine(tmp_path, **{"proc/mounts": line}).get("mount", {}) == facts
 
 
+def test_files_that_are_not_utf_8_are_read_too(tmp_path: Path) -> None:
+    machine(tmp_path)
+    (tmp_path / "proc/mounts").write_bytes(b"/dev/sda1 /d\xff ext4 rw 0 0\n")
+    (tmp_path / "proc/cpuinfo").write_bytes(b"model: \xff\nmicrocode: 0x2b\n")
+    facts = read_facts(tmp_path)
+    assert facts["mount"] == {"/d\ufffd": "ext4 rw"}
+    assert facts["firmware"]["microcode"] == "0x2b"
+
+
 def test_mounts_are_in_the_order_of_their_folders(tmp_path: Path) -> None:
     lines = "/dev/sdb /b ext4 rw 0 0\n/dev/sda /a ext4 rw 0 0"
     assert list(machine(tmp_path, **{"proc/mounts": lines})["mount"]) == ["/a", "/b"]

@@ -471,6 +471,11 @@ def test_the_later_of_two_mounts_of_one_folder_counts(tmp_path: Path, line: str,
     assert file_systems.file_system_of("/m/a", tmp_path / "mounts") == kind
 
 
+def test_mounts_that_are_not_utf_8_are_read_too(tmp_path: Path) -> None:
+    (tmp_path / "mounts").write_bytes(b"x /\xff xfs rw\ny /m ext4 rw\n")
+    assert file_systems.file_system_of("/m/a", tmp_path / "mounts") == "ext4"
+
+
 def test_without_a_named_file_system_nothing_is_measured() -> None:
     (finding,) = judged({"figures": [], "file_systems": []})
     assert (finding.verdict, finding.counts, finding.found) == ("not-run", False, "no file system was named")

@@ -151,6 +151,17 @@ def test_machine_checks_are_added_up_over_the_processors(
     assert read_errors(write(tmp_path, {"proc/interrupts": f"{line}\n"})).interrupts == found
 
 
+def test_files_that_are_not_utf_8_are_read_too(tmp_path: Path) -> None:
+    record = f"Hardware event\nTIME {int(time.time())} x\nUncorrected error "
+    write(tmp_path, {"proc/interrupts": "", "var/log/mcelog": ""})
+    (tmp_path / "proc/interrupts").write_bytes(b"X: \xff\nMCE: 3\n")
+    (tmp_path / "var/log/mcelog").write_bytes(record.encode() + b"\xff\n")
+    errors = read_errors(tmp_path)
+    assert (errors.interrupts, errors.recorded) == (
+        {"MCE": 3}, {"mcelog": (MemoryCounter("this machine", 0, 1),)},
+    )  # fmt: skip
+
+
 def test_a_kernel_that_counts_no_interrupts_is_known_as_such(tmp_path: Path) -> None:
     assert read_errors(tmp_path).interrupts is None
 

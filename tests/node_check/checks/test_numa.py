@@ -143,6 +143,16 @@ def test_memory_that_is_not_told_is_none(tmp_path: Path, lines: str) -> None:
     assert with_memory(tmp_path, lines).why == "it has no memory"
 
 
+def test_files_that_are_not_utf_8_are_read_too(tmp_path: Path) -> None:
+    root = tree(tmp_path, [(str(CPUS[0]), 96, 96)])
+    (root / "proc/self").mkdir(parents=True)
+    (root / "proc/self/status").write_bytes(b"Name:\t\xff\nMems_allowed_list:\t3\n")
+    with (root / "sys/devices/system/node/node0/meminfo").open("ab") as file:
+        file.write(b"\xff")
+    (node,) = read_nodes(root, tiny=True)
+    assert (node.why, node.memory_bytes) == ("this process may not use its memory", 96 * GIB)
+
+
 def test_a_node_whose_memory_cannot_be_read_has_none(tmp_path: Path) -> None:
     tree(tmp_path, [(str(CPUS[0]), 96, 96)])
     (tmp_path / "sys/devices/system/node/node0/meminfo").unlink()

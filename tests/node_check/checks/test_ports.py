@@ -116,6 +116,13 @@ def test_the_ports_of_sysfs_are_measured() -> None:
     assert ports.measure(None, None) == {"nodes": to_json([node_ports(0)])}  # type: ignore[arg-type]
 
 
+def test_a_file_that_is_not_utf_8_is_read_too(tmp_path: Path) -> None:
+    tree(tmp_path, "mlx5_0", HEALTHY)
+    (tmp_path / "mlx5_0/ports/1/rate").write_bytes(b"\xff")
+    (port,) = read_ports(tmp_path)
+    assert port.rate == "\ufffd"
+
+
 def test_ports_without_a_number_are_none_and_at_most_64_are_read(tmp_path: Path) -> None:
     (tmp_path / "mlx5_0/ports/one").mkdir(parents=True)
     for number in range(1, 66):
