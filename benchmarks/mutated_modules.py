@@ -142,7 +142,9 @@ MODULES: Mapping[str, Held] = {
         for name in ("bmc", "drift", "file_systems", "host_errors", "network", "numa", "ports")
     },
     **{
-        f"bench/node_check/checks/{name}.py": _held("judging", f"{_JUDGING} {_DECLARED} {more}")
+        f"bench/node_check/checks/{name}.py": _held(
+            "judging", f"node_check/checks/test_thresholds {_JUDGING} {_DECLARED} {more}"
+        )
         for name, more in {
             **dict.fromkeys(
                 (
