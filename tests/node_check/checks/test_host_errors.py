@@ -64,9 +64,11 @@ def test_the_kernels_counters_are_read(tmp_path: Path) -> None:
     assert errors.controllers == (MemoryCounter("mc0", 12, 1, 86400.0),)
     assert [module.name for module in errors.modules] == ["mc0 CPU_SrcID#0_Ha#0_Chan#1_DIMM#0", "mc0 rank1"]
     assert errors.interrupts == {"MCE": 2, "THR": 6}
+    assert errors.edac
     assert len(errors.machine) == 16 and "8f1c0a" not in errors.machine
     assert errors.log_closed is not None
     module, processors = bad(errors)
+    assert "pass" not in {finding.verdict for finding in judged(errors)}
     assert (module.verdict, module.subject) == ("fail", "memory mc0 CPU_SrcID#0_Ha#0_Chan#1_DIMM#0")
     assert module.found == "1 uncorrected errors since boot, 12 corrected"
     assert (processors.verdict, processors.found) == ("fail", "2 machine check exceptions since boot")
@@ -249,6 +251,7 @@ def test_too_many_corrected_errors_say_how_many_and_by_which_limit() -> None:
         (51, 24, 86_399.0, 60),  # the counter began after the earlier check
         (51, 24, 86_400.0, None),
         (51, 24, None, 60),
+        (60, 0, 0.5, None),
         (50, -1, 9e6, 10),  # the earlier check is of a clock that was set back
     ],
 )
@@ -377,6 +380,32 @@ def test_the_kernels_log_is_read_and_an_uncorrected_error_in_it_fails(
     assert finding.found == "1 lines since boot, the last: EDAC MC0: 1 UE on DIMM_A1?[2J"
 
 
+@pytest.mark.parametrize(
+    ("message", "kind"),
+    [
+        ("[Hardware Error]: Corrected error", "corrected"),
+        ("EDAC MC0: 1 CE on A1", "corrected"),
+        ("Memory failure: 0x1: recovery", "uncorrected"),
+        ("mce: Uncorrected error", "uncorrected"),
+        ("usb 1-1: Corrected error", ""),  # another driver's
+    ],
+)
+def test_lines_of_the_kernels_log_on_the_hardware_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, message: str, kind: str
+) -> None:
+    os.mkfifo(tmp_path / "kmsg")
+    monkeypatch.setattr(kernel_log, "LOG", str(tmp_path / "kmsg"))
+    writer = os.open(tmp_path / "kmsg", os.O_RDWR)
+    try:
+        os.write(writer, f"2,1,2,-;{message}\n".encode())
+        errors = read_errors(tmp_path)
+    finally:
+        os.close(writer)
+    assert errors.log_closed is None
+    assert errors.corrected_lines == ((message,) if kind == "corrected" else ())
+    assert errors.uncorrected_lines == ((message,) if kind == "uncorrected" else ())
+
+
 def rasdaemon(root: Path, *rows: tuple[str, int, str, str]) -> None:
     path = root / "var/lib/rasdaemon/ras-mc_event.db"
     path.parent.mkdir(parents=True)
@@ -443,11 +472,22 @@ def test_a_record_of_mcelog_counts_if_it_is_of_the_last_thirty_days(tmp_path: Pa
     assert errors.recorded == {"mcelog": (MemoryCounter("this machine", 1, 0),)}
 
 
+def test_a_record_of_mcelog_counts_to_the_second_and_has_a_beginning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "time", lambda: NOW)
+    times = [int(NOW) - 30 * 86400 - late for late in (0, 1)]
+    text = "".join(f"Hardware event\nTIME {at} x\nCorrected error\n" for at in times)
+    cut_off = f"TIME {int(NOW)} x\nUncorrected error\n"
+    errors = read_errors(write(tmp_path, {"var/log/mcelog": cut_off + text}))
+    assert errors.recorded == {"mcelog": (MemoryCounter("this machine", 1, 0),)}
+
+
 def test_only_the_end_of_a_long_file_of_mcelog_is_read(tmp_path: Path) -> None:
     record = f"Hardware event\nTIME {int(time.time())} x\nUncorrected error\n"
-    text = record + " " * (4 << 20) + record
+    text = record + " " * (4 << 20) + record.replace("Unc", "C")
     errors = read_errors(write(tmp_path, {"var/log/mcelog": text}))
-    assert errors.recorded == {"mcelog": (MemoryCounter("this machine", 0, 1),)}
+    assert errors.recorded == {"mcelog": (MemoryCounter("this machine", 1, 0),)}
     whole_file = record + " " * ((4 << 20) - 2 * len(record)) + record
     errors = read_errors(write(tmp_path, {"var/log/mcelog": whole_file}))
     assert errors.recorded == {"mcelog": (MemoryCounter("this machine", 0, 2),)}
