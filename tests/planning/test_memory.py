@@ -244,5 +244,9 @@ def test_only_offloading_takes_the_hosts_memory(
     assert host_bytes(2 * 10**9, setting, 4, nodes, frozen_bytes=10**9) == gigabytes * 1e9
 
 
+def test_without_a_word_a_model_is_offloaded_on_one_node_and_has_no_frozen_weights() -> None:
+    assert host_bytes(2 * 10**9, ("zero-3", "offload"), 4) == (2 * 34 + 4 * 3) * 1e9
+
+
 def test_sharding_on_one_device_saves_nothing() -> None:
     assert state_bytes(PARTS, ("zero-2",), 1, True, MOMENTS) >= state_bytes(PARTS, (), 1, True, MOMENTS)
