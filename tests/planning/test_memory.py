@@ -195,7 +195,7 @@ def test_the_state_of_two_billion_parameters(
     parts: Parts, setting: tuple[str, ...], gpus: int, half: bool, gigabytes: float
 ) -> None:
     found = state_bytes(parts, setting, gpus, half, moments=16 * 10**9)
-    assert found == pytest.approx(gigabytes * 1e9, rel=1e-9)
+    assert found == pytest.approx(gigabytes * 1e9, rel=0, abs=0.5)
 
 
 @pytest.mark.parametrize(

@@ -175,7 +175,7 @@ class UsualPorts:
     def is_used(self, port: Port) -> bool:
         """Whether a port that is not active is active on most of the other nodes."""
         others = self.count[port.name] - 1
-        return self.active.get(port.name, 0) > MAJORITY * others > 0
+        return self.active.get(port.name, 0) > MAJORITY * others
 
 
 def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:

@@ -277,6 +277,8 @@ def test_ports_of_another_layer_or_that_are_down_have_no_part_in_the_usual_rate(
         ({"pcie_width": 8}, {}, "warn"),
         ({"pcie_width": 8}, {"pcie_width_most": 8}, "pass"),
         ({"pcie_gt": 16.0}, {"pcie_gt_most": None}, "pass"),
+        ({"pcie_gt": 2.5, "pcie_width": 1}, {"pcie_gt_most": None}, "pass"),
+        ({"pcie_gt": 16.0, "pcie_width": 1}, {"pcie_width_most": None}, "pass"),
         ({"pcie_width": None}, {}, "pass"),
         ({"pcie_gt": None}, {}, "pass"),
     ],
