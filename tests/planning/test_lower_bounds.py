@@ -78,6 +78,7 @@ def test_the_least_share_of_a_pass_that_another_setting_leaves(
     [
         ((), (), 1, 0.5),
         ((), ("checkpointing",), 1, 0.9 * 0.5),
+        ((), ("norms",), 4, 0.9 * 0.5),
         (("zero-2",), ("zero-2",), 4, 0.5),
         (("zero-2",), ("zero-3",), 4, 0.9 * 0.5 / 4),
         (("zero-2", "offload"), ("zero-2",), 4, 0.0),
@@ -192,6 +193,12 @@ def test_two_micro_batches_of_a_setting_show_the_overhead_of_a_pass(
 ) -> None:
     known = [timed(untried((), size), a_pass, 0.25) for size, a_pass in passes.items()]
     assert pass_cost_of(known) == cost
+
+
+def test_a_pass_whose_update_is_unknown_includes_it() -> None:
+    whole = TimedTrial(untried((), 1024), 2.5, None)
+    assert (whole.pass_seconds, whole.sample_seconds) == (2.5, 2.5 / 1024)
+    assert pass_cost_of([whole, timed(untried((), 512), 1.5)]) == PassCost(256.0, 512)
 
 
 def test_the_largest_overhead_counts_and_of_equal_ones_that_of_the_smaller_micro_batch() -> None:

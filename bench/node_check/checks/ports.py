@@ -93,7 +93,7 @@ def node_ports(node: int, root: Path = INFINIBAND) -> NodePorts:
 
 def read_ports(root: Path = INFINIBAND) -> tuple[Port, ...]:
     """Read every port below `root`, in the order of devices and numbers."""
-    found = [folder for folder in root.glob("*/ports/*") if folder.name.isdigit()] if root.is_dir() else []
+    found = [folder for folder in root.glob("*/ports/*") if folder.name.isdigit()]
     found.sort(key=lambda folder: (len(folder.parts[-3]), folder.parts[-3], int(folder.name)))
     return tuple(map(_read_port, found[:MOST_PORTS]))
 

@@ -252,6 +252,34 @@ def test_memory_is_bound_by_the_kernels_call(
     assert asked == [(number, 2, [32, 0], 65)]
 
 
+def test_a_node_is_measured_by_its_own_processors_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    asked: list[Any] = []
+
+    class Kept:
+        """A rig that keeps what each call computed, and how it was asked for."""
+
+        def timed(self, call: Callable[[], Any], work: float, **options: Any) -> TimedWork:
+            asked.append((set(call().tolist()), options))
+            return TimedWork(work, (0.5,))
+
+    files = {"/sys/devices/system/node/node5/cpulist": "0-3"}
+    monkeypatch.setattr(numa, "first_line", lambda path: files[str(path)])
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {1, 2, 9})
+    monkeypatch.setattr(os, "sched_setaffinity", lambda *told: asked.append(told))
+    monkeypatch.setattr(numa, "bind_memory", lambda node: node == 5)
+    monkeypatch.setattr(torch, "set_num_threads", asked.append)
+    rig: Any = Kept()
+    bound, found = numa._measured(rig, NumaNode(5, 2, array_bytes=800), 0.25)
+    options = {"wait": False, "seconds": 0.25}
+    assert asked == [(0, {1, 2}), 2, ({3.0}, options), ({7.0}, options)]  # 3b, and b + 3c
+    assert bound is True
+    assert [(one.name, one.work, one.kind) for one in found] == [
+        ("numa 5 scale", 1600.0, "numa scale"), ("numa 5 triad", 2400.0, "numa triad"),
+    ]  # fmt: skip
+
+
 class OnceEach:
     """A rig that makes each call once."""
 
