@@ -112,6 +112,11 @@ def test_halved_weights_save_casts_only_in_half_precision(
     assert found == pytest.approx(seconds)
 
 
+def test_weights_that_were_halved_already_save_no_casts() -> None:
+    found = bound(untried(("half-weights", "norms")), [timed(untried(("half-weights",)), 1.0, 0.5)], None)
+    assert found == pytest.approx(64 * 1.0 + 0.9 * 0.5)
+
+
 def test_under_fsdp_with_offloading_no_pass_ends_before_its_gradients_have_crossed_the_bus() -> None:
     found = bound(untried(("fsdp-2", "offload")), [timed(untried(("fsdp-2",)), 0.001)], None)
     assert found == pytest.approx(64 * PARAMETERS * 4 / 64e9 + PARAMETERS * 0.4e-9)

@@ -406,7 +406,7 @@ def test_lines_of_the_kernels_log_on_the_hardware_are_read(
     assert errors.uncorrected_lines == ((message,) if kind == "uncorrected" else ())
 
 
-def rasdaemon(root: Path, *rows: tuple[str, int, str, str]) -> None:
+def rasdaemon(root: Path, *rows: tuple[str, int | None, str, str]) -> None:
     path = root / "var/lib/rasdaemon/ras-mc_event.db"
     path.parent.mkdir(parents=True)
     with sqlite3.connect(path) as database:
@@ -448,10 +448,12 @@ def test_records_of_rasdaemon_are_added_up_by_module(tmp_path: Path) -> None:
         tmp_path,
         (days_ago(0), 2, "Uncorrected", "A1"), (days_ago(29), 3, "Fatal", "A1"),
         (days_ago(29), 5, "Corrected", "A1"), (days_ago(1), 7, "Deferred", "A1"),
-        (days_ago(32), 11, "Corrected", "A1"),
+        (days_ago(32), 11, "Corrected", "A1"), (days_ago(0), None, "Fatal", "B1"),
+        (days_ago(0), None, "Corrected", "C1"),
     )  # fmt: skip
     errors = read_errors(tmp_path)
-    assert errors.recorded == {"rasdaemon": (MemoryCounter("A1", 5, 5),)}
+    none = (MemoryCounter("B1", 0, 0), MemoryCounter("C1", 0, 0))
+    assert errors.recorded == {"rasdaemon": (MemoryCounter("A1", 5, 5), *none)}
     assert errors.daemon_trouble == ()
 
 

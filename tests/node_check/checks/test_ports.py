@@ -192,6 +192,7 @@ def test_healthy_ports_pass_with_one_answer_a_node() -> None:
         ({"rate": ""}, "fail", "no rate, where most ports have 400 Gb/sec", "cable"),
         ({"pcie_width": 8}, "fail", "32 GT/s x 8", "slot"),
         ({"pcie_gt": 16.0}, "fail", "16 GT/s x 16", "slot"),
+        ({"pcie_width": 8, "pcie_width_most": 8}, "fail", "32 GT/s x 8", "slot"),
         ({"counters": {"link_downed": 6}}, "warn", "went down 6 times", "cable"),
     ],
 )
@@ -254,7 +255,7 @@ def test_a_port_of_one_node_that_waits_for_a_subnet_manager_fails(state: str, ve
 @pytest.mark.parametrize(
     ("fast", "slow", "named"), [(3, 1, 1), (2, 1, 0), (2, 2, 0), (5, 2, 2), (1, 1, 0), (1, 3, 0)]
 )
-def test_a_rate_is_usual_if_more_than_two_thirds_of_three_ports_have_it(
+def test_a_rate_is_usual_if_more_than_two_thirds_of_the_ports_have_it(
     fast: int, slow: int, named: int
 ) -> None:
     ports = [replace(GOOD, device=f"mlx5_{n}", rate=NDR if n < fast else "200 Gb/sec (4X HDR)")
