@@ -39,6 +39,7 @@ _SEARCH = (
     " runner/test_measure"
 )
 _JUDGING = "node_check/checks/test_faults node_check/checks/test_recorded node_check/checks/test_contract"
+_DECLARED = "node_check/checks/test_declared node_check/checks/test_elsewhere"
 _PREDICTING = "planning/test_prediction planning/test_choice report/test_predicted_estimate"
 _LIBRARY = "library/test_functions library/test_documents library/test_options bundle/test_forged_bundles"
 _MANUAL = "manual/test_entries cli/test_explain"
@@ -135,10 +136,57 @@ MODULES: Mapping[str, Held] = {
     ),
     **{
         f"bench/node_check/checks/{name}.py": _held(
-            "judging", f"node_check/checks/test_{name} node_check/test_host_checks"
+            "judging",
+            f"node_check/checks/test_{name} {_DECLARED} node_check/test_host_checks",
         )
         for name in ("bmc", "drift", "file_systems", "host_errors", "network", "numa", "ports")
     },
+    **{
+        f"bench/node_check/checks/{name}.py": _held(
+            "judging", f"node_check/checks/test_thresholds {_JUDGING} {_DECLARED} {more}"
+        )
+        for name, more in {
+            **dict.fromkeys(
+                (
+                    "alike",
+                    "clock",
+                    "copies",
+                    "disk",
+                    "ecc",
+                    "fabric",
+                    "host_memory",
+                    "memory",
+                    "nvlink",
+                    "own_card",
+                    "pcie",
+                    "peers",
+                    "power",
+                    "present",
+                    "rows",
+                    "strangers",
+                ),
+                "node_check/test_results",
+            ),
+            **dict.fromkeys(("agreement", "all_reduce", "matmul", "soak"), "node_check/checks/test_older"),
+            "exchange": "node_check/checks/test_pairs",
+            "gpudirect": "node_check/checks/test_ports",
+            "pairs": "node_check/checks/test_pairs",
+            "xid": "node_check/checks/test_xid",
+        }.items()
+    },
+    "bench/node_check/judging/evidence.py": _held(
+        "judging", f"node_check/judging/test_figures {_JUDGING} node_check/test_results"
+    ),
+    "bench/node_check/judging/finding.py": _held(
+        "judging", f"node_check/checks/test_question {_JUDGING} node_check/test_results"
+    ),
+    "bench/node_check/judging/slow_parts.py": _held(
+        "judging", "node_check/judging/test_slow_parts node_check/checks/test_pairs"
+    ),
+    "bench/node_check/judging/round_robin.py": _held("judging", "node_check/judging/test_round_robin"),
+    "bench/node_check/check_manifest.py": _held(
+        "judging", "node_check/test_manifest node_check/test_manifest_of_results"
+    ),
     "bench/node_check/fleet.py": _held("judging", "node_check/test_fleet node_check/test_results"),
     "bench/node_check/check_results.py": _held(
         "judging", "node_check/test_manifest_of_results node_check/test_results node_check/test_fleet"

@@ -147,6 +147,13 @@ def test_a_tuple_of_a_fixed_length_is_read_with_that_length_alone() -> None:
         from_json(tuple[int, str], [1, 2])
 
 
+def test_a_list_of_values_of_one_type_is_read_as_each_by_itself() -> None:
+    assert repr(from_json(tuple[float, ...], [1, 2])) == "(1.0, 2.0)"
+    for value, where in ((["a", "b"], "/0: expected float, found 'a'"), ([1.0, "a"], "/1: expected float")):
+        with pytest.raises(DecodeError, match=where):
+            from_json(tuple[float, ...], value)
+
+
 @pytest.mark.parametrize("value", [True, 1.0, 2])
 def test_a_value_that_only_equals_an_allowed_one_is_refused(value: object) -> None:
     """In Python, True == 1 == 1.0."""

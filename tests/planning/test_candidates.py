@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from bench.planning.plan import DRIVER_BYTES, EXCEEDED_BY, SettingPlan
+from bench.planning.search import candidates
 from bench.planning.search.candidates import promising
 from bench.planning.search.tried_trials import TriedTrials
 from bench.records.trial import (
@@ -20,7 +21,7 @@ from bench.records.trial import (
     Timing,
     Trial,
 )
-from bench.training.models import known_models
+from bench.training.models import known_models, parameters_of
 from bench.training.setting import Setting
 from tests.builders import measurement
 
@@ -182,3 +183,34 @@ def test_a_setting_that_may_not_fit_is_tried_last(known: bool) -> None:
         fast = replace(planned("kernels", "compile"), needs={16: needed})
         found = [setting for setting, _ in order([measured, fast, other], outcomes)]
         assert (found.index(fast.setting) > found.index(other.setting)) == last
+
+
+@pytest.mark.parametrize(
+    ("size", "measured", "near"), [(40, 100, True), (39, 100, False), (99, 100, True), (100, 100, False),
+                                   (150, 100, False)],
+)  # fmt: skip
+def test_a_micro_batch_from_four_tenths_of_the_measured_one_is_near(
+    size: int, measured: int, near: bool
+) -> None:
+    trial = planned().trials[0]
+    other = replace(trial, micro_batch=size)
+    assert candidates._next_to(other, replace(trial, micro_batch=measured)) is near
+    kernels = planned("kernels").trials[0]
+    assert not candidates._next_to(other, replace(kernels, micro_batch=measured))
+
+
+def test_a_crash_says_nothing_about_larger_micro_batches() -> None:
+    failed, large = planned(), planned("kernels", sizes=(64,))
+    plans = [failed, planned("checkpointing", sizes=(1,)), large]
+    assert order(plans, first(failed, CRASH))[0] == (("kernels",), 64)
+    assert order(plans, first(failed, SLOW))[0] == (("checkpointing",), 1)
+
+
+def test_gradients_that_the_host_adds_up_take_a_believed_time_for_each_parameter() -> None:
+    parameters = parameters_of(PYTHIA) or 0
+    host = parameters * 0.45e-9
+    offloaded = planned("fsdp-2", "offload").trials[0]
+    assert candidates._with_host(0.9 * host, offloaded) == pytest.approx(host)
+    assert candidates._with_host(1.1 * host, offloaded) == pytest.approx(1.1 * host)
+    for other in (("fsdp-2",), ("zero-2", "offload")):
+        assert candidates._with_host(0.1 * host, planned(*other).trials[0]) == pytest.approx(0.1 * host)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from bench.planning.plan import SettingPlan
+from bench.planning.plan import DOUBT, USABLE, SettingPlan
 from bench.planning.search.learnt_memory import LearntMemory
 from bench.planning.search.tried_trials import TriedTrials
 from bench.records.trial import Measured, OutOfMemory, Trial
@@ -87,3 +87,45 @@ def test_learnt_memory_is_used_only_without_formulas_and_with_counted_states(
     other = replace(PLAIN, **change)  # type: ignore[arg-type]
     learnt = {trial(PLAIN, 1).id: FULL}
     assert LearntMemory(TriedTrials([PLAIN], learnt), MEMORY)(other, other.trials[0]) == "yes"
+
+
+@pytest.mark.parametrize(("more", "answer"), [(-1, "hardly"), (1, "no")])
+def test_the_memory_that_samples_need_at_least_is_known_to_a_margin(more: int, answer: str) -> None:
+    """16 samples did not fit beside 5 GiB of states; these may be wrong by a margin, as may those of 8."""
+    at_least = (USABLE * MEMORY - (1 + DOUBT) * (5 << 30)) / 16
+    limit = (MEMORY - 8 * at_least) / (1 - DOUBT)
+    other = cell("half-weights", "kernels", states=round(limit) + more * 1000)
+    fits = LearntMemory(TriedTrials(EVERY, {trial(SHARDED, 16).id: FULL}), MEMORY)
+    assert fits(other, trial(other, 8)) == answer
+
+
+@pytest.mark.parametrize(("more", "answer"), [(-1, "yes"), (1, "hardly")])
+def test_samples_that_fitted_are_expected_to_take_as_much_elsewhere(more: int, answer: str) -> None:
+    """A sample took 4 GiB, beside states that leave room for eight of them in the memory that is usable."""
+    took = Measured(measurement([], peak_bytes=STATES + (16 << 30)))
+    limit = USABLE * MEMORY - 8 * (4 << 30)
+    other = cell("gelu", states=round(limit) + more * 1000)
+    fits = LearntMemory(TriedTrials(EVERY, {trial(PLAIN, 4).id: took}), MEMORY)
+    assert fits(other, trial(other, 8)) == answer
+    checkpointed = cell("gelu", "checkpointing", states=round(limit) + more * 1000)
+    assert fits(checkpointed, trial(checkpointed, 8)) == "yes"
+
+
+def test_the_setting_whose_samples_take_most_counts_at_its_largest_micro_batch() -> None:
+    """A sample of one setting took 4 GiB, of the other 8 GiB: the room of 72 GiB holds 8 of the latter."""
+    fused = cell("kernels", "gelu")
+    learnt = {
+        trial(PLAIN, 4).id: Measured(measurement([], peak_bytes=STATES + (16 << 30))),
+        trial(fused, 4).id: Measured(measurement([], peak_bytes=STATES + (32 << 30))),
+        trial(fused, 1).id: Measured(measurement([], peak_bytes=STATES + (64 << 30))),
+        trial(fused, 2).id: Measured(measurement([], peak_bytes=STATES + (1 << 30))),
+    }
+    fits = LearntMemory(TriedTrials((*EVERY, fused), learnt), MEMORY)
+    assert [fits(PLAIN, trial(PLAIN, size)) for size in (8, 16)] == ["yes", "hardly"]
+
+
+@pytest.mark.parametrize("size", [32, 16])
+def test_until_a_setting_fitted_its_samples_are_tried_below_a_quarter_of_what_ran_out(size: int) -> None:
+    fits = LearntMemory(TriedTrials(EVERY, {trial(PLAIN, 64).id: FULL}), MEMORY)
+    assert fits(PLAIN, trial(PLAIN, size)) == ("yes" if size == 16 else "hardly")
+    assert fits(CHECKPOINTED, trial(CHECKPOINTED, 64)) == "yes"

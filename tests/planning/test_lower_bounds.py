@@ -7,7 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from bench.planning.search.lower_bounds import LowerBounds, PassCost, TimedTrial
+from bench.planning.search.lower_bounds import (
+    LowerBounds,
+    PassCost,
+    TimedTrial,
+    pass_cost_of,
+    with_updates,
+)
 from bench.records.trial import Timing, Trial
 from bench.training.models import Model, known_models, parameters_of
 from bench.training.optimizers import Optimizer
@@ -72,6 +78,7 @@ def test_the_least_share_of_a_pass_that_another_setting_leaves(
     [
         ((), (), 1, 0.5),
         ((), ("checkpointing",), 1, 0.9 * 0.5),
+        ((), ("norms",), 4, 0.9 * 0.5),
         (("zero-2",), ("zero-2",), 4, 0.5),
         (("zero-2",), ("zero-3",), 4, 0.9 * 0.5 / 4),
         (("zero-2", "offload"), ("zero-2",), 4, 0.0),
@@ -103,6 +110,11 @@ def test_halved_weights_save_casts_only_in_half_precision(
     model = replace(PYTHIA, recipe=replace(PYTHIA.recipe, precision=precision))
     found = bound(untried(wanted, model=model), [timed(untried((), model=model), 1.0, 0.5)], None)
     assert found == pytest.approx(seconds)
+
+
+def test_weights_that_were_halved_already_save_no_casts() -> None:
+    found = bound(untried(("half-weights", "norms")), [timed(untried(("half-weights",)), 1.0, 0.5)], None)
+    assert found == pytest.approx(64 * 1.0 + 0.9 * 0.5)
 
 
 def test_under_fsdp_with_offloading_no_pass_ends_before_its_gradients_have_crossed_the_bus() -> None:
@@ -168,3 +180,66 @@ def test_of_several_measured_settings_the_highest_bound_counts() -> None:
     known = [timed(untried(()), 1.0), timed(untried(("checkpointing",)), 2.0)]
     assert bound(untried(("checkpointing", "norms")), known, None) == pytest.approx(64 * 2.0)
     assert bound(untried(("norms",)), known, None) == pytest.approx(64 * max(1.0, 0.65 * 2.0))
+
+
+@pytest.mark.parametrize(
+    ("passes", "cost"),
+    [
+        ({16: 2.5}, None),
+        ({8: 1.5, 16: 2.5}, PassCost(4.0, 8)),
+        ({16: 2.5, 8: 1.5}, PassCost(4.0, 8)),
+        ({4: 1.4, 8: 1.5, 16: 2.5}, PassCost(4.0, 8)),  # the two largest show it
+        ({8: 2.4, 16: 2.5}, PassCost(64.0, 8)),  # a sample takes at least a fifth of its mean time
+        ({8: 0.5, 16: 2.5}, PassCost(0.0, 8)),  # and at most all of it
+    ],
+)
+def test_two_micro_batches_of_a_setting_show_the_overhead_of_a_pass(
+    passes: dict[int, float], cost: PassCost | None
+) -> None:
+    known = [timed(untried((), size), a_pass, 0.25) for size, a_pass in passes.items()]
+    assert pass_cost_of(known) == cost
+
+
+def test_a_pass_whose_update_is_unknown_includes_it() -> None:
+    whole = TimedTrial(untried((), 1024), 2.5, None)
+    assert (whole.pass_seconds, whole.sample_seconds) == (2.5, 2.5 / 1024)
+    assert pass_cost_of([whole, timed(untried((), 512), 1.5)]) == PassCost(256.0, 512)
+
+
+def test_the_largest_overhead_counts_and_of_equal_ones_that_of_the_smaller_micro_batch() -> None:
+    def shown(setting: Setting, *passes: tuple[int, float]) -> list[TimedTrial]:
+        return [timed(untried(setting, size), a_pass) for size, a_pass in passes]
+
+    plain, kernels = shown((), (8, 1.5), (16, 2.5)), shown(("kernels",), (16, 1.25), (32, 2.25))
+    assert pass_cost_of(kernels) == PassCost(4.0, 16)
+    assert pass_cost_of([*kernels, *plain]) == pass_cost_of([*plain, *kernels]) == PassCost(4.0, 8)
+    more = shown(("gelu",), (32, 1.25), (64, 2.0))
+    assert pass_cost_of([*plain, *more]) == pass_cost_of(more)
+    for engine, counts in (("fsdp-2", False), ("zero-2", True)):
+        on_host = shown((engine, "offload"), (32, 1.25), (64, 2.0))
+        assert pass_cost_of([*plain, *on_host]) == pass_cost_of(more if counts else plain)
+
+
+def test_an_unknown_update_is_that_of_the_setting_with_several_passes_a_step() -> None:
+    whole = TimedTrial(untried((), 1024), 1.0, None)
+    several = [timed(untried((), size), 0.1, update) for size, update in ((16, 0.5), (32, 0.4))]
+    found = with_updates([whole, *several])
+    assert [one.update_seconds for one in found] == [0.4, 0.5, 0.4]
+    assert [one.update_seconds for one in with_updates([whole])] == [None]
+    slow = timed(untried((), 16), 0.1, 0.9)
+    assert with_updates([whole, slow])[0].update_seconds == 0.7  # at most this share of the step
+    other = timed(untried(("kernels",), 16), 0.1, 0.3)
+    assert with_updates([whole, other])[0].update_seconds is None
+
+
+def test_the_measured_micro_batch_that_is_nearest_counts() -> None:
+    known = [timed(untried((), 8), 0.8), timed(untried((), 32), 1.6)]
+    cost = PassCost(0.0, 1)
+    assert bound(untried((), 16), known, cost) == pytest.approx(64 * 0.8 * 2)
+    assert bound(untried((), 64), known, cost) == pytest.approx(16 * 1.6 * 2)
+
+
+def test_the_least_update_of_a_setting_counts_and_a_sharded_one_is_divided() -> None:
+    known = [timed(untried((), 16), 0.0, 0.5), timed(untried((), 32), 0.0, 0.25)]
+    assert bound(untried((), 64), known, None) == pytest.approx(0.25)
+    assert bound(untried(("norms",), 64), known, None) == pytest.approx(0.9 * 0.25)

@@ -196,17 +196,20 @@ def _fio(program: str, descriptor: int, size: int, seconds: float, kind: str, *,
         "--end_fsync=1", "--allow_file_create=0", "--invalidate=1", "--randrepeat=0", "--fallocate=none",
         *([] if in_sequence else ["--time_based=1"]),
     ]  # fmt: skip
+    limit = 4 * seconds + SPARE_SECONDS
     try:
         done = subprocess.run(
             words,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             pass_fds=[descriptor],
-            timeout=4 * seconds + SPARE_SECONDS,
+            timeout=limit,
             check=False,
             env=os.environ | {"LC_ALL": "C"},
         )
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except subprocess.TimeoutExpired:
+        raise _FioUnusableError(f"fio took more than {limit:g} s") from None
+    except OSError as error:
         raise _FioUnusableError(f"fio: {error}") from None
     if done.returncode != 0:
         said = done.stderr.decode("utf-8", "replace").strip().splitlines() or ["no message"]

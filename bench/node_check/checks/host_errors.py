@@ -253,7 +253,7 @@ def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
 
 
 def _healthy(errors: HostErrors) -> Finding:
-    corrected = errors.corrected or 0
+    corrected = sum(controller.corrected for controller in errors.controllers)
     return Question("host-errors", "memory").judged(
         "pass",
         f"{len(errors.controllers)} controllers, none uncorrected, {corrected} corrected since boot",

@@ -95,7 +95,7 @@ def node_ports(node: int, root: Path = INFINIBAND) -> NodePorts:
 
 def read_ports(root: Path = INFINIBAND) -> tuple[Port, ...]:
     """Read every port below `root`, in the order of devices and numbers."""
-    found = [folder for folder in root.glob("*/ports/*") if folder.name.isdigit()] if root.is_dir() else []
+    found = [folder for folder in root.glob("*/ports/*") if folder.name.isdigit()]
     found.sort(key=lambda folder: (len(folder.parts[-3]), folder.parts[-3], int(folder.name)))
     return tuple(map(_read_port, found[:MOST_PORTS]))
 
@@ -165,7 +165,7 @@ class UsualPorts:
     def is_used(self, port: Port) -> bool:
         """Whether a port that is not active is active on most of the other nodes."""
         others = self.count[port.name] - 1
-        return self.active.get(port.name, 0) > MAJORITY * others > 0
+        return self.active.get(port.name, 0) > MAJORITY * others
 
 
 def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
@@ -274,9 +274,9 @@ def _pcie_rate(port: Port) -> float:
 
 
 def _usual(ports: Sequence[Port], rate: Callable[[Port], float]) -> float | None:
-    """Return the rate that more than two thirds of three or more ports have; None if there is none."""
+    """Return the rate that more than two thirds of the ports have; None if there is none."""
     ((value, count),) = Counter(map(rate, ports)).most_common(1)
-    return value if value and len(ports) >= 3 and count > MAJORITY * len(ports) else None
+    return value if value and count > MAJORITY * len(ports) else None
 
 
 def _errors(node: NodePorts, where: str) -> Iterator[Finding]:

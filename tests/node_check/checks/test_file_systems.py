@@ -28,6 +28,7 @@ from bench.node_check.checks.file_systems import (
 from bench.node_check.judging.evidence import Evidence, Figure, Reading, figures_of
 from bench.node_check.judging.finding import Finding
 from bench.node_check.judging.standards import Expectations, FileSystemRates, Standards
+from tests.node_check.checks.answers import answers
 
 SECONDS = 0.05
 
@@ -43,7 +44,7 @@ def measured(*paths: Path) -> tuple[tuple[MeasuredFileSystem, ...], Any]:
 
 def judged(data: Any, expect: Expectations | None = None) -> list[Finding]:
     evidence = Evidence("quick", "cpu", (), {"file-systems": Reading("file-systems", data)})
-    return list(judge(evidence, Standards(None, expect or Expectations())))
+    return answers("file-systems", judge(evidence, Standards(None, expect or Expectations())))
 
 
 @pytest.fixture
@@ -84,6 +85,74 @@ def test_without_fio_python_measures_and_says_so(tmp_path: Path) -> None:
     assert all(", by Python on " in finding.found for finding in judged(data))
 
 
+ANSWER = {
+    "fio version": "fio-3.33",
+    "jobs": [{
+        "error": 0,
+        "write": {"io_bytes": (10 << 20) + 5, "runtime": 2000, "clat_ns": {}},
+        "read": {"io_bytes": 40960, "runtime": 1000, "clat_ns": {"percentile": {"99.000000": 7e6}}},
+    }],
+}  # fmt: skip
+
+
+def fio(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put a program in place of fio."""
+    (folder / "bin").mkdir()
+    (folder / "bin/fio").write_text(f"#!/bin/sh\n{script}\n")
+    (folder / "bin/fio").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}/bin:{os.environ['PATH']}")
+
+
+@pytest.mark.parametrize(("seconds", "runtime"), [(0.05, 1), (0.3, 1), (2.5, 10)])
+@pytest.mark.parametrize("direct", [False, True])
+def test_fio_is_asked_for_three_loads_that_go_past_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, runtime: int, direct: bool
+) -> None:
+    fio(
+        tmp_path,
+        f"echo $LC_ALL $* >>{tmp_path}/asked; echo a warning; echo '{json.dumps(ANSWER)}'",
+        monkeypatch,
+    )
+    monkeypatch.setattr(file_systems, "allows_direct", lambda _: direct)
+    with (tmp_path / "file").open("w+b") as file:
+        transfers, facts = file_systems.by_fio(file.fileno(), 16 << 20, seconds)
+        assert os.fstat(file.fileno()).st_size == 16 << 20
+        path = f"/proc/self/fd/{file.fileno()}"
+    assert facts == {"tool": "fio-3.33", "direct": direct}
+    assert transfers == [
+        MovedBytes("write", (10 << 20) + 5, 2.0), MovedBytes("read", 40960, 1.0),
+        MovedBytes("random read", 40960, 1.0, late_seconds=0.007),
+    ]  # fmt: skip
+    asked = [set(line.split()) for line in (tmp_path / "asked").read_text().splitlines()]
+    for_all = {
+        "C", f"--filename={path}", "--ioengine=libaio", "--iodepth=16", f"--direct={int(direct)}",
+        f"--runtime={runtime}", "--output-format=json", "--end_fsync=1", "--allow_file_create=0",
+        "--invalidate=1", "--randrepeat=0", "--fallocate=none",
+    }  # fmt: skip
+    # What was not written in time is a hole, so the reads stay within the written blocks.
+    assert asked == [
+        for_all | {"--name=write", "--rw=write", "--size=16777216", "--bs=1048576"},
+        for_all | {"--name=read", "--rw=read", "--size=10485760", "--bs=1048576"},
+        for_all | {"--name=random-read", "--rw=randread", "--size=10485760", "--bs=4096", "--time_based=1"},
+    ]
+
+
+def test_fio_that_does_not_end_is_left_for_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fio(tmp_path, "exec sleep 60", monkeypatch)
+    monkeypatch.setattr(file_systems, "SPARE_SECONDS", 0.1)
+    (one,), data = measured(tmp_path)
+    assert one.why_not_fio == f"fio took more than {4 * SECONDS + 0.1:g} s"
+    assert (one.tool, len(data["figures"])) == ("Python", 3)
+
+
+def test_fio_that_cannot_be_started_is_left_for_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda _: str(tmp_path / "gone"))
+    (one,), _ = measured(tmp_path)
+    assert one.why_not_fio == f"fio: [Errno 2] No such file or directory: '{tmp_path}/gone'"
+
+
 OLD = {
     "fio version": "fio-2.2.10",
     "jobs": [{"error": 0, "write": {"io_bytes": 1024, "runtime": 5, "clat": {}}}],
@@ -106,10 +175,7 @@ OLD = {
 def test_another_fio_is_told_and_python_measures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, why: str
 ) -> None:
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/fio").write_text(f"#!/bin/sh\n{script}\n")
-    (tmp_path / "bin/fio").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    fio(tmp_path, script, monkeypatch)
     (one,), data = measured(tmp_path)
     assert (one.tool, one.why_not_fio, len(data["figures"])) == ("Python", why, 3)
 
@@ -290,6 +356,127 @@ def test_rates_are_judged_by_rules_and_by_the_manifest() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(("share", "verdict"), [(1.0, "pass"), (0.9999, "warn")])
+def test_a_rate_at_its_limit_passes(share: float, verdict: str) -> None:
+    found = judged(rates(100 * share, 100 * share, 1000 * share))
+    assert [f.verdict for f in found] == [verdict] * 3
+    assert [f.expected for f in found] == [
+        "at least 100 MB/s", "at least 100 MB/s", "at least 1,000 reads/s",
+    ]  # fmt: skip
+    assert [(f.subject, f.figure, f.unit, f.reference) for f in found] == [
+        ("/d write", "disk /d write", "B/s", 100e6),
+        ("/d read", "disk /d read", "B/s", 100e6),
+        ("/d random read", "disk /d random read", "B/s", 4096e3),
+    ]
+    assert [f.value for f in found] == [100e6 * share, 100e6 * share, 4096e3 * share]
+
+
+@pytest.mark.parametrize(("share", "verdict"), [(1.0, "pass"), (0.9999, "fail")])
+def test_a_rate_at_the_manifests_limit_passes_and_one_under_it_fails(share: float, verdict: str) -> None:
+    expect = Expectations(disks={"/d": FileSystemRates(2.0, 3.0, 5000)})
+    found = judged(rates(2000 * share, 3000 * share, 5000 * share), expect)
+    assert [f.verdict for f in found] == [verdict] * 3
+    assert {f.source for f in found} == {"the manifest"}
+    other = Expectations(disks={"/e": FileSystemRates(2.0, 3.0, 5000)})
+    assert {f.source for f in judged(rates(2000, 3000, 5000), other)} == {"bench"}
+
+
+def test_a_rate_says_how_it_was_measured() -> None:
+    data = rates(200, 200, 2000)
+    data["file_systems"] = to_json([MeasuredFileSystem("/d", "", tool="Python", direct=False)])
+    assert [f.found for f in judged(data)] == [
+        f"{rate}, by Python on an unknown type, through the page cache"
+        for rate in ("200 MB/s", "200 MB/s", "2,000 reads/s")
+    ]
+    assert [f.found for f in judged(rates(200, 200, 2000))] == [
+        "200 MB/s, by fio-3.33 on ext4", "200 MB/s, by fio-3.33 on ext4",
+        "2,000 reads/s, 99% within 2.1 ms, by fio-3.33 on ext4",
+    ]  # fmt: skip
+
+
+def test_a_file_system_that_was_measured_in_part_has_both_answers() -> None:
+    data = rates(200, 200, 2000)
+    data["figures"] = data["figures"][:1]
+    data["file_systems"][0]["why"] = "/d: Input/output error"
+    assert [(f.subject, f.verdict, f.found) for f in judged(data)] == [
+        ("/d", "not-run", "/d: Input/output error"), ("/d write", "pass", "200 MB/s, by fio-3.33 on ext4"),
+    ]  # fmt: skip
+
+
+def test_a_machine_whose_file_systems_were_not_read_has_no_answer() -> None:
+    assert list(judge(Evidence("quick", "cpu", (), {}), Standards(None))) == []
+
+
+def test_python_reads_what_it_wrote_and_nothing_behind_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, float]] = []
+
+    def at_random(opened: int, size: int, seconds: float) -> MovedBytes:
+        asked.append((size, seconds))
+        return MovedBytes("random read", 4096, 1.0, 0.1)
+
+    monkeypatch.setattr(file_systems, "_at_random", at_random)
+    with (tmp_path / "file").open("w+b") as file:
+        os.truncate(file.fileno(), 64 << 20)
+        wrote, read, last = file_systems.by_python(file.fileno(), 3 << 20, 900.0)
+        assert file.read(3 << 20).count(0) < 3 << 15  # random bytes: no disk compresses them
+        assert file.read().count(0) == 61 << 20
+    assert [(one.kind, one.moved_bytes) for one in (wrote, read)] == [("write", 3 << 20), ("read", 3 << 20)]
+    assert wrote.seconds > 0 < read.seconds
+    assert (wrote.late_seconds, read.late_seconds, last.late_seconds) == (None, None, 0.1)
+    assert asked == [(3 << 20, 900.0)]
+
+
+def test_a_load_in_sequence_ends_after_four_times_a_figures_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each look at the clock takes a second; the first and the last are the beginning and the end."""
+    looks = iter(range(100))
+    monkeypatch.setattr(time, "perf_counter", lambda: float(next(looks)))
+    with (tmp_path / "file").open("w+b") as file:
+        found = file_systems._in_sequence(file.fileno(), 64 << 20, 1.0, writing=True)
+    assert found == MovedBytes("write", 3 << 20, 5.0)
+
+
+def test_a_file_of_nothing_is_read_in_no_time(tmp_path: Path) -> None:
+    with (tmp_path / "file").open("w+b") as file:
+        found = list(file_systems.by_python(file.fileno(), 0, 0.01))
+    assert [(one.moved_bytes, one.late_seconds) for one in found] == [(0, None)] * 3
+
+
+@pytest.mark.parametrize("answers_each", [1, 7])
+def test_99_percent_of_the_random_reads_were_answered_within_the_time_that_is_told(
+    monkeypatch: pytest.MonkeyPatch, answers_each: int
+) -> None:
+    """16 readers at once, whose answers take 1, 2, 3 ... seconds."""
+    clock = iter(range(1, 1000))
+
+    def pieces(opened: int, count: int, deadline: float, own: list[float]) -> None:
+        assert (opened, count, deadline) == (5, 25, 100.0 + 10.0)
+        own.extend(float(next(clock)) for _ in range(answers_each))
+
+    monkeypatch.setattr(file_systems, "_read_pieces", pieces)
+    monkeypatch.setattr(time, "perf_counter", lambda: 100.0)
+    found = file_systems._at_random(5, 100 << 10, 2.5)
+    count = 16 * answers_each
+    assert found == MovedBytes("random read", count * 4096, 0.0, float(count * 99 // 100 + 1))
+
+
+@pytest.mark.parametrize(("line", "kind"), [
+    ("x /m", ""), ("x /m ext4", "ext4"), ("x /m xfs\ny /m ext4", "ext4"), ("x /m/b xfs\ny /m ext4", "ext4"),
+])  # fmt: skip
+def test_the_later_of_two_mounts_of_one_folder_counts(tmp_path: Path, line: str, kind: str) -> None:
+    (tmp_path / "mounts").write_text(f"{line}\n")
+    assert file_systems.file_system_of("/m/a", tmp_path / "mounts") == kind
+
+
+def test_mounts_that_are_not_utf_8_are_read_too(tmp_path: Path) -> None:
+    (tmp_path / "mounts").write_bytes(b"x /\xff xfs rw\ny /m ext4 rw\n")
+    assert file_systems.file_system_of("/m/a", tmp_path / "mounts") == "ext4"
+
+
 def test_without_a_named_file_system_nothing_is_measured() -> None:
     (finding,) = judged({"figures": [], "file_systems": []})
-    assert (finding.verdict, finding.counts) == ("not-run", False)
+    assert (finding.verdict, finding.counts, finding.found) == ("not-run", False, "no file system was named")
+    assert finding.advice == "--disk PATH, or disks in the manifest"

@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 
 from bench.base.strict_json import to_json
+from bench.node_check.checks import ports
 from bench.node_check.checks.gpudirect import GpuDirect, read_gpudirect
 from bench.node_check.checks.gpudirect import judge as judge_gpudirect
 from bench.node_check.checks.ports import SOURCE, NodePorts, Port, judge, node_ports, read_ports
 from bench.node_check.judging.evidence import Evidence, Reading
 from bench.node_check.judging.finding import Finding
 from bench.node_check.judging.standards import Expectations, Standards
+from tests.node_check.checks.answers import answers
 
 NDR = "400 Gb/sec (4X NDR)"
 GOOD = Port("mlx5_0", 1, "ACTIVE", "LinkUp", "InfiniBand", NDR, {"symbol_error": 0}, 32.0, 32.0, 16, 16)
@@ -86,18 +88,83 @@ def test_files_that_are_missing_or_strange_are_no_error(tmp_path: Path) -> None:
     assert port.bytes_per_second == 0
 
 
+@pytest.mark.parametrize(
+    ("file", "text", "field", "value"),
+    [
+        ("device/current_link_speed", "16 GT/s", "pcie_gt", 16.0),
+        ("device/max_link_speed", "8.0 GT/s PCIe", "pcie_gt_most", 8.0),
+        ("device/current_link_width", "4", "pcie_width", 4),
+        ("device/max_link_width", "8", "pcie_width_most", 8),
+        ("device/current_link_speed", "Unknown", "pcie_gt", None),
+        ("device/max_link_width", "none", "pcie_width_most", None),
+        ("phys_state", "3: Disabled", "physical", "Disabled"),
+        ("link_layer", "Ethernet", "layer", "Ethernet"),
+        ("state", f"  4: {'A' * 200}", "state", "A" * 97),
+        ("rate", "a\nb", "rate", "a"),
+    ],
+)
+def test_each_property_of_a_port_has_its_file(
+    tmp_path: Path, file: str, text: str, field: str, value: object
+) -> None:
+    tree(tmp_path, "mlx5_0", HEALTHY | {file: text})
+    (port,) = read_ports(tmp_path)
+    assert getattr(port, field) == value
+
+
+def test_the_ports_of_sysfs_are_measured() -> None:
+    assert str(ports.INFINIBAND) == "/sys/class/infiniband"
+    assert ports.measure(None, None) == {"nodes": to_json([node_ports(0)])}  # type: ignore[arg-type]
+
+
+def test_a_file_that_is_not_utf_8_is_read_too(tmp_path: Path) -> None:
+    tree(tmp_path, "mlx5_0", HEALTHY)
+    (tmp_path / "mlx5_0/ports/1/rate").write_bytes(b"\xff")
+    (port,) = read_ports(tmp_path)
+    assert port.rate == "\ufffd"
+
+
+def test_ports_without_a_number_are_none_and_at_most_64_are_read(tmp_path: Path) -> None:
+    (tmp_path / "mlx5_0/ports/one").mkdir(parents=True)
+    for number in range(1, 66):
+        tree(tmp_path, "mlx5_0", {"state": "4: ACTIVE"}, number)
+    assert [port.number for port in read_ports(tmp_path)] == list(range(1, 65))
+    assert node_ports(3, tmp_path) == NodePorts(3, read_ports(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("rate", "state", "bytes_per_second"),
+    [
+        (NDR, "ACTIVE", 50e9),
+        ("2.5 Gb/sec (1X SDR)", "ACTIVE", 312.5e6),
+        (NDR, "DOWN", 0.0),
+        ("", "ACTIVE", 0.0),
+    ],
+)
+def test_the_rate_of_an_active_port_is_in_bytes(rate: str, state: str, bytes_per_second: float) -> None:
+    assert replace(GOOD, rate=rate, state=state).bytes_per_second == bytes_per_second
+
+
 def test_a_machine_without_infiniband_says_that_it_falls_back_to_tcp(tmp_path: Path) -> None:
     (finding,) = judged([node_ports(0, tmp_path / "infiniband")])
     assert (finding.verdict, finding.counts) == ("not-run", False)
     assert finding.found == (
         "no InfiniBand or RoCE (/sys/class/infiniband is missing): nodes exchange data by TCP"
     )
+    assert finding.subject == "the node"
+    (finding,) = judged([node_ports(0, tmp_path)])
+    assert finding.found == (
+        "no InfiniBand or RoCE (no port in /sys/class/infiniband): nodes exchange data by TCP"
+    )
+
+
+def test_a_machine_whose_ports_were_not_read_has_no_answer() -> None:
+    assert list(judge(Evidence("quick", "cuda", (), {}), Standards(None))) == []
 
 
 def judged(nodes: Sequence[NodePorts], expect: Expectations | None = None) -> list[Finding]:
     reading = Reading("ports", {"nodes": to_json(nodes)})
     evidence = Evidence("quick", "cuda", (), {"ports": reading})
-    return list(judge(evidence, Standards(None, expect or Expectations())))
+    return answers("ports", judge(evidence, Standards(None, expect or Expectations())))
 
 
 def alike(count: int, **changes: Any) -> list[NodePorts]:
@@ -125,6 +192,7 @@ def test_healthy_ports_pass_with_one_answer_a_node() -> None:
         ({"rate": ""}, "fail", "no rate, where most ports have 400 Gb/sec", "cable"),
         ({"pcie_width": 8}, "fail", "32 GT/s x 8", "slot"),
         ({"pcie_gt": 16.0}, "fail", "16 GT/s x 16", "slot"),
+        ({"pcie_width": 8, "pcie_width_most": 8}, "fail", "32 GT/s x 8", "slot"),
         ({"counters": {"link_downed": 6}}, "warn", "went down 6 times", "cable"),
     ],
 )
@@ -135,6 +203,92 @@ def test_a_port_unlike_those_of_the_other_nodes_is_named(
     assert (finding.subject, finding.verdict) == ("node 1 mlx5_0 port 1", verdict)
     assert found in finding.found
     assert advice in finding.advice
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected", "basis", "source"),
+    [
+        ({"state": "DOWN"}, "ACTIVE, as on the other nodes", "peers", SOURCE),
+        ({"rate": "200 Gb/sec (2X NDR)"}, "400 Gb/sec", "peers", "the other ports of this check"),
+        ({"pcie_width": 8}, "32 GT/s x 16, or as most adapters have", "rule",
+         "sysfs: current_link_speed and current_link_width of the adapter"),
+        ({"counters": {"link_downed": 6}}, "fewer than 6 times", "rule", "bench"),
+    ],
+)  # fmt: skip
+def test_a_fault_says_what_was_expected_and_by_whom(
+    changes: dict[str, Any], expected: str, basis: str, source: str
+) -> None:
+    (finding,) = [f for f in judged(alike(4, **changes)) if f.verdict != "pass"]
+    assert (finding.expected, finding.basis, finding.source) == (expected, basis, source)
+
+
+@pytest.mark.parametrize(("down", "verdict"), [(5, "pass"), (6, "warn"), (7, "warn")])
+def test_a_link_that_went_down_six_times_is_a_warning(down: int, verdict: str) -> None:
+    (finding,) = judged([NodePorts(0, (replace(GOOD, counters={"link_downed": down}),))])
+    assert finding.verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("others_active", "others", "verdict"), [(3, 4, "fail"), (2, 3, "warn"), (2, 2, "fail"), (0, 0, "warn")]
+)
+def test_a_port_is_used_if_it_is_active_on_more_than_two_thirds_of_the_other_nodes(
+    others_active: int, others: int, verdict: str
+) -> None:
+    down = replace(GOOD, state="DOWN", physical="Polling")
+    ports = [down, *[GOOD] * others_active, *[down] * (others - others_active)]
+    nodes = [NodePorts(node, (port, replace(GOOD, device="mlx5_1"))) for node, port in enumerate(ports)]
+    first = judged(nodes)[0]
+    subject = "mlx5_0 port 1" if len(nodes) == 1 else "node 0 mlx5_0 port 1"
+    assert (first.subject, first.verdict) == (subject, verdict)
+
+
+@pytest.mark.parametrize(
+    ("state", "verdict"), [("INIT", "fail"), ("ARMED", "fail"), ("DOWN", "warn"), ("", "warn")]
+)
+def test_a_port_of_one_node_that_waits_for_a_subnet_manager_fails(state: str, verdict: str) -> None:
+    other = replace(GOOD, device="mlx5_1", state=state, physical="")
+    (finding,) = judged([NodePorts(0, (GOOD, other))])
+    assert (finding.verdict, finding.found) == (verdict, f"{state or 'no state'} (no physical state)")
+    assert (finding.basis, finding.expected) == ("rule", "ACTIVE, or a port that nobody uses")
+
+
+@pytest.mark.parametrize(
+    ("fast", "slow", "named"), [(3, 1, 1), (2, 1, 0), (2, 2, 0), (5, 2, 2), (1, 1, 0), (1, 3, 0)]
+)
+def test_a_rate_is_usual_if_more_than_two_thirds_of_the_ports_have_it(
+    fast: int, slow: int, named: int
+) -> None:
+    ports = [replace(GOOD, device=f"mlx5_{n}", rate=NDR if n < fast else "200 Gb/sec (4X HDR)")
+             for n in range(fast + slow)]  # fmt: skip
+    assert sum(finding.verdict == "fail" for finding in judged([NodePorts(0, tuple(ports))])) == named
+
+
+def test_ports_of_another_layer_or_that_are_down_have_no_part_in_the_usual_rate() -> None:
+    ports = [replace(GOOD, device=f"mlx5_{n}") for n in range(4)]
+    ethernet = replace(GOOD, device="mlx5_8", layer="Ethernet", rate="25 Gb/sec (1X EDR)")
+    silent = replace(GOOD, device="mlx5_9", rate="", state="DOWN")
+    found = judged([NodePorts(0, (*ports, ethernet, silent))])
+    assert [(f.subject, f.verdict) for f in found] == [("mlx5_9 port 1", "warn")]
+
+
+@pytest.mark.parametrize(
+    ("own", "most", "verdict"),
+    [
+        ({}, {}, "pass"),
+        ({"pcie_width": 8}, {}, "warn"),
+        ({"pcie_width": 8}, {"pcie_width_most": 8}, "pass"),
+        ({"pcie_gt": 16.0}, {"pcie_gt_most": None}, "pass"),
+        ({"pcie_gt": 2.5, "pcie_width": 1}, {"pcie_gt_most": None}, "pass"),
+        ({"pcie_gt": 16.0, "pcie_width": 1}, {"pcie_width_most": None}, "pass"),
+        ({"pcie_width": None}, {}, "pass"),
+        ({"pcie_gt": None}, {}, "pass"),
+    ],
+)
+def test_an_adapters_link_is_compared_with_what_it_can_have(
+    own: dict[str, Any], most: dict[str, Any], verdict: str
+) -> None:
+    (finding,) = judged([NodePorts(0, (replace(GOOD, **own, **most),))])
+    assert finding.verdict == verdict
 
 
 def test_on_a_single_node_a_port_that_is_down_may_be_unused_but_the_manifest_can_require_it() -> None:
@@ -165,6 +319,8 @@ def test_an_adapter_in_a_slow_slot_is_a_warning_where_all_are_alike() -> None:
 
 
 def test_more_ports_than_any_node_has_are_refused() -> None:
+    assert len(judged([NodePorts(n, (GOOD,) * 64) for n in range(2)])) == 2
+    assert len(judged([NodePorts(node) for node in range(128)])) == 128
     with pytest.raises(ValueError, match="more than"):
         judged([NodePorts(0, (GOOD,) * 65)])
     with pytest.raises(ValueError, match="more than"):
@@ -174,7 +330,10 @@ def test_more_ports_than_any_node_has_are_refused() -> None:
 def test_a_node_without_ports_among_nodes_with_ports_fails() -> None:
     nodes = [*alike(3), NodePorts(3, missing=True)]
     (finding,) = [f for f in judged(nodes) if f.verdict == "fail"]
-    assert finding.subject == "node 3"
+    assert (finding.subject, finding.basis, finding.source) == ("node 3", "peers", SOURCE)
+    assert finding.found == (
+        "no InfiniBand or RoCE port (/sys/class/infiniband is missing), where other nodes have some"
+    )
 
 
 @pytest.mark.parametrize(
@@ -183,12 +342,30 @@ def test_a_node_without_ports_among_nodes_with_ports_fails() -> None:
         ({"counters": {"symbol_error": 7}}, "warn", "symbol_error +7 during the check"),
         ({"counters": {"link_downed": 1}}, "fail", "link_downed +1 during the check"),
         ({"counters": {"symbol_error": 0}}, "pass", "no errors"),
+        (
+            {"counters": {"symbol_error": 7, "link_downed": 2}},
+            "fail",
+            "symbol_error +7, link_downed +2 during the check",
+        ),
         ({"state": "DOWN"}, "fail", "was active before the traffic, and is not after it"),
+        ({"device": "mlx5_7"}, "fail", "was active before the traffic, and is not after it"),
     ],
 )
 def test_what_happens_during_the_traffic_is_told(after: dict[str, Any], verdict: str, found: str) -> None:
     (finding,) = judged([NodePorts(0, (GOOD,), after=(replace(GOOD, **after),))])
     assert (finding.verdict, found in finding.found) == (verdict, True)
+
+
+def test_a_port_that_was_down_before_the_traffic_is_told_once() -> None:
+    down = replace(GOOD, device="mlx5_1", state="DOWN", physical="Polling")
+    (finding,) = judged([NodePorts(0, (GOOD, down), after=(GOOD, down))])
+    assert (finding.subject, finding.verdict) == ("mlx5_1 port 1", "warn")
+
+
+def test_counters_that_were_reset_during_the_check_rose_by_nothing() -> None:
+    before = replace(GOOD, counters={"symbol_error": 9, "link_downed": 9})
+    (finding,) = judged([NodePorts(0, (before,), after=(GOOD,))])
+    assert finding.verdict == "pass"
 
 
 def test_the_ways_to_read_gpu_memory_directly(tmp_path: Path) -> None:
