@@ -106,8 +106,10 @@ MODULES: Mapping[str, Held] = {
     ),
     "bench/operator/keyring.py": _held("certificates", "operator/test_operator signing/test_keyring"),
     "bench/operator/ledger.py": _held("certificates", "operator/test_ledger operator/test_operator"),
-    "bench/bundle/recompute_run.py": _held("recomputation", f"{_BUNDLES} {_CHECKED} runner/test_measure"),
-    "bench/bundle/held_to_manifest.py": _held("recomputation", _BUNDLES),
+    "bench/bundle/recompute_run.py": _held(
+        "recomputation", f"bundle/test_recomputed_run {_BUNDLES} {_CHECKED} runner/test_measure"
+    ),
+    "bench/bundle/held_to_manifest.py": _held("recomputation", f"bundle/test_held_to_manifest {_BUNDLES}"),
     "bench/bundle/stated_manifest.py": _held("recomputation", f"bundle/test_stated_manifest {_BUNDLES}"),
     "bench/bundle/plausibility.py": _held("recomputation", f"bundle/test_plausibility {_BUNDLES} {_CHECKED}"),
     "bench/bundle/physical_limits.py": _held(
