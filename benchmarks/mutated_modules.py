@@ -81,7 +81,7 @@ MODULES: Mapping[str, Held] = {
     "bench/planning/prediction/interruptions.py": _held(
         "estimates", "report/test_priced_predictions planning/test_prediction"
     ),
-    "bench/push/host_push.py": _held("pushing", f"{_PUSHING} push/test_strange_nodes"),
+    "bench/push/host_push.py": _held("pushing", f"push/test_host_push {_PUSHING} push/test_strange_nodes"),
     "bench/push/node_preflight.py": _held(
         "pushing", f"push/test_node_preflight push/test_missing_kernels {_PUSHING}"
     ),
