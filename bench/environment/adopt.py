@@ -195,7 +195,7 @@ def copy_all(
 
     made: dict[str, list[InstalledFile]] = {name: [] for name in held}
     differing: dict[str, str] = {}
-    with ThreadPoolExecutor(min(16, os.cpu_count() or 1) + 1) as pool:
+    with ThreadPoolExecutor() as pool:
         for (name, _), file in zip(jobs, pool.map(copy, jobs), strict=True):
             if isinstance(file, str):
                 differing.setdefault(name, file)

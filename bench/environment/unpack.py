@@ -8,7 +8,6 @@ Each package gets a RECORD of what the environment has of it.
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -127,9 +126,7 @@ def _write_all(
         groups.setdefault(member.wheel, []).append(member)
     by_size = sorted(groups.items(), key=lambda group: -group[0].stat().st_size)
     halves = [(wheel, part) for wheel, own in by_size for part in _parts(own)]
-    with ThreadPoolExecutor(
-        min(16, os.cpu_count() or 1) + 1
-    ) as pool:  # zlib and sha256 run beside each other
+    with ThreadPoolExecutor() as pool:  # zlib and sha256 run beside each other
         written = pool.map(lambda half: _write(half[0], half[1], folder, advance), halves)
         return [file for files in written for file in files]
 
