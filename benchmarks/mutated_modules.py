@@ -92,10 +92,14 @@ MODULES: Mapping[str, Held] = {
     "bench/push/out_folder.py": _held("pushing", "push/test_out_folder push/test_mirror"),
     "bench/push/mirror.py": _held("pushing", "push/test_mirror push/test_answers push/test_forging_nodes"),
     "bench/push/remote.py": _held("pushing", "push/test_remote push/test_strange_nodes"),
-    "bench/environment/adopt.py": _held("environments", "environment/test_adopt"),
+    "bench/environment/adopt.py": _held(
+        "environments", "environment/test_adopted_package environment/test_adopt"
+    ),
     "bench/environment/contents.py": _held("environments", "environment/test_contents"),
     "bench/environment/identity.py": _held("environments", "environment/test_contents"),
-    "bench/environment/store.py": _held("environments", "environment/test_store environment/test_adopt"),
+    "bench/environment/store.py": _held(
+        "environments", "environment/test_stored_environment environment/test_store"
+    ),
     "bench/environment/unpack.py": _held("environments", "environment/test_unpack environment/test_store"),
     "bench/signing/allowed_signers.py": _held("signatures", f"signing/test_trust {_KEYS}"),
     "bench/signing/dsse.py": _held("signatures", f"signing/test_dsse {_KEYS}"),
