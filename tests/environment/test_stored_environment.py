@@ -203,12 +203,12 @@ def test_a_change_of_a_file_is_noticed_unless_its_bytes_are_the_same(
 ) -> None:
     stamp = store._stamp(folder)
     path = folder / MODULE
-    path.parent.chmod(0o755)
     path.chmod(0o644)
+    if change in (removed, linked):
+        path.parent.chmod(0o755)
     change(path)
-    if change is not executable and path.exists() and not path.is_symlink():
+    if change in (changed, touched):
         path.chmod(0o444)
-    path.parent.chmod(0o555)
     assert store._stamp(folder) != stamp
     if accepted:
         store.require_unchanged(folder, PYTHON)
@@ -225,6 +225,38 @@ def test_a_file_named_as_one_of_the_environments_own_is_noticed_elsewhere(folder
     path = folder / name
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(b"")
+    with pytest.raises(EnvironmentCannot, match="its files were changed"):
+        store.require_unchanged(folder, PYTHON)
+
+
+def other_python(folder: Path) -> None:
+    (folder / "bin").chmod(0o755)
+    (folder / "bin/python").unlink()
+    (folder / "bin/python").symlink_to("/usr/bin/python3.12")
+
+
+def no_python(folder: Path) -> None:
+    (folder / "bin").chmod(0o755)
+    (folder / "bin/python").unlink()
+
+
+def other_packages(folder: Path) -> None:
+    path = folder / "pyvenv.cfg"
+    path.chmod(0o644)
+    path.write_text(path.read_text().replace("false", "true"))
+
+
+def no_text(folder: Path) -> None:
+    (folder / "pyvenv.cfg").chmod(0o644)
+    (folder / "pyvenv.cfg").write_bytes(b"\xff")
+
+
+@pytest.mark.parametrize("change", [other_python, no_python, other_packages, no_text])
+def test_an_environment_that_starts_otherwise_is_refused(folder: Path, change: Any) -> None:
+    """Its packages would be those of the node's Python, or of another one."""
+    stamp = store._stamp(folder)
+    change(folder)
+    assert store._stamp(folder) != stamp
     with pytest.raises(EnvironmentCannot, match="its files were changed"):
         store.require_unchanged(folder, PYTHON)
 

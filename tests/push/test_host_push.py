@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -474,6 +475,15 @@ def test_a_run_that_starts_again_is_ended_first(
     assert node == []
 
 
+def test_a_run_is_asked_to_end_at_the_first_look(
+    make: Make, monkeypatch: pytest.MonkeyPatch, node: Node
+) -> None:
+    push = make()
+    looks(monkeypatch, status("alive"), status("exit", 0))
+    push._stop_for_restart(record_of(push))
+    assert node == [("cancel", R.run_id)]
+
+
 def test_a_run_that_does_not_end_when_asked_stops_the_push(
     make: Make, monkeypatch: pytest.MonkeyPatch, node: Node
 ) -> None:
@@ -513,6 +523,26 @@ def test_a_run_is_recorded_before_it_starts(make: Make, monkeypatch: pytest.Monk
     assert push.shared.records.all() == [again]
     (issued,) = [json.loads(line) for line in Path(made.ledger or "").read_text().splitlines()]
     assert issued["run_id"] == made.run_id
+
+
+def test_the_folders_of_a_run_are_made_when_they_are_needed(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its bundle may be fetched long after the push, when its folder here is gone."""
+    push = make(out=tmp_path / "deep" / "er")
+    run = push.save_run(None, MADE)
+    assert run.mirror.is_dir()
+    monkeypatch.setattr(push, "_watch", lambda record: None)
+    shutil.rmtree(tmp_path / "deep")
+    for _ in range(2):
+        push._watch_to_the_end(run)
+        assert run.mirror.is_dir()
+
+
+def test_a_push_of_no_kind_starts_nothing(make: Make) -> None:
+    push = make()
+    with pytest.raises(NotImplementedError):
+        HostPush._start_run(push, None)
 
 
 def test_a_run_without_a_ledger_of_its_own_is_in_the_users(
@@ -571,18 +601,24 @@ def test_new_lines_of_a_log_are_shown(make: Make, monkeypatch: pytest.MonkeyPatc
     assert (push.told.lines, push.result.last) == (["one", "two"], "two")
 
 
+@pytest.mark.parametrize(
+    ("asks", "count"),
+    [
+        ("waiting 1, alive 1, alive 1, exit 2", 1),
+        ("alive 1, alive 2, alive 2, alive 1, dead 3, exit 3", 3),
+    ],
+)
 def test_each_request_of_a_run_that_is_alive_is_certified_once(
-    make: Make, monkeypatch: pytest.MonkeyPatch, node: Node
+    make: Make, monkeypatch: pytest.MonkeyPatch, node: Node, asks: str, count: int
 ) -> None:
     push = make()
     monkeypatch.setattr(host_push, "now", lambda: 1_000)
     monkeypatch.setattr(mirror, "certify", lambda *given: node.append(("certify", given[2])) or 8_200)
-    asks = ("waiting 1", "alive 1", "alive 1", "alive 2", "alive 1", "exit 3")
-    seen = (status(state, request=request) for state, request in map(str.split, asks))
+    seen = (status(state, request=request) for state, request in map(str.split, asks.split(", ")))
     watched(push, monkeypatch, *seen)
-    assert [each for each in node if each[0] == "certify"] == [("certify", KEY)] * 3
+    assert [each for each in node if each[0] == "certify"] == [("certify", KEY)] * count
     text = f"{R.run_id}  certified for {seconds_text(7_200)}; Ctrl-C leaves it running"
-    assert push.told.shown.count(("run", text, None)) == 3
+    assert push.told.shown.count(("run", text, None)) == count
 
 
 def test_a_run_gets_eight_certificates_of_a_push(make: Make, node: Node) -> None:
