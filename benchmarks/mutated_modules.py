@@ -90,7 +90,7 @@ MODULES: Mapping[str, Held] = {
     "bench/push/forecast.py": _held("pushing", "push/test_forecast"),
     "bench/push/place_lock.py": _held("pushing", "push/test_shared_home"),
     "bench/push/out_folder.py": _held("pushing", "push/test_out_folder push/test_mirror"),
-    "bench/push/mirror.py": _held("pushing", "push/test_mirror push/test_answers push/test_forging_nodes"),
+    "bench/push/mirror.py": _held("pushing", "push/test_run_status push/test_mirror"),
     "bench/push/remote.py": _held("pushing", "push/test_exchange push/test_remote"),
     "bench/environment/adopt.py": _held(
         "environments", "environment/test_adopted_package environment/test_adopt"

@@ -430,6 +430,8 @@ def test_the_hosts_of_a_group_agree_on_a_standing(make: Make, monkeypatch: pytes
         push.run()
         return push
 
+    assert gathered("new", "new").started == [None]
+    assert asked.pop()[:3] == ("connect", 1, "new")
     run = record_of(make(part, together=TOGETHER), nodes=2, follows=True)
     assert gathered("new", "running").started == [run]
     assert asked[0][:3] == ("connect", 1, "running")
@@ -643,6 +645,15 @@ def test_each_reason_for_which_slurm_lets_a_job_wait_is_shown_once(
         host_push.waiting_text(reason) for reason in ("Priority", "Resources", "Priority")
     ]
     assert all(text.startswith(f"{R.run_id}  waits in Slurm's queue: ") for text in texts)
+    assert {phase for phase, _, _ in push.told.shown} == {"run"}
+
+
+def test_a_run_that_ended_long_after_its_budget_has_ended(
+    make: Make, monkeypatch: pytest.MonkeyPatch, node: Node
+) -> None:
+    monkeypatch.setattr(host_push, "_OVERDUE_SECONDS", 0.5)
+    end = status("exit", 0)
+    assert watched(make(budget_seconds=0.0), monkeypatch, status("alive"), end) == end
 
 
 @pytest.mark.parametrize(
@@ -722,6 +733,7 @@ def test_a_node_that_is_silent_for_too_long_is_given_up(
         push._wait_for_node(run, GONE, push.seconds - 100.1)
 
 
+@pytest.mark.parametrize("seen", ["alive", "waiting"])
 @pytest.mark.parametrize(
     ("lost", "over", "why"),
     [
@@ -732,12 +744,12 @@ def test_a_node_that_is_silent_for_too_long_is_given_up(
     ],
 )
 def test_a_run_is_asked_once_to_end_with_its_group(
-    make: Make, monkeypatch: pytest.MonkeyPatch, node: Node, lost: str | None, over: bool, why: str | None
+    make: Make, monkeypatch: pytest.MonkeyPatch, node: Node, lost: Any, over: bool, why: Any, seen: str
 ) -> None:
     group = TrainingGroup(2)
     group.lost, group.over = lost, over
     push = make({"group": group})
-    watched(push, monkeypatch, status("alive"), status("waiting"), status("exit", 0))
+    watched(push, monkeypatch, status(seen), status(seen), status("exit", 0))
     asked = [("run", f"{R.run_id}  is asked to end, because of {why}", None)] if why else []
     assert push.told.shown == asked
     assert [each for each in node if each[0] == "cancel"] == [("cancel", R.run_id)] * len(asked)
