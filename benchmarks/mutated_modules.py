@@ -117,6 +117,7 @@ MODULES: Mapping[str, Held] = {
     ),
     "bench/operator/keyring.py": _held("certificates", "operator/test_operator signing/test_keyring"),
     "bench/operator/ledger.py": _held("certificates", "operator/test_ledger operator/test_operator"),
+    "bench/operator/ssh_keygen.py": _held("certificates", "operator/test_ssh_keygen"),
     "bench/bundle/recompute_run.py": _held(
         "recomputation", f"bundle/test_recomputed_run {_BUNDLES} {_CHECKED} runner/test_measure"
     ),

@@ -52,7 +52,7 @@ class OperatorKey:
         with _asking, tempfile.TemporaryDirectory(prefix="bench-certify-") as folder:
             self._say_touch(f"certify run {run_id}")
             file = Path(folder) / "run.pub"
-            file.write_text(f"{key.line()}\n", encoding="utf-8", newline="\n")
+            file.write_bytes(f"{key.line()}\n".encode())
             command = ["-q", "-s", str(self.path), *(["-U"] if self.in_agent else [])]
             command += ["-I", key_id(run_id), "-n", principal(run_id), "-z", str(serial), "-O", "clear"]
             command += ["-O", f"critical:{NAMESPACE_OPTION}={BUNDLE_NAMESPACE}"]

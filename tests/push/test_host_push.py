@@ -598,9 +598,9 @@ def test_a_run_is_dead_after_four_looks_without_life(
 
 def test_new_lines_of_a_log_are_shown(make: Make, monkeypatch: pytest.MonkeyPatch, node: Node) -> None:
     push = make()
-    monkeypatch.setattr(mirror, "mirror", lambda *_: ["one", "two"])
+    monkeypatch.setattr(mirror, "mirror", lambda *_: ["one", "two", "three"])
     watched(push, monkeypatch, status("exit", 0))
-    assert (push.told.lines, push.result.last) == (["one", "two"], "two")
+    assert (push.told.lines, push.result.last) == (["one", "two", "three"], "three")
 
 
 @pytest.mark.parametrize(
