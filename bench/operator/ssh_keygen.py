@@ -61,7 +61,7 @@ class OperatorKey:
             command += ["-V", ":".join(times), str(file)]
             run_ssh_keygen(command, where=str(self.path))
             line = file.with_name("run-cert.pub").read_text(encoding="utf-8")
-        certificate = Certificate.from_line(" ".join(line.split()[:2]))
+        certificate = Certificate.from_line(line)
         if certificate.authority != self.public or certificate.key != key:
             raise EnvironmentCannot("ssh-keygen signed with another key", where=str(self.path))
         return certificate

@@ -942,12 +942,12 @@ def finished(push: Followed, seen: Status, **run: Any) -> Record:
 def test_a_leader_tells_its_group_how_it_ended(make: Make, node: Node) -> None:
     group = TrainingGroup(2)
     push = make({"group": group})
-    finished(push, status("exit", 0), state="incomplete")
+    finished(push, status("exit", 5), state="incomplete")
     assert (group.lost, group.over) == ("gpu1: its run ended before its plan did", False)
     assert (push.result.outcome, node) == ("incomplete", [])
     group = TrainingGroup(2)
     push = make({"group": group})
-    run = finished(push, status("exit", 0), state="fetched")
+    run = finished(push, status("exit", 1), state="fetched")  # as a check that found a fault
     assert (group.lost, group.over, push.result.outcome) == (None, True, "done")
     assert (push.result.phase, node) == ("clean", [("clean", run.run_id)])
     assert push.shared.records.all() == [run]
