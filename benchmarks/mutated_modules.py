@@ -101,6 +101,8 @@ MODULES: Mapping[str, Held] = {
         "environments", "environment/test_stored_environment environment/test_store"
     ),
     "bench/environment/unpack.py": _held("environments", "environment/test_unpack environment/test_store"),
+    "bench/environment/on_node.py": _held("environments", "environment/test_on_node"),
+    "bench/environment/wheel_tags.py": _held("environments", "environment/test_wheel_tags"),
     "bench/signing/allowed_signers.py": _held("signatures", f"signing/test_trust {_KEYS}"),
     "bench/signing/dsse.py": _held("signatures", f"signing/test_dsse {_KEYS}"),
     "bench/signing/sshsig.py": _held("signatures", f"signing/test_sshsig {_SIGNING} {_KEYS}"),
