@@ -62,7 +62,7 @@ def rank(file_name: str, python: Interpreter) -> tuple[int, ...]:
     name = read_name(file_name)
     assert name is not None
     own = f"cp3{python.version[1]}"
-    newest = max((_glibc_of(each, python.machine) or (0, 0) for each in name.platforms), default=(0, 0))
+    newest = max(_glibc_of(each, python.machine) or (0, 0) for each in name.platforms)
     return (0 if own in name.pythons else 1, "any" in name.platforms, -newest[0], -newest[1])
 
 

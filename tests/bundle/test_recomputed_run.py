@@ -22,6 +22,7 @@ from bench.bundle.verify import verify_bundle
 from bench.node_check.recompute_any import recompute
 from bench.planning.manifest import Manifest
 from bench.records.floor import Floor
+from bench.records.gradients import GradientCheck
 from bench.records.run_results import Results, TrialResult
 from tests.report.made import CRASH, H100, bundle, manifest, payload, repacked
 
@@ -74,6 +75,8 @@ def test_the_figures_of_a_verdict_are_those_of_its_samples(path: Path) -> None:
 def test_a_floor_is_named_as_stated(tmp_path: Path) -> None:
     found = recomputed(bundle(tmp_path / "b.tar", floors={(): Floor(9, 0.3, 0, 0.1, 0)}))
     assert found.not_recomputed == "1 floor"
+    checked = bundle(tmp_path / "c.tar", checks={(): GradientCheck((), 28, 0.004, "embed_in.weight", 0.03)})
+    assert recomputed(checked).not_recomputed == "1 gradient check"
     assert found.measured_seconds == pytest.approx(12.0 + 9 * 0.4)
 
 

@@ -7,7 +7,9 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -78,6 +80,9 @@ def test_a_noexec_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(EnvironmentCannot, match="noexec") as caught:
         on_node.require_executable(tmp_path / "not/yet/there")
     assert caught.value.advice is not None and "--place" in caught.value.advice
+    with pytest.raises(EnvironmentCannot, match="noexec"):
+        on_node.install(on_node.read_request(request_for(tmp_path / "place")))
+    assert not (tmp_path / "place").exists()
 
 
 @pytest.mark.parametrize(
@@ -231,3 +236,47 @@ def test_a_password_of_the_nodes_configuration_is_in_nothing_that_is_printed(
     said = capsys.readouterr().out
     assert "http://****@127.0.0.1:9/simple" in said
     assert "s3cret" not in said
+
+
+def test_nothing_is_downloaded_where_all_wheels_were_sent(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a = make_wheel(tmp_path / "w", "a")
+    (place / "blobs").mkdir(parents=True)
+    (place / "blobs" / sha256_of(a)).write_bytes(a.read_bytes())
+    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(request_for(place, a, sent={"a": sha256_of(a)}))))
+    assert on_node.main("install") == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert {line["at"] for line in lines[:-1]} == {"copying", "installing"}
+
+
+def test_progress_is_told_twice_a_second_and_at_the_end(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(on_node, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    progress = on_node._Progress("copying", 100)
+    for at, count in ((100.0, 10), (100.4, 20), (100.5, 30), (100.9, 60)):
+        now[0] = at
+        progress.advance(count)
+    progress.end()
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert lines == [
+        {"at": "copying", "done": 10, "total": 100},
+        {"at": "copying", "done": 60, "total": 100},
+        {"at": "copying", "done": 120, "total": 120},  # files that grew since the plan
+    ]
+
+
+def test_an_index_is_asked_for_sixteen_pages_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    class Pool(ThreadPoolExecutor):
+        def __init__(self, at_once: int) -> None:
+            asked.append(at_once)
+            super().__init__(1)
+
+    monkeypatch.setattr(on_node, "ThreadPoolExecutor", Pool)
+    index: Any = SimpleNamespace(files=lambda name: [], troubles=[])
+    offers = on_node._offers([LockedPackage("a", "1.0", frozenset())], index, PYTHON)
+    assert (asked, offers.lacking) == ([16], {"a": "the index does not have it"})

@@ -73,3 +73,8 @@ def test_of_several_that_fit_the_one_for_this_python_and_the_newest_glibc_comes_
         "a-1-cp311-cp311-manylinux_2_28_x86_64.whl",
     ]
     assert sorted(names, key=lambda name: rank(name, PYTHON)) == [names[3], names[2], names[1], names[0]]
+
+
+def test_of_two_wheels_for_any_glibc_the_one_for_this_machine_comes_first() -> None:
+    names = ["a-1-py3-none-any.whl", "a-1-py3-none-linux_x86_64.whl"]
+    assert min(names, key=lambda name: rank(name, PYTHON)) == names[1]
