@@ -72,7 +72,7 @@ def _fits_python(name: WheelName, minor: int) -> bool:
         tag.startswith("py3") and tag[3:].isdigit() and int(tag[3:]) <= minor for tag in name.pythons
     ):
         return "none" in name.abis
-    if own in name.pythons and {own, "none", "abi3"} & {*name.abis}:
+    if own in name.pythons and {own, "none"} & {*name.abis}:
         return True
     oldest = [int(match[1]) for tag in name.pythons if (match := _CPYTHON.fullmatch(tag))]
     return "abi3" in name.abis and any(each <= minor for each in oldest)
