@@ -155,8 +155,7 @@ def make(
             f"the environment cannot be written: {error.strerror}", where=str(environments)
         ) from None
     finally:
-        if new.exists():
-            remove(new)
+        remove(new)
 
 
 def _configuration(python: Interpreter) -> str:
@@ -192,7 +191,7 @@ def _new_folder(environments: Path) -> Path:
 
 
 def remove(folder: Path) -> None:
-    """Delete an environment, whose folders are read-only."""
+    """Delete an environment, whose folders are read-only, if it is there."""
     for path, _, _ in os.walk(folder):
         with suppress(OSError):
             Path(path).chmod(0o700)

@@ -117,6 +117,22 @@ def test_a_folder_for_copies_lies_beside_environments_and_is_deleted(place: Path
     assert not one.exists() and not two.exists()
 
 
+def test_folders_can_be_written_before_they_are_deleted(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the superuser could delete what lies in folders that are read-only."""
+    modes: list[set[int]] = []
+
+    def rmtree(path: Path, ignore_errors: bool) -> None:
+        assert ignore_errors
+        modes.append({mode(each) for each in (path, *path.rglob("*")) if each.is_dir()})
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store.shutil, "rmtree", rmtree)
+        store.remove(folder)
+    assert modes == [{0o700}]
+
+
 def test_deleting_what_is_not_there_is_no_error(place: Path) -> None:
     store.remove(place / "nothing")
 

@@ -20,6 +20,12 @@ from tests.environment.made_wheels import PYTHON
         ("py311-none-any", None),
         ("py38-none-any", None),
         ("py38.py39-none-any", None),
+        ("py2.py38-none-any", None),
+        ("cp39.cp312-abi3-linux_x86_64", None),
+        (
+            "cp311-cp311-manylinux_2_40_x86_64.manylinux_2_39_x86_64",
+            "it needs glibc 2.39 or newer, the node has 2.36",
+        ),
         ("cp311-none-linux_x86_64", None),
         ("macosx_11_0_arm64-none-any", "it is for macosx_11_0_arm64-none, not Python 3.11"),
         ("py3-cp311-any", "it is for py3-cp311, not Python 3.11"),
