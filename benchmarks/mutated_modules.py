@@ -83,7 +83,7 @@ MODULES: Mapping[str, Held] = {
     ),
     "bench/push/host_push.py": _held("pushing", f"push/test_host_push {_PUSHING} push/test_strange_nodes"),
     "bench/push/node_preflight.py": _held(
-        "pushing", f"push/test_node_preflight push/test_missing_kernels {_PUSHING}"
+        "pushing", f"push/test_preflight_steps push/test_node_preflight push/test_missing_kernels {_PUSHING}"
     ),
     "bench/push/push_to_node.py": _held("pushing", f"push/test_node_push {_PUSHING}"),
     "bench/push/engine_choice.py": _held("pushing", "push/test_engine_choice"),

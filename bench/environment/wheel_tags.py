@@ -68,7 +68,7 @@ def rank(file_name: str, python: Interpreter) -> tuple[int, ...]:
 
 def _fits_python(name: WheelName, minor: int) -> bool:
     own = f"cp3{minor}"
-    if {"py3", f"py3{minor}"} & {*name.pythons} or any(
+    if "py3" in name.pythons or any(
         tag.startswith("py3") and tag[3:].isdigit() and int(tag[3:]) <= minor for tag in name.pythons
     ):
         return "none" in name.abis

@@ -21,6 +21,7 @@ from tests.environment.made_wheels import PYTHON
         ("py38-none-any", None),
         ("py38.py39-none-any", None),
         ("py2.py38-none-any", None),
+        ("py3-none-manylinux_2_40_x86_64.manylinux_2_28_x86_64", None),
         ("cp39.cp312-abi3-linux_x86_64", None),
         (
             "cp311-cp311-manylinux_2_40_x86_64.manylinux_2_39_x86_64",
