@@ -224,6 +224,18 @@ def test_openssh_carries_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) 
         assert remote._carrier() is carrier
 
 
+def test_an_answer_begins_behind_its_mark_wherever_that_arrives() -> None:
+    out: list[bytes] = []
+    answer = MarkedAnswer(out.append)
+    command, _ = answer.command_for("true")
+    mark = command.partition("printf %s ")[2].partition(";")[0].encode()
+    answer.take(b"Welcome" + mark[:5])
+    assert (answer.begun, out) == (False, [])
+    answer.take(mark[5:] + b"one")
+    answer.take(b"two")
+    assert (answer.begun, answer.greeting, out) == (True, b"Welcome", [b"one", b"two"])
+
+
 def test_a_greeting_may_have_64_kib(opened: Opened) -> None:
     for more, accepted in ((0, True), (1, False)):
         answer = MarkedAnswer(lambda data: pytest.fail("no answer yet"))

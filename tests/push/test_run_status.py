@@ -344,8 +344,10 @@ class Sends(Node):
         words = script.split()
         start, count = int(words[2].removeprefix("+")) - 1, int(words[-1])
         self.ranges.append((start, count))
-        if data := self.versions.pop(0)[start : start + count]:
-            take(data)
+        data = self.versions.pop(0)[start : start + count]
+        for piece in (data[:30], data[30:]):
+            if piece:
+                take(piece)
         return CommandResult(0, b"", b"")
 
 
@@ -357,7 +359,7 @@ def download(node: Node, record: Record) -> tuple[bytes, list[tuple[int, int]]]:
 
 def test_a_bundle_is_downloaded_from_where_an_earlier_attempt_ended(record: Record) -> None:
     node = Sends(BUNDLE)
-    assert download(node, record) == (BUNDLE, [(100, 100)])
+    assert download(node, record) == (BUNDLE, [(30, 100), (100, 100)])
     assert (node.ranges, node.asked[0][2]) == ([(0, 100)], 240.0)
     record.bundle.with_suffix(".part").write_bytes(BUNDLE[:40])
     node = Sends(BUNDLE)
@@ -382,6 +384,17 @@ def test_a_bundle_that_is_never_the_hashed_one_is_an_error(record: Record) -> No
     assert (error.message, error.where) == ("the bundle changed while it was fetched", "gpu1")
     assert error.advice == "bench fetch"
     assert not record.bundle.with_suffix(".part").exists()
+
+
+def test_a_node_that_sends_more_than_the_bundle_has_is_refused(record: Record) -> None:
+    class SendsMore(Sends):
+        def read(self, script: str, take: Callable[[bytes], object], *, seconds: float = 60.0) -> Any:
+            take(BUNDLE)
+            take(b"x")
+
+    with pytest.raises(VerificationFailed, match="the node sends more than the bundle's size") as refused:
+        download(SendsMore(), record)
+    assert refused.value.where == "gpu1"
 
 
 def test_a_node_sends_a_bundle_of_a_possible_size(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
