@@ -154,7 +154,9 @@ def test_a_plan_names_what_the_index_lacks_and_installs_nothing(
     assert plan["sizes"] == {"a": a.stat().st_size}
     assert plan["lacking"] == {"b": "the index does not have it"}
     assert plan["index_rate"] is None  # so small a wheel says nothing of the line
-    assert plan["version"] == this_interpreter().text
+    python = this_interpreter()
+    facts = (plan["version"], plan["python"], tuple(plan["glibc"]))
+    assert facts == (python.text, python.release, python.glibc)
     assert not place.exists()
 
 
@@ -208,6 +210,25 @@ def test_a_full_disk_is_told_before_anything_is_unpacked(
         error = ask("install", request_for(place, a, index=server.simple), monkeypatch, capsys)["error"]
     assert "5 MB are free, the environment will take 10 MB" in error["message"]
     assert "--place" in error["advice"]
+
+
+def test_a_full_disk_is_told_before_anything_is_downloaded(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a = make_wheel(tmp_path / "w", "a")
+    usage = on_node.shutil.disk_usage(tmp_path)
+    with serving(make_index(tmp_path / "index", a)) as server:
+        request = request_for(place, a, index=server.simple)
+        with monkeypatch.context() as full:
+            full.setattr(on_node.shutil, "disk_usage", lambda _: usage._replace(free=10))
+            error = ask("install", request, monkeypatch, capsys)["error"]
+        assert "GET" not in {asked.command for asked in server.requests if asked.path.endswith(".whl")}
+        monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(request)))
+        on_node.main("install")
+    assert error["message"] == f"{place / 'blobs'}: 0 MB are free, the wheels will take 0 MB"
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    told = dict.fromkeys(line["at"] for line in lines[:-1])
+    assert list(told) == ["copying", "downloading", "installing"]
 
 
 @pytest.mark.parametrize("verb", ["plan", "install"])

@@ -450,3 +450,80 @@ def test_an_installer_has_all_that_was_asked_for(tmp_path: Path) -> None:
     for lacking in (dataclasses.replace(whole, python=None), dataclasses.replace(whole, locked=None)):
         with pytest.raises(EnvironmentCannot, match="has no Python for the locked wheels"):
             installer_for(steps._push, lacking, "the code")
+
+
+# --- all steps --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("place", "word", "own", "python"),
+    [
+        (None, '"$HOME/.bench"', None, "python3.12"),
+        ("/scratch/my runs", '"/scratch/my runs"', "/opt/python", "/opt/python"),
+    ],
+)
+def test_a_node_is_surveyed_and_judged_before_anything_is_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: Any, word: str, own: Any, python: str
+) -> None:
+    asked: list[tuple[object, ...]] = []
+    survey = there("docker")
+    found = image()
+    monkeypatch.setattr(node_preflight, "survey_node", lambda *given: asked.append(given) or survey)
+    monkeypatch.setattr(node_preflight, "judge_machine", lambda survey, need: [WARN])
+    monkeypatch.setattr(node_preflight, "measured_rate", lambda node: 7e6)
+    monkeypatch.setattr(node_preflight, "cost_findings", lambda *given: [PreflightFinding("warn", "slower")])
+    monkeypatch.setattr(node_preflight, "SMALL_BYTES", 1)
+    steps = preflight(tmp_path, Store(found), place=place, python="python3.12", engine="docker")
+    steps._push.part = dataclasses.replace(
+        steps._push.part, host=dataclasses.replace(steps._push.part.host, python=own)
+    )
+    chosen = steps.choose()
+    assert asked == [(steps._push.node, word, ("docker",), python)]
+    assert chosen == ChosenEngine(survey, "docker", found, send_bytes=60, line_rate=7e6)
+    result = steps._push.result
+    assert (result.engine, result.image, result.phase) == ("docker", CONFIG, "preflight")
+    assert [finding.what for finding in result.findings] == ["it is busy", "slower"]
+    texts = told(steps)
+    assert texts[0] == node_preflight.machine_text(survey)
+    assert texts[1:3] == ["warn: it is busy", "warn: slower"]
+    assert texts[3].startswith("ok: ") and texts[4].startswith("docker (docker 27.5.1 answers): ")
+
+
+def identified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: Any, **options: Any) -> Any:
+    """Return what is checked of the image of a push, whose manifest asks for one."""
+    checked: list[tuple[Any, ...]] = []
+    survey = there("docker")
+    monkeypatch.setattr(node_preflight, "survey_node", lambda *given: survey)
+    monkeypatch.setattr(node_preflight, "judge_machine", lambda survey, need: [])
+    monkeypatch.setattr(node_preflight, "wanted_image", lambda manifest: CONFIG)
+    monkeypatch.setattr(node_preflight, "check_identity", lambda *given: checked.append(given))
+    preflight(tmp_path, Store(found), engine="docker", on_cpu=True, **options).choose()
+    (one,) = checked
+    return one
+
+
+def test_the_image_is_the_one_that_the_manifest_asks_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = image()
+    one = identified(tmp_path, monkeypatch, found)
+    assert one == (found.facts.identity, CONFIG, "the image", "docker")
+    assert identified(tmp_path, monkeypatch, found, image="mine.tar")[2] == "mine.tar"
+    pulled = identified(tmp_path, monkeypatch, None, pull="registry/bench")
+    assert pulled == (None, None, "the image", "docker")  # which the pull itself compares
+
+
+def test_an_environment_that_the_manifest_asks_for_is_in_no_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_preflight, "wanted_environment", lambda manifest: "sha256:1")
+    with pytest.raises(EnvironmentCannot) as refused:
+        identified(tmp_path, monkeypatch, image())
+    assert refused.value.message == (
+        "the manifest asks for the environment sha256:1; --engine docker has none"
+    )
+    assert refused.value.advice == "--engine venv"
+
+
+def test_nothing_is_sent_of_an_engine_that_was_chosen_by_hand() -> None:
+    assert ChosenEngine(node(), "none", None).send_bytes == 0
