@@ -167,13 +167,13 @@ def fitting(
 
     A file whose digest the index does not state is accepted by its name here, and by its bytes later.
     """
-    accepted, reasons, others = [], [], 0
+    accepted, reasons, has_others = [], [], False
     for file in files:
         name = read_name(file.name)
         if name is None or name.version.lower() != package.version.lower():
             continue
         if file.sha256 is not None and file.sha256 not in package.sha256:
-            others += 1
+            has_others = True
         elif (why := misfit(file.name, python)) is None:
             accepted.append(file)
         else:
@@ -184,7 +184,7 @@ def fitting(
         return [], glibc[0]
     if reasons:
         return [], f"no wheel of it is for Python {python.text}"
-    return [], "the index has it with other digests than the lock's" if others else _ABSENT
+    return [], "the index has it with other digests than the lock's" if has_others else _ABSENT
 
 
 def require_executable(place: Path) -> None:

@@ -118,8 +118,9 @@ class NodePreflight:
         """Choose the engine; return it with the image that it would run."""
         image, trouble = self._image_for(survey)
         candidates = [self._candidate(survey, engine, image, trouble) for engine in self._push.engines]
-        if len(candidates) > 1 and self._needs_image:
-            candidates = [each for each in candidates if each.need.engine in CONTAINER_ENGINES]
+        if self._needs_image:
+            with_containers = [each for each in candidates if each.need.engine in CONTAINER_ENGINES]
+            candidates = with_containers or candidates  # an engine that was named is judged as it is
         choice = choose_engine(survey, candidates)
         answers = choice.engine in survey.engines and survey.engines[choice.engine].facts is not None
         return choice, image if answers else None

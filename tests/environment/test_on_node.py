@@ -19,6 +19,7 @@ from bench.environment import on_node, store
 from bench.environment.contents import LockedPackage
 from bench.environment.interpreter import this_interpreter
 from bench.environment.on_node import fitting
+from bench.packages.download import WantedFile
 from bench.packages.package_index import OfferedFile
 from tests.environment.made_wheels import PYTHON, make_index, make_wheel, serving, sha256_of
 
@@ -227,8 +228,10 @@ def test_a_full_disk_is_told_before_anything_is_downloaded(
         on_node.main("install")
     assert error["message"] == f"{place / 'blobs'}: 0 MB are free, the wheels will take 0 MB"
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    told = dict.fromkeys(line["at"] for line in lines[:-1])
-    assert list(told) == ["copying", "downloading", "installing"]
+    assert list(dict.fromkeys(line["at"] for line in lines[:-1])) == ["copying", "downloading", "installing"]
+    downloaded = [line for line in lines[:-1] if line["at"] == "downloading"]
+    assert len(downloaded) >= 2  # at its beginning and at its end
+    assert downloaded[-1] == {"at": "downloading", "done": a.stat().st_size, "total": a.stat().st_size}
 
 
 @pytest.mark.parametrize("verb", ["plan", "install"])
@@ -287,6 +290,13 @@ def test_progress_is_told_twice_a_second_and_at_the_end(
         {"at": "copying", "done": 60, "total": 100},
         {"at": "copying", "done": 120, "total": 120},  # files that grew since the plan
     ]
+
+
+def test_the_largest_file_is_downloaded_first_and_files_of_no_known_size_last() -> None:
+    names = ("unknown", "small", "large")
+    wanted = {name: WantedFile(name, frozenset(), ()) for name in names}
+    offers = on_node._Offers(wanted, {}, {"small": 1, "large": 2})
+    assert [file.name for file in offers.largest_first] == ["large", "small", "unknown"]
 
 
 def test_an_index_is_asked_for_sixteen_pages_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -148,6 +148,13 @@ def test_a_request_for_an_image_and_a_job_need_a_container(
     assert preflight(tmp_path, **options)._needs_image == needed
 
 
+def test_a_manifest_that_names_an_image_needs_a_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_preflight, "wanted_image", lambda manifest: CONFIG)
+    assert preflight(tmp_path)._needs_image
+
+
 # --- which image and which environment --------------------------------------------------------------------
 
 
@@ -199,19 +206,26 @@ def test_an_environment_whose_lock_is_not_here_is_a_trouble(
 
     def read_locked(*given: object) -> None:
         read.append(given)
-        raise BadInput("is missing", where="locks/cpu.txt")
+        raise BadInput("is missing", where="locks/cpu.txt", advice=advice)
 
     monkeypatch.setattr(node_preflight, "read_locked", read_locked)
     steps = preflight(tmp_path, on_cpu=True)
+    advice: str | None = "name them: --source DIR"
     candidate = steps._candidate(there("docker"), "venv", image(), STOP)
-    assert candidate.trouble == PreflightFinding("stop", "locks/cpu.txt is missing", "")
+    assert candidate.trouble == PreflightFinding("stop", "locks/cpu.txt is missing", advice or "")
     assert (candidate.need.variant, candidate.need.on_cpu) == (CPU, True)
     assert read == [(tmp_path, CPU, CPU.pythons[0], None)]
+    advice = None
+    assert steps._without_lock(CPU) == PreflightFinding("stop", "locks/cpu.txt is missing", "")
     monkeypatch.setattr(node_preflight, "read_locked", lambda *given: None)
     assert steps._candidate(there("docker"), "venv", None, None).trouble is None
+    on_gpus = preflight(tmp_path)._candidate(there("docker"), "venv", None, None)
+    by_driver = node_preflight.variant_for(node().host.driver)
+    assert by_driver is not None and by_driver.driver is not None
+    assert (on_gpus.need.variant, on_gpus.need.on_cpu) == (by_driver, False)
 
 
-def test_the_variant_of_an_environment(tmp_path: Path) -> None:
+def test_the_variant_of_an_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = preflight(tmp_path)
     assert steps._variant_for(None) == CPU
     assert steps._variant_for("580.95.05") == CUDA
@@ -221,6 +235,10 @@ def test_the_variant_of_an_environment(tmp_path: Path) -> None:
         and oldest == [variant for variant in node_preflight.images().variants if variant.driver][-1]
     )
     assert preflight(tmp_path, variant="cpu")._variant_for("580.95.05") == CPU
+    drivers = [SimpleNamespace(driver=driver) for driver in ("600", None, "590", "580", "570")]
+    monkeypatch.setattr(node_preflight, "images", lambda: SimpleNamespace(variants=drivers))
+    monkeypatch.setattr(node_preflight, "variant_for", lambda driver: None)
+    assert steps._variant_for("100.0").driver == "570"
 
 
 def test_without_containers_only_engines_that_have_them_are_asked_where_one_is_needed(
@@ -243,6 +261,8 @@ def test_without_containers_only_engines_that_have_them_are_asked_where_one_is_n
     assert seen == [["docker", "podman", "apptainer", "venv"], ["docker", "podman", "apptainer"], ["venv"]]
     silent = dataclasses.replace(survey, engines={"docker": InstalledEngine(None, "no answer")})
     assert preflight(tmp_path, Store(found))._choose(silent)[1] is None
+    beside = dataclasses.replace(silent, engines={**silent.engines, **there("podman").engines})
+    assert preflight(tmp_path, Store(found))._choose(beside)[1] is None
 
 
 # --- findings ---------------------------------------------------------------------------------------------
@@ -258,6 +278,7 @@ def test_findings_are_told_and_the_first_that_stops_ends_the_push(tmp_path: Path
         "warn: it is busy", "stop: it is full  (free some space)", "stop: it is old", "warn: it is busy",
     ]  # fmt: skip
     assert [finding.level for finding in steps._push.result.findings] == ["warn", "stop", "stop", "warn"]
+    assert steps._push.result.phase == "preflight"
     with pytest.raises(EnvironmentCannot) as alone:
         preflight(tmp_path)._stop_at([PreflightFinding("stop", "it is old")])
     assert (alone.value.message, alone.value.advice) == ("it is old", None)
