@@ -228,8 +228,10 @@ class NodePreflight:
     def _who_waits(self, chosen: ChosenEngine) -> str | None:
         """Say which models wait for the kernel layer of an image that is sent to the node."""
         image = chosen.image
-        kernels = [*code_of_kernels(image.facts.labels)] if image else []
-        if image is None or not kernels or not chosen.send_bytes:
+        if image is None or not chosen.send_bytes:
+            return None
+        kernels = [*code_of_kernels(image.facts.labels)]
+        if not kernels:
             return None
         layer_bytes = self._push.shared.store.packed_bytes(image, len(image.facts.layers) - 1)
         return who_waits(self._push.request.manifest, chosen.survey, kernels, layer_bytes, chosen.line_rate)

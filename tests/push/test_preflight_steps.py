@@ -22,6 +22,7 @@ from bench.push.forecast import Forecast
 from bench.push.node_findings import Need, PreflightFinding
 from bench.push.node_preflight import ChosenEngine, NodePreflight, installer_for
 from bench.push.node_survey import InstalledEngine, StoredImage, Survey
+from bench.push.request import Result
 from bench.push.shared_place import PlaceClaim
 from bench.push.slurm import Slurm
 from tests.push.test_missing_kernels import node
@@ -69,7 +70,14 @@ def preflight(tmp_path: Path, store: Store | None = None, **options: Any) -> Nod
     one, _ = push(tmp_path, **{"on_cpu": False, "source": tmp_path} | options)
     one.shared = dataclasses.replace(one.shared, store=store or Store())  # type: ignore[arg-type]
     shown: list[str] = []
-    one.shared.view.show = lambda result, text="": shown.append(text)  # type: ignore[method-assign]
+    phases: set[str] = set()
+
+    def show(result: Result, text: str = "") -> None:
+        shown.append(text)
+        phases.add(result.phase)
+        assert phases == {"preflight"}
+
+    one.shared.view.show = show  # type: ignore[method-assign]
     one.shown = shown  # type: ignore[attr-defined]
     return NodePreflight(one)
 
@@ -425,25 +433,30 @@ def test_other_engines_and_nodes_without_a_python_have_no_plan(
     assert steps._chosen(survey, choice("docker", CUDA), one) == in_docker
     by_python = ChosenEngine(survey, "none", None, send_bytes=60)
     assert steps._chosen(survey, choice("none", None), None) == by_python
+    of_no_variant = dataclasses.replace(by_python, engine="venv")
+    assert steps._chosen(survey, choice("venv", None), None) == of_no_variant
     assert steps._chosen(survey, choice("venv", CUDA), None) == ChosenEngine(survey, "venv", None, CUDA)
     assert locked == []
 
 
-@pytest.mark.parametrize(("where", "what"), [("/tmp", "/tmp: it is full"), (None, "it is full")])
+@pytest.mark.parametrize(
+    ("where", "advice", "what"),
+    [("/tmp", "free some space", "/tmp: it is full"), (None, None, "it is full")],
+)
 def test_an_environment_that_cannot_be_planned_is_a_finding(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, locked: object, where: str | None, what: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, locked: object, where: Any, advice: Any, what: str
 ) -> None:
     def cannot(*_: object) -> None:
-        raise EnvironmentCannot("it is full", where=where)
+        raise EnvironmentCannot("it is full", where=where, advice=advice)
 
     monkeypatch.setattr(node_preflight, "installer_for", cannot)
     survey = there("docker", pythons=(P311,))
     with pytest.raises(EnvironmentCannot) as stopped:
         preflight(tmp_path)._chosen(survey, choice("venv", CUDA), None)
-    assert (stopped.value.message, stopped.value.advice) == (what, None)
+    assert (stopped.value.message, stopped.value.advice) == (what, advice)
     goes_on = preflight(tmp_path, despite_findings=True)
     assert goes_on._chosen(survey, choice("venv", CUDA), None).planned is None
-    assert goes_on._push.result.findings == (PreflightFinding("stop", what),)
+    assert goes_on._push.result.findings == (PreflightFinding("stop", what, advice or ""),)
 
 
 def test_a_node_that_is_gone_is_no_finding(
