@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,7 @@ from bench.base.errors import EnvironmentCannot
 from bench.environment import on_node, store
 from bench.environment.contents import LockedPackage
 from bench.environment.interpreter import this_interpreter
-from bench.environment.on_node import fitting
+from bench.environment.on_node import InstallRequest, fitting
 from bench.packages.download import WantedFile
 from bench.packages.package_index import OfferedFile
 from tests.environment.made_wheels import PYTHON, make_index, make_wheel, serving, sha256_of
@@ -311,3 +312,122 @@ def test_an_index_is_asked_for_sixteen_pages_at_a_time(monkeypatch: pytest.Monke
     index: Any = SimpleNamespace(files=lambda name: [], troubles=[])
     offers = on_node._offers([LockedPackage("a", "1.0", frozenset())], index, PYTHON)
     assert (asked, offers.lacking) == ([16], {"a": "the index does not have it"})
+
+
+# --- the steps --------------------------------------------------------------------------------------------
+
+A, B = (LockedPackage(name, "1.0", frozenset({SHA}), frozenset({SHA})) for name in ("a", "b"))
+
+
+def asked_for(place: Path, **changes: Any) -> InstallRequest:
+    return replace(on_node.read_request(request_for(place)), packages=(A, B), **changes)
+
+
+def test_a_request_in_full(tmp_path: Path) -> None:
+    fields = request_for(tmp_path) | {"packages": [["a", "1.0", [SHA], [SHA]]], "without": ["flash-attn"]}
+    found = on_node.read_request(fields | {"sent": {"a": SHA}, "index": "http://index"})
+    assert found == InstallRequest(
+        tmp_path, "cpu", "sha256:1", "2" * 64, (A,), ("flash-attn",), "http://index", {"a": SHA}
+    )
+    assert (found.environments, found.blobs) == (tmp_path / "environments", tmp_path / "blobs")
+
+
+def test_packages_that_were_sent_are_not_looked_for_on_the_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_for: list[tuple[object, ...]] = []
+    monkeypatch.setattr(on_node.adopt, "find", lambda *given: looked_for.append(given) or ({}, {}))
+    monkeypatch.setattr(on_node.adopt, "folders_of_packages", lambda path: [path])
+    monkeypatch.setenv("PATH", "/opt/bin")
+    assert on_node._held(asked_for(tmp_path, sent={"a": SHA})) == ({}, {})
+    monkeypatch.delenv("PATH")
+    on_node._held(asked_for(tmp_path))
+    assert looked_for == [([B], ["/opt/bin"]), ([A, B], [""])]
+
+
+def test_a_plan_in_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held: Any = {"a": SimpleNamespace(bytes=7)}
+    offers = on_node._Offers(
+        {"b": WantedFile("b", frozenset(), ("the file", "another"))},
+        {"c": "gone"},
+        {"b": 9},  # type: ignore[arg-type]
+    )
+    given: list[object] = []
+    index = SimpleNamespace(troubles=("no answer",))
+    monkeypatch.setattr(on_node, "_held", lambda request: (held, {"b": "0.9 is installed"}))
+    monkeypatch.setattr(on_node, "PackageIndex", lambda settings: index)
+    monkeypatch.setattr(on_node, "_offers", lambda *all_: given.extend(all_) or offers)
+    monkeypatch.setattr(on_node, "measured_rate", lambda file, index: (file, 5e6))
+    monkeypatch.setattr(on_node.shutil, "disk_usage", lambda path: SimpleNamespace(free=(path, 3)))
+    python = this_interpreter()
+    assert on_node.plan(asked_for(tmp_path / "place")) == {
+        "plan": {
+            "python": python.release, "version": python.text, "glibc": list(python.glibc), "found": None,
+            "here": {"a": 7}, "differing": {"b": "0.9 is installed"}, "sizes": {"b": 9},
+            "lacking": {"c": "gone"}, "troubles": ["no answer"], "index_rate": ("the file", 5e6),
+            "free_bytes": (tmp_path, 3),
+        }
+    }  # fmt: skip
+    assert given == [[B], index, python]
+
+
+def test_a_trouble_of_an_index_explains_only_what_it_seems_not_to_have() -> None:
+    files = {"a": [], "b": [OfferedFile("http://index/b-1.0-cp312-cp312-linux_x86_64.whl", SHA)]}
+    index: Any = SimpleNamespace(files=files.get, troubles=["no answer", "another"])
+    offers = on_node._offers([A, B], index, PYTHON)
+    assert offers.lacking == {"a": "no answer", "b": "no wheel of it is for Python 3.11"}
+    assert (offers.wanted, offers.sizes) == ({}, {})
+
+
+def test_an_offer_has_its_size_where_the_index_tells_it() -> None:
+    file = OfferedFile("http://index/a-1.0-py3-none-any.whl", SHA)
+    sizes: dict[OfferedFile, int | None] = {file: 9}
+    index: Any = SimpleNamespace(files=lambda name: [file], size=sizes.get, troubles=[])
+    assert on_node._offers([A], index, PYTHON).sizes == {"a": 9}
+    sizes.clear()
+    offers = on_node._offers([A], index, PYTHON)
+    assert (offers.sizes, offers.wanted) == ({}, {"a": WantedFile("a", A.sha256, (file,))})
+
+
+def test_an_environment_that_is_there_is_not_installed_again(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a = make_wheel(tmp_path / "w", "a")
+    (place / "blobs").mkdir(parents=True)
+    (place / "blobs" / sha256_of(a)).write_bytes(a.read_bytes())
+    request = on_node.read_request(request_for(place, a, sent={"a": sha256_of(a)}))
+    first = on_node.install(request)
+    assert first["wheels"] == [sha256_of(a)]
+    assert first["installed"].keys() == {
+        "variant", "lock", "python", "build", "files", "without", "digest"
+    }  # fmt: skip
+    capsys.readouterr()
+    assert on_node.install(request) == first | {"wheels": []}
+    assert capsys.readouterr().out == ""
+    assert on_node.plan(request)["plan"]["found"] == first["installed"]
+
+
+def test_there_must_be_room_for_what_is_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    held: Any = {"a": SimpleNamespace(bytes=7_000_000), "b": SimpleNamespace(bytes=2_000_000)}
+    monkeypatch.setattr(on_node, "_held", lambda request: (held, {"c": "0.9 is installed"}))
+    monkeypatch.setattr(on_node.adopt, "copy_all", lambda *given: ({"a": "copied"}, {"b": "changed"}))
+    request = asked_for(tmp_path)
+    for free, enough in ((9_000_000, True), (8_999_999, False)):
+        monkeypatch.setattr(on_node.shutil, "disk_usage", lambda path, free=free: SimpleNamespace(free=free))
+        if enough:
+            found = on_node._copied(request, tmp_path)
+            assert found == ({"a": "copied"}, {"c": "0.9 is installed", "b": "changed"})
+            assert json.loads(capsys.readouterr().out) == {"at": "copying", "done": 0, "total": 9_000_000}
+            continue
+        with pytest.raises(EnvironmentCannot, match="9 MB are free, the packages that are copied will"):
+            on_node._copied(request, tmp_path)
+
+
+def test_a_refusal_says_why_the_nodes_own_package_differs() -> None:
+    differing = {"a": "0.9 is installed"}
+    assert on_node._refusal("b", "no wheel", differing) == "no wheel"
+    assert on_node._refusal("a", "no wheel", differing) == (
+        "no wheel; in the node's own Python: 0.9 is installed"
+    )

@@ -18,6 +18,7 @@ from bench.images.variants import find_variant
 from bench.node_check.check_manifest import load_any
 from bench.push import node_preflight
 from bench.push.connection import Unreachable
+from bench.push.engine_choice import EngineChoice
 from bench.push.forecast import Forecast
 from bench.push.node_findings import Need, PreflightFinding
 from bench.push.node_preflight import ChosenEngine, NodePreflight, installer_for
@@ -531,7 +532,7 @@ def identified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: Any, **op
     monkeypatch.setattr(node_preflight, "judge_machine", lambda survey, need: [])
     monkeypatch.setattr(node_preflight, "wanted_image", lambda manifest: CONFIG)
     monkeypatch.setattr(node_preflight, "check_identity", lambda *given: checked.append(given))
-    preflight(tmp_path, Store(found), engine="docker", on_cpu=True, **options).choose()
+    preflight(tmp_path, Store(found), **{"engine": "docker", "on_cpu": True} | options).choose()
     (one,) = checked
     return one
 
@@ -557,6 +558,11 @@ def test_an_environment_that_the_manifest_asks_for_is_in_no_container(
         "the manifest asks for the environment sha256:1; --engine docker has none"
     )
     assert refused.value.advice == "--engine venv"
+    in_venv = ChosenEngine(there("docker"), "venv", None)
+    of_venv = EngineChoice(Need("venv", CPU, True, None), "")
+    monkeypatch.setattr(NodePreflight, "_choose", lambda *given: (of_venv, None))
+    monkeypatch.setattr(NodePreflight, "_chosen", lambda *given: in_venv)
+    assert identified(tmp_path, monkeypatch, None, engine="venv")[3] == "venv"
 
 
 def test_nothing_is_sent_of_an_engine_that_was_chosen_by_hand() -> None:
