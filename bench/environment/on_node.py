@@ -32,7 +32,6 @@ from bench.packages.errors import CannotDownload
 from bench.packages.package_index import OfferedFile, PackageIndex
 from bench.packages.pip_settings import masked, read_settings
 
-UNPACKED = 4.0  # bytes of an environment for each byte of its wheels, at most: 3.8 for the CPU's lock
 _PAGES_AT_ONCE = 16
 _ABSENT = "the index does not have it"
 _SAY_SECONDS = 0.5  # between two lines about progress

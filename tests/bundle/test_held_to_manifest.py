@@ -138,7 +138,7 @@ def test_a_setting_may_be_skipped_for_a_reason_of_its_own_model() -> None:
 
 
 def require_trial(asked: int | None, installed: int, used: int) -> None:
-    """Hold a trial on `used` GPUs against a manifest that asks for so many, on a node that has so many."""
+    """Hold a trial on `used` GPUs against a manifest that asks for `asked`, on a node with `installed`."""
     results = real_results()
     node = replace(results.node, gpus=results.node.gpus * installed)
     check = held({"gpus": asked}, node=node)

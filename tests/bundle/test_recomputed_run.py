@@ -116,7 +116,7 @@ def without_gpus(results: Results) -> Results:
 def test_telemetry_of_a_run_on_a_cpu_is_not_held_against_its_figures(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has no clock or power of a CPU."""
+    """Telemetry has no clock or power of a CPU."""
     monkeypatch.delattr(recompute_run, "require_telemetry")
     assert recomputed(edited(path, without_gpus)).notes == ()
 
@@ -159,7 +159,7 @@ def with_data(folder: str) -> Manifest:
 
 
 def test_a_failed_trial_has_no_samples(path: Path) -> None:
-    """Its figure would be ranked by nobody, and its time would still count."""
+    """Samples of such a trial would be ranked by nobody, and their time would still count."""
     failed = of_the_trial(outcome="crashed", failure=CRASH, estimate=None)
     refused(edited(path, failed), "is of a trial that is not in the results")
 
@@ -177,7 +177,7 @@ def test_a_step_of_almost_no_time_is_no_figure(path: Path) -> None:
 
 
 def watts_for(path: Path, gpus: int) -> float:
-    """Return the least power of a GPU that agrees with the figure of the run on so many GPUs."""
+    """Return the least power of a GPU that agrees with the figure of the run on this number of GPUs."""
     (trial,) = results_in(path).trials
     model = gpu_named(H100)
     assert trial.estimate and model and model.watts
@@ -193,7 +193,7 @@ def test_each_gpu_computes_its_share_of_the_rate(tmp_path: Path) -> None:
 
 
 def test_a_figure_above_the_measured_limit_is_not_held_against_telemetry(tmp_path: Path) -> None:
-    """It is a defect of bench, said in every output and ranked nowhere, and no forgery."""
+    """An implausible figure is a defect of bench, said in every output and ranked nowhere."""
     least = watts_for(bundle(tmp_path / "b.tar"), gpus=1)
     implausible = bundle(tmp_path / "b.tar", watts=0.99 * least, ceiling_seconds=1e9)
     (trial,) = recomputed(implausible).results.trials

@@ -178,7 +178,7 @@ def test_a_name_of_a_package_is_normalised(root: Path) -> None:
 
 
 def test_a_folder_near_the_top_of_the_file_system_has_that_as_its_root(tmp_path: Path) -> None:
-    """Its parents end there; no file of a package lies above."""
+    """No file of a package lies above the root of the file system."""
     with pytest.raises(adopt._Differs, match="no-such-folder is missing"):
         adopt._held(LOCKED, "1.0", Path("/no-such-folder/a-1.0.dist-info"))
 

@@ -6,8 +6,9 @@ import io
 import json
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -190,6 +191,15 @@ def test_wheels_come_from_the_index_and_from_what_was_sent(
     assert wheels == sorted(answer["wheels"]) == sorted(map(sha256_of, (a, b)))
 
 
+def test_a_wheel_that_was_sent_and_is_gone_comes_from_the_index(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a = make_wheel(tmp_path / "w", "a")
+    with serving(make_index(tmp_path / "index", a)) as server:
+        request = request_for(place, a, index=server.simple, sent={"a": sha256_of(a)})
+        assert ask("install", request, monkeypatch, capsys)["wheels"] == [sha256_of(a)]
+
+
 def test_an_index_that_lies_is_refused_and_nothing_is_installed(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -294,10 +304,9 @@ def test_progress_is_told_twice_a_second_and_at_the_end(
 
 
 def test_the_largest_file_is_downloaded_first_and_files_of_no_known_size_last() -> None:
-    names = ("unknown", "small", "large")
-    wanted = {name: WantedFile(name, frozenset(), ()) for name in names}
-    offers = on_node._Offers(wanted, {}, {"small": 1, "large": 2})
-    assert [file.name for file in offers.largest_first] == ["large", "small", "unknown"]
+    wanted = {name: WantedFile(name, frozenset(), ()) for name in ("a-unknown", "b-small", "c-large")}
+    offers = on_node._Offers(wanted, {}, {"b-small": 1, "c-large": 2})
+    assert [file.name for file in offers.largest_first] == ["c-large", "b-small", "a-unknown"]
 
 
 def test_an_index_is_asked_for_sixteen_pages_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -431,3 +440,18 @@ def test_a_refusal_says_why_the_nodes_own_package_differs() -> None:
     assert on_node._refusal("a", "no wheel", differing) == (
         "no wheel; in the node's own Python: 0.9 is installed"
     )
+
+
+def test_an_installation_that_waits_for_another_push_says_so(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def alone(environments: Path, wait: Callable[[], object]) -> Any:
+        wait()
+        return nullcontext()
+
+    monkeypatch.setattr(store, "alone", alone)
+    monkeypatch.setattr(on_node, "_described", lambda found: found)
+    monkeypatch.setattr(store, "find", lambda *given: "an environment")
+    place.mkdir()
+    assert on_node.install(asked_for(place)) == {"installed": "an environment", "wheels": []}
+    assert json.loads(capsys.readouterr().out) == {"at": "another push installs it; waiting"}

@@ -181,7 +181,7 @@ def test_an_environment_of_another_python_is_refused(folder: Path, field: str) -
 
 
 def test_an_untouched_environment_is_not_hashed_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has thousands of files, and each run begins with this check."""
+    """Environments have thousands of files, and each run begins with this check."""
     monkeypatch.delattr(store, "_hashed")
     store.require_unchanged(folder, PYTHON)
     with opened(folder / "environment.json") as description:
@@ -269,7 +269,7 @@ def no_text(folder: Path) -> None:
 
 @pytest.mark.parametrize("change", [other_python, no_python, other_packages, no_text])
 def test_an_environment_that_starts_otherwise_is_refused(folder: Path, change: Any) -> None:
-    """Its packages would be those of the node's Python, or of another one."""
+    """A run would have the packages of the node's own Python, or of another one."""
     stamp = store._stamp(folder)
     change(folder)
     assert store._stamp(folder) != stamp

@@ -149,7 +149,7 @@ def run_ends(monkeypatch: pytest.MonkeyPatch, code: int, err: bytes = b"") -> li
 
 
 def test_the_program_runs_in_utc(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It reads the times of a certificate in the local time."""
+    """ssh-keygen reads the times of a certificate in the local time."""
     monkeypatch.setenv("TZ", "Asia/Tokyo")
     given = run_ends(monkeypatch, 0)
     assert run_ssh_keygen(["-q"], where="key", stdin=b"in") == b"out"

@@ -125,7 +125,7 @@ Node = list[tuple[Any, ...]]
 
 @pytest.fixture
 def node(monkeypatch: pytest.MonkeyPatch) -> Node:
-    """What was done to the run on its node, in order."""
+    """List all that is done to the run on its node, in order."""
     did: Node = []
     monkeypatch.setattr(mirror, "cancel", lambda _, record: did.append(("cancel", record.run_id)))
     monkeypatch.setattr(mirror, "clean", lambda _, record: did.append(("clean", record.run_id)))
@@ -530,7 +530,7 @@ def test_a_run_is_recorded_before_it_starts(make: Make, monkeypatch: pytest.Monk
 def test_the_folders_of_a_run_are_made_when_they_are_needed(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its bundle may be fetched long after the push, when its folder here is gone."""
+    """A bundle may be fetched long after its push, when the folder here is gone."""
     push = make(out=tmp_path / "deep" / "er")
     run = push.save_run(None, MADE)
     assert run.mirror.is_dir()
@@ -920,7 +920,7 @@ def test_a_bundle_that_another_command_has_fetched_is_here(
 def test_the_verdict_of_a_node_check_is_read_from_its_bundle(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it found counts for the exit code, however often it is pushed."""
+    """The findings of a check count for the exit code, however often it is pushed."""
     given: list[object] = []
     monkeypatch.setattr(certify_and_receive, "read_received", lambda *all_: given.extend(all_) or "good")
     monkeypatch.setattr(host_push, "now", lambda: 17)
@@ -989,7 +989,7 @@ def test_a_follower_that_failed_is_an_error_unless_its_leader_is_done(
 
 
 def test_a_follower_without_a_group_that_failed_is_an_error(make: Make, node: Node) -> None:
-    """It was attached to by itself, after its push had ended."""
+    """A follower can be attached to by itself, after its push has ended."""
     with pytest.raises(EnvironmentCannot, match="exit code 3"):
         finished(make(), status("exit", 3), follows=True)
 

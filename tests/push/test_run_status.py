@@ -278,7 +278,7 @@ def request(run_id: str) -> bytes:
 
 @pytest.fixture
 def certified(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """What was certified: key, request, time and validity."""
+    """List the ledger, key, request, time and validity of all that is certified."""
     made: list[tuple[Any, ...]] = []
     certificate = SimpleNamespace(line=lambda: "a certificate", valid_before=7)
 
