@@ -455,3 +455,23 @@ def test_an_installation_that_waits_for_another_push_says_so(
     place.mkdir()
     assert on_node.install(asked_for(place)) == {"installed": "an environment", "wheels": []}
     assert json.loads(capsys.readouterr().out) == {"at": "another push installs it; waiting"}
+
+
+def test_only_packages_that_are_neither_sent_nor_copied_are_downloaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[object] = []
+    offers = on_node._Offers({}, {"c": "gone"}, {"c": 9})
+    monkeypatch.setattr(on_node, "_offers", lambda packages, *_: asked.append(packages) or offers)
+    monkeypatch.setattr(on_node, "fetch_all", lambda *given: ({"c": tmp_path / "c"}, {"d": "refused"}))
+    c = replace(A, name="c")
+    request = asked_for(tmp_path, sent={"b": SHA})
+    request.blobs.mkdir()
+    sent = request.blobs / SHA
+    sent.touch()
+    request = replace(request, packages=(A, B, c))
+    here, refused = on_node._wheels(request, {"a": "copied"}, PYTHON)
+    assert (here, refused) == ({"b": sent, "c": tmp_path / "c"}, {"c": "gone", "d": "refused"})
+    assert asked == [[c]]
+    assert on_node._wheels(request, {"a": "copied", "c": "copied"}, PYTHON) == ({"b": sent}, {})
+    assert asked == [[c]]
