@@ -82,15 +82,28 @@ MODULES: Mapping[str, Held] = {
     "bench/planning/prediction/interruptions.py": _held(
         "estimates", "report/test_priced_predictions planning/test_prediction"
     ),
-    "bench/push/host_push.py": _held("pushing", f"{_PUSHING} push/test_strange_nodes"),
+    "bench/push/host_push.py": _held("pushing", f"push/test_host_push {_PUSHING} push/test_strange_nodes"),
     "bench/push/node_preflight.py": _held(
-        "pushing", f"push/test_node_preflight push/test_missing_kernels {_PUSHING}"
+        "pushing", f"push/test_preflight_steps push/test_node_preflight push/test_missing_kernels {_PUSHING}"
     ),
     "bench/push/push_to_node.py": _held("pushing", f"push/test_node_push {_PUSHING}"),
     "bench/push/engine_choice.py": _held("pushing", "push/test_engine_choice"),
     "bench/push/forecast.py": _held("pushing", "push/test_forecast"),
     "bench/push/place_lock.py": _held("pushing", "push/test_shared_home"),
     "bench/push/out_folder.py": _held("pushing", "push/test_out_folder push/test_mirror"),
+    "bench/push/mirror.py": _held("pushing", "push/test_run_status push/test_mirror"),
+    "bench/push/remote.py": _held("pushing", "push/test_exchange push/test_remote"),
+    "bench/environment/adopt.py": _held(
+        "environments", "environment/test_adopted_package environment/test_adopt"
+    ),
+    "bench/environment/contents.py": _held("environments", "environment/test_contents"),
+    "bench/environment/identity.py": _held("environments", "environment/test_contents"),
+    "bench/environment/store.py": _held(
+        "environments", "environment/test_stored_environment environment/test_store"
+    ),
+    "bench/environment/unpack.py": _held("environments", "environment/test_unpack environment/test_store"),
+    "bench/environment/on_node.py": _held("environments", "environment/test_on_node"),
+    "bench/environment/wheel_tags.py": _held("environments", "environment/test_wheel_tags"),
     "bench/signing/allowed_signers.py": _held("signatures", f"signing/test_trust {_KEYS}"),
     "bench/signing/dsse.py": _held("signatures", f"signing/test_dsse {_KEYS}"),
     "bench/signing/sshsig.py": _held("signatures", f"signing/test_sshsig {_SIGNING} {_KEYS}"),
@@ -107,8 +120,11 @@ MODULES: Mapping[str, Held] = {
     ),
     "bench/operator/keyring.py": _held("certificates", "operator/test_operator signing/test_keyring"),
     "bench/operator/ledger.py": _held("certificates", "operator/test_ledger operator/test_operator"),
-    "bench/bundle/recompute_run.py": _held("recomputation", f"{_BUNDLES} {_CHECKED} runner/test_measure"),
-    "bench/bundle/held_to_manifest.py": _held("recomputation", _BUNDLES),
+    "bench/operator/ssh_keygen.py": _held("certificates", "operator/test_ssh_keygen"),
+    "bench/bundle/recompute_run.py": _held(
+        "recomputation", f"bundle/test_recomputed_run {_BUNDLES} {_CHECKED} runner/test_measure"
+    ),
+    "bench/bundle/held_to_manifest.py": _held("recomputation", f"bundle/test_held_to_manifest {_BUNDLES}"),
     "bench/bundle/stated_manifest.py": _held("recomputation", f"bundle/test_stated_manifest {_BUNDLES}"),
     "bench/bundle/plausibility.py": _held("recomputation", f"bundle/test_plausibility {_BUNDLES} {_CHECKED}"),
     "bench/bundle/physical_limits.py": _held(

@@ -13,13 +13,14 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests.warm import quick_python
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.pop("COLUMNS", None)  # xdist sets it for its workers, which have no terminal
-settings.register_profile("untimed", deadline=None)  # a busy machine takes its time
+# A busy machine takes its time, also to make up the data of a test.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 # A shell starts background jobs with SIGINT ignored, and children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -81,7 +81,8 @@ def _rate(gpu: GpuModel, figure: str, unit: Unit) -> float:
         return max(gpu.peak_flops(one, tf32=one == "tf32") for one in possible)
     if figure.startswith("memory"):
         return gpu.memory_gb_per_second * 1e9
-    return max(COPY_BYTES, (gpu.link_gb_per_second or 0.0) * 1e9)
+    link = gpu.link_gb_per_second
+    return COPY_BYTES if link is None else max(COPY_BYTES, link * 1e9)
 
 
 def unknown_models(gpus: Sequence[Gpu]) -> tuple[str, ...]:
@@ -112,10 +113,12 @@ def require_ceiling(node: NodeFacts, trained: Sequence[Gpu], ceiling: Ceiling) -
 
 
 def peak_of_products(node: NodeFacts, gpu: Gpu | None, trial: Trial) -> Peak:
-    """Return the peak of a device in the fastest precision that a trial may multiply in."""
-    precisions = {*ceiling_precisions(trial.model, trial.setting)}
-    if trial.model.recipe.precision == "fp32":
-        precisions.add("tf32")  # a method that this version does not know may use it
+    """Return the peak of a device in the fastest precision that a trial may multiply in.
+
+    A method that this version does not know may use tf32 for a recipe in fp32; all other precisions are at
+    least as fast as tf32.
+    """
+    precisions = {"tf32", *ceiling_precisions(trial.model, trial.setting)}
     peaks = (peak_of(node, gpu, f"matmul-{precision}", "FLOP/s") for precision in sorted(precisions))
     return max(peaks, key=lambda peak: peak.rate)
 

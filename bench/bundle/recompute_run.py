@@ -138,12 +138,12 @@ def _require_summaries(
         if (check := entry.gradient_check or entry.no_gradient_check)
     }
     for theirs, ours in zip(results.trials, trial_results(labelled, proofs, floors, checks), strict=True):
-        if difference := _difference(theirs, ours):
-            raise VerificationFailed(f"trial {theirs.id}: {difference} does not follow from the samples")
+        if field := difference(theirs, ours):
+            raise VerificationFailed(f"trial {theirs.id}: {field} does not follow from the samples")
     for claimed in results.winners:
         # The number of undecided settings depends on the version that ran: it is not recomputed.
         recomputed = fastest_with_confidence(claimed.model, results.trials, claimed.undecided)
-        if claimed.undecided < 0 or _difference(claimed, recomputed):
+        if claimed.undecided < 0 or difference(claimed, recomputed):
             raise VerificationFailed(f"the fastest of {claimed.model} is not the one that its trials show")
 
 
@@ -281,12 +281,12 @@ def _end(entry: TrialResult, measured: Mapping[str, ReducedTrial]) -> ReducedTri
     return measured[entry.id]
 
 
-def _difference(theirs: Any, ours: Any, name: str = "it") -> str | None:
+def difference(theirs: Any, ours: Any, name: str = "it") -> str | None:
     """Return the name of the first field that differs by more than rounding; None if all agree."""
     if theirs == ours:
         return None
     if is_dataclass(theirs) and type(theirs) is type(ours):
-        parts = (_difference(getattr(theirs, f.name), getattr(ours, f.name), f.name) for f in fields(theirs))
+        parts = (difference(getattr(theirs, f.name), getattr(ours, f.name), f.name) for f in fields(theirs))
         return next(filter(None, parts), None)
     if isinstance(theirs, float) and isinstance(ours, float):
         close = abs(theirs - ours) <= ROUNDING * max(abs(theirs), abs(ours))

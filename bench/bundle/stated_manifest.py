@@ -77,8 +77,8 @@ class StatedManifest:
 
     def gpus_of(self, node: NodeFacts) -> int:
         """Count the GPUs of a node that train: all of them, unless the manifest asks for fewer."""
-        installed = len(node.gpus)
-        return self.gpus if self.gpus and 0 < self.gpus < installed else installed
+        installed, asked = len(node.gpus), self.gpus or 0
+        return min(asked, installed) if asked > 0 else installed
 
 
 def read_document(data: bytes) -> Mapping[str, Any]:

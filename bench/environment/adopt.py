@@ -195,7 +195,7 @@ def copy_all(
 
     made: dict[str, list[InstalledFile]] = {name: [] for name in held}
     differing: dict[str, str] = {}
-    with ThreadPoolExecutor(min(16, os.cpu_count() or 1) + 1) as pool:
+    with ThreadPoolExecutor() as pool:
         for (name, _), file in zip(jobs, pool.map(copy, jobs), strict=True):
             if isinstance(file, str):
                 differing.setdefault(name, file)
@@ -239,13 +239,13 @@ def _read(root: Path, path: str, most: int) -> bytes:
 def _open_below(root: Path, path: str) -> int:
     """Open a file below a folder; OSError if it, or a folder on the way, is a symbolic link."""
     *parents, name = PurePosixPath(path).parts
-    at = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    at = os.open(root, os.O_RDONLY)
     try:
         for parent in parents:
-            inner = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
+            inner = os.open(parent, os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=at)
             os.close(at)
             at = inner
-        return os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=at)
+        return os.open(name, os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=at)
     finally:
         os.close(at)
 

@@ -33,7 +33,6 @@ from bench.packages.errors import CannotDownload
 from bench.packages.package_index import OfferedFile, PackageIndex
 from bench.packages.pip_settings import masked, read_settings
 
-UNPACKED = 4.0  # largest ratio of an environment's size to that of its wheels; the CPU's lock has 3.8
 _PAGES_AT_ONCE = 16
 _ABSENT = "the index does not have it"
 _SAY_SECONDS = 0.5  # between two lines about progress
@@ -170,13 +169,13 @@ def fitting(
 
     A file whose digest the index does not state is accepted by its name here, and by its bytes later.
     """
-    accepted, reasons, others = [], [], 0
+    accepted, reasons, has_others = [], [], False
     for file in files:
         name = read_name(file.name)
         if name is None or name.version.lower() != package.version.lower():
             continue
         if file.sha256 is not None and file.sha256 not in package.sha256:
-            others += 1
+            has_others = True
         elif (why := misfit(file.name, python)) is None:
             accepted.append(file)
         else:
@@ -187,7 +186,7 @@ def fitting(
         return [], glibc[0]
     if reasons:
         return [], f"no wheel of it is for Python {python.text}"
-    return [], "the index has it with other digests than the lock's" if others else _ABSENT
+    return [], "the index has it with other digests than the lock's" if has_others else _ABSENT
 
 
 def require_executable(place: Path) -> None:

@@ -88,10 +88,10 @@ def require_unchanged(folder: Path, python: Interpreter) -> StoredEnvironment:
         raise EnvironmentCannot(
             f"it is for another Python {found.python}", where=str(folder), advice=PUSH_AGAIN
         )
-    if _stamp(folder) != found.stamp:
-        files = _hashed(folder)
-        if tree_digest(files) != found.files:
-            raise EnvironmentCannot("its files were changed", where=str(folder), advice=PUSH_AGAIN)
+    if _stamp(folder) == found.stamp:
+        return found
+    if not _starts(folder, python) or tree_digest(_hashed(folder)) != found.files:
+        raise EnvironmentCannot("its files were changed", where=str(folder), advice=PUSH_AGAIN)
     return found
 
 
@@ -133,11 +133,7 @@ def make(
         (new / "bin").mkdir()
         files = unpack(wheels, copied, site, new, advance)
         (new / "bin/python").symlink_to(python.executable)
-        (new / "pyvenv.cfg").write_text(
-            f"home = {python.executable.parent}\n"
-            f"include-system-site-packages = false\n"
-            f"version = {python.release}\n"
-        )
+        (new / "pyvenv.cfg").write_text(_configuration(python))
         _close(new)
         made = StoredEnvironment(
             **described,
@@ -159,8 +155,25 @@ def make(
             f"the environment cannot be written: {error.strerror}", where=str(environments)
         ) from None
     finally:
-        if new.exists():
-            remove(new)
+        remove(new)
+
+
+def _configuration(python: Interpreter) -> str:
+    """Return the text of pyvenv.cfg."""
+    return (
+        f"home = {python.executable.parent}\n"
+        f"include-system-site-packages = false\n"
+        f"version = {python.release}\n"
+    )
+
+
+def _starts(folder: Path, python: Interpreter) -> bool:
+    """Tell whether an environment starts this Python, and with its own packages alone."""
+    try:
+        link, text = (folder / "bin/python").readlink(), (folder / "pyvenv.cfg").read_text()
+    except (OSError, ValueError):
+        return False
+    return link == python.executable and text == _configuration(python)
 
 
 @contextmanager
@@ -178,7 +191,7 @@ def _new_folder(environments: Path) -> Path:
 
 
 def remove(folder: Path) -> None:
-    """Delete an environment, whose folders are read-only."""
+    """Delete an environment, whose folders are read-only, if it is there."""
     for path, _, _ in os.walk(folder):
         with suppress(OSError):
             Path(path).chmod(0o700)

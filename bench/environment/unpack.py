@@ -8,7 +8,6 @@ the files that the environment has of it.
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -127,7 +126,7 @@ def _write_all(
         groups.setdefault(member.wheel, []).append(member)
     by_size = sorted(groups.items(), key=lambda group: -group[0].stat().st_size)
     jobs = [(wheel, part) for wheel, own in by_size for part in _parts(own)]
-    with ThreadPoolExecutor(min(16, os.cpu_count() or 1) + 1) as pool:  # zlib and sha256 release the GIL
+    with ThreadPoolExecutor() as pool:  # zlib and sha256 release the GIL
         written = pool.map(lambda job: _write(job[0], job[1], folder, advance), jobs)
         return [file for files in written for file in files]
 

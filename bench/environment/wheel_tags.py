@@ -59,17 +59,17 @@ def rank(file_name: str, python: Interpreter) -> tuple[int, ...]:
     name = read_name(file_name)
     assert name is not None
     own = f"cp3{python.version[1]}"
-    newest = max((_glibc_of(each, python.machine) or (0, 0) for each in name.platforms), default=(0, 0))
+    newest = max(_glibc_of(each, python.machine) or (0, 0) for each in name.platforms)
     return (0 if own in name.pythons else 1, "any" in name.platforms, -newest[0], -newest[1])
 
 
 def _fits_python(name: WheelName, minor: int) -> bool:
     own = f"cp3{minor}"
-    if {"py3", f"py3{minor}"} & {*name.pythons} or any(
+    if "py3" in name.pythons or any(
         tag.startswith("py3") and tag[3:].isdigit() and int(tag[3:]) <= minor for tag in name.pythons
     ):
         return "none" in name.abis
-    if own in name.pythons and {own, "none", "abi3"} & {*name.abis}:
+    if own in name.pythons and {own, "none"} & {*name.abis}:
         return True
     oldest = [int(match[1]) for tag in name.pythons if (match := _CPYTHON.fullmatch(tag))]
     return "abi3" in name.abis and any(each <= minor for each in oldest)

@@ -54,7 +54,7 @@ class OperatorKey:
         with _asking, tempfile.TemporaryDirectory(prefix="bench-certify-") as folder:
             self._say_touch(f"certify run {run_id}")
             file = Path(folder) / "run.pub"
-            file.write_text(f"{key.line()}\n", encoding="utf-8", newline="\n")
+            file.write_bytes(f"{key.line()}\n".encode())
             command = ["-q", "-s", str(self.path), *(["-U"] if self.in_agent else [])]
             command += ["-I", key_id(run_id), "-n", principal(run_id), "-z", str(serial), "-O", "clear"]
             command += ["-O", f"critical:{NAMESPACE_OPTION}={BUNDLE_NAMESPACE}"]
@@ -63,7 +63,7 @@ class OperatorKey:
             command += ["-V", ":".join(times), str(file)]
             run_ssh_keygen(command, where=str(self.path))
             line = file.with_name("run-cert.pub").read_text(encoding="utf-8")
-        certificate = Certificate.from_line(" ".join(line.split()[:2]))
+        certificate = Certificate.from_line(line)
         if certificate.authority != self.public or certificate.key != key:
             raise EnvironmentCannot("ssh-keygen signed with another key", where=str(self.path))
         return certificate

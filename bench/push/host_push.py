@@ -309,7 +309,7 @@ class HostPush:
             **fields,
             **choices,
         )
-        record.mirror.mkdir(parents=True, exist_ok=True)
+        record.mirror.mkdir(parents=True)
         (record.mirror / "manifest.json").write_bytes(request.manifest.data)
         return self.shared.records.save(record)
 

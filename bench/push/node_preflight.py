@@ -118,8 +118,9 @@ class NodePreflight:
         """Choose the engine; return it with the image that it would run."""
         image, trouble = self._image_for(survey)
         candidates = [self._candidate(survey, engine, image, trouble) for engine in self._push.engines]
-        if len(candidates) > 1 and self._needs_image:
-            candidates = [each for each in candidates if each.need.engine in CONTAINER_ENGINES]
+        if self._needs_image:
+            with_containers = [each for each in candidates if each.need.engine in CONTAINER_ENGINES]
+            candidates = with_containers or candidates  # an engine that was named is judged as it is
         choice = choose_engine(survey, candidates)
         answers = choice.engine in survey.engines and survey.engines[choice.engine].facts is not None
         return choice, image if answers else None
@@ -227,8 +228,10 @@ class NodePreflight:
     def _who_waits(self, chosen: ChosenEngine) -> str | None:
         """Say which models wait for the kernel layer of an image that is sent to the node."""
         image = chosen.image
-        kernels = [*code_of_kernels(image.facts.labels)] if image else []
-        if image is None or not kernels or not chosen.send_bytes:
+        if image is None or not chosen.send_bytes:
+            return None
+        kernels = [*code_of_kernels(image.facts.labels)]
+        if not kernels:
             return None
         layer_bytes = self._push.shared.store.packed_bytes(image, len(image.facts.layers) - 1)
         return who_waits(self._push.request.manifest, chosen.survey, kernels, layer_bytes, chosen.line_rate)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from bench.base.frozen import dataclass
 from bench.records.estimate import mean
-from bench.records.trial import Ceiling, Gpu, KernelGpus, NodeFacts
+from bench.records.trial import Ceiling, Gpu, KernelGpu, KernelGpus, NodeFacts
 
 # Share of its own rate that a GPU must keep while all GPUs work. GPUs of one node share power and air, which
 # costs a few percent; two names of one card leave each half of it.
@@ -49,9 +49,9 @@ def contradictions(gpus: Sequence[Gpu], kernel: KernelGpus) -> Iterator[str]:
     yield from _twice("the place on the bus", {gpu.index: gpu.bus for gpu in named if gpu.bus})
     if kernel.unseen is not None:
         return
-    by_bus = {gpu.bus: gpu for gpu in kernel.gpus}
+    by_bus: dict[str | None, KernelGpu] = {gpu.bus: gpu for gpu in kernel.gpus}
     for gpu in named:
-        listed = by_bus.get(gpu.bus) if gpu.bus else None
+        listed = by_bus.get(gpu.bus)
         if listed is not None:
             yield from _differences(gpu, listed.uuid, listed.name)
         elif gpu.bus:
@@ -80,7 +80,7 @@ def _bare(name: str) -> str:
 
 def rate_pairs(ceilings: Iterable[Ceiling]) -> Mapping[int, RatePair]:
     """Return the rates of the product that a run measures both ways, by device; empty if it did not."""
-    rates = {(one.name, one.device): one.work / mean(one.samples) for one in ceilings if one.samples}
+    rates = {(one.name, one.device): one.work / mean(one.samples) for one in ceilings}
     return {
         device: RatePair(rate, rates[PRODUCT_TOGETHER, device])
         for (name, device), rate in rates.items()

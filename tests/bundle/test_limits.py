@@ -11,7 +11,8 @@ import pytest
 from bench.base.errors import VerificationFailed
 from bench.base.gpu_catalogue import gpu_models
 from bench.base.strict_json import canonical_json
-from bench.bundle.physical_limits import require_ceiling, require_memory, require_rate
+from bench.bundle import telemetry_limits
+from bench.bundle.physical_limits import Peak, require_ceiling, require_memory, require_names, require_rate
 from bench.bundle.telemetry_limits import ClaimedRate, require_telemetry
 from bench.records.estimate import estimate
 from bench.records.trial import Ceiling, Gpu, NodeFacts, StepSample, Trial
@@ -73,6 +74,20 @@ def test_a_measured_limit_of_a_device(machine: NodeFacts, figure: str, most: flo
         measured(machine, figure, ABOVE * most)
 
 
+def test_a_rate_may_be_as_high_as_its_limit() -> None:
+    peak = Peak(100.0, "the most that anything can do", margin=1.5)
+    peak.require("the rate", 150.0, "B/s")
+    with pytest.raises(VerificationFailed, match="the rate is 0 GB/s; the most that anything can do is 0"):
+        peak.require("the rate", 150.1, "B/s")
+
+
+@pytest.mark.parametrize("name", ["NVIDIA H200\0", "NVIDIA\x1bH200", "NVIDIA H200\x7f"])
+def test_the_name_of_a_gpu_has_no_control_characters(name: str) -> None:
+    require_names(node(H200, UNKNOWN))
+    with pytest.raises(VerificationFailed, match=r"the name of GPU 1 is .*; drivers write names in ASCII"):
+        require_names(node(H200, name))
+
+
 def test_each_gpu_of_a_node_is_held_to_its_own_model() -> None:
     machine = node(A100, H200, UNKNOWN)
     measured(machine, "matmul-bf16", 1400e12, device=1)
@@ -127,6 +142,11 @@ def test_a_gpu_has_about_the_memory_of_its_data_sheet(name: str, most_gib: float
     require_memory(inside, inside.gpus, trial(), 1)
     with pytest.raises(VerificationFailed, match=f"GPU 0 has .* GiB; {has}"):
         require_memory(outside, outside.gpus, trial(), 1)
+
+
+def test_a_gpu_that_nobody_knows_may_have_four_times_the_largest_known_memory() -> None:
+    exactly = node(UNKNOWN, gib=4 * best("memory_gib"))
+    require_memory(exactly, exactly.gpus, trial(), 1)
 
 
 SMALL, LARGE = (node(H200, gib=gib).gpus[0] for gib in (20, 80))
@@ -239,3 +259,30 @@ def test_energy_counts_only_where_it_is_reported() -> None:
     """A counter that begins late did not begin at nothing."""
     late: Reading = lambda at: {"energy_joules": 700 * at} if at >= 20 else {}  # noqa: E731
     report(late)
+
+
+def test_a_counter_that_stands_still_says_nothing_and_one_that_moves_says_what_was_drawn() -> None:
+    assert report(energy(0)) == {"t"}
+    with pytest.raises(VerificationFailed, match="computed 500 TFLOP/s with 0 W, which it cannot"):
+        report(energy(1e-3))
+
+
+def test_a_reported_power_counts_however_low_it_is() -> None:
+    with pytest.raises(VerificationFailed, match="computed 500 TFLOP/s with 0 W, which it cannot"):
+        report(power(0.4))
+
+
+def test_a_gpu_that_is_no_object_in_a_reading_reported_nothing() -> None:
+    lost: Any = lambda at: "lost"  # noqa: E731
+    assert report(lost) == {"t"}
+    assert report(clock(1980), lost, names=(H200, H200)) == {"t"}
+
+
+def test_a_gpu_without_a_known_power_limit_is_judged_by_its_clock(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (model,) = (model for model in gpu_models() if model.name == H200)
+    monkeypatch.setattr(telemetry_limits, "gpu_named", lambda _: replace(model, watts=None))
+    assert report(power(20)) == report(energy(5000)) == frozenset()
+    with pytest.raises(VerificationFailed, match="computed 500 TFLOP/s at 399 MHz, which it cannot"):
+        report(clock(399))

@@ -72,6 +72,8 @@ def test_methods_have_a_short_text_that_differs_whenever_they_do() -> None:
     assert len(set(texts)) == 4
     assert texts[0].startswith("1 listed setting (") and texts[1].startswith("2 listed settings (")
     assert len(texts[0]) == len("1 listed setting ()") + 8
+    mixed = stated(methods=["naive", ["tf32"]]).scope_of("tiny").methods
+    assert mixed.startswith("2 listed settings (") and mixed not in texts
     with pytest.raises(TypeError):
         stated(methods=1).scope_of("tiny")
 

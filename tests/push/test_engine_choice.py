@@ -145,3 +145,11 @@ def test_a_single_engine_is_taken_and_judged_as_it_is() -> None:
     choice = choose_engine(node(DENIED, PODMAN), [EngineCandidate(need)])
     assert (choice.engine, choice.why) == ("docker", "")
     assert [finding.what for finding in choice.findings] == [f"docker: {DENIED.why}"]
+
+
+def test_where_only_containers_would_do_and_none_is_installed_the_first_is_what_to_install() -> None:
+    needs = [Need(engine, CPU, on_cpu=True, gpus=None) for engine in ("docker", "podman")]
+    ((docker,), (podman,)) = (choose_engine(node(), [EngineCandidate(need)]).findings for need in needs)
+    assert docker.advice != podman.advice
+    (finding,) = choose_engine(node(), [EngineCandidate(need) for need in needs]).findings
+    assert finding.advice == docker.advice
