@@ -132,7 +132,7 @@ def test_a_job_that_compiles_is_alive_however_long_its_compiler_says_nothing(tmp
 
     def tick(event: dict[str, Any] | None) -> None:
         said.extend([event] if event == {"compiling": True} else [])
-        if len(said) > supervising.LOOKS:  # so many looks take longer than the allowed silence
+        if len(said) > supervising.LOOKS:  # as long as a job may be silent, and more
             compiled.touch()
 
     limits = Limits(120, silence_seconds=4.0)
