@@ -136,18 +136,10 @@ def _named(module: ast.Module) -> Iterator[str]:
 
 # Pages whose commands another test types as printed, in the environment that it makes.
 TYPED_ELSEWHERE = {"ansible/README.md": "tests/e2e/test_push_ansible.py"}
-ENGINES = "tests/e2e/test_image.py does this with the image of the CPU in both engines, by other names"
-IMAGE = "tests/e2e/test_push_image.py pushes the image of the CPU to nodes with engines, by other names"
 # Beginnings of lines that are parsed and not typed, with the reason.
 NOT_RUN = {
     "make lock": "asks package indexes for the newest packages, minutes long, and changes the locks",
-    "make mutate MODULES=": "40 mutants take minutes",
-    "python -m tests.pip_lines.record": "needs the network and three versions of Python",
-    "bench check --engine docker": ENGINES,
-    "bench push manifests/hour.json ubuntu@203.0.113.7 --image": IMAGE,
-    "bench push others.json": IMAGE,
-    "bench push mamba.json": IMAGE,
-    "bench reproduce --published kempnerforge-2026-01-1g-7b-none": "trains a model of 7B on a GPU",
+    "python -m tests.pip_lines.record": "asks a package index, and needs three versions of Python",
 }
 
 

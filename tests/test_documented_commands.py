@@ -90,7 +90,7 @@ def test_the_document_of_tests_says_how_many_lines_are_typed() -> None:
     assert (typed + untyped, all_lines) == (len(COMMANDS), len(COMMANDS))
     assert f"{typed} of {all_lines} are typed" in (ROOT / "docs/testing.md").read_text(encoding="utf-8")
     reasons = [each.reason_not_to_run for each in COMMANDS if each.reason_not_to_run]
-    assert len(reasons) == untyped < 9
+    assert len(reasons) == untyped < 3
     assert all(f"       {reason}" in counted().splitlines() for reason in reasons)
 
 

@@ -1,10 +1,11 @@
-"""Manage groups of Linux processes: end them without orphans, add up their memory, say how they ended."""
+"""Manage groups of Linux processes: end them without orphans, add up what they use, say how they ended."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import signal
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -62,18 +63,49 @@ def end_all_children() -> None:
 def group_bytes(group: int) -> int:
     """Add up the resident memory of a group, without pages shared with files or other processes."""
     total = 0
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            stat = (entry / "stat").read_text()
-            if int(stat.rpartition(")")[2].split()[2]) != group:
-                continue
-            _, resident, shared, *_ = map(int, (entry / "statm").read_text().split())
+    for process, _ in _members(group):
+        with suppress(OSError):  # the process ended meanwhile
+            _, resident, shared, *_ = map(int, (process / "statm").read_text().split())
             total += resident - shared
-        except (OSError, IndexError):  # the process ended meanwhile
-            continue
     return total * os.sysconf("SC_PAGE_SIZE")
+
+
+def programs_ticks(group: int) -> dict[int, int]:
+    """Return by process id how long the programs of a group have computed, in ticks of the kernel's clock.
+
+    Programs are processes that execute another file than this process, such as a compiler. The time of a
+    program includes that of its children that have ended.
+    """
+    ticks, own = {}, Path("/proc/self/exe").readlink()
+    for process, stat in _members(group):
+        with suppress(OSError):  # the process ended meanwhile
+            if (process / "exe").readlink() != own:
+                ticks[int(process.name)] = sum(map(int, stat[11:15]))
+    return ticks
+
+
+def any_works_in(folder: Path) -> bool:
+    """Whether the working folder of any process is `folder`; of those that this user may ask."""
+    wanted = folder.resolve()
+    for process in _processes():
+        with suppress(OSError):
+            if (process / "cwd").readlink() == wanted:
+                return True
+    return False
+
+
+def _members(group: int) -> Iterator[tuple[Path, list[str]]]:
+    """Yield the folder in /proc of each process of a group, and the fields of its `stat` after its name."""
+    for process in _processes():
+        with suppress(OSError, IndexError):  # the process ended meanwhile
+            stat = (process / "stat").read_text().rpartition(")")[2].split()
+            if int(stat[2]) == group:
+                yield process, stat
+
+
+def _processes() -> Iterator[Path]:
+    """Yield the folder in /proc of each process."""
+    return (entry for entry in Path("/proc").iterdir() if entry.name.isdigit())
 
 
 def ended_how(status: int) -> str:

@@ -176,11 +176,14 @@ class Remote:
             self.close()
             raise Unreachable("the connection broke", where=self._host.name) from None
         if not answer.begun:
-            reason = CommandResult(code, answer.greeting, bytes(err)).reason
-            message = f"its login shell runs no command: {reason}"
-            advice = f"try by hand: ssh {self._host.name} true"
-            raise EnvironmentCannot(message, where=self._host.name, advice=advice)
+            raise self._without_mark(CommandResult(code, answer.greeting, bytes(err)))
         return CommandResult(code, b"", bytes(err))
+
+    def _without_mark(self, result: CommandResult) -> EnvironmentCannot:
+        """Return the error for a command that ended without the mark before its output."""
+        message = f"its login shell runs no command: {result.reason}"
+        advice = f"try by hand: ssh {self._host.name} true"
+        return EnvironmentCannot(message, where=self._host.name, advice=advice)
 
     def _open(self) -> Connection:
         self.close()
@@ -212,11 +215,13 @@ class MarkedAnswer:
     def command_for(self, script: str) -> tuple[str, bytes]:
         """Return the command to execute, and the bytes of the script, which the command reads first.
 
-        A script that a broken connection cut short lacks the mark at its end, and does not run.
+        A script that a broken connection cut short lacks the mark at its end, and does not run. Nothing is
+        printed before the script was read: some versions of kubectl, such as 1.32, discard output that
+        arrives before they have made all streams, and they send no input before that.
         """
         data = f"{script}\n#{self._mark}".encode()
         run_if_whole = f'case $s in *"#{self._mark}") eval "$s";; *) exit 255;; esac'
-        return f"exec sh -c 'printf %s {self._mark}; s=$(head -c {len(data)}); {run_if_whole}'", data
+        return f"exec sh -c 's=$(head -c {len(data)}); printf %s {self._mark}; {run_if_whole}'", data
 
     def take(self, data: bytes) -> None:
         """Accept output of the channel; pass on the bytes that follow the mark."""

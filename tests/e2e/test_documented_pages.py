@@ -23,6 +23,7 @@ from pathlib import Path
 import pytest
 
 from tests.documented_commands import HELP, DocumentedCommand, commands
+from tests.e2e.published_row import BRIEFLY, published_rows
 from tests.e2e.pushing import MOODY, TINY
 from tests.e2e.reader import LINK_ENVIRONMENT
 from tests.e2e.reader_machine import ReaderMachine, reader_machine
@@ -54,6 +55,8 @@ CONFIG = {
     "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 64, "max_position_embeddings": 16,
 }  # fmt: skip
 MANIFEST = TINY | {"models": ["tiny-vit"], "micro_batch": 8}
+PUBLISHED = "kempnerforge-2026-01-1g-7b-none"
+PUBLISHED_ROWS = ROOT / "bench/data/published.json"
 SHORT = {"minutes": 2, "warm_seconds": 0.05, "seconds": 0.05, "soak_seconds": 0.5}
 SKIPPED = [*MOODY, "strangers"]  # the last: all nodes have the same simulated GPUs
 LEVELS = dict.fromkeys(("quick", "standard", "soak", "nodes"), SHORT)
@@ -100,6 +103,15 @@ BY_HAND: Mapping[str, str] = {
     "bench push manifests/fabric-check.json -i hosts.yml": (
         "rm -f ~/.ssh/environment; unset BENCH_FAKE_NVML"
         """; bench() { case "$*" in *fabric*) set -- "$@" --device cpu; esac; command bench "$@"; }"""
+    ),
+    # The shell's next `bench` finds a tiny model in place of one of 7B, and measures it for a moment.
+    f"bench reproduce --published {PUBLISHED}": (
+        f"bench() {{ unset -f bench; mount --bind rows.json {PUBLISHED_ROWS}"
+        f"""; python -c "$(<briefly.py)" "$@"; set -- $?; umount {PUBLISHED_ROWS}; return $1; }}"""
+    ),
+    # What is changed, and what its tests read.
+    'make mutate MODULES="bench/report/compare/offers.py" MUTANTS=4 SEED=0': (
+        f"cp -r {ROOT}/bench {ROOT}/tests {ROOT}/results ."
     ),
     "tar -xf RUN.tar": (
         "mkdir empty && cp RUN.tar empty && bench keys show 2>&1 | tail -n 2"
@@ -245,6 +257,7 @@ def prepare(folder: Path, machine: ReaderMachine) -> None:
         "authors.pub": signer(folder / "table2.tar"),
         "keys.pub": signer(folder / "out/run.tar") + signer(folder / "table2.tar"),
         "2026-10-10.csv": INDEX,
+        "briefly.py": BRIEFLY,
         "vms.csv": SKYPILOT,
         **{f"{name}.pub": key_text(folder, name) for name in ("lab", "operator", "stolen")},
     }
@@ -258,6 +271,7 @@ def prepare(folder: Path, machine: ReaderMachine) -> None:
         "my-model/config.json": CONFIG,
         "rack-7.json": rack,
         "machine.json": {"count": 8},
+        "rows.json": published_rows(PUBLISHED),
         "own.json": json.loads(first_json("docs/guides/your-own-model.md")),
         **{f"manifests/{name}.json": quick_check(name) for name in ("node-check", "fabric-check")},
         **dict.fromkeys(("speed.json", "manifest.json"), MANIFEST),

@@ -17,9 +17,11 @@ from pathlib import Path
 import pytest
 
 from bench.images.archive import facts_of
+from tests.documented_commands import printed
 from tests.e2e.images import Images
 from tests.e2e.nodes import free_port, wire
-from tests.e2e.pushing import MOODY, PAIR, WithImage, inside, nodes_with_engines
+from tests.e2e.pushing import MOODY, PAIR, TINY, WithImage, inside, nodes_with_engines
+from tests.e2e.reader import Reader
 from tests.e2e.services import image_registry
 from tests.images.made_up_images import make_image
 
@@ -132,18 +134,32 @@ def test_nodes_check_themselves_in_containers(operator: WithImage, older: str) -
     assert [operator.images(number) for number in (0, 1)] == [[older], [older]]
 
 
-def test_an_image_that_existed_before_is_kept(operator: WithImage, older: str) -> None:
-    image = operator.folder / "one.tar"
-    identity = operator.bench("image", "id", image).stdout.strip()
-    subprocess.run(
-        ["docker", "-H", operator.docker[0], "load", "-qi", str(image)], check=True, stdout=subprocess.DEVNULL
-    )
-    done = operator.push(
-        operator.manifest(models=["tiny-vit"]), operator.nodes.addresses[0], "--image", image
-    )["nodes"][0]
-    assert (done["outcome"], done["sent_bytes"]) == ("done", 0)
-    assert set(operator.images(0)) == {identity, older}
-    operator.remove(0, "bench:cpu")
+@pytest.fixture(scope="module")
+def reader(operator: WithImage) -> Reader:
+    """A reader whose images for GPUs are those of the CPU, and whose rented node is the operator's first."""
+    folder = operator.folder / "reader"
+    (folder / "manifests").mkdir(parents=True)
+    for name in ("bench-cuda13.tar", "with-kernels.tar"):
+        (folder / name).hardlink_to(operator.folder / "one.tar")
+    for name in ("others", "mamba", "manifests/hour"):
+        (folder / f"{name}.json").write_text(json.dumps(TINY | {"models": ["tiny-vit"]}))
+    stands_for = {"ubuntu@203.0.113.7": operator.nodes.addresses[0]}
+    return Reader(folder, operator.environment(), stands_for, operator.nodes.ssh_config)
+
+
+def test_the_documented_lines_push_an_image_and_one_that_existed_before_is_kept(
+    operator: WithImage, older: str, reader: Reader
+) -> None:
+    identity = operator.bench("image", "id", operator.folder / "one.tar").stdout.strip()
+    for line in (
+        printed("bench push others.json ubuntu@203.0.113.7 --image bench-cuda13.tar --keep"),
+        printed("bench push mamba.json ubuntu@203.0.113.7 --image with-kernels.tar"),
+        printed("bench push manifests/hour.json ubuntu@203.0.113.7 --image with-kernels.tar"),
+    ):
+        assert "level: operator" in reader.type(line)
+        assert set(operator.images(0)) == {identity, older}
+    assert len([*reader.folder.glob("results/*.tar")]) == 3
+    operator.remove(0, *operator.tags(0))
 
 
 def test_a_push_that_filled_the_disk_is_completed_by_the_next_one(operator: WithImage, small: Path) -> None:

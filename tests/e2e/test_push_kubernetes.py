@@ -69,8 +69,8 @@ class Administrator(Operator):
         return f"{error['message']}  {error['advice']}"
 
     @contextmanager
-    def held(self) -> Iterator[str]:
-        """Stop the only run after its first trial, which is mirrored by then; yield its pod's name."""
+    def held(self, watched: bool = True) -> Iterator[str]:
+        """Stop the only run after its first trial (and after it is mirrored); yield its pod's name."""
         held: list[int] = []
 
         def in_the_middle() -> bool:
@@ -83,7 +83,7 @@ class Administrator(Operator):
 
         try:
             until(in_the_middle, "a first trial in the pod", every=0.02)
-            until(lambda: self.mirrored() == 1, "the first trial in the mirror")
+            until(lambda: not watched or self.mirrored() == 1, "the first trial in the mirror")
             yield next(name for name, pod in self.small.pods.items() if pod.processes["bench"].poll() is None)
         finally:
             send(signal.SIGCONT, held)
@@ -224,7 +224,10 @@ def test_a_drained_pod_packs_what_it_measured(measuring: Administrator) -> None:
 def test_a_detached_run_is_cancelled_and_what_it_measured_is_fetched(measuring: Administrator) -> None:
     operator = measuring
     operator.push(operator.manifest(), "--detach")
-    operator.bench("cancel")
+    with operator.held(watched=False) as name:
+        operator.bench("cancel", "--detach")
+    run = operator.small.pods[name].processes["bench"]
+    until(lambda: run.poll() is not None, "the end of the run")
     assert "level: operator" in operator.bench("fetch", code=5).stderr
     until(lambda: all(pod.processes["keeper"].poll() == 0 for pod in operator.small.pods.values()), "its end")
 

@@ -9,22 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.published_row import BRIEFLY, TIMING, published_rows
 from tests.e2e.pushing import inside
 from tests.warm import quick_python
 
 pytestmark = pytest.mark.e2e
 ROOT = Path(__file__).parents[2]
-TIMING = {"target_percent": 50, "measure_seconds": 0.1, "warmup_seconds": 0.1}
-# `bench` that measures a published row for a moment, and not for the minute and a half of manifests without
-# timing: a row and the command line have none.
-BRIEFLY = f"""
-import sys
-from bench.base.strict_json import pretty_json
-from bench.cli.main import main
-from bench.planning import published
-published.pretty_json = lambda document: pretty_json(document | {{"timing": {TIMING}}})
-sys.exit(main())
-"""
 
 
 def bench(
@@ -61,14 +51,7 @@ def test_a_run_is_reproduced_here(tmp_path: Path) -> None:
 
 
 def test_a_published_row_is_measured_here(tmp_path: Path) -> None:
-    row = {
-        "name": "tiny", "source": "me", "url": "example.org", "quote": "| 1 |", "software": "mine 1.0",
-        "card": "NVIDIA H200", "gpus": 1, "model": {"name": "tiny-gpt-neox"}, "methods": ["checkpointing"],
-        "micro_batch": 16, "per_second_per_gpu": 1.0,
-    }  # fmt: skip
-    sources = {"me": {"title": "my table", "day": "2026-01-31"}}
-    document = {"schema": "bench/published-rows/v1", "sources": sources, "rows": [row]}
-    (tmp_path / "rows.json").write_text(json.dumps(document))
+    (tmp_path / "rows.json").write_text(json.dumps(published_rows("tiny")))
     words = ("--published", "tiny", "--published-in", "rows.json", "--device", "cpu", "-o", "out", "--json")
     done = bench("reproduce", *words, folder=tmp_path, program=("-c", BRIEFLY))
     assert done.returncode == 0, done.stderr

@@ -69,6 +69,18 @@ def test_a_connection_that_breaks_is_no_answer_whatever_kubectls_exit_code(pod: 
         pod(f"{RUN} 2>/dev/null; exit {code}").ask("echo half")
 
 
+@pytest.mark.parametrize("loses", ["tail -c +10", "tail -c +30", "head -c -1", "head -c -30", "tail -c 0"])
+def test_lost_output_is_no_answer_though_the_exit_code_arrived(pod: Fake, loses: str) -> None:
+    """The script's own errors are not taken for kubectl's reason."""
+    with pytest.raises(Unreachable, match=r"lost the output|connection broke"):
+        pod(f"{{ {RUN}; }} | {loses}").ask("echo access is forbidden >&2; echo whole")
+
+
+def test_output_that_resembles_the_mark_at_its_end_is_output(pod: Fake) -> None:
+    for size in range(1, 8):
+        assert pod().ask(f"printf %s {'bench-b'[:size]}").text == "bench-b"[:size]
+
+
 def test_errors_longer_than_are_read_are_no_answer(pod: Fake) -> None:
     with pytest.raises(Unreachable):
         pod().ask("head -c 3000000 /dev/zero >&2", seconds=2)

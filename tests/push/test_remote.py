@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -97,6 +99,19 @@ def test_the_script_does_not_depend_on_the_login_shell() -> None:
     """csh accepts neither a newline nor an exclamation mark between quotes."""
     command, _ = MarkedAnswer(print).command_for("a\nb ! c '")
     assert "\n" not in command and "!" not in command and command.count("'") == 2
+
+
+def test_nothing_is_printed_before_the_script_was_read(tmp_path: Path) -> None:
+    """Some versions of kubectl lose output that arrives before they can send input."""
+    command, script = MarkedAnswer(print).command_for("echo answer")
+    head, out = tmp_path / "head", tmp_path / "out"
+    head.write_text(f'#!/bin/sh\nwc -c <{out} >{tmp_path}/before\nexec {shutil.which("head")} "$@"\n')
+    head.chmod(0o755)
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    with out.open("wb") as file:
+        subprocess.run(["sh", "-c", command], input=script, stdout=file, env=environment, check=True)
+    assert int((tmp_path / "before").read_text()) == 0
+    assert out.read_text().endswith("answer\n")
 
 
 def test_a_truncated_script_runs_nothing(tmp_path: Path) -> None:

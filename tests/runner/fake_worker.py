@@ -32,6 +32,8 @@ def work(job: dict[str, Any], emit: Emit) -> int:
         "die": die,
         "grow": grow,
         "orphan": orphan,
+        "compile": compile_until,
+        "hanging-compiler": lambda emit, argument: subprocess.call(["sleep", "600"]),
         "half-line": half_line,
         "team": team,
         "flood": flood,
@@ -91,6 +93,13 @@ def sleep(emit: Emit, argument: str) -> int:
         time.sleep(0.05)
         if argument == "talking":
             emit({"step": 1})
+
+
+def compile_until(emit: Emit, argument: str) -> int:
+    """Let a program compute, without an event, until the file `argument` exists."""
+    emit({"phase": "build"})
+    subprocess.run(["sh", "-c", f"until [ -e {argument} ]; do :; done"], check=True)
+    return answer(emit, "compiled")
 
 
 def die(emit: Emit, argument: str) -> int:

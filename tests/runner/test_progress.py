@@ -87,6 +87,15 @@ def in_flight(steps: list[tuple[int, float]], readings: list[dict[str, object]] 
     return job
 
 
+def test_the_line_says_that_a_silent_job_compiles_until_its_next_event() -> None:
+    job = JobSoFar((TRIAL.model.name,), 0.0, TRIAL)
+    job.add({"phase": "build"}, 1000.0)
+    job.add({"compiling": True}, 1001.0)
+    assert "build, compiling 9 s" in [part.text for part in job.parts(9.0, None, ())]
+    job.add({"phase": "first steps"}, 1002.0)
+    assert "first steps 10 s" in [part.text for part in job.parts(10.0, None, ())]
+
+
 def kinds(job: JobSoFar) -> list[str]:
     return [mark.kind for mark in job.marks(job.step, CPUS, 1)]
 

@@ -110,6 +110,7 @@ def test_a_member_that_fails_ends_the_others_and_the_next_job_runs(
     [
         ("sleep:talking", Limits(1.0), "timed-out: 1.0, sleeping"),
         ("sleep:silent", Limits(20, silence_seconds=1.0), "timed-out: 1.0, sleeping: no sign of life"),
+        ("hanging-compiler", Limits(60, silence_seconds=1.0), "timed-out: 1.0, start: no sign of life"),
         ("die:SIGSEGV", Limits(20), "crashed: ended by SIGSEGV during dying"),
         ("die:SIGKILL", Limits(20), "crashed: ended by SIGKILL during dying"),
         ("half-line", Limits(20), "crashed: ended by SIGKILL during start"),
@@ -123,6 +124,20 @@ def test_a_job_that_fails_is_ended_and_named_and_the_next_one_runs(
     with supervisor(tmp_path) as owner:
         assert end in run(owner, tmp_path, action, limits)
         assert run(owner, tmp_path, "answer:next") == "next"
+
+
+def test_a_job_that_compiles_is_alive_however_long_its_compiler_says_nothing(tmp_path: Path) -> None:
+    """DeepSpeed's optimizer compiled for more than five minutes on a busy machine; its trial was ended."""
+    compiled, said = tmp_path / "compiled", list[dict[str, Any]]()
+
+    def tick(event: dict[str, Any] | None) -> None:
+        said.extend([event] if event == {"compiling": True} else [])
+        if len(said) > supervising.LOOKS:  # as long as a job may be silent, and more
+            compiled.touch()
+
+    limits = Limits(120, silence_seconds=4.0)
+    with Supervisor([], tick, tmp_path / "server.txt", WORK) as owner:
+        assert run(owner, tmp_path, f"compile:{compiled}", limits) == "compiled"
 
 
 def test_the_server_has_one_thread_when_it_forks_though_it_has_imported_and_compiled(

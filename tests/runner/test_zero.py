@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import time
 from itertools import accumulate
 from pathlib import Path
@@ -26,6 +27,21 @@ def test_the_lock_of_a_killed_compilation_does_not_block_the_next_one(
     drop_stale_locks()
     assert not old.exists()
     assert fresh.exists(), "somebody may be compiling it right now"
+
+
+def test_the_lock_of_a_slow_compilation_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine, a compiler that works in the lock's folder takes longer than STALE_SECONDS."""
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    lock = tmp_path / "cpu_adam/lock"
+    lock.parent.mkdir()
+    lock.touch()
+    long_ago = time.time() - STALE_SECONDS - 1
+    os.utime(lock, (long_ago, long_ago))
+    with subprocess.Popen(["cat"], cwd=lock.parent, stdin=subprocess.PIPE):
+        drop_stale_locks()
+        assert lock.exists()
+    drop_stale_locks()
+    assert not lock.exists()
 
 
 def test_a_weight_of_odd_size_does_not_misalign_others() -> None:

@@ -46,15 +46,26 @@ class PodConnection:
 class PodChannel(ProcessChannel):
     """A command in a container. kubectl's own exit code does not tell a broken connection from an end.
 
-    So the command's exit code comes last in its error output, behind a random mark.
+    So a random mark comes last in the command's output, and in its error output before the exit code.
     """
 
     def __init__(self, words: list[str], command: str) -> None:
         mark = f"bench-{secrets.token_hex(8)}"
-        tell = f'sh -c "$1"; printf "\\n{mark} %s" $? >&2'
+        tell = f'sh -c "$1"; code=$?; printf {mark}; printf "\\n{mark} %s" $code >&2'
         super().__init__([*words, "--", "sh", "-c", tell, "sh", command])
         self.end = re.compile(rf"\n{mark} ([0-9]{{1,3}})\s*\Z".encode())
         self.said = b""  # the last of the error output: the mark, or kubectl's reason
+        self._mark = mark.encode()
+        self._held = b""  # the end of the output, as far as it may be the mark
+
+    def receive(self, seconds: float) -> bytes:
+        while data := super().receive(seconds):
+            data = self._held + data
+            output = data[: len(data) - _overlap(data, self._mark)]
+            self._held = data[len(output) :]
+            if output:
+                return output
+        return b""
 
     def receive_errors(self, seconds: float) -> bytes:
         data = super().receive_errors(seconds)
@@ -63,9 +74,15 @@ class PodChannel(ProcessChannel):
 
     def exit_code(self, seconds: float) -> int:
         super().exit_code(seconds)
-        if (match := self.end.search(self.said)) is None:
+        match = self.end.search(self.said)
+        if match is None or self._held != self._mark:
             raise ConnectionBroke
         return int(match[1])
+
+
+def _overlap(data: bytes, mark: bytes) -> int:
+    """Return how many bytes at the end of `data` are the beginning of `mark`."""
+    return next(size for size in range(len(mark), -1, -1) if data.endswith(mark[:size]))
 
 
 class PodNode(Remote):
@@ -101,11 +118,15 @@ class PodNode(Remote):
         except Unreachable:
             said = self._last.said if self._last else b""
             self.check()
-            if not said.strip():
-                raise
+            if not said.strip() or (self._last and self._last.end.search(said)):
+                raise  # kubectl gave no reason: these are errors of the script
             error = refusal(said.decode(errors="replace"), self._place.namespace)
             raise Unreachable(error.message) if isinstance(error, NotThere) else error from None
         return replace(answer, err=self._last.end.sub(b"", answer.err)) if self._last else answer
+
+    def _without_mark(self, result: CommandResult) -> EnvironmentCannot:
+        """Return the error for lost output: a container has no login shell that could run no command."""
+        return Unreachable("the connection lost the output of a command", where=self._host.name)
 
     @property
     def _last(self) -> PodChannel | None:

@@ -10,6 +10,7 @@ from bench.records.trial import Trial
 
 # Events of a worker: {"phase": name}; {"step": passes} after each step, with "seconds" if it was timed and
 # "loss" if that was read; once "flops" of a sample and "peak_bytes"; or its final event (supervisor.FINAL).
+# The supervisor adds {"compiling": True} while the job is silent and compilers work.
 WorkerEvent = dict[str, Any]
 Emit = Callable[[WorkerEvent], None]
 

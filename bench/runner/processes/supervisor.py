@@ -21,7 +21,14 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from bench.base.errors import EnvironmentCannot
-from bench.base.linux_processes import ended_for_memory, ended_how, group_bytes, kill_group, oom_kills
+from bench.base.linux_processes import (
+    ended_for_memory,
+    ended_how,
+    group_bytes,
+    kill_group,
+    oom_kills,
+    programs_ticks,
+)
 from bench.base.strict_json import from_json, to_json, union_from_json, whole_texts
 from bench.records.floor import Floor
 from bench.records.gradients import GradientCheck
@@ -45,7 +52,8 @@ from bench.runner.processes.logs import keep_short
 
 TICK_SECONDS = 0.25
 START_SECONDS = 300.0  # for the server to import torch, which takes long from a cold disk
-SILENCE_SECONDS = 300.0  # between two events of a job: a compile that loops is silent
+SILENCE_SECONDS = 300.0  # without a sign of life: an event, or the work of a compiler that the job started
+LOOKS = 10  # at the programs of a silent job, before its silence is too long
 START_ATTEMPTS = 2  # attempts to start the server, if a signal ends it as it starts
 ABANDON_SECONDS = 15.0  # for a killed job to end; a job inside a driver that hangs never ends
 ASLEEP_SECONDS = 10.0  # a longer time between readings of AwakeClock, normally TICK_SECONDS, is sleep
@@ -79,6 +87,24 @@ class AwakeClock:
             self._asleep += now - self._last
         self._last = now
         return now - self._asleep
+
+
+class Compilers:
+    """The programs that a job started: while they compute, a silent job compiles, and does not hang.
+
+    DeepSpeed compiles its optimizers by ninja and c++ without a word, which takes minutes on a busy machine.
+    """
+
+    def __init__(self, silence_seconds: float) -> None:
+        self._every = silence_seconds / LOOKS
+        self._looked, self._ticks = 0.0, dict[int, int]()
+
+    def have_worked(self, group: int | None, now: float, heard: float) -> bool:
+        """Whether programs of the group computed since the last look; False if it is too soon to look."""
+        if group is None or now - max(heard, self._looked) < self._every:
+            return False
+        before, self._ticks, self._looked = self._ticks, programs_ticks(group), now
+        return any(ticks != before.get(pid) for pid, ticks in self._ticks.items())
 
 
 class Supervisor:
@@ -196,7 +222,7 @@ class Supervisor:
 
     def _watch(self, limits: Limits, kills_before: int, log: Path) -> WorkerEvent | Outcome:
         """Wait for the job in flight to end; kill it when it oversteps its limits."""
-        clock = AwakeClock()
+        clock, compilers = AwakeClock(), Compilers(limits.silence_seconds)
         started = heard = clock.now()
         phase, final, verdict, killed = "start", None, None, 0.0
         for event in self._events():
@@ -205,6 +231,9 @@ class Supervisor:
             if event is None:
                 keep_short(log)
                 if verdict is None:
+                    if compilers.have_worked(self._group, now, heard):
+                        heard = now
+                        self.tick({"compiling": True})
                     verdict, killed = self._overstepped(limits, now - started, now - heard, phase), now
                     if verdict is not None and self._group is not None:
                         kill_group(self._group)

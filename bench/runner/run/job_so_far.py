@@ -35,6 +35,7 @@ class JobSoFar:
     trial: Trial | None = None
     ceilings: tuple[Ceiling, ...] = ()
     phase: str = "start"
+    compiling: bool = False  # no event has come since compilers were seen at work
     steps: int = 0
     samples: list[StepSample] = field(default_factory=list)  # of the phase
     losses: list[float] = field(default_factory=list)
@@ -46,6 +47,7 @@ class JobSoFar:
 
     def add(self, event: Mapping[str, Any], unix_seconds: float) -> None:
         """Take an event of the job's worker, which came at this time."""
+        self.compiling = "compiling" in event
         if "phase" in event:
             self.phase, self.samples = event["phase"], []
             if self.phase == TIMED:
@@ -88,7 +90,8 @@ class JobSoFar:
         model, *rest = self.title
         words = [LinePart(model, 97), LinePart(" ".join(mark.kind for mark in marks), 98)]
         words += [LinePart(text, weight) for text, weight in zip(rest, (60, 20), strict=False)]
-        words += [LinePart(f"{self.phase} {now - self.begun:.0f} s", 30 if step else 90)]
+        phase = f"{self.phase}, compiling" if self.compiling else self.phase
+        words += [LinePart(f"{phase} {now - self.begun:.0f} s", 30 if step else 90)]
         words += [LinePart(self._pass_text(), 65), *self._figures(step)]
         if self.peak_bytes is not None:
             words.append(LinePart(bytes_text(self.peak_bytes), 50))

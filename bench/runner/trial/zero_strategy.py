@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bench.base.linux_processes import any_works_in
 from bench.runner.trial.training_loop import (
     Batch,
     WithLoss,
@@ -28,7 +29,7 @@ from bench.training.optimizers import Adam
 from bench.training.vendor import deepspeed_inside, torch_inside
 
 ALIGNED = 8  # half-precision weights, 16 bytes: as much as a GPU loads at once
-STALE_SECONDS = 240.0  # twice the slowest operator's compilation; a trial that is silent for 300 s is ended
+STALE_SECONDS = 240.0  # twice the slowest operator's compilation on an idle machine
 
 
 class ZeroStrategy:
@@ -96,11 +97,12 @@ def even_first(weights: Iterable[nn.Parameter]) -> list[nn.Parameter]:
 def drop_stale_locks() -> None:
     """Delete locks of processes that were killed while compiling a DeepSpeed operator.
 
-    A process that needs the operator would wait for such a lock forever.
+    A process that needs the operator would wait for such a lock forever. A compilation that takes long, on a
+    busy machine, has a compiler that works in the lock's folder.
     """
     for lock in torch_inside.extension_locks():
         with suppress(FileNotFoundError):
-            if time.time() - lock.stat().st_mtime > STALE_SECONDS:
+            if time.time() - lock.stat().st_mtime > STALE_SECONDS and not any_works_in(lock.parent):
                 lock.unlink()
 
 
