@@ -6,6 +6,7 @@ import os
 import runpy
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -18,6 +19,8 @@ from hypothesis import settings
 from tests.warm import quick_python
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+if shutil.which("g++"):
+    os.environ.setdefault("CXX", str(Path(__file__).parent / "compiler" / "g++"))
 os.environ.pop("COLUMNS", None)  # xdist sets it for its workers, which have no terminal
 settings.register_profile("untimed", deadline=None)  # a busy machine takes its time
 settings.load_profile("untimed")
@@ -93,6 +96,34 @@ def without_inductor(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     yield
     torch._dynamo.reset()
+
+
+_COMPILE_OPERATORS = """
+from bench.runner.trial.zero_strategy import drop_stale_locks
+from deepspeed.ops.op_builder.cpu import CPUAdamBuilder, ShareMemCommBuilder
+
+drop_stale_locks()
+for builder in (CPUAdamBuilder, ShareMemCommBuilder):
+    builder().load()
+"""
+
+
+@pytest.fixture(scope="session")
+def zero_operators() -> None:
+    """Compile DeepSpeed's operators before a trial or a script needs them, which then load them.
+
+    They take a C++ compiler two minutes of processor time. The supervisor ends a trial that says nothing for
+    five minutes, and the next trial would begin to compile again.
+    """
+    from tests.e2e.services import locked  # which imports this module
+
+    done = shared_folder() / "zero-operators"
+    with locked(done.with_suffix(".lock")):
+        if not done.exists():
+            command = [quick_python(), "-c", _COMPILE_OPERATORS]
+            environment = os.environ | {"DS_ACCELERATOR": "cpu", "PYTHONPATH": str(Path(__file__).parents[1])}
+            subprocess.run(command, check=True, env=environment)
+            done.touch()
 
 
 @pytest.fixture(scope="module")

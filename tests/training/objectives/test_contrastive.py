@@ -226,6 +226,9 @@ def member(rank: int, folder: Path, one: Trial) -> None:
     os._exit(0)
 
 
+ZERO = [pytest.mark.e2e, pytest.mark.usefixtures("zero_operators")]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("model_type", "setting", "micro_batch"),
@@ -234,8 +237,8 @@ def member(rank: int, folder: Path, one: Trial) -> None:
         ("siglip", (), 2),
         ("clip", ("fsdp-3",), 2),
         ("siglip", ("half-weights",), 4),
-        pytest.param("clip", ("zero-1",), 2, marks=pytest.mark.e2e),
-        pytest.param("siglip", ("zero-3",), 4, marks=pytest.mark.e2e),
+        pytest.param("clip", ("zero-1",), 2, marks=ZERO),
+        pytest.param("siglip", ("zero-3",), 4, marks=ZERO),
     ],
 )
 def test_two_devices_train_as_one_does(
