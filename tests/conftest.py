@@ -29,14 +29,21 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup does the same with SIGHUP
 gc.disable()  # while modules are imported and tests collected: millions of objects, all of which stay
 
-# The slowest files of end-to-end tests, in the order in which they start. All other end-to-end tests come
-# later, so that none of these slow files runs alone at the end.
+# The slowest files of end-to-end tests, in the order in which they start: by processor time, and for how long
+# they wait. All other end-to-end tests come later, so that none of these slow files runs alone at the end.
+# Those that use the image come after the file that builds it, by several others: they would wait for it.
 FIRST = (
     "tests/e2e/test_image.py", "tests/e2e/test_push.py", "tests/runner/test_parallel.py",
-    "tests/e2e/test_export.py", "tests/e2e/test_image_build.py", "tests/e2e/test_push_image.py",
-    "tests/training/test_equivalence.py", "tests/runner/test_nodes.py", "tests/e2e/test_own_models.py",
-    "tests/e2e/test_fabric.py", "tests/training/methods/test_interpreted.py",
-    "tests/e2e/test_push_slurm.py", "tests/e2e/test_push_kubernetes.py",
+    "tests/e2e/test_documented_pages.py", "tests/e2e/test_own_models.py", "tests/e2e/test_site.py",
+    "tests/training/test_equivalence.py", "tests/e2e/test_push_kubernetes.py", "tests/e2e/test_export.py",
+    "tests/e2e/test_image_build.py", "tests/e2e/test_push_venv.py", "tests/e2e/test_push_together.py",
+    "tests/e2e/test_push_image.py", "tests/runner/test_nodes.py", "tests/e2e/test_fabric.py",
+    "tests/e2e/test_pip_lines.py", "tests/training/objectives/test_contrastive.py",
+    "tests/e2e/test_documented_images.py", "tests/e2e/test_documented_builds.py",
+    "tests/e2e/test_fabric_slurm.py", "tests/e2e/test_push_slurm.py",
+    "tests/training/methods/test_interpreted.py", "tests/e2e/test_rent.py", "tests/test_pip_lines.py",
+    "tests/e2e/test_report.py", "tests/e2e/test_readme_tasks.py", "tests/runner/test_run.py",
+    "tests/e2e/test_push_assembled.py", "tests/release/test_release.py", "tests/e2e/test_push_ansible.py",
 )  # fmt: skip
 
 
