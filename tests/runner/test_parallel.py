@@ -48,7 +48,7 @@ def supervisor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Supervisor]
 
 @pytest.fixture(autouse=True)
 def operators(request: pytest.FixtureRequest) -> None:
-    """Have DeepSpeed's operators compiled; other tests of this file train without ZeRO."""
+    """Have DeepSpeed's operators compiled for the end-to-end tests, many of which train with ZeRO."""
     if request.node.get_closest_marker("e2e"):
         request.getfixturevalue("zero_operators")
 
