@@ -10,14 +10,14 @@ from typing import Any
 
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from tests.e2e.services import DEBIAN_PACKAGES, SYSTEM
+from tests.needs import DEBIAN_PACKAGES
 from tests.patience import PATIENCE_SECONDS
 
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
     subprocess.run([DEBIAN_PACKAGES, "chromium"], check=True)
-    path = shutil.which("chromium", path=SYSTEM)
+    path = shutil.which("chromium")
     assert path is not None
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(

@@ -18,10 +18,10 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import shared_folder
+from tests.needs import DEBIAN_PACKAGES
 from tests.patience import PATIENCE_SECONDS, until
 
 INSTALL_COSIGN = Path(__file__).parents[1] / "bundle/install_cosign.sh"
-DEBIAN_PACKAGES = Path(__file__).with_name("debian_packages.sh")
 SYSTEM = f"{os.environ['PATH']}:/usr/sbin:/sbin"  # a user's PATH may lack the folders of daemons
 # For runs on nodes and in pods, as tests/conftest.py has it for all others: threads that wait for each other
 # take the cores of tests that run beside.

@@ -19,7 +19,8 @@ from bench.report.pages.html import USUAL, write_html
 from bench.report.text.comparison_table import json_text
 from tests.conftest import shared_folder
 from tests.e2e.browser import chromium, new_page
-from tests.e2e.services import DEBIAN_PACKAGES, locked
+from tests.e2e.services import locked
+from tests.needs import DEBIAN_PACKAGES
 from tests.node_check.checks.node import evidence
 from tests.node_check.made import results
 from tests.report.made import copies, texts
