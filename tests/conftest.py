@@ -105,6 +105,9 @@ def without_inductor(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch._dynamo.reset()
 
 
+# PATH with the programs of this environment, such as ninja. A system's own ninja comes first, as in all other
+# tests: a ninja of another version would compile DeepSpeed's operators again, and so would the next test.
+PATH = os.pathsep.join([os.environ["PATH"], str(Path(sys.executable).parent)])
 _COMPILE_OPERATORS = """
 from bench.runner.trial.zero_strategy import drop_stale_locks
 from deepspeed.ops.op_builder.cpu import CPUAdamBuilder, ShareMemCommBuilder
@@ -128,8 +131,8 @@ def zero_operators() -> None:
     with locked(done.with_suffix(".lock")):
         if not done.exists():
             command = [quick_python(), "-c", _COMPILE_OPERATORS]
-            environment = os.environ | {"DS_ACCELERATOR": "cpu", "PYTHONPATH": str(Path(__file__).parents[1])}
-            subprocess.run(command, check=True, env=environment)
+            own = {"DS_ACCELERATOR": "cpu", "PYTHONPATH": str(Path(__file__).parents[1]), "PATH": PATH}
+            subprocess.run(command, check=True, env=os.environ | own)
             done.touch()
 
 
