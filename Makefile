@@ -8,9 +8,9 @@ BASE ?= HEAD~1
 MODULES ?=
 SEED ?= 0
 # Processes that run tests. End-to-end tests wait for much of their time: for answers of nodes, for time limits,
-# for disks. One process more than cores keeps the cores busy.
+# for disks. Two processes more than cores keep the cores busy.
 WORKERS ?= 2
-E2E_WORKERS ?= 3
+E2E_WORKERS ?= 4
 STAMP := $(VENV)/.installed
 DOCS := $(VENV)/.docs
 # Bundles in which every setting was measured.

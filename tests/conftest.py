@@ -6,6 +6,7 @@ import os
 import runpy
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -18,6 +19,8 @@ from hypothesis import HealthCheck, settings
 from tests.warm import quick_python
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+if shutil.which("g++"):
+    os.environ.setdefault("CXX", str(Path(__file__).parent / "compiler" / "g++"))
 os.environ.pop("COLUMNS", None)  # xdist sets it for its workers, which have no terminal
 # A busy machine takes its time, also to make up the data of a test.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -27,14 +30,21 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup does the same with SIGHUP
 gc.disable()  # while modules are imported and tests collected: millions of objects, all of which stay
 
-# The slowest files of end-to-end tests, in the order in which they start. All other end-to-end tests come
-# later, so that none of these slow files runs alone at the end.
+# The slowest files of end-to-end tests, in the order in which they start: by processor time, and for how long
+# they wait. All other end-to-end tests come later, so that none of these slow files runs alone at the end.
+# Those that use the image come after the file that builds it, by several others: they would wait for it.
 FIRST = (
     "tests/e2e/test_image.py", "tests/e2e/test_push.py", "tests/runner/test_parallel.py",
-    "tests/e2e/test_export.py", "tests/e2e/test_image_build.py", "tests/e2e/test_push_image.py",
-    "tests/training/test_equivalence.py", "tests/runner/test_nodes.py", "tests/e2e/test_own_models.py",
-    "tests/e2e/test_fabric.py", "tests/training/methods/test_interpreted.py",
-    "tests/e2e/test_push_slurm.py", "tests/e2e/test_push_kubernetes.py",
+    "tests/e2e/test_documented_pages.py", "tests/e2e/test_own_models.py", "tests/e2e/test_site.py",
+    "tests/training/test_equivalence.py", "tests/e2e/test_push_kubernetes.py", "tests/e2e/test_export.py",
+    "tests/e2e/test_image_build.py", "tests/e2e/test_push_venv.py", "tests/e2e/test_push_together.py",
+    "tests/e2e/test_push_image.py", "tests/runner/test_nodes.py", "tests/e2e/test_fabric.py",
+    "tests/e2e/test_pip_lines.py", "tests/training/objectives/test_contrastive.py",
+    "tests/e2e/test_documented_images.py", "tests/e2e/test_documented_builds.py",
+    "tests/e2e/test_fabric_slurm.py", "tests/e2e/test_push_slurm.py",
+    "tests/training/methods/test_interpreted.py", "tests/e2e/test_rent.py", "tests/test_pip_lines.py",
+    "tests/e2e/test_report.py", "tests/e2e/test_readme_tasks.py", "tests/runner/test_run.py",
+    "tests/e2e/test_push_assembled.py", "tests/release/test_release.py", "tests/e2e/test_push_ansible.py",
 )  # fmt: skip
 
 
@@ -94,6 +104,37 @@ def without_inductor(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     yield
     torch._dynamo.reset()
+
+
+# PATH with the programs of this environment, such as ninja. A system's own ninja comes first, as in all other
+# tests: a ninja of another version would compile DeepSpeed's operators again, and so would the next test.
+PATH = os.pathsep.join([os.environ["PATH"], str(Path(sys.executable).parent)])
+_COMPILE_OPERATORS = """
+from bench.runner.trial.zero_strategy import drop_stale_locks
+from deepspeed.ops.op_builder.cpu import CPUAdamBuilder, ShareMemCommBuilder
+
+drop_stale_locks()
+for builder in (CPUAdamBuilder, ShareMemCommBuilder):
+    builder().load()
+"""
+
+
+@pytest.fixture(scope="session")
+def zero_operators() -> None:
+    """Compile DeepSpeed's operators before a trial or a script needs them, which then load them.
+
+    They take a C++ compiler two minutes of processor time. The supervisor ends a trial that says nothing for
+    five minutes, and the next trial would begin to compile again.
+    """
+    from tests.e2e.services import locked  # which imports this module
+
+    done = shared_folder() / "zero-operators"
+    with locked(done.with_suffix(".lock")):
+        if not done.exists():
+            command = [quick_python(), "-c", _COMPILE_OPERATORS]
+            own = {"DS_ACCELERATOR": "cpu", "PYTHONPATH": str(Path(__file__).parents[1]), "PATH": PATH}
+            subprocess.run(command, check=True, env=os.environ | own)
+            done.touch()
 
 
 @pytest.fixture(scope="module")

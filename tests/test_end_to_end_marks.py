@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.conftest import FIRST
+
 MARK = "mark.e2e"
 
 
@@ -17,3 +19,10 @@ def test_the_mark_of_end_to_end_tests_is_written_in_their_own_file() -> None:
 def test_the_target_looks_for_the_mark() -> None:
     makefile = Path(__file__).parents[1] / "Makefile"
     assert MARK.replace(".", r"\.") in makefile.read_text(encoding="utf-8")
+
+
+def test_the_files_that_start_first_have_end_to_end_tests() -> None:
+    """A file that was renamed would start last, and run alone at the end."""
+    assert len(set(FIRST)) == len(FIRST)
+    texts = {name: (Path(__file__).parents[1] / name).read_text(encoding="utf-8") for name in FIRST}
+    assert [name for name, text in texts.items() if MARK not in text] == []

@@ -43,7 +43,7 @@ AHEAD = [
     "transformers", "transformers.trainer",
     *(f"transformers.models.{name}.modeling_{name}" for name in FAMILIES),
     "torch._dynamo.repro.after_dynamo", "torch._inductor.compile_fx", "accelerate", "deepspeed",
-    "cryptography.hazmat.primitives.serialization.ssh", "fabric", "paramiko",
+    "cryptography.hazmat.primitives.serialization.ssh", "fabric", "paramiko", "jsonschema", "rich.console",
 ]  # fmt: skip
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _MANY = 250  # open files; more cannot be sent in one message

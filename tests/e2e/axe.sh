@@ -3,13 +3,6 @@
 set -eu
 version=4.14.1
 sum=29348999450cdf2849a8e70b7912fc2da85a849da39c0d0d5394f51d4a9ed95c
-exec 9>"${TMPDIR:-/tmp}/bench-apt.lock" # as tests/e2e/services.py: tests run side by side
-flock 9
-if ! command -v npm >/dev/null; then
-    export DEBIAN_FRONTEND=noninteractive
-    apt-get update -q
-    apt-get install -qy --no-install-recommends npm
-fi
 cd "$1"
 npm pack --silent "axe-core@$version"
 tar -xzf "axe-core-$version.tgz" package/axe.min.js

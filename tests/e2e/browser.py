@@ -6,19 +6,17 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from playwright.sync_api import Browser, Page, sync_playwright
 
+from tests.needs import DEBIAN_PACKAGES
 from tests.patience import PATIENCE_SECONDS
-
-SCRIPT = Path(__file__).with_name("chromium.sh")
 
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    subprocess.run([SCRIPT], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([DEBIAN_PACKAGES, "chromium"], check=True)
     path = shutil.which("chromium")
     assert path is not None
     with sync_playwright() as playwright:

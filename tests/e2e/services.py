@@ -10,29 +10,18 @@ import socket
 import subprocess
 import sys
 import tarfile
-import tempfile
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import shared_folder
+from tests.needs import DEBIAN_PACKAGES
 from tests.patience import PATIENCE_SECONDS, until
 
 INSTALL_COSIGN = Path(__file__).parents[1] / "bundle/install_cosign.sh"
-PACKAGES = {"dockerd": "docker.io", "mmdebstrap": "mmdebstrap", "buildah": "buildah", "gpg": "gpg"}
-PACKAGES |= {"docker-registry": "docker-registry", "skopeo": "skopeo"}
-PACKAGES |= {"podman": "podman", "catatonit": "catatonit"}  # catatonit provides Podman's --init
-PACKAGES |= {"ip": "iproute2", "tc": "iproute2", "iptables": "iptables"}
-PACKAGES |= {"nmap": "nmap"}
-PACKAGES |= {"promtool": "prometheus", "systemd-analyze": "systemd"}
-PACKAGES |= {"sshd": "openssh-server", "ssh-keygen": "openssh-client"}
-PACKAGES |= {"lintian": "lintian", "dpkg-deb": "dpkg"}
-PACKAGES |= {"node": "nodejs", "npm": "npm"}
-PACKAGES |= {"kubectl": "kubernetes-client"}
-PACKAGES |= {"slurmctld": "slurmctld", "slurmd": "slurmd", "sbatch": "slurm-client", "munged": "munge"}
 SYSTEM = f"{os.environ['PATH']}:/usr/sbin:/sbin"  # a user's PATH may lack the folders of daemons
 # For runs on nodes and in pods, as tests/conftest.py has it for all others: threads that wait for each other
 # take the cores of tests that run beside.
@@ -42,21 +31,14 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 def require(*programs: str) -> None:
     """Install missing programs. If that is impossible, skip the test; in CI, fail it."""
     if os.geteuid() == 0 and shutil.which("apt-get"):
-        # The lock also guards the look: a program is there before another test has installed what it needs.
-        with locked(Path(tempfile.gettempdir(), "bench-apt.lock")):
-            if missing := _missing(programs):
-                _install([PACKAGES[program] for program in missing])
+        subprocess.run([DEBIAN_PACKAGES, *programs], check=True)
         return
-    missing = _missing(programs)
+    missing = [program for program in programs if shutil.which(program, path=SYSTEM) is None]
     if not missing:
         return
     if os.environ.get("CI") == "true":
         pytest.fail(f"{missing[0]} is missing and cannot be installed")
     pytest.skip(f"{missing[0]} is missing, and only root can install it")
-
-
-def _missing(programs: Sequence[str]) -> list[str]:
-    return [program for program in programs if shutil.which(program, path=SYSTEM) is None]
 
 
 @contextmanager
@@ -65,13 +47,6 @@ def locked(path: Path) -> Iterator[None]:
     with path.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
-
-
-def _install(packages: list[str]) -> None:
-    environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
-    subprocess.run(["apt-get", "update", "-qq"], check=True, env=environment)
-    install = ["apt-get", "install", "-qqy", "--no-install-recommends", *packages]
-    subprocess.run(install, check=True, env=environment, stdout=subprocess.DEVNULL)
 
 
 def require_root(what: str) -> None:

@@ -20,18 +20,18 @@ from bench.cli.main import main
 from bench.records.run_results import Results
 from bench.records.trial import Trial
 from bench.training.models import known_models
+from tests.conftest import PATH
 from tests.patience import PATIENCE_SECONDS
 from tests.report import made
 from tests.warm import quick_python
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("zero_operators")]
 
 ROOT = Path(__file__).parents[2]
 TIMING = {"target_percent": 50, "measure_seconds": 0.2, "warmup_seconds": 0.2}
-PATHS = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 FSDP_ON_CPU = ROOT / "tests/e2e/fsdp_on_cpu"
 ENVIRONMENT = {
-    **os.environ, "PATH": PATHS,
+    **os.environ, "PATH": PATH,
     "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "ACCELERATE_USE_CPU": "1",
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Every plot can be written as PNG; the script that installs Chromium also installs the font."""
+"""Every plot can be written as PNG; the package of the font is installed with Chromium."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bench.report.paper.figures import figures_of_the_paper
 from bench.report.plots import all_plots, plot_files
 from bench.report.plots.plot_files import as_png, write_plots
 from bench.report.plots.svg import standalone
-from tests.e2e.browser import SCRIPT
+from tests.needs import DEBIAN_PACKAGES
 
 pytestmark = pytest.mark.e2e
 ROOT = Path(__file__).parents[2]
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module", autouse=True)
 def fonts() -> None:
-    subprocess.run([SCRIPT], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([DEBIAN_PACKAGES, "chromium"], check=True)
 
 
 def test_every_plot_is_written_as_svg_and_png(tmp_path: Path) -> None:

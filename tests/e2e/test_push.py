@@ -289,7 +289,7 @@ def test_a_connection_that_breaks_while_sending_is_continued_by_the_next_push(op
 # --- many nodes -----------------------------------------------------------------------------------------
 
 
-MANY = 50
+MANY = 24  # six times as many as are pushed to at once, behind two sshd
 # What dozens of nodes do takes a moment of a processor: each has a simulated GPU, and checks it.
 CHECK: dict[str, Any] = {
     "schema": "bench/node-check/v1",
@@ -299,7 +299,7 @@ CHECK: dict[str, Any] = {
 }
 
 
-def test_five_of_fifty_nodes_fail_in_different_ways(tmp_path: Path) -> None:
+def test_five_of_many_nodes_fail_in_different_ways(tmp_path: Path) -> None:
     """The faults: refused, hung, disk full, killed mid-run, and another environment than requested."""
     full = tmp_path / "full"
     full.mkdir()
@@ -315,12 +315,12 @@ def test_five_of_fifty_nodes_fail_in_different_ways(tmp_path: Path) -> None:
             operator = Operator(tmp_path, nodes)
             with socket.create_server(("127.77.1.1", 0)) as hung:
                 refused, silent = f"127.77.1.2:{free_port()}", f"127.77.1.1:{hung.getsockname()[1]}"
-                _fifty(operator, refused, silent)
+                _push_to_many(operator, refused, silent)
     finally:
         subprocess.run(["umount", str(full)], check=True)
 
 
-def _fifty(operator: Operator, refused: str, silent: str) -> None:
+def _push_to_many(operator: Operator, refused: str, silent: str) -> None:
     nodes = operator.nodes
     check = operator.folder / "check.json"
     check.write_text(json.dumps(CHECK))
@@ -359,4 +359,4 @@ def _fifty(operator: Operator, refused: str, silent: str) -> None:
     assert "killed" in bad[nodes.addresses[3]]
     assert len(list(operator.folder.glob("results/*.tar"))) == MANY - 5
     print(f"at most {peak_kib:,} KiB of memory")
-    assert 0 < peak_kib < 256 * 1024
+    assert 0 < peak_kib < 128 * 1024

@@ -20,6 +20,7 @@ from bench.report.text.comparison_table import json_text
 from tests.conftest import shared_folder
 from tests.e2e.browser import chromium, new_page
 from tests.e2e.services import locked
+from tests.needs import DEBIAN_PACKAGES
 from tests.node_check.checks.node import evidence
 from tests.node_check.made import results
 from tests.report.made import copies, texts
@@ -67,6 +68,7 @@ def axe() -> str:
     folder, script = shared_folder() / "axe", Path(__file__).with_name("axe.sh")
     with locked(folder.with_suffix(".lock")):
         if not folder.exists():
+            subprocess.run([DEBIAN_PACKAGES, "npm"], check=True)
             folder.mkdir()
             subprocess.run([script, folder], check=True, stdout=subprocess.DEVNULL)
     return (folder / "package/axe.min.js").read_text()

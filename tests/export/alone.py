@@ -14,6 +14,7 @@ from bench.base.strict_json import pretty_json, to_json
 from bench.export import TrialOrigin, standalone
 from bench.records.run_results import TrialResult
 from bench.records.trial import NodeFacts, Trial
+from tests.conftest import PATH
 from tests.warm import quick_python
 
 ROOT = Path(__file__).parents[2]
@@ -70,8 +71,7 @@ def losses_of_bench(trial: Trial, folder: Path, steps: int = 3) -> list[float]:
 
 def _run(trial: Trial, folder: Path, words: tuple[str, ...], *, several: bool, cold: bool = False) -> str:
     started = (*TORCHRUN, str(trial.gpus), *words) if several else words
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "PATH": path}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "PATH": PATH}
     environment["PYTHONPATH"] = str(ROOT) if folder == ROOT else ""
     done = subprocess.run(
         [sys.executable if cold else quick_python(), *started],

@@ -102,6 +102,7 @@ def test_every_method_trains_alike(
 
 
 @pytest.mark.e2e
+@pytest.mark.usefixtures("zero_operators")
 @pytest.mark.parametrize(
     ("name", "setting", "precision"),
     [

@@ -46,6 +46,13 @@ def supervisor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Supervisor]
             yield started
 
 
+@pytest.fixture(autouse=True)
+def operators(request: pytest.FixtureRequest) -> None:
+    """Have DeepSpeed's operators compiled for the end-to-end tests, many of which train with ZeRO."""
+    if request.node.get_closest_marker("e2e"):
+        request.getfixturevalue("zero_operators")
+
+
 def small(model: Model) -> Model:
     """Make a small model without dropout, which differs between devices; two devices make two passes each."""
     off = {key: 0.0 for key in families()[model.family].defaults if "dropout" in key or "drop_path" in key}

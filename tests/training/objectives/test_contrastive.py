@@ -226,6 +226,13 @@ def member(rank: int, folder: Path, one: Trial) -> None:
     os._exit(0)
 
 
+@pytest.fixture
+def operators(request: pytest.FixtureRequest) -> None:
+    """Have DeepSpeed's operators compiled for the end-to-end tests, which train with ZeRO."""
+    if request.node.get_closest_marker("e2e"):
+        request.getfixturevalue("zero_operators")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("model_type", "setting", "micro_batch"),
@@ -238,6 +245,7 @@ def member(rank: int, folder: Path, one: Trial) -> None:
         pytest.param("siglip", ("zero-3",), 4, marks=pytest.mark.e2e),
     ],
 )
+@pytest.mark.usefixtures("operators")
 def test_two_devices_train_as_one_does(
     model_type: str, setting: Setting, micro_batch: int, tmp_path: Path
 ) -> None:
