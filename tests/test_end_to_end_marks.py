@@ -17,3 +17,13 @@ def test_the_mark_of_end_to_end_tests_is_written_in_their_own_file() -> None:
 def test_the_target_looks_for_the_mark() -> None:
     makefile = Path(__file__).parents[1] / "Makefile"
     assert MARK.replace(".", r"\.") in makefile.read_text(encoding="utf-8")
+
+
+def test_make_test_need_not_import_the_folder_of_end_to_end_tests() -> None:
+    """Each of its files has the mark as a whole, and importing them takes each worker seconds."""
+    unmarked = [
+        path.name
+        for path in (Path(__file__).parent / "e2e").glob("test_*.py")
+        if f"\npytestmark = pytest.{MARK}\n" not in path.read_text(encoding="utf-8")
+    ]
+    assert unmarked == []
