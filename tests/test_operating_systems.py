@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.layers import ROOT, imported, modules
+from tests.warm import quick_python
 
 SEAM = "base.operating_system"
 # Modules with functions that refuse another system, which never calls them: they run on measured machines.
@@ -232,7 +233,7 @@ def test_commands_run_without_what_linux_alone_has(system: str, tmp_path: Path) 
         "USERNAME": "me",
     }  # fmt: skip
     done = subprocess.run(
-        [sys.executable, "-c", OTHER_SYSTEM, words],
+        [quick_python(), "-c", OTHER_SYSTEM, words],
         cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=600,
     )  # fmt: skip
     codes = [int(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("CODE ")]
