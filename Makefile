@@ -41,10 +41,10 @@ quickstart: $(STAMP)  ## measure five tiny models here, verify the bundle, print
 	$(BIN)/bench verify out/quickstart/*.tar
 
 test: $(STAMP)  ## all tests but the end-to-end ones
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not e2e"
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --ignore tests/e2e -m "not e2e"
 
 test-fast: $(STAMP)  ## tests without those that take more than a few seconds
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not e2e"
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --ignore tests/e2e -m "not slow and not e2e"
 
 test-e2e: $(STAMP) $(DOCS)  ## what takes minutes, or brings programs: two devices, cosign; the image, built and run (as root)
 	# Only files with such tests are named, because each process imports all that it is given.

@@ -26,3 +26,13 @@ def test_the_files_that_start_first_have_end_to_end_tests() -> None:
     assert len(set(FIRST)) == len(FIRST)
     texts = {name: (Path(__file__).parents[1] / name).read_text(encoding="utf-8") for name in FIRST}
     assert [name for name, text in texts.items() if MARK not in text] == []
+
+
+def test_make_test_need_not_import_the_folder_of_end_to_end_tests() -> None:
+    """Each of its files has the mark as a whole, and importing them takes each worker seconds."""
+    unmarked = [
+        path.name
+        for path in (Path(__file__).parent / "e2e").glob("test_*.py")
+        if f"\npytestmark = pytest.{MARK}\n" not in path.read_text(encoding="utf-8")
+    ]
+    assert unmarked == []

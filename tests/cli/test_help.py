@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import pytest
 
@@ -12,7 +12,7 @@ from bench import __version__
 from bench.cli.arguments import Parser
 from bench.cli.examples import EXAMPLES
 from bench.cli.main import main, parser
-from tests.terminals import on_terminal
+from tests.terminals import Shown, on_terminal
 
 
 def below(one: Parser) -> Iterator[Parser]:
@@ -22,6 +22,30 @@ def below(one: Parser) -> Iterator[Parser]:
 
 
 EVERY = {each.prog: each for each in below(parser())}
+WIDTHS = (40, 60, 80, 120)
+END = "\f"  # after each help; no help has this character
+
+
+@pytest.fixture(scope="module")
+def helps() -> Mapping[tuple[str, int], Shown]:
+    """Map a command and a width to its help there; all commands print on one terminal of each width."""
+
+    def every_help() -> int:
+        for program in EVERY:
+            with pytest.raises(SystemExit) as ended:
+                main([*program.split()[1:], "--help"])
+            assert ended.value.code == 0, program
+            print(end=END)
+        return 0
+
+    shown = {}
+    for columns in WIDTHS:
+        whole = on_terminal(every_help, columns)
+        texts = whole.text.split(END)
+        assert (whole.code, texts.pop()) == (0, "")
+        for program, text in zip(EVERY, texts, strict=True):
+            shown[program, columns] = Shown(text, whole.code)
+    return shown
 
 
 @pytest.mark.parametrize("group", [[], ["keys"], ["image"]])
@@ -77,10 +101,12 @@ def test_a_mistyped_word_is_answered_with_the_nearest(
 
 
 @pytest.mark.parametrize("program", EVERY)
-def test_every_help_ends_with_examples_that_can_be_parsed(program: str) -> None:
+def test_every_help_ends_with_examples_that_can_be_parsed(
+    program: str, helps: Mapping[tuple[str, int], Shown]
+) -> None:
     examples = EXAMPLES[program]
     for columns in (40, 120):
-        told = on_terminal([*program.split()[1:], "--help"], columns).text.partition("\nexample")[2]
+        told = helps[program, columns].text.partition("\nexample")[2]
         lines = re.sub(r" \\\n +", " ", told).splitlines()  # as a shell reads them
         assert all(f"  {line}" in lines for line in examples)
     for line in examples:
@@ -94,10 +120,10 @@ def test_there_are_no_examples_of_commands_that_do_not_exist() -> None:
 
 
 @pytest.mark.parametrize("program", EVERY)
-def test_no_line_of_a_help_is_wider_than_the_terminal(program: str) -> None:
+def test_no_line_of_a_help_is_wider_than_the_terminal(
+    program: str, helps: Mapping[tuple[str, int], Shown]
+) -> None:
     """A word without a blank, such as a digest, is the only thing that may be."""
     for columns in (40, 60, 80):
-        shown = on_terminal([*program.split()[1:], "--help"], columns)
-        assert shown.code == 0
-        wide = [line for line in shown.lines if len(line) > columns]
+        wide = [line for line in helps[program, columns].lines if len(line) > columns]
         assert [line for line in wide if len(line.removesuffix(" \\").split()) > 1] == []

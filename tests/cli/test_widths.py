@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any
 
 import pytest
 
 from bench.bundle.verify import verify_bundle
+from bench.cli.main import main
 from bench.library.plan import plan
 from bench.node_check.check_results import CheckContents
 from bench.node_check.recompute_any import recompute
@@ -48,6 +52,26 @@ COMMANDS = (
 )
 
 
+# Functions of the commands whose results do not depend on the terminal.
+RESULTS = (
+    "bench.cli.plan.plan_run", "bench.cli.compare.compare_bundles", "bench.cli.show.verify_one",
+    "bench.cli.predict.predict_machines", "bench.cli.reproduce.read_run", "bench.cli.verify.verify_bundles",
+)  # fmt: skip
+
+
+def called_once(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that calls another one once for the same arguments, and keeps its results."""
+    known: dict[str, Any] = {}
+
+    def result(*arguments: Any, **keywords: Any) -> Any:
+        asked = repr((arguments, keywords))
+        if asked not in known:
+            known[asked] = function(*arguments, **keywords)
+        return known[asked]
+
+    return result
+
+
 def too_wide(shown: Shown, columns: int) -> list[str]:
     """Return the lines that a terminal of this width would wrap, except for paths and digests of one word."""
     return [line for line in shown.lines if len(line) > columns and len(line.split()) > 1]
@@ -59,9 +83,14 @@ def tables(shown: Shown) -> int:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_no_line_is_wider_than_the_terminal_and_tables_stay_tables(
-    command: str, monkeypatch: pytest.MonkeyPatch
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """The command's results, which take most of its time, are computed once, and printed in every width."""
     monkeypatch.chdir(ROOT)
+    for name in RESULTS:
+        monkeypatch.setattr(name, called_once(resolve_name(name)))
+    main(command.split())  # each terminal has a fork of this process, with the results
+    capsys.readouterr()
     by_width = {columns: on_terminal(command.split(), columns) for columns in WIDTHS}
     assert [line for columns, shown in by_width.items() for line in too_wide(shown, columns)] == []
     shown_tables = [tables(shown) for shown in by_width.values()]

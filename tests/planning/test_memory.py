@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import json
 import tarfile
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
 from bench.bundle.verdict import RunContents
 from bench.bundle.verify import Verdict
 from bench.planning.memory_prediction import gradients_of_a_pass, host_bytes, predict_bytes, state_bytes
 from bench.report.read_bundles import check_all
 from bench.training.methods import known_methods, memory_saving_settings
-from bench.training.models import Counted, Model, Parts, Precision, families, family_of, parameters_of
+from bench.training.models import Counted, Flops, Model, Parts, Precision, families, family_of, parameters_of
 from bench.training.models.counted_memory import counted_footprints
-from bench.training.models.generic import TransformersFamily, counted_work
+from bench.training.models.generic import TransformersFamily, _parts
 from bench.training.models.paper_code import find_model
 from bench.training.models.shipped_counts import digest_of, shipped_counts
 from bench.training.setting import Setting, halves_weights, in_group
@@ -76,8 +76,15 @@ def counts_of_brought(model: Model, setting: Setting) -> Counted | None:
         footprints = counted_footprints(
             model, partial(family.build_with, model), family.blocks, asked, (halved,)
         )
-        COUNTS[key] = replace(counted_work(model, family), footprints=footprints)
+        COUNTS[key] = Counted(parts_of(model, family), Flops(0), footprints=footprints)
     return COUNTS[key]
+
+
+def parts_of(model: Model, family: TransformersFamily) -> Parts:
+    """Count a model's weights, and not its operations, on which memory does not depend."""
+    with torch.device("meta"):
+        module = family.build_with(model, "eager")
+    return _parts(module, family.blocks(module))
 
 
 def bundles() -> list[Path]:

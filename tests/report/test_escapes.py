@@ -7,6 +7,7 @@ import io
 import re
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -135,17 +136,20 @@ def test_a_long_text_is_escaped_as_fast_as_a_short_one() -> None:
         assert len(markdown_text(text)) >= len(text)
 
 
+@cache
+def free_names(kind: type) -> tuple[str, ...]:
+    """Return the names of a dataclass's fields that a file can set, and whose words are not a fixed set."""
+    hints = get_type_hints(kind)
+    names = (field.name for field in fields(kind) if field.init and field.metadata != INTERNAL)
+    return tuple(name for name in names if "Literal" not in repr(hints[name]))
+
+
 def spoiled(value: Any, text: str) -> Any:
     """Put a hostile text into every text of a value, except where only a fixed set of words is allowed."""
     if isinstance(value, str):
         return text
     if is_dataclass(value) and not isinstance(value, type):
-        hints = get_type_hints(type(value))
-        names = [field.name for field in fields(value) if field.init and field.metadata != INTERNAL]
-        return replace(
-            value,
-            **{n: spoiled(getattr(value, n), text) for n in names if "Literal" not in repr(hints[n])},
-        )
+        return replace(value, **{n: spoiled(getattr(value, n), text) for n in free_names(type(value))})
     if isinstance(value, Mapping):
         return {key: spoiled(item, text) for key, item in value.items()}
     return tuple(spoiled(item, text) for item in value) if isinstance(value, tuple) else value

@@ -65,8 +65,11 @@ def test_a_defect_can_still_be_looked_at(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("name", [DEADLY, UNSENDABLE])
-def test_a_bundle_that_ends_the_process_which_verifies_it_is_refused_alone(tmp_path: Path, name: str) -> None:
-    paths = several(tmp_path, MANY_BUNDLES, name)
+def test_a_bundle_that_ends_the_process_which_verifies_it_is_refused_alone(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bench.report.read_bundles.MANY_BUNDLES", 8)  # each gets a process in the end
+    paths = several(tmp_path, 8, name)
     (_, refused), *others = look_at_all(paths, None, recompute, sendable)
     assert isinstance(refused, BenchError)
     assert (refused.where, type(refused) is EnvironmentCannot) == (str(paths[0]), name == DEADLY)

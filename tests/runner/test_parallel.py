@@ -174,7 +174,7 @@ def test_two_devices_update_as_one_does_with_every_optimizer(
     several = measured(supervisor, tmp_path, model, NAIVE, 2)
     assert several.losses == pytest.approx(one.losses, rel=1e-4)
     assert several.gradient_norms == pytest.approx(one.gradient_norms, rel=1e-3)
-    assert one.losses != measured(supervisor, tmp_path, small(TINY["gpt_neox"]), NAIVE, 1).losses
+    assert one.losses != alone(supervisor, tmp_path, small(TINY["gpt_neox"])).losses
 
 
 @pytest.mark.e2e

@@ -34,7 +34,22 @@ LIKE_OTHERS = {  # architectures that multiply as another one of the list does
     "stablelm", "starcoder2", "xlm-roberta",
 }  # fmt: skip
 OTHERS = [model for model in [*MASKED, *UNMASKED, generic("resnet")] if model.family not in LIKE_OTHERS]
-MODELS = {model.family: model for model in [*OTHERS, *TINY.values()]}
+KINDS_OF_LAYERS = {  # one layer of each kind, of architectures whose layers differ in their windows
+    "gemma3_text": ("sliding_attention", "full_attention"),
+    "cohere2": ("sliding_attention", "full_attention"),
+}
+
+
+def short(model: Model) -> Model:
+    """Return the model with one layer of each kind."""
+    if model.family not in KINDS_OF_LAYERS:
+        return model
+    kinds = [*KINDS_OF_LAYERS[model.family]]
+    layers = {"num_hidden_layers": len(kinds), "layer_types": kinds}
+    return replace(model, architecture={**model.architecture, **layers})
+
+
+MODELS = {model.family: short(model) for model in [*OTHERS, *TINY.values()]}
 MIXTURES = ("mixtral", "olmoe", "deepseek_v3")
 KERNELS, HALVED = ("kernels",), ("kernels", "half-weights")
 EACH: tuple[tuple[Precision, Setting], ...] = (

@@ -116,7 +116,8 @@ def test_parts_that_a_product_reads_are_computed_apart_and_others_are_fused(
 
     monkeypatch.setitem(lowering.lowerings, operator, counted)
     weight, x = torch.randn(16, 16), torch.randn(8, 16, requires_grad=True)
-    no_caches = torch._inductor.config.patch(force_disable_caches=True)
+    known = {"force_disable_caches": True, "cpp.vec_isa_ok": True}  # instructions are not tried out
+    no_caches = torch._inductor.config.patch(known)
     with torch.compiler.config.patch(cache_key_tag="test"), no_caches:
         for _ in range(2):  # the second call changes nothing
             torch_inside.compute_parts_apart()

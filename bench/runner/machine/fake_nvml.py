@@ -88,6 +88,7 @@ class FakeNvml:
         self._machine = read_data(f"fake/{scenario.get('machine', 'h200')}.json")
         self._count = int(scenario.get("count", 1))
         self._xids = {int(gpu): list(xids) for gpu, xids in scenario.get("xids", {}).items()}
+        self._answered: dict[tuple[int, int], dict[str, Any]] = {}  # by GPU and session
 
     @classmethod
     def from_file(cls, path: Path) -> FakeNvml:
@@ -180,6 +181,9 @@ class FakeNvml:
             raise _error("NVMLError_GpuIsLost", 15)
 
     def _answers(self, gpu: int) -> dict[str, Any]:
+        """Return a GPU's answers by query; they change with the session alone, and are made once for each."""
+        if (kept := self._answered.get((gpu, self._turn))) is not None:
+            return kept
         answers: dict[str, Any] = {
             **self._machine["gpu"],
             "UUID": f"GPU-0000000{gpu}-0000-0000-0000-000000000000",
@@ -196,6 +200,7 @@ class FakeNvml:
             parts.append(self._scenario.get("later", {}).get(str(gpu), {}))
         for part in parts:
             answers |= part
+        self._answered[gpu, self._turn] = answers
         return answers
 
     def kernel_gpus(self) -> Any:

@@ -13,6 +13,7 @@ import os
 import runpy
 import sys
 from collections.abc import Mapping, Sequence
+from multiprocessing.forkserver import ensure_running
 from pathlib import Path
 from typing import Any
 
@@ -214,6 +215,20 @@ def test_a_step_of_fewer_passes_computes_the_loss_of_a_whole_batch(
     assert compared == [BATCH, BATCH]
 
 
+@pytest.fixture(scope="module")
+def fork_server() -> None:
+    """Start a process without threads, with everything that two devices import; it forks each of them.
+
+    Python keeps the server until this process ends.
+    """
+    code = [f"transformers.models.{name}.modeling_{name}" for name in ("clip", "siglip")]
+    torch_code = ["torch", "torch._dynamo", "torch.distributed.fsdp"]
+    multiprocessing.set_forkserver_preload([*torch_code, "transformers", *code, __name__])
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("OPENBLAS_NUM_THREADS", "1")  # threads do not survive a fork
+        ensure_running()
+
+
 def member(rank: int, folder: Path, one: Trial) -> None:
     """Train as one of two devices; write the losses and weights to a file."""
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)}
@@ -247,12 +262,12 @@ def operators(request: pytest.FixtureRequest) -> None:
 )
 @pytest.mark.usefixtures("operators")
 def test_two_devices_train_as_one_does(
-    model_type: str, setting: Setting, micro_batch: int, tmp_path: Path
+    model_type: str, setting: Setting, micro_batch: int, tmp_path: Path, fork_server: None
 ) -> None:
     halved = "half-weights" in setting
     model = model_of(model_type, precision="bf16" if halved else "fp32")
     several = a_trial(model, setting, micro_batch, gpus=2)
-    multiprocessing.spawn(member, (tmp_path, several), nprocs=2)
+    multiprocessing.start_processes(member, (tmp_path, several), nprocs=2, start_method="forkserver")
     # A product of four rows rounds bf16 as one of two does, so the passes of both have equally many.
     alone = a_trial(model, setting if halved else (), micro_batch if halved else BATCH)
     right = after_steps(run_of(alone, tmp_path))
