@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bench.training.models import Recipe
 from bench.training.models.biased_gelu import GeluLayers
+from bench.training.models.packed_rotary import PackedRotary
 from bench.training.models.paired_norms import PairedNorms
 from bench.training.objectives import Objective
 from bench.training.objectives.objective import Gather, of_one_device
@@ -51,6 +52,7 @@ class WithLoss(nn.Module):
     paired_norms: Sequence[
         PairedNorms
     ] = ()  # blocks that compute both norms at once, if a method asks for it
+    packed_rotary: Sequence[PackedRotary] = ()  # attention whose positions a method rotates
     loss_scale: Tensor | float = 1.0  # factor on the loss before its backward pass
     blocks: Sequence[nn.Module] = ()  # the model's repeated ones
 
