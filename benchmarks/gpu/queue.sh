@@ -57,6 +57,10 @@ case $gpus in
   frontier dinov2-fp32-flex dinov2-large-fp32 64 $in_fp32 flex-attention
   frontier persimmon persimmon-1b 8 tf32 kernels half-weights fused-optimizer compile-blocks
   frontier persimmon-rotary persimmon-1b 8 tf32 kernels rotary half-weights fused-optimizer compile-blocks
+  # Encoders with decoders, whose heads are compiled with the loss
+  decoding="tf32 kernels fused-optimizer compile-blocks cuda-graphs"
+  ask t5-peaks printed t5-peaks python3 "$here/peaks.py" t5-v1.1-base 32 $decoding
+  ask whisper-peaks printed whisper-peaks python3 "$here/peaks.py" whisper-small 32 $decoding gelu padded-head
   ask convnext-naive settings convnext-xl-1gpu-naive-32 convnext-xl 32 '["naive"]'
   ask pythia-160m "$here/every_setting.sh" "$out/pythia-160m" 1 pythia-160m 64 32 16
   ;;

@@ -73,7 +73,7 @@ class WithLoss(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         if self.head is not None:
-            features = self.model.base_model(**self.aim.given(self.model, batch)).last_hidden_state
+            features = self.features(self.aim.given(self.model, batch))
             return self.tail(*self.select_positions(features, batch["labels"]))
         answer = self.aim.answer(self.model, batch)
         if self.only_answers:
@@ -108,12 +108,23 @@ class WithLoss(nn.Module):
         """Return the labels of a step's passes, from this device's answers of all of them."""
         return self.aim.targets(self.model, answers, self.gather, passes)
 
-    def split_head(self) -> None:
-        """Let `forward` call the head apart from the body, if the head can run on its own."""
-        from bench.training.models.head import head_of  # imports transformers
+    def split_head(self, given: Mapping[str, Tensor] | None = None) -> None:
+        """Let `forward` call the head apart from the body, if the head can run on its own.
+
+        `given` are tiny inputs of the model; by default, it is called with tokens.
+        """
+        from bench.training.models.head import body_and_head_of, head_of  # imports transformers
 
         with suppress(LookupError):
-            self.head = head_of(self.model)
+            if given is None:
+                self.head = head_of(self.model)
+            else:
+                self.features, self.head = body_and_head_of(self.model, given)
+
+    def features(self, given: Mapping[str, Tensor]) -> Tensor:
+        """Compute what the head reads from a model's inputs."""
+        features: Tensor = self.model.base_model(**given).last_hidden_state
+        return features
 
     def select_positions(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Select the positions whose loss counts. Default: all; the method masked-head replaces this."""
