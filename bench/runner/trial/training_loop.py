@@ -47,6 +47,7 @@ class WithLoss(nn.Module):
     """A model and its loss as one module, which is compiled, replicated or sharded as a whole."""
 
     head: Callable[[Tensor], Tensor] | None = None  # of features, once a method calls it apart from the body
+    body: Callable[[Mapping[str, Tensor]], Tensor] | None = None  # of inputs; None: `base_model` of the model
     siblings: Sequence[tuple[nn.Linear, ...]] = ()  # layers that a method joins to one product
     gelu_layers: GeluLayers | None = None  # layers that compute GELU of their output, if a method asks for it
     paired_norms: Sequence[
@@ -119,10 +120,12 @@ class WithLoss(nn.Module):
             if given is None:
                 self.head = head_of(self.model)
             else:
-                self.features, self.head = body_and_head_of(self.model, given)
+                self.body, self.head = body_and_head_of(self.model, given)
 
     def features(self, given: Mapping[str, Tensor]) -> Tensor:
         """Compute what the head reads from a model's inputs."""
+        if self.body is not None:
+            return self.body(given)
         features: Tensor = self.model.base_model(**given).last_hidden_state
         return features
 

@@ -112,7 +112,7 @@ def _watching_attention() -> Any:
     names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
     defaults = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False, "scale": None, "enable_gqa": False}
 
-    class Watching(TorchFunctionMode):
+    class WatchingAttention(TorchFunctionMode):
         def __init__(self, tell: Callable[[AttentionCall], None]) -> None:
             super().__init__()
             self.tell = tell
@@ -126,4 +126,4 @@ def _watching_attention() -> Any:
             self.tell(call)
             return func(**call | {"dropout_p": 0.0})
 
-    return Watching
+    return WatchingAttention

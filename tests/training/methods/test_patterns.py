@@ -1,4 +1,4 @@
-"""Which models have the methods that are found by what modules compute."""
+"""The methods that are found by what modules compute are offered to the models of the table below."""
 
 from __future__ import annotations
 
