@@ -74,7 +74,7 @@ def attend_to_all(
     is_causal: bool | None = None,
     **more: Any,
 ) -> tuple[Tensor, None]:
-    """Attend without a mask; raise AsksForMore if the call does."""
+    """Attend without a mask; raise AsksForMore if the call asks for one or for anything else."""
     import torch.nn.functional as F
 
     called.add(module)

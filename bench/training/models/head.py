@@ -3,8 +3,7 @@
 The head is a copy of the model that shares its weights, and whose body hands back the features that it is
 given: the architecture's own code computes the logits. An encoder and a decoder may stand in a model without
 a body around them, as in T5: then the head is the output embedding alone, and a copy of the model without it
-computes the features. Imports torch and transformers only when called, in a
-worker.
+computes the features. Imports torch and transformers only when called, in a worker.
 """
 
 from __future__ import annotations
@@ -138,9 +137,9 @@ def unchecked_head(model: nn.Module) -> Head:
     alone = copy(model)
     alone._modules = {**model._modules, part: _given()}
 
-    # Whisper, for instance, takes embeddings of its decoder alone.
     taken = signature(model.forward).parameters
-    name = "inputs_embeds" if "inputs_embeds" in taken else "decoder_inputs_embeds"
+    of_decoder = "decoder_inputs_embeds" in taken and "inputs_embeds" not in taken  # as Whisper
+    name = "decoder_inputs_embeds" if of_decoder else "inputs_embeds"
 
     def head(features: Tensor) -> Tensor:
         # The features of some models, Mamba's for instance, stay fp32 beside a head in half precision.
