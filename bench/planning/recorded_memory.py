@@ -19,7 +19,7 @@ from bench.records.loss_curve import loss_passes
 from bench.training.lifetimes import BlockTensors, from_text
 from bench.training.methods import RECORDED
 from bench.training.models import Model, Parts
-from bench.training.models.footprint import FP32, Footprint, copies_logits, lowered
+from bench.training.models.footprint import FP32, Footprint, copies_logits, lowered, predictions_per_sample
 from bench.training.setting import Setting
 
 Event = tuple[int | None, int]  # the bytes to allocate, or None to free; and the tensor's place
@@ -71,7 +71,7 @@ def reserved_memory(
     recipe = model.recipe
     share = recipe.asked_per_sample / recipe.units_per_sample if "masked-head" in setting else 1.0
     size, rows = lowered(model), share * micro_batch
-    words = footprint.logits // recipe.units_per_sample
+    words = footprint.logits // predictions_per_sample(model)
     last = footprint.blocks[-1]
     accumulation = max(1, recipe.batch_size // micro_batch)
     reserved = _reserved(

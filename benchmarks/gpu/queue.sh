@@ -30,6 +30,10 @@ would_it_pay() { # NAME CHANGES MODEL MICRO_BATCH [METHOD...]
   local name=$1; shift
   ask "$name" printed "$name" python3 "$here/would_it_pay.py" --turns 1 "$@"
 }
+frontier() { # NAME MODEL MICRO_BATCH METHOD...
+  local name=$1; shift
+  ask "$name" printed "$name" python3 "$here/frontier.py" "$@" --without plain
+}
 
 halved="tf32 kernels rotary gelu norms half-weights fused-optimizer compile-blocks"
 case $gpus in
@@ -47,6 +51,16 @@ case $gpus in
     would_it_pay flash-6.9b flash-attention-4 pythia-6.9b 1 $halved
     would_it_pay flash-2.8b flash-attention-4 pythia-2.8b 8 $halved
   fi
+  # Architectures that have rotary and flex-attention by what their modules compute
+  in_fp32="tf32 kernels gelu fused-optimizer compile-blocks"
+  frontier dinov2-fp32 dinov2-large-fp32 64 $in_fp32
+  frontier dinov2-fp32-flex dinov2-large-fp32 64 $in_fp32 flex-attention
+  frontier persimmon persimmon-1b 8 tf32 kernels half-weights fused-optimizer compile-blocks
+  frontier persimmon-rotary persimmon-1b 8 tf32 kernels rotary half-weights fused-optimizer compile-blocks
+  # Encoders with decoders, whose heads are compiled with the loss
+  decoding="tf32 kernels fused-optimizer compile-blocks cuda-graphs"
+  ask t5-peaks printed t5-peaks python3 "$here/peaks.py" t5-v1.1-base 32 $decoding
+  ask whisper-peaks printed whisper-peaks python3 "$here/peaks.py" whisper-small 32 $decoding gelu padded-head
   ask convnext-naive settings convnext-xl-1gpu-naive-32 convnext-xl 32 '["naive"]'
   ask pythia-160m "$here/every_setting.sh" "$out/pythia-160m" 1 pythia-160m 64 32 16
   ;;

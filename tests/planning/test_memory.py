@@ -35,6 +35,10 @@ LOGITS_TWICE = {
     "proof-2xh200/pythia-1b-fsdp-2", "side-by-side-h200/head-and-loss-apart", "hour-h200/24-minutes",
 }  # fmt: skip
 
+# Measured before the head of a model with an encoder was compiled with the loss: the copies of logits of odd
+# length, which padded-head saves, remained.
+HEAD_APART = {"zoo-h100/zoo-1"}
+
 SUMS = 4  # bytes per parameter: in these bundles FSDP2 added gradients up itself, without additional sums
 WITHOUT_SUMS = {
     "hour-h200/20-minutes", "hour-h200/24-minutes", "settings-h200/mamba-2.8b-1gpu-2",
@@ -45,7 +49,8 @@ WITHOUT_SUMS = {
 def logits_bytes(model: Model) -> int:
     """Return the bytes of a sample's logits in half precision; logits of picture models are negligible."""
     recipe = model.recipe
-    positions = recipe.asked_per_sample if recipe.objective == "masked-lm" else recipe.units_per_sample
+    all_predict = recipe.objective != "masked-lm" and recipe.target_length is None
+    positions = recipe.units_per_sample if all_predict else recipe.asked_per_sample
     return 2 * positions * model.architecture.get("vocab_size", 0)
 
 
@@ -108,6 +113,8 @@ def test_a_committed_bundle_verifies_and_its_peaks_are_predicted_within_10_perce
             assert predicted is not None
             if named(path) in LOGITS_TWICE and "compile-blocks" in trial.setting:
                 predicted += trial.micro_batch * logits_bytes(model)
+            if named(path) in HEAD_APART and "padded-head" in trial.setting and model.recipe.target_length:
+                predicted += 2 * trial.micro_batch * logits_bytes(model)
             assert predicted == pytest.approx(trial.estimate.peak_bytes, rel=0.1), trial.label
 
 

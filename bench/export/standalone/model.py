@@ -42,6 +42,8 @@ def head_of(trial: Trial) -> str | None:
     aim = trial.model.recipe.aim
     if not (aim.has_text_head and {"compile-blocks", MASKED_HEAD} & set(trial.setting)):
         return None
+    if trial.model.recipe.target_length:  # the script does not know what decoders do with their output
+        return None
     return transformers_source.head_name(trial.model.family, aim.mapping)
 
 

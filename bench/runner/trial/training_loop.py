@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bench.training.models import Recipe
 from bench.training.models.biased_gelu import GeluLayers
+from bench.training.models.packed_rotary import PackedRotary
 from bench.training.models.paired_norms import PairedNorms
 from bench.training.objectives import Objective
 from bench.training.objectives.objective import Gather, of_one_device
@@ -46,11 +47,13 @@ class WithLoss(nn.Module):
     """A model and its loss as one module, which is compiled, replicated or sharded as a whole."""
 
     head: Callable[[Tensor], Tensor] | None = None  # of features, once a method calls it apart from the body
+    body: Callable[[Mapping[str, Tensor]], Tensor] | None = None  # of inputs; None: `base_model` of the model
     siblings: Sequence[tuple[nn.Linear, ...]] = ()  # layers that a method joins to one product
     gelu_layers: GeluLayers | None = None  # layers that compute GELU of their output, if a method asks for it
     paired_norms: Sequence[
         PairedNorms
     ] = ()  # blocks that compute both norms at once, if a method asks for it
+    packed_rotary: Sequence[PackedRotary] = ()  # attention whose positions a method rotates
     loss_scale: Tensor | float = 1.0  # factor on the loss before its backward pass
     blocks: Sequence[nn.Module] = ()  # the model's repeated ones
 
@@ -71,7 +74,7 @@ class WithLoss(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         if self.head is not None:
-            features = self.model.base_model(**self.aim.given(self.model, batch)).last_hidden_state
+            features = self.features(self.aim.given(self.model, batch))
             return self.tail(*self.select_positions(features, batch["labels"]))
         answer = self.aim.answer(self.model, batch)
         if self.only_answers:
@@ -106,12 +109,25 @@ class WithLoss(nn.Module):
         """Return the labels of a step's passes, from this device's answers of all of them."""
         return self.aim.targets(self.model, answers, self.gather, passes)
 
-    def split_head(self) -> None:
-        """Let `forward` call the head apart from the body, if the head can run on its own."""
-        from bench.training.models.head import head_of  # imports transformers
+    def split_head(self, given: Mapping[str, Tensor] | None = None) -> None:
+        """Let `forward` call the head apart from the body, if the head can run on its own.
+
+        `given` are tiny inputs of the model; by default, it is called with tokens.
+        """
+        from bench.training.models.head import body_and_head_of, head_of  # imports transformers
 
         with suppress(LookupError):
-            self.head = head_of(self.model)
+            if given is None:
+                self.head = head_of(self.model)
+            else:
+                self.body, self.head = body_and_head_of(self.model, given)
+
+    def features(self, given: Mapping[str, Tensor]) -> Tensor:
+        """Compute what the head reads from a model's inputs."""
+        if self.body is not None:
+            return self.body(given)
+        features: Tensor = self.model.base_model(**given).last_hidden_state
+        return features
 
     def select_positions(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Select the positions whose loss counts. Default: all; the method masked-head replaces this."""

@@ -35,6 +35,7 @@ from bench.training.methods.method import Target as Target
 from bench.training.methods.method import older_than
 from bench.training.models import LEAST_CAPABILITY, Counted, Flops, Model
 from bench.training.models.model import ADAPTERS
+from bench.training.models.probe import tiny_input
 from bench.training.setting import GROUPS, NAIVE, Setting, in_group, sharded_by
 
 if TYPE_CHECKING:
@@ -213,7 +214,8 @@ def apply_all(setting: Setting, model: Model, whole: nn.Module, blocks: list[nn.
     methods = [method_named(name) for name in setting]
     whole.blocks = tuple(blocks)
     if model.recipe.aim.has_text_head and any(method.head for method in methods):
-        whole.split_head()  # before methods replace parts, because it runs the model
+        # Before methods replace parts, because it runs the model.
+        whole.split_head(tiny_input(whole.model, model) if model.recipe.target_length else None)
     for method in methods:
         method.find(model, whole)
     for method in methods:

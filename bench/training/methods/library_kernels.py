@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from bench.base.errors import BadInput
 from bench.training.methods.method import Method, Target, older_than
 from bench.training.models import Model, family_of
+from bench.training.models.full_attention import MIN_HEAD_WIDTH
+from bench.training.vendor import transformers_source
 
 if TYPE_CHECKING:
     from torch import nn
-
-MIN_HEAD_WIDTH = 16  # elements: what tensor cores multiply at once
 
 
 def _refuse_tf32(_model: Model, target: Target) -> str | None:
@@ -41,14 +42,13 @@ def _refuse_kernels(model: Model, target: Target) -> str | None:
 
 
 def _refuse_flex_attention(model: Model, target: Target) -> str | None:
-    if model.family != "vit":
-        return "known to pay for ViT alone: attention without a mask, in fp32"
     if model.recipe.precision != "fp32":
         return "in half precision the usual kernels use tensor cores"
-    if model.architecture.get("attention_probs_dropout_prob"):
-        return "FlexAttention has no dropout"
-    a = family_of(model).complete(model)
-    width = a["hidden_size"] // a["num_attention_heads"]
+    if reason := _why_no_full_attention(model):
+        return reason
+    width = _head_width(model)
+    if width is None:
+        return f"bench cannot read the width of the heads of {model.family}"
     if width < MIN_HEAD_WIDTH:
         return f"FlexAttention takes heads of {MIN_HEAD_WIDTH} and more, these have {width}"
     if target.device == "cpu":
@@ -58,8 +58,50 @@ def _refuse_flex_attention(model: Model, target: Target) -> str | None:
     return None
 
 
+def _why_no_full_attention(model: Model) -> str | None:
+    """Return why attention needs more than queries, keys and values of equally many heads; None if not."""
+    if model.recipe.documents:
+        return "FlexAttention is not told where documents end"
+    family, mapping = family_of(model), model.recipe.aim.mapping
+    given = family.complete(model)
+    of_patches = "images" in model.recipe.aim.data and family.operation_shapes(model).query_elements > 0
+    # Formulas of a family count attention to all patches of an image, so that its source is not needed.
+    if not of_patches and (reason := transformers_source.why_no_full_attention(model.family, mapping)):
+        return reason
+    if transformers_source.attention_dropout(model.family, mapping, given):
+        return "FlexAttention has no dropout"
+    heads, shared = (
+        transformers_source.field(model.family, f"num_{kind}_heads", given)
+        for kind in ("attention", "key_value")
+    )
+    return f"{heads} heads share {shared} of keys and values" if shared not in (None, heads) else None
+
+
+def _head_width(model: Model) -> int | None:
+    given = family_of(model).complete(model)
+    width, hidden, heads = (
+        transformers_source.field(model.family, name, given)
+        for name in ("head_dim", "hidden_size", "num_attention_heads")
+    )
+    if isinstance(width, int | float):
+        return int(width)
+    whole = isinstance(hidden, int | float) and isinstance(heads, int | float)
+    return int(hidden // heads) if whole else None
+
+
+def _find_flex_attention(model: Model, whole: nn.Module) -> None:
+    from bench.training.models.full_attention import require_full_attention
+
+    try:
+        require_full_attention(whole.model, model)
+    except LookupError as error:
+        raise BadInput(
+            f"flex-attention: {error}", where=model.name, advice="leave this method out"
+        ) from error
+
+
 def _apply_flex_attention(_model: Model, whole: nn.Module, _blocks: list[nn.Module]) -> None:
-    from bench.training.models.attention import flex_attention
+    from bench.training.models.full_attention import flex_attention
 
     whole.model.set_attn_implementation(flex_attention())
 
@@ -93,6 +135,7 @@ METHODS = (
             "compilation": "flex-attention is slow unless it is compiled: add compile or compile-blocks"
         },
         refuse=_refuse_flex_attention,
+        find=_find_flex_attention,
         apply=_apply_flex_attention,
     ),
 )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from bench.base.errors import BadInput
 from bench.training.methods.method import Method, Target
 from bench.training.models import Model, family_of
+from bench.training.models.depthwise import SIDE
 from bench.training.vendor import transformers_source
 
 if TYPE_CHECKING:
@@ -30,17 +31,27 @@ def _refuse_cpu(target: Target) -> str | None:
 
 
 def _refuse_rotary(model: Model, target: Target) -> str | None:
-    if "rotary_attention" not in family_of(model).seams:
-        return f"{model.name} has no rotary positions of GPT-NeoX's form"
-    return _refuse_cpu(target)
+    if model.recipe.documents:
+        return "its attention cannot be told where documents end"
+    given = family_of(model).complete(model)
+    reason = transformers_source.why_no_packed_rotary(model.family, model.recipe.aim.mapping, given)
+    return reason or _refuse_cpu(target)
 
 
-def _apply_rotary(model: Model, _whole: nn.Module, blocks: list[nn.Module]) -> None:
-    from bench.training.triton.rotary import forward_of
+def _find_rotary(model: Model, whole: nn.Module) -> None:
+    from bench.training.models.packed_rotary import packed_rotary_of
 
-    for block in blocks:
-        attention = getattr(block, family_of(model).seams["rotary_attention"])
-        attention.forward = forward_of(attention)
+    try:
+        whole.packed_rotary = packed_rotary_of(whole.model, whole.blocks, model)
+    except LookupError as error:
+        raise BadInput(f"rotary: {error}", where=model.name, advice="leave this method out") from error
+
+
+def _apply_rotary(_model: Model, whole: nn.Module, _blocks: list[nn.Module]) -> None:
+    from bench.training.models.packed_rotary import take_over
+    from bench.training.triton.rotary import rotated
+
+    take_over(whole.packed_rotary, rotated)
 
 
 def _refuse_gelu(model: Model, target: Target) -> str | None:
@@ -100,11 +111,17 @@ def _apply_norms(_model: Model, whole: nn.Module, _blocks: list[nn.Module]) -> N
 
 
 def _refuse_depthwise(model: Model, target: Target) -> str | None:
-    if "depthwise" in family_of(model).seams:
-        return _refuse_cpu(target)
     if "images" not in model.recipe.aim.data:
         return f"{model.name} has no depthwise convolutions of seven by seven"
+    if _counts_depthwise(model):
+        return _refuse_cpu(target)
     return transformers_source.why_not_depthwise(model.family) or _refuse_cpu(target)
+
+
+def _counts_depthwise(model: Model) -> bool:
+    """Whether the formulas of a model's family count depthwise convolutions of seven by seven."""
+    shapes = family_of(model).operation_shapes(model)
+    return 0 < shapes.depthwise_operations == 2 * SIDE**2 * shapes.depthwise_elements
 
 
 def _apply_depthwise(model: Model, whole: nn.Module, _blocks: list[nn.Module]) -> None:
@@ -132,6 +149,7 @@ METHODS = (
         },
         requires={"kernels": "rotary hands over to the attention of kernels: add kernels"},
         refuse=_refuse_rotary,
+        find=_find_rotary,
         apply=_apply_rotary,
     ),
     _method(

@@ -40,7 +40,6 @@ class FamilyWithAdapters(TransformersFamily):
         self.objectives = family.objectives
         self.defaults = family.defaults
         self.kernels = family.kernels
-        self.seams = family.seams
         self.keeps_fp32_weights = family.keeps_fp32_weights
         self.breaks_graph = family.breaks_graph
         self.uses_all_weights = family.uses_all_weights

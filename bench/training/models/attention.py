@@ -249,36 +249,3 @@ def _needs_no_mask(
     if attention_mask is not None or window_hides_some:
         return False
     return allow_is_bidirectional_skip or (allow_is_causal_skip and q_length == kv_length)
-
-
-@cache
-def flex_attention() -> Literal["bench_flex"]:
-    """Register PyTorch's FlexAttention without a mask, fast only if compiled; return its name."""
-    import torch
-    from torch.nn.attention.flex_attention import flex_attention
-    from transformers import AttentionInterface
-
-    roomy = (
-        torch.cuda.is_available()
-        and torch.cuda.get_device_properties().shared_memory_per_block_optin
-        >= torch_inside.FLEX_MIN_SHARED_BYTES
-    )
-
-    def attend(
-        module: Any,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: None,
-        scaling: float | None = None,
-        dropout: float = 0.0,
-        **_: Any,
-    ) -> tuple[Tensor, None]:
-        assert attention_mask is None and not dropout and not module.is_causal
-        tuned = roomy and query.size(-1) <= torch_inside.FLEX_MAX_HEAD_WIDTH
-        options = torch_inside.FLEX_BACKWARD_OPTIONS if tuned else None
-        out = flex_attention(query, key, value, scale=scaling, kernel_options=options)
-        return out.transpose(1, 2).contiguous(), None
-
-    AttentionInterface.register("bench_flex", attend)
-    return "bench_flex"

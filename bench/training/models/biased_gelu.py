@@ -14,7 +14,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from bench.training.models.model import Model
-from bench.training.models.probe import at_rest, tiny_input
+from bench.training.models.probe import at_rest, close, tiny_input
 from bench.training.vendor import transformers_inside
 
 if TYPE_CHECKING:
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
 
 Answer = Callable[[], "Tensor"]  # calls a model on a tiny input
 BiasedGelu = Callable[["Tensor", "Tensor"], "Tensor"]  # a product without its bias, and the bias
-# Difference that rounding may make, as a share of the largest value: TF32 rounds in every layer. An
-# activation that is left out or computed twice changes values by a tenth and more.
-ROUNDING = 1e-2
 # Functions that give a tensor another shape. GELU treats each number alone, so it may come before or after.
 RESHAPES = frozenset(
     ("contiguous", "flatten", "movedim", "permute", "reshape", "squeeze", "swapaxes", "transpose",
@@ -264,8 +261,8 @@ def _same_with(
         again = answer()
     return (
         [activation for activation, _ in seen] == [activation for activation, _ in outputs]
-        and all(_close(one, other) for (_, one), (_, other) in zip(seen, outputs, strict=True))
-        and _close(again, expected)
+        and all(close(one, other) for (_, one), (_, other) in zip(seen, outputs, strict=True))
+        and close(again, expected)
     )
 
 
@@ -278,12 +275,3 @@ def _taken_over(found: GeluLayers) -> Iterator[None]:
     finally:
         for part in (*found.layers, *found.activations):
             del part.forward
-
-
-def _close(found: Tensor, expected: Tensor) -> bool:
-    if found.shape != expected.shape:
-        return False
-    if not expected.numel():
-        return True
-    limit = ROUNDING * float(expected.abs().max())
-    return float((found - expected).abs().max()) <= limit

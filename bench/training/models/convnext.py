@@ -36,7 +36,6 @@ class ConvNext(FamilyWithFormulas):
     objectives = ("image-classification",)
     kernels = None
     classes = ("ConvNextConfig", "ConvNextForImageClassification")
-    seams: Mapping[str, str] = {"depthwise": "dwconv"}
     # transformers 5.17, ConvNextConfig; kernel sizes are constants of its code
     defaults: Mapping[str, Any] = {
         "num_channels": 3,

@@ -170,7 +170,7 @@ class FamilyWithFormulas(Family):
 
 def activation_bytes(footprint: Footprint, model: Model, setting: Setting) -> tuple[int, int]:
     """Return the two peaks of `Family.activation_bytes` for any footprint."""
-    copies = 2 * copies_logits(model, setting, footprint.logits // model.recipe.units_per_sample)
+    copies = 2 * copies_logits(model, setting, footprint.logits // predictions_per_sample(model))
     if "masked-head" in setting:
         footprint = footprint.with_head_at(model.recipe.asked_per_sample / model.recipe.units_per_sample)
     if "chunked-loss" in setting:  # logits exist for one chunk at a time: chunked_loss.py counts them
@@ -188,6 +188,11 @@ def copies_logits(model: Model, setting: Setting, words: int) -> bool:
     """
     one_graph = "compile" in setting or model.recipe.aim.has_text_head
     return words % ROW_MULTIPLE != 0 and not ("padded-head" in setting and one_graph)
+
+
+def predictions_per_sample(model: Model) -> int:
+    """Return the positions of a sample that have logits: of an encoder with a decoder, the target's."""
+    return model.recipe.target_length or model.recipe.units_per_sample
 
 
 def autocasts(model: Model, setting: Setting) -> bool:

@@ -29,7 +29,6 @@ class GptNeoX(FamilyWithFormulas):
     objectives = ("causal-lm",)
     classes = ("GPTNeoXConfig", "GPTNeoXForCausalLM")
     layers = "gpt_neox.layers"
-    seams: Mapping[str, str] = {"rotary_attention": "attention"}
     # transformers 5.17, GPTNeoXConfig
     defaults: Mapping[str, Any] = {
         "vocab_size": 50432,

@@ -234,10 +234,6 @@ class Family(Protocol):
     # Whether "kernels" calls the model's linear layers; kernels that read their weights multiply in bf16.
     kernels_call_layers: bool = True
     slow_without_kernels: bool = False  # whether one sample takes minutes on a GPU without them
-    # Attribute names of transformers' modules, which it renames at will: tests/training/test_vendor.py looks
-    # each of them up in a built model. The parts of a block that methods replace: "rotary_attention" and
-    # "depthwise" (a convolution).
-    seams: Mapping[str, str] = {}
     keeps_fp32_weights: str | None = None  # why weights must not have half precision; None if they may
     no_adapters: str | None = None  # why the family's models cannot be trained by low-rank adapters
     breaks_graph: str | None = None  # why the kernels cannot be compiled as one graph with all blocks

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bench.training.models.model import Model
-from bench.training.models.probe import at_rest, tiny_input
+from bench.training.models.probe import at_rest, close, tiny_input
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 BothNorms = Callable[
     ["Tensor", "Tensor", "Tensor", "Tensor", "Tensor", float], tuple["Tensor", "Tensor", "Tensor"]
 ]
-# Difference that rounding may make, as a share of the largest value; other norms differ by a tenth and more.
-ROUNDING = 1e-2
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +126,7 @@ def layer_norm_epsilon(part: nn.Module) -> float | None:
     except Exception:  # a module of this form may do anything
         return None
     expected = F.layer_norm(entry, (len(weight),), scales, shifts, epsilon)
-    return epsilon if isinstance(found, torch.Tensor) and _close(found, expected) else None
+    return epsilon if isinstance(found, torch.Tensor) and close(found, expected) else None
 
 
 # eq=False: compared by identity.
@@ -177,7 +175,7 @@ def _pair_of(call: _BlockCall, epsilons: dict[nn.Module, float]) -> PairedNorms 
 def _same_with(found: Sequence[PairedNorms], answer: Callable[[], Tensor], expected: Tensor) -> bool:
     with _taken_over(found):
         try:
-            return _close(answer(), expected)
+            return close(answer(), expected)
         except RuntimeError:
             return False
 
@@ -192,10 +190,3 @@ def _taken_over(found: Sequence[PairedNorms]) -> Iterator[None]:
         for pair in found:
             for part in (pair.block, pair.first, pair.second, *_idle(pair.block)):
                 del part.forward
-
-
-def _close(found: Tensor, expected: Tensor) -> bool:
-    if found.shape != expected.shape:
-        return False
-    limit = ROUNDING * float(expected.abs().max()) if expected.numel() else 0.0
-    return not expected.numel() or float((found - expected).abs().max()) <= limit

@@ -6,10 +6,11 @@ Imports torch only when called, in a worker.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from bench.training.models.model import Model
 from bench.training.objectives.objective import Part
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 SAMPLES, POSITIONS = 2, 8
+# Difference that rounding may make, as a share of the largest value: TF32 rounds in every layer. Other
+# arithmetic changes values by a tenth and more.
+ROUNDING = 1e-2
 
 
 @contextmanager
@@ -80,3 +84,46 @@ def _tokens(model: nn.Module) -> Tensor:
 
 def _device(model: nn.Module) -> torch.device:
     return next(model.parameters()).device
+
+
+def close(found: Tensor, expected: Tensor) -> bool:
+    """Whether two tensors are equal but for rounding."""
+    if found.shape != expected.shape:
+        return False
+    limit = ROUNDING * float(expected.abs().max()) if expected.numel() else 0.0
+    return not expected.numel() or float((found - expected).abs().max()) <= limit
+
+
+AttentionCall = Mapping[str, Any]  # arguments of PyTorch's attention, by their names
+
+
+@contextmanager
+def watching_attention(tell: Callable[[AttentionCall], None]) -> Iterator[None]:
+    """Tell the arguments of each call of PyTorch's fused attention, which drops nothing in the context."""
+    with _watching_attention()(tell):
+        yield
+
+
+@cache
+def _watching_attention() -> Any:
+    from torch.nn.functional import scaled_dot_product_attention
+    from torch.overrides import TorchFunctionMode
+
+    names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+    defaults = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False, "scale": None, "enable_gqa": False}
+
+    class WatchingAttention(TorchFunctionMode):
+        def __init__(self, tell: Callable[[AttentionCall], None]) -> None:
+            super().__init__()
+            self.tell = tell
+
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+        ) -> Any:
+            if func is not scaled_dot_product_attention:
+                return func(*args, **(kwargs or {}))
+            call = defaults | dict(zip(names, args, strict=False)) | dict(kwargs or {})
+            self.tell(call)
+            return func(**call | {"dropout_p": 0.0})
+
+    return WatchingAttention

@@ -16,6 +16,7 @@ class SequenceToSequence(Objective):
     sizes = ("sequence_length", "target_length")
     data = ("tokens",)
     counts: Mapping[str, str] = {"vocab_size": "tokens"}
+    has_text_head = True
 
     def units_per_sample(self, size: SampleSize) -> int:
         return (size.sequence_length or 1) + (size.target_length or 1)

@@ -17,6 +17,7 @@ class SpeechRecognition(Objective):
     sizes = ("audio_seconds", "target_length")
     data = ("tokens",)
     counts: Mapping[str, str] = {"vocab_size": "tokens"}
+    has_text_head = True
 
     def units_per_sample(self, size: SampleSize) -> int:
         return size.audio_seconds or 1

@@ -1,4 +1,4 @@
-"""GPT-NeoX's attention with rotary positions in Triton: each number is read and written once.
+"""Rotary positions of packed queries and keys in Triton: each number is read and written once.
 
 The projection returns query, key and value side by side, head by head. Compiled from transformers' code, the
 backward pass through slices and concatenations runs at a quarter of the memory's rate, and its results do not
@@ -10,43 +10,18 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
-from torch import Tensor, nn
+from torch import Tensor
 
 ROWS = 16  # of one program; a row is one head of one position
-
-
-def forward_of(attention: nn.Module) -> Any:
-    """Return the forward function of a GPT-NeoX attention module, with its parameters and without a mask."""
-
-    def forward(
-        hidden: Tensor, attention_mask: None = None, position_embeddings: Any = None, **_: Any
-    ) -> tuple[Tensor, None]:
-        assert attention_mask is None, "nothing is padded here"
-        samples, positions, _width = hidden.shape
-        packed = attention.query_key_value(hidden)
-        packed = packed.view(samples, positions, -1, 3 * attention.head_size)
-        query, key, value = (part.transpose(1, 2) for part in _rotated(packed, *position_embeddings))
-        out = F.scaled_dot_product_attention(
-            query,
-            key,
-            value,
-            dropout_p=attention.attention_dropout * attention.training,
-            is_causal=True,
-            scale=attention.scaling,
-        )
-        return attention.dense(out.transpose(1, 2).reshape(samples, positions, -1)), None
-
-    return forward
 
 
 # These functions are registered as operators, so that torch.compile does not trace into them.
 
 
 @torch.library.custom_op("bench::rotary", mutates_args=())
-def _rotated(packed: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def rotated(packed: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Split [samples, positions, heads, 3 x width] into query, key and value; rotate the first two."""
     packed = packed.contiguous()
     width = packed.shape[-1] // 3
@@ -79,7 +54,7 @@ def _launch(sources: Any, targets: Any, cos: Tensor, sin: Tensor, *, backward: b
     _rotate_kernel[(triton.cdiv(rows, ROWS),)](*sources, *targets, cos, sin, *sizes, backward)
 
 
-@_rotated.register_fake
+@rotated.register_fake
 def _(packed: Tensor, _cos: Tensor, _sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     shape = (*packed.shape[:-1], packed.shape[-1] // 3)
     return packed.new_empty(shape), packed.new_empty(shape), packed.new_empty(shape)

@@ -1,7 +1,7 @@
 """Reliance on internals of transformers (see the package's docstring).
 
 What is read from its source files is in transformers_source.py. Attribute names of its modules are in
-`seams` and `layers` of each family in bench/training/models.
+`layers` of each family in bench/training/models.
 """
 
 from __future__ import annotations

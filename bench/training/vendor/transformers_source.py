@@ -207,6 +207,85 @@ def why_no_paired_norms(model_type: str, mapping: str, architecture: Mapping[str
     return f"bench knows no two norms of {model_type} that read the same tensor"
 
 
+def why_no_packed_rotary(model_type: str, mapping: str, architecture: Mapping[str, Any]) -> str | None:
+    """Return why no attention of a model rotates queries and keys that one layer returns head by head.
+
+    None if one does. If the code cannot be read, an architecture that says `rotary_pct` is believed to.
+    """
+    spoilt = ""
+    for body in _classes_of(model_type, mapping):
+        if (asked := _packed_rotary(body)) is not None:
+            given = [name for name in asked if _field(f"config.{name}", model_type, architecture) is True]
+            if not given and takes_registered_attention(model_type):
+                return None
+            spoilt = f"only without {given[0]}" if given else "with a mask that it makes itself"
+    if spoilt:
+        return f"{model_type} rotates queries and keys that are packed by head {spoilt}"
+    if not _source(model_type, "modeling") and "rotary_pct" in architecture:
+        return None
+    return f"bench knows no rotary positions of {model_type} whose queries and keys are packed by head"
+
+
+@cache
+def _packed_rotary(body: str) -> tuple[str, ...] | None:
+    """Return the names that a class with packed queries and keys tests; None if it is no such class.
+
+    Its views of a layer's output hold a head's query, key and value in the last dimension, or the last two.
+    """
+    packed = r"-1, 3 \* self\.\w+\)|self\.num_\w*heads, 3, self\.\w+\)"
+    if not (re.search(packed, body) and "apply_rotary_pos_emb(" in body):
+        return None
+    return tuple(re.findall(r"\b(?:el)?if (?:not )?(?:self\.|config\.)?(\w+)(?: is None)?:", body))
+
+
+def attention_dropout(model_type: str, mapping: str, architecture: Mapping[str, Any]) -> bool:
+    """Whether a model's attention may drop probabilities; true if its code does not tell.
+
+    If the code cannot be read, the architecture's fields decide.
+    """
+    if not _source(model_type, "modeling"):
+        return any(given for name, given in architecture.items() if re.search("att.*dropout", name))
+    for body in filter(_attends, _classes_of(model_type, mapping)):
+        for expression in re.findall(r"\bdropout=([^\n]*)", body):
+            attribute = re.fullmatch(
+                r"(?:0\.0 if not self\.training else )?self\.(\w+)(?:\.p)?,?", expression
+            )
+            assigned = attribute and re.search(
+                rf"self\.{attribute[1]} = (?:nn\.Dropout\((?:p=)?)?(config\.\w+)", body
+            )
+            value = _field(assigned[1], model_type, architecture) if assigned else None
+            if value is None or value > 0:
+                return True
+    return False
+
+
+def why_no_full_attention(model_type: str, mapping: str) -> str | None:
+    """Return why bench knows no attention of a model without a mask or bias, of all positions to all others.
+
+    None if all of its attention is of this form and can be replaced. Code that cannot be read has none.
+    """
+    if not (code := _source(model_type, "modeling")):
+        return f"bench cannot read in transformers' code how {model_type} attends"
+    attending = [body for body in _classes_of(model_type, mapping) if _attends(body)]
+    if not attending or not takes_registered_attention(model_type):
+        return f"{model_type} attends by code of its own"
+    if "_supports_flex_attn = True" not in code:
+        return f"transformers' {model_type} takes no FlexAttention"
+    bodies = "".join(_classes_of(model_type, mapping))
+    causal = re.search(r"create_(?!bidirectional_mask)\w*mask|is_causal=True", bodies)
+    if causal or not all("self.is_causal = False" in body for body in attending):
+        return f"bench knows no attention of {model_type} by which all positions see each other"
+    for body in attending:
+        if found := re.search(r"\b(sliding_window|position_bias|s_aux|sinks|softcap)\b", body):
+            return f"attention of {model_type} takes {found[1]}"
+    return None
+
+
+def _attends(body: str) -> bool:
+    """Whether a class calls attention by its registered name."""
+    return "ALL_ATTENTION_FUNCTIONS" in body
+
+
 @cache
 def _paired_norms(body: str) -> tuple[tuple[str, ...], ...]:
     """Return for each two neighbouring calls of different norms on one variable the conditions of both.

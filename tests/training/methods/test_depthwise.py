@@ -11,7 +11,7 @@ from torch import nn
 from bench.base.errors import BadInput
 from bench.runner.trial.training_loop import WithLoss
 from bench.training.methods import free_lunch, known_methods
-from bench.training.models import Model, families, family_of, known_models
+from bench.training.models import Model, family_of, known_models
 from bench.training.models.depthwise import depthwise_in
 from bench.training.vendor import transformers_source
 from tests.targets import CPU, H200
@@ -46,11 +46,13 @@ def test_the_plan_takes_the_method_where_modules_fit(name: str) -> None:
     assert METHOD.refuse(model, CPU)
 
 
-def test_the_source_says_of_each_family_what_its_file_says() -> None:
-    for name, family in families().items():
-        if family.objectives == ("image-classification",):
-            known = transformers_source.why_not_depthwise(name) is None
-            assert known == ("depthwise" in family.seams), name
+def test_the_source_says_of_each_family_what_its_formulas_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    images = [model for model in known_models().values() if "images" in model.recipe.aim.data]
+    by_source = {m.name: transformers_source.why_not_depthwise(m.family) is None for m in images}
+    monkeypatch.setattr(transformers_source, "why_not_depthwise", lambda _: "bench cannot read it")
+    by_formulas = {m.name: METHOD.refuse(m, H200) is None for m in images}
+    assert by_formulas == by_source
+    assert by_formulas["convnext-xl"] and not by_formulas["vit-l"]
 
 
 def test_text_models_and_unknown_code_are_refused() -> None:

@@ -67,8 +67,9 @@ ROTARY = """
 import torch
 from transformers import GPTNeoXConfig
 from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXAttention, GPTNeoXRotaryEmbedding
-from bench.training.triton.rotary import _rotated, forward_of
+from bench.training.triton.rotary import rotated
 from bench.training.models.attention import attention_implementation
+from bench.training.models.packed_rotary import PackedRotary, take_over
 
 torch.manual_seed(0)
 for heads, width, share in ((3, 20, 0.3), (1, 16, 0.25), (2, 8, 1.0)):
@@ -86,12 +87,14 @@ for heads, width, share in ((3, 20, 0.3), (1, 16, 0.25), (2, 8, 1.0)):
     expected.backward(change)
     expected = [expected, theirs.grad, *(p.grad.clone() for p in module.parameters())]
     module.zero_grad()
-    found = forward_of(module)(ours, None, position_embeddings=tables)[0]
+    layers = module.query_key_value, module.dense
+    take_over([PackedRotary(module, *layers, width, module.scaling, 0.0)], rotated)
+    found = module(ours, attention_mask=None, position_embeddings=tables)[0]
     found.backward(change)
     for one, other in zip([found, ours.grad, *(p.grad for p in module.parameters())], expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
     packed = torch.randn(2, 11, heads, 3 * width, requires_grad=True)
-    torch.library.opcheck(_rotated, (packed, *tables))
+    torch.library.opcheck(rotated, (packed, *tables))
     print("alike", heads, width, share)
 """
 

@@ -1,0 +1,129 @@
+"""Attention of all positions to all others, which FlexAttention computes from queries, keys and values alone.
+
+Imports torch and transformers only when called, in a worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, Literal
+
+from bench.training.models.attention import attends_causally, register_attention
+from bench.training.models.model import Model
+from bench.training.models.probe import at_rest, close, tiny_input
+from bench.training.vendor import torch_inside
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+MIN_HEAD_WIDTH = 16  # elements: what tensor cores multiply at once
+
+
+class AsksForMore(LookupError):
+    """A call of attention asks for more than FlexAttention is given: a mask, a bias, dropout."""
+
+
+def require_full_attention(module: nn.Module, model: Model) -> None:
+    """Raise LookupError unless all attention that transformers calls by its name is of this form.
+
+    The model runs on a tiny input, once as it is built and twice with attention that watches its calls.
+    """
+    with at_rest(module):
+        answer = partial(model.recipe.aim.answer, module, tiny_input(module, model))
+        try:
+            expected = answer()
+            found, called = _watched(module, answer)
+        except AsksForMore:
+            raise
+        except Exception as error:  # an architecture's code may raise anything
+            raise LookupError(f"the model cannot run on a tiny input: {error}"[:200]) from error
+    if not called:
+        raise LookupError("no attention of this model is called by its name")
+    if not close(found, expected):
+        raise LookupError("the model gives another output if all positions see each other")
+
+
+def _watched(module: Any, answer: Callable[[], Tensor]) -> tuple[Tensor, set[nn.Module]]:
+    """Return a model's answer with watched attention, and the modules that called it."""
+    import torch
+
+    built, called = module.config._attn_implementation, set[Any]()
+    register_attention("bench_watched", partial(attend_to_all, called))
+    module.set_attn_implementation("bench_watched")
+    try:
+        found = answer()
+        with torch.random.fork_rng():
+            for part in called:
+                part.training = True  # it alone, so that it says with which dropout it attends
+            answer()
+    finally:
+        module.set_attn_implementation(built)
+    return found, called
+
+
+def attend_to_all(
+    called: set[nn.Module],
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    **more: Any,
+) -> tuple[Tensor, None]:
+    """Attend without a mask; raise AsksForMore if the call asks for one or for anything else."""
+    import torch.nn.functional as F
+
+    called.add(module)
+    for reason, found in (
+        ("its attention takes a mask", attention_mask is not None),
+        ("its positions do not see those that follow", attends_causally(module, is_causal)),
+        ("FlexAttention has no dropout", dropout > 0),
+        ("heads share keys and values", query.size(1) != key.size(1)),
+        (f"its heads are narrower than {MIN_HEAD_WIDTH}", query.size(-1) < MIN_HEAD_WIDTH),
+        *(
+            (f"its attention takes {name}", not isinstance(given, bool | str | None))
+            for name, given in more.items()
+            if name != "position_ids"  # which attention ignores
+        ),
+    ):
+        if found:
+            raise AsksForMore(reason)
+    out = F.scaled_dot_product_attention(query, key, value, scale=scaling)
+    return out.transpose(1, 2).contiguous(), None
+
+
+@cache
+def flex_attention() -> Literal["bench_flex"]:
+    """Register PyTorch's FlexAttention without a mask, fast only if compiled; return its name."""
+    import torch
+    from torch.nn.attention.flex_attention import flex_attention
+
+    roomy = (
+        torch.cuda.is_available()
+        and torch.cuda.get_device_properties().shared_memory_per_block_optin
+        >= torch_inside.FLEX_MIN_SHARED_BYTES
+    )
+
+    def attend(
+        module: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: None,
+        scaling: float | None = None,
+        dropout: float = 0.0,
+        is_causal: bool | None = None,
+        **_: Any,
+    ) -> tuple[Tensor, None]:
+        assert attention_mask is None and not dropout and not attends_causally(module, is_causal)
+        tuned = roomy and query.size(-1) <= torch_inside.FLEX_MAX_HEAD_WIDTH
+        options = torch_inside.FLEX_BACKWARD_OPTIONS if tuned else None
+        out = flex_attention(query, key, value, scale=scaling, kernel_options=options)
+        return out.transpose(1, 2).contiguous(), None
+
+    register_attention("bench_flex", attend)
+    return "bench_flex"
