@@ -23,7 +23,7 @@ from bench.packages.errors import CannotDownload, NotFetched, Paused
 from bench.packages.package_index import OfferedFile, PackageFile, PackageIndex
 
 AT_ONCE = 8  # files that are downloaded at a time
-_ATTEMPTS = 4  # after so many in a row that bring less than _LITTLE_BYTES, a place is given up
+_ATTEMPTS = 4  # in a row with less than _LITTLE_BYTES each; after them a place is given up
 _LITTLE_BYTES = 2**16
 _FIRST_PAUSE_SECONDS = 0.2  # after an attempt; each further one is four times as long
 _LARGEST_BYTES = 8 * 2**30  # of a file whose size is unknown

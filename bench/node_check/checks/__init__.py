@@ -34,7 +34,7 @@ class Rig(Protocol):
     def timed(
         self,
         call: Callable[[], object],
-        work: float,
+        work: float,  # FLOP or bytes of one call
         *,
         wait: bool = True,  # wait for the team, so that all measure at once
         group: Any = None,  # processes that call together and so must call equally often
@@ -42,13 +42,13 @@ class Rig(Protocol):
         warm_seconds: float | None = None,
     ) -> TimedWork: ...
 
-    def synchronise(self) -> None: ...
+    def synchronise(self) -> None: ...  # until the devices have done all their work
 
     def wait(self) -> None: ...  # until every member of the team arrives
 
     def gather(self, value: Any) -> list[Any]: ...  # of all members, as JSON documents
 
-    def say(self, phase: str) -> None: ...
+    def say(self, phase: str) -> None: ...  # what the check does now, for the user
 
 
 class TimedWork(NamedTuple):
