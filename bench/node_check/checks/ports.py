@@ -276,7 +276,7 @@ def _pcie_rate(port: Port) -> float:
 def _usual(ports: Sequence[Port], rate: Callable[[Port], float]) -> float | None:
     """Return the rate that more than two thirds of the ports have; None if there is none."""
     ((value, count),) = Counter(map(rate, ports)).most_common(1)
-    return value if value and count > MAJORITY * len(ports) else None
+    return value if count > MAJORITY * len(ports) else None
 
 
 def _errors(node: NodePorts, where: str) -> Iterator[Finding]:

@@ -221,7 +221,7 @@ def test_three_commands_that_do_not_answer_end_within_the_time_of_the_check() ->
 def test_ipmitool_is_asked_in_english_and_may_print_any_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its standard input is empty, so that it never waits for one."""
+    """The standard input of ipmitool is empty, so that it never waits for one."""
     monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
     name = "printf 'Firmware Revision : %s\\377\\n' $LC_ALL$(cat)"
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")

@@ -140,9 +140,9 @@ def test_fio_is_asked_for_three_loads_that_go_past_the_cache(
 def test_fio_that_does_not_end_is_left_for_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fio(tmp_path, "exec sleep 60", monkeypatch)
     monkeypatch.setattr(file_systems, "SPARE_SECONDS", 0.1)
-    (one,), data = measured(tmp_path)
+    (one,), _ = measured(tmp_path)
     assert one.why_not_fio == f"fio took more than {4 * SECONDS + 0.1:g} s"
-    assert (one.tool, len(data["figures"])) == ("Python", 3)
+    assert one.tool == "Python"
 
 
 def test_fio_that_cannot_be_started_is_left_for_python(

@@ -252,11 +252,12 @@ def test_too_many_corrected_errors_say_how_many_and_by_which_limit() -> None:
         (51, 24, 86_400.0, None),
         (51, 24, None, 60),
         (60, 0, 0.5, None),
+        (60, 1 / 3600, None, 60),
         (50, -1, 9e6, 10),  # the earlier check is of a clock that was set back
     ],
 )
 def test_errors_since_an_earlier_check_are_judged_by_the_day(
-    before: int, hours: int, since_boot: float | None, new: int | None
+    before: int, hours: float, since_boot: float | None, new: int | None
 ) -> None:
     controllers = (MemoryCounter("mc0", 20, 0, since_boot), MemoryCounter("mc1", 40, 0, 1e8))
     errors = HostErrors(NOW, "m", edac=True, controllers=controllers)

@@ -71,11 +71,12 @@ def test_a_counter_of_broken_links_that_rises_fails_and_one_of_lost_packets_warn
 
 
 def test_ports_are_in_the_order_of_adapters_and_numbers(tmp_path: Path) -> None:
-    for device in ("mlx5_10", "mlx5_2"):
+    for device in ("mlx5_10", "mlx5_3", "mlx5_2"):
         for number in (2, 1):
             tree(tmp_path, device, {"state": "4: ACTIVE"}, number)
     assert [port.name for port in read_ports(tmp_path)] == [
-        "mlx5_2 port 1", "mlx5_2 port 2", "mlx5_10 port 1", "mlx5_10 port 2",
+        "mlx5_2 port 1", "mlx5_2 port 2", "mlx5_3 port 1", "mlx5_3 port 2", "mlx5_10 port 1",
+        "mlx5_10 port 2",
     ]  # fmt: skip
 
 
@@ -269,6 +270,9 @@ def test_ports_of_another_layer_or_that_are_down_have_no_part_in_the_usual_rate(
     silent = replace(GOOD, device="mlx5_9", rate="", state="DOWN")
     found = judged([NodePorts(0, (*ports, ethernet, silent))])
     assert [(f.subject, f.verdict) for f in found] == [("mlx5_9 port 1", "warn")]
+    slow = replace(GOOD, device="mlx5_7", rate="200 Gb/sec (2X NDR)")
+    found = judged([NodePorts(0, (*ports[:3], slow, silent))])
+    assert ("mlx5_7 port 1", "fail") in [(f.subject, f.verdict) for f in found]
 
 
 @pytest.mark.parametrize(
