@@ -197,7 +197,9 @@ def test_gpus_without_units_for_fp8_are_refused_when_planned(capability: str, re
         assert refusal(setting, llama(), target) == (reason if refused else None)
 
 
-def test_planning_counts_layers_that_stay_in_bf16_and_refuses_a_model_of_no_others() -> None:
+def test_planning_counts_layers_that_stay_in_bf16_and_refuses_a_model_of_no_others(
+    without_footprints: None,
+) -> None:
     mixed = resolved("llama", WIDE | {"intermediate_size": 88}, CAUSAL | {"precision": "fp8"})
     built = dry_build(mixed, "/models/0")
     assert not built.mistakes and built.counted is not None

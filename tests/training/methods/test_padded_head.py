@@ -15,7 +15,7 @@ from bench.planning.memory_prediction import predict_counted_bytes
 from bench.runner.trial.training_loop import WithLoss
 from bench.training.methods import apply_all, conflict, free_lunch, known_methods
 from bench.training.methods.padded_head import PADDED_TO
-from bench.training.models import Model
+from bench.training.models import Counted, Model
 from bench.training.models.generic import counted
 from bench.training.models.paper_code import find_model
 from tests.targets import H200
@@ -115,13 +115,22 @@ def test_it_needs_a_compiler_and_no_chunks() -> None:
     assert conflict(both) == "chunked-loss computes its gradient from whole rows"
 
 
-@pytest.mark.parametrize("recorded", [(), ("cuda-graphs",)], ids=["", "recorded"])
-def test_predicted_memory_has_one_copy_of_the_logits_in_place_of_three(recorded: tuple[str, ...]) -> None:
+@pytest.fixture(scope="module")
+def of_many_words() -> tuple[Model, Counted]:
+    """A model and its counts, which take seconds."""
     model = model_of("llama", "causal-lm", DECODER | {"vocab_size": 50_257})
     model = replace(model, recipe=replace(model.recipe, precision="bf16"))
+    return model, counted(model)
+
+
+@pytest.mark.parametrize("recorded", [(), ("cuda-graphs",)], ids=["", "recorded"])
+def test_predicted_memory_has_one_copy_of_the_logits_in_place_of_three(
+    recorded: tuple[str, ...], of_many_words: tuple[Model, Counted]
+) -> None:
+    model, counts = of_many_words
     plain = ("kernels", "fused-optimizer", "compile-blocks")
     with_copies, without = (
-        predict_counted_bytes(model, setting, 2048, 1, counted(model))
+        predict_counted_bytes(model, setting, 2048, 1, counts)
         for setting in ((*plain, *recorded), (*plain, "padded-head", *recorded))
     )
     logits = 2 * 2048 * 32 * 50_257

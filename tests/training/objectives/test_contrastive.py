@@ -337,7 +337,9 @@ def test_a_mistake_inside_of_a_tower_is_named(
     assert (mistake.path, mistake.found) == (f"/models/0/{path}", found)
 
 
-def test_fields_that_published_towers_have_and_nothing_reads_are_no_mistakes() -> None:
+def test_fields_that_published_towers_have_and_nothing_reads_are_no_mistakes(
+    without_footprints: None,
+) -> None:
     extra = {"model_type": "clip_text_model", "top_k": 50, "torch_dtype": "float32", "_name_or_path": ""}
     build = dry_build(model_of(towers={**TOWERS, "text_config": {**TEXT, **extra}}), "/models/0")
     assert build.mistakes == ()
