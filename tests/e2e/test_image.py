@@ -278,7 +278,7 @@ def test_a_node_is_checked_in_the_image(machine: Machine, reader: Reader, image:
 def test_a_container_without_a_driver_checks_nothing(
     machine: Machine, image: dict[str, Any], engine: str
 ) -> None:
-    words = ["check", short_check(machine.folder), "--engine", engine, "--image", "bench:cpu", "--nagios"]
+    words = ("check", short_check(machine.folder), "--engine", engine, "--image", "bench:cpu", "--nagios")
     line = machine.bench(*words, "--out", machine.folder / f"checked-by-{engine}", code=3).stdout
     assert line.startswith("BENCH UNKNOWN - ") and len(line.splitlines()) == 1
 

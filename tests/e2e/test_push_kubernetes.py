@@ -223,8 +223,10 @@ def test_a_drained_pod_packs_what_it_measured(measuring: Administrator) -> None:
 
 def test_a_detached_run_is_cancelled_and_what_it_measured_is_fetched(measuring: Administrator) -> None:
     operator = measuring
-    operator.push(operator.manifest(), "--detach")
+    pushing = operator.begin(operator.manifest(), "--detach")
     with operator.held(watched=False) as name:
+        _, err = pushing.communicate(timeout=PATIENCE_SECONDS)
+        assert pushing.returncode == 0, err
         operator.bench("cancel", "--detach")
     run = operator.small.pods[name].processes["bench"]
     until(lambda: run.poll() is not None, "the end of the run")
