@@ -147,19 +147,33 @@ def reader(operator: WithImage) -> Reader:
     return Reader(folder, operator.environment(), stands_for, operator.nodes.ssh_config)
 
 
-def test_the_documented_lines_push_an_image_and_one_that_existed_before_is_kept(
+def test_the_documented_lines_push_an_image_to_a_rented_node(
     operator: WithImage, older: str, reader: Reader
 ) -> None:
     identity = operator.bench("image", "id", operator.folder / "one.tar").stdout.strip()
+    keeping = printed("bench push others.json ubuntu@203.0.113.7 --image bench-cuda13.tar --keep")
+    assert "level: operator" in reader.type(keeping)
+    assert set(operator.images(0)) == {identity, older}
     for line in (
-        printed("bench push others.json ubuntu@203.0.113.7 --image bench-cuda13.tar --keep"),
         printed("bench push mamba.json ubuntu@203.0.113.7 --image with-kernels.tar"),
         printed("bench push manifests/hour.json ubuntu@203.0.113.7 --image with-kernels.tar"),
     ):
         assert "level: operator" in reader.type(line)
-        assert set(operator.images(0)) == {identity, older}
-    assert len([*reader.folder.glob("results/*.tar")]) == 3
-    operator.remove(0, *operator.tags(0))
+        assert operator.images(0) == [older]
+
+
+def test_an_image_that_existed_before_is_kept(operator: WithImage, older: str) -> None:
+    image = operator.folder / "one.tar"
+    identity = operator.bench("image", "id", image).stdout.strip()
+    subprocess.run(
+        ["docker", "-H", operator.docker[0], "load", "-qi", str(image)], check=True, stdout=subprocess.DEVNULL
+    )
+    done = operator.push(
+        operator.manifest(models=["tiny-vit"]), operator.nodes.addresses[0], "--image", image
+    )["nodes"][0]
+    assert (done["outcome"], done["sent_bytes"]) == ("done", 0)
+    assert set(operator.images(0)) == {identity, older}
+    operator.remove(0, "bench:cpu")
 
 
 def test_a_push_that_filled_the_disk_is_completed_by_the_next_one(operator: WithImage, small: Path) -> None:
