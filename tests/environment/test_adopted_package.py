@@ -118,7 +118,7 @@ def test_sizes_and_the_case_of_a_version_may_differ_between_installers(root: Pat
         ({"module": "a/__init__.py,,"}, "its RECORD cannot be used: a/__init__.py has no sha256"),
         ({"module": "a/__init__.py"}, "its RECORD cannot be used: a/__init__.py has no sha256"),
         ({"more": row("a/missing.py", b"")}, "missing.py is missing"),
-        ({"more": row("a", b"")}, "a is no ordinary file"),
+        ({"more": row("a", b"")}, "a is not a regular file"),
         ({"more": row("../../../../a", b"")}, "its RECORD cannot be used: '../../../../a' is outside"),
         ({"more": row("../../a", b"")}, "its RECORD cannot be used: '../../a' is outside"),
         ({"more": row("../../..", b"")}, "its RECORD cannot be used: '../../..' is outside"),

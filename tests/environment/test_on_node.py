@@ -445,11 +445,11 @@ def test_a_refusal_says_why_the_nodes_own_package_differs() -> None:
 def test_an_installation_that_waits_for_another_push_says_so(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def alone(environments: Path, wait: Callable[[], object]) -> Any:
+    def one_at_a_time(environments: Path, wait: Callable[[], object]) -> Any:
         wait()
         return nullcontext()
 
-    monkeypatch.setattr(store, "alone", alone)
+    monkeypatch.setattr(store, "one_at_a_time", one_at_a_time)
     monkeypatch.setattr(on_node, "_described", lambda found: found)
     monkeypatch.setattr(store, "find", lambda *given: "an environment")
     place.mkdir()

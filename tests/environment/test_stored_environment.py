@@ -158,7 +158,7 @@ def test_a_folder_that_is_no_environment_is_named(place: Path, data: bytes | Non
         (folder / "environment.json").write_bytes(data)
     with pytest.raises(EnvironmentCannot) as refused:
         store.read(folder)
-    assert refused.value.message == f"is no environment: {error}"
+    assert refused.value.message == f"is not an environment: {error}"
     assert (refused.value.where, refused.value.advice) == (str(folder), PUSH_AGAIN)
 
 
@@ -287,9 +287,9 @@ def test_a_link_is_known_by_where_it_leads(tmp_path: Path) -> None:
 
 def test_installations_wait_only_for_one_that_is_at_work(tmp_path: Path) -> None:
     environments = tmp_path / "deep" / "environments"
-    with store.alone(environments, lambda: pytest.fail("nobody is at work")):
+    with store.one_at_a_time(environments, lambda: pytest.fail("nobody is at work")):
         assert (environments / ".lock").exists()
         (environments / ".new-stale").mkdir()
     (environments / "0123").mkdir()
-    with store.alone(environments, lambda: pytest.fail("nobody is at work")):
+    with store.one_at_a_time(environments, lambda: pytest.fail("nobody is at work")):
         assert sorted(path.name for path in environments.iterdir()) == [".lock", "0123"]

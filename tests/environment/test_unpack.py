@@ -188,6 +188,6 @@ def test_what_is_no_wheel_is_named(tmp_path: Path, data: bytes | None) -> None:
     path = tmp_path / "a.whl"
     if data is not None:
         path.write_bytes(data)
-    with pytest.raises(EnvironmentCannot, match="is no wheel: ") as refused:
+    with pytest.raises(EnvironmentCannot, match="is not a wheel: ") as refused:
         wheel_contents(path)
     assert refused.value.where == str(path)

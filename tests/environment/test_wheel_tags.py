@@ -8,7 +8,7 @@ import pytest
 from packaging.tags import cpython_tags
 from packaging.utils import parse_wheel_filename
 
-from bench.environment.wheel_tags import WheelName, misfit, normalised, rank, read_name
+from bench.environment.wheel_tags import WheelName, misfit, rank, read_name
 from tests.environment.made_wheels import PYTHON
 
 
@@ -103,7 +103,6 @@ def test_the_name_of_a_wheel_in_its_parts() -> None:
     assert read_name("Flash_Attn-2.8.3_1-1-cp311.cp312-abi3-linux_x86_64.manylinux1_x86_64.whl") == WheelName(
         "flash-attn", "2.8.3-1", ("cp311", "cp312"), ("abi3",), ("linux_x86_64", "manylinux1_x86_64")
     )
-    assert normalised("A.b_-C") == "a-b-c"
 
 
 @pytest.mark.parametrize(

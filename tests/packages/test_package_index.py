@@ -10,7 +10,7 @@ import pytest
 
 from bench.packages import package_index
 from bench.packages.errors import Paused
-from bench.packages.package_index import OfferedFile, PackageFile, PackageIndex
+from bench.packages.package_index import OfferedFile, PackageFile, PackageIndex, normal
 from bench.packages.pip_settings import PipSettings
 from tests.packages.web import DATA, JSON, NAME, PAGE, WHEEL, Web
 
@@ -255,3 +255,7 @@ def test_no_page_is_asked_for_when_the_time_is_over(web: Web) -> None:
     assert web.asked == []
     with pytest.raises(Paused):
         PackageIndex(PipSettings(()), seconds=60).pause(math.inf)
+
+
+def test_names_of_one_project_have_one_normalised_form() -> None:
+    assert normal("A.b_-C") == normal("a-B.c") == "a-b-c"

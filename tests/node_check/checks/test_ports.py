@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from bench.base.strict_json import to_json
+from bench.base.sysfs import MOST_CHARACTERS
 from bench.node_check.checks import ports
 from bench.node_check.checks.gpudirect import GpuDirect, read_gpudirect
 from bench.node_check.checks.gpudirect import judge as judge_gpudirect
@@ -100,7 +101,7 @@ def test_files_that_are_missing_or_strange_are_no_error(tmp_path: Path) -> None:
         ("device/max_link_width", "none", "pcie_width_most", None),
         ("phys_state", "3: Disabled", "physical", "Disabled"),
         ("link_layer", "Ethernet", "layer", "Ethernet"),
-        ("state", f"  4: {'A' * 200}", "state", "A" * 97),
+        ("state", f"  4: {'A' * 200}", "state", "A" * (MOST_CHARACTERS - len("4: "))),
         ("rate", "a\nb", "rate", "a"),
     ],
 )
