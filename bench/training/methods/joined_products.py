@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bench.base.errors import BadInput
-from bench.training.methods.method import Method, Target
+from bench.training.methods.method import Method, Target, unfit
 from bench.training.models import Model
 from bench.training.vendor import transformers_source
 
@@ -28,8 +27,7 @@ def _find(model: Model, whole: nn.Module) -> None:
 
     whole.siblings = siblings_of(whole.model, model)
     if not whole.siblings:
-        reason = "no two linear layers read the same tensor"
-        raise BadInput(f"joined-products: {reason}", where=model.name, advice="leave this method out")
+        raise unfit("joined-products", model, "no two linear layers read the same tensor")
 
 
 METHODS = (

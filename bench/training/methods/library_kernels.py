@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bench.base.errors import BadInput
-from bench.training.methods.method import Method, Target, older_than
+from bench.training.methods.method import Method, Target, looking_for, older_than
 from bench.training.models import Model, family_of
 from bench.training.models.full_attention import MIN_HEAD_WIDTH
 from bench.training.vendor import transformers_source
@@ -92,12 +91,8 @@ def _head_width(model: Model) -> int | None:
 def _find_flex_attention(model: Model, whole: nn.Module) -> None:
     from bench.training.models.full_attention import require_full_attention
 
-    try:
+    with looking_for("flex-attention", model):
         require_full_attention(whole.model, model)
-    except LookupError as error:
-        raise BadInput(
-            f"flex-attention: {error}", where=model.name, advice="leave this method out"
-        ) from error
 
 
 def _apply_flex_attention(_model: Model, whole: nn.Module, _blocks: list[nn.Module]) -> None:

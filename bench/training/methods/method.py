@@ -5,10 +5,12 @@ Pure: torch is imported only by the functions of a method that a worker calls.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import field
 from typing import TYPE_CHECKING, Literal
 
+from bench.base.errors import BadInput
 from bench.base.frozen import dataclass
 from bench.training.models import Counted, Flops, Model, installed
 
@@ -120,3 +122,17 @@ class Method:
 def older_than(target: Target, capability: float) -> bool:
     """Whether the target's GPU is known to have a lower compute capability."""
     return target.compute_capability is not None and float(target.compute_capability) < capability
+
+
+def unfit(method: str, model: Model, reason: object) -> BadInput:
+    """Return the error for a method that does not fit a model once it is built."""
+    return BadInput(f"{method}: {reason}", where=model.name, advice="leave this method out")
+
+
+@contextmanager
+def looking_for(method: str, model: Model) -> Iterator[None]:
+    """Raise the error of an unfit method for a LookupError, which says what the built model lacks."""
+    try:
+        yield
+    except LookupError as error:
+        raise unfit(method, model, error) from error

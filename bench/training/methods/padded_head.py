@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bench.base.errors import BadInput
-from bench.training.methods.method import Method, Target
+from bench.training.methods.method import Method, Target, unfit
 from bench.training.models import Model, words_of
 from bench.training.models.footprint import ROW_MULTIPLE
 from bench.training.vendor import transformers_source
@@ -40,11 +39,7 @@ def _apply(model: Model, whole: nn.Module, _blocks: list[nn.Module]) -> None:
 
     layer = whole.model.get_output_embeddings()
     if type(layer) is not nn.Linear or len(layer.weight) != words_of(model):
-        raise BadInput(
-            "padded-head: the logits are no product of one linear layer",
-            where=model.name,
-            advice="leave this method out",
-        )
+        raise unfit("padded-head", model, "the logits are no product of one linear layer")
     words = layer.out_features
     added = -words % PADDED_TO
 

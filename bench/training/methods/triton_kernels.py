@@ -5,8 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from bench.base.errors import BadInput
-from bench.training.methods.method import Method, Target
+from bench.training.methods.method import Method, Target, looking_for, unfit
 from bench.training.models import Model, family_of
 from bench.training.models.depthwise import SIDE
 from bench.training.vendor import transformers_source
@@ -41,10 +40,8 @@ def _refuse_rotary(model: Model, target: Target) -> str | None:
 def _find_rotary(model: Model, whole: nn.Module) -> None:
     from bench.training.models.packed_rotary import packed_rotary_of
 
-    try:
+    with looking_for("rotary", model):
         whole.packed_rotary = packed_rotary_of(whole.model, whole.blocks, model)
-    except LookupError as error:
-        raise BadInput(f"rotary: {error}", where=model.name, advice="leave this method out") from error
 
 
 def _apply_rotary(_model: Model, whole: nn.Module, _blocks: list[nn.Module]) -> None:
@@ -64,10 +61,8 @@ def _refuse_gelu(model: Model, target: Target) -> str | None:
 def _find_gelu(model: Model, whole: nn.Module) -> None:
     from bench.training.models.biased_gelu import gelu_layers_of
 
-    try:
+    with looking_for("gelu", model):
         whole.gelu_layers = gelu_layers_of(whole.model, model)
-    except LookupError as error:
-        raise BadInput(f"gelu: {error}", where=model.name, advice="leave this method out") from error
 
 
 def _apply_gelu(_model: Model, whole: nn.Module, _blocks: list[nn.Module]) -> None:
@@ -94,13 +89,11 @@ def _too_wide(width: float, model: Model) -> str:
 def _find_norms(model: Model, whole: nn.Module) -> None:
     from bench.training.models.paired_norms import paired_norms_of
 
-    try:
+    with looking_for("norms", model):
         whole.paired_norms = paired_norms_of(whole.model, whole.blocks, model)
-    except LookupError as error:
-        raise BadInput(f"norms: {error}", where=model.name, advice="leave this method out") from error
     width = max(len(pair.first.weight) for pair in whole.paired_norms)
     if width > MAX_WIDTH:
-        raise BadInput(f"norms: {_too_wide(width, model)}", where=model.name, advice="leave this method out")
+        raise unfit("norms", model, _too_wide(width, model))
 
 
 def _apply_norms(_model: Model, whole: nn.Module, _blocks: list[nn.Module]) -> None:
@@ -129,8 +122,7 @@ def _apply_depthwise(model: Model, whole: nn.Module, _blocks: list[nn.Module]) -
 
     found = depthwise_in(whole)
     if not found:
-        reason = "no module is a depthwise convolution of seven by seven"
-        raise BadInput(f"depthwise: {reason}", where=model.name, advice="leave this method out")
+        raise unfit("depthwise", model, "no module is a depthwise convolution of seven by seven")
     from bench.training.triton.depthwise import forward_of
 
     for conv in found:

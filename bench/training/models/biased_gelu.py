@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from bench.training.models.model import Model
-from bench.training.models.probe import at_rest, close, tiny_input
+from bench.training.models.probe import close, first_call, on_tiny_input
 from bench.training.vendor import transformers_inside
 
 if TYPE_CHECKING:
@@ -46,13 +46,9 @@ def gelu_layers_of(module: nn.Module, model: Model) -> GeluLayers:
     Raises LookupError if there are none, if the model cannot run on a tiny input, or if it gives another
     output when these layers compute GELU.
     """
-    with at_rest(module):
-        given = tiny_input(module, model)
-        answer = partial(model.recipe.aim.answer, module, given)
-        try:
+    with on_tiny_input(module, model) as answer:
+        with first_call():
             found, outputs, expected = search(module, answer)
-        except Exception as error:  # an architecture's code may raise anything
-            raise LookupError(f"the model cannot run on a tiny input: {error}"[:200]) from error
         if not found.layers:
             raise LookupError("no linear layer with a bias has an output that only exact GELU reads")
         if not _same_with(found, answer, outputs, expected):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from bench.training.models.attention import attends_causally, register_attention
 from bench.training.models.model import Model
-from bench.training.models.probe import at_rest, close, tiny_input
+from bench.training.models.probe import close, first_call, on_tiny_input
 from bench.training.vendor import torch_inside
 
 if TYPE_CHECKING:
@@ -29,15 +29,9 @@ def require_full_attention(module: nn.Module, model: Model) -> None:
 
     The model runs on a tiny input, once as it is built and twice with attention that watches its calls.
     """
-    with at_rest(module):
-        answer = partial(model.recipe.aim.answer, module, tiny_input(module, model))
-        try:
-            expected = answer()
-            found, called = _watched(module, answer)
-        except AsksForMore:
-            raise
-        except Exception as error:  # an architecture's code may raise anything
-            raise LookupError(f"the model cannot run on a tiny input: {error}"[:200]) from error
+    with on_tiny_input(module, model) as answer, first_call(AsksForMore):
+        expected = answer()
+        found, called = _watched(module, answer)
     if not called:
         raise LookupError("no attention of this model is called by its name")
     if not close(found, expected):

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bench.training.models.model import Model
-from bench.training.models.probe import at_rest, close, tiny_input, watching_attention
+from bench.training.models.probe import close, first_call, on_tiny_input, watching_attention
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -44,12 +43,9 @@ def packed_rotary_of(
     Raises LookupError if there is none, if the model cannot run on a tiny input, or if it gives another
     output when its positions are rotated so.
     """
-    with at_rest(module):
-        answer = partial(model.recipe.aim.answer, module, tiny_input(module, model))
-        try:
+    with on_tiny_input(module, model) as answer:
+        with first_call():
             found, expected = _search(blocks, answer)
-        except Exception as error:  # an architecture's code may raise anything
-            raise LookupError(f"the model cannot run on a tiny input: {error}"[:200]) from error
         if not found:
             raise LookupError("no attention has rotary positions of packed queries, keys and values")
         with _taken_over(found):

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bench.training.models.model import Model
-from bench.training.models.probe import at_rest, close, tiny_input
+from bench.training.models.probe import close, first_call, on_tiny_input
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -41,12 +41,9 @@ def paired_norms_of(module: nn.Module, blocks: Sequence[nn.Module], model: Model
     Raises LookupError if there are none, if the model cannot run on a tiny input, or if it gives another
     output when their norms are computed together.
     """
-    with at_rest(module):
-        answer = partial(model.recipe.aim.answer, module, tiny_input(module, model))
-        try:
+    with on_tiny_input(module, model) as answer:
+        with first_call():
             found, expected = _search(blocks, answer)
-        except Exception as error:  # an architecture's code may raise anything
-            raise LookupError(f"the model cannot run on a tiny input: {error}"[:200]) from error
         if not found:
             raise LookupError("no block has two layer norms that read its input")
         if not _same_with(found, answer, expected):

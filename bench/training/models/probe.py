@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from bench.training.models.model import Model
@@ -44,6 +44,24 @@ def at_rest(model: nn.Module) -> Iterator[None]:
             yield
     finally:
         model.train(training)
+
+
+@contextmanager
+def on_tiny_input(module: nn.Module, model: Model) -> Iterator[Callable[[], Tensor]]:
+    """Yield a function that calls a built model on a tiny input; the model is at rest within the context."""
+    with at_rest(module):
+        yield partial(model.recipe.aim.answer, module, tiny_input(module, model))
+
+
+@contextmanager
+def first_call(*passing: type[Exception]) -> Iterator[None]:
+    """Raise LookupError for any error of a model's first call, except those of the types `passing`."""
+    try:
+        yield
+    except passing:
+        raise
+    except Exception as error:  # an architecture's code may raise anything
+        raise LookupError(f"the model cannot run on a tiny input: {error}"[:200]) from error
 
 
 def tiny_input(module: nn.Module, model: Model) -> dict[str, Tensor]:
