@@ -6,9 +6,9 @@ PLACE/.old-NAME/     files that were set aside and are being deleted
 
 Three rules keep one push from breaking or deleting the files of another:
 
-1. Only a push that holds a claim makes and uses shared folders. 2. Only a push that has the lock, and finds
-no other claim, removes them; files that runs need only if there is no
-   run.
+1. Only a push that holds a claim makes and uses shared folders.
+2. Only a push that has the lock, and finds no other claim, removes them; files that runs need only if there
+   is no run.
 3. Removing is renaming, so that the lock is held for a moment only.
 """
 
