@@ -5,6 +5,7 @@
 Started in the run's folder. It checks the environment, and becomes `python -m bench ARGUMENTS`, which
 
 - can gain no rights (no_new_privs), has no capabilities, and leaves no core dump;
+- cannot write to the kernel's settings in /proc, not even as root;
 - where the kernel has Landlock: writes to out/ and tmp/ alone, and reads no home folder;
 - has no variables of the login, besides those that `KEPT` and `HANDED_ON` name.
 
@@ -42,6 +43,9 @@ _LAST_CAPABILITY = 63  # the highest number that the kernel's masks have room fo
 _PRIVATE = ("home", "root", "tmp")
 # Devices that the run may write to: those of every system, GPUs, and InfiniBand adapters.
 _DEVICES = re.compile("null|zero|full|random|urandom|tty|ptmx|pts|nvidia.*|dri|kfd|infiniband")
+# Flags of unshare and mount. In mounts that follow, changes of the machine are seen and own changes stay inside.
+_UNSHARE_MOUNTS, _READ_ONLY, _NO_SUID, _NO_DEVICES, _NO_EXECUTION = 0x20000, 1, 2, 4, 8
+_REMOUNT, _BIND, _RECURSIVE, _FOLLOWING = 1 << 5, 1 << 12, 1 << 14, 1 << 19
 _DRIVER = ("libcuda.so.1", "libnvidia-ml.so.1")
 
 
@@ -82,6 +86,8 @@ def confine(run: Path, code: Sequence[Path], data: Sequence[Path]) -> Iterator[s
     """Take rights from this process; yield the name of each measure that is in force."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     yield "no core dumps"
+    if close_kernel_settings():
+        yield "kernel settings read-only"
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     if prctl(_NO_NEW_PRIVS, 1, 0, 0, 0) == 0:
         yield "no new privileges"
@@ -90,6 +96,34 @@ def confine(run: Path, code: Sequence[Path], data: Sequence[Path]) -> Iterator[s
         yield "no capabilities"
     if in_force := landlock.confine(rules(run, code, data)):
         yield f"Landlock {in_force}"
+
+
+def close_kernel_settings() -> bool:
+    """Make what is in /proc read-only for this process and its children, except the folders of processes.
+
+    Return whether this was necessary and was done: root can write there, and root can mount unless it is in a
+    container, where the engine has made these files read-only.
+    """
+    if not _kernel_settings_are_open():
+        return False
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(_UNSHARE_MOUNTS) != 0:
+        return False
+    libc.mount(None, b"/", None, ctypes.c_ulong(_RECURSIVE | _FOLLOWING), None)
+    for path in Path("/proc").iterdir():
+        if not path.name.isdigit() and not path.is_symlink():
+            _mount_read_only(libc, path)
+    return not _kernel_settings_are_open()
+
+
+def _mount_read_only(libc: ctypes.CDLL, path: Path) -> None:
+    name, flags = os.fsencode(path), _NO_SUID | _NO_DEVICES | _NO_EXECUTION
+    if libc.mount(name, name, None, ctypes.c_ulong(_BIND | _RECURSIVE), None) == 0:
+        libc.mount(None, name, None, ctypes.c_ulong(_REMOUNT | _BIND | _READ_ONLY | flags), None)
+
+
+def _kernel_settings_are_open() -> bool:
+    return os.access("/proc/sys/kernel/core_pattern", os.W_OK)
 
 
 def rules(run: Path, code: Sequence[Path], data: Sequence[Path]) -> Iterator[tuple[Path, int]]:
@@ -106,9 +140,9 @@ def rules(run: Path, code: Sequence[Path], data: Sequence[Path]) -> Iterator[tup
     for path in Path("/dev").iterdir():
         if _DEVICES.fullmatch(path.name):
             yield path, landlock.DEVICES
-    # A process resets its own peak of memory there. Root could also write to the kernel's settings.
-    if not os.access("/proc/sys/kernel/core_pattern", os.W_OK):
-        yield Path("/proc"), landlock.READ | landlock.WRITE_FILE
+    # CUDA does not start unless it can name its threads there, and a process resets its own peak of memory there.
+    if not _kernel_settings_are_open():
+        yield Path("/proc"), landlock.REWRITE
     for path in (Path("/dev/shm"), run / "out", run / "tmp"):
         yield path, landlock.WRITE
 

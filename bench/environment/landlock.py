@@ -22,6 +22,7 @@ _REFER, _TRUNCATE, _IOCTL_DEV = 1 << 13, 1 << 14, 1 << 15  # known from version 
 _FIRST = (1 << 13) - 1  # the rights of version 1
 _OF_FILES = _EXECUTE | WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV  # the others are of folders
 READ = _EXECUTE | _READ_FILE | _READ_DIR
+REWRITE = READ | WRITE_FILE | _TRUNCATE  # of files that exist
 DEVICES = READ | WRITE_FILE | _TRUNCATE | _IOCTL_DEV
 WRITE = (
     READ | WRITE_FILE | _TRUNCATE | _REFER | _REMOVE_DIR | _REMOVE_FILE | _MAKE_DIR | _MAKE_REG | _MAKE_SOCK

@@ -73,7 +73,7 @@ KbdInteractiveAuthentication no
 PermitRootLogin prohibit-password
 StrictModes no
 LogLevel ERROR
-SetEnv PATH="$login_path"${LD_LIBRARY_PATH:+ LD_LIBRARY_PATH="$LD_LIBRARY_PATH"} HOME="$node_home"
+SetEnv PATH="$login_path"${CUDA_VISIBLE_DEVICES:+ CUDA_VISIBLE_DEVICES="$CUDA_VISIBLE_DEVICES"}${LD_LIBRARY_PATH:+ LD_LIBRARY_PATH="$LD_LIBRARY_PATH"} HOME="$node_home"
 CONFIG
 cat > "$work/ssh_config" <<CONFIG
 Host *
