@@ -43,7 +43,7 @@ _LAST_CAPABILITY = 63  # the highest number that the kernel's masks have room fo
 _PRIVATE = ("home", "root", "tmp")
 # Devices that the run may write to: those of every system, GPUs, and InfiniBand adapters.
 _DEVICES = re.compile("null|zero|full|random|urandom|tty|ptmx|pts|nvidia.*|dri|kfd|infiniband")
-# Flags of unshare and mount. In mounts that follow, changes of the machine are seen and own changes stay inside.
+# Flags of unshare and mount. Mounts that follow see the machine's changes and keep their own to themselves.
 _UNSHARE_MOUNTS, _READ_ONLY, _NO_SUID, _NO_DEVICES, _NO_EXECUTION = 0x20000, 1, 2, 4, 8
 _REMOUNT, _BIND, _RECURSIVE, _FOLLOWING = 1 << 5, 1 << 12, 1 << 14, 1 << 19
 _DRIVER = ("libcuda.so.1", "libnvidia-ml.so.1")
@@ -140,7 +140,7 @@ def rules(run: Path, code: Sequence[Path], data: Sequence[Path]) -> Iterator[tup
     for path in Path("/dev").iterdir():
         if _DEVICES.fullmatch(path.name):
             yield path, landlock.DEVICES
-    # CUDA does not start unless it can name its threads there, and a process resets its own peak of memory there.
+    # CUDA does not start unless it can name its threads there; a process resets its own peak of memory there.
     if not _kernel_settings_are_open():
         yield Path("/proc"), landlock.REWRITE
     for path in (Path("/dev/shm"), run / "out", run / "tmp"):

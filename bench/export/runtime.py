@@ -35,6 +35,7 @@ from bench.runner.trial.zero_strategy import drop_stale_locks, even_first, optim
 from bench.training.methods import apply_all, known_methods, prepare_all
 from bench.training.models import adapters, family_of, uses_all_weights
 from bench.training.setting import in_group, sharded_by
+from bench.training.vendor.torch_inside import separate_gradients
 
 __all__ = [
     "PIXEL_DEVIATION",
@@ -70,6 +71,7 @@ __all__ = [
     "read_trial",
     "samples_of",
     "save_adapters",
+    "separate_gradients",
     "shard",
     "sharded_by",
     "trained",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -44,6 +45,34 @@ def test_a_timed_pass_scales_its_loss_as_in_the_recipes_step(
     measured = run.run()
     assert max(sample.accumulation for sample in measured.steps) < many
     assert divisors["warm-up"] == divisors["measure"] == {many}
+
+
+def test_a_pass_is_counted_once_if_compiled_code_returns_one_gradient_for_two_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Shared(torch.autograd.Function):
+        @staticmethod
+        def forward(_ctx: Any, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+            return (first + second).sum()
+
+        @staticmethod
+        def backward(_ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
+            shared = gradient.expand(size).contiguous()
+            return shared.view(-1), shared.view(-1)
+
+    run = TrialRun(
+        trial(model=known_models()["tiny-gpt-neox"]), Device("cpu"), Team(), tmp_path, lambda _: None
+    )
+    loop = run.build()
+    weights = dict(loop.whole.named_parameters())
+    both = [
+        weights[f"model.gpt_neox.layers.0.{name}.bias"] for name in ("attention.dense", "mlp.dense_4h_to_h")
+    ]
+    size = both[0].numel()
+    monkeypatch.setattr(SingleDevice, "forward", lambda _loop, _batch: Shared.apply(*both))
+    for _ in range(4):
+        loop.forward_backward({}, 4, sync=True)
+    assert [set(weight.grad.tolist()) for weight in both if weight.grad is not None] == [{1.0}, {1.0}]
 
 
 def test_a_model_that_ignores_the_device_it_is_built_on_is_moved_there(tmp_path: Path) -> None:

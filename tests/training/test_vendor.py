@@ -50,6 +50,34 @@ def test_dynamo_s_settings_are_set() -> None:
         assert (config.suppress_errors, config.optimize_ddp, config.recompile_limit) == (False, False, 64)
 
 
+@pytest.mark.parametrize("passes", [1, 3])
+def test_gradients_that_share_memory_are_separated(passes: int) -> None:
+    """Torch keeps what a backward pass returns, and adds to it, also if two weights share this memory."""
+
+    class Shared(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor, *_biases: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
+            one = gradient.sum(0)
+            return gradient, one.view(-1), one.view(-1)
+
+    def after(separate: bool) -> list[float]:
+        x, weights = torch.ones(2, 3, requires_grad=True), [nn.Parameter(torch.zeros(3)) for _ in range(2)]
+        for number in range(passes):
+            Shared.apply(x, *weights).sum().backward()
+            if separate and number == 0:
+                torch_inside.separate_gradients([*weights, nn.Parameter(torch.zeros(1))])
+        return [float(weight.grad[0]) for weight in weights if weight.grad is not None]
+
+    assert after(separate=True) == [2 * passes] * 2
+    if passes > 1:
+        kept = after(separate=False)
+        assert kept == [2 + 4 * (passes - 1)] * 2, gone(torch_inside, "backward copies shared gradients now")
+
+
 def test_the_compiler_s_modules_can_be_imported_ahead() -> None:
     for name in torch_inside.COMPILER_MODULES:
         assert importlib.util.find_spec(name), gone(torch_inside, f"torch has no module {name}")

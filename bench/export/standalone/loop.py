@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from bench.export.standalone.checkpoints import kept
 from bench.export.standalone.model import blocks_of, changed_by_methods, needs_blocks
 from bench.export.standalone.python_source import SourcePart
-from bench.export.standalone.updates import optimizer_lines
+from bench.export.standalone.updates import may_share_gradients, optimizer_lines
 from bench.records.trial import Trial
 from bench.training.models import uses_all_weights
 from bench.training.setting import in_group, sharded_by
@@ -277,6 +277,8 @@ def _passes(trial: Trial, ddp: bool, autocast: bool, scaled: bool) -> list[str]:
     if autocast:
         computed = ["with torch.autocast(device.type, HALF):", f"    {computed[0]}"]
     computed.append("scaler.scale(loss).backward()" if scaled else "loss.backward()")
+    if may_share_gradients(trial):
+        computed.append("separate_gradients(weights)")
     if ddp and trial.accumulation > 1:
         body.append(f"with nullcontext() if {last} else replica.no_sync():")
         computed = [f"    {line}" for line in computed]

@@ -13,6 +13,7 @@ from bench.records.trial import Trial
 from bench.training.models import families
 from bench.training.optimizers import Muon
 from bench.training.schedules import WarmupStableDecay
+from bench.training.setting import in_group, sharded_by
 
 TORCH, NN = "import torch", "from torch import nn"
 
@@ -47,11 +48,19 @@ def update_parts(trial: Trial) -> Iterator[SourcePart]:
         yield _muon(trial, optimizer)
         yield MUON_GROUPS
     yield _schedule(trial)
+    if may_share_gradients(trial):
+        yield SourcePart(SEPARATE_GRADIENTS)
     if "half-weights" in trial.setting:
         norms = "" if trial.model.family in families() else NORMS_OVER_BATCHES
         chosen = "set(whole.parameters()) - exact" if norms else "whole.parameters()"
         code = HALF_WEIGHTS.replace("{norms}", norms).replace("{chosen}", chosen)
         yield SourcePart(code, (TORCH, NN, "from functools import partial"))
+
+
+def may_share_gradients(trial: Trial) -> bool:
+    """Whether compiled code may return the same memory as gradients of two weights that both stay whole."""
+    kept_elsewhere = sharded_by(trial.setting) is not None or "half-weights" in trial.setting
+    return in_group(trial.setting, "compilation") is not None and not kept_elsewhere
 
 
 def optimizer_lines(trial: Trial) -> list[str]:
@@ -170,6 +179,15 @@ def rate_factor(step):
     )
 
 
+SEPARATE_GRADIENTS = '''
+def separate_gradients(weights):
+    """Give each gradient memory of its own: compiled code may return one for two weights."""
+    seen = set()
+    for weight in weights:
+        if weight.grad is not None and weight.grad.data_ptr() in seen:
+            weight.grad = weight.grad.clone()
+        seen.add(None if weight.grad is None else weight.grad.data_ptr())
+'''
 # Weights of norms over batches stay in fp32; no family of bench has such norms.
 NORMS_OVER_BATCHES = """\
     norms = (part for part in whole.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm))

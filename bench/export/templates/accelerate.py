@@ -65,6 +65,7 @@ def main() -> None:
                     with accelerator.autocast():
                         loss = model(next(batches))
                     accelerator.backward(loss)
+                    runtime.separate_gradients(runtime.trained(model))
                     total += loss.detach() / trial.accumulation
                     if accelerator.sync_gradients and recipe.clip_norm is not None:
                         accelerator.clip_grad_norm_(runtime.trained(model), recipe.clip_norm)

@@ -76,6 +76,11 @@ class RecipeTrainer(Trainer):
         with self.accelerator.autocast():  # accelerate does not autocast a model that is already sharded
             return super().compute_loss(model, *given, **more)
 
+    def training_step(self, *given: Any, **more: Any) -> Tensor:
+        loss: Tensor = super().training_step(*given, **more)
+        runtime.separate_gradients(runtime.trained(self.model))
+        return loss
+
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         super()._save_checkpoint(model, trial)
         folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}" / "adapter"

@@ -204,9 +204,12 @@ class SingleDevice:
 
     def run_pass(self, batch: Batch) -> Tensor:
         """Compute the loss and its gradients. A method may replace this: it depends on tensors alone."""
+        is_first = self.weights[0].grad is None
         with self.autocast():
             loss = self.forward(batch) * self.share
         self.scaler.scale(loss).backward()
+        if is_first:
+            torch_inside.separate_gradients(self.weights)
         return loss.detach()
 
     def update(self, norm_wanted: bool = False) -> float | None:
