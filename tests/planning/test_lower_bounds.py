@@ -36,6 +36,16 @@ def timed(trial: Trial, a_pass: float = 1.0, update: float = 0.0) -> TimedTrial:
     return TimedTrial(trial, trial.accumulation * a_pass + update, update)
 
 
+def test_a_bound_is_reached_if_one_measured_setting_shows_it() -> None:
+    trial = untried(("checkpointing",))
+    measured = [timed(untried(())), timed(untried(("kernels",)), a_pass=0.1)]
+    for several in (measured, measured[::-1]):
+        least, bounds = bound(trial, several, None), LowerBounds(several)
+        assert least == bound(trial, measured[:1], None) > bound(trial, measured[1:], None)
+        assert bounds.reach(least, trial, None)
+        assert not bounds.reach(least + 1e-6, trial, None)
+
+
 @pytest.mark.parametrize(
     ("measured", "wanted", "share"),
     [
