@@ -102,6 +102,7 @@ class EnvironmentInstaller:
     wheelhouse: Path | None
     say: Callable[[str], None]
     progress: Progress
+    libraries: str | None = None  # folder on the node of Python's shared libraries, if it was brought there
 
     def ask(self) -> PlannedInstall:
         """Ask the node for its plan, and measure the line from this machine to the node if it is needed."""
@@ -153,7 +154,8 @@ class EnvironmentInstaller:
 
     def _command(self, verb: str) -> str:
         program = f"{shlex.quote(self.python)} -P -s -B -m bench.environment.on_node {verb}"
-        return f"cd / && umask 022 && PYTHONPATH={shlex.quote(self.code)} {program}"
+        bundled = f"LD_LIBRARY_PATH={shlex.quote(self.libraries)} " if self.libraries else ""
+        return f"cd / && umask 022 && {bundled}PYTHONPATH={shlex.quote(self.code)} {program}"
 
     def _request(self, sent: Mapping[str, str]) -> bytes:
         locked = self.locked

@@ -192,6 +192,20 @@ def installer(node: Here, place: Path, locked: LockedEnvironment, **changes: Any
     return dataclasses.replace(made, **changes)
 
 
+def test_a_python_that_was_brought_finds_its_libraries(tmp_path: Path) -> None:
+    scripts: list[str] = []
+
+    def answer(script: str) -> str:
+        scripts.append(script)
+        return ""
+
+    for libraries in (None, "/my place/lib"):
+        with pytest.raises(EnvironmentCannot):
+            installer(Answers(answer), tmp_path, LOCKED, libraries=libraries).ask()
+    assert "LD_LIBRARY_PATH" not in scripts[0]
+    assert "LD_LIBRARY_PATH='/my place/lib' PYTHONPATH=" in scripts[1]
+
+
 @pytest.mark.parametrize(
     "line",
     [
