@@ -58,7 +58,7 @@ exec setpriv --bounding-set={kept} --inh-caps=-all chroot {root} /usr/sbin/sshd 
 
 @dataclass(frozen=True)
 class Form:
-    """What a rented container is like, and the options of a push to it."""
+    """The mounts of a rented container, and the options of a push to it."""
 
     name: str
     mounts: str = "true"  # shell commands before the system starts

@@ -29,8 +29,8 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, BinaryIO, NamedTuple, cast
 
-from bench.packages import deb_file
 from bench.packages.apt_sources import read_mirrors
+from bench.packages.deb_file import Section, package_tars
 from bench.packages.download import WantedFile, fetch_all
 from bench.packages.errors import CannotDownload
 from bench.packages.package_index import PackageFile, PackageIndex
@@ -136,7 +136,7 @@ class PackageContents:
         found: dict[Key, int] = {}
         for path in paths:
             with path.open("rb") as file:
-                for _, stream in deb_file.tars(file):
+                for _, stream in package_tars(file):
                     self._unpack_tar(stream, out, found)
         return found
 
@@ -157,7 +157,7 @@ class PackageContents:
 
 def _section(file: BinaryIO, start: int, size: int) -> BinaryIO:
     file.seek(start)
-    return cast(BinaryIO, deb_file.Section(file, size))
+    return cast(BinaryIO, Section(file, size))
 
 
 # --- layers ---------------------------------------------------------------------------------------------

@@ -26,8 +26,8 @@ from bench.base.strict_json import canonical_json
 from bench.environment.interpreter import BUNDLED
 from bench.images.debian_base import Deb, read_debs
 from bench.images.variants import images
-from bench.packages import deb_file
 from bench.packages.apt_sources import read_mirrors
+from bench.packages.deb_file import package_tars
 from bench.packages.download import WantedFile, fetch_all
 from bench.packages.errors import CannotDownload
 from bench.packages.package_index import PackageFile, PackageIndex
@@ -152,7 +152,7 @@ def _packed(packages: Sequence[Path], version: str) -> bytes:
 def _taken(package: Path, version: str) -> Iterator[tuple[str, tuple[tarfile.TarInfo, bytes]]]:
     """Yield name, entry and data of the files of a package that the Python has."""
     with package.open("rb") as file:
-        for member, stream in deb_file.tars(file):
+        for member, stream in package_tars(file):
             if not member.startswith("data.tar"):
                 continue
             with tarfile.open(fileobj=stream, mode="r|") as archive:

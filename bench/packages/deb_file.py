@@ -10,7 +10,7 @@ from typing import IO, Any, BinaryIO, cast
 _AR_HEADER = 60  # bytes
 
 
-def tars(file: BinaryIO) -> Iterator[tuple[str, IO[bytes]]]:
+def package_tars(file: BinaryIO) -> Iterator[tuple[str, IO[bytes]]]:
     """Yield name and uncompressed stream of the package's tars: that of its control data, that of its files.
 
     Each stream has to be read before the next is asked for. ValueError for a file that is no package.
