@@ -1,7 +1,7 @@
 """Push to a fresh Debian or Ubuntu, in a container without Docker, as docs/push.md says. Needs root.
 
     PYTHONPATH=. python benchmarks/fresh_node.py [SUITE ...]     default: bookworm
-    PYTHONPATH=. python benchmarks/fresh_node.py --mirror URL --keyring FOLDER noble jammy     Ubuntu
+    PYTHONPATH=. python benchmarks/fresh_node.py --mirror URL --keyring FOLDER -- noble     Ubuntu
     PYTHONPATH=. python benchmarks/fresh_node.py --rented [SUITE ...]
 
 Each node is made of its distribution's packages (mmdebstrap): the smallest system, an SSH server, CA
@@ -152,7 +152,7 @@ def fresh_system(suite: str, folder: Path, asked: argparse.Namespace) -> FreshSy
         suite,
         str(root),
     ]
-    subprocess.run([*command, *([asked.mirror] if asked.mirror else [])], check=True)
+    subprocess.run([*command, *asked.mirror], check=True)
     keys = root / "root/.ssh"
     keys.mkdir(mode=0o700, exist_ok=True)
     shutil.copy(folder / ".ssh/id_ed25519.pub", keys / "authorized_keys")
@@ -209,7 +209,8 @@ def bench(words: Sequence[str], home: Path) -> subprocess.CompletedProcess[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("suites", nargs="*", default=["bookworm"])
-    parser.add_argument("--mirror", help="of Ubuntu; without it, Debian's of this machine")
+    sources = "mirrors, or lines of apt's sources; without any, those of this machine"
+    parser.add_argument("--mirror", nargs="+", default=[], help=sources)
     parser.add_argument("--keyring", help="folder of the distribution's keys")
     parser.add_argument("--include", nargs="+", default=[], help="packages, such as python3")
     parser.add_argument("--conda", type=Path, help="prefix of a Python that is put before the system's")

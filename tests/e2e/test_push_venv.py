@@ -24,6 +24,14 @@ import pytest
 from bench.base.names import CONTAINER_ENGINES
 from bench.images.fetch import wheels
 from bench.images.locks import read_pins
+from bench.images.standalone_python import make_python
+from bench.images.variants import find_variant
+from bench.push import ship
+from bench.push.install_environment import EnvironmentInstaller
+from bench.push.locked_environment import read_locked
+from bench.push.remote import Here
+from bench.push.run_script import environment_folder
+from bench.push.shared_place import PlaceClaim, claimed
 from tests.conftest import shared_folder
 from tests.e2e.nodes import ssh_nodes
 from tests.e2e.pushing import ROOT, Operator, inside, send
@@ -322,6 +330,42 @@ def test_a_login_in_the_option_is_refused_and_not_shown(operator: WithoutEngine)
     words = operator.pushing(operator.manifest(), address, "--index", "http://me:s3cret@127.0.0.1/simple")
     refused = operator.bench(*words, code=2).stderr
     assert "has a login" in refused and "s3cret" not in refused
+
+
+def test_a_python_of_the_locked_debian_packages_installs_and_runs_an_environment(
+    tiny: Tiny, tmp_path: Path
+) -> None:
+    """Its packages come from the mirrors of this machine's apt. It gets no variable of this machine."""
+    with locked(shared_folder() / "pythons.lock"):
+        python = make_python(ROOT, "", shared_folder() / "pythons")
+    place = tmp_path / "my place"
+    folder, libraries = Path(python.folder(str(place))), ship.libraries_of(python, str(place))
+    with (
+        claimed(Here(), PlaceClaim(str(place), "1")) as node,
+        serving(tiny.index(tmp_path / "index")) as server,
+    ):
+        ship.ship_python(node, python, lambda done, total: None)
+        installer = EnvironmentInstaller(
+            node, str(place), str(ROOT), f"{folder}/bin/python{python.version}",
+            read_locked(tiny.source, find_variant("cpu"), python.version, None), server.simple, None, print,
+            lambda done, total: None, libraries,
+        )  # fmt: skip
+        made = installer.install(installer.ask(), node)
+    program = f"{environment_folder(str(place), made.digest)}/bin/python"
+    tell = "import alpha, beta, ctypes, sqlite3, ssl, sys, sysconfig as s; "
+    tell += "print(sys.base_prefix, s.get_paths('posix_prefix')['include'], sep='\\n')"
+    done = subprocess.run(
+        [program, "-I", "-B", "-c", tell], env={"LD_LIBRARY_PATH": libraries}, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    prefix, include = done.stdout.splitlines()
+    assert Path(prefix) == folder
+    assert (Path(include) / "Python.h").exists()  # with which Triton compiles
+    headers = subprocess.run(
+        ["cpp", "-I", include, "-include", "Python.h", "-"], input=b"", capture_output=True, check=False
+    )
+    assert headers.returncode == 0, headers.stderr[:300]
 
 
 def test_a_node_without_a_fitting_python_is_told_what_to_install(operator: WithoutEngine, tiny: Tiny) -> None:
