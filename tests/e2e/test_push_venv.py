@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -109,10 +110,19 @@ def index() -> Iterator[Server]:
 def test_a_manifest_is_measured_in_an_environment_that_the_node_installs(
     operator: WithoutEngine, index: Server
 ) -> None:
-    """No engine is named: the node has none, so the environment is chosen, and said to be."""
-    address = operator.nodes.addresses[0]
-    words = operator.pushing(operator.manifest(), address, "--keep", "--index", index.simple, "--json")
-    done = operator.bench(*words)
+    """No engine is named: the node has none, so the environment is chosen, and said to be.
+
+    The password in the node's configuration of pip is in no output, bundle, ledger, log or other file.
+    """
+    address, settings = operator.nodes.addresses[0], operator.folder / PIP_SETTINGS
+    words = operator.pushing(operator.manifest(), address, "--keep", "--json")
+    settings.write_text(f"[global]\nindex-url = {index.simple.replace('//', '//me:s3cret@')}\n")
+    try:
+        done = operator.bench(*words)
+        assert "s3cret" not in done.stdout + done.stderr
+        assert [*files_with(b"s3cret", operator.folder)] == [settings]
+    finally:
+        settings.write_text("")
     chosen = "venv (docker, podman, apptainer: not installed): the environment cpu with Python 3.11"
     assert chosen in done.stderr
     (node,) = json.loads(done.stdout)["nodes"]
@@ -140,6 +150,16 @@ def test_a_manifest_is_measured_in_an_environment_that_the_node_installs(
     (refused,) = operator.push(other, address, "--keep", code=3)["nodes"]
     assert f"the environment is {digest}, the manifest asks for sha256:000" in refused["error"]["message"]
     operator.bench("clean", address)
+
+
+def files_with(secret: bytes, folder: Path) -> Iterator[Path]:
+    """Yield the files of a folder that hold a text; wheels and what is made of them are not read."""
+    for path, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if name not in ("environments", "blobs")]
+        for name in files:
+            file = Path(path, name)
+            if file.is_file() and not file.is_symlink() and secret in file.read_bytes():
+                yield file
 
 
 # --- a lock of two tiny wheels --------------------------------------------------------------------------
@@ -335,7 +355,7 @@ def test_a_login_in_the_option_is_refused_and_not_shown(operator: WithoutEngine)
 def test_a_python_of_the_locked_debian_packages_installs_and_runs_an_environment(
     tiny: Tiny, tmp_path: Path
 ) -> None:
-    """Its packages come from the mirrors of this machine's apt. It gets no variable of this machine."""
+    """The packages come from the mirrors of this machine's apt. Its variables do not reach the program."""
     with locked(shared_folder() / "pythons.lock"):
         python = make_python(ROOT, "", shared_folder() / "pythons")
     place = tmp_path / "my place"
