@@ -30,6 +30,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from bench.base.paths import cache_path
+from bench.environment.store import remove
 from bench.images.fetch import wheels
 from bench.images.locks import read_pins
 from bench.images.variants import find_variant
@@ -67,7 +68,7 @@ class Form:
 
 def _new_home(options: str) -> str:
     keep, back = "cp -a {root}/root/.ssh {root}/run/ssh", "mv {root}/run/ssh {root}/root/.ssh"
-    return f"{keep}; mount -t tmpfs -o {options} tmpfs {{root}}/root; {back}"
+    return f"{keep}; mount -t tmpfs -o mode=700,{options} tmpfs {{root}}/root; {back}"
 
 
 _WORKSPACE = ("--place", "/workspace/bench")
@@ -235,6 +236,8 @@ def main() -> None:
             for form in FORMS:
                 with system.running(form.mounts) as port:
                     install(form, port, index, home)
+                for left in ("root/.bench", "workspace/bench"):
+                    remove(system.root / left)
 
 
 if __name__ == "__main__":

@@ -360,10 +360,18 @@ def folder_of_code(node: Node, claim: PlaceClaim, code: tuple[str, bytes]) -> It
             if not node.ask(there).code:  # still, now that it cannot be deleted any more
                 yield kept
                 return
-    script = 'd=$(mktemp -d "${TMPDIR:-/tmp}/bench-ask.XXXXXX") && tar -xzf - -C "$d" && echo "$d"'
+    make = 'd=$(mktemp -d "$t/bench-ask.XXXXXX" 2>/dev/null) && break'  # in the first folder that it may
+    script = (
+        f'd=; for t in "${{TMPDIR:-/tmp}}" /dev/shm "$HOME"; do {make}; done; '
+        '[ "$d" ] || { echo "not in ${TMPDIR:-/tmp}, /dev/shm or $HOME" >&2; exit 1; }; '
+        'tar -xzf - -C "$d" && echo "$d"'
+    )
     answer = node.ask(script, [data])
     if answer.code:
-        raise EnvironmentCannot(f"its folder for temporary files cannot be written: {answer.reason}")
+        raise EnvironmentCannot(
+            f"no folder for temporary files can be written: {answer.reason}",
+            advice="set TMPDIR in the login's environment to one, or free some space",
+        )
     with understood("the node does not answer as mktemp does"):
         folder = absolute_path(answer.text.strip())
     try:
