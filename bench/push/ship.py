@@ -491,8 +491,13 @@ def _unpack(
         f"{{ mv -T $t/new {quoted} 2>/dev/null || test -d {quoted}; }}; "  # another push was quicker
         "code=$?; rm -rf $t; exit $code"
     )
-    answer = node.ask(script, [data])
+    answer = node.ask(script, _chunks(data, progress))
     if answer.code == _NO_START:
         raise _NoStartError(answer.reason)
     check_written(answer, place)
-    progress(len(data), len(data))
+
+
+def _chunks(data: bytes, progress: Progress) -> Iterator[bytes]:
+    for start in range(0, len(data), _CHUNK):
+        yield data[start : start + _CHUNK]
+        progress(min(start + _CHUNK, len(data)), len(data))

@@ -143,9 +143,12 @@ def test_a_folder_without_the_lock_is_named(tmp_path: Path) -> None:
 def test_it_is_sent_once_and_gets_its_name_when_it_has_started(source: Path, tmp_path: Path) -> None:
     place, python = str(tmp_path / "my place"), make_python(source, mirror(source), source / "made")
     python = dataclasses.replace(python, path=executable(python.path))
+    told: list[tuple[int, int]] = []
     with claimed(Here(), PlaceClaim(place, "1")) as node:
-        assert ship.ship_python(node, python, lambda done, total: None) == python.path.stat().st_size
+        size = ship.ship_python(node, python, lambda done, total: told.append((done, total)))
         assert ship.ship_python(node, python, lambda done, total: None) == 0
+    assert size == python.path.stat().st_size
+    assert (told[0], told[-1]) == ((0, size), (size, size))
     program = f"{python.folder(place)}/bin/python3.11"
     libraries = {"LD_LIBRARY_PATH": ship.libraries_of(python, place)}
     assert subprocess.run([program], env=libraries, check=False).returncode == 0
