@@ -96,7 +96,7 @@ def _add_run(group: arguments.Options) -> None:
     whole = "send all layers: the node downloads no packages to assemble them itself"
     add("--no-assemble", dest="assemble", action="store_false", help=whole)
     add("--index", metavar="URL", help="the node's package index (default: those of its pip)")
-    add("--mirror", metavar="URL", help="the node's Debian mirror (default: those of its apt)")
+    add("--mirror", metavar="URL", help="a mirror of Debian, for the node (default: those of its apt)")
     python = "the node's Python, for --engine none and venv (default: python3; for venv, any that fits)"
     add("--python", default=ANY_PYTHON, metavar="FILE", help=python)
     _add_environment(add)

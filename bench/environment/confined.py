@@ -28,7 +28,7 @@ from pathlib import Path
 from bench.base.errors import EnvironmentCannot
 from bench.base.names import ENVIRONMENT_VARIABLE, VISIBLE
 from bench.environment import landlock, store
-from bench.environment.interpreter import this_interpreter
+from bench.environment.interpreter import BUNDLED, this_interpreter
 
 # Variables of the login that the run keeps; run.sh sets those that name folders. Nodes that train together
 # also keep those by which NCCL and gloo connect them.
@@ -69,17 +69,23 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def kept(variables: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield the variables that the run keeps, with the folders of LD_LIBRARY_PATH that hold NVIDIA's driver.
+    """Yield the variables that the run keeps.
 
-    Other folders there could replace the environment's own libraries.
+    Of LD_LIBRARY_PATH they keep the folders that hold NVIDIA's driver, and that of the libraries which
+    `bench push` brought with Python. Other folders there could replace the environment's own libraries.
     """
     together = "BENCH_TOGETHER" in variables
     for name, value in variables.items():
         if KEPT.fullmatch(name) or (together and HANDED_ON.fullmatch(name)):
             yield name, value
     folders = [each for each in variables.get("LD_LIBRARY_PATH", "").split(":") if each]
-    if drivers := [each for each in folders if any((Path(each) / name).exists() for name in _DRIVER)]:
-        yield "LD_LIBRARY_PATH", ":".join(drivers)
+    own = str(Path(sys.base_prefix) / BUNDLED)
+    if needed := [each for each in folders if each == own or _has_driver(Path(each))]:
+        yield "LD_LIBRARY_PATH", ":".join(needed)
+
+
+def _has_driver(folder: Path) -> bool:
+    return any((folder / name).exists() for name in _DRIVER)
 
 
 def confine(run: Path, code: Sequence[Path], data: Sequence[Path]) -> Iterator[str]:

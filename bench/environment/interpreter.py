@@ -13,6 +13,7 @@ from pathlib import Path
 
 from bench.base.errors import EnvironmentCannot
 
+BUNDLED = "lib/bundled"  # shared libraries of a Python that `bench push` brought, below its prefix
 OLDEST, NEWEST = (3, 11), (3, 13)  # Pythons that an environment can have, by major and minor version
 
 

@@ -9,6 +9,7 @@ never printed.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import shutil
@@ -110,6 +111,7 @@ def plan(request: InstallRequest) -> dict[str, Any]:
     """Say whether the environment is here; if not, which packages are, or can be downloaded, and how fast."""
     python = this_interpreter()
     require_executable(request.place)
+    require_library("libstdc++.so.6")
     found = store.find(request.environments, request.pins, python)
     facts = {"python": python.release, "version": python.text, "glibc": list(python.glibc)}
     if found is not None:
@@ -198,6 +200,17 @@ def require_executable(place: Path) -> None:
             where=str(place),
             advice="choose a folder on another file system: --place DIR",
         )
+
+
+def require_library(name: str) -> None:
+    """Refuse a machine without a shared library that wheels count on: they have all but a few of theirs."""
+    try:
+        ctypes.CDLL(name)
+    except OSError as error:
+        raise EnvironmentCannot(
+            f"its {name}, which PyTorch needs, cannot be loaded: {error}",
+            advice="apt-get install libstdc++6 on the node, or dnf install libstdc++",
+        ) from None
 
 
 def _existing(path: Path) -> Path:

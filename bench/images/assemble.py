@@ -12,7 +12,6 @@ loads it. Imports the standard library only, and runs on Python 3.9: `bench push
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import json
 import lzma
@@ -31,6 +30,7 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO, NamedTuple, cast
 
 from bench.packages.apt_sources import read_mirrors
+from bench.packages.deb_file import Section, package_tars
 from bench.packages.download import WantedFile, fetch_all
 from bench.packages.errors import CannotDownload
 from bench.packages.package_index import PackageFile, PackageIndex
@@ -40,7 +40,6 @@ BLOCK = 512  # bytes of a tar
 # Head of a skeleton's piece: bytes that follow; then size and crc32 of the next content, or 0.
 PIECE = struct.Struct("<QQI")
 _CHUNK = 2**20  # bytes
-_AR_HEADER = 60  # bytes
 Key = tuple[int, int]  # size and crc32 of a file's content
 Open = Callable[[], BinaryIO]  # opens a content for reading
 
@@ -137,10 +136,8 @@ class PackageContents:
         found: dict[Key, int] = {}
         for path in paths:
             with path.open("rb") as file:
-                for name, start, size in _ar_members(file):
-                    if name.startswith(("data.tar", "control.tar")):
-                        file.seek(start)
-                        self._unpack_tar(_decompressed(name, _Section(file, size)), out, found)
+                for _, stream in package_tars(file):
+                    self._unpack_tar(stream, out, found)
         return found
 
     def _unpack_tar(self, stream: IO[bytes], out: BinaryIO, found: dict[Key, int]) -> None:
@@ -160,41 +157,7 @@ class PackageContents:
 
 def _section(file: BinaryIO, start: int, size: int) -> BinaryIO:
     file.seek(start)
-    return cast(BinaryIO, _Section(file, size))
-
-
-class _Section:
-    """The next `size` bytes of a file, as a file."""
-
-    def __init__(self, file: Any, size: int) -> None:
-        self._file, self._left = file, size
-
-    def __enter__(self) -> _Section:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """The file itself stays open."""
-
-    def read(self, size: int = -1) -> bytes:
-        data: bytes = self._file.read(self._left if size < 0 else min(size, self._left))
-        self._left -= len(data)
-        return data
-
-
-def _ar_members(file: BinaryIO) -> Iterator[tuple[str, int, int]]:
-    """Yield name, start and size of the members of a Debian package."""
-    if file.read(8) != b"!<arch>\n":
-        raise ValueError("not a Debian package")
-    while len(header := file.read(_AR_HEADER)) == _AR_HEADER:
-        start, size = file.tell(), int(header[48:58])
-        yield header[:16].decode("ascii").strip().rstrip("/"), start, size
-        file.seek(start + size + size % 2)
-
-
-def _decompressed(name: str, section: Any) -> IO[bytes]:
-    if name.endswith(".xz"):
-        return lzma.LZMAFile(section)
-    return cast("IO[bytes]", gzip.GzipFile(fileobj=section) if name.endswith(".gz") else section)
+    return cast(BinaryIO, Section(file, size))
 
 
 # --- layers ---------------------------------------------------------------------------------------------

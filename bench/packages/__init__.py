@@ -3,6 +3,7 @@
 errors         the errors that a download may raise
 pip_settings   indexes, folders of links, proxy and certificates of pip's configuration
 apt_sources    the mirrors in apt's lists of sources
+deb_file       reads the tars in a Debian package
 connection     opens URLs with the settings' proxy, certificates and logins
 package_index  the files that indexes, folders of links and mirrors offer of a package
 download       fetches files by digest; continues a broken download

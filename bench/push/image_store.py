@@ -23,6 +23,7 @@ import bench
 from bench.base.errors import BadInput, BenchError, EnvironmentCannot
 from bench.base.files import replacing, write_whole
 from bench.base.paths import cache_path
+from bench.base.shipped_data import locks_folder
 from bench.base.stamps import file_sha256, sha256
 from bench.base.strict_json import canonical_json, from_json, strict_loads
 from bench.images.archive import (
@@ -40,6 +41,7 @@ from bench.images.archive import (
 from bench.images.engines import find_engine
 from bench.images.package_list import LIST, read_list
 from bench.images.skeleton import LayerParts, split, write_contents
+from bench.images.standalone_python import StandalonePython, make_python
 from bench.images.variants import Variant, images, variant_for
 from bench.packages.package_index import PackageFile
 
@@ -49,8 +51,8 @@ _PACKED_SHARE = 0.3  # of a layer's bytes, after compression: what was measured 
 # The program that assembles layers on a node, and the packages that its modules are in.
 _ASSEMBLER = (
     "__init__.py", "images/__init__.py", "images/assemble.py", "packages/__init__.py",
-    "packages/apt_sources.py", "packages/connection.py", "packages/download.py", "packages/errors.py",
-    "packages/package_index.py", "packages/pip_settings.py",
+    "packages/apt_sources.py", "packages/connection.py", "packages/deb_file.py", "packages/download.py",
+    "packages/errors.py", "packages/package_index.py", "packages/pip_settings.py",
 )  # fmt: skip
 Say = Callable[[str], None]
 
@@ -99,6 +101,7 @@ class ImageStore:
         self._lock = threading.Lock()
         self._images: dict[str, Shippable] = {}
         self._code: tuple[str, bytes] | None = None
+        self._python: StandalonePython | None = None
 
     def image(self, name: str | None, driver: str | None) -> Shippable:
         """Return the image `name` (a file, or an image in a local engine); None: the driver's variant."""
@@ -185,6 +188,14 @@ class ImageStore:
                 data = _packed_code(Path(bench.__file__).parent)
                 self._code = sha256(data), data
             return self._code
+
+    def python(self, source: Path | None, mirror: str | None) -> StandalonePython:
+        """Return the Python for nodes that have none that fits, made of packages that a mirror has."""
+        with self._lock:
+            if self._python is None:
+                folder = cache_path("images/pythons")
+                self._python = make_python(source or locks_folder(), mirror or "", folder)
+            return self._python
 
     def tidy(self, now: float) -> None:
         """Delete layers, skeletons and contents that were not used for 30 days."""

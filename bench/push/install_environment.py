@@ -102,6 +102,7 @@ class EnvironmentInstaller:
     wheelhouse: Path | None
     say: Callable[[str], None]
     progress: Progress
+    libraries: str | None = None  # folder on the node of Python's shared libraries, if it was brought there
 
     def ask(self) -> PlannedInstall:
         """Ask the node for its plan, and measure the line from this machine to the node if it is needed."""
@@ -153,7 +154,8 @@ class EnvironmentInstaller:
 
     def _command(self, verb: str) -> str:
         program = f"{shlex.quote(self.python)} -P -s -B -m bench.environment.on_node {verb}"
-        return f"cd / && umask 022 && PYTHONPATH={shlex.quote(self.code)} {program}"
+        bundled = f"LD_LIBRARY_PATH={shlex.quote(self.libraries)} " if self.libraries else ""
+        return f"cd / && umask 022 && {bundled}PYTHONPATH={shlex.quote(self.code)} {program}"
 
     def _request(self, sent: Mapping[str, str]) -> bytes:
         locked = self.locked
@@ -358,10 +360,18 @@ def folder_of_code(node: Node, claim: PlaceClaim, code: tuple[str, bytes]) -> It
             if not node.ask(there).code:  # still, now that it cannot be deleted any more
                 yield kept
                 return
-    script = 'd=$(mktemp -d "${TMPDIR:-/tmp}/bench-ask.XXXXXX") && tar -xzf - -C "$d" && echo "$d"'
+    make = 'd=$(mktemp -d "$t/bench-ask.XXXXXX" 2>/dev/null) && break'  # in the first folder that it may
+    script = (
+        f'd=; for t in "${{TMPDIR:-/tmp}}" /dev/shm "$HOME"; do {make}; done; '
+        '[ "$d" ] || { echo "not in ${TMPDIR:-/tmp}, /dev/shm or $HOME" >&2; exit 1; }; '
+        'tar -xzf - -C "$d" && echo "$d"'
+    )
     answer = node.ask(script, [data])
     if answer.code:
-        raise EnvironmentCannot(f"its folder for temporary files cannot be written: {answer.reason}")
+        raise EnvironmentCannot(
+            f"no folder for temporary files can be written: {answer.reason}",
+            advice="set TMPDIR in the login's environment to one, or free some space",
+        )
     with understood("the node does not answer as mktemp does"):
         folder = absolute_path(answer.text.strip())
     try:

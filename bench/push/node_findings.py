@@ -9,7 +9,8 @@ from typing import Literal
 from bench.base.errors import EnvironmentCannot
 from bench.base.names import GIB
 from bench.images.engines.preflight import OUT_BYTES, check_driver, check_free, check_gpus, check_machine
-from bench.images.variants import Variant, version_numbers
+from bench.images.standalone_python import OLDEST_GLIBC
+from bench.images.variants import Variant, images, version_numbers
 from bench.push.node_survey import NEEDED, QUESTION_SECONDS, NodePython, Survey
 from bench.records.text import bytes_text, size_text
 
@@ -34,6 +35,7 @@ class Need:
     engine_bytes: int = 0  # free space on the disk of the engine's images
     send_bytes: int = 0  # of the image's layers that the engine lacks; an upper bound
     slurm: bool = False
+    brings_python: bool = False  # an environment may get a Python of bench's own
     checks: bool = False  # the run is a node check, which itself reports faulty GPUs: they do not stop it
 
 
@@ -108,7 +110,7 @@ def _software(survey: Survey, need: Need) -> Iterator[PreflightFinding]:
         return
     if need.engine == "venv":
         if need.variant is not None:
-            yield from _installable(survey, need.variant)
+            yield from _installable(survey, need.variant, brings_python=need.brings_python)
         return
     engine = survey.engines[need.engine]
     if engine.facts is None:
@@ -140,18 +142,29 @@ def _environment(survey: Survey) -> Iterator[PreflightFinding]:
 
 def python_for(survey: Survey, variant: Variant) -> NodePython | None:
     """Return a Python of the node that the variant's lock has wheels for, the image's version if possible."""
-    fitting = [python for python in survey.pythons if python.version in variant.pythons]
+    fitting = [each for each in survey.pythons if each.version in variant.pythons and not each.lacking]
     return min(fitting, key=lambda python: variant.pythons.index(python.version), default=None)
 
 
-def _installable(survey: Survey, variant: Variant) -> Iterator[PreflightFinding]:
+def can_have_python(survey: Survey, variant: Variant) -> bool:
+    """Whether the Python that bench brings runs on a node, and the variant's lock has wheels for it."""
+    libc = survey.libc or ""
+    runs = libc.startswith("glibc ") and _is_at_least(libc.split()[1], OLDEST_GLIBC)
+    return runs and images().python in variant.pythons
+
+
+def _is_at_least(version: str, oldest: str) -> bool:
+    return version_numbers(version) >= version_numbers(oldest)
+
+
+def _installable(survey: Survey, variant: Variant, *, brings_python: bool) -> Iterator[PreflightFinding]:
     """Yield findings by which a variant's locked wheels cannot be installed or used on a node."""
     if survey.libc and not survey.libc.startswith("glibc "):
         yield _stop(
             f"its C library is {survey.libc}, and the locked wheels need glibc",
             "use a node with Debian, Ubuntu, RHEL or a relative of them, not Alpine",
         )
-    elif survey.libc and version_numbers(survey.libc.split()[1]) < version_numbers(variant.glibc):
+    elif survey.libc and not _is_at_least(survey.libc.split()[1], variant.glibc):
         yield _stop(
             f"it has {survey.libc}; the locked wheels of {variant.name} need {variant.glibc} or newer",
             "use a node with Debian 10, Ubuntu 20.04, RHEL 8 or newer, or a container engine there",
@@ -161,14 +174,20 @@ def _installable(survey: Survey, variant: Variant) -> Iterator[PreflightFinding]
             f"{survey.place} is on a file system mounted noexec, and no library can be loaded from it",
             "choose a folder on another file system: --place DIR",
         )
-    if python_for(survey, variant) is not None:
+    if python_for(survey, variant) is not None or (brings_python and can_have_python(survey, variant)):
         return
     wanted = " or ".join(variant.pythons)
-    found = ", ".join(dict.fromkeys(python.version for python in survey.pythons)) or "no Python 3"
+    brought = f"; the Python that bench brings needs glibc {OLDEST_GLIBC}" if brings_python else ""
+    what = f"it has {pythons_text(survey)}; the locked wheels of {variant.name} are for Python {wanted}"
     yield _stop(
-        f"it has {found}; the locked wheels of {variant.name} are for Python {wanted}",
+        what + brought,
         f"apt-get install python{variant.pythons[0]} on the node; or name its path: --python FILE",
     )
+
+
+def pythons_text(survey: Survey) -> str:
+    """Return the versions of a node's Pythons, in a list."""
+    return ", ".join(dict.fromkeys(python.text for python in survey.pythons)) or "no Python 3"
 
 
 def _how_to_get(engine: str, why: str, user: str) -> str:

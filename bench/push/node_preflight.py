@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
+from contextlib import suppress
 from dataclasses import dataclass
 
-from bench.base.errors import BadInput, EnvironmentCannot
-from bench.base.names import CONTAINER_ENGINES
+from bench.base.errors import BadInput, BenchError, EnvironmentCannot
+from bench.base.names import ANY_PYTHON, CONTAINER_ENGINES
 from bench.images.engines.preflight import OUT_BYTES, check_identity
+from bench.images.standalone_python import StandalonePython
 from bench.images.variants import Variant, find_variant, images, variant_for
 from bench.node_check.check_manifest import wanted_environment, wanted_image
 from bench.push import ship
@@ -30,13 +33,17 @@ from bench.push.missing_kernels import (
 from bench.push.node_findings import (
     Need,
     PreflightFinding,
+    can_have_python,
     judge_machine,
     machine_text,
     python_for,
+    pythons_text,
     resources_text,
     stops_first,
 )
 from bench.push.node_survey import NodePython, Survey, survey_node
+from bench.push.shared_place import claimed
+from bench.records.text import size_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +59,13 @@ class ChosenEngine:
     planned: PlannedInstall | None = None
     line_rate: float | None = None  # bytes per second of the way there, if it was measured
     send_bytes: int = 0  # of the image's layers that the engine lacks; an upper bound
+    brought: StandalonePython | None = None  # the Python, if it is bench's own
+    brought_bytes: int = 0  # that preflight sent for it
+
+    @property
+    def libraries(self) -> str | None:
+        """The folder on the node of the shared libraries of bench's own Python."""
+        return ship.libraries_of(self.brought, self.survey.place) if self.brought else None
 
 
 class NodePreflight:
@@ -183,6 +197,7 @@ class NodePreflight:
             engine_bytes=to_ship.unpacked_bytes if to_ship else 0,
             send_bytes=send_bytes,
             slurm=request.slurm is not None,
+            brings_python=engine == "venv" and (self._push.part.host.python or request.python) == ANY_PYTHON,
         )
 
     def _chosen(self, survey: Survey, choice: EngineChoice, image: Shippable | None) -> ChosenEngine:
@@ -190,23 +205,49 @@ class NodePreflight:
         variant = choice.need.variant
         if choice.engine != "venv" or variant is None:
             return ChosenEngine(survey, choice.engine, image, send_bytes=choice.need.send_bytes)
-        python = python_for(survey, variant)
-        if python is None:  # only if the request goes on despite findings
-            return ChosenEngine(survey, "venv", None, variant)
-        locked = read_locked(
-            self._push.request.source, variant, python.version, self._push.request.wheelhouse
-        )
-        chosen = ChosenEngine(survey, "venv", None, variant, python, locked)
+        chosen = ChosenEngine(survey, "venv", None, variant, python_for(survey, variant))
         try:
-            claim = self._push.claim(survey.place)
-            with folder_of_code(self._push.node, claim, self._push.shared.store.code()) as code:
-                return dataclasses.replace(chosen, planned=installer_for(self._push, chosen, code).ask())
+            if chosen.python is None and choice.need.brings_python and can_have_python(survey, variant):
+                chosen = self._with_python(chosen)
+            if chosen.python is None:  # only if the request goes on despite findings
+                return chosen
+            locked = read_locked(
+                self._push.request.source, variant, chosen.python.version, self._push.request.wheelhouse
+            )
+            chosen = dataclasses.replace(chosen, locked=locked)
+            return self._planned(chosen)
         except Unreachable:
             raise
         except EnvironmentCannot as error:
             where = f"{error.where}: " if error.where else ""
             self._stop_at([PreflightFinding("stop", f"{where}{error.message}", error.advice or "")])
             return chosen
+
+    def _with_python(self, chosen: ChosenEngine) -> ChosenEngine:
+        """Bring bench's own Python to a node that has none that fits."""
+        push, survey = self._push, chosen.survey
+        python = push.shared.store.python(push.request.source, push.request.mirror)
+        size = size_text(python.path.stat().st_size)
+        has = f"the node has {pythons_text(survey)}"
+        push.say(f"{has}: Python {python.version} of Debian's packages, {size}, is brought there")
+        with claimed(push.node, push.claim(survey.place)) as node:
+            count = ship.ship_python(node, python, push.progress)
+        path = f"{python.folder(survey.place)}/bin/python{python.version}"
+        there = NodePython(python.version, path)
+        return dataclasses.replace(chosen, python=there, brought=python, brought_bytes=count)
+
+    def _planned(self, chosen: ChosenEngine) -> ChosenEngine:
+        """Ask the node for its plan; after a dry run, leave no Python there that was not there before."""
+        push, place = self._push, chosen.survey.place
+        claim = push.claim(place)
+        try:
+            with folder_of_code(push.node, claim, push.shared.store.code()) as code:
+                return dataclasses.replace(chosen, planned=installer_for(push, chosen, code).ask())
+        finally:
+            if chosen.brought and chosen.brought_bytes and push.request.until == "preflight":
+                folder = chosen.brought.folder("").lstrip("/")
+                with suppress(BenchError):
+                    push.node.ask(f"{claim.discard([folder])}; rmdir {shlex.quote(place)} 2>/dev/null")
 
     def _say_what_it_takes(self, chosen: ChosenEngine, why: str) -> None:
         """Report in one sentence the engine of the run, why it was chosen, and the time to bring it there."""
@@ -273,4 +314,5 @@ def installer_for(push: HostPush, chosen: ChosenEngine, code: str) -> Environmen
         wheelhouse=request.wheelhouse,
         say=push.say,
         progress=push.progress,
+        libraries=chosen.libraries,
     )

@@ -56,6 +56,12 @@ _LOOK_UP = (
     f"print(*sys.version_info[:2], sep='.');print(*[m for m in {NEEDED!r} if not u.find_spec(m)])"
 )
 _PYTHON_VERSION = re.compile(r"[0-9]{1,2}\.[0-9]{1,3}")
+# Modules of Python's library that an environment needs, and that minimal packages and builds lack.
+_COMPILED = ("_bz2", "_ctypes", "_lzma", "_ssl", "zlib")
+_TELL = (
+    "import importlib.util as u, sys; print('%d.%d' % sys.version_info[:2] + "
+    f"''.join('-' + m for m in {_COMPILED!r} if not u.find_spec(m)), sys.executable)"
+)
 _PYTHONS = ("python3.11", "python3.12", "python3.13", ANY_PYTHON,
             *(f"{place}/python3" for place in ("/usr/bin", "/usr/local/bin", "/opt/conda/bin")))  # fmt: skip
 # The fields of `docker info` that bench reads.
@@ -115,6 +121,11 @@ class InstalledEngine:
 class NodePython:
     version: str  # major.minor
     path: str
+    lacking: tuple[str, ...] = ()  # modules of `_COMPILED` that it was built or packaged without
+
+    @property
+    def text(self) -> str:
+        return self.version + (f" without {', '.join(self.lacking)}" if self.lacking else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,9 +242,8 @@ def _questions(place: str, engines: Sequence[str], python: str) -> dict[str, str
         questions["python"] = f"{_word(python)} -c {shlex.quote(_LOOK_UP)}"
     if "venv" in engines:
         words = " ".join(_PYTHONS if python == ANY_PYTHON else (_word(python),))
-        tell = "import sys; print('%d.%d' % sys.version_info[:2], sys.executable)"
         best = f"case $v in {images().python}' '*) break;; esac"  # no other one would be chosen
-        ask = f'v=$($p -c {shlex.quote(tell)} 2>/dev/null) && echo "$v"'
+        ask = f'v=$($p -c {shlex.quote(_TELL)} 2>/dev/null) && echo "$v"'
         questions["pythons"] = f"for p in {words}; do {ask}; {best}; done; true"
         questions["libc"] = "getconf GNU_LIBC_VERSION 2>/dev/null || ldd --version 2>&1 | head -n 1"
     if "apptainer" in engines:
@@ -374,9 +384,10 @@ def _pythons(answers: Answers) -> tuple[NodePython, ...]:
     """Return the Pythons that run on the node, each path once, in the order in which they were asked for."""
     found: dict[str, NodePython] = {}
     for line in _lines(answers, "pythons"):
-        version, _, path = line.partition(" ")
-        if _PYTHON_VERSION.fullmatch(version) and path:
-            found.setdefault(path, NodePython(version, absolute_path(path)))
+        about, _, path = line.partition(" ")
+        version, *lacking = about.split("-")
+        if _PYTHON_VERSION.fullmatch(version) and {*lacking} <= {*_COMPILED} and path:
+            found.setdefault(path, NodePython(version, absolute_path(path), tuple(lacking)))
     return tuple(found.values())
 
 

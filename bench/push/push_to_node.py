@@ -58,7 +58,7 @@ class NodePush(HostPush):
             if engine in WITHOUT_CONTAINER:
                 shipped = ship.ship_code(node, store, self.progress)
                 if engine == "venv":
-                    shipped = self._install(chosen, shipped, node)
+                    shipped = self._install(chosen, self._with_python(chosen, shipped, node), node)
             elif self.request.pull:
                 survey = ship.with_stored_images(node, chosen.survey, engine)
                 required = wanted_image(self.request.manifest)
@@ -83,6 +83,15 @@ class NodePush(HostPush):
         )  # fmt: skip
         deliver = assembly.deliver if self.request.assemble else ship.send_whole
         return ship.ship(node, survey, engine, image, store, self.progress, assemble=deliver)
+
+    def _with_python(self, chosen: ChosenEngine, shipped: Shipped, node: ClaimedNode) -> Shipped:
+        """Bring bench's own Python to the node, if the environment needs it and it is not there any more."""
+        if chosen.brought is None:
+            return shipped
+        count = chosen.brought_bytes + ship.ship_python(node, chosen.brought, self.progress)
+        return dataclasses.replace(
+            shipped, sent_bytes=shipped.sent_bytes + count, changed=shipped.changed or count > 0
+        )
 
     def _install(self, chosen: ChosenEngine, code: Shipped, node: ClaimedNode) -> Shipped:
         """Install the locked environment in which bench's code, which is on the node, will run."""
@@ -182,6 +191,7 @@ class NodePush(HostPush):
             # A node that has lost its GPUs must fail its check, so the check must not move to the CPU.
             on_cpu=request.on_cpu or (not use_gpus and chosen.engine != "none" and not request.checks),
             environment=shipped.environment,
+            libraries=chosen.libraries,
             claim=self.claim(survey.place).path,
             budget_seconds=request.budget_seconds,
             checks=request.checks,

@@ -78,6 +78,7 @@ class Job:
     data: tuple[PurePosixPath, ...] = ()  # folders of data on the node
     moved: bool = False  # the run was begun on another machine of the same kind
     environment: str | None = None  # digest of the environment, for the engine "venv"
+    libraries: str | None = None  # folder of the shared libraries of its Python, if that was brought there
     claim: str | None = None  # file by which others leave what was shipped; None: nobody shares the place
 
     @property
@@ -169,6 +170,9 @@ def _preparations(job: Job, *, several: bool) -> list[str]:
             'export HOME="$PWD/tmp" XDG_CONFIG_HOME="$PWD/tmp" PYTHONPYCACHEPREFIX="$PWD/tmp/python"',
         ]
         lines += ["export BENCH_TOGETHER=yes"] if job.member or several else []
+        if job.libraries:
+            own = shlex.quote(job.libraries)
+            lines.append(f"export LD_LIBRARY_PATH={own}${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}")
     return lines
 
 

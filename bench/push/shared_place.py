@@ -25,7 +25,7 @@ from bench.push.connection import Unreachable
 from bench.push.place_lock import locked
 from bench.push.remote import ANSWER_BYTES, ANSWER_SECONDS, CommandResult, Node
 
-SHARED_FOLDERS = ("blobs", "code", "environments", "images", "packages", "runs")
+SHARED_FOLDERS = ("blobs", "code", "environments", "images", "packages", "pythons", "runs")
 TAG, OLD_TAG = "bench-push", "bench-old"  # names of an engine's images: brought by a push; being removed
 _CLAIMED_MINUTES = 60  # after which a claim that is not refreshed no longer counts: its push was killed
 _REFRESH_SECONDS = 60
@@ -164,10 +164,10 @@ def _deleting(place: str, name: str, choose: str) -> str:
 
 # Only files named by a digest are deleted: the user may keep other files in the place.
 _OURS = (
-    "for f in blobs/* packages/* images/* code/* environments/*; do "
+    "for f in blobs/* packages/* images/* code/* environments/* pythons/*; do "
     "n=${f##*/}; n=${n%.part*}; n=${n%.new}; n=${n%.sif}; case $n in *[!0-9a-f]*) ;; *) case ${#n} in "
     "16|64) aside;; esac;; esac; done; for f in .load .load-* .claim-* .pull-* .request-* .old-* "
-    "environments/.lock environments/.new-* code/.new-*; do aside; done"
+    "environments/.lock environments/.new-* code/.new-* pythons/.new-*; do aside; done"
 )
 
 

@@ -2,6 +2,7 @@
 
 PLACE/blobs/SHA256        a compressed layer; SHA256.part while incomplete, and the next attempt continues it
 PLACE/code/SHA256/bench   bench's own code, for nodes that run without an image
+PLACE/pythons/SHA256/     a Python for an environment, on nodes that have none that fits
 PLACE/images/SHA256.sif   an image of Apptainer's
 PLACE/.load-PUSH/         an image's archive, from which an engine loads it
 
@@ -23,9 +24,11 @@ from pathlib import Path
 
 from bench.base.errors import EnvironmentCannot
 from bench.base.names import ENGINES_WITH_STORE
-from bench.base.stamps import file_sha256
+from bench.base.stamps import file_sha256, sha256
 from bench.base.strict_json import canonical_json
+from bench.environment.interpreter import BUNDLED
 from bench.images.archive import Blob, Identity
+from bench.images.standalone_python import StandalonePython
 from bench.push.answers import number, understood
 from bench.push.connection import plain
 from bench.push.image_store import ImageStore, Shippable
@@ -38,6 +41,7 @@ _LOAD_SECONDS = 3600.0  # for loading or pulling an image
 _ATTEMPTS = 3  # to send a layer, if it arrives with a wrong hash
 _STALE_LOOKS = 20  # looks at a part that does not grow, after which its writer is taken for gone
 _REFUSED = 76  # exit code of a script whose engine does not get an image
+_NO_START = 77  # exit code of a script whose program does not start
 _BUSY, _BUSY_SECONDS = 75, 1.0  # exit code while another push writes the same layer; pause before a new look
 Progress = Callable[[int, int], object]  # called with the bytes sent so far, and the total
 
@@ -436,19 +440,64 @@ def refused_pull(engine: str, reference: str, said: str) -> EnvironmentCannot:
 def ship_code(node: ClaimedNode, store: ImageStore, progress: Progress) -> Shipped:
     """Send bench's own code, a few hundred kilobytes; its dependencies are in the node's Python."""
     digest, data = store.code()
-    place = node.claim.place
-    folder = f"{place}/code/{digest[:16]}"
-    quoted = shlex.quote(folder)
-    if not node.ask(f"test -d {quoted}").code:
+    folder = f"{node.claim.place}/code/{digest[:16]}"
+    if not node.ask(f"test -d {shlex.quote(folder)}").code:
         return Shipped(folder, 0, changed=False)
+    _unpack(node, "code", folder, data, progress)
+    return Shipped(folder, len(data), changed=True)
+
+
+def ship_python(node: ClaimedNode, python: StandalonePython, progress: Progress) -> int:
+    """Send a Python, unless the node has it; return the bytes sent. It must start there."""
+    folder = python.folder(node.claim.place)
+    if not node.ask(f"test -d {shlex.quote(folder)}").code:
+        return 0
+    data = python.path.read_bytes()
+    imports = "import bz2, ctypes, lzma, sqlite3, ssl, zlib"
+    starts = f"LD_LIBRARY_PATH=$t/new/{BUNDLED} $t/new/bin/python{python.version} -I -B -c '{imports}'"
+    try:
+        _unpack(node, "pythons", folder, data, progress, f"{{ {starts} || (exit {_NO_START}); }} && ")
+    except _NoStartError as error:
+        raise EnvironmentCannot(
+            f"the Python that bench brings does not start there: {error}",
+            advice=f"install Python {python.version} on the node, and name it: --python FILE",
+        ) from None
+    return len(data)
+
+
+def libraries_of(python: StandalonePython, place: str) -> str:
+    """Return the folder of the shared libraries of a Python that was sent, for LD_LIBRARY_PATH."""
+    return f"{python.folder(place)}/{BUNDLED}"
+
+
+class _NoStartError(Exception):
+    """A program that was sent does not run on the node."""
+
+
+def _unpack(
+    node: ClaimedNode, kind: str, folder: str, data: bytes, progress: Progress, check: str = ""
+) -> None:
+    """Send a .tar.gz and unpack it into a folder below PLACE/KIND, which gets its name when it is whole.
+
+    `check` is a shell command, ended by &&, that runs before that; the files are in $t/new.
+    """
+    place = node.claim.place
     progress(0, len(data))
+    parent, quoted = shlex.quote(f"{place}/{kind}"), shlex.quote(folder)
     script = (
-        f"umask 077; mkdir -p {shlex.quote(place)}/code && cd {shlex.quote(place)}/code && "
-        f't=$(mktemp -d .new-XXXXXXXX) && cat >$t/tar && echo "{digest}  $t/tar" | sha256sum -c --quiet && '
-        f"mkdir $t/code && tar -xzf $t/tar -C $t/code && "
-        f"{{ mv -T $t/code {quoted} 2>/dev/null || test -d {quoted}; }}; "  # another push was quicker
+        f"umask 077; mkdir -p {parent} && cd {parent} && t=$(mktemp -d .new-XXXXXXXX) && "
+        f'cat >$t/tar && echo "{sha256(data)}  $t/tar" | sha256sum -c --quiet && '
+        f"mkdir $t/new && tar -xzf $t/tar -C $t/new && {check}"
+        f"{{ mv -T $t/new {quoted} 2>/dev/null || test -d {quoted}; }}; "  # another push was quicker
         "code=$?; rm -rf $t; exit $code"
     )
-    check_written(node.ask(script, [data]), place)
-    progress(len(data), len(data))
-    return Shipped(folder, len(data), changed=True)
+    answer = node.ask(script, _chunks(data, progress))
+    if answer.code == _NO_START:
+        raise _NoStartError(answer.reason)
+    check_written(answer, place)
+
+
+def _chunks(data: bytes, progress: Progress) -> Iterator[bytes]:
+    for start in range(0, len(data), _CHUNK):
+        yield data[start : start + _CHUNK]
+        progress(min(start + _CHUNK, len(data)), len(data))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -24,6 +25,14 @@ import pytest
 from bench.base.names import CONTAINER_ENGINES
 from bench.images.fetch import wheels
 from bench.images.locks import read_pins
+from bench.images.standalone_python import make_python
+from bench.images.variants import find_variant
+from bench.push import ship
+from bench.push.install_environment import EnvironmentInstaller
+from bench.push.locked_environment import read_locked
+from bench.push.remote import Here
+from bench.push.run_script import environment_folder
+from bench.push.shared_place import PlaceClaim, claimed
 from tests.conftest import shared_folder
 from tests.e2e.nodes import ssh_nodes
 from tests.e2e.pushing import ROOT, Operator, inside, send
@@ -101,10 +110,19 @@ def index() -> Iterator[Server]:
 def test_a_manifest_is_measured_in_an_environment_that_the_node_installs(
     operator: WithoutEngine, index: Server
 ) -> None:
-    """No engine is named: the node has none, so the environment is chosen, and said to be."""
-    address = operator.nodes.addresses[0]
-    words = operator.pushing(operator.manifest(), address, "--keep", "--index", index.simple, "--json")
-    done = operator.bench(*words)
+    """No engine is named: the node has none, so the environment is chosen, and said to be.
+
+    The password in the node's configuration of pip is in no output, bundle, ledger, log or other file.
+    """
+    address, settings = operator.nodes.addresses[0], operator.folder / PIP_SETTINGS
+    words = operator.pushing(operator.manifest(), address, "--keep", "--json")
+    settings.write_text(f"[global]\nindex-url = {index.simple.replace('//', '//me:s3cret@')}\n")
+    try:
+        done = operator.bench(*words)
+        assert "s3cret" not in done.stdout + done.stderr
+        assert [*files_with(b"s3cret", operator.folder)] == [settings]
+    finally:
+        settings.write_text("")
     chosen = "venv (docker, podman, apptainer: not installed): the environment cpu with Python 3.11"
     assert chosen in done.stderr
     (node,) = json.loads(done.stdout)["nodes"]
@@ -132,6 +150,16 @@ def test_a_manifest_is_measured_in_an_environment_that_the_node_installs(
     (refused,) = operator.push(other, address, "--keep", code=3)["nodes"]
     assert f"the environment is {digest}, the manifest asks for sha256:000" in refused["error"]["message"]
     operator.bench("clean", address)
+
+
+def files_with(secret: bytes, folder: Path) -> Iterator[Path]:
+    """Yield the files of a folder that hold a text; wheels and what is made of them are not read."""
+    for path, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if name not in ("environments", "blobs")]
+        for name in files:
+            file = Path(path, name)
+            if file.is_file() and not file.is_symlink() and secret in file.read_bytes():
+                yield file
 
 
 # --- a lock of two tiny wheels --------------------------------------------------------------------------
@@ -322,6 +350,42 @@ def test_a_login_in_the_option_is_refused_and_not_shown(operator: WithoutEngine)
     words = operator.pushing(operator.manifest(), address, "--index", "http://me:s3cret@127.0.0.1/simple")
     refused = operator.bench(*words, code=2).stderr
     assert "has a login" in refused and "s3cret" not in refused
+
+
+def test_a_python_of_the_locked_debian_packages_installs_and_runs_an_environment(
+    tiny: Tiny, tmp_path: Path
+) -> None:
+    """The packages come from the mirrors of this machine's apt. Its variables do not reach the program."""
+    with locked(shared_folder() / "pythons.lock"):
+        python = make_python(ROOT, "", shared_folder() / "pythons")
+    place = tmp_path / "my place"
+    folder, libraries = Path(python.folder(str(place))), ship.libraries_of(python, str(place))
+    with (
+        claimed(Here(), PlaceClaim(str(place), "1")) as node,
+        serving(tiny.index(tmp_path / "index")) as server,
+    ):
+        ship.ship_python(node, python, lambda done, total: None)
+        installer = EnvironmentInstaller(
+            node, str(place), str(ROOT), f"{folder}/bin/python{python.version}",
+            read_locked(tiny.source, find_variant("cpu"), python.version, None), server.simple, None, print,
+            lambda done, total: None, libraries,
+        )  # fmt: skip
+        made = installer.install(installer.ask(), node)
+    program = f"{environment_folder(str(place), made.digest)}/bin/python"
+    tell = "import alpha, beta, ctypes, sqlite3, ssl, sys, sysconfig as s; "
+    tell += "print(sys.base_prefix, s.get_paths('posix_prefix')['include'], sep='\\n')"
+    done = subprocess.run(
+        [program, "-I", "-B", "-c", tell], env={"LD_LIBRARY_PATH": libraries}, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    prefix, include = done.stdout.splitlines()
+    assert Path(prefix) == folder
+    assert (Path(include) / "Python.h").exists()  # with which Triton compiles
+    headers = subprocess.run(
+        ["cpp", "-I", include, "-include", "Python.h", "-"], input=b"", capture_output=True, check=False
+    )
+    assert headers.returncode == 0, headers.stderr[:300]
 
 
 def test_a_node_without_a_fitting_python_is_told_what_to_install(operator: WithoutEngine, tiny: Tiny) -> None:

@@ -143,6 +143,13 @@ def test_of_the_librarys_path_only_folders_of_the_driver_are_kept(tmp_path: Path
     assert dict(confined.kept({"LD_LIBRARY_PATH": str(toolkit)})) == {}
 
 
+def test_the_libraries_that_were_brought_with_python_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "base_prefix", "/place/pythons/1234")
+    path = "/place/pythons/1234/lib/bundled"
+    for others in ("", ":/opt/lib", ":/place/pythons/5678/lib/bundled"):
+        assert dict(confined.kept({"LD_LIBRARY_PATH": path + others})) == {"LD_LIBRARY_PATH": path}
+
+
 def test_an_environment_that_was_changed_is_not_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

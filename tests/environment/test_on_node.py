@@ -88,6 +88,22 @@ def test_a_noexec_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
     assert not (tmp_path / "place").exists()
 
 
+def test_a_machine_without_a_library_that_wheels_count_on_is_told_what_to_install() -> None:
+    on_node.require_library("libc.so.6")
+    with pytest.raises(EnvironmentCannot, match=r"libno-such\.so\.6, which PyTorch needs") as caught:
+        on_node.require_library("libno-such.so.6")
+    assert caught.value.advice == "apt-get install libstdc++6 on the node, or dnf install libstdc++"
+
+
+def test_a_plan_is_refused_on_a_machine_that_cannot_load_pytorch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(on_node, "require_library", asked.append)
+    on_node.plan(on_node.read_request(request_for(tmp_path)))
+    assert asked == ["libstdc++.so.6"]
+
+
 @pytest.mark.parametrize(
     ("module", "name", "value", "told"),
     [

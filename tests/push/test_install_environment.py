@@ -21,16 +21,18 @@ from bench.images.locked_wheels import LockedWheel
 from bench.images.locks import Pin
 from bench.images.variants import find_variant, images
 from bench.push import line_rate
+from bench.push.image_store import ImageStore
 from bench.push.install_environment import (
     EnvironmentInstaller,
     Installed,
     InstallPlan,
     check_room,
     choose,
+    folder_of_code,
     read_plan,
 )
 from bench.push.locked_environment import LockedEnvironment, read_locked
-from bench.push.remote import Here
+from bench.push.remote import CommandResult, Here
 from bench.push.shared_place import PlaceClaim, claimed
 from tests.environment.made_wheels import PYTHON, lock_lines, make_index, make_wheel
 from tests.push.strange_nodes import Answers
@@ -190,6 +192,51 @@ def installer(node: Here, place: Path, locked: LockedEnvironment, **changes: Any
         node, str(place), str(ROOT), sys.executable, locked, None, None, said.append, lambda done, total: None
     )
     return dataclasses.replace(made, **changes)
+
+
+def test_code_for_the_plan_is_in_the_first_folder_that_may_be_written_and_is_deleted_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim, code = PlaceClaim(str(tmp_path / "place"), "1"), ImageStore(print).code()
+    (tmp_path / "files").mkdir()
+    for temporary, expected in (
+        (tmp_path / "files", str(tmp_path / "files")),
+        (tmp_path / "none", "/dev/shm"),
+    ):
+        monkeypatch.setenv("TMPDIR", str(temporary))
+        with folder_of_code(Here(), claim, code) as folder:
+            assert folder.startswith(f"{expected}/bench-ask.")
+            assert (Path(folder) / "bench/__init__.py").exists()
+        assert not Path(folder).exists()
+    assert not (tmp_path / "place").exists()
+
+
+def test_a_node_that_can_write_no_temporary_files_is_told_what_to_set(tmp_path: Path) -> None:
+    class Full(Here):
+        def ask(self, script: str, *_: Any, **__: Any) -> CommandResult:
+            return CommandResult(1, b"", b"not in /tmp, /dev/shm or /root")
+
+    claim = PlaceClaim(str(tmp_path), "1")
+    with (
+        pytest.raises(EnvironmentCannot, match="not in /tmp, /dev/shm or /root") as told,
+        folder_of_code(Full(), claim, ("ab" * 32, b"code")),
+    ):
+        pass
+    assert "TMPDIR" in str(told.value.advice)
+
+
+def test_a_python_that_was_brought_finds_its_libraries(tmp_path: Path) -> None:
+    scripts: list[str] = []
+
+    def answer(script: str) -> str:
+        scripts.append(script)
+        return ""
+
+    for libraries in (None, "/my place/lib"):
+        with pytest.raises(EnvironmentCannot):
+            installer(Answers(answer), tmp_path, LOCKED, libraries=libraries).ask()
+    assert "LD_LIBRARY_PATH" not in scripts[0]
+    assert "LD_LIBRARY_PATH='/my place/lib' PYTHONPATH=" in scripts[1]
 
 
 @pytest.mark.parametrize(

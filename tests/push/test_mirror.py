@@ -235,14 +235,18 @@ def test_what_another_push_has_just_shipped_stays_until_its_run_begins(record: R
     assert not Path(record.place).exists()
 
 
-def test_an_environment_is_deleted_although_it_is_read_only(record: Record) -> None:
-    folder = Path(record.place, "environments", "ab" * 32, "lib")
+@pytest.mark.parametrize("kind", ["environments", "pythons"])
+def test_an_environment_and_its_python_are_deleted_although_they_are_read_only(
+    record: Record, kind: str
+) -> None:
+    folder = Path(record.place, kind, "ab" * 32, "lib")
     folder.mkdir(parents=True)
     (folder / "module.py").touch()
     for path in (folder / "module.py", folder, folder.parent):
         path.chmod(0o555)
+    Path(record.place, "environments").mkdir(exist_ok=True)
     Path(record.place, "environments/.lock").touch()
-    Path(record.place, "environments/.new-1").mkdir()
+    Path(record.place, kind, ".new-1").mkdir()
     mirror.clean(Here(), dataclasses.replace(record, engine="venv"))
     assert not Path(record.place).exists()
 

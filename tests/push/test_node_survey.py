@@ -141,6 +141,24 @@ def test_a_relative_place_is_below_the_home_folder(
     assert survey_node(Here(), '"/srv/bench"', (), "python3").place == "/srv/bench"
 
 
+def test_a_python_says_which_of_its_compiled_modules_it_lacks(tmp_path: Path) -> None:
+    """A Python that cannot find _ssl and zlib stands for one that was built without them."""
+    python = tmp_path / "python3"
+    hide = "import importlib.util as u; old = u.find_spec; "
+    hide += "u.find_spec = lambda name: None if name in ('_ssl', 'zlib') else old(name); exec(sys.argv[1])"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -c "import sys; {hide}" "$2"\n')
+    python.chmod(0o755)
+    (node,) = survey_node(Here(), '"$HOME/.bench"', ("venv",), str(python)).pythons
+    assert (node.lacking, node.text.partition(" ")[2]) == (("_ssl", "zlib"), "without _ssl, zlib")
+    (whole,) = survey_node(Here(), '"$HOME/.bench"', ("venv",), sys.executable).pythons
+    assert whole.lacking == ()
+
+
+@pytest.mark.parametrize("line", ["3.11-os /usr/bin/python3", "3.11- /usr/bin/python3", "3.11-_ssl"])
+def test_a_python_that_says_anything_else_is_none(line: str) -> None:
+    assert found(pythons=(0, f"{line}\n")).pythons == ()
+
+
 def test_a_python_may_be_below_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my env").mkdir()
     (tmp_path / "my env/python").symlink_to(sys.executable)

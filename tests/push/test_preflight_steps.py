@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ from bench.base.errors import BadInput, EnvironmentCannot
 from bench.images.archive import Identity
 from bench.images.engines import EngineFacts
 from bench.images.engines.preflight import OUT_BYTES
+from bench.images.standalone_python import StandalonePython
 from bench.images.variants import find_variant
 from bench.node_check.check_manifest import load_any
 from bench.push import node_preflight
@@ -22,10 +24,12 @@ from bench.push.engine_choice import EngineChoice
 from bench.push.forecast import Forecast
 from bench.push.node_findings import Need, PreflightFinding
 from bench.push.node_preflight import ChosenEngine, NodePreflight, installer_for
-from bench.push.node_survey import InstalledEngine, StoredImage, Survey
+from bench.push.node_survey import InstalledEngine, NodePython, StoredImage, Survey
+from bench.push.remote import CommandResult
 from bench.push.request import Result
 from bench.push.shared_place import PlaceClaim
 from bench.push.slurm import Slurm
+from bench.records.text import size_text
 from tests.push.test_missing_kernels import node
 from tests.push.test_push_to_node import QUICKSTART
 from tests.push.test_without_engine import P311, push
@@ -131,7 +135,10 @@ def test_a_run_needs_what_its_request_and_its_variant_say(
     steps._push.request = dataclasses.replace(steps._push.request, manifest=asked)
     need = steps._need(there("docker"), "venv", None, variant)
     gpus = None if options.get("on_cpu") else asked.gpus
-    assert need == dataclasses.replace(Need("venv", variant, on_cpu=False, gpus=gpus), **changes)
+    usual = Need("venv", variant, on_cpu=False, gpus=gpus, brings_python=True)
+    assert need == dataclasses.replace(usual, **changes)
+    named = preflight(tmp_path, python="/opt/python")._need(there("docker"), "venv", None, variant)
+    assert not named.brings_python
 
 
 def test_as_many_gpus_are_needed_as_the_manifest_asks_for(tmp_path: Path) -> None:
@@ -423,6 +430,83 @@ def test_an_environment_is_planned_by_the_python_that_will_run_it(
     lock: Any = "a lock"
     assert chosen == ChosenEngine(survey, "venv", None, CUDA, P311, lock, plan)
     assert locked == [(tmp_path, CUDA, "3.11", tmp_path / "wheels")]
+
+
+def can_have(monkeypatch: pytest.MonkeyPatch, steps: NodePreflight, sent: int, log: list[Any]) -> Any:
+    """Let bench have a Python to bring, and send `sent` bytes of it; `log` gets the node's scripts."""
+    python = StandalonePython("3.11", "ab" * 32, QUICKSTART)
+
+    class Noting:
+        def ask(self, script: str) -> CommandResult:
+            log.append(script)
+            return CommandResult(0, b"", b"")
+
+    @contextmanager
+    def claimed(node: Any, claim: PlaceClaim) -> Iterator[Any]:
+        yield node
+
+    def make(source: object, mirror: object) -> Any:
+        log.append((source, mirror))
+        return python
+
+    monkeypatch.setattr(node_preflight, "claimed", claimed)
+    monkeypatch.setattr(node_preflight.ship, "ship_python", lambda node, python, progress: sent)
+    monkeypatch.setattr(node_preflight, "installer_for", lambda push, chosen, code: SimpleNamespace(
+        ask=lambda: ("a plan", chosen.python, chosen.libraries)))  # fmt: skip
+    monkeypatch.setattr(steps._push.shared.store, "python", make, raising=False)
+    monkeypatch.setattr(steps._push, "node", Noting())
+    return python
+
+
+def needing_python(engine: str = "venv") -> Any:
+    need = Need(engine, CPU, False, None, brings_python=True)
+    return SimpleNamespace(engine=engine, need=need)
+
+
+@pytest.mark.parametrize("pythons", [(), (NodePython("3.12", "/usr/bin/python3"),)])
+def test_a_node_without_a_fitting_python_gets_one_and_its_plan_is_by_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, locked: list[tuple[object, ...]], pythons: Any
+) -> None:
+    steps, log = preflight(tmp_path, mirror="http://mirror"), list[Any]()
+    said: list[str] = []
+    monkeypatch.setattr(steps._push, "say", said.append)
+    python = can_have(monkeypatch, steps, 700, log)
+    survey = there("docker", pythons=pythons, libc="glibc 2.39")
+    chosen = steps._chosen(survey, needing_python(), None)
+    folder = f"{survey.place}/pythons/{python.digest}"
+    assert chosen.python == NodePython("3.11", f"{folder}/bin/python3.11")
+    assert (chosen.brought, chosen.brought_bytes) == (python, 700)
+    plan: Any = ("a plan", chosen.python, f"{folder}/lib/bundled")
+    assert chosen.planned == plan
+    assert locked == [(tmp_path, CPU, "3.11", None)]
+    assert log == [(tmp_path, "http://mirror")]
+    size = size_text(QUICKSTART.stat().st_size)
+    has = "3.12" if pythons else "no Python 3"
+    assert said == [f"the node has {has}: Python 3.11 of Debian's packages, {size}, is brought there"]
+
+
+@pytest.mark.parametrize(("sent", "removed"), [(700, True), (0, False)])
+def test_a_dry_run_leaves_no_python_that_it_brought(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, locked: object, sent: int, removed: bool
+) -> None:
+    steps, log = preflight(tmp_path, until="preflight"), list[Any]()
+    python = can_have(monkeypatch, steps, sent, log)
+    steps._chosen(there("docker", pythons=(), libc="glibc 2.39"), needing_python(), None)
+    assert any(f"pythons/{python.digest}" in script for script in log[1:]) is removed
+
+
+def test_a_python_that_cannot_be_brought_is_a_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, locked: object
+) -> None:
+    steps = preflight(tmp_path)
+
+    def cannot(*_: object) -> None:
+        raise EnvironmentCannot("no mirror answers", advice="--mirror URL")
+
+    monkeypatch.setattr(steps._push.shared.store, "python", cannot, raising=False)
+    with pytest.raises(EnvironmentCannot, match="no mirror answers"):
+        steps._chosen(there("docker", pythons=(), libc="glibc 2.39"), needing_python(), None)
+    assert steps._push.result.findings == (PreflightFinding("stop", "no mirror answers", "--mirror URL"),)
 
 
 def test_other_engines_and_nodes_without_a_python_have_no_plan(

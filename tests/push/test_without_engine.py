@@ -76,6 +76,34 @@ def test_a_node_without_a_fitting_python_is_told_which_to_install() -> None:
     assert what.startswith("it has no Python 3;")
 
 
+def test_a_python_that_lacks_compiled_modules_is_not_taken() -> None:
+    minimal = NodePython("3.11", "/usr/bin/python3.11", ("_ctypes", "_ssl"))
+    node = dataclasses.replace(survey(), pythons=(minimal, P312))
+    assert python_for(node, CPU) is None
+    assert python_for(node, CUDA) == P312
+    ((what, _),) = findings(node)
+    assert what.startswith("it has 3.11 without _ctypes, _ssl, 3.12; the locked wheels of cpu are for")
+
+
+@pytest.mark.parametrize(
+    ("libc", "brings", "told"),
+    [
+        ("glibc 2.36", True, None),
+        ("glibc 2.39", True, None),
+        ("glibc 2.39", False, "are for Python 3.11"),
+        ("glibc 2.35", True, "are for Python 3.11; the Python that bench brings needs glibc 2.36"),
+        (None, True, "are for Python 3.11; the Python that bench brings needs glibc 2.36"),
+    ],
+)
+def test_a_node_can_have_benchs_own_python_unless_its_c_library_is_too_old(
+    libc: str | None, brings: bool, told: str | None
+) -> None:
+    node = dataclasses.replace(survey(P310), libc=libc)
+    found = judge(node, Need("venv", CPU, on_cpu=True, gpus=None, brings_python=brings))
+    stops = [finding.what for finding in found if finding.level == "stop"]
+    assert [text.endswith(told or "") for text in stops] == ([True] if told else [])
+
+
 # --- which engine ---------------------------------------------------------------------------------------
 
 
@@ -228,6 +256,9 @@ def test_a_run_starts_confined_in_its_environment() -> None:
     assert 'HOME="$PWD/tmp"' in script
     assert "ulimit -c 0" in script
     assert "BENCH_TOGETHER" not in script
+    assert "LD_LIBRARY_PATH" not in script
+    brought = run_script.script(dataclasses.replace(job, libraries="/home/me/my libs"))
+    assert "export LD_LIBRARY_PATH='/home/me/my libs'${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}\n" in brought
 
 
 # --- options --------------------------------------------------------------------------------------------
