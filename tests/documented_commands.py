@@ -1,10 +1,9 @@
 """The commands that the documents and the help of `bench` tell their reader to type, in their order.
 
-A line is typed on its page by tests/e2e/test_documented_pages.py, unless another test types it and names it
-by `printed`, or NOT_RUN lists it with the reason why no test types it. A line that a test no longer names is
-therefore typed on its page.
+Every line is typed by a test: on its page by tests/e2e/test_documented_pages.py, unless another test types it
+and names it by `printed`. A line that a test no longer names is therefore typed on its page.
 
-`python -m tests.documented_commands` counts them, and lists those that no test types.
+`python -m tests.documented_commands` counts them by the tests that type them.
 """
 
 from __future__ import annotations
@@ -45,11 +44,6 @@ class DocumentedCommand:
         return self.line.startswith("bench ")
 
     @property
-    def reason_not_to_run(self) -> str | None:
-        """Return why no test types a line; None for a line that is typed."""
-        return next((why for begin, why in NOT_RUN.items() if self.line.startswith(begin)), None)
-
-    @property
     def typed_by(self) -> str | None:
         """The test that types this line, if it is another one than that of its page."""
         if OF_PIP.search(self.line):
@@ -61,7 +55,7 @@ class DocumentedCommand:
     @property
     def is_of_its_page(self) -> bool:
         """Whether tests/e2e/test_documented_pages.py types this line."""
-        return not self.typed_by and not self.reason_not_to_run
+        return not self.typed_by
 
     def __str__(self) -> str:
         return f"{self.document}: {self.line}"
@@ -136,22 +130,13 @@ def _named(module: ast.Module) -> Iterator[str]:
 
 # Pages whose commands another test types as printed, in the environment that it makes.
 TYPED_ELSEWHERE = {"ansible/README.md": "tests/e2e/test_push_ansible.py"}
-# Beginnings of lines that are parsed and not typed, with the reason.
-NOT_RUN = {
-    "make lock": "asks package indexes for the newest packages, minutes long, and changes the locks",
-    "python -m tests.pip_lines.record": "asks a package index, and needs three versions of Python",
-}
 
 
 def counted() -> str:
-    """Return how many lines are typed, by which tests, and each line that is not typed with its reason."""
-    lines = [each for of_page in commands().values() for each in of_page]
-    untyped = [each for each in lines if each.reason_not_to_run]
-    by_test = Counter(each.typed_by or PAGES for each in lines if each not in untyped)
-    said = [f"{len(lines) - len(untyped)} of {len(lines)} lines are typed, {len(untyped)} are not"]
-    said += [f"{number:5}  {test}" for test, number in by_test.most_common()]
-    said += [f"{each}\n       {each.reason_not_to_run}" for each in untyped]
-    return "\n".join(said)
+    """Return how many lines are typed, and by which tests."""
+    by_test = Counter(each.typed_by or PAGES for of_page in commands().values() for each in of_page)
+    said = [f"all {by_test.total()} lines are typed"]
+    return "\n".join([*said, *(f"{number:5}  {test}" for test, number in by_test.most_common())])
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Every command that a document tells its reader to type is one that can be typed.
 
-Each is typed by a test, but for those of NOT_RUN: tests/documented_commands.py knows by which.
+Each is typed by a test: tests/documented_commands.py knows by which.
 Here each is parsed: those of `bench` by its own parser, all of them by the shell. The site's build runs the
 commands of its gallery. Lines of pip are installed by tests/test_pip_lines.py.
 """
@@ -15,7 +15,7 @@ import pytest
 
 from bench.cli.arguments import Parser
 from bench.cli.main import parser
-from tests.documented_commands import NOT_RUN, SYNOPSIS, DocumentedCommand, commands, counted, printed
+from tests.documented_commands import SYNOPSIS, DocumentedCommand, commands, counted, printed
 from website.sources import ROOT, documents, fences
 
 COMMANDS = [each for lines in commands().values() for each in lines]
@@ -68,15 +68,6 @@ def test_targets_of_make_exist() -> None:
     assert [str(each) for each in named if each.line.split()[1] not in targets] == []
 
 
-def test_the_list_of_what_is_not_run_has_no_line_that_no_page_has() -> None:
-    lines = [each.line for each in COMMANDS]
-    assert [begin for begin in NOT_RUN if not any(line.startswith(begin) for line in lines)] == []
-
-
-def test_no_line_is_both_typed_and_listed_as_not_run() -> None:
-    assert [str(each) for each in COMMANDS if each.reason_not_to_run and each.typed_by] == []
-
-
 def test_a_line_that_a_test_names_is_typed_by_it() -> None:
     (command,) = [each for each in COMMANDS if each.line == "sha256sum --check SHA256SUMS"]
     assert command.typed_by == "tests/release/test_release.py"
@@ -85,17 +76,13 @@ def test_a_line_that_a_test_names_is_typed_by_it() -> None:
 
 
 def test_the_document_of_tests_says_how_many_lines_are_typed() -> None:
-    head, *_ = counted().splitlines()
-    (typed, all_lines, untyped) = (int(word) for word in re.findall(r"\d+", head))
-    assert (typed + untyped, all_lines) == (len(COMMANDS), len(COMMANDS))
-    assert f"{typed} of {all_lines} are typed" in (ROOT / "docs/testing.md").read_text(encoding="utf-8")
-    reasons = [each.reason_not_to_run for each in COMMANDS if each.reason_not_to_run]
-    assert len(reasons) == untyped < 3
-    assert all(f"       {reason}" in counted().splitlines() for reason in reasons)
+    head, *by_test = counted().splitlines()
+    assert head == f"all {len(COMMANDS)} lines are typed"
+    assert head.replace("lines ", "") in (ROOT / "docs/testing.md").read_text(encoding="utf-8")
+    assert sum(int(each.split()[0]) for each in by_test) == len(COMMANDS)
 
 
-def test_tests_that_type_or_replace_commands_exist() -> None:
-    named = {path for why in NOT_RUN.values() for path in re.findall(r"tests/[\w/]+(?:\.py)?", why)}
+def test_tests_that_type_commands_exist() -> None:
     typing = {each.typed_by for each in COMMANDS if each.typed_by}
     assert len(typing) > 8
-    assert [path for path in {*named, *typing} if not (ROOT / path).exists()] == []
+    assert [path for path in typing if not (ROOT / path).exists()] == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 
-IN_ASCII = {"±": "+-", "…": "...", "·": ".", "°": " "}  # other characters are escaped
+IN_ASCII = {"±": "+-", "…": "...", "·": ".", "°": ""}  # other characters are escaped
 
 
 def spelled(text: str, encoding: str | None) -> str:

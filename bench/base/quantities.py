@@ -55,7 +55,10 @@ def deadline(text: str) -> float:
     """Parse 14, 14d, 36h, 2w, or a date such as 2027-01-31, which is its end in UTC, to days from now."""
     if re.fullmatch(r"\d{4}-\d\d-\d\d", text):
         return _days_until(text)
-    return 7 * positive(text[:-1]) if text.endswith("w") else days(text)
+    try:
+        return 7 * positive(text[:-1]) if text.endswith("w") else days(text)
+    except NotAQuantity as error:
+        raise NotAQuantity(f"{error}: write 14d, 36h, 2w, or a date such as 2027-01-31") from None
 
 
 def _days_until(date: str) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import textwrap
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import zip_longest
 from typing import Any, NamedTuple, TextIO
@@ -106,6 +106,14 @@ def wrapped(lines: Iterable[str], indent: str, otherwise: int | None = None) -> 
     return "\n".join(fill(line, max(LEAST_COLUMNS, room), subsequent_indent=indent) for line in lines)
 
 
+def message(text: str) -> str:
+    """Wrap the lines of a message on stderr to the terminal, each below its own beginning."""
+    if not sys.stderr.isatty():
+        return text
+    begun = ((line, len(line) - len(line.lstrip())) for line in text.splitlines())
+    return "\n".join(wrapped([line], " " * (blanks + 4)) for line, blanks in begun)
+
+
 def table(one: Table, steps: Steps = (), room: int | None = None) -> str:
     """Format a single table, by the rules of `alike`."""
     return alike([one], steps, room=room).texts[0]
@@ -121,7 +129,8 @@ def alike(
 
     If the tables are too wide, `steps` are taken in their order until they fit; after the last of them, every
     text may be wrapped. `chosen` are names of columns that are shown in place of those that the steps would
-    leave. `room` is that of the terminal unless it is given.
+    leave; if they do not fit beside each other, each table is divided. `room` is that of the terminal unless
+    it is given.
     """
     room = columns() if room is None else room
     tables = [Table(one.columns, [[_spelled(text) for text in row] for row in one.rows]) for one in tables]
@@ -135,6 +144,11 @@ def alike(
         some, least = _after(tables, steps[:taken])
     if not _fit(some, least, room):
         least = _word_widths(some)
+    if chosen is not None and not _fit(some, least, room):
+        parts = [
+            alike([one.only(names) for one in some], room=room).texts for names in _parts(some, least, room)
+        ]
+        return FittedTables(["\n\n".join(of_table) for of_table in zip(*parts, strict=True)], [])
     if not _fit(some, least, room):
         least = dict.fromkeys(least, LEAST_WRAPPED)
     texts = [_text(one, least, room) for one in some]
@@ -149,6 +163,23 @@ def _chosen(tables: Sequence[Table], chosen: Sequence[str]) -> list[str]:
     last = {one.columns[-1].name for one in tables} & fixed.keys()
     free = [name for name in dict.fromkeys(chosen) if name not in fixed]
     return [*(name for name in fixed if name not in last), *free, *last]
+
+
+def _parts(tables: Sequence[Table], least: Mapping[str, int], room: int | None) -> Iterator[list[str]]:
+    """Divide columns that do not fit beside each other; every part has the fixed ones before the last column.
+
+    A part is as wide as the room, unless one column beside the fixed ones is wider already.
+    """
+    names = list(dict.fromkeys(column.name for one in tables for column in one.columns))
+    fixed = {column.name for one in tables for column in one.columns[:-1] if column.fixed}
+    part = list[str]()
+    for name in names:
+        wider = [each for each in names if each in fixed or each in part or each == name]
+        if part and name not in fixed and not _fit([one.only(wider) for one in tables], least, room):
+            yield [each for each in names if each in fixed or each in part]
+            part = []
+        part += [name] * (name not in fixed)
+    yield [each for each in names if each in fixed or each in part]
 
 
 def _after(tables: Sequence[Table], steps: Steps) -> tuple[list[Table], Mapping[str, int]]:

@@ -87,7 +87,7 @@ def _show_runs(comparison: Comparison, output: str, request: CompareArguments) -
     from bench.report.text.comparison_table import FORMATS, table  # tabulate is slow to import
     from bench.report.text.escapes import markdown_code
 
-    columns = request.shown_columns
+    columns, one_bundle = request.shown_columns, len(request.bundles) == comparison.bundles == 1
     text = table(comparison, columns) if output == "table" else FORMATS[output](comparison)
     if output == "table":
         show(text.rstrip("\n"))
@@ -95,7 +95,7 @@ def _show_runs(comparison: Comparison, output: str, request: CompareArguments) -
         print(text.rstrip("\n"))
     if output == "markdown" and request.settings:
         print(f"\n{markdown_code(_settings(comparison, request))}")
-    elif output == "table" and (request.settings or len(request.bundles) == comparison.bundles == 1):
+    elif output == "table" and comparison.parts and (request.settings or one_bundle):
         show(f"\n{_settings(comparison, request)}")
     if request.html is not None:
         from bench.report.pages.html import write_html

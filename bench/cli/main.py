@@ -69,7 +69,9 @@ def _call(words: Sequence[str], stdout: stdio.Stdout) -> int:
 
         stdout.write(nagios_unknown(str(error)) + "\n")
         return NAGIOS["not-run"]
-    print(error, file=sys.stderr)
+    from bench.base.terminal import message
+
+    print(message(str(error)), file=sys.stderr)
     if _wants_json(words) and not stdout.used:
         with suppress(EnvironmentCannot):  # if stdout cannot be written, the first error is still reported
             stdout.write(pretty_json(error.to_json()).decode())

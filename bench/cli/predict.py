@@ -72,7 +72,9 @@ def predict(request: PredictArguments) -> int:
         from bench.report.markup import write_page
         from bench.report.pages.prediction_page import prediction_page
 
-        page = prediction_page(found.models, rows, found.unpredicted, currency, measured, found.energy)
+        page = prediction_page(
+            found.models, rows, found.unpredicted, currency, measured, found.energy, found.outside
+        )
         write_page(request.html, page)
         print(f"report {request.html}", file=sys.stderr)
     if request.plots is not None:
@@ -100,8 +102,9 @@ def _show(found: Predictions, request: PredictArguments) -> None:
             sys.stdout.write(prediction_csv(rows, currency))
         case "table":
             text = prediction_text(
-                found.models, rows, found.unpredicted, currency, own=request.own, energy=found.energy.texts
-            )
+                found.models, rows, found.unpredicted, currency,
+                outside=found.outside, own=request.own, energy=found.energy.texts,
+            )  # fmt: skip
             show("\n".join(text))
             if request.explain:
                 show("\n\n".join("\n".join(explained(row, currency)) for row in rows))

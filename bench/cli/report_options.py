@@ -51,7 +51,7 @@ def _add_compare(commands: Commands) -> None:
     dollars = "your budget in US dollars"
     add("--budget-usd", dest="budget", type=arguments.positive, metavar="N", help=dollars)
     deadline = "the longest time that a run may take: 14, 14d, 36h, 2w, or until the end of 2027-01-31"
-    add("--deadline", dest="deadline_days", type=arguments.deadline, metavar="DAYS", help=deadline)
+    add("--deadline", dest="deadline_days", type=arguments.deadline, metavar="TIME", help=deadline)
     runs = "how many runs the budget is for (default: 1)"
     add("--runs", type=arguments.count, default=1, metavar="N", help=runs)
     share = "share of its lifetime in which an owned machine trains (default: 100, as in the paper)"
@@ -116,7 +116,7 @@ def _add_predict(commands: Commands) -> None:
     dollars = "only machines on which a rented run costs at most this"
     add("--budget-usd", dest="budget", type=arguments.positive, metavar="N", help=dollars)
     deadline = "only machines that are predicted to end before it: 14d, 36h, 2w, 2027-01-31"
-    add("--deadline", dest="deadline_days", type=arguments.deadline, metavar="DAYS", help=deadline)
+    add("--deadline", dest="deadline_days", type=arguments.deadline, metavar="TIME", help=deadline)
     spec = "a file that describes a card which bench does not know; may be repeated"
     add("--gpu-spec", dest="specs", action="append", type=Path, default=[], metavar="FILE", help=spec)
     _add_energy(add)

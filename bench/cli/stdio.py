@@ -171,7 +171,9 @@ def _replace_unencodable() -> None:
 def _in_ascii(error: UnicodeError) -> tuple[str | bytes, int]:
     assert isinstance(error, UnicodeEncodeError)
     replacement = IN_ASCII.get(error.object[error.start])
-    return (replacement, error.start + 1) if replacement else codecs.backslashreplace_errors(error)
+    if replacement is None:
+        return codecs.backslashreplace_errors(error)
+    return replacement, error.start + 1
 
 
 def leave(stream: TextIO) -> None:

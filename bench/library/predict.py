@@ -44,6 +44,7 @@ class Predictions:
     currency: str
     energy: EnergyFactors
     predicted: tuple[PricedPrediction, ...]
+    outside: tuple[PricedPrediction, ...]  # of machines that miss the deadline or the budget
     unpredicted: tuple[Unpredicted, ...]
 
     def to_json(self) -> dict[str, object]:
@@ -118,6 +119,7 @@ def predict(
         currency=book.currency,
         energy=energy,
         predicted=tuple(row for row in rows if _fits(row, days, budget, own=own)),
+        outside=tuple(row for row in rows if not _fits(row, days, budget, own=own)),
         unpredicted=tuple(one for one in found if isinstance(one, Unpredicted)),
     )
 

@@ -33,6 +33,7 @@ COMMANDS = (
     "compare results/every-setting-h200/pythia-160m-2gpus.tar",
     "compare results/hour-h200/17-minutes.tar --deadline 20 --budget-usd 1000 --estimate 8xh100",
     "compare results/frontier-h200/modern.tar results/frontier-h200/vision.tar --settings",
+    "compare results/nine-h200/vit-l.tar results/nine-h200/pythia-1b.tar --settings --columns all",
     "compare results/slowed-h100",
     "compare results/proof-2xh200 --node-overhead 1.5 --gco2-per-kwh 400",
     "compare results/node-check-h200",
@@ -96,6 +97,17 @@ def test_no_line_is_wider_than_the_terminal_and_tables_stay_tables(
     shown_tables = [tables(shown) for shown in by_width.values()]
     assert shown_tables == sorted(shown_tables, reverse=True)  # a matrix is divided, and none is no table
     assert len({shown.code for shown in by_width.values()}) == 1
+
+
+@pytest.mark.parametrize(
+    "command", ["image list", "plan manifests/hour.json --gpu h999", "explain no-such-word"]
+)
+def test_a_message_is_wrapped_between_words(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    for columns in WIDTHS:
+        shown = on_terminal(command.split(), columns)
+        assert (shown.code, too_wide(shown, columns)) == (2, [])
+    assert len(shown.lines) < len(on_terminal(command.split(), 40).lines)
 
 
 def test_a_plan_of_the_whole_zoo_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 import venv
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,10 +60,7 @@ def test_a_rented_machine_installs_what_measures(index: StandInIndex, tmp_path: 
     """uv is the real one, of the version that the script asks for."""
     wanted = script(rental(requirements=requirements()))
     (version,) = {word for word in wanted.split() if word.startswith("uv==")}
-    download = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", tmp_path, version]
-    subprocess.run(download, check=True)
-    for wheel in tmp_path.glob("uv-*.whl"):
-        index.add_real(wheel)
+    index.add_downloaded(version)
     lines, _, rest = wanted.partition("mkdir")
     assert "pip" not in rest
     machine = Machine(tmp_path / "machine", index, "3.11")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,9 @@ import pytest
 
 import bench
 from bench.base.gpu_catalogue import gpu_models
+from bench.cli.main import main
 from bench.library.verify import CheckedBundle
+from bench.records.text import figures
 from bench.records.trial import Gpu, NodeFacts
 
 ROOT = Path(__file__).parents[2]
@@ -151,6 +154,23 @@ def test_a_wish_leaves_out_what_is_too_late_or_too_dear() -> None:
     assert predicted(gpu="8xh100", budget_usd=own, own=True) == [("HBM3", 8)]
     assert predicted(gpu="8xh100", budget_usd=own * 0.999, own=True) == []
     assert predicted(gpu="8xh100", budget_usd=rent, deadline=latest * 0.999) == []
+
+
+def test_a_machine_outside_of_the_limits_is_named_with_how_far_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    late = bench.predict(LARGER, gpu="h200,8xh100", deadline="1h")
+    assert late.predicted == ()
+    fastest, slower = sorted(late.outside, key=lambda row: row.predicted.days)
+    assert (fastest.predicted.gpus, slower.predicted.gpus) == (8, 1)
+    manifest, page = tmp_path / "larger.json", tmp_path / "page.html"
+    manifest.write_text(json.dumps(LARGER))
+    words = ["predict", str(manifest), "--gpu=h200,8xh100", "--deadline=1h", f"--html={page}"]
+    assert main(words) == 1
+    named = f"the fastest is 8x H100 80GB HBM3: {figures(fastest.predicted.days)} days, "
+    assert named in " ".join(capsys.readouterr().out.split())
+    assert named in page.read_text()
+    assert bench.predict(LARGER, gpu="h200,8xh100").outside == ()
 
 
 def test_a_machine_without_a_price_is_in_no_budget() -> None:

@@ -26,20 +26,19 @@ from tests.pip_lines.stand_in_backend import BUILT_WITH, write_wheel
 from tests.pip_lines.stand_in_index import StandInIndex, metadata_lines, source_files
 
 # Found without importing pip: after that, setuptools and torch's compiler cannot import distutils.
-OURS = distribution("pip")
-PIP = Path(str(OURS.locate_file("pip")))
+OURS = Path(str(distribution("pip").locate_file("")))
 PYTHONS = ("3.11", "3.12", "3.13")
 
 
-def make_environment(path: Path, python: str, index_url: str) -> None:
-    """Make an environment as `python -m venv` does, in a moment: pip is a link to that of these tests.
+def make_environment(path: Path, python: str, index_url: str, packages_with_pip: Path = OURS) -> None:
+    """Make an environment as `python -m venv` does, in a moment: pip is a link to one that is there.
 
     Its index is that of the given Python's machines, whichever Python runs these tests.
     """
     venv.EnvBuilder(with_pip=False).create(path)
     (packages,) = path.glob("lib/python*/site-packages")
-    (packages / "pip").symlink_to(PIP)
-    (packages / f"pip-{OURS.version}.dist-info").symlink_to(PIP.with_name(f"pip-{OURS.version}.dist-info"))
+    for each in (packages_with_pip / "pip", *packages_with_pip.glob("pip-*.dist-info")):
+        (packages / each.name).symlink_to(each)
     command = path / "bin/pip"
     command.write_text(
         f"#!{path}/bin/python\nimport sys\nfrom pip._internal.cli.main import main\nsys.exit(main())\n"
@@ -47,6 +46,25 @@ def make_environment(path: Path, python: str, index_url: str) -> None:
     command.chmod(0o755)
     with (path / "bin/activate").open("a") as activate:
         activate.write(f"\nexport PIP_INDEX_URL={index_url}/{python}/simple\n")
+    # For pip without activation, and without PIP_CONFIG_FILE; nothing that /etc/pip.conf adds is asked.
+    (path / "pip.conf").write_text(
+        f"[global]\nindex-url = {index_url}/{python}/simple\nextra-index-url =\nfind-links =\n"
+    )
+
+
+def put_pythons(folder: Path, index_url: str, packages_with_pip: Path = OURS) -> None:
+    """Write a program for each of PYTHONS, which makes environments and tells scripts its version."""
+    for version in PYTHONS:
+        program = folder / f"python{version}"
+        maker = [sys.executable, "-m", "tests.pip_lines.machine", version, index_url, str(packages_with_pip)]
+        told = f"import sys; sys.version_info = {tuple(map(int, version.split('.')))}; exec(sys.argv[1])"
+        program.write_text(
+            "#!/bin/sh\n"
+            f'[ "$1 $2" = "-m venv" ] && PYTHONPATH={ROOT} exec {shlex.join(maker)} "$3"\n'
+            f'[ "$1" = -c ] && exec {sys.executable} -c {shlex.quote(told)} "$2"\n'
+            "exit 2\n"
+        )
+        program.chmod(0o755)
 
 
 class Machine:
@@ -57,14 +75,7 @@ class Machine:
         self.repository, self.programs = folder / "bench", folder / "programs"
         self.repository.mkdir(parents=True)
         self.programs.mkdir()
-        for name in PYTHONS:
-            maker = self.programs / f"python{name}"
-            words = [sys.executable, "-m", "tests.pip_lines.machine", name, index.url]
-            maker.write_text(
-                f'#!/bin/sh\n[ "$1 $2" = "-m venv" ] || exit 2\n'
-                f'PYTHONPATH={ROOT} exec {shlex.join(words)} "$3"\n'
-            )
-            maker.chmod(0o755)
+        put_pythons(self.programs, index.url)
         self.environment = folder / "environment"
         make_environment(self.environment, python, index.url)
         self._put_repository()
@@ -155,4 +166,4 @@ def fault(lines: PrintedLines, index: StandInIndex, folder: Path) -> str | None:
 
 
 if __name__ == "__main__":
-    make_environment(Path(sys.argv[3]).absolute(), sys.argv[1], sys.argv[2])
+    make_environment(Path(sys.argv[4]).absolute(), sys.argv[1], sys.argv[2], Path(sys.argv[3]))

@@ -41,10 +41,10 @@ class PackageFacts:
 Packages = Mapping[str, Mapping[str, PackageFacts]]
 
 
-def read_facts() -> Packages:
+def read_facts(file: Path = FILE) -> Packages:
     return {
         name: {version: _package(facts) for version, facts in versions.items()}
-        for name, versions in json.loads(FILE.read_text()).items()
+        for name, versions in json.loads(file.read_text()).items()
     }
 
 

@@ -1,6 +1,6 @@
 """Ask the package index of pip's configuration about all packages that printed pip lines install.
 
-    python -m tests.pip_lines.record /usr/bin/python3.11 /usr/bin/python3.12 ...
+    python -m tests.pip_lines.record python3.11 python3.12 ...
 
 pip resolves the lines of every committed bundle with the Python of the bundle, and all parts of this project
 with each Python that is given. It downloads no wheel, and installs nothing. Facts that are there are kept.
@@ -18,7 +18,7 @@ import sys
 import tarfile
 import tempfile
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
@@ -43,17 +43,24 @@ ALONE = (
 SETUPTOOLS_BY_DEFAULT = ("setuptools>=40.8.0",)  # of an archive that names no build system
 
 
-def resolve(python: Path, requirements: Iterable[str]) -> list[dict[str, Any]]:
-    """Return the packages that pip would install, as its report has them."""
-    with tempfile.TemporaryDirectory() as folder:
+class Resolver:
+    """An environment of a Python in which nothing but pip is ever installed."""
+
+    def __init__(self, python: Path, folder: Path) -> None:
+        self.folder = folder
         subprocess.run([python, "-m", "venv", folder], check=True)
-        pip = [f"{folder}/bin/python", "-m", "pip"]
-        subprocess.run([*pip, "install", "--quiet", "--upgrade", "pip>=24.1"], check=True)
-        report = Path(folder, "report.json")
-        options = ["-qq", "--dry-run", "--use-feature=fast-deps", f"--report={report}"]
-        subprocess.run([*pip, "install", *options, *requirements], check=True)
+        self._pip("install", "--quiet", "--upgrade", "pip>=24.1")
+
+    def resolve(self, requirements: Iterable[str]) -> list[dict[str, Any]]:
+        """Return the packages that pip would install, as its report has them."""
+        report = self.folder / "report.json"
+        options = ("-qq", "--dry-run", "--use-feature=fast-deps", f"--report={report}")
+        self._pip("install", *options, *requirements)
         packages: list[dict[str, Any]] = json.loads(report.read_text())["install"]
         return packages
+
+    def _pip(self, *words: str) -> None:
+        subprocess.run([self.folder / "bin/python", "-m", "pip", *words], check=True)
 
 
 def archive(index: PackageIndex, name: str, version: str) -> tarfile.TarFile:
@@ -124,12 +131,13 @@ def without_other_extras(packages: dict[str, dict[str, PackageFacts]]) -> dict[s
     }
 
 
-def record(pythons: dict[str, Path]) -> None:
+def record(resolvers: Mapping[str, Resolver]) -> None:
+    """Write the facts of all packages of the lines; `resolvers` has an environment for each version."""
     index = PackageIndex(read_settings(os.environ, Path.home()))
     packages = {name: dict(versions) for name, versions in read_facts().items()}
 
-    def note(python: Path, requirements: list[str]) -> None:
-        for package in resolve(python, requirements):
+    def note(resolver: Resolver, requirements: list[str]) -> None:
+        for package in resolver.resolve(requirements):
             name, version = normal(package["metadata"]["name"]), package["metadata"]["version"]
             if version not in packages.setdefault(name, {}):
                 packages[name][version] = facts_of_report(index, package)
@@ -138,7 +146,7 @@ def record(pythons: dict[str, Path]) -> None:
         FILE.write_text(json.dumps(document, indent=1) + "\n")
 
     for node in stacks():
-        python = pythons[".".join(node.python.split(".")[:2])]
+        resolver = resolvers[".".join(node.python.split(".")[:2])]
         versions = {name: version.partition("+")[0] for name, version in node.packages.items()}
         built: list[str] = []
         for name in versions.keys() & set(BUILT_WITH_TORCH):
@@ -146,14 +154,14 @@ def record(pythons: dict[str, Path]) -> None:
             packages.setdefault(name, {})[versions[name]] = facts
             built += [each for each in facts.requires if "extra ==" not in each]
         pinned = [f"{name}=={version}" for name, version in versions.items() if name not in BUILT_WITH_TORCH]
-        note(python, [*pinned, *BUILD_TOOLS])
+        note(resolver, [*pinned, *BUILD_TOOLS])
         if built:
-            note(python, [*pinned, *BUILD_TOOLS, *built])
+            note(resolver, [*pinned, *BUILD_TOOLS, *built])
     own = [*PROJECT["dependencies"], *chain(*PROJECT["optional-dependencies"].values())]
-    for python in pythons.values():
-        note(python, list(PROJECT["dependencies"]))
-        note(python, own)
-        note(python, [*ALONE])
+    for resolver in resolvers.values():
+        note(resolver, list(PROJECT["dependencies"]))
+        note(resolver, own)
+        note(resolver, [*ALONE])
 
 
 def minor(python: Path) -> str:
@@ -163,4 +171,6 @@ def minor(python: Path) -> str:
 
 
 if __name__ == "__main__":
-    record({minor(Path(name)): Path(name) for name in sys.argv[1:]})
+    with tempfile.TemporaryDirectory() as folder:
+        pythons = {minor(Path(name)): Path(name) for name in sys.argv[1:]}
+        record({version: Resolver(python, Path(folder, version)) for version, python in pythons.items()})

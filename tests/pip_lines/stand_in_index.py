@@ -15,6 +15,7 @@ import json
 import re
 import ssl
 import subprocess
+import sys
 import tarfile
 import tempfile
 import threading
@@ -25,6 +26,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from tests.pip_lines.package_facts import PackageFacts, Packages
+from tests.pip_lines.printed_lines import HERE
 from tests.pip_lines.stand_in_backend import write_wheel
 
 TORCH_INDEX = "download.pytorch.org"
@@ -49,6 +51,14 @@ class StandInIndex:
         self._made[file.name] = file.read_bytes()
         self._real.setdefault(file.name.split("-")[0].replace("_", "-"), []).append(file.name)
 
+    def add_downloaded(self, *requirements: str) -> None:
+        """Offer real wheels, which pip downloads from where its own configuration looks."""
+        with tempfile.TemporaryDirectory(dir=self.folder) as folder:
+            command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder]
+            subprocess.run([*command, *requirements], check=True)
+            for wheel in Path(folder).glob("*.whl"):
+                self.add_real(wheel)
+
     def page(self, path: str) -> bytes | None:
         """Return a project's page: /X.Y/simple/NAME/ of the usual index, /whl/LABEL/NAME/ of PyTorch's."""
         match path.strip("/").split("/"):
@@ -61,7 +71,7 @@ class StandInIndex:
                 ]
             case ["whl", label, "torch"]:
                 links = [
-                    (self._file("torch", f"{version}+{label}", _labelled(facts, label)), True)
+                    (self._file("torch", f"{version}+{label}", for_label(facts, label)), True)
                     for version, facts in self.packages["torch"].items()
                 ]
             case _:
@@ -80,9 +90,12 @@ class StandInIndex:
         file = f"{base}.tar.gz" if facts.build else f"{base}-py3-none-any.whl"
         if file not in self._made:
             lines = metadata_lines(facts.requires)
+            if facts.admits(HERE):  # else a machine that stands for another Python would refuse it
+                lines.append(f"Requires-Python: {facts.python}")
             with tempfile.TemporaryDirectory(dir=self.folder) as folder:
                 if facts.build:
-                    self._made[file] = source_archive(base, source_files(name, version, lines, facts))
+                    told = (name, version, lines, facts)
+                    self._made[file] = source_archive(base, {**source_files(*told), **files_to_read(*told)})
                 else:
                     write_wheel(Path(folder), name, version, lines)
                     self._made[file] = Path(folder, file).read_bytes()
@@ -108,6 +121,14 @@ def source_files(name: str, version: str, metadata: list[str], facts: PackageFac
     }
 
 
+def files_to_read(name: str, version: str, metadata: list[str], facts: PackageFacts) -> Mapping[str, str]:
+    """Return the files from which readers of an archive learn its requirements, without building it."""
+    assert facts.build is not None
+    lines = ["Metadata-Version: 2.2", f"Name: {name}", f"Version: {version}", *metadata, ""]
+    setup = "".join(f"import {module}\n" for module in facts.build.imports)
+    return {"PKG-INFO": "\n".join(lines), "setup.py": setup}
+
+
 def source_archive(base: str, files: Mapping[str, str]) -> bytes:
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w:gz") as archive:
@@ -118,7 +139,7 @@ def source_archive(base: str, files: Mapping[str, str]) -> bytes:
     return data.getvalue()
 
 
-def _labelled(facts: PackageFacts, label: str) -> PackageFacts:
+def for_label(facts: PackageFacts, label: str) -> PackageFacts:
     """Return requirements of a labelled build of torch: that for the CPU needs none of CUDA's packages."""
     needed = (each for each in facts.requires if label != "cpu" or not each.startswith(OF_CUDA))
     return replace(facts, requires=tuple(needed))

@@ -128,6 +128,20 @@ def test_a_node_check_shows_its_findings(capsys: pytest.CaptureFixture[str]) -> 
     assert "matmul" in text
 
 
+@pytest.mark.parametrize(
+    ("columns", "row"),
+    [
+        (40, "*   free-lunch  ████████  26.971 ±0.048"),
+        (50, "*   free-lunch  ████████████████  26.971 ±0.048"),
+    ],
+)
+def test_a_bar_gives_way_before_anything_is_wrapped(columns: int, row: str) -> None:
+    shown = on_terminal(
+        ["show", str(ROOT / "results/nine-h200/vit-l.tar")], columns, {"BENCH_PAGER": "", "NO_COLOR": "1"}
+    )
+    assert row in shown.lines
+
+
 @pytest.mark.parametrize("columns", [40, 80, 100, 120, 200])
 @pytest.mark.parametrize("spelled_in", ["utf-8", "ascii"])
 def test_it_fits_every_terminal(columns: int, spelled_in: str) -> None:
@@ -136,3 +150,4 @@ def test_it_fits_every_terminal(columns: int, spelled_in: str) -> None:
     assert [line for line in shown.lines if len(line) > columns and len(line.split()) > 1] == []
     assert ("█" in shown.text) == (spelled_in == "utf-8")
     assert "\\u" not in shown.text
+    assert (" °C" in shown.text, " C to " in shown.text) == (spelled_in == "utf-8", spelled_in == "ascii")

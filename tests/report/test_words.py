@@ -97,7 +97,8 @@ def test_a_deadline_is_days_hours_weeks_or_a_date() -> None:
     for wrong, said in (
         ((today - timedelta(days=1)).isoformat(), "is over"),
         ("2027-02-30", "is not a date"),
-        ("soon", "is not a number"),
+        ("soon", "is not a number: write 14d, 36h, 2w, or a date such as 2027-01-31"),
+        ("5y", "write 14d"),
         ("-2w", "is not more than 0"),
     ):
         with pytest.raises(argparse.ArgumentTypeError, match=said):

@@ -19,7 +19,7 @@ from bench.report.markup import Markup, asset, document, el, fragment, items, sc
 from bench.report.pages.page_parts import sorting_head, tools
 from bench.report.plots.predictions import prediction_plots
 from bench.report.plots.svg import figure
-from bench.report.text.prediction_table import by_days, caveats, reasons_of
+from bench.report.text.prediction_table import by_days, caveats, nothing_fits, reasons_of
 
 COLUMNS = (
     "90% within: of predictions for models and cards that were left out of the fit",
@@ -47,8 +47,12 @@ def prediction_page(
     currency: str,
     measured: Comparison | None = None,
     energy: EnergyFactors = NO_FACTORS,
+    outside: Sequence[PricedPrediction] = (),
 ) -> Markup:
-    """Make the page: for each model a picture and a table, then reasons and quotes."""
+    """Make the page: for each model a picture and a table, then reasons and quotes.
+
+    `outside` are rows that miss the deadline or the budget: the fastest is named where no other row is left.
+    """
     plots = {plot.name: plot for plot in prediction_plots(rows, currency, measured)}
     names = [*dict.fromkeys(models)]
     sections = []
@@ -56,7 +60,10 @@ def prediction_page(
         blocks = [el("h2", name)]
         if plot := plots.get(f"{name}-predicted"):
             blocks.append(el("div", figure(plot, whole_row=True), class_="plots"))
-        blocks += _table(by_days(name, rows), currency, energy)
+        if of_model := by_days(name, rows):
+            blocks.append(_table(of_model, currency, energy))
+        else:
+            blocks.append(el("p", nothing_fits(by_days(name, outside), currency)))
         if lines := list(reasons_of(name, without)):
             blocks.append(items((f"not predicted: {line}" for line in lines), class_="said"))
         sections.append(el("section", *blocks, id=f"model-{number}"))
@@ -87,15 +94,12 @@ def _head(models: Sequence[str], rows: int) -> Markup:
     )
 
 
-def _table(rows: Sequence[PricedPrediction], currency: str, energy: EnergyFactors) -> Iterator[Markup]:
-    if not rows:
-        yield el("p", "no machine that was asked for is predicted within these limits")
-        return
+def _table(rows: Sequence[PricedPrediction], currency: str, energy: EnergyFactors) -> Markup:
     lines = [list(_cells(row, currency, energy)) for row in rows]
     heads = (sorting_head(cell.head, _class_of(cell)) for cell in lines[0])
     body = (el("tr", *map(_cell, line)) for line in lines)
     name = rows[0].predicted.model
-    yield scrolling_table(heads, body, class_="ranked stacked", label=f"{name}: predicted machines by days")
+    return scrolling_table(heads, body, class_="ranked stacked", label=f"{name}: predicted machines by days")
 
 
 def _cell(cell: ShownCell) -> Markup:

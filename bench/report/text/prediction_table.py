@@ -37,11 +37,13 @@ def prediction_text(
     without: Sequence[Unpredicted],
     currency: str,
     *,
+    outside: Sequence[PricedPrediction] = (),
     own: bool = False,
     energy: Sequence[str] = (),
 ) -> Iterator[str]:
     """Yield the lines of a table for each model, the fastest machine first; `own` shows what owning costs.
 
+    `outside` are rows that miss the deadline or the budget: the fastest is named where no other row is left.
     `energy` says what the figures of energy and CO2 contain, if there are any.
     """
     found = {name: by_days(name, rows) for name in models}
@@ -54,7 +56,7 @@ def prediction_text(
                 machines = ", ".join(_with_batch(r.predicted) for r in of_model if r.predicted.label == label)
                 yield _filled(f"{label}: {machines}")
         else:
-            yield _filled("no machine that was asked for is predicted within these limits")
+            yield _filled(nothing_fits(by_days(name, outside), currency, own=own))
         for reason in reasons_of(name, without):
             yield _filled(f"not predicted  {reason}")
         yield ""
@@ -64,6 +66,17 @@ def prediction_text(
 
 def _filled(text: str, indent: str = "") -> str:
     return wrapped([text], indent, WIDTH)
+
+
+def nothing_fits(outside: Sequence[PricedPrediction], currency: str, *, own: bool = False) -> str:
+    """Say that no machine is predicted within the limits, and how far the fastest one is outside of them."""
+    if not outside:
+        return "no machine that was asked for has a prediction"
+    found, cost = outside[0].predicted, outside[0].cost(own=own)
+    days = f"{figures(found.days)} days, {figures(found.least_days)} to {figures(found.most_days)}"
+    price = f", {money_text(cost.amount, currency)} a run" if cost else ""
+    fastest = f"the fastest is {machine_text(found)}: {days}{price}"
+    return f"no machine that was asked for is predicted within these limits; {fastest}"
 
 
 def reasons_of(model: str, without: Sequence[Unpredicted]) -> Iterator[str]:

@@ -94,12 +94,15 @@ def _ranked(trial: TrialResult, wrong: Container[tuple[str, Setting]]) -> bool:
 def _tables(
     run: ComparedRun, tried: Mapping[str, Sequence[TrialResult]], glyphs: Glyphs, room: int
 ) -> tuple[list[str], list[str]]:
-    """Format the tables with the longest bars that leave out no column; return also the columns left out."""
+    """Format tables with the longest bars that cost no column and no line; return the left-out columns."""
     shortest = _fitted(run, tried, glyphs, min(LONGEST_BARS), room)
+    heights = [text.count("\n") for text in shortest.texts]
     for longest in LONGEST_BARS:
         fitted = _fitted(run, tried, glyphs, longest, room)
         fits = all(len(line) <= room for text in fitted.texts for line in text.split("\n"))
-        if fits and fitted.left_out == shortest.left_out:
+        whole = all(glyphs.full * longest in text or glyphs.full not in text for text in fitted.texts)
+        as_high = [text.count("\n") for text in fitted.texts] == heights
+        if fits and whole and as_high and fitted.left_out == shortest.left_out:
             break
     heads = fitted.left_out
     return fitted.texts, [f"no room for  {', '.join(heads)}"] if heads else []
