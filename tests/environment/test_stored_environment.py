@@ -246,7 +246,7 @@ def test_a_file_named_as_one_of_the_environments_own_is_noticed_elsewhere(folder
 
 
 def linked_package(folder: Path) -> None:
-    """Python would import it as it starts."""
+    """Link a package from elsewhere, which Python would import as it starts."""
     elsewhere = folder.parent / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "__init__.py").write_text("")
@@ -259,7 +259,7 @@ def empty_package(folder: Path) -> None:
 
 
 def pipe(folder: Path) -> None:
-    """Nobody writes into it, so that reading it would never end."""
+    """Put a pipe into the folder of packages: nobody writes into it, so that reading it would never end."""
     os.mkfifo(folder / SITE / "a.pth")
 
 
@@ -290,7 +290,7 @@ def other_packages(folder: Path) -> None:
 
 
 def linked_configuration(folder: Path) -> None:
-    """Its text can be changed later, outside of the environment."""
+    """Put a link in place of pyvenv.cfg, whose text could be changed later, outside of the environment."""
     folder.chmod(0o755)
     (folder / "pyvenv.cfg").rename(folder.parent / "pyvenv.cfg")
     (folder / "pyvenv.cfg").symlink_to(folder.parent / "pyvenv.cfg")
