@@ -59,9 +59,7 @@ def promising(
     launched = lower_bounds.pass_cost_of([each for each in timed if RECORDED not in each.trial.setting])
     bounds = lower_bounds.LowerBounds(timed)
     candidates = [
-        trial
-        for trial in left
-        if not bounds.reach(limit, trial, pass_cost if RECORDED in trial.setting else launched)
+        trial for trial in left if bounds(trial, pass_cost if RECORDED in trial.setting else launched) < limit
     ]
 
     doubtful = {each.trial.id for each in open_ if each.plan.may_not_fit(each.trial, memory_bytes)}

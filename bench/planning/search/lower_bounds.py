@@ -9,7 +9,7 @@ or must cost at least.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -123,21 +123,18 @@ class LowerBounds:
 
     def __call__(self, trial: Trial, pass_cost: PassCost | None) -> float:
         """Return the least seconds of this trial's steps: the largest bound by any measured setting."""
-        return max(self._by_settings(trial, pass_cost))
-
-    def reach(self, seconds: float, trial: Trial, pass_cost: PassCost | None) -> bool:
-        """Whether the least seconds of this trial's steps are as many; the first setting that shows it ends
-        the comparison, and most trials are ruled out by one of the first."""
-        return any(bound >= seconds for bound in self._by_settings(trial, pass_cost))
-
-    def _by_settings(self, trial: Trial, pass_cost: PassCost | None) -> Iterator[float]:
-        """Yield the bound by each measured setting."""
         half = trial.model.recipe.precision != "fp32"
         host, added = on_host(trial), added_up(trial, SENT_TO_HOST)
-        for setting, extremes in self._extremes.items():
-            gain = self._gain(setting, trial.setting, half)
+        return max(
             # If an update is unknown, the lower of the two extremes counts.
-            yield min(_bound_with_updates(same, trial, pass_cost, gain, host, added) for same in extremes)
+            min(
+                _bound_with_updates(
+                    same, trial, pass_cost, self._gain(setting, trial.setting, half), host, added
+                )
+                for same in extremes
+            )
+            for setting, extremes in self._extremes.items()
+        )
 
     def _gain(self, measured: Setting, wanted: Setting, half: bool) -> float:
         key = (measured, wanted, half)

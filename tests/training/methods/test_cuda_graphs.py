@@ -50,18 +50,12 @@ def shorten(module: nn.Module, blocks: Sequence[nn.Module]) -> None:
             del stack[FIRST_BLOCKS:]
 
 
-def short(model: Model) -> nn.Module:
-    """Build a model with a few blocks of each stack."""
+def operations_of(model: Model) -> list[str]:
+    """The operations of a forward pass and its loss, of a model with a few blocks."""
     with torch.device(GPU):
         family = family_of(model)
         module = family.build(model, kernels=not family.missing_kernels("cuda")).to(GPU).to(torch.bfloat16)
         shorten(module, family.blocks(module))
-    return module
-
-
-def operations_of(module: nn.Module, model: Model) -> list[str]:
-    """The operations of a forward pass and its loss."""
-    with torch.device(GPU):
         batch, aim = empty_batch(model, 2, torch.bfloat16), model.recipe.aim
     with Operations() as operations:
         answer = aim.answer(module, batch)
@@ -83,10 +77,9 @@ def test_a_pass_that_is_recorded_computes_the_same_and_never_waits(
 ) -> None:
     """transformers asks whether a stream is recorded, and then builds masks that it leaves out otherwise."""
     model = of_zoo(name).model
-    module = short(model)
-    before = operations_of(module, model)
+    before = operations_of(model)
     monkeypatch.setattr("transformers.utils.import_utils.is_cuda_stream_capturing", lambda: True)
-    assert operations_of(module, model) == before
+    assert operations_of(model) == before
 
 
 def test_what_the_host_decides_in_each_pass_is_not_recorded() -> None:
