@@ -39,6 +39,7 @@ OPTIONAL = dict.fromkeys(("telemetry.jsonl", "env.json", "sbom.cdx.json"), 64 * 
 LOG, LOG_BYTES = re.compile(r"logs/[a-z0-9][a-z0-9._-]*\.txt"), 64 * MIB
 MOST_BYTES, MOST_FILES = 1024 * MIB, 10_000
 MOST_DEPTH = 64  # of a document
+YEAR_10000 = 253_402_300_800  # unix time of its beginning; no time in a bundle is later
 
 Files = dict[str, bytes]  # the bytes of each file of a bundle, by name
 
@@ -291,7 +292,7 @@ class RunCertificate:
             and not reserved
         )
         need(only, "the certificate is not for this run and this challenge alone")
-        need(self.after < self.before < 2**40, "the certificate is never valid, or valid forever")
+        need(self.after < self.before < YEAR_10000, "the certificate is never valid, or valid forever")
         self.blob, self.key = blob, string(ED25519) + string(raw)
 
 
@@ -415,7 +416,7 @@ def check_receipt(files: Files, signer: bytes, run: Any, certificate: RunCertifi
     need(0 <= receipt["challenged_at"] <= at, "the receipt contradicts itself")
     in_time = certificate.after <= at < certificate.before
     need(in_time, "it was received when the certificate was not valid yet, or had expired")
-    need(at < 253402300800, "the receipt is from a time after the year 9999")
+    need(at < YEAR_10000, "the receipt is from a time after the year 9999")
     return at
 
 

@@ -21,7 +21,7 @@ from bench.base.strict_json import from_json, to_json
 from bench.bundle.stated_manifest import StatedManifest
 from bench.bundle.verdict import Note
 from bench.planning.manifest import resolve_models
-from bench.records.trial import Timing, Trial
+from bench.records.trial import Proof, Timing, Trial
 from bench.training.methods import arithmetic
 from bench.training.models import Flops, Model, counts_of, has_formulas
 from bench.training.models.model import INERT, TOKENS
@@ -90,6 +90,22 @@ class ManifestCheck:
         if trial.data != (folder := self._manifest.data_of(trial.model.name)):
             read, says = (place or "made-up data" for place in (trial.data, folder))
             raise VerificationFailed(f"trial {trial.id} read {read}, the manifest says {says}")
+
+    def require_proof(self, trial: Trial, proof: Proof) -> None:
+        """Refuse a proof that the manifest does not ask for, or that is shorter than it asks."""
+        asked = self._manifest.prove
+        if asked is None:
+            raise VerificationFailed(f"trial {trial.id} has a proof, and the manifest asks for none")
+        stated = asked if isinstance(asked, dict) else {}
+        steps, minutes = (
+            least if isinstance(least := stated.get(name), (int, float)) else 0
+            for name in ("steps", "minutes")
+        )
+        if proof.steps < steps or proof.seconds < 60 * minutes:
+            raise VerificationFailed(
+                f"the proof of trial {trial.id} is {proof.steps:,} steps in {proof.seconds:,.0f} s; "
+                f"the manifest asks for {steps:,} steps and {minutes:g} minutes"
+            )
 
     def require_all_tried(self) -> None:
         """Refuse a complete run in which a setting that the manifest lists was neither tried nor skipped."""

@@ -18,7 +18,7 @@ from bench.records.trial import Gpu, NodeFacts, Trial
 
 if TYPE_CHECKING:
     from bench.records.estimate import Estimate
-    from bench.records.trial import Ceiling
+    from bench.records.trial import Ceiling, Proof
 
 Unit = Literal["FLOP/s", "B/s"]
 
@@ -125,12 +125,26 @@ def peak_of_products(node: NodeFacts, gpu: Gpu | None, trial: Trial) -> Peak:
 
 def require_rate(node: NodeFacts, trained: Sequence[Gpu], trial: Trial, estimate: Estimate) -> None:
     """Refuse an estimate that all devices of its trial together cannot reach."""
+    most = _most_flops(node, trained, trial)
+    most.require(f"the rate of trial {trial.id}", estimate.flops_per_second, "FLOP/s")
+
+
+def require_proof_rate(
+    node: NodeFacts, trained: Sequence[Gpu], trial: Trial, estimate: Estimate, proof: Proof
+) -> None:
+    """Refuse real training that is faster than all devices of its trial together can train."""
+    rate = estimate.flops_per_second * estimate.step_seconds.value / proof.step_seconds
+    most = _most_flops(node, trained, trial)
+    most.require(f"the rate of the proof of trial {trial.id}", rate, "FLOP/s")
+
+
+def _most_flops(node: NodeFacts, trained: Sequence[Gpu], trial: Trial) -> Peak:
+    """Return the most that all devices of a trial can do together."""
     used = trained[: trial.gpus] or (None,)  # processes on a CPU share it
     peaks = [peak_of_products(node, gpu, trial) for gpu in used]
     times = max(1.0, trial.gpus / len(used)) if trained else 1.0
-    rate = times * sum(peak.rate * peak.margin for peak in peaks)
-    total = Peak(rate, "the most that its devices can do")
-    total.require(f"the rate of trial {trial.id}", estimate.flops_per_second, "FLOP/s")
+    most = times * sum(peak.rate * peak.margin for peak in peaks)
+    return Peak(most, "the most that its devices can do")
 
 
 def require_memory(node: NodeFacts, trained: Sequence[Gpu], trial: Trial, peak_bytes: int) -> None:

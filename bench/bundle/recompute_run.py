@@ -17,6 +17,7 @@ from bench.bundle.physical_limits import (
     peak_of_products,
     require_ceiling,
     require_memory,
+    require_proof_rate,
     require_rate,
 )
 from bench.bundle.plausibility import (
@@ -87,6 +88,9 @@ def _recompute(results: Results, manifest: StatedManifest, files: Files) -> RunC
         raise VerificationFailed("holds a trial twice", where="results.json")
     for trial in trials.values():
         manifest_check.require_trial(trial)
+    for entry in results.trials:
+        if entry.proof is not None:
+            manifest_check.require_proof(trials[entry.id], entry.proof)
     not_failed = {entry.id: trials[entry.id] for entry in results.trials if not entry.failure}
     measured = _read_samples(files, not_failed, results.ceilings, manifest_check)
     _require_summaries(results, trials, measured)
@@ -157,10 +161,13 @@ def _require_physics(results: Results, trained: Sequence[Gpu], trials: Mapping[s
         trial, estimate = trials[entry.id], entry.estimate
         if estimate is not None:
             require_memory(results.node, trained, trial, estimate.peak_bytes)
-        if entry.proof is not None:
-            require_memory(results.node, trained, trial, entry.proof.peak_bytes)
         if estimate is not None and estimate.ceiling_flops_per_second is None:
             require_rate(results.node, trained, trial, estimate)
+        if entry.proof is not None:
+            if estimate is None:
+                raise VerificationFailed(f"the proof of trial {trial.id} proves no figure")
+            require_memory(results.node, trained, trial, entry.proof.peak_bytes)
+            require_proof_rate(results.node, trained, trial, estimate, entry.proof)
 
 
 def _require_telemetry(

@@ -51,6 +51,7 @@ class StatedManifest:
     seed: int = 0
     timing: Mapping[str, Any] = field(default_factory=dict)  # as stated: without defaults
     methods: Any = "guided"
+    prove: Any = None  # the least real training that proves an estimate; None: nothing is proven
 
     @property
     def memory_cap_bytes(self) -> int | None:

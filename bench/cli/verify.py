@@ -73,7 +73,11 @@ def _about(verdict: AnyVerdict) -> Iterator[str]:
         return
     simulated = ", SIMULATED: not a real node" if contents.results.simulated else ""
     readings = f"judged again from {len(contents.evidence.readings)} readings"
-    yield f"check      {contents.results.verdict}, {readings}{simulated}"
+    depth = f"at level {contents.results.level}"
+    yield f"check      {contents.results.verdict} {depth}, {readings}{simulated}"
+    from bench.node_check.check_results import LEFT_OUT  # imported already, by the recomputation
+
+    yield from (f"           {one.found}" for one in contents.results.findings if one.check == LEFT_OUT)
     if contents.claimed != contents.results.verdict:
         yield f"           it states {contents.claimed}, by other rules or another profile"
     if not contents.shipped_profile:

@@ -1,6 +1,6 @@
 """The program that runs bench in an environment, with as few rights as a process can give itself.
 
-    ENVIRONMENT/bin/python -m bench.environment.confined ENVIRONMENT [--data DIR]... -- ARGUMENTS OF bench
+    ENVIRONMENT/bin/python -S -P -m bench.environment.confined ENVIRONMENT [--data DIR]... -- ARGUMENTS
 
 Started in the run's folder. It checks the environment, and becomes `python -m bench ARGUMENTS`, which
 

@@ -24,7 +24,9 @@ class InstalledFile:
 
     @property
     def line(self) -> str:
-        return f"{self.sha256} {'x' if self.executable else '-'} {self.path}\n"
+        """The file's line in the tree; a line feed in its path must not look like the next line."""
+        path = self.path.replace("\\", "\\\\").replace("\n", "\\n")
+        return f"{self.sha256} {'x' if self.executable else '-'} {path}\n"
 
 
 def tree_digest(files: Iterable[InstalledFile]) -> str:

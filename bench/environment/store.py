@@ -169,11 +169,13 @@ def _configuration(python: Interpreter) -> str:
 
 def _starts(folder: Path, python: Interpreter) -> bool:
     """Tell whether an environment starts this Python, and with its own packages alone."""
+    configuration = folder / "pyvenv.cfg"
     try:
-        link, text = (folder / "bin/python").readlink(), (folder / "pyvenv.cfg").read_text()
+        link, text = (folder / "bin/python").readlink(), configuration.read_text()
     except (OSError, ValueError):
         return False
-    return link == python.executable and text == _configuration(python)
+    own = link == python.executable and text == _configuration(python)
+    return own and not configuration.is_symlink()
 
 
 @contextmanager
@@ -223,19 +225,24 @@ def _stamp(folder: Path) -> str:
 
 
 def _hashed(folder: Path) -> list[InstalledFile]:
-    """Hash the files of an environment, except those that `make` adds itself."""
-    paths = [
-        path
-        for path in folder.rglob("*")
-        if not path.is_dir()
-        and path.relative_to(folder).as_posix() not in (DESCRIPTION, "pyvenv.cfg", "bin/python")
-    ]
+    """Hash everything in an environment, except the files that `make` adds itself."""
+    own = {folder / DESCRIPTION, folder / "pyvenv.cfg", folder / "bin/python"}
     with ThreadPoolExecutor() as pool:
-        return list(pool.map(lambda path: _hash(path, folder), paths))
+        return list(pool.map(lambda path: _hash(path, folder), (p for p in _inside(folder) if p not in own)))
+
+
+def _inside(folder: Path) -> Iterator[Path]:
+    """Yield all that Python could import from below a folder: files, links, and folders without a file."""
+    for path, folders, files in os.walk(folder):
+        links = [name for name in folders if Path(path, name).is_symlink()]
+        yield from (Path(path, name) for name in (*files, *links))
+        if not folders and not files:
+            yield Path(path)
 
 
 def _hash(path: Path, folder: Path) -> InstalledFile:
-    name = path.relative_to(folder).as_posix()
-    if path.is_symlink():
-        return InstalledFile(name, f"a link to {path.readlink()}", executable=False)
-    return InstalledFile(name, file_sha256(path), bool(path.stat().st_mode & stat.S_IXUSR))
+    name, mode = path.relative_to(folder).as_posix(), path.lstat().st_mode
+    if stat.S_ISREG(mode):
+        return InstalledFile(name, file_sha256(path), bool(mode & stat.S_IXUSR))
+    kind = f"a link to {path.readlink()}" if stat.S_ISLNK(mode) else f"no file, of mode {mode:o}"
+    return InstalledFile(name, kind, executable=False)

@@ -59,7 +59,8 @@ MAX_READINGS_BYTES = 16 * 2**20  # parsed, they are twenty times as large; a che
 # Findings that only a reader of the bundle makes. They do not count, and every output shows them.
 OWN_PROFILE = "profile"  # the bundle was judged by another profile than this version's
 UNKNOWN_GPU = "unknown GPU"
-TOLD_ANYWAY = frozenset({OWN_PROFILE, UNKNOWN_GPU})
+LEFT_OUT = "left out"  # checks that the run left out, and not its manifest
+TOLD_ANYWAY = frozenset({OWN_PROFILE, UNKNOWN_GPU, LEFT_OUT})
 
 
 @cache
@@ -165,6 +166,7 @@ class CheckContents(Contents):
         return Contents.facts(self) | {
             "on_trust": self.notes,
             "check_verdict": self.results.verdict,
+            "check_level": self.results.level,
             "claimed_verdict": self.claimed,
             "shipped_profile": self.shipped_profile,
         }
@@ -183,9 +185,10 @@ def recompute_check(document: Any, files: Files) -> CheckContents:
         if results.manifest_digest != "sha256:" + files.sha256["manifest.json"]:
             raise VerificationFailed("the results belong to another manifest")
         check_software(manifest, results.node)
-        _require_manifest(read(data), results)
+        asked = read(data)
+        _require_manifest(asked, results)
         require_same_run(results.run, results.node, files.run)
-        return _judged_again(results, _read_evidence(results, files))
+        return _judged_again(asked, results, _read_evidence(results, files))
     except DecodeError as error:
         raise VerificationFailed(f"is malformed: {error}", where="results.json") from None
     except (ArithmeticError, ValueError, LookupError, TypeError, AttributeError) as error:
@@ -234,7 +237,7 @@ def _require_possible(results: CheckResults, figure: Figure) -> None:
         fastest.require(f"{figure.name}{where}", figure.rate, figure.unit)
 
 
-def _judged_again(results: CheckResults, evidence: Evidence) -> CheckContents:
+def _judged_again(manifest: CheckManifest, results: CheckResults, evidence: Evidence) -> CheckContents:
     """Judge a node by this version's rules and profile, since a node could choose rules by which it passes.
 
     If the bundle was judged by the same rules and profile, its findings must be the same.
@@ -246,7 +249,12 @@ def _judged_again(results: CheckResults, evidence: Evidence) -> CheckContents:
     if results.rules == rules_digest() and own == shipped:
         _require_equal(results, findings)
     notes = tuple(unknown_gpus([gpu for gpu in evidence.gpus if gpu.memory_bytes]))
-    findings = (*findings, *_of_own_profile(own, shipped), *map(_on_trust, notes))
+    findings = (
+        *findings,
+        *_of_own_profile(own, shipped),
+        *map(_on_trust, notes),
+        *_of_left_out(_left_out(manifest, evidence)),
+    )
     results = replace(results, findings=findings, verdict=overall(findings))
     made = [reading for reading in evidence.readings.values() if reading.reason is None]
     figures = [figure for reading in made for figure in reading.data.get("figures", ())]
@@ -275,6 +283,34 @@ def _of_own_profile(own: Profile | None, shipped: Profile | None) -> Iterator[Fi
             expected="the profile that this version of bench ships",
             source="bench",
             advice="check the node again with this version of bench",
+            counts=False,
+        )
+
+
+def _left_out(manifest: CheckManifest, evidence: Evidence) -> Iterator[str]:
+    """Yield the checks that a node says do not count, though level, machine and manifest ask for them."""
+    places = sum(gpu.memory_bytes > 0 for gpu in evidence.gpus) or 1
+    for name, check in known_checks().items():
+        reading = evidence.readings.get(name)
+        if reading is None or reading.reason is None or reading.counts or name in manifest.skip:
+            continue
+        if check.is_made_at(evidence.level) and not check.refuse(evidence.device, evidence.gpus, places):
+            yield name
+
+
+def _of_left_out(names: Iterator[str]) -> Iterator[Finding]:
+    """Yield a warning if a run left out checks by its own choice, as `bench check --skip` does.
+
+    It does not count, since an owner may leave out a check on purpose. A node may also leave out what it
+    fails; a push, which never asks to leave out anything, refuses such a check.
+    """
+    if listed := ", ".join(names):
+        yield Question(LEFT_OUT).judged(
+            "warn",
+            f"its run left out what its manifest asks for: {listed}",
+            expected="every check that level and manifest ask for",
+            source="bench",
+            advice='check the node again, or name them in "skip" of the manifest',
             counts=False,
         )
 

@@ -196,6 +196,7 @@ def compare_fleet(members: Sequence[FleetMember]) -> Fleet:
             *_unusual(member, measure[member.kind]),
             *copied.get(id(member), ()),
             *_not_replaced(member, newest),
+            *_not_settled(member, newest),
         )
         for member in newest
     }
@@ -218,13 +219,50 @@ def _newest(members: Sequence[FleetMember]) -> tuple[list[FleetMember], list[Fle
     """Split into the newest check of each node and the older ones, each in the order of their time.
 
     A newer check replaces only a check of the same or a lower assurance: it states its time and GPUs itself.
+    Nor does it replace a check that failed, if it did not ask what failed.
     """
     kept: list[FleetMember] = []
-    for member in sorted(members, key=lambda m: (m.started_at, m.run_id, m.assurance), reverse=True):
-        if not any(_is_one_node(member, newer) and newer.assurance >= member.assurance for newer in kept):
+    for member in sorted(members, key=_time, reverse=True):
+        if not any(_replaces(newer, member) for newer in kept):
             kept.append(member)
     newest = {id(member) for member in kept}
     return [m for m in members if id(m) in newest], [m for m in members if id(m) not in newest]
+
+
+def _time(member: FleetMember) -> tuple[str, str, Assurance]:
+    """Return the key by which checks are ordered by their time; those of one second have an order too."""
+    return member.started_at, member.run_id, member.assurance
+
+
+def _replaces(newer: FleetMember, older: FleetMember) -> bool:
+    same = _is_one_node(older, newer) and newer.assurance >= older.assurance
+    return same and not _unasked(newer, older)
+
+
+def _unasked(newer: FleetMember, older: FleetMember) -> list[str]:
+    """Return the checks that an older one did not pass, and of which a newer one says nothing.
+
+    A check without load, or one that skips a part, would otherwise end every failure that it does not see.
+    """
+    failed = [f.check for f in older.findings if f.counts and f.verdict in ("fail", "not-run")]
+    asked = {f.check for f in newer.findings if f.counts or f.verdict != "not-run"}
+    return list(dict.fromkeys(check for check in failed if check not in asked))
+
+
+def _not_settled(member: FleetMember, newest: Sequence[FleetMember]) -> Iterator[Finding]:
+    """Report an older check of the same GPUs that failed where this one did not ask."""
+    for other in newest:
+        is_earlier = _time(other) < _time(member) and _is_one_node(member, other)
+        if is_earlier and (unasked := _unasked(member, other)):
+            yield Question("alike").judged(
+                "warn",
+                f"does not replace {other.name}, an older check of the same GPUs, which did not pass "
+                f"{', '.join(unasked)}: at level {member.level}, this was not asked",
+                expected="an answer to what failed before",
+                basis="fleet",
+                source=f"{other.name}, of {other.started_at}",
+                advice=f"check the node again at level {other.level}",
+            )
 
 
 def _not_replaced(member: FleetMember, newest: Sequence[FleetMember]) -> Iterator[Finding]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from bench.base.errors import BadInput, BenchError, EnvironmentCannot, Incomplete, VerificationFailed
@@ -288,14 +288,15 @@ class HostPush:
         """Start a run, or an unfinished one again, and follow it to its end."""
         raise NotImplementedError
 
-    def save_run(self, unfinished: Record | None, choices: Mapping[str, Any], **fields: Any) -> Record:
+    def save_run(self, unfinished: Record | None, choices: dict[str, Any], **fields: Any) -> Record:
         """Save a run's record before the run starts: a run without a record could never be fetched.
 
         `choices` are set in the record of a new and of an unfinished run, `fields` only in that of a new run.
         """
+        request = self.request
+        choices = choices | {"level": request.asked_level, "on_cpu": request.on_cpu}
         if unfinished is not None:
             return self.shared.records.save(dataclasses.replace(unfinished, **choices))
-        request = self.request
         ledger = Ledger(request.ledger)
         run_id = certify_and_receive.challenge(ledger, self.manifest_sha256, now()).run_id
         record = Record(

@@ -19,7 +19,9 @@ from bench.base.operating_system import lock
 from bench.base.stamps import file_sha256
 from bench.bundle.handshake import CertificateRequest, read
 from bench.bundle.tar_format import CERTIFICATE, MAX_TOTAL_BYTES
-from bench.node_check.recompute_any import AnyVerdict, recompute
+from bench.bundle.verify import Files, Recompute
+from bench.node_check.check_results import LEFT_OUT, CheckContents
+from bench.node_check.recompute_any import AnyContents, AnyVerdict, recompute
 from bench.operator import certify_and_receive
 from bench.operator.ledger import Ledger
 from bench.operator.ssh_keygen import OperatorKey
@@ -276,13 +278,34 @@ def fetch(
             _download(node, record, part, progress)
             ledger = Ledger(record.ledger)
             verdict = certify_and_receive.receive(
-                ledger, key, part, part, now(), recompute, revoked, run_id=record.run_id
+                ledger, key, part, part, now(), as_asked(record), revoked, run_id=record.run_id
             )
         except VerificationFailed:  # the next attempt fetches another bundle: nothing of this one is of use
             part.unlink(missing_ok=True)
             raise
         part.replace(record.bundle)
     return verdict
+
+
+def as_asked(record: Record) -> Recompute[AnyContents]:
+    """Return the function that recomputes a bundle's contents, and refuses another node check than asked.
+
+    A node could otherwise pass without load, without its GPUs, or without what it fails.
+    """
+
+    def recompute_as_asked(files: Files) -> AnyContents:
+        contents = recompute(files)
+        if isinstance(contents, CheckContents) and record.level is not None:
+            results, device = contents.results, "cpu" if record.on_cpu else "cuda"
+            answer, asked = (results.level, results.device), (record.level, device)
+            if answer != asked:
+                given, wanted = (f"at level {level} on {where}" for level, where in (answer, asked))
+                raise VerificationFailed(f"is of a check {given}, and the push asked for one {wanted}")
+            if left_out := next((f for f in results.findings if f.check == LEFT_OUT), None):
+                raise VerificationFailed(f"is not a whole check: {left_out.found}")
+        return contents
+
+    return recompute_as_asked
 
 
 def _download(node: Node, record: Record, part: Path, progress: Progress) -> None:

@@ -16,6 +16,7 @@ from bench.base.errors import BadInput, EnvironmentCannot
 from bench.base.files import write_whole
 from bench.base.paths import state_path, using
 from bench.base.strict_json import DecodeError, from_json, pretty_json, strict_loads, to_json
+from bench.node_check.judging import Depth
 from bench.push.hosts import Host
 from bench.push.slurm_job import JobNode
 
@@ -82,6 +83,8 @@ class Record:
     environment: str | None = None  # the environment's digest
     ssh_arguments: tuple[str, ...] = ()
     pod: PodPlace | None = None  # None: a machine, and no pod of Kubernetes
+    level: Depth | None = None  # that a node check was asked for; None: training, or an older record
+    on_cpu: bool = False  # whether a node check was asked to rehearse on the CPU
     schema: Literal["bench/push-record/v1"] = "bench/push-record/v1"
 
     @property

@@ -92,9 +92,14 @@ class PushRequest(PushOptions):
         return isinstance(self.manifest, CheckManifest)
 
     @property
+    def asked_level(self) -> Depth | None:
+        """The depth of the node check that is asked for; None for training."""
+        return (self.level or self.manifest.level) if isinstance(self.manifest, CheckManifest) else None
+
+    @property
     def between_nodes(self) -> bool:
         """Whether the hosts check the fabric between them; the check goes on if one host is lost."""
-        return isinstance(self.manifest, CheckManifest) and (self.level or self.manifest.level) == "nodes"
+        return self.asked_level == "nodes"
 
 
 @dataclass(frozen=True, slots=True)

@@ -203,7 +203,8 @@ def argv(job: Job, member: GroupMember | None) -> list[str]:
         if job.engine == "none":
             return [job.python, "-m", "bench", *command]
         data = [word for folder in job.data for word in ("--data", str(folder))]
-        confined = [f"{job.in_environment}/bin/python", "-m", "bench.environment.confined"]
+        # -S: what the environment would run as Python starts runs only once the environment was checked.
+        confined = [f"{job.in_environment}/bin/python", "-S", "-P", "-m", "bench.environment.confined"]
         return [*confined, job.in_environment, *data, "--", *command]
     environment = {name: f"{{{name}}}" for name in handed_on(member is not None)}
     if job.identity:

@@ -22,6 +22,9 @@ ROUNDING = 0.02
 # The least share of the counted backward pass: a first layer needs no gradient of its input, and a layer
 # has as many operations for that as for the gradient of its weight.
 LEAST_BACKWARD = 0.45
+# The most operations of scans both ways, as a multiple of those counted forwards. A backward pass has twice
+# as many, and may compute states again that the forward pass did not keep.
+MOST_SCANS = 6
 SMALL_SHARE = 0.01  # of the operations of a pass: below it, another precision changes no figure
 
 
@@ -77,6 +80,11 @@ def why_no_products(products: Sequence[Products], flops: Flops, model: Model, se
     for part in products:
         if part.precision in ("fp8", "tf32") and part.precision not in allowed:
             return f"it has {part.kind} in {part.precision}, which its recipe and setting do not use"
+    # Without a bound, scans that no model has would make the share of another precision look small.
+    if (scans := sum(part.operations for part in products if part.kind == "scans")) > MOST_SCANS * flops.scan:
+        return (
+            f"its scans have {scans:,} operations, and the model is counted to have {flops.scan:,} forwards"
+        )
     forward = sum(part.forward for part in products if part.kind != "scans")
     backward = sum(part.backward for part in products if part.kind != "scans")
     counted = flops.total - flops.scan

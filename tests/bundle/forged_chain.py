@@ -271,6 +271,7 @@ class Forger:
             "by a stranger": make(authority=STRANGER),
             "flipped": make()[:-1] + bytes([make()[-1] ^ 1]),
             "forever": make(before=2**64 - 1),
+            "until the year 10000": make(before=253_402_300_800),
             "never": make(after=now, before=now - 5),
             "with a rest": make() + b"x",
         }.items():

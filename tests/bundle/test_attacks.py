@@ -1195,6 +1195,67 @@ def test_more_memory_than_the_card_has(tmp_path: Path) -> None:
     refused(path, "GPU 0 has 10,240 GiB; an NVIDIA H200 has 140", recompute)
 
 
+@pytest.mark.parametrize(
+    ("proof", "told"),
+    [
+        ({"steps": 2}, "is 2 steps in 184 s; the manifest asks for 3 steps and 3 minutes"),
+        ({"seconds": 179.9}, "is 41 steps in 180 s; the manifest asks for 3 steps and 3 minutes"),
+        (
+            {"steps": 41_000},
+            "the rate of the proof of trial .* is 399,953 TFLOP/s; the most that its devices",
+        ),
+        (
+            {"steps": 160},
+            "the rate of the proof of trial .* is 1,5[0-9]{2} TFLOP/s; the most that its devices",
+        ),
+    ],
+)
+def test_a_proof_that_no_run_can_have(tmp_path: Path, proof: dict[str, float], told: str) -> None:
+    """An error of 0.0% would stand beside a figure that nobody has trained with."""
+    path = tmp_path / "b.tar"
+
+    def proven(results: dict[str, Any]) -> None:
+        (trial,) = (trial for trial in results["trials"] if trial["proof"])
+        trial["proof"] |= proof
+
+    real(path, proven)
+    refused(path, told, recompute)
+
+
+def test_a_proof_that_the_manifest_does_not_ask_for(tmp_path: Path) -> None:
+    path = tmp_path / "b.tar"
+    old = contents(REAL)
+    manifest = json.loads(old["manifest.json"])
+    del manifest["prove"]
+    data = json.dumps(manifest).encode()
+    results = json.loads(old["results.json"]) | {"manifest_digest": f"sha256:{sha256(data)}"}
+    signed_anew(path, old | {"manifest.json": data, "results.json": pretty_json(results)})
+    refused(path, "has a proof, and the manifest asks for none", recompute)
+
+
+def test_a_proof_of_a_trial_without_a_figure(tmp_path: Path) -> None:
+    path = tmp_path / "b.tar"
+
+    def failed(results: dict[str, Any]) -> None:
+        (trial,) = (trial for trial in results["trials"] if trial["proof"])
+        trial["estimate"] = None
+
+    line = json.loads(contents(REAL)["samples.jsonl"])
+    del line["measurement"]["steps"][1:]  # too few for a figure
+    real(path, failed, samples=canonical_json(line) + b"\n")
+    refused(path, "the proof of trial .* proves no figure", recompute)
+
+
+@pytest.mark.parametrize("proving", [True, {}, {"steps": "x", "minutes": None}])
+def test_how_other_versions_ask_for_proofs_is_theirs_to_judge(tmp_path: Path, proving: Any) -> None:
+    path = tmp_path / "b.tar"
+    old = contents(REAL)
+    data = json.dumps(json.loads(old["manifest.json"]) | {"prove": proving}).encode()
+    results = json.loads(old["results.json"]) | {"manifest_digest": f"sha256:{sha256(data)}"}
+    signed_anew(path, old | {"manifest.json": data, "results.json": pretty_json(results)})
+    assert verdict(path, recompute).contents.not_recomputed == "1 proof"
+
+
 def reporting(path: Path, **figures: Callable[[float], float]) -> None:
     """Write the bundle with other figures in each reading of its GPU, made from its time in seconds."""
     old = contents(REAL)
@@ -2095,7 +2156,7 @@ def test_a_proof_on_a_device_that_reports_no_memory(tmp_path: Path) -> None:
 
     def without_memory(results: dict[str, Any]) -> None:
         (proven,) = (trial for trial in results["trials"] if trial["proof"])
-        proven["proof"] |= {"peak_bytes": 0, "steps": 1}
+        proven["proof"] |= {"peak_bytes": 0, "steps": 3}
 
     real(path, without_memory)
     assert verdict(path, recompute).level == "operator"

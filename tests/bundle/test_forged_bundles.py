@@ -38,6 +38,7 @@ REFUSED = {
     "J_neg": f"{PASSES} 132 passes, a step of its recipe has 32",
     "J_operator_level": f"{PASSES} 33 passes, a step of its recipe has 32",
     "J_subtle": f"{PASSES} 33 passes, a step of its recipe has 32",
+    "O_invented_proof": "is 7 steps in 32 s; the manifest asks for 3 steps and 3 minutes",
     "P_fast": "matmul-bf16 of GPU 0 is 33,020 TFLOP/s; the vendor's peak of an NVIDIA H200 is 989",
     "R_automap": "762 TFLOP/s; the most that 16 cores can do is 80",
     "SH_confused": "unknown field 'zz'",
@@ -62,7 +63,7 @@ ON_TRUST = {  # what each is taken on trust for; some have more than one reason
     "X_csv_eq": "no vendor's peak is known of",
     "X_html": "no vendor's peak is known of",
 }
-OTHER_SAMPLES = {"control", "O_invented_proof"}  # those of an honest run: a copy, which is named as one
+OTHER_SAMPLES = {"control"}  # those of an honest run: a copy, which is named as one
 CHECKS = {  # node checks, with what the shipped profile makes of them
     "E_fail_by_friend": "fail",
     "E_pass_by_stranger": "pass",

@@ -10,7 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from bench.environment import confined, landlock
+from bench.environment import confined, landlock, store
+from bench.environment.interpreter import this_interpreter
+from bench.push import run_script
+from bench.push.run_script import Job
+from tests.environment.made_wheels import make_wheel
 
 ROOT = Path(__file__).parents[2]
 
@@ -156,3 +160,37 @@ def test_an_environment_that_was_changed_is_not_run(
     (tmp_path / "environment.json").write_text(json.dumps({"lock": "x"}))
     assert confined.main([str(tmp_path), "--", "run"]) == 3
     assert "is not an environment" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("sitecustomize.py", "open('/dev/stderr', 'w').write('RAN')"),
+        ("a.pth", "import sys; sys.stderr.write('RAN')"),
+    ],
+)
+def test_nothing_in_an_environment_runs_before_it_was_checked(tmp_path: Path, name: str, text: str) -> None:
+    """Code that Python starts by itself could replace the check."""
+    python = this_interpreter()
+    wheel = make_wheel(tmp_path / "wheels", "a")
+    described = {"variant": "cpu", "lock": "sha256:" + "1" * 64, "pins": "2" * 64, "without": ()}
+    made = store.make(tmp_path, {"a": wheel}, {}, python, described, lambda count: None)
+    job = Job(
+        "aaaa00000000", "/home/me", "venv", "/home/me/code", None, "", (1, 1), 2**34, None,
+        on_cpu=True, environment=made.digest,
+    )  # fmt: skip
+    folder = store.folder_of(tmp_path, made.digest)
+    words = [word.replace(job.in_environment, str(folder)) for word in run_script.argv(job, None)]
+    site = folder / f"lib/python{python.text}/site-packages"
+    site.chmod(0o755)
+    (site / name).write_text(text)
+    done = subprocess.run(
+        words,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 3
+    assert done.stderr == f"{folder}: its files were changed\n  {store.PUSH_AGAIN}\n"

@@ -74,6 +74,15 @@ def test_the_digest_of_a_tree_is_over_its_sorted_lines() -> None:
     assert tree_digest([]) == hashlib.sha256().hexdigest()
 
 
+def test_a_path_with_a_line_feed_does_not_stand_for_two_files() -> None:
+    one, two = InstalledFile("a.py", "1" * 64, False), InstalledFile("b.py", "2" * 64, True)
+    both = InstalledFile(f"a.py\n{two.line}".rstrip("\n"), "1" * 64, False)
+    assert tree_digest([both]) != tree_digest([one, two])
+    assert both.line == f"{'1' * 64} - a.py\\n{'2' * 64} x b.py\n"
+    escaped = InstalledFile(both.path.replace("\n", "\\n"), "1" * 64, False)
+    assert tree_digest([escaped]) != tree_digest([both])
+
+
 def test_the_digest_of_an_environment_is_over_canonical_json() -> None:
     document = b'{"build":"b","files":"f","lock":"l","python":"p"}'
     found = environment_digest(lock="l", python="p", build="b", files="f")

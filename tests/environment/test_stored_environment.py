@@ -245,6 +245,33 @@ def test_a_file_named_as_one_of_the_environments_own_is_noticed_elsewhere(folder
         store.require_unchanged(folder, PYTHON)
 
 
+def linked_package(folder: Path) -> None:
+    """Link a package from elsewhere, which Python would import as it starts."""
+    elsewhere = folder.parent / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "__init__.py").write_text("")
+    (folder / SITE / "sitecustomize").symlink_to(elsewhere)
+
+
+def empty_package(folder: Path) -> None:
+    """Libraries look whether flash_attn can be found, and an empty folder can."""
+    (folder / SITE / "flash_attn").mkdir()
+
+
+def pipe(folder: Path) -> None:
+    """Put a pipe into the folder of packages: nobody writes into it, so that reading it would never end."""
+    os.mkfifo(folder / SITE / "a.pth")
+
+
+@pytest.mark.parametrize("change", [linked_package, empty_package, pipe])
+def test_whatever_python_could_import_counts(folder: Path, change: Any) -> None:
+    folder.chmod(0o755)
+    (folder / SITE).chmod(0o755)
+    change(folder)
+    with pytest.raises(EnvironmentCannot, match="its files were changed"):
+        store.require_unchanged(folder, PYTHON)
+
+
 def other_python(folder: Path) -> None:
     (folder / "bin").chmod(0o755)
     (folder / "bin/python").unlink()
@@ -262,12 +289,19 @@ def other_packages(folder: Path) -> None:
     path.write_text(path.read_text().replace("false", "true"))
 
 
+def linked_configuration(folder: Path) -> None:
+    """Put a link in place of pyvenv.cfg, whose text could be changed later, outside of the environment."""
+    folder.chmod(0o755)
+    (folder / "pyvenv.cfg").rename(folder.parent / "pyvenv.cfg")
+    (folder / "pyvenv.cfg").symlink_to(folder.parent / "pyvenv.cfg")
+
+
 def no_text(folder: Path) -> None:
     (folder / "pyvenv.cfg").chmod(0o644)
     (folder / "pyvenv.cfg").write_bytes(b"\xff")
 
 
-@pytest.mark.parametrize("change", [other_python, no_python, other_packages, no_text])
+@pytest.mark.parametrize("change", [other_python, no_python, other_packages, linked_configuration, no_text])
 def test_an_environment_that_starts_otherwise_is_refused(folder: Path, change: Any) -> None:
     """A run would have the packages of the node's own Python, or of another one."""
     stamp = store._stamp(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -13,9 +14,11 @@ from bench.base.stamps import utc
 from bench.base.strict_json import canonical_json, to_json
 from bench.bundle.pack import pack
 from bench.bundle.statement import Predicate, identity_of
+from bench.node_check.all_checks import known_checks
 from bench.node_check.check_manifest import load
 from bench.node_check.check_results import CheckResults, readings_bytes, results_of
-from bench.node_check.judging.evidence import Evidence
+from bench.node_check.judging import Depth
+from bench.node_check.judging.evidence import Evidence, Reading
 from bench.node_check.judging.standards import Standards, profile_of
 from bench.records.run_results import RunFacts
 from bench.records.trial import NodeFacts
@@ -56,12 +59,31 @@ def packed(
     return path
 
 
+def at_level(found: Evidence, level: Depth) -> Evidence:
+    """Return the evidence of a check of this depth: without what only deeper checks measure."""
+    why = f"not made at the level {level}"
+    left_out = {
+        name: Reading(name, reason=why, counts=False)
+        for name, check in known_checks().items()
+        if check.is_asked_at(level) and not check.is_made_at(level)
+    }
+    return replace(found, level=level, readings={**found.readings, **left_out})
+
+
+def without(found: Evidence, name: str) -> Evidence:
+    """Return the evidence of a check that leaves out one of its questions on purpose."""
+    left_out = Reading(name, reason="left out on purpose", counts=False)
+    return replace(found, readings={**found.readings, name: left_out})
+
+
 def bundle(
     path: Path,
     folder: Path,
     at: float = START,
     measured: str | None = None,
     key: Ed25519PrivateKey = KEY,
+    level: Depth = "quick",
+    left_out: str | None = None,
     **scenario: Any,
 ) -> Path:
     """Write a complete bundle with GPUs named after its file; equal `measured` gives equal figures.
@@ -73,7 +95,8 @@ def bundle(
     own = {str(i): {"UUID": f"GPU-{path.stem}-{i}"} for i in range(count)}
     for gpu, answers in scenario.pop("gpus", {}).items():
         own[gpu] = own[gpu] | answers
-    found = evidence(folder, gpus=own, **scenario)
+    found = at_level(evidence(folder, gpus=own, **scenario), level)
+    found = without(found, left_out) if left_out else found
     little = 1 + last_digits + 1e-4 * crc32((measured or f"{path.stem} {at}").encode()) / 2**32
     for reading in found.readings.values():
         for figure in (reading.data or {}).get("figures", ()):

@@ -14,6 +14,7 @@ import pytest
 from bench.bundle.verify import TrustRules, verify_bundle
 from bench.cli.main import main
 from bench.node_check.fleet import Fleet, FleetMember, compare_fleet, fleet_member
+from bench.node_check.judging import Depth
 from bench.node_check.judging.finding import Finding
 from bench.node_check.recompute_any import recompute
 from bench.report.pages import fleet_page
@@ -170,6 +171,60 @@ def test_a_node_that_was_checked_again_is_listed_once(tmp_path: Path) -> None:
     fleet = compared(rack)
     assert [node.verdict for node in fleet.nodes] == ["pass"]
     assert fleet.older == (str(rack / "n1.tar"),)
+
+
+@pytest.mark.parametrize("level", ["passive", "prolog"])
+def test_a_check_without_load_replaces_no_failure_under_load(tmp_path: Path, level: Depth) -> None:
+    """A timer checks without load every few minutes: it would hide each failure of a deeper check."""
+    rack = tmp_path / "rack"
+    (rack / "later").mkdir(parents=True)
+    bundle(rack / "n1.tar", tmp_path, START, rates={"matmul": {"1": 0.7}})
+    bundle(rack / "later" / "n1.tar", tmp_path, START + DAY, level=level)
+    fleet = compared(rack)
+    assert [(node.seen.level, node.verdict) for node in fleet.nodes] == [("quick", "fail"), (level, "warn")]
+    assert (fleet.verdict, fleet.older) == ("fail", ())
+    (remark,) = fleet.nodes[1].findings
+    assert remark.found == (
+        f"does not replace n1, an older check of the same GPUs, which did not pass matmul: at level {level}, "
+        "this was not asked"
+    )
+    assert remark.advice == "check the node again at level quick"
+    page = tmp_path / "page.html"
+    fleet_page.write_fleet_html(page, fleet)
+    for text in (fleet_page.table(fleet), fleet_page.as_markdown(fleet), page.read_text()):
+        assert "FAIL (quick)" in text and f"WARN ({level})" in text
+
+
+def test_a_check_that_leaves_out_what_failed_replaces_no_failure(tmp_path: Path) -> None:
+    rack = tmp_path / "rack"
+    (rack / "later").mkdir(parents=True)
+    bundle(rack / "n1.tar", tmp_path, START, rates={"matmul": {"1": 0.7}})
+    bundle(rack / "later" / "n1.tar", tmp_path, START + DAY, left_out="matmul")
+    fleet = compared(rack)
+    assert (fleet.verdict, fleet.older) == ("fail", ())
+    assert [f.found for f in fleet.nodes[1].findings] == [
+        "its run left out what its manifest asks for: matmul",
+        "does not replace n1, an older check of the same GPUs, which did not pass matmul: at level quick, "
+        "this was not asked",
+    ]
+
+
+def test_a_check_without_load_replaces_what_it_can_see_itself(tmp_path: Path) -> None:
+    rack = tmp_path / "rack"
+    (rack / "later").mkdir(parents=True)
+    bundle(rack / "n1.tar", tmp_path, START, gpus={"5": GUEST["5"] | {"UUID": "GPU-n1-5"}})
+    assert compared(rack).verdict == "fail"
+    bundle(rack / "later" / "n1.tar", tmp_path, START + DAY, level="prolog")
+    assert [(node.seen.level, node.verdict) for node in compared(rack).nodes] == [("prolog", "pass")]
+
+
+def test_the_depth_of_checks_is_told_only_where_it_differs(tmp_path: Path) -> None:
+    rack = tmp_path / "rack"
+    rack.mkdir()
+    bundle(rack / "n1.tar", tmp_path, START)
+    assert "(quick)" not in fleet_page.table(compared(rack))
+    bundle(rack / "n2.tar", tmp_path, START, level="passive")
+    assert "pass (quick)" in fleet_page.table(compared(rack))
 
 
 # Strangers: anybody can sign a check with any GPUs, time and figures.

@@ -310,3 +310,26 @@ def test_the_checks_between_nodes_are_made_at_one_time_which_counts_once() -> No
     contents = judged(Path(__file__).parents[2] / "results/fabric-2xh200/two-ranks-nvlink.tar")
     run = contents.results.run
     assert 0 < contents.measured_seconds <= run.ended_at - run.started_at + 1
+
+
+def test_verify_says_at_which_level_and_what_was_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = bundle(tmp_path / "n1.tar", tmp_path, left_out="memory")
+    assert main(["verify", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert "\ncheck      pass at level quick, judged again from " in shown
+    assert "\n           its run left out what its manifest asks for: memory\n" in shown
+    assert main(["verify", "--json", str(path)]) == 0
+    (document,) = json.loads(capsys.readouterr().out)
+    assert document["recomputed"]["check_level"] == "quick"
+    assert main(["compare", str(path)]) == 0
+    assert "its run left out what its manifest asks for: memory" in capsys.readouterr().out
+
+
+def test_what_a_machine_or_its_manifest_leaves_out_is_not_told(tmp_path: Path) -> None:
+    one_gpu = verify_bundle(bundle(tmp_path / "n1.tar", tmp_path, count=1), recompute)
+    passive = verify_bundle(bundle(tmp_path / "n2.tar", tmp_path, level="passive"), recompute)
+    for verdict in (one_gpu, passive):
+        assert isinstance(verdict.contents, CheckContents)
+        assert "left out" not in {finding.check for finding in verdict.contents.results.findings}

@@ -8,8 +8,11 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
+from unittest.mock import Mock
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -19,10 +22,15 @@ from bench.bundle.handshake import Challenge, key_id, make_request, principal
 from bench.bundle.pack import pack, write_bundle
 from bench.bundle.statement import parse_statement
 from bench.bundle.tar_format import STATEMENT
+from bench.bundle.verify import verify_bundle
+from bench.node_check.check_manifest import AnyManifest, load
+from bench.node_check.check_results import CheckContents
+from bench.node_check.judging import Depth
+from bench.node_check.recompute_any import recompute
 from bench.operator import certify_and_receive
 from bench.operator.ledger import Ledger
 from bench.operator.ssh_keygen import OperatorKey
-from bench.push import host_push
+from bench.push import host_push, mirror
 from bench.push.image_store import ImageStore
 from bench.push.push_record import Records, now
 from bench.push.push_to_node import NodePush
@@ -33,6 +41,8 @@ from tests.authority import STRANGER, contents
 from tests.authority import certificate as certificate_by
 from tests.cli.test_keys import ssh_key
 from tests.needs import needs
+from tests.node_check import made as check_made
+from tests.node_check.checks.node import evidence
 from tests.push.test_push_record import R
 from tests.push.test_push_to_node import Silent, request_of
 from tests.report import made
@@ -54,8 +64,8 @@ def ledger(tmp_path: Path) -> Path:
     return tmp_path / "ledger.jsonl"
 
 
-def challenged(ledger: Path) -> Challenge:
-    digest = MANIFEST.digest.removeprefix("sha256:")
+def challenged(ledger: Path, manifest: AnyManifest = MANIFEST) -> Challenge:
+    digest = manifest.digest.removeprefix("sha256:")
     return certify_and_receive.challenge(Ledger(ledger), digest, now() - MINUTES_AGO)
 
 
@@ -110,7 +120,12 @@ def operation(
 ) -> Iterator[Operation]:
     """Begin the operator's run on the node; its process lives until the test ends."""
     monkeypatch.setattr(host_push, "_LOOK_SECONDS", 0.0)
-    operation = Operation(tmp_path, ledger, key)
+    with begun(Operation(tmp_path, ledger, key)) as operation:
+        yield operation
+
+
+@contextmanager
+def begun(operation: Operation) -> Iterator[Operation]:
     folder = Path(operation.record.folder)
     (folder / "out" / operation.run.run_id).mkdir(parents=True)
     waits = ["sh", "-c", "read end", operation.run.run_id]
@@ -236,3 +251,84 @@ def test_a_forged_bundle_is_refused(operation: Operation, forge: Forge, reason: 
     assert [record.state for record in operation.records.all()] == ["incomplete"]
     received = [run_id for event, run_id in events(operation.ledger) if event == "received"]
     assert received == [operation.earlier.run_id] * received_before
+
+
+# --- node checks ------------------------------------------------------------------------------------------
+
+
+def test_a_check_that_leaves_out_a_part_is_refused(check: Operation) -> None:
+    result = check.attach(Forger(check, check_answering("quick", left_out="matmul")))
+    assert isinstance(result.error, VerificationFailed)
+    assert result.error.message == (
+        "is not a whole check: its run left out what its manifest asks for: matmul"
+    )
+    assert ("received", check.run.run_id) not in events(check.ledger)
+
+
+def check_answering(level: Depth, left_out: str | None = None) -> Forge:
+    """Return what writes the bundle of a node check of this depth, certified and without a fault."""
+
+    def forge(of: Operation, path: Path, certificate: Certificate) -> None:
+        found = check_made.at_level(evidence(of.folder, count=2), level)
+        found = check_made.without(found, left_out) if left_out else found
+        done = check_made.results(found, of.run.run_id, at=now() - MINUTES_AGO + 1)
+        payload = check_made.files(done, found)
+        check_made.packed(path, done, payload)
+        facts = parse_statement(contents(path)[STATEMENT]).predicate
+        pack(path, payload, replace(facts, level="operator", nonce=of.run.nonce), RUN_KEY, certificate)
+
+    return forge
+
+
+@pytest.fixture
+def check(operation: Operation) -> Iterator[Operation]:
+    """Begin the operator's node check, which is asked for at level quick."""
+    operation.run = challenged(operation.ledger, load(None))
+    operation.record = replace(
+        operation.record,
+        run_id=operation.run.run_id,
+        manifest_sha256=operation.run.manifest_sha256,
+        level="quick",
+    )
+    operation.record.mirror.mkdir()
+    operation.records.save(operation.record)
+    with begun(operation):
+        yield operation
+
+
+def test_an_honest_check_is_received(check: Operation) -> None:
+    result = check.attach(Forger(check, check_answering("quick")))
+    assert (result.outcome, result.error, result.exit_code) == ("done", None, 0)
+
+
+@pytest.mark.parametrize("level", ["passive", "prolog", "standard"])
+def test_a_check_of_another_depth_than_asked_is_refused(check: Operation, level: Depth) -> None:
+    """A node whose GPUs fail under load would pass without load."""
+    result = check.attach(Forger(check, check_answering(level)))
+    assert isinstance(result.error, VerificationFailed)
+    assert result.error.message == (
+        f"is of a check at level {level} on cuda, and the push asked for one at level quick on cuda"
+    )
+    assert (result.outcome, result.exit_code, result.bundle) == ("failed", 4, None)
+    assert ("received", check.run.run_id) not in events(check.ledger)
+
+
+@pytest.mark.parametrize(("on_cpu", "device"), [(False, "cpu"), (True, "cuda")])
+def test_a_check_of_another_device_than_asked_is_refused(
+    operation: Operation,
+    on_cpu: bool,
+    device: Literal["cpu", "cuda"],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A rehearsal on the CPU expects no GPUs, so that a node without any would pass."""
+    record = replace(operation.record, level="quick")
+    found = verify_bundle(check_made.bundle(tmp_path / "n1.tar", tmp_path), recompute).contents
+    assert isinstance(found, CheckContents)
+    answer = replace(found, results=replace(found.results, device=device))
+    monkeypatch.setattr(mirror, "recompute", lambda files: answer)
+    with pytest.raises(VerificationFailed, match=f"is of a check at level quick on {device}, and the push"):
+        mirror.as_asked(replace(record, on_cpu=on_cpu))(Mock())
+    assert mirror.as_asked(replace(record, on_cpu=not on_cpu))(Mock()) is answer
+    older = replace(record, level=None, on_cpu=on_cpu)  # older records do not say what was asked for
+    assert mirror.as_asked(older)(Mock()) is answer

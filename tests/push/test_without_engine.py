@@ -249,7 +249,7 @@ def test_a_run_starts_confined_in_its_environment() -> None:
     folder = f"/home/me/.bench/environments/{DIGEST.removeprefix('sha256:')}"
     words = run_script.argv(job, None)
     assert words[: words.index("--")] == [
-        f"{folder}/bin/python", "-m", "bench.environment.confined", folder, "--data", "/data/a",
+        f"{folder}/bin/python", "-S", "-P", "-m", "bench.environment.confined", folder, "--data", "/data/a",
     ]  # fmt: skip
     assert words[words.index("--") + 1 :][:2] == ["run", "manifest.json"]
     script = run_script.script(job)

@@ -48,6 +48,13 @@ def test_products_that_add_up_are_possible() -> None:
         ((*ALL, ALL[2]), "a kind of its products is listed twice in one precision"),
         (changed(0, precision="fp8"), "it has products in fp8, which its recipe and setting do not use"),
         (changed(1, precision="tf32"), "it has attention in tf32"),
+        (
+            (
+                *changed(0, precision="fp32"),
+                Products("scans", "fp32", 10**9, 0),
+            ),  # hides the products in fp32
+            "its scans have 1,000,000,000 operations, and the model is counted to have 0 forwards",
+        ),
     ],
 )
 def test_products_that_no_pass_has(products: tuple[Products, ...], why: str) -> None:
@@ -125,6 +132,14 @@ def test_a_scan_may_be_computed_by_products_or_by_a_kernel_of_its_own() -> None:
     by_kernel = (*ALL, Products("scans", "fp32", 300, 600))
     for products in (ALL, by_kernel, changed(0, forward=700, backward=1400)):
         assert why_no_products(products, with_scan, model(), ()) is None
+
+
+@pytest.mark.parametrize(("forward", "possible"), [(1200, True), (1201, False)])
+def test_scans_have_the_operations_that_were_counted_or_some_of_them_again(
+    forward: int, possible: bool
+) -> None:
+    scans = Products("scans", "fp32", forward, 600)
+    assert (why_no_products((*ALL, scans), replace(FLOPS, scan=300), model(), ()) is None) is possible
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tabulate import tabulate
@@ -60,13 +60,23 @@ def _rows(fleet: Fleet) -> Iterator[tuple[str, ...]]:
 
 
 def _whole_rows(fleet: Fleet) -> Iterator[tuple[str, ...]]:
-    lemons = {lemon.uuid for lemon in fleet.lemons}
+    lemons, in_words = {lemon.uuid for lemon in fleet.lemons}, _verdict_words(fleet)
     good = [node for node in fleet.nodes if node.verdict == "pass"]
     bad = [node for node in fleet.nodes if node.verdict != "pass"]
     for node in (*bad, *good[:MOST_GOOD]):
-        yield node.seen.name, WORDS[node.verdict], _worst(node, lemons), _level(node)
+        yield node.seen.name, in_words(node), _worst(node, lemons), _level(node)
     if len(good) > MOST_GOOD:
         yield f"and {len(good) - MOST_GOOD} more", WORDS["pass"], "", ""
+
+
+def _verdict_words(fleet: Fleet) -> Callable[[RankedNode], str]:
+    """Return the function that puts a verdict in words, with the check's depth if nodes differ in it."""
+    differ = len({node.seen.level for node in fleet.nodes}) > 1
+
+    def in_words(node: RankedNode) -> str:
+        return f"{WORDS[node.verdict]} ({node.seen.level})" if differ else WORDS[node.verdict]
+
+    return in_words
 
 
 def _worst(node: RankedNode, lemons: set[str]) -> str:
@@ -149,7 +159,8 @@ def _body(fleet: Fleet) -> Iterator[Markup]:
     if _simulated(fleet):
         yield el("p", f"SIMULATED: {SIMULATED}", class_="alert")
     lemons, heads = {lemon.uuid for lemon in fleet.lemons}, (*_columns(fleet), "GPU", "checked")
-    nodes = (_node_row(node, lemons, with_level=LEVEL in heads) for node in fleet.nodes)
+    in_words = _verdict_words(fleet)
+    nodes = (_node_row(node, in_words(node), lemons, with_level=LEVEL in heads) for node in fleet.nodes)
     yield scrolling_table(cells(heads, len(heads), "th"), nodes, class_="stacked")
     if fleet.lemons:
         yield el("h2", "Repeat lemons")
@@ -163,12 +174,12 @@ def _body(fleet: Fleet) -> Iterator[Markup]:
         yield el("details", el("summary", summary), items(fleet.older, class_="said"))
 
 
-def _node_row(node: RankedNode, lemons: set[str], *, with_level: bool) -> Markup:
+def _node_row(node: RankedNode, verdict: str, lemons: set[str], *, with_level: bool) -> Markup:
     level = [el("td", _level(node), class_="t", data_head=LEVEL)] if with_level else []
     return el(
         "tr",
         el("td", node.seen.name, class_="t"),
-        el("td", WORDS[node.verdict], class_=f"t {TONES[node.verdict]}"),
+        el("td", verdict, class_=f"t {TONES[node.verdict]}"),
         el("td", _worst(node, lemons), class_="t long", data_head="worst finding"),
         *level,
         el("td", node.seen.kind, class_="t", data_head="GPU"),
