@@ -14,7 +14,7 @@ import pytest
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
-from bench.base import sbom
+from bench.images import sbom
 from tests.images.odd_packages import make_wheel
 
 STATUS = """Package: libc6
