@@ -15,7 +15,7 @@ from pathlib import Path
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # system calls, the same on every processor
 _ASK_VERSION, _PATH_BENEATH = 1, 1
-_EXECUTE, WRITE_FILE, _READ_FILE, _READ_DIR = 1, 2, 4, 8
+_EXECUTE, WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 _REMOVE_DIR, _REMOVE_FILE, _MAKE_CHAR, _MAKE_DIR, _MAKE_REG = 1 << 4, 1 << 5, 1 << 6, 1 << 7, 1 << 8
 _MAKE_SOCK, _MAKE_FIFO, _MAKE_BLOCK, _MAKE_SYM = 1 << 9, 1 << 10, 1 << 11, 1 << 12
 _REFER, _TRUNCATE, _IOCTL_DEV = 1 << 13, 1 << 14, 1 << 15
@@ -82,7 +82,5 @@ def _allow(ruleset: int, path: Path, rights: int) -> None:
 
 def _call(number: int, *arguments: int | bytes | None) -> int:
     """Make a system call; return its result, or -1."""
-    syscall = ctypes.CDLL(None).syscall
-    syscall.restype = ctypes.c_long
     words = [ctypes.c_long(each) if isinstance(each, int) else ctypes.c_char_p(each) for each in arguments]
-    return int(syscall(ctypes.c_long(number), *words))
+    return int(ctypes.CDLL(None).syscall(ctypes.c_long(number), *words))

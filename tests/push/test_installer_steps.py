@@ -409,9 +409,12 @@ def test_wheels_come_from_the_folder_first_and_the_rest_from_this_machines_index
 ) -> None:
     work = Install(tmp_path, [])
     work.wheels["b"].unlink()
-    monkeypatch.setattr(
-        install_environment, "wheels", lambda pins, *_, **__: {pin.name: Path("downloaded") for pin in pins}
-    )
+
+    def wheels(pins: list[Pin], *_: object, **__: object) -> Mapping[str, Path]:
+        assert pins, "asked for nothing"
+        return {pin.name: Path("downloaded") for pin in pins}
+
+    monkeypatch.setattr(install_environment, "wheels", wheels)
     made = installer(work.node, locked=work.locked, wheelhouse=tmp_path / "wheels")
     held = made._wheels_here(PLAN, Shipment(("a", "b"), ""))
     assert held == {"a": work.wheels["a"], "b": Path("downloaded")}

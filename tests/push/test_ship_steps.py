@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -349,6 +350,25 @@ def test_bytes_that_are_too_many_are_written_from_the_beginning() -> None:
 @pytest.mark.parametrize(("said", "bytes_there"), [("whole\n", None), ("0\n", 0), (" 123\n", 123)])
 def test_a_node_says_how_much_of_a_layer_it_has(said: str, bytes_there: int | None) -> None:
     assert ship._arrived_bytes(Says(lambda _: said), "/place", "a" * 64) == bytes_there
+
+
+def test_an_archive_names_the_layers_that_the_engine_has_and_those_that_were_sent(tmp_path: Path) -> None:
+    """Those that the engine has are named by their contents, the others by the file that was sent."""
+    node = Says(lambda _: "")
+    sent = dataclasses.replace(a_blob(tmp_path, b"abc"), diff_id=LAYERS[1])
+    ship._link(claimed_by(node), IMAGE, 1, [sent])
+    manifest = node.sent[0].removesuffix(b"{}")
+    assert json.loads(manifest) == [
+        {
+            "Config": "blobs/sha256/" + "cd" * 32,
+            "RepoTags": [ship.tag_of(IMAGE)],
+            "Layers": [f"blobs/sha256/{'1' * 64}", f"blobs/sha256/{sent.path.name}"],
+        }
+    ]
+    assert f"head -c {len(manifest)} >manifest.json" in node.asked[0]
+    assert f"for name in {sent.path.name}; do" in node.asked[0]
+    with pytest.raises(EnvironmentCannot, match="/place: writing failed: x"):
+        ship._link(claimed_by(Says(lambda _: failed(1, "x"))), IMAGE, 1, [sent])
 
 
 @pytest.mark.parametrize("reason", ["write error: No space left", "Disk quota exceeded"])
