@@ -106,7 +106,7 @@ MODULES: Mapping[str, Held] = {
     **{
         f"bench/push/kubernetes/{name}.py": _held(
             "pushing",
-            "push/test_kubernetes push/test_kubernetes_files push/test_pod_node push/test_push_to_pods",
+            "push/test_kubernetes_steps push/test_kubernetes push/test_pod_node push/test_push_to_pods",
         )
         for name in (
             "cluster_preflight",
@@ -120,7 +120,7 @@ MODULES: Mapping[str, Held] = {
             "push_to_pods",
         )
     },
-    "bench/runner/processes/door.py": _held("nodes", "runner/test_door"),
+    "bench/runner/processes/door.py": _held("nodes", "runner/test_door_steps runner/test_door"),
     "bench/runner/processes/nodes.py": _held("nodes", "runner/test_nodes"),
     "bench/runner/processes/node_member.py": _held("nodes", "runner/test_nodes"),
     "bench/environment/adopt.py": _held(
