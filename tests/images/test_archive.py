@@ -297,8 +297,8 @@ def listing(*layers: str) -> bytes:
 
 @pytest.mark.parametrize(
     ("name", "link"),
-    [("1/layer.tar", "../0/layer.tar"), ("1/2/layer.tar", "../../0/layer.tar"), ("layer.tar", "=./0/layer.tar"),
-     ("layer.tar", "=0/layer.tar"), ("0/b.tar", "layer.tar")],
+    [("1/layer.tar", "../0/layer.tar"), ("1/2/layer.tar", "../../0/layer.tar"), ("0/b.tar", "layer.tar"),
+     ("layer.tar", "=./0/layer.tar"), ("layer.tar", "=0/layer.tar")],
 )  # fmt: skip
 def test_an_engine_may_link_to_a_layer(tmp_path: Path, name: str, link: str) -> None:
     image = saved(

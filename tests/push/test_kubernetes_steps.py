@@ -451,6 +451,13 @@ def test_a_job_without_a_pod_is_asked_for_its_reason_after_ten_seconds(api: Api,
     assert "get events --field-selector=involvedObject.uid=u1 --output=json" in api.asked
 
 
+def test_a_job_that_has_pods_is_not_asked_for_a_reason(api: Api, clock: Clock) -> None:
+    created = made_job(api, queue="q")
+    api.answers["get pods"], clock.now = {"items": [pod(1, "a")]}, 120.0
+    assert created.pod(0, "n").why == "the cluster has not made the pod yet"
+    assert not [asked for asked in api.asked if asked.startswith("get job")]
+
+
 def test_a_user_who_may_not_see_events_waits(api: Api, clock: Clock) -> None:
     created = made_job(api)
     api.answers["get events"] = {"items": [{"reason": "FailedCreate", "message": "no quota"}]}
