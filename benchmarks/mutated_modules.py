@@ -98,10 +98,10 @@ MODULES: Mapping[str, Held] = {
     "bench/push/install_environment.py": _held(
         "pushing", "push/test_installer_steps push/test_install_environment push/test_forecast"
     ),
-    "bench/push/shared_place.py": _held("pushing", "push/test_ship push/test_shared_home"),
+    "bench/push/shared_place.py": _held("pushing", "push/test_shared_place push/test_shared_home"),
     "bench/push/over_fabric.py": _held("pushing", "push/test_over_fabric"),
     "bench/push/training_group.py": _held("pushing", "push/test_training_group"),
-    "bench/push/assembly.py": _held("pushing", "push/test_assembly"),
+    "bench/push/assembly.py": _held("pushing", "push/test_assembly_steps push/test_assembly"),
     "bench/push/image_store.py": _held("pushing", "push/test_ship push/test_assembly"),
     **{
         f"bench/push/kubernetes/{name}.py": _held(

@@ -145,6 +145,8 @@ CONFIGURATION = {"rootfs": {"diff_ids": []}, "config": {"Labels": {"a": "b"}}}
         {"manifest__json": DEEP},
         {"manifest__json": [7]},
         {"manifest__json": {"Config": "c"}},
+        {"manifest__json": [{"Layers": []}]},
+        {"manifest__json": [{"Config": "c"}]},
         {"manifest__json": [{"Config": 5, "Layers": []}]},
         {"manifest__json": [{"Config": [], "Layers": []}]},
         {"manifest__json": [{"Config": "c", "Layers": 5}]},
@@ -173,7 +175,9 @@ def test_a_manifest_of_another_form_is_bad_input(tmp_path: Path, documents: dict
     [
         DEEP,
         [1],
+        {},
         {"rootfs": 5},
+        {"rootfs": {}},
         {"rootfs": {"diff_ids": 5}},
         {"rootfs": {"diff_ids": [{}]}},
         CONFIGURATION | {"config": [1]},
@@ -312,6 +316,14 @@ def test_an_engine_may_link_to_a_layer(tmp_path: Path, name: str, link: str) -> 
         ("a:1", "b:2"),
     )
     assert (found.layers[0].size, found.layers[0].compressed) == (len(ONE), False)
+
+
+def test_a_link_is_relative_to_its_own_folder(tmp_path: Path) -> None:
+    image = saved(
+        tmp_path / "x.tar", ("1/2/a.tar", ONE), ("1/2/b.tar", "a.tar"), ("c", CONFIG),
+        ("manifest.json", listing("1/2/b.tar")),
+    )  # fmt: skip
+    assert facts_of(image).layers[0].name == "1/2/a.tar"
 
 
 def test_a_layer_that_a_manifest_names_and_nobody_has_is_told(tmp_path: Path) -> None:

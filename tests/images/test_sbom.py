@@ -206,7 +206,10 @@ def test_an_sbom_of_a_wheel_is_in_its_own_folder(path: str, is_sbom: bool) -> No
 
 
 def installed(folder: Path, name: str, fields: str = "", files: dict[str, bytes] | None = None) -> Path:
-    """Install a distribution with these files, whose digests are recorded, into a folder of its own."""
+    """Install a distribution with these files, whose digests are recorded, into a folder of its own.
+
+    The digest of a file *.so.9 is of another kind, and *.so.0 has none.
+    """
     info = folder / f"{name}-1.0.dist-info"
     info.mkdir(parents=True)
     rows = []
@@ -214,7 +217,9 @@ def installed(folder: Path, name: str, fields: str = "", files: dict[str, bytes]
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_bytes(data)
         digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
-        rows.append(f"{path},{'md5' if path.endswith('.so.9') else 'sha256'}={digest},{len(data)}\n")
+        algorithm = "md5" if path.endswith(".so.9") else "sha256"
+        recorded = "" if path.endswith(".so.0") else f"{algorithm}={digest}"
+        rows.append(f"{path},{recorded},{len(data)}\n")
     (info / "METADATA").write_text(f"Metadata-Version: 2.4\nName: {name}\nVersion: 1.0\n{fields}\n")
     (info / "RECORD").write_text("".join(rows))
     return folder
@@ -245,7 +250,7 @@ def test_a_library_has_the_digest_that_is_recorded_for_it(
         {"type": "library", "purl": "pkg:cargo/a@1", "version": "1"},
     ]
     files = {
-        "a/libz.so.9": b"z", "a/liba.so": b"a", "a/other.py": b"", "a-1.0.dist-info/sboms/y.json": b"{}",
+        "a/libz.so.9": b"z", "a/liby.so.0": b"y", "a/liba.so": b"a", "a/other.py": b"", "a-1.0.dist-info/sboms/y.json": b"{}",
         "a-1.0.dist-info/sboms/x.json": json.dumps({"components": parts}).encode(),
     }  # fmt: skip
     (found,) = python_packages(monkeypatch, installed(tmp_path, "a", "", files))
@@ -256,6 +261,7 @@ def test_a_library_has_the_digest_that_is_recorded_for_it(
         {"type": "library", "name": "b", "bom-ref": f"{inner}/0"},
         {"type": "library", "version": "1", "purl": "pkg:cargo/a@1", "bom-ref": f"{inner}/1"},
         {"type": "file", "name": "a/liba.so", "bom-ref": f"{purl}#a/liba.so", "hashes": hashes},
+        {"type": "file", "name": "a/liby.so.0", "bom-ref": f"{purl}#a/liby.so.0"},
         {"type": "file", "name": "a/libz.so.9", "bom-ref": f"{purl}#a/libz.so.9"},
     ]  # fmt: skip
 
