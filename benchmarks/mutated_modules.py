@@ -261,7 +261,7 @@ MODULES: Mapping[str, Held] = {
     "bench/images/registry.py": _held("images", "images/test_registry"),
     "bench/images/registry_logins.py": _held("images", "images/test_registry_logins"),
     "bench/images/archive.py": _held("images", "images/test_archive"),
-    "bench/images/assemble.py": _held("images", "images/test_assemble"),
+    "bench/images/assemble.py": _held("images", "images/test_assemble_steps images/test_assemble"),
     "bench/images/fetch.py": _held("images", "images/test_fetch"),
     "bench/images/package_list.py": _held("images", "images/test_package_list images/test_assemble"),
     "bench/images/locks.py": _held("images", "images/test_locks"),

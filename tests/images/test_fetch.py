@@ -42,6 +42,7 @@ def test_a_source_is_found_by_its_digest_and_fetched_once(index: Web, tmp_path: 
     publish(index, "thing-1.0.tar.gz", DATA)
     found = fetch.source(pin(), tmp_path / "cache")
     assert (found.name, found.read_bytes()) == ("thing-1.0.tar.gz", DATA)
+    assert [path for path, _, _ in index.asked if path.startswith("/files")] == ["/files/thing-1.0.tar.gz"]
     del index.pages[PAGE]
     assert fetch.source(pin(), tmp_path / "cache") == found
 
@@ -160,6 +161,8 @@ def test_pip_downloads_what_the_cache_lacks_for_the_pythons_machine(
     cached = wheel(tmp_path / "cache", "other-2-py3-none-any.whl")
     found = fetch.wheels([pin(), other], tmp_path / "cache", "3.12", newest_glibc=7)
     assert found == {"thing": tmp_path / "cache/thing-1.0-py3-none-any.whl", "other": cached}
+    fetch.wheels([], tmp_path / "made/by/need", "3.12")
+    assert (tmp_path / "made/by/need").is_dir()
     assert pip.requirements == [f"{pin().line}\n"]
     (command,) = pip.commands
     assert command[:4] == [sys.executable, "-m", "pip", "download"]

@@ -250,7 +250,8 @@ def test_a_library_has_the_digest_that_is_recorded_for_it(
         {"type": "library", "purl": "pkg:cargo/a@1", "version": "1"},
     ]
     files = {
-        "a/libz.so.9": b"z", "a/liby.so.0": b"y", "a/liba.so": b"a", "a/other.py": b"", "a-1.0.dist-info/sboms/y.json": b"{}",
+        "a/libz.so.9": b"z", "a/liby.so.0": b"y", "a/liba.so": b"a", "a/other.py": b"",
+        "a-1.0.dist-info/sboms/y.json": b"{}",
         "a-1.0.dist-info/sboms/x.json": json.dumps({"components": parts}).encode(),
     }  # fmt: skip
     (found,) = python_packages(monkeypatch, installed(tmp_path, "a", "", files))

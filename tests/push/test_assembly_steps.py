@@ -442,7 +442,8 @@ def test_a_round_of_another_form_is_refused(case: Case, changes: dict[str, Any])
 
 @pytest.mark.parametrize(
     "said",
-    ["[[], []]", "[[], [], [], []]", "[[3], [], []]", "[[-1], [], []]", "[[], [2], []]", "[[], [], [0]]", "{}"],
+    ["[[], []]", "[[], [], [], []]", "[[3], [], []]", "[[-1], [], []]", "[[], [2], []]", "[[], [], [0]]",
+     "{}"],
 )  # fmt: skip
 def test_contents_that_no_skeleton_has_are_none(case: Case, said: str) -> None:
     """The first layers have skeletons with three and two contents; the engine has the third layer."""

@@ -296,8 +296,9 @@ def test_a_run_that_does_not_begin_is_an_error(
 
 
 def test_the_job_of_a_pod_calls_the_images_bench_and_may_move(push: PodPush, record: Record) -> None:
-    push.request = dataclasses.replace(push.request, on_cpu=True)
+    push.request = dataclasses.replace(push.request, on_cpu=True, level="quick")
     job = push._run_job(record)
+    assert job.level == "quick"
     assert (job.run_id, job.place, job.engine) == (record.run_id, record.place, "kubernetes")
     assert (job.runnable, job.identity, job.python, job.user) == ("", None, "python3", (65534, 65534))
     assert (job.memory_bytes, job.gpus, job.on_cpu, job.moved) == (0, None, True, True)
