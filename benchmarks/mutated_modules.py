@@ -121,8 +121,8 @@ MODULES: Mapping[str, Held] = {
         )
     },
     "bench/runner/processes/door.py": _held("nodes", "runner/test_door_steps runner/test_door"),
-    "bench/runner/processes/nodes.py": _held("nodes", "runner/test_nodes"),
-    "bench/runner/processes/node_member.py": _held("nodes", "runner/test_nodes"),
+    "bench/runner/processes/nodes.py": _held("nodes", "runner/test_nodes_steps runner/test_nodes"),
+    "bench/runner/processes/node_member.py": _held("nodes", "runner/test_nodes_steps runner/test_nodes"),
     "bench/environment/adopt.py": _held(
         "environments", "environment/test_adopted_package environment/test_adopt"
     ),

@@ -11,6 +11,7 @@ import pytest
 
 from bench.base.errors import BadInput, EnvironmentCannot
 from bench.push.connection import Unreachable
+from bench.push.kubernetes import pod_node
 from bench.push.kubernetes.kubectl import Cluster, Kubectl, find_cluster
 from bench.push.kubernetes.pod_node import PodGone, PodNode
 from bench.push.push_record import PodPlace
@@ -160,3 +161,14 @@ def test_a_pod_that_vanished_between_two_questions_is_out_of_reach(pod: Fake) ->
 def test_kubectl_that_says_nothing_broke_the_connection(pod: Fake) -> None:
     with pytest.raises(Unreachable, match="connection broke"):
         pod("echo >&2; exit 1").ask("true")
+
+
+def test_a_cluster_out_of_reach_before_the_first_command_is_told(
+    pod: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: object) -> Cluster:
+        raise Unreachable("kubectl has no answer after 90 s")
+
+    monkeypatch.setattr(pod_node, "find_cluster", away)
+    with pytest.raises(Unreachable, match="kubectl has no answer after 90 s"):
+        pod().ask("true")
