@@ -99,7 +99,7 @@ MODULES: Mapping[str, Held] = {
         "pushing", "push/test_installer_steps push/test_install_environment push/test_forecast"
     ),
     "bench/push/shared_place.py": _held("pushing", "push/test_shared_place push/test_shared_home"),
-    "bench/push/over_fabric.py": _held("pushing", "push/test_over_fabric"),
+    "bench/push/over_fabric.py": _held("pushing", "push/test_fabric_steps push/test_over_fabric"),
     "bench/push/training_group.py": _held("pushing", "push/test_training_group"),
     "bench/push/assembly.py": _held("pushing", "push/test_assembly_steps push/test_assembly"),
     "bench/push/image_store.py": _held("pushing", "push/test_ship push/test_assembly"),

@@ -206,13 +206,13 @@ def _load_known_hosts(client: Any, options: Mapping[str, str]) -> None:
 
 def _is_host_key(line: str) -> bool:
     """Whether a line of known_hosts is an entry that paramiko can read."""
-    from paramiko.hostkeys import HostKeyEntry, InvalidHostKey
+    from paramiko.hostkeys import HostKeyEntry
 
     if line.startswith(("@", "#")):
         return False
     try:
         return HostKeyEntry.from_line(line) is not None
-    except InvalidHostKey:
+    except Exception:  # paramiko hands on what its parser raised on a damaged key
         return False
 
 
