@@ -102,7 +102,7 @@ MODULES: Mapping[str, Held] = {
     "bench/push/over_fabric.py": _held("pushing", "push/test_fabric_steps push/test_over_fabric"),
     "bench/push/training_group.py": _held("pushing", "push/test_training_group"),
     "bench/push/assembly.py": _held("pushing", "push/test_assembly_steps push/test_assembly"),
-    "bench/push/image_store.py": _held("pushing", "push/test_ship push/test_assembly"),
+    "bench/push/image_store.py": _held("pushing", "push/test_image_store push/test_ship"),
     **{
         f"bench/push/kubernetes/{name}.py": _held(
             "pushing",

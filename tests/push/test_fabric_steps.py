@@ -179,7 +179,7 @@ KEY = ECDSAKey.generate()
         (PasswordRequiredException("x"), Unreachable, "the SSH key has a passphrase", "ssh-add"),
         (AuthenticationException("no\x07"), Unreachable, 'user "me" was refused: no?', "USER@HOST"),
         (
-            NoValidConnectionsError({("1", 2): OSError(111, "Connection Refused"), ("2", 2): OSError(1, "x")}),
+            NoValidConnectionsError({("1", 2): OSError(1, "Connection Refused"), ("2", 2): OSError(1, "x")}),
             Unreachable, "gpu1 port 2222: connection refused", None,
         ),
         (
