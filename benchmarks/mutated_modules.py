@@ -98,7 +98,7 @@ MODULES: Mapping[str, Held] = {
     "bench/push/install_environment.py": _held(
         "pushing", "push/test_installer_steps push/test_install_environment push/test_forecast"
     ),
-    "bench/push/shared_place.py": _held("pushing", "push/test_shared_place push/test_shared_home"),
+    "bench/push/shared_place.py": _held("pushing", "push/test_shared_place"),
     "bench/push/over_fabric.py": _held("pushing", "push/test_fabric_steps push/test_over_fabric"),
     "bench/push/training_group.py": _held("pushing", "push/test_training_group"),
     "bench/push/assembly.py": _held("pushing", "push/test_assembly_steps push/test_assembly"),
@@ -265,6 +265,8 @@ MODULES: Mapping[str, Held] = {
     "bench/images/fetch.py": _held("images", "images/test_fetch"),
     "bench/images/package_list.py": _held("images", "images/test_package_list images/test_assemble"),
     "bench/images/locks.py": _held("images", "images/test_locks"),
+    "bench/images/skeleton.py": _held("images", "images/test_skeleton images/test_assemble"),
+    "bench/images/cosign.py": _held("signatures", "images/test_cosign images/test_registry"),
     "bench/images/sbom.py": _held("images", "images/test_sbom"),
     "bench/images/debian_versions.py": _held("vulnerabilities", "images/test_debian_versions"),
     "bench/images/osv.py": _held("vulnerabilities", "images/test_vulnerabilities"),
