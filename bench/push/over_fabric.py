@@ -198,7 +198,7 @@ def _load_known_hosts(client: Any, options: Mapping[str, str]) -> None:
     lines = [line.strip() for text in texts for line in text.splitlines()]
     revoked = {key for line in lines if line.startswith("@revoked") for key in line.split()[3:4]}
     usable = [line for line in lines if _is_host_key(line) and line.split()[2] not in revoked]
-    with NamedTemporaryFile("w", prefix="bench-known-hosts-") as file:
+    with NamedTemporaryFile("w") as file:
         file.write("".join(f"{line}\n" for line in usable))
         file.flush()
         client.load_system_host_keys(file.name)

@@ -1,4 +1,4 @@
-"""Which Pythons an environment can have, and what tells one build of Python from another."""
+"""The Pythons that an environment can have, and what tells one build of Python from another."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def test_a_file_is_added_with_its_size_and_padded() -> None:
 
 @pytest.mark.parametrize(("chunks", "bytes_written"), [([b"hell"], 4), ([b"hel", b"lo!"], 3), ([], 0)])
 def test_a_layer_of_another_size_is_another_layer(chunks: list[bytes], bytes_written: int) -> None:
-    """It ends at once: no byte beyond the size is written."""
+    """The archive ends at once: no byte beyond the size is written."""
     out = io.BytesIO()
     with pytest.raises(LayerDiffers, match=r"^abc$"):
         assemble._add_stream(out, "blobs/sha256/abc", 5, chunks)
@@ -393,7 +393,7 @@ def test_an_error_of_the_program_is_one_line(
 def test_an_engine_that_has_ended_needs_no_second_word(
     program: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What Python still wants to flush goes nowhere."""
+    """Bytes that Python still wants to flush go nowhere."""
     moved: list[Any] = []
     program.error = BrokenPipeError()
     with monkeypatch.context() as patch:

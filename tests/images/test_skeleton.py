@@ -1,4 +1,4 @@
-"""Which bytes of a layer are in its skeleton, which contents are outside of it, and what a layer has."""
+"""A layer's skeleton: the bytes in it, the contents outside of it, and what it tells of the layer."""
 
 from __future__ import annotations
 

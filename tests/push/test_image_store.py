@@ -1,4 +1,4 @@
-"""What this machine prepares for nodes, once for all of them: archives, layers, skeletons and code."""
+"""Archives, layers, skeletons and code that this machine prepares for nodes, once for all of them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import gzip
 import io
 import json
 import os
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -162,6 +164,15 @@ def test_the_code_of_bench_is_packed_once_without_compiled_files(made: Made) -> 
     names = members(data)
     assert "bench/data/gpus.json" in names and names == sorted(names)
     assert not [name for name in names if "__pycache__" in name]
+
+
+def test_the_program_that_assembles_is_complete(made: Made, tmp_path: Path) -> None:
+    with tarfile.open(fileobj=io.BytesIO(made.store.assembler()), mode="r:gz") as archive:
+        archive.extractall(tmp_path / "code", filter="data")
+    command = [sys.executable, "-B", "-c", "import bench.images.assemble as a; print(a.__file__)"]
+    variables = {"PYTHONPATH": str(tmp_path / "code")}
+    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(tmp_path / "code/bench/images/assemble.py")
 
 
 @pytest.mark.parametrize("folder", ["blobs", "skeletons", "contents", "configurations"])

@@ -1,4 +1,4 @@
-"""What a push holds in a node's folder, what it may delete there, and what it leaves to others."""
+"""A node's folder that pushes share: what each holds, what it may delete, what it leaves to others."""
 
 from __future__ import annotations
 
@@ -154,6 +154,19 @@ def test_what_a_push_no_longer_needs_is_deleted_with_its_empty_folders(claim: Pl
     (place / "packages/x").chmod(0o400)
     Here().ask(claim.discard(["blobs/a b", "packages/x", "absent/z"]))
     assert left(place) == [".claim-p 1", "packages/y", "runs/r/log"]
+
+
+def test_every_shared_folder_that_is_empty_is_removed(claim: PlaceClaim) -> None:
+    Here().ask(claim.take)
+    names = ("blobs", "code", "environments", "images", "packages", "runs", "results")
+    tree(Path(claim.place), *(f"{name}/" for name in names))
+    Here().ask(claim.discard([]))
+    assert left(Path(claim.place)) == [".claim-p 1", "results"]
+
+
+def test_a_claim_is_refreshed_each_minute_and_an_engine_has_20_seconds_for_a_tag(claim: PlaceClaim) -> None:
+    assert "sleep 60 & wait" in claim.refreshed_during("true")
+    assert "timeout 20 docker tag" in empty("/place", "delete-1", "docker")
 
 
 @pytest.mark.parametrize(("minutes", "counts"), [(0, True), (50, True), (61, False)])

@@ -58,7 +58,7 @@ def test_waiting_for_the_group_can_be_cancelled() -> None:
 
 
 class Condition:
-    """A condition in one thread: whoever waits lets the next of `events` happen."""
+    """A condition in one thread: waiting lets the next of `events` happen."""
 
     def __init__(self, *events: Callable[[], object]) -> None:
         self._events = list(events)
