@@ -94,7 +94,8 @@ def test_the_interface_is_that_of_the_first_address_that_others_can_reach(
 ) -> None:
     towards = {"10.0.0.2:1": "10.0.0.1", "10.0.1.2:1": "10.0.1.1", "127.0.0.2:1": "127.0.0.1"}
     monkeypatch.setattr(several, "own_address", towards.get)
-    monkeypatch.setattr(several, "interface_of", {"10.0.0.1": "eth0", "10.0.1.1": "eth1"}.get)
+    names = {"127.0.0.1": "lo", "127.0.1.1": "lo", "10.0.0.1": "eth0", "10.0.1.1": "eth1"}
+    monkeypatch.setattr(several, "interface_of", names.get)
     assert interface_among("10.0.1.1", ["10.0.0.2"]) == "eth1"
     assert interface_among("127.0.1.1", ["10.0.0.2", "10.0.1.2"]) == "eth0"
     assert interface_among("192.0.2.1", ["unknown", "10.0.1.2"]) == "eth1"  # an address of a router
@@ -247,6 +248,21 @@ def test_the_events_of_the_member_that_reports_are_passed_on(part: SimpleNamespa
     part.during = report
     assert do(LEADER, tmp_path, told) == 0
     assert told == [{"phase": "a"}, {"step": 1}]
+
+
+def test_a_node_whose_members_never_report_can_end(
+    part: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[bool] = []
+
+    class Thread(threading.Thread):
+        def start(self) -> None:
+            started.append(self.daemon)
+            super().start()
+
+    monkeypatch.setattr(several.threading, "Thread", Thread)
+    assert do(OTHER, tmp_path) == 0
+    assert started == [True]  # what it listens for may never come
 
 
 @pytest.mark.parametrize(
@@ -502,6 +518,20 @@ def test_a_member_that_fails_writes_the_first_reason_of_all(
         node_member.main()
     assert written_reasons(tmp_path) == {5: FULL}
     assert member.said == [5, "traceback"]
+
+
+def test_a_member_whose_disk_is_full_says_so(
+    member: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    full = OutOfMemory("host", "no room")
+    member.work = lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+    monkeypatch.setattr(
+        node_member, "no_room", lambda error, folder: asked.append((error.errno, folder)) or full
+    )
+    with pytest.raises(Ended):
+        node_member.main()
+    assert (written_reasons(tmp_path), asked) == ({5: to_json(full)}, [(28, tmp_path)])
 
 
 def test_a_member_that_fails_first_tells_why(
