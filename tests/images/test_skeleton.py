@@ -100,6 +100,24 @@ def test_contents_are_numbered_as_in_the_skeleton(tmp_path: Path) -> None:
         assert {member.compress_type for member in archive.infolist()} == {zipfile.ZIP_STORED}
 
 
+def test_a_content_may_be_larger_than_4_gib(tmp_path: Path) -> None:
+    """The header before a content has room for 8 bytes of each size, in a field of 20 bytes."""
+    write_contents(io.BytesIO(tar_of(("a", b"x" * 100))), (0,), tmp_path / "sent")
+    header = lzma.decompress((tmp_path / "sent").read_bytes())[:30]
+    assert struct.unpack("<4s22xHH", header) == (b"PK\x03\x04", 1, 20)
+
+
+def test_the_size_of_a_link_is_of_no_data(tmp_path: Path) -> None:
+    """Some programs write a hard link with the size of its file."""
+    link = tarfile.TarInfo("link")
+    link.type, link.linkname, link.size = tarfile.LNKTYPE, "a", 700
+    file = tar_of(("a", b"x" * 200))
+    layer = link.tobuf(tarfile.GNU_FORMAT) + file
+    made, found = parts(tmp_path, layer)
+    assert (made.size, made.contents) == (len(layer), (200,))
+    assert found[0][0] == layer[:1024]
+
+
 def test_a_layer_that_ends_inside_of_a_file_is_an_error(tmp_path: Path) -> None:
     layer = tar_of(("a", b"x" * 1000))
     for end in (512, 600):
