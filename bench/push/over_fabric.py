@@ -162,7 +162,6 @@ def line_to(host: Host, ssh_config: Path | None) -> Line:
         port=host.port,
         config=config,
         connect_timeout=CONNECT_SECONDS,
-        forward_agent=False,
         connect_kwargs=arguments,
     )
     hop: Any = connection
