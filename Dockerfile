@@ -29,7 +29,7 @@ FROM rest AS image
 RUN --mount=type=bind,target=/build python3 -B /build/install.py bench \
  && mkdir -p /usr/share/bench /out && mkdir -m 1777 /cache \
  && cp /build/image.json /build/packages.json /usr/share/bench/ \
- && python3 -B -m bench.base.sbom > /usr/share/bench/sbom.cdx.json
+ && python3 -B -m bench.images.sbom > /usr/share/bench/sbom.cdx.json
 # Files written at run time go below /cache, the only folder that is both writable and executable.
 ENV PATH=/usr/local/bin:/usr/bin:/bin \
     LANG=C.UTF-8 \

@@ -93,6 +93,36 @@ MODULES: Mapping[str, Held] = {
     "bench/push/out_folder.py": _held("pushing", "push/test_out_folder push/test_mirror"),
     "bench/push/mirror.py": _held("pushing", "push/test_run_status push/test_mirror"),
     "bench/push/remote.py": _held("pushing", "push/test_exchange push/test_remote"),
+    "bench/push/answers.py": _held("pushing", "push/test_answer_forms push/test_answers"),
+    "bench/push/ship.py": _held("pushing", "push/test_ship_steps push/test_ship"),
+    "bench/push/install_environment.py": _held(
+        "pushing", "push/test_installer_steps push/test_install_environment push/test_forecast"
+    ),
+    "bench/push/shared_place.py": _held("pushing", "push/test_shared_place"),
+    "bench/push/over_fabric.py": _held("pushing", "push/test_fabric_steps push/test_over_fabric"),
+    "bench/push/training_group.py": _held("pushing", "push/test_training_group"),
+    "bench/push/assembly.py": _held("pushing", "push/test_assembly_steps push/test_assembly"),
+    "bench/push/image_store.py": _held("pushing", "push/test_image_store push/test_ship"),
+    **{
+        f"bench/push/kubernetes/{name}.py": _held(
+            "pushing",
+            "push/test_kubernetes_steps push/test_kubernetes push/test_pod_node push/test_push_to_pods",
+        )
+        for name in (
+            "cluster_preflight",
+            "created_job",
+            "fields",
+            "kubectl",
+            "kueue",
+            "pod_job",
+            "pod_node",
+            "pod_state",
+            "push_to_pods",
+        )
+    },
+    "bench/runner/processes/door.py": _held("nodes", "runner/test_door_steps runner/test_door"),
+    "bench/runner/processes/nodes.py": _held("nodes", "runner/test_nodes_steps runner/test_nodes"),
+    "bench/runner/processes/node_member.py": _held("nodes", "runner/test_nodes_steps runner/test_nodes"),
     "bench/environment/adopt.py": _held(
         "environments", "environment/test_adopted_package environment/test_adopt"
     ),
@@ -103,6 +133,11 @@ MODULES: Mapping[str, Held] = {
     ),
     "bench/environment/unpack.py": _held("environments", "environment/test_unpack environment/test_store"),
     "bench/environment/on_node.py": _held("environments", "environment/test_on_node"),
+    "bench/environment/confined.py": _held("environments", "environment/test_confined"),
+    "bench/environment/landlock.py": _held(
+        "environments", "environment/test_landlock environment/test_confined"
+    ),
+    "bench/environment/interpreter.py": _held("environments", "environment/test_interpreter"),
     "bench/environment/wheel_tags.py": _held("environments", "environment/test_wheel_tags"),
     "bench/signing/allowed_signers.py": _held("signatures", f"signing/test_trust {_KEYS}"),
     "bench/signing/dsse.py": _held("signatures", f"signing/test_dsse {_KEYS}"),
@@ -224,6 +259,15 @@ MODULES: Mapping[str, Held] = {
     "bench/manual/entries.py": _held("manual", _MANUAL),
     "bench/manual/lookup.py": _held("manual", _MANUAL),
     "bench/images/registry.py": _held("images", "images/test_registry"),
+    "bench/images/registry_logins.py": _held("images", "images/test_registry_logins"),
+    "bench/images/archive.py": _held("images", "images/test_archive"),
+    "bench/images/assemble.py": _held("images", "images/test_assemble_steps images/test_assemble"),
+    "bench/images/fetch.py": _held("images", "images/test_fetch"),
+    "bench/images/package_list.py": _held("images", "images/test_package_list images/test_assemble"),
+    "bench/images/locks.py": _held("images", "images/test_locks"),
+    "bench/images/skeleton.py": _held("images", "images/test_skeleton images/test_assemble"),
+    "bench/images/cosign.py": _held("signatures", "images/test_cosign images/test_registry"),
+    "bench/images/sbom.py": _held("images", "images/test_sbom"),
     "bench/images/debian_versions.py": _held("vulnerabilities", "images/test_debian_versions"),
     "bench/images/osv.py": _held("vulnerabilities", "images/test_vulnerabilities"),
     "bench/images/vex.py": _held("vulnerabilities", "images/test_vulnerabilities"),

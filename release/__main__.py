@@ -19,8 +19,8 @@ from typing import Any
 
 from bench import __version__
 from bench.base.errors import BadInput, BenchError
+from bench.base.names import IMAGE_SBOM
 from bench.base.paths import cache_path
-from bench.base.sbom import PLACE
 from bench.base.stamps import file_sha256
 from bench.images.archive import ImageFacts, extract, facts_of, manifest_digest, pack_layers, write_archive
 from bench.images.attestation import Attested, attest_contents, attest_provenance
@@ -169,7 +169,7 @@ def _write_image(
         blobs = pack_layers(archive, facts, Path(layers), recompress=True)
         write_archive(out, facts.config_bytes, blobs, f"bench:{variant.name}")
     saved = facts_of(out)
-    contents = extract(out, saved, str(PLACE).lstrip("/"))
+    contents = extract(out, saved, IMAGE_SBOM)
     image = Attested(saved, contents, (out.name, file_sha256(out)), manifest_digest(out, saved))
     inputs = BuildInputs(ROOT, variant, Path())
     files = {

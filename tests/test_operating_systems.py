@@ -108,7 +108,7 @@ def test_the_system_is_asked_for_in_one_place() -> None:
 
 # Files of a machine that is measured, of an image, of a pod, and of a container engine's machine.
 LINUX_FILES = {
-    "base.machine_share", "base.sbom", "base.smbios", "base.sysfs", "images.container",
+    "base.machine_share", "base.smbios", "base.sysfs", "images.container", "images.sbom",
     "images.engines.docker", "node_check.checks.bmc", "node_check.checks.clock", "node_check.checks.disk",
     "node_check.checks.drift", "node_check.checks.file_systems", "node_check.checks.gpudirect",
     "node_check.checks.host_errors", "node_check.checks.network", "node_check.checks.numa",

@@ -19,5 +19,6 @@ RENTAL_TOOLS = ("skypilot", "dstack")  # of bench rent: each is a module of benc
 VISIBLE = "CUDA_VISIBLE_DEVICES"  # the variable that chooses GPUs; kept in bundles as their UUIDs
 # The variable that passes an image's identity into its container, as JSON: {"config": ..., "diff_ids": [...]}
 IMAGE_VARIABLE = "BENCH_IMAGE"
+IMAGE_SBOM = "usr/share/bench/sbom.cdx.json"  # path in an image of the list of what is installed there
 # The variable by which environment/confined.py tells bench which environment it runs in, as JSON
 ENVIRONMENT_VARIABLE = "BENCH_ENVIRONMENT"

@@ -12,8 +12,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from bench.base.errors import VerificationFailed, one_line
 from bench.base.files import read_bounded, replacing
+from bench.base.names import IMAGE_SBOM
 from bench.base.paths import making_folders
-from bench.base.sbom import PLACE
 from bench.base.stamps import file_sha256
 from bench.base.strict_json import to_json
 from bench.base.terminal import print_json
@@ -144,7 +144,7 @@ def _contents(request: ScanArguments) -> tuple[bytes, str | None]:
 def _attested(name: str, engine: str) -> Iterator[Attested]:
     with as_archive(name, engine) as path:
         facts = facts_of(path, name)
-        sbom = extract(path, facts, str(PLACE).lstrip("/"))
+        sbom = extract(path, facts, IMAGE_SBOM)
         if (below := below_kernels(facts)) is not None:
             print(f"{name}: the kernel layer {facts.identity.diff_ids[-1]} is not attested", file=sys.stderr)
             yield Attested(below, sbom, None)

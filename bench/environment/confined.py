@@ -38,9 +38,9 @@ KEPT = re.compile(
 )
 HANDED_ON = re.compile("NCCL_.*|GLOO_.*")
 _NO_NEW_PRIVS, _DROP_CAPABILITY = 38, 24  # of prctl
-_LAST_CAPABILITY = 63  # the highest number that the kernel's masks have room for
-# Folders below / that hold homes and other users' files: only what the run needs there is allowed.
-_PRIVATE = ("home", "root", "tmp")
+_CAPABILITIES = 64  # for which the kernel's masks have room
+# Folders below / that hold devices, homes and other users' files: only what the run needs there is allowed.
+_PRIVATE = ("dev", "home", "root", "tmp")
 # Devices that the run may write to: those of every system, GPUs, and InfiniBand adapters.
 _DEVICES = re.compile("null|zero|full|random|urandom|tty|ptmx|pts|nvidia.*|dri|kfd|infiniband")
 # Flags of unshare and mount. Mounts that follow see the machine's changes and keep their own to themselves.
@@ -94,10 +94,10 @@ def confine(run: Path, code: Sequence[Path], data: Sequence[Path]) -> Iterator[s
     yield "no core dumps"
     if close_kernel_settings():
         yield "kernel settings read-only"
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    prctl = ctypes.CDLL(None).prctl
     if prctl(_NO_NEW_PRIVS, 1, 0, 0, 0) == 0:
         yield "no new privileges"
-    dropped = [prctl(_DROP_CAPABILITY, number, 0, 0, 0) == 0 for number in range(_LAST_CAPABILITY + 1)]
+    dropped = [prctl(_DROP_CAPABILITY, number, 0, 0, 0) == 0 for number in range(_CAPABILITIES)]
     if os.geteuid() != 0 or any(dropped):  # of a user who is not root, no program has capabilities
         yield "no capabilities"
     if in_force := landlock.confine(rules(run, code, data)):
@@ -112,7 +112,7 @@ def close_kernel_settings() -> bool:
     """
     if not _kernel_settings_are_open():
         return False
-    libc = ctypes.CDLL(None, use_errno=True)
+    libc = ctypes.CDLL(None)
     if libc.unshare(_UNSHARE_MOUNTS) != 0:
         return False
     libc.mount(None, b"/", None, ctypes.c_ulong(_RECURSIVE | _FOLLOWING), None)
@@ -128,29 +128,37 @@ def _mount_read_only(libc: ctypes.CDLL, path: Path) -> None:
         libc.mount(None, name, None, ctypes.c_ulong(_REMOUNT | _BIND | _READ_ONLY | flags), None)
 
 
-def _kernel_settings_are_open() -> bool:
-    return os.access("/proc/sys/kernel/core_pattern", os.W_OK)
+def _kernel_settings_are_open(root: Path = Path("/")) -> bool:
+    return os.access(root / "proc/sys/kernel/core_pattern", os.W_OK)
 
 
-def rules(run: Path, code: Sequence[Path], data: Sequence[Path]) -> Iterator[tuple[Path, int]]:
-    """Yield the rights of the run in the file system, by path."""
-    private = {Path("/") / name for name in _PRIVATE}
-    with suppress(RuntimeError):
-        private.add(Path("/", *Path.home().resolve().parts[1:2]))
-    for path in sorted(Path("/").iterdir()):
-        if path not in private and path.resolve() not in private and path != Path("/dev"):
-            yield path, landlock.READ
-    for path in (Path(sys.base_prefix), Path(sys.executable).resolve().parent, *code, *data, run):
+def rules(
+    run: Path, code: Sequence[Path], data: Sequence[Path], root: Path = Path("/")
+) -> Iterator[tuple[Path, int]]:
+    """Yield the rights of the run in the file system below `root`, by path."""
+    for path in (
+        *public(root), Path(sys.base_prefix), Path(sys.executable).resolve().parent, *code, *data, run,
+        root / "dev",
+    ):  # fmt: skip
         yield path, landlock.READ
-    yield Path("/dev"), landlock.READ
-    for path in Path("/dev").iterdir():
+    for path in sorted((root / "dev").iterdir()):
         if _DEVICES.fullmatch(path.name):
             yield path, landlock.DEVICES
     # CUDA does not start unless it can name its threads there; a process resets its own peak of memory there.
-    if not _kernel_settings_are_open():
-        yield Path("/proc"), landlock.REWRITE
-    for path in (Path("/dev/shm"), run / "out", run / "tmp"):
+    if not _kernel_settings_are_open(root):
+        yield root / "proc", landlock.REWRITE
+    for path in (root / "dev/shm", run / "out", run / "tmp"):
         yield path, landlock.WRITE
+
+
+def public(root: Path) -> Iterator[Path]:
+    """Yield what is directly below `root`, without devices, other users' files, and links to these."""
+    private = {root / name for name in _PRIVATE}
+    with suppress(RuntimeError):  # the user has no home
+        private.add(root.joinpath(*Path.home().resolve().relative_to(root).parts[:1]))
+    for path in sorted(root.iterdir()):
+        if not private & {path, path.resolve()}:
+            yield path
 
 
 if __name__ == "__main__":

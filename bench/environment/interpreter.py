@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import struct
 import sys
 import sysconfig
 from collections.abc import Iterator
@@ -49,7 +50,7 @@ def this_interpreter() -> Interpreter:
             f"its Python {named} is {sys.implementation.name} {flags}, and wheels are for CPython",
             advice="name an ordinary CPython of the node: --python FILE",
         )
-    machine, word_bits = platform.machine(), 64 if sys.maxsize > 2**32 else 32
+    machine, word_bits = platform.machine(), 8 * struct.calcsize("P")
     if machine != "x86_64" or word_bits != 64:
         raise EnvironmentCannot(
             f"its Python is for {machine} of {word_bits} bits, and the locks are for x86_64",

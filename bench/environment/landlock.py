@@ -15,11 +15,13 @@ from pathlib import Path
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # system calls, the same on every processor
 _ASK_VERSION, _PATH_BENEATH = 1, 1
-_EXECUTE, WRITE_FILE, _READ_FILE, _READ_DIR = 1, 2, 4, 8
-_REMOVE_DIR, _REMOVE_FILE, _MAKE_CHAR, _MAKE_DIR, _MAKE_REG = 1 << 4, 1 << 5, 1 << 6, 1 << 7, 1 << 8
-_MAKE_SOCK, _MAKE_FIFO, _MAKE_BLOCK, _MAKE_SYM = 1 << 9, 1 << 10, 1 << 11, 1 << 12
-_REFER, _TRUNCATE, _IOCTL_DEV = 1 << 13, 1 << 14, 1 << 15  # known from version 2, 3 and 5 on
+_EXECUTE, WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
+_REMOVE_DIR, _REMOVE_FILE = 1 << 4, 1 << 5
+# Bits 6 and 11 are of making devices, which no run does.
+_MAKE_DIR, _MAKE_REG, _MAKE_SOCK, _MAKE_FIFO, _MAKE_SYM = 1 << 7, 1 << 8, 1 << 9, 1 << 10, 1 << 12
+_REFER, _TRUNCATE, _IOCTL_DEV = 1 << 13, 1 << 14, 1 << 15
 _FIRST = (1 << 13) - 1  # the rights of version 1
+_LATER = ((2, _REFER), (3, _TRUNCATE), (5, _IOCTL_DEV))  # and from which version on there are others
 _OF_FILES = _EXECUTE | WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV  # the others are of folders
 READ = _EXECUTE | _READ_FILE | _READ_DIR
 REWRITE = READ | WRITE_FILE | _TRUNCATE  # of files that exist
@@ -44,18 +46,29 @@ def confine(rules: Iterable[tuple[Path, int]]) -> int:
     offered = version()
     if not offered:
         return 0
-    handled = _FIRST | (_REFER if offered >= 2 else 0) | (_TRUNCATE if offered >= 3 else 0)
-    handled |= _IOCTL_DEV if offered >= 5 else 0
-    attributes = struct.pack("QQQ", handled, 0, _SCOPES)
-    size = 24 if offered >= 6 else 16 if offered >= 4 else 8
-    ruleset = _call(_CREATE_RULESET, attributes, size, 0)
+    attributes = ruleset_attributes(offered)
+    ruleset = _call(_CREATE_RULESET, attributes, len(attributes), 0)
     if ruleset < 0:
         return 0
     for path, rights in rules:
-        _allow(ruleset, path, rights & handled)
+        _allow(ruleset, path, rights & handled(offered))
     done = _call(_RESTRICT_SELF, ruleset, 0)
     os.close(ruleset)
     return offered if done == 0 else 0
+
+
+def handled(offered: int) -> int:
+    """Return the rights that a kernel with this version of Landlock can restrict."""
+    return _FIRST | sum(right for since, right in _LATER if offered >= since)
+
+
+def ruleset_attributes(offered: int) -> bytes:
+    """Return what a kernel with this version of Landlock restricts, without the fields that it does not know.
+
+    The fields are rights in the file system, ports of the network, of which none is restricted, and scopes.
+    """
+    fields = struct.pack("QQQ", handled(offered), 0, _SCOPES)
+    return fields[: 24 if offered >= 6 else 16 if offered >= 4 else 8]
 
 
 def _allow(ruleset: int, path: Path, rights: int) -> None:
@@ -71,7 +84,5 @@ def _allow(ruleset: int, path: Path, rights: int) -> None:
 
 def _call(number: int, *arguments: int | bytes | None) -> int:
     """Make a system call; return its result, or -1."""
-    syscall = ctypes.CDLL(None, use_errno=True).syscall
-    syscall.restype = ctypes.c_long
     words = [ctypes.c_long(each) if isinstance(each, int) else ctypes.c_char_p(each) for each in arguments]
-    return int(syscall(ctypes.c_long(number), *words))
+    return int(ctypes.CDLL(None).syscall(ctypes.c_long(number), *words))

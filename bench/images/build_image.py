@@ -25,9 +25,8 @@ from bench import __version__
 from bench.base.distribution import DISTRIBUTION
 from bench.base.errors import BadInput, EnvironmentCannot
 from bench.base.files import replacing
-from bench.base.names import GIB
+from bench.base.names import GIB, IMAGE_SBOM
 from bench.base.operating_system import require_linux, user_and_group
-from bench.base.sbom import PLACE, python_versions
 from bench.base.source import PACKAGE
 from bench.base.stamps import file_sha256, sha256
 from bench.base.strict_json import pretty_json
@@ -38,6 +37,7 @@ from bench.images.locks import BUILDER, DEBIAN, Pin, read_pins
 from bench.images.normalise import configuration, normalise
 from bench.images.package_list import write_list
 from bench.images.revision import BUILD_FILES, REVISION, SOURCE_FILES, revision_of, source_url
+from bench.images.sbom import python_versions
 from bench.images.variants import Variant, images
 
 Say = Callable[[str], None]
@@ -265,7 +265,7 @@ def labels(inputs: BuildInputs) -> Mapping[str, str]:
 
 def _check_installed(inputs: BuildInputs, pins: Mapping[str, Pin], out: Path, facts: ImageFacts) -> None:
     """Compare the packages installed in the image with the lock; EnvironmentCannot if they differ."""
-    installed = python_versions(json.loads(extract(out, facts, str(PLACE).lstrip("/"))))
+    installed = python_versions(json.loads(extract(out, facts, IMAGE_SBOM)))
     locked = {name: pin.version for name, pin in pins.items()} | {DISTRIBUTION: __version__}
     if differing := sorted(dict(installed.items() ^ locked.items())):
         message = f"the image and {inputs.variant.lock} disagree about {', '.join(differing[:5])}"

@@ -27,7 +27,7 @@ from bench.base.kernel_list import (
     read_kernels,
     sbom_with,
 )
-from bench.base.sbom import PLACE, python_versions
+from bench.base.names import IMAGE_SBOM
 from bench.base.stamps import file_sha256, sha256
 from bench.base.strict_json import DecodeError, canonical_json, from_json, pretty_json, strict_loads, to_json
 from bench.environment.interpreter import Interpreter
@@ -46,12 +46,12 @@ from bench.images.archive import (
 from bench.images.gpu_code import by_capability, gpu_code
 from bench.images.locks import Pin
 from bench.images.normalise import Hashing
+from bench.images.sbom import python_versions
 from bench.images.variants import Variant, images
 
 LABEL = "bench.kernels"
 STAGE = "kernels"  # of the layer, in the history of an image
 WITHOUT = "bench.without"  # label: kernels of the lock that the image lacks
-_SBOM = PLACE.relative_to("/").as_posix()
 _GLIBC = (2, 36)  # of Debian 12
 _MOST_LIST_BYTES = 2**20
 _FILE, _EXECUTABLE, _FOLDER = 0o644, 0o755, 0o755  # modes
@@ -261,7 +261,7 @@ def kernels_in(path: Path, facts: ImageFacts) -> KernelList | None:
 
 def sbom_of(path: Path, facts: ImageFacts) -> bytes:
     """Return the SBOM of an image, with the wheels of its kernel layer if it has one."""
-    sbom, kernels = extract(path, facts, _SBOM), kernels_in(path, facts)
+    sbom, kernels = extract(path, facts, IMAGE_SBOM), kernels_in(path, facts)
     return sbom_with(sbom, kernels) if kernels else sbom
 
 
@@ -314,7 +314,7 @@ def add_kernels(image: Path, facts: ImageFacts, layer: KernelLayer, out: Path, t
     lacking = facts.labels.get(WITHOUT, "").split()
     if present := [wheel.name for wheel in kernels.wheels if wheel.name not in lacking]:
         raise BadInput(f"has {present[0]} already", where=str(image))
-    torch = python_versions(strict_loads(extract(image, facts, _SBOM))).get("torch")
+    torch = python_versions(strict_loads(extract(image, facts, IMAGE_SBOM))).get("torch")
     if torch is None or torch.partition("+")[0] != kernels.torch:
         raise BadInput(
             f"was compiled for torch {kernels.torch}, the image has {torch or 'none'}", where=str(layer.path)

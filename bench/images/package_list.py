@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from bench.base.sbom import paragraphs
 from bench.base.stamps import file_sha256
 from bench.base.strict_json import canonical_json, from_json, strict_loads, to_json
 from bench.images.debian_base import Deb
+from bench.images.sbom import paragraphs
 from bench.packages.package_index import PackageFile
 
 LIST = "usr/share/bench/packages.json"  # path in an image

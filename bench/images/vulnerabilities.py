@@ -1,7 +1,7 @@
 """Scan an image's software bill of materials for known vulnerabilities, without a network.
 
-In: a CycloneDX document as `bench.base.sbom` writes it, a feed in OSV's format, OpenVEX statements. Out: one
-`FoundVulnerability` for each vulnerability of each package.
+In: a CycloneDX document as `bench.images.sbom` writes it, a feed in OSV's format, OpenVEX statements.
+Out: one `FoundVulnerability` for each vulnerability of each package.
 """
 
 from __future__ import annotations

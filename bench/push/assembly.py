@@ -182,10 +182,10 @@ class Assembly:
         packages = sum(file.size or 0 for file in self._files) + 2 * debian
         engine, place = self.survey.engines[self.engine].free_bytes, self.survey.place_free_bytes
         one_disk = self.survey.on_one_disk(self.engine)
-        needed = (2 * unpacked + packages, 0) if one_disk else (packages, 2 * unpacked)
-        fits = needed[0] <= place and (one_disk or needed[1] <= (engine or 0))
+        in_place = packages + 2 * unpacked if one_disk else packages
+        fits = in_place <= place and (one_disk or 2 * unpacked <= (engine or 0))
         if not fits:
-            what = f"assembling needs {size_text(sum(needed))} on its disks for a while"
+            what = f"assembling needs {size_text(packages + 2 * unpacked)} on its disks for a while"
             self.say(f"{what}: all layers are sent instead")
         return fits
 

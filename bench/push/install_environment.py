@@ -256,8 +256,9 @@ class EnvironmentInstaller:
                 if not known.keys() <= self.locked.packages.keys():
                     raise ValueError("names packages that are not in the lock")
                 return None, known
+            installed = _read_installed(found["installed"], self.locked)
             node.ask(node.claim.discard(f"blobs/{each}" for each in {*sent.values(), *_read_wheels(found)}))
-            return _read_installed(found["installed"], self.locked), {}
+            return installed, {}
 
     def _explain(self, refused: Mapping[str, str]) -> None:
         for name, why in sorted(refused.items())[:5]:

@@ -162,7 +162,6 @@ def line_to(host: Host, ssh_config: Path | None) -> Line:
         port=host.port,
         config=config,
         connect_timeout=CONNECT_SECONDS,
-        forward_agent=False,
         connect_kwargs=arguments,
     )
     hop: Any = connection
@@ -198,7 +197,7 @@ def _load_known_hosts(client: Any, options: Mapping[str, str]) -> None:
     lines = [line.strip() for text in texts for line in text.splitlines()]
     revoked = {key for line in lines if line.startswith("@revoked") for key in line.split()[3:4]}
     usable = [line for line in lines if _is_host_key(line) and line.split()[2] not in revoked]
-    with NamedTemporaryFile("w", prefix="bench-known-hosts-") as file:
+    with NamedTemporaryFile("w") as file:
         file.write("".join(f"{line}\n" for line in usable))
         file.flush()
         client.load_system_host_keys(file.name)
@@ -206,13 +205,13 @@ def _load_known_hosts(client: Any, options: Mapping[str, str]) -> None:
 
 def _is_host_key(line: str) -> bool:
     """Whether a line of known_hosts is an entry that paramiko can read."""
-    from paramiko.hostkeys import HostKeyEntry, InvalidHostKey
+    from paramiko.hostkeys import HostKeyEntry
 
     if line.startswith(("@", "#")):
         return False
     try:
         return HostKeyEntry.from_line(line) is not None
-    except InvalidHostKey:
+    except Exception:  # paramiko hands on what its parser raised on a damaged key
         return False
 
 

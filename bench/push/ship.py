@@ -32,7 +32,15 @@ from bench.images.standalone_python import StandalonePython
 from bench.push.answers import number, understood
 from bench.push.connection import plain
 from bench.push.image_store import ImageStore, Shippable
-from bench.push.node_survey import SURVEY_BYTES, Survey, images_question, read_images, read_stored
+from bench.push.node_survey import (
+    SURVEY_BYTES,
+    InstalledEngine,
+    StoredImage,
+    Survey,
+    images_question,
+    read_images,
+    read_stored,
+)
 from bench.push.remote import ANSWER_SECONDS, CommandResult, Node, demand
 from bench.push.shared_place import TAG, ClaimedNode, one_at_a_time, remove_untagged
 
@@ -369,42 +377,65 @@ def pull(node: ClaimedNode, survey: Survey, engine: str, reference: str, require
     The image gets a tag that only bench uses; `reference` is reset to the image that it named before, if any.
     """
     state = survey.engines[engine]
-    known = {image.id for image in state.images}
-    acceptable = (
-        f'[ "$id" = {shlex.quote(required)} ]' if required and state.named_by_configuration else "false"
-    )
-    script = _pull_alone(engine, reference, known, acceptable if required else ":")
+    script = _pull_alone(engine, reference, _is_kept(state, required))
     # Another push to this node must not find or take away the name meanwhile. Other nodes have other engines.
     lock = f'{shlex.quote(f"{node.claim.place}/.pull-")}"$(uname -n)"'
-    pulled = node.ask(one_at_a_time(lock, script), seconds=_LOAD_SECONDS)
-    if pulled.code == _REFUSED:
-        raise refused_pull(engine, reference, pulled.reason)
-    if pulled.code:
-        raise EnvironmentCannot(f"tagging the image failed: {pulled.reason}")
+    answer = node.ask(one_at_a_time(lock, script), seconds=_LOAD_SECONDS)
+    if answer.code == _REFUSED:
+        raise refused_pull(engine, reference, answer.reason)
+    if answer.code:
+        raise EnvironmentCannot(f"tagging the image failed: {answer.reason}")
     with understood(f"{engine} does not answer as {engine} does"):
-        stored = read_stored(pulled.text.strip())
+        stored = read_stored(answer.text.strip())
+    return pulled(stored, state, reference, required)
+
+
+def pulled(stored: StoredImage, state: InstalledEngine, reference: str, required: str | None) -> Shipped:
+    """Describe the image that an engine pulled; EnvironmentCannot if it is not the `required` one. Pure.
+
+    An engine that names images by their manifests does not tell their identity, so no image of it is known
+    to be the required one.
+    """
     identity = Identity(stored.id, stored.diff_ids) if state.named_by_configuration else None
-    changed = stored.id not in known
-    accepted = required is None or (identity is not None and identity.config == required)
-    if not accepted:
+    if required is not None and (identity is None or identity.config != required):
         message = f"{reference} is {stored.id}, the manifest asks for {required}"
         advice = "name the image by its digest in the registry, or change `image` in the manifest"
         raise EnvironmentCannot(message, advice=advice)
-    return Shipped(stored.id, 0, changed, identity)
+    return Shipped(stored.id, 0, stored.id not in _names(state), identity)
 
 
-def _pull_alone(engine: str, reference: str, known: Collection[str], acceptable: str) -> str:
-    """Return shell commands that pull an image and print what it is; `acceptable` is a shell test of $id."""
+def _names(state: InstalledEngine) -> Collection[str]:
+    """Return the names of the images that an engine had when the node was asked."""
+    return {image.id for image in state.images}
+
+
+def _is_kept(state: InstalledEngine, required: str | None) -> str:
+    """Return a shell test of $id, a pulled image: it gets bench's tag if it is new and what was required."""
+    if required is not None and not state.named_by_configuration:
+        return "false"
+    is_new = f"case ' {' '.join(sorted(_names(state)))} ' in *\" $id \"*) false;; esac"
+    return is_new if required is None else f'[ "$id" = {shlex.quote(required)} ] && {is_new}'
+
+
+def _pull_alone(engine: str, reference: str, is_kept: str) -> str:
+    """Return shell commands that pull an image and print what it is; `is_kept` is a shell test of $id.
+
+    Afterwards the reference names the image that it named before, or none.
+    """
     name, inspect = shlex.quote(reference), f"{engine} image inspect --format"
-    keep = f'{engine} tag "$id" {TAG}:"$(printf %.16s "${{id#sha256:}}")"'  # by which `clean` removes it
-    return (
-        f"before=$({inspect} '{{{{.Id}}}}' {name} 2>/dev/null); "
-        f"{engine} pull --quiet {name} >/dev/null || exit {_REFUSED}; "
-        f"line=$({inspect} '{{{{.Id}}}} {{{{json .RootFS.Layers}}}}' {name}) || exit; "
-        'printf "%s\\n" "$line"; id=${line%% *}; id=sha256:${id#sha256:}; set -e; '
-        f"case ' {' '.join(sorted(known))} ' in *\" $id \"*) ;; *) if {acceptable}; then {keep}; fi;; esac; "
-        f'case sha256:${{before#sha256:}} in sha256:) {engine} image rm {name} >/dev/null;; "$id") ;; '
-        f'*) {engine} tag "$before" {name};; esac'
+    return "; ".join(
+        (
+            f"before=$({inspect} '{{{{.Id}}}}' {name} 2>/dev/null)",
+            f"{engine} pull --quiet {name} >/dev/null || exit {_REFUSED}",
+            f"line=$({inspect} '{{{{.Id}}}} {{{{json .RootFS.Layers}}}}' {name}) || exit",
+            'printf "%s\\n" "$line"',
+            "id=${line%% *}; id=sha256:${id#sha256:}",
+            "set -e",
+            # `clean` removes images by this tag.
+            f'if {is_kept}; then {engine} tag "$id" {TAG}:"$(printf %.16s "${{id#sha256:}}")"; fi',
+            f"case sha256:${{before#sha256:}} in sha256:) {engine} image rm {name} >/dev/null;; "
+            f'"$id") ;; *) {engine} tag "$before" {name};; esac',
+        )
     )
 
 

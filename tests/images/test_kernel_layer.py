@@ -18,7 +18,6 @@ import pytest
 import bench
 from bench.base.errors import BadInput
 from bench.base.kernel_list import read_kernels
-from bench.base.sbom import python_versions
 from bench.cli.main import main
 from bench.images.archive import ImageFacts, facts_of, open_layer
 from bench.images.attestation import Attested, attest_contents
@@ -30,6 +29,7 @@ from bench.images.kernel_layer import (
     with_kernels,
 )
 from bench.images.locks import read_pins
+from bench.images.sbom import python_versions
 from bench.images.variants import find_variant
 from bench.runner.run.bundle_parts import surroundings
 from bench.signing.ssh_keys import PublicKey

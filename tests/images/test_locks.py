@@ -118,3 +118,64 @@ def test_a_damaged_list_of_debs_is_named_by_its_line(tmp_path: Path) -> None:
     (tmp_path / "debian.lock").write_text("# head\nlibc6 2.36\n")
     with pytest.raises(BadInput, match="line 2"):
         read_debs(tmp_path / "debian.lock")
+
+
+def test_a_pin_has_a_normal_name_a_version_and_all_its_digests(tmp_path: Path) -> None:
+    (tmp_path / "x.lock").write_text(
+        f"# head\n  # torch==9\n\nA_b.C==1.0+cu130 \\\n    {HASH} \\\n    {HASH[:-1]}1\n\nd==1!2 {HASH}\n"
+    )
+    pins = read_pins(tmp_path / "x.lock")
+    assert list(pins) == ["a-b-c", "d"]
+    assert (pins["a-b-c"].version, pins["d"].version) == ("1.0+cu130", "1!2")
+    assert pins["a-b-c"].sha256 == {"0" * 64, "0" * 63 + "1"}
+    assert pins["a-b-c"].line == f"a-b-c==1.0+cu130 {HASH} {HASH[:-1]}1"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (f"torch=={'1' * 90} x", f"is not pinned with its hashes: torch=={'1' * 73}"),
+        (f"a_b==1 {HASH}\na.b==2 {HASH}", "pins a-b twice"),
+        (f"a==1 {HASH}0", "is not pinned with its hashes: a==1"),
+    ],
+)
+def test_a_line_that_pins_nothing_or_again_is_named(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "x.lock"
+    path.write_text(text)
+    with pytest.raises(BadInput) as caught:
+        read_pins(path)
+    assert caught.value.message.startswith(message) and caught.value.where == str(path)
+
+
+def test_an_image_without_debian_packages_or_with_an_unpinned_builder_is_found(copy: Path) -> None:
+    (copy / DEBIAN).write_text("# none\n")
+    assert check_all(copy) == [f"{DEBIAN} lists no package"]
+    (copy / BUILDER).write_text("wheel\n")
+    with pytest.raises(BadInput, match=r"builder\.lock"):
+        check_all(copy)
+
+
+def test_a_requirement_of_the_package_the_build_and_the_extras_of_a_variant_are_checked(copy: Path) -> None:
+    edit(copy / "pyproject.toml", 'requires = ["', 'requires = ["of-build>=1", "')
+    edit(copy / "pyproject.toml", '"tabulate>=0.9,<1"', '"tabulate>=0.9,<1", "of-bench>=1"')
+    (extra, *_) = images().variants[0].extras
+    edit(copy / "pyproject.toml", f"\n{extra} = [", f'\n{extra} = ["of-extra>=1",')
+    found = "\n".join(check_all(copy))
+    for name in ("of-build", "of-bench", "of-extra"):
+        assert f"requirements.lock lacks {name}, required as {name}>=1" in found
+
+
+def test_a_kernel_that_is_compiled_is_in_the_lock_in_the_same_version(copy: Path) -> None:
+    variant = next(variant for variant in images().variants if variant.kernels)
+    name = variant.kernels[0]
+    version = read_pins(copy / variant.lock)[name].version
+    (copy / f"docker/{variant.name}.built.lock").write_text(f"{name}=={version} {HASH}\n")
+    assert check_all(copy) == []
+    edit(copy / variant.lock, f"\n{name}=={version}", f"\nx{name}=={version}")
+    assert f"{variant.lock} lacks {name}, which the image compiles" in check_all(copy)
+
+
+def test_a_release_candidate_satisfies_a_requirement(copy: Path) -> None:
+    version = read_pins(copy / "requirements.lock")["tabulate"].version
+    edit(copy / "requirements.lock", f"\ntabulate=={version}", "\ntabulate==0.10rc1")
+    assert not [text for text in check_all(copy) if text.startswith("requirements.lock has tabulate")]

@@ -11,6 +11,7 @@ import pytest
 
 from bench.base.errors import BadInput, EnvironmentCannot
 from bench.push.connection import Unreachable
+from bench.push.kubernetes import pod_node
 from bench.push.kubernetes.kubectl import Cluster, Kubectl, find_cluster
 from bench.push.kubernetes.pod_node import PodGone, PodNode
 from bench.push.push_record import PodPlace
@@ -144,3 +145,30 @@ def test_an_answer_that_is_no_object_is_an_error(pod: Fake, tmp_path: Path) -> N
     (tmp_path / "pod").write_text("[]")
     with pytest.raises(EnvironmentCannot, match="no object of the API"):
         Kubectl("prod", "team").get("pod", "x")
+
+
+def test_a_reason_in_another_encoding_is_told(pod: Fake) -> None:
+    with pytest.raises(Unreachable, match="error dialing \ufffd backend"):
+        pod("printf 'Error from server: error dialing \\377 backend' >&2; exit 1").ask("true")
+
+
+def test_a_pod_that_vanished_between_two_questions_is_out_of_reach(pod: Fake) -> None:
+    """`kubectl exec` finds no pod, and `kubectl get` finds one: the next question will tell."""
+    with pytest.raises(Unreachable, match="not found"):
+        pod(NOT_FOUND).ask("true")
+
+
+def test_kubectl_that_says_nothing_broke_the_connection(pod: Fake) -> None:
+    with pytest.raises(Unreachable, match="connection broke"):
+        pod("echo >&2; exit 1").ask("true")
+
+
+def test_a_cluster_out_of_reach_before_the_first_command_is_told(
+    pod: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: object) -> Cluster:
+        raise Unreachable("kubectl has no answer after 90 s")
+
+    monkeypatch.setattr(pod_node, "find_cluster", away)
+    with pytest.raises(Unreachable, match="kubectl has no answer after 90 s"):
+        pod().ask("true")

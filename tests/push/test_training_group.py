@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from bench.push import training_group
 from bench.push.training_group import GroupFailed, Standing, TrainingGroup, agree
 
 
@@ -53,3 +55,59 @@ def test_waiting_for_the_group_can_be_cancelled() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         TrainingGroup(2).gather("connect", 0, "new", stop)
+
+
+class Condition:
+    """A condition in one thread: waiting lets the next of `events` happen."""
+
+    def __init__(self, *events: Callable[[], object]) -> None:
+        self._events = list(events)
+        self.waits: list[float] = []
+        self.notified = 0
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def notify_all(self) -> None:
+        self.notified += 1
+
+    def wait(self, seconds: float) -> None:
+        self.waits.append(seconds)
+        self._events.pop(0)()
+
+
+def grouped(monkeypatch: pytest.MonkeyPatch, count: int, condition: Condition) -> TrainingGroup:
+    monkeypatch.setattr(training_group.threading, "Condition", lambda: condition)
+    return TrainingGroup(count)
+
+
+def test_a_host_that_waits_looks_twice_a_second_whether_it_shall_stop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    heeded: list[int] = []
+    condition = Condition(nothing, lambda: group.gather("ship", 1, "running", nothing))
+    group = grouped(monkeypatch, 2, condition)
+    assert group.gather("ship", 0, "new", lambda: heeded.append(1)) == ["new", "running"]
+    assert (condition.waits, heeded) == ([0.5, 0.5], [1, 1])
+
+
+def test_each_host_that_arrives_or_is_lost_wakes_those_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    condition = Condition()
+    group = grouped(monkeypatch, 1, condition)
+    group.gather("connect", 0, "new", nothing)
+    assert condition.notified == 1
+    group.lose("gpu1", "its disk is full")
+    assert condition.notified == 2
+    assert group.lost == "gpu1: its disk is full" and not group.over
+
+
+def test_hosts_wait_for_each_other_at_each_step_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = grouped(monkeypatch, 2, Condition(lambda: group.lose("gpu1", "no")))
+    for step in ("connect", "preflight"):
+        assert len(group._standings[step]) == 0  # type: ignore[index]
+    with pytest.raises(GroupFailed, match="not started, because of gpu1: no") as caught:
+        group.gather("connect", 0, "new", nothing)
+    assert caught.value.advice == "push again, to all hosts"
+    with pytest.raises(GroupFailed):
+        group.gather("preflight", 0, "new", nothing)

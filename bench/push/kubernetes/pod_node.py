@@ -116,11 +116,11 @@ class PodNode(Remote):
         try:
             answer = super()._exchange(script, pieces, take, seconds)
         except Unreachable:
-            said = self._last.said if self._last else b""
             self.check()
-            if not said.strip() or (self._last and self._last.end.search(said)):
+            last = self._last
+            if last is None or not last.said.strip() or last.end.search(last.said):
                 raise  # kubectl gave no reason: these are errors of the script
-            error = refusal(said.decode(errors="replace"), self._place.namespace)
+            error = refusal(last.said.decode(errors="replace"), self._place.namespace)
             raise Unreachable(error.message) if isinstance(error, NotThere) else error from None
         return replace(answer, err=self._last.end.sub(b"", answer.err)) if self._last else answer
 

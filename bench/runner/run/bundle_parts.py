@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.base.kernel_list import KERNEL_LIST, read_kernels, sbom_with
-from bench.base.sbom import PLACE as SBOM
+from bench.base.names import IMAGE_SBOM
 from bench.base.stamps import utc
 from bench.bundle.statement import Predicate, identity_of
 from bench.records.run_results import RunFacts
@@ -20,7 +20,7 @@ def surroundings(folder: Path, root: Path = Path("/")) -> dict[str, bytes | Path
 
     The SBOM has the wheels of the image's kernel layer. `root` is the image's root folder.
     """
-    listed, kernels = root / SBOM.relative_to("/"), root / KERNEL_LIST
+    listed, kernels = root / IMAGE_SBOM, root / KERNEL_LIST
     if not listed.exists():
         return {**fitting_logs(folder / "logs")}
     sbom = listed.read_bytes()

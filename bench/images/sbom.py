@@ -1,4 +1,4 @@
-"""Write an SBOM of the installed Debian and Python packages in CycloneDX (`python -m bench.base.sbom`).
+"""Write an SBOM of the installed Debian and Python packages in CycloneDX (`python -m bench.images.sbom`).
 
 Runs once, while an image is built. Equal software gives equal bytes: the document holds no time, and its
 serial number follows from the content. Scanners find packages by purl, the operating system by its component.
@@ -19,9 +19,9 @@ from urllib.parse import quote
 
 from bench import __version__
 from bench.base.strict_json import canonical_json, pretty_json, strict_loads
+from bench.packages.package_index import normal
 
 DPKG = Path("/var/lib/dpkg/status")
-PLACE = Path("/usr/share/bench/sbom.cdx.json")  # path of the SBOM in an image
 PACKAGES = Path("/usr/share/bench/packages.json")  # the files that the packages were installed from
 _LIBRARY = re.compile(r"lib[^/.]*\.so[.0-9]*")  # a shared library's name; extension modules have others
 _EMBEDDED = re.compile(r"[^/]+\.dist-info/sboms/[^/]+\.json")  # a wheel's own SBOM (PEP 770)
@@ -55,7 +55,7 @@ def file_hashes(packages: bytes) -> Mapping[str, str]:
     hashes = {}
     for path, sha256, _ in strict_loads(packages)["files"]:
         name = PurePosixPath(path).name
-        key = name if name.endswith(".deb") else _normal(name.partition("-")[0])
+        key = name if name.endswith(".deb") else normal(name.partition("-")[0])
         hashes[key] = sha256
     return hashes
 
@@ -106,7 +106,7 @@ def python(files: Mapping[str, str] | None = None) -> Iterator[dict[str, Any]]:
     """
     seen = set()
     for distribution in metadata.distributions():
-        name = _normal(distribution.metadata["Name"])
+        name = normal(distribution.metadata["Name"])
         if name in seen:  # shadowed by another copy earlier on the path
             continue
         seen.add(name)
@@ -115,11 +115,6 @@ def python(files: Mapping[str, str] | None = None) -> Iterator[dict[str, Any]]:
         component |= {"purl": purl, "bom-ref": purl} | _licence(distribution.metadata)
         inside = sorted(_inside(distribution, purl), key=lambda part: str(part["bom-ref"]))
         yield component | _hashes((files or {}).get(name)) | ({"components": inside} if inside else {})
-
-
-def _normal(name: str) -> str:
-    """Return a distribution's name as the package index normalises it, so that scanners find it."""
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def _inside(distribution: metadata.Distribution, purl: str) -> Iterator[dict[str, Any]]:
