@@ -145,6 +145,7 @@ MODULES: Mapping[str, Held] = {
         "estimates", f"{_COMPARING} report/test_offers report/test_guesses"
     ),
     "bench/report/compare/compared_rows.py": _held("estimates", f"{_COMPARING} records/test_slowdown"),
+    "bench/records/marks.py": _held("judging", "records/test_marks_in_digits records/test_marks"),
     "bench/records/slowdown.py": _held("judging", "records/test_slowdown report/test_formats"),
     "bench/node_check/judging/judge_figures.py": _held("judging", f"{_JUDGING} node_check/test_results"),
     "bench/node_check/judging/standards.py": _held(
@@ -230,7 +231,8 @@ MODULES: Mapping[str, Held] = {
     "bench/images/vulnerabilities.py": _held("vulnerabilities", "images/test_vulnerabilities"),
     "bench/planning/search/lower_bounds.py": _held("search", _SEARCH),
     "bench/planning/search/candidates.py": _held("search", _SEARCH),
-    "bench/planning/search/next_trial.py": _held("search", _SEARCH),
+    "bench/planning/search/next_trial.py": _held("search", f"planning/test_next_trial {_SEARCH}"),
+    "bench/planning/search/tried_trials.py": _held("search", "planning/test_candidates"),
     "bench/planning/search/learnt_memory.py": _held("search", "planning/test_fits planning/test_guide"),
     "bench/planning/memory_prediction.py": _held("search", "planning/test_memory planning/test_fits"),
 }
