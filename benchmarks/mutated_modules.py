@@ -147,9 +147,11 @@ MODULES: Mapping[str, Held] = {
     "bench/report/compare/compared_rows.py": _held("estimates", f"{_COMPARING} records/test_slowdown"),
     "bench/records/marks.py": _held("judging", "records/test_marks_in_digits records/test_marks"),
     "bench/records/slowdown.py": _held("judging", "records/test_slowdown report/test_formats"),
-    "bench/node_check/judging/judge_figures.py": _held("judging", f"{_JUDGING} node_check/test_results"),
+    "bench/node_check/judging/judge_figures.py": _held(
+        "judging", f"node_check/judging/test_judge_figures {_JUDGING} node_check/test_results"
+    ),
     "bench/node_check/judging/standards.py": _held(
-        "judging", f"node_check/test_published_figures {_JUDGING}"
+        "judging", f"node_check/judging/test_judge_figures node_check/test_published_figures {_JUDGING}"
     ),
     **{
         f"bench/node_check/checks/{name}.py": _held(
@@ -192,7 +194,9 @@ MODULES: Mapping[str, Held] = {
         }.items()
     },
     "bench/node_check/judging/evidence.py": _held(
-        "judging", f"node_check/judging/test_figures {_JUDGING} node_check/test_results"
+        "judging",
+        "node_check/judging/test_evidence node_check/judging/test_figures"
+        f" {_JUDGING} node_check/test_results",
     ),
     "bench/node_check/judging/finding.py": _held(
         "judging", f"node_check/checks/test_question {_JUDGING} node_check/test_results"
