@@ -210,7 +210,9 @@ MODULES: Mapping[str, Held] = {
     ),
     "bench/node_check/fleet.py": _held("judging", "node_check/test_fleet node_check/test_results"),
     "bench/node_check/check_results.py": _held(
-        "judging", "node_check/test_manifest_of_results node_check/test_results node_check/test_fleet"
+        "judging",
+        "node_check/test_judged_again node_check/test_manifest_of_results node_check/test_results"
+        " node_check/test_fleet",
     ),
     **{
         f"bench/library/{name}.py": _held("library", _LIBRARY)
