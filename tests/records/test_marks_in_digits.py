@@ -1,4 +1,4 @@
-"""Each condition of a mark just inside and just outside: shares, loads, times, GPUs, and readings of no use."""
+"""Each condition of a mark just inside and just outside: shares, loads, times, GPUs, odd readings."""
 
 from __future__ import annotations
 
@@ -137,7 +137,9 @@ def test_a_figure_of_no_days_has_no_width(days: Interval) -> None:
 
 def test_all_marks_of_a_trial_are_collected_and_a_trial_without_one_is_left_out() -> None:
     shared = Mark("SHARED", "other processes held 1.0 GiB of GPU 0", 1 << 30)
-    days = {name: Interval(10.0, 6.0 if name == "wide" else 1.0) for name in ("slow", "both", "wide", "sound")}
+    days = {
+        name: Interval(10.0, 6.0 if name == "wide" else 1.0) for name in ("slow", "both", "wide", "sound")
+    }
     marks = all_marks({"slow": SLOWED, "both": SLOWED}, {"both": (shared,)}, days)
     slowed = Mark(
         "SLOWED", "GPU 2 by power brake, 25% of the time, at 405 of its 1,980 MHz and 87 °C", SLOWED.share
