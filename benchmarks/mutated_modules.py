@@ -145,6 +145,17 @@ MODULES: Mapping[str, Held] = {
         "estimates", f"{_COMPARING} report/test_offers report/test_guesses"
     ),
     "bench/report/compare/compared_rows.py": _held("estimates", f"{_COMPARING} records/test_slowdown"),
+    **{
+        f"bench/report/compare/{name}.py": _held(
+            "judging", f"report/test_ranked_together report/test_any_order {_COMPARING}"
+        )
+        for name in ("fastest_runs", "groups")
+    },
+    "bench/records/copied.py": _held("judging", "records/test_copied report/test_ranked_together"),
+    "bench/records/floor.py": _held("judging", "records/test_floor report/test_floors"),
+    "bench/records/gradients.py": _held("judging", "records/test_gradients report/test_gradient_checks"),
+    "bench/records/loss_curve.py": _held("judging", "records/test_floor"),
+    "bench/records/switches.py": _held("judging", "records/test_switches"),
     "bench/records/marks.py": _held("judging", "records/test_marks_in_digits records/test_marks"),
     "bench/records/slowdown.py": _held("judging", "records/test_slowdown report/test_formats"),
     "bench/node_check/judging/judge_figures.py": _held(
