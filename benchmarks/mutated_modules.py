@@ -216,6 +216,14 @@ MODULES: Mapping[str, Held] = {
         "judging", "node_check/judging/test_slow_parts node_check/checks/test_pairs"
     ),
     "bench/node_check/judging/round_robin.py": _held("judging", "node_check/judging/test_round_robin"),
+    **{
+        f"bench/node_check/{name}.py": _held("judging", "node_check/test_reason node_check/test_results")
+        for name in ("reason", "recompute_any")
+    },
+    **{
+        f"bench/node_check/{name}.py": _held("judging", f"node_check/checks/test_contract {_DECLARED}")
+        for name in ("all_checks", "checks/__init__", "judging/__init__")
+    },
     "bench/node_check/check_manifest.py": _held(
         "judging", "node_check/test_manifest node_check/test_manifest_of_results"
     ),

@@ -97,6 +97,7 @@ def test_a_setting_is_wrong_if_rounding_changes_the_reference_little() -> None:
     most = of(MOST_OF_WHOLE, MOST_OF_A_PARAMETER)
     assert most.agrees
     assert undecided(of(1.0, 1.0), most) is None
+    assert undecided(of(MOST_OF_ROUNDING * 0.2, 1.0), most) is None, "though it differs by no more than that"
 
 
 @pytest.mark.parametrize("nudged", [of(0.25, 0.25), of(0.2, 0.6), of(None, None)], ids=str)
