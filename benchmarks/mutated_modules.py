@@ -151,6 +151,9 @@ MODULES: Mapping[str, Held] = {
         )
         for name in ("fastest_runs", "groups")
     },
+    "bench/report/reproduce/verdicts.py": _held(
+        "judging", "report/test_reproduction_in_digits report/test_reproducing"
+    ),
     "bench/records/copied.py": _held("judging", "records/test_copied report/test_ranked_together"),
     "bench/records/floor.py": _held("judging", "records/test_floor report/test_floors"),
     "bench/records/gradients.py": _held("judging", "records/test_gradients report/test_gradient_checks"),
