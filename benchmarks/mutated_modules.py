@@ -176,7 +176,9 @@ MODULES: Mapping[str, Held] = {
     },
     **{
         f"bench/node_check/checks/{name}.py": _held(
-            "judging", f"node_check/checks/test_thresholds {_JUDGING} {_DECLARED} {more}"
+            "judging",
+            "node_check/checks/test_thresholds node_check/checks/test_measured"
+            f" {_JUDGING} {_DECLARED} {more}",
         )
         for name, more in {
             **dict.fromkeys(
