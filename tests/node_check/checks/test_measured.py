@@ -34,6 +34,17 @@ FULL = CheckBudget("standard", 1.0, 3.0, 0.0, "/nowhere", False)
 MIB = 1 << 20
 
 
+FULL_SIZES = {module: module.COPIED_BYTES for module in (copies, host_memory, memory, peers)}
+FULL_SIZES[own_card] = own_card.SIZE
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let 64 stand for each full size, which would take gigabytes here."""
+    for module in FULL_SIZES:
+        monkeypatch.setattr(module, "SIZE" if module is own_card else "COPIED_BYTES", 64)
+
+
 class Recording:
     """A rig of CPUs that notes what it is asked."""
 
@@ -133,21 +144,17 @@ def test_each_pair_of_gpus_is_copied_in_both_directions(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    ("module", "name", "size", "work"),
+    ("module", "size", "work"),
     [
-        (copies, "COPIED_BYTES", 512 * MIB, 1.0),
-        (memory, "COPIED_BYTES", 2048 * MIB, 2.0),
-        (host_memory, "COPIED_BYTES", 1024 * MIB, 2.0),
-        (peers, "COPIED_BYTES", 256 * MIB, 1.0),
-        (own_card, "SIZE", 8192, 2.0 * 64 * 64),
+        (copies, 512 * MIB, 1.0),
+        (memory, 2048 * MIB, 2.0),
+        (host_memory, 1024 * MIB, 2.0),
+        (peers, 256 * MIB, 1.0),
+        (own_card, 8192, 2.0 * 64 * 64),
     ],
 )
-def test_a_gpu_is_measured_at_full_size_and_a_cpu_at_a_small_one(
-    module: Any, name: str, size: int, work: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Full sizes would take gigabytes here: 64 stands for each."""
-    assert getattr(module, name) == size
-    monkeypatch.setattr(module, name, 64)
+def test_a_gpu_is_measured_at_full_size_and_a_cpu_at_a_small_one(module: Any, size: int, work: float) -> None:
+    assert FULL_SIZES[module] == size
     _, rig = measured(module.CHECK.name, FULL, rank=0)
     assert {asked[0] for asked in rig.asked} == {64 * work}
 
