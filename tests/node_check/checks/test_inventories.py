@@ -280,3 +280,52 @@ def test_words_for_the_states_of_a_gpu() -> None:
         "Name": "fail", "VbiosVersion": "warn", "InforomImageVersion": "warn", "BoardPartNumber": "warn",
         "MigMode": "fail", "ComputeMode": "warn", "PowerManagementLimit": "fail",
     }  # fmt: skip
+
+
+def test_ecc_that_is_not_reported_counts_if_the_card_should_have_it() -> None:
+    for answer, profile, counts in (
+        (FORBIDDEN, PROFILE, True),
+        (UNSAID, PROFILE, False),
+        (FORBIDDEN, None, False),
+    ):
+        (found,) = judged("ecc", [gpu(EccMode=answer)], standards=Standards(profile))
+        assert (found.verdict, found.counts) == ("not-run", counts)
+
+
+def test_more_errors_of_sram_than_the_card_allows_are_a_fault() -> None:
+    def told(**status: int) -> list[str]:
+        said = gpu(EccMode=[1, 1], SramEccErrorStatus=status)
+        return [one.verdict for one in judged("ecc", [said]) if one.subject == "GPU 0 SRAM"]
+
+    assert (told(bThresholdExceeded=1), told(bThresholdExceeded=0), told()) == (["fail"], [], [])
+
+
+def test_persistence_that_is_on_passes_also_where_it_is_ordered() -> None:
+    ordered = Standards(None, Expectations(persistence=True))
+    for said, standards, verdict in (
+        (1, ordered, "pass"),
+        (0, ordered, "fail"),
+        (1, Standards(None), "pass"),
+    ):
+        limit, persistence = judged("power", [gpu(PersistenceMode=said)], standards=standards)
+        assert (persistence.subject, persistence.verdict) == ("GPU 0 persistence", verdict)
+        assert (limit.found, limit.counts) == ("GPU 0 does not report its power limit", False)
+
+
+def under_load(standards: Standards, *samples: tuple[GpuSample, ...], **said: int) -> Finding:
+    course = tuple(Sample(11.0 + number, gpus) for number, gpus in enumerate(samples))
+    (found,) = judged("pcie", [gpu(**said)], standards=standards, course=course)
+    return found
+
+
+def test_the_source_of_what_a_link_should_be_is_the_manifest_if_it_orders_any_part() -> None:
+    full = (GpuSample(pcie_generation=5, pcie_width=16),)
+    for expect in (Expectations(pcie_generation=5), Expectations(pcie_width=16)):
+        assert under_load(Standards(PROFILE, expect), full).source == "the manifest"
+    assert under_load(Standards(PROFILE), full).source == "the vendor"
+    assert under_load(Standards(PROFILE), (), (GpuSample(lost="GpuIsLost"),), full).verdict == "pass"
+    best = "NVML: the most that card and slot can do"
+    known = under_load(Standards(None), full, MaxPcieLinkGeneration=5, MaxPcieLinkWidth=16)
+    assert (known.verdict, known.source) == ("pass", best)
+    for part in ("MaxPcieLinkGeneration", "MaxPcieLinkWidth"):
+        assert under_load(Standards(None), full, **{part: 16}).found == "GPU 0 has no sample under load"
