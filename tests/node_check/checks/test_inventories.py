@@ -49,6 +49,8 @@ def test_links_that_are_not_reported_are_told_for_their_gpu() -> None:
     assert [(one.gpu, one.verdict, one.found) for one in found] == [
         (0, "pass", "2 links up"), (1, "not-run", "GPU 1: NoPermission"),
     ]  # fmt: skip
+    without = nvlinks(linked(2), gpu(**{"NvLinkState.0": UNSAID}))[1]
+    assert (without.gpu, without.verdict, without.found) == (1, "warn", "0 links up")
     (found_one,) = nvlinks(gpu(), standards=Standards(None, Expectations(nvlinks=2)))
     assert (found_one.verdict, found_one.found) == ("not-run", "GPU 0: not asked")
 

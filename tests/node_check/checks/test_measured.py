@@ -159,6 +159,50 @@ def test_a_gpu_is_measured_at_full_size_and_a_cpu_at_a_small_one(module: Any, si
     assert {asked[0] for asked in rig.asked} == {64 * work}
 
 
+def test_data_are_made_on_the_device_that_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes of any value: memory of a single value might be compressed. Only pinned memory is copied fast."""
+    made: list[tuple[Any, ...]] = []
+
+    def noted(name: str) -> Any:
+        real = getattr(torch, name)
+
+        def make(*given: Any, **more: Any) -> Any:
+            shown = given if name == "randint" else ()
+            made.append((name, *shown, more.get("device"), more.get("dtype"), more.pop("pin_memory", None)))
+            return real(*given, **more)
+
+        return make
+
+    for name in ("randint", "randn", "empty_like"):
+        monkeypatch.setattr(torch, name, noted(name))
+    cpu = torch.device("cpu")
+    data = ("randint", 0, 255, (MIB,), cpu, torch.uint8, None)
+    measured("copies")
+    assert made == [data, ("empty_like", "cpu", None, False)]
+    recording: Any = Recording()
+    recording.kind = "cuda"
+    copies.measure(recording, TINY)
+    assert made[-1] == ("empty_like", "cpu", None, True)
+    made.clear()
+    measured("memory")
+    measured("peers", rank=0)
+    target = ("empty_like", cpu, None, None)
+    assert made == [
+        ("randint", 0, 255, (4 * MIB,), cpu, torch.uint8, None), ("empty_like", None, None, None),
+        data, target, data, target,
+    ]  # fmt: skip
+    made.clear()
+    measured("own-card")
+    assert made[:2] == [("randn", cpu, torch.bfloat16, None)] * 2
+
+
+def test_the_rate_of_a_disk_is_told_in_bytes_a_second() -> None:
+    data = {"free_bytes": 99 << 30, "written_bytes": 3e9, "write_seconds": 2.0}
+    reading = Reading("disk", data)
+    _, write = disk.judge(Evidence("quick", "cpu", (), {"disk": reading}), Standards(None))
+    assert (write.found, write.expected) == ("1.5 GB/s", "at least 100 MB/s")
+
+
 def test_how_far_rates_may_lie_below_those_of_other_gpus() -> None:
     assert Tolerances(10, 25, 8, copies.ADVICE) == copies.RULES
     assert Tolerances(3, 6, 4, memory.ADVICE) == memory.RULES
