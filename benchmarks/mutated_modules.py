@@ -180,10 +180,27 @@ MODULES: Mapping[str, Held] = {
         "estimates", f"{_COMPARING} report/test_offers report/test_guesses"
     ),
     "bench/report/compare/compared_rows.py": _held("estimates", f"{_COMPARING} records/test_slowdown"),
+    **{
+        f"bench/report/compare/{name}.py": _held(
+            "judging", f"report/test_ranked_together report/test_any_order {_COMPARING}"
+        )
+        for name in ("fastest_runs", "groups")
+    },
+    "bench/report/reproduce/verdicts.py": _held(
+        "judging", "report/test_reproduction_in_digits report/test_reproducing"
+    ),
+    "bench/records/copied.py": _held("judging", "records/test_copied report/test_ranked_together"),
+    "bench/records/floor.py": _held("judging", "records/test_floor report/test_floors"),
+    "bench/records/gradients.py": _held("judging", "records/test_gradients report/test_gradient_checks"),
+    "bench/records/loss_curve.py": _held("judging", "records/test_floor"),
+    "bench/records/switches.py": _held("judging", "records/test_switches"),
+    "bench/records/marks.py": _held("judging", "records/test_marks_in_digits records/test_marks"),
     "bench/records/slowdown.py": _held("judging", "records/test_slowdown report/test_formats"),
-    "bench/node_check/judging/judge_figures.py": _held("judging", f"{_JUDGING} node_check/test_results"),
+    "bench/node_check/judging/judge_figures.py": _held(
+        "judging", f"node_check/judging/test_judge_figures {_JUDGING} node_check/test_results"
+    ),
     "bench/node_check/judging/standards.py": _held(
-        "judging", f"node_check/test_published_figures {_JUDGING}"
+        "judging", f"node_check/judging/test_judge_figures node_check/test_published_figures {_JUDGING}"
     ),
     **{
         f"bench/node_check/checks/{name}.py": _held(
@@ -194,7 +211,9 @@ MODULES: Mapping[str, Held] = {
     },
     **{
         f"bench/node_check/checks/{name}.py": _held(
-            "judging", f"node_check/checks/test_thresholds {_JUDGING} {_DECLARED} {more}"
+            "judging",
+            "node_check/checks/test_thresholds node_check/checks/test_measured"
+            f" node_check/checks/test_inventories {_JUDGING} {_DECLARED} {more}",
         )
         for name, more in {
             **dict.fromkeys(
@@ -226,7 +245,9 @@ MODULES: Mapping[str, Held] = {
         }.items()
     },
     "bench/node_check/judging/evidence.py": _held(
-        "judging", f"node_check/judging/test_figures {_JUDGING} node_check/test_results"
+        "judging",
+        "node_check/judging/test_evidence node_check/judging/test_figures"
+        f" {_JUDGING} node_check/test_results",
     ),
     "bench/node_check/judging/finding.py": _held(
         "judging", f"node_check/checks/test_question {_JUDGING} node_check/test_results"
@@ -235,12 +256,22 @@ MODULES: Mapping[str, Held] = {
         "judging", "node_check/judging/test_slow_parts node_check/checks/test_pairs"
     ),
     "bench/node_check/judging/round_robin.py": _held("judging", "node_check/judging/test_round_robin"),
+    **{
+        f"bench/node_check/{name}.py": _held("judging", "node_check/test_reason node_check/test_results")
+        for name in ("reason", "recompute_any")
+    },
+    **{
+        f"bench/node_check/{name}.py": _held("judging", f"node_check/checks/test_contract {_DECLARED}")
+        for name in ("all_checks", "checks/__init__", "judging/__init__")
+    },
     "bench/node_check/check_manifest.py": _held(
         "judging", "node_check/test_manifest node_check/test_manifest_of_results"
     ),
     "bench/node_check/fleet.py": _held("judging", "node_check/test_fleet node_check/test_results"),
     "bench/node_check/check_results.py": _held(
-        "judging", "node_check/test_manifest_of_results node_check/test_results node_check/test_fleet"
+        "judging",
+        "node_check/test_judged_again node_check/test_manifest_of_results node_check/test_results"
+        " node_check/test_fleet",
     ),
     **{
         f"bench/library/{name}.py": _held("library", _LIBRARY)
@@ -274,7 +305,8 @@ MODULES: Mapping[str, Held] = {
     "bench/images/vulnerabilities.py": _held("vulnerabilities", "images/test_vulnerabilities"),
     "bench/planning/search/lower_bounds.py": _held("search", _SEARCH),
     "bench/planning/search/candidates.py": _held("search", _SEARCH),
-    "bench/planning/search/next_trial.py": _held("search", _SEARCH),
+    "bench/planning/search/next_trial.py": _held("search", f"planning/test_next_trial {_SEARCH}"),
+    "bench/planning/search/tried_trials.py": _held("search", "planning/test_candidates"),
     "bench/planning/search/learnt_memory.py": _held("search", "planning/test_fits planning/test_guide"),
     "bench/planning/memory_prediction.py": _held("search", "planning/test_memory planning/test_fits"),
 }

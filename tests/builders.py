@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from bench.records.estimate import Estimate, Interval
 from bench.records.floor import FloorOrReason
 from bench.records.gradients import CheckOrReason
 from bench.records.run_results import LabelledTrial, TrialResult, reduce_outcome, trial_results
@@ -34,6 +35,19 @@ RECIPE = Recipe(
     sequence_length=16,
 )
 MODEL = Model("test-model", "gpt_neox", {"vocab_size": 64}, RECIPE)
+
+
+ESTIMATE = Estimate(
+    step_seconds=Interval(2.0, 0.01),
+    pass_seconds=0.9,
+    update_seconds=0.2,
+    overhead_seconds=0.0,
+    units_per_second=64.0,
+    days=Interval(1.0, 0.005),
+    flops_per_second=1e12,
+    ceiling_flops_per_second=2e12,
+    peak_bytes=1 << 30,
+)
 
 
 def trial(**changes: Any) -> Trial:

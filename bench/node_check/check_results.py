@@ -69,7 +69,7 @@ def rules_digest() -> str:
     digest = sha256()
     for package in PACKAGES:
         folder = ROOT.joinpath(*package.split("."))
-        for path in sorted(folder.glob("*.py"), key=lambda path: path.name):
+        for path in sorted(folder.glob("*.py")):
             digest.update(f"{package}/{path.name}\0".encode() + path.read_bytes() + b"\0")
     return "sha256:" + digest.hexdigest()
 

@@ -12,7 +12,10 @@ REASON_BYTES = 120  # schedulers show the beginning of a reason
 
 def reason_of(results: CheckResults) -> str:
     """Return the most serious finding as a short line of ASCII, without characters special to a shell."""
-    problem = worst([f for f in results.findings if f.counts])
-    text = "passes" if problem is None or state_of(results.verdict) == "pass" else problem.line
+    if state_of(results.verdict) == "pass":
+        text = "passes"
+    else:
+        problem = worst(results.findings)  # one that counts, if there is any
+        text = problem.line if problem else "nothing was judged"
     plain = re.sub(r"[^ -~]|[\"'`$\\]", " ", text)
     return " ".join(f"bench: {plain}".split())[:REASON_BYTES].rstrip()

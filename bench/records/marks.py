@@ -102,7 +102,7 @@ class _Company:
     def add_load(self, reading: Mapping[str, Any], cpus: Cpus) -> None:
         load, count = reading.get("load"), reading.get("cpus")
         count = count if type(count) is int and count > 0 else cpus.count
-        if isinstance(load, int | float) and math.isfinite(load) and count > 0:
+        if isinstance(load, int | float) and count > 0:
             self.loads.append((load / count, float(load), count))
 
     def marks(self, cpus: Cpus) -> Iterator[Mark]:
@@ -122,8 +122,8 @@ class _Company:
 def _around(ordered: Sequence[tuple[float, float, str]], at: float) -> Iterator[str]:
     """Yield the trials with a reading at `at` during or around their timed steps; `ordered` by beginning."""
     begun_by_then = bisect_right(ordered, (at + AROUND_SECONDS, math.inf, ""))
-    for begun, ended, name in ordered[max(0, begun_by_then - _MOST_AROUND) : begun_by_then]:
-        if begun - AROUND_SECONDS <= at <= ended + AROUND_SECONDS:
+    for _, ended, name in ordered[max(0, begun_by_then - _MOST_AROUND) : begun_by_then]:
+        if at <= ended + AROUND_SECONDS:
             yield name
 
 

@@ -33,6 +33,8 @@ def test_results_that_are_not_of_their_manifest_are_refused(
     manifest = load(None)
     own = replace(results(evidence(tmp_path)), expect=manifest.expected("cuda"), require=manifest.require)
     _require_manifest(manifest, own)
+    on_cpu = replace(own, device="cpu", node=replace(own.node, gpus=()), expect=manifest.expected("cpu"))
+    _require_manifest(manifest, on_cpu)
     with pytest.raises(VerificationFailed, match=f"^{why}$"):
         _require_manifest(manifest, replace(own, **changes))
 

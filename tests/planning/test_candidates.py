@@ -9,6 +9,7 @@ import pytest
 from bench.planning.plan import DRIVER_BYTES, EXCEEDED_BY, SettingPlan
 from bench.planning.search import candidates
 from bench.planning.search.candidates import promising
+from bench.planning.search.lower_bounds import PassCost, TimedTrial
 from bench.planning.search.tried_trials import TriedTrials
 from bench.records.trial import (
     Crashed,
@@ -21,6 +22,7 @@ from bench.records.trial import (
     Timing,
     Trial,
 )
+from bench.training.methods import UNRECORDABLE
 from bench.training.models import known_models, parameters_of
 from bench.training.setting import Setting
 from tests.builders import measurement
@@ -214,3 +216,219 @@ def test_gradients_that_the_host_adds_up_take_a_believed_time_for_each_parameter
     assert candidates._with_host(1.1 * host, offloaded) == pytest.approx(1.1 * host)
     for other in (("fsdp-2",), ("zero-2", "offload")):
         assert candidates._with_host(0.1 * host, planned(*other).trials[0]) == pytest.approx(0.1 * host)
+
+
+@pytest.mark.parametrize(
+    ("slow", "left"),
+    [(20, [5, 4, 3, 2, 1]), (16, [4, 3, 2, 1]), (8, [2, 1]), (5, [1]), (4, [1]), (3, [1]), (2, [1]), (1, [])],
+)
+def test_after_a_slow_trial_a_quarter_of_its_samples_is_tried_and_at_least_one(
+    slow: int, left: list[int]
+) -> None:
+    plan = planned(sizes=(20, 16, 8, 5, 4, 3, 2, 1))
+    (trial,) = (trial for trial in plan.trials if trial.micro_batch == slow)
+    assert [each.trial.micro_batch for each in TriedTrials([plan], {trial.id: SLOW}).open] == left
+
+
+def unpredicted(*setting: str, sizes: tuple[int, ...] = (16,), least: int | None = 1 << 30) -> SettingPlan:
+    """Plan a setting of which only the memory before any sample is known, or not even that."""
+    return replace(planned(*setting, sizes=sizes), needs=dict.fromkeys(sizes), least_bytes=least)
+
+
+UNRECORDED = Crashed(f"RuntimeError: {UNRECORDABLE}: operation not permitted")
+
+
+def test_the_twin_of_a_recorded_setting_is_spare_until_recording_fails() -> None:
+    recorded, twin = planned("kernels", "cuda-graphs"), planned("kernels")
+    plain = planned("norms")
+    assert order([twin, recorded, plain]) == [(("kernels", "cuda-graphs"), 16), (("norms",), 16)]
+    assert order([twin, plain]) == [(("kernels",), 16), (("norms",), 16)]
+    for failure, left in ((UNRECORDED, [(("kernels",), 16), (("norms",), 16)]), (CRASH, [(("norms",), 16)])):
+        assert order([twin, recorded, plain], first(recorded, failure)) == left
+    # One failure to record is one strike against recording; the second ends it.
+    other = planned("gelu", "cuda-graphs")
+    known = first(plain, took(1.0)) | first(recorded, UNRECORDED)
+    assert (other.setting, 16) in order([recorded, other, plain], known)
+    third = planned("compile", "cuda-graphs")
+    assert order([recorded, other, third, plain], known | first(other, UNRECORDED)) == []
+
+
+def test_a_trial_whose_samples_surely_need_more_than_the_memory_is_left_out() -> None:
+    """Sixteen samples ran out of it, so at least a sixteenth of 91 GiB is needed for each."""
+    failed, other = unpredicted("norms"), unpredicted(sizes=(64, 8))
+    assert order([failed, other], first(failed, FULL)) == [((), 8)]
+
+
+def test_trials_that_hardly_fit_come_after_those_that_do_the_smallest_first() -> None:
+    """A sample takes 50 GiB; a setting that needs 50 GiB before any has room for 42 GiB."""
+    measured = unpredicted(sizes=(1,))
+    fits, hardly, more = (
+        unpredicted("kernels", sizes=(1,)),
+        unpredicted("kernels", "gelu", sizes=(1, 2), least=50 << 30),
+        unpredicted("kernels", "gelu", "masked-head", sizes=(3,), least=50 << 30),
+    )
+    outcome = took(1.0, 4.0)
+    known = first(measured, replace(outcome, measurement=replace(outcome.measurement, peak_bytes=51 << 30)))
+    found = order([more, hardly, measured, fits], known)
+    assert found == [(fits.setting, 1), (hardly.setting, 1), (hardly.setting, 2), (more.setting, 3)]
+
+
+def test_a_setting_is_left_out_unless_its_bound_is_below_the_fastest_step_of_all() -> None:
+    plain, fast = planned(), planned("kernels")
+    known = first(plain, took(1.0)) | first(fast, took(0.5))
+    plans = [plain, fast, planned("kernels", "checkpointing"), planned("kernels", "compile")]
+    assert order(plans, known) == [(("kernels", "compile"), 16)]
+
+
+def test_a_bound_as_low_as_the_limit_leaves_a_setting_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(candidates, "EQUAL_WITHIN", 1.0)
+    plain = planned("kernels")
+    assert order([plain, planned("kernels", "norms")], first(plain, took(1.0))) == []
+    monkeypatch.setattr(candidates, "EQUAL_WITHIN", 1.001)
+    assert order([plain, planned("kernels", "norms")], first(plain, took(1.0))) != []
+
+
+def test_recorded_passes_show_the_overhead_of_recorded_passes_alone() -> None:
+    """Two recorded passes without overhead: a larger one takes as long for each sample, if it is recorded."""
+    recorded = planned("kernels", "cuda-graphs", sizes=(16, 8))
+    known = {trial.id: took(trial.micro_batch / 16) for trial in recorded.trials}
+    for setting, left in ((("kernels", "norms", "cuda-graphs"), False), (("kernels", "norms"), True)):
+        assert bool(order([recorded, planned(*setting, sizes=(64,))], known)) == left
+    launched = planned("kernels", sizes=(16, 8))
+    both = known | {trial.id: took(trial.micro_batch / 16) for trial in launched.trials}
+    assert order([recorded, launched, planned("kernels", "norms", sizes=(64,))], both) == []
+
+
+def test_once_an_overhead_is_known_a_second_micro_batch_is_not_preferred() -> None:
+    recorded, fast = planned("cuda-graphs", sizes=(16, 8)), planned("kernels", sizes=(64, 32))
+    known = {trial.id: took(trial.micro_batch / 16) for trial in recorded.trials}
+    known |= {fast.trials[0].id: took(2.0)}
+    plans = [recorded, fast, planned("kernels", "gelu", sizes=(64,))]
+    assert order(plans, known) == [(("kernels", "gelu"), 64), (("kernels",), 32)]
+    assert order(plans[1:], known) == [(("kernels",), 32), (("kernels", "gelu"), 64)]
+
+
+@pytest.mark.parametrize(
+    ("update", "share", "late"),
+    [(0.5, 0.999, True), (0.5, 1.0, False), (0.0, 0.999, True), (0.0, 1.0, False), (None, 0.999, True),
+     (None, 1.0, False)],
+)  # fmt: skip
+def test_a_trial_is_late_if_twelve_of_its_shortest_steps_take_longer_than_it_has(
+    update: float | None, share: float, late: bool
+) -> None:
+    """A pass with kernels is expected to take 1 / 1.2 of a plain one. Late trials come last."""
+    plain = planned()
+    outcome = took(1.0, update or 0.0)
+    if update is None:  # steps of one kind do not tell a pass from an update
+        outcome = Measured(measurement([StepSample(64, 64.0)] * 5))
+    fast, small = planned("kernels"), planned("kernels", sizes=(8,))
+    seconds = 12 * (1.2**-1 + (update or 0.0))
+    found = promising([plain, small, fast], first(plain, outcome), MEMORY, share * seconds)
+    assert [trial.micro_batch for trial in found] == ([8, 16] if late else [16, 8])
+
+
+def test_a_trial_with_too_few_steps_is_as_one_without_a_time() -> None:
+    plain, other = planned(sizes=(16, 8)), planned("kernels")
+    few = Measured(measurement([StepSample(64, 64.0)]))
+    assert order([plain, other], first(plain, few)) == [(("kernels",), 16), ((), 8)]
+
+
+@pytest.mark.parametrize(
+    ("setting", "size", "best", "overhead", "seconds"),
+    [
+        ((), 16, (), None, 64 * 1.0),
+        ((), 8, (), None, 128 * (8 + 0.25) / (16 + 0.25)),
+        ((), 8, (), 0.1, 128 * (8 + 0.25) / (16 + 0.25)),  # a pass is believed to have that much
+        ((), 8, (), 4.0, 128 * (8 + 4) / (16 + 4)),
+        ((), 32, (), 4.0, 32 * 2**1.001),
+        (("checkpointing",), 16, (), None, 64 * 1.25),
+        (("kernels",), 16, ("checkpointing",), None, 64 / 1.2 / 1.25),
+        (("kernels", "gelu"), 16, (), None, 64 / 1.2**2),
+        (("zero-1", "offload"), 16, (), None, None),
+    ],
+)
+def test_the_expected_time_of_a_step(
+    setting: Setting, size: int, best: Setting, overhead: float | None, seconds: float | None
+) -> None:
+    measured = TimedTrial(planned(*best).trials[0], 64.5, 0.5)
+    trial = planned(*setting, sizes=(size,)).trials[0]
+    cost = None if overhead is None else PassCost(overhead, 8)
+    if seconds is None:
+        seconds = 64 * candidates._believed(setting) + (parameters_of(PYTHIA) or 0) * 0.4e-9
+    assert candidates._expected(trial, measured, cost) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("failure", "size", "predicted", "doubted"),
+    [
+        (FULL, 4, False, False),  # a quarter of what ran out of memory
+        (FULL, 5, False, True),
+        (FULL, 5, True, False),  # the formula knows better
+        (SLOW, 4, True, False),
+        (SLOW, 5, True, True),
+        (STUCK, 5, False, False),
+        (CRASH, 5, False, False),
+    ],
+)
+def test_before_any_time_a_trial_of_more_than_a_quarter_of_what_failed_is_doubted(
+    failure: Failure, size: int, predicted: bool, doubted: bool
+) -> None:
+    failed, sure = planned(), planned("checkpointing", sizes=(1,))
+    trial = (
+        planned("kernels", sizes=(size,)) if predicted else unpredicted("kernels", sizes=(size,), least=None)
+    )
+    found = order([failed, sure, trial], first(failed, failure))
+    assert found[0] == ((("checkpointing",), 1) if doubted else (("kernels",), size))
+
+
+def test_a_failure_is_blamed_on_the_fewest_methods_that_failed_before() -> None:
+    settings = (("compile", "gelu"), ("kernels",), ("compile", "gelu", "kernels"), ("gelu", "norms"))
+    plans = [planned(*setting) for setting in settings]
+    known: dict[str, Outcome] = {}
+    for plan, failure in zip(plans, (CRASH, STUCK, CRASH, CRASH), strict=True):
+        known |= first(plan, failure)
+    blamed = candidates._blamed(TriedTrials(plans, known), ())
+    assert blamed == [
+        (frozenset({"compile", "gelu"}), 1),
+        (frozenset({"kernels"}), 2),
+        (frozenset({"kernels"}), 1),
+        (frozenset({"gelu", "norms"}), 1),
+    ]
+
+
+def test_suspicion_is_shared_among_the_methods_to_which_a_failure_may_be_due() -> None:
+    blamed = [(frozenset({"compile", "gelu"}), 1), (frozenset({"kernels"}), 2)]
+    for setting, suspicion in (
+        ((), 0.0),
+        (("compile",), 0.5),
+        (("compile", "gelu"), 1.0),
+        (("kernels", "gelu"), 2.5),
+    ):
+        assert candidates._suspicion(setting, blamed) == suspicion
+
+
+def guess(*setting: str, days: float | None, size: int = 16) -> tuple[bool, float, float, int]:
+    plan = replace(planned(*setting, sizes=(size,)), floor_days=days)
+    return candidates._guess(plan, plan.trials[0], MEMORY)
+
+
+def test_before_any_time_steps_are_believed_to_reach_four_tenths_of_the_peak() -> None:
+    """A run of 143,000 steps, which takes 16.55 days at the peak rate, takes 10 s for each of them."""
+    steps = PYTHIA.recipe.steps
+    days = 10 * steps / 86400
+    step = 10 * (1 + 1 / 16) / 0.4
+    assert guess(days=days) == (False, 0.0, pytest.approx(step), -16)
+    assert guess(days=None) == (False, 0.0, 1 + 1 / 16, -16)
+    host = (parameters_of(PYTHIA) or 0) * 0.4e-9
+    dearer = candidates._believed(("zero-1", "offload"))
+    assert guess("zero-1", "offload", days=days)[2] == pytest.approx(dearer * step + host)
+    added = (parameters_of(PYTHIA) or 0) * 0.45e-9
+    assert guess("fsdp-2", "offload", days=days / 10)[2] == pytest.approx(64 * added + host)
+
+
+def test_before_any_time_passes_longer_than_five_seconds_come_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert candidates.LONG_PASS_SECONDS == 5.0
+    _, _, step, _ = guess(days=1000.0)
+    for limit, seconds in ((0.999, step / 64), (1.0, 0.0), (1.001, 0.0)):
+        monkeypatch.setattr(candidates, "LONG_PASS_SECONDS", limit * step / 64)
+        assert guess(days=1000.0)[1] == seconds

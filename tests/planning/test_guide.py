@@ -20,7 +20,7 @@ from bench.planning.plan import Plan, SettingPlan, make_plan
 from bench.planning.search import next_trial as search
 from bench.planning.search.candidates import promising
 from bench.planning.search.lower_bounds import PassCost, TimedTrial, pass_cost_of
-from bench.planning.search.next_trial import fastest, finalist, next_trial, remaining, unproven
+from bench.planning.search.next_trial import fastest, next_trial, remaining, unproven
 from bench.records.fastest import fastest_with_confidence
 from bench.records.trial import Crashed, Measured, Outcome, OutOfMemory, StepSample, TimedOut, Trial
 from bench.training.methods import UNRECORDABLE, Target, free_lunch
@@ -433,19 +433,6 @@ def test_only_a_model_whose_setting_is_searched_for_has_promising_trials(
     assert next_trial(plan, ended) is None
     searched = replace(plan, guided=frozenset({"pythia-410m"}))
     assert next_trial(searched, ended) == cell.trials[2]
-
-
-@pytest.mark.parametrize(("certain", "again"), [(0.9, False), (0.8999, True)])
-def test_a_fastest_setting_is_measured_again_below_a_confidence_of_90_percent(
-    monkeypatch: pytest.MonkeyPatch, certain: float, again: bool
-) -> None:
-    plan = guided("pythia-410m", H200)
-    ended: dict[str, Outcome] = {
-        cell.trials[0].id: Measured(measurement([StepSample(cell.trials[0].accumulation, 1.0)] * 3))
-        for cell in plan.cells[:2]
-    }
-    monkeypatch.setattr(search, "confidence", lambda *_: certain)
-    assert (finalist(plan, ended, ()) is not None) == again
 
 
 def test_of_a_model_that_was_not_measured_nothing_is_the_fastest_or_proven() -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from bench.planning.search import lower_bounds
 from bench.planning.search.lower_bounds import (
     LowerBounds,
     PassCost,
@@ -127,6 +128,14 @@ def test_weights_that_were_halved_already_save_no_casts() -> None:
     assert found == pytest.approx(64 * 1.0 + 0.9 * 0.5)
 
 
+def test_parameters_that_only_the_built_model_can_count_take_no_time_on_the_host(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lower_bounds, "parameters_of", lambda _: None)
+    offloaded = untried(("fsdp-2", "offload"))
+    assert (lower_bounds.on_host(offloaded), lower_bounds.added_up(offloaded, 1.0)) == (0.0, 0.0)
+
+
 def test_under_fsdp_with_offloading_no_pass_ends_before_its_gradients_have_crossed_the_bus() -> None:
     found = bound(untried(("fsdp-2", "offload")), [timed(untried(("fsdp-2",)), 0.001)], None)
     assert found == pytest.approx(64 * PARAMETERS * 4 / 64e9 + PARAMETERS * 0.4e-9)
@@ -140,6 +149,7 @@ def test_under_fsdp_with_offloading_no_pass_ends_before_its_gradients_have_cross
         (4, 8, None, (), (8 + 2.5) / (4 + 2.5)),
         (16, 8, PassCost(4.0, 8), (), (8 + 4) / (16 + 4)),
         (16, 32, PassCost(4.0, 8), (), (32 + 4) / (16 + 4)),
+        (16, 32, PassCost(4.0, 16), (), (32 + 4) / (16 + 4)),  # as small as the passes that showed the cost
         (16, 32, PassCost(4.0, 32), (), 0.0),  # a pass of 16 samples may be kernel launches alone
         (16, 8, None, ("fsdp-2", "offload"), 8 / 16),  # all of it may be the host's work
         (16, 32, None, ("fsdp-2", "offload"), 1.0),
@@ -154,11 +164,16 @@ def test_the_least_time_of_a_pass_at_another_micro_batch(
 
 
 def test_an_unknown_update_may_be_from_nothing_to_most_of_a_step_of_one_pass() -> None:
-    half, whole = untried((), 512), TimedTrial(untried((), 1024), 1.0, None)
-    assert bound(half, [whole], None) == pytest.approx(0.98)
+    half, whole = untried((), 512), TimedTrial(untried((), 1024), 2.0, None)
+    assert bound(half, [whole], None) == pytest.approx(2 * 0.98)
     sharded = untried(("zero-2",), 1024)
-    # If 0.7 s were the update, the casts saved would be more than the pass, and 0.9 of the update is left.
-    assert bound(sharded, [whole], None) == pytest.approx(0.9 * 0.7)
+    # If 1.4 s were the update, the casts saved would be more than the pass, and 0.9 of the update is left.
+    assert bound(sharded, [whole], None) == pytest.approx(0.9 * 1.4)
+
+
+def test_one_unknown_update_of_a_setting_leaves_all_of_them_open() -> None:
+    whole, known = TimedTrial(untried((), 1024), 2.0, None), timed(untried((), 512), 1.0, 0.5)
+    assert bound(untried(("norms",), 1024), [whole, known], None) == pytest.approx(0.3 * 2.0 + 0.9 * 1.4)
 
 
 def test_where_samples_are_compared_a_step_of_one_pass_computes_it_once() -> None:
@@ -168,6 +183,7 @@ def test_where_samples_are_compared_a_step_of_one_pass_computes_it_once() -> Non
     cost = PassCost(0.0, 1)
     assert bound(untried((), 1024, model=model), measured, cost) == pytest.approx(0.7 * 2)
     assert bound(untried((), 256, model=model), measured, cost) == pytest.approx(4 * 0.5)
+    assert bound(untried((), 1024), [timed(untried((), 512))], cost) == pytest.approx(2.0), "a text model"
 
 
 @pytest.mark.parametrize(
@@ -236,8 +252,8 @@ def test_an_unknown_update_is_that_of_the_setting_with_several_passes_a_step() -
     found = with_updates([whole, *several])
     assert [one.update_seconds for one in found] == [0.4, 0.5, 0.4]
     assert [one.update_seconds for one in with_updates([whole])] == [None]
-    slow = timed(untried((), 16), 0.1, 0.9)
-    assert with_updates([whole, slow])[0].update_seconds == 0.7  # at most this share of the step
+    longer, slow = replace(whole, step_seconds=2.0), timed(untried((), 16), 0.1, 1.5)
+    assert with_updates([longer, slow])[0].update_seconds == 1.4  # at most this share of the step
     other = timed(untried(("kernels",), 16), 0.1, 0.3)
     assert with_updates([whole, other])[0].update_seconds is None
 

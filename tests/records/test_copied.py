@@ -30,6 +30,7 @@ TEN = frozenset(range(10))
         ),  # one measurement of many
         ([TEN], [frozenset(range(4)), frozenset(range(4, 6))], True),  # spread over several
         ([frozenset({1, 2})], [frozenset({1, 2, 3})], False),  # by chance
+        ([frozenset({1, 2, 3})], [frozenset({1, 2, 3, 4, 5, 6, 7})], True),
         ([], [TEN], False),
         ([frozenset()], [frozenset()], False),
     ],
@@ -44,6 +45,19 @@ def test_the_first_of_equal_runs_is_the_original() -> None:
     other = frozenset(range(20, 30))
     assert originals([("a", [TEN]), ("b", [other]), ("c", [TEN]), ("d", [other, TEN])]) == [0, 1, 0, 0]
     assert originals([("a", [TEN]), ("a", [TEN, other]), ("b", [other])]) == [0, 1, 1]
+
+
+def test_a_run_with_a_few_values_of_another_is_its_own_original() -> None:
+    assert originals([("a", [TEN]), ("b", [frozenset({8, 9, *range(20, 30)})])]) == [0, 1]
+
+
+def test_a_copy_is_no_original() -> None:
+    first, copy = frozenset({1, 2, 3, 4}), frozenset({1, 2, 3, 7, 8, 9})
+    assert originals([("a", [first]), ("b", [copy]), ("c", [frozenset({7, 8, 9})])]) == [0, 0, 2]
+
+
+def test_values_are_compared_in_eight_digits() -> None:
+    assert values_of([0.123456784, 1234567849.0]) == {0.12345678, 1234567800.0}
 
 
 def test_noise_in_the_last_digits_hides_nothing() -> None:

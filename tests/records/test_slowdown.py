@@ -22,6 +22,7 @@ from bench.records.slowdown import (
     slowed_lines,
     slowed_text,
     slowed_trials,
+    telemetry_line,
 )
 from bench.records.trial import Trial
 from bench.report.compare.compared_rows import Row
@@ -125,7 +126,8 @@ def test_a_moment_in_many_hours_does_not_count_as_slowed() -> None:
         canonical_json({"at": i, "trial": "t", "gpus": [one(HEAT if i == 7 else 0)]}) for i in range(200)
     ]
     assert slowed_trials(lambda: lines, {"t": (0, 200)}, 1) == {}
-    assert slowed_trials(lambda: lines, {"t": (0, 50)}, 1).keys() == {"t"}
+    assert slowed_trials(lambda: lines, {"t": (0, 99)}, 1).keys() == {"t"}, "one reading in a hundred"
+    assert slowed_trials(lambda: lines, {"t": (0, 100)}, 1) == {}
 
 
 @pytest.mark.parametrize(
@@ -173,6 +175,28 @@ def test_a_reading_without_a_temperature_leaves_that_of_the_others() -> None:
     assert found is not None and found.celsius == 88
 
 
+@pytest.mark.parametrize("odd", [-1, True, "87", 87.5, None])
+def test_a_clock_or_temperature_that_is_no_natural_number_is_not_reported(odd: Any) -> None:
+    found = slowed_while(one(HEAT) | {"celsius": odd, "sm_mhz": odd})
+    assert found is not None
+    assert (found.sm_mhz, found.top_mhz, found.celsius) == (None, None, None)
+    found = slowed_while(one(HEAT, mhz=0, celsius=0))
+    assert found is not None
+    assert (found.sm_mhz, found.top_mhz, found.celsius) == (0, 0, 0)
+
+
+def test_a_gpu_without_clock_reasons_is_never_the_one_that_was_slowed_most() -> None:
+    line = canonical_json({"at": 1, "trial": "t", "gpus": [one(None), one(HEAT)]})
+    later = canonical_json({"at": 2, "trial": "t", "gpus": [one(None), one(0)]})
+    found = slowed_trials(lambda: [line, later], {"t": (0, 3)}, 2)["t"]
+    assert (found.gpu, found.share) == (1, 0.5)
+
+
+def test_a_line_of_telemetry_is_an_object_or_nothing() -> None:
+    assert telemetry_line(b'{"at":1}') == {"at": 1}
+    assert telemetry_line(b"[]") == telemetry_line(b"7") == telemetry_line(b'{"at":') == {}
+
+
 @pytest.mark.parametrize(
     ("share", "sm_mhz", "top_mhz", "celsius", "text"),
     [
@@ -190,6 +214,16 @@ def test_only_what_the_gpu_reports_is_told(
     slowed = Slowed(3, ("power brake",), share, sm_mhz, top_mhz, celsius)
     assert slowed_text(slowed) == f"GPU 3 by power brake{text}"
     assert list(slowed_lines({"t": slowed})) == [f"GPU 3 by power brake in 1 trial{text}: {HEALTHY}"]
+
+
+def test_of_two_trials_the_worst_is_told() -> None:
+    both = {
+        name: Slowed(1, ("power brake",), share, 405, 1980, 88) for name, share in (("a", 0.5), ("b", 0.25))
+    }
+    assert list(slowed_lines(both)) == [
+        "GPU 1 by power brake in 2 trials, up to 50% of the time, at 405 of its 1,980 MHz and up to 88 °C:"
+        f" {HEALTHY}"
+    ]
 
 
 def test_each_gpu_has_a_line_of_its_own_over_all_its_trials() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.records.switches import deciding, kept
+from bench.records.switches import deciding, differences, kept, others
 
 
 def test_variables_that_torch_and_its_libraries_obey_are_kept() -> None:
@@ -38,3 +38,20 @@ def test_wiring_and_thread_variables_do_not_set_runs_apart() -> None:
     assert deciding({"NCCL_ALGO": "Ring", "OMP_NUM_THREADS": "4", "TRITON_F32_DEFAULT": "ieee"}) == {
         "TRITON_F32_DEFAULT": "ieee"
     }
+
+
+def test_every_switch_decides_or_is_one_of_the_others() -> None:
+    switches = {"NCCL_ALGO": "Ring", "OMP_NUM_THREADS": "4", "TRITON_F32_DEFAULT": "ieee"}
+    assert others(switches) == {"NCCL_ALGO": "Ring", "OMP_NUM_THREADS": "4"}
+    assert {**others(switches), **deciding(switches)} == switches
+
+
+def test_what_differs_between_two_machines_is_told_by_name() -> None:
+    here, there = {"B": "1", "A": "2", "SAME": "3"}, {"B": "4", "C": "5", "SAME": "3"}
+    assert list(differences(here, there, "not set")) == [
+        "A 2 here, not set there",
+        "B 1 here, 4 there",
+        "C not set here, 5 there",
+    ]
+    assert list(differences({"A": "1"}, {}, "missing", ("mine", "yours"))) == ["A 1 mine, missing yours"]
+    assert list(differences(here, here, "not set")) == []

@@ -23,6 +23,7 @@ RECOVERY = {
     7: "a reboot of the system",
 }
 NOT_HERE = "name those that nvidia-smi -L shows; if it was there before, look at the kernel log for Xid 79"
+OTHER_ADVICE = "ask the vendor for the model that was ordered, or correct the manifest"
 FEW_ADVICE = "a GPU is missing on the bus, or hidden by CUDA_VISIBLE_DEVICES: lspci, nvidia-smi"
 GONE_ADVICE = "look at the kernel log for Xid 79 (fallen off the bus); reboot; if it goes again, return it"
 FALSE_ADVICE = "NVML's library here says what the kernel does not: do not pay for GPUs that are not there"
@@ -66,12 +67,13 @@ def _count(in_machine: int, evidence: Evidence, standards: Standards) -> Finding
         found += f", {in_machine} in the machine"
     if other_model:
         found += f"; {other_model} is not what was ordered"
+    ordered = f"{count} {model or 'GPUs'}" if count else f"only {model}" if model else None
     return Question("present").judged(
         verdict_of(fail=few or other_model),
         found,
-        expected=f"{count} {model or 'GPUs'}" if count or model else "at least one GPU",
-        source="the manifest" if count or model else "bench",
-        advice=FEW_ADVICE if few else "",
+        expected=ordered or "at least one GPU",
+        source="the manifest" if ordered else "bench",
+        advice=FEW_ADVICE if few else OTHER_ADVICE,
     )
 
 

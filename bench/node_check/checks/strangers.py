@@ -7,7 +7,7 @@ from statistics import mean
 
 from bench.node_check.checks import Check
 from bench.node_check.judging.evidence import BEFORE, IDLE, Answers, Evidence
-from bench.node_check.judging.finding import Finding, Question, Verdict, quantity, verdict_of
+from bench.node_check.judging.finding import Finding, Question, quantity, verdict_of
 from bench.node_check.judging.standards import Standards
 
 # An idle H200 without a context was seen at 0.60 GiB, the driver's own; displays hold some hundred MiB.
@@ -39,21 +39,19 @@ def _use(index: int, rates: dict[str, list[float]], answers: Answers) -> Finding
     question = Question.of_gpu("strangers", index)
     memory = rates["used_bytes"]
     busy, traffic = _late(rates["busy_percent"]), _late(rates["bus_bytes_per_second"])
-    parts: list[tuple[Verdict, str]] = list(_processes(answers))
+    parts = list(_processes(answers))
     if memory and (held := min(memory) / 2**30) > HELD_WARN:
-        parts.append((verdict_of(fail=held > HELD_FAIL, warn=True), f"{held:.1f} GiB of memory are in use"))
+        parts.append((held > HELD_FAIL, f"{held:.1f} GiB of memory are in use"))
     if busy and (percent := mean(busy)) > BUSY_WARN:
-        verdict = verdict_of(fail=percent > BUSY_FAIL, warn=True)
-        parts.append((verdict, f"it is busy {percent:.0f}% of the time"))
+        parts.append((percent > BUSY_FAIL, f"it is busy {percent:.0f}% of the time"))
     if traffic and (rate := mean(traffic)) > TRAFFIC_WARN:
-        verdict = verdict_of(fail=rate > TRAFFIC_FAIL, warn=True)
-        parts.append((verdict, f"{quantity(rate, 'B/s')} cross its bus"))
+        parts.append((rate > TRAFFIC_FAIL, f"{quantity(rate, 'B/s')} cross its bus"))
     if not memory and not busy and not traffic:
         return question.unread("reports neither memory use, load nor traffic")
     watched = answers.get("ComputeRunningProcesses") is not None
     free = ["no process"] * watched + ["no load"] * bool(busy) + ["no traffic"] * bool(traffic)
     return question.judged(
-        verdict_of(fail="fail" in [verdict for verdict, _ in parts], warn=parts),
+        verdict_of(fail=any(grave for grave, _ in parts), warn=parts),
         "; ".join(text for _, text in parts) or f"idle: {', '.join(free)}",
         expected=f"no process, under {HELD_WARN:g} GiB in use, under {BUSY_WARN:g}% busy, under "
         f"{quantity(TRAFFIC_WARN, 'B/s')} on its bus",
@@ -62,15 +60,16 @@ def _use(index: int, rates: dict[str, list[float]], answers: Answers) -> Finding
     )
 
 
-def _processes(answers: Answers) -> Iterator[tuple[Verdict, str]]:
+def _processes(answers: Answers) -> Iterator[tuple[bool, str]]:
+    """Yield in words which processes run on a GPU, after whether that is a fault."""
     compute, *others = (
         answers.get(f"{kind}RunningProcesses") or () for kind in ("Compute", "Graphics", "MPSCompute")
     )
     drawing = [process for processes in others for process in processes]
     if compute:
-        yield "fail", f"{len(compute)} processes compute there (pid {_pids(compute)})"
+        yield True, f"{len(compute)} processes compute there (pid {_pids(compute)})"
     elif drawing:
-        yield "warn", f"{len(drawing)} graphics processes run there (pid {_pids(drawing)})"
+        yield False, f"{len(drawing)} graphics processes run there (pid {_pids(drawing)})"
 
 
 def _pids(processes: list[dict[str, int]]) -> str:

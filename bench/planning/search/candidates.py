@@ -184,7 +184,7 @@ def _strikes(setting: Setting, blamed: Sequence[tuple[frozenset[str], int]]) -> 
 
 def _suspicion(setting: Setting, blamed: Sequence[tuple[frozenset[str], int]]) -> float:
     """Return how suspect a setting is before any trial worked: each suspect method may be to blame."""
-    return sum(strikes * len(suspects & {*setting}) / max(1, len(suspects)) for suspects, strikes in blamed)
+    return sum(strikes * len(suspects & {*setting}) / len(suspects) for suspects, strikes in blamed)
 
 
 def _guess(plan: SettingPlan, trial: Trial, memory_bytes: int) -> tuple[bool, float, float, int]:

@@ -187,7 +187,7 @@ def _compare(
 def _figures(
     here: ReproducibleRun, there: ReproducibleRun, ours: TrialResult, theirs: TrialResult, limits: StepLimits
 ) -> Iterator[FigureMatch]:
-    if ours.outcome != theirs.outcome or ours.estimate is None or theirs.estimate is None:
+    if ours.estimate is None or theirs.estimate is None:
         yield FigureMatch("outcome", _outcome(ours, theirs), _ended(ours), _ended(theirs), None, None)
         return
     yield _step(ours.estimate.step_seconds, theirs.estimate.step_seconds, limits)
@@ -250,7 +250,7 @@ def _within(name: str, ours: float, theirs: float, tolerance: float) -> FigureMa
 def _reasons(
     here: ReproducibleRun, there: ReproducibleRun, ours: TrialResult, theirs: TrialResult
 ) -> Iterator[str]:
-    if ours.failure is not None and ours.outcome != theirs.outcome:
+    if ours.failure is not None:
         yield f"{ours.outcome} here, {theirs.outcome} there"
     yield from _of_machines(here, there)
     a, b = here.courses.get(ours.id, MeanCourse()), there.courses.get(theirs.id, MeanCourse())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -221,14 +222,31 @@ def test_three_commands_that_do_not_answer_end_within_the_time_of_the_check() ->
 def test_ipmitool_is_asked_in_english_and_may_print_any_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The standard input of ipmitool is empty, so that it never waits for one."""
     monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
-    name = "printf 'Firmware Revision : %s\\377\\n' $LC_ALL$(cat)"
+    name = "printf 'Firmware Revision : %s\\377\\n' $LC_ALL"
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     tool(tmp_path, name)
     assert read_bmc(tmp_path) == BoardManager("C\ufffd")
     (tmp_path / "ipmitool").write_text("#!/bin/sh\nprintf 'no\\377' >&2; exit 1\n")
     assert read_bmc(tmp_path).why == "the BMC gave no answer: ipmitool mc info: no\ufffd"
+
+
+@pytest.fixture
+def typed(tmp_path: Path) -> Iterator[None]:
+    """Put text into the standard input of this process, as a user who types ahead."""
+    (tmp_path / "typed").write_text("typed\n")
+    own = os.dup(0)
+    with (tmp_path / "typed").open("rb") as file:
+        os.dup2(file.fileno(), 0)
+    yield
+    os.dup2(own, 0)
+    os.close(own)
+
+
+@pytest.mark.usefixtures("typed")
+def test_ipmitool_does_not_read_what_the_user_types(tmp_path: Path) -> None:
+    program = tool(tmp_path, "printf 'Firmware Revision : 1.74%s\\n' $(cat)")
+    assert read_bmc(tmp_path, str(program)) == BoardManager("1.74")
 
 
 def test_a_device_that_is_closed_to_the_user_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from bench.base.gpu_catalogue import gpu_named
-from bench.node_check.all_checks import known_checks
+from bench.node_check.all_checks import NAMES, known_checks
 from bench.node_check.check_results import judge
+from bench.node_check.checks import Check
+from bench.node_check.judging import DEPTHS
 from bench.node_check.judging.evidence import Evidence
 from bench.node_check.judging.standards import Standards, profiles
 from bench.records.trial import Gpu
@@ -83,3 +85,51 @@ def test_no_reference_is_more_than_the_vendors_peak() -> None:
                     name,
                 )
         assert profile.figures["memory"].value <= 1.01e9 * gpu.memory_gb_per_second
+
+
+def check(**more: Any) -> Check:
+    return Check("a", "?", lambda _, __: iter(()), **more)
+
+
+@pytest.mark.parametrize(
+    ("made", "device", "count", "why"),
+    [
+        (check(), "cuda", 0, None),
+        (check(least_gpus=2), "cuda", 2, None),
+        (check(least_gpus=2), "cuda", 1, "needs two GPUs"),
+        (check(least_gpus=4), "cuda", 3, "needs 4 GPUs"),
+        (check(least_gpus=1), "cuda", 0, "needs 1 GPUs"),
+        (check(), "cpu", 0, "is about a GPU"),  # nothing is measured, so GPUs are asked
+        (check(measure=lambda _, __: {}), "cpu", 0, None),
+        (check(measure=lambda _, __: {}, about_gpus=True), "cpu", 0, "is about a GPU"),
+        (check(measure=lambda _, __: {}, about_gpus=True), "cuda", 0, None),
+    ],
+)
+def test_a_check_is_refused_without_enough_gpus_or_on_a_cpu_if_it_is_about_gpus(
+    made: Check, device: Any, count: int, why: str | None
+) -> None:
+    assert made.refuse(device, (), count) == why
+
+
+@pytest.mark.parametrize(
+    ("made", "asked", "at"),
+    [
+        (check(), "passive prolog quick standard soak", "quick standard soak nodes"),
+        (
+            check(passive=True),
+            "passive prolog quick standard soak",
+            "passive prolog quick standard soak nodes",
+        ),
+        (check(prolog=True), "passive prolog quick standard soak", "prolog quick standard soak nodes"),
+        (check(thorough=True), "passive prolog quick standard soak", "standard soak nodes"),
+        (check(workers="nodes", between_nodes=True), "nodes", "quick standard soak nodes"),
+        (check(between_nodes=True), "passive prolog quick standard soak nodes", "quick standard soak nodes"),
+    ],
+)
+def test_the_depth_decides_which_checks_are_asked_and_made(made: Check, asked: str, at: str) -> None:
+    assert [depth for depth in DEPTHS if made.is_asked_at(depth)] == asked.split()
+    assert [depth for depth in DEPTHS if made.is_made_at(depth)] == at.split()
+
+
+def test_the_names_of_the_checks_are_known_without_importing_them() -> None:
+    assert tuple(known_checks()) == NAMES

@@ -26,6 +26,7 @@ from bench.node_check.judging.finding import (
 )
 def test_the_most_serious_condition_decides(fail: object, warn: object, verdict: str) -> None:
     assert verdict_of(fail=fail, warn=warn) == verdict
+    assert (verdict_of(fail=False), verdict_of(fail=True)) == ("pass", "fail")
 
 
 def test_a_pass_has_no_advice_and_a_failure_has() -> None:
@@ -66,6 +67,10 @@ def test_an_unread_answer_is_not_run_and_counts_by_default() -> None:
     assert question.subject == "GPU 2 mode"
     assert (question.unread("no answer").verdict, question.unread("no answer").counts) == ("not-run", True)
     assert not question.unread("no answer", counts=False).counts
+    assert (question.unread("no answer").expected, question.unread("no answer").source) == (
+        "an answer",
+        "bench",
+    )
 
 
 def finding(verdict: Any, **more: Any) -> Finding:
