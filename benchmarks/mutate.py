@@ -1,6 +1,7 @@
 """Change modules one small step at a time, and see whether their tests notice: `make mutate`.
 
     python -m benchmarks.mutate [MODULE ...] [--base HEAD~1] [--mutants 40] [--seed 0]
+    python -m benchmarks.mutate --first-report [--total 616] [--seed 0]
 
 Without modules, those of benchmarks/mutated_modules.py that differ from the base. Tests run in copies of this
 tree, two at once, those first that call the changed function. out/mutate keeps the results until the module
@@ -32,8 +33,8 @@ from tabulate import tabulate
 
 from benchmarks.changed_functions import changed_functions
 from benchmarks.forked_tests import Reply, Request, TracedTest
-from benchmarks.mutated_modules import MODULES, Held
-from benchmarks.mutations import Mutant, draw
+from benchmarks.mutated_modules import FIRST_REPORT, MODULES, Held
+from benchmarks.mutations import Mutant, changes, draw
 
 ROOT = Path(__file__).parents[1]
 EQUIVALENT = Path(__file__).parent / "data" / "equivalent_mutants.json"
@@ -60,12 +61,16 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("modules", nargs="*")
+    parser.add_argument("--first-report", action="store_true", help="the modules of the first report, too")
     parser.add_argument("--base", default="HEAD~1")
-    parser.add_argument("--mutants", type=int, default=40, help="of each module")
+    drawn = parser.add_mutually_exclusive_group()
+    drawn.add_argument("--mutants", type=int, default=40, help="of each module")
+    drawn.add_argument("--total", type=int, help="of all modules, in proportion to their possible changes")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--at-once", type=int, default=AT_ONCE, help="copies of the tree in which tests run")
     arguments = parser.parse_args()
-    names = arguments.modules or changed_since(arguments.base)
+    first_report = FIRST_REPORT if arguments.first_report else ()
+    names = [*arguments.modules, *first_report] or changed_since(arguments.base)
     if unknown := [name for name in names if name not in MODULES]:
         parser.error(f"not in benchmarks/mutated_modules.py: {', '.join(unknown)}")
     if not names:
@@ -73,7 +78,21 @@ def main() -> int:
         return 0
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # removes the copies, as after ctrl-c
     modules = {name: MODULES[name] for name in names}
-    return mutate(ROOT, modules, known_equivalents(), arguments.mutants, arguments.seed, arguments.at_once)
+    counts = dict.fromkeys(modules, arguments.mutants)
+    if arguments.total is not None:
+        sizes = {name: sum(1 for _ in changes(ast.parse((ROOT / name).read_text()))) for name in modules}
+        counts = in_proportion(arguments.total, sizes)
+    return mutate(ROOT, modules, known_equivalents(), counts, arguments.seed, arguments.at_once)
+
+
+def in_proportion(total: int, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Share out a number in proportion to sizes; what rounding down leaves goes to the largest rests."""
+    whole = sum(sizes.values())
+    counts = {name: total * size // whole for name, size in sizes.items()}
+    by_rest = sorted(sizes, key=lambda name: total * sizes[name] % whole, reverse=True)
+    for name in by_rest[: total - sum(counts.values())]:
+        counts[name] += 1
+    return counts
 
 
 def changed_since(base: str) -> list[str]:
@@ -94,7 +113,7 @@ def mutate(
     root: Path,
     modules: Mapping[str, Held],
     equivalent: Mapping[ChangeName, str],
-    count: int,
+    counts: Mapping[str, int],
     seed: int,
     at_once: int = AT_ONCE,
 ) -> int:
@@ -106,7 +125,7 @@ def mutate(
         except UnchangedFails as error:
             print(error, file=sys.stderr)
             return 2
-        drawn = [(module, mutant) for module in mutated for mutant in module.drawn(count)]
+        drawn = [(module, mutant) for module in mutated for mutant in module.drawn(counts[module.name])]
         for (module, mutant), ending in zip(drawn, pool.map(_ending, drawn), strict=True):
             if ending == "survived":
                 print(f"{module.name}:{mutant.line}: {mutant.change}  ({mutant.function})", flush=True)
