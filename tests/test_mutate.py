@@ -188,9 +188,7 @@ def test_an_equivalent_change_is_neither_tried_nor_counted(
     assert capsys.readouterr().out.splitlines()[-1].split()[2:] == ["1", "0", "1", "0", "100.0%"]
 
 
-def test_modules_with_equal_tests_are_tested_without_a_change_at_once(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_modules_are_tested_without_a_change_at_once(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (project / "rent.py").write_text("def rent(days):\n    return 2 * days\n")
     imports = "from money import total\nfrom rent import rent\n"
     test = f"{imports}\ndef test_both():\n    assert total(3, rent(2)) == 12\n"
@@ -204,6 +202,28 @@ def test_modules_with_equal_tests_are_tested_without_a_change_at_once(
         ["money.py", "rent.py"],
         (),
     ]
+
+
+def test_tests_that_do_not_call_the_function_may_be_left_out(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A test that starts a program notices more, and takes longer."""
+    program = "import money, sys; sys.exit(money.total(2, 3) != 6)"
+    test = f"""\
+import subprocess, sys
+from money import total
+
+def test_total():
+    assert total(2, 1) == 2
+
+def test_program():
+    subprocess.run([sys.executable, "-c", {program!r}], check=True)
+"""
+    (project / "tests/test_money.py").write_text(test)
+    assert mutate(project, MONEY, {}, TRIED, seed=0, calling=True) == 1
+    assert CHANGE in capsys.readouterr().out
+    assert mutate(project, MONEY, {}, TRIED, seed=0) == 0, "what survived some tests is tried with all"
+    assert mutate(project, MONEY, {}, TRIED, seed=0, calling=True) == 0, "what was noticed stays so"
 
 
 def test_tests_that_fail_without_a_change_prove_nothing(
@@ -280,6 +300,12 @@ def test_a_traced_run_names_the_functions_that_each_test_calls(tree: Copy) -> No
     calls = {test.name: test.calls for test in reply.traced}
     assert ["money.py", "Rent.total"] in calls["test_money.py::test_total"]
     assert calls["test_money.py::test_nothing"] == []
+
+
+def test_named_tests_may_run_alone(tree: Copy) -> None:
+    (tree.folder / "test_two.py").write_text("def test_a(): pass\ndef test_b(): assert False\n")
+    assert tree.run(Request(["test_two.py"], None, ["test_two.py::test_a"], alone=True)).passed
+    assert not tree.run(Request(["test_two.py"], None, ["test_two.py::test_a"])).passed
 
 
 def test_named_tests_run_first(tree: Copy) -> None:
