@@ -148,3 +148,10 @@ end_all_children()
 
 def test_orphans_are_adopted_and_ended() -> None:
     subprocess.run([sys.executable, "-c", CHILDREN], check=True)
+
+
+def test_a_request_that_the_kernel_refuses_is_an_error() -> None:
+    with pytest.raises(OSError, match=r"^\[Errno 22\] prctl$"):
+        linux_processes._prctl(9999, 0)
+    with pytest.raises(OSError, match="prctl"):
+        linux_processes._prctl(1, 9999)  # no signal has this number
