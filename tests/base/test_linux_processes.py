@@ -155,3 +155,24 @@ def test_a_request_that_the_kernel_refuses_is_an_error() -> None:
         linux_processes._prctl(9999, 0)
     with pytest.raises(OSError, match="prctl"):
         linux_processes._prctl(1, 9999)  # no signal has this number
+
+
+def fresh(code: str) -> subprocess.CompletedProcess[str]:
+    """Run code in a process of its own; return when it and all that hold its output have ended."""
+    whole = f"import os, sys, time\nfrom bench.base.linux_processes import *\n{code}"
+    return subprocess.run([sys.executable, "-c", whole], capture_output=True, text=True, check=False)
+
+
+def test_a_worker_is_the_first_that_the_kernel_ends_for_memory() -> None:
+    done = fresh("preferred_victim(); print(open('/proc/self/oom_score_adj').read())")
+    assert done.stdout.strip() == "1000"
+
+
+def test_a_process_ends_with_its_parent() -> None:
+    done = fresh("parent = os.getpid()\nif not os.fork(): die_with_parent(parent); time.sleep(600)")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_process_whose_parent_has_ended_already_ends_too() -> None:
+    assert fresh("die_with_parent(os.getppid() + 1); time.sleep(600)").returncode == 1
+    assert fresh("die_with_parent(os.getppid()); sys.exit(7)").returncode == 7
