@@ -178,7 +178,7 @@ MODULES: Mapping[str, Held] = {
     "bench/bundle/tar_format.py": _held("bundles", f"bundle/test_bundle {_BUNDLES}"),
     "bench/bundle/pack.py": _held("bundles", f"bundle/test_bundle {_BUNDLES}"),
     "bench/base/strict_json.py": _held("bundles", f"base/test_codec {_BUNDLES}"),
-    "bench/base/fast_json.py": _held("bundles", f"base/test_codec {_BUNDLES}"),
+    "bench/base/fast_json.py": _held("bundles", f"base/test_fast_json base/test_codec {_BUNDLES}"),
     "bench/records/estimate.py": _held("estimates", "records/test_estimate records/test_winner"),
     "bench/records/fastest.py": _held(
         "estimates", f"records/test_winner records/test_summary report/test_gradient_checks {_COMPARING}"
