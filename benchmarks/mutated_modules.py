@@ -252,7 +252,9 @@ MODULES: Mapping[str, Held] = {
     "bench/node_check/check_manifest.py": _held(
         "judging", "node_check/test_manifest node_check/test_manifest_of_results"
     ),
-    "bench/node_check/fleet.py": _held("judging", "node_check/test_fleet node_check/test_results"),
+    "bench/node_check/fleet.py": _held(
+        "judging", "node_check/test_fleet_in_digits node_check/test_fleet node_check/test_results"
+    ),
     "bench/node_check/check_results.py": _held(
         "judging", "node_check/test_manifest_of_results node_check/test_results node_check/test_fleet"
     ),
