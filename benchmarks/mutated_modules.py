@@ -118,11 +118,11 @@ MODULES: Mapping[str, Held] = {
     "bench/planning/prediction/kernel_rates.py": _held(
         "estimates", f"planning/test_kernel_rates {_PREDICTING}"
     ),
-    "bench/planning/prediction/card_rates.py": _held("estimates", _PREDICTING),
+    "bench/planning/prediction/card_rates.py": _held("estimates", f"planning/test_card_rates {_PREDICTING}"),
     "bench/planning/prediction/candidates.py": _held("estimates", _PREDICTING),
     "bench/planning/prediction/choice.py": _held("estimates", _PREDICTING),
     "bench/planning/prediction/interruptions.py": _held(
-        "estimates", "report/test_priced_predictions planning/test_prediction"
+        "estimates", "planning/test_card_rates report/test_priced_predictions planning/test_prediction"
     ),
     "bench/push/host_push.py": _held("pushing", f"push/test_host_push {_PUSHING} push/test_strange_nodes"),
     "bench/push/node_preflight.py": _held(

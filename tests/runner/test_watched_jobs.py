@@ -6,7 +6,9 @@ tests/runner/test_supervise.py does it with real processes.
 from __future__ import annotations
 
 import json
+import signal
 import socket
+import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import inf
@@ -300,6 +302,20 @@ def test_a_log_is_kept_short_while_the_job_says_nothing(play: Any, monkeypatch: 
     owner = play((0, START), (1, NOTHING), (1, NOTHING), (0, READ), (0, END))
     owner.outcome(Limits(60))
     assert logs == [owner.log_file] * 2
+
+
+def test_closing_ends_the_job_in_flight_once_and_the_server(machine: Machine, tmp_path: Path) -> None:
+    owner = Supervisor([], lambda event: None, tmp_path / "server.txt")
+    owner._group = 7
+    ours, theirs = socket.socketpair()
+    owner._socket = ours
+    with theirs, subprocess.Popen(["sleep", "600"]) as server:
+        owner._server = server
+        owner.close()
+        assert theirs.recv(1) == b"", "it is told to end its children and itself"
+        assert server.poll() == -signal.SIGKILL
+    owner.close()
+    assert machine.killed == [7]
 
 
 # --- jobs -----------------------------------------------------------------------------------------------
