@@ -40,7 +40,10 @@ _SEARCH = (
 )
 _JUDGING = "node_check/checks/test_faults node_check/checks/test_recorded node_check/checks/test_contract"
 _DECLARED = "node_check/checks/test_declared node_check/checks/test_elsewhere"
-_PREDICTING = "planning/test_prediction planning/test_choice report/test_predicted_estimate"
+_PREDICTING = (
+    "planning/test_predicted_machines planning/test_prediction planning/test_choice"
+    " report/test_predicted_estimate"
+)
 _LIBRARY = "library/test_functions library/test_documents library/test_options bundle/test_forged_bundles"
 _MANUAL = "manual/test_entries cli/test_explain"
 _PUSHING = "push/test_push_to_node push/test_without_engine"
