@@ -76,6 +76,16 @@ def test_a_text_that_is_just_not_plain_is_left_to_the_slow_path(text: str) -> No
     assert plain_json(text.encode()) is NOT_PLAIN
 
 
+@pytest.mark.parametrize("space", [" ", "  ", "\n", "\t", "\r", "\n ", " \t"])
+def test_a_key_that_occurs_twice_is_not_hidden_by_space_before_its_colon(space: str) -> None:
+    assert plain_json(f'{{"a"{space}:1,"a":2}}'.encode()) is NOT_PLAIN
+
+
+def test_two_blanks_behind_a_string_may_hide_a_colon_unless_there_are_lines() -> None:
+    assert plain_json(b'["a"  ,1]') is NOT_PLAIN
+    assert plain_json(b'["a"  ,\n1]') == ["a", 1]
+
+
 def test_a_string_that_begins_like_the_end_of_a_key_is_left_to_the_slow_path() -> None:
     """`":` stands in the text once more than there are keys."""
     assert plain_json(b'{"a":":x"}') is NOT_PLAIN
@@ -118,6 +128,17 @@ class Checked:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "count", self.count + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Single:
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class WithObject:
+    count: int
+    more: dict  # type: ignore[type-arg]
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,5 +190,10 @@ def test_a_class_whose_instances_are_more_than_their_slots_is_called() -> None:
     assert found is not None and found[0].count == 2
 
 
+def test_rows_of_one_value_are_decoded() -> None:
+    assert decoded(Single, [{"count": 1}, {"count": 2}]) == (Single(1), Single(2))
+
+
 def test_rows_with_other_than_plain_values_are_left_to_the_slow_path() -> None:
     assert decoded(Nested, [{"count": 1, "step": None}]) is None
+    assert decoded(WithObject, [{"count": 1, "more": {}}]) is None
