@@ -182,6 +182,30 @@ def test_what_money_trains_is_in_the_currency_of_the_prices() -> None:
     assert offer_worth(None, "tokens", "USD") == ("", "")
 
 
+def test_columns_have_these_heads_sides_and_some_are_always_shown(entry: Entry, made: Comparison) -> None:
+    assert HEADERS == {
+        "rank": "", "machine": "machine", "days": "days", "slower": "times the fastest", "setting": "setting",
+        "batch": "batch", "limit": "of limit", "floor": "of floor", "mfu": "MFU", "memory": "memory",
+        "kwh": "kWh a run", "node_kwh": "node kWh", "co2": "kg CO2", "level": "level", "run": "run",
+        "note": "",
+    }  # fmt: skip
+    slower = replace(entry, place=Rank(2, Interval(1.5, 0.1)))
+    (shown,) = machine_tables([replace(the_part(made), entries=(slower,))])
+    assert shown is not None
+    assert [(column.name, column.head) for column in shown.columns] == list(HEADERS.items())
+    left = [column.name for column in shown.columns if not column.right]
+    assert left == ["machine", "setting", "level", "run", "note"]
+    found = compared(made, entry, RENT)
+    offered = offer_table(the_part(found), found)
+    assert offered is not None
+    assert [(column.name, column.head) for column in offered.columns] == [
+        ("kind", ""), ("machine", "machine"), ("days", "days"), ("price", "price"), ("cost", "a run"),
+        ("worth", "worth"), ("billion", "a billion"), ("note", ""),
+    ]  # fmt: skip
+    assert [column.name for column in offered.columns if column.fixed] == ["kind", "machine", "note"]
+    assert [column.name for column in offered.columns if not column.right] == ["kind", "machine", "note"]
+
+
 def test_no_price_is_no_table(entry: Entry, made: Comparison) -> None:
     found = compared(made, entry, RENT)
     shown = offer_table(the_part(found), found)

@@ -13,7 +13,7 @@ import pytest
 
 from bench.records.trial import Gpu, NodeFacts
 from bench.runner.machine import telemetry
-from bench.runner.machine.telemetry import IN_USE_BYTES, TelemetrySampler, gpu_queries
+from bench.runner.machine.telemetry import TelemetrySampler, gpu_queries
 
 GIB = 1 << 30
 GPUS = tuple(Gpu(index, "NVIDIA H200", f"GPU-{index}", 140 * GIB, "9.0") for index in range(3))
@@ -66,10 +66,10 @@ def test_memory_that_others_hold_is_noted_while_no_job_runs(driver: Driver, tmp_
     driver.used = [60 * GIB] * 3  # a job of this run
     assert held(sampler) == [None, None, None]
 
-    driver.used = [IN_USE_BYTES, IN_USE_BYTES + 1, 90 * GIB]
+    driver.used = [2 * GIB, 2 * GIB + 1, 90 * GIB]
     sampler.note_held(2)
     driver.used = [60 * GIB] * 3
-    assert held(sampler) == [None, IN_USE_BYTES + 1, None], "the third GPU does not train"
+    assert held(sampler) == [None, 2 * GIB + 1, None], "the third GPU does not train"
 
     driver.used = [GIB // 2] * 3
     sampler.note_held(2)
