@@ -200,7 +200,7 @@ MODULES: Mapping[str, Held] = {
     "bench/records/slowdown.py": _held("judging", "records/test_slowdown report/test_formats"),
     "bench/node_check/judging/judge_figures.py": _held("judging", f"{_JUDGING} node_check/test_results"),
     "bench/node_check/judging/standards.py": _held(
-        "judging", f"node_check/test_published_figures {_JUDGING}"
+        "judging", f"node_check/test_published_figures {_JUDGING} node_check/checks/test_host_errors"
     ),
     **{
         f"bench/node_check/checks/{name}.py": _held(

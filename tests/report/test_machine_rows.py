@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from bench.base import terminal
+from bench.base.terminal import Table, Wrapped
 from bench.cli.compare import CompareArguments, collect
 from bench.records.estimate import Interval
 from bench.records.marks import Mark
-from bench.report.compare.comparison import Comparison, Entry, ModelPart
+from bench.report.compare.comparison import Comparison, Entry, ModelPart, SetApart
 from bench.report.compare.decision import BreakEven, Rank, Wish
 from bench.report.compare.offers import Offer
 from bench.report.text.comparison_csv import CSV_COLUMNS, csv_text
-from bench.report.text.comparison_table import machine_tables, offer_table
+from bench.report.text.comparison_table import (
+    OFFER_STEPS,
+    STEPS,
+    machine_tables,
+    markdown,
+    offer_table,
+    table,
+)
 from bench.report.text.machine_rows import HEADERS, cells, life_text, machine_rows, offer_worth, offers
 from tests.report.made import bundle
 
@@ -310,3 +320,89 @@ def test_every_figure_is_in_its_column_with_every_digit(entry: Entry, made: Comp
 def test_the_fastest_machine_takes_once_its_own_days(entry: Entry, made: Comparison) -> None:
     row = csv_row(compared(made, entry, RENT))
     assert (row["rank"], row["slower"], row["slower_half_width"]) == ("1", "1.0", "0.0")
+
+
+# --- tables ---------------------------------------------------------------------------------------------
+
+
+def widest(entry: Entry) -> Entry:
+    """Make an entry that fills every column, with texts that are worth wrapping."""
+    long = with_best(entry, label="checkpointing + half-weights + compile-blocks")
+    return replace(with_row(long, complete=False), place=Rank(2, Interval(1.5, 0.1)))
+
+
+def narrowing(shown: Table, steps: Sequence[str | Wrapped]) -> dict[tuple[str, ...], dict[str, int]]:
+    """Return by columns left out, in their order, how wide the others are where it is narrowest."""
+    found: dict[tuple[str, ...], dict[str, int]] = {}
+    for room in range(260, 30, -1):
+        fitted = terminal.alike([shown], steps, room=room)
+        rule = next(line for line in fitted.texts[0].splitlines() if set(line) == {"-", " "})
+        names = [
+            column.name for column in shown.columns if column.head not in fitted.left_out or not column.head
+        ]
+        widths = dict(zip(names, map(len, rule.split()), strict=True))
+        if widths["note"] < 14:  # all steps are taken
+            break
+        if sum(widths.values()) + 2 * (len(widths) - 1) == room:
+            found[tuple(fitted.left_out)] = widths
+    return found
+
+
+def test_a_narrower_terminal_wraps_texts_and_loses_columns_in_this_order(
+    entry: Entry, made: Comparison
+) -> None:
+    (shown,) = machine_tables([replace(the_part(made), entries=(widest(entry),))])
+    assert shown is not None
+    found = narrowing(shown, STEPS)
+    order = (
+        "run", "level", "kWh a run", "MFU", "node kWh", "of floor", "of limit", "memory", "batch",
+        "times the fastest", "kg CO2", "setting",
+    )  # fmt: skip
+    assert list(found) == [order[:count] for count in range(len(order) + 1)]
+    assert found[()]["note"] == 20
+    assert found[order[:8]]["setting"] > 20
+    assert found[order[:9]]["setting"] == 20
+    assert found[order[:10]]["machine"] > 12
+    assert found[order[:11]]["machine"] == 12
+    assert found[order] == {"rank": 2, "machine": 12, "days": 11, "note": 14}
+
+
+def test_a_narrower_terminal_wraps_and_loses_columns_of_offers_in_this_order(
+    entry: Entry, made: Comparison
+) -> None:
+    found = compared(made, entry, replace(RENT, marks=("the cheapest by the deadline",)))
+    shown = offer_table(the_part(found), found)
+    assert shown is not None
+    widths = narrowing(shown, OFFER_STEPS)
+    assert list(widths) == [
+        (), ("a billion",), ("a billion", "worth"), ("a billion", "worth", "days"),
+        ("a billion", "worth", "days", "price"),
+    ]  # fmt: skip
+    assert widths[()]["note"] == 20
+    assert widths["a billion", "worth", "days"]["machine"] == 12
+    assert widths["a billion", "worth", "days", "price"] == {"kind": 4, "machine": 12, "cost": 7, "note": 14}
+
+
+def test_lines_of_an_answer_go_on_four_blanks_to_the_right(
+    entry: Entry, made: Comparison, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    asked = compared(made, entry, RENT, wish=Wish(deadline_days=3.0, budget=100.0, runs=2))
+    lines = table(asked).split("\n\n")[0].splitlines()
+    assert lines[0].startswith("asked: ") and sum(line.startswith("answer: ") for line in lines) == 1
+    rest = [line for line in lines if not line.startswith(("asked: ", "answer: "))]
+    assert rest and all(line[:4] == "    " != line[4:8] for line in rest)
+
+
+def test_a_comparison_of_nothing_says_so(made: Comparison) -> None:
+    nothing = replace(made, parts=())
+    assert table(nothing) == "nothing to compare"
+    assert markdown(nothing).startswith("### Nothing to compare\n")
+
+
+def test_a_model_without_a_ranked_machine_has_remarks_and_no_table(entry: Entry, made: Comparison) -> None:
+    part = replace(the_part(made), entries=(), apart=(SetApart(entry.row, ("its figures are odd",)),))
+    for form in (table, markdown):
+        text = form(replace(made, parts=(part, replace(the_part(made), model="other"))))
+        assert "its figures are odd" in text
+        assert "1x H100 80GB HBM3" in text
