@@ -196,7 +196,9 @@ MODULES: Mapping[str, Held] = {
     "bench/report/compare/fastest_runs.py": _held(
         "estimates", f"{_COMPARING} report/test_offers report/test_guesses"
     ),
-    "bench/report/compare/compared_rows.py": _held("estimates", f"{_COMPARING} records/test_slowdown"),
+    "bench/report/compare/compared_rows.py": _held(
+        "estimates", f"{_COMPARING} records/test_slowdown report/test_timeline"
+    ),
     "bench/records/slowdown.py": _held("judging", "records/test_slowdown report/test_formats"),
     "bench/node_check/judging/judge_figures.py": _held("judging", f"{_JUDGING} node_check/test_results"),
     "bench/node_check/judging/standards.py": _held(

@@ -10,6 +10,7 @@ import pytest
 from bench.base.gpu_catalogue import GpuModel, gpu_named
 from bench.planning.plan import usable_bytes
 from bench.planning.prediction import predicted_machines
+from bench.planning.prediction import step_time as timing
 from bench.planning.prediction.candidates import Candidate, Candidates, candidates_of
 from bench.planning.prediction.card_rates import rates_of
 from bench.planning.prediction.predicted_machines import Predicted, Predictor, Unpredicted, seconds_of
@@ -22,7 +23,8 @@ from bench.planning.prediction.step_time import (
     work_of,
 )
 from bench.training.methods import Target, label
-from bench.training.models import Counted, Model, counts_by_formula, known_models
+from bench.training.models import Counted, Flops, Model, counts_by_formula, known_models
+from bench.training.setting import Setting
 
 PYTHIA = known_models()["pythia-160m"]
 GIB = 2**30
@@ -177,3 +179,18 @@ def test_what_needs_least_is_told_where_nothing_fits() -> None:
     assert (fitting, smaller) == (StepPart(8, 4), StepPart(4, 8))
     assert options.settings[0].batches_in(50 * GIB, 32) == [StepPart(4, 8)]
     assert options.settings[0].batches_in(49 * GIB, 32) == []
+
+
+@pytest.mark.parametrize(("setting", "again"), [((), 0), (("checkpointing",), 1)])
+def test_frozen_weights_need_no_gradients(
+    setting: Setting, again: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def products(flops: Flops) -> float:
+        monkeypatch.setattr(timing, "arithmetic", lambda *_: flops)
+        work = work_of(PYTHIA, setting, 1, counts_of())
+        assert work is not None
+        return work.products
+
+    assert products(Flops(100, attention=10)) == (3 + again) * 100
+    assert products(Flops(100, attention=10, backward=150)) == (1 + again) * 100 + 150 - 2 * 10
+    assert products(Flops(100, attention=90, backward=150)) == (1 + again) * 100

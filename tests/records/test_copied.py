@@ -30,8 +30,6 @@ TEN = frozenset(range(10))
         ),  # one measurement of many
         ([TEN], [frozenset(range(4)), frozenset(range(4, 6))], True),  # spread over several
         ([frozenset({1, 2})], [frozenset({1, 2, 3})], False),  # by chance
-        ([frozenset({1, 2, 3})], [frozenset({1, 2, 3, 4, 5, 6})], True),  # three are no chance
-        ([frozenset({1, 2, 3, 4, 5})], [frozenset({1, 2, 3})], True),
         ([], [TEN], False),
         ([frozenset()], [frozenset()], False),
     ],
@@ -46,11 +44,6 @@ def test_the_first_of_equal_runs_is_the_original() -> None:
     other = frozenset(range(20, 30))
     assert originals([("a", [TEN]), ("b", [other]), ("c", [TEN]), ("d", [other, TEN])]) == [0, 1, 0, 0]
     assert originals([("a", [TEN]), ("a", [TEN, other]), ("b", [other])]) == [0, 1, 1]
-
-
-def test_a_copy_is_the_original_of_no_other_run() -> None:
-    other = frozenset(range(20, 30))
-    assert originals([("a", [TEN]), ("b", [TEN, other]), ("c", [other])]) == [0, 0, 2]
 
 
 def test_noise_in_the_last_digits_hides_nothing() -> None:

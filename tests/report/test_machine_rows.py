@@ -400,6 +400,11 @@ def test_a_comparison_of_nothing_says_so(made: Comparison) -> None:
     assert markdown(nothing).startswith("### Nothing to compare\n")
 
 
+def test_notes_are_a_list_of_markdown(made: Comparison) -> None:
+    notes = markdown(made).split("\n\n")[-1].splitlines()
+    assert len(notes) > 2 and all(note.startswith("- ") for note in notes)
+
+
 def test_a_model_without_a_ranked_machine_has_remarks_and_no_table(entry: Entry, made: Comparison) -> None:
     part = replace(the_part(made), entries=(), apart=(SetApart(entry.row, ("its figures are odd",)),))
     for form in (table, markdown):
