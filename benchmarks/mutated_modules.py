@@ -188,7 +188,8 @@ MODULES: Mapping[str, Held] = {
     ),
     "bench/report/compare/extrapolate.py": _held("estimates", f"report/test_scaling {_COMPARING}"),
     "bench/report/compare/comparison.py": _held(
-        "estimates", f"{_COMPARING} report/test_offers report/test_guesses"
+        "estimates",
+        f"{_COMPARING} report/test_offers report/test_guesses records/test_slowdown records/test_marks",
     ),
     "bench/report/compare/groups.py": _held(
         "estimates", f"{_COMPARING} report/test_offers report/test_guesses"
@@ -281,7 +282,6 @@ MODULES: Mapping[str, Held] = {
     "bench/base/quantities.py": _held("money", "base/test_quantities report/test_words"),
     "bench/records/spread.py": _held("estimates", "report/test_spreads"),
     "bench/records/mfu.py": _held("estimates", "records/test_mfu"),
-    "bench/records/copied.py": _held("recomputation", "records/test_copied"),
     "bench/report/compare/energy.py": _held("estimates", "report/test_energy report/test_energy_factors"),
     "bench/report/compare/episodes.py": _held("reports", "report/test_episodes report/test_timeline"),
     "bench/report/text/comparison_csv.py": _held("reports", _TEXTS),

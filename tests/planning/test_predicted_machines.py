@@ -9,7 +9,7 @@ import pytest
 
 from bench.base.gpu_catalogue import GpuModel, gpu_named
 from bench.planning.plan import usable_bytes
-from bench.planning.prediction import predicted_machines
+from bench.planning.prediction import candidates, predicted_machines
 from bench.planning.prediction import step_time as timing
 from bench.planning.prediction.candidates import Candidate, Candidates, candidates_of
 from bench.planning.prediction.card_rates import rates_of
@@ -194,3 +194,18 @@ def test_frozen_weights_need_no_gradients(
     assert products(Flops(100, attention=10)) == (3 + again) * 100
     assert products(Flops(100, attention=10, backward=150)) == (1 + again) * 100 + 150 - 2 * 10
     assert products(Flops(100, attention=90, backward=150)) == (1 + again) * 100
+
+
+def test_a_setting_that_a_method_refuses_is_no_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = Target("cuda", 1, 2**37, elsewhere=True)
+    every = candidates_of(PYTHIA, counts_of(), target)
+    without = "checkpointing"
+    assert any(without in one.setting for one in every.settings)
+
+    def refuse(setting: Setting, *_: object) -> str | None:
+        return "not on this machine" if without in setting else None
+
+    monkeypatch.setattr(candidates, "refusal", refuse)
+    found = candidates_of(PYTHIA, counts_of(), target)
+    assert found.settings == tuple(one for one in every.settings if without not in one.setting)
+    assert found.reasons.count("not on this machine") == 1
