@@ -156,6 +156,22 @@ def test_a_list_of_values_of_one_type_is_read_as_each_by_itself() -> None:
             from_json(tuple[float, ...], value)
 
 
+def test_a_union_of_objects_and_plain_types_is_read_by_the_kind_of_the_object() -> None:
+    for union in (Crashed | None, None | Crashed, int | Crashed | TimedOut, list[int] | Crashed):
+        assert union_from_json(union, {"kind": "crashed", "reason": "why"}) == Crashed("why")
+    with pytest.raises(DecodeError, match=r"^/: unknown field 'more'$"):
+        union_from_json(int | Crashed, {"kind": "crashed", "reason": "why", "more": 1})
+
+
+@pytest.mark.parametrize("shape", [("[", "]"), ('{"a":', "}")])
+def test_values_are_nested_at_most_64_deep(shape: tuple[str, str]) -> None:
+    for inside in ("1", '"\\u0061"'):
+        allowed, deeper = (f"{shape[0] * depth}{inside}{shape[1] * depth}" for depth in (64, 65))
+        assert strict_loads(allowed) == json.loads(allowed)
+        with pytest.raises(DecodeError, match="nested too deeply"):
+            strict_loads(deeper)
+
+
 @pytest.mark.parametrize("value", [1, 1.5, "a", True, None])
 def test_a_union_takes_the_types_that_it_names_and_no_other(value: object) -> None:
     every = (int, float, str, bool, type(None))

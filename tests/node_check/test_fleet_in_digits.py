@@ -242,6 +242,12 @@ def test_a_host_has_at_most_5_percent_less_memory_than_the_others(share: float, 
     )
 
 
+@pytest.mark.parametrize(("size", "told"), [(950, False), (949, True)])
+def test_a_host_with_exactly_5_percent_less_memory_is_like_the_others(size: int, told: bool) -> None:
+    others = [member(number, host_bytes=1000) for number in range(5)]
+    assert bool(said(compare_fleet([*others, member(9, host_bytes=size)]), "n9")) is told
+
+
 def test_memory_is_compared_with_nodes_of_as_many_gpus() -> None:
     half = member(9, host_bytes=2**39, gpu_count=4)
     fleet = compare_fleet([*(member(number) for number in range(5)), half])

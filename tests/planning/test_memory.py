@@ -222,6 +222,11 @@ def test_the_state_of_two_billion_parameters(
     assert found == pytest.approx(gigabytes * 1e9, rel=0, abs=0.5)
 
 
+def test_a_model_without_blocks_gathers_all_of_its_weights() -> None:
+    whole = Parts(10**9, ())
+    assert state_bytes(whole, ("fsdp-3",), 4, True, moments=8 * 10**9) == 4 * 10**9 + 2 * 10**9 + 2 * 10**9
+
+
 @pytest.mark.parametrize(
     ("setting", "precision", "gpus", "gigabytes"),
     [

@@ -199,6 +199,9 @@ def test_more_arithmetic_than_the_machine_can_do_is_implausible() -> None:
     assert fast is not None
     assert (slow.plausible, fast.plausible) == (True, False)
     assert slow.utilisation == pytest.approx(0.984)
+    longer = estimate(trial(), measurement([StepSample(2, 2.0)] * 3), Flops(41), ceiling)
+    assert longer is not None
+    assert (longer.flops_per_second, longer.ceiling_flops_per_second) == (3 * 41 * 8 / 2, 1000)
 
 
 @given(

@@ -18,6 +18,7 @@ from bench.records.marks import Mark
 from bench.report.compare.comparison import Comparison, Entry, ModelPart, SetApart
 from bench.report.compare.decision import BreakEven, Rank, Wish
 from bench.report.compare.offers import Offer
+from bench.report.compare.priced_guesses import GuessOffer, PricedGuess
 from bench.report.text.comparison_csv import CSV_COLUMNS, csv_text
 from bench.report.text.comparison_table import (
     OFFER_STEPS,
@@ -314,6 +315,32 @@ def test_every_figure_is_in_its_column_with_every_digit(entry: Entry, made: Comp
         "break_even_utilisation": "0.25", "buy_units_per_currency": "2000000000.0",
         "rent_hour": "5.0", "rent_gpus": "8", "rent_run_cost": "1440.0", "rent_spend": "4320.0",
         "rent_in_budget": "false", "rent_answers": "c", "rent_units_per_currency": "450000000.0",
+    }  # fmt: skip
+
+
+def test_an_estimate_has_its_own_columns(made: Comparison) -> None:
+    offer = GuessOffer(
+        kind="rent", price=5.0, run_cost=100.0, least_run_cost=90.0, most_run_cost=None, spend=200.0,
+        least_spend=180.0, most_spend=None, gpus=8, quotes=(), in_budget="perhaps", outlived=False,
+        unmetered=False, marks=("a",),
+    )  # fmt: skip
+    guess = PricedGuess(
+        gpu="NVIDIA H200", gpus=16, at_peak_days=1.5, days=4.0, low_days=3.0, high_days=5.0, held_out=7,
+        basis="a row", in_time="yes", gaps=(),
+        offers=(offer, replace(offer, kind="buy", price=9.0, most_run_cost=110.0, unmetered=True)),
+    )  # fmt: skip
+    part = replace(the_part(made), entries=(), apart=(), guesses=(guess,), differs_in=("tf32", "seed 1"))
+    row = csv_row(replace(made, parts=(part,), currency="EUR"))
+    assert {name: text for name, text in row.items() if text} == {
+        "model": "tiny-gpt-neox", "group": "tf32, seed 1", "unit": "tokens", "currency": "EUR",
+        "machine": "NVIDIA H200", "devices": "16", "nodes": "2", "estimate": "true", "days": "4.0",
+        "low_days": "3.0", "high_days": "5.0", "at_peak_days": "1.5", "in_time": "yes", "level": "estimate",
+        "not_compared": "an estimate, not measured: a row",
+        "rent_hour": "5.0", "rent_gpus": "8", "rent_run_cost": "100.0", "rent_least_run_cost": "90.0",
+        "rent_spend": "200.0", "rent_in_budget": "perhaps", "rent_answers": "a",
+        "buy_price": "9.0", "buy_run_cost": "100.0", "buy_least_run_cost": "90.0",
+        "buy_most_run_cost": "110.0", "buy_spend": "200.0", "buy_in_budget": "perhaps", "buy_answers": "a",
+        "buy_outlived": "false", "buy_unmetered": "true",
     }  # fmt: skip
 
 

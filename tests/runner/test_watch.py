@@ -137,3 +137,22 @@ def test_the_process_reads_until_its_standard_input_is_closed(
     assert process.poll() is None
     process.stdin.close()
     assert process.wait() == 0
+
+
+def test_the_process_ends_with_its_parent_though_its_standard_input_stays_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "fake.json").write_text(json.dumps({"count": 1}))
+    monkeypatch.setenv("BENCH_FAKE_NVML", str(tmp_path / "fake.json"))
+    path = tmp_path / "course.jsonl"
+    watch = [sys.executable, "-m", "bench.runner.machine.watch", str(path), "0.01"]
+    code = f"import subprocess; print(subprocess.Popen({watch}).pid, flush=True); input()"
+    parent = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert parent.stdin is not None and parent.stdout is not None
+    watching_pid = int(parent.stdout.readline())
+    until(lambda: path.exists() and path.read_bytes(), "a reading")
+    parent.kill()
+    parent.wait()
+    until(lambda: not Path(f"/proc/{watching_pid}/exe").exists(), "the end of the watch")
+    parent.stdin.close()
+    parent.stdout.close()
