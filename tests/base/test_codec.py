@@ -20,6 +20,7 @@ from bench.base.strict_json import (
     harmless_json,
     pretty_json,
     strict_loads,
+    tagged_infinity,
     to_json,
     union_from_json,
     whole_texts,
@@ -161,6 +162,13 @@ def test_a_union_of_objects_and_plain_types_is_read_by_the_kind_of_the_object() 
         assert union_from_json(union, {"kind": "crashed", "reason": "why"}) == Crashed("why")
     with pytest.raises(DecodeError, match=r"^/: unknown field 'more'$"):
         union_from_json(int | Crashed, {"kind": "crashed", "reason": "why", "more": 1})
+
+
+def test_an_infinite_number_may_be_kept_as_an_object_where_asked_for_and_no_number_never() -> None:
+    assert tagged_infinity("Infinity") == {"__float__": "Infinity"}
+    assert tagged_infinity("-Infinity") == {"__float__": "-Infinity"}
+    with pytest.raises(DecodeError, match="^NaN is no JSON number$"):
+        tagged_infinity("NaN")
 
 
 @pytest.mark.parametrize("shape", [("[", "]"), ('{"a":', "}")])
