@@ -189,7 +189,8 @@ MODULES: Mapping[str, Held] = {
     "bench/report/compare/extrapolate.py": _held("estimates", f"report/test_scaling {_COMPARING}"),
     "bench/report/compare/comparison.py": _held(
         "estimates",
-        f"{_COMPARING} report/test_offers report/test_guesses records/test_slowdown records/test_marks",
+        f"report/test_rows_of_a_bundle {_COMPARING} report/test_offers report/test_guesses"
+        " records/test_slowdown records/test_marks",
     ),
     "bench/report/compare/groups.py": _held(
         "estimates", f"{_COMPARING} report/test_offers report/test_guesses"
@@ -198,7 +199,7 @@ MODULES: Mapping[str, Held] = {
         "estimates", f"{_COMPARING} report/test_offers report/test_guesses"
     ),
     "bench/report/compare/compared_rows.py": _held(
-        "estimates", f"{_COMPARING} records/test_slowdown report/test_timeline"
+        "estimates", f"report/test_rows_of_a_bundle {_COMPARING} records/test_slowdown report/test_timeline"
     ),
     "bench/records/slowdown.py": _held("judging", "records/test_slowdown report/test_formats"),
     "bench/node_check/judging/judge_figures.py": _held("judging", f"{_JUDGING} node_check/test_results"),

@@ -167,7 +167,7 @@ def test_a_union_of_objects_and_plain_types_is_read_by_the_kind_of_the_object() 
 def test_an_infinite_number_may_be_kept_as_an_object_where_asked_for_and_no_number_never() -> None:
     assert tagged_infinity("Infinity") == {"__float__": "Infinity"}
     assert tagged_infinity("-Infinity") == {"__float__": "-Infinity"}
-    with pytest.raises(DecodeError, match="^NaN is no JSON number$"):
+    with pytest.raises(DecodeError, match=r"^NaN is no JSON number$"):
         tagged_infinity("NaN")
 
 
