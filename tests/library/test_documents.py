@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,10 @@ import pytest
 
 import bench
 from bench.base.gpu_catalogue import gpu_models
+from bench.library.plan import _missing_kernels
 from bench.library.verify import CheckedBundle
 from bench.records.trial import Gpu, NodeFacts
+from bench.training.methods import Target
 
 ROOT = Path(__file__).parents[2]
 CHECK = ROOT / "results/node-check-2xh100/quick.tar"
@@ -106,6 +109,16 @@ def test_a_machine_with_gpus_plans_for_the_number_that_is_asked_for(monkeypatch:
 def test_no_run_is_planned_where_bench_does_not_run(gpu: Any) -> None:
     with pytest.raises(bench.BadInput, match=f"bench does not run on {gpu.name}"):
         bench.plan(TINY, gpu=gpu.name)
+
+
+def test_another_machine_lacks_every_compiled_kernel_and_this_one_those_that_it_has_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    there = {"deepspeed", "flash_attn", "flash_attn_2_cuda", "mamba_ssm"}
+    monkeypatch.setattr("bench.training.methods.method.installed", there.__contains__)
+    elsewhere = Target("cuda", 1, 1 << 37, elsewhere=True)
+    assert _missing_kernels(elsewhere) == ["flash-attn", "mamba-ssm", "causal-conv1d", "deepspeed"]
+    assert _missing_kernels(replace(elsewhere, elsewhere=False)) == ["mamba-ssm", "causal-conv1d"]
 
 
 # --- predictions ------------------------------------------------------------------------------------------
