@@ -235,3 +235,9 @@ def test_a_refused_bundle_tells_the_file_inside_it(where: str | None, inside: st
     assert CheckedBundle(Path("a.tar"), None, refusal).to_json() == {
         "path": "a.tar", "valid": False, "where": inside, "reason": "is malformed", "exit_code": 4,
     }  # fmt: skip
+
+
+def test_a_valid_bundle_says_so_first() -> None:
+    (checked,) = bench.verify(CHECK)
+    document = checked.to_json()
+    assert next(iter(document)) == "valid" and document["valid"] is True and "" not in document
