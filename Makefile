@@ -4,6 +4,7 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 MUTATIONS ?= 100000
 MUTANTS ?= 40
+TOTAL ?=
 BASE ?= HEAD~1
 MODULES ?=
 SEED ?= 0
@@ -144,7 +145,7 @@ fuzz: $(STAMP)  ## 100,000 damaged or forged bundles and 5,000 commands: none ac
 	$(BIN)/python -m tests.fuzz $(MUTATIONS) $(SEED)
 
 mutate: $(STAMP)  ## change modules one step at a time, those that differ from BASE or MODULES=: do tests notice?
-	$(BIN)/python -m benchmarks.mutate $(MODULES) --base $(BASE) --mutants $(MUTANTS) --seed $(SEED)
+	$(BIN)/python -m benchmarks.mutate $(MODULES) --base $(BASE) $(if $(TOTAL),--total $(TOTAL),--mutants $(MUTANTS)) --seed $(SEED)
 
 clean:
 	rm -rf $(VENV) out build dist *.egg-info

@@ -60,6 +60,7 @@ class Request:
     traced: Sequence[str] = ()  # files of the tree, whose functions the reply lists for each test
     changed: Sequence[Mapping[str, str | int]] = ()  # functions; only for tests that are collected already
     processor_seconds: int = 0  # after which a test that is collected already is ended, and has not passed
+    alone: bool = False  # whether only the tests of `first` run; those that are collected already always do
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,18 +86,21 @@ class Reply:
 
 
 class _Order:
-    """Plugin of pytest: the named tests come first."""
+    """Plugin of pytest: the named tests come first, or alone."""
 
-    def __init__(self, first: Sequence[str]) -> None:
+    def __init__(self, first: Sequence[str], alone: bool) -> None:
         self._places = {name: place for place, name in enumerate(first)}
+        self._alone = alone
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        if self._alone:
+            items[:] = [item for item in items if item.nodeid in self._places]
         items.sort(key=lambda item: self._places.get(item.nodeid, len(self._places)))
 
 
 class _Tracer:
-    """Plugin of pytest: notes for each test which functions of some files it calls."""
+    """Plugin of pytest: notes how long each test takes, and which functions of some files it calls."""
 
     def __init__(self, files: Sequence[str]) -> None:
         self._files = {str(Path.cwd() / file): file for file in files}
@@ -105,12 +109,11 @@ class _Tracer:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
-        if not self._files:
-            return (yield)
         self._calls = set()
         start = time.perf_counter()
-        threading.settrace(self._note)
-        sys.settrace(self._note)
+        if self._files:
+            threading.settrace(self._note)
+            sys.settrace(self._note)
         try:
             return (yield)
         finally:
@@ -256,7 +259,7 @@ def _become_tests(request: Request, output: int, learnt: int) -> NoReturn:
         for descriptor, replacement in enumerate((os.open(os.devnull, os.O_RDONLY), output, output)):
             os.dup2(replacement, descriptor)
         tracer = _Tracer(request.traced)
-        code = pytest.main([*PYTEST, *request.tests], plugins=[_Order(request.first), tracer])
+        code = pytest.main([*PYTEST, *request.tests], plugins=[_Order(request.first, request.alone), tracer])
         traced = [asdict(test) for test in tracer.traced]
         with open(learnt, "w", encoding="utf-8") as file:
             json.dump({"modules": _modules_from_elsewhere(), "traced": traced}, file)

@@ -1,6 +1,7 @@
 """Change modules one small step at a time, and see whether their tests notice: `make mutate`.
 
     python -m benchmarks.mutate [MODULE ...] [--base HEAD~1] [--mutants 40] [--seed 0]
+    python -m benchmarks.mutate --first-report [--total 616] [--seed 0] [--calling]
 
 Without modules, those of benchmarks/mutated_modules.py that differ from the base. Tests run in copies of this
 tree, two at once, those first that call the changed function. out/mutate keeps the results until the module
@@ -24,7 +25,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,8 +33,8 @@ from tabulate import tabulate
 
 from benchmarks.changed_functions import changed_functions
 from benchmarks.forked_tests import Reply, Request, TracedTest
-from benchmarks.mutated_modules import MODULES, Held
-from benchmarks.mutations import Mutant, draw
+from benchmarks.mutated_modules import FIRST_REPORT, MODULES, Held
+from benchmarks.mutations import Mutant, changes, draw
 
 ROOT = Path(__file__).parents[1]
 EQUIVALENT = Path(__file__).parent / "data" / "equivalent_mutants.json"
@@ -60,12 +61,17 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("modules", nargs="*")
+    parser.add_argument("--first-report", action="store_true", help="the modules of the first report, too")
     parser.add_argument("--base", default="HEAD~1")
-    parser.add_argument("--mutants", type=int, default=40, help="of each module")
+    drawn = parser.add_mutually_exclusive_group()
+    drawn.add_argument("--mutants", type=int, default=40, help="of each module")
+    drawn.add_argument("--total", type=int, help="of all modules, in proportion to their possible changes")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--at-once", type=int, default=AT_ONCE, help="copies of the tree in which tests run")
+    parser.add_argument("--calling", action="store_true", help="only tests that call the changed function")
     arguments = parser.parse_args()
-    names = arguments.modules or changed_since(arguments.base)
+    first_report = FIRST_REPORT if arguments.first_report else ()
+    names = [*arguments.modules, *first_report] or changed_since(arguments.base)
     if unknown := [name for name in names if name not in MODULES]:
         parser.error(f"not in benchmarks/mutated_modules.py: {', '.join(unknown)}")
     if not names:
@@ -73,7 +79,29 @@ def main() -> int:
         return 0
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # removes the copies, as after ctrl-c
     modules = {name: MODULES[name] for name in names}
-    return mutate(ROOT, modules, known_equivalents(), arguments.mutants, arguments.seed, arguments.at_once)
+    counts = dict.fromkeys(modules, arguments.mutants)
+    if arguments.total is not None:
+        sizes = {name: sum(1 for _ in changes(ast.parse((ROOT / name).read_text()))) for name in modules}
+        counts = in_proportion(arguments.total, sizes)
+    return mutate(
+        ROOT,
+        modules,
+        known_equivalents(),
+        counts,
+        arguments.seed,
+        arguments.at_once,
+        calling=arguments.calling,
+    )
+
+
+def in_proportion(total: int, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Share out a number in proportion to sizes; what rounding down leaves goes to the largest rests."""
+    whole = sum(sizes.values())
+    counts = {name: total * size // whole for name, size in sizes.items()}
+    by_rest = sorted(sizes, key=lambda name: total * sizes[name] % whole, reverse=True)
+    for name in by_rest[: total - sum(counts.values())]:
+        counts[name] += 1
+    return counts
 
 
 def changed_since(base: str) -> list[str]:
@@ -94,24 +122,43 @@ def mutate(
     root: Path,
     modules: Mapping[str, Held],
     equivalent: Mapping[ChangeName, str],
-    count: int,
+    counts: Mapping[str, int],
     seed: int,
     at_once: int = AT_ONCE,
+    *,
+    calling: bool = False,
 ) -> int:
-    """Try mutants of each module, print survivors and a table, and return the exit code."""
+    """Try mutants of each module, print survivors and a table, and return the exit code.
+
+    With `calling`, a mutant is tried only with the tests that call the changed function.
+    """
     with threads(at_once) as pool, copies(root, at_once) as free:
-        mutated = [MutatedModule(root, name, held, seed, free, equivalent) for name, held in modules.items()]
+        mutated = [
+            MutatedModule(root, name, held, seed, free, equivalent, calling) for name, held in modules.items()
+        ]
+        unknown = [module for module in mutated if not module.is_known]
         try:
-            list(pool.map(lambda held_alike: without_change(held_alike, free), by_tests(mutated)))
+            runs = list(pool.map(lambda tests: run_unchanged(unknown, tests, free), parts(unknown, at_once)))
         except UnchangedFails as error:
             print(error, file=sys.stderr)
             return 2
-        drawn = [(module, mutant) for module in mutated for mutant in module.drawn(count)]
+        for module in unknown:
+            module.learn(runs)
+        drawn = [(module, mutant) for module in mutated for mutant in module.drawn(counts[module.name])]
         for (module, mutant), ending in zip(drawn, pool.map(_ending, drawn), strict=True):
             if ending == "survived":
                 print(f"{module.name}:{mutant.line}: {mutant.change}  ({mutant.function})", flush=True)
     print(tabulate([module.row() for module in mutated], HEADERS, disable_numparse=True))
     return int(any(module.share < module.held.least_share for module in mutated))
+
+
+@dataclass(frozen=True, slots=True)
+class UnchangedRun:
+    """Tests that passed without a change: which functions each of them calls, and how long all take."""
+
+    traced: Sequence[TracedTest]
+    seconds: Mapping[str, float]  # by test, without the tracer
+    beside_seconds: float  # to import and collect them
 
 
 class MutatedModule:
@@ -125,8 +172,9 @@ class MutatedModule:
         seed: int,
         free: queue.Queue[Copy],
         equivalent: Mapping[ChangeName, str],
+        calling: bool,
     ) -> None:
-        self.name, self.held = name, held
+        self.name, self.held, self._calling = name, held, calling
         self._free, self._equivalent = free, equivalent
         self._source = (root / name).read_text()
         self._seed = f"{seed} {name}"
@@ -135,7 +183,11 @@ class MutatedModule:
         entries = [json.loads(line) for line in lines]
         self._seconds: float | None = entries[0]["seconds"] if entries else None
         self._traced = [TracedTest(**test) for test in entries[0]["traced"]] if entries else []
-        self._noticed: dict[str, bool] = {entry["key"]: entry["noticed"] for entry in entries[1:]}
+        self._noticed: dict[str, bool] = {
+            entry["key"]: entry["noticed"]
+            for entry in entries[1:]
+            if entry["noticed"] or calling or not entry["calling"]
+        }
         self._endings: list[str] = []
 
     @property
@@ -150,10 +202,15 @@ class MutatedModule:
     def restore(self, folder: Path) -> None:
         write_source(folder / self.name, self._source)
 
-    def learn(self, seconds: float, traced: Sequence[TracedTest]) -> None:
-        """Note how long the tests take without a change, and which functions each of them calls."""
+    def learn(self, runs: Sequence[UnchangedRun]) -> None:
+        """Note how long this module's tests take without a change, and which functions each of them calls."""
+        traced = [test for run in runs for test in run.traced if file_of(test.name) in self.held.tests]
         mine = [replace(test, calls=[call for call in test.calls if call[0] == self.name]) for test in traced]
-        self._seconds, self._traced = seconds, [test for test in mine if test.calls]
+        self._traced = [test for test in mine if test.calls]
+        taken = [
+            took for run in runs for test, took in run.seconds.items() if file_of(test) in self.held.tests
+        ]
+        seconds = self._seconds = sum(taken) + sum(run.beside_seconds for run in runs)
         self._remember({"seconds": seconds, "traced": [asdict(test) for test in self._traced]})
 
     def drawn(self, count: int) -> list[Mutant]:
@@ -168,7 +225,9 @@ class MutatedModule:
                 assert self._seconds is not None, "without_change comes first"
                 reply = self._test(mutant)
                 self._noticed[key] = not reply.passed
-                found = {"noticed": self._noticed[key], "seconds": reply.seconds}
+                found = {
+                    "noticed": self._noticed[key], "calling": self._calling, "seconds": reply.seconds
+                }  # fmt: skip
                 self._remember({"key": key, **found, **_shown(mutant)})
             ending = "noticed" if self._noticed[key] else "survived"
         self._endings.append(ending)
@@ -205,9 +264,12 @@ class MutatedModule:
                 first = quickest_first(reach)
                 asked = Request(self.held.tests, limit, first, (), changes, processor_seconds)
                 reply = copy.run_collected(asked)
-                if reply.tried and not reply.passed:
+                if reply.tried and (self._calling or not reply.passed):
                     return reply
-            return copy.run(Request(self.held.tests, limit, quickest_first(reach or self._traced)))
+            first = quickest_first(reach or self._traced)
+            if self._calling and first:
+                return copy.run(Request(files_of(first), limit, first, alone=True))
+            return copy.run(Request(self.held.tests, limit, first))
         finally:
             self.restore(copy.folder)
             self._free.put(copy)
@@ -218,41 +280,48 @@ class MutatedModule:
             file.write(json.dumps(entry) + "\n")
 
 
-def by_tests(modules: Sequence[MutatedModule]) -> Sequence[Sequence[MutatedModule]]:
-    """Return the modules that no earlier run tested without a change, those with equal tests together."""
-    groups: dict[frozenset[str], list[MutatedModule]] = {}
-    for module in modules:
-        if not module.is_known:
-            groups.setdefault(frozenset(module.held.tests), []).append(module)
-    return list(groups.values())
+def parts(modules: Sequence[MutatedModule], count: int) -> Sequence[Sequence[str]]:
+    """Share out the test files of modules into parts that can run at once."""
+    files = list(dict.fromkeys(test for module in modules for test in module.held.tests))
+    return [files[number::count] for number in range(min(count, len(files)))]
 
 
-def without_change(modules: Sequence[MutatedModule], free: queue.Queue[Copy]) -> None:
-    """Learn which tests call which functions of modules with equal tests, and how long all tests take.
+def run_unchanged(
+    modules: Sequence[MutatedModule], tests: Sequence[str], free: queue.Queue[Copy]
+) -> UnchangedRun:
+    """Run tests with modules as their mutants are written, but without a change.
 
     UnchangedFails if they do not pass. They run a second time as they will with mutants: in another order,
     and with libraries that are imported already.
     """
-    tests = modules[0].held.tests
     copy = free.get()
     try:
         for module in modules:
             module.write_unchanged(copy.folder)
         traced = _passed(copy.run(Request(tests, None, traced=[module.name for module in modules]))).traced
         first = quickest_first([test for test in traced if test.calls])
-        seconds = _passed(copy.run(Request(tests, None, first))).seconds
+        again = _passed(copy.run(Request(tests, None, first)))
     finally:
         for module in modules:
             module.restore(copy.folder)
         free.put(copy)
-    for module in modules:
-        module.learn(seconds, traced)
+    seconds = {test.name: test.seconds for test in again.traced}
+    return UnchangedRun(traced, seconds, again.seconds - sum(seconds.values()))
 
 
 def _passed(reply: Reply) -> Reply:
     if not reply.passed:
         raise UnchangedFails(f"{reply.output}\nThese tests fail without a change of their modules")
     return reply
+
+
+def file_of(test: str) -> str:
+    """Return the file of a test, as pytest names it: before the name of its function."""
+    return test.partition("::")[0]
+
+
+def files_of(tests: Sequence[str]) -> Sequence[str]:
+    return list(dict.fromkeys(map(file_of, tests)))
 
 
 def quickest_first(tests: Sequence[TracedTest]) -> Sequence[str]:

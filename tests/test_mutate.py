@@ -12,8 +12,8 @@ import pytest
 
 from benchmarks.changed_functions import changed_functions
 from benchmarks.forked_tests import Reply, Request
-from benchmarks.mutate import ChangeName, Copy, known_equivalents, mutate, write_source
-from benchmarks.mutated_modules import MODULES, Held
+from benchmarks.mutate import ChangeName, Copy, in_proportion, known_equivalents, mutate, write_source
+from benchmarks.mutated_modules import FIRST_REPORT, MODULES, Held
 from benchmarks.mutations import changes, draw
 
 ROOT = Path(__file__).parents[1]
@@ -131,6 +131,15 @@ def test_more_mutants_begin_with_those_of_fewer() -> None:
     assert draw(source, 20, "1")[:5] == draw(source, 5, "1")
 
 
+@pytest.mark.parametrize(
+    ("total", "counts"),
+    [(10, [6, 3, 1]), (11, [7, 3, 1]), (12, [7, 4, 1]), (20, [12, 6, 2]), (1, [1, 0, 0]), (0, [0, 0, 0])],
+)
+def test_a_total_is_shared_out_in_proportion_to_possible_changes(total: int, counts: list[int]) -> None:
+    sizes = {"offers.py": 60, "prices.py": 30, "owning.py": 10}
+    assert in_proportion(total, sizes) == dict(zip(sizes, counts, strict=True))
+
+
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     """A project of one function, `price * days`, in which a single change is possible."""
@@ -141,6 +150,7 @@ def project(tmp_path: Path) -> Path:
 
 MONEY = {"money.py": Held("money", ("tests/test_money.py",))}
 CHANGE = "return [price * days => price / days]"
+TRIED = {"money.py": 5, "rent.py": 5}
 
 
 def expect(project: Path, total: str) -> None:
@@ -152,7 +162,7 @@ def test_a_noticed_change_leaves_no_line_and_no_error(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     expect(project, "total(2, 3) == 6")
-    assert mutate(project, MONEY, {}, count=5, seed=0) == 0
+    assert mutate(project, MONEY, {}, TRIED, seed=0) == 0
     told = capsys.readouterr().out
     assert CHANGE not in told
     assert told.splitlines()[-1].split() == ["money.py", "money", "1", "1", "0", "0", "100.0%"]
@@ -162,7 +172,7 @@ def test_an_unnoticed_change_is_told_with_its_place(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     expect(project, "total(2, 1) == 2")
-    assert mutate(project, MONEY, {}, count=5, seed=0) == 1
+    assert mutate(project, MONEY, {}, TRIED, seed=0) == 1
     told = capsys.readouterr().out.splitlines()
     assert told[0] == f"money.py:2: {CHANGE}  (total)"
     assert told[-1].split() == ["money.py", "money", "1", "0", "0", "1", "0.0%"]
@@ -174,13 +184,11 @@ def test_an_equivalent_change_is_neither_tried_nor_counted(
 ) -> None:
     expect(project, "total(2, 1) == 2")
     equivalent = {ChangeName("money.py", "total", CHANGE): "days is always 1"}
-    assert mutate(project, MONEY, equivalent, count=5, seed=0) == 0
+    assert mutate(project, MONEY, equivalent, TRIED, seed=0) == 0
     assert capsys.readouterr().out.splitlines()[-1].split()[2:] == ["1", "0", "1", "0", "100.0%"]
 
 
-def test_modules_with_equal_tests_are_tested_without_a_change_at_once(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_modules_are_tested_without_a_change_at_once(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (project / "rent.py").write_text("def rent(days):\n    return 2 * days\n")
     imports = "from money import total\nfrom rent import rent\n"
     test = f"{imports}\ndef test_both():\n    assert total(3, rent(2)) == 12\n"
@@ -189,18 +197,40 @@ def test_modules_with_equal_tests_are_tested_without_a_change_at_once(
     run = Copy.run
     monkeypatch.setattr(Copy, "run", lambda copy, asked: requests.append(asked) or run(copy, asked))
     modules = {"money.py": MONEY["money.py"], "rent.py": Held("money", ("tests/test_money.py",))}
-    assert mutate(project, modules, {}, count=5, seed=0) == 0
+    assert mutate(project, modules, {}, TRIED, seed=0) == 0
     assert [asked.traced for asked in requests if asked.limit_seconds is None] == [
         ["money.py", "rent.py"],
         (),
     ]
 
 
+def test_tests_that_do_not_call_the_function_may_be_left_out(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A test that starts a program notices more, and takes longer."""
+    program = "import money, sys; sys.exit(money.total(2, 3) != 6)"
+    test = f"""\
+import subprocess, sys
+from money import total
+
+def test_total():
+    assert total(2, 1) == 2
+
+def test_program():
+    subprocess.run([sys.executable, "-c", {program!r}], check=True)
+"""
+    (project / "tests/test_money.py").write_text(test)
+    assert mutate(project, MONEY, {}, TRIED, seed=0, calling=True) == 1
+    assert CHANGE in capsys.readouterr().out
+    assert mutate(project, MONEY, {}, TRIED, seed=0) == 0, "what survived some tests is tried with all"
+    assert mutate(project, MONEY, {}, TRIED, seed=0, calling=True) == 0, "what was noticed stays so"
+
+
 def test_tests_that_fail_without_a_change_prove_nothing(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     expect(project, "total(2, 3) == 7")
-    assert mutate(project, MONEY, {}, count=5, seed=0) == 2
+    assert mutate(project, MONEY, {}, TRIED, seed=0) == 2
     assert "These tests fail without a change" in capsys.readouterr().err
 
 
@@ -208,16 +238,16 @@ def test_a_second_run_continues_with_the_results_of_the_first(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expect(project, "total(2, 1) == 2")
-    assert mutate(project, MONEY, {}, count=5, seed=0) == 1
+    assert mutate(project, MONEY, {}, TRIED, seed=0) == 1
     monkeypatch.setattr(Copy, "run", lambda *_: pytest.fail("tried again"))
-    assert mutate(project, MONEY, {}, count=5, seed=0) == 1
+    assert mutate(project, MONEY, {}, TRIED, seed=0) == 1
 
 
 def test_other_tests_are_tried_anew(project: Path) -> None:
     expect(project, "total(2, 1) == 2")
-    assert mutate(project, MONEY, {}, count=5, seed=0) == 1
+    assert mutate(project, MONEY, {}, TRIED, seed=0) == 1
     expect(project, "total(2, 3) == 6")
-    assert mutate(project, MONEY, {}, count=5, seed=0) == 0
+    assert mutate(project, MONEY, {}, TRIED, seed=0) == 0
 
 
 @pytest.mark.parametrize(
@@ -270,6 +300,12 @@ def test_a_traced_run_names_the_functions_that_each_test_calls(tree: Copy) -> No
     calls = {test.name: test.calls for test in reply.traced}
     assert ["money.py", "Rent.total"] in calls["test_money.py::test_total"]
     assert calls["test_money.py::test_nothing"] == []
+
+
+def test_named_tests_may_run_alone(tree: Copy) -> None:
+    (tree.folder / "test_two.py").write_text("def test_a(): pass\ndef test_b(): assert False\n")
+    assert tree.run(Request(["test_two.py"], None, ["test_two.py::test_a"], alone=True)).passed
+    assert not tree.run(Request(["test_two.py"], None, ["test_two.py::test_a"])).passed
 
 
 def test_named_tests_run_first(tree: Copy) -> None:
@@ -342,3 +378,7 @@ def test_every_equivalent_change_exists_and_has_a_reason() -> None:
 def test_every_module_of_the_table_and_its_tests_exist() -> None:
     named = {*MODULES, *(test for held in MODULES.values() for test in held.tests)}
     assert [name for name in sorted(named) if not (ROOT / name).is_file()] == []
+
+
+def test_the_modules_of_the_first_report_are_in_the_table() -> None:
+    assert [name for name in FIRST_REPORT if name not in MODULES] == []

@@ -93,7 +93,7 @@ def _predictions(
 ) -> Mapping[str, Predicted | Unpredicted]:
     """Return by model the prediction for the planned machine; empty if `bench predict` does not know it."""
     gpu = gpu_named(made.target.name)
-    if gpu is None or made.target.device == "cpu" or not gpu.runs_bench:
+    if gpu is None or not gpu.runs_bench:
         return {}
     predictor = Predictor(manifest.models, counted, shipped_fit(), manifest.memory_cap_bytes)
     return {found.model: found for found in predictor.predict(gpu, made.target.gpus)}

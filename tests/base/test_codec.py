@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
-from typing import Any, Literal
+from typing import Any, Literal, Union
 
 import pytest
 from hypothesis import example, given, settings
@@ -16,8 +17,10 @@ from bench.base.strict_json import (
     DecodeError,
     canonical_json,
     from_json,
+    harmless_json,
     pretty_json,
     strict_loads,
+    tagged_infinity,
     to_json,
     union_from_json,
     whole_texts,
@@ -152,6 +155,60 @@ def test_a_list_of_values_of_one_type_is_read_as_each_by_itself() -> None:
     for value, where in ((["a", "b"], "/0: expected float, found 'a'"), ([1.0, "a"], "/1: expected float")):
         with pytest.raises(DecodeError, match=where):
             from_json(tuple[float, ...], value)
+
+
+def test_a_union_of_objects_and_plain_types_is_read_by_the_kind_of_the_object() -> None:
+    for union in (Crashed | None, None | Crashed, int | Crashed | TimedOut, list[int] | Crashed):
+        assert union_from_json(union, {"kind": "crashed", "reason": "why"}) == Crashed("why")
+    with pytest.raises(DecodeError, match=r"^/: unknown field 'more'$"):
+        union_from_json(int | Crashed, {"kind": "crashed", "reason": "why", "more": 1})
+
+
+def test_an_infinite_number_may_be_kept_as_an_object_where_asked_for_and_no_number_never() -> None:
+    assert tagged_infinity("Infinity") == {"__float__": "Infinity"}
+    assert tagged_infinity("-Infinity") == {"__float__": "-Infinity"}
+    with pytest.raises(DecodeError, match=r"^NaN is no JSON number$"):
+        tagged_infinity("NaN")
+
+
+@pytest.mark.parametrize("shape", [("[", "]"), ('{"a":', "}")])
+def test_values_are_nested_at_most_64_deep(shape: tuple[str, str]) -> None:
+    for inside in ("1", '"\\u0061"'):
+        allowed, deeper = (f"{shape[0] * depth}{inside}{shape[1] * depth}" for depth in (64, 65))
+        assert strict_loads(allowed) == json.loads(allowed)
+        with pytest.raises(DecodeError, match="nested too deeply"):
+            strict_loads(deeper)
+
+
+@pytest.mark.parametrize("value", [1, 1.5, "a", True, None])
+def test_a_union_takes_the_types_that_it_names_and_no_other(value: object) -> None:
+    every = (int, float, str, bool, type(None))
+    own = next(kind for kind in every if type(value) is kind)
+    for first, second in itertools.permutations(every, 2):
+        union = Union[first, second]  # type: ignore[valid-type]  # noqa: UP007
+        if own in (first, second):
+            assert repr(union_from_json(union, value)) == repr(value)
+        elif type(value) is int and float in (first, second):
+            assert repr(union_from_json(union, value)) == "1.0"
+        else:
+            with pytest.raises(DecodeError, match=rf"^/: expected \w+, found {value!r}$"):
+                union_from_json(union, value)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ('{"a": "plain ä 😀"}', '{"a": "plain ä 😀"}'),
+        ("[1,\r\n\t2]", "[1,\n\n\t2]"),
+        ('["\x1b[31m"]', '["\\u001b[31m"]'),
+        ('["\x9b\u202e"]', '["\\u009b\\u202e"]'),
+        ('["\U000e0001"]', '["\\udb40\\udc01"]'),
+    ],
+)
+def test_what_a_terminal_would_obey_is_escaped_and_means_the_same(text: str, shown: str) -> None:
+    harmless = harmless_json(text.encode()).decode()
+    assert harmless == shown
+    assert json.loads(harmless) == json.loads(text, strict=False)
 
 
 @pytest.mark.parametrize("value", [True, 1.0, 2])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ import pytest
 import bench
 from bench.base.gpu_catalogue import gpu_models
 from bench.cli.main import main
+from bench.library.plan import _missing_kernels
 from bench.library.verify import CheckedBundle
 from bench.records.text import figures
 from bench.records.trial import Gpu, NodeFacts
+from bench.training.methods import Target
 
 ROOT = Path(__file__).parents[2]
 CHECK = ROOT / "results/node-check-2xh100/quick.tar"
@@ -109,6 +112,16 @@ def test_a_machine_with_gpus_plans_for_the_number_that_is_asked_for(monkeypatch:
 def test_no_run_is_planned_where_bench_does_not_run(gpu: Any) -> None:
     with pytest.raises(bench.BadInput, match=f"bench does not run on {gpu.name}"):
         bench.plan(TINY, gpu=gpu.name)
+
+
+def test_another_machine_lacks_every_compiled_kernel_and_this_one_those_that_it_has_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    there = {"deepspeed", "flash_attn", "flash_attn_2_cuda", "mamba_ssm"}
+    monkeypatch.setattr("bench.training.methods.method.installed", there.__contains__)
+    elsewhere = Target("cuda", 1, 1 << 37, elsewhere=True)
+    assert _missing_kernels(elsewhere) == ["flash-attn", "mamba-ssm", "causal-conv1d", "deepspeed"]
+    assert _missing_kernels(replace(elsewhere, elsewhere=False)) == ["mamba-ssm", "causal-conv1d"]
 
 
 # --- predictions ------------------------------------------------------------------------------------------
@@ -242,3 +255,9 @@ def test_a_refused_bundle_tells_the_file_inside_it(where: str | None, inside: st
     assert CheckedBundle(Path("a.tar"), None, refusal).to_json() == {
         "path": "a.tar", "valid": False, "where": inside, "reason": "is malformed", "exit_code": 4,
     }  # fmt: skip
+
+
+def test_a_valid_bundle_says_so_first() -> None:
+    (checked,) = bench.verify(CHECK)
+    document = checked.to_json()
+    assert next(iter(document)) == "valid" and document["valid"] is True and "" not in document

@@ -271,6 +271,7 @@ def test_a_dictionary_without_end_is_refused() -> None:
         (bench.predict, HOUR, {"restart": 0}, "restart: 0 is not more than 0"),
         (bench.predict, HOUR, {"prices": "missing.json"}, "missing.json"),
         (bench.compare, DECIDED, {"runs": 0}, "runs: 0 is not more than 0"),
+        (bench.compare, DECIDED, {"rent": "spott"}, "rent spott: not a choice"),
         (bench.compare, DECIDED, {"deadline": True}, "deadline: True is not a number"),
         (bench.compare, DECIDED, {"budget_usd": float("inf")}, "budget_usd: inf is not a number"),
         (bench.compare, DECIDED, {"utilisation": 85}, "utilisation: 85 is more than 1"),
@@ -325,6 +326,12 @@ def test_factors_of_energy_are_read_each_by_itself() -> None:
 def test_a_machine_has_a_number_of_gpus(text: str, count: int) -> None:
     gpu, found = machine_named(text, "--gpu")
     assert (gpu.name, found) == ("NVIDIA H100 80GB HBM3", count)
+
+
+@pytest.mark.parametrize(("text", "count"), [("4090", 1), ("2x4090", 2)])
+def test_a_card_may_be_named_by_its_number(text: str, count: int) -> None:
+    gpu, found = machine_named(text, "--gpu")
+    assert (gpu.name, found) == ("NVIDIA GeForce RTX 4090", count)
 
 
 @pytest.mark.parametrize("text", ["0xh100", "00xh100", "-1xh100", "xh100", "1.5xh100", "8x"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Iterator
@@ -37,6 +38,10 @@ def timed(kernel: DepthwiseKernel, precision: str) -> Iterator[tuple[int, float]
     line = rf"^{precision}\s+(\d+) x (\d+)x\d+ .*\b{column}\s+([\d.]+) us"
     for channels, side, microseconds in re.findall(line, DEPTHWISE.read_text(), re.MULTILINE):
         yield SAMPLES * int(channels) * int(side) ** 2, float(microseconds) * 1e-6
+
+
+def test_each_kernel_has_a_time_in_each_precision() -> None:
+    assert set(DEPTHWISE_CYCLES) == set(itertools.product(("bench", "cudnn"), (False, True)))
 
 
 @pytest.mark.parametrize(("kernel", "fp32"), DEPTHWISE_CYCLES)

@@ -6,13 +6,23 @@ import json
 import tarfile
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from bench.bundle.verdict import RunContents
 from bench.bundle.verify import Verdict
-from bench.planning.memory_prediction import gradients_of_a_pass, host_bytes, predict_bytes, state_bytes
+from bench.planning import memory_prediction
+from bench.planning.memory_prediction import (
+    gradients_of_a_pass,
+    host_bytes,
+    predict_bytes,
+    predict_counted_bytes,
+    state_bytes,
+)
+from bench.planning.recorded_memory import Reserved
 from bench.report.read_bundles import check_all
 from bench.training.methods import known_methods, memory_saving_settings
 from bench.training.models import Counted, Flops, Model, Parts, Precision, families, family_of, parameters_of
@@ -212,6 +222,11 @@ def test_the_state_of_two_billion_parameters(
     assert found == pytest.approx(gigabytes * 1e9, rel=0, abs=0.5)
 
 
+def test_a_model_without_blocks_gathers_all_of_its_weights() -> None:
+    whole = Parts(10**9, ())
+    assert state_bytes(whole, ("fsdp-3",), 4, True, moments=8 * 10**9) == 4 * 10**9 + 2 * 10**9 + 2 * 10**9
+
+
 @pytest.mark.parametrize(
     ("setting", "precision", "gpus", "gigabytes"),
     [
@@ -264,3 +279,35 @@ def test_without_a_word_a_model_is_offloaded_on_one_node_and_has_no_frozen_weigh
 
 def test_sharding_on_one_device_saves_nothing() -> None:
     assert state_bytes(PARTS, ("zero-2",), 1, True, MOMENTS) >= state_bytes(PARTS, (), 1, True, MOMENTS)
+
+
+@pytest.mark.parametrize(
+    ("setting", "found"),
+    [
+        ((), 1 + 100 + 3000),
+        (("kernels",), 1 + 100 + 3000),
+        (("checkpointing",), 1 + 50_000 + 20),
+        (("chunked-loss",), 1 + 50_000 + 20),
+        (("checkpointing", "chunked-loss"), 1 + 50_000 + 20),
+    ],
+)
+def test_a_recorded_pass_has_its_pool_unless_it_saves_activations(
+    setting: Setting, found: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is computed again, or piece by piece, is freed in the middle of a pass."""
+    counts: Any = SimpleNamespace(footprint=lambda *_: SimpleNamespace(logits=7), parts=None)
+    aim = SimpleNamespace(bytes_of_a_step=lambda *_: 1)
+    model: Any = SimpleNamespace(recipe=SimpleNamespace(aim=aim, batch_size=8))
+    reserved: list[Reserved | None] = [Reserved(outside=100, lost=20, pool=3000)]
+    for name, double in {
+        "activation_bytes": lambda *_: (0, 0),
+        "moment_bytes": lambda *_: 0,
+        "reserved_memory": lambda *_: reserved[0],
+        "_peak_bytes": lambda *_: 50_000,
+    }.items():
+        monkeypatch.setattr(memory_prediction, name, double)
+    assert predict_counted_bytes(model, setting, 4, 1, counts) == found
+    reserved[0] = None
+    assert predict_counted_bytes(model, setting, 4, 1, counts) == 1 + 50_000
+    counts.footprint = lambda *_: None
+    assert predict_counted_bytes(model, setting, 4, 1, counts) is None

@@ -13,6 +13,7 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
+from bench.base.errors import BadInput
 from bench.base.gpu_catalogue import gpu_models
 from bench.base.names import RENTAL_TOOLS
 from bench.cli.main import main
@@ -235,3 +236,113 @@ def test_manifests_that_need_what_a_rented_machine_lacks_are_refused(
         words = ["rent", "dstack", str(manifest), "--gpu", "h100", "--gpus", "2", "-o", str(tmp_path / "out")]
         assert main(words) == 2
         assert told in capsys.readouterr().err
+
+
+# --- limits, and the whole text -------------------------------------------------------------------------
+
+
+NAMES = "begin with a letter; 2 to 40 lower-case letters, digits and hyphens"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"name": "ab"},
+        {"name": "a" + "9" * 39},
+        {"name": "a-1"},
+        {"minutes": 15},
+        {"cloud": "aws"},
+        {"cloud": "a" * 32 + "/" + "B" * 32 + "/" + "c_1-" * 8},
+    ],
+)
+def test_what_is_just_allowed_is_accepted(changes: dict[str, Any]) -> None:
+    rental(**changes).check()
+
+
+@pytest.mark.parametrize(
+    ("changes", "told", "advice"),
+    [
+        *[
+            ({"name": name}, f"--name {name}", NAMES)
+            for name in ("a", "", "1a", "-a", "aB", "a_b", "ab\n", "a" * 41)
+        ],
+        *[
+            ({"cloud": cloud}, f"--cloud {cloud}", "CLOUD or CLOUD/REGION, such as aws/us-east-1")
+            for cloud in ("", "AWS", "aws/", "aws/a/b/c", "a" * 33, "aws/" + "b" * 33, "aws\n")
+        ],
+        ({"minutes": 14}, "--minutes 14 is too short", "15 at least: torch has to be installed first"),
+    ],
+)  # fmt: skip
+def test_what_is_just_not_allowed_is_refused(changes: dict[str, Any], told: str, advice: str) -> None:
+    with pytest.raises(BadInput) as refused:
+        rental(**changes).check()
+    assert (refused.value.message, refused.value.advice) == (told, advice)
+
+
+def test_a_run_ends_five_minutes_before_the_machine_is_given_back() -> None:
+    text = script(rental(minutes=20))
+    assert 'left=$(( $(cat "$HOME/bench-began") + 900 - $(date +%s) ))\n' in text
+    assert 'timeout --signal=INT "$(( left + 150 ))" ' in text
+    assert "'torch>=2.10,<2.14' 'rich'\n" in text
+
+
+def test_the_head_says_which_machine_for_how_long_and_the_commands() -> None:
+    assert (
+        find_tool("skypilot")
+        .text(rental(name="mine", gpus=2, minutes=45))
+        .startswith(
+            """\
+# SkyPilot: 2 x NVIDIA H100 80GB HBM3, 45 min at most, given back by itself then. In this file's folder:
+#
+#   rent:      sky launch --yes --cluster mine bench.sky.yaml
+#   fetch:     rsync -a --include='*.tar' --exclude='*' mine:bench-out/ .
+#   give back: sky down --yes mine
+#
+# The bundle is lost with the machine: fetch it before the time is over.
+"""
+        )
+    )
+    assert (
+        find_tool("dstack")
+        .text(rental(name="mine"))
+        .startswith(
+            """\
+# dstack: 8 x NVIDIA H100 80GB HBM3, 60 min at most, given back by itself then. In this file's folder:
+#
+#   rent:      dstack apply --yes --file bench.dstack.yml
+#   fetch:     scp 'mine:bench-out/*.tar' . && ssh mine touch bench-fetched
+#   give back: dstack stop --yes mine
+#
+"""
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("cloud", "said"),
+    [
+        (None, {}),
+        ("aws", {"backends": ["aws"]}),
+        ("aws/us-east-1", {"backends": ["aws"], "regions": ["us-east-1"]}),
+        (
+            "gcp/us-west4/us-west4-a",
+            {"backends": ["gcp"], "regions": ["us-west4"], "availability_zones": ["us-west4-a"]},
+        ),
+    ],
+)
+def test_dstack_is_told_no_more_about_the_place_than_was_asked_for(
+    cloud: str | None, said: dict[str, list[str]]
+) -> None:
+    made = document("dstack", rental(cloud=cloud))
+    places = ("backends", "regions", "availability_zones")
+    assert {place: made[place] for place in places if place in made} == said
+
+
+def test_dstack_carries_the_code_and_the_manifest_home_and_waits_for_the_fetch() -> None:
+    made = document("dstack", rental())
+    assert made["files"] == [
+        {"local_path": "bench-code.tar.gz", "path": "~/bench-code.tar.gz"},
+        {"local_path": "manifest.json", "path": "~/manifest.json"},
+    ]
+    assert (made["type"], made["name"], made["creation_policy"]) == ("task", "bench-1", "reuse-or-create")
+    assert made["commands"][0].endswith('until [ -e "$HOME/bench-fetched" ]; do sleep 5; done\n')

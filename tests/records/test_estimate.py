@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from bench.records.estimate import (
     Interval,
+    ceiling_of,
     ceiling_precisions,
     ceiling_rate,
     estimate,
@@ -22,6 +23,7 @@ from bench.records.estimate import (
     quantile95,
     step_interval,
 )
+from bench.records.products import Products
 from bench.records.trial import Ceiling, StepSample
 from bench.training.models import Flops
 from tests.builders import measurement, trial
@@ -37,6 +39,11 @@ def test_the_slope_is_the_pass_and_the_intercept_is_the_update() -> None:
     interval = step_interval(samples, 64)
     assert interval is not None
     assert interval.value == pytest.approx(64.5)
+
+
+def test_an_update_is_what_the_passes_of_a_step_leave() -> None:
+    assert pass_and_update(steps((2, 1.5), (6, 3.5))) == (0.5, 0.5)
+    assert pass_and_update(steps((6, 3.5), (3, 2.0), (3, 2.0))) == (0.5, 0.5)
 
 
 def test_a_count_that_the_recipe_uses_is_not_extrapolated() -> None:
@@ -153,6 +160,37 @@ def test_what_the_recipe_never_does_takes_no_time(
     assert found == pytest.approx(seconds_left)
 
 
+def test_without_a_measured_evaluation_none_is_added() -> None:
+    recipe = dataclasses.replace(
+        trial().model.recipe, log_every_steps=10, eval_every_steps=50, eval_samples=20
+    )
+    timed = measurement([], log_seconds=0.1, eval_seconds_per_sample=None)
+    found = overhead_seconds(timed, dataclasses.replace(trial().model, recipe=recipe))
+    assert found == pytest.approx(0.01)
+
+
+def test_products_in_two_precisions_have_each_the_rate_of_their_own() -> None:
+    recipe = dataclasses.replace(trial().model.recipe, precision="fp8")
+    one = dataclasses.replace(trial(), model=dataclasses.replace(trial().model, recipe=recipe))
+    fast, slow = (
+        Ceiling(f"matmul-{name}", 0, "FLOP/s", work, (1.0,)) for name, work in (("fp8", 2000), ("bf16", 1000))
+    )
+    products = [
+        Products("products", "fp8", 1000, 2000),
+        Products("products", "bf16", 0, 1000),
+        Products("scans", "fp32", 9000, 9000),  # scans are no products
+    ]
+    assert ceiling_of(one, [fast, slow], products) == pytest.approx(4000 / (3000 / 2000 + 1000 / 1000))
+    assert ceiling_of(one, [fast, slow]) == 2000
+    assert ceiling_of(one, [slow], products) == 1000
+    assert ceiling_of(one, [fast], products) == 2000
+    assert ceiling_of(one, [], products) is None
+    faster = dataclasses.replace(slow, work=3000)  # as on a CPU
+    assert ceiling_of(one, [fast, faster], products) == pytest.approx(3000)
+    other = [*products[:2], Products("attention", "fp32", 1000, 0)]
+    assert ceiling_of(one, [fast, slow], other) == pytest.approx(5000 / (1.5 + 1 + 0.5))
+
+
 def test_more_arithmetic_than_the_machine_can_do_is_implausible() -> None:
     ceiling = (Ceiling("matmul-fp32", 0, "FLOP/s", 1000, (2.0, 1.0)),)
     slow = estimate(trial(), measurement([StepSample(2, 1.0)] * 3), Flops(41), ceiling)  # 3 * 41 * 8 = 984
@@ -161,6 +199,9 @@ def test_more_arithmetic_than_the_machine_can_do_is_implausible() -> None:
     assert fast is not None
     assert (slow.plausible, fast.plausible) == (True, False)
     assert slow.utilisation == pytest.approx(0.984)
+    longer = estimate(trial(), measurement([StepSample(2, 2.0)] * 3), Flops(41), ceiling)
+    assert longer is not None
+    assert (longer.flops_per_second, longer.ceiling_flops_per_second) == (3 * 41 * 8 / 2, 1000)
 
 
 @given(

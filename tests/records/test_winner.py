@@ -230,3 +230,19 @@ def test_what_two_intervals_explain_is_no_spread_between_processes() -> None:
     vague = replace(one, earlier=Interval(1.0, 0.0196))
     expected = (3 * 0.005**2 + (0.05**2 - 0.01**2) / 2) / 4
     assert process_spread([vague]).spread ** 2 == pytest.approx(expected)
+
+
+def test_the_runner_up_is_the_rival_whose_interval_ends_first() -> None:
+    """A rival that may be fast and may be slow says less than one that is surely nearly as fast."""
+    best, unsure, near = (
+        replace(one, estimate=replace(one.estimate, days=days))
+        for one, days in zip(
+            results(0.2, 0.3, 0.4),
+            (Interval(10.0, 0.5), Interval(10.2, 2.0), Interval(10.4, 0.5)),
+            strict=True,
+        )
+        if one.estimate is not None
+    )
+    for trials in ((best, unsure, near), (near, unsure, best)):
+        found = runner_up("test-model", trials)
+        assert found is not None and found[1].id == near.id

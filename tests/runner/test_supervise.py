@@ -226,8 +226,10 @@ def test_a_fork_server_that_cannot_start_is_not_blamed_on_torch(tmp_path: Path) 
         owner.command = [sys.executable, "-c", DIES]
         with pytest.raises(EnvironmentCannot, match=r"was ended by SIGKILL as it began\n.* --resume goes"):
             owner.ceilings(["answer:"], "cpu", 1, tmp_path / "log.txt", Limits(20))
-        owner.command = [sys.executable, "-c", "raise ImportError"]
+        owner.command = [sys.executable, "-c", "print('on its way'); raise ImportError"]
         assert run(owner, tmp_path, "answer:") == "torch could not be imported"
+    log = (tmp_path / "server.txt").read_text()
+    assert "on its way" in log and "ImportError" in log
 
 
 def test_a_job_that_prints_without_end_does_not_fill_the_disk(tmp_path: Path) -> None:

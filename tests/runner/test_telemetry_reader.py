@@ -35,3 +35,29 @@ def test_reading_telemetry_in_pieces_gives_the_same_result(tmp_path: Path) -> No
         whole = slowed_trials(lambda: path.read_bytes().splitlines(), SPANS, 2)
         assert apart[trial] == whole[trial]
     assert whole["b"].top_mhz == 1980
+
+
+def test_a_line_is_read_when_it_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "telemetry.jsonl"
+    reader = TelemetryReader(path)
+    for written, read in ((b"a\nb", [b"a"]), (b"c", []), (b"\nd\ne\n", [b"bc", b"d", b"e"]), (b"", [])):
+        with path.open("ab") as file:
+            file.write(written)
+        assert reader.new_lines() == read
+
+
+def test_the_first_line_with_a_gpus_highest_clock_in_a_trial_is_given_again(tmp_path: Path) -> None:
+    path = tmp_path / "telemetry.jsonl"
+    reader = TelemetryReader(path)
+    lines = [
+        reading(1, "a", (1700, 0), (1500, 0)),
+        reading(2, "a", (1980, 0), (1400, 0)),
+        reading(3, "a", (1980, 0), (1500, 0)),
+        reading(4, None, (2100, 0), (2100, 0)),
+        canonical_json({"at": 5, "trial": "a", "gpus": [{"sm_mhz": True}, {"sm_mhz": 9999.0}]}) + b"\n",
+        b"[]\n",
+    ]
+    path.write_bytes(b"".join(lines))
+    assert len(reader.new_lines()) == 6
+    assert {line + b"\n" for line in reader.new_lines()} == {lines[0], lines[1]}
+    assert len(reader.new_lines()) == 2
