@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from bench.base.errors import EnvironmentCannot
@@ -78,9 +78,10 @@ def _machine(survey: Survey, need: Need) -> Iterator[PreflightFinding]:
             f"{survey.not_own[0]} is another user's, or others may write to it: they could change what runs",
             "choose a folder of your own, which bench makes if it is not there: --place DIR",
         )
-    yield from _finding_of(
+    for finding in _finding_of(
         lambda: check_free(survey.place_free_bytes, need.place_bytes, "a run", survey.place)
-    )
+    ):
+        yield replace(finding, advice=f"{finding.advice}, or choose a folder on another: --place DIR")
     if survey.available_bytes < MEMORY_BYTES:
         free = bytes_text(survey.available_bytes)
         yield _stop(f"{free} of memory is free, a run needs more than {bytes_text(MEMORY_BYTES)}")

@@ -76,6 +76,12 @@ def test_a_node_without_a_fitting_python_is_told_which_to_install() -> None:
     assert what.startswith("it has no Python 3;")
 
 
+def test_a_full_home_is_told_to_be_freed_or_left() -> None:
+    ((what, advice),) = findings(dataclasses.replace(survey(P311), place_free_bytes=300 * 10**6))
+    assert what.endswith(": 0.3 GiB are free, a run needs 1.0")
+    assert advice == "free some space on this disk, or choose a folder on another: --place DIR"
+
+
 def test_a_python_that_lacks_compiled_modules_is_not_taken() -> None:
     minimal = NodePython("3.11", "/usr/bin/python3.11", ("_ctypes", "_ssl"))
     node = dataclasses.replace(survey(), pythons=(minimal, P312))
