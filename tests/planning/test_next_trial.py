@@ -1,4 +1,4 @@
-"""Which trial a run measures next, and which ones again, for made-up plans and outcomes."""
+"""The trial that a run measures next, and those it measures again, for made-up plans and outcomes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which rows are ranked together, and which run represents a machine: each rule by itself."""
+"""Rows that are ranked together, and the run that represents a machine: each rule by itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each check asks of its rig: how much work, for how long, and who waits for whom."""
+"""A check asks its rig for so much work, for so long, and some wait for others: each in digits."""
 
 from __future__ import annotations
 

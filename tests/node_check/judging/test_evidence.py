@@ -1,4 +1,4 @@
-"""What the readings of a node say: answers of NVML, samples, counters that rose, rates of the disk."""
+"""Readings of a node: answers of NVML, samples, counters that rose, rates of the disk."""
 
 from __future__ import annotations
 
