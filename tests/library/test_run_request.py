@@ -1,4 +1,4 @@
-"""What `bench.run` asks the runner for and makes of its answer, without measuring anything."""
+"""The request of `bench.run` to the runner, and the value that it returns, without measuring anything."""
 
 from __future__ import annotations
 

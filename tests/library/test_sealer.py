@@ -1,4 +1,4 @@
-"""Which key signs a run: the operator's challenge decides, then when the user's own key is read."""
+"""The choice of the key that signs a run: an operator's challenge decides, or when the user's key is read."""
 
 from __future__ import annotations
 

@@ -294,7 +294,7 @@ def test_sharding_on_one_device_saves_nothing() -> None:
 def test_a_recorded_pass_has_its_pool_unless_it_saves_activations(
     setting: Setting, found: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is computed again, or piece by piece, is freed in the middle of a pass."""
+    """Activations that are computed again, or piece by piece, are freed in the middle of a pass."""
     counts: Any = SimpleNamespace(footprint=lambda *_: SimpleNamespace(logits=7), parts=None)
     aim = SimpleNamespace(bytes_of_a_step=lambda *_: 1)
     model: Any = SimpleNamespace(recipe=SimpleNamespace(aim=aim, batch_size=8))

@@ -427,6 +427,11 @@ def test_a_comparison_of_nothing_says_so(made: Comparison) -> None:
     assert markdown(nothing).startswith("### Nothing to compare\n")
 
 
+def test_a_part_is_titled_by_its_model_and_what_differs_in_it(made: Comparison) -> None:
+    assert the_part(made).title == "tiny-gpt-neox"
+    assert replace(the_part(made), differs_in=("tf32", "seed 1")).title == "tiny-gpt-neox: tf32, seed 1"
+
+
 def test_notes_are_a_list_of_markdown(made: Comparison) -> None:
     notes = markdown(made).split("\n\n")[-1].splitlines()
     assert len(notes) > 2 and all(note.startswith("- ") for note in notes)

@@ -473,3 +473,13 @@ def test_rents_are_shipped_too_and_shipped_machines_stay_beside_own_ones(
     own = {"gpu": ["NVIDIA Y"], "gpus": 1, "price": 5, **WHEN}
     found = load_prices(file(tmp_path, currency="USD", machines=[own]))
     assert [quote.gpu for quote in found.machines] == [("NVIDIA Y",), ("NVIDIA X",)]
+
+
+def test_an_own_system_replaces_the_shipped_one_of_as_many_gpus(tmp_path: Path) -> None:
+    path = tmp_path / "prices.json"
+    own = {"gpus": shipped_prices().systems[0].gpus, "price": 1.5, **WHEN}
+    path.write_text(json.dumps({"schema": "bench/prices/v1", "currency": "USD", "systems": [own]}))
+    systems = load_prices(path).systems
+    counts = [system.gpus for system in systems]
+    assert sorted(counts) == sorted({system.gpus for system in shipped_prices().systems})
+    assert [system.price for system in systems if system.gpus == own["gpus"]] == [1.5]

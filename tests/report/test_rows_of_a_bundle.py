@@ -1,4 +1,4 @@
-"""What a row takes from its bundle, and how several models are ordered: facts that other rules rest on."""
+"""Facts that a row takes from its bundle and on which other rules rest, and the order of several models."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ NOTHING: Event = None
 
 
 class Machine:
-    """What a supervisor asks the machine about: the time, and what processes do."""
+    """The time, and the work of processes, as a supervisor asks for them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seconds = 1000.0
@@ -61,7 +61,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 
 class Played(Supervisor):
-    """A supervisor whose server sends these events, each so many seconds after the one before."""
+    """A supervisor whose server sends these events, each at a number of seconds after the one before."""
 
     def __init__(self, machine: Machine, script: Sequence[tuple[float, Event]], folder: Path, **options: Any):
         self.heard: list[Event] = []
