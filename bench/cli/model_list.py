@@ -8,7 +8,7 @@ from typing import Any
 
 from bench.base.errors import BadInput, nearest
 from bench.base.strict_json import to_json
-from bench.base.terminal import Table, Wrapped, alike, columns, plain_columns, print_json, wrapped
+from bench.base.terminal import Table, Wrapped, columns, fitted_tables, plain_columns, print_json, wrapped
 from bench.training.models import Model, known_models, parameters_of
 from bench.training.models.zoo import ZooModel, zoo_model, zoo_names
 from bench.training.objectives import known_objectives
@@ -18,7 +18,7 @@ WIDTH = 79  # columns
 LEAST_WIDTH = 36  # columns of a detail beside its name
 
 
-def print_models(words: Sequence[str], as_json: bool) -> None:
+def print_models(words: Sequence[str], *, as_json: bool) -> None:
     """Print the models whose name, architecture or objective has all of these words."""
     every: list[Model | ZooModel] = [*known_models().values(), *filter(None, map(zoo_model, zoo_names()))]
     chosen = [one for one in every if all(word.lower() in _searched(one) for word in words)]
@@ -35,7 +35,7 @@ def print_models(words: Sequence[str], as_json: bool) -> None:
     by_aim = {title: rows for title, rows in by_aim.items() if rows}
     heads = plain_columns(("model", "parameters", "batch", "size", "steps", "precision"), range(1, 5))
     steps = ("precision", "size", "batch", Wrapped("model", 16))
-    tables = alike([Table(heads, rows) for rows in by_aim.values()], steps).texts
+    tables = fitted_tables([Table(heads, rows) for rows in by_aim.values()], steps).texts
     for title, text in zip(by_aim, tables, strict=True):
         print(f"{wrapped([title], '')}\n\n{text}\n")
     if len(chosen) <= DETAILED:

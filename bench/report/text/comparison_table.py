@@ -52,8 +52,8 @@ def table(comparison: Comparison, chosen: Sequence[str] | None = None) -> str:
     matrix = matrix_text(matrix_of(comparison), comparison.currency)
     machines = machine_tables(comparison.parts)
     offered = [offer_table(part, comparison) for part in comparison.parts]
-    fitted = terminal.alike([one for one in machines if one], STEPS, chosen)
-    priced = iter(terminal.alike([one for one in offered if one], OFFER_STEPS).texts)
+    fitted = terminal.fitted_tables([one for one in machines if one], STEPS, chosen)
+    priced = iter(terminal.fitted_tables([one for one in offered if one], OFFER_STEPS).texts)
     ranked = iter(fitted.texts)
     blocks = [
         _text_part(part, comparison, next(ranked) if one else "", next(priced) if offers else "")
