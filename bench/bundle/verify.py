@@ -225,7 +225,7 @@ def _trusted_by(signed: Signed, receipt: Receipt | None, at: float, trust: Trust
 # --- the statement and the files ------------------------------------------------------------------------
 
 
-def _check_run(statement: Statement, data: bytes, origin: Origin, enveloped: bool) -> None:
+def _check_run(statement: Statement, data: bytes, origin: Origin, *, enveloped: bool) -> None:
     """Refuse a certificate, a receipt or an envelope that does not belong to this run."""
     run, certificate, receipt = statement.predicate, origin.signed.certificate, origin.receipt
     if enveloped == (run.schema == FIRST):
@@ -292,7 +292,7 @@ def verify_bundle(path: Path, recompute: Recompute[C], rules: TrustRules | None 
         data = bundle.read(STATEMENT)
         origin = _origin(bundle, data, rules or TrustRules())
         statement = parse_statement(data)
-        _check_run(statement, data, origin, ENVELOPE in bundle.members)
+        _check_run(statement, data, origin, enveloped=ENVELOPE in bundle.members)
         _check_names(bundle, statement.subjects)
         contents = recompute(Files(bundle, statement))
         if receipt := origin.receipt:
