@@ -67,7 +67,7 @@ class KernelLayer:
     names: frozenset[str]  # of its files
     folders: frozenset[str]
 
-    def changes(self, name: str, is_folder: bool) -> bool:
+    def changes(self, name: str, *, is_folder: bool) -> bool:
         """Whether the layer would put something else in the place of a file or a folder."""
         return name in self.names or (not is_folder and name in self.folders)
 
@@ -319,7 +319,9 @@ def add_kernels(image: Path, facts: ImageFacts, layer: KernelLayer, out: Path, t
         raise BadInput(
             f"was compiled for torch {kernels.torch}, the image has {torch or 'none'}", where=str(layer.path)
         )
-    if shared := sorted(name for name, is_folder in _entries(image, facts) if layer.changes(name, is_folder)):
+    if shared := sorted(
+        name for name, is_folder in _entries(image, facts) if layer.changes(name, is_folder=is_folder)
+    ):
         raise BadInput(f"has {shared[0]}, which the image has too", where=str(layer.path))
     config = with_kernels(facts.config_bytes, layer.digest, kernels)
     own = Blob(layer.path, layer.digest, layer.digest, compressed=False)

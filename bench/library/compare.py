@@ -156,7 +156,9 @@ def _gather(paths: Iterable[Path], lists: Lists, terms: Terms, *, with_telemetry
     checks: list[FleetMember] = []
     refused: list[Refused] = []
     bundles = 0
-    for path, contents in look_at_all(distinct_bundles(paths), lists, partial(gather, with_telemetry), _look):
+    for path, contents in look_at_all(
+        distinct_bundles(paths), lists, partial(gather, with_telemetry=with_telemetry), _look
+    ):
         bundles += 1
         if isinstance(contents, BenchError):
             refused.append(Refused(str(path), str(contents), contents.exit_code))

@@ -77,7 +77,7 @@ class FleetMember:
 
     @property
     def assurance(self) -> Assurance:
-        return assurance(self.signed_level, self.trusted)
+        return assurance(self.signed_level, trusted=self.trusted)
 
     @property
     def name(self) -> str:

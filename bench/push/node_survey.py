@@ -407,7 +407,7 @@ def _docker(answers: Answers, text: str) -> InstalledEngine:
     facts = EngineFacts(
         "docker",
         version(info["ServerVersion"]),
-        gpu_access(info, _specified(answers)),
+        gpu_access(info, specified=_specified(answers)),
         _storage(info, "DockerRootDir"),
     )
     return _with_images(facts, answers, named_by_configuration=names_images_by_configuration(info))

@@ -201,7 +201,7 @@ def argv(job: Job, member: GroupMember | None) -> list[str]:
         data = [word for folder in job.data for word in ("--data", str(folder))]
         confined = [f"{job.in_environment}/bin/python", "-m", "bench.environment.confined"]
         return [*confined, job.in_environment, *data, "--", *command]
-    environment = {name: f"{{{name}}}" for name in handed_on(member is not None)}
+    environment = {name: f"{{{name}}}" for name in handed_on(network=member is not None)}
     if job.identity:
         environment[IMAGE_VARIABLE] = json.dumps(to_json(job.identity))
     container = Container(

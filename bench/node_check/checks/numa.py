@@ -298,7 +298,9 @@ def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
     for kernel in ("scale", "triad"):
         yield from _spread([f for f in figures if f.kind == f"numa {kernel}"], busy, disturbed=disturbed)
     if figures:
-        yield from _against_channels(nodes, figures, from_json(MemoryChannels, data["channels"]), disturbed)
+        yield from _against_channels(
+            nodes, figures, from_json(MemoryChannels, data["channels"]), disturbed=disturbed
+        )
 
 
 def _spread(figures: Sequence[Figure], busy: float, *, disturbed: bool) -> Iterator[Finding]:
@@ -328,7 +330,7 @@ def _spread(figures: Sequence[Figure], busy: float, *, disturbed: bool) -> Itera
 
 
 def _against_channels(
-    nodes: Sequence[NumaNode], figures: Sequence[Figure], channels: MemoryChannels, disturbed: bool
+    nodes: Sequence[NumaNode], figures: Sequence[Figure], channels: MemoryChannels, *, disturbed: bool
 ) -> Iterator[Finding]:
     """Compare the sum of all nodes' rates with the rate of the memory channels, if both are known."""
     question = Question("numa", "all channels", figure="numa triad", unit="B/s")

@@ -7,7 +7,20 @@ from dataclasses import dataclass
 
 from bench.report.compare.decision import frontier
 from bench.report.markup import Markup, fragment
-from bench.report.plots.svg import SERIES, Box, Linear, Log, Plot, axes, line, mark, placed, polyline, text
+from bench.report.plots.svg import (
+    SERIES,
+    Box,
+    Linear,
+    Log,
+    Plot,
+    PointLabel,
+    axes,
+    line,
+    mark,
+    placed,
+    polyline,
+    text,
+)
 
 BOX = Box(64, 36, 470, 300)  # area of a plot with a legend beside it
 LONGEST_NAME = 24  # letters of a series in a legend
@@ -78,7 +91,8 @@ def scatter(
             parts.append(line(x(p.x), low, x(p.x), high, f"s{number % SERIES} line"))
         parts.append(mark(x(p.x), y(p.y), number, p.size, p.words, hollow=p.hollow))
     if labelled:
-        parts.append(placed([(x(p.x), y(p.y), 1.2 * p.size, p.label) for p in inside if p.label], box))
+        labels = [PointLabel(x(p.x), y(p.y), 1.2 * p.size, p.label) for p in inside if p.label]
+        parts.append(placed(labels, box))
     if hidden := len(points) - len(inside):
         words = f"{hidden} beyond the axes"
         parts.append(text(box.right, box.top - 10, words, anchor="end", class_="small muted"))

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from textwrap import wrap
+from typing import NamedTuple
 
 from bench.records.text import figures
 from bench.report.markup import Markup, el, fragment, number
@@ -209,8 +210,17 @@ class Box:
     bottom: float
 
 
-def placed(labels: Sequence[tuple[float, float, float, str]], box: Box) -> Markup:
-    """Draw labels (x, y, size of the mark, text) beside their points.
+class PointLabel(NamedTuple):
+    """The label of a point, at the place of its mark."""
+
+    x: float
+    y: float
+    mark_size: float
+    words: str
+
+
+def placed(labels: Sequence[PointLabel], box: Box) -> Markup:
+    """Draw labels beside their points.
 
     A label that would cover another is left out: the mark's tooltip has its text.
     """

@@ -332,7 +332,7 @@ class _Jobs:
         replaced = again and isinstance(outcome, Measured)
         if marks := run.marks_just_now(trial.id):
             run.record(TrialMarked(trial.id, marks))
-        self.progress.end(trial, run.summaries(), replaced, marks)
+        self.progress.end(trial, run.summaries(), marks, again=replaced)
 
     def measure_floor(self, trial: Trial) -> None:
         """Measure the floor of a trial, or record why it has none, which is never the run's failure."""

@@ -29,6 +29,7 @@ from bench.records.run_results import (
     ReducedTrial,
     Results,
     RunFacts,
+    TrialOutcome,
     TrialResult,
     days_of,
     reduce_outcome,
@@ -281,10 +282,10 @@ class Run:
         """How many GPUs of each node train."""
         return self.plan.target.gpus // self.plan.target.nodes
 
-    def trials(self) -> list[tuple[Trial, str, Outcome]]:
+    def trials(self) -> list[TrialOutcome]:
         """Return the trials with an outcome, each with its setting's label, in the plan's order."""
         return [
-            (trial, label, self.outcomes[identity])
+            TrialOutcome(trial, label, self.outcomes[identity])
             for identity, (trial, label) in self._planned.items()
             if identity in self.outcomes
         ]

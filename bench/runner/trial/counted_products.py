@@ -93,7 +93,7 @@ def _parts(recording: Recording, setting: Setting) -> Iterator[_Part]:
         trained = any(form.trained for form in each.forms)
         forward, backward = (0, number) if each.backward else (number, 2 * number * trained)
         batched = _name(each) in ("bmm", "baddbmm")
-        yield _Part(_kind(each), _precision(each, setting, batched), forward, backward, batched)
+        yield _Part(_kind(each), _precision(each, setting, batched=batched), forward, backward, batched)
 
 
 def _name(each: Computation) -> str:
@@ -112,7 +112,7 @@ def factors(each: Computation) -> tuple[TensorForm, TensorForm]:
     return left, right
 
 
-def _precision(each: Computation, setting: Setting, batched: bool) -> InputPrecision:
+def _precision(each: Computation, setting: Setting, *, batched: bool) -> InputPrecision:
     left, right = (form.dtype for form in factors(each))
     # Mamba's convolution and scan take weights in fp32 beside an input in half precision.
     of_input_alone = each.both_ways and each.kind in ("convolutions", "scans")

@@ -98,7 +98,9 @@ class Recording:
     def add(
         self, kind: Kind, function: Callable[..., Any], arguments: Any, keywords: Any, *, both_ways: bool
     ) -> None:
-        forms, named = tree_map(lambda value: _form(value, both_ways), (tuple(arguments), dict(keywords)))
+        forms, named = tree_map(
+            lambda value: _form(value, both_ways=both_ways), (tuple(arguments), dict(keywords))
+        )
         computation = Computation(kind, function, forms, named, both_ways, self.backward)
         key = repr(computation)
         self.computations[key] = computation
@@ -208,7 +210,7 @@ def _answer_and_labels(
     return unchecked_head(module)(features[:, :count].contiguous()), batch["labels"][:, :count]
 
 
-def _form(value: Any, both_ways: bool) -> Any:
+def _form(value: Any, *, both_ways: bool) -> Any:
     if not isinstance(value, Tensor):
         return value
     return TensorForm(

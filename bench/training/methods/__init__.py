@@ -135,7 +135,7 @@ def refusal(setting: Setting, model: Model, target: Target) -> str | None:
     return conflict(setting) or next((reason for reason in reasons if reason), None)
 
 
-def free_lunch(model: Model, target: Target, beside: Setting = NAIVE, compiled: bool = True) -> Setting:
+def free_lunch(model: Model, target: Target, beside: Setting = NAIVE, *, compiled: bool = True) -> Setting:
     """Return `beside` with every method that costs nothing and that the model can take on the target.
 
     With `compiled` False, methods that need a compiler on the target are left out.

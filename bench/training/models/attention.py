@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def attention_implementation(kernels: bool) -> Literal["eager", "bench_fused"]:
+def attention_implementation(*, kernels: bool) -> Literal["eager", "bench_fused"]:
     """Return the `attn_implementation` for a model that is built with the method "kernels", or without."""
     return fused_attention() if kernels else "eager"
 

@@ -395,7 +395,7 @@ class AttentionCount:
             reason = f"{key.shape[1]} heads of keys and values do not divide {heads} of queries"
             raise BadInput(reason)
         causal = attends_causally(module, is_causal)
-        pairs = _pairs(length, key.shape[2], causal, sliding_window)
+        pairs = _pairs(length, key.shape[2], sliding_window, causal=causal)
         if self.documents:
             pairs = self.documents.pairs(length, sliding_window)
         if has_bias_of_heads(more.get("position_bias")) or has_bias_of_heads(attention_mask):
@@ -444,7 +444,7 @@ class ConvolutionCount:
         return flops
 
 
-def _pairs(length: int, keys: int, causal: bool, window: int | None) -> int:
+def _pairs(length: int, keys: int, window: int | None, *, causal: bool) -> int:
     """Count the pairs of positions that attend: all, or the lower triangle, limited to a window."""
     if length != keys:
         return length * keys
