@@ -238,17 +238,7 @@ def _counted(
     precision = torch.float32 if contents else precision or torch.bfloat16
     convolved = ConvolutionCount()
     whole, body = (_flop_counter(count) for count in (convolved, ConvolutionCount()))
-    with torch.device("meta"):
-        # Evaluation mode, because in training mode some architectures skip layers at random.
-        module = family.build_with(model, attention).eval()
-        parts = _parts(module, family.blocks(module))
-        module.to(precision)
-    if contents:
-        if parts.total > MOST_WITH_CONTENTS:
-            reason = "its operations cannot be counted: its code reads what it computed, and it is too large"
-            raise BadInput(f"{reason} to be built for that", where=model.name)
-        with torch.device("cpu"):
-            module = family.build_with(model, attention).float().eval()
+    module, parts = _built(model, family, attention, precision, contents=contents)
     trained = [weight for weight in module.parameters() if weight.requires_grad]
     module.requires_grad_(False)  # the counter would look for gradients of views of weights
     without = nullcontext() if contents else torch_inside.fake_tensors()
@@ -274,6 +264,28 @@ def _counted(
         for weight in trained:
             weight.requires_grad_()
         return _with_backward(counts, module, batch, model, family, attending)
+
+
+def _built(
+    model: Model, family: TransformersFamily, attention: str, precision: torch.dtype, *, contents: bool
+) -> tuple[nn.Module, Parts]:
+    """Build a model without contents, or with them if it is small enough; return it and its parts.
+
+    The model is in evaluation mode, because in training mode some architectures skip layers at random.
+    """
+    import torch
+
+    with torch.device("meta"):
+        module = family.build_with(model, attention).eval()
+        parts = _parts(module, family.blocks(module))
+        module.to(precision)
+    if not contents:
+        return module, parts
+    if parts.total > MOST_WITH_CONTENTS:
+        reason = "its operations cannot be counted: its code reads what it computed, and it is too large"
+        raise BadInput(f"{reason} to be built for that", where=model.name)
+    with torch.device("cpu"):
+        return family.build_with(model, attention).float().eval(), parts
 
 
 def _with_backward(

@@ -210,11 +210,7 @@ def make_no_full_masks(model: nn.Module) -> None:
         if hasattr(module, "is_torchdynamo_compiling"):
             code = inspect.getsource(module)
             if code.count("is_torchdynamo_compiling()") == code.count(FULL_MASK):
-                module.is_torchdynamo_compiling = _compiles
-
-
-def _compiles() -> bool:
-    return True
+                module.is_torchdynamo_compiling = lambda: True
 
 
 def use_experts(configuration: Any, implementation: str) -> None:
