@@ -136,9 +136,6 @@ class Files:
 Recompute = Callable[[Files], C]
 
 
-# --- signatures and trust -------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Origin:
     """The signer of a bundle and who vouches for it, known before the statement is parsed."""
@@ -222,9 +219,6 @@ def _trusted_by(signed: Signed, receipt: Receipt | None, at: float, trust: Trust
     return listed
 
 
-# --- the statement and the files ------------------------------------------------------------------------
-
-
 def _check_run(statement: Statement, data: bytes, origin: Origin, *, enveloped: bool) -> None:
     """Refuse a certificate, a receipt or an envelope that does not belong to this run."""
     run, certificate, receipt = statement.predicate, origin.signed.certificate, origin.receipt
@@ -277,9 +271,6 @@ def _check_names(bundle: Bundle, subjects: Mapping[str, str]) -> None:
         raise VerificationFailed("is in the statement, but missing in the bundle", where=missing[0])
     if fault := payload_fault(payload):
         raise VerificationFailed(fault)
-
-
-# --- the verdict ----------------------------------------------------------------------------------------
 
 
 def verify_bundle(path: Path, recompute: Recompute[C], rules: TrustRules | None = None) -> Verdict[C]:

@@ -77,9 +77,6 @@ class ImageFacts:
         return self.config.labels
 
 
-# --- reading ---------------------------------------------------------------------------------------------
-
-
 @contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
     """Open an archive for reading; BadInput if it does not exist or is a folder."""
@@ -248,9 +245,6 @@ def extract(path: Path, facts: ImageFacts, name: str) -> bytes:
                     if member.name.removeprefix("./") == name and (content := files.extractfile(member)):
                         return content.read()
     raise BadInput(f"has no file /{name}", where=str(path), advice="rebuild it with bench image build")
-
-
-# --- writing ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

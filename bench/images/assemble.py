@@ -79,9 +79,6 @@ class LayerDiffers(Exception):
     """A layer that was assembled is not the one that the image's configuration names."""
 
 
-# --- contents -------------------------------------------------------------------------------------------
-
-
 class PackageContents:
     """The wanted file contents that package files of this node provide."""
 
@@ -195,9 +192,6 @@ def _decompressed(name: str, section: Any) -> IO[bytes]:
     if name.endswith(".xz"):
         return lzma.LZMAFile(section)
     return cast("IO[bytes]", gzip.GzipFile(fileobj=section) if name.endswith(".gz") else section)
-
-
-# --- layers ---------------------------------------------------------------------------------------------
 
 
 def pieces(skeleton: Path) -> Iterator[tuple[bytes, Key]]:

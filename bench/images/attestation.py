@@ -56,9 +56,6 @@ def _hex(digest: str) -> str:
     return digest.removeprefix("sha256:")
 
 
-# --- making ----------------------------------------------------------------------------------------------
-
-
 def attest_contents(image: Attested, key: Signer) -> bytes:
     """Return the envelope that binds the image's SBOM to the image."""
     try:
@@ -140,9 +137,6 @@ def _dependencies(inputs: BuildInputs, commit: str) -> Iterator[dict[str, Any]]:
         for value in sorted(pin.sha256):
             uri = f"pkg:pypi/{pin.name}@{quote(pin.version, safe='')}"
             yield {"uri": uri, "digest": {"sha256": value}}
-
-
-# --- verifying -------------------------------------------------------------------------------------------
 
 
 def verify_attestation(envelope: bytes, image: Attested, keys: Sequence[PublicKey]) -> str:

@@ -77,9 +77,6 @@ def site_of(python: str) -> str:
     return f"usr/local/lib/python{python}/dist-packages"
 
 
-# --- making a layer --------------------------------------------------------------------------------------
-
-
 def pack_kernels(
     wheels: Mapping[str, Path], variant: Variant, pins: Mapping[str, Pin], out: Path
 ) -> KernelLayer:
@@ -174,9 +171,6 @@ def _write(archive: tarfile.TarFile, files: Mapping[str, _File], listed: bytes) 
                 archive.addfile(entry, data)
 
 
-# --- reading a layer -------------------------------------------------------------------------------------
-
-
 def is_layer(path: Path) -> bool:
     """Whether a file is a kernel layer, by its contents; False for a file that does not exist."""
     try:
@@ -244,9 +238,6 @@ def _belongs(member: tarfile.TarInfo, site: str, above: set[str]) -> bool:
         return member.mode == _FOLDER and (member.name in above or member.name.startswith(f"{site}/"))
     inside = member.name == KERNEL_LIST or member.name.startswith(f"{site}/")
     return member.type == tarfile.REGTYPE and member.mode in (_FILE, _EXECUTABLE) and inside
-
-
-# --- an image with a layer -------------------------------------------------------------------------------
 
 
 def kernels_in(path: Path, facts: ImageFacts) -> KernelList | None:

@@ -151,9 +151,6 @@ def key_of(entry: Mapping[str, Any]) -> Key | None:
     return ecosystem, normal(package["name"]) if ecosystem == "PyPI" else str(package["name"])
 
 
-# --- does it affect this version? ------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Affected:
     """A vulnerability affects a package: the versions that fix it, and doubts about the decision."""

@@ -141,9 +141,6 @@ def _names(cell: str) -> Iterator[str]:
             yield bare
 
 
-# --- fields of manifests --------------------------------------------------------------------------------
-
-
 def _fields() -> Iterator[ManualEntry]:
     for name, address in SCHEMAS.items():
         schema = read_data(f"schema/{name}.json")
@@ -214,9 +211,6 @@ TYPES = {
     "string": "a text", "integer": "a whole number", "number": "a number", "boolean": "true or false",
     "array": "a list", "object": "an object", "null": "null",
 }  # fmt: skip
-
-
-# --- models ---------------------------------------------------------------------------------------------
 
 
 def _models() -> Iterator[ManualEntry]:

@@ -52,9 +52,6 @@ class Signer(Protocol):
     def sign(self, data: bytes, /) -> bytes: ...
 
 
-# --- SSH's wire format, and base64 in its one form ------------------------------------------------------
-
-
 def wire_string(data: bytes | str) -> bytes:
     """Encode a string in SSH's wire format: its length in four bytes, then its bytes."""
     raw = data.encode() if isinstance(data, str) else data
@@ -118,9 +115,6 @@ def from_base64(text: str) -> bytes:
 def to_base64(data: bytes) -> str:
     """Encode bytes as base64 on one line."""
     return b2a_base64(data, newline=False).decode()
-
-
-# --- keys -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,9 +206,6 @@ class PublicKey:
             raise FormatError("was made by a token that nobody touched")
         application = hashlib.sha256(self.application.encode()).digest()
         return application + flags_and_counter + hashlib.sha256(data).digest()
-
-
-# --- certificates ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
