@@ -303,7 +303,10 @@ def _copied(members: Sequence[FleetMember]) -> Mapping[int, tuple[Finding, ...]]
     measured = [member for member in members if len(member.values) >= LEAST_VALUES and not member.simulated]
     measured.sort(key=lambda member: member.assurance, reverse=True)
     alike: dict[int, list[FleetMember]] = {}
-    runs = [((member.run_id, member.identity), [_figures(member)]) for member in measured]
+    runs = [
+        ((member.run_id, member.identity), [frozenset((v.figure, rounded(v.rate)) for v in member.values)])
+        for member in measured
+    ]
     for member, original in zip(measured, originals(runs), strict=True):
         alike.setdefault(original, []).append(member)
     return {
@@ -313,10 +316,6 @@ def _copied(members: Sequence[FleetMember]) -> Mapping[int, tuple[Finding, ...]]
         if (others := [other for other in group if not _is_one_check(member, other)])
         and any(other.assurance >= member.assurance for other in others)
     }
-
-
-def _figures(member: FleetMember) -> frozenset[tuple[str, float]]:
-    return frozenset((value.figure, rounded(value.rate)) for value in member.values)
 
 
 def _is_one_check(a: FleetMember, b: FleetMember) -> bool:

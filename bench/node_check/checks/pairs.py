@@ -40,6 +40,9 @@ ADVICE = {
 }
 
 
+Rates = Mapping[int, Mapping[Pair, float]]  # of the pairs, by lane
+
+
 @dataclass(frozen=True, slots=True)
 class Transfer:
     """A transfer from one node to another in one lane: the seconds of equal pieces."""
@@ -212,9 +215,7 @@ def _with_whom(part: SlowPart) -> str:
             return "between them" if len(part.leaves) == 2 else "beyond it, and fast under it"
 
 
-def _scattered(
-    diagnoses: Mapping[int, Diagnosis], by_lane: Mapping[int, Mapping[Pair, float]]
-) -> Iterator[Finding]:
+def _scattered(diagnoses: Mapping[int, Diagnosis], by_lane: Rates) -> Iterator[Finding]:
     """Report slow pairs that have no known part in common; no link is named for them."""
     shares = {
         (lane, pair): by_lane[lane][pair] / diagnosis.usual
@@ -237,9 +238,7 @@ def _scattered(
     )
 
 
-def _nowhere(
-    diagnoses: Mapping[int, Diagnosis], by_lane: Mapping[int, Mapping[Pair, float]]
-) -> Iterator[Finding]:
+def _nowhere(diagnoses: Mapping[int, Diagnosis], by_lane: Rates) -> Iterator[Finding]:
     """Report the lanes in which no pair of nodes exchanged anything."""
     for lane, diagnosis in diagnoses.items():
         if diagnosis.usual == 0:
@@ -253,16 +252,11 @@ def _nowhere(
 
 
 def _node(
-    node: int,
-    by_lane: Mapping[int, Mapping[Pair, float]],
-    diagnoses: Mapping[int, Diagnosis],
-    link: float | None,
-    *,
-    named: bool,
+    node: int, by_lane: Rates, diagnoses: Mapping[int, Diagnosis], link: float | None, *, named: bool
 ) -> Iterator[Finding]:
     """Yield the rate of one node with its partners, held against the others and against its link."""
     rates = [rate for lane in diagnoses for pair, rate in by_lane[lane].items() if node in pair]
-    rate, usual = median(rates), median(one.usual for one in diagnoses.values())
+    rate, usual = median(rates), median(diagnosis.usual for diagnosis in diagnoses.values())
     question = Question("pairs", f"node {node}", figure=f"pairs node {node}", unit="B/s")
     found = f"{quantity(rate, 'B/s')} with its partners"
     if not named:
