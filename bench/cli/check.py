@@ -140,9 +140,9 @@ def _check_node(request: CheckArguments, manifest: CheckManifest, level: Depth, 
     places = request.history or ((request.out,) if request.out.is_dir() else ())
     earlier = history.read(places, index=not request.history)
     # Imported now, because the imports then take the memory that reading the history has freed.
-    from bench.runner.check.check_node import GpusInUse, QuietView, check_node
+    from bench.runner.check.check_node import CheckView, GpusInUse, check_node
 
-    progress = QuietView() if request.nagios or request.reason else _shown_progress()
+    progress = CheckView() if request.nagios or request.reason else _shown_progress()
     for reason in earlier.refused if request.history else ():
         progress.say(f"not used as history: {reason}")
     _refuse_without_load(request, level)

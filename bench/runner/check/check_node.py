@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Protocol
+from typing import Any
 
 from bench import __version__
 from bench.base.distribution import pip_install
@@ -86,37 +86,23 @@ class _InUseError(Exception):
     """GPUs are in use, and the node is to be checked only if they are not."""
 
 
-class CheckView(Protocol):
-    """Shows the progress of a node check."""
-
-    def begin(self, name: str) -> None: ...
-
-    def phase(self, text: str) -> None: ...
-
-    def end(self, reading: Reading) -> None: ...
-
-    def say(self, text: str) -> None: ...
-
-    def stop(self) -> None: ...
-
-
-class QuietView:
-    """Shows nothing."""
+class CheckView:
+    """Takes the progress of a node check, and shows nothing; a subclass shows it."""
 
     def begin(self, name: str) -> None:
-        pass
+        """Take the name of the reading that begins."""
 
     def phase(self, text: str) -> None:
-        pass
+        """Take what the reading does now."""
 
     def end(self, reading: Reading) -> None:
-        pass
+        """Take the reading that has ended."""
 
     def say(self, text: str) -> None:
-        pass
+        """Take a line for the user."""
 
     def stop(self) -> None:
-        pass
+        """Leave the terminal to other output."""
 
 
 def check_node(request: CheckRequest, sealer: Sealer, view: CheckView) -> CheckedNode | GpusInUse:

@@ -93,16 +93,13 @@ def _parts(recording: Recording, setting: Setting) -> Iterator[_Part]:
         trained = any(form.trained for form in each.forms)
         forward, backward = (0, number) if each.backward else (number, 2 * number * trained)
         batched = _name(each) in ("bmm", "baddbmm")
-        yield _Part(_kind(each), _precision(each, setting, batched=batched), forward, backward, batched)
+        kind: ProductKind = "grouped products" if each.function in GROUPED else each.kind
+        yield _Part(kind, _precision(each, setting, batched=batched), forward, backward, batched)
 
 
 def _name(each: Computation) -> str:
     packet = getattr(each.function, "overloadpacket", each.function)
     return str(getattr(packet, "__name__", ""))
-
-
-def _kind(each: Computation) -> ProductKind:
-    return "grouped products" if each.function in GROUPED else each.kind
 
 
 def factors(each: Computation) -> tuple[TensorForm, TensorForm]:
