@@ -50,9 +50,6 @@ def _explained(word: str, *, needed: bool) -> Explanation | None:
         raise
 
 
-# --- for people -----------------------------------------------------------------------------------------
-
-
 def _names(kind: str) -> str:
     """List the names of a kind; for sections, which have too many headings, list their pages."""
     names = names_of(kind, entries())
@@ -93,9 +90,6 @@ def _fact(head: str, fact: str, indent: int, room: int | None) -> Iterator[str]:
         yield wrapped([f"{head}: {text}"], "  ")
     else:
         yield wrapped([head.ljust(indent) + text], " " * indent)
-
-
-# --- documents ------------------------------------------------------------------------------------------
 
 
 def _document(word: str, kinds: Sequence[str], found: Explanation | None) -> dict[str, Any]:

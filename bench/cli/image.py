@@ -208,10 +208,6 @@ def run_in_image(
     preflight.check_room(out, preflight.OUT_BYTES, "a run's results")
     files = {"--challenge": challenge and CHALLENGE, "--meet-secret": meet_secret and MEET_SECRET}
     file_options = [word for option, path in files.items() if path for word in (option, path)]
-    environment = {name: os.environ[name] for name in handed_on(network=network) if name in os.environ}
-    if held:
-        environment |= settings_of_terminal()
-        environment[IMAGE_VARIABLE] = json.dumps(to_json(held.identity))
     container = Container(
         image=held.runnable if held else image,
         command=(verb, MANIFEST, "--out", OUT, *arguments, *file_options),
@@ -223,7 +219,7 @@ def run_in_image(
         gpus=gpus,
         network=network,
         rdma=network and Path(RDMA).is_dir(),
-        environment=environment,
+        environment=_environment(held, network=network),
         challenge=challenge.resolve() if challenge else None,
         meet_secret=meet_secret,
     )
@@ -235,6 +231,14 @@ def run_in_image(
     if held:
         print(where, file=sys.stderr)
     return code
+
+
+def _environment(held: Inspected | None, *, network: bool) -> dict[str, str]:
+    """Return the variables that are handed on to a container, and those that describe its image."""
+    handed = {name: os.environ[name] for name in handed_on(network=network) if name in os.environ}
+    if held is not None:
+        handed |= {**settings_of_terminal(), IMAGE_VARIABLE: json.dumps(to_json(held.identity))}
+    return handed
 
 
 def _checked_image(

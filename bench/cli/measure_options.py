@@ -99,13 +99,8 @@ def _add_check(commands: Commands) -> None:
     summary = "check in minutes whether this node is healthy"
     check = add_command(commands, "check", summary, "check.check", measures=True, epilog=CHECK_EXIT_CODES)
     add = check.add_argument
-    add(
-        "manifest",
-        type=manifest_path,
-        metavar="MANIFEST",
-        nargs="?",
-        help="default: the manifest that bench ships",
-    )
+    shipped = "default: the manifest that bench ships"
+    add("manifest", type=manifest_path, metavar="MANIFEST", nargs="?", help=shipped)
     add(
         "--level",
         choices=DEPTHS,
@@ -132,6 +127,13 @@ def _add_check(commands: Commands) -> None:
     add("--junit", **FILE, help="write the findings as JUnit XML")
     add("--html", **FILE, help="write the findings and the run's telemetry as one page")
     add("--metrics", **FILE, help="write the findings as OpenMetrics, for Prometheus' node exporter")
+    _add_check_output(check)
+    _add_meeting(check, "check the fabric between N nodes, which all run this command (level: nodes)")
+    _add_signing(check, "an operator's challenge, to have the bundle certified")
+    add_engine(check)
+
+
+def _add_check_output(check: argparse.ArgumentParser) -> None:
     output = check.add_mutually_exclusive_group()
     add_json(output, "the results")
     nagios = "print one line, with exit codes for monitoring systems"
@@ -139,9 +141,6 @@ def _add_check(commands: Commands) -> None:
     reason = "print the most serious finding alone, as a scheduler's reason to drain the node"
     output.add_argument("--reason", **FLAG, help=reason)
     output.add_argument("--list", dest="list_checks", **FLAG, help="list the checks, and exit")
-    _add_meeting(check, "check the fabric between N nodes, which all run this command (level: nodes)")
-    _add_signing(check, "an operator's challenge, to have the bundle certified")
-    add_engine(check)
 
 
 def _add_signing(parser: argparse.ArgumentParser, challenge: str) -> None:

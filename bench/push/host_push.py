@@ -72,8 +72,6 @@ class HostPush:
         """Report a run whose bundle was fetched before."""
         return self._guarded(lambda: self._end_unchanged(record))
 
-    # --- state ----------------------------------------------------------------------------------------------
-
     @property
     def manifest_sha256(self) -> str:
         return self.request.manifest.digest.removeprefix("sha256:")
@@ -178,8 +176,6 @@ class HostPush:
             self.part.group.lose(self.part.host.name, error.message)
         self.end(outcome, error)
 
-    # --- connect: is there a run already? -------------------------------------------------------------------
-
     def _run(self) -> None:
         self.enter("connect")
         fetched, unfinished = self._fetched_run(), self._unfinished_run()
@@ -282,8 +278,6 @@ class HostPush:
             self.shared.records.forget(unfinished)
         self.end("unchanged")
 
-    # --- start ----------------------------------------------------------------------------------------------
-
     def _start_run(self, unfinished: Record | None) -> None:
         """Start a run, or an unfinished one again, and follow it to its end."""
         raise NotImplementedError
@@ -317,8 +311,6 @@ class HostPush:
         """Return a new challenge for the run: the nonce of an earlier one may have been consumed."""
         ledger = Ledger(self.request.ledger)
         return write(certify_and_receive.challenge(ledger, record.manifest_sha256, now(), record.run_id))
-
-    # --- run ------------------------------------------------------------------------------------------------
 
     def _watch_to_the_end(self, record: Record) -> None:
         """Watch a run until it ends, then fetch its bundle and clean the node."""
@@ -449,8 +441,6 @@ class HostPush:
             raise Unreachable(message, advice=advice) from None
         self.enter("run", f"{record.run_id}  {error.message}; asking again")
         self.sleep(min(15.0, 1.0 + silent / 4))
-
-    # --- fetch and clean ------------------------------------------------------------------------------------
 
     def _fetch(self, record: Record) -> AnyVerdict:
         try:

@@ -142,8 +142,6 @@ class EnvironmentInstaller:
         folder = shlex.quote(environment_folder(self.place, found.digest))
         return self.ask() if node.ask(f"test -d {folder}").code else planned
 
-    # --- plan -------------------------------------------------------------------------------------------
-
     def _plan(self) -> InstallPlan:
         """Ask the node for its plan, which changes nothing there."""
         answer = self.node.ask(
@@ -188,8 +186,6 @@ class EnvironmentInstaller:
                 raise EnvironmentCannot(plain(short(told["message"], 600)), advice=advice)
             return found
 
-    # --- send -------------------------------------------------------------------------------------------
-
     def _send(self, plan: InstallPlan, shipment: Shipment, sent: dict[str, str], node: ClaimedNode) -> int:
         """Announce the time and send wheels; add their digests to `sent`, and return the bytes."""
         paths = self._wheels_here(plan, shipment)
@@ -232,8 +228,6 @@ class EnvironmentInstaller:
                 f"the node: {why}; here: {error.message}",
                 advice="name an index that has it: --index URL; or a folder of wheels here: --wheelhouse DIR",
             ) from None
-
-    # --- install ----------------------------------------------------------------------------------------
 
     def _install(
         self, sent: Mapping[str, str], node: ClaimedNode
@@ -279,9 +273,6 @@ class _ProgressReader:
             with suppress(ValueError, LookupError, TypeError):
                 at = json.loads(line)
                 self._progress(int(at["done"]), int(at["total"]))
-
-
-# --- decisions ------------------------------------------------------------------------------------------
 
 
 def choose(plan: InstallPlan, locked: LockedEnvironment, rate_here: Callable[[], float]) -> Shipment:
@@ -380,9 +371,6 @@ def check_room(plan: InstallPlan, wheel_bytes: int, place: str) -> None:
             where=place,
             advice="free some space on the node, or choose another disk: --place DIR",
         )
-
-
-# --- reading the answers --------------------------------------------------------------------------------
 
 
 def read_plan(answer: Mapping[str, Any], locked: LockedEnvironment) -> InstallPlan:

@@ -280,9 +280,6 @@ def _shell_word(word: str) -> str:
     return "".join(parts)
 
 
-# --- on the node ----------------------------------------------------------------------------------------
-
-
 def prepare(node: Node, job: Job, manifest: bytes, challenge: bytes, meet_secret: bytes = b"") -> None:
     """Make the run's folder and write its input files; keep the journal of an earlier attempt.
 

@@ -136,7 +136,14 @@ def _by_deadline(inputs: AnswerInputs, deadline: float) -> MachineAnswer:
     given = inputs.recommended()
     option, choice = given.cheapest_by_deadline, inputs.choice(given.cheapest_by_deadline)
     if choice is None and not (inputs.pairs and inputs.terms.wish.budget is not None):
-        choice = next((_without_price(row) for row in inputs.rows if _meets(row, deadline)), None)
+        choice = next(
+            (
+                _without_price(row)
+                for row in inputs.rows
+                if meets(on_another_machine(row.days), deadline) == "yes"
+            ),
+            None,
+        )
     estimate, certain = _estimated(inputs, "by the deadline")
     changes = list(_deadline_changes(inputs, option, deadline)) if option or choice is None else []
     return _answer(
@@ -275,10 +282,6 @@ def _without_price(row: RankedRow) -> Choice:
     days = on_another_machine(row.days)
     low, high = days.value - days.half_width, days.value + days.half_width
     return Choice(row.machine.label, True, None, days.value, low, high, 0.0, None, None, _doubts(row))
-
-
-def _meets(row: RankedRow, deadline: float) -> bool:
-    return meets(on_another_machine(row.days), deadline) == "yes"
 
 
 def _doubts(row: RankedRow) -> tuple[str, ...]:

@@ -98,14 +98,11 @@ def _basis(target: GpuModel, gpus: int, precision: str, nearest: MeasuredRow) ->
     if _units(nearest.precision) != _units(precision):
         yield f"reached in {nearest.precision} and assumed for {precision}"
     if gpus > nearest.gpus:
-        yield f"assuming that each of {gpus} GPUs is as fast as {_of_how_many(nearest.gpus)}"
+        there = "one alone" if nearest.gpus == 1 else f"each of {nearest.gpus}"
+        yield f"assuming that each of {gpus} GPUs is as fast as {there}"
     if nearest.peak_bytes and nearest.peak_bytes > target.memory_gib * 2**30:
         needed = f"{nearest.peak_bytes / 2**30:.1f} GiB of a GPU's memory"
         yield f"with {needed}: this GPU has {target.memory_gib:g}, and a setting that fits may be slower"
-
-
-def _of_how_many(gpus: int) -> str:
-    return "one alone" if gpus == 1 else f"each of {gpus}"
 
 
 def _as_efficient(flops: float, gpu: GpuModel, gpus: int, precision: str, nearest: MeasuredRow) -> float:
