@@ -54,6 +54,7 @@ class CertificateRequest:
     signature: str = ""  # SSHSIG by the key, over this document without this field
 
     def signed_part(self) -> bytes:
+        """Return the bytes that `signature` signs: all other fields."""
         return canonical_json({k: v for k, v in to_json(self).items() if k != "signature"})
 
 

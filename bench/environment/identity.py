@@ -24,6 +24,7 @@ class InstalledFile:
 
     @property
     def line(self) -> str:
+        """Return the file's line in the list whose checksum identifies an environment."""
         return f"{self.sha256} {'x' if self.executable else '-'} {self.path}\n"
 
 

@@ -31,6 +31,7 @@ from bench.images.normalise import Hashing
 _KEPT_BYTES = 4 * 2**20  # files up to this size (configuration, manifest) are kept; larger ones only hashed
 _CHUNK = 2**20  # bytes
 _GZIP = b"\x1f\x8b"
+_WRITTEN_BY = "bench image save, docker save and podman save write such files"
 _ZSTD = b"\x28\xb5\x2f\xfd"
 T = TypeVar("T")
 
@@ -110,7 +111,7 @@ def read_facts(stream: BinaryIO, where: str) -> ImageFacts:
                 elif member.isfile() and (file := archive.extractfile(member)):
                     blobs[name], small[name] = _hashed(name, member.size, file)
     except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
-        raise BadInput(f"is not a saved image: {error}", where=where) from None
+        raise BadInput(f"is not a saved image: {error}", where=where, advice=_WRITTEN_BY) from None
     config, layers, tags = _parts(small, where)
     return _checked(config, [links.get(name, name) for name in layers], tags, blobs, small, where)
 
@@ -167,7 +168,7 @@ def _parts(small: Mapping[str, bytes], where: str) -> tuple[str, Sequence[str], 
             [],
         )
     except (KeyError, ValueError):  # a file is missing, there are several images, or a DecodeError
-        raise BadInput("does not hold exactly one image", where=where) from None
+        raise BadInput("does not hold exactly one image", where=where, advice=_WRITTEN_BY) from None
 
 
 def read_configuration(data: bytes) -> Configuration:

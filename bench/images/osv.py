@@ -37,6 +37,7 @@ class Package:
 
     @property
     def key(self) -> Key:
+        """Return the ecosystem without its release, and the name: what a feed's entries are found by."""
         return self.ecosystem.partition(":")[0], self.name
 
 

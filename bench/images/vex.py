@@ -40,6 +40,7 @@ class VexStatement:
 
     @property
     def dismisses(self) -> bool:
+        """Whether the statement says that the image is not affected."""
         return self.status in ("not_affected", "fixed")
 
     def is_about(self, names: Iterable[str], purl: str) -> bool:

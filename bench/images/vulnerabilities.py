@@ -17,6 +17,7 @@ from bench.images.osv import Package, affects, key_of, read_feed
 from bench.images.vex import VexStatement
 from bench.packages.package_index import normal
 
+_SBOM = "bench image sbom IMAGE writes one"
 MAX_SBOM_BYTES = 64 * 2**20
 
 
@@ -52,9 +53,9 @@ def packages_of(sbom: bytes, where: str) -> Mapping[str, Package]:
         found = {purl: package for purl in purls if (package := _package(purl)) is not None}
     except (DecodeError, KeyError, TypeError, AttributeError, ValueError) as error:
         message = f"is not a list of packages that can be scanned: {error}"
-        raise BadInput(message, where=where, advice="bench image sbom IMAGE writes one") from None
+        raise BadInput(message, where=where, advice=_SBOM) from None
     if not found:
-        raise BadInput("lists no package of Debian or PyPI", where=where)
+        raise BadInput("lists no package of Debian or PyPI", where=where, advice=_SBOM)
     return found
 
 

@@ -17,16 +17,7 @@ from bench.base.strict_json import to_json
 from bench.bundle.verdict import Verdict
 from bench.library.budget import budget_of
 from bench.library.energy import energy_of
-from bench.library.given import (
-    AnyPath,
-    AnyPaths,
-    choice,
-    path_of,
-    paths_of,
-    quantity,
-    share,
-    texts_of,
-)
+from bench.library.given import AnyPath, AnyPaths, choice, path_of, paths_of, quantity, share, texts_of
 from bench.library.machines import machine_named
 from bench.node_check.check_results import CheckContents
 from bench.node_check.fleet import Fleet, FleetMember, compare_fleet, fleet_member
@@ -52,6 +43,7 @@ class ComparedBundles:
 
     @property
     def only_checks(self) -> bool:
+        """Whether all bundles are of node checks."""
         return self.fleet is not None and not self.runs.parts
 
     def require_one_kind(self) -> None:

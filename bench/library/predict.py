@@ -12,15 +12,7 @@ from bench.base.gpu_spec import load_gpu_spec
 from bench.base.names import RentKind
 from bench.library.budget import budget_of
 from bench.library.energy import energy_of
-from bench.library.given import (
-    AnyPath,
-    AnyPaths,
-    choice,
-    path_of,
-    paths_of,
-    quantity,
-    texts_of,
-)
+from bench.library.given import AnyPath, AnyPaths, choice, path_of, paths_of, quantity, texts_of
 from bench.library.given_manifest import GivenManifest, manifest_of
 from bench.library.machines import machine_named
 from bench.planning.prediction.interruptions import Interruptions, interrupted
@@ -109,16 +101,18 @@ def predict(
     counted = rehearse(loaded.models, where).counted
     predictor = Predictor(loaded.models, counted, shipped_fit(), loaded.memory_cap_bytes)
     found = [
-        _lasting(one, interruptions) for kind, count in machines for one in predictor.predict(kind, count)
+        _lasting(prediction, interruptions)
+        for kind, count in machines
+        for prediction in predictor.predict(kind, count)
     ]
-    rows = [priced(one, book, energy) for one in found if isinstance(one, Predicted)]
+    rows = [priced(prediction, book, energy) for prediction in found if isinstance(prediction, Predicted)]
     return Predictions(
         manifest=loaded.digest,
         models=tuple(model.name for model in loaded.models),
         currency=book.currency,
         energy=energy,
         predicted=tuple(row for row in rows if _fits(row, days, budget, own=own)),
-        unpredicted=tuple(one for one in found if isinstance(one, Unpredicted)),
+        unpredicted=tuple(prediction for prediction in found if isinstance(prediction, Unpredicted)),
     )
 
 

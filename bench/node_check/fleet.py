@@ -18,7 +18,7 @@ from bench.base.stamps import sha256, utc
 from bench.bundle.verdict import Assurance, Contents, assurance
 from bench.bundle.verdict import Verdict as BundleVerdict
 from bench.node_check.all_checks import known_checks
-from bench.node_check.check_results import TOLD_ANYWAY, CheckContents, told
+from bench.node_check.check_results import ALWAYS_SHOWN, CheckContents, shown_findings
 from bench.node_check.judging.evidence import BEFORE, Evidence
 from bench.node_check.judging.finding import (
     VERDICTS,
@@ -347,7 +347,7 @@ def _rank(
     member: FleetMember, spreads: Mapping[tuple[str, str], Spread], unusual: tuple[Finding, ...]
 ) -> RankedNode:
     """Judge one node by its own findings that count and by its distance from the fleet's medians."""
-    own = told(member.findings)
+    own = shown_findings(member.findings)
     fleet, unders = list(unusual), []
     for value in member.values:
         if spread := spreads.get((member.kind, value.figure)):
@@ -375,7 +375,7 @@ def _outlier(value: Value, spread: Spread, under: float) -> Finding:
 
 def _order(node: RankedNode) -> tuple[int, bool, float, str]:
     """Return a sort key: within one verdict, nodes with a finding that every summary shows come first."""
-    plain = all(finding.check not in TOLD_ANYWAY for finding in node.findings)
+    plain = all(finding.check not in ALWAYS_SHOWN for finding in node.findings)
     return VERDICTS.index(node.verdict), plain, node.deviation_percent or 0.0, node.seen.path
 
 

@@ -105,6 +105,7 @@ def chosen_model(text: str) -> Chosen:
 
 
 def aim_of(model: Chosen) -> Objective:
+    """Return the objective that a chosen model is trained for."""
     if isinstance(model, OwnConfig):
         return objective_of(model.objective)
     found = find_model(model)

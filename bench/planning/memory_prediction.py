@@ -84,7 +84,7 @@ def host_bytes(parameters: int, setting: Setting, gpus: int, nodes: int = 1, fro
 
 
 def state_bytes(parts: Parts, setting: Setting, gpus: int, moments: int, *, half: bool) -> int:
-    """Return the peak bytes of a device that do not depend on the micro-batch, with all GPUs' `moments`."""
+    """Return a device's peak bytes that no micro-batch changes; `moments`: bytes of them on all GPUs."""
     sharding, offload = in_group(setting, "sharding"), "offload" in setting
     match sharding:
         case None:

@@ -64,6 +64,7 @@ class Ways:
 
     @property
     def assembles(self) -> bool:
+        """Whether the node should assemble layers, because that is faster."""
         return self.assemble_seconds < self.send_seconds
 
     @property

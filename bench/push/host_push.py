@@ -98,6 +98,7 @@ class HostPush:
 
     @property
     def engines(self) -> tuple[str, ...]:
+        """The engines that this push may use, the preferred one first."""
         if self.request.engine != "auto":
             return (self.request.engine,)
         if wanted_environment(self.request.manifest):
@@ -114,14 +115,17 @@ class HostPush:
         self.shared.view.show(self.result, text)
 
     def heed_stop(self) -> None:
+        """Raise Interrupted if the user has ended the push."""
         if self.shared.stop.is_set():
             raise Interrupted("interrupted")
 
     def sleep(self, seconds: float) -> None:
+        """Wait; raise Interrupted as soon as the user ends the push."""
         if self.shared.stop.wait(seconds):
             raise Interrupted("interrupted")
 
     def progress(self, done: int, total: int) -> None:
+        """Show how many bytes are sent; raise Interrupted if the user has ended the push."""
         self.heed_stop()
         self.shared.view.sent(self.result, done, total)
 
@@ -365,7 +369,7 @@ class HostPush:
         certified: list[str] = []  # checksums of the certificate requests that were answered
         heard, dead_looks, pause = time.monotonic(), 0, _LOOK_SECONDS
         began = heard  # or when the job left Slurm's queue
-        asked_to_end, told = False, None  # the last reason of Slurm that was shown
+        asked_to_end, shown_reason = False, None  # the last reason of Slurm that was shown
         while True:
             try:
                 status = mirror.look(self.node, record)
@@ -377,9 +381,9 @@ class HostPush:
                 heard = time.monotonic()
                 began = heard if status.state == "waiting" else began
                 reason = status.reason if status.state == "waiting" else None
-                if reason not in (None, "None", told):
+                if reason not in (None, "None", shown_reason):
                     self.enter("run", f"{record.run_id}  waits in Slurm's queue: {waiting_text(reason)}")
-                told = reason
+                shown_reason = reason
                 if status.state == "alive":
                     self._refuse_to_wait_longer(record, heard - began)
                 if not asked_to_end and status.state in ("alive", "waiting"):

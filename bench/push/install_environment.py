@@ -181,9 +181,9 @@ class EnvironmentInstaller:
             if not isinstance(found, dict):
                 raise ValueError("not an object")
             if error := json_fields(found, {"error": dict}).get("error"):
-                told = json_fields(error, {"message": str, "advice": str})
-                advice = plain(short(told["advice"], 400)) if "advice" in told else None
-                raise EnvironmentCannot(plain(short(told["message"], 600)), advice=advice)
+                answer = json_fields(error, {"message": str, "advice": str})
+                advice = plain(short(answer["advice"], 400)) if "advice" in answer else None
+                raise EnvironmentCannot(plain(short(answer["message"], 600)), advice=advice)
             return found
 
     def _send(self, plan: InstallPlan, shipment: Shipment, sent: dict[str, str], node: ClaimedNode) -> int:

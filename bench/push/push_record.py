@@ -101,6 +101,7 @@ class Record:
 
     @property
     def asked(self) -> PushAsked:
+        """What the user asked for when the run was started."""
         return PushAsked(
             self.address,
             self.port,
@@ -112,6 +113,7 @@ class Record:
         )
 
     def to_host(self) -> Host:
+        """Return the host as the inventory named it when the run was started."""
         identity = Path(self.identity) if self.identity else None
         return Host(self.host, self.address, self.user, self.port, identity, self.python, self.ssh_arguments)
 

@@ -230,7 +230,8 @@ class MarkedAnswer:
         if after:
             self._take(after)
         if len(self.greeting) > _LARGEST_GREETING:
-            raise EnvironmentCannot(f"its login shell prints more than {_LARGEST_GREETING:,} bytes")
+            message = f"its login shell prints more than {_LARGEST_GREETING:,} bytes"
+            raise EnvironmentCannot(message, advice="let the shell's start-up files print less")
 
 
 class Allowance:

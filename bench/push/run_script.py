@@ -115,13 +115,13 @@ def script(job: Job) -> str:
         *_preparations(job, several=several),
         *(_start_on_all(job, nodes) if several else _start_alone(job)),
         # SIGTERM is passed on: the run packs and signs its results before it ends.
-        f"told=; trap 'told=yes; kill -TERM {_LEADER if several else '$child'} 2>/dev/null' TERM INT",
+        f"stopping=; trap 'stopping=yes; kill -TERM {_LEADER if several else '$child'} 2>/dev/null' TERM INT",
         "echo $$ >pid",
         "trap '' HUP",
         # A signal ends the wait, while the run continues or has just ended: so wait again for its exit code.
         # The shell answers 127 if it has reported the child's exit code already.
         "wait $child; code=$?",
-        'while [ "$told" ]; do told=; wait $child; again=$?; [ $again = 127 ] || code=$again; done',
+        'while [ "$stopping" ]; do stopping=; wait $child; again=$?; [ $again = 127 ] || code=$again; done',
         *(slurm_job.after(apart=apart, remove=_remove_container(job)) if several else []),
         *([slurm_job.WRITE_STATES] if job.slurm else []),
         "echo $code >exit.part && mv exit.part exit",

@@ -89,6 +89,7 @@ class WireReader:
         return raw.decode()
 
     def inner(self) -> WireReader:
+        """Read a string that is itself in wire format."""
         return WireReader(self.string())
 
     def end(self) -> None:
@@ -161,10 +162,12 @@ class PublicKey:
 
     @property
     def kind(self) -> str:
+        """The type of key, as OpenSSH names it."""
         return ED25519 if self.application is None else TOKEN
 
     @property
     def blob(self) -> bytes:
+        """The key in SSH's wire format."""
         application = b"" if self.application is None else wire_string(self.application)
         return wire_string(self.kind) + wire_string(self.raw) + application
 
@@ -224,6 +227,7 @@ class Certificate:
 
     @classmethod
     def from_blob(cls, blob: bytes) -> Certificate:
+        """Read a certificate in SSH's wire format; FormatError if it is not one for users."""
         wire = WireReader(blob)
         if (kind := wire.string()) != CERTIFICATE.encode():
             raise FormatError(f"is of type {shown(kind)}, not {CERTIFICATE}")

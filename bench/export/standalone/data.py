@@ -89,8 +89,8 @@ def _samples(trial: Trial) -> SourcePart:
         ]
         cuts.append(SOUNDS)
     form = " ".join(recipe.aim.form(recipe, trial.micro_batch).replace("`", '"').split())
-    told = f"YOUR DATA: return sample number `index`. A batch has {form}"
-    comment = "\n".join(f"        # {line}" for line in textwrap.wrap(told, COMMENT_WIDTH - 8))
+    request = f"YOUR DATA: return sample number `index`. A batch has {form}"
+    comment = "\n".join(f"        # {line}" for line in textwrap.wrap(request, COMMENT_WIDTH - 8))
     made = "\n".join(f"        {line}" for line in pools)
     sample = "\n".join(f"        {line}" for line in SAMPLES[recipe.objective](trial))
     return SourcePart(

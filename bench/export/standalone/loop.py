@@ -242,10 +242,7 @@ def _units(trial: Trial) -> str:
 def _checkpoint_calls(trial: Trial) -> tuple[str, str]:
     match sharded_by(trial.setting):
         case "zero":
-            return (
-                "save(options.out, step, engine, schedule)",
-                "load(options.out, engine, schedule)",
-            )
+            return ("save(options.out, step, engine, schedule)", "load(options.out, engine, schedule)")
         case "fsdp":
             return (
                 "save(options.out, step, whole, optimizer, parts)",
@@ -258,8 +255,8 @@ def _checkpoint_calls(trial: Trial) -> tuple[str, str]:
 def _passes(trial: Trial, *, ddp: bool, autocast: bool, scaled: bool) -> list[str]:
     """Return the lines that run the passes of a step."""
     sharded = sharded_by(trial.setting)
-    told = ddp or sharded == "zero" or "fsdp-2" in trial.setting  # which pass is the last
-    lines = [f"for {'number' if told and trial.accumulation > 1 else '_'} in range(PASSES):"]
+    says_last = ddp or sharded == "zero" or "fsdp-2" in trial.setting  # which pass is the last
+    lines = [f"for {'number' if says_last and trial.accumulation > 1 else '_'} in range(PASSES):"]
     last = "number == PASSES - 1" if trial.accumulation > 1 else "True"
     if sharded == "zero":
         return [
@@ -299,9 +296,4 @@ def _update(trial: Trial, *, scaled: bool) -> list[str]:
     lines.append("schedule.step()")
     if not half_weights:
         return [*lines, "optimizer.zero_grad()"]
-    return [
-        *lines,
-        "gradients.zero_()",
-        "with torch.no_grad():",
-        "    torch._foreach_copy_(halved, weights)",
-    ]
+    return [*lines, "gradients.zero_()", "with torch.no_grad():", "    torch._foreach_copy_(halved, weights)"]

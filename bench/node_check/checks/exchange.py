@@ -44,6 +44,7 @@ class NodeExchange:
 
     @property
     def rate(self) -> float:
+        """The bytes that leave each node in a second, in the usual piece."""
         return self.piece_bytes / median(self.seconds)
 
 

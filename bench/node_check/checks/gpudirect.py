@@ -38,10 +38,12 @@ class GpuDirect:
 
     @property
     def dma_buf(self) -> bool:
+        """Whether an adapter can read GPU memory through the kernel's DMA-BUF."""
         return self.open_driver and self.kernel >= LEAST_KERNEL
 
     @property
     def ways(self) -> list[str]:
+        """The names of the ways in which an adapter can read GPU memory."""
         return [*([self.peer_module] if self.peer_module else []), *(["DMA-BUF"] if self.dma_buf else [])]
 
 

@@ -76,6 +76,7 @@ class MemoryChannels:
 
     @property
     def peak(self) -> float:
+        """Bytes a second of all channels together."""
         return self.count * self.transfers_per_second * self.data_bytes
 
     @property

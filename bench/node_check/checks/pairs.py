@@ -94,16 +94,16 @@ class Tournament:
         If a pair met twice, its better rate counts, so that a pair is slow only if it was slow twice.
         """
         best: dict[Pair, float] = {}
-        for one in self.transfers:
-            if one.lane == lane:
-                way = (one.sender, one.receiver)
-                best[way] = max(self.rate(one), best.get(way, 0.0))
+        for transfer in self.transfers:
+            if transfer.lane == lane:
+                way = (transfer.sender, transfer.receiver)
+                best[way] = max(self.rate(transfer), best.get(way, 0.0))
         rates: dict[Pair, float] = {}
         for (sender, receiver), rate in best.items():
             pair = pair_of(sender, receiver)
             rates[pair] = min(rate, rates.get(pair, rate))
         lost = {one.node for one in self.lost}
-        for pair in (pair_of(one.a, one.b) for one in self.failed if one.lane == lane):
+        for pair in (pair_of(failed.a, failed.b) for failed in self.failed if failed.lane == lane):
             if not lost & {*pair}:
                 rates.setdefault(pair, 0.0)
         return rates
@@ -122,8 +122,8 @@ def tournament_of(evidence: Evidence) -> Tournament | None:
     found = from_json(Tournament, data)
     if not (1 < found.nodes <= MOST_NODES and 0 < found.lanes <= MOST_LANES):
         raise ValueError(f"no tournament has {found.nodes} nodes with {found.lanes} lanes")
-    met = [(one.lane, one.sender, one.receiver) for one in found.transfers]
-    met += [(one.lane, one.a, one.b) for one in found.failed]
+    met = [(transfer.lane, transfer.sender, transfer.receiver) for transfer in found.transfers]
+    met += [(failed.lane, failed.a, failed.b) for failed in found.failed]
     for lane, one, other in met:
         if not (0 <= lane < found.lanes and one != other and {one, other} <= {*range(found.nodes)}):
             raise ValueError(f"no pair of this tournament is {one} and {other} in lane {lane}")

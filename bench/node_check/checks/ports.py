@@ -151,6 +151,7 @@ class UsualPorts:
 
     @classmethod
     def of(cls, everyone: Sequence[Port]) -> UsualPorts:
+        """Return what most of the ports of all nodes share."""
         layers: dict[str, list[Port]] = {}
         for port in everyone:
             if port.active:

@@ -184,7 +184,7 @@ def _strikes(setting: Setting, blamed: Sequence[tuple[frozenset[str], int]]) -> 
 
 
 def _suspicion(setting: Setting, blamed: Sequence[tuple[frozenset[str], int]]) -> float:
-    """Return how suspect a setting is before any trial worked: each suspect method may be to blame."""
+    """Return how likely a setting is to fail too, while no trial has worked: its share of blamed methods."""
     return sum(strikes * len(suspects & {*setting}) / max(1, len(suspects)) for suspects, strikes in blamed)
 
 

@@ -93,6 +93,7 @@ class AnswerInputs:
         return [one for one in sound if cost(one) <= cost(option)]
 
     def choice(self, option: Option | None) -> Choice | None:
+        """Return an option as an answer shows it; None for no option."""
         if option is None:
             return None
         terms, days = self.terms, option.days

@@ -106,7 +106,7 @@ def _basis(target: GpuModel, gpus: int, precision: str, nearest: MeasuredRow) ->
 
 
 def _as_efficient(flops: float, gpu: GpuModel, gpus: int, precision: str, nearest: MeasuredRow) -> float:
-    """Return the days at the share of the peak that `nearest` reached, of TF32 units if it used them."""
+    """Return the days if these GPUs reach the same share of their peak as those of `nearest` reached."""
     return peak_days(flops, gpu, gpus, precision, tf32=nearest.tf32) / nearest.efficiency
 
 

@@ -42,6 +42,7 @@ class Point:
 
     @property
     def bar(self) -> tuple[float, float]:
+        """The ends of the error bar, on the y axis."""
         return self.ends or (self.y - self.half_width, self.y + self.half_width)
 
 

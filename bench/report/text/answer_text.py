@@ -68,9 +68,9 @@ def _sentences(part: ModelPart, comparison: Comparison) -> tuple[str, str]:
         return "No machine has a figure.", ""
     first = "; ".join(_what(part.answers, comparison))
     kinds = len({entry.row.machine.label for entry in part.entries})
-    told = [clause for answer in part.answers for clause in _clauses(answer, kinds, comparison)]
-    told += [clause for answer in part.answers for clause in _in_other_groups(answer, part, comparison)]
-    second = "; ".join(dict.fromkeys(told))
+    clauses = [clause for answer in part.answers for clause in _clauses(answer, kinds, comparison)]
+    clauses += [clause for answer in part.answers for clause in _in_other_groups(answer, part, comparison)]
+    second = "; ".join(dict.fromkeys(clauses))
     return f"{capital(first)}.", f"{capital(second)}." if second else ""
 
 
@@ -83,7 +83,7 @@ def _summary(parts: Sequence[ModelPart], comparison: Comparison) -> str:
         "fastest in budget": f"is in the budget of {budget}",
         "fastest": "has a figure",
     }
-    told = []
+    clauses = []
     for name, words in does.items():
         found = [answer.choice for part in parts for answer in part.answers if answer.question == name]
         if not found:
@@ -92,8 +92,8 @@ def _summary(parts: Sequence[ModelPart], comparison: Comparison) -> str:
         estimated = sum(choice is not None and not choice.measured for choice in found)
         text = f"for {measured} of {count_text(len(parts), 'model')} a measured machine {words}"
         text += f", for {estimated} an estimated one does or perhaps does" if estimated else ""
-        told.append(text + (f", for {rest} none" if (rest := len(parts) - measured - estimated) else ""))
-    return f"{capital('; '.join(told))}." if told else "No machine has a figure."
+        clauses.append(text + (f", for {rest} none" if (rest := len(parts) - measured - estimated) else ""))
+    return f"{capital('; '.join(clauses))}." if clauses else "No machine has a figure."
 
 
 # The first sentence: what, how long, at what cost

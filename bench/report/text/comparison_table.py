@@ -60,17 +60,17 @@ def table(comparison: Comparison, chosen: Sequence[str] | None = None) -> str:
         for part, one, offers in zip(comparison.parts, machines, offered, strict=True)
     ]
     hidden = tuple(f"{head}:" for head in fitted.left_out)
-    told = [note for note in notes(comparison) if not note.startswith(hidden)]
-    below = terminal.wrapped([*told, *left_out_line(fitted.left_out)], " " * 4)
+    shown = [note for note in notes(comparison) if not note.startswith(hidden)]
+    below = terminal.wrapped([*shown, *left_out_line(fitted.left_out)], " " * 4)
     return "\n\n".join([above, *filter(None, [matrix]), *blocks, below])
 
 
 def _text_part(part: ModelPart, comparison: Comparison, machines: str, priced: str) -> str:
     tables = "\n\n".join(filter(None, [machines, priced]))
     lead = [part.title, *own_answer(part, comparison)]
-    told = list(remarks(part, comparison))
+    shown = list(remarks(part, comparison))
     above = terminal.wrapped(lead, " " * 4) + (f"\n{tables}" if tables else "")
-    below = terminal.wrapped([f"{ABOUT}:", *told], " " * 4) if told else ""
+    below = terminal.wrapped([f"{ABOUT}:", *shown], " " * 4) if shown else ""
     return "\n\n".join(filter(None, (above, below)))
 
 
@@ -99,8 +99,8 @@ def markdown(comparison: Comparison) -> str:
         blocks.append(f"### {markdown_text(part.title)}")
         blocks += map(markdown_text, own_answer(part, comparison))
         blocks += map(markdown_table, filter(None, (machines, offer_table(part, comparison))))
-        if told := [f"- {markdown_text(line)}" for line in remarks(part, comparison)]:
-            blocks += [f"{ABOUT}:", "\n".join(told)]
+        if shown := [f"- {markdown_text(line)}" for line in remarks(part, comparison)]:
+            blocks += [f"{ABOUT}:", "\n".join(shown)]
     return "\n\n".join([*blocks, "\n".join(f"- {markdown_text(note)}" for note in notes(comparison))])
 
 

@@ -70,8 +70,8 @@ def _filled(text: str, indent: str = "") -> str:
 
 def reasons_of(model: str, without: Sequence[Unpredicted]) -> Iterator[str]:
     """Yield why machines are not predicted for a model, those of one reason together."""
-    for reason in dict.fromkeys(one.reason for one in without if one.model == model):
-        alike = (machine_text(one) for one in without if (one.model, one.reason) == (model, reason))
+    for reason in dict.fromkeys(entry.reason for entry in without if entry.model == model):
+        alike = (machine_text(entry) for entry in without if (entry.model, entry.reason) == (model, reason))
         yield f"{', '.join(alike)}: {reason}"
 
 

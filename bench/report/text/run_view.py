@@ -191,5 +191,6 @@ def _line(
 
 
 def missing_models(results: Results) -> list[str]:
+    """Return the names of models of which no trial was run."""
     tried = {trial.model for trial in results.trials}
     return [model.name for model in results.models if model.name not in tried]

@@ -113,7 +113,7 @@ def check_node(request: CheckRequest, sealer: Sealer, view: CheckView) -> Checke
     folder = request.out / (sealer.run_id or secrets.token_hex(6))
     with making_folders(request.out):
         if folder.exists():
-            raise BadInput("this run was begun before", where=str(folder))
+            raise BadInput("this run was begun before", where=str(folder), advice="give another --out")
         folder.mkdir(parents=True)
     (folder / "logs").mkdir()
     (folder / telemetry.FILE_NAME).touch()

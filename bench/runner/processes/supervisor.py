@@ -82,6 +82,7 @@ class AwakeClock:
         self._last, self._asleep = time.monotonic(), 0.0
 
     def now(self) -> float:
+        """Return the seconds of a monotonic clock, less the time that this process stood still."""
         now = time.monotonic()
         if now - self._last > ASLEEP_SECONDS:
             self._asleep += now - self._last

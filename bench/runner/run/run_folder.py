@@ -113,7 +113,7 @@ def require_same(
     `moved`: the user decided that another machine of the same kind continues the run; the bundle will say so.
     """
     if header.get("manifest") != manifest.digest:
-        raise BadInput("was begun with another manifest", where=str(folder))
+        raise BadInput("was begun with another manifest", where=str(folder), advice=advice)
     machine_then, machine_now = header.get("machine"), machine(folder.name)
     node_then, node_now = (_without_places(found) for found in (header.get("node"), to_json(node)))
     if moved:
@@ -129,7 +129,7 @@ def require_same(
             advice=advice,
         )
     if header.get("bench") != __version__:
-        raise BadInput(f"was begun by bench {header.get('bench')}", where=str(folder))
+        raise BadInput(f"was begun by bench {header.get('bench')}", where=str(folder), advice=advice)
 
 
 def _differences(begun: Any, here: Mapping[str, Any]) -> str:

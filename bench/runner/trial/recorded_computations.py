@@ -81,6 +81,7 @@ class Computation:
 
     @property
     def forms(self) -> list[TensorForm]:
+        """Return the shapes and types of all tensors among the arguments."""
         leaves = tree_leaves((self.arguments, self.keywords))
         return [leaf for leaf in leaves if isinstance(leaf, TensorForm)]
 
@@ -98,6 +99,7 @@ class Recording:
     def add(
         self, kind: Kind, function: Callable[..., Any], arguments: Any, keywords: Any, *, both_ways: bool
     ) -> None:
+        """Count one more call of a function with arguments of these forms."""
         forms, named = tree_map(
             lambda value: _form(value, both_ways=both_ways), (tuple(arguments), dict(keywords))
         )

@@ -291,7 +291,7 @@ def lowered(batch: Batch, recipe: Recipe) -> Batch:
 
 
 def lengthen_scalars(module: nn.Module) -> None:
-    """Make a list of one number of each parameter that is a single number, as CLIP's scale of logits is.
+    """Turn each parameter that is a single number, such as CLIP's scale of logits, into a list of one number.
 
     FSDP2 and DeepSpeed take no parameters without a dimension.
     """

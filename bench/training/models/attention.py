@@ -133,8 +133,8 @@ def ends_of(attention_mask: Tensor | None) -> Tensor | None:
     """Return the ends of documents [samples, documents] that stand in place of a mask; None for a mask."""
     if attention_mask is None or attention_mask.dim() != 4 or attention_mask.dtype.is_floating_point:
         return None
-    told = attention_mask.dtype.itemsize > 1 and attention_mask.shape[1:3] == (1, 1)
-    return attention_mask[:, 0, 0] if told else None
+    holds_ends = attention_mask.dtype.itemsize > 1 and attention_mask.shape[1:3] == (1, 1)
+    return attention_mask[:, 0, 0] if holds_ends else None
 
 
 def document_window(query: Tensor, sliding_window: int | None) -> Window:

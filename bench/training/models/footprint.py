@@ -101,16 +101,16 @@ class Counted:
     def footprint(self, model: Model, setting: Setting) -> Footprint | None:
         """Find the footprint counted with a setting's kernels, compilation and dtype; None if none was.
 
-        The backward pass of a block was counted as PyTorch runs it operation by operation. A compiled one
-        frees on the way what it recomputed.
+        The backward pass of a block was counted as PyTorch runs it operation by operation. A compiled backward
+        pass frees what it recomputed as soon as it has used it.
 
         The method gelu does not change it, compiled or not: PyTorch keeps a layer's product with the bias for
         GELU, the kernels of bench keep it without the bias, and both keep the result for the next layer.
         """
         halved = lowered(model) < FP32 and halves_weights(setting)
         how = ("kernels" in setting, in_group(setting, "compilation") is not None, halved)
-        found = (one for one in self.footprints if (one.kernels, one.compiled, one.halved) == how)
-        footprint = next((one.footprint for one in found), None)
+        found = (entry for entry in self.footprints if (entry.kernels, entry.compiled, entry.halved) == how)
+        footprint = next((entry.footprint for entry in found), None)
         if footprint is None or not how[1] or "checkpointing" not in setting:
             return footprint
         return replace(footprint, blocks=tuple(block.freeing for block in footprint.blocks))

@@ -308,7 +308,7 @@ def _with_backward(
         answer = aim.answer(module, batch)
         loss = aim.loss(answer, aim.labels(batch, answer, module))
         if not loss.requires_grad:
-            raise BadInput("its code calls no layer with an adapter", where=model.name)
+            raise BadInput("its code calls no layer with an adapter", where=model.name, advice=TARGETS)
         with whole:
             loss.backward()
     if unused := family.unused_targets(module, model):
@@ -371,14 +371,15 @@ class AttentionCount:
 
     def __init__(self, documents: Documents | None = None) -> None:
         self.documents = documents
-        self.told: set[bool] = set()  # whether calls were told where documents end
+        self.calls_with_ends: set[bool] = set()  # whether calls were told where documents end
 
     def require_documents(self, model: Model) -> None:
         """Raise BadInput if a recipe packs documents and the model's attention is not told where they end."""
-        if self.documents and self.told != {True}:
+        if self.documents and self.calls_with_ends != {True}:
             raise BadInput(
                 f"documents: the code of {model.family} does not tell all of its attention where they end",
                 where=model.name,
+                advice="leave documents out of its recipe",
             )
 
     def registered(self) -> str:
@@ -400,7 +401,7 @@ class AttentionCount:
         sliding_window: int | None = None,
         **more: Any,
     ) -> tuple[Tensor, None]:
-        self.told.add(ends_of(attention_mask) is not None)
+        self.calls_with_ends.add(ends_of(attention_mask) is not None)
         samples, heads, length, width = query.shape
         self.query_elements += samples * heads * length * width
         if heads % key.shape[1]:
@@ -513,6 +514,7 @@ def kinds() -> Mapping[ObjectiveName, Any]:
     return {aim.name: getattr(transformers, aim.auto_class) for aim in aims if aim.auto_class}
 
 
+TARGETS = 'name other layers in recipe.lora.targets, or "all-linear"'
 REPOSITORY_CODE = "auto_map"  # field of a configuration
 
 

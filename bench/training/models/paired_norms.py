@@ -129,7 +129,7 @@ def layer_norm_epsilon(part: nn.Module) -> float | None:
 # eq=False: compared by identity.
 @dataclass(eq=False, slots=True)
 class _BlockCall:
-    """The calls of a block and of its norms in the watched pass."""
+    """The calls of one block and of the norms in it, as recorded while the model ran once."""
 
     block: nn.Module
     entries: list[Any] = field(default_factory=list)  # the block's first argument in each call

@@ -300,7 +300,7 @@ def load_mamba(*, fused: bool) -> Any:
 def scan_mamba2_by(scan: Callable[..., Any] | None) -> None:
     """Let Mamba 2's mixers train by a function that computes all after their first product.
 
-    None: by transformers' plain code.
+    `scan` is None to use transformers' plain code instead.
 
     Relies on: the names of three functions that Mamba2Mixer.forward calls. Why: transformers wraps its plain
     functions, and takes mamba-ssm's wherever it can be imported. No issue known.

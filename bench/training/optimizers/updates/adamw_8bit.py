@@ -140,7 +140,7 @@ def tables(device: torch.device) -> tuple[Levels, Levels]:
 
 
 def levels_on(device: torch.device, *, signed: bool) -> Levels:
-    """Return the levels on a device, and the middles between neighbouring levels."""
+    """Return the numbers that 8 bits can stand for, on a device, and the middles between neighbours."""
     levels = torch.tensor(list(dynamic_levels(signed=signed)), device=device)
     return levels, (levels[1:] + levels[:-1]) / 2
 
