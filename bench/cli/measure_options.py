@@ -54,7 +54,7 @@ def _add_init(commands: Commands) -> None:
 def _add_run(commands: Commands) -> None:
     run = add_command(commands, "run", "measure this machine", "run.run", measures=True)
     add = run.add_argument
-    add("manifest", type=manifest_path, metavar="MANIFEST")
+    add("manifest", type=manifest_path, metavar="MANIFEST", help="the models to measure")
     add("-o", "--out", **DIR, default=Path("out"), help="folder for runs (default: out)")
     arguments.add_budget(run)
     challenge = "an operator's challenge: the run signs with a new key, which the operator certifies"
@@ -86,7 +86,7 @@ def _add_plan(commands: Commands) -> None:
         commands, "plan", "show what would run, and what is skipped and why", "plan.plan", paged=True
     )
     add = plan.add_argument
-    add("manifest", type=manifest_path, metavar="MANIFEST", nargs="?")
+    add("manifest", type=manifest_path, metavar="MANIFEST", nargs="?", help="the models to measure")
     add("--gpus", type=int, metavar="N", help="plan for N GPUs (default: those of this machine)")
     add("--gpu", metavar="NAME", help="plan for this kind of GPU: h100, 'a100 80gb', 3090")
     listing = "list the models that a manifest can name, or those with these words; then exit"

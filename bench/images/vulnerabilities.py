@@ -46,9 +46,9 @@ def packages_of(sbom: bytes, where: str) -> Mapping[str, Package]:
         document = strict_loads(sbom)
         if not isinstance(document, dict) or document.get("bomFormat") != "CycloneDX":
             raise DecodeError("it is not CycloneDX")
-        packages = [one for one in document["components"] if one.get("type") != "operating-system"]
+        packages = [item for item in document["components"] if item.get("type") != "operating-system"]
         purls = [component["purl"] for component in packages]
-        inside = [part for one in packages for part in one.get("components", ())]
+        inside = [part for item in packages for part in item.get("components", ())]
         purls += [part["purl"] for part in inside if "purl" in part]  # a library that is only a file has none
         found = {purl: package for purl in purls if (package := _package(purl)) is not None}
     except (DecodeError, KeyError, TypeError, AttributeError, ValueError) as error:

@@ -46,7 +46,7 @@ class Predictions:
             "currency": self.currency,
             "energy": asdict(self.energy),
             "predicted": [asdict(row) for row in self.predicted],
-            "unpredicted": [asdict(one) for one in self.unpredicted],
+            "unpredicted": [asdict(entry) for entry in self.unpredicted],
         }
 
 

@@ -457,7 +457,7 @@ class HostPush:
     def _fetched_by_other(self, record: Record) -> bool:
         """End as unchanged if another command has fetched the bundle meanwhile; return whether it has."""
         same = (other for other in self.shared.records.all() if other.run_id == record.run_id)
-        fetched = next((one for one in same if one.state == "fetched" and one.bundle.exists()), None)
+        fetched = next((old for old in same if old.state == "fetched" and old.bundle.exists()), None)
         if fetched is not None:
             self._end_unchanged(fetched)
         return fetched is not None

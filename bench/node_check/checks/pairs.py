@@ -102,7 +102,7 @@ class Tournament:
         for (sender, receiver), rate in best.items():
             pair = pair_of(sender, receiver)
             rates[pair] = min(rate, rates.get(pair, rate))
-        lost = {one.node for one in self.lost}
+        lost = {gone.node for gone in self.lost}
         for pair in (pair_of(failed.a, failed.b) for failed in self.failed if failed.lane == lane):
             if not lost & {*pair}:
                 rates.setdefault(pair, 0.0)
@@ -144,10 +144,10 @@ def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
     under = [node for nodes in standards.expect.leaves.values() for node in nodes]
     if len(standards.expect.leaves) > MOST_NODES or len({*under}) < len(under) or len(under) > MOST_NODES:
         raise ValueError("a node is under two leaf switches, or there are too many")
-    for one in tournament.lost:
-        yield Question("pairs", f"node {one.node}").judged(
+    for gone in tournament.lost:
+        yield Question("pairs", f"node {gone.node}").judged(
             "fail",
-            one.why,
+            gone.why,
             expected="an answer in every round",
             source="bench",
             advice="look whether the node runs and reaches node 0; then check again",

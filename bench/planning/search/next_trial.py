@@ -60,7 +60,7 @@ def settings_in_order(plan: Plan, model: str) -> list[SettingPlan]:
         return plans
     ordered = candidates.promising(plans, {}, plan.memory_bytes, plan.trial_seconds)
     turn = {trial.setting: place for place, trial in reversed([*enumerate(ordered)])}
-    return sorted(plans, key=lambda one: turn.get(one.setting, len(ordered)))
+    return sorted(plans, key=lambda plan: turn.get(plan.setting, len(ordered)))
 
 
 def finalist(plan: Plan, outcomes: Mapping[str, Outcome], again: Collection[str]) -> Trial | None:

@@ -54,7 +54,7 @@ _COUNTED = "The matrix marks each answer; each model's own part says how sure it
 
 def own_answer(part: ModelPart, comparison: Comparison) -> list[str]:
     """Return the answer to show above the part's tables; nothing if the comparison begins with it."""
-    one_model = len({one.model for one in comparison.parts}) == 1
+    one_model = len({group.model for group in comparison.parts}) == 1
     return [] if one_model and part.number == 1 else [part_answer(part, comparison)]
 
 
@@ -190,10 +190,10 @@ def _clauses(answer: MachineAnswer, kinds: int, comparison: Comparison) -> Itera
 def _in_other_groups(answer: MachineAnswer, part: ModelPart, comparison: Comparison) -> Iterator[str]:
     """Yield the best answer to the same question of another group of equal recipe, if it is better."""
     better = [
-        (_rank(other.choice, answer.question), one.number, other.choice)
-        for one in comparison.parts
-        if (one.model, one.recipe) == (part.model, part.recipe) and one.number != part.number
-        for other in one.answers
+        (_rank(other.choice, answer.question), group.number, other.choice)
+        for group in comparison.parts
+        if (group.model, group.recipe) == (part.model, part.recipe) and group.number != part.number
+        for other in group.answers
         if other.question == answer.question and other.choice is not None and other.choice.measured
     ]
     own = answer.choice if answer.choice is not None and answer.choice.measured else None

@@ -103,7 +103,7 @@ def conflict(setting: Setting) -> str | None:
 def not_exported(framework: str, setting: Setting, model: Model) -> str | None:
     """Return the first reason why an exported framework cannot train a model so; None if it can."""
     refusing = (model.recipe.optimizer, *(method_named(name) for name in setting))
-    reasons = (one.not_exported_to.get(framework) for one in refusing)
+    reasons = (method.not_exported_to.get(framework) for method in refusing)
     return next((reason for reason in reasons if reason), None)
 
 

@@ -236,7 +236,7 @@ def _agreed(watched: _Watched, left_out: set[nn.Module]) -> GeluLayers:
             break
         layers, activations = fit, used
     in_order: dict[Any, None] = dict.fromkeys(call.layer for call in watched.calls if call.layer in layers)
-    return GeluLayers(tuple(in_order), tuple(one for one in watched.entries if one in activations))
+    return GeluLayers(tuple(in_order), tuple(entry for entry in watched.entries if entry in activations))
 
 
 def _same_with(

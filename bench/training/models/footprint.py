@@ -101,8 +101,8 @@ class Counted:
     def footprint(self, model: Model, setting: Setting) -> Footprint | None:
         """Find the footprint counted with a setting's kernels, compilation and dtype; None if none was.
 
-        The backward pass of a block was counted as PyTorch runs it operation by operation. A compiled backward
-        pass frees what it recomputed as soon as it has used it.
+        The backward pass of a block was counted as PyTorch runs it operation by operation. A compiled
+        backward pass frees what it recomputed as soon as it has used it.
 
         The method gelu does not change it, compiled or not: PyTorch keeps a layer's product with the bias for
         GELU, the kernels of bench keep it without the bias, and both keep the result for the next layer.

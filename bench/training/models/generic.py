@@ -146,7 +146,7 @@ def _repeated(module: nn.Module) -> list[nn.Module]:
         if not any(name.startswith(f"{other}.") for other in lists if other != name)
     ]
     longest = max(outer, key=len, default=None)
-    stacks = [one for one in outer if one is longest or all(map(is_compound, one))]
+    stacks = [stack for stack in outer if stack is longest or all(map(is_compound, stack))]
     return [block for stack in stacks for block in stack] or [module]
 
 

@@ -47,6 +47,7 @@ class OptimizerContract:
     ) -> torch.optim.Optimizer:
         """Make torch's optimizer of these weights.
 
-        `matrices` has, for each weight, how many matrices of blocks it holds: none unless it asks.
+        `matrices` says of each weight how many matrices of blocks it holds; 0 of all of them unless
+        `updates_matrices`.
         """
         raise NotImplementedError
