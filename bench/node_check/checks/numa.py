@@ -1,8 +1,8 @@
 """Measure the memory bandwidth of each NUMA node by its own processors, one node after the other.
 
-Two of STREAM's kernels, scale (a = 3b) and triad (a = b + 3c), with arrays of four times the last-level cache
-as STREAM asks for. Each node is measured in a separate process, which runs on the node's processors and
-takes memory from the node alone.
+It runs two of STREAM's kernels, scale (a = 3b) and triad (a = b + 3c), with arrays of four times the
+last-level cache, as STREAM asks for. Each node is measured in a separate process, which runs on the node's
+processors and takes memory from the node alone.
 """
 
 from __future__ import annotations

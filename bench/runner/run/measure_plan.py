@@ -300,7 +300,7 @@ class _Jobs:
             raise NodeGone from None
 
     def dismiss(self, why: str | None = None) -> None:
-        """Tell the other nodes that the run is over; `why`: it failed."""
+        """Tell the other nodes that the run is over; `why` says what ended it, if it failed."""
         self.progress.begin("nodes", ["telling the other nodes that the run is over"])
         target, limits = self.run.plan.target, Limits(DISMISSAL_SECONDS)
         self.supervisor.dismiss(target.device, target.gpus, _log(self.run, "nodes"), limits, why)

@@ -32,7 +32,7 @@ NAMED = 12  # layers that a message lists
 
 
 class FamilyWithAdapters(TransformersFamily):
-    """Another family whose models have adapters. Its formulas do not fit: everything is counted."""
+    """A family whose models have adapters. Formulas do not fit these, so everything is counted."""
 
     def __init__(self, family: Family) -> None:
         super().__init__(family.name)

@@ -135,7 +135,7 @@ def compiled_update() -> Callable[..., None]:
 
 @cache
 def tables(device: torch.device) -> tuple[Levels, Levels]:
-    """Return the levels of the mean, which has a sign, and of the root, which has none."""
+    """Return the levels for the first moment, which has a sign, and for the second's root, without one."""
     return levels_on(device, signed=True), levels_on(device, signed=False)
 
 
