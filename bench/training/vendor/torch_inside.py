@@ -512,7 +512,7 @@ def attention_in_window(
 
 @contextmanager
 def windows_attended_by(instead: Callable[..., Tensor]) -> Iterator[None]:
-    """Within the context, pass `attention_in_window` and its arguments to `instead`."""
+    """Within the context, let `instead(original, ...)` answer the calls of `attention_in_window`."""
     this: Any = sys.modules[__name__]
     original = this.attention_in_window
     this.attention_in_window = partial(instead, original)
