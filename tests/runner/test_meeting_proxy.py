@@ -193,7 +193,7 @@ def test_an_address_of_another_machine_is_listened_to_on_every_interface() -> No
     assert listening_address("192.0.2.1:80") == ""
 
 
-def test_a_door_ends_with_the_run() -> None:
+def test_a_proxy_ends_with_the_run() -> None:
     port = free_port()
     with open_proxy(Nodes(2, 0, f"{LOOPBACK}:{port}", "abc"), SECRET):
         assert listeners(port)

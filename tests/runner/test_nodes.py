@@ -190,7 +190,7 @@ def test_nodes_whose_clocks_are_minutes_apart_measure_together_beside_a_neighbou
     assert len(environment["nodes"]) == 2
 
 
-def test_a_store_without_a_door_answers_what_the_neighbour_asks() -> None:
+def test_a_store_without_a_proxy_answers_what_the_neighbour_asks() -> None:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True)
     store.set("a", "secret")
     assert answer_of("127.0.0.1", store.port, ASKS_THE_STORE)

@@ -282,7 +282,10 @@ def _guessed(guess: PricedGuess, offer: GuessOffer | None) -> Choice:
 def _without_price(row: RankedRow) -> Choice:
     days = on_another_machine(row.days)
     low, high = days.value - days.half_width, days.value + days.half_width
-    return Choice(row.machine.label, True, None, days.value, low, high, 0.0, None, None, _doubts(row))
+    return Choice(
+        machine=row.machine.label, measured=True, kind=None, days=days.value, low_days=low, high_days=high,
+        upfront=0.0, run_cost=None, spend=None, doubts=_doubts(row),
+    )  # fmt: skip
 
 
 def _doubts(row: RankedRow) -> tuple[str, ...]:

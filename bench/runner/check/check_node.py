@@ -339,8 +339,10 @@ class CheckRun:
             reason, answer = _reason(job, answer), {}
         if reason is None and nodes.node > 0:
             return {}
+        ended = time.time()
         return {
-            name: Reading(name, answer.get(name, {}), reason, True, started, time.time()) for name in chosen
+            name: Reading(name, answer.get(name, {}), reason, started_at=started, ended_at=ended)
+            for name in chosen
         }
 
     def _unable_between_nodes(self) -> str | None:
@@ -421,7 +423,7 @@ class CheckRun:
         log = self.folder / "logs" / f"{name}.txt"
         answer = self._supervisor.reading(job, log, Limits(limit_seconds, limit_seconds))
         data, reason = (answer, None) if isinstance(answer, dict) else ({}, _reason(job, answer))
-        self.readings[name] = Reading(name, data, reason, True, started, time.time())
+        self.readings[name] = Reading(name, data, reason, started_at=started, ended_at=time.time())
         _shorten_logs(self.folder / "logs")
         self.view.end(self.readings[name])
 

@@ -323,7 +323,7 @@ def make_optimizer(
     matrices = [0] * len(weights)
     if recipe.optimizer.updates_matrices and isinstance(whole, WithLoss):
         matrices = block_matrices(whole, whole.blocks)
-    return recipe.optimizer.make(weights, matrices, fused)
+    return recipe.optimizer.make(weights, matrices, fused=fused)
 
 
 def make_moments(optimizer: torch.optim.Optimizer) -> None:
