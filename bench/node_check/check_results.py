@@ -99,7 +99,7 @@ class CheckResults:
 
     @property
     def standards(self) -> Standards:
-        """What the readings were judged by."""
+        """The standards by which the readings were judged."""
         return Standards(self.profile, self.expect, self.history, self.baseline)
 
 

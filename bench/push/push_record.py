@@ -101,7 +101,7 @@ class Record:
 
     @property
     def asked(self) -> PushAsked:
-        """What the user asked for when the run was started."""
+        """The user's choices when the run was started."""
         return PushAsked(
             self.address,
             self.port,
