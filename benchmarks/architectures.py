@@ -169,6 +169,8 @@ def page(reasons: Mapping[Pair, str], measured: Set[str], bundles: int) -> str:
     lines = [
         "# Architectures",
         "",
+        "This page is for people with a model of their own: it says which architectures of transformers "
+        "train, and what the others lack. "
         f"Made by `benchmarks/architectures.py` with transformers {transformers.__version__}. Every type "
         "that has a class for one of bench's objectives was made small by rules for the names of its fields, "
         "planned as a manifest's own model without a prediction of its memory, and trained two steps on a "

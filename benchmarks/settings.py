@@ -19,6 +19,7 @@ from bench.report.read_bundles import check_all
 
 LEFT_OUT = "·"
 HEAD = f"""\
+This page is for people who choose settings: it shows how fast and how large every measured setting is.
 Each cell gives the seconds of a whole step of the recipe with their 95% interval, and the peak GPU memory.
 A cell contains {LEFT_OUT} if the plan predicts that the setting does not fit, or if it was not requested.
 Settings were timed briefly, by `benchmarks/gpu/every_setting.sh`. `make settings` prints this file.

@@ -93,15 +93,15 @@ def near(name: str, known: Iterable[str]) -> list[str]:
     if len(typed) > MOST_LETTERS:  # too long for a name, and counting its edits could take hours
         return []
     found = []
-    for one in known:
-        spelled = one.lower()
+    for name in known:
+        spelled = name.lower()
         longer = len(spelled) - len(typed)
         most_edits = min(max(1, len(typed) // LETTERS_PER_EDIT), len(spelled) - 1)
         if len(typed) >= LEAST_BEGINNING and spelled.startswith(typed):
-            found.append((False, longer, one))
+            found.append((False, longer, name))
         elif abs(longer) <= most_edits and (edits := edits_between(typed, spelled)) <= most_edits:
-            found.append((True, edits, one))
-    return [one for *_, one in sorted(found, key=lambda each: each[:2])]
+            found.append((True, edits, name))
+    return [name for *_, name in sorted(found, key=lambda each: each[:2])]
 
 
 def edits_between(one: str, other: str) -> int:

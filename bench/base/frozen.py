@@ -32,12 +32,12 @@ class _ByFactory:
         return "<factory>"
 
 
-def _made(plain: type, slots: bool) -> Any:
+def _made(plain: type, *, slots: bool) -> Any:
     plain.__doc__ = plain.__doc__ or plain.__name__  # else the standard library would inspect a signature
     # Not `frozen`: the standard library would compile what `_methods` returns as closures.
     made: Any = dataclasses.dataclass(init=False, repr=False, eq=False, slots=slots)(plain)
     written = set(vars(plain))
-    for name, method in _methods(made, dataclasses.fields(made), slots).items():
+    for name, method in _methods(made, dataclasses.fields(made), slots=slots).items():
         if name not in written:
             method.__name__, method.__qualname__ = name, f"{made.__qualname__}.{name}"
             setattr(made, name, method)
@@ -45,12 +45,11 @@ def _made(plain: type, slots: bool) -> Any:
 
 
 def _methods(
-    made: Any, fields: tuple[dataclasses.Field[Any], ...], slots: bool
+    made: Any, fields: tuple[dataclasses.Field[Any], ...], *, slots: bool
 ) -> dict[str, Callable[..., Any]]:
     """Return the methods that a frozen dataclass has, by name."""
     names = tuple(field.name for field in fields)
     shown = tuple(field.name for field in fields if field.repr)
-    every = _getter(names)
     compared = _getter(tuple(field.name for field in fields if field.compare))
 
     def text(self: Any) -> str:
@@ -63,6 +62,19 @@ def _methods(
     def hashed(self: Any) -> int:
         return hash(compared(self))
 
+    return {
+        "__init__": _init(made, fields),
+        "__repr__": text,
+        "__eq__": equal,
+        "__hash__": hashed,
+        **_refusals(made, names),
+        **(_pickling(names) if slots else {}),
+    }
+
+
+def _refusals(made: Any, names: tuple[str, ...]) -> dict[str, Callable[..., None]]:
+    """Return the methods by which a frozen dataclass refuses to change."""
+
     def refuse_new_value(self: Any, name: str, value: object) -> None:
         if type(self) is made or name in names:
             raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
@@ -73,6 +85,14 @@ def _methods(
             raise dataclasses.FrozenInstanceError(f"cannot delete field {name!r}")
         super(made, self).__delattr__(name)
 
+    return {"__setattr__": refuse_new_value, "__delattr__": refuse_deletion}
+
+
+def _pickling(names: tuple[str, ...]) -> dict[str, Callable[..., Any]]:
+    """Return the methods for copies and pickles of a class with slots; others take its `__dict__`."""
+
+    every = _getter(names)
+
     def state(self: Any) -> tuple[object, ...]:
         return every(self)
 
@@ -80,16 +100,7 @@ def _methods(
         for name, value in zip(names, values, strict=True):
             object.__setattr__(self, name, value)
 
-    return {
-        "__init__": _init(made, fields),
-        "__repr__": text,
-        "__eq__": equal,
-        "__hash__": hashed,
-        "__setattr__": refuse_new_value,
-        "__delattr__": refuse_deletion,
-        # Copies and pickles of a class without slots take its `__dict__`.
-        **({"__getstate__": state, "__setstate__": restore} if slots else {}),
-    }
+    return {"__getstate__": state, "__setstate__": restore}
 
 
 def _getter(names: tuple[str, ...]) -> Callable[[Any], tuple[object, ...]]:

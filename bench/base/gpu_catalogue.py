@@ -41,7 +41,7 @@ class GpuModel:
         """Whether bench can measure on this GPU; others are only predicted and compared by price."""
         return self.compute_capability is not None
 
-    def peak_flops(self, precision: str, tf32: bool) -> float:
+    def peak_flops(self, precision: str, *, tf32: bool) -> float:
         """Return the peak of products in a precision; in fp8 that of bf16 if the GPU has no units for it."""
         if precision == "fp8" and self.fp8_tflops is not None:
             return self.fp8_tflops * 1e12

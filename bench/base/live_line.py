@@ -56,7 +56,8 @@ class LiveLine:
     def __init__(self, file: TextIO, environment: Mapping[str, str] = os.environ) -> None:
         self._file = cursor_stream(file)
         terminal = file.isatty()
-        self._columns_outside = _width(environment.get(COLUMNS_OUTSIDE, ""))
+        width = environment.get(COLUMNS_OUTSIDE, "")
+        self._columns_outside = int(width) if re.fullmatch("[1-9][0-9]{0,3}", width) else None
         moves = terminal and environment.get("TERM", "dumb") not in ("", "dumb")
         self.drawn = moves or self._columns_outside is not None
         self._painted: Callable[[str], str] = str
@@ -106,7 +107,3 @@ class LiveLine:
     def _write(self, text: str) -> None:
         self._file.write(text)
         self._file.flush()
-
-
-def _width(text: str) -> int | None:
-    return int(text) if re.fullmatch("[1-9][0-9]{0,3}", text) else None

@@ -114,12 +114,12 @@ def message(text: str) -> str:
     return "\n".join(wrapped([line], " " * (blanks + 4)) for line, blanks in begun)
 
 
-def table(one: Table, steps: Steps = (), room: int | None = None) -> str:
-    """Format a single table, by the rules of `alike`."""
-    return alike([one], steps, room=room).texts[0]
+def table(content: Table, steps: Steps = (), room: int | None = None) -> str:
+    """Format a single table, by the rules of `fitted_tables`."""
+    return fitted_tables([content], steps, room=room).texts[0]
 
 
-def alike(
+def fitted_tables(
     tables: Sequence[Table],
     steps: Steps = (),
     chosen: Sequence[str] | None = None,
@@ -133,10 +133,12 @@ def alike(
     it is given.
     """
     room = columns() if room is None else room
-    tables = [Table(one.columns, [[_spelled(text) for text in row] for row in one.rows]) for one in tables]
+    tables = [
+        Table(table.columns, [[_spelled(text) for text in row] for row in table.rows]) for table in tables
+    ]
     if chosen is not None:
         names = _chosen(tables, chosen)
-        tables = [one.only(names) for one in tables]
+        tables = [table.only(names) for table in tables]
         steps = [step for step in steps if isinstance(step, Wrapped)]
     taken, (some, least) = 0, _after(tables, ())
     while not _fit(some, least, room) and taken < len(steps):
@@ -146,21 +148,22 @@ def alike(
         least = _word_widths(some)
     if chosen is not None and not _fit(some, least, room):
         parts = [
-            alike([one.only(names) for one in some], room=room).texts for names in _parts(some, least, room)
+            fitted_tables([table.only(names) for table in some], room=room).texts
+            for names in _parts(some, least, room)
         ]
         return FittedTables(["\n\n".join(of_table) for of_table in zip(*parts, strict=True)], [])
     if not _fit(some, least, room):
         least = dict.fromkeys(least, LEAST_WRAPPED)
-    texts = [_text(one, least, room) for one in some]
+    texts = [_text(table, least, room) for table in some]
     dropped = [step for step in steps[:taken] if isinstance(step, str)]
-    heads = {column.name: column.head for one in tables for column in one.columns}
+    heads = {column.name: column.head for table in tables for column in table.columns}
     return FittedTables(texts, [heads[name] for name in dropped if name in heads])
 
 
 def _chosen(tables: Sequence[Table], chosen: Sequence[str]) -> list[str]:
     """Return the names of the columns to show: fixed ones where they are, the chosen ones between them."""
-    fixed = {column.name: i for one in tables for i, column in enumerate(one.columns) if column.fixed}
-    last = {one.columns[-1].name for one in tables} & fixed.keys()
+    fixed = {column.name: i for table in tables for i, column in enumerate(table.columns) if column.fixed}
+    last = {table.columns[-1].name for table in tables} & fixed.keys()
     free = [name for name in dict.fromkeys(chosen) if name not in fixed]
     return [*(name for name in fixed if name not in last), *free, *last]
 
@@ -186,27 +189,27 @@ def _after(tables: Sequence[Table], steps: Steps) -> tuple[list[Table], Mapping[
     """Leave out the columns of these steps; return the least width of those that may be wrapped, too."""
     dropped = {step for step in steps if isinstance(step, str)}
     least = {step.name: step.least for step in steps if isinstance(step, Wrapped)}
-    return [one.without(dropped) for one in tables], least
+    return [table.without(dropped) for table in tables], least
 
 
 def _word_widths(tables: Sequence[Table]) -> dict[str, int]:
     """Return by column how many characters its longest word has, up to LONGEST_WORD."""
     widths: dict[str, int] = {}
-    for one in tables:
-        for i, column in enumerate(one.columns):
-            words = " ".join([column.head, *(row[i] for row in one.rows)]).split() or [""]
+    for table in tables:
+        for i, column in enumerate(table.columns):
+            words = " ".join([column.head, *(row[i] for row in table.rows)]).split() or [""]
             widths[column.name] = min(LONGEST_WORD, max(widths.get(column.name, 1), *map(len, words), 1))
     return widths
 
 
 def _fit(tables: Sequence[Table], least: Mapping[str, int], room: int | None) -> bool:
-    return room is None or all(_total(_least_widths(one, least)) <= room for one in tables)
+    return room is None or all(_total(_least_widths(table, least)) <= room for table in tables)
 
 
-def _least_widths(one: Table, least: Mapping[str, int]) -> list[int]:
+def _least_widths(table: Table, least: Mapping[str, int]) -> list[int]:
     return [
         min(width, max(least[column.name], _head_width(column, least))) if column.name in least else width
-        for column, width in zip(one.columns, one.widths, strict=True)
+        for column, width in zip(table.columns, table.widths, strict=True)
     ]
 
 
@@ -219,22 +222,22 @@ def _total(widths: Sequence[int]) -> int:
     return sum(widths) + BETWEEN * (len(widths) - 1)
 
 
-def _text(one: Table, least: Mapping[str, int], room: int | None) -> str:
+def _text(table: Table, least: Mapping[str, int], room: int | None) -> str:
     """Format a table; the widest of the columns that may be wrapped gives way first."""
-    widths, limits = one.widths, _least_widths(one, least)
+    widths, limits = table.widths, _least_widths(table, least)
     while room is not None and _total(widths) > room and widths != limits:
         _, widest = max((width, i) for i, width in enumerate(widths) if width > limits[i])
         widths[widest] -= 1
-    every = [*enumerate(one.columns)]
-    narrow = {i for i, width in enumerate(one.widths) if widths[i] < width}
+    every = [*enumerate(table.columns)]
+    narrow = {i for i, width in enumerate(table.widths) if widths[i] < width}
     heads = [_wrapped_to(c.head, widths[i] - PADDING) if i in narrow else c.head for i, c in every]
     rows = [
         [_wrapped_to(text, widths[i]) if i in narrow else text for i, text in enumerate(row)]
-        for row in one.rows
+        for row in table.rows
     ]
     rule = (" " * BETWEEN).join("-" * width for width in widths)
-    body = [_row_lines(one.columns, row, widths) for row in rows]
-    return "\n".join([_row_lines(one.columns, heads, widths), rule, *body])
+    body = [_row_lines(table.columns, row, widths) for row in rows]
+    return "\n".join([_row_lines(table.columns, heads, widths), rule, *body])
 
 
 def _row_lines(columns: Sequence[Column], texts: Sequence[str], widths: Sequence[int]) -> str:

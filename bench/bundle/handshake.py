@@ -54,6 +54,7 @@ class CertificateRequest:
     signature: str = ""  # SSHSIG by the key, over this document without this field
 
     def signed_part(self) -> bytes:
+        """Return the bytes that `signature` signs: all other fields."""
         return canonical_json({k: v for k, v in to_json(self).items() if k != "signature"})
 
 
@@ -109,9 +110,6 @@ def _check_schema(name: str, value: Any) -> None:
         raise VerificationFailed(f"is of schema {schema!r:.60}; this version of bench knows only v1")
 
 
-# --- the node's request ---------------------------------------------------------------------------------
-
-
 def make_request(challenge: Challenge, key: Signer) -> bytes:
     """Return the node's request to certify `key` for the run of a challenge, signed by that key."""
     unsigned = CertificateRequest(challenge.run_id, challenge.nonce, PublicKey.of(key).line())
@@ -132,9 +130,6 @@ def check_request(data: bytes) -> tuple[CertificateRequest, PublicKey]:
     if signer.certificate is not None or signer.key != key or request.key != key.line():
         raise VerificationFailed("the request is not signed by the key that it is for")
     return request, key
-
-
-# --- the run's certificate ------------------------------------------------------------------------------
 
 
 def principal(run_id: str) -> str:
@@ -159,9 +154,6 @@ def certificate_fault(certificate: Certificate, run_id: str, nonce: str) -> str 
     if certificate.options != options:
         return "is for another challenge"
     return None
-
-
-# --- the receipt ----------------------------------------------------------------------------------------
 
 
 def receipt_fault(

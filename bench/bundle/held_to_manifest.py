@@ -66,8 +66,8 @@ class ManifestCheck:
             setting = " + ".join(trial.setting) or "naive"
             kind = next(f.name for f in fields(flops) if getattr(flops, f.name) != getattr(counted, f.name))
             theirs, ours = getattr(flops, kind), getattr(counted, kind)
-            told = f"a sample costs {theirs} operations of {kind} with {setting}; this bench counts {ours}"
-            self._differs(model, told)
+            words = f"a sample costs {theirs} operations of {kind} with {setting}; this bench counts {ours}"
+            self._differs(model, words)
 
     def require_trial(self, trial: Trial) -> None:
         """Refuse a trial with another batch, number of GPUs or micro-batch than the manifest has."""

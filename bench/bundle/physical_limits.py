@@ -78,7 +78,7 @@ def _rate(gpu: GpuModel, figure: str, unit: Unit) -> float:
     if unit == "FLOP/s":
         precision = figure.removeprefix("matmul-")
         possible = (precision,) if precision in PRECISIONS else PRECISIONS
-        return max(gpu.peak_flops(one, tf32=one == "tf32") for one in possible)
+        return max(gpu.peak_flops(precision, tf32=precision == "tf32") for precision in possible)
     if figure.startswith("memory"):
         return gpu.memory_gb_per_second * 1e9
     link = gpu.link_gb_per_second

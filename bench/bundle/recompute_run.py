@@ -35,7 +35,7 @@ from bench.bundle.stated_manifest import StatedManifest, check_software, read_st
 from bench.bundle.telemetry_limits import ClaimedRate, require_telemetry
 from bench.bundle.verdict import RunContents
 from bench.records.fastest import fastest_with_confidence
-from bench.records.marks import Cpus, Mark, all_marks, company_marks
+from bench.records.marks import Cpus, Mark, all_marks, marks_of_other_work
 from bench.records.run_results import (
     SCHEMA,
     LabelledTrial,
@@ -109,7 +109,7 @@ def _recompute(results: Results, manifest: StatedManifest, files: Files) -> RunC
         notes=(*manifest_check.notes, *notes, *without_telemetry(results, silent)),
         not_recomputed=_not_recomputed(results),
         slowed=(slowed := _slowed(files, manifest.gpus_of(results.node), measured)),
-        marks=all_marks(slowed, _company(files, results.node, measured), days_of(results.trials)),
+        marks=all_marks(slowed, _other_work(files, results.node, measured), days_of(results.trials)),
         step_seconds={
             name: tuple(part.step_seconds for part in (trial, trial.earlier) if part)
             for name, trial in measured.items()
@@ -205,13 +205,13 @@ def _slowed(files: Files, gpus: int, measured: Mapping[str, ReducedTrial]) -> Ma
     return slowed_trials(lambda: files.blocks("telemetry.jsonl"), _spans(measured), gpus)
 
 
-def _company(
+def _other_work(
     files: Files, node: NodeFacts, measured: Mapping[str, ReducedTrial]
 ) -> Mapping[str, tuple[Mark, ...]]:
     cpus = Cpus(node.cpu_cores, node.device)
     if files.top_load <= cpus.most_total:
         return {}  # nearly every bundle: its telemetry is not read once more
-    return company_marks(lambda: files.blocks("telemetry.jsonl"), _spans(measured), cpus)
+    return marks_of_other_work(lambda: files.blocks("telemetry.jsonl"), _spans(measured), cpus)
 
 
 def _spans(measured: Mapping[str, ReducedTrial]) -> Mapping[str, Span]:

@@ -8,7 +8,7 @@ Only GPUs that trained and that the catalogue knows are judged, each by itself, 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
 from typing import Any
 
@@ -17,7 +17,7 @@ from bench.base.frozen import dataclass
 from bench.base.gpu_catalogue import GpuModel, gpu_named
 from bench.bundle.physical_limits import MAX_SHARE_OF_PEAK
 from bench.records.marks import AROUND_SECONDS
-from bench.records.slowdown import telemetry_line
+from bench.records.slowdown import trial_reading
 from bench.records.trial import Gpu
 
 # No GPU of the catalogue has a lower clock at its vendor's peak. A GPU may lower its clock for the whole run,
@@ -79,12 +79,12 @@ def require_telemetry(
     """
     courses: dict[tuple[str, int], _GpuReadings] = defaultdict(_GpuReadings)
     top_mhz: dict[int, float] = defaultdict(float)
-    for at, name, readings in _readings(lines):
-        trial = timed.get(name)
-        for index, reading in enumerate(readings[: len(trained)]):
-            top_mhz[index] = max(top_mhz[index], _number(reading, "sm_mhz"))
+    for reading in filter(None, map(trial_reading, lines)):
+        at, trial = reading.at, timed.get(reading.trial)
+        for index, figures in enumerate(reading.gpus[: len(trained)]):
+            top_mhz[index] = max(top_mhz[index], _number(figures, "sm_mhz"))
             if trial and trial.started_at - AROUND_SECONDS <= at <= trial.ended_at + AROUND_SECONDS:
-                courses[name, index].add(at, reading)
+                courses[reading.trial, index].add(at, figures)
     for (name, index), course in courses.items():
         model = gpu_named(trained[index].name)
         peak = timed[name].peaks[index]
@@ -115,14 +115,6 @@ def _contradiction(
     if flops > MAX_RATE_BY_POWER * peak * watts / model.watts:
         return f"{rate} with {watts:,.0f} W, which it cannot"
     return None
-
-
-def _readings(lines: Iterable[bytes]) -> Iterator[tuple[float, str, list[Any]]]:
-    """Yield (time, trial, a reading for each GPU); leave out the torn last line of a run that died."""
-    for line in lines:
-        match telemetry_line(line):
-            case {"at": int() | float() as at, "trial": str() as trial, "gpus": list() as gpus}:
-                yield at, trial, [gpu if isinstance(gpu, dict) else {} for gpu in gpus]
 
 
 def _number(reading: Mapping[str, Any], name: str) -> float:

@@ -16,12 +16,12 @@ from bench.records.slowdown import Slowed, slowed_lines
 Assurance = tuple[bool, bool]  # (trusted, received by its operator); the greater one is the better
 
 
-def assurance(level: str, trusted: bool) -> Assurance:
+def assurance(level: str, *, trusted: bool) -> Assurance:
     """Return the key by which bundles are ordered: who vouches for them counts before what they state."""
     return trusted, level == "operator"
 
 
-def level_text(level: str, trusted: bool) -> str:
+def level_text(level: str, *, trusted: bool) -> str:
     """Put the level of a bundle in words, as tables show it."""
     return f"{level} (trusted)" if trusted else level
 

@@ -136,9 +136,6 @@ class Files:
 Recompute = Callable[[Files], C]
 
 
-# --- signatures and trust -------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Origin:
     """The signer of a bundle and who vouches for it, known before the statement is parsed."""
@@ -222,10 +219,7 @@ def _trusted_by(signed: Signed, receipt: Receipt | None, at: float, trust: Trust
     return listed
 
 
-# --- the statement and the files ------------------------------------------------------------------------
-
-
-def _check_run(statement: Statement, data: bytes, origin: Origin, enveloped: bool) -> None:
+def _check_run(statement: Statement, data: bytes, origin: Origin, *, enveloped: bool) -> None:
     """Refuse a certificate, a receipt or an envelope that does not belong to this run."""
     run, certificate, receipt = statement.predicate, origin.signed.certificate, origin.receipt
     if enveloped == (run.schema == FIRST):
@@ -279,9 +273,6 @@ def _check_names(bundle: Bundle, subjects: Mapping[str, str]) -> None:
         raise VerificationFailed(fault)
 
 
-# --- the verdict ----------------------------------------------------------------------------------------
-
-
 def verify_bundle(path: Path, recompute: Recompute[C], rules: TrustRules | None = None) -> Verdict[C]:
     """Verify a bundle; VerificationFailed, with the file and the reason, if a check fails.
 
@@ -292,7 +283,7 @@ def verify_bundle(path: Path, recompute: Recompute[C], rules: TrustRules | None 
         data = bundle.read(STATEMENT)
         origin = _origin(bundle, data, rules or TrustRules())
         statement = parse_statement(data)
-        _check_run(statement, data, origin, ENVELOPE in bundle.members)
+        _check_run(statement, data, origin, enveloped=ENVELOPE in bundle.members)
         _check_names(bundle, statement.subjects)
         contents = recompute(Files(bundle, statement))
         if receipt := origin.receipt:

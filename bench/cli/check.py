@@ -91,12 +91,12 @@ def check(request: CheckArguments) -> int:
 def _check_between_nodes(request: CheckArguments, manifest: CheckManifest) -> int:
     """Check the fabric between this node and others; node 0 judges and has the bundle."""
     from bench.cli.run import meeting_secret, nodes_of
-    from bench.runner.processes.door import open_door
+    from bench.runner.processes.meeting_proxy import open_proxy
 
     public = request.meet_in_public
     nodes = nodes_of(manifest, request.nodes, request.node, request.meet, in_public=public)
     assert nodes is not None
-    with open_door(nodes, meeting_secret(request.meet_secret, os.environ)) as nodes:
+    with open_proxy(nodes, meeting_secret(request.meet_secret, os.environ)) as nodes:
         if nodes.node == 0:
             return _check_node(request, manifest, "nodes", nodes)
         from bench.runner.check.check_node import follow_check
@@ -140,9 +140,9 @@ def _check_node(request: CheckArguments, manifest: CheckManifest, level: Depth, 
     places = request.history or ((request.out,) if request.out.is_dir() else ())
     earlier = history.read(places, index=not request.history)
     # Imported now, because the imports then take the memory that reading the history has freed.
-    from bench.runner.check.check_node import GpusInUse, QuietView, check_node
+    from bench.runner.check.check_node import CheckView, GpusInUse, check_node
 
-    progress = QuietView() if request.nagios or request.reason else _shown_progress()
+    progress = CheckView() if request.nagios or request.reason else _shown_progress()
     for reason in earlier.refused if request.history else ():
         progress.say(f"not used as history: {reason}")
     _refuse_without_load(request, level)

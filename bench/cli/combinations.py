@@ -8,7 +8,7 @@ from pathlib import Path
 from bench.base.errors import BadInput, nearest
 
 
-def refuse_two_formats(as_json: bool, chosen: str | None) -> None:
+def refuse_two_formats(chosen: str | None, *, as_json: bool) -> None:
     """Raise BadInput if --json and --format disagree."""
     if as_json and chosen not in (None, "json"):
         raise BadInput(f"--json and --format {chosen}", advice="leave one of them out")

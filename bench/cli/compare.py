@@ -62,7 +62,7 @@ class CompareArguments:
     @property
     def output(self) -> Literal["table", "json", "csv", "markdown"]:
         """The format from --format and --json; BadInput if they disagree."""
-        refuse_two_formats(self.as_json, self.format)
+        refuse_two_formats(self.format, as_json=self.as_json)
         return "json" if self.as_json else self.format or "table"
 
     @property

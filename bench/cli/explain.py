@@ -50,39 +50,36 @@ def _explained(word: str, *, needed: bool) -> Explanation | None:
         raise
 
 
-# --- for people -----------------------------------------------------------------------------------------
-
-
 def _names(kind: str) -> str:
     """List the names of a kind; for sections, which have too many headings, list their pages."""
     names = names_of(kind, entries())
     if kind == SECTION:
-        pages = dict.fromkeys(one.address.partition("#")[0] for one in entries() if one.kind == kind)
+        pages = dict.fromkeys(entry.address.partition("#")[0] for entry in entries() if entry.kind == kind)
         return wrapped([f"{kind}: any heading of {', '.join(pages)}"], "    ")
     return wrapped([f"{kind}: {', '.join(names)}"], "    ")
 
 
 def _lines(found: Explanation) -> Iterator[str]:
-    for i, one in enumerate(found.entries):
+    for i, entry in enumerate(found.entries):
         if i:
             yield ""
-        yield from _entry(one)
+        yield from _entry(entry)
     if found.see_also:
         yield ""
         yield wrapped([f"see also  {', '.join(found.see_also)}"], " " * 10)
 
 
-def _entry(one: ManualEntry) -> Iterator[str]:
+def _entry(entry: ManualEntry) -> Iterator[str]:
     room = columns()
-    title = f"{inline(one.names[0])} ({one.kind}, {one.address})"
+    title = f"{inline(entry.names[0])} ({entry.kind}, {entry.address})"
     yield wrapped([title], "    ")
     yield "=" * min(len(title), room or len(title))
-    heads = [head for head, _ in one.facts if head]
+    heads = [head for head, _ in entry.facts if head]
     indent = max(map(len, map(inline, heads)), default=0) + 2
-    for head, fact in one.facts:
+    for head, fact in entry.facts:
         yield from _fact(inline(head), fact, indent if head else 0, room)
-    if one.text:
-        yield plain(one.text, room)
+    if entry.text:
+        yield plain(entry.text, room)
 
 
 def _fact(head: str, fact: str, indent: int, room: int | None) -> Iterator[str]:
@@ -95,19 +92,22 @@ def _fact(head: str, fact: str, indent: int, room: int | None) -> Iterator[str]:
         yield wrapped([head.ljust(indent) + text], " " * indent)
 
 
-# --- documents ------------------------------------------------------------------------------------------
-
-
 def _document(word: str, kinds: Sequence[str], found: Explanation | None) -> dict[str, Any]:
     return {
         "schema": "bench/explanation/v1",
         "word": word,
-        "entries": [_entry_document(one) for one in (found.entries if found else ())],
+        "entries": [_entry_document(entry) for entry in (found.entries if found else ())],
         "see_also": found.see_also if found else (),
         "names": {kind: names_of(kind, entries()) for kind in kinds},
     }
 
 
-def _entry_document(one: ManualEntry) -> dict[str, Any]:
-    facts = [{"head": head, "text": text} for head, text in one.facts]
-    return {"kind": one.kind, "names": one.names, "address": one.address, "facts": facts, "text": one.text}
+def _entry_document(entry: ManualEntry) -> dict[str, Any]:
+    facts = [{"head": head, "text": text} for head, text in entry.facts]
+    return {
+        "kind": entry.kind,
+        "names": entry.names,
+        "address": entry.address,
+        "facts": facts,
+        "text": entry.text,
+    }

@@ -112,7 +112,7 @@ def build(request: BuildArguments) -> int:
     if request.load:
         load_into(find_engine(request.load), path)
         print(f"loaded into {request.load} as {tag}", file=sys.stderr)
-    show(facts, str(path), request.as_json)
+    show(facts, str(path), as_json=request.as_json)
     return 0
 
 
@@ -147,18 +147,18 @@ def add(request: AddArguments) -> int:
     with making_folders(request.out.parent):
         request.out.parent.mkdir(parents=True, exist_ok=True)
     add_kernels(request.image, facts, layer, request.out, tag)
-    show(facts_of(request.out), str(request.out), request.as_json)
+    show(facts_of(request.out), str(request.out), as_json=request.as_json)
     return 0
 
 
 def identity(request: ImageArguments) -> int:
     """Print the identity of an image, or the digest of a kernel layer."""
     if is_layer(Path(request.image)):
-        _show_layer(read_layer(Path(request.image)), request.as_json)
+        _show_layer(read_layer(Path(request.image)), as_json=request.as_json)
         return 0
     with as_archive(request.image, request.engine) as path:
         facts = facts_of(path, request.image)
-    show(facts, request.image, request.as_json)
+    show(facts, request.image, as_json=request.as_json)
     return 0
 
 
@@ -181,7 +181,7 @@ def save(request: SaveArguments) -> int:
         blobs = pack_layers(path, facts, Path(work), recompress=True, say=say)
         tag = (facts.tags or (tag_of(facts),))[0]
         write_archive(out, facts.config_bytes, blobs, tag)
-    show(facts_of(out), str(out), request.as_json)
+    show(facts_of(out), str(out), as_json=request.as_json)
     return 0
 
 
@@ -208,10 +208,6 @@ def run_in_image(
     preflight.check_room(out, preflight.OUT_BYTES, "a run's results")
     files = {"--challenge": challenge and CHALLENGE, "--meet-secret": meet_secret and MEET_SECRET}
     file_options = [word for option, path in files.items() if path for word in (option, path)]
-    environment = {name: os.environ[name] for name in handed_on(network) if name in os.environ}
-    if held:
-        environment |= settings_of_terminal()
-        environment[IMAGE_VARIABLE] = json.dumps(to_json(held.identity))
     container = Container(
         image=held.runnable if held else image,
         command=(verb, MANIFEST, "--out", OUT, *arguments, *file_options),
@@ -223,7 +219,7 @@ def run_in_image(
         gpus=gpus,
         network=network,
         rdma=network and Path(RDMA).is_dir(),
-        environment=environment,
+        environment=_environment(held, network=network),
         challenge=challenge.resolve() if challenge else None,
         meet_secret=meet_secret,
     )
@@ -235,6 +231,14 @@ def run_in_image(
     if held:
         print(where, file=sys.stderr)
     return code
+
+
+def _environment(held: Inspected | None, *, network: bool) -> dict[str, str]:
+    """Return the variables that are handed on to a container, and those that describe its image."""
+    handed = {name: os.environ[name] for name in handed_on(network=network) if name in os.environ}
+    if held is not None:
+        handed |= {**settings_of_terminal(), IMAGE_VARIABLE: json.dumps(to_json(held.identity))}
+    return handed
 
 
 def _checked_image(
@@ -249,7 +253,7 @@ def _checked_image(
     if engine.name != "none":
         preflight.check_machine(host)
         preflight.check_job(facts, os.environ, lambda: parts(preflight.visible_gpus(here)))
-    image = request.image or identity or _default_image(host, request.on_cpu)
+    image = request.image or identity or _default_image(host, on_cpu=request.on_cpu)
     held = engine.inspect(image)
     preflight.check_identity(held.identity if held else None, identity or wanted, image)
     gpus = host.driver is not None and not request.on_cpu
@@ -301,7 +305,7 @@ def load_into(engine: Engine, archive: Path) -> None:
     engine.load(archive)
 
 
-def _default_image(host: preflight.HostFacts, on_cpu: bool) -> str:
+def _default_image(host: preflight.HostFacts, *, on_cpu: bool) -> str:
     """Return the tag, as `bench image build` sets it, of the variant that fits this machine."""
     chosen = variant_for(None if on_cpu else host.driver)
     if chosen is None:  # the driver is too old for all variants: check_driver reports that for the oldest
@@ -345,7 +349,7 @@ def as_archive(image: str, engine: str) -> Iterator[Path]:
         yield saved
 
 
-def show(facts: ImageFacts, name: str, as_json: bool) -> None:
+def show(facts: ImageFacts, name: str, *, as_json: bool) -> None:
     """Print an image's identity, and its layers on stderr; or all of it as JSON."""
     if as_json:
         document = to_json(facts.identity) | {"labels": dict(facts.labels), "layers": to_json(facts.layers)}
@@ -366,7 +370,7 @@ def show(facts: ImageFacts, name: str, as_json: bool) -> None:
     print(f"{name}   {size / 1e9:.3f} GB {packed}   variant {variant}   lock {lock[:19]}", file=sys.stderr)
 
 
-def _show_layer(layer: KernelLayer, as_json: bool = False) -> None:
+def _show_layer(layer: KernelLayer, *, as_json: bool = False) -> None:
     kernels = layer.kernels
     if as_json:
         document = to_json(kernels) | {"digest": layer.digest}

@@ -63,7 +63,7 @@ def push(request: PushImageArguments) -> int:
         str(path): read_bounded(path, MAX_ENVELOPE_BYTES, what="the attestation", too_large=too_large)
         for path in request.attestation
     }
-    registry = _registry(reference, request.plain_http)
+    registry = _registry(reference, plain_http=request.plain_http)
     with (
         as_archive(request.image, request.engine) as path,
         tempfile.TemporaryDirectory(prefix="bench-push-") as work,
@@ -91,7 +91,7 @@ def pull(request: PullImageArguments) -> int:
             "names no digest: a tag can be moved to an older image", where=reference.name, advice=advice
         )
     keys = [public_half(path) for path in request.key]
-    registry = _registry(reference, request.plain_http)
+    registry = _registry(reference, plain_http=request.plain_http)
     signer = verify_signature(registry, reference.name, reference.digest, keys)
     say(f"signed by {signer.fingerprint}")
     image = read_image(registry, reference.name, reference.digest)
@@ -108,10 +108,10 @@ def pull(request: PullImageArguments) -> int:
     if request.load:
         load_into(find_engine(request.load), out)
         print(f"loaded into {request.load} as {tag_of(facts)}", file=sys.stderr)
-    show(facts, str(out), request.as_json)
+    show(facts, str(out), as_json=request.as_json)
     return 0
 
 
-def _registry(reference: ImageReference, plain_http: bool) -> Registry:
+def _registry(reference: ImageReference, *, plain_http: bool) -> Registry:
     login = find_login(reference.host, os.environ, Path.home())
     return Registry(reference, login, plain_http=plain_http)

@@ -107,26 +107,26 @@ def find_vulnerabilities(request: ScanArguments) -> int:
     statements = tuple(statement for path in request.vex for statement in read_vex(path, identity))
     found = sorted(
         scan(packages, request.feed, statements),
-        key=lambda one: (one.dismissed is not None, one.name, one.id),
+        key=lambda flaw: (flaw.dismissed is not None, flaw.name, flaw.id),
     )
-    applies = [one for one in found if one.dismissed is None]
+    applies = [flaw for flaw in found if flaw.dismissed is None]
     if request.as_json:
         document = {"image": identity, "packages": len(packages), "vulnerabilities": to_json(found)}
         print_json(document)
         return int(bool(applies))
-    for one in found:
-        print(one_line(_line(one)))
+    for flaw in found:
+        print(one_line(_line(flaw)))
     dismissed = f", not applicable: {len(found) - len(applies)}" if len(found) > len(applies) else ""
     print(f"packages: {len(packages)}, vulnerabilities: {len(applies)}{dismissed}", file=sys.stderr)
     return int(bool(applies))
 
 
-def _line(one: FoundVulnerability) -> str:
-    names = " ".join((one.id, *one.aliases))
-    state = f"does not apply: {one.dismissed}" if one.dismissed else one.severity or "no severity"
-    fixed = f"fixed in {', '.join(dict.fromkeys(one.fixed))}" if one.fixed else "no fixed version"
-    doubt = f"; {one.undecided}, so it counts as affected" if one.undecided else ""
-    return f"{one.name} {one.version}   {names}   {state}   {fixed}{doubt}   {one.summary:.100}"
+def _line(flaw: FoundVulnerability) -> str:
+    names = " ".join((flaw.id, *flaw.aliases))
+    state = f"does not apply: {flaw.dismissed}" if flaw.dismissed else flaw.severity or "no severity"
+    fixed = f"fixed in {', '.join(dict.fromkeys(flaw.fixed))}" if flaw.fixed else "no fixed version"
+    doubt = f"; {flaw.undecided}, so it counts as affected" if flaw.undecided else ""
+    return f"{flaw.name} {flaw.version}   {names}   {state}   {fixed}{doubt}   {flaw.summary:.100}"
 
 
 def _contents(request: ScanArguments) -> tuple[bytes, str | None]:

@@ -85,9 +85,6 @@ def _write(file: Path, data: bytes) -> None:
         raise BadInput(f"cannot be written: {error.strerror}", where=str(file)) from None
 
 
-# --- answers --------------------------------------------------------------------------------------------
-
-
 def _answers(request: InitArguments) -> FirstAnswers:
     model = _answer(
         "--model",
@@ -178,9 +175,6 @@ def _asked(question: str, default: str) -> str:
         print(file=sys.stderr)
         raise Incomplete("the input ended before the last question; nothing was written", where="bench init")
     return line.strip() or default
-
-
-# --- what was written -----------------------------------------------------------------------------------
 
 
 def _summary(file: Path, answers: FirstAnswers) -> list[str]:

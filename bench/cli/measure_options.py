@@ -54,7 +54,7 @@ def _add_init(commands: Commands) -> None:
 def _add_run(commands: Commands) -> None:
     run = add_command(commands, "run", "measure this machine", "run.run", measures=True)
     add = run.add_argument
-    add("manifest", type=manifest_path, metavar="MANIFEST")
+    add("manifest", type=manifest_path, metavar="MANIFEST", help="the models to measure")
     add("-o", "--out", **DIR, default=Path("out"), help="folder for runs (default: out)")
     arguments.add_budget(run)
     challenge = "an operator's challenge: the run signs with a new key, which the operator certifies"
@@ -86,7 +86,7 @@ def _add_plan(commands: Commands) -> None:
         commands, "plan", "show what would run, and what is skipped and why", "plan.plan", paged=True
     )
     add = plan.add_argument
-    add("manifest", type=manifest_path, metavar="MANIFEST", nargs="?")
+    add("manifest", type=manifest_path, metavar="MANIFEST", nargs="?", help="the models to measure")
     add("--gpus", type=int, metavar="N", help="plan for N GPUs (default: those of this machine)")
     add("--gpu", metavar="NAME", help="plan for this kind of GPU: h100, 'a100 80gb', 3090")
     listing = "list the models that a manifest can name, or those with these words; then exit"
@@ -99,13 +99,8 @@ def _add_check(commands: Commands) -> None:
     summary = "check in minutes whether this node is healthy"
     check = add_command(commands, "check", summary, "check.check", measures=True, epilog=CHECK_EXIT_CODES)
     add = check.add_argument
-    add(
-        "manifest",
-        type=manifest_path,
-        metavar="MANIFEST",
-        nargs="?",
-        help="default: the manifest that bench ships",
-    )
+    shipped = "default: the manifest that bench ships"
+    add("manifest", type=manifest_path, metavar="MANIFEST", nargs="?", help=shipped)
     add(
         "--level",
         choices=DEPTHS,
@@ -132,6 +127,13 @@ def _add_check(commands: Commands) -> None:
     add("--junit", **FILE, help="write the findings as JUnit XML")
     add("--html", **FILE, help="write the findings and the run's telemetry as one page")
     add("--metrics", **FILE, help="write the findings as OpenMetrics, for Prometheus' node exporter")
+    _add_check_output(check)
+    _add_meeting(check, "check the fabric between N nodes, which all run this command (level: nodes)")
+    _add_signing(check, "an operator's challenge, to have the bundle certified")
+    add_engine(check)
+
+
+def _add_check_output(check: argparse.ArgumentParser) -> None:
     output = check.add_mutually_exclusive_group()
     add_json(output, "the results")
     nagios = "print one line, with exit codes for monitoring systems"
@@ -139,9 +141,6 @@ def _add_check(commands: Commands) -> None:
     reason = "print the most serious finding alone, as a scheduler's reason to drain the node"
     output.add_argument("--reason", **FLAG, help=reason)
     output.add_argument("--list", dest="list_checks", **FLAG, help="list the checks, and exit")
-    _add_meeting(check, "check the fabric between N nodes, which all run this command (level: nodes)")
-    _add_signing(check, "an operator's challenge, to have the bundle certified")
-    add_engine(check)
 
 
 def _add_signing(parser: argparse.ArgumentParser, challenge: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from bench.base.errors import BadInput, nearest
 from bench.base.strict_json import to_json
-from bench.base.terminal import Table, Wrapped, alike, columns, plain_columns, print_json, wrapped
+from bench.base.terminal import Table, Wrapped, columns, fitted_tables, plain_columns, print_json, wrapped
 from bench.training.models import Model, known_models, parameters_of
 from bench.training.models.zoo import ZooModel, zoo_model, zoo_names
 from bench.training.objectives import known_objectives
@@ -18,54 +18,47 @@ WIDTH = 79  # columns
 LEAST_WIDTH = 36  # columns of a detail beside its name
 
 
-def print_models(words: Sequence[str], as_json: bool) -> None:
+def print_models(words: Sequence[str], *, as_json: bool) -> None:
     """Print the models whose name, architecture or objective has all of these words."""
     every: list[Model | ZooModel] = [*known_models().values(), *filter(None, map(zoo_model, zoo_names()))]
-    chosen = [one for one in every if all(word.lower() in _searched(one) for word in words)]
+    chosen = [entry for entry in every if all(word.lower() in _searched(entry) for word in words)]
     if not chosen:
-        names = [_model(one).name for one in every]
+        names = [_model(entry).name for entry in every]
         raise BadInput(f"no model has {' and '.join(words)}", advice=nearest(words[0], names))
     if as_json:
-        print_json([_as_json(one) for one in chosen])
+        print_json([_as_json(entry) for entry in chosen])
         return
     by_aim = {
-        aim.title: [_row(one) for one in chosen if _model(one).recipe.objective == aim.name]
+        aim.title: [_row(entry) for entry in chosen if _model(entry).recipe.objective == aim.name]
         for aim in known_objectives().values()
     }
     by_aim = {title: rows for title, rows in by_aim.items() if rows}
     heads = plain_columns(("model", "parameters", "batch", "size", "steps", "precision"), range(1, 5))
     steps = ("precision", "size", "batch", Wrapped("model", 16))
-    tables = alike([Table(heads, rows) for rows in by_aim.values()], steps).texts
+    tables = fitted_tables([Table(heads, rows) for rows in by_aim.values()], steps).texts
     for title, text in zip(by_aim, tables, strict=True):
         print(f"{wrapped([title], '')}\n\n{text}\n")
     if len(chosen) <= DETAILED:
-        print("\n".join(line for one in chosen for line in _details(one)))
+        print("\n".join(line for entry in chosen for line in _details(entry)))
     else:
         print(wrapped(["size: tokens, pixels or seconds; bench plan --list-models WORD tells more"], ""))
 
 
-def _model(one: Model | ZooModel) -> Model:
-    return one.model if isinstance(one, ZooModel) else one
+def _model(entry: Model | ZooModel) -> Model:
+    return entry.model if isinstance(entry, ZooModel) else entry
 
 
-def _searched(one: Model | ZooModel) -> str:
-    model = _model(one)
+def _searched(entry: Model | ZooModel) -> str:
+    model = _model(entry)
     return f"{model.name} {model.family} {model.recipe.objective}".lower()
 
 
-def _row(one: Model | ZooModel) -> tuple[str, ...]:
-    model, recipe = _model(one), _model(one).recipe
+def _row(entry: Model | ZooModel) -> tuple[str, ...]:
+    model, recipe = _model(entry), _model(entry).recipe
     sizes = (recipe.audio_seconds, recipe.image_size, recipe.sequence_length, recipe.target_length)
     size = " + ".join(f"{size:,}" for size in sizes if size) or "-"
-    count = parameters_of(model) or (one.parameters if isinstance(one, ZooModel) else None)
-    return (
-        model.name,
-        _short(count),
-        f"{recipe.batch_size:,}",
-        size,
-        f"{recipe.steps:,}",
-        recipe.precision,
-    )
+    count = parameters_of(model) or (entry.parameters if isinstance(entry, ZooModel) else None)
+    return (model.name, _short(count), f"{recipe.batch_size:,}", size, f"{recipe.steps:,}", recipe.precision)
 
 
 def _short(count: float | None) -> str:
@@ -76,16 +69,16 @@ def _short(count: float | None) -> str:
     return f"{value:.3g}{unit}"
 
 
-def _details(one: Model | ZooModel) -> Iterator[str]:
-    model = _model(one)
+def _details(entry: Model | ZooModel) -> Iterator[str]:
+    model = _model(entry)
     facts = {"type": model.family, "recipe": model.recipe.source}
-    if isinstance(one, ZooModel):
-        facts["architecture"] = one.architecture_source
-        facts["parameters"] = one.parameters_source
-        if one.cost:
-            facts["cost"] = one.cost
-        if one.notes:
-            facts["notes"] = one.notes
+    if isinstance(entry, ZooModel):
+        facts["architecture"] = entry.architecture_source
+        facts["parameters"] = entry.parameters_source
+        if entry.cost:
+            facts["cost"] = entry.cost
+        if entry.notes:
+            facts["notes"] = entry.notes
     yield model.name
     for name, text in facts.items():
         first = f"  {name:<12}  "
@@ -96,14 +89,14 @@ def _width() -> int:
     return max(LEAST_WIDTH, min(columns() or WIDTH, WIDTH))
 
 
-def _as_json(one: Model | ZooModel) -> Any:
-    if isinstance(one, Model):
-        return to_json(one)
+def _as_json(entry: Model | ZooModel) -> Any:
+    if isinstance(entry, Model):
+        return to_json(entry)
     published = {
-        "architecture_source": one.architecture_source,
-        "parameters": one.parameters,
-        "parameters_source": one.parameters_source,
-        "cost": one.cost,
-        "notes": one.notes,
+        "architecture_source": entry.architecture_source,
+        "parameters": entry.parameters,
+        "parameters_source": entry.parameters_source,
+        "cost": entry.cost,
+        "notes": entry.notes,
     }
-    return {**to_json(one.model), "published": published}
+    return {**to_json(entry.model), "published": published}

@@ -11,7 +11,7 @@ from bench.cli.arguments import FILE, FLAG, TIME, Commands, ShowHelp, add_comman
 def add_operator(commands: Commands) -> None:
     summary = "request a run from a node that need not be trusted"
     challenge = add_command(commands, "challenge", summary, "challenge.challenge")
-    challenge.add_argument("manifest", type=manifest_path, metavar="MANIFEST")
+    challenge.add_argument("manifest", type=manifest_path, metavar="MANIFEST", help="what to measure there")
     challenge.add_argument("-o", "--out", **FILE, help="default: challenge-RUN.json")
     again = "make another challenge for this run, for example if its node was lost"
     challenge.add_argument("--run", dest="run_id", metavar="ID", help=again)
@@ -24,7 +24,7 @@ def add_operator(commands: Commands) -> None:
 
     summary = "verify the bundle of a challenged run, and countersign it"
     receive = add_command(commands, "receive", summary, "challenge.receive")
-    receive.add_argument("bundle", type=Path, metavar="BUNDLE")
+    receive.add_argument("bundle", type=Path, metavar="BUNDLE", help="the file that the node made")
     receive.add_argument("-o", "--out", **FILE, help="default: replace BUNDLE")
 
     key = "your SSH key, or the .pub of a key in an agent or a token (default: bench's own)"

@@ -27,7 +27,7 @@ def plan(request: PlanArguments) -> int:
     if request.list_models is not None:
         if request.every or any(g is not None for g in (request.manifest, request.gpu, request.gpus)):
             raise BadInput("--list-models lists all models", advice="leave out everything but --json")
-        print_models(request.list_models, request.as_json)
+        print_models(request.list_models, as_json=request.as_json)
         return 0
     if request.manifest is None:
         raise BadInput("plan needs a manifest", advice="bench plan MANIFEST, or bench plan --list-models")

@@ -87,7 +87,7 @@ def predict(request: PredictArguments) -> int:
 
 
 def _check(request: PredictArguments) -> None:
-    refuse_two_formats(request.as_json, request.format)
+    refuse_two_formats(request.format, as_json=request.as_json)
     refuse_without_plots(request.plots, "--png", request.png)
     if request.html is None:
         refuse_without_plots(request.plots, "--measured", request.measured)

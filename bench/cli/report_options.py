@@ -36,7 +36,7 @@ def _add_verify(commands: Commands) -> None:
 def _add_show(commands: Commands) -> None:
     summary = "show one bundle at a glance: its verdict, every setting as a bar, clocks and power"
     show = add_command(commands, "show", summary, "show.show", paged=True)
-    show.add_argument("bundle", type=Path, metavar="BUNDLE")
+    show.add_argument("bundle", type=Path, metavar="BUNDLE", help="the file to show")
     show.add_argument("--all", dest="every", **FLAG, help="every setting, also the slow ones")
     _add_lists(show)
 
@@ -72,7 +72,7 @@ def _add_compare(commands: Commands) -> None:
 def _add_export(commands: Commands) -> None:
     export = add_command(commands, "export", "write a measured setting as a training script", "export.export")
     add = export.add_argument
-    add("bundle", type=Path, metavar="BUNDLE")
+    add("bundle", type=Path, metavar="BUNDLE", help="the file of a run that measured the setting")
     kinds = ("script", "trainer", "accelerate", "deepspeed", "standalone")
     add("--to", required=True, choices=kinds, help="standalone: one file that needs no bench")
     add("folder", **DIR, help="a new or empty folder")
@@ -87,7 +87,7 @@ def _add_reproduce(commands: Commands) -> None:
     summary = "run a bundle's manifest, or a published figure's, on this machine, and compare"
     reproduce = add_command(commands, "reproduce", summary, "reproduce.reproduce")
     add = reproduce.add_argument
-    add("bundle", type=Path, nargs="?", metavar="BUNDLE")
+    add("bundle", type=Path, nargs="?", metavar="BUNDLE", help="the file of the first run")
     published = "measure a throughput that somebody published, in place of a bundle; list shows all rows"
     add("--published", metavar="ROW", help=published)
     add("--published-in", **FILE, help="a file of published rows (default: those that ship with bench)")
@@ -109,7 +109,7 @@ def _add_predict(commands: Commands) -> None:
     summary = "predict days and cost on machines that are not here, without a GPU"
     predict = add_command(commands, "predict", summary, "predict.predict", paged=True)
     add = predict.add_argument
-    add("manifest", type=manifest_path, metavar="MANIFEST")
+    add("manifest", type=manifest_path, metavar="MANIFEST", help="the models to predict")
     machines = "machines, separated by commas: h200,8xh100,64xb200; all: every known card, 1 and 8 of it"
     add("--gpu", dest="gpus", default="all", metavar="NxGPU,...", help=f"{machines} (default: all)")
     _add_quotes(add)

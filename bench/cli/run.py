@@ -55,9 +55,9 @@ def run(request: RunArguments) -> int:
     nodes = nodes_of(manifest, request.nodes, request.node, request.meet, in_public=public)
     if nodes is None:
         return _lead(manifest, None, request)
-    from bench.runner.processes.door import open_door
+    from bench.runner.processes.meeting_proxy import open_proxy
 
-    with open_door(nodes, meeting_secret(request.meet_secret, os.environ)) as nodes:
+    with open_proxy(nodes, meeting_secret(request.meet_secret, os.environ)) as nodes:
         return _follow(manifest, nodes, request) if request.node > 0 else _lead(manifest, nodes, request)
 
 

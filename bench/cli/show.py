@@ -30,7 +30,9 @@ class ShowArguments:
 
 def show(request: ShowArguments) -> int:
     """Show a bundle; VerificationFailed, and nothing of its contents, if it is not what it claims to be."""
-    verdict = verify_one(request.bundle, Lists(request.trust, request.revoked), partial(gather, True))
+    verdict = verify_one(
+        request.bundle, Lists(request.trust, request.revoked), partial(gather, with_telemetry=True)
+    )
     run = verdict.contents
     head = [*verdict.to_lines(), *environment_lines(run.results.node, verdict), f"bundle     {verdict.path}"]
     if isinstance(run, ComparedRun):

@@ -61,9 +61,6 @@ class HeldPackage:
         return sum(file.size for file in self.files)
 
 
-# --- finding --------------------------------------------------------------------------------------------
-
-
 def folders_of_packages(path: str) -> list[Path]:
     """Return the site-packages folders of this Python and of the Pythons on `path`, a value of PATH.
 
@@ -164,9 +161,6 @@ def _is_executable(path: str, now: os.stat_result) -> bool:
     return bool(now.st_mode & 0o111) or path.startswith(f"{SCRIPTS}/")
 
 
-# --- copying --------------------------------------------------------------------------------------------
-
-
 def copy_all(
     held: Mapping[str, HeldPackage],
     wanted: Iterable[LockedPackage],
@@ -193,23 +187,19 @@ def copy_all(
         advance(file.size)
         return made if made == file.stated else f"{file.source} was changed"
 
-    made: dict[str, list[InstalledFile]] = {name: [] for name in held}
+    copies: dict[str, list[InstalledFile]] = {name: [] for name in held}
     differing: dict[str, str] = {}
     with ThreadPoolExecutor() as pool:
         for (name, _), file in zip(jobs, pool.map(copy, jobs), strict=True):
             if isinstance(file, str):
                 differing.setdefault(name, file)
             else:
-                made[name].append(file)
-    for name, files in made.items():
+                copies[name].append(file)
+    for name, files in copies.items():
         if name not in differing and tree_digest(files) not in contents[name]:
             differing[name] = "its files are not those of the locked wheel"
-    kept = {
-        name: CopiedPackage(folder / name, tuple(files))
-        for name, files in made.items()
-        if name not in differing
-    }
-    return kept, differing
+    kept = {name: tuple(files) for name, files in copies.items() if name not in differing}
+    return {name: CopiedPackage(folder / name, files) for name, files in kept.items()}, differing
 
 
 def _copy(root: Path, file: _HeldFile, target: Path) -> InstalledFile:

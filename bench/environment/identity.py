@@ -24,7 +24,10 @@ class InstalledFile:
 
     @property
     def line(self) -> str:
-        """The file's line in the tree; a line feed in its path must not look like the next line."""
+        """Return the file's line in the list whose checksum identifies an environment.
+
+        A line feed in its path must not look like the next line.
+        """
         path = self.path.replace("\\", "\\\\").replace("\n", "\\n")
         return f"{self.sha256} {'x' if self.executable else '-'} {path}\n"
 

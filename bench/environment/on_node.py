@@ -104,9 +104,6 @@ def read_request(fields: Mapping[str, Any]) -> InstallRequest:
     )
 
 
-# --- plan -----------------------------------------------------------------------------------------------
-
-
 def plan(request: InstallRequest) -> dict[str, Any]:
     """Say whether the environment is here; if not, which packages are, or can be downloaded, and how fast."""
     python = this_interpreter()
@@ -223,9 +220,6 @@ def _described(made: store.StoredEnvironment) -> dict[str, Any]:
     return {name: value for name, value in asdict(made).items() if name not in ("stamp", "pins")} | {
         "digest": made.digest
     }
-
-
-# --- install --------------------------------------------------------------------------------------------
 
 
 def install(request: InstallRequest) -> dict[str, Any]:

@@ -48,7 +48,7 @@ def training_arguments(trial: Trial, save_every: int) -> dict[str, Any]:
         "torch_compile": "compile" in setting,
         "gradient_checkpointing": "checkpointing" in setting,
         "gradient_checkpointing_kwargs": {"use_reentrant": False},
-        "optim": o.trainer_name("fused-optimizer" in setting),
+        "optim": o.trainer_name(fused="fused-optimizer" in setting),
         "learning_rate": o.learning_rate,
         "adam_beta1": o.beta1,
         "adam_beta2": o.beta2,

@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar, cast
+from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
 
 from bench.base.errors import BadInput, VerificationFailed
 from bench.base.files import replacing
@@ -31,6 +31,7 @@ from bench.images.normalise import Hashing
 _KEPT_BYTES = 4 * 2**20  # files up to this size (configuration, manifest) are kept; larger ones only hashed
 _CHUNK = 2**20  # bytes
 _GZIP = b"\x1f\x8b"
+_WRITTEN_BY = "bench image save, docker save and podman save write such files"
 _ZSTD = b"\x28\xb5\x2f\xfd"
 T = TypeVar("T")
 
@@ -77,9 +78,6 @@ class ImageFacts:
         return self.config.labels
 
 
-# --- reading ---------------------------------------------------------------------------------------------
-
-
 @contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
     """Open an archive for reading; BadInput if it does not exist or is a folder."""
@@ -113,7 +111,7 @@ def read_facts(stream: BinaryIO, where: str) -> ImageFacts:
                 elif member.isfile() and (file := archive.extractfile(member)):
                     blobs[name], small[name] = _hashed(name, member.size, file)
     except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
-        raise BadInput(f"is not a saved image: {error}", where=where) from None
+        raise BadInput(f"is not a saved image: {error}", where=where, advice=_WRITTEN_BY) from None
     config, layers, tags = _parts(small, where)
     return _checked(config, [links.get(name, name) for name in layers], tags, blobs, small, where)
 
@@ -170,7 +168,7 @@ def _parts(small: Mapping[str, bytes], where: str) -> tuple[str, Sequence[str], 
             [],
         )
     except (KeyError, ValueError):  # a file is missing, there are several images, or a DecodeError
-        raise BadInput("does not hold exactly one image", where=where) from None
+        raise BadInput("does not hold exactly one image", where=where, advice=_WRITTEN_BY) from None
 
 
 def read_configuration(data: bytes) -> Configuration:
@@ -250,9 +248,6 @@ def extract(path: Path, facts: ImageFacts, name: str) -> bytes:
     raise BadInput(f"has no file /{name}", where=str(path), advice="rebuild it with bench image build")
 
 
-# --- writing ---------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Blob:
     """A layer to be written into an archive."""
@@ -323,19 +318,18 @@ def manifest_digest(path: Path, facts: ImageFacts) -> str | None:
     """Return the digest that an archive's image has in a registry; None if a layer is not compressed yet."""
     if not all(layer.compressed for layer in facts.layers):
         return None
-    layers = []
+    layers: list[ManifestLayer] = []
     with _opened(path) as file, tarfile.open(fileobj=file) as archive:
         for layer in facts.layers:
             packed = hashlib.file_digest(_open_blob(archive, layer), "sha256").hexdigest()
-            layers.append((f"sha256:{packed}", layer.size, True))
+            layers.append(ManifestLayer(f"sha256:{packed}", layer.size))
     return f"sha256:{sha256(oci_manifest(facts.config_bytes, layers))}"
 
 
 def write_archive(out: Path, config: bytes, layers: Sequence[Blob], tag: str) -> None:
     """Write an image as one tar: Docker and Podman read its manifest.json, OCI tools its index.json."""
     config_digest = f"sha256:{sha256(config)}"
-    sizes = [(blob.digest, blob.size, blob.compressed) for blob in layers]
-    manifest = oci_manifest(config, sizes)
+    manifest = oci_manifest(config, [ManifestLayer(b.digest, b.size, b.compressed) for b in layers])
     digest = f"sha256:{sha256(manifest)}"
     image = {
         "mediaType": "application/vnd.oci.image.manifest.v1+json",
@@ -359,8 +353,16 @@ def write_archive(out: Path, config: bytes, layers: Sequence[Blob], tag: str) ->
             add_file(archive, name, source)
 
 
-def oci_manifest(config: bytes, layers: Sequence[tuple[str, int, bool]]) -> bytes:
-    """Return the manifest of an image; a layer is its digest, its bytes, and whether it is compressed."""
+class ManifestLayer(NamedTuple):
+    """A layer as a manifest names it."""
+
+    digest: str  # of the blob
+    size: int  # bytes
+    compressed: bool = True
+
+
+def oci_manifest(config: bytes, layers: Sequence[ManifestLayer]) -> bytes:
+    """Return the manifest of an image, given its configuration and its layers."""
     kind = "application/vnd.oci.image"
     config_digest = f"sha256:{sha256(config)}"
     return canonical_json(
@@ -370,11 +372,11 @@ def oci_manifest(config: bytes, layers: Sequence[tuple[str, int, bool]]) -> byte
             "config": {"mediaType": f"{kind}.config.v1+json", "digest": config_digest, "size": len(config)},
             "layers": [
                 {
-                    "mediaType": f"{kind}.layer.v1.tar{'+gzip' if compressed else ''}",
-                    "digest": digest,
-                    "size": size,
+                    "mediaType": f"{kind}.layer.v1.tar{'+gzip' if layer.compressed else ''}",
+                    "digest": layer.digest,
+                    "size": layer.size,
                 }
-                for digest, size, compressed in layers
+                for layer in layers
             ],
         }
     )

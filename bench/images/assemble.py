@@ -78,9 +78,6 @@ class LayerDiffers(Exception):
     """A layer that was assembled is not the one that the image's configuration names."""
 
 
-# --- contents -------------------------------------------------------------------------------------------
-
-
 class PackageContents:
     """The wanted file contents that package files of this node provide."""
 
@@ -158,9 +155,6 @@ class PackageContents:
 def _section(file: BinaryIO, start: int, size: int) -> BinaryIO:
     file.seek(start)
     return cast(BinaryIO, Section(file, size))
-
-
-# --- layers ---------------------------------------------------------------------------------------------
 
 
 def pieces(skeleton: Path) -> Iterator[tuple[bytes, Key]]:

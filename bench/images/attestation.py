@@ -46,6 +46,7 @@ class Attested:
     manifest: str | None = None  # its digest in a registry; None: not known before it is compressed
 
     def subjects(self) -> list[dict[str, Any]]:
+        """Return what the statement is about: the image's configuration, its archive, its manifest."""
         name = (self.facts.tags or ("bench",))[0]
         named = [(name, _hex(self.facts.identity.config)), *([self.archive] if self.archive else [])]
         named += [(f"{name} in a registry", _hex(self.manifest))] if self.manifest else []
@@ -54,9 +55,6 @@ class Attested:
 
 def _hex(digest: str) -> str:
     return digest.removeprefix("sha256:")
-
-
-# --- making ----------------------------------------------------------------------------------------------
 
 
 def attest_contents(image: Attested, key: Signer) -> bytes:
@@ -142,9 +140,6 @@ def _dependencies(inputs: BuildInputs, commit: str) -> Iterator[dict[str, Any]]:
             yield {"uri": uri, "digest": {"sha256": value}}
 
 
-# --- verifying -------------------------------------------------------------------------------------------
-
-
 def verify_attestation(envelope: bytes, image: Attested, keys: Sequence[PublicKey]) -> str:
     """Return what an envelope proves about the image, on one line.
 
@@ -203,13 +198,15 @@ def _verify_provenance(predicate: Any, image: Attested) -> str:
     without = " ".join(parameters["without"])
     if (parameters["variant"], without) != (labels.get("bench.variant"), labels.get("bench.without", "")):
         raise VerificationFailed("states other parameters of the build than the image's labels")
-    digests = {value for one in dependencies for value in one["digest"].values()}
+    digests = {value for entry in dependencies for value in entry["digest"].values()}
     for label in ("bench.lock", "bench.debian"):
         if _hex(labels.get(label, "")) not in digests:
             raise VerificationFailed(f"names other locks than the image's label {label}")
-    if sha256(image.sbom) not in {one["digest"]["sha256"] for one in predicate["runDetails"]["byproducts"]}:
+    if sha256(image.sbom) not in {
+        entry["digest"]["sha256"] for entry in predicate["runDetails"]["byproducts"]
+    }:
         raise VerificationFailed("names another SBOM than the image's own")
-    commits = [one["digest"]["gitCommit"] for one in dependencies if "gitCommit" in one["digest"]]
+    commits = [entry["digest"]["gitCommit"] for entry in dependencies if "gitCommit" in entry["digest"]]
     if labels.get(REVISION, commits[0]) != commits[0]:
         raise VerificationFailed("names another commit than the image's label")
     inputs, builder = f"{len(dependencies)} inputs", predicate["runDetails"]["builder"]["id"]

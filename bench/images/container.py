@@ -81,7 +81,7 @@ class Container:
         return {"XDG_CONFIG_HOME": "/tmp", "USER": "nobody", **self.environment}
 
 
-def handed_on(network: bool) -> tuple[str, ...]:
+def handed_on(*, network: bool) -> tuple[str, ...]:
     """Return names of host variables to pass on: the choice of GPUs and, with a network, its settings."""
     return (VISIBLE, *CONNECTED) if network else (VISIBLE,)
 

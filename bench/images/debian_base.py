@@ -44,6 +44,7 @@ class Deb:
 
     @property
     def line(self) -> str:
+        """Return the package's line in the lock of Debian packages."""
         return f"{self.name} {self.version} {self.sha256}"
 
 

@@ -67,7 +67,7 @@ class KernelLayer:
     names: frozenset[str]  # of its files
     folders: frozenset[str]
 
-    def changes(self, name: str, is_folder: bool) -> bool:
+    def changes(self, name: str, *, is_folder: bool) -> bool:
         """Whether the layer would put something else in the place of a file or a folder."""
         return name in self.names or (not is_folder and name in self.folders)
 
@@ -75,9 +75,6 @@ class KernelLayer:
 def site_of(python: str) -> str:
     """Return the folder of an image's packages for a Python."""
     return f"usr/local/lib/python{python}/dist-packages"
-
-
-# --- making a layer --------------------------------------------------------------------------------------
 
 
 def pack_kernels(
@@ -174,9 +171,6 @@ def _write(archive: tarfile.TarFile, files: Mapping[str, _File], listed: bytes) 
                 archive.addfile(entry, data)
 
 
-# --- reading a layer -------------------------------------------------------------------------------------
-
-
 def is_layer(path: Path) -> bool:
     """Whether a file is a kernel layer, by its contents; False for a file that does not exist."""
     try:
@@ -244,9 +238,6 @@ def _belongs(member: tarfile.TarInfo, site: str, above: set[str]) -> bool:
         return member.mode == _FOLDER and (member.name in above or member.name.startswith(f"{site}/"))
     inside = member.name == KERNEL_LIST or member.name.startswith(f"{site}/")
     return member.type == tarfile.REGTYPE and member.mode in (_FILE, _EXECUTABLE) and inside
-
-
-# --- an image with a layer -------------------------------------------------------------------------------
 
 
 def kernels_in(path: Path, facts: ImageFacts) -> KernelList | None:
@@ -319,7 +310,9 @@ def add_kernels(image: Path, facts: ImageFacts, layer: KernelLayer, out: Path, t
         raise BadInput(
             f"was compiled for torch {kernels.torch}, the image has {torch or 'none'}", where=str(layer.path)
         )
-    if shared := sorted(name for name, is_folder in _entries(image, facts) if layer.changes(name, is_folder)):
+    if shared := sorted(
+        name for name, is_folder in _entries(image, facts) if layer.changes(name, is_folder=is_folder)
+    ):
         raise BadInput(f"has {shared[0]}, which the image has too", where=str(layer.path))
     config = with_kernels(facts.config_bytes, layer.digest, kernels)
     own = Blob(layer.path, layer.digest, layer.digest, compressed=False)

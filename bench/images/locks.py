@@ -30,6 +30,7 @@ class Pin:
 
     @property
     def line(self) -> str:
+        """Return the line that pip reads from a lock: the version, and the allowed checksums."""
         return f"{self.name}=={self.version} " + " ".join(f"--hash=sha256:{h}" for h in sorted(self.sha256))
 
 

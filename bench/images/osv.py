@@ -37,6 +37,7 @@ class Package:
 
     @property
     def key(self) -> Key:
+        """Return the ecosystem without its release, and the name: what a feed's entries are found by."""
         return self.ecosystem.partition(":")[0], self.name
 
 
@@ -149,9 +150,6 @@ def key_of(entry: Mapping[str, Any]) -> Key | None:
         return None
     ecosystem = str(package["ecosystem"]).partition(":")[0]
     return ecosystem, normal(package["name"]) if ecosystem == "PyPI" else str(package["name"])
-
-
-# --- does it affect this version? ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

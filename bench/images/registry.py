@@ -104,8 +104,6 @@ class Registry:
         self._logging_in = threading.Lock()
         self._opener = urllib.request.build_opener()
 
-    # --- reading -----------------------------------------------------------------------------------------
-
     def manifest(self, wanted: str) -> bytes | None:
         """Return the manifest of a tag or digest; None if the registry has none."""
         accepted = {"Accept": ", ".join((*MANIFESTS, *_LISTS))}
@@ -171,8 +169,6 @@ class Registry:
         if found != wanted:
             raise VerificationFailed(f"sends other bytes than {wanted}", where=self._reference.name)
 
-    # --- writing -----------------------------------------------------------------------------------------
-
     def upload(self, content: Path | bytes, digest: str) -> None:
         """Upload a blob, unless the repository has it."""
         try:
@@ -203,8 +199,6 @@ class Registry:
             self._open("PUT", f"{self._base}/manifests/{name}", {"Content-Type": MANIFESTS[0]}, data).close()
         except REFUSALS as error:
             raise self._refused(error, "push") from None
-
-    # --- connections -------------------------------------------------------------------------------------
 
     def _open(
         self, method: str, url: str, headers: Mapping[str, str], data: bytes | BinaryIO | None = None

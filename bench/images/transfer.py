@@ -18,6 +18,7 @@ from bench.images.archive import (
     Blob,
     Configuration,
     ImageFacts,
+    ManifestLayer,
     oci_manifest,
     pack_layers,
     read_configuration,
@@ -41,8 +42,8 @@ def push_image(archive: Path, facts: ImageFacts, registry: Registry, work: Path,
     with ThreadPoolExecutor(AT_ONCE) as pool:
         list(pool.map(lambda blob: registry.upload(blob.path, blob.digest), blobs))
     registry.upload(facts.config_bytes, facts.identity.config)
-    sizes = [(blob.digest, blob.path.stat().st_size, True) for blob in blobs]
-    return oci_manifest(facts.config_bytes, sizes)
+    layers = [ManifestLayer(blob.digest, blob.path.stat().st_size) for blob in blobs]
+    return oci_manifest(facts.config_bytes, layers)
 
 
 def push_signature(registry: Registry, name: str, digest: str, key: Signer) -> None:

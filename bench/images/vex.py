@@ -40,6 +40,7 @@ class VexStatement:
 
     @property
     def dismisses(self) -> bool:
+        """Whether the statement says that the image is not affected."""
         return self.status in ("not_affected", "fixed")
 
     def is_about(self, names: Iterable[str], purl: str) -> bool:
@@ -70,17 +71,16 @@ def read_vex(path: Path, image: str | None) -> tuple[VexStatement, ...]:
         ):
             raise DecodeError(f'its "@context" is not {CONTEXT}')
         source = f"{path.name}, {document['author']}"
-        raw = [(_timestamp(entry, document), entry) for entry in document["statements"]]
+        raw = [
+            (str(entry.get("last_updated") or entry.get("timestamp") or document["timestamp"]), entry)
+            for entry in document["statements"]
+        ]
         ordered = [entry for _, entry in sorted(raw, key=lambda pair: pair[0])]  # the later one decides
         return tuple(
             s for number, entry in enumerate(ordered) for s in _statements(entry, source, image, number)
         )
     except (DecodeError, KeyError, TypeError, AttributeError) as error:
         raise BadInput(f"is not an OpenVEX document: {error}", where=str(path)) from None
-
-
-def _timestamp(entry: Mapping[str, Any], document: Mapping[str, Any]) -> str:
-    return str(entry.get("last_updated") or entry.get("timestamp") or document["timestamp"])
 
 
 def _statements(

@@ -17,6 +17,7 @@ from bench.images.osv import Package, affects, key_of, read_feed
 from bench.images.vex import VexStatement
 from bench.packages.package_index import normal
 
+_SBOM = "bench image sbom IMAGE writes one"
 MAX_SBOM_BYTES = 64 * 2**20
 
 
@@ -45,16 +46,16 @@ def packages_of(sbom: bytes, where: str) -> Mapping[str, Package]:
         document = strict_loads(sbom)
         if not isinstance(document, dict) or document.get("bomFormat") != "CycloneDX":
             raise DecodeError("it is not CycloneDX")
-        packages = [one for one in document["components"] if one.get("type") != "operating-system"]
+        packages = [item for item in document["components"] if item.get("type") != "operating-system"]
         purls = [component["purl"] for component in packages]
-        inside = [part for one in packages for part in one.get("components", ())]
+        inside = [part for item in packages for part in item.get("components", ())]
         purls += [part["purl"] for part in inside if "purl" in part]  # a library that is only a file has none
         found = {purl: package for purl in purls if (package := _package(purl)) is not None}
     except (DecodeError, KeyError, TypeError, AttributeError, ValueError) as error:
         message = f"is not a list of packages that can be scanned: {error}"
-        raise BadInput(message, where=where, advice="bench image sbom IMAGE writes one") from None
+        raise BadInput(message, where=where, advice=_SBOM) from None
     if not found:
-        raise BadInput("lists no package of Debian or PyPI", where=where)
+        raise BadInput("lists no package of Debian or PyPI", where=where, advice=_SBOM)
     return found
 
 

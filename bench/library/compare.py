@@ -17,16 +17,7 @@ from bench.base.strict_json import to_json
 from bench.bundle.verdict import Verdict
 from bench.library.budget import budget_of
 from bench.library.energy import energy_of
-from bench.library.given import (
-    AnyPath,
-    AnyPaths,
-    choice,
-    path_of,
-    paths_of,
-    quantity,
-    share,
-    texts_of,
-)
+from bench.library.given import AnyPath, AnyPaths, choice, path_of, paths_of, quantity, share, texts_of
 from bench.library.machines import machine_named
 from bench.node_check.check_results import CheckContents
 from bench.node_check.fleet import Fleet, FleetMember, compare_fleet, fleet_member
@@ -52,6 +43,7 @@ class ComparedBundles:
 
     @property
     def only_checks(self) -> bool:
+        """Whether all bundles are of node checks."""
         return self.fleet is not None and not self.runs.parts
 
     def require_one_kind(self) -> None:
@@ -156,7 +148,9 @@ def _gather(paths: Iterable[Path], lists: Lists, terms: Terms, *, with_telemetry
     checks: list[FleetMember] = []
     refused: list[Refused] = []
     bundles = 0
-    for path, contents in look_at_all(distinct_bundles(paths), lists, partial(gather, with_telemetry), _look):
+    for path, contents in look_at_all(
+        distinct_bundles(paths), lists, partial(gather, with_telemetry=with_telemetry), _look
+    ):
         bundles += 1
         if isinstance(contents, BenchError):
             refused.append(Refused(str(path), str(contents), contents.exit_code))

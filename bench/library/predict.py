@@ -12,15 +12,7 @@ from bench.base.gpu_spec import load_gpu_spec
 from bench.base.names import RentKind
 from bench.library.budget import budget_of
 from bench.library.energy import energy_of
-from bench.library.given import (
-    AnyPath,
-    AnyPaths,
-    choice,
-    path_of,
-    paths_of,
-    quantity,
-    texts_of,
-)
+from bench.library.given import AnyPath, AnyPaths, choice, path_of, paths_of, quantity, texts_of
 from bench.library.given_manifest import GivenManifest, manifest_of
 from bench.library.machines import machine_named
 from bench.planning.prediction.interruptions import Interruptions, interrupted
@@ -55,7 +47,7 @@ class Predictions:
             "currency": self.currency,
             "energy": asdict(self.energy),
             "predicted": [asdict(row) for row in self.predicted],
-            "unpredicted": [asdict(one) for one in self.unpredicted],
+            "unpredicted": [asdict(entry) for entry in self.unpredicted],
         }
 
 
@@ -110,9 +102,11 @@ def predict(
     counted = rehearse(loaded.models, where).counted
     predictor = Predictor(loaded.models, counted, shipped_fit(), loaded.memory_cap_bytes)
     found = [
-        _lasting(one, interruptions) for kind, count in machines for one in predictor.predict(kind, count)
+        _lasting(prediction, interruptions)
+        for kind, count in machines
+        for prediction in predictor.predict(kind, count)
     ]
-    rows = [priced(one, book, energy) for one in found if isinstance(one, Predicted)]
+    rows = [priced(prediction, book, energy) for prediction in found if isinstance(prediction, Predicted)]
     return Predictions(
         manifest=loaded.digest,
         models=tuple(model.name for model in loaded.models),
@@ -120,7 +114,7 @@ def predict(
         energy=energy,
         predicted=tuple(row for row in rows if _fits(row, days, budget, own=own)),
         outside=tuple(row for row in rows if not _fits(row, days, budget, own=own)),
-        unpredicted=tuple(one for one in found if isinstance(one, Unpredicted)),
+        unpredicted=tuple(prediction for prediction in found if isinstance(prediction, Unpredicted)),
     )
 
 

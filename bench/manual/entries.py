@@ -89,9 +89,9 @@ def entries(*, models: bool = True) -> tuple[ManualEntry, ...]:
     """Return all entries, ordered by kind and by TABLES. Reading the models takes the longest."""
     pages = [f"docs/{page}" for page, _ in TABLES]
 
-    def place(one: ManualEntry) -> tuple[int, int]:
-        page = one.address.partition("#")[0]
-        return KINDS.index(one.kind), pages.index(page) if page in pages else len(pages)
+    def place(entry: ManualEntry) -> tuple[int, int]:
+        page = entry.address.partition("#")[0]
+        return KINDS.index(entry.kind), pages.index(page) if page in pages else len(pages)
 
     return tuple(sorted([*_fields(), *(_models() if models else ()), *_documents()], key=place))
 
@@ -141,9 +141,6 @@ def _names(cell: str) -> Iterator[str]:
             yield bare
 
 
-# --- fields of manifests --------------------------------------------------------------------------------
-
-
 def _fields() -> Iterator[ManualEntry]:
     for name, address in SCHEMAS.items():
         schema = read_data(f"schema/{name}.json")
@@ -165,9 +162,9 @@ def _properties(
         yield (*path, name), resolved
         yield from _properties(resolved, schema, (*path, name))
     inner = (at.get("items"), at.get("additionalProperties"), *at.get("oneOf", ()), *at.get("anyOf", ()))
-    for one in inner:
-        if isinstance(one, Mapping):
-            yield from _properties(one, schema, path)
+    for part in inner:
+        if isinstance(part, Mapping):
+            yield from _properties(part, schema, path)
 
 
 def _resolved(at: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -201,7 +198,7 @@ def _allowed(field: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
     if forms := field.get("oneOf") or field.get("anyOf"):
         return "; or ".join(filter(None, (_allowed(_resolved(form, schema), schema) for form in forms)))
     types = field.get("type", ())
-    words = " or ".join(TYPES[one] for one in ([types] if isinstance(types, str) else types))
+    words = " or ".join(TYPES[kind] for kind in ([types] if isinstance(types, str) else types))
     bounds = {
         "minimum": "from", "exclusiveMinimum": "more than", "maximum": "to", "minItems": "with at least",
     }  # fmt: skip
@@ -214,9 +211,6 @@ TYPES = {
     "string": "a text", "integer": "a whole number", "number": "a number", "boolean": "true or false",
     "array": "a list", "object": "an object", "null": "null",
 }  # fmt: skip
-
-
-# --- models ---------------------------------------------------------------------------------------------
 
 
 def _models() -> Iterator[ManualEntry]:

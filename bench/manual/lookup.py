@@ -26,17 +26,17 @@ def explanation(word: str, known: Sequence[ManualEntry]) -> Explanation:
     found = _named(word, known) or _of_kind(word, known)
     if not found:
         raise BadInput(f'"{word}" is not in the manual', where="bench explain", advice=_advice(word, known))
-    shown = [one for one in found if not one.is_record]
+    shown = [entry for entry in found if not entry.is_record]
     shown = shown or found
-    printed = {one.address for one in shown if one.kind == SECTION}
-    also = dict.fromkeys([*(one.address for one in found if one not in shown), *_linked(shown)])
+    printed = {entry.address for entry in shown if entry.kind == SECTION}
+    also = dict.fromkeys([*(entry.address for entry in found if entry not in shown), *_linked(shown)])
     return Explanation(word, tuple(shown), tuple(address for address in also if address not in printed))
 
 
 def names_of(kind: str, known: Iterable[ManualEntry]) -> list[str]:
     """Return the names of a kind, each once, in the order of the manual."""
     most = 1 if kind in ONE_NAME else None
-    return list(dict.fromkeys(name for one in known if one.kind == kind for name in one.names[:most]))
+    return list(dict.fromkeys(name for entry in known if entry.kind == kind for name in entry.names[:most]))
 
 
 def kind_of(word: str) -> str | None:
@@ -49,9 +49,9 @@ def _named(word: str, known: Sequence[ManualEntry]) -> list[ManualEntry]:
     plain = plain_name(word)
     path = ".".join(part for part in word.strip("/").split("/") if not part.isdecimal())
     return [
-        one
-        for one in known
-        if plain in map(plain_name, one.names) or (one.kind == FIELD and path in one.names)
+        entry
+        for entry in known
+        if plain in map(plain_name, entry.names) or (entry.kind == FIELD and path in entry.names)
     ]
 
 
@@ -60,18 +60,18 @@ def _of_kind(word: str, known: Sequence[ManualEntry]) -> list[ManualEntry]:
     plain = plain_name(word)
     for kind in KINDS:
         if plain.startswith(f"{kind} "):
-            return [one for one in _named(plain.removeprefix(f"{kind} "), known) if one.kind == kind]
+            return [entry for entry in _named(plain.removeprefix(f"{kind} "), known) if entry.kind == kind]
     return []
 
 
 def _linked(shown: Sequence[ManualEntry]) -> Iterable[str]:
     """Yield the pages that the facts of definitions link to, as addresses below docs/."""
-    for one in shown:
-        if one.kind == SECTION:
+    for entry in shown:
+        if entry.kind == SECTION:
             continue
-        page = one.address.partition("#")[0]
+        page = entry.address.partition("#")[0]
         folder = page.rpartition("/")[0]
-        for target in (target for _, fact in one.facts for target in links(fact)):
+        for target in (target for _, fact in entry.facts for target in links(fact)):
             if target.startswith("#"):
                 yield page + target
             elif "://" not in target:
@@ -86,7 +86,7 @@ def _joined(folder: str, target: str) -> str:
 
 
 def _advice(word: str, known: Iterable[ManualEntry]) -> str:
-    by_plain = {plain_name(name): name for one in known for name in one.names}
+    by_plain = {plain_name(name): name for entry in known for name in entry.names}
     if close := near(plain_name(word), by_plain):
         return f'nearest: "{by_plain[close[0]]}"'
     return f"kinds: {', '.join(KINDS)}; bench explain lists their names"

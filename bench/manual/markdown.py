@@ -147,7 +147,10 @@ def _kind(line: str, before: str) -> str:
 def _block(kind: str, lines: Sequence[str], width: int | None) -> str:
     match kind:
         case "code":
-            return "\n".join(_filled(INDENT + line, width, INDENT * 2 + _margin(line)) for line in lines)
+            return "\n".join(
+                _filled(INDENT + line, width, INDENT * 2 + line[: len(line) - len(line.lstrip())])
+                for line in lines
+            )
         case "table":
             return _table_text(_table(lines), width)
         case "heading":
@@ -177,10 +180,6 @@ def _row_lines(heads: Sequence[str], row: Sequence[str], width: int) -> Iterator
     for head, cell in zip(heads[1:], row[1:], strict=True):
         if cell:
             yield _filled(f"  {head}: {cell}" if head else f"  {cell}", width, INDENT)
-
-
-def _margin(line: str) -> str:
-    return line[: len(line) - len(line.lstrip())]
 
 
 def _items(lines: Sequence[str], width: int | None) -> Iterator[str]:

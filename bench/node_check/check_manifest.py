@@ -164,7 +164,7 @@ def data_folders(manifest: AnyManifest) -> tuple[Path, ...]:
     """Return the folders of data that the manifest names, each once; a node check reads none."""
     if isinstance(manifest, CheckManifest):
         return ()
-    return tuple(dict.fromkeys(Path(one.data) for one in manifest.requests if one.data))
+    return tuple(dict.fromkeys(Path(request.data) for request in manifest.requests if request.data))
 
 
 def load_any(path: Path) -> AnyManifest:

@@ -60,7 +60,7 @@ MAX_READINGS_BYTES = 16 * 2**20  # parsed, they are twenty times as large; a che
 OWN_PROFILE = "profile"  # the bundle was judged by another profile than this version's
 UNKNOWN_GPU = "unknown GPU"
 LEFT_OUT = "left out"  # checks that the run left out, and not its manifest
-TOLD_ANYWAY = frozenset({OWN_PROFILE, UNKNOWN_GPU, LEFT_OUT})
+ALWAYS_SHOWN = frozenset({OWN_PROFILE, UNKNOWN_GPU, LEFT_OUT})
 
 
 @cache
@@ -100,6 +100,7 @@ class CheckResults:
 
     @property
     def standards(self) -> Standards:
+        """The standards by which the readings were judged."""
         return Standards(self.profile, self.expect, self.history, self.baseline)
 
 
@@ -327,9 +328,9 @@ def _on_trust(note: Note) -> Finding:
     )
 
 
-def told(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Select the findings that every summary shows: those not passed that count, or are of TOLD_ANYWAY."""
-    return tuple(f for f in findings if f.verdict != "pass" and (f.counts or f.check in TOLD_ANYWAY))
+def shown_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Select the findings that every summary shows: those not passed that count, or are of ALWAYS_SHOWN."""
+    return tuple(f for f in findings if f.verdict != "pass" and (f.counts or f.check in ALWAYS_SHOWN))
 
 
 def _require_manifest(manifest: CheckManifest, results: CheckResults) -> None:

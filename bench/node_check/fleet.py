@@ -18,7 +18,7 @@ from bench.base.stamps import sha256, utc
 from bench.bundle.verdict import Assurance, Contents, assurance
 from bench.bundle.verdict import Verdict as BundleVerdict
 from bench.node_check.all_checks import known_checks
-from bench.node_check.check_results import TOLD_ANYWAY, CheckContents, told
+from bench.node_check.check_results import ALWAYS_SHOWN, CheckContents, shown_findings
 from bench.node_check.judging.evidence import BEFORE, Evidence
 from bench.node_check.judging.finding import (
     VERDICTS,
@@ -77,7 +77,7 @@ class FleetMember:
 
     @property
     def assurance(self) -> Assurance:
-        return assurance(self.signed_level, self.trusted)
+        return assurance(self.signed_level, trusted=self.trusted)
 
     @property
     def name(self) -> str:
@@ -341,7 +341,10 @@ def _copied(members: Sequence[FleetMember]) -> Mapping[int, tuple[Finding, ...]]
     measured = [member for member in members if len(member.values) >= LEAST_VALUES and not member.simulated]
     measured.sort(key=lambda member: member.assurance, reverse=True)
     alike: dict[int, list[FleetMember]] = {}
-    runs = [((member.run_id, member.identity), [_figures(member)]) for member in measured]
+    runs = [
+        ((member.run_id, member.identity), [frozenset((v.figure, rounded(v.rate)) for v in member.values)])
+        for member in measured
+    ]
     for member, original in zip(measured, originals(runs), strict=True):
         alike.setdefault(original, []).append(member)
     return {
@@ -351,10 +354,6 @@ def _copied(members: Sequence[FleetMember]) -> Mapping[int, tuple[Finding, ...]]
         if (others := [other for other in group if not _is_one_check(member, other)])
         and any(other.assurance >= member.assurance for other in others)
     }
-
-
-def _figures(member: FleetMember) -> frozenset[tuple[str, float]]:
-    return frozenset((value.figure, rounded(value.rate)) for value in member.values)
 
 
 def _is_one_check(a: FleetMember, b: FleetMember) -> bool:
@@ -386,7 +385,7 @@ def _rank(
     member: FleetMember, spreads: Mapping[tuple[str, str], Spread], unusual: tuple[Finding, ...]
 ) -> RankedNode:
     """Judge one node by its own findings that count and by its distance from the fleet's medians."""
-    own = told(member.findings)
+    own = shown_findings(member.findings)
     fleet, unders = list(unusual), []
     for value in member.values:
         if spread := spreads.get((member.kind, value.figure)):
@@ -414,7 +413,7 @@ def _outlier(value: Value, spread: Spread, under: float) -> Finding:
 
 def _order(node: RankedNode) -> tuple[int, bool, float, str]:
     """Return a sort key: within one verdict, nodes with a finding that every summary shows come first."""
-    plain = all(finding.check not in TOLD_ANYWAY for finding in node.findings)
+    plain = all(finding.check not in ALWAYS_SHOWN for finding in node.findings)
     return VERDICTS.index(node.verdict), plain, node.deviation_percent or 0.0, node.seen.path
 
 

@@ -21,6 +21,7 @@ from bench.signing.key_file import default_key_path, public_half
 from bench.signing.revocation import Revoked
 from bench.signing.ssh_keys import Certificate, FormatError, PublicKey
 
+_SET_HOME = "set HOME to a folder that you can write to"
 THEIRS = "give the .pub file of that key, which its owner can send you"
 
 
@@ -172,5 +173,5 @@ def _add(krl: Path, revocation: Revocation) -> None:
 def _own(name: str) -> Path:
     path = config_path(name)
     if path is None:
-        raise EnvironmentCannot("there is no home directory for bench's lists")
+        raise EnvironmentCannot("there is no home directory for bench's lists", advice=_SET_HOME)
     return path

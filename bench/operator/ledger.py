@@ -42,6 +42,7 @@ class Line:
 
     @property
     def entry(self) -> LedgerEntry:
+        """Return what a bundle says of this line: its number and checksum."""
         return LedgerEntry(self.number, sha256(self.to_bytes()))
 
 

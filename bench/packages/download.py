@@ -62,7 +62,7 @@ def fetch_all(
     paths: dict[str, Path] = {}
     refused: dict[str, str] = {}
 
-    def one(file: WantedFile) -> None:
+    def fetch(file: WantedFile) -> None:
         try:
             paths[file.name] = fetching.fetch(file)
         except NotFetched as error:
@@ -71,7 +71,7 @@ def fetch_all(
             pass
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        list(pool.map(one, sorted(wanted, key=lambda file: -(file.size or 0))))
+        list(pool.map(fetch, sorted(wanted, key=lambda file: -(file.size or 0))))
     return paths, refused
 
 

@@ -127,8 +127,6 @@ class PackageIndex:
             raise Paused
         time.sleep(seconds)
 
-    # --- pages ------------------------------------------------------------------------------------------
-
     def _pages(self, project: str) -> Iterator[list[OfferedFile]]:
         yield self._files_of_links()
         for index in self._settings.indexes:

@@ -54,7 +54,7 @@ class CachingAllocator:
             found = places.pop(at)[3]
             found.free = False
         else:
-            found = self._segment(size, small)
+            found = self._segment(size, small=small)
         over = found.size - size
         if over >= SMALLEST if small else over > SMALL:
             rest = MemoryBlock(small, found.segment, found.offset + size, over, found, found.after)
@@ -82,7 +82,7 @@ class CachingAllocator:
                     self._taken(block)
                     self.reserved -= block.size
 
-    def _segment(self, size: int, small: bool) -> MemoryBlock:
+    def _segment(self, size: int, *, small: bool) -> MemoryBlock:
         large = LARGE_SEGMENT if size < OWN_SEGMENT else -(-size // ROUNDED) * ROUNDED
         whole = SMALL_SEGMENT if small else large
         self.segments += 1

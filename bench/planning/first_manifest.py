@@ -90,9 +90,6 @@ class FirstAnswers:
     rent: HourlyRent | None
 
 
-# --- what an answer means -------------------------------------------------------------------------------
-
-
 def chosen_model(text: str) -> Chosen:
     """Return the known model of this name, or the configuration at this path: a file, or its folder."""
     if find_model(text) is not None:
@@ -108,6 +105,7 @@ def chosen_model(text: str) -> Chosen:
 
 
 def aim_of(model: Chosen) -> Objective:
+    """Return the objective that a chosen model is trained for."""
     if isinstance(model, OwnConfig):
         return objective_of(model.objective)
     found = find_model(model)
@@ -180,9 +178,6 @@ def _number(text: str) -> float:
     return number if math.isfinite(number) else math.nan
 
 
-# --- a config.json --------------------------------------------------------------------------------------
-
-
 def _own_config(path: Path) -> OwnConfig:
     """Read a configuration; raise BadInput for another file, or if its model's objective is unknown."""
     where = str(path)
@@ -194,7 +189,7 @@ def _own_config(path: Path) -> OwnConfig:
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         found = "has no model_type, so it is no configuration of transformers"
         raise BadInput(found, where=where, advice=advice)
-    objective = _objective(config)
+    objective = next(_objectives(config), None)
     if objective is None:
         found = f"does not say what a {config['model_type']} learns"
         listed = ", ".join(known_objectives())
@@ -211,11 +206,6 @@ def _name_of(path: Path) -> str:
     plain = path.parent.name if path.name == "config.json" else path.stem
     name = re.sub(r"[^a-z0-9._-]+", "-", plain.lower()).strip("-._")[:60] or "model"
     return f"my-{name}" if find_model(name) else name
-
-
-def _objective(config: Mapping[str, Any]) -> ObjectiveName | None:
-    """Return the objective of a configuration's model; None if the configuration names none."""
-    return next(_objectives(config), None)
 
 
 def _objectives(config: Mapping[str, Any]) -> Iterator[ObjectiveName]:
@@ -245,9 +235,6 @@ def _sizes(model: OwnConfig) -> dict[str, int]:
     if "image_size" not in model.architecture and "vision_config" not in model.architecture:
         possible["image_size"] = 224
     return {size: possible[size] for size in objective_of(model.objective).sizes if size in possible}
-
-
-# --- the documents --------------------------------------------------------------------------------------
 
 
 def first_manifest(name: str, answers: FirstAnswers) -> dict[str, Any]:

@@ -170,9 +170,6 @@ def _methods(value: Any) -> Methods:
     return tuple(ordered(entry) if isinstance(entry, list) else entry for entry in entries)
 
 
-# --- mistakes, in words ---------------------------------------------------------------------------------
-
-
 def schema_mistakes(document: Any, name: str) -> Iterator[Mistake]:
     """Yield the mistakes that a schema of bench/data/schema finds in a document."""
     from jsonschema import Draft202012Validator  # slow to import

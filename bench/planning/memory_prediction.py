@@ -59,11 +59,11 @@ def _peak_bytes(
     """Add the bytes of weights, gradients and optimizer to those of activations, at their larger peak."""
     at_loss, in_blocks = activations
     precision = model.recipe.precision
-    half = precision != "fp32"
     in_backward, after = gradients_of_a_pass(setting, precision, parts.total, gpus)
     at_loss = at_loss * micro_batch + logits_bytes(model, setting, micro_batch)
     peak = max(at_loss, in_blocks * micro_batch + in_backward, after)
-    return state_bytes(parts, setting, gpus, half, moment_bytes(model, parts)) + peak
+    moments = moment_bytes(model, parts)
+    return state_bytes(parts, setting, gpus, moments, half=precision != "fp32") + peak
 
 
 def moment_bytes(model: Model, parts: Parts) -> int:
@@ -83,8 +83,8 @@ def host_bytes(parameters: int, setting: Setting, gpus: int, nodes: int = 1, fro
     return (OFFLOADED[sharding] * parameters + frozen + gpus * PROCESS) // nodes
 
 
-def state_bytes(parts: Parts, setting: Setting, gpus: int, half: bool, moments: int) -> int:
-    """Return the peak bytes of a device that do not depend on the micro-batch, with all GPUs' `moments`."""
+def state_bytes(parts: Parts, setting: Setting, gpus: int, moments: int, *, half: bool) -> int:
+    """Return a device's peak bytes that no micro-batch changes; `moments`: bytes of them on all GPUs."""
     sharding, offload = in_group(setting, "sharding"), "offload" in setting
     match sharding:
         case None:
@@ -94,11 +94,11 @@ def state_bytes(parts: Parts, setting: Setting, gpus: int, half: bool, moments: 
             fp32 = parts.total * (FP32 + FP32 + sent) + moments + parts.frozen_bytes
             return fp32 + half * _half_weights_bytes(parts, setting)
         case "fsdp-2" | "fsdp-3":
-            return _fsdp(parts, moments, gpus, half, parameters_too=sharding == "fsdp-3", offload=offload)
+            too = sharding == "fsdp-3"
+            return _fsdp(parts, moments, gpus, half=half, parameters_too=too, offload=offload)
         case _:
-            return _zero(
-                parts, moments, gpus, half, stage=int(sharding.removeprefix("zero-")), offload=offload
-            )
+            stage = int(sharding.removeprefix("zero-"))
+            return _zero(parts, moments, gpus, half=half, stage=stage, offload=offload)
 
 
 def _half_weights_bytes(parts: Parts, setting: Setting) -> int:
@@ -132,7 +132,7 @@ def gradients_of_a_pass(
     return 0, FP32 * parameters // gpus + HALF * min(BUCKET, parameters)
 
 
-def _fsdp(parts: Parts, moments: int, gpus: int, half: bool, *, parameters_too: bool, offload: bool) -> int:
+def _fsdp(parts: Parts, moments: int, gpus: int, *, half: bool, parameters_too: bool, offload: bool) -> int:
     """Return the bytes under FSDP2: shards, gathered weights, and the largest gradients being reduced."""
     bytes_gathered = HALF if half else FP32
     largest = max(parts.blocks, default=0)
@@ -140,17 +140,18 @@ def _fsdp(parts: Parts, moments: int, gpus: int, half: bool, *, parameters_too: 
     gathered = parts.outside + 2 * largest if parameters_too else parts.total
     in_reduction = max(largest, parts.outside) * bytes_gathered
     shards = 0 if offload else (parts.total * (FP32 + FP32) + moments + parts.frozen_bytes) // gpus
-    return shards + gathered * bytes_gathered + in_reduction + _frozen_in_use(parts, parameters_too)
+    frozen = _frozen_in_use(parts, parameters_too=parameters_too)
+    return shards + gathered * bytes_gathered + in_reduction + frozen
 
 
-def _frozen_in_use(parts: Parts, parameters_too: bool) -> int:
+def _frozen_in_use(parts: Parts, *, parameters_too: bool) -> int:
     """Return the bytes of frozen weights that are gathered at once, as of trained ones."""
     if not parameters_too:
         return parts.frozen_bytes
     return parts.frozen_outside_bytes + 2 * max(parts.frozen_blocks_bytes, default=0)
 
 
-def _zero(parts: Parts, moments: int, gpus: int, half: bool, *, stage: int, offload: bool) -> int:
+def _zero(parts: Parts, moments: int, gpus: int, *, half: bool, stage: int, offload: bool) -> int:
     """Return the bytes under DeepSpeed: weights in the computing precision, sums of gradients, and a bucket.
 
     The fp32 copy of the weights and the moments are divided among devices. Each gradient in the computing
@@ -163,7 +164,7 @@ def _zero(parts: Parts, moments: int, gpus: int, half: bool, *, stage: int, offl
         in_use = parts.outside + 2 * max(parts.blocks, default=0)
         weights = max(in_use, min(GATHERED, total)) * computed
         weights += 0 if offload else (total * computed + parts.frozen_bytes) // gpus
-    weights += _frozen_in_use(parts, stage == 3)
+    weights += _frozen_in_use(parts, parameters_too=stage == 3)
     gradients = total * FP32 // (1 if stage == 1 else gpus)
     if offload and (stage == 3 or (stage == 2 and not half)):
         gradients = 0  # added up on the host

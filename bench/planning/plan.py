@@ -179,11 +179,11 @@ def _plan_setting(
     share = model.recipe.batch_size // target.gpus
     sizes = [request.micro_batch] if request.micro_batch else divisors(share)
     needs = {size: predict_bytes(model, setting, size, target.gpus, counts) for size in sizes}
-    half = model.recipe.precision != "fp32"
     states = None
     if counts:
         moments = moment_bytes(model, counts.parts)
-        states = state_bytes(counts.parts, setting, target.gpus, half, moments)
+        half = model.recipe.precision != "fp32"
+        states = state_bytes(counts.parts, setting, target.gpus, moments, half=half)
     least, what, beyond = needs[sizes[-1]], f"at micro-batch {sizes[-1]}", HOPELESS
     if least is None:
         least, what, beyond = states, "before any sample", 1 / (1 - DOUBT)
@@ -244,7 +244,7 @@ def _floor_days(model: Model, setting: Setting, target: Target, counts: Counted 
         return None
     flops = arithmetic(setting, model, counts)
     recipe = model.recipe
-    rate = gpu.peak_flops(recipe.precision, "tf32" in setting) * target.gpus
+    rate = gpu.peak_flops(recipe.precision, tf32="tf32" in setting) * target.gpus
     return flops.training * recipe.batch_size * recipe.steps / rate / 86_400
 
 

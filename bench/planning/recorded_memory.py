@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import chain
 from math import prod
+from typing import NamedTuple
 
 from bench.planning.caching_allocator import CachingAllocator, MemoryBlock
 from bench.records.loss_curve import loss_passes
@@ -22,7 +23,6 @@ from bench.training.models import Model, Parts
 from bench.training.models.footprint import FP32, Footprint, copies_logits, lowered, predictions_per_sample
 from bench.training.setting import Setting
 
-Event = tuple[int | None, int]  # the bytes to allocate, or None to free; and the tensor's place
 UNRECORDED = 2  # passes before the recorded one: bench/runner/trial/recorded_pass.py
 # cuBLAS gets this much memory for each thread and stream on Hopper and Blackwell, 8 MiB on earlier cards
 # (aten/src/ATen/cuda/CublasHandlePool.cpp). Forward and backward pass run in two threads, the recording in a
@@ -133,7 +133,7 @@ class _Memory:
         """Return the sizes of the large weights."""
         samples = self.passes.samples
         kinds = [
-            count * [one.size(samples) for one in from_text(text).gradients]
+            count * [gradient.size(samples) for gradient in from_text(text).gradients]
             for count, text in self.passes.blocks
         ]
         return [*self.passes.outside, *chain.from_iterable(kinds)]
@@ -197,8 +197,8 @@ class _Memory:
         allocate(PRODUCTS)
         of_head = allocate(head // 2 if passes.half else head) if head else None
         of_features = allocate(passes.features)
-        for one in (*logits, *read):
-            free(one)
+        for block in (*logits, *read):
+            free(block)
         gradients = [of_head] if of_head else []
         if of_head and passes.half:
             gradients = [allocate(head)]
@@ -208,12 +208,29 @@ class _Memory:
         return gradients
 
 
+class _MemoryEvent(NamedTuple):
+    """A tensor of a block that is allocated or freed."""
+
+    size: int | None  # bytes to allocate; None: the tensor is freed
+    place: int  # of the tensor among the block's lifetimes
+
+
+class _Change(NamedTuple):
+    """An operation that allocates or frees a tensor; natural order is that of time."""
+
+    operation: int
+    frees: bool
+    place: int  # of the tensor among the block's lifetimes
+
+
 @dataclass
 class _RunningBlock:
-    in_forward: list[Event]
-    in_backward: list[Event]
+    """A block that runs on the allocator: its events, and the tensors that exist now."""
+
+    in_forward: list[_MemoryEvent]
+    in_backward: list[_MemoryEvent]
     allocator: CachingAllocator
-    in_use: dict[int, MemoryBlock] = field(default_factory=dict)  # by place among the lifetimes
+    in_use: dict[int, MemoryBlock] = field(default_factory=dict)  # by place
 
     def forward(self) -> None:
         self._run(self.in_forward)
@@ -223,7 +240,7 @@ class _RunningBlock:
         self._run(self.in_backward)
         return [*self.in_use.values()]
 
-    def _run(self, events: list[Event]) -> None:
+    def _run(self, events: list[_MemoryEvent]) -> None:
         for size, place in events:
             if size is None:
                 self.allocator.free(self.in_use.pop(place))
@@ -231,23 +248,26 @@ class _RunningBlock:
                 self.in_use[place] = self.allocator.allocate(size)
 
 
-def _events(tensors: BlockTensors, samples: int) -> tuple[list[Event], list[Event]]:
+def _events(tensors: BlockTensors, samples: int) -> tuple[list[_MemoryEvent], list[_MemoryEvent]]:
     """Return the order in which tensors are allocated and freed, in the forward and in the backward pass.
 
     An operation's result exists before its input is freed.
     """
-    forward, backward = list[Event](), list[Event]()
-    for operation, frees, place in _operations(tensors):
+    forward, backward = list[_MemoryEvent](), list[_MemoryEvent]()
+    for change in _changes(tensors):
         # A tensor that the first operation of the backward pass would free is freed at the end of the forward
         # pass.
-        when = forward if operation < tensors.backward + frees else backward
-        when.append((None if frees else tensors.lifetimes[place].size(samples), place))
+        when = forward if change.operation < tensors.backward + change.frees else backward
+        size = None if change.frees else tensors.lifetimes[change.place].size(samples)
+        when.append(_MemoryEvent(size, change.place))
     return forward, backward
 
 
-def _operations(tensors: BlockTensors) -> list[tuple[int, bool, int]]:
-    """Return the operations that allocate or free, in order: number, whether it frees, and the place."""
-    places = [*enumerate(tensors.lifetimes)]
-    born = [(one.born, False, place) for place, one in places]
-    freed = [(one.freed, True, place) for place, one in places if one.freed is not None]
+def _changes(tensors: BlockTensors) -> list[_Change]:
+    """Return what each operation allocates or frees, in the order of the operations."""
+    tensors_by_place = [*enumerate(tensors.lifetimes)]
+    born = [_Change(tensor.born, False, place) for place, tensor in tensors_by_place]
+    freed = [
+        _Change(tensor.freed, True, place) for place, tensor in tensors_by_place if tensor.freed is not None
+    ]
     return sorted(born + freed)

@@ -61,6 +61,7 @@ def short(text: str, most: int = TEXT_CHARACTERS) -> str:
 
 
 def absolute_path(text: str) -> str:
+    """Return a path that a node answered; ValueError if it is relative or very long."""
     if not text.startswith("/") or len(text) > PATH_CHARACTERS:
         raise ValueError("not an absolute path")
     return text

@@ -64,6 +64,7 @@ class Ways:
 
     @property
     def assembles(self) -> bool:
+        """Whether the node should assemble layers, because that is faster."""
         return self.assemble_seconds < self.send_seconds
 
     @property
@@ -128,8 +129,6 @@ class Assembly:
         self._download(first, ways)
         return self._complete(skeletons)
 
-    # --- choosing ---------------------------------------------------------------------------------------
-
     def _begin(self) -> Round | None:
         """Bring the program to the node and let it download for a moment; None if the node cannot run it."""
         place, staging = shlex.quote(self._place), shlex.quote(self._staging)
@@ -188,8 +187,6 @@ class Assembly:
             what = f"assembling needs {size_text(packages + 2 * unpacked)} on its disks for a while"
             self.say(f"{what}: all layers are sent instead")
         return fits
-
-    # --- the node's part --------------------------------------------------------------------------------
 
     def _download(self, last: Round, ways: Ways) -> None:
         """Let the node download until all is there, or until it would be faster to send what lacks."""

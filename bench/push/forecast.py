@@ -35,6 +35,7 @@ class Forecast:
 
     @property
     def sentence(self) -> str:
+        """A sentence for the user: the bytes that go to the node, and the time that this takes."""
         if not (self.send_bytes or self.download_bytes or self.install_seconds):
             return f"{self.what} is there already"
         bound = "at most " if self.at_most else "about "

@@ -72,8 +72,6 @@ class HostPush:
         """Report a run whose bundle was fetched before."""
         return self._guarded(lambda: self._end_unchanged(record))
 
-    # --- state ----------------------------------------------------------------------------------------------
-
     @property
     def manifest_sha256(self) -> str:
         return self.request.manifest.digest.removeprefix("sha256:")
@@ -100,6 +98,7 @@ class HostPush:
 
     @property
     def engines(self) -> tuple[str, ...]:
+        """The engines that this push may use, the preferred one first."""
         if self.request.engine != "auto":
             return (self.request.engine,)
         if wanted_environment(self.request.manifest):
@@ -116,14 +115,17 @@ class HostPush:
         self.shared.view.show(self.result, text)
 
     def heed_stop(self) -> None:
+        """Raise Interrupted if the user has ended the push."""
         if self.shared.stop.is_set():
             raise Interrupted("interrupted")
 
     def sleep(self, seconds: float) -> None:
+        """Wait; raise Interrupted as soon as the user ends the push."""
         if self.shared.stop.wait(seconds):
             raise Interrupted("interrupted")
 
     def progress(self, done: int, total: int) -> None:
+        """Show how many bytes are sent; raise Interrupted if the user has ended the push."""
         self.heed_stop()
         self.shared.view.sent(self.result, done, total)
 
@@ -177,8 +179,6 @@ class HostPush:
         if for_group and self.part.group and not goes_on:
             self.part.group.lose(self.part.host.name, error.message)
         self.end(outcome, error)
-
-    # --- connect: is there a run already? -------------------------------------------------------------------
 
     def _run(self) -> None:
         self.enter("connect")
@@ -282,8 +282,6 @@ class HostPush:
             self.shared.records.forget(unfinished)
         self.end("unchanged")
 
-    # --- start ----------------------------------------------------------------------------------------------
-
     def _start_run(self, unfinished: Record | None) -> None:
         """Start a run, or an unfinished one again, and follow it to its end."""
         raise NotImplementedError
@@ -318,8 +316,6 @@ class HostPush:
         """Return a new challenge for the run: the nonce of an earlier one may have been consumed."""
         ledger = Ledger(self.request.ledger)
         return write(certify_and_receive.challenge(ledger, record.manifest_sha256, now(), record.run_id))
-
-    # --- run ------------------------------------------------------------------------------------------------
 
     def _watch_to_the_end(self, record: Record) -> None:
         """Watch a run until it ends, then fetch its bundle and clean the node."""
@@ -374,7 +370,7 @@ class HostPush:
         certified: list[str] = []  # checksums of the certificate requests that were answered
         heard, dead_looks, pause = time.monotonic(), 0, _LOOK_SECONDS
         began = heard  # or when the job left Slurm's queue
-        asked_to_end, told = False, None  # the last reason of Slurm that was shown
+        asked_to_end, shown_reason = False, None  # the last reason of Slurm that was shown
         while True:
             try:
                 status = mirror.look(self.node, record)
@@ -386,9 +382,9 @@ class HostPush:
                 heard = time.monotonic()
                 began = heard if status.state == "waiting" else began
                 reason = status.reason if status.state == "waiting" else None
-                if reason not in (None, "None", told):
+                if reason not in (None, "None", shown_reason):
                     self.enter("run", f"{record.run_id}  waits in Slurm's queue: {waiting_text(reason)}")
-                told = reason
+                shown_reason = reason
                 if status.state == "alive":
                     self._refuse_to_wait_longer(record, heard - began)
                 if not asked_to_end and status.state in ("alive", "waiting"):
@@ -451,8 +447,6 @@ class HostPush:
         self.enter("run", f"{record.run_id}  {error.message}; asking again")
         self.sleep(min(15.0, 1.0 + silent / 4))
 
-    # --- fetch and clean ------------------------------------------------------------------------------------
-
     def _fetch(self, record: Record) -> AnyVerdict:
         try:
             return mirror.fetch(self.node, record, self.request.key, self.shared.revoked, self.progress)
@@ -464,7 +458,7 @@ class HostPush:
     def _fetched_by_other(self, record: Record) -> bool:
         """End as unchanged if another command has fetched the bundle meanwhile; return whether it has."""
         same = (other for other in self.shared.records.all() if other.run_id == record.run_id)
-        fetched = next((one for one in same if one.state == "fetched" and one.bundle.exists()), None)
+        fetched = next((old for old in same if old.state == "fetched" and old.bundle.exists()), None)
         if fetched is not None:
             self._end_unchanged(fetched)
         return fetched is not None

@@ -143,8 +143,6 @@ class EnvironmentInstaller:
         folder = shlex.quote(environment_folder(self.place, found.digest))
         return self.ask() if node.ask(f"test -d {folder}").code else planned
 
-    # --- plan -------------------------------------------------------------------------------------------
-
     def _plan(self) -> InstallPlan:
         """Ask the node for its plan, which changes nothing there."""
         answer = self.node.ask(
@@ -185,12 +183,10 @@ class EnvironmentInstaller:
             if not isinstance(found, dict):
                 raise ValueError("not an object")
             if error := json_fields(found, {"error": dict}).get("error"):
-                told = json_fields(error, {"message": str, "advice": str})
-                advice = plain(short(told["advice"], 400)) if "advice" in told else None
-                raise EnvironmentCannot(plain(short(told["message"], 600)), advice=advice)
+                answer = json_fields(error, {"message": str, "advice": str})
+                advice = plain(short(answer["advice"], 400)) if "advice" in answer else None
+                raise EnvironmentCannot(plain(short(answer["message"], 600)), advice=advice)
             return found
-
-    # --- send -------------------------------------------------------------------------------------------
 
     def _send(self, plan: InstallPlan, shipment: Shipment, sent: dict[str, str], node: ClaimedNode) -> int:
         """Announce the time and send wheels; add their digests to `sent`, and return the bytes."""
@@ -234,8 +230,6 @@ class EnvironmentInstaller:
                 f"the node: {why}; here: {error.message}",
                 advice="name an index that has it: --index URL; or a folder of wheels here: --wheelhouse DIR",
             ) from None
-
-    # --- install ----------------------------------------------------------------------------------------
 
     def _install(
         self, sent: Mapping[str, str], node: ClaimedNode
@@ -282,9 +276,6 @@ class _ProgressReader:
             with suppress(ValueError, LookupError, TypeError):
                 at = json.loads(line)
                 self._progress(int(at["done"]), int(at["total"]))
-
-
-# --- decisions ------------------------------------------------------------------------------------------
 
 
 def choose(plan: InstallPlan, locked: LockedEnvironment, rate_here: Callable[[], float]) -> Shipment:
@@ -391,9 +382,6 @@ def check_room(plan: InstallPlan, wheel_bytes: int, place: str) -> None:
             where=place,
             advice="free some space on the node, or choose another disk: --place DIR",
         )
-
-
-# --- reading the answers --------------------------------------------------------------------------------
 
 
 def read_plan(answer: Mapping[str, Any], locked: LockedEnvironment) -> InstallPlan:

@@ -158,9 +158,6 @@ def _last(pattern: re.Pattern[str], lines: Sequence[str], word: str) -> str | No
     return found
 
 
-# --- the mirror -----------------------------------------------------------------------------------------
-
-
 def room_bytes(record: Record) -> int:
     """Return how many bytes may still be mirrored; 0 if the mirror has too many files already."""
     sizes = [path.stat().st_size for path in record.mirror.rglob("*") if path.is_file()]
@@ -244,9 +241,6 @@ def restore_journal(node: Node, record: Record, owner: str) -> bool:
     return bool(paths)
 
 
-# --- the certificate ------------------------------------------------------------------------------------
-
-
 def certify(node: Node, record: Record, key: OperatorKey) -> int:
     """Answer the run's certificate request; return the time until which its key may sign."""
     out = f"{shlex.quote(record.folder)}/out/{record.run_id}"
@@ -261,9 +255,6 @@ def certify(node: Node, record: Record, key: OperatorKey) -> int:
     if done.code:
         raise EnvironmentCannot(f"the certificate cannot be written: {done.reason}", where=record.host)
     return certificate.valid_before
-
-
-# --- the bundle -----------------------------------------------------------------------------------------
 
 
 def fetch(
@@ -344,9 +335,6 @@ def _digest_and_size(text: str) -> tuple[str, int]:
     if match is None:
         raise ValueError("not the output of sha256sum and wc")
     return match[1], number(match[2])
-
-
-# --- afterwards -----------------------------------------------------------------------------------------
 
 
 def clean(node: Node, record: Record) -> None:

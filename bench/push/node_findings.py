@@ -254,9 +254,6 @@ def _finding_of(check: Callable[[], None]) -> Iterator[PreflightFinding]:
         yield _stop(what, error.advice or "")
 
 
-# --- a node in one line ---------------------------------------------------------------------------------
-
-
 def machine_text(survey: Survey) -> str:
     """Return the GPUs or cores, driver and operating system of a node, on one line."""
     gpus = survey.gpus

@@ -216,7 +216,7 @@ def _shown(name: str, out: str) -> str | None:
 def _questions(place: str, engines: Sequence[str], python: str) -> dict[str, str]:
     """Return shell commands by name. Those that `read_host` looks up are named by their own text."""
     enter = f'p={place}; case $p in /*) ;; "~/"*) p=$HOME/${{p#*/}};; *) p=$HOME/$p;; esac; '
-    questions = {
+    return {
         "who": 'id -un; id -u; id -g; printf "%s\\n" "$HOME"; uname -n; uname -r',
         "clock": "date +%s.%N",
         "os": '. /etc/os-release; printf "%s\\n" "$PRETTY_NAME"',
@@ -237,7 +237,14 @@ def _questions(place: str, engines: Sequence[str], python: str) -> dict[str, str
         "gpu users": "nvidia-smi --query-compute-apps=pid,process_name,used_memory --format=csv,noheader | "
         'while IFS=, read -r p what; do printf "%s: %s,%s\\n" "$(ps -o user= -p $p)" "$p" "$what"; done',
         "slurm": "sinfo --version",
+        **_python_questions(engines, python),
+        **_engine_questions(engines),
     }
+
+
+def _python_questions(engines: Sequence[str], python: str) -> dict[str, str]:
+    """Return shell commands about the Pythons that the engines without a container would run."""
+    questions = {}
     if "none" in engines:
         questions["python"] = f"{_word(python)} -c {shlex.quote(_LOOK_UP)}"
     if "venv" in engines:
@@ -246,6 +253,12 @@ def _questions(place: str, engines: Sequence[str], python: str) -> dict[str, str
         ask = f'v=$($p -c {shlex.quote(_TELL)} 2>/dev/null) && echo "$v"'
         questions["pythons"] = f"for p in {words}; do {ask}; {best}; done; true"
         questions["libc"] = "getconf GNU_LIBC_VERSION 2>/dev/null || ldd --version 2>&1 | head -n 1"
+    return questions
+
+
+def _engine_questions(engines: Sequence[str]) -> dict[str, str]:
+    """Return shell commands about container engines: version, images, free space."""
+    questions = {}
     if "apptainer" in engines:
         questions["apptainer"] = "apptainer --version"
     for name in ENGINES_WITH_STORE:
@@ -273,9 +286,6 @@ def images_question(engine: str) -> str:
 def _word(path: str) -> str:
     """Return a path as a word of the shell; ~/ at its beginning is the node's home."""
     return f'"$HOME"/{shlex.quote(path[2:])}' if path.startswith("~/") else shlex.quote(path)
-
-
-# --- reading the answers --------------------------------------------------------------------------------
 
 
 def read_survey(answers: Answers, asked_at: float, engines: Sequence[str]) -> Survey:
@@ -418,7 +428,7 @@ def _docker(answers: Answers, text: str) -> InstalledEngine:
     facts = EngineFacts(
         "docker",
         version(info["ServerVersion"]),
-        gpu_access(info, _specified(answers)),
+        gpu_access(info, specified=_specified(answers)),
         _storage(info, "DockerRootDir"),
     )
     return _with_images(facts, answers, named_by_configuration=names_images_by_configuration(info))

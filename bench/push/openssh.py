@@ -228,9 +228,6 @@ class SshChannel(ProcessChannel):
         return code
 
 
-# --- the reason why a connection failed -------------------------------------------------------------------
-
-
 def _refusal(ssh: Ssh, said: str) -> BenchError:
     """Return the error for what ssh said when it failed.
 
@@ -299,9 +296,6 @@ def _offered_key(detail: str) -> str:
 def _last_line(text: str) -> str:
     lines = text.strip().splitlines()
     return plain(lines[-1])[:200] if lines else "no reason given"
-
-
-# --- the command line -------------------------------------------------------------------------------------
 
 
 @contextmanager

@@ -140,9 +140,6 @@ def _as_broken_connection() -> Iterator[None]:
         raise ConnectionBroke(f"{type(error).__name__}: {error}") from None
 
 
-# --- connecting as ssh would ----------------------------------------------------------------------------
-
-
 def line_to(host: Host, ssh_config: Path | None) -> Line:
     """Return a connection, not yet open, that checks the host keys of the node and of every jump host."""
     try:

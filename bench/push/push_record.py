@@ -104,6 +104,7 @@ class Record:
 
     @property
     def asked(self) -> PushAsked:
+        """The user's choices when the run was started."""
         return PushAsked(
             self.address,
             self.port,
@@ -115,6 +116,7 @@ class Record:
         )
 
     def to_host(self) -> Host:
+        """Return the host as the inventory named it when the run was started."""
         identity = Path(self.identity) if self.identity else None
         return Host(self.host, self.address, self.user, self.port, identity, self.python, self.ssh_arguments)
 

@@ -64,7 +64,8 @@ class NodePush(HostPush):
                 required = wanted_image(self.request.manifest)
                 shipped = ship.pull(node, survey, engine, self.request.pull, required)
             elif chosen.image is None:
-                raise EnvironmentCannot(f"{engine} does not answer: no image can be loaded")
+                message = f"{engine} does not answer: no image can be loaded"
+                raise EnvironmentCannot(message, advice="start it, or choose another with --engine")
             else:
                 shipped = self._ship_image(chosen, chosen.image, node)
         self.update(sent_bytes=shipped.sent_bytes, changed=shipped.changed)

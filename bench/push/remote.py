@@ -196,9 +196,6 @@ def _carrier() -> Carrier:
     return openssh if openssh.is_installed() else over_fabric
 
 
-# --- a script and its answer on one channel -------------------------------------------------------------
-
-
 class MarkedAnswer:
     """Separates a script's output, by a random mark, from what a login shell prints before it.
 
@@ -233,7 +230,8 @@ class MarkedAnswer:
         if after:
             self._take(after)
         if len(self.greeting) > _LARGEST_GREETING:
-            raise EnvironmentCannot(f"its login shell prints more than {_LARGEST_GREETING:,} bytes")
+            message = f"its login shell prints more than {_LARGEST_GREETING:,} bytes"
+            raise EnvironmentCannot(message, advice="let the shell's start-up files print less")
 
 
 class Allowance:
@@ -299,9 +297,6 @@ def _readable(pieces: Iterable[bytes]) -> Iterator[bytes]:
     except OSError as error:
         what = f"cannot be read on this machine: {error.strerror}"
         raise EnvironmentCannot(what, where=error.filename and str(error.filename)) from None
-
-
-# --- hosts that are one machine -------------------------------------------------------------------------
 
 
 def refuse_twins(hosts: Sequence[Host], ssh_config: Path | None) -> None:

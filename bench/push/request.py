@@ -14,7 +14,7 @@ from bench.base.names import ANY_PYTHON
 from bench.base.strict_json import to_json as to_object
 from bench.bundle.verdict import RunContents
 from bench.node_check.check_manifest import AnyManifest, CheckManifest
-from bench.node_check.check_results import TOLD_ANYWAY, CheckContents, CheckResults, told
+from bench.node_check.check_results import ALWAYS_SHOWN, CheckContents, CheckResults, shown_findings
 from bench.node_check.judging import Depth
 from bench.node_check.judging.finding import EXITS, worst
 from bench.node_check.recompute_any import AnyVerdict
@@ -153,10 +153,10 @@ class Result:
     @property
     def worst(self) -> str | None:
         """The most serious finding of a node check, and those that every summary shows; None without any."""
-        every = told(self.checked.findings) if self.checked else ()
+        every = shown_findings(self.checked.findings) if self.checked else ()
         most_serious = worst([finding for finding in every if finding.counts])
         lines = [most_serious.line] if most_serious else []
-        lines += [finding.found for finding in every if finding.check in TOLD_ANYWAY]
+        lines += [finding.found for finding in every if finding.check in ALWAYS_SHOWN]
         return with_names(plain("; ".join(lines)), [node.name for node in self.job_nodes]) or None
 
     @property
@@ -187,9 +187,11 @@ class View(Protocol):
     def show(self, result: Result, text: str = "") -> None:
         """Report that a phase began or ended, with details in `text`."""
 
-    def sent(self, result: Result, done: int, total: int) -> None: ...
+    def sent(self, result: Result, done: int, total: int) -> None:
+        """Report how many bytes of a file have reached the host."""
 
-    def log(self, result: Result, lines: Sequence[str]) -> None: ...
+    def log(self, result: Result, lines: Sequence[str]) -> None:
+        """Report new lines of the run's log."""
 
     def say(self, text: str) -> None: ...
 

@@ -116,13 +116,13 @@ def script(job: Job) -> str:
         *_preparations(job, several=several),
         *(_start_on_all(job, nodes) if several else _start_alone(job)),
         # SIGTERM is passed on: the run packs and signs its results before it ends.
-        f"told=; trap 'told=yes; kill -TERM {_LEADER if several else '$child'} 2>/dev/null' TERM INT",
+        f"stopping=; trap 'stopping=yes; kill -TERM {_LEADER if several else '$child'} 2>/dev/null' TERM INT",
         "echo $$ >pid",
         "trap '' HUP",
         # A signal ends the wait, while the run continues or has just ended: so wait again for its exit code.
         # The shell answers 127 if it has reported the child's exit code already.
         "wait $child; code=$?",
-        'while [ "$told" ]; do told=; wait $child; again=$?; [ $again = 127 ] || code=$again; done',
+        'while [ "$stopping" ]; do stopping=; wait $child; again=$?; [ $again = 127 ] || code=$again; done',
         *(slurm_job.after(apart=apart, remove=_remove_container(job)) if several else []),
         *([slurm_job.WRITE_STATES] if job.slurm else []),
         "echo $code >exit.part && mv exit.part exit",
@@ -206,7 +206,7 @@ def argv(job: Job, member: GroupMember | None) -> list[str]:
         # -S: what the environment would run as Python starts runs only once the environment was checked.
         confined = [f"{job.in_environment}/bin/python", "-S", "-P", "-m", "bench.environment.confined"]
         return [*confined, job.in_environment, *data, "--", *command]
-    environment = {name: f"{{{name}}}" for name in handed_on(member is not None)}
+    environment = {name: f"{{{name}}}" for name in handed_on(network=member is not None)}
     if job.identity:
         environment[IMAGE_VARIABLE] = json.dumps(to_json(job.identity))
     container = Container(
@@ -283,9 +283,6 @@ def _shell_word(word: str) -> str:
     parts[1::2] = ['"$node"' if name == "BENCH_NODE" else f'"${name}"' for name in parts[1::2]]
     parts[0::2] = [shlex.quote(text) if text else "" for text in parts[0::2]]
     return "".join(parts)
-
-
-# --- on the node ----------------------------------------------------------------------------------------
 
 
 def prepare(node: Node, job: Job, manifest: bytes, challenge: bytes, meet_secret: bytes = b"") -> None:

@@ -50,8 +50,6 @@ class Screen:
                 self._live.stop()
             self._live = None
 
-    # --- the methods of request.View --------------------------------------------------------------------
-
     def show(self, result: Result, text: str = "") -> None:
         with self._lock:
             self._end_bar()
@@ -89,8 +87,6 @@ class Screen:
         with self._lock:
             self._end_bar()
             self._print(text)
-
-    # --- drawing ----------------------------------------------------------------------------------------
 
     def table(self) -> Table:
         table = Table(box=None, pad_edge=False, header_style="bold")

@@ -134,8 +134,6 @@ def one_at_a_time(lock: str, script: str) -> str:
     return f"{{ flock 9; ( {script} ) 9>&-; }} 9>>{lock}"
 
 
-# --- deleting -------------------------------------------------------------------------------------------
-
 _REMOVE_EMPTY = f"rmdir {' '.join(SHARED_FOLDERS)} 2>/dev/null"
 
 

@@ -55,9 +55,6 @@ class JobNode:
         return f"{self.name} ({self.trouble})" if self.trouble else self.name
 
 
-# --- run.sh -----------------------------------------------------------------------------------------------
-
-
 def preparations(*, checks: bool) -> list[str]:
     """Return the lines of run.sh that write which nodes the job has, and whether Slurm started it again."""
     again = "starts over" if checks else "resumes"
@@ -136,9 +133,6 @@ def after(*, apart: bool, remove: str) -> list[str]:
 
 
 WRITE_STATES = f"{_SINFO.format(nodes='$SLURM_JOB_NODELIST')} >states"
-
-
-# --- asked from outside -----------------------------------------------------------------------------------
 
 
 def job_number(text: str) -> str:

@@ -80,7 +80,7 @@ def _bare(name: str) -> str:
 
 def rate_pairs(ceilings: Iterable[Ceiling]) -> Mapping[int, RatePair]:
     """Return the rates of the product that a run measures both ways, by device; empty if it did not."""
-    rates = {(one.name, one.device): one.work / mean(one.samples) for one in ceilings}
+    rates = {(ceiling.name, ceiling.device): ceiling.work / mean(ceiling.samples) for ceiling in ceilings}
     return {
         device: RatePair(rate, rates[PRODUCT_TOGETHER, device])
         for (name, device), rate in rates.items()

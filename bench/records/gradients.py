@@ -57,6 +57,7 @@ class GradientCheck:
 
     @property
     def agrees(self) -> bool:
+        """Whether all gradients together, and the worst parameter's, differ by less than the limits."""
         whole, worst = self.whole_difference, self.worst_difference
         if whole is None or worst is None:
             return False

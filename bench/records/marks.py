@@ -65,6 +65,7 @@ class Cpus:
 
     @property
     def most_total(self) -> float:
+        """The highest load of all CPUs together that a run makes alone."""
         return self.most_load * self.count
 
 
@@ -80,7 +81,7 @@ def top_load(block: bytes) -> float:
 
 
 @dataclass(slots=True)
-class _Company:
+class _OtherWork:
     """The other load on the machine while one trial's steps were timed."""
 
     readings: int = 0
@@ -127,7 +128,7 @@ def _around(ordered: Sequence[tuple[float, float, str]], at: float) -> Iterator[
             yield name
 
 
-def company_marks(
+def marks_of_other_work(
     read: Callable[[], Iterable[bytes]], spans: Mapping[str, Span], cpus: Cpus
 ) -> Mapping[str, tuple[Mark, ...]]:
     """Mark the trials during whose timed steps other programs used the machine; keyed by trial id.
@@ -136,7 +137,7 @@ def company_marks(
     piece is at most `cpus.most_total`. A trial may be shorter than the time between two readings, so the
     readings around it also count for whether another bench measured.
     """
-    found: defaultdict[str, _Company] = defaultdict(_Company)
+    found: defaultdict[str, _OtherWork] = defaultdict(_OtherWork)
     ordered = sorted((begun, ended, name) for name, (begun, ended) in spans.items())
     for line in (line for block in read() for line in block.split(b"\n")):
         reading = telemetry_line(line)
@@ -150,7 +151,7 @@ def company_marks(
             found[trial].add_held(reading)  # which was noted before the trial began
             if begun <= at <= ended:
                 found[trial].add_load(reading, cpus)
-    marks = {trial: tuple(company.marks(cpus)) for trial, company in found.items()}
+    marks = {trial: tuple(other_work.marks(cpus)) for trial, other_work in found.items()}
     return {trial: seen for trial, seen in marks.items() if seen}
 
 
@@ -163,13 +164,13 @@ def unsteady(days: Interval) -> Mark | None:
 
 
 def all_marks(
-    slowed: Mapping[str, Slowed], company: Mapping[str, tuple[Mark, ...]], days: Mapping[str, Interval]
+    slowed: Mapping[str, Slowed], other_work: Mapping[str, tuple[Mark, ...]], days: Mapping[str, Interval]
 ) -> Mapping[str, tuple[Mark, ...]]:
     """Collect the marks of every trial; a trial without a mark is left out."""
     found = {
         trial: (
             *([Mark("SLOWED", slowed_text(slowed[trial]), slowed[trial].share)] if trial in slowed else ()),
-            *company.get(trial, ()),
+            *other_work.get(trial, ()),
             *filter(None, [unsteady(interval)]),
         )
         for trial, interval in days.items()

@@ -17,5 +17,5 @@ def mfu_of(trial: TrialResult, node: NodeFacts, precision: str) -> float | None:
     known = [card for card in cards if card is not None]
     if trial.estimate is None or not known or len(known) < len(cards):
         return None
-    peak = trial.gpus * min(card.peak_flops(precision, "tf32" in trial.setting) for card in known)
+    peak = trial.gpus * min(card.peak_flops(precision, tf32="tf32" in trial.setting) for card in known)
     return trial.estimate.flops_per_second / peak

@@ -154,6 +154,14 @@ class LabelledTrial(NamedTuple):
     end: ReducedTrial | Failure
 
 
+class TrialOutcome(NamedTuple):
+    """A trial with the label of its setting, and its outcome with all samples."""
+
+    trial: Trial
+    label: str
+    outcome: Outcome
+
+
 def trial_results(
     labelled: Sequence[LabelledTrial],
     proofs: Mapping[str, ProofOrFailure],
@@ -216,7 +224,7 @@ def _result(
 
 
 def samples_bytes(
-    trials: Sequence[tuple[Trial, str, Outcome]], earlier: Mapping[str, Measured] = MappingProxyType({})
+    trials: Sequence[TrialOutcome], earlier: Mapping[str, Measured] = MappingProxyType({})
 ) -> bytes:
     """Serialise samples.jsonl: one line for each measurement, with the trial's id and every raw sample.
 

@@ -11,7 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from bench.base.frozen import dataclass
 from bench.base.strict_json import DecodeError, strict_loads
@@ -57,13 +57,13 @@ def slowed_trials(
     courses: dict[str, dict[int, _Course]] = defaultdict(lambda: defaultdict(_Course))
     top_mhz: dict[int, int] = {}
     lines = (line for block in read() for line in block.split(b"\n"))
-    for at, trial, readings in filter(None, map(_reading, lines)):
-        begun, ended = spans.get(trial, (math.inf, -math.inf))
-        for gpu, reading in enumerate(readings):
-            if (mhz := _number(reading, "sm_mhz")) is not None:
+    for reading in filter(None, map(trial_reading, lines)):
+        begun, ended = spans.get(reading.trial, (math.inf, -math.inf))
+        for gpu, figures in enumerate(reading.gpus):
+            if (mhz := _number(figures, "sm_mhz")) is not None:
                 top_mhz[gpu] = max(mhz, top_mhz.get(gpu, 0))
-            if begun <= at <= ended and gpu < gpus:
-                courses[trial][gpu].add(reading)
+            if begun <= reading.at <= ended and gpu < gpus:
+                courses[reading.trial][gpu].add(figures)
     worst = {trial: _worst(course, top_mhz) for trial, course in courses.items()}
     return {trial: slowed for trial, slowed in worst.items() if slowed is not None}
 
@@ -76,11 +76,19 @@ def has_bad_reason(block: bytes) -> bool:
     return _REASONS_KEY in block and any(int(bits) & _BAD_BITS for bits in set(_REASONS.findall(block)))
 
 
-def _reading(line: bytes) -> tuple[float, str, list[Any]] | None:
-    """Parse a line of telemetry into (time, trial, a reading for each GPU); None if it is not a reading."""
+class TrialReading(NamedTuple):
+    """A reading of telemetry while a trial ran; of a GPU that gave none, the figures are empty."""
+
+    at: float  # unix time
+    trial: str
+    gpus: list[Mapping[str, Any]]
+
+
+def trial_reading(line: bytes) -> TrialReading | None:
+    """Parse a line of telemetry; None if it is not a reading of a trial."""
     match telemetry_line(line):
         case {"at": int() | float() as at, "trial": str() as trial, "gpus": list() as gpus}:
-            return at, trial, gpus
+            return TrialReading(at, trial, [gpu if isinstance(gpu, dict) else {} for gpu in gpus])
         case _:
             return None
 

@@ -78,7 +78,10 @@ class TrustPolicy:
         try:
             text = data.decode()
         except UnicodeDecodeError:
-            raise BadInput("the trusted keys cannot be read: not a text file", where=str(path)) from None
+            message = "the trusted keys cannot be read: not a text file"
+            raise BadInput(
+                message, where=str(path), advice="give a list as bench keys trust writes it"
+            ) from None
         return cls.from_text(text, str(path))
 
     @classmethod

@@ -185,7 +185,7 @@ def _unlock(path: Path, data: bytes) -> Ed25519PrivateKey:
             print(error.message, file=sys.stderr)
         except EOFError:
             break
-    raise BadInput("this key was not unlocked", where=str(path))
+    raise BadInput("this key was not unlocked", where=str(path), advice=_GIVE_ONE)
 
 
 def _decode(path: Path, data: bytes, passphrase: bytes | None) -> Ed25519PrivateKey:

@@ -52,9 +52,6 @@ class Signer(Protocol):
     def sign(self, data: bytes, /) -> bytes: ...
 
 
-# --- SSH's wire format, and base64 in its one form ------------------------------------------------------
-
-
 def wire_string(data: bytes | str) -> bytes:
     """Encode a string in SSH's wire format: its length in four bytes, then its bytes."""
     raw = data.encode() if isinstance(data, str) else data
@@ -92,6 +89,7 @@ class WireReader:
         return raw.decode()
 
     def inner(self) -> WireReader:
+        """Read a string that is itself in wire format."""
         return WireReader(self.string())
 
     def end(self) -> None:
@@ -118,9 +116,6 @@ def from_base64(text: str) -> bytes:
 def to_base64(data: bytes) -> str:
     """Encode bytes as base64 on one line."""
     return b2a_base64(data, newline=False).decode()
-
-
-# --- keys -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,10 +162,12 @@ class PublicKey:
 
     @property
     def kind(self) -> str:
+        """The type of key, as OpenSSH names it."""
         return ED25519 if self.application is None else TOKEN
 
     @property
     def blob(self) -> bytes:
+        """The key in SSH's wire format."""
         application = b"" if self.application is None else wire_string(self.application)
         return wire_string(self.kind) + wire_string(self.raw) + application
 
@@ -214,9 +211,6 @@ class PublicKey:
         return application + flags_and_counter + hashlib.sha256(data).digest()
 
 
-# --- certificates ---------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Certificate:
     """A user certificate with a valid signature; `allowed_signers` decides whether to trust its authority."""
@@ -233,6 +227,7 @@ class Certificate:
 
     @classmethod
     def from_blob(cls, blob: bytes) -> Certificate:
+        """Read a certificate in SSH's wire format; FormatError if it is not one for users."""
         wire = WireReader(blob)
         if (kind := wire.string()) != CERTIFICATE.encode():
             raise FormatError(f"is of type {shown(kind)}, not {CERTIFICATE}")

@@ -35,13 +35,14 @@ class BlockTensors:
 
     @property
     def gradients(self) -> list[Lifetime]:
-        return [one for one in self.lifetimes if one.freed is None]
+        return [tensor for tensor in self.lifetimes if tensor.freed is None]
 
 
 def to_text(tensors: BlockTensors) -> str:
+    """Write the tensors of a block in one line, which `from_text` reads."""
     words = (
-        f"{one.sample_bytes}+{one.bytes}@{one.born}-{'' if one.freed is None else one.freed}"
-        for one in tensors.lifetimes
+        f"{tensor.sample_bytes}+{tensor.bytes}@{tensor.born}-{'' if tensor.freed is None else tensor.freed}"
+        for tensor in tensors.lifetimes
     )
     return " ".join([str(tensors.backward), *words])
 
@@ -61,4 +62,4 @@ def _lifetime(word: str) -> Lifetime:
 
 def notable(lifetimes: Iterable[Lifetime]) -> tuple[Lifetime, ...]:
     """Leave out tensors that are small for any number of samples: they share separate segments."""
-    return tuple(one for one in lifetimes if one.bytes > SMALL or one.sample_bytes >= SMALL >> 7)
+    return tuple(tensor for tensor in lifetimes if tensor.bytes > SMALL or tensor.sample_bytes >= SMALL >> 7)

@@ -104,7 +104,7 @@ def test_telemetry_is_searched_for_other_work_only_above_what_a_run_makes_itself
 ) -> None:
     """Nearly no bundle needs it, and telemetry is its largest file: 16 CPUs are at most at 11.2 here."""
     found: list[object] = []
-    monkeypatch.setattr(recompute_run, "company_marks", lambda *given: found.append(given) or {})
+    monkeypatch.setattr(recompute_run, "marks_of_other_work", lambda *given: found.append(given) or {})
     recomputed(loaded(path, load))
     assert bool(found) == searched
 

@@ -84,10 +84,10 @@ def test_the_document_of_a_node_check_has_its_counts() -> None:
     ],
 )
 def test_a_level_tells_whether_its_signer_is_trusted(level: str, trusted: bool, text: str) -> None:
-    assert level_text(level, trusted) == text
+    assert level_text(level, trusted=trusted) == text
 
 
 def test_a_trusted_signer_is_worth_more_than_a_receipt_and_both_are_worth_most() -> None:
     ascending = [("self", False), ("operator", False), ("self", True), ("operator", True)]
-    worth = [assurance(level, trusted) for level, trusted in ascending]
+    worth = [assurance(level, trusted=trusted) for level, trusted in ascending]
     assert worth == sorted(set(worth))

@@ -23,8 +23,8 @@ from bench.node_check.judging.finding import Finding
 from bench.node_check.judging.standards import Standards
 from bench.runner.check import between_nodes
 from bench.runner.check.request import NodesJob
-from bench.runner.processes.door import open_door
 from bench.runner.processes.jobs import Nodes
+from bench.runner.processes.meeting_proxy import open_proxy
 from tests.e2e.network import Network
 
 SECRET = b"s" * 32
@@ -94,7 +94,7 @@ def _agent(net: Network, node: int, folder: Path, seconds: float) -> int:
         with Path(f"/run/netns/{net.namespace(node)}").open() as namespace:
             assert ctypes.CDLL(None).setns(namespace.fileno(), CLONE_NEWNET) == 0
         place = Nodes(net.count, node, f"{net.address(0)}:{PORT}", "0123456789ab")
-        with open_door(place, SECRET) as at:
+        with open_proxy(place, SECRET) as at:
             job = NodesJob(at, (0,), 0.05, seconds, 300.0, "cpu")
             found = between_nodes.take_part(job, _say(folder / "phases") if node == 0 else lambda _: None)
         if node == 0:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
 
-from bench.runner.processes.door import GREETING
+from bench.runner.processes.meeting_proxy import GREETING
 from tests.e2e.network import Network
 from tests.e2e.services import require
 
@@ -29,7 +29,7 @@ MESSAGES: Mapping[str, bytes] = {
     "nothing": b"",
     "HTTP": b"GET / HTTP/1.0\r\n\r\n",
     "torch's store": ASKS_THE_STORE,
-    "the door, without the secret": GREETING + bytes(64),
+    "the proxy, without the secret": GREETING + bytes(64),
     "gloo, as a pair that nobody awaits": struct.pack("<Q", 2**40),
     "NCCL's bootstrap": struct.pack("<Qi", 0x564AB9F2FC4B9D6C, 1) + bytes(64),
 }

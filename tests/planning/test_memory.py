@@ -168,7 +168,7 @@ def test_there_are_committed_bundles() -> None:
 @pytest.mark.parametrize("half", [True, False])
 def test_higher_sharding_stages_need_less_memory(half: bool) -> None:
     def held(*setting: str) -> int:
-        return state_bytes(PARTS, setting, 8, half, MOMENTS)
+        return state_bytes(PARTS, setting, 8, MOMENTS, half=half)
 
     assert held() > held("zero-1") > held("zero-2") > held("zero-3")
     assert held("fsdp-2") > held("fsdp-3")
@@ -218,7 +218,7 @@ OUTSIDE, BLOCKS = Parts(10**9, (2 * 10**8, 6 * 10**8, 2 * 10**8)), Parts(10**8, 
 def test_the_state_of_two_billion_parameters(
     parts: Parts, setting: tuple[str, ...], gpus: int, half: bool, gigabytes: float
 ) -> None:
-    found = state_bytes(parts, setting, gpus, half, moments=16 * 10**9)
+    found = state_bytes(parts, setting, gpus, 16 * 10**9, half=half)
     assert found == pytest.approx(gigabytes * 1e9, rel=0, abs=0.5)
 
 
@@ -278,7 +278,8 @@ def test_without_a_word_a_model_is_offloaded_on_one_node_and_has_no_frozen_weigh
 
 
 def test_sharding_on_one_device_saves_nothing() -> None:
-    assert state_bytes(PARTS, ("zero-2",), 1, True, MOMENTS) >= state_bytes(PARTS, (), 1, True, MOMENTS)
+    alone = state_bytes(PARTS, (), 1, MOMENTS, half=True)
+    assert state_bytes(PARTS, ("zero-2",), 1, MOMENTS, half=True) >= alone
 
 
 @pytest.mark.parametrize(

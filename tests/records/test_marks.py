@@ -17,7 +17,7 @@ from bench.node_check.recompute_any import recompute
 from bench.push.request import Result
 from bench.push.screen import ended
 from bench.records.estimate import Interval
-from bench.records.marks import Cpus, Mark, company_marks, mark_lines, top_load, unsteady
+from bench.records.marks import Cpus, Mark, mark_lines, marks_of_other_work, top_load, unsteady
 from bench.records.trial import Trial
 from bench.report.pages.html import page
 from bench.report.text.comparison_csv import csv_text
@@ -169,7 +169,7 @@ def lines(*readings: dict[str, Any]) -> list[bytes]:
 def test_company_is_judged_by_other_benches_and_by_the_load_of_each_cpu(
     cpus: Cpus, said: dict[str, Any], kinds: list[str]
 ) -> None:
-    found = company_marks(lambda: [*lines(*[said] * 5), b'{"at":3,"tr'], {"t": (0, 9)}, cpus)
+    found = marks_of_other_work(lambda: [*lines(*[said] * 5), b'{"at":3,"tr'], {"t": (0, 9)}, cpus)
     assert [mark.kind for mark in found.get("t", ())] == kinds
 
 
@@ -178,23 +178,23 @@ def test_the_gpu_of_which_others_held_most_is_named() -> None:
     said = lines(
         *({"gpus": [{"held_bytes": one * gib}, {"held_bytes": two * gib}]} for one, two in ((3, 4), (9, 5)))
     )
-    (mark,) = company_marks(lambda: said, {"t": (0, 9)}, GPUS)["t"]
+    (mark,) = marks_of_other_work(lambda: said, {"t": (0, 9)}, GPUS)["t"]
     assert mark == Mark("SHARED", "other processes held 9.0 GiB of GPU 0", 9 * gib)
-    assert [*company_marks(lambda: said, {"t": (5, 9)}, GPUS)] == ["t"], "a trial between two readings"
-    assert company_marks(lambda: said, {"u": (0, 9)}, GPUS) == {}, "of another trial"
+    assert [*marks_of_other_work(lambda: said, {"t": (5, 9)}, GPUS)] == ["t"], "a trial between two readings"
+    assert marks_of_other_work(lambda: said, {"u": (0, 9)}, GPUS) == {}, "of another trial"
 
 
 def test_only_the_time_of_the_steps_counts() -> None:
     said = lines({"others": True}, {}, {}, {}, {"load": 99.0})
-    assert company_marks(lambda: said, {"t": (1.6, 3)}, GPUS) == {}
-    assert company_marks(lambda: lines({"load": 99.0}), {"u": (0, 9)}, GPUS) == {}, "of another trial"
+    assert marks_of_other_work(lambda: said, {"t": (1.6, 3)}, GPUS) == {}
+    assert marks_of_other_work(lambda: lines({"load": 99.0}), {"u": (0, 9)}, GPUS) == {}, "of another trial"
 
 
 def test_a_trial_shorter_than_the_time_between_two_readings_is_disturbed_too() -> None:
     """The readings just before and after it belong to other trials, or to none."""
     said = lines(*[{"others": True, "trial": None}] * 4)
     spans = {"t": (1.2, 1.5), "u": (1.6, 1.8), "later": (9.0, 9.1)}
-    found = company_marks(lambda: said, spans, GPUS)
+    found = marks_of_other_work(lambda: said, spans, GPUS)
     assert {name: [mark.kind for mark in marks] for name, marks in found.items()} == {
         "t": ["DISTURBED"],
         "u": ["DISTURBED"],

@@ -33,7 +33,7 @@ def of_bundle(path: Path) -> ComparedRun:
 
 
 def gather_all(files: object) -> object:
-    return gather(True, files)  # type: ignore[arg-type]
+    return gather(files, with_telemetry=True)  # type: ignore[arg-type]
 
 
 def kinds(episodes: tuple[Episode, ...]) -> list[str]:

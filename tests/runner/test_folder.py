@@ -27,23 +27,23 @@ def begun(out: Path, name: str, node: NodeFacts, age_seconds: int) -> Path:
 
 def test_two_machines_that_share_a_folder_resume_their_own_runs(tmp_path: Path) -> None:
     ours, theirs = begun(tmp_path, "ours", HERE, 60), begun(tmp_path, "theirs", UPDATED, 0)
-    assert choose_folder(tmp_path, MANIFEST, HERE, True, None) == ours
-    assert choose_folder(tmp_path, MANIFEST, UPDATED, True, None) == theirs
+    assert choose_folder(tmp_path, MANIFEST, HERE, None, resume=True) == ours
+    assert choose_folder(tmp_path, MANIFEST, UPDATED, None, resume=True) == theirs
 
 
 def test_changes_since_the_start_of_a_run_are_named(tmp_path: Path) -> None:
     begun(tmp_path, "a", HERE, 0)
     with pytest.raises(BadInput, match=r"\(kernel 6.12 here, 6.1 there; torch 2.10.0 here, 2.9.1 there\)"):
-        choose_folder(tmp_path, MANIFEST, UPDATED, True, None)
+        choose_folder(tmp_path, MANIFEST, UPDATED, None, resume=True)
 
 
 def test_a_run_continues_after_a_reboot(tmp_path: Path) -> None:
     """After a reboot, the kernel may report a few pages more or less."""
     folder = begun(tmp_path, "a", HERE, 0)
     again = dataclasses.replace(HERE, memory_bytes=HERE.memory_bytes - 40 * 4096)
-    assert choose_folder(tmp_path, MANIFEST, again, True, None) == folder
+    assert choose_folder(tmp_path, MANIFEST, again, None, resume=True) == folder
     with pytest.raises(BadInput, match="memory_bytes"):
-        choose_folder(tmp_path, MANIFEST, dataclasses.replace(HERE, memory_bytes=2**38), True, None)
+        choose_folder(tmp_path, MANIFEST, dataclasses.replace(HERE, memory_bytes=2**38), None, resume=True)
 
 
 def test_a_damaged_journal_of_another_manifest_is_ignored(tmp_path: Path) -> None:
@@ -53,4 +53,4 @@ def test_a_damaged_journal_of_another_manifest_is_ignored(tmp_path: Path) -> Non
         journal.append({"event": "run", "manifest": "sha256:another"})
     with (tmp_path / "b" / FILE_NAME).open("ab") as file:
         file.write(b"\0\0\n")
-    assert choose_folder(tmp_path, MANIFEST, HERE, True, None) == folder
+    assert choose_folder(tmp_path, MANIFEST, HERE, None, resume=True) == folder

@@ -24,8 +24,8 @@ from bench.base.errors import BadInput, EnvironmentCannot
 from bench.cli.run import SECRET
 from bench.records.trial import Outcome
 from bench.runner.processes import nodes as several
-from bench.runner.processes.door import NONCE_BYTES, open_door
 from bench.runner.processes.jobs import FactsJob, FollowJob, Nodes, WorkerEvent
+from bench.runner.processes.meeting_proxy import NONCE_BYTES, open_proxy
 from bench.runner.processes.node_member import place
 from bench.runner.processes.nodes import (
     FAILED,
@@ -180,9 +180,9 @@ def test_nodes_whose_clocks_are_minutes_apart_measure_together_beside_a_neighbou
     assert programs == {meeting: ""}  # nmap cannot say what is there
     assert len(neighbour.ports) > 2  # the meeting's, and gloo's
     for answer in neighbour.answers:
-        # The door answers its own greeting with a number drawn for this connection, and then hangs up.
+        # The proxy answers its own greeting with a number drawn for this connection, and then hangs up.
         most = (
-            NONCE_BYTES if (answer.port, answer.message) == (meeting, "the door, without the secret") else 0
+            NONCE_BYTES if (answer.port, answer.message) == (meeting, "the proxy, without the secret") else 0
         )
         assert len(answer.data) <= most, answer
     found, environment = results(tmp_path)
@@ -190,7 +190,7 @@ def test_nodes_whose_clocks_are_minutes_apart_measure_together_beside_a_neighbou
     assert len(environment["nodes"]) == 2
 
 
-def test_a_store_without_a_door_answers_what_the_neighbour_asks() -> None:
+def test_a_store_without_a_proxy_answers_what_the_neighbour_asks() -> None:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True)
     store.set("a", "secret")
     assert answer_of("127.0.0.1", store.port, ASKS_THE_STORE)
@@ -299,7 +299,7 @@ def test_thread_counts_that_the_user_did_not_set_are_not_recorded_as_switches(
     if user:
         monkeypatch.setenv("OMP_NUM_THREADS", user)
     told: list[dict[str, Any]] = []
-    with open_door(Nodes(1, 0, f"127.0.0.1:{free_port()}", "abc"), b"s" * 32) as nodes:
+    with open_proxy(Nodes(1, 0, f"127.0.0.1:{free_port()}", "abc"), b"s" * 32) as nodes:
         job = FactsJob(nodes=nodes, number=7, gpus=2, device="cpu")
         assert across_nodes(job, told.append, tmp_path) == 0
     (node,) = told[0]["facts"]

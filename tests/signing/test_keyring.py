@@ -423,7 +423,10 @@ def test_without_a_home_directory_there_are_no_lists(
     monkeypatch.setattr(keyring, "config_path", lambda name: None)
     for command in ("trust", "revoke"):
         _, err = said(capsys, "keys", command, file, code=3)
-        assert err == "there is no home directory for bench's lists\n"
+        assert (
+            err
+            == "there is no home directory for bench's lists\n  set HOME to a folder that you can write to\n"
+        )
 
 
 @pytest.mark.parametrize(("token", "kind"), [(False, "ed25519"), (True, "ed25519-sk")])

@@ -44,7 +44,7 @@ def condition(verdict: str, reason: str, now: str) -> dict[str, Any]:
 
 
 def label_and_taints(node: Mapping[str, Any], verdict: str, effect: str) -> dict[str, Any]:
-    """Return the patch of the node itself; it fails if somebody has changed the node meanwhile. Pure."""
+    """Return the patch that labels and taints a node; it fails if the node has changed meanwhile. Pure."""
     before: Sequence[Mapping[str, Any]] = node["spec"].get("taints") or ()
     taints = [taint for taint in before if taint.get("key") != UNFIT]
     if verdict != "pass":

@@ -33,6 +33,7 @@ def command_of(trial: Trial) -> str:
 
 
 def packages_of(trial: Trial) -> tuple[str, ...]:
+    """Return the packages that the script of a trial imports."""
     library = "timm" if trial.model.family == "timm" else "transformers"
     return "torch", library, "numpy", *(("deepspeed",) if sharded_by(trial.setting) == "zero" else ())
 

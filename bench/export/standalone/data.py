@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator
-from typing import Any
 
-from bench.export.standalone.python_source import Raw, SourcePart
+from bench.export.standalone.python_source import Constant, Raw, SourcePart
 from bench.records.trial import Trial
 from bench.runner.trial.pool_sizes import (
     PIXEL_DEVIATION,
@@ -27,39 +26,40 @@ COMMENT_WIDTH = 96  # columns
 RANDOM = "random = np.random.default_rng((SEED, index))"
 
 
-def data_constants(trial: Trial) -> Iterator[tuple[str, Any, str]]:
-    """Yield the constants of the samples: name, value and comment."""
+def data_constants(trial: Trial) -> Iterator[Constant]:
+    """Yield the constants of the samples."""
     model, recipe = trial.model, trial.model.recipe
     aim = recipe.aim
     if "tokens" in aim.data:
-        yield "VOCABULARY", aim.vocabulary(model.architecture), "different tokens"
+        yield Constant("VOCABULARY", aim.vocabulary(model.architecture), "different tokens")
         if recipe.sequence_length:
-            yield "LENGTH", recipe.sequence_length, "tokens of a sample"
+            yield Constant("LENGTH", recipe.sequence_length, "tokens of a sample")
         if recipe.target_length:
-            yield "TARGET_LENGTH", recipe.target_length, "tokens of a sample's target"
-        yield "POOL", tokens_of_pool(recipe), "made-up tokens"
+            yield Constant("TARGET_LENGTH", recipe.target_length, "tokens of a sample's target")
+        yield Constant("POOL", tokens_of_pool(recipe), "made-up tokens")
     if recipe.objective == "masked-lm":
         asked = recipe.asked_per_sample
         masked = round(asked * MASK_TOKEN_SHARE)
-        yield "ASKED", asked, "tokens of a sample that are predicted"
-        yield "MASKED", masked, "of these are hidden"
-        yield "REPLACED", masked + round(asked * RANDOM_TOKEN_SHARE), "are hidden, or replaced at random"
+        yield Constant("ASKED", asked, "tokens of a sample that are predicted")
+        yield Constant("MASKED", masked, "of these are hidden")
+        replaced = masked + round(asked * RANDOM_TOKEN_SHARE)
+        yield Constant("REPLACED", replaced, "are hidden, or replaced at random")
     if "images" in aim.data:
         assert recipe.image_size is not None
-        yield "SIDE", recipe.image_size, "pixels"
-        yield "POOL", images_of_pool(recipe.image_size), "made-up images"
+        yield Constant("SIDE", recipe.image_size, "pixels")
+        yield Constant("POOL", images_of_pool(recipe.image_size), "made-up images")
     if recipe.objective == "masked-image":
         parts = aim.parts(model.architecture, recipe)
         patches = next(part.shape[0] for part in parts if part.elements == "flags")
         fraction = recipe.masked_fraction or aim.defaults["masked_fraction"]
-        yield "PATCHES", patches, "of an image"
-        yield "HIDDEN", max(1, round(patches * fraction)), "of these are predicted"
+        yield Constant("PATCHES", patches, "of an image")
+        yield Constant("HIDDEN", max(1, round(patches * fraction)), "of these are predicted")
     if "num_labels" in aim.counts:
-        yield "CLASSES", int(model.architecture["num_labels"]), ""
+        yield Constant("CLASSES", int(model.architecture["num_labels"]))
     if recipe.audio_seconds:
         shape = sound_part(model.architecture, recipe).shape
-        yield "SOUND", Raw(repr(tuple(shape))), "the shape of a sample's sound"
-        yield "POOL_NUMBERS", POOL_NUMBERS, "made-up numbers"
+        yield Constant("SOUND", Raw(repr(tuple(shape))), "the shape of a sample's sound")
+        yield Constant("POOL_NUMBERS", POOL_NUMBERS, "made-up numbers")
 
 
 def data_parts(trial: Trial) -> Iterator[SourcePart]:
@@ -89,8 +89,8 @@ def _samples(trial: Trial) -> SourcePart:
         ]
         cuts.append(SOUNDS)
     form = " ".join(recipe.aim.form(recipe, trial.micro_batch).replace("`", '"').split())
-    told = f"YOUR DATA: return sample number `index`. A batch has {form}"
-    comment = "\n".join(f"        # {line}" for line in textwrap.wrap(told, COMMENT_WIDTH - 8))
+    request = f"YOUR DATA: return sample number `index`. A batch has {form}"
+    comment = "\n".join(f"        # {line}" for line in textwrap.wrap(request, COMMENT_WIDTH - 8))
     made = "\n".join(f"        {line}" for line in pools)
     sample = "\n".join(f"        {line}" for line in SAMPLES[recipe.objective](trial))
     return SourcePart(

@@ -17,7 +17,7 @@ from bench.export.origin import TrialOrigin
 from bench.export.standalone.data import data_constants
 from bench.export.standalone.loop import HALF, unit_constant
 from bench.export.standalone.model import architecture
-from bench.export.standalone.python_source import Raw, constants, mapping_literal, text_literal
+from bench.export.standalone.python_source import Constant, Raw, mapping_literal, text_literal
 from bench.export.standalone.updates import update_constants
 from bench.records.run_results import TrialResult
 from bench.records.switches import deciding
@@ -88,7 +88,8 @@ def settings(trial: Trial, facts: Facts) -> str:
     """Return the constants: where the script comes from, the model, and the recipe."""
     rows = [*_shape(trial, facts), *update_constants(trial), *data_constants(trial)]
     maps = {"SOURCE": _source(trial, facts), "ARCHITECTURE": architecture(trial.model)}
-    return "\n".join([*(mapping_literal(name, value) for name, value in maps.items()), "", constants(rows)])
+    mappings = [mapping_literal(name, value) for name, value in maps.items()]
+    return "\n".join([*mappings, "", *(row.line() for row in rows)])
 
 
 def _source(trial: Trial, facts: Facts) -> Mapping[str, Any]:
@@ -105,21 +106,21 @@ def _source(trial: Trial, facts: Facts) -> Mapping[str, Any]:
     return found
 
 
-def _shape(trial: Trial, facts: Facts) -> Iterator[tuple[str, Any, str]]:
-    """Yield the constants of steps and passes: name, value and comment."""
+def _shape(trial: Trial, facts: Facts) -> Iterator[Constant]:
+    """Yield the constants of steps and passes."""
     model, recipe = trial.model, trial.model.recipe
     if model.family == "timm":
-        yield "TIMM_MODEL", model.architecture["timm"], ""
+        yield Constant("TIMM_MODEL", model.architecture["timm"])
     elif model.family not in families():
-        yield "FAMILY", model.family, "transformers' name of the architecture"
-    yield "SEED", trial.seed, ""
-    yield "GPUS", trial.gpus, "processes, one a device"
-    yield "MICRO_BATCH", trial.micro_batch, "samples of a pass on each device"
-    yield "PASSES", trial.accumulation, f"of a step: a batch has {recipe.batch_size:,} samples"
-    yield "STEPS", recipe.steps, "of the whole training"
+        yield Constant("FAMILY", model.family, "transformers' name of the architecture")
+    yield Constant("SEED", trial.seed)
+    yield Constant("GPUS", trial.gpus, "processes, one a device")
+    yield Constant("MICRO_BATCH", trial.micro_batch, "samples of a pass on each device")
+    yield Constant("PASSES", trial.accumulation, f"of a step: a batch has {recipe.batch_size:,} samples")
+    yield Constant("STEPS", recipe.steps, "of the whole training")
     if unit_constant(trial) == "UNITS":
-        yield "UNITS", recipe.units_per_sample, f"{recipe.unit} of a sample"
+        yield Constant("UNITS", recipe.units_per_sample, f"{recipe.unit} of a sample")
     if recipe.half:
-        yield "HALF", Raw(HALF[recipe.half]), "precision of matrix products"
-    yield "LOG_EVERY", recipe.log_every_steps or LOG_EVERY, "steps"
-    yield "SAVE_EVERY", facts.save_every, "steps"
+        yield Constant("HALF", Raw(HALF[recipe.half]), "precision of matrix products")
+    yield Constant("LOG_EVERY", recipe.log_every_steps or LOG_EVERY, "steps")
+    yield Constant("SAVE_EVERY", facts.save_every, "steps")

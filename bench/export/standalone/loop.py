@@ -197,13 +197,14 @@ def _loop(trial: Trial) -> list[str]:
     recipe, sharded, several = trial.model.recipe, sharded_by(trial.setting), several_processes(trial)
     scaled, ddp = _scales_loss(trial), _uses_ddp(trial)
     autocast = bool(recipe.half) and sharded != "zero" and "half-weights" not in trial.setting
+    passes = _passes(trial, ddp=ddp, autocast=autocast, scaled=scaled)
     save, load = _checkpoint_calls(trial)
     return [
         f"done = {load} if options.resume else 0",
         f"batches = batches_of(device, {'dist.get_rank()' if several else '0'}, done * PASSES)",
         "total, logged, since = torch.zeros((), device=device), done, time.perf_counter()",
         "for step in range(done + 1, options.steps + 1):",
-        *(f"    {line}" for line in [*_passes(trial, ddp, autocast, scaled), *_update(trial, scaled)]),
+        *(f"    {line}" for line in [*passes, *_update(trial, scaled=scaled)]),
         "    saves = options.out and (step % SAVE_EVERY == 0 or step == options.steps)",
         "    if step == done + 3:  # all is compiled: Python's collector need not search it any more",
         "        gc.freeze()",
@@ -241,10 +242,7 @@ def _units(trial: Trial) -> str:
 def _checkpoint_calls(trial: Trial) -> tuple[str, str]:
     match sharded_by(trial.setting):
         case "zero":
-            return (
-                "save(options.out, step, engine, schedule)",
-                "load(options.out, engine, schedule)",
-            )
+            return ("save(options.out, step, engine, schedule)", "load(options.out, engine, schedule)")
         case "fsdp":
             return (
                 "save(options.out, step, whole, optimizer, parts)",
@@ -254,11 +252,11 @@ def _checkpoint_calls(trial: Trial) -> tuple[str, str]:
             return "save(options.out, step, parts)", "load(options.out, device, parts)"
 
 
-def _passes(trial: Trial, ddp: bool, autocast: bool, scaled: bool) -> list[str]:
+def _passes(trial: Trial, *, ddp: bool, autocast: bool, scaled: bool) -> list[str]:
     """Return the lines that run the passes of a step."""
     sharded = sharded_by(trial.setting)
-    told = ddp or sharded == "zero" or "fsdp-2" in trial.setting  # which pass is the last
-    lines = [f"for {'number' if told and trial.accumulation > 1 else '_'} in range(PASSES):"]
+    says_last = ddp or sharded == "zero" or "fsdp-2" in trial.setting  # which pass is the last
+    lines = [f"for {'number' if says_last and trial.accumulation > 1 else '_'} in range(PASSES):"]
     last = "number == PASSES - 1" if trial.accumulation > 1 else "True"
     if sharded == "zero":
         return [
@@ -285,7 +283,7 @@ def _passes(trial: Trial, ddp: bool, autocast: bool, scaled: bool) -> list[str]:
     return [*lines, *(f"    {line}" for line in [*body, *computed, "total += loss.detach()"])]
 
 
-def _update(trial: Trial, scaled: bool) -> list[str]:
+def _update(trial: Trial, *, scaled: bool) -> list[str]:
     """Return the lines that update the weights at the end of a step."""
     if sharded_by(trial.setting) == "zero":
         return ["engine.step()", "schedule.step()"]
@@ -300,9 +298,4 @@ def _update(trial: Trial, scaled: bool) -> list[str]:
     lines.append("schedule.step()")
     if not half_weights:
         return [*lines, "optimizer.zero_grad()"]
-    return [
-        *lines,
-        "gradients.zero_()",
-        "with torch.no_grad():",
-        "    torch._foreach_copy_(halved, weights)",
-    ]
+    return [*lines, "gradients.zero_()", "with torch.no_grad():", "    torch._foreach_copy_(halved, weights)"]

@@ -290,7 +290,7 @@ def _with_loss(trial: Trial) -> SourcePart:
     return SourcePart(joined([loss, module]), (NN, *functional))
 
 
-def _with_tail(head: str, masked: bool) -> SourcePart:
+def _with_tail(head: str, *, masked: bool) -> SourcePart:
     chosen = MASKED_POSITIONS if masked else ()
     lines = [INPUTS, "features = self.model.base_model(**inputs).last_hidden_state"]
     if masked:

@@ -12,7 +12,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 WIDTH = 100  # columns
 INDENT = "    "
@@ -122,12 +122,17 @@ def _filled(text: str) -> list[str]:
     return lines
 
 
-def constants(rows: Iterable[tuple[str, Any, str]]) -> str:
-    """Return assignments of constants, each a name, a value and a comment."""
-    return "\n".join(
-        f"{name} = {value if isinstance(value, Raw) else literal(value)}" + (f"  # {note}" if note else "")
-        for name, value, note in rows
-    )
+class Constant(NamedTuple):
+    """A constant of a script."""
+
+    name: str
+    value: Any
+    comment: str = ""
+
+    def line(self) -> str:
+        """Return the assignment, with the comment behind it."""
+        value = self.value if isinstance(self.value, Raw) else literal(self.value)
+        return f"{self.name} = {value}" + (f"  # {self.comment}" if self.comment else "")
 
 
 class Raw(str):

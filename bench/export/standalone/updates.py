@@ -6,9 +6,8 @@ Pure: takes a trial and returns source.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
-from bench.export.standalone.python_source import SourcePart
+from bench.export.standalone.python_source import Constant, SourcePart
 from bench.records.trial import Trial
 from bench.training.models import families
 from bench.training.optimizers import Muon
@@ -18,8 +17,8 @@ from bench.training.setting import in_group, sharded_by
 TORCH, NN = "import torch", "from torch import nn"
 
 
-def update_constants(trial: Trial) -> Iterator[tuple[str, Any, str]]:
-    """Yield the constants of optimizer and schedule: name, value and comment."""
+def update_constants(trial: Trial) -> Iterator[Constant]:
+    """Yield the constants of optimizer and schedule."""
     recipe = trial.model.recipe
     optimizer, schedule = recipe.optimizer, recipe.schedule
     options = {
@@ -27,18 +26,20 @@ def update_constants(trial: Trial) -> Iterator[tuple[str, Any, str]]:
         "eps": optimizer.epsilon, "weight_decay": optimizer.weight_decay,
     }  # fmt: skip
     if isinstance(optimizer, Muon):
-        yield "MUON_RATE", optimizer.learning_rate, "of the matrices, after the warm-up"
-        yield "MOMENTUM", optimizer.momentum, "of Muon"
-        yield "ITERATIONS", optimizer.ns_steps, "of Newton and Schulz"
+        yield Constant("MUON_RATE", optimizer.learning_rate, "of the matrices, after the warm-up")
+        yield Constant("MOMENTUM", optimizer.momentum, "of Muon")
+        yield Constant("ITERATIONS", optimizer.ns_steps, "of Newton and Schulz")
         options |= {"lr": optimizer.adamw_options["lr"]}
-    yield "ADAMW", options, ""
+    yield Constant("ADAMW", options)
     if recipe.clip_norm is not None:
-        yield "CLIP_NORM", recipe.clip_norm, "the largest norm of all gradients"
-    yield "WARMUP_STEPS", schedule.warmup_steps, "in which the rate rises to that of the optimizer"
+        yield Constant("CLIP_NORM", recipe.clip_norm, "the largest norm of all gradients")
+    yield Constant("WARMUP_STEPS", schedule.warmup_steps, "in which the rate rises to that of the optimizer")
     if isinstance(schedule, WarmupStableDecay):
-        yield "DECAY_STEPS", schedule.decaying_steps(recipe.steps), "the last ones, in which it falls"
+        yield Constant(
+            "DECAY_STEPS", schedule.decaying_steps(recipe.steps), "the last ones, in which it falls"
+        )
     if schedule.final_ratio and schedule.name != "constant":
-        yield "FINAL_RATIO", schedule.final_ratio, "of the last rate to the peak"
+        yield Constant("FINAL_RATIO", schedule.final_ratio, "of the last rate to the peak")
 
 
 def update_parts(trial: Trial) -> Iterator[SourcePart]:

@@ -189,10 +189,12 @@ def unfit(info: Mapping[str, Any]) -> str | None:
 
 def gpus_of(info: Mapping[str, Any]) -> Gpus | None:
     """Return how this machine's Docker passes GPUs to containers, by its `docker info`; None if it cannot."""
-    return gpu_access(info, any(specifies_nvidia(Path(folder)) for folder in info.get("CDISpecDirs") or []))
+    return gpu_access(
+        info, specified=any(specifies_nvidia(Path(folder)) for folder in info.get("CDISpecDirs") or [])
+    )
 
 
-def gpu_access(info: Mapping[str, Any], specified: bool) -> Gpus | None:
+def gpu_access(info: Mapping[str, Any], *, specified: bool) -> Gpus | None:
     """Return "cdi" if Docker has a CDI specification of NVIDIA, else "runtime" if it has NVIDIA's runtime."""
     devices = [str(device.get("ID", "")) for device in info.get("DiscoveredDevices") or []]
     reads_specifications = bool(info.get("CDISpecDirs"))

@@ -21,7 +21,9 @@ def argv(container: Container) -> list[str]:
         command.insert(2, "--security-opt=label=disable")
     else:
         command[bind] += ",Z"
-        command = [_relabelled(word) for word in command]
+        command = [
+            f"{word},relabel=shared" if word.startswith("--mount=type=bind") else word for word in command
+        ]
     # By default --read-only would mount writable, executable memory at /run and /var/tmp.
     command.insert(2, "--read-only-tmpfs=false")
     if container.user[0] != NOBODY:  # rootless: the container's user must be the host's owner of /out
@@ -40,11 +42,6 @@ def _uses_host_labels(container: Container) -> bool:
     label=disable too.
     """
     return container.gpus or container.rdma or bool(container.data)
-
-
-def _relabelled(word: str) -> str:
-    """Let a container with a label of its own read a small input; other words are returned as they are."""
-    return f"{word},relabel=shared" if word.startswith("--mount=type=bind") else word
 
 
 def _tmpfs(word: str) -> str:

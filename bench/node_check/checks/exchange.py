@@ -44,6 +44,7 @@ class NodeExchange:
 
     @property
     def rate(self) -> float:
+        """The bytes that leave each node in a second, in the usual piece."""
         return self.piece_bytes / median(self.seconds)
 
 
@@ -61,35 +62,35 @@ def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
     exchanges = from_json(tuple[NodeExchange, ...], data["exchanges"]) if data else ()
     if len(exchanges) > MOST_EXCHANGES:
         raise ValueError(f"more than {MOST_EXCHANGES} exchanges")
-    for one in exchanges:
-        question = Question("exchange", one.name, figure=one.name, unit="B/s")
-        if not one.seconds:
-            yield question.unread(one.why or "it was not made")
+    for exchange in exchanges:
+        question = Question("exchange", exchange.name, figure=exchange.name, unit="B/s")
+        if not exchange.seconds:
+            yield question.unread(exchange.why or "it was not made")
             continue
-        if min(one.seconds) <= 0 or not 0 < one.rate <= MOST_RATE * MOST_LANES:
-            raise ValueError(f"{one.name} cannot be that fast")
-        yield _judged(question, one, evidence)
+        if min(exchange.seconds) <= 0 or not 0 < exchange.rate <= MOST_RATE * MOST_LANES:
+            raise ValueError(f"{exchange.name} cannot be that fast")
+        yield _judged(question, exchange, evidence)
 
 
-def _judged(question: Question, one: NodeExchange, evidence: Evidence) -> Finding:
-    links = link_rates(evidence, one.lanes)
-    found = f"{quantity(one.rate, 'B/s')} out of each node"
-    if not all(node in links for node in one.nodes):
+def _judged(question: Question, exchange: NodeExchange, evidence: Evidence) -> Finding:
+    links = link_rates(evidence, exchange.lanes)
+    found = f"{quantity(exchange.rate, 'B/s')} out of each node"
+    if not all(node in links for node in exchange.nodes):
         unknown = "the links' rates are not known, or traffic went by TCP"
         return question.judged(
             "not-run", found, expected="no reference figure", basis="reference", source=unknown,
-            value=one.rate, counts=False,
+            value=exchange.rate, counts=False,
         )  # fmt: skip
-    link = min(links[node] for node in one.nodes) * one.lanes
-    warn, fail = WARN_PERCENT[one.kind], FAIL_PERCENT[one.kind]
+    link = min(links[node] for node in exchange.nodes) * exchange.lanes
+    warn, fail = WARN_PERCENT[exchange.kind], FAIL_PERCENT[exchange.kind]
     return question.judged(
-        shortfall(one.rate, link, warn, fail),
+        shortfall(exchange.rate, link, warn, fail),
         found,
         expected=f"at least {100 - warn:g}% of its links, {quantity(link, 'B/s')}",
         basis="reference",
-        source=SOURCES[one.kind],
+        source=SOURCES[exchange.kind],
         advice="look at check pairs first: the slowest node holds all back",
-        value=one.rate,
+        value=exchange.rate,
         reference=link,
     )
 

@@ -76,7 +76,7 @@ class _FioUnusableError(Exception):
 def measure(rig: Rig, budget: CheckBudget) -> Mapping[str, Any]:
     measured = [_measured(path, budget) for path in budget.file_systems]
     figures = [figure for _, figures in measured for figure in figures]
-    return {"figures": to_json(figures), "file_systems": to_json([one for one, _ in measured])}
+    return {"figures": to_json(figures), "file_systems": to_json([disk for disk, _ in measured])}
 
 
 def figure_name(path: str, kind: str) -> str:
@@ -105,25 +105,27 @@ def _measured(path: str, budget: CheckBudget) -> tuple[MeasuredFileSystem, list[
 
 
 def _of_file(
-    one: MeasuredFileSystem, descriptor: int, seconds: float
+    disk: MeasuredFileSystem, descriptor: int, seconds: float
 ) -> tuple[MeasuredFileSystem, list[Figure]]:
     """Measure with fio, else with Python. If the disk fills up meanwhile, earlier figures are kept."""
     facts: dict[str, Any] = {}
     transfers: list[MovedBytes] = []
     try:
-        transfers, facts = by_fio(descriptor, one.file_bytes, seconds)
+        transfers, facts = by_fio(descriptor, disk.file_bytes, seconds)
     except _FioUnusableError as error:
         facts = {"tool": "Python", "why_not_fio": short_line(str(error)), "direct": allows_direct(descriptor)}
         try:
-            for transfer in by_python(descriptor, one.file_bytes, seconds):
+            for transfer in by_python(descriptor, disk.file_bytes, seconds):
                 transfers.append(transfer)
         except OSError as failed:
-            facts["why"] = f"{one.path}: {failed.strerror}"
+            facts["why"] = f"{disk.path}: {failed.strerror}"
     late = next((transfer.late_seconds for transfer in transfers if transfer.late_seconds), None)
-    done = MeasuredFileSystem(one.path, one.kind, one.free_bytes, one.file_bytes, late_seconds=late, **facts)
+    done = MeasuredFileSystem(
+        disk.path, disk.kind, disk.free_bytes, disk.file_bytes, late_seconds=late, **facts
+    )
     figures = [
         Figure(
-            figure_name(one.path, t.kind), None, "B/s", float(t.moved_bytes), (t.seconds,), f"disk {t.kind}"
+            figure_name(disk.path, t.kind), None, "B/s", float(t.moved_bytes), (t.seconds,), f"disk {t.kind}"
         )
         for t in transfers
         if t.moved_bytes and t.seconds > 0
@@ -333,23 +335,23 @@ def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
             "no file system was named", counts=False, advice="--disk PATH, or disks in the manifest"
         )
     figures = {figure.name: figure for figure in evidence.figures("file-systems")}
-    for one in measured:
-        if one.why:
+    for disk in measured:
+        if disk.why:
             advice = "name a folder that can be written to, on a file system with free space"
-            yield Question("file-systems", one.path).unread(one.why, advice=advice)
-        expected = (standards.expect.disks or {}).get(one.path)
+            yield Question("file-systems", disk.path).unread(disk.why, advice=advice)
+        expected = (standards.expect.disks or {}).get(disk.path)
         for kind in KINDS:
-            if figure := figures.get(figure_name(one.path, kind)):
-                yield _rate(one, kind, figure, expected)
+            if figure := figures.get(figure_name(disk.path, kind)):
+                yield _rate(disk, kind, figure, expected)
 
 
-def _rate(one: MeasuredFileSystem, kind: str, figure: Figure, expected: FileSystemRates | None) -> Finding:
+def _rate(disk: MeasuredFileSystem, kind: str, figure: Figure, expected: FileSystemRates | None) -> Finding:
     least = expected.least(kind, RANDOM_BYTES) if expected else None
     limit = SLOW[kind] if least is None else least
-    return Question("file-systems", f"{one.path} {kind}", figure=figure.name, unit="B/s").judged(
+    return Question("file-systems", f"{disk.path} {kind}", figure=figure.name, unit="B/s").judged(
         verdict_of(fail=least is not None and figure.rate < limit, warn=figure.rate < limit),
-        f"{_words(kind, figure.rate)}{_late(one, kind)}, by {one.tool} on {one.kind or 'an unknown type'}"
-        f"{'' if one.direct else ', through the page cache'}",
+        f"{_words(kind, figure.rate)}{_late(disk, kind)}, by {disk.tool} on {disk.kind or 'an unknown type'}"
+        f"{'' if disk.direct else ', through the page cache'}",
         expected=f"at least {_words(kind, limit)}",
         source="bench" if least is None else "the manifest",
         advice="something else uses this file system, or its servers or its network are slow",
@@ -362,10 +364,10 @@ def _words(kind: str, rate: float) -> str:
     return f"{rate / RANDOM_BYTES:,.0f} reads/s" if kind == "random read" else quantity(rate, "B/s")
 
 
-def _late(one: MeasuredFileSystem, kind: str) -> str:
-    if kind != "random read" or one.late_seconds is None:
+def _late(disk: MeasuredFileSystem, kind: str) -> str:
+    if kind != "random read" or disk.late_seconds is None:
         return ""
-    return f", 99% within {one.late_seconds * 1e3:.3g} ms"
+    return f", 99% within {disk.late_seconds * 1e3:.3g} ms"
 
 
 CHECK = Check(

@@ -38,10 +38,12 @@ class GpuDirect:
 
     @property
     def dma_buf(self) -> bool:
+        """Whether an adapter can read GPU memory through the kernel's DMA-BUF."""
         return self.open_driver and self.kernel >= LEAST_KERNEL
 
     @property
     def ways(self) -> list[str]:
+        """The names of the ways in which an adapter can read GPU memory."""
         return [*([self.peer_module] if self.peer_module else []), *(["DMA-BUF"] if self.dma_buf else [])]
 
 
@@ -67,15 +69,15 @@ def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
     data = evidence.data("gpudirect")
     found = from_json(tuple[GpuDirect, ...], data["nodes"]) if data else ()
     with_ports = {node.node for node in nodes_of(evidence) if node.ports}
-    for one in found:
-        question = Question("gpudirect", f"node {one.node}" if len(found) > 1 else "the node")
-        if not one.driver or one.node not in with_ports:
-            lacks = "InfiniBand or RoCE port" if one.driver else "NVIDIA driver"
+    for facts in found:
+        question = Question("gpudirect", f"node {facts.node}" if len(found) > 1 else "the node")
+        if not facts.driver or facts.node not in with_ports:
+            lacks = "InfiniBand or RoCE port" if facts.driver else "NVIDIA driver"
             yield question.unread(f"there is no {lacks}", counts=False)
             continue
         yield question.judged(
-            verdict_of(fail=False, warn=not one.ways),
-            f"by {' and '.join(one.ways)}" if one.ways else "neither nvidia_peermem nor DMA-BUF",
+            verdict_of(fail=False, warn=not facts.ways),
+            f"by {' and '.join(facts.ways)}" if facts.ways else "neither nvidia_peermem nor DMA-BUF",
             expected="nvidia_peermem, or the open driver on Linux 5.12 or newer",
             source=SOURCE,
             advice="modprobe nvidia_peermem, or install NVIDIA's open kernel modules",

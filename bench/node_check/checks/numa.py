@@ -1,8 +1,8 @@
 """Measure the memory bandwidth of each NUMA node by its own processors, one node after the other.
 
-Two of STREAM's kernels, scale (a = 3b) and triad (a = b + 3c), with arrays of four times the last-level cache
-as STREAM asks for. Each node is measured in a separate process, which runs on the node's processors and
-takes memory from the node alone.
+It runs two of STREAM's kernels, scale (a = 3b) and triad (a = b + 3c), with arrays of four times the
+last-level cache, as STREAM asks for. Each node is measured in a separate process, which runs on the node's
+processors and takes memory from the node alone.
 """
 
 from __future__ import annotations
@@ -76,6 +76,7 @@ class MemoryChannels:
 
     @property
     def peak(self) -> float:
+        """Bytes a second of all channels together."""
         return self.count * self.transfers_per_second * self.data_bytes
 
     @property
@@ -298,7 +299,9 @@ def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
     for kernel in ("scale", "triad"):
         yield from _spread([f for f in figures if f.kind == f"numa {kernel}"], busy, disturbed=disturbed)
     if figures:
-        yield from _against_channels(nodes, figures, from_json(MemoryChannels, data["channels"]), disturbed)
+        yield from _against_channels(
+            nodes, figures, from_json(MemoryChannels, data["channels"]), disturbed=disturbed
+        )
 
 
 def _spread(figures: Sequence[Figure], busy: float, *, disturbed: bool) -> Iterator[Finding]:
@@ -328,7 +331,7 @@ def _spread(figures: Sequence[Figure], busy: float, *, disturbed: bool) -> Itera
 
 
 def _against_channels(
-    nodes: Sequence[NumaNode], figures: Sequence[Figure], channels: MemoryChannels, disturbed: bool
+    nodes: Sequence[NumaNode], figures: Sequence[Figure], channels: MemoryChannels, *, disturbed: bool
 ) -> Iterator[Finding]:
     """Compare the sum of all nodes' rates with the rate of the memory channels, if both are known."""
     question = Question("numa", "all channels", figure="numa triad", unit="B/s")

@@ -44,14 +44,14 @@ def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
         if gpu.index not in links:
             yield Question.of_gpu("nvlink", gpu.index).unread(f"{gpu.where}: {gpu.why('NvLinkState.0')}")
             continue
-        yield _state(gpu, links, required, linked_to_all(alive, standards), standards)
+        yield _state(gpu, links, required, standards, all_linked=linked_to_all(alive, standards))
         if links[gpu.index] and gpu.index in after:
             yield _errors(gpu, after[gpu.index])
     yield from _speeds(alive)
 
 
 def _state(
-    gpu: Answers, links: dict[int, int], required: int | None, all_linked: bool, standards: Standards
+    gpu: Answers, links: dict[int, int], required: int | None, standards: Standards, *, all_linked: bool
 ) -> Finding:
     """Compare the links of one GPU that are up with the required number, or else with the best GPU's."""
     up, profile = links[gpu.index], standards.profile

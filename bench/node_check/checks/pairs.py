@@ -40,6 +40,9 @@ ADVICE = {
 }
 
 
+Rates = Mapping[int, Mapping[Pair, float]]  # of the pairs, by lane
+
+
 @dataclass(frozen=True, slots=True)
 class Transfer:
     """A transfer from one node to another in one lane: the seconds of equal pieces."""
@@ -91,16 +94,16 @@ class Tournament:
         If a pair met twice, its better rate counts, so that a pair is slow only if it was slow twice.
         """
         best: dict[Pair, float] = {}
-        for one in self.transfers:
-            if one.lane == lane:
-                way = (one.sender, one.receiver)
-                best[way] = max(self.rate(one), best.get(way, 0.0))
+        for transfer in self.transfers:
+            if transfer.lane == lane:
+                way = (transfer.sender, transfer.receiver)
+                best[way] = max(self.rate(transfer), best.get(way, 0.0))
         rates: dict[Pair, float] = {}
         for (sender, receiver), rate in best.items():
             pair = pair_of(sender, receiver)
             rates[pair] = min(rate, rates.get(pair, rate))
-        lost = {one.node for one in self.lost}
-        for pair in (pair_of(one.a, one.b) for one in self.failed if one.lane == lane):
+        lost = {gone.node for gone in self.lost}
+        for pair in (pair_of(failed.a, failed.b) for failed in self.failed if failed.lane == lane):
             if not lost & {*pair}:
                 rates.setdefault(pair, 0.0)
         return rates
@@ -119,8 +122,8 @@ def tournament_of(evidence: Evidence) -> Tournament | None:
     found = from_json(Tournament, data)
     if not (1 < found.nodes <= MOST_NODES and 0 < found.lanes <= MOST_LANES):
         raise ValueError(f"no tournament has {found.nodes} nodes with {found.lanes} lanes")
-    met = [(one.lane, one.sender, one.receiver) for one in found.transfers]
-    met += [(one.lane, one.a, one.b) for one in found.failed]
+    met = [(transfer.lane, transfer.sender, transfer.receiver) for transfer in found.transfers]
+    met += [(failed.lane, failed.a, failed.b) for failed in found.failed]
     for lane, one, other in met:
         if not (0 <= lane < found.lanes and one != other and {one, other} <= {*range(found.nodes)}):
             raise ValueError(f"no pair of this tournament is {one} and {other} in lane {lane}")
@@ -141,10 +144,10 @@ def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
     under = [node for nodes in standards.expect.leaves.values() for node in nodes]
     if len(standards.expect.leaves) > MOST_NODES or len({*under}) < len(under) or len(under) > MOST_NODES:
         raise ValueError("a node is under two leaf switches, or there are too many")
-    for one in tournament.lost:
-        yield Question("pairs", f"node {one.node}").judged(
+    for gone in tournament.lost:
+        yield Question("pairs", f"node {gone.node}").judged(
             "fail",
-            one.why,
+            gone.why,
             expected="an answer in every round",
             source="bench",
             advice="look whether the node runs and reaches node 0; then check again",
@@ -212,9 +215,7 @@ def _with_whom(part: SlowPart) -> str:
             return "between them" if len(part.leaves) == 2 else "beyond it, and fast under it"
 
 
-def _scattered(
-    diagnoses: Mapping[int, Diagnosis], by_lane: Mapping[int, Mapping[Pair, float]]
-) -> Iterator[Finding]:
+def _scattered(diagnoses: Mapping[int, Diagnosis], by_lane: Rates) -> Iterator[Finding]:
     """Report slow pairs that have no known part in common; no link is named for them."""
     shares = {
         (lane, pair): by_lane[lane][pair] / diagnosis.usual
@@ -237,9 +238,7 @@ def _scattered(
     )
 
 
-def _nowhere(
-    diagnoses: Mapping[int, Diagnosis], by_lane: Mapping[int, Mapping[Pair, float]]
-) -> Iterator[Finding]:
+def _nowhere(diagnoses: Mapping[int, Diagnosis], by_lane: Rates) -> Iterator[Finding]:
     """Report the lanes in which no pair of nodes exchanged anything."""
     for lane, diagnosis in diagnoses.items():
         if diagnosis.usual == 0:
@@ -253,16 +252,11 @@ def _nowhere(
 
 
 def _node(
-    node: int,
-    by_lane: Mapping[int, Mapping[Pair, float]],
-    diagnoses: Mapping[int, Diagnosis],
-    link: float | None,
-    *,
-    named: bool,
+    node: int, by_lane: Rates, diagnoses: Mapping[int, Diagnosis], link: float | None, *, named: bool
 ) -> Iterator[Finding]:
     """Yield the rate of one node with its partners, held against the others and against its link."""
     rates = [rate for lane in diagnoses for pair, rate in by_lane[lane].items() if node in pair]
-    rate, usual = median(rates), median(one.usual for one in diagnoses.values())
+    rate, usual = median(rates), median(diagnosis.usual for diagnosis in diagnoses.values())
     question = Question("pairs", f"node {node}", figure=f"pairs node {node}", unit="B/s")
     found = f"{quantity(rate, 'B/s')} with its partners"
     if not named:

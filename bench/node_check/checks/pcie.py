@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from bench.node_check.checks import Check
 from bench.node_check.judging import WITHOUT_LOAD
-from bench.node_check.judging.evidence import AFTER, BEFORE, Answers, Evidence, grown
+from bench.node_check.judging.evidence import AFTER, BEFORE, Answers, Evidence, GpuSample, grown
 from bench.node_check.judging.finding import Finding, Question, verdict_of
 from bench.node_check.judging.standards import Standards
 
@@ -42,12 +42,7 @@ def _link(gpu: Answers, evidence: Evidence, standards: Standards) -> Finding:
         generation = generation or int(gpu.number("MaxPcieLinkGeneration") or 0) or None
         width = width or int(gpu.number("MaxPcieLinkWidth") or 0) or None
         source = "NVML: the most that card and slot can do"
-    samples = [
-        sample.gpus[gpu.index]
-        for name in UNDER_LOAD
-        for sample in evidence.during(name)
-        if gpu.index < len(sample.gpus) and sample.gpus[gpu.index].lost is None
-    ]
+    samples = _samples(gpu.index, evidence)
     links = [
         (sample.pcie_generation, sample.pcie_width)
         for sample in samples
@@ -72,6 +67,12 @@ def _link(gpu: Answers, evidence: Evidence, standards: Standards) -> Finding:
         source=source,
         advice=RESEAT,
     )
+
+
+def _samples(index: int, evidence: Evidence) -> list[GpuSample]:
+    """Return the samples of a GPU under load in which it answered."""
+    loaded = (sample.gpus for name in UNDER_LOAD for sample in evidence.during(name))
+    return [gpus[index] for gpus in loaded if index < len(gpus) and gpus[index].lost is None]
 
 
 def _width_at_rest(question: Question, gpu: Answers, width: int | None, source: str) -> Finding:

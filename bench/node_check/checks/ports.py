@@ -151,6 +151,7 @@ class UsualPorts:
 
     @classmethod
     def of(cls, everyone: Sequence[Port]) -> UsualPorts:
+        """Return what most of the ports of all nodes share."""
         layers: dict[str, list[Port]] = {}
         for port in everyone:
             if port.active:
@@ -173,7 +174,7 @@ def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
     everyone = [port for node in nodes for port in node.ports]
     usual = UsualPorts.of(everyone)
     for node in nodes:
-        where = _where(node, nodes)
+        where = f"node {node.node} " if len(nodes) > 1 else ""
         if not node.ports:
             yield from _without_ports(node, where, everyone)
             continue
@@ -183,11 +184,6 @@ def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
             findings += (*_state(question, port, usual), *_link(question, port, usual))
         findings += _errors(node, where)
         yield from findings or [_healthy(node, where)]
-
-
-def _where(node: NodePorts, nodes: Sequence[NodePorts]) -> str:
-    """Return the beginning of a subject: the node, if there are several."""
-    return f"node {node.node} " if len(nodes) > 1 else ""
 
 
 def _without_ports(node: NodePorts, where: str, everyone: Sequence[Port]) -> Iterator[Finding]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench.base.kernel_log import kernel_messages, why_closed
 from bench.node_check.checks import Check, CheckBudget, Rig
@@ -56,10 +56,18 @@ def lines_of(messages: Iterable[str]) -> list[str]:
     return [line for _, line in sorted(entry for entries in kept.values() for entry in entries)]
 
 
-def parse(line: str) -> tuple[str, int, str] | None:
-    """Split a line of the kernel's log into bus id, Xid and the rest; None if it is not an Xid."""
+class LoggedXid(NamedTuple):
+    """An Xid in a line of the kernel's log."""
+
+    bus: str  # id of the GPU's place
+    number: int
+    words: str  # the rest of the line
+
+
+def parse(line: str) -> LoggedXid | None:
+    """Read a line of the kernel's log; None if it is not about an Xid."""
     match = _LINE.search(line)
-    return (match[1], int(match[2]), match[3]) if match else None
+    return LoggedXid(match[1], int(match[2]), match[3]) if match else None
 
 
 def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
@@ -69,7 +77,7 @@ def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
     logged: dict[str, list[int]] = {}  # Xids by the GPU's place on the bus
     for line in lines:
         if (parsed := parse(line)) is not None:
-            logged.setdefault(_bus(parsed[0]), []).append(parsed[1])
+            logged.setdefault(_bus(parsed.bus), []).append(parsed.number)
     places = {g.index: _place(g) for g in inventory}
     for gpu in evidence.gpus:
         yield _events(gpu.index, evidence)

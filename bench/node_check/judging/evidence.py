@@ -91,10 +91,12 @@ class Evidence:
     course: tuple[Sample, ...] = ()
 
     def data(self, name: str) -> Mapping[str, Any] | None:
+        """Return what a reading found; None if there is no such reading, or only a reason why not."""
         reading = self.readings.get(name)
         return reading.data if reading is not None and reading.reason is None else None
 
     def figures(self, name: str) -> tuple[Figure, ...]:
+        """Return the figures that a reading measured."""
         data = self.data(name)
         return from_json(tuple[Figure, ...], data["figures"]) if data else ()
 
@@ -146,6 +148,7 @@ class Answers:
         return None if isinstance(answer, dict) and ("error" in answer or "raised" in answer) else answer
 
     def number(self, name: str) -> float | None:
+        """Return the driver's answer to a question; None if it is not a number."""
         answer = self.get(name)
         return float(answer) if isinstance(answer, (int, float)) and not isinstance(answer, bool) else None
 

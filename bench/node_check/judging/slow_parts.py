@@ -150,7 +150,7 @@ class _Search:
         found = [part for name in self.leaves if (part := self._slow_leaf(name)) and part.kind == kind]
         if not found:
             return None
-        part = min(found, key=lambda one: one.share)
+        part = min(found, key=lambda part: part.share)
         if kind == "leaf":
             self._explain([pair for pair in self.left if {*part.nodes} & {*pair}])
         else:

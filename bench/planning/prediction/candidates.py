@@ -46,7 +46,7 @@ class Candidates:
         """Return why none of the settings is predicted on a device into which none fits."""
         if not self.settings:
             return "; ".join(self.reasons)
-        least = min(need for one in self.settings for need in one.needs.values())
+        least = min(need for candidate in self.settings for need in candidate.needs.values())
         return f"needs {bytes_text(math.ceil(least / USABLE))} or more; {OFFLOADING}"
 
 

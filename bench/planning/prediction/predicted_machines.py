@@ -159,9 +159,9 @@ class Predictor:
         """Choose the setting and micro-batch of a model; None if no setting fits into a GPU's memory."""
         multipliers = self.fit.multipliers
         timed = [
-            (step_time(one.work, batch, gpus, rates, recipe.precision, multipliers), one, batch)
-            for one in candidates.settings
-            for batch in one.batches_in(memory_bytes, samples)
+            (step_time(candidate.work, batch, gpus, rates, recipe.precision, multipliers), candidate, batch)
+            for candidate in candidates.settings
+            for batch in candidate.batches_in(memory_bytes, samples)
         ]
         if not timed:
             return None

@@ -54,16 +54,7 @@ def promising(
     best = min(timed, key=lambda timed_trial: timed_trial.step_seconds)
     pass_cost = lower_bounds.pass_cost_of(timed)
     left = [trial for _, trial in open_ if _strikes(trial.setting, blamed) < STRIKES_OUT]
-    limit = EQUAL_WITHIN * best.step_seconds
-    # Recorded passes show nothing about the overhead of passes that the host launches kernel by kernel.
-    launched = lower_bounds.pass_cost_of([each for each in timed if RECORDED not in each.trial.setting])
-    bounds = lower_bounds.LowerBounds(timed)
-    candidates = [
-        trial
-        for trial in left
-        if not bounds.reach(limit, trial, pass_cost if RECORDED in trial.setting else launched)
-    ]
-
+    candidates = _below(EQUAL_WITHIN * best.step_seconds, left, timed, pass_cost)
     doubtful = {each.trial.id for each in open_ if each.plan.may_not_fit(each.trial, memory_bytes)}
 
     def turn(trial: Trial) -> tuple[bool, bool, int, bool, float]:
@@ -82,6 +73,20 @@ def promising(
         return late, trial.id in doubtful, hardly, not shows_overhead, expected
 
     return sorted(candidates, key=turn)
+
+
+def _below(
+    limit: float, trials: Sequence[Trial], timed: Sequence[TimedTrial], pass_cost: PassCost | None
+) -> list[Trial]:
+    """Return the trials whose lower bound is below `limit`, in seconds of a step."""
+    # Recorded passes show nothing about the overhead of passes that the host launches kernel by kernel.
+    launched = lower_bounds.pass_cost_of([each for each in timed if RECORDED not in each.trial.setting])
+    bounds = lower_bounds.LowerBounds(timed)
+    return [
+        trial
+        for trial in trials
+        if not bounds.reach(limit, trial, pass_cost if RECORDED in trial.setting else launched)
+    ]
 
 
 def _spare_settings(plans: Sequence[SettingPlan], tried: TriedTrials) -> set[Setting]:
@@ -123,7 +128,7 @@ def _expected(trial: Trial, best: TimedTrial, pass_cost: PassCost | None) -> flo
         ratio = (size / measured_size) ** (1 + FARTHER)
     times = _believed(trial.setting) / _believed(best.trial.setting)
     a_pass = _with_host(times * ratio * best.pass_seconds, trial)
-    return trial.accumulation * a_pass + lower_bounds.on_host(trial)
+    return trial.accumulation * a_pass + lower_bounds.host_update_seconds(trial)
 
 
 def _next_to(trial: Trial, measured: Trial) -> bool:
@@ -183,7 +188,7 @@ def _strikes(setting: Setting, blamed: Sequence[tuple[frozenset[str], int]]) -> 
 
 
 def _suspicion(setting: Setting, blamed: Sequence[tuple[frozenset[str], int]]) -> float:
-    """Return how suspect a setting is before any trial worked: each suspect method may be to blame."""
+    """Return how likely a setting is to fail too, while no trial has worked: its share of blamed methods."""
     return sum(strikes * len(suspects & {*setting}) / len(suspects) for suspects, strikes in blamed)
 
 
@@ -195,14 +200,17 @@ def _guess(plan: SettingPlan, trial: Trial, memory_bytes: int) -> tuple[bool, fl
     if plan.floor_days is None:
         return tight, 0.0, cost, -trial.micro_batch
     step = cost * plan.floor_days * SECONDS_A_DAY / trial.model.recipe.steps / PRIOR_RATE
-    a_pass = _with_host(step / trial.accumulation, trial) + lower_bounds.on_host(trial) / trial.accumulation
+    a_pass = (
+        _with_host(step / trial.accumulation, trial)
+        + lower_bounds.host_update_seconds(trial) / trial.accumulation
+    )
     long_pass = a_pass if a_pass > LONG_PASS_SECONDS else 0.0
     return tight, long_pass, a_pass * trial.accumulation, -trial.micro_batch
 
 
 def _with_host(device_seconds: float, trial: Trial) -> float:
     """Return a pass's seconds: the device's, or those that the host takes to add up gradients if longer."""
-    return max(device_seconds, lower_bounds.added_up(trial, PRIOR_ADDED_UP))
+    return max(device_seconds, lower_bounds.host_sum_seconds(trial, PRIOR_ADDED_UP))
 
 
 @lru_cache(SETTINGS_KEPT)

@@ -16,39 +16,37 @@ from functools import lru_cache
 from bench.records.trial import Trial
 from bench.training.methods import method_named
 from bench.training.models import parameters_of
-from bench.training.setting import (
-    GROUPS,
-    SETTINGS_KEPT,
-    Setting,
-    halves_weights,
-    in_group,
-    sharded_by,
-)
+from bench.training.setting import GROUPS, SETTINGS_KEPT, Setting, halves_weights, in_group, sharded_by
 
-# Least and largest shares of a measured time; the measurements are in docs/accuracy.md and docs/methods.md.
-# Weights in half precision save the casts of every pass: some launches, and half the bytes that an update
-# moves; norms and sums of gradients are cheaper too. They saved 0.04 of a pass, and 0.15 of a pass of one
-# sample.
-LOWERED, CASTS = 0.95, 0.6
-# FSDP2 saves only the casts of weights, and casts each gradient instead: 0.99 and more was measured.
-SHARDED = 0.97
-RAISED = 0.96  # from half-precision weights to fp32 weights, if casts cost less than they save
-WITHOUT_OFFLOADING = 0.1  # times with offloading say almost nothing about times without
-WITHOUT_ADDING_UP = 0.02  # like WITHOUT_OFFLOADING, if the host adds up gradients in every pass
+# Least shares of a measured pass that remain in another setting (docs/accuracy.md, docs/methods.md).
+# Half-precision weights save the casts of every pass, and make norms and sums of gradients cheaper: 0.04 of a
+# pass was saved, and 0.15 of a pass of one sample.
+LEAST_WITH_HALF_WEIGHTS = 0.95
+LEAST_WITH_HALF_WEIGHTS_UNDER_FSDP = (
+    0.97  # which casts gradients in place of weights; measured: 0.99 and more
+)
+LEAST_WITH_FP32_WEIGHTS = 0.96  # after half-precision weights, if casts cost less than these save
+LEAST_WITHOUT_OFFLOADING = 0.1  # times with offloading say almost nothing about times without
+LEAST_WITHOUT_HOST_SUMS = 0.02  # after a setting whose gradients the host adds up in every pass
+LEAST_WITH_OTHER_KERNELS = 0.3
+LEAST_WITH_OTHER_SHARDING = 0.3
+# Seconds of casting that half-precision weights save in a pass, as a share of an update: a cast reads and
+# writes half of the bytes that an update moves.
+CASTS_PER_UPDATE = 0.6
 # Seconds for each parameter. An update on the host, with its transfers, took 0.6 to 0.7 ns. Under FSDP2 the
 # host adds up gradients beside the device's work (16 cores took 0.4 ns), but no pass ends before they have
 # arrived: 4 bytes over a bus of 64 GB/s (PCIe 5).
-UPDATED_ON_HOST, SENT_TO_HOST = 0.4e-9, 4 / 64e9
+HOST_UPDATE_SECONDS, TRANSFER_SECONDS = 0.4e-9, 4 / 64e9
 # Least time of a sample at a smaller micro-batch, as a share of its time at the measured one.
-SMALLER_MICRO_BATCH = 0.98
+LEAST_AT_SMALLER_MICRO_BATCH = 0.98
 # Least share that remains of a pass in a step of one pass, if passes are compared with each other: a step of
 # several computes each pass forward twice and backward once, or forward again with checkpointing.
-ANSWERED_ONCE = 0.7
+LEAST_OF_COMPARED_PASS = 0.7
 # Largest overhead of a pass while only one micro-batch is measured: in samples, and as a share of the
 # micro-batch.
-MAX_OVERHEAD, MAX_OVERHEAD_SHARE = 2.5, 0.18
+MAX_OVERHEAD_SAMPLES, MAX_OVERHEAD_SHARE = 2.5, 0.18
 FUSED = "fused-optimizer"
-UPDATE_ELSEWHERE = 0.9  # least time of an update in another setting, as a share
+LEAST_UPDATE_ELSEWHERE = 0.9  # least time of an update in another setting, as a share
 # Largest share of the update in a step of one pass, whose pass and update cannot be told apart.
 MAX_UPDATE_SHARE = 0.7
 
@@ -136,16 +134,16 @@ class LowerBounds:
     def _by_settings(self, trial: Trial, pass_cost: PassCost | None) -> Iterator[float]:
         """Yield the bound by each measured setting."""
         half = trial.model.recipe.precision != "fp32"
-        host, added = on_host(trial), added_up(trial, SENT_TO_HOST)
+        host, added = host_update_seconds(trial), host_sum_seconds(trial, TRANSFER_SECONDS)
         for setting, extremes in self._extremes.items():
-            gain = self._gain(setting, trial.setting, half)
+            gain = self._gain(setting, trial.setting, half=half)
             # If an update is unknown, the lower of the two extremes counts.
             yield min(_bound_with_updates(same, trial, pass_cost, gain, host, added) for same in extremes)
 
-    def _gain(self, measured: Setting, wanted: Setting, half: bool) -> float:
+    def _gain(self, measured: Setting, wanted: Setting, *, half: bool) -> float:
         key = (measured, wanted, half)
         if key not in self._gains:
-            self._gains[key] = _gain(measured, wanted, half)
+            self._gains[key] = _gain(measured, wanted, half=half)
         return self._gains[key]
 
 
@@ -175,12 +173,12 @@ def _bound_with_updates(
     update = min(timed_trial.update_seconds or 0.0 for timed_trial in same)
     half = trial.model.recipe.precision != "fp32"
     saves = half and halves_weights(trial.setting) and not halves_weights(setting)
-    casts = CASTS * update if saves and sharded_by(trial.setting) != "fsdp" else 0.0
+    casts = CASTS_PER_UPDATE * update if saves and sharded_by(trial.setting) != "fsdp" else 0.0
     a_pass = _pass_bound(trial.micro_batch, same, pass_cost, gain, casts)
     if trial.accumulation == 1 and trial.model.recipe.aim.compares_samples:
-        a_pass *= ANSWERED_ONCE
+        a_pass *= LEAST_OF_COMPARED_PASS
     if setting != trial.setting:
-        update *= UPDATE_ELSEWHERE / (trial.gpus if in_group(trial.setting, "sharding") else 1)
+        update *= LEAST_UPDATE_ELSEWHERE / (trial.gpus if in_group(trial.setting, "sharding") else 1)
     if "offload" in setting and "offload" not in trial.setting:
         update = 0.0  # an update on the host shows nothing about one on the device
     if trial.model.recipe.optimizer.compiled_if_fused and FUSED in {*trial.setting} - {*setting}:
@@ -189,12 +187,12 @@ def _bound_with_updates(
     return trial.accumulation * max(a_pass, added) + update + host
 
 
-def on_host(trial: Trial) -> float:
+def host_update_seconds(trial: Trial) -> float:
     """Return the least seconds of an update on the host, with its transfers; 0 without offloading."""
-    return _parameters_per_device(trial) * UPDATED_ON_HOST if "offload" in trial.setting else 0.0
+    return _parameters_per_device(trial) * HOST_UPDATE_SECONDS if "offload" in trial.setting else 0.0
 
 
-def added_up(trial: Trial, seconds: float) -> float:
+def host_sum_seconds(trial: Trial, seconds: float) -> float:
     """Return the seconds of a pass in which the host adds up gradients, at `seconds` a parameter, or 0."""
     return _parameters_per_device(trial) * seconds if _adds_up_on_host(trial.setting) else 0.0
 
@@ -228,14 +226,14 @@ def _pass_bound(
     if _adds_up_on_host(nearest.trial.setting):  # all of it may be host work, however few the samples
         return at_size * min(1.0, micro_batch / size)
     if pass_cost is None and micro_batch < size:
-        return SMALLER_MICRO_BATCH * at_size * micro_batch / size
+        return LEAST_AT_SMALLER_MICRO_BATCH * at_size * micro_batch / size
     if pass_cost and size < min(micro_batch, pass_cost.smallest):
         return 0.0
-    overhead = pass_cost.overhead if pass_cost else max(MAX_OVERHEAD, MAX_OVERHEAD_SHARE * size)
+    overhead = pass_cost.overhead if pass_cost else max(MAX_OVERHEAD_SAMPLES, MAX_OVERHEAD_SHARE * size)
     return at_size * (micro_batch + overhead) / (size + overhead)
 
 
-def _gain(measured: Setting, wanted: Setting, half: bool) -> float:
+def _gain(measured: Setting, wanted: Setting, *, half: bool) -> float:
     """Return the least share of a pass's time that remains after a change from one setting to another."""
     share = 1.0
     for name in wanted:
@@ -243,14 +241,15 @@ def _gain(measured: Setting, wanted: Setting, half: bool) -> float:
     for name in measured:
         share *= 1.0 if name in wanted else method_named(name).least_time_without
     if half and halves_weights(wanted) != halves_weights(measured):
-        lowered = SHARDED if sharded_by(wanted) == "fsdp" else LOWERED
-        share *= lowered if halves_weights(wanted) else RAISED
+        fsdp = sharded_by(wanted) == "fsdp"
+        halved = LEAST_WITH_HALF_WEIGHTS_UNDER_FSDP if fsdp else LEAST_WITH_HALF_WEIGHTS
+        share *= halved if halves_weights(wanted) else LEAST_WITH_FP32_WEIGHTS
     if not arithmetic_of(wanted) <= arithmetic_of(measured):  # `measured` may lack fast kernels
-        share *= 0.3
+        share *= LEAST_WITH_OTHER_KERNELS
     if "offload" in measured and not ("offload" in wanted and sharded_by(measured) == sharded_by(wanted)):
-        share *= WITHOUT_ADDING_UP if _adds_up_on_host(measured) else WITHOUT_OFFLOADING
+        share *= LEAST_WITHOUT_HOST_SUMS if _adds_up_on_host(measured) else LEAST_WITHOUT_OFFLOADING
     elif not _costs_as_much(measured, wanted):
-        share *= 0.3
+        share *= LEAST_WITH_OTHER_SHARDING
     return share
 
 

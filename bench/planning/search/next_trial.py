@@ -60,7 +60,7 @@ def settings_in_order(plan: Plan, model: str) -> list[SettingPlan]:
         return plans
     ordered = candidates.promising(plans, {}, plan.memory_bytes, plan.trial_seconds)
     turn = {trial.setting: place for place, trial in reversed([*enumerate(ordered)])}
-    return sorted(plans, key=lambda one: turn.get(one.setting, len(ordered)))
+    return sorted(plans, key=lambda plan: turn.get(plan.setting, len(ordered)))
 
 
 def finalist(plan: Plan, outcomes: Mapping[str, Outcome], again: Collection[str]) -> Trial | None:
@@ -161,12 +161,20 @@ def remaining(plan: Plan, outcomes: Mapping[str, Outcome]) -> int:
     return sum(undecided(plan, outcomes, model) for model in _models(plan))
 
 
-def tally(plan: Plan, outcomes: Mapping[str, Outcome]) -> tuple[int, int, str]:
-    """Return (decided, total, noun), counting models if any is guided, else settings."""
+class Tally(NamedTuple):
+    """How far the search is: decided models or settings, and all of them."""
+
+    decided: int
+    total: int
+    noun: str
+
+
+def tally(plan: Plan, outcomes: Mapping[str, Outcome]) -> Tally:
+    """Count the models that are decided if any is guided, else the settings."""
     if plan.guided:
         models = _models(plan)
-        return sum(not undecided(plan, outcomes, model) for model in models), len(models), "models"
-    return len(plan.cells) - remaining(plan, outcomes), len(plan.cells), "settings"
+        return Tally(sum(not undecided(plan, outcomes, model) for model in models), len(models), "models")
+    return Tally(len(plan.cells) - remaining(plan, outcomes), len(plan.cells), "settings")
 
 
 def _models(plan: Plan) -> list[str]:

@@ -72,6 +72,7 @@ class CreatedJob:
             )
 
     def place(self, pod: str) -> PodPlace:
+        """Return where a pod of this Job is, as push records it."""
         own = self.cluster
         return PodPlace(own.context, own.server, own.namespace, self.job.name, self.job.pods, pod)
 
@@ -80,6 +81,7 @@ class CreatedJob:
 
 
 def index_of(pod: dict[str, Any]) -> str:
+    """Return the number of a pod in its indexed Job; "" for a pod without one."""
     return str(pod.get("metadata", {}).get("labels", {}).get(INDEX, ""))
 
 

@@ -157,9 +157,6 @@ def _own_namespace() -> str:
         return "default"
 
 
-# --- what kubectl says when it fails ----------------------------------------------------------------------
-
-
 def refusal(said: str, namespace: str | None) -> BenchError:
     """Return the error for kubectl's error output."""
     text = _reason(said)

@@ -90,9 +90,6 @@ def refused_pods(events: Sequence[Mapping[str, Any]]) -> str:
     return text_of(refused[-1].get("message")) if refused else ""
 
 
-# --- nodes and quotas -------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class ClusterNode:
     """A node of the cluster, and the resources that it offers to pods."""

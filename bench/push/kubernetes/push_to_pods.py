@@ -54,6 +54,7 @@ class PodPush(HostPush):
         self._created, self._index = job, index
 
     def attach(self, record: Record) -> Result:
+        """Continue a run that an earlier push started in a pod."""
         self.node = PodNode.of(record)
         return super().attach(record)
 
@@ -82,7 +83,7 @@ class PodPush(HostPush):
 
     def _await_pod(self, created: CreatedJob) -> PodState:
         """Wait until the pod runs, and through outages of the API server; PodGone if it cannot run."""
-        told, heard = "", time.monotonic()
+        shown, heard = "", time.monotonic()
         while True:
             try:
                 pod = created.pod(self._index, self.part.host.name)
@@ -95,9 +96,9 @@ class PodPush(HostPush):
                 raise PodGone(pod.why, where=pod.node or None, advice=pod.advice)
             if pod is not None and pod.state == "running":
                 return pod
-            if why != told:
+            if why != shown:
                 self.enter("start", why)
-                told = why
+                shown = why
             self.sleep(LOOK_SECONDS)
 
     def _start_in_pod(self, record: Record, *, resumes: bool) -> Record:

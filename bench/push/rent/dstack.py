@@ -31,6 +31,7 @@ class Dstack:
 
     def text(self, rental: Rental) -> str:
         cloud, region, zone = (*(rental.cloud or "").split("/"), "", "")[:3]
+        card = _CARDS.get(rental.card, rental.card)
         where = f"backends: {quoted([cloud])}\n" if cloud else ""
         where += f"regions: {quoted([region])}\n" if region else ""
         where += f"availability_zones: {quoted([zone])}\n" if zone else ""
@@ -44,7 +45,7 @@ class Dstack:
             )
             + f"\ncommands:\n  - {block(script(rental) + _WAIT, 4)}\n"
             + where
-            + f"resources:\n  gpu:\n    name: {quoted([_card(rental)])}\n{_memory(rental)}"
+            + f"resources:\n  gpu:\n    name: {quoted([card])}\n{_memory(rental)}"
             + f"    count: {rental.gpus}\n"
             + f"spot_policy: {'spot' if rental.spot else 'on-demand'}\n"
             + "creation_policy: reuse-or-create\n"
@@ -59,10 +60,6 @@ class Dstack:
             "fetch": fetch,
             "give_back": f"dstack stop --yes {rental.name}",
         }
-
-
-def _card(rental: Rental) -> str:
-    return _CARDS.get(rental.card, rental.card)
 
 
 def _memory(rental: Rental) -> str:

@@ -87,16 +87,17 @@ class AnswerInputs:
         """
         runs, used_days = self.terms.wish.runs, self.terms.used_days
         lasting = [pair for pair in self.pairs if pair[1].lives_for(runs, used_days)]
-        if option is None or any(row.marks for row, one in lasting if one is option):
-            return [one for _, one in lasting]
-        sound = (one for row, one in lasting if not row.marks)
-        return [one for one in sound if cost(one) <= cost(option)]
+        if option is None or any(row.marks for row, other in lasting if other is option):
+            return [other for _, other in lasting]
+        sound = (other for row, other in lasting if not row.marks)
+        return [other for other in sound if cost(other) <= cost(option)]
 
     def choice(self, option: Option | None) -> Choice | None:
+        """Return an option as an answer shows it; None for no option."""
         if option is None:
             return None
         terms, days = self.terms, option.days
-        row = next(row for row, one in self.pairs if one is option)
+        row = next(row for row, other in self.pairs if other is option)
         return Choice(
             machine=option.label,
             measured=True,
@@ -112,8 +113,8 @@ class AnswerInputs:
 
     def at_its_rent(self, row: RankedRow) -> Choice:
         """Return the row's machine at its rent, else at its price to buy, else without a cost."""
-        options = sorted((one for of, one in self.pairs if of is row), key=lambda one: one.kind, reverse=True)
-        found = self.choice(options[0]) if options else None
+        options = (option for of, option in self.pairs if of is row)
+        found = self.choice(max(options, key=lambda option: option.kind, default=None))
         return found or _without_price(row)
 
 
@@ -136,7 +137,14 @@ def _by_deadline(inputs: AnswerInputs, deadline: float) -> MachineAnswer:
     given = inputs.recommended()
     option, choice = given.cheapest_by_deadline, inputs.choice(given.cheapest_by_deadline)
     if choice is None and not (inputs.pairs and inputs.terms.wish.budget is not None):
-        choice = next((_without_price(row) for row in inputs.rows if _meets(row, deadline)), None)
+        choice = next(
+            (
+                _without_price(row)
+                for row in inputs.rows
+                if meets(on_another_machine(row.days), deadline) == "yes"
+            ),
+            None,
+        )
     estimate, certain = _estimated(inputs, "by the deadline")
     changes = list(_deadline_changes(inputs, option, deadline)) if option or choice is None else []
     return _answer(
@@ -203,8 +211,8 @@ def _unasked(inputs: AnswerInputs) -> Iterator[MachineAnswer]:
 def _deadline_changes(inputs: AnswerInputs, option: Option | None, deadline: float) -> Iterator[Change]:
     """Yield the next deadline at which another machine answers, and the least at which this one answers."""
     runs, budget = inputs.terms.wish.runs, inputs.terms.wish.budget
-    rivals = inputs.rivals(option, lambda one: one.spend(runs))
-    rivals = [one for one in rivals if budget is None or one.spend(runs) <= budget]
+    rivals = inputs.rivals(option, lambda rival: rival.spend(runs))
+    rivals = [rival for rival in rivals if budget is None or rival.spend(runs) <= budget]
     for end in sorted({end for end in map(_end, rivals) if end > deadline}):
         other = inputs.recommended(deadline_days=end).cheapest_by_deadline
         if other is not option:
@@ -219,8 +227,8 @@ def _deadline_changes(inputs: AnswerInputs, option: Option | None, deadline: flo
 def _budget_changes(inputs: AnswerInputs, option: Option | None, budget: float) -> Iterator[Change]:
     """Yield the next budget at which another machine answers, and the least at which this one answers."""
     runs = inputs.terms.wish.runs
-    rivals = inputs.rivals(option, lambda one: one.days.value)
-    for spend in sorted({spend for spend in (one.spend(runs) for one in rivals) if spend > budget}):
+    rivals = inputs.rivals(option, lambda rival: rival.days.value)
+    for spend in sorted({spend for spend in (rival.spend(runs) for rival in rivals) if spend > budget}):
         other = inputs.recommended(budget=spend).fastest_in_budget
         if other is not option:
             yield Change("budget", "from", spend, inputs.choice(other))
@@ -274,11 +282,10 @@ def _guessed(guess: PricedGuess, offer: GuessOffer | None) -> Choice:
 def _without_price(row: RankedRow) -> Choice:
     days = on_another_machine(row.days)
     low, high = days.value - days.half_width, days.value + days.half_width
-    return Choice(row.machine.label, True, None, days.value, low, high, 0.0, None, None, _doubts(row))
-
-
-def _meets(row: RankedRow, deadline: float) -> bool:
-    return meets(on_another_machine(row.days), deadline) == "yes"
+    return Choice(
+        machine=row.machine.label, measured=True, kind=None, days=days.value, low_days=low, high_days=high,
+        upfront=0.0, run_cost=None, spend=None, doubts=_doubts(row),
+    )  # fmt: skip
 
 
 def _doubts(row: RankedRow) -> tuple[str, ...]:

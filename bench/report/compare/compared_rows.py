@@ -211,7 +211,7 @@ class ComparedRun(RunContents):
     samples_sha256: str
 
 
-def gather(with_telemetry: bool, files: Files) -> ComparedRun | CheckContents:
+def gather(files: Files, *, with_telemetry: bool) -> ComparedRun | CheckContents:
     """Recompute a bundle, and read other facts for its rows; VerificationFailed if a file is malformed."""
     run = recompute(files)
     if not isinstance(run, RunContents):

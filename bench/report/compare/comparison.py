@@ -162,7 +162,7 @@ def compare_rows(rows: Iterable[Row], refused: Sequence[Refused], terms: Terms, 
         wish=terms.wish,
         bundles=bundles,
         parts=parts,
-        refused=tuple(sorted(refused, key=lambda one: (one.path, one.reason))),
+        refused=tuple(sorted(refused, key=lambda refusal: (refusal.path, refusal.reason))),
         quotes=tuple(quotes),
         own_prices=terms.own_prices,
         energy=terms.energy,
@@ -247,7 +247,7 @@ def _guesses(
         return ()
     flops, row = min(counted, key=lambda pair: pair[0])
     of_row = row.family, row.precision, flops, evidence
-    ranked = [one for one in usable if one.recipe == recipe and one.complete and not one.marks]
+    ranked = [row for row in usable if row.recipe == recipe and row.complete and not row.marks]
     guesses = (_guess(extrapolate(gpu, gpus, *of_row), (gpu, gpus), ranked) for gpu, gpus in terms.wanted)
     return tuple(
         guess if guess.days else replace(guess, basis=unusable.get(row.family, guess.basis))
@@ -299,27 +299,27 @@ def _part(
 
 def _options(entries: Iterable[Entry], terms: Terms) -> Pairs:
     """Return every option with its row, in order of rank."""
-    return [(entry.row, option) for entry in entries for option in entry.machine.options(terms.utilisation)]
+    return [(item.row, option) for item in entries for option in item.machine.options(terms.utilisation)]
 
 
 def _entries(rows: list[RankedRow], base: Conditions, terms: Terms) -> tuple[tuple[Entry, ...], Appraisal]:
     priced = [priced_row(row, terms.prices) for row in rows]
-    found = appraise([one.machine for one in priced], terms.wish, terms.prices.life_days, terms.utilisation)
+    found = appraise([item.machine for item in priced], terms.wish, terms.prices.life_days, terms.utilisation)
     entries = tuple(
         Entry(
-            row=one.row,
-            days=one.machine.days,
-            on_another_day=on_another_day(one.row.days),
+            row=item.row,
+            days=item.machine.days,
+            on_another_day=on_another_day(item.row.days),
             place=appraised.place,
-            kwh=one.row.kwh,
-            node_kwh=terms.energy.node_kwh(one.row.kwh),
-            co2_kg=terms.energy.co2_kg(one.row.kwh),
-            offers=one.offers(appraised),
-            gaps=one.gaps,
+            kwh=item.row.kwh,
+            node_kwh=terms.energy.node_kwh(item.row.kwh),
+            co2_kg=terms.energy.co2_kg(item.row.kwh),
+            offers=item.offers(appraised),
+            gaps=item.gaps,
             in_time=appraised.in_time,
-            differs_in=differing(one.row.conditions, base),
-            machine=one.machine,
+            differs_in=differing(item.row.conditions, base),
+            machine=item.machine,
         )
-        for one, appraised in zip((priced[i] for i in found.order), found.machines, strict=True)
+        for item, appraised in zip((priced[i] for i in found.order), found.machines, strict=True)
     )
     return entries, found

@@ -15,6 +15,7 @@ class EnergyFactors:
     grams_co2_per_kwh: float | None = None
 
     def node_kwh(self, gpus_kwh: float | None) -> float | None:
+        """Return the energy of the whole node; None if that of its GPUs or the overhead is unknown."""
         if gpus_kwh is None or self.node_overhead is None:
             return None
         return gpus_kwh * self.node_overhead

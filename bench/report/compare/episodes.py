@@ -96,24 +96,24 @@ def _of_trial(trial: TrialResult, at: float, after: float, ended: float | None) 
 def _joined(stretches: Iterable[Episode]) -> Iterator[Episode]:
     """Join neighbours of one job."""
     before: Episode | None = None
-    for one in stretches:
-        if before is not None and _job(before) == _job(one):
-            before = Episode(one.kind, before.begun, one.ended, one.model, one.label)
+    for episode in stretches:
+        if before is not None and _job(before) == _job(episode):
+            before = Episode(episode.kind, before.begun, episode.ended, episode.model, episode.label)
             continue
         if before is not None:
             yield before
-        before = one
+        before = episode
     if before is not None:
         yield before
 
 
 def _without_tails(found: Sequence[Episode]) -> Iterator[Episode]:
     """Count the seconds in which a trial's process ends as part of the trial, not of its proof."""
-    last_of = {_job(one): number for number, one in enumerate(found)}
-    for number, one in enumerate(found):
-        after_trial = one.kind == "proof" and number > 0 and found[number - 1].kind == "trial"
-        yield replace(one, kind="trial") if after_trial and last_of[_job(one)] > number else one
+    last_of = {_job(episode): number for number, episode in enumerate(found)}
+    for number, episode in enumerate(found):
+        after_trial = episode.kind == "proof" and number > 0 and found[number - 1].kind == "trial"
+        yield replace(episode, kind="trial") if after_trial and last_of[_job(episode)] > number else episode
 
 
-def _job(one: Episode) -> tuple[str, str | None, str]:
-    return one.kind, one.model, one.label
+def _job(episode: Episode) -> tuple[str, str | None, str]:
+    return episode.kind, episode.model, episode.label

@@ -38,7 +38,7 @@ class MeasuredRow:
     @property
     def efficiency(self) -> float:
         """Share of the vendor's peak that the training reached."""
-        return peak_days(self.flops, self.gpu, self.gpus, self.precision, self.tf32) / self.days
+        return peak_days(self.flops, self.gpu, self.gpus, self.precision, tf32=self.tf32) / self.days
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +62,9 @@ class Extrapolation:
         return self.at_peak_days if self.low_days is None else self.low_days
 
 
-def peak_days(flops: float, gpu: GpuModel, gpus: int, precision: str, tf32: bool) -> float:
+def peak_days(flops: float, gpu: GpuModel, gpus: int, precision: str, *, tf32: bool) -> float:
     """Return the days that `flops` operations take at the vendor's peak."""
-    return flops / (gpu.peak_flops(precision, tf32) * gpus * SECONDS_A_DAY)
+    return flops / (gpu.peak_flops(precision, tf32=tf32) * gpus * SECONDS_A_DAY)
 
 
 def extrapolate(
@@ -98,19 +98,16 @@ def _basis(target: GpuModel, gpus: int, precision: str, nearest: MeasuredRow) ->
     if _units(nearest.precision) != _units(precision):
         yield f"reached in {nearest.precision} and assumed for {precision}"
     if gpus > nearest.gpus:
-        yield f"assuming that each of {gpus} GPUs is as fast as {_of_how_many(nearest.gpus)}"
+        there = "one alone" if nearest.gpus == 1 else f"each of {nearest.gpus}"
+        yield f"assuming that each of {gpus} GPUs is as fast as {there}"
     if nearest.peak_bytes and nearest.peak_bytes > target.memory_gib * 2**30:
         needed = f"{nearest.peak_bytes / 2**30:.1f} GiB of a GPU's memory"
         yield f"with {needed}: this GPU has {target.memory_gib:g}, and a setting that fits may be slower"
 
 
-def _of_how_many(gpus: int) -> str:
-    return "one alone" if gpus == 1 else f"each of {gpus}"
-
-
 def _as_efficient(flops: float, gpu: GpuModel, gpus: int, precision: str, nearest: MeasuredRow) -> float:
-    """Return the days at the share of the peak that `nearest` reached, of TF32 units if it used them."""
-    return peak_days(flops, gpu, gpus, precision, nearest.tf32) / nearest.efficiency
+    """Return the days if these GPUs reach the same share of their peak as those of `nearest` reached."""
+    return peak_days(flops, gpu, gpus, precision, tf32=nearest.tf32) / nearest.efficiency
 
 
 def _nearest(

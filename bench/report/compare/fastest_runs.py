@@ -17,7 +17,7 @@ Reasons = list[tuple[RankedRow, str]]
 
 
 def assurance_of(row: Row) -> Assurance:
-    return assurance(row.level, row.trusted)
+    return assurance(row.level, trusted=row.trusted)
 
 
 def fastest_runs(rows: Sequence[RankedRow]) -> tuple[list[RankedRow], Reasons]:

@@ -92,14 +92,14 @@ def _cells(part: ModelPart) -> Iterator[MatrixCell]:
     chosen = {(answer.choice.machine, answer.choice.measured) for answer in part.answers if answer.choice}
     for guess in reversed(part.guesses):
         if guess.days is not None:
-            yield _guessed(guess, guess.days, (guess.label, False) in chosen)
+            yield _guessed(guess, guess.days, chosen=(guess.label, False) in chosen)
     slowest_first = part.entries[::-1]
     answering = sorted(slowest_first, key=lambda entry: any(offer.marks for offer in entry.offers))
     for entry in answering:
-        yield _measured(entry, (entry.row.machine.label, True) in chosen)
+        yield _measured(entry, chosen=(entry.row.machine.label, True) in chosen)
 
 
-def _measured(entry: Entry, chosen: bool) -> MatrixCell:
+def _measured(entry: Entry, *, chosen: bool) -> MatrixCell:
     offer = _best(entry.offers)
     return MatrixCell(
         machine=entry.row.machine.label,
@@ -117,7 +117,7 @@ def _measured(entry: Entry, chosen: bool) -> MatrixCell:
     )
 
 
-def _guessed(guess: PricedGuess, days: float, chosen: bool) -> MatrixCell:
+def _guessed(guess: PricedGuess, days: float, *, chosen: bool) -> MatrixCell:
     offer = _best(guess.offers)
     return MatrixCell(
         machine=guess.label,

@@ -54,7 +54,7 @@ class PricedRow:
     unmetered: bool
 
     def offers(self, appraised: AppraisedMachine) -> tuple[Offer, ...]:
-        """Join this row's prices with how its offers stand."""
+        """Return this row's offers: its prices with their quotes, and the costs that follow from them."""
         return tuple(
             Offer(
                 **field_values(offer),

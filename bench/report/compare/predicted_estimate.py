@@ -38,7 +38,7 @@ def predicted_estimate(
 def _from_row(row: RankedRow, gpu: GpuModel, gpus: int, at_peak_days: float) -> Extrapolation | None:
     """Estimate from one row; None if the predictor has no figure for its machine or for the other one."""
     known = gpu_named(row.machine.name)
-    counts = _counts_of(row.trained) if row.trained else None
+    counts = (counts_by_formula(row.trained) or shipped_counts(row.trained)) if row.trained else None
     if known is None or counts is None or row.trained is None:
         return None
     batch = StepPart(row.best.micro_batch, row.best.accumulation)
@@ -67,10 +67,6 @@ def _from_row(row: RankedRow, gpu: GpuModel, gpus: int, at_peak_days: float) -> 
 def _distance(row: RankedRow, gpu: GpuModel, gpus: int) -> tuple[bool, float, float]:
     """Order rows by kind of GPU, then by their numbers; of equal ones the fastest comes first."""
     return row.machine.name != gpu.name, abs(math.log(row.machine.devices / gpus)), row.days.value
-
-
-def _counts_of(model: Model) -> Counted | None:
-    return counts_by_formula(model) or shipped_counts(model)
 
 
 def _error(row: RankedRow, model: Model, counts: Counted, there: Predicted) -> float:

@@ -50,7 +50,7 @@ def _columns(fleet: Fleet) -> tuple[str, ...]:
 
 
 def _level(node: RankedNode) -> str:
-    return level_text(node.seen.signed_level, node.seen.trusted)
+    return level_text(node.seen.signed_level, trusted=node.seen.trusted)
 
 
 def _rows(fleet: Fleet) -> Iterator[tuple[str, ...]]:

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 
 from bench.report.compare.decision import frontier
 from bench.report.markup import Markup, fragment
-from bench.report.plots.svg import SERIES, Box, Linear, Log, Plot, axes, line, mark, placed, polyline, text
+from bench.report.plots.svg import (
+    SERIES,
+    Box,
+    Linear,
+    Log,
+    Plot,
+    PointLabel,
+    axes,
+    line,
+    mark,
+    placed,
+    polyline,
+    text,
+)
 
 BOX = Box(64, 36, 470, 300)  # area of a plot with a legend beside it
 LONGEST_NAME = 24  # letters of a series in a legend
@@ -29,6 +42,7 @@ class Point:
 
     @property
     def bar(self) -> tuple[float, float]:
+        """The ends of the error bar, on the y axis."""
         return self.ends or (self.y - self.half_width, self.y + self.half_width)
 
 
@@ -63,26 +77,35 @@ def scatter(
     y = (Log if log_y else Linear)(low_y, high_y, box.bottom, box.top)
     inside = [p for p in points if low_x <= p.x <= high_x and low_y <= p.y <= high_y]
     parts = [axes(x, y, box, x_title, y_title, x_unit=x_unit, x_text=x_text)]
-    x_limit, y_limit = limits
-    if x_limit is not None and low_x < x_limit < high_x:
-        parts.append(line(x(x_limit), box.top, x(x_limit), box.bottom, "limit"))
-    if y_limit is not None and low_y < y_limit < high_y:
-        parts.append(line(box.left, y(y_limit), box.right, y(y_limit), "limit"))
+    parts += _limits(limits, x, y, box)
     for group in dict.fromkeys(p.group for p in inside if p.group is not None):
         best = frontier([p for p in inside if p.group == group], lambda p: p.x, lambda p: p.y)
         parts.append(polyline(((x(p.x), y(p.y)) for p in best), "front"))
-    for p in inside:
-        number = names.index(p.series)
-        if p.bar != (p.y, p.y):
-            low, high = y(max(p.bar[0], low_y)), y(p.bar[1])
-            parts.append(line(x(p.x), low, x(p.x), high, f"s{number % SERIES} line"))
-        parts.append(mark(x(p.x), y(p.y), number, p.size, p.words, hollow=p.hollow))
+    parts += [part for p in inside for part in _mark(p, names.index(p.series), x, y)]
     if labelled:
-        parts.append(placed([(x(p.x), y(p.y), 1.2 * p.size, p.label) for p in inside if p.label], box))
+        labels = [PointLabel(x(p.x), y(p.y), 1.2 * p.size, p.label) for p in inside if p.label]
+        parts.append(placed(labels, box))
     if hidden := len(points) - len(inside):
         words = f"{hidden} beyond the axes"
         parts.append(text(box.right, box.top - 10, words, anchor="end", class_="small muted"))
     return fragment(*parts)
+
+
+def _limits(limits: tuple[float | None, float | None], x: Linear, y: Linear, box: Box) -> Iterator[Markup]:
+    """Draw those limits of x and of y that are inside of the axes."""
+    x_limit, y_limit = limits
+    if x_limit is not None and x.low < x_limit < x.high:
+        yield line(x(x_limit), box.top, x(x_limit), box.bottom, "limit")
+    if y_limit is not None and y.low < y_limit < y.high:
+        yield line(box.left, y(y_limit), box.right, y(y_limit), "limit")
+
+
+def _mark(p: Point, series: int, x: Linear, y: Linear) -> Iterator[Markup]:
+    """Draw a point, and its bar if it has one."""
+    if p.bar != (p.y, p.y):
+        low, high = y(max(p.bar[0], y.low)), y(p.bar[1])
+        yield line(x(p.x), low, x(p.x), high, f"s{series % SERIES} line")
+    yield mark(x(p.x), y(p.y), series, p.size, p.words, hollow=p.hollow)
 
 
 def days_plot(

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from textwrap import wrap
+from typing import NamedTuple
 
 from bench.records.text import figures
 from bench.report.markup import Markup, el, fragment, number
@@ -66,8 +67,8 @@ class Plot:
     @property
     def whole_body(self) -> Markup:
         lines = enumerate(self.run_lines, 1)
-        told = (text(8, self.height + LINE * i - 4, words, class_="small muted") for i, words in lines)
-        return fragment(self.body, *told)
+        lines_below = (text(8, self.height + LINE * i - 4, words, class_="small muted") for i, words in lines)
+        return fragment(self.body, *lines_below)
 
     @property
     def whole_description(self) -> str:
@@ -122,6 +123,7 @@ class Linear:
         return self.start + (value - self.low) / span * (self.end - self.start)
 
     def ticks(self, about: int = 5) -> list[float]:
+        """Return round values inside the scale, roughly `about` of them."""
         rough = ((self.high - self.low) or 1.0) / about
         unit = 10.0 ** math.floor(math.log10(rough))
         step = next(f * unit for f in (1, 2, 2.5, 5, 10) if f * unit >= rough * 0.999)
@@ -209,8 +211,17 @@ class Box:
     bottom: float
 
 
-def placed(labels: Sequence[tuple[float, float, float, str]], box: Box) -> Markup:
-    """Draw labels (x, y, size of the mark, text) beside their points.
+class PointLabel(NamedTuple):
+    """The label of a point, at the place of its mark."""
+
+    x: float
+    y: float
+    mark_size: float
+    words: str
+
+
+def placed(labels: Sequence[PointLabel], box: Box) -> Markup:
+    """Draw labels beside their points.
 
     A label that would cover another is left out: the mark's tooltip has its text.
     """

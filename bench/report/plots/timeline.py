@@ -58,7 +58,7 @@ def plots(comparison: Comparison) -> Iterator[Plot]:
 def plot(row: Row, episodes: Sequence[Episode]) -> Plot:
     """Draw the lanes of one run over its time."""
     drawn, shortened = _on_time(episodes)
-    x = Linear(0, max(one.ended for one in drawn) or 1.0, LEFT, RIGHT)
+    x = Linear(0, max(episode.ended for episode in drawn) or 1.0, LEFT, RIGHT)
     bars = list(_merged(drawn, (RIGHT - LEFT) / (x.high or 1.0)))
     lanes = [MACHINE, *dict.fromkeys(e.model for e in episodes if e.model), NOBODY]
     lanes = [lane for lane in lanes if any(bar.lane == lane for bar in bars)]
@@ -77,41 +77,41 @@ def plot(row: Row, episodes: Sequence[Episode]) -> Plot:
 
 def _on_time(episodes: Sequence[Episode]) -> tuple[list[Drawn], float]:
     """Place episodes one behind the other; return them, and the seconds that were drawn shorter."""
-    stopped = [one.ended - one.begun for one in episodes if _is_gap(one)]
+    stopped = [episode.ended - episode.begun for episode in episodes if _is_gap(episode)]
     most = MOST_OF_A_GAP * max(1.0, episodes[-1].ended - episodes[0].begun - sum(stopped))
     at, drawn, shortened = 0.0, [], 0.0
-    for one in episodes:
-        seconds = one.ended - one.begun
-        told = f"{one.label}, {seconds_text(seconds)}"
-        if _is_gap(one) and seconds > most:
+    for episode in episodes:
+        seconds = episode.ended - episode.begun
+        words = f"{episode.label}, {seconds_text(seconds)}"
+        if _is_gap(episode) and seconds > most:
             shortened, seconds = shortened + seconds, most
-        lane = NOBODY if one.kind == "waiting" else one.model or MACHINE
-        words = f"{one.model}, {told}" if one.model else told
-        if one.kind != "waiting" or seconds >= LEAST_WAITING:
-            drawn.append(Drawn(one.kind, lane, at, at + seconds, f"{WORDS[one.kind]}: {words}"))
+        lane = NOBODY if episode.kind == "waiting" else episode.model or MACHINE
+        words = f"{episode.model}, {words}" if episode.model else words
+        if episode.kind != "waiting" or seconds >= LEAST_WAITING:
+            drawn.append(Drawn(episode.kind, lane, at, at + seconds, f"{WORDS[episode.kind]}: {words}"))
         at += seconds
     return drawn, shortened
 
 
-def _is_gap(one: Episode) -> bool:
-    return one.kind == "waiting" and one.label == "not going on"
+def _is_gap(episode: Episode) -> bool:
+    return episode.kind == "waiting" and episode.label == "not going on"
 
 
 def _merged(drawn: Sequence[Drawn], pixels_a_second: float) -> Iterator[Drawn]:
     """Join neighbours of one kind in one lane that would be narrower than LEAST_PIXELS."""
     least = LEAST_PIXELS / pixels_a_second
     open_: dict[tuple[str, str], Drawn] = {}
-    for one in drawn:
-        key, narrow = (one.lane, one.kind), one.ended - one.begun < least
+    for episode in drawn:
+        key, narrow = (episode.lane, episode.kind), episode.ended - episode.begun < least
         before = open_.get(key)
-        if before is not None and narrow and one.begun - before.ended < least:
+        if before is not None and narrow and episode.begun - before.ended < least:
             count = before.count + 1
-            words = f"{WORDS[one.kind]}: {count} short ones"
-            open_[key] = Drawn(one.kind, one.lane, before.begun, one.ended, words, count)
+            words = f"{WORDS[episode.kind]}: {count} short ones"
+            open_[key] = Drawn(episode.kind, episode.lane, before.begun, episode.ended, words, count)
             continue
         if before is not None:
             yield before
-        open_[key] = one
+        open_[key] = episode
     yield from open_.values()
 
 
@@ -171,8 +171,8 @@ def _legend(kinds: Sequence[EpisodeKind], top: float) -> tuple[Markup, float]:
 
 def _counted(episodes: Sequence[Episode]) -> Iterator[str]:
     """Yield for each kind how many episodes there were, and how long they took together."""
-    counts = Counter(one.kind for one in episodes)
+    counts = Counter(episode.kind for episode in episodes)
     for kind, words in WORDS.items():
         if counts[kind]:
-            seconds = sum(one.ended - one.begun for one in episodes if one.kind == kind)
+            seconds = sum(episode.ended - episode.begun for episode in episodes if episode.kind == kind)
             yield f"{words}: {count_text(counts[kind], 'time')}, {seconds_text(seconds)}"

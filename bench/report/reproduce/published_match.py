@@ -34,6 +34,7 @@ class PublishedMatch:
 
     @property
     def ratio(self) -> float | None:
+        """The throughput here divided by the published one."""
         return None if self.here_per_gpu is None else self.here_per_gpu / self.published_per_gpu
 
     @property
@@ -125,6 +126,7 @@ def _differences(row: PublishedRow, run: ReproducibleRun, trial: TrialResult | N
 
 
 def match_lines(match: PublishedMatch) -> Iterator[str]:
+    """Yield the lines that compare a published throughput with this machine's."""
     unit = f"{match.unit} a second and GPU"
     yield f"{match.row}: published {figures(match.published_per_gpu, 4)} {unit}"
     if match.here_per_gpu is None or match.ratio is None:

@@ -54,7 +54,7 @@ _COUNTED = "The matrix marks each answer; each model's own part says how sure it
 
 def own_answer(part: ModelPart, comparison: Comparison) -> list[str]:
     """Return the answer to show above the part's tables; nothing if the comparison begins with it."""
-    one_model = len({one.model for one in comparison.parts}) == 1
+    one_model = len({group.model for group in comparison.parts}) == 1
     return [] if one_model and part.number == 1 else [part_answer(part, comparison)]
 
 
@@ -68,9 +68,9 @@ def _sentences(part: ModelPart, comparison: Comparison) -> tuple[str, str]:
         return "No machine has a figure.", ""
     first = "; ".join(_what(part.answers, comparison))
     kinds = len({entry.row.machine.label for entry in part.entries})
-    told = [clause for answer in part.answers for clause in _clauses(answer, kinds, comparison)]
-    told += [clause for answer in part.answers for clause in _in_other_groups(answer, part, comparison)]
-    second = "; ".join(dict.fromkeys(told))
+    clauses = [clause for answer in part.answers for clause in _clauses(answer, kinds, comparison)]
+    clauses += [clause for answer in part.answers for clause in _in_other_groups(answer, part, comparison)]
+    second = "; ".join(dict.fromkeys(clauses))
     return f"{capital(first)}.", f"{capital(second)}." if second else ""
 
 
@@ -83,7 +83,7 @@ def _summary(parts: Sequence[ModelPart], comparison: Comparison) -> str:
         "fastest in budget": f"is in the budget of {budget}",
         "fastest": "has a figure",
     }
-    told = []
+    clauses = []
     for name, words in does.items():
         found = [answer.choice for part in parts for answer in part.answers if answer.question == name]
         if not found:
@@ -92,8 +92,8 @@ def _summary(parts: Sequence[ModelPart], comparison: Comparison) -> str:
         estimated = sum(choice is not None and not choice.measured for choice in found)
         text = f"for {measured} of {count_text(len(parts), 'model')} a measured machine {words}"
         text += f", for {estimated} an estimated one does or perhaps does" if estimated else ""
-        told.append(text + (f", for {rest} none" if (rest := len(parts) - measured - estimated) else ""))
-    return f"{capital('; '.join(told))}." if told else "No machine has a figure."
+        clauses.append(text + (f", for {rest} none" if (rest := len(parts) - measured - estimated) else ""))
+    return f"{capital('; '.join(clauses))}." if clauses else "No machine has a figure."
 
 
 # The first sentence: what, how long, at what cost
@@ -190,10 +190,10 @@ def _clauses(answer: MachineAnswer, kinds: int, comparison: Comparison) -> Itera
 def _in_other_groups(answer: MachineAnswer, part: ModelPart, comparison: Comparison) -> Iterator[str]:
     """Yield the best answer to the same question of another group of equal recipe, if it is better."""
     better = [
-        (_rank(other.choice, answer.question), one.number, other.choice)
-        for one in comparison.parts
-        if (one.model, one.recipe) == (part.model, part.recipe) and one.number != part.number
-        for other in one.answers
+        (_rank(other.choice, answer.question), group.number, other.choice)
+        for group in comparison.parts
+        if (group.model, group.recipe) == (part.model, part.recipe) and group.number != part.number
+        for other in group.answers
         if other.question == answer.question and other.choice is not None and other.choice.measured
     ]
     own = answer.choice if answer.choice is not None and answer.choice.measured else None

@@ -31,6 +31,7 @@ class Lag:
 
     @property
     def under_percent(self) -> float:
+        """How far the slowest GPU is below the median."""
         return 100 * (1 - self.slowest / self.median)
 
     @property

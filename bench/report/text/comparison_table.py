@@ -52,25 +52,25 @@ def table(comparison: Comparison, chosen: Sequence[str] | None = None) -> str:
     matrix = matrix_text(matrix_of(comparison), comparison.currency)
     machines = machine_tables(comparison.parts)
     offered = [offer_table(part, comparison) for part in comparison.parts]
-    fitted = terminal.alike([one for one in machines if one], STEPS, chosen)
-    priced = iter(terminal.alike([one for one in offered if one], OFFER_STEPS).texts)
+    fitted = terminal.fitted_tables([one for one in machines if one], STEPS, chosen)
+    priced = iter(terminal.fitted_tables([one for one in offered if one], OFFER_STEPS).texts)
     ranked = iter(fitted.texts)
     blocks = [
         _text_part(part, comparison, next(ranked) if one else "", next(priced) if offers else "")
         for part, one, offers in zip(comparison.parts, machines, offered, strict=True)
     ]
     hidden = tuple(f"{head}:" for head in fitted.left_out)
-    told = [note for note in notes(comparison) if not note.startswith(hidden)]
-    below = terminal.wrapped([*told, *left_out_line(fitted.left_out)], " " * 4)
+    shown = [note for note in notes(comparison) if not note.startswith(hidden)]
+    below = terminal.wrapped([*shown, *left_out_line(fitted.left_out)], " " * 4)
     return "\n\n".join([above, *filter(None, [matrix]), *blocks, below])
 
 
 def _text_part(part: ModelPart, comparison: Comparison, machines: str, priced: str) -> str:
     tables = "\n\n".join(filter(None, [machines, priced]))
     lead = [part.title, *own_answer(part, comparison)]
-    told = list(remarks(part, comparison))
+    shown = list(remarks(part, comparison))
     above = terminal.wrapped(lead, " " * 4) + (f"\n{tables}" if tables else "")
-    below = terminal.wrapped([f"{ABOUT}:", *told], " " * 4) if told else ""
+    below = terminal.wrapped([f"{ABOUT}:", *shown], " " * 4) if shown else ""
     return "\n\n".join(filter(None, (above, below)))
 
 
@@ -99,8 +99,8 @@ def markdown(comparison: Comparison) -> str:
         blocks.append(f"### {markdown_text(part.title)}")
         blocks += map(markdown_text, own_answer(part, comparison))
         blocks += map(markdown_table, filter(None, (machines, offer_table(part, comparison))))
-        if told := [f"- {markdown_text(line)}" for line in remarks(part, comparison)]:
-            blocks += [f"{ABOUT}:", "\n".join(told)]
+        if shown := [f"- {markdown_text(line)}" for line in remarks(part, comparison)]:
+            blocks += [f"{ABOUT}:", "\n".join(shown)]
     return "\n\n".join([*blocks, "\n".join(f"- {markdown_text(note)}" for note in notes(comparison))])
 
 

@@ -83,7 +83,7 @@ def cells(entry: Entry, machine: str) -> dict[str, str]:
         "kwh": "" if entry.kwh is None else figures(entry.kwh),
         "node_kwh": "" if entry.node_kwh is None else figures(entry.node_kwh),
         "co2": "" if entry.co2_kg is None else figures(entry.co2_kg),
-        "level": level_text(row.level, row.trusted),
+        "level": level_text(row.level, trusted=row.trusted),
         "run": row.run_id,
         "note": "; ".join(_entry_notes(entry)),
     }

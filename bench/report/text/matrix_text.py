@@ -46,8 +46,8 @@ def _signs(cell: MatrixCell) -> list[str]:
 def legend(matrix: Matrix) -> str:
     """Explain the signs that the matrix has, in one line."""
     present = {sign for cell in matrix.cells for sign in _signs(cell)}
-    told = "; ".join(f"{sign} {words}" for sign, words in SIGNS.items() if sign in present)
-    return "days, and what a run costs to rent" + (f"; {told}" if told else "")
+    legend = "; ".join(f"{sign} {words}" for sign, words in SIGNS.items() if sign in present)
+    return "days, and what a run costs to rent" + (f"; {legend}" if legend else "")
 
 
 def matrix_text(matrix: Matrix, currency: str) -> str:

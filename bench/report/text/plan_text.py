@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from bench.base.terminal import Column, Table, Wrapped, alike, columns, wrapped
+from bench.base.terminal import Column, Table, Wrapped, columns, fitted_tables, wrapped
 from bench.planning.kernel_costs import KernelCost
 from bench.planning.plan import Plan, SettingPlan
 from bench.planning.prediction.predicted_machines import Predicted, Unpredicted
@@ -65,7 +65,7 @@ def _blocks(made: Plan, predicted: Mapping[str, Predicted | Unpredicted], *, eve
     models = dict.fromkeys([*(cell.model.name for cell in made.cells), *skipped])
     shown = {name: _shown(made, name, every=every) for name in models}
     some = [_table(made, cells) for cells in shown.values() if cells]
-    tables = iter(alike(some, STEPS, room=columns() or WIDTH).texts)
+    tables = iter(fitted_tables(some, STEPS, room=columns() or WIDTH).texts)
     for name, cells in shown.items():
         below = [*_host_memory_lines(made, cells), *_counts(made, name, len(cells), skipped[name])]
         if not cells:

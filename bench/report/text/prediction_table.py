@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from bench.base.terminal import Column, Table, Wrapped, alike, plain_columns, table, wrapped
+from bench.base.terminal import Column, Table, Wrapped, fitted_tables, plain_columns, table, wrapped
 from bench.planning.prediction.predicted_machines import Predicted, PredictedPart, Unpredicted
 from bench.records.text import figures, money_text
 from bench.report.compare.priced_predictions import PricedPrediction, machine_text
@@ -47,7 +47,9 @@ def prediction_text(
     `energy` says what the figures of energy and CO2 contain, if there are any.
     """
     found = {name: by_days(name, rows) for name in models}
-    tables = iter(alike([_table(some, currency, own=own) for some in found.values() if some], STEPS).texts)
+    tables = iter(
+        fitted_tables([_table(some, currency, own=own) for some in found.values() if some], STEPS).texts
+    )
     for name, of_model in found.items():
         yield f"{name}, predicted"
         if of_model:
@@ -81,8 +83,8 @@ def nothing_fits(outside: Sequence[PricedPrediction], currency: str, *, own: boo
 
 def reasons_of(model: str, without: Sequence[Unpredicted]) -> Iterator[str]:
     """Yield why machines are not predicted for a model, those of one reason together."""
-    for reason in dict.fromkeys(one.reason for one in without if one.model == model):
-        alike = (machine_text(one) for one in without if (one.model, one.reason) == (model, reason))
+    for reason in dict.fromkeys(entry.reason for entry in without if entry.model == model):
+        alike = (machine_text(entry) for entry in without if (entry.model, entry.reason) == (model, reason))
         yield f"{', '.join(alike)}: {reason}"
 
 

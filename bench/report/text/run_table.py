@@ -7,7 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from bench.base.errors import cut, one_line
-from bench.base.terminal import Column, Table, Wrapped, alike, wrapped
+from bench.base.terminal import Column, Table, Wrapped, fitted_tables, wrapped
 from bench.bundle.verdict import Contents, RunContents, Verdict
 from bench.records.estimate import BETWEEN_PROCESSES
 from bench.records.fastest import CERTAIN, ProcessSpread, fastest, process_spread, wrong_settings
@@ -80,7 +80,7 @@ def results_table(
     trials = {name: [t for t in results.trials if t.model == name] for name in recipes}
     trials = {name: tried for name, tried in trials.items() if tried}
     tables = [_table(tried, recipes[name], results.node) for name, tried in trials.items()]
-    found = alike(tables, STEPS, chosen)
+    found = fitted_tables(tables, STEPS, chosen)
     blocks = [
         "\n".join(filter(None, [name, text, wrapped(_reasons(tried), " " * 4)]))
         for (name, tried), text in zip(trials.items(), found.texts, strict=True)
@@ -100,14 +100,15 @@ def _table(trials: Sequence[TrialResult], recipe: Recipe, node: NodeFacts) -> Ta
     rows = []
     for trial in trials:
         mfu = mfu_of(trial, node, recipe.precision)
-        rows.append(_cells(trial, recipe.unit, mfu, trial is best, wrong.get((trial.model, trial.setting))))
+        check = wrong.get((trial.model, trial.setting))
+        rows.append(_cells(trial, recipe.unit, mfu, check, best=trial is best))
     filled = {name for row in rows for name, text in row.items() if text not in ("", NOTHING)}
     kept = [column for column in COLUMNS if column.name not in OFTEN_EMPTY - filled]
     return Table(kept, [[row.get(column.name, "") for column in kept] for row in rows])
 
 
 def _cells(
-    trial: TrialResult, unit: str, mfu: float | None, best: bool, wrong: GradientCheck | None
+    trial: TrialResult, unit: str, mfu: float | None, wrong: GradientCheck | None, *, best: bool
 ) -> dict[str, str]:
     """Format a trial's figures by column; without figures, "step" says how the trial ended."""
     e = trial.estimate

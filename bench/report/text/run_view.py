@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 
-from bench.base.terminal import Column, FittedTables, Table, Wrapped, alike, wrapped
+from bench.base.terminal import Column, FittedTables, Table, Wrapped, fitted_tables, wrapped
 from bench.records.fastest import fastest, wrong_settings
 from bench.records.marks import Mark
 from bench.records.mfu import mfu_of
@@ -111,7 +111,9 @@ def _tables(
 def _fitted(
     run: ComparedRun, tried: Mapping[str, Sequence[TrialResult]], glyphs: Glyphs, longest: int, room: int
 ) -> FittedTables:
-    return alike([_table(run, trials, glyphs, longest) for trials in tried.values()], STEPS, room=room)
+    return fitted_tables(
+        [_table(run, trials, glyphs, longest) for trials in tried.values()], STEPS, room=room
+    )
 
 
 def _table(run: ComparedRun, trials: Sequence[TrialResult], glyphs: Glyphs, longest: int) -> Table:
@@ -192,5 +194,6 @@ def _line(
 
 
 def missing_models(results: Results) -> list[str]:
+    """Return the names of models of which no trial was run."""
     tried = {trial.model for trial in results.trials}
     return [model.name for model in results.models if model.name not in tried]

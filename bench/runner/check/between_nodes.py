@@ -1,8 +1,8 @@
 """Exchange data between nodes: every pair of them in a tournament, then all-reduce and all-to-all.
 
-Each node runs this in one process, its agent. Agents talk through the store of the meeting (door.py): the
-leader announces one step after the other; each agent does its part (node_step.py) and answers. A node whose
-agent does not answer is lost, and the others go on.
+Each node runs this in one process, its agent. Agents talk through the store of the meeting
+(meeting_proxy.py): the leader announces one step after the other; each agent does its part (node_step.py)
+and answers. A node whose agent does not answer is lost, and the others go on.
 """
 
 from __future__ import annotations
@@ -228,10 +228,12 @@ class _Leader:
     def _slow_pairs(self, planned: int, made: int) -> list[Pair]:
         """Return the pairs that one measurement found slow: they are measured once more."""
         diagnoses = self._tournament(planned, made).diagnoses({})
-        found = {part.nodes for one in diagnoses.values() for part in one.parts if part.kind == "pair"}
-        found |= {pair for one in diagnoses.values() for pair in one.scattered}
-        nowhere = {lane for lane, one in diagnoses.items() if one.usual == 0}
-        found |= {(one.a, one.b) for one in self.failed if one.lane in nowhere}
+        found = {
+            part.nodes for diagnosis in diagnoses.values() for part in diagnosis.parts if part.kind == "pair"
+        }
+        found |= {pair for diagnosis in diagnoses.values() for pair in diagnosis.scattered}
+        nowhere = {lane for lane, diagnosis in diagnoses.items() if diagnosis.usual == 0}
+        found |= {(exchange.a, exchange.b) for exchange in self.failed if exchange.lane in nowhere}
         return sorted(pair_of(*nodes) for nodes in found)
 
     def _round(self, pairs: Sequence[Pair], words: str) -> None:
@@ -242,9 +244,9 @@ class _Leader:
         for a, b in playing:
             for lane in range(self.job.lanes):
                 results = [answers[node].lanes[lane] for node in (a, b) if node in answers]
-                measured = next((one for one in results if one.seconds), None)
+                measured = next((result for result in results if result.seconds), None)
                 if measured is None or len(results) < 2:
-                    why = next((one.why for one in results if one.why), "a node was lost")
+                    why = next((result.why for result in results if result.why), "a node was lost")
                     self.failed.append(FailedPair(lane, a, b, why))
                     continue
                 for (sender, receiver), seconds in zip(((a, b), (b, a)), measured.seconds, strict=True):
@@ -253,10 +255,10 @@ class _Leader:
     def _exchange(self, group: tuple[int, ...], algorithm: str) -> None:
         self.say(f"{algorithm} over {len(group)} nodes")
         answers = self._step("exchange", group=group, algorithm=algorithm)
-        results = [one for node in group if node in answers for one in answers[node].lanes]
-        whole = len(results) == len(group) * self.job.lanes and all(one.seconds for one in results)
-        first = next((one for one in results if one.seconds), LaneResult())
-        why = next((one.why for one in results if one.why), "a node was lost")
+        results = [result for node in group if node in answers for result in answers[node].lanes]
+        whole = len(results) == len(group) * self.job.lanes and all(result.seconds for result in results)
+        first = next((result for result in results if result.seconds), LaneResult())
+        why = next((result.why for result in results if result.why), "a node was lost")
         self.exchanges.append(
             NodeExchange(algorithm, group, self.job.lanes, first.piece_bytes, first.seconds[0])
             if whole

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Protocol
+from typing import Any
 
 from bench import __version__
 from bench.base.distribution import pip_install
@@ -86,37 +86,23 @@ class _InUseError(Exception):
     """GPUs are in use, and the node is to be checked only if they are not."""
 
 
-class CheckView(Protocol):
-    """Shows the progress of a node check."""
-
-    def begin(self, name: str) -> None: ...
-
-    def phase(self, text: str) -> None: ...
-
-    def end(self, reading: Reading) -> None: ...
-
-    def say(self, text: str) -> None: ...
-
-    def stop(self) -> None: ...
-
-
-class QuietView:
-    """Shows nothing."""
+class CheckView:
+    """Takes the progress of a node check, and shows nothing; a subclass shows it."""
 
     def begin(self, name: str) -> None:
-        pass
+        """Take the name of the reading that begins."""
 
     def phase(self, text: str) -> None:
-        pass
+        """Take what the reading does now."""
 
     def end(self, reading: Reading) -> None:
-        pass
+        """Take the reading that has ended."""
 
     def say(self, text: str) -> None:
-        pass
+        """Take a line for the user."""
 
     def stop(self) -> None:
-        pass
+        """Leave the terminal to other output."""
 
 
 def check_node(request: CheckRequest, sealer: Sealer, view: CheckView) -> CheckedNode | GpusInUse:
@@ -127,7 +113,7 @@ def check_node(request: CheckRequest, sealer: Sealer, view: CheckView) -> Checke
     folder = request.out / (sealer.run_id or secrets.token_hex(6))
     with making_folders(request.out):
         if folder.exists():
-            raise BadInput("this run was begun before", where=str(folder))
+            raise BadInput("this run was begun before", where=str(folder), advice="give another --out")
         folder.mkdir(parents=True)
     (folder / "logs").mkdir()
     (folder / telemetry.FILE_NAME).touch()
@@ -353,8 +339,10 @@ class CheckRun:
             reason, answer = _reason(job, answer), {}
         if reason is None and nodes.node > 0:
             return {}
+        ended = time.time()
         return {
-            name: Reading(name, answer.get(name, {}), reason, True, started, time.time()) for name in chosen
+            name: Reading(name, answer.get(name, {}), reason, started_at=started, ended_at=ended)
+            for name in chosen
         }
 
     def _unable_between_nodes(self) -> str | None:
@@ -435,7 +423,7 @@ class CheckRun:
         log = self.folder / "logs" / f"{name}.txt"
         answer = self._supervisor.reading(job, log, Limits(limit_seconds, limit_seconds))
         data, reason = (answer, None) if isinstance(answer, dict) else ({}, _reason(job, answer))
-        self.readings[name] = Reading(name, data, reason, True, started, time.time())
+        self.readings[name] = Reading(name, data, reason, started_at=started, ended_at=time.time())
         _shorten_logs(self.folder / "logs")
         self.view.end(self.readings[name])
 

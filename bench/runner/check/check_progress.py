@@ -9,10 +9,11 @@ from rich.status import Status
 
 from bench.node_check.judging.evidence import Reading
 from bench.records.text import seconds_text
+from bench.runner.check.check_node import CheckView
 
 
-class CheckProgress:
-    """Shows one node check; implements check_node.CheckView."""
+class CheckProgress(CheckView):
+    """Shows one node check on stderr."""
 
     def __init__(self) -> None:
         self.console = Console(stderr=True, highlight=False)

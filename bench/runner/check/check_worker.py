@@ -88,5 +88,5 @@ def _rig(job: CheckJob, say: Callable[[str], None]) -> Any:
         device.choose()
     say("joining")
     # Members exchange values that lie on the host; only a collective of the GPUs needs NCCL.
-    members = team.join(device.kind if job.collective else "cpu", job.team == 1)
+    members = team.join(device.kind if job.collective else "cpu", alone=job.team == 1)
     return TorchRig(device, members, list(job.gpus), job.budget, say)

@@ -68,7 +68,7 @@ class LaneResult:
 def meet(job: NodesJob, seconds: float, group: str = "") -> dist.Store:
     """Open the store of the meeting, or of one of its groups; give up after `seconds`.
 
-    The leader's door may open later than this node's, and it lets in a limited number at a time.
+    The leader's proxy may open later than this node's, and it lets in a limited number at a time.
     """
     deadline = time.monotonic() + seconds
     patience = timedelta(seconds=seconds if group else LEADER_SECONDS)

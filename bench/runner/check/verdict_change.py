@@ -18,7 +18,7 @@ from typing import Any
 from bench.base.linux_processes import kill_group
 from bench.base.stamps import utc
 from bench.base.strict_json import canonical_json, to_json
-from bench.node_check.check_results import CheckResults, told
+from bench.node_check.check_results import CheckResults, shown_findings
 from bench.node_check.judging.finding import State, state_of
 from bench.node_check.reason import reason_of
 
@@ -50,7 +50,7 @@ def document_of(change: VerdictChange, results: CheckResults, bundle: Path, host
         "simulated": results.simulated,
         "run": results.run.id,
         "bundle": str(bundle.absolute()),
-        "findings": to_json(told(results.findings)),
+        "findings": to_json(shown_findings(results.findings)),
     }
 
 

@@ -26,7 +26,7 @@ class Nodes:
     node: int  # number of this node; node 0 leads
     meet: str  # HOST:PORT of the leader, where all nodes meet
     identity: str  # names the run on all nodes: the manifest's digest
-    store: str = ""  # HOST:PORT on this machine that leads to the meeting's store; empty: no door is open
+    store: str = ""  # HOST:PORT on this machine that leads to the meeting's store; empty: no proxy is open
 
 
 def host_and_port(address: str) -> tuple[str, int]:

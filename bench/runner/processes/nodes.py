@@ -1,9 +1,10 @@
 """Run jobs on several nodes: each node runs the same command, one leads, torchrun joins their processes.
 
 For every job each node starts torchrun once, under the job's number: a meeting that breaks up must not
-close the next one. All meet in the store of the leader's door (door.py), and the leader's processes bring the
-job. The other nodes do their part and join the next job, until the leader says that a job was the last. A
-node that misses a meeting tries the numbers of later jobs. Imports torch only inside `meeting`.
+close the next one. All meet in the store behind the leader's proxy (meeting_proxy.py), and the leader's
+processes bring the job. The other nodes do their part and join the next job, until the leader says that a
+job was the last. A node that misses a meeting tries the numbers of later jobs. Imports torch only inside
+`meeting`.
 """
 
 from __future__ import annotations

@@ -82,6 +82,7 @@ class AwakeClock:
         self._last, self._asleep = time.monotonic(), 0.0
 
     def now(self) -> float:
+        """Return the seconds of a monotonic clock, less the time that this process stood still."""
         now = time.monotonic()
         if now - self._last > ASLEEP_SECONDS:
             self._asleep += now - self._last
@@ -131,6 +132,7 @@ class Supervisor:
         self._group: int | None = None
 
     def trial(self, trial: Trial, device: DeviceKind, scratch: Path, log: Path, limits: Limits) -> Outcome:
+        """Measure a trial; return its outcome."""
         job = jobs.TrialJob(trial=trial, gpus=trial.gpus, device=device, scratch=str(scratch))
         outcome: Outcome = union_from_json(Outcome, self._run(job, log, limits)["outcome"])
         return outcome
@@ -138,6 +140,7 @@ class Supervisor:
     def ceilings(
         self, precisions: list[str], device: DeviceKind, gpus: int, log: Path, limits: Limits
     ) -> tuple[Ceiling, ...]:
+        """Measure the ceilings of the devices; EnvironmentCannot, with the log's path, if that fails."""
         job = jobs.CeilingsJob(precisions=tuple(precisions), device=device, gpus=gpus)
         return from_json(tuple[Ceiling, ...], _require(self._run(job, log, limits), "ceilings", log))
 
@@ -146,16 +149,18 @@ class Supervisor:
     ) -> Floor | Failure:
         """Return the floor of a trial, or the failure that says why there is none."""
         job = jobs.FloorJob(trial=trial, gpus=1, device=device, scratch=str(scratch))
-        return self._found(job, log, limits, "floor", Floor)
+        return self._result_of(job, log, limits, "floor", Floor)
 
     def gradient_check(
         self, trial: Trial, device: DeviceKind, scratch: Path, log: Path, limits: Limits
     ) -> GradientCheck | Failure:
         """Return the gradient check of a trial, or the failure that says why there is none."""
         job = jobs.GradientCheckJob(trial=trial, gpus=1, device=device, scratch=str(scratch))
-        return self._found(job, log, limits, "gradient_check", GradientCheck)
+        return self._result_of(job, log, limits, "gradient_check", GradientCheck)
 
-    def _found(self, job: object, log: Path, limits: Limits, key: str, kind: type[Found]) -> Found | Failure:
+    def _result_of(
+        self, job: object, log: Path, limits: Limits, key: str, kind: type[Found]
+    ) -> Found | Failure:
         """Run a job and return its result, or the failure that says why it has none."""
         final = self._run(job, log, limits)
         if key in final:
@@ -166,6 +171,7 @@ class Supervisor:
     def proof(
         self, trial: Trial, proving: Proving, device: DeviceKind, scratch: Path, log: Path, limits: Limits
     ) -> ProofOrFailure:
+        """Train a trial as its recipe says; return the proof, or why the training failed."""
         job = jobs.ProofJob(
             trial=trial,
             steps=proving.steps,
@@ -174,7 +180,7 @@ class Supervisor:
             device=device,
             scratch=str(scratch),
         )
-        return self._found(job, log, limits, "proof", Proof)
+        return self._result_of(job, log, limits, "proof", Proof)
 
     def reading(self, job: object, log: Path, limits: Limits) -> Any:
         """Return the reading of a node check's job, or the failure that says why there is no reading."""

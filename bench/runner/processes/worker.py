@@ -67,7 +67,7 @@ def _member(job: AnyRunJob, scratch: Path, emit: Emit) -> int:
     try:
         device = Device.own(job.device)
         device.choose()
-        emit(dispatch(job, device, team.join(job.device, _is_alone(job)), scratch, emit))
+        emit(dispatch(job, device, team.join(job.device, alone=_is_alone(job)), scratch, emit))
     except Exception as error:
         traceback.print_exc()
         emit({"outcome": to_json(no_room(error, scratch) or classify(error))})

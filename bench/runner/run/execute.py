@@ -87,13 +87,13 @@ def execute(
     An interrupt, a spent budget or an error leaves an incomplete but valid bundle. EnvironmentCannot if
     nothing in the manifest can run here, BundleNotWritten if the bundle cannot be written.
     """
-    node, plan = _plan(manifest, on_cpu, nodes, counted)
+    node, plan = _plan(manifest, nodes, counted, on_cpu=on_cpu)
     if not plan.cells:
         reasons = "; ".join(sorted({skip.reason for skip in plan.skipped}))
         raise EnvironmentCannot(
             f"nothing in this manifest can run here: {reasons}", advice="bench plan shows all"
         )
-    folder = choose_folder(out, manifest, node, resume, sealer.run_id, moved)
+    folder = choose_folder(out, manifest, node, sealer.run_id, resume=resume, moved=moved)
     with keeping(folder), Journal(folder) as journal, interruptible():
         run = Run(manifest, node, plan, journal, folder)
         if resume and sealer.run_id is None and not journal.events:
@@ -157,7 +157,7 @@ def follow(manifest: Manifest, nodes: Nodes, progress: Progress, *, on_cpu: bool
 
     EnvironmentCannot if the leader never comes, or ends the run with an error.
     """
-    _, plan = _plan(manifest, on_cpu, nodes)
+    _, plan = _plan(manifest, nodes, on_cpu=on_cpu)
     device, gpus = plan.target.device, plan.target.gpus
     number, missed = 0, 0
     with tempfile.TemporaryDirectory(prefix="bench-follow-") as name, interruptible():
@@ -182,7 +182,7 @@ def follow(manifest: Manifest, nodes: Nodes, progress: Progress, *, on_cpu: bool
 
 
 def _plan(
-    manifest: Manifest, on_cpu: bool, nodes: Nodes | None, counted: Mapping[str, Counted] | None = None
+    manifest: Manifest, nodes: Nodes | None, counted: Mapping[str, Counted] | None = None, *, on_cpu: bool
 ) -> tuple[NodeFacts, Plan]:
     node = probe.probe(gpus_too=not on_cpu)
     require_image(manifest, node.image)

@@ -16,7 +16,7 @@ from typing import Any
 
 from bench.base.live_line import LinePart
 from bench.records.estimate import Interval, ceiling_of, mean, step_interval
-from bench.records.marks import Cpus, Mark, all_marks, company_marks, top_load
+from bench.records.marks import Cpus, Mark, all_marks, marks_of_other_work, top_load
 from bench.records.slowdown import has_bad_reason, slowed_trials
 from bench.records.text import bytes_text, count_text, figures, interval_text, share_text
 from bench.records.trial import Ceiling, StepSample, Trial
@@ -82,8 +82,8 @@ class JobSoFar:
         spans = {self.trial.id: (self.timed_since, math.inf)}
         lines = self.readings if self._suspicious else []
         slowed = slowed_trials(lambda: lines, spans, gpus)
-        company = company_marks(lambda: lines, spans, cpus)
-        return all_marks(slowed, company, {self.trial.id: judged}).get(self.trial.id, ())
+        other_work = marks_of_other_work(lambda: lines, spans, cpus)
+        return all_marks(slowed, other_work, {self.trial.id: judged}).get(self.trial.id, ())
 
     def parts(self, now: float, step: Interval | None, marks: Sequence[Mark]) -> list[LinePart]:
         """Return the parts of the live line about the job, in their order."""

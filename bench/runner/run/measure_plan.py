@@ -86,35 +86,18 @@ def measure(
     `others` says whether another bench measured on this machine since it was last called.
     """
     deadline = None if budget_seconds is None else time.monotonic() + budget_seconds
-    meter = telemetry.TelemetrySampler(run.folder / telemetry.FILE_NAME, run.node, others)
-    gpus = run.node.gpus[: run.gpus_of_a_node]
-
-    def used() -> dict[int, int]:
-        """Return bytes in use on each GPU that trains, by index; the node's other GPUs do not matter."""
-        return {gpu.index: used for gpu, used in zip(gpus, meter.used_bytes(), strict=False)}
-
-    def settled() -> None:
-        settle(used, before, progress.say)
-        meter.note_held(len(gpus))
-
-    before = used()
+    meter = _Meter(run, progress, others)
     progress.start(run.id, _course(run, deadline))
-    tell_of_others(before, progress.say)
-
-    def tick(event: WorkerEvent | None) -> None:
-        if reading := meter.sample(progress.current):
-            progress.reading(reading)
-        progress.event(event)
-
+    tell_of_others(meter.before, progress.say)
     try:
         with (
             tempfile.TemporaryDirectory(prefix="bench-run-") as scratch,
-            Supervisor(preload(run.plan), tick, _log(run, "forkserver"), nodes=nodes) as supervisor,
+            Supervisor(preload(run.plan), meter.tick, _log(run, "forkserver"), nodes=nodes) as supervisor,
         ):
             jobs = _Jobs(run, supervisor, progress, Path(scratch), deadline)
             if nodes is not None:
                 jobs.meet(nodes)
-            stopped = _do_all(jobs, settled, budget_seconds)
+            stopped = _do_all(jobs, meter.settle, budget_seconds)
             if nodes is not None:
                 jobs.dismiss()
             return stopped
@@ -125,6 +108,33 @@ def measure(
     finally:
         meter.close()
         progress.stop()
+
+
+class _Meter:
+    """Samples telemetry while jobs run, and watches the GPU memory that is in use between them."""
+
+    def __init__(self, run: Run, progress: Progress, others: Callable[[], bool]) -> None:
+        self._sampler = telemetry.TelemetrySampler(run.folder / telemetry.FILE_NAME, run.node, others)
+        self._gpus, self._progress = run.node.gpus[: run.gpus_of_a_node], progress
+        self.before = self._used()
+
+    def _used(self) -> dict[int, int]:
+        """Return bytes in use on each GPU that trains, by index; the node's other GPUs do not matter."""
+        return {gpu.index: used for gpu, used in zip(self._gpus, self._sampler.used_bytes(), strict=False)}
+
+    def settle(self) -> None:
+        """Wait for the memory of the last job; then note what other processes hold."""
+        settle(self._used, self.before, self._progress.say)
+        self._sampler.note_held(len(self._gpus))
+
+    def tick(self, event: WorkerEvent | None) -> None:
+        """Show a job's event, or the time that has passed, and a new reading if one is due."""
+        if reading := self._sampler.sample(self._progress.current):
+            self._progress.reading(reading)
+        self._progress.event(event)
+
+    def close(self) -> None:
+        self._sampler.close()
 
 
 def _course(run: Run, deadline: float | None) -> Course:
@@ -290,7 +300,7 @@ class _Jobs:
             raise NodeGone from None
 
     def dismiss(self, why: str | None = None) -> None:
-        """Tell the other nodes that the run is over; `why`: it failed."""
+        """Tell the other nodes that the run is over; `why` says what ended it, if it failed."""
         self.progress.begin("nodes", ["telling the other nodes that the run is over"])
         target, limits = self.run.plan.target, Limits(DISMISSAL_SECONDS)
         self.supervisor.dismiss(target.device, target.gpus, _log(self.run, "nodes"), limits, why)
@@ -332,17 +342,16 @@ class _Jobs:
         replaced = again and isinstance(outcome, Measured)
         if marks := run.marks_just_now(trial.id):
             run.record(TrialMarked(trial.id, marks))
-        self.progress.end(trial, run.summaries(), replaced, marks)
+        self.progress.end(trial, run.summaries(), marks, again=replaced)
 
     def measure_floor(self, trial: Trial) -> None:
         """Measure the floor of a trial, or record why it has none, which is never the run's failure."""
         run = self.run
         self.progress.begin("floor", [trial.model.name, "floor"])
-        found = self._floor(trial)
-        if isinstance(found, Floor):
-            run.record(FloorMeasured(trial.id, found))
+        if isinstance(floor := self._floor(trial), Floor):
+            run.record(FloorMeasured(trial.id, floor))
         else:
-            run.record(FloorLeftOut(trial.id, found))
+            run.record(FloorLeftOut(trial.id, floor))
         self.progress.floor(trial, run.summaries())
 
     def _floor(self, trial: Trial) -> FloorOrReason:
@@ -350,7 +359,7 @@ class _Jobs:
             return "a floor is measured on one node, and this run is on several"
         if trial.model.recipe.documents:
             return "how long attention takes depends on the lengths of documents, which a floor does not know"
-        return self._found(
+        return self._examine(
             self.supervisor.floor,
             trial,
             _FLOOR,
@@ -362,11 +371,10 @@ class _Jobs:
         """Check the gradients of a trial, or record why not, which is never the run's failure."""
         run = self.run
         self._begin(trial, "gradients", "gradients")
-        found = self._gradient_check(trial)
-        if isinstance(found, GradientCheck):
-            run.record(GradientsChecked(trial.id, found))
+        if isinstance(check := self._gradient_check(trial), GradientCheck):
+            run.record(GradientsChecked(trial.id, check))
         else:
-            run.record(GradientCheckLeftOut(trial.id, found))
+            run.record(GradientCheckLeftOut(trial.id, check))
         self.progress.gradients(trial, run.summaries())
 
     def _gradient_check(self, trial: Trial) -> CheckOrReason:
@@ -377,7 +385,7 @@ class _Jobs:
             return "gradients are checked on one node, and this run is on several"
         if len(run.wrong_settings(trial.model.name)) >= MOST_WRONG:
             return f"{MOST_WRONG} faster settings have wrong gradients, and no more are checked"
-        return self._found(
+        return self._examine(
             self.supervisor.gradient_check,
             trial,
             _GRADIENT_CHECK,
@@ -385,7 +393,7 @@ class _Jobs:
             lambda check, estimate: why_no_check(check, trial.setting, estimate),
         )
 
-    def _found(
+    def _examine(
         self,
         job: Callable[[Trial, DeviceKind, Path, Path, Limits], Found | Failure],
         trial: Trial,
@@ -404,15 +412,15 @@ class _Jobs:
         limits = Limits(seconds, min(seconds, kind.silent_seconds), self._host_limit(trial))
         log = _log(self.run, f"{trial.id}-{kind.log}")
         try:
-            found = job(trial, self.run.plan.target.device, self.scratch, log, limits)
+            outcome = job(trial, self.run.plan.target.device, self.scratch, log, limits)
         except EnvironmentCannot as error:
             return str(error).splitlines()[0]
-        if isinstance(found, Unsupported):
-            return found.reason
-        if isinstance(found, Failure):
-            return failure_text(found)
-        result = next(result for result in self.run.summaries() if result.id == trial.id)
-        return why_not(found, result.estimate) or found
+        if isinstance(outcome, Unsupported):
+            return outcome.reason
+        if isinstance(outcome, Failure):
+            return failure_text(outcome)
+        summary = next(summary for summary in self.run.summaries() if summary.id == trial.id)
+        return why_not(outcome, summary.estimate) or outcome
 
     def prove_trial(self, trial: Trial, proving: Proving) -> None:
         """Prove a trial by training. Its estimate is in the journal, and the proof cannot change it."""

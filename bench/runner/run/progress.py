@@ -125,8 +125,9 @@ class Progress:
         self,
         trial: Trial,
         results: Sequence[TrialResult],
-        again: bool = False,
         marks: Sequence[Mark] = (),
+        *,
+        again: bool = False,
     ) -> None:
         """Print the trial's result; `again`: it replaces an earlier, shorter measurement."""
         self._decided = self._count()

@@ -38,7 +38,7 @@ def machine(run_id: str) -> str | None:
 
 
 def choose_folder(
-    out: Path, manifest: Manifest, node: NodeFacts, resume: bool, run_id: str | None, moved: bool = False
+    out: Path, manifest: Manifest, node: NodeFacts, run_id: str | None, *, resume: bool, moved: bool = False
 ) -> Path:
     """Return the folder of a new run, or of the newest unfinished run to continue if `resume`.
 
@@ -54,7 +54,7 @@ def choose_folder(
             raise BadInput("this run was begun before", where=str(folder), advice="--resume goes on with it")
         if events := list(journals.read_journal(folder / journals.FILE_NAME)):
             advice = "--out names another directory: there this machine starts the operator's run over"
-            require_same(folder, events[0], manifest, node, advice, moved)
+            require_same(folder, events[0], manifest, node, advice, moved=moved)
         return folder
     if resume and not run_id and (unfinished := _unfinished(out, manifest, node)):
         return unfinished
@@ -105,6 +105,7 @@ def require_same(
     manifest: Manifest,
     node: NodeFacts,
     advice: str = "leave --resume out to start over",
+    *,
     moved: bool = False,
 ) -> None:
     """Raise BadInput unless the run with this journal header can continue on `node`.
@@ -112,7 +113,7 @@ def require_same(
     `moved`: the user decided that another machine of the same kind continues the run; the bundle will say so.
     """
     if header.get("manifest") != manifest.digest:
-        raise BadInput("was begun with another manifest", where=str(folder))
+        raise BadInput("was begun with another manifest", where=str(folder), advice=advice)
     machine_then, machine_now = header.get("machine"), machine(folder.name)
     node_then, node_now = (_without_places(found) for found in (header.get("node"), to_json(node)))
     if moved:
@@ -128,7 +129,7 @@ def require_same(
             advice=advice,
         )
     if header.get("bench") != __version__:
-        raise BadInput(f"was begun by bench {header.get('bench')}", where=str(folder))
+        raise BadInput(f"was begun by bench {header.get('bench')}", where=str(folder), advice=advice)
 
 
 def _differences(begun: Any, here: Mapping[str, Any]) -> str:

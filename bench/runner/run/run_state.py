@@ -23,12 +23,13 @@ from bench.planning.search.next_trial import undecided
 from bench.records.fastest import fastest, fastest_with_confidence
 from bench.records.floor import FloorOrReason
 from bench.records.gradients import CheckOrReason, GradientCheck
-from bench.records.marks import Cpus, Mark, all_marks, company_marks
+from bench.records.marks import Cpus, Mark, all_marks, marks_of_other_work
 from bench.records.run_results import (
     LabelledTrial,
     ReducedTrial,
     Results,
     RunFacts,
+    TrialOutcome,
     TrialResult,
     days_of,
     reduce_outcome,
@@ -272,19 +273,19 @@ class Run:
 
     def _marks(self, lines: list[bytes], spans: Mapping[str, Span]) -> Mapping[str, tuple[Mark, ...]]:
         slowed = slowed_trials(lambda: lines, spans, self.gpus_of_a_node)
-        company = company_marks(lambda: lines, spans, Cpus(self.node.cpu_cores, self.node.device))
+        other_work = marks_of_other_work(lambda: lines, spans, Cpus(self.node.cpu_cores, self.node.device))
         days = {key: value for key, value in days_of(self.summaries()).items() if key in spans}
-        return all_marks(slowed, company, days)
+        return all_marks(slowed, other_work, days)
 
     @property
     def gpus_of_a_node(self) -> int:
         """How many GPUs of each node train."""
         return self.plan.target.gpus // self.plan.target.nodes
 
-    def trials(self) -> list[tuple[Trial, str, Outcome]]:
+    def trials(self) -> list[TrialOutcome]:
         """Return the trials with an outcome, each with its setting's label, in the plan's order."""
         return [
-            (trial, label, self.outcomes[identity])
+            TrialOutcome(trial, label, self.outcomes[identity])
             for identity, (trial, label) in self._planned.items()
             if identity in self.outcomes
         ]

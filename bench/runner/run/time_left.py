@@ -10,8 +10,8 @@ def seconds_left(
 ) -> float | None:
     """Return the seconds left; None if neither trials nor a deadline allow an estimate.
 
-    `spent` seconds decided `decided` models or settings, and each undecided one takes as long. `proofs` are
-    the least seconds of the proofs to come. A run never lasts beyond its deadline.
+    An undecided model or setting is assumed to take as long as one of the `decided` ones, which took `spent`
+    seconds together. `proofs`: the least seconds of the proofs to come. No run lasts beyond its deadline.
     """
     measuring = spent / decided * undecided if decided else None if undecided else 0.0
     expected = None if measuring is None else measuring + proofs

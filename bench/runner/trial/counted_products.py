@@ -93,16 +93,13 @@ def _parts(recording: Recording, setting: Setting) -> Iterator[_Part]:
         trained = any(form.trained for form in each.forms)
         forward, backward = (0, number) if each.backward else (number, 2 * number * trained)
         batched = _name(each) in ("bmm", "baddbmm")
-        yield _Part(_kind(each), _precision(each, setting, batched), forward, backward, batched)
+        kind: ProductKind = "grouped products" if each.function in GROUPED else each.kind
+        yield _Part(kind, _precision(each, setting, batched=batched), forward, backward, batched)
 
 
 def _name(each: Computation) -> str:
     packet = getattr(each.function, "overloadpacket", each.function)
     return str(getattr(packet, "__name__", ""))
-
-
-def _kind(each: Computation) -> ProductKind:
-    return "grouped products" if each.function in GROUPED else each.kind
 
 
 def factors(each: Computation) -> tuple[TensorForm, TensorForm]:
@@ -112,7 +109,7 @@ def factors(each: Computation) -> tuple[TensorForm, TensorForm]:
     return left, right
 
 
-def _precision(each: Computation, setting: Setting, batched: bool) -> InputPrecision:
+def _precision(each: Computation, setting: Setting, *, batched: bool) -> InputPrecision:
     left, right = (form.dtype for form in factors(each))
     # Mamba's convolution and scan take weights in fp32 beside an input in half precision.
     of_input_alone = each.both_ways and each.kind in ("convolutions", "scans")

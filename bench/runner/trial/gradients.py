@@ -163,7 +163,7 @@ class _SteadyRun(TrialRun):
         return [{name: part[i : i + 1] for name, part in batch.items()} for i in numbers]
 
     def comparable(self, strategy: SingleDevice, batches: Sequence[Batch]) -> Iterable[Batch]:
-        """Return the batches, with their labels where the samples of several passes are compared."""
+        """Return the batches; if the objective compares samples of several passes, with labels for that."""
         several = len(batches) > 1 or self.trial.accumulation > 1
         if not (self.trial.model.recipe.aim.compares_samples and several):
             return batches

@@ -81,6 +81,7 @@ class Computation:
 
     @property
     def forms(self) -> list[TensorForm]:
+        """Return the shapes and types of all tensors among the arguments."""
         leaves = tree_leaves((self.arguments, self.keywords))
         return [leaf for leaf in leaves if isinstance(leaf, TensorForm)]
 
@@ -98,7 +99,10 @@ class Recording:
     def add(
         self, kind: Kind, function: Callable[..., Any], arguments: Any, keywords: Any, *, both_ways: bool
     ) -> None:
-        forms, named = tree_map(lambda value: _form(value, both_ways), (tuple(arguments), dict(keywords)))
+        """Count one more call of a function with arguments of these forms."""
+        forms, named = tree_map(
+            lambda value: _form(value, both_ways=both_ways), (tuple(arguments), dict(keywords))
+        )
         computation = Computation(kind, function, forms, named, both_ways, self.backward)
         key = repr(computation)
         self.computations[key] = computation
@@ -208,7 +212,7 @@ def _answer_and_labels(
     return unchecked_head(module)(features[:, :count].contiguous()), batch["labels"][:, :count]
 
 
-def _form(value: Any, both_ways: bool) -> Any:
+def _form(value: Any, *, both_ways: bool) -> Any:
     if not isinstance(value, Tensor):
         return value
     return TensorForm(

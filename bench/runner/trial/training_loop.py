@@ -294,7 +294,7 @@ def lowered(batch: Batch, recipe: Recipe) -> Batch:
 
 
 def lengthen_scalars(module: nn.Module) -> None:
-    """Make a list of one number of each parameter that is a single number, as CLIP's scale of logits is.
+    """Turn each parameter that is a single number, such as CLIP's scale of logits, into a list of one number.
 
     FSDP2 and DeepSpeed take no parameters without a dimension.
     """
@@ -326,7 +326,7 @@ def make_optimizer(
     matrices = [0] * len(weights)
     if recipe.optimizer.updates_matrices and isinstance(whole, WithLoss):
         matrices = block_matrices(whole, whole.blocks)
-    return recipe.optimizer.make(weights, matrices, fused)
+    return recipe.optimizer.make(weights, matrices, fused=fused)
 
 
 def make_moments(optimizer: torch.optim.Optimizer) -> None:

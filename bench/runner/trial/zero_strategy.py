@@ -58,7 +58,9 @@ class ZeroStrategy:
         self.recipe = recipe
         self.device = device
         self.engine, *_ = deepspeed.initialize(
-            model=whole, optimizer=optimizer, config=configuration(recipe, micro_batch, stage, offload)
+            model=whole,
+            optimizer=optimizer,
+            config=configuration(recipe, micro_batch, stage, offload=offload),
         )
         self.optimizer = optimizer
         self.scheduler = make_scheduler(optimizer, recipe)
@@ -106,7 +108,7 @@ def drop_stale_locks() -> None:
                 lock.unlink()
 
 
-def configuration(recipe: Recipe, micro_batch: int, stage: int, offload: bool) -> dict[str, Any]:
+def configuration(recipe: Recipe, micro_batch: int, stage: int, *, offload: bool) -> dict[str, Any]:
     """Return the configuration for `deepspeed.initialize`: deepspeed.ai, "DeepSpeed Configuration JSON"."""
     on_host = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
     zero: dict[str, Any] = {"stage": stage, "contiguous_gradients": True}

@@ -103,7 +103,7 @@ def conflict(setting: Setting) -> str | None:
 def not_exported(framework: str, setting: Setting, model: Model) -> str | None:
     """Return the first reason why an exported framework cannot train a model so; None if it can."""
     refusing = (model.recipe.optimizer, *(method_named(name) for name in setting))
-    reasons = (one.not_exported_to.get(framework) for one in refusing)
+    reasons = (method.not_exported_to.get(framework) for method in refusing)
     return next((reason for reason in reasons if reason), None)
 
 
@@ -135,7 +135,7 @@ def refusal(setting: Setting, model: Model, target: Target) -> str | None:
     return conflict(setting) or next((reason for reason in reasons if reason), None)
 
 
-def free_lunch(model: Model, target: Target, beside: Setting = NAIVE, compiled: bool = True) -> Setting:
+def free_lunch(model: Model, target: Target, beside: Setting = NAIVE, *, compiled: bool = True) -> Setting:
     """Return `beside` with every method that costs nothing and that the model can take on the target.
 
     With `compiled` False, methods that need a compiler on the target are left out.

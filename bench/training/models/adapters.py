@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from bench.base.errors import BadInput, Mistake, in_json, nearest
 from bench.training.models.cuda_autocast import half_of
-from bench.training.models.generic import TransformersFamily
+from bench.training.models.generic import TARGETS, TransformersFamily
 from bench.training.models.model import Family, Has, Lora, Model, installed
 from bench.training.models.timm_family import NAME as TIMM
 from bench.training.objectives import ObjectiveName
@@ -32,7 +32,7 @@ NAMED = 12  # layers that a message lists
 
 
 class FamilyWithAdapters(TransformersFamily):
-    """Another family whose models have adapters. Its formulas do not fit: everything is counted."""
+    """A family whose models have adapters. Formulas do not fit these, so everything is counted."""
 
     def __init__(self, family: Family) -> None:
         super().__init__(family.name)
@@ -178,7 +178,7 @@ def _with_adapters(module: nn.Module, model: Model) -> nn.Module:
     layers = {name: part for name, part in module.named_modules() if _is_linear(part)}
     targets = _wanted(model.recipe.lora, _able(layers, module, model))
     if not targets:
-        raise BadInput("its adapters are beside no linear layer", where=model.name)
+        raise BadInput("its adapters are beside no linear layer", where=model.name, advice=TARGETS)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # peft corrects its option for transposed layers, and says so

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def attention_implementation(kernels: bool) -> Literal["eager", "bench_fused"]:
+def attention_implementation(*, kernels: bool) -> Literal["eager", "bench_fused"]:
     """Return the `attn_implementation` for a model that is built with the method "kernels", or without."""
     return fused_attention() if kernels else "eager"
 
@@ -43,7 +43,6 @@ def register_fused_attention() -> Literal["bench_fused"]:
     mask that transformers builds.
     """
     import torch
-    import torch.nn.functional as F
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     in_windows = torch.cuda.is_available() and torch.cuda.get_device_properties().major >= FLASH_MAJOR
@@ -64,31 +63,37 @@ def register_fused_attention() -> Literal["bench_fused"]:
         causal = attends_causally(module, is_causal)
         if (bias := more.get("position_bias")) is not None:
             more["position_bias"] = in_rows(bias)
-        if (ends := ends_of(attention_mask)) is not None:
-            if in_windows and not dropout and takes_window(key, value):
-                within = document_window(query, more.get("sliding_window"))
-                out = torch_inside.attention_in_window(query, key, value, within, scaling, ends)
+        ends, sliding = ends_of(attention_mask), more.get("sliding_window")
+        window = window_of(attention_mask) if ends is None else document_window(query, sliding)
+        if window is not None:
+            if in_windows and not dropout and (ends is not None or bias is None) and takes_window(key, value):
+                out = torch_inside.attention_in_window(query, key, value, window, scaling, ends)
                 return out.transpose(1, 2).contiguous(), None
-            attention_mask = document_mask(query, ends, more.get("sliding_window"))
-        if (window := window_of(attention_mask)) is not None:
-            if in_windows and not dropout and bias is None and takes_window(key, value):
-                out = torch_inside.attention_in_window(query, key, value, window, scaling)
-                return out.transpose(1, 2).contiguous(), None
-            attention_mask = window_mask(query, window)
+            whole = ends is None
+            attention_mask = window_mask(query, window) if whole else document_mask(query, ends, sliding)
         if attention_mask is not None or bias is not None:
             options = {"dropout": dropout, "scaling": scaling, "is_causal": causal} | more
             out, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
             return out, None
-        grouped = query.size(1) != key.size(1)
-        if grouped and not takes_grouped_heads(key, value):
-            key, value, grouped = *repeated_heads(query, key, value), False
-        out = F.scaled_dot_product_attention(
-            query, key, value, dropout_p=dropout, is_causal=causal, scale=scaling, enable_gqa=grouped
-        )
-        return out.transpose(1, 2).contiguous(), None
+        return _without_mask(query, key, value, dropout, scaling, causal=causal), None
 
     register_attention("bench_fused", attend)
     return "bench_fused"
+
+
+def _without_mask(
+    query: Tensor, key: Tensor, value: Tensor, dropout: float, scaling: float | None, *, causal: bool
+) -> Tensor:
+    """Attend to all positions, or to all earlier ones; return [samples, positions, heads, width]."""
+    import torch.nn.functional as F
+
+    grouped = query.size(1) != key.size(1)
+    if grouped and not takes_grouped_heads(key, value):
+        key, value, grouped = *repeated_heads(query, key, value), False
+    out = F.scaled_dot_product_attention(
+        query, key, value, dropout_p=dropout, is_causal=causal, scale=scaling, enable_gqa=grouped
+    )
+    return out.transpose(1, 2).contiguous()
 
 
 def register_attention(name: str, attend: Callable[..., tuple[Tensor, None]]) -> None:
@@ -128,8 +133,8 @@ def ends_of(attention_mask: Tensor | None) -> Tensor | None:
     """Return the ends of documents [samples, documents] that stand in place of a mask; None for a mask."""
     if attention_mask is None or attention_mask.dim() != 4 or attention_mask.dtype.is_floating_point:
         return None
-    told = attention_mask.dtype.itemsize > 1 and attention_mask.shape[1:3] == (1, 1)
-    return attention_mask[:, 0, 0] if told else None
+    holds_ends = attention_mask.dtype.itemsize > 1 and attention_mask.shape[1:3] == (1, 1)
+    return attention_mask[:, 0, 0] if holds_ends else None
 
 
 def document_window(query: Tensor, sliding_window: int | None) -> Window:

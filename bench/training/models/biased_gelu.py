@@ -7,14 +7,14 @@ transformers only when called, in a worker or in the process of dry_build.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from bench.training.models.model import Model
-from bench.training.models.probe import close, first_call, on_tiny_input
+from bench.training.models.probe import close, first_call, on_tiny_input, taken_over
 from bench.training.vendor import transformers_inside
 
 if TYPE_CHECKING:
@@ -48,22 +48,22 @@ def gelu_layers_of(module: nn.Module, model: Model) -> GeluLayers:
     """
     with on_tiny_input(module, model) as answer:
         with first_call():
-            found, outputs, expected = search(module, answer)
-        if not found.layers:
+            gelus, outputs, expected = search(module, answer)
+        if not gelus.layers:
             raise LookupError("no linear layer with a bias has an output that only exact GELU reads")
-        if not _same_with(found, answer, outputs, expected):
+        if not _same_with(gelus, answer, outputs, expected):
             raise LookupError("the model gives another output if layers with a bias compute GELU themselves")
-    return found
+    return gelus
 
 
-def take_over(found: GeluLayers, biased_gelu: BiasedGelu) -> None:
+def take_over(gelus: GeluLayers, biased_gelu: BiasedGelu) -> None:
     """Let the layers return GELU of their output, and the activations return their input.
 
     GELU needs the whole bias, and a sharded bias is whole only during the forward pass of its layer.
     """
-    for layer in found.layers:
+    for layer in gelus.layers:
         layer.forward = _with_gelu(layer, biased_gelu)
-    for activation in found.activations:
+    for activation in gelus.activations:
         activation.forward = lambda hidden: hidden
 
 
@@ -184,9 +184,9 @@ def search(module: nn.Module, answer: Answer) -> tuple[GeluLayers, list[Any], Te
             stack.callback(activation.register_forward_hook(watched.leave).remove)
         with _watching()(watched):
             expected = answer()
-    found = _agreed(watched, _reach_uncalled(module, watched))
-    outputs = [(activation, out) for activation, out in watched.outputs if activation in found.activations]
-    return found, outputs, expected
+    gelus = _agreed(watched, _reach_uncalled(module, watched))
+    outputs = [(activation, out) for activation, out in watched.outputs if activation in gelus.activations]
+    return gelus, outputs, expected
 
 
 def _untouched(part: nn.Module) -> bool:
@@ -236,11 +236,11 @@ def _agreed(watched: _Watched, left_out: set[nn.Module]) -> GeluLayers:
             break
         layers, activations = fit, used
     in_order: dict[Any, None] = dict.fromkeys(call.layer for call in watched.calls if call.layer in layers)
-    return GeluLayers(tuple(in_order), tuple(one for one in watched.entries if one in activations))
+    return GeluLayers(tuple(in_order), tuple(entry for entry in watched.entries if entry in activations))
 
 
 def _same_with(
-    found: GeluLayers,
+    gelus: GeluLayers,
     answer: Answer,
     outputs: Sequence[tuple[nn.Module, Tensor]],
     expected: Tensor,
@@ -250,8 +250,9 @@ def _same_with(
     Each activation is compared, because some architectures scale what a block adds by a millionth at first.
     """
     seen: list[tuple[nn.Module, Tensor]] = []
-    with _taken_over(found), ExitStack() as stack:
-        for activation in found.activations:
+    parts = (*gelus.layers, *gelus.activations)
+    with taken_over(lambda: take_over(gelus, gelu_by_pytorch), parts), ExitStack() as stack:
+        for activation in gelus.activations:
             hook = activation.register_forward_hook(lambda part, _, out: seen.append((part, out.clone())))
             stack.callback(hook.remove)
         again = answer()
@@ -260,14 +261,3 @@ def _same_with(
         and all(close(one, other) for (_, one), (_, other) in zip(seen, outputs, strict=True))
         and close(again, expected)
     )
-
-
-@contextmanager
-def _taken_over(found: GeluLayers) -> Iterator[None]:
-    """Let the layers compute GELU by PyTorch within the context."""
-    take_over(found, gelu_by_pytorch)
-    try:
-        yield
-    finally:
-        for part in (*found.layers, *found.activations):
-            del part.forward

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache
 from itertools import repeat
 from time import process_time
 from typing import TYPE_CHECKING, Any
@@ -30,6 +30,7 @@ from bench.training.models.attention import (
 from bench.training.models.cuda_autocast import as_on_cuda, half_of
 from bench.training.models.footprint import FP32, Block, CountedFootprint, Footprint
 from bench.training.models.model import Model, empty_batch
+from bench.training.models.stand_in import empty_operator
 from bench.training.objectives import Objective
 from bench.training.vendor import torch_inside, transformers_inside
 from bench.training.vendor.efficient_attention import gradient_of_bias, seen_bias, workspace
@@ -282,55 +283,7 @@ def _anew(values: Any) -> Any:
 @cache
 def kept_attention() -> str:
     """Register attention that computes nothing and keeps the tensors of fused kernels; return its name."""
-    import torch
-
-    def outputs(query: Tensor, _key: Tensor, value: Tensor, _bias: Tensor | None) -> tuple[Tensor, Tensor]:
-        samples, heads, length, _ = query.shape
-        out = query.new_empty(samples, length, heads, value.shape[-1]).transpose(1, 2)
-        return out, query.new_empty(samples, heads, length, dtype=torch.float32)
-
-    def gradients(
-        _gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, _kept: Sequence[Tensor]
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
-
-    def biased_gradients(
-        _gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, bias: Tensor, _kept: Sequence[Tensor]
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        three = gradients(_gradient, query, key, value, _kept)
-        return *three, gradient_of_bias(bias), workspace(query, value)
-
-    operation = partial(torch.library.custom_op, mutates_args=())
-    three = "Tensor query, Tensor key, Tensor value"
-    forward = operation("bench::kept_attention", schema=f"({three}, Tensor? bias) -> (Tensor, Tensor)")(
-        outputs
-    )
-    backward = operation(
-        "bench::kept_attention_backward",
-        schema=f"(Tensor gradient, {three}, Tensor[] kept) -> (Tensor, Tensor, Tensor)",
-    )(gradients)
-    biased_backward = operation(
-        "bench::kept_biased_attention_backward",
-        schema=f"(Tensor gradient, {three}, Tensor bias, Tensor[] kept)"
-        " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-    )(biased_gradients)
-    forward.register_fake(outputs)
-    backward.register_fake(gradients)
-    biased_backward.register_fake(biased_gradients)
-
-    def save(ctx: Any, inputs: tuple[Tensor | None, ...], output: tuple[Tensor, Tensor]) -> None:
-        ctx.biased = inputs[-1] is not None
-        ctx.save_for_backward(*(tensor for tensor in (*inputs, *output) if tensor is not None))
-
-    def run_backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, *kept = ctx.saved_tensors
-        if not ctx.biased:
-            return *backward(gradient, query, key, value, kept), None
-        bias, *kept = kept
-        *three, of_bias, _ = biased_backward(gradient, query, key, value, bias, kept)
-        return *three, of_bias[..., : bias.shape[-1]] if ctx.needs_input_grad[3] else None
-
-    forward.register_autograd(run_backward, setup_context=save)
+    operator = _attention_operator()
 
     def attend(
         _: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **more: Any
@@ -347,8 +300,61 @@ def kept_attention() -> str:
             key, value = repeated_heads(query, key, value)
         # In each layer, PyTorch turns a mask into numbers that are added to the scores.
         bias = None if attention_mask is None else seen_bias(attention_mask.to(query.dtype), query, key)
-        out, _sums = forward(query, key, value, bias)
+        out, _sums = operator(query, key, value, bias)
         return out.transpose(1, 2).contiguous(), None
 
     register_attention(ATTENTION, attend)
     return ATTENTION
+
+
+def _attention_operator() -> Any:
+    """Return an operator that has the results of fused attention, and keeps what its kernels keep."""
+    three, result = "Tensor query, Tensor key, Tensor value", "(Tensor, Tensor, Tensor)"
+    forward = empty_operator("kept_attention", f"({three}, Tensor? bias) -> (Tensor, Tensor)", _attended)
+    backward = empty_operator(
+        "kept_attention_backward", f"(Tensor gradient, {three}, Tensor[] kept) -> {result}", _gradients
+    )
+    biased_backward = empty_operator(
+        "kept_biased_attention_backward",
+        f"(Tensor gradient, {three}, Tensor[] kept, Tensor bias) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+        _biased_gradients,
+    )
+
+    def save(ctx: Any, inputs: tuple[Tensor | None, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.biased = inputs[-1] is not None
+        ctx.save_for_backward(*(tensor for tensor in (*inputs, *output) if tensor is not None))
+
+    def run_backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, *kept = ctx.saved_tensors
+        if not ctx.biased:
+            return *backward(gradient, query, key, value, kept), None
+        bias, *kept = kept
+        *three, of_bias, _ = biased_backward(gradient, query, key, value, kept, bias)
+        return *three, of_bias[..., : bias.shape[-1]] if ctx.needs_input_grad[3] else None
+
+    forward.register_autograd(run_backward, setup_context=save)
+    return forward
+
+
+def _attended(query: Tensor, _key: Tensor, value: Tensor, _bias: Tensor | None) -> tuple[Tensor, ...]:
+    """Return the result of fused attention, and the logarithms of its sums, without contents."""
+    import torch
+
+    samples, heads, length, _ = query.shape
+    out = query.new_empty(samples, length, heads, value.shape[-1]).transpose(1, 2)
+    return out, query.new_empty(samples, heads, length, dtype=torch.float32)
+
+
+def _gradients(
+    _gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, _kept: Sequence[Tensor]
+) -> tuple[Tensor, ...]:
+    import torch
+
+    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+
+
+def _biased_gradients(
+    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, kept: Sequence[Tensor], bias: Tensor
+) -> tuple[Tensor, ...]:
+    three = _gradients(gradient, query, key, value, kept)
+    return *three, gradient_of_bias(bias), workspace(query, value)

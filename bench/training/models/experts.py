@@ -82,25 +82,12 @@ def grouped_in_fp16() -> Callable[..., Tensor]:
     """
     import torch
 
-    def multiplied(rows: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:
-        out = rows.new_zeros(len(rows), matrices.size(-1))
-        for group, part in _groups(ends):
-            torch.mm(rows[part], matrices[group], out=out[part])
-        return out
-
-    def of_matrices(rows: Tensor, gradient: Tensor, ends: Tensor) -> Tensor:
-        out = rows.new_zeros(len(ends), rows.size(-1), gradient.size(-1))
-        for group, part in _groups(ends):
-            torch.mm(rows[part].T, gradient[part], out=out[group])
-        return out
-
     operation = partial(torch.library.custom_op, mutates_args=())
-    forward = operation(
-        "bench::grouped_product", schema="(Tensor rows, Tensor matrices, Tensor ends) -> Tensor"
-    )(multiplied)
+    schema = "(Tensor rows, Tensor {}, Tensor ends) -> Tensor"
+    forward = operation("bench::grouped_product", _grouped_product, schema=schema.format("matrices"))
     backward = operation(
-        "bench::grouped_matrices_gradient", schema="(Tensor rows, Tensor gradient, Tensor ends) -> Tensor"
-    )(of_matrices)
+        "bench::grouped_matrices_gradient", _matrices_gradient, schema=schema.format("gradient")
+    )
     forward.register_fake(lambda rows, matrices, _: rows.new_empty(rows.size(0), matrices.size(-1)))
     backward.register_fake(
         lambda rows, gradient, ends: rows.new_empty(ends.size(0), rows.size(-1), gradient.size(-1))
@@ -125,6 +112,24 @@ def grouped_in_fp16() -> Callable[..., Tensor]:
     forward.register_autograd(gradients, setup_context=save)
     registered: Callable[..., Tensor] = torch.ops.bench.grouped_product.default
     return registered
+
+
+def _grouped_product(rows: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:
+    import torch
+
+    out = rows.new_zeros(len(rows), matrices.size(-1))
+    for group, part in _groups(ends):
+        torch.mm(rows[part], matrices[group], out=out[part])
+    return out
+
+
+def _matrices_gradient(rows: Tensor, gradient: Tensor, ends: Tensor) -> Tensor:
+    import torch
+
+    out = rows.new_zeros(len(ends), rows.size(-1), gradient.size(-1))
+    for group, part in _groups(ends):
+        torch.mm(rows[part].T, gradient[part], out=out[group])
+    return out
 
 
 def _groups(ends: Tensor) -> Iterator[tuple[int, slice]]:

@@ -58,17 +58,17 @@ class Footprint:
         """Return the footprint of the model if its head runs at that share of the positions only."""
         return replace(self, logits=round(share * self.logits), head=round(share * self.head))
 
-    def kept(self, checkpointing: bool) -> int:
+    def kept(self, *, checkpointing: bool) -> int:
         """Return the bytes kept at the end of the forward pass, including the loss's log-probabilities."""
         blocks = sum(block.count * (block.entry if checkpointing else block.inside) for block in self.blocks)
         return self.ends + self.head + blocks + FP32 * self.logits
 
-    def heights(self, checkpointing: bool, compiled_loss_bytes: int | None = None) -> tuple[int, int]:
+    def heights(self, *, checkpointing: bool, compiled_loss_bytes: int | None = None) -> tuple[int, int]:
         """Return the peak bytes of the loss's backward pass, and of a block's, recomputed or not.
 
         A compiled loss writes no fp32 logits, only `compiled_loss_bytes` an element.
         """
-        kept = self.kept(checkpointing)
+        kept = self.kept(checkpointing=checkpointing)
         # The gradients of log-probabilities and logits exist in addition to what is kept.
         loss = kept + 2 * FP32 * self.logits
         if compiled_loss_bytes is not None:
@@ -101,16 +101,16 @@ class Counted:
     def footprint(self, model: Model, setting: Setting) -> Footprint | None:
         """Find the footprint counted with a setting's kernels, compilation and dtype; None if none was.
 
-        The backward pass of a block was counted as PyTorch runs it operation by operation. A compiled one
-        frees on the way what it recomputed.
+        The backward pass of a block was counted as PyTorch runs it operation by operation. A compiled
+        backward pass frees what it recomputed as soon as it has used it.
 
         The method gelu does not change it, compiled or not: PyTorch keeps a layer's product with the bias for
         GELU, the kernels of bench keep it without the bias, and both keep the result for the next layer.
         """
         halved = lowered(model) < FP32 and halves_weights(setting)
         how = ("kernels" in setting, in_group(setting, "compilation") is not None, halved)
-        found = (one for one in self.footprints if (one.kernels, one.compiled, one.halved) == how)
-        footprint = next((one.footprint for one in found), None)
+        found = (entry for entry in self.footprints if (entry.kernels, entry.compiled, entry.halved) == how)
+        footprint = next((entry.footprint for entry in found), None)
         if footprint is None or not how[1] or "checkpointing" not in setting:
             return footprint
         return replace(footprint, blocks=tuple(block.freeing for block in footprint.blocks))
@@ -147,7 +147,7 @@ class FamilyWithFormulas(Family):
         raise NotImplementedError
 
     def kept_bytes(self, model: Model, setting: Setting) -> int:
-        return self.footprint(model, setting).kept("checkpointing" in setting)
+        return self.footprint(model, setting).kept(checkpointing="checkpointing" in setting)
 
     def activation_bytes(self, model: Model, setting: Setting) -> tuple[int, int]:
         return activation_bytes(self.footprint(model, setting), model, setting)
@@ -160,7 +160,7 @@ class FamilyWithFormulas(Family):
         config_class, model_class = (getattr(transformers, name) for name in self.classes)
         options: dict[str, Any] = {} if model.recipe.image_size else {"use_cache": False}
         if self.kernels == SDPA:
-            options["attn_implementation"] = attention_implementation(kernels)
+            options["attn_implementation"] = attention_implementation(kernels=kernels)
         module: nn.Module = model_class(config_class(**self.complete(model), **options)).train()
         return module
 
@@ -177,7 +177,7 @@ def activation_bytes(footprint: Footprint, model: Model, setting: Setting) -> tu
         footprint = footprint.with_head_at(0)
     # A loss that is compiled with the head overwrites the logits with their gradient.
     loss_bytes = lowered(model) * (1 + copies) if in_group(setting, "compilation") else None
-    return footprint.heights("checkpointing" in setting, loss_bytes)
+    return footprint.heights(checkpointing="checkpointing" in setting, compiled_loss_bytes=loss_bytes)
 
 
 def copies_logits(model: Model, setting: Setting, words: int) -> bool:

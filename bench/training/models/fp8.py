@@ -65,7 +65,8 @@ def _require_units(device: torch.device, name: str) -> None:
         return
     found, needed = "{}.{}".format(*torch.cuda.get_device_capability(device)), LEAST_CAPABILITY["fp8"]
     if float(found) < needed:
-        raise BadInput(f"fp8 needs compute capability {needed}, this GPU has {found}", where=name)
+        message = f"fp8 needs compute capability {needed}, this GPU has {found}"
+        raise BadInput(message, where=name, advice="give its recipe another precision, such as bf16")
 
 
 def linear_in_fp8(

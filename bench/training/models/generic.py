@@ -146,7 +146,7 @@ def _repeated(module: nn.Module) -> list[nn.Module]:
         if not any(name.startswith(f"{other}.") for other in lists if other != name)
     ]
     longest = max(outer, key=len, default=None)
-    stacks = [one for one in outer if one is longest or all(map(is_compound, one))]
+    stacks = [stack for stack in outer if stack is longest or all(map(is_compound, stack))]
     return [block for stack in stacks for block in stack] or [module]
 
 
@@ -238,17 +238,7 @@ def _counted(
     precision = torch.float32 if contents else precision or torch.bfloat16
     convolved = ConvolutionCount()
     whole, body = (_flop_counter(count) for count in (convolved, ConvolutionCount()))
-    with torch.device("meta"):
-        # Evaluation mode, because in training mode some architectures skip layers at random.
-        module = family.build_with(model, attention).eval()
-        parts = _parts(module, family.blocks(module))
-        module.to(precision)
-    if contents:
-        if parts.total > MOST_WITH_CONTENTS:
-            reason = "its operations cannot be counted: its code reads what it computed, and it is too large"
-            raise BadInput(f"{reason} to be built for that", where=model.name)
-        with torch.device("cpu"):
-            module = family.build_with(model, attention).float().eval()
+    module, parts = _built(model, family, attention, precision, contents=contents)
     trained = [weight for weight in module.parameters() if weight.requires_grad]
     module.requires_grad_(False)  # the counter would look for gradients of views of weights
     without = nullcontext() if contents else torch_inside.fake_tensors()
@@ -276,6 +266,28 @@ def _counted(
         return _with_backward(counts, module, batch, model, family, attending)
 
 
+def _built(
+    model: Model, family: TransformersFamily, attention: str, precision: torch.dtype, *, contents: bool
+) -> tuple[nn.Module, Parts]:
+    """Build a model without contents, or with them if it is small enough; return it and its parts.
+
+    The model is in evaluation mode, because in training mode some architectures skip layers at random.
+    """
+    import torch
+
+    with torch.device("meta"):
+        module = family.build_with(model, attention).eval()
+        parts = _parts(module, family.blocks(module))
+        module.to(precision)
+    if not contents:
+        return module, parts
+    if parts.total > MOST_WITH_CONTENTS:
+        reason = "its operations cannot be counted: its code reads what it computed, and it is too large"
+        raise BadInput(f"{reason} to be built for that", where=model.name)
+    with torch.device("cpu"):
+        return family.build_with(model, attention).float().eval(), parts
+
+
 def _with_backward(
     counts: Counted,
     module: nn.Module,
@@ -296,7 +308,7 @@ def _with_backward(
         answer = aim.answer(module, batch)
         loss = aim.loss(answer, aim.labels(batch, answer, module))
         if not loss.requires_grad:
-            raise BadInput("its code calls no layer with an adapter", where=model.name)
+            raise BadInput("its code calls no layer with an adapter", where=model.name, advice=TARGETS)
         with whole:
             loss.backward()
     if unused := family.unused_targets(module, model):
@@ -359,14 +371,15 @@ class AttentionCount:
 
     def __init__(self, documents: Documents | None = None) -> None:
         self.documents = documents
-        self.told: set[bool] = set()  # whether calls were told where documents end
+        self.calls_with_ends: set[bool] = set()  # whether calls were told where documents end
 
     def require_documents(self, model: Model) -> None:
         """Raise BadInput if a recipe packs documents and the model's attention is not told where they end."""
-        if self.documents and self.told != {True}:
+        if self.documents and self.calls_with_ends != {True}:
             raise BadInput(
                 f"documents: the code of {model.family} does not tell all of its attention where they end",
                 where=model.name,
+                advice="leave documents out of its recipe",
             )
 
     def registered(self) -> str:
@@ -388,14 +401,14 @@ class AttentionCount:
         sliding_window: int | None = None,
         **more: Any,
     ) -> tuple[Tensor, None]:
-        self.told.add(ends_of(attention_mask) is not None)
+        self.calls_with_ends.add(ends_of(attention_mask) is not None)
         samples, heads, length, width = query.shape
         self.query_elements += samples * heads * length * width
         if heads % key.shape[1]:
             reason = f"{key.shape[1]} heads of keys and values do not divide {heads} of queries"
             raise BadInput(reason)
         causal = attends_causally(module, is_causal)
-        pairs = _pairs(length, key.shape[2], causal, sliding_window)
+        pairs = _pairs(length, key.shape[2], sliding_window, causal=causal)
         if self.documents:
             pairs = self.documents.pairs(length, sliding_window)
         if has_bias_of_heads(more.get("position_bias")) or has_bias_of_heads(attention_mask):
@@ -444,7 +457,7 @@ class ConvolutionCount:
         return flops
 
 
-def _pairs(length: int, keys: int, causal: bool, window: int | None) -> int:
+def _pairs(length: int, keys: int, window: int | None, *, causal: bool) -> int:
     """Count the pairs of positions that attend: all, or the lower triangle, limited to a window."""
     if length != keys:
         return length * keys
@@ -501,6 +514,7 @@ def kinds() -> Mapping[ObjectiveName, Any]:
     return {aim.name: getattr(transformers, aim.auto_class) for aim in aims if aim.auto_class}
 
 
+TARGETS = 'name other layers in recipe.lora.targets, or "all-linear"'
 REPOSITORY_CODE = "auto_map"  # field of a configuration
 
 

@@ -8,13 +8,14 @@ MambaSplitConv1dScanCombinedFn.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from bench.training.models.footprint import FP32
 from bench.training.models.generic import COMPILED_OR_NOT, TransformersFamily, Ways
 from bench.training.models.mamba import importing_kernels, missing_packages
 from bench.training.models.model import Has, Model, installed
+from bench.training.models.stand_in import empty_operator
 from bench.training.vendor import transformers_inside
 
 if TYPE_CHECKING:
@@ -89,41 +90,14 @@ def working_bytes(length: int, inner: int, width: int, groups: int, chunk: int, 
 
 @cache
 def _operation() -> Callable[..., Sequence[Tensor]]:
-    import torch
-
-    def outputs(
-        projected: Tensor, _weights: Sequence[Tensor], sizes: Sequence[int]
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        samples, length, _ = projected.shape
-        inner, _, groups, *_, features = sizes
-        return (
-            projected.new_empty(samples, length, features),
-            projected.new_empty(samples, length, inner),
-            projected.new_empty(samples, length, groups, dtype=torch.float32),
-        )
-
-    def gradients(
-        _gradient: Tensor,
-        projected: Tensor,
-        weights: Sequence[Tensor],
-        _kept: Sequence[Tensor],
-        sizes: Sequence[int],
-    ) -> tuple[Tensor, list[Tensor], Tensor]:
-        samples, length, _ = projected.shape
-        inner, width, groups, chunk, heads, _ = sizes
-        working = working_bytes(length, inner, width, groups, chunk, heads, projected.element_size())
-        in_use = projected.new_empty(samples, working, dtype=torch.uint8)
-        return torch.empty_like(projected), [torch.empty_like(weight) for weight in weights], in_use
-
-    operation = partial(torch.library.custom_op, mutates_args=())
-    given, result = "Tensor projected, Tensor[] weights", "(Tensor, Tensor, Tensor)"
-    forward = operation("bench::kept_scan", schema=f"({given}, int[] sizes) -> {result}")(outputs)
-    backward = operation(
-        "bench::kept_scan_backward",
-        schema=f"(Tensor gradient, {given}, Tensor[] kept, int[] sizes) -> (Tensor, Tensor[], Tensor)",
-    )(gradients)
-    forward.register_fake(outputs)
-    backward.register_fake(gradients)
+    """Return an operator that has a mixer's result, and keeps what the kernel keeps."""
+    given = "Tensor projected, Tensor[] weights"
+    forward = empty_operator("kept_scan", f"({given}, int[] sizes) -> (Tensor, Tensor, Tensor)", _scanned)
+    backward = empty_operator(
+        "kept_scan_backward",
+        f"(Tensor gradient, {given}, Tensor[] kept, int[] sizes) -> (Tensor, Tensor[], Tensor)",
+        _gradients,
+    )
 
     def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         projected, weights, ctx.sizes = inputs
@@ -131,9 +105,41 @@ def _operation() -> Callable[..., Sequence[Tensor]]:
 
     def run_backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor, list[Tensor], None]:
         projected, *weights, scanned, deviations = ctx.saved_tensors
-        found, of_weights, _in_use = backward(gradient, projected, weights, [scanned, deviations], ctx.sizes)
-        return found, of_weights, None
+        of_projected, of_weights, _ = backward(gradient, projected, weights, [scanned, deviations], ctx.sizes)
+        return of_projected, of_weights, None
 
     forward.register_autograd(run_backward, setup_context=save)
-    registered: Callable[..., Sequence[Tensor]] = forward
-    return registered
+    operator: Callable[..., Sequence[Tensor]] = forward
+    return operator
+
+
+def _scanned(
+    projected: Tensor, _weights: Sequence[Tensor], sizes: Sequence[int]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return a mixer's result, the scan's, and the norm's deviations, without contents."""
+    import torch
+
+    samples, length, _ = projected.shape
+    inner, _, groups, *_, features = sizes
+    return (
+        projected.new_empty(samples, length, features),
+        projected.new_empty(samples, length, inner),
+        projected.new_empty(samples, length, groups, dtype=torch.float32),
+    )
+
+
+def _gradients(
+    _gradient: Tensor,
+    projected: Tensor,
+    weights: Sequence[Tensor],
+    _kept: Sequence[Tensor],
+    sizes: Sequence[int],
+) -> tuple[Tensor, list[Tensor], Tensor]:
+    """Return gradients without contents, and the bytes that the kernel's backward pass takes beside them."""
+    import torch
+
+    samples, length, _ = projected.shape
+    inner, width, groups, chunk, heads, _ = sizes
+    working = working_bytes(length, inner, width, groups, chunk, heads, projected.element_size())
+    in_use = projected.new_empty(samples, working, dtype=torch.uint8)
+    return torch.empty_like(projected), [torch.empty_like(weight) for weight in weights], in_use

@@ -175,6 +175,7 @@ class Flops:
 
     @property
     def of_backward(self) -> int:
+        """The operations of the backward pass: twice the forward pass's unless stated."""
         return 2 * self.total if self.backward is None else self.backward
 
     @property

@@ -6,13 +6,13 @@ are searched and compared on any device. Imports torch only when called, in a wo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from bench.training.models.model import Model
-from bench.training.models.probe import close, first_call, on_tiny_input, watching_attention
+from bench.training.models.probe import close, first_call, on_tiny_input, taken_over, watching_attention
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -45,22 +45,23 @@ def packed_rotary_of(
     """
     with on_tiny_input(module, model) as answer:
         with first_call():
-            found, expected = _search(blocks, answer)
-        if not found:
+            rotaries, expected = _search(blocks, answer)
+        if not rotaries:
             raise LookupError("no attention has rotary positions of packed queries, keys and values")
-        with _taken_over(found):
+        modules = [rotary.attention for rotary in rotaries]
+        with taken_over(lambda: take_over(rotaries, rotated_by_pytorch), modules):
             if not close(answer(), expected):
                 raise LookupError("the model gives another output if its positions are rotated by bench")
-    return found
+    return rotaries
 
 
-def take_over(found: Sequence[PackedRotary], rotate: Rotate) -> None:
+def take_over(rotaries: Sequence[PackedRotary], rotate: Rotate) -> None:
     """Let each attention rotate by this function, and attend without a mask."""
-    for one in found:
-        one.attention.forward = _attending(one, rotate)
+    for rotary in rotaries:
+        rotary.attention.forward = _attending(rotary, rotate)
 
 
-def _attending(one: PackedRotary, rotate: Rotate) -> Callable[..., tuple[Tensor, None]]:
+def _attending(rotary: PackedRotary, rotate: Rotate) -> Callable[..., tuple[Tensor, None]]:
     import torch.nn.functional as F
 
     def forward(
@@ -68,13 +69,13 @@ def _attending(one: PackedRotary, rotate: Rotate) -> Callable[..., tuple[Tensor,
     ) -> tuple[Tensor, None]:
         assert attention_mask is None, "nothing is padded here"
         samples, positions, _width = hidden_states.shape
-        packed = one.projection(hidden_states).view(samples, positions, -1, 3 * one.width)
+        packed = rotary.projection(hidden_states).view(samples, positions, -1, 3 * rotary.width)
         query, key, value = (part.transpose(1, 2) for part in rotate(packed, *position_embeddings))
-        dropout = one.dropout * one.attention.training
+        dropout = rotary.dropout * rotary.attention.training
         out = F.scaled_dot_product_attention(
-            query, key, value, dropout_p=dropout, is_causal=True, scale=one.scale
+            query, key, value, dropout_p=dropout, is_causal=True, scale=rotary.scale
         )
-        return one.output(out.transpose(1, 2).reshape(samples, positions, -1)), None
+        return rotary.output(out.transpose(1, 2).reshape(samples, positions, -1)), None
 
     return forward
 
@@ -120,14 +121,14 @@ def _search(
             stack.callback(part.register_forward_hook(leave, with_kwargs=True).remove)
         stack.enter_context(watching_attention(calls.append))
         expected = answer()
-    return tuple(one for one in called.values() if one), expected
+    return tuple(rotary for rotary in called.values() if rotary), expected
 
 
 def _linear_layers(part: nn.Module) -> tuple[nn.Linear, nn.Linear] | None:
     """Return the linear layers of a module that has two, the one with three times the output first."""
     from torch import nn
 
-    layers = [one for one in part.children() if isinstance(one, nn.Linear)]
+    layers = [layer for layer in part.children() if isinstance(layer, nn.Linear)]
     if len(layers) != 2 or "forward" in vars(part):
         return None
     output, packed = sorted(layers, key=lambda layer: layer.out_features)
@@ -152,7 +153,7 @@ def _packed(
     width = call["query"].size(-1)
     if layers[0].out_features % (3 * width) or tables[0].size(-1) > width or tables[0].size(-1) % 2:
         return None
-    one = PackedRotary(part, *layers, width, call["scale"], call["dropout_p"])
+    rotary = PackedRotary(part, *layers, width, call["scale"], call["dropout_p"])
     seen: list[Tensor] = []  # what attention reads, if the module is of this form: scores near zero hide it
 
     def rotate(*given: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -160,18 +161,7 @@ def _packed(
         seen.extend(rotated)
         return rotated
 
-    again, _ = _attending(replace(one, dropout=0.0), rotate)(hidden, position_embeddings=tables)
+    again, _ = _attending(replace(rotary, dropout=0.0), rotate)(hidden, position_embeddings=tables)
     read = [call[name] for name in ("query", "key", "value")]
     alike = [close(mine.transpose(1, 2), theirs) for mine, theirs in zip(seen, read, strict=True)]
-    return one if all(alike) and close(again, result[0]) else None
-
-
-@contextmanager
-def _taken_over(found: Sequence[PackedRotary]) -> Iterator[None]:
-    """Let attention rotate by PyTorch within the context."""
-    take_over(found, rotated_by_pytorch)
-    try:
-        yield
-    finally:
-        for one in found:
-            del one.attention.forward
+    return rotary if all(alike) and close(again, result[0]) else None

@@ -7,14 +7,14 @@ that models are searched and compared on any device. Imports torch only when cal
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bench.training.models.model import Model
-from bench.training.models.probe import close, first_call, on_tiny_input
+from bench.training.models.probe import close, first_call, on_tiny_input, taken_over
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -43,17 +43,17 @@ def paired_norms_of(module: nn.Module, blocks: Sequence[nn.Module], model: Model
     """
     with on_tiny_input(module, model) as answer:
         with first_call():
-            found, expected = _search(blocks, answer)
-        if not found:
+            pairs, expected = _search(blocks, answer)
+        if not pairs:
             raise LookupError("no block has two layer norms that read its input")
-        if not _same_with(found, answer, expected):
+        if not _same_with(pairs, answer, expected):
             raise LookupError("the model gives another output if both norms of a block are computed together")
-    return found
+    return pairs
 
 
-def take_over(found: Sequence[PairedNorms], both: BothNorms) -> None:
+def take_over(pairs: Sequence[PairedNorms], both: BothNorms) -> None:
     """Let each block compute both norms at once, and its norms return what was computed."""
-    for pair in found:
+    for pair in pairs:
         _take_over(pair, both)
 
 
@@ -119,17 +119,17 @@ def layer_norm_epsilon(part: nn.Module) -> float | None:
         for shape in ((3, len(weight)), weight.shape, weight.shape)
     )
     try:
-        found = torch.func.functional_call(part, {"weight": scales, "bias": shifts}, (entry,))
+        norm = torch.func.functional_call(part, {"weight": scales, "bias": shifts}, (entry,))
     except Exception:  # a module of this form may do anything
         return None
     expected = F.layer_norm(entry, (len(weight),), scales, shifts, epsilon)
-    return epsilon if isinstance(found, torch.Tensor) and close(found, expected) else None
+    return epsilon if isinstance(norm, torch.Tensor) and close(norm, expected) else None
 
 
 # eq=False: compared by identity.
 @dataclass(eq=False, slots=True)
 class _BlockCall:
-    """The calls of a block and of its norms in the watched pass."""
+    """The calls of one block and of the norms in it, as recorded while the model ran once."""
 
     block: nn.Module
     entries: list[Any] = field(default_factory=list)  # the block's first argument in each call
@@ -169,21 +169,10 @@ def _pair_of(call: _BlockCall, epsilons: dict[nn.Module, float]) -> PairedNorms 
     return PairedNorms(call.block, first, second, epsilons[first])
 
 
-def _same_with(found: Sequence[PairedNorms], answer: Callable[[], Tensor], expected: Tensor) -> bool:
-    with _taken_over(found):
+def _same_with(pairs: Sequence[PairedNorms], answer: Callable[[], Tensor], expected: Tensor) -> bool:
+    parts = [part for p in pairs for part in (p.block, p.first, p.second, *_idle(p.block))]
+    with taken_over(lambda: take_over(pairs, norms_by_pytorch), parts):
         try:
             return close(answer(), expected)
         except RuntimeError:
             return False
-
-
-@contextmanager
-def _taken_over(found: Sequence[PairedNorms]) -> Iterator[None]:
-    """Let the blocks compute their norms together by PyTorch within the context."""
-    take_over(found, norms_by_pytorch)
-    try:
-        yield
-    finally:
-        for pair in found:
-            for part in (pair.block, pair.first, pair.second, *_idle(pair.block)):
-                del part.forward

@@ -6,7 +6,7 @@ Imports torch only when called, in a worker.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
@@ -62,6 +62,17 @@ def first_call(*passing: type[Exception]) -> Iterator[None]:
         raise
     except Exception as error:  # an architecture's code may raise anything
         raise LookupError(f"the model cannot run on a tiny input: {error}"[:200]) from error
+
+
+@contextmanager
+def taken_over(take_over: Callable[[], None], parts: Sequence[nn.Module]) -> Iterator[None]:
+    """Replace forward passes of `parts` by `take_over` within the context."""
+    take_over()
+    try:
+        yield
+    finally:
+        for part in parts:
+            del part.forward
 
 
 def tiny_input(module: nn.Module, model: Model) -> dict[str, Tensor]:

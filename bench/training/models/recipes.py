@@ -113,7 +113,7 @@ def _epoch_mistakes(obj: Mapping[str, Any], path: str) -> Iterator[Mistake]:
 def _from_tokens(
     obj: Mapping[str, Any], base: Mapping[str, Any], path: str
 ) -> tuple[dict[str, Any], list[Mistake]]:
-    """Convert fields in tokens, as a part of `in_samples`."""
+    """Convert the fields of a recipe that are given in tokens into samples; return them and the mistakes."""
     given = {key: value for key, value in obj.items() if key not in IN_TOKENS}
     stated = {field: obj[field] for field in IN_TOKENS if field in obj}
     mistakes = []

@@ -14,14 +14,21 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def _nothing() -> None:
-    return None
-
-
-def stand_in(shape: Sequence[int], *given: Tensor, in_backward: Callable[[], None] = _nothing) -> Tensor:
+def stand_in(
+    shape: Sequence[int], *given: Tensor, in_backward: Callable[[], object] = lambda: None
+) -> Tensor:
     """Return a tensor of this shape that depends on the given ones; a backward pass calls `in_backward`."""
     made: Tensor = _function().apply(shape, in_backward, *given)
     return made
+
+
+def empty_operator(name: str, schema: str, results: Callable[..., Any]) -> Any:
+    """Register an operator of torch that computes nothing; `results` returns empty tensors of its results."""
+    import torch
+
+    operator = torch.library.custom_op(f"bench::{name}", results, mutates_args=(), schema=schema)
+    operator.register_fake(results)
+    return operator
 
 
 @cache

@@ -39,10 +39,7 @@ class Contrastive(Objective):
     mapping = "ZERO_SHOT_IMAGE_CLASSIFICATION"
     sizes = ("image_size", "sequence_length")
     data = ("tokens", "images")
-    counts: Mapping[str, str] = {
-        "text_config/vocab_size": "tokens",
-        "vision_config/image_size": "pixels",
-    }
+    counts: Mapping[str, str] = {"text_config/vocab_size": "tokens", "vision_config/image_size": "pixels"}
     towers = ("text_config", "vision_config")
     compares_samples = True
 
@@ -80,11 +77,7 @@ class Contrastive(Objective):
         return torch.stack((torch.cat(side, 1), torch.cat(other, 1)), 1)
 
     def labels(
-        self,
-        batch: Mapping[str, Tensor],
-        answer: Tensor,
-        module: nn.Module,
-        gather: Gather = of_one_device,
+        self, batch: Mapping[str, Tensor], answer: Tensor, module: nn.Module, gather: Gather = of_one_device
     ) -> Tensor:
         """Return the gradients of the answer; without them in the batch, those of a step of this one pass."""
         return batch["labels"] if "labels" in batch else self.targets(module, answer, gather)
@@ -146,33 +139,34 @@ def _is_sigmoid(module: nn.Module) -> bool:
 
 
 def _softmax(own: Tensor, everyone: Tensor, gather: Gather) -> tuple[Tensor, Tensor]:
-    """Return CLIP's loss of everyone's answers, and its gradient with respect to one's own answers.
+    """Return CLIP's loss of everyone's answers, and its gradient with respect to this device's answers.
 
     The loss is the mean of two cross-entropies: each image chooses among all texts, and each text among all
-    images. The sums of a device's own rows are exchanged, because the gradient of an embedding depends on
-    the sums of all rows that it is part of.
+    images. A row of logits is one image against all texts, or one text against all images. Devices exchange
+    the sums of their rows, because the gradient of an embedding depends on all rows that it is part of.
     """
     import torch
 
-    sums = torch.empty_like(own[:, :, 0])  # logarithms: of each image over texts, of each text over images
+    log_sums = torch.empty_like(own[:, :, 0])
     for side in (IMAGES, TEXTS):
         for rows, logits in _logits(own[:, side], everyone[:, 1 - side]):
-            sums[rows, side] = logits.logsumexp(1)
-    right = (own[:, IMAGES] * own[:, TEXTS]).sum(1, keepdim=True)
-    every = gather(torch.cat((sums, right), 1))
-    loss = (every[:, :2].mean(1) - every[:, 2]).mean()
+            log_sums[rows, side] = logits.logsumexp(1)
+    of_pairs = (own[:, IMAGES] * own[:, TEXTS]).sum(1, keepdim=True)  # the logit of an image and its own text
+    gathered = gather(torch.cat((log_sums, of_pairs), 1))
+    all_log_sums, all_of_pairs = gathered[:, :2], gathered[:, 2]
+    loss = (all_log_sums.mean(1) - all_of_pairs).mean()
     gradient = torch.empty_like(own)
     for side in (IMAGES, TEXTS):
         others = everyone[:, 1 - side]
         for rows, logits in _logits(own[:, side], others):
-            shares = (logits - sums[rows, side, None]).exp_()
-            shares += logits.sub_(every[:, 1 - side]).exp_()
+            shares = (logits - log_sums[rows, side, None]).exp_()
+            shares += logits.sub_(all_log_sums[:, 1 - side]).exp_()
             gradient[rows, side] = shares @ others / 2
     return loss, (gradient - own.flip(1)) / len(everyone)
 
 
 def _sigmoid(own: Tensor, everyone: Tensor, gather: Gather) -> tuple[Tensor, Tensor]:
-    """Return SigLIP's loss of everyone's answers, and its gradient with respect to one's own answers.
+    """Return SigLIP's loss of everyone's answers, and its gradient with respect to this device's answers.
 
     Every image and every text are judged on their own: whether they belong together.
     """

@@ -31,7 +31,7 @@ class Adam(OptimizerContract):
         }  # fmt: skip
 
     def make(
-        self, weights: Sequence[nn.Parameter], matrices: Sequence[int], fused: bool
+        self, weights: Sequence[nn.Parameter], matrices: Sequence[int], *, fused: bool
     ) -> torch.optim.Optimizer:
         """Return AdamW for both names.
 

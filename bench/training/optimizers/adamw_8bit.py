@@ -54,11 +54,11 @@ class AdamW8bit(OptimizerContract):
         parameters = matrices + rest
         return 2 * parameters + 2 * SCALE * -(-parameters // BLOCK)
 
-    def trainer_name(self, fused: bool) -> str:
+    def trainer_name(self, *, fused: bool) -> str:
         return "adamw_bnb_8bit"  # of bitsandbytes
 
     def make(
-        self, weights: Sequence[nn.Parameter], matrices: Sequence[int], fused: bool
+        self, weights: Sequence[nn.Parameter], matrices: Sequence[int], *, fused: bool
     ) -> torch.optim.Optimizer:
         from bench.training.optimizers.updates.adamw_8bit import AdamW8bitUpdate
 

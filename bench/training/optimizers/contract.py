@@ -38,15 +38,16 @@ class OptimizerContract:
         """Return the bytes of the moments of the parameters in the blocks' matrices, and of the rest."""
         return FP32_MOMENTS * (matrices + rest)
 
-    def trainer_name(self, fused: bool) -> str:
+    def trainer_name(self, *, fused: bool) -> str:
         """Return the value of TrainingArguments' "optim" that comes nearest."""
         return "adamw_torch_fused" if fused else "adamw_torch"
 
     def make(
-        self, weights: Sequence[nn.Parameter], matrices: Sequence[int], fused: bool
+        self, weights: Sequence[nn.Parameter], matrices: Sequence[int], *, fused: bool
     ) -> torch.optim.Optimizer:
         """Make torch's optimizer of these weights.
 
-        `matrices` has, for each weight, how many matrices of blocks it holds: none unless it asks.
+        `matrices` says of each weight how many matrices of blocks it holds; 0 of all of them unless
+        `updates_matrices`.
         """
         raise NotImplementedError

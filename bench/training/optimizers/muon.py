@@ -70,7 +70,7 @@ class Muon(OptimizerContract):
         return MOMENTUM_BYTES * matrices + FP32_MOMENTS * rest
 
     def make(
-        self, weights: Sequence[nn.Parameter], matrices: Sequence[int], fused: bool
+        self, weights: Sequence[nn.Parameter], matrices: Sequence[int], *, fused: bool
     ) -> torch.optim.Optimizer:
         from bench.training.optimizers.updates.muon import MuonUpdate
 

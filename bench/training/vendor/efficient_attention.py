@@ -44,7 +44,7 @@ def workspace(query: Tensor, value: Tensor) -> Tensor:
 
     samples, heads, length, width = query.shape
     half, widest = query.element_size() < FP32, max(width, value.shape[-1])
-    rows, columns = _tile(widest, half)
+    rows, columns = _tile(widest, half=half)
     tiles = -(-length // rows) * -(-width // columns)
     of_a_head = tiles * (LOCK + FP32 * rows * columns)
     if half and widest > 128:
@@ -52,7 +52,7 @@ def workspace(query: Tensor, value: Tensor) -> Tensor:
     return query.new_empty(samples * heads * of_a_head, dtype=torch.uint8)
 
 
-def _tile(width: int, half: bool) -> tuple[int, int]:
+def _tile(width: int, *, half: bool) -> tuple[int, int]:
     """Return the numbers of queries and of keys that the kernel for heads of this width computes at once."""
     if width <= 64:
         return 64, 64

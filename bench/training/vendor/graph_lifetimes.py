@@ -70,7 +70,7 @@ def block_tensors(graphs: Graphs, samples: int) -> BlockTensors:
                 last = backward.last.get(storage, backward.born[storage])
                 yield lifetime(size, start + backward.born[storage], start + last)
 
-    return BlockTensors(start, notable(sorted(lifetimes(), key=lambda one: one.born)))
+    return BlockTensors(start, notable(sorted(lifetimes(), key=lambda tensor: tensor.born)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +110,8 @@ class _Uses:
 
     def first_of_samples(self, weights: int, samples: int) -> int | None:
         """Return the first input after the weights whose size grows with the number of samples."""
-        places = (one for one in self.inputs[weights:] if one is not None)
-        return next((one for one in places if self.sizes[one] % samples == 0), None)
+        places = (place for place in self.inputs[weights:] if place is not None)
+        return next((place for place in places if self.sizes[place] % samples == 0), None)
 
 
 def _read_or_written_by_libraries(nodes: Sequence[Any]) -> Iterator[int | None]:
@@ -144,6 +144,6 @@ def _results(node: Any) -> dict[int, int]:
     """
     value: Any = getattr(node, "meta", {}).get("val")
     results = value if isinstance(value, tuple | list) else (value,)
-    storages = (one.untyped_storage() for one in results if hasattr(one, "untyped_storage"))
+    storages = (storage.untyped_storage() for storage in results if hasattr(storage, "untyped_storage"))
     read = {*map(_storage, node.users)} if value is results else set()
-    return {one._cdata: one.nbytes() for one in storages if one._cdata not in read}
+    return {storage._cdata: storage.nbytes() for storage in storages if storage._cdata not in read}

@@ -248,13 +248,13 @@ def tensors_when_compiled(
         found.append(block_tensors(graphs, samples))
         return forward, backward
 
-    def as_it_is(graph: Any, _inputs: Any) -> Any:
-        return graph
-
-    decompositions = select_decomp_table()
-    compiled = aot_function(computed, as_it_is, as_it_is, partition, decompositions)
+    compiled = aot_function(computed, _unchanged, _unchanged, partition, select_decomp_table())
     compiled(*weights.values(), *(values[i] for i in places))
     return [*sizes.values()], found[-1]
+
+
+def _unchanged(graph: Any, _inputs: Any) -> Any:
+    return graph
 
 
 @dataclass
@@ -533,7 +533,7 @@ def attention_in_window(
 
 @contextmanager
 def windows_attended_by(instead: Callable[..., Tensor]) -> Iterator[None]:
-    """Within the context, pass `attention_in_window` and its arguments to `instead`."""
+    """Within the context, let `instead(original, ...)` answer the calls of `attention_in_window`."""
     this: Any = sys.modules[__name__]
     original = this.attention_in_window
     this.attention_in_window = partial(instead, original)

@@ -210,11 +210,7 @@ def make_no_full_masks(model: nn.Module) -> None:
         if hasattr(module, "is_torchdynamo_compiling"):
             code = inspect.getsource(module)
             if code.count("is_torchdynamo_compiling()") == code.count(FULL_MASK):
-                module.is_torchdynamo_compiling = _compiles
-
-
-def _compiles() -> bool:
-    return True
+                module.is_torchdynamo_compiling = lambda: True
 
 
 def use_experts(configuration: Any, implementation: str) -> None:
@@ -304,7 +300,7 @@ def load_mamba(*, fused: bool) -> Any:
 def scan_mamba2_by(scan: Callable[..., Any] | None) -> None:
     """Let Mamba 2's mixers train by a function that computes all after their first product.
 
-    None: by transformers' plain code.
+    `scan` is None to use transformers' plain code instead.
 
     Relies on: the names of three functions that Mamba2Mixer.forward calls. Why: transformers wraps its plain
     functions, and takes mamba-ssm's wherever it can be imported. No issue known.

@@ -196,7 +196,7 @@ def why_no_paired_norms(model_type: str, mapping: str, architecture: Mapping[str
     conditional: list[str] = []
     for body in _classes_of(model_type, mapping):
         for conditions in _paired_norms(body):
-            unmet = [one for one in conditions if not _holds(one, body, model_type, architecture)]
+            unmet = [rule for rule in conditions if not _holds(rule, body, model_type, architecture)]
             if not unmet:
                 return None
             conditional.append(unmet[0])

@@ -80,7 +80,7 @@ def test_no_reference_is_more_than_the_vendors_peak() -> None:
         for name, wanted in profile.figures.items():
             if name.startswith("matmul-"):
                 precision = name.removeprefix("matmul-")
-                assert wanted.value <= 1.01 * gpu.peak_flops(precision, precision == "tf32"), (
+                assert wanted.value <= 1.01 * gpu.peak_flops(precision, tf32=precision == "tf32"), (
                     profile.name,
                     name,
                 )

@@ -75,7 +75,7 @@ torch.manual_seed(0)
 for heads, width, share in ((3, 20, 0.3), (1, 16, 0.25), (2, 8, 1.0)):
     config = GPTNeoXConfig(
         hidden_size=heads * width, num_attention_heads=heads, rotary_pct=share,
-        attn_implementation=attention_implementation(True),
+        attn_implementation=attention_implementation(kernels=True),
     )
     module = GPTNeoXAttention(config, 0)
     ours = torch.randn(2, 11, heads * width, requires_grad=True)

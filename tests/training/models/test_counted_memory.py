@@ -46,7 +46,7 @@ def as_any(model: Model) -> Model:
 def footprint_bytes(counts: Counted, model: Model, setting: Setting) -> int:
     footprint = counts.footprint(model, setting)
     assert footprint is not None, setting
-    return footprint.kept("checkpointing" in setting)
+    return footprint.kept(checkpointing="checkpointing" in setting)
 
 
 @pytest.mark.parametrize(

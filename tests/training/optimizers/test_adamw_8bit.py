@@ -73,7 +73,7 @@ def trained(make: Any, steps: int = 50) -> tuple[list[float], list[Tensor], Any]
 def test_fifty_steps_stay_near_those_of_adamw() -> None:
     """The largest weights have 8,320 numbers, which do not fill blocks of 256."""
     exact, expected, _ = trained(lambda weights: torch.optim.AdamW(weights, **OPTIONS))
-    losses, found, _ = trained(lambda weights: RECIPE.make(weights, [0] * len(weights), False))
+    losses, found, _ = trained(lambda weights: RECIPE.make(weights, [0] * len(weights), fused=False))
     assert losses[-1] < 0.5 * losses[0]
     assert losses == pytest.approx(exact, rel=0.02)
     moved = [float((new - old).norm()) for new, old in zip(found, expected, strict=True)]
@@ -82,7 +82,7 @@ def test_fifty_steps_stay_near_those_of_adamw() -> None:
 
 
 def test_large_weights_have_a_byte_a_moment_and_small_ones_fp32() -> None:
-    _, _, optimizer = trained(lambda weights: RECIPE.make(weights, [0] * len(weights), False), steps=1)
+    _, _, optimizer = trained(lambda weights: RECIPE.make(weights, [0] * len(weights), fused=False), steps=1)
     large = optimizer.param_groups[0]["params"]
     assert [weight.numel() for weight in large] == [8320, 8320]
     for weight, state in optimizer.state.items():
@@ -95,10 +95,12 @@ def test_large_weights_have_a_byte_a_moment_and_small_ones_fp32() -> None:
 
 
 def test_what_was_saved_goes_on_exactly(tmp_path: Any) -> None:
-    _, weights, optimizer = trained(lambda weights: RECIPE.make(weights, [0] * len(weights), False), steps=5)
+    _, weights, optimizer = trained(
+        lambda weights: RECIPE.make(weights, [0] * len(weights), fused=False), steps=5
+    )
     torch.save(optimizer.state_dict(), tmp_path / "state.pt")
     copies = [nn.Parameter(weight.clone()) for weight in weights]
-    loaded = RECIPE.make(copies, [0] * len(copies), False)
+    loaded = RECIPE.make(copies, [0] * len(copies), fused=False)
     loaded.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
     ours = [w for group in optimizer.param_groups for w in group["params"]]
     theirs = [w for group in loaded.param_groups for w in group["params"]]
@@ -121,7 +123,7 @@ def test_weights_in_another_order_of_memory_are_updated_alike() -> None:
     channels_last = nn.Parameter(values.to(memory_format=torch.channels_last, copy=True))
     for weight in (plain, channels_last):
         weight.grad = gradient.clone()
-        RECIPE.make([weight], [0], False).step()
+        RECIPE.make([weight], [0], fused=False).step()
     assert torch.equal(plain, channels_last)
     assert not torch.equal(plain, values)
 

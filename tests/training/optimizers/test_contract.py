@@ -59,7 +59,7 @@ def test_every_weight_with_a_gradient_is_updated_once(name: str, fused: bool) ->
     torch.manual_seed(0)
     shapes = [(8, 4), (4, 8), (3, 4, 2, 2), (2, 4, 8), (100, 50), (5,), ()]
     weights = [nn.Parameter(torch.randn(shape)) for shape in shapes]
-    optimizer = optimizer_of(name).make(weights, [1, 1, 1, 2, 0, 0, 0], fused)
+    optimizer = optimizer_of(name).make(weights, [1, 1, 1, 2, 0, 0, 0], fused=fused)
     before = [weight.detach().clone() for weight in weights]
     for weight in weights[1:]:
         weight.grad = torch.randn_like(weight)

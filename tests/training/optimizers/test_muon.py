@@ -48,7 +48,7 @@ def test_matrices_are_updated_as_by_torch_and_the_rest_as_by_adamw(adjust_lr: An
     weights = [nn.Parameter(torch.randn(shape)) for shape in [*shapes, (40,), (64, 8)]]
     copies = [nn.Parameter(weight.detach().clone()) for weight in weights]
     recipe = muon(adjust_lr=adjust_lr, nesterov=nesterov, adamw_learning_rate=3e-3)
-    ours = recipe.make(weights, [1, 1, 1, 1, 0, 0], False)
+    ours = recipe.make(weights, [1, 1, 1, 1, 0, 0], fused=False)
     torchs = torch.optim.Muon(
         copies[:4], lr=0.01, weight_decay=0.1, momentum=0.95, nesterov=nesterov, adjust_lr_fn=adjust_lr
     )
@@ -75,8 +75,8 @@ def test_filters_are_rows_and_experts_are_matrices_of_their_own() -> None:
         weight.grad = gradient
     for weight, gradient in zip(plain, [gradients[0].flatten(1), *gradients[1]], strict=True):
         weight.grad = gradient
-    muon().make(stacked, [1, 2], False).step()
-    muon().make(plain, [1, 1, 1], False).step()
+    muon().make(stacked, [1, 2], fused=False).step()
+    muon().make(plain, [1, 1, 1], fused=False).step()
     torch.testing.assert_close(stacked[0].flatten(1), plain[0], rtol=0, atol=1e-3)
     torch.testing.assert_close(stacked[1], torch.stack(plain[1:]), rtol=0, atol=1e-3)
     assert float(stacked[1].abs().min().detach()) > 0
@@ -86,7 +86,7 @@ def test_the_loss_of_a_small_model_falls() -> None:
     torch.manual_seed(4)
     body = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 32), nn.GELU())
     model = nn.Sequential(body, nn.Linear(32, 1))
-    optimizer = muon().make(list(model.parameters()), block_matrices(model, [body]), True)
+    optimizer = muon().make(list(model.parameters()), block_matrices(model, [body]), fused=True)
     inputs = torch.randn(256, 8)
     wanted = inputs[:, :3].sum(1, keepdim=True).sin()
     losses = []
@@ -101,7 +101,7 @@ def test_the_loss_of_a_small_model_falls() -> None:
 
 def test_a_model_without_matrices_in_blocks_is_refused() -> None:
     with pytest.raises(BadInput, match="no matrix in repeated blocks"):
-        muon().make([nn.Parameter(torch.zeros(3, 3))], [0], False)
+        muon().make([nn.Parameter(torch.zeros(3, 3))], [0], fused=False)
 
 
 class Experts(nn.Module):

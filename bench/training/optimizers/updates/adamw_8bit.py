@@ -135,12 +135,12 @@ def compiled_update() -> Callable[..., None]:
 
 @cache
 def tables(device: torch.device) -> tuple[Levels, Levels]:
-    """Return the levels of the mean, which has a sign, and of the root, which has none."""
+    """Return the levels for the first moment, which has a sign, and for the second's root, without one."""
     return levels_on(device, signed=True), levels_on(device, signed=False)
 
 
 def levels_on(device: torch.device, *, signed: bool) -> Levels:
-    """Return the levels on a device, and the middles between neighbouring levels."""
+    """Return the numbers that 8 bits can stand for, on a device, and the middles between neighbours."""
     levels = torch.tensor(list(dynamic_levels(signed=signed)), device=device)
     return levels, (levels[1:] + levels[:-1]) / 2
 

@@ -1,4 +1,4 @@
-"""The door to a meeting lets in only nodes that know the secret; nobody else reaches the store behind it."""
+"""The proxy of a meeting lets in only nodes that know the secret; nobody else reaches the store behind it."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ import torch.distributed as dist
 from bench.base.errors import BadInput, EnvironmentCannot
 from bench.cli.main import main
 from bench.cli.run import meeting_secret
-from bench.runner.processes.door import (
+from bench.runner.processes.jobs import Nodes, host_and_port
+from bench.runner.processes.meeting_proxy import (
     GREETING,
     LOOPBACK,
     PIECE_BYTES,
     SealedLine,
     UntrustedPeer,
     listening_address,
-    open_door,
+    open_proxy,
     prove_as_leader,
     prove_as_node,
 )
-from bench.runner.processes.jobs import Nodes, host_and_port
 
 ROOT = Path(__file__).parents[2]
 SECRET, OTHER = b"s" * 32, b"t" * 32
@@ -155,8 +155,8 @@ def test_nodes_meet_in_one_store_and_a_stranger_finds_none() -> None:
     """The port of the meeting answers nobody without the secret, in torch's protocol or any other."""
     meet = f"{LOOPBACK}:{free_port()}"
     with (
-        open_door(Nodes(2, 0, meet, "abc"), SECRET) as leader,
-        open_door(Nodes(2, 1, meet, "abc"), SECRET) as node,
+        open_proxy(Nodes(2, 0, meet, "abc"), SECRET) as leader,
+        open_proxy(Nodes(2, 1, meet, "abc"), SECRET) as node,
     ):
         stores = [
             dist.TCPStore(*host_and_port(each.store), is_master=False, timeout=timedelta(seconds=20))
@@ -166,14 +166,14 @@ def test_nodes_meet_in_one_store_and_a_stranger_finds_none() -> None:
         assert stores[1].get("key") == b"of the leader"
         with pytest.raises(dist.DistError):
             dist.TCPStore(*host_and_port(meet), is_master=False, timeout=timedelta(seconds=2))
-        with open_door(Nodes(2, 1, meet, "abc"), OTHER) as stranger, pytest.raises(dist.DistError):
+        with open_proxy(Nodes(2, 1, meet, "abc"), OTHER) as stranger, pytest.raises(dist.DistError):
             dist.TCPStore(*host_and_port(stranger.store), is_master=False, timeout=timedelta(seconds=2))
         assert stores[1].get("key") == b"of the leader"
 
 
 def test_the_leader_listens_at_the_meetings_address_alone_and_its_store_on_loopback() -> None:
     port = free_port()
-    with open_door(Nodes(2, 0, f"127.0.0.3:{port}", "abc"), SECRET) as nodes:
+    with open_proxy(Nodes(2, 0, f"127.0.0.3:{port}", "abc"), SECRET) as nodes:
         assert listeners(port) == ["127.0.0.3"]
         assert listeners(host_and_port(nodes.store)[1]) == [LOOPBACK]
 
@@ -181,7 +181,7 @@ def test_the_leader_listens_at_the_meetings_address_alone_and_its_store_on_loopb
 def test_a_port_in_use_is_refused_at_once() -> None:
     with socket.create_server((LOOPBACK, 0)) as taken:
         meet = f"{LOOPBACK}:{taken.getsockname()[1]}"
-        with pytest.raises(EnvironmentCannot, match="in use"), open_door(Nodes(2, 0, meet, "a"), SECRET):
+        with pytest.raises(EnvironmentCannot, match="in use"), open_proxy(Nodes(2, 0, meet, "a"), SECRET):
             pass
 
 
@@ -193,9 +193,9 @@ def test_an_address_of_another_machine_is_listened_to_on_every_interface() -> No
     assert listening_address("192.0.2.1:80") == ""
 
 
-def test_a_door_ends_with_the_run() -> None:
+def test_a_proxy_ends_with_the_run() -> None:
     port = free_port()
-    with open_door(Nodes(2, 0, f"{LOOPBACK}:{port}", "abc"), SECRET):
+    with open_proxy(Nodes(2, 0, f"{LOOPBACK}:{port}", "abc"), SECRET):
         assert listeners(port)
     assert not listeners(port)
 

@@ -1,10 +1,10 @@
-"""The door to the meeting of nodes that train together: only nodes that know the run's secret come in.
+"""The proxy to the meeting of nodes that train together: only nodes that know the run's secret come in.
 
 torchrun and torch.distributed meet in a store that asks nobody who they are, and torchrun unpickles what it
-reads there. So the store listens on the leader's loopback interface alone. The leader's door listens at the
-meeting's address, and another node's door on its own loopback interface; the doors prove to each other that
-they know the secret, and encrypt and authenticate what they pass on. A door is a separate process, which
-ends with the run that started it. Only `main` on the leader imports torch.
+reads there. So the store listens on the leader's loopback interface alone. The leader's proxy listens at the
+meeting's address, and another node's proxy on its own loopback interface. The proxies prove to each other
+that they know the secret, and encrypt and authenticate what they pass on. A proxy is a separate process,
+which ends with the run that started it. Only `main` on the leader imports torch.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class UntrustedPeer(Exception):
 
 @dataclass(slots=True)
 class SealedLine:
-    """A connection between two doors, encrypted and authenticated in both directions.
+    """A connection between two proxies, encrypted and authenticated in both directions.
 
     Each direction has a key of its own, and the number of the frame as nonce.
     """
@@ -98,7 +98,7 @@ def _exactly(line: socket.socket, size: int) -> bytes:
 
 
 def prove_as_leader(line: socket.socket, secret: bytes) -> SealedLine:
-    """Let another node's door prove that it knows the secret, and then prove it to that door."""
+    """Let another node's proxy prove that it knows the secret, and then prove it to that proxy."""
     greeting = _exactly(line, len(GREETING) + NONCE_BYTES)
     if not greeting.startswith(GREETING):
         raise UntrustedPeer("another protocol")
@@ -114,7 +114,7 @@ def prove_as_leader(line: socket.socket, secret: bytes) -> SealedLine:
 
 
 def prove_as_node(line: socket.socket, secret: bytes) -> SealedLine:
-    """Prove to the leader's door that this node knows the secret, and let it prove it too."""
+    """Prove to the leader's proxy that this node knows the secret, and let it prove it too."""
     greeting = GREETING + secrets.token_bytes(NONCE_BYTES)
     line.sendall(greeting)
     talk = greeting + _exactly(line, NONCE_BYTES)
@@ -136,7 +136,7 @@ def _keys(secret: bytes, talk: bytes) -> tuple[ChaCha20Poly1305, ChaCha20Poly130
 
 
 def pass_on(plain: socket.socket, sealed: SealedLine) -> None:
-    """Copy both ways between a connection on this machine and another door, until either side ends."""
+    """Copy both ways between a connection on this machine and another proxy, until either side ends."""
 
     def outwards() -> None:
         with suppress(OSError):
@@ -158,7 +158,7 @@ def _hang_up(*lines: socket.socket) -> None:
 
 
 def admit(line: socket.socket, secret: bytes, store_port: int, unproven: threading.Semaphore) -> None:
-    """Connect another node's door to the store of this machine, once it has proved itself."""
+    """Connect another node's proxy to the store of this machine, once it has proved itself."""
     with line:
         try:
             line.settimeout(HANDSHAKE_SECONDS)
@@ -187,7 +187,7 @@ def dial(plain: socket.socket, secret: bytes, meet: str) -> None:
 
 
 def listening_address(meet: str) -> str:
-    """Return the address at which the leader's door listens: the meeting's own if this machine has it.
+    """Return the address at which the leader's proxy listens: the meeting's own if this machine has it.
 
     It is empty, for every interface, if other nodes reach this machine by another address: the name means
     loopback on the leader itself, or a router translates the address. The secret is required there too.
@@ -205,7 +205,7 @@ def listening_address(meet: str) -> str:
     return address
 
 
-def keep_door(listener: socket.socket, answer: Callable[[socket.socket], None]) -> None:
+def answer_connections(listener: socket.socket, answer: Callable[[socket.socket], None]) -> None:
     """Answer every connection in a separate thread, until the process ends."""
     while True:
         line, _ = listener.accept()
@@ -214,7 +214,7 @@ def keep_door(listener: socket.socket, answer: Callable[[socket.socket], None]) 
 
 
 def open_for_nodes(meet: str, secret: bytes) -> tuple[int, object]:
-    """Open the leader's door; return the port on this machine of the store behind it, and the store."""
+    """Open the leader's proxy; return the port on this machine of the store behind it, and the store."""
     from bench.training.vendor import torch_inside
 
     listener = listen(listening_address(meet), host_and_port(meet)[1])
@@ -231,15 +231,15 @@ def open_for_nodes(meet: str, secret: bytes) -> tuple[int, object]:
         else:
             line.close()
 
-    threading.Thread(target=keep_door, args=(listener, answer), daemon=True).start()
+    threading.Thread(target=answer_connections, args=(listener, answer), daemon=True).start()
     return port, store
 
 
 def open_to_leader(meet: str, secret: bytes) -> tuple[int, object]:
-    """Open another node's door; return its port on this machine, and the listening socket."""
+    """Open another node's proxy; return its port on this machine, and the listening socket."""
     local = socket.create_server((LOOPBACK, 0), backlog=BACKLOG)
     threading.Thread(
-        target=keep_door, args=(local, lambda plain: dial(plain, secret, meet)), daemon=True
+        target=answer_connections, args=(local, lambda plain: dial(plain, secret, meet)), daemon=True
     ).start()
     return int(local.getsockname()[1]), local
 
@@ -255,8 +255,8 @@ def listen(address: str, port: int) -> socket.socket:
 
 
 def main() -> int:
-    """Open the door that the first line of stdin describes, answer with its port, and end with stdin."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run decides how it ends, and needs its door for that
+    """Open the proxy that the first line of stdin describes, answer with its port, and end with stdin."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run decides how it ends, and needs its proxy for that
     asked = json.loads(sys.stdin.buffer.readline())
     opened = open_for_nodes if asked["leads"] else open_to_leader
     try:
@@ -270,10 +270,10 @@ def main() -> int:
 
 
 @contextmanager
-def open_door(nodes: Nodes, secret: bytes) -> Iterator[Nodes]:
-    """Open this node's door; yield the nodes with the address of the meeting's store on this machine."""
+def open_proxy(nodes: Nodes, secret: bytes) -> Iterator[Nodes]:
+    """Open this node's proxy; yield the nodes with the address of the meeting's store on this machine."""
     asked = {"leads": nodes.node == 0, "meet": nodes.meet, "secret": secret.hex()}
-    command = [sys.executable, "-m", "bench.runner.processes.door"]
+    command = [sys.executable, "-m", "bench.runner.processes.meeting_proxy"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
         assert process.stdout is not None
