@@ -165,7 +165,9 @@ MODULES: Mapping[str, Held] = {
             "push_to_pods",
         )
     },
-    "bench/runner/processes/door.py": _held("nodes", "runner/test_door_steps runner/test_door"),
+    "bench/runner/processes/meeting_proxy.py": _held(
+        "nodes", "runner/test_meeting_proxy_steps runner/test_meeting_proxy"
+    ),
     "bench/runner/processes/nodes.py": _held("nodes", "runner/test_nodes_steps runner/test_nodes"),
     "bench/runner/processes/node_member.py": _held("nodes", "runner/test_nodes_steps runner/test_nodes"),
     "bench/environment/adopt.py": _held(

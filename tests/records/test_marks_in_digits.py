@@ -15,8 +15,8 @@ from bench.records.marks import (
     Mark,
     MarkKind,
     all_marks,
-    company_marks,
     mark_lines,
+    marks_of_other_work,
     top_load,
     unsteady,
     worst_marks,
@@ -40,7 +40,7 @@ def found(
     spans: Mapping[str, tuple[float, float]] = WHOLE_RUN,
     cpus: Cpus = GPUS,
 ) -> Mapping[str, tuple[Mark, ...]]:
-    return company_marks(lambda: [said(*readings)], spans, cpus)
+    return marks_of_other_work(lambda: [said(*readings)], spans, cpus)
 
 
 def kinds(*readings: Mapping[str, Any], **more: Any) -> list[MarkKind]:

@@ -362,7 +362,7 @@ def narrowing(shown: Table, steps: Sequence[str | Wrapped]) -> dict[tuple[str, .
     """Return by columns left out, in their order, how wide the others are where it is narrowest."""
     found: dict[tuple[str, ...], dict[str, int]] = {}
     for room in range(260, 30, -1):
-        fitted = terminal.alike([shown], steps, room=room)
+        fitted = terminal.fitted_tables([shown], steps, room=room)
         rule = next(line for line in fitted.texts[0].splitlines() if set(line) == {"-", " "})
         names = [
             column.name for column in shown.columns if column.head not in fitted.left_out or not column.head

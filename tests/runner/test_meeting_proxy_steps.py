@@ -1,4 +1,4 @@
-"""Each step of the door by itself: what is sent, in which order, what is refused, and what ends with it.
+"""Each step of the proxy of a meeting by itself: what is sent, in which order, what is refused, and what ends with it.
 
 The proofs and keys are computed here a second time, as another implementation would.
 """
@@ -23,9 +23,9 @@ import pytest
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from bench.base.errors import EnvironmentCannot
-from bench.runner.processes import door
-from bench.runner.processes.door import SealedLine, UntrustedPeer
+from bench.runner.processes import meeting_proxy
 from bench.runner.processes.jobs import Nodes
+from bench.runner.processes.meeting_proxy import SealedLine, UntrustedPeer
 from bench.training.vendor import torch_inside
 from tests.patience import PATIENCE_SECONDS
 
@@ -92,7 +92,7 @@ def nonces(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         return OF_LEADER if sys._getframe(1).f_code.co_name == "prove_as_leader" else OF_NODE
 
     with monkeypatch.context() as patch:
-        patch.setattr(door.secrets, "token_bytes", token_bytes)
+        patch.setattr(meeting_proxy.secrets, "token_bytes", token_bytes)
         yield sizes
 
 
@@ -101,7 +101,7 @@ def nonces(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
 def test_the_leader_sends_its_proof_after_that_of_the_node(nonces: list[int]) -> None:
     line = Line(GREETING, proof(b"node"), b"more")
-    sealed = door.prove_as_leader(line, SECRET)  # type: ignore[arg-type]
+    sealed = meeting_proxy.prove_as_leader(line, SECRET)  # type: ignore[arg-type]
     assert line.said == [OF_LEADER, proof(b"leader")]
     assert (nonces, line.rest) == ([32], b"more")
     to_node, to_leader = map(ChaCha20Poly1305, keys())
@@ -111,7 +111,7 @@ def test_the_leader_sends_its_proof_after_that_of_the_node(nonces: list[int]) ->
 
 def test_a_node_sends_its_proof_first_and_then_checks_the_leaders(nonces: list[int]) -> None:
     line = Line(OF_LEADER, proof(b"leader"), b"more")
-    sealed = door.prove_as_node(line, SECRET)  # type: ignore[arg-type]
+    sealed = meeting_proxy.prove_as_node(line, SECRET)  # type: ignore[arg-type]
     assert line.said == [GREETING, proof(b"node")]
     assert (nonces, line.rest) == ([32], b"more")
     to_node, to_leader = map(ChaCha20Poly1305, keys())
@@ -136,14 +136,14 @@ def test_a_leader_tells_nothing_of_the_secret_to_who_does_not_know_it(
 ) -> None:
     line = Line(*heard)
     with pytest.raises(UntrustedPeer, match=why):
-        door.prove_as_leader(line, SECRET)  # type: ignore[arg-type]
+        meeting_proxy.prove_as_leader(line, SECRET)  # type: ignore[arg-type]
     assert line.said == said
 
 
 @pytest.mark.parametrize("answer", [proof(b"node"), proof(b"leader", b"t" * 32), b""])
 def test_a_node_does_not_trust_a_leader_without_the_secret(answer: bytes) -> None:
     with pytest.raises(UntrustedPeer, match="a wrong proof"):
-        door.prove_as_node(Line(OF_LEADER, answer), SECRET)  # type: ignore[arg-type]
+        meeting_proxy.prove_as_node(Line(OF_LEADER, answer), SECRET)  # type: ignore[arg-type]
 
 
 # --- frames ---------------------------------------------------------------------------------------------
@@ -200,7 +200,7 @@ def test_a_frame_without_its_body_is_a_changed_one() -> None:
 
 
 class Pair:
-    """pass_on between a process of this machine and another door, in a thread of its own."""
+    """pass_on between a process of this machine and another proxy, in a thread of its own."""
 
     def __init__(self) -> None:
         (self.process, plain), (self.other, line) = socket.socketpair(), socket.socketpair()
@@ -208,7 +208,7 @@ class Pair:
         for each in (self.process, self.other):
             each.settimeout(PATIENCE_SECONDS)
         self.sealed = SealedLine(self.other, KEY, KEY)
-        self.thread = threading.Thread(target=door.pass_on, args=(plain, SealedLine(line, KEY, KEY)))
+        self.thread = threading.Thread(target=meeting_proxy.pass_on, args=(plain, SealedLine(line, KEY, KEY)))
         self.thread.start()
 
     def __enter__(self) -> Pair:
@@ -269,15 +269,17 @@ def connected(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         line: Line = done[0] if isinstance(done[0], Line) else Line()
         return line
 
-    monkeypatch.setattr(door.socket, "create_connection", create_connection)
-    monkeypatch.setattr(door, "pass_on", lambda plain, sealed: done.append(("pass on", plain, sealed.line)))
+    monkeypatch.setattr(meeting_proxy.socket, "create_connection", create_connection)
+    monkeypatch.setattr(
+        meeting_proxy, "pass_on", lambda plain, sealed: done.append(("pass on", plain, sealed.line))
+    )
     return done
 
 
 def test_a_node_that_proved_itself_is_connected_with_the_store(connected: list[Any]) -> None:
     line, store, unproven = Line(GREETING, proof(b"node")), Line(), Semaphore()
     connected.append(store)
-    door.admit(line, SECRET, 1234, unproven)  # type: ignore[arg-type]
+    meeting_proxy.admit(line, SECRET, 1234, unproven)  # type: ignore[arg-type]
     assert connected[1:] == [("connect", ("127.0.0.1", 1234), None), ("pass on", store, line)]
     assert (line.limits, unproven.released, line.is_over) == ([10.0, None], 1, True)
 
@@ -289,7 +291,7 @@ def test_a_stranger_is_not_connected_and_makes_room_for_another(
     line, unproven = Line(b"GET / HTTP/1.1\r\n\r\n" + bytes(99)), Semaphore()
     if error:
         monkeypatch.setattr(line, "recv", lambda _: (_ for _ in ()).throw(error))
-    door.admit(line, SECRET, 1234, unproven)  # type: ignore[arg-type]
+    meeting_proxy.admit(line, SECRET, 1234, unproven)  # type: ignore[arg-type]
     assert (connected, line.limits, unproven.released, line.is_over) == ([], [10.0], 1, True)
 
 
@@ -299,17 +301,17 @@ def test_a_store_that_is_gone_ends_the_connection(
     def refused(*_: object, **__: object) -> None:
         raise ConnectionRefusedError
 
-    monkeypatch.setattr(door.socket, "create_connection", refused)
+    monkeypatch.setattr(meeting_proxy.socket, "create_connection", refused)
     line, plain = Line(GREETING, proof(b"node")), Line()
-    door.admit(line, SECRET, 1234, Semaphore())  # type: ignore[arg-type]
-    door.dial(plain, SECRET, "10.0.0.1:29400")  # type: ignore[arg-type]
+    meeting_proxy.admit(line, SECRET, 1234, Semaphore())  # type: ignore[arg-type]
+    meeting_proxy.dial(plain, SECRET, "10.0.0.1:29400")  # type: ignore[arg-type]
     assert line.is_over and plain.is_over and connected == []
 
 
 def test_a_process_of_another_node_is_connected_with_the_leader(connected: list[Any]) -> None:
     leader, plain = Line(OF_LEADER, proof(b"leader")), Line()
     connected.append(leader)
-    door.dial(plain, SECRET, "[fd00::1]:29400")  # type: ignore[arg-type]
+    meeting_proxy.dial(plain, SECRET, "[fd00::1]:29400")  # type: ignore[arg-type]
     assert connected[1:] == [("connect", ("fd00::1", 29400), 10.0), ("pass on", plain, leader)]
     assert (leader.limits, plain.is_over, leader.is_over) == ([10.0, None], True, True)
 
@@ -317,11 +319,11 @@ def test_a_process_of_another_node_is_connected_with_the_leader(connected: list[
 def test_a_leader_without_the_secret_is_hung_up_on(connected: list[Any]) -> None:
     leader, plain = Line(OF_LEADER, bytes(32)), Line()
     connected.append(leader)
-    door.dial(plain, SECRET, "10.0.0.1:29400")  # type: ignore[arg-type]
+    meeting_proxy.dial(plain, SECRET, "10.0.0.1:29400")  # type: ignore[arg-type]
     assert len(connected) == 2 and plain.is_over and leader.is_over
 
 
-# --- where a door listens -----------------------------------------------------------------------------------
+# --- where a proxy listens ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -336,7 +338,7 @@ def test_a_leader_without_the_secret_is_hung_up_on(connected: list[Any]) -> None
         ("gpu0:29400", "::1", True, ""),
     ],
 )
-def test_a_door_listens_at_the_meetings_address_if_others_reach_it_there(
+def test_a_proxy_listens_at_the_meetings_address_if_others_reach_it_there(
     monkeypatch: pytest.MonkeyPatch, meet: str, resolved: str, is_ours: bool, address: str
 ) -> None:
     bound: list[tuple[str, int]] = []
@@ -357,9 +359,9 @@ def test_a_door_listens_at_the_meetings_address_if_others_reach_it_there(
             (socket.AF_INET, type, 6, "", ("8.8.8.8", port)),
         ]
 
-    monkeypatch.setattr(door.socket, "getaddrinfo", found)
-    monkeypatch.setattr(door.socket, "socket", Probe)
-    assert door.listening_address(meet) == address
+    monkeypatch.setattr(meeting_proxy.socket, "getaddrinfo", found)
+    monkeypatch.setattr(meeting_proxy.socket, "socket", Probe)
+    assert meeting_proxy.listening_address(meet) == address
     assert all(target == (resolved, 0) for target in bound)  # a free port: the meeting's may be taken
 
 
@@ -372,13 +374,15 @@ def test_a_door_listens_at_the_meetings_address_if_others_reach_it_there(
         ("", False, socket.AF_INET, {"dualstack_ipv6": False}),
     ],
 )
-def test_a_door_listens_by_the_family_of_its_address_or_by_both(
+def test_a_proxy_listens_by_the_family_of_its_address_or_by_both(
     monkeypatch: pytest.MonkeyPatch, address: str, dual: bool, family: int, given: dict[str, bool]
 ) -> None:
     made: list[Any] = []
-    monkeypatch.setattr(door.socket, "has_dualstack_ipv6", lambda: dual)
-    monkeypatch.setattr(door.socket, "create_server", lambda *words, **options: made.append((words, options)))
-    door.listen(address, 29400)
+    monkeypatch.setattr(meeting_proxy.socket, "has_dualstack_ipv6", lambda: dual)
+    monkeypatch.setattr(
+        meeting_proxy.socket, "create_server", lambda *words, **options: made.append((words, options))
+    )
+    meeting_proxy.listen(address, 29400)
     assert made == [(((address, 29400),), {"family": family, "backlog": 128, **given})]
 
 
@@ -402,12 +406,12 @@ def test_every_connection_is_answered_in_a_thread_and_sends_at_once() -> None:
 
 def _until_closed(listener: socket.socket, answer: Callable[[socket.socket], None]) -> None:
     with suppress(OSError):
-        door.keep_door(listener, answer)
+        meeting_proxy.answer_connections(listener, answer)
 
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Let doors be opened without a network or torch; return what was opened with what."""
+    """Let proxies be opened without a network or torch; return what was opened with what."""
     made = SimpleNamespace(servers=[], stores=[], threads=[], listened=[])
 
     class Server:
@@ -427,22 +431,22 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
     class Thread:
         def __init__(self, target: Any, args: tuple[Any, ...], daemon: bool) -> None:
-            assert daemon and target is door.keep_door
+            assert daemon and target is meeting_proxy.answer_connections
             self.args = args
 
         def start(self) -> None:
             made.threads.append(self.args)
 
-    monkeypatch.setattr(door.socket, "create_server", create_server)
-    monkeypatch.setattr(door, "listening_address", lambda meet: f"address of {meet}")
-    monkeypatch.setattr(door, "listen", lambda *words: made.listened.append(words) or "a listener")
+    monkeypatch.setattr(meeting_proxy.socket, "create_server", create_server)
+    monkeypatch.setattr(meeting_proxy, "listening_address", lambda meet: f"address of {meet}")
+    monkeypatch.setattr(meeting_proxy, "listen", lambda *words: made.listened.append(words) or "a listener")
     monkeypatch.setattr(torch_inside, "store_on_socket", store)
-    monkeypatch.setattr(door.threading, "Thread", Thread)
+    monkeypatch.setattr(meeting_proxy.threading, "Thread", Thread)
     return made
 
 
-def test_the_leaders_store_is_on_its_loopback_behind_the_door(opened: SimpleNamespace) -> None:
-    assert door.open_for_nodes("10.0.0.1:29400", SECRET) == (4321, "the store")
+def test_the_leaders_store_is_on_its_loopback_behind_the_proxy(opened: SimpleNamespace) -> None:
+    assert meeting_proxy.open_for_nodes("10.0.0.1:29400", SECRET) == (4321, "the store")
     assert opened.servers == [(("127.0.0.1", 0), 128)]
     assert opened.listened == [("address of 10.0.0.1:29400", 29400)]
     ((words, options),) = opened.stores
@@ -454,8 +458,8 @@ def test_at_most_64_connections_are_unproven_at_a_time(
     opened: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     admitted: list[Any] = []
-    monkeypatch.setattr(door, "admit", lambda *given: admitted.append(given))
-    door.open_for_nodes("10.0.0.1:29400", SECRET)
+    monkeypatch.setattr(meeting_proxy, "admit", lambda *given: admitted.append(given))
+    meeting_proxy.open_for_nodes("10.0.0.1:29400", SECRET)
     ((listener, answer),) = opened.threads
     lines = [Line() for _ in range(66)]
     for line in lines[:65]:
@@ -472,8 +476,8 @@ def test_another_nodes_door_is_on_its_loopback_and_leads_to_the_leader(
     opened: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dialled: list[Any] = []
-    monkeypatch.setattr(door, "dial", lambda *given: dialled.append(given))
-    port, listener = door.open_to_leader("10.0.0.1:29400", SECRET)
+    monkeypatch.setattr(meeting_proxy, "dial", lambda *given: dialled.append(given))
+    port, listener = meeting_proxy.open_to_leader("10.0.0.1:29400", SECRET)
     ((kept, answer),) = opened.threads
     assert (port, kept is listener, opened.servers) == (4321, True, [(("127.0.0.1", 0), 128)])
     answer("a line")
@@ -497,11 +501,11 @@ def process(monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], *rest: bytes
         return open_one
 
     stdin = io.BytesIO(b"\n".join([json.dumps(asked).encode(), *rest]))
-    monkeypatch.setattr(door, "open_for_nodes", opens("leader"))
-    monkeypatch.setattr(door, "open_to_leader", opens("node"))
-    monkeypatch.setattr(door.signal, "signal", lambda *given: events.append(given))
-    monkeypatch.setattr(door.sys, "stdin", SimpleNamespace(buffer=stdin))
-    code = door.main()
+    monkeypatch.setattr(meeting_proxy, "open_for_nodes", opens("leader"))
+    monkeypatch.setattr(meeting_proxy, "open_to_leader", opens("node"))
+    monkeypatch.setattr(meeting_proxy.signal, "signal", lambda *given: events.append(given))
+    monkeypatch.setattr(meeting_proxy.sys, "stdin", SimpleNamespace(buffer=stdin))
+    code = meeting_proxy.main()
     events.append(("left", stdin.read()))
     return code, events
 
@@ -545,9 +549,9 @@ def opens(monkeypatch: pytest.MonkeyPatch, said: bytes, node: int = 0) -> tuple[
         made.command = command
         return made
 
-    monkeypatch.setattr(door.subprocess, "Popen", start)
+    monkeypatch.setattr(meeting_proxy.subprocess, "Popen", start)
     try:
-        with door.open_door(Nodes(2, node, "gpu0:29400", "abc"), SECRET) as nodes:
+        with meeting_proxy.open_proxy(Nodes(2, node, "gpu0:29400", "abc"), SECRET) as nodes:
             assert killed == []
             return made, nodes, None
     except EnvironmentCannot as error:
@@ -559,7 +563,7 @@ def test_the_secret_reaches_a_door_by_its_stdin(
     monkeypatch: pytest.MonkeyPatch, node: int, leads: bool
 ) -> None:
     made, nodes, _ = opens(monkeypatch, b'{"port": 4321}\n', node)
-    assert made.command == [sys.executable, "-m", "bench.runner.processes.door"]
+    assert made.command == [sys.executable, "-m", "bench.runner.processes.meeting_proxy"]
     assert made.stdin.getvalue().endswith(b"\n")
     assert json.loads(made.stdin.getvalue()) == {"leads": leads, "meet": "gpu0:29400", "secret": SECRET.hex()}
     assert nodes == Nodes(2, node, "gpu0:29400", "abc", "127.0.0.1:4321")
