@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 from bench.images import assemble
+from bench.packages import deb_file
 from bench.images.assemble import AssemblyPlace, AssemblyPlan, LayerDiffers, LayerPlan, PackageContents
 from bench.packages.errors import CannotDownload
 from bench.packages.package_index import PackageFile
@@ -65,15 +66,15 @@ def written(path: Path, data: bytes) -> Path:
 
 def test_a_debian_package_is_a_list_of_members_at_even_places() -> None:
     data = ar_of(("debian-binary/", b"2.0\n"), ("odd", b"abc"), ("data.tar.xz", b"de"))
-    members = list(assemble._ar_members(io.BytesIO(data)))
+    members = list(deb_file._members(io.BytesIO(data)))
     assert [name for name, _, _ in members] == ["debian-binary", "odd", "data.tar.xz"]
     assert [data[start : start + size] for _, start, size in members] == [b"2.0\n", b"abc", b"de"]
     assert members[0][1] == 68
     for missing, count in ((2, 3), (3, 2)):  # bytes of the last content, and of its header too
-        assert len(list(assemble._ar_members(io.BytesIO(data[:-missing])))) == count
-    assert list(assemble._ar_members(io.BytesIO(ar_of()))) == []
+        assert len(list(deb_file._members(io.BytesIO(data[:-missing])))) == count
+    assert list(deb_file._members(io.BytesIO(ar_of()))) == []
     with pytest.raises(ValueError, match="not a Debian package"):
-        list(assemble._ar_members(io.BytesIO(b"!<arch>x" + data[8:])))
+        list(deb_file._members(io.BytesIO(b"!<arch>x" + data[8:])))
 
 
 @pytest.mark.parametrize(
@@ -81,13 +82,13 @@ def test_a_debian_package_is_a_list_of_members_at_even_places() -> None:
     [("data.tar.xz", lzma.compress), ("data.tar.gz", gzip.compress), ("data.tar", lambda data: data)],
 )
 def test_a_member_is_decompressed_by_its_name(name: str, pack: Any) -> None:
-    assert assemble._decompressed(name, io.BytesIO(pack(b"content"))).read() == b"content"
+    assert deb_file._decompressed(name, io.BytesIO(pack(b"content"))).read() == b"content"
 
 
 def test_a_section_of_a_file_ends_where_it_ends() -> None:
     file = io.BytesIO(b"0123456789")
     file.seek(2)
-    section = assemble._Section(file, 5)
+    section = deb_file.Section(file, 5)
     assert (section.read(2), section.read(0), section.read(9), section.read(), section.read(1)) == (
         b"23", b"", b"456", b"", b"",
     )  # fmt: skip

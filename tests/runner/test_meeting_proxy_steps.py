@@ -1,4 +1,4 @@
-"""Each step of the proxy of a meeting by itself: what is sent, in which order, what is refused, and what ends with it.
+"""Each step of a meeting's proxy: what is sent, in which order, what is refused, and what ends with it.
 
 The proofs and keys are computed here a second time, as another implementation would.
 """
