@@ -21,8 +21,8 @@ from typing import Any
 import pytest
 
 from bench.images import assemble
-from bench.packages import deb_file
 from bench.images.assemble import AssemblyPlace, AssemblyPlan, LayerDiffers, LayerPlan, PackageContents
+from bench.packages import deb_file
 from bench.packages.errors import CannotDownload
 from bench.packages.package_index import PackageFile
 
