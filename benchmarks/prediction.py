@@ -79,7 +79,13 @@ SHAPES = {
 # Folders and bundles whose runs had today's kernels of their methods. The older FlexAttention took 1.67 times
 # as long (steps of vit-l before and after, docs/methods.md); the older depthwise convolutions in fp32, 2.65
 # times (results/frontier-h100/depthwise-old-and-new.txt).
-TODAYS_KERNELS = ("nine-h200/", "seven-h200/", "frontier-", "side-by-side-h200/vit-gelu")
+TODAYS_KERNELS = (
+    "nine-h200/",
+    "nine-h200-repeated/",
+    "seven-h200/",
+    "frontier-",
+    "side-by-side-h200/vit-gelu",
+)
 OLDER_FLEX, OLDER_DEPTHWISE = 1.67, 2.65
 WORDS, KEPT = 50_368, 34  # bytes that a layer keeps for each token and feature, with fused attention
 # FlashAttention 2 of that time on Hopper, against its share of the products' rate on Ampere: 335 of 794.5

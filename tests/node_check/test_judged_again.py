@@ -35,7 +35,7 @@ from bench.node_check.check_results import (
     recompute_check,
     results_of,
     rules_digest,
-    told,
+    shown_findings,
 )
 from bench.node_check.checks import Check
 from bench.node_check.judging.evidence import Evidence, Figure, Reading
@@ -448,7 +448,7 @@ def test_a_summary_tells_what_did_not_pass_and_counts_or_was_added_by_the_reader
         for verdict in ("pass", "warn", "fail", "not-run")
         for counts in (True, False)
     }
-    assert told(every.values()) == tuple(
+    assert shown_findings(every.values()) == tuple(
         finding
         for (name, verdict, counts), finding in every.items()
         if verdict != "pass" and (counts or name != "power")

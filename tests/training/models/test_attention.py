@@ -156,8 +156,11 @@ def test_a_capped_score_is_left_to_eager_attention() -> None:
     assert said == "gemma2 caps attention's scores, which fused attention cannot do"
 
 
-def attention_in_window(query: Tensor, key: Tensor, value: Tensor, window: Window, scale: float) -> Tensor:
+def attention_in_window(
+    query: Tensor, key: Tensor, value: Tensor, window: Window, scale: float, ends: Tensor | None
+) -> Tensor:
     """Compute the result of FlashAttention with a mask and in fp32."""
+    assert ends is None
     times, (left, right) = query.size(1) // key.size(1), window
     key, value = (t.repeat_interleave(times, 1).float() for t in (key, value))
     positions = torch.arange(query.size(2))
