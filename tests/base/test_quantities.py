@@ -9,6 +9,7 @@ import pytest
 
 from bench.base.quantities import NotAQuantity, count, days, deadline, duration, overhead, percent, positive
 
+DEADLINE_FORMS = "write 14d, 36h, 2w, or a date such as 2027-01-31"
 NO_DURATION = "{} is not a duration: write 90s, 60m, 2h or 7d"
 
 
@@ -58,7 +59,7 @@ def test_a_text_means_this_amount(parse: Callable[[str], float], text: str, valu
         (duration, ("90", "0s", "-5m", "infd", "nanh", "", "m", "5w"), NO_DURATION),
         (deadline, ("2027-02-30", "2027-13-01"), "{} is not a date: write 2027-01-31"),
         (deadline, ("0", "0w", "0h"), None),
-        (deadline, ("soon", "2027-1-31", "2027-01-31 "), "{} is not a number"),
+        (deadline, ("soon", "2027-1-31", "2027-01-31 "), f"{{}} is not a number: {DEADLINE_FORMS}"),
     ],
 )  # fmt: skip
 def test_other_texts_are_refused_by_their_own_reason(
@@ -72,8 +73,10 @@ def test_other_texts_are_refused_by_their_own_reason(
 
 
 def test_a_share_or_a_time_of_nothing_is_named_without_its_unit() -> None:
-    for parse, text in ((percent, "0%"), (days, "0h"), (days, "0d"), (deadline, "0w")):
-        with pytest.raises(NotAQuantity, match=r"^'0' is not more than 0$"):
+    for parse, text, more in (
+        (percent, "0%", ""), (days, "0h", ""), (days, "0d", ""), (deadline, "0w", f": {DEADLINE_FORMS}"),
+    ):  # fmt: skip
+        with pytest.raises(NotAQuantity, match=f"^'0' is not more than 0{more}$"):
             parse(text)
 
 

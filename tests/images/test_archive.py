@@ -14,6 +14,7 @@ import pytest
 from bench.base.errors import BadInput, VerificationFailed
 from bench.images.archive import (
     Blob,
+    ManifestLayer,
     add_file,
     blob_of,
     extract,
@@ -494,7 +495,7 @@ def test_an_image_has_a_digest_in_a_registry_once_all_layers_are_compressed(tmp_
     found = facts_of(half)
     blobs = pack_layers(half, found, tmp_path, recompress=False)
     write_archive(tmp_path / "whole.tar", found.config_bytes, blobs, "bench:test")
-    layers = [(blob.digest, blob.size, True) for blob in blobs]
+    layers = [ManifestLayer(blob.digest, blob.size) for blob in blobs]
     expected = hashlib.sha256(oci_manifest(found.config_bytes, layers)).hexdigest()
     whole = tmp_path / "whole.tar"
     assert manifest_digest(whole, facts_of(whole)) == f"sha256:{expected}"
@@ -517,13 +518,19 @@ def test_an_archive_is_docker_s_and_an_oci_layout(tmp_path: Path) -> None:
     assert index["schemaVersion"] == 2 and entry["size"] == len(manifest)
     assert entry["mediaType"] == "application/vnd.oci.image.manifest.v1+json"
     assert entry["annotations"] == {"org.opencontainers.image.ref.name": "bench:test"}
-    assert manifest == oci_manifest(found.config_bytes, [(blob.diff_id, blob.size, False)])
+    assert manifest == oci_manifest(
+        found.config_bytes, [ManifestLayer(blob.diff_id, blob.size, compressed=False)]
+    )
     assert read[f"blobs/sha256/{config}"] == found.config_bytes
 
 
 def test_a_manifest_is_the_one_of_oci() -> None:
     kind = "application/vnd.oci.image"
-    assert json.loads(oci_manifest(b"config", [("sha256:a", 5, True), ("sha256:b", 6, False)])) == {
+    assert json.loads(
+        oci_manifest(
+            b"config", [ManifestLayer("sha256:a", 5), ManifestLayer("sha256:b", 6, compressed=False)]
+        )
+    ) == {
         "schemaVersion": 2,
         "mediaType": f"{kind}.manifest.v1+json",
         "config": {

@@ -224,7 +224,7 @@ def test_a_good_node_is_judged_again_with_what_was_counted(checked: Checked) -> 
     assert contents.samples == sum(len(one["samples"]) for one in figures) > 0
     assert contents.facts() == {
         "samples": contents.samples, "measured_seconds": contents.measured_seconds, "on_trust": (),
-        "check_verdict": "pass", "claimed_verdict": "pass", "shipped_profile": True,
+        "check_level": "quick", "check_verdict": "pass", "claimed_verdict": "pass", "shipped_profile": True,
     }  # fmt: skip
 
 
@@ -375,7 +375,7 @@ def test_figures_of_a_reading_are_held_to_the_peaks_of_the_node(checked: Checked
 
 
 def judged(done: CheckResults, found: Evidence) -> Any:
-    return _judged_again(done, found)
+    return _judged_again(load(None), done, found)
 
 
 def test_only_under_the_same_rules_and_profile_must_the_findings_be_the_same(checked: Checked) -> None:

@@ -224,7 +224,8 @@ def test_the_state_of_two_billion_parameters(
 
 def test_a_model_without_blocks_gathers_all_of_its_weights() -> None:
     whole = Parts(10**9, ())
-    assert state_bytes(whole, ("fsdp-3",), 4, True, moments=8 * 10**9) == 4 * 10**9 + 2 * 10**9 + 2 * 10**9
+    found = state_bytes(whole, ("fsdp-3",), 4, 8 * 10**9, half=True)
+    assert found == 4 * 10**9 + 2 * 10**9 + 2 * 10**9
 
 
 @pytest.mark.parametrize(

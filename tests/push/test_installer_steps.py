@@ -553,7 +553,7 @@ def test_code_that_is_not_there_is_in_a_folder_that_is_deleted_again() -> None:
 
 
 def test_a_folder_for_temporary_files_is_needed_and_has_an_absolute_path() -> None:
-    with pytest.raises(EnvironmentCannot, match="temporary files cannot be written: Read-only"):
+    with pytest.raises(EnvironmentCannot, match="no folder for temporary files can be written: Read-only"):
         folder(Says(lambda script: failed(1, "Read-only")))
     with pytest.raises(EnvironmentCannot, match="the node does not answer as mktemp does"):
         folder(Says(lambda script: failed(1) if "test -d" in script else "x"))

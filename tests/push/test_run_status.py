@@ -414,6 +414,7 @@ def test_a_fetched_bundle_is_received_by_the_ledger_of_its_run(
 ) -> None:
     given: list[Any] = []
     monkeypatch.setattr(mirror, "now", lambda: 1_000)
+    monkeypatch.setattr(mirror, "as_asked", lambda record: ("as asked", record.run_id))
 
     def receive(ledger: Any, *all_: Any, run_id: str) -> str:
         given.extend([ledger.path, *all_, run_id])
@@ -423,7 +424,7 @@ def test_a_fetched_bundle_is_received_by_the_ledger_of_its_run(
     assert mirror.fetch(Sends(BUNDLE), record, KEY, (), lambda done, total: None) == "good"
     part = record.bundle.with_suffix(".part")
     assert given == [
-        Path(record.ledger or ""), KEY, part, part, 1_000, mirror.recompute, (), record.run_id
+        Path(record.ledger or ""), KEY, part, part, 1_000, ("as asked", record.run_id), (), record.run_id
     ]  # fmt: skip
     assert record.bundle.read_bytes() == BUNDLE and not part.exists()
 

@@ -20,7 +20,7 @@ from tests.report.made import bundle
 
 def row(path: Path, **verdict: str) -> Row:
     """Return the only row of a bundle, whose verdict has these differences."""
-    found = verify_bundle(path, lambda files: gather(False, files))
+    found = verify_bundle(path, lambda files: gather(files, with_telemetry=False))
     assert isinstance(found.contents, ComparedRun)
     (made,) = rows_of(path, replace(found, **verdict), found.contents)  # type: ignore[arg-type]
     return made

@@ -152,9 +152,9 @@ def test_on_a_gpu_a_window_has_two_numbers_instead_of_a_mask(monkeypatch: pytest
         register_fused_attention.cache_clear()
         fused_attention()
     assert first == second
-    query, key, _, window, _ = first.arguments
+    query, key, _, window, _, ends = first.arguments
     assert (query.shape, key.shape, window) == ((SAMPLES, 4, 16, 16), (SAMPLES, 8, 16, 16), (3, 0))
-    assert query.dtype == torch.bfloat16 and query.trained
+    assert query.dtype == torch.bfloat16 and query.trained and ends is None
 
 
 def test_every_convolution_runs_forward_and_backward() -> None:
