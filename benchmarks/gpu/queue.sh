@@ -38,6 +38,8 @@ frontier() { # NAME MODEL MICRO_BATCH METHOD...
 halved="tf32 kernels rotary gelu norms half-weights fused-optimizer compile-blocks"
 case $gpus in
 1)
+  # Do gradients of the free lunch with fp32 weights agree since each has memory of its own?
+  ask gradients settings gradients pythia-160m 64 '["free-lunch"]'
   ask hour python3 -m bench run manifests/hour.json --out "$out/hour" --budget 60m --resume
   ask optimizers printed optimizers python3 "$here/optimizers.py" llama-1.2b 8
   ask pythia-160m-gelu "$here/side_by_side.sh" "$out" pythia-160m-gelu \
@@ -46,11 +48,6 @@ case $gpus in
       ["tf32", "kernels", "rotary", "gelu", "half-weights", "fused-optimizer", "compile-blocks"],
       ["tf32", "kernels", "rotary", "gelu", "norms", "half-weights", "fused-optimizer", "compile-blocks"]]'
   would_it_pay pythia-160m-loss loss-in-triton pythia-160m 64 $halved
-  if python3 -c "import flash_attn.cute" 2>/dev/null; then
-    ask attention printed attention python3 "$here/attention.py"
-    would_it_pay flash-6.9b flash-attention-4 pythia-6.9b 1 $halved
-    would_it_pay flash-2.8b flash-attention-4 pythia-2.8b 8 $halved
-  fi
   # Architectures that have rotary and flex-attention by what their modules compute
   in_fp32="tf32 kernels gelu fused-optimizer compile-blocks"
   frontier dinov2-fp32 dinov2-large-fp32 64 $in_fp32
