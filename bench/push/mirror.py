@@ -281,13 +281,16 @@ def fetch(
 def as_asked(record: Record) -> Recompute[AnyContents]:
     """Return the function that recomputes a bundle's contents, and refuses another node check than asked.
 
-    A node could otherwise pass without load, without its GPUs, or without what it fails.
+    A node could otherwise pass without load, without its GPUs, or without what it fails. A check of the
+    network between nodes is as valid without GPUs.
     """
 
     def recompute_as_asked(files: Files) -> AnyContents:
         contents = recompute(files)
         if isinstance(contents, CheckContents) and record.level is not None:
             results, device = contents.results, "cpu" if record.on_cpu else "cuda"
+            if record.level == "nodes":
+                device = results.device
             answer, asked = (results.level, results.device), (record.level, device)
             if answer != asked:
                 given, wanted = (f"at level {level} on {where}" for level, where in (answer, asked))

@@ -330,5 +330,11 @@ def test_a_check_of_another_device_than_asked_is_refused(
     with pytest.raises(VerificationFailed, match=f"is of a check at level quick on {device}, and the push"):
         mirror.as_asked(replace(record, on_cpu=on_cpu))(Mock())
     assert mirror.as_asked(replace(record, on_cpu=not on_cpu))(Mock()) is answer
+    of_network = replace(found, results=replace(found.results, device=device, level="nodes"))
+    monkeypatch.setattr(mirror, "recompute", lambda files: of_network)
+    assert mirror.as_asked(replace(record, level="nodes", on_cpu=on_cpu))(Mock()) is of_network
+    with pytest.raises(VerificationFailed, match="is of a check at level nodes"):
+        mirror.as_asked(replace(record, on_cpu=not on_cpu))(Mock())
+    monkeypatch.setattr(mirror, "recompute", lambda files: answer)
     older = replace(record, level=None, on_cpu=on_cpu)  # older records do not say what was asked for
     assert mirror.as_asked(older)(Mock()) is answer
