@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tarfile
 from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import sha256
@@ -39,6 +40,15 @@ def test_a_row_has_the_operators_receipt_and_the_reason_of_a_missing_gradient_ch
     assert row(path).received_at is None
     (attempt,) = received.attempts
     assert attempt.no_gradient_check == "it crashed"
+
+
+def test_a_row_names_the_samples_that_it_was_computed_from(tmp_path: Path) -> None:
+    """Rows of two bundles with the same samples are copies of one measurement."""
+    path = bundle(tmp_path / "a.tar")
+    with tarfile.open(path) as archive:
+        samples = archive.extractfile("samples.jsonl")
+        assert samples is not None
+        assert row(path).samples_sha256 == sha256(samples.read()).hexdigest()
 
 
 @pytest.mark.parametrize(
