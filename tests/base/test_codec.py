@@ -360,3 +360,11 @@ def test_anything_decodes_or_is_refused_with_a_reason(value: Any) -> None:
         union_from_json(Outcome, value)
     except DecodeError as error:
         assert str(error)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"), [("1" * 20, "1" * 20), ("1" * 21, "1" * 20 + "…"), ("9" * 300, "9" * 20 + "…")]
+)
+def test_a_number_that_is_refused_is_shown_up_to_20_digits(text: str, shown: str) -> None:
+    with pytest.raises(ValueError, match=f"the integer {shown} is past"):
+        strict_loads(f"[{text}]".encode())

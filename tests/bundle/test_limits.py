@@ -42,6 +42,17 @@ def measured(node: NodeFacts, figure: str, rate: float, device: int = 0) -> None
     require_ceiling(node, node.gpus, Ceiling(figure, device, unit, round(rate), (1.0,)))
 
 
+@pytest.mark.parametrize(("figure", "core_flops"), [("matmul-fp32", 1e12), ("matmul-bf16", 5e12)])
+@pytest.mark.parametrize(("cores", "counted"), [(2047, 2047), (2048, 2048), (2049, 2048), (10**9, 2048)])
+def test_no_machine_has_more_than_2048_cores(
+    cores: int, counted: int, figure: str, core_flops: float
+) -> None:
+    cpu = node(cores=cores)
+    measured(cpu, figure, BELOW * counted * core_flops)
+    with pytest.raises(VerificationFailed, match=f"the most that {counted:,} cores can do"):
+        measured(cpu, figure, ABOVE * counted * core_flops)
+
+
 @pytest.mark.parametrize(
     ("machine", "figure", "most"),
     [

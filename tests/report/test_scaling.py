@@ -47,6 +47,8 @@ def test_without_a_row_of_the_family_there_is_only_the_floor() -> None:
     found = extrapolate(card, 4, "mamba", "bf16", 8.64e21, [row()])
     assert (found.days, found.low_days, found.basis) == (None, None, "no mamba was measured")
     assert (found.gpus, found.at_peak_days) == (4, pytest.approx(25.0))
+    assert found.least_days == found.at_peak_days
+    assert dataclasses.replace(found, low_days=30.0).least_days == 30.0
 
 
 def test_equal_generation_is_preferred_over_equal_precision() -> None:
