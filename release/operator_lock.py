@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import tomllib
-import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from packaging.requirements import Requirement
 
 from bench.base.distribution import DISTRIBUTION
 from bench.base.errors import BadInput
-from bench.base.strict_json import canonical_json, pretty_json
+from bench.images.sbom import cyclonedx
 from bench.packages.package_index import normal
 
 LOCK = "release/operator.lock"
@@ -75,18 +74,8 @@ def sbom(pins: Sequence[MarkedPin], version: str, wheel: tuple[str, str]) -> byt
     """Return the CycloneDX list of a wheel and of its requirements; `wheel` is its file name and sha256."""
     components = [_component(pin) for pin in pins]
     own = MarkedPin(DISTRIBUTION, version, "", (wheel[1],))
-    serial = uuid.uuid5(uuid.NAMESPACE_OID, canonical_json([*components, wheel]).decode())
-    return pretty_json(
-        {
-            "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
-            "bomFormat": "CycloneDX",
-            "specVersion": "1.6",
-            "serialNumber": f"urn:uuid:{serial}",
-            "version": 1,
-            "metadata": {"component": _component(own) | {"type": "application"}},
-            "components": components,
-        }
-    )
+    subject = _component(own) | {"type": "application"}
+    return cyclonedx(subject, components, [*components, wheel])
 
 
 def _component(pin: MarkedPin) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import re
 import sys
 import uuid
 from base64 import urlsafe_b64decode
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -36,7 +36,12 @@ def sbom() -> bytes:
     components.sort(key=lambda component: str(component["purl"]))
     components.insert(0, operating_system(system))
     name = {"type": "container", "name": "bench", "version": __version__, "bom-ref": "image"}
-    serial = uuid.uuid5(uuid.NAMESPACE_OID, canonical_json(components).decode())
+    return cyclonedx(name, components, components)
+
+
+def cyclonedx(subject: Mapping[str, Any], components: Sequence[Any], identity: Any) -> bytes:
+    """Return the CycloneDX list of a subject's parts, as pretty JSON; equal identities have equal serials."""
+    serial = uuid.uuid5(uuid.NAMESPACE_OID, canonical_json(identity).decode())
     return pretty_json(
         {
             "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
@@ -44,7 +49,7 @@ def sbom() -> bytes:
             "specVersion": "1.6",
             "serialNumber": f"urn:uuid:{serial}",
             "version": 1,
-            "metadata": {"component": name},
+            "metadata": {"component": subject},
             "components": components,
         }
     )
