@@ -14,16 +14,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import queue
-import signal
-import subprocess
 import sys
-import threading
-import time
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+from schedule import Answer, Question, ask, memory_mib
 
 BIG_MIB = 100_000  # between cards of 80 GB and of 141 GB
 NEOX = ["tf32", "kernels", "rotary", "gelu", "norms", "half-weights", "fused-optimizer", "compile-blocks"]
@@ -32,7 +27,7 @@ FREE_LUNCH = ["free-lunch"]
 
 
 @dataclass(frozen=True)
-class Question:
+class Measurement:
     """One model at the fastest micro-batch known for a card of 80 GB and for one of 141 GB."""
 
     model: str
@@ -40,10 +35,11 @@ class Question:
     micro_batch_80: int | None  # None: does not fit
     micro_batch_141: int
     proof_steps: int = 3
-    needs_seconds: float = 290.0  # a trial, and three minutes of real training
+    seconds: float = 290.0  # a trial, and three minutes of real training
 
     gradient_check: bool = True
     name: str = ""  # of its files; default: the model's
+    gpu: int | None = None  # on which it is measured; default: any
 
     def manifest(self, micro_batch: int) -> dict[str, object]:
         proof = {"prove": {"steps": self.proof_steps, "minutes": 3}} if self.proof_steps else {}
@@ -59,54 +55,57 @@ class Question:
             "timing": {"target_percent": 0.5, "measure_seconds": 10, "warmup_seconds": 10},
         }
 
-    def on_gpu(self, gpu: int) -> Question:
-        """Return this question without its proof, for a GPU that another GPU's proof is compared with."""
+    def on_gpu(self, gpu: int) -> Measurement:
+        """Return this measurement without its proof, for a GPU that another GPU's proof is compared with."""
         name = f"{self.model}-gpu{gpu}"
-        return replace(self, proof_steps=0, needs_seconds=120.0, gradient_check=False, name=name)
+        return replace(self, proof_steps=0, seconds=120.0, gradient_check=False, name=name, gpu=gpu)
+
+    def question(self, big: bool, out: Path) -> Question | None:
+        """Write the manifest to OUT/NAME.manifest.json, and return its run; None if it does not fit."""
+        micro_batch = self.micro_batch_141 if big else self.micro_batch_80
+        if micro_batch is None:
+            return None
+        name = self.name or self.model
+        manifest = out / f"{name}.manifest.json"
+        manifest.write_text(json.dumps(self.manifest(micro_batch)))
+        run = (sys.executable, "-m", "bench", "run", str(manifest), "--engine", "none")
+        command = (*run, "--out", str(out / name))
+        return Question(name, command, self.seconds, gpu=self.gpu)
 
 
-QUESTIONS = (
-    Question("mamba-2.8b", [*FREE_LUNCH], 1, 4, gradient_check=False),  # its check takes minutes
-    Question("pythia-6.9b", [[*NEOX, "cuda-graphs"]], None, 1, proof_steps=2, needs_seconds=430.0),
-    Question("pythia-2.8b", [[*NEOX, "cuda-graphs"]], 4, 16),
-    Question("pythia-1b", [[*NEOX, "cuda-graphs"]], 16, 32),
-    Question("pythia-410m", [[*NEOX, "cuda-graphs"]], 32, 64),
-    Question("pythia-160m", [[*NEOX, "cuda-graphs"]], 64, 128),
-    Question("roberta-large", [[*ROBERTA, "cuda-graphs"]], 128, 128),
-    Question("vit-l", [*FREE_LUNCH], 128, 256),
-    Question("convnext-xl", [*FREE_LUNCH], 128, 256),
+MEASUREMENTS = (
+    # The gradient check of mamba-2.8b takes minutes.
+    Measurement("mamba-2.8b", [*FREE_LUNCH], 1, 4, seconds=380.0, gradient_check=False),
+    Measurement("pythia-6.9b", [[*NEOX, "cuda-graphs"]], None, 1, proof_steps=2, seconds=480.0),
+    Measurement("pythia-2.8b", [[*NEOX, "cuda-graphs"]], 4, 16, seconds=300.0),
+    Measurement("pythia-1b", [[*NEOX, "cuda-graphs"]], 16, 32),
+    Measurement("pythia-410m", [[*NEOX, "cuda-graphs"]], 32, 64),
+    Measurement("pythia-160m", [[*NEOX, "cuda-graphs"]], 64, 128),
+    Measurement("roberta-large", [[*ROBERTA, "cuda-graphs"]], 128, 128),
+    Measurement("vit-l", [*FREE_LUNCH], 128, 256),
+    Measurement("convnext-xl", [*FREE_LUNCH], 128, 256),
 )
 
 
-def memory_mib() -> list[int]:
-    """Return the memory of each GPU of this machine."""
-    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    return [int(line) for line in done.stdout.split()]
+def wanted(models: list[str], on_every_gpu: list[str], gpu_count: int) -> list[Measurement]:
+    """Return the measurements of `models`, all if none is named, and those of models on every GPU."""
+    asked = [each for each in MEASUREMENTS if each.model in models or not models]
+    proofs, others = list[Measurement](), list[Measurement]()
+    for each in asked:
+        if each.model not in on_every_gpu:
+            proofs.append(each)
+            continue
+        proving = on_every_gpu.index(each.model) % gpu_count
+        proofs.append(replace(each, gpu=proving))
+        others += [each.on_gpu(gpu) for gpu in range(gpu_count) if gpu != proving]
+    return [*proofs, *others]
 
 
-def ask(question: Question, gpu: int, big: bool, out: Path, until: float) -> str:
-    """Run one question on one GPU; return its outcome."""
-    micro_batch = question.micro_batch_141 if big else question.micro_batch_80
-    if micro_batch is None:
-        return "does not fit"
-    if until - time.monotonic() < question.needs_seconds:
-        return "left for the next machine"
-    name = question.name or question.model
-    manifest, folder = out / f"{name}.json", out / name
-    manifest.write_text(json.dumps(question.manifest(micro_batch)))
-    command = [sys.executable, "-m", "bench", "run", str(manifest), "--engine", "none", "--out", str(folder)]
-    own = {"CUDA_VISIBLE_DEVICES": str(gpu)}
-    with (out / f"{name}.txt").open("w") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=os.environ | own)
-        try:
-            code = process.wait(until - time.monotonic())
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGINT)
-            code = process.wait()
-    for bundle in folder.glob("*.tar"):
-        bundle.rename(out / f"{name}{'' if code == 0 else '-partial'}.tar")
-    return f"exit code {code}"
+def keep_bundle(answer: Answer, out: Path) -> None:
+    """Move the bundle of an answer to OUT/NAME.tar, that of an interrupted run to OUT/NAME-partial.tar."""
+    name = answer.question.name
+    for bundle in (out / name).glob("*.tar"):
+        bundle.rename(out / f"{name}{'' if answer.exit_code == 0 else '-partial'}.tar")
 
 
 def main() -> None:
@@ -116,34 +115,14 @@ def main() -> None:
     parser.add_argument("--on-every-gpu", action="append", default=[], metavar="MODEL")
     parser.add_argument("models", nargs="*")
     asked = parser.parse_intermixed_args()  # models may follow options
-    until, gpus = time.monotonic() + asked.seconds, memory_mib()
-    asked.out.mkdir(parents=True, exist_ok=True)
-    waiting: queue.SimpleQueue[Question] = queue.SimpleQueue()
-    for question in QUESTIONS:
-        known = (asked.out / f"{question.model}.tar").exists()
-        if not known and (question.model in asked.models or not asked.models):
-            waiting.put(question)
-
-    def answer(question: Question, gpu: int) -> None:
-        became = ask(question, gpu, min(gpus) > BIG_MIB, asked.out, until)
-        print(f"GPU {gpu}  {question.name or question.model}  {became}", flush=True)
-
-    def work(gpu: int) -> None:
-        here = set()
-        with suppress(queue.Empty):
-            while True:
-                question = waiting.get_nowait()
-                here.add(question.model)
-                answer(question, gpu)
-        for question in QUESTIONS:
-            if question.model in asked.on_every_gpu and question.model not in here:
-                answer(question.on_gpu(gpu), gpu)
-
-    workers = [threading.Thread(target=work, args=(gpu,)) for gpu in range(len(gpus))]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
+    gpus, out = memory_mib(), asked.out
+    out.mkdir(parents=True, exist_ok=True)
+    measurements = wanted(asked.models, asked.on_every_gpu, len(gpus))
+    todo = [each for each in measurements if not (out / f"{each.name or each.model}.tar").exists()]
+    possible = [each.question(min(gpus) > BIG_MIB, out) for each in todo]
+    for answer in ask([each for each in possible if each], len(gpus), out, asked.seconds):
+        keep_bundle(answer, out)
+        print(answer, flush=True)
 
 
 if __name__ == "__main__":

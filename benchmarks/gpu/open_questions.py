@@ -1,0 +1,149 @@
+"""Run the open questions of README.md on all GPUs of this machine, the most important first.
+
+    python benchmarks/gpu/open_questions.py OUT [--seconds N] [--list] [QUESTION...]
+
+Started again with the same OUT, it continues where it stopped. A question that fails does not stop the
+others; the exit code is 1 if one failed. A question starts only if it can end within N seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from schedule import Question, ask, memory_mib
+
+HERE = Path(__file__).parent
+SHAPES: dict[str, dict[str, Any]] = json.loads((HERE / "models.json").read_bytes())  # that people bring
+RUN = (sys.executable, "-m", "bench", "run")
+BIG_MIB = 100_000  # between cards of 80 GB and of 141 GB
+HALVED = ["tf32", "kernels", "rotary", "gelu", "norms", "half-weights", "fused-optimizer", "compile-blocks"]
+SHORT = {"target_percent": 1.5, "measure_seconds": 5, "warmup_seconds": 3}  # as every_setting.sh measures
+USUAL = {"target_percent": 0.7, "measure_seconds": 8, "warmup_seconds": 8}
+
+
+@dataclass(frozen=True)
+class Questions:
+    """The open questions of a machine with GPUs of this memory; their answers go to `out`."""
+
+    out: Path
+    gpu_count: int
+    memory_mib: int
+
+    def all(self) -> list[Question]:
+        """Return the questions that this machine can answer, the most important first."""
+        questions = [*self.of_gradients(), *self.of_speed()]
+        if self.memory_mib < BIG_MIB:
+            questions += self.of_80_gb()
+        if self.gpu_count > 1:
+            questions += self.of_two_gpus()
+        return questions
+
+    def of_gradients(self) -> Iterator[Question]:
+        # The free lunch with fp32 weights, whose gradients did not agree on a GPU (docs/measurements.md).
+        yield self.run("gradients", 150, "pythia-160m", 64, ["free-lunch"])
+        # Encoders with decoders, whose heads are compiled with the loss since they were measured.
+        yield self.run("t5-head", 150, "t5-v1.1-base", 32, ["free-lunch"])
+        yield self.run("whisper-head", 150, "whisper-small", 32, ["free-lunch"])
+        # Models whose first measurement left out the check to save time.
+        yield self.run("bert-gradients", 150, "bert-base-uncased", 64, ["free-lunch"])
+        yield self.run("modernbert-gradients", 150, "modernbert-base", 64, ["free-lunch"])
+        yield self.run("bart-gradients", 150, "bart-large", 16, ["free-lunch"])
+        yield self.run("wav2vec2-gradients", 150, "wav2vec2-base", 32, ["free-lunch"])
+
+    def of_speed(self) -> Iterator[Question]:
+        plain = ["tf32", "kernels", "fused-optimizer", "compile-blocks"]
+        yield self.run("depthwise-bf16", 200, "convnext-large", 64, [plain, ["depthwise", *plain]])
+        without_norms = [each for each in HALVED if each != "norms"]
+        without_both = [each for each in without_norms if each != "gelu"]
+        yield self.run("pythia-160m-gelu", 300, "pythia-160m", 64, [without_both, without_norms, HALVED])
+        yield self.run("convnext-xl-naive", 240, "convnext-xl", 32, ["naive"], timing=SHORT)
+        loss = ("--turns", "1", "loss-in-triton", "pythia-160m", "64", *HALVED)
+        yield self.print("pythia-160m-loss", 120, "would_it_pay.py", *loss)
+        yield self.print("optimizers", 120, "optimizers.py", "llama-1.2b", "8")
+        yield self.settings("pythia-160m-settings", 1, "pythia-160m", "64", "32", "16")
+
+    def of_80_gb(self) -> Iterator[Question]:
+        prove = {"steps": 3, "minutes": 3}
+        yield self.run("whisper-large-v3", 330, "whisper-large-v3", 8, ["free-lunch"], prove=prove)
+        yield self.run("t5-v1.1-xl", 360, "t5-v1.1-xl", 8, ["free-lunch"], prove=prove)
+        hour = (*RUN, str(HERE.parents[1] / "manifests/hour.json"), "--budget", "60m", "--resume")
+        yield Question("hour", (*hour, "--out", str(self.out / "hour")), 3600)
+
+    def of_two_gpus(self) -> Iterator[Question]:
+        sharded = [["zero-3"], ["compile-blocks", "fsdp-2"], ["compile-blocks", "fsdp-3"]]
+        methods = [
+            ["tf32", "kernels", *checkpointing, *each, "offload"]
+            for each in sharded
+            for checkpointing in ([], ["checkpointing"])
+        ]
+        yield self.run("mamba-2.8b-offload", 1200, "mamba-2.8b", 2, methods, gpus=2, timing=SHORT)
+        yield self.settings("pythia-160m-settings-2gpus", 2, "pythia-160m", "64", "32")
+        yield self.settings("convnext-xl-settings-2gpus", 2, "convnext-xl", "32")
+
+    def run(
+        self,
+        name: str,
+        seconds: float,
+        model: str,
+        micro_batch: int,
+        methods: list[Any],
+        gpus: int = 1,
+        **more: object,
+    ) -> Question:
+        """Write a manifest, of which `more` is a part, and return its run."""
+        manifest = {
+            "schema": "bench/manifest/v1",
+            "name": name,
+            "models": [SHAPES.get(model, {"name": model}) | {"micro_batch": micro_batch}],
+            "methods": methods,
+            "gpus": gpus,
+            "trial_minutes": 6,
+            "timing": USUAL,
+        }
+        path = self.out / f"{name}.manifest.json"
+        path.write_text(json.dumps(manifest | more))
+        return Question(name, (*RUN, str(path), "--resume", "--out", str(self.out / name)), seconds, gpus)
+
+    def settings(self, name: str, gpus: int, *model_and_micro_batches: str) -> Question:
+        """Return the question that brings every setting of a model to an outcome."""
+        script = ("bash", str(HERE / "every_setting.sh"), str(self.out / name), str(gpus))
+        return Question(name, (*script, *model_and_micro_batches), 1500, gpus)
+
+    def print(self, name: str, seconds: float, script: str, *words: str) -> Question:
+        """Return the question whose answer a Python script prints as JSON."""
+        return Question(name, (sys.executable, str(HERE / script), *words), seconds, prints_json=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--seconds", type=float, default=3600.0)
+    parser.add_argument("--list", action="store_true", help="print names, GPUs and seconds, run nothing")
+    parser.add_argument("names", nargs="*", metavar="QUESTION")
+    asked = parser.parse_intermixed_args()
+    memory = memory_mib()
+    asked.out.mkdir(parents=True, exist_ok=True)
+    known = {each.name: each for each in Questions(asked.out, len(memory), min(memory)).all()}
+    if unknown := set(asked.names) - known.keys():
+        parser.error(f"no question here is named {', '.join(sorted(unknown))}: see --list")
+    questions = [each for name, each in known.items() if name in asked.names or not asked.names]
+    if asked.list:
+        print(*(f"{each.name}  {each.gpus} GPU  {each.seconds:.0f} s" for each in questions), sep="\n")
+        return
+    failed = 0
+    for answer in ask(questions, len(memory), asked.out, asked.seconds):
+        print(answer, flush=True)
+        failed += bool(answer.exit_code)
+    sys.exit(failed > 0)
+
+
+if __name__ == "__main__":
+    main()
