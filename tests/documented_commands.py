@@ -108,7 +108,7 @@ def printed(line: str) -> str:
 @cache
 def lines_of_others() -> Mapping[str, str]:
     """Return the lines that tests name by `printed`, and those of CI, each with its file."""
-    found = dict.fromkeys((ROOT / CI).read_text(encoding="utf-8").splitlines(), CI)
+    found = {line.strip(): CI for line in (ROOT / CI).read_text(encoding="utf-8").splitlines()}
     for path in sorted(ROOT.glob("tests/**/test_*.py")):
         text = path.read_text(encoding="utf-8")
         if MODULE in text:
