@@ -49,16 +49,8 @@ def install_ours() -> int:
 
 def pip(verb: str, *arguments: str) -> int:
     (wheel,) = (BUILD / "wheels").glob("pip-*.whl")
-    command = [
-        sys.executable,
-        "-B",
-        f"{wheel}/pip",
-        verb,
-        "--isolated",
-        "--disable-pip-version-check",
-        "--quiet",
-    ]
-    command += ["--no-index", f"--find-links={BUILD / 'wheels'}", "--no-cache-dir"]
+    command = [sys.executable, "-B", f"{wheel}/pip", verb, f"--find-links={BUILD / 'wheels'}"]
+    command += ["--isolated", "--disable-pip-version-check", "--quiet", "--no-index", "--no-cache-dir"]
     if verb == "install":
         command += ["--no-compile", "--break-system-packages", "--root-user-action=ignore"]
     return subprocess.run([*command, *arguments], check=False).returncode

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -27,8 +26,8 @@ from bench.images.attestation import Attested, attest_contents, attest_provenanc
 from bench.images.build_image import BuildInputs
 from bench.images.fetch import wheels_in
 from bench.images.kernel_layer import below_kernels
-from bench.images.locks import read_pins
-from bench.images.revision import REVISION, commit_of
+from bench.images.locks import read_built, read_pins
+from bench.images.revision import REVISION, commit_of, git
 from bench.images.variants import find_variant, images
 from bench.signing.key_file import UserKey, load_key
 from release import debian_package, operator_lock, python_packages, signatures
@@ -86,9 +85,7 @@ def make(request: ReleaseArguments) -> None:
 def clean_commit(root: Path) -> str:
     """Return the checked-out commit; BadInput if any file of the checkout differs from it."""
     commit = commit_of(root)
-    command = ("git", "-C", str(root), "status", "--porcelain")
-    changed = subprocess.run(command, check=True, capture_output=True, text=True, encoding="utf-8").stdout
-    if changed:
+    if changed := git(root, "status", "--porcelain"):
         first = changed.splitlines()[0][3:]
         raise BadInput(f"{first} differs from the commit", where=str(root), advice="release a clean checkout")
     return commit
@@ -132,15 +129,16 @@ def _kernels(folder: Path, given: Path | None) -> Iterator[dict[str, Any]]:
         return
     found = False
     for variant in images().variants:
-        lock = ROOT / f"docker/{variant.name}.built.lock"
-        if not lock.exists():
+        pins = read_built(ROOT, variant)
+        if not pins:
             continue
-        for path in wheels_in(given, read_pins(lock)).values():
+        for path in wheels_in(given, pins).values():
             target = folder / f"kernels-{variant.name}"
             target.mkdir(exist_ok=True)
             shutil.copyfile(path, target / path.name)
             found = True
-        yield {"uri": f"file:docker/{lock.name}", "digest": {"sha256": file_sha256(lock)}}
+        digest = file_sha256(ROOT / variant.built_lock)
+        yield {"uri": f"file:{variant.built_lock}", "digest": {"sha256": digest}}
     if not found:
         raise BadInput("has no wheel that docker/VARIANT.built.lock names", where=str(given))
 

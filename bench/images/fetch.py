@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bench.base.errors import EnvironmentCannot
 from bench.base.stamps import file_sha256
-from bench.images.locks import Pin
+from bench.images.locks import Pin, write_pins
 from bench.packages.download import WantedFile, fetch_all
 from bench.packages.errors import CannotDownload
 from bench.packages.package_index import OfferedFile, PackageIndex, normal
@@ -77,9 +77,8 @@ def _download(pins: Iterable[Pin], cache: Path, python: str, newest_glibc: int) 
     command += ["--implementation=cp", f"--python-version={python}"]
     command += [f"--platform=manylinux_2_{minor}_x86_64" for minor in range(newest_glibc, 4, -1)]
     command += [f"--platform={name}" for name in _OLD_PLATFORMS]
-    with tempfile.NamedTemporaryFile("w", suffix=".txt") as requirements:
-        requirements.write("".join(f"{pin.line}\n" for pin in pins))
-        requirements.flush()
+    with tempfile.NamedTemporaryFile(suffix=".txt") as requirements:
+        write_pins(Path(requirements.name), pins)
         command += ["--dest", str(cache), "-r", requirements.name]
         done = subprocess.run(command, check=False, capture_output=True, text=True, encoding="utf-8")
     if done.returncode:

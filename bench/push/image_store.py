@@ -209,7 +209,7 @@ class ImageStore:
     def _variant_for(self, driver: str | None) -> Path:
         variant = variant_for(driver)
         if variant is None:  # too old a driver for all: preflight reports that, judging the oldest variant
-            variant = [v for v in images().variants if v.driver][-1]
+            variant = images().oldest_cuda
         path = _BUILT / f"bench-{variant.name}.tar"
         if path.exists():
             return path

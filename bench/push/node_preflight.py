@@ -174,7 +174,7 @@ class NodePreflight:
         """Return the variant of the environment; the oldest one, which preflight judges, if none fits."""
         if self._push.request.variant:
             return find_variant(self._push.request.variant)
-        return variant_for(driver) or [v for v in images().variants if v.driver][-1]
+        return variant_for(driver) or images().oldest_cuda
 
     @property
     def _needs_image(self) -> bool:
