@@ -25,7 +25,7 @@ from bench.push import mirror, slurm_job
 from bench.push.connection import Unreachable
 from bench.push.mirror import Status
 from bench.push.missing_bundle import missing_bundle
-from bench.push.push_record import PushAsked, Record, now
+from bench.push.push_record import PushAsked, Record, login_of, now
 from bench.push.remote import Here, Node, Remote
 from bench.push.request import HostPart, Outcome, Phase, PushRequest, Result, Shared
 from bench.push.shared_place import PlaceClaim
@@ -240,17 +240,8 @@ class HostPush:
             advice = f"push its own: {record.mirror}/manifest.json"
             raise BadInput(f"run {record.run_id} has another manifest", advice=advice)
         host = self.part.host
-        return dataclasses.replace(
-            record,
-            host=host.name,
-            address=host.address,
-            user=host.user,
-            port=host.port,
-            python=host.python,
-            identity=str(host.identity) if host.identity else None,
-            slurm_job=None,
-            state="begun",
-        )
+        login = {"address": host.address, "port": host.port, **login_of(host)}
+        return dataclasses.replace(record, host=host.name, slurm_job=None, state="begun", **login)
 
     def _standing(self, record: Record) -> Standing:
         """Return whether a run is running on the node, has ended, or has to be started again."""
@@ -320,8 +311,7 @@ class HostPush:
     def _watch_to_the_end(self, record: Record) -> None:
         """Watch a run until it ends, then fetch its bundle and clean the node."""
         record.mirror.mkdir(parents=True, exist_ok=True)
-        self.update(run_id=record.run_id, engine=record.engine, image=record.image)
-        self.update(environment=record.environment)
+        self._show_run(record)
         self.enter("run", record.run_id)
         status = self._watch(record)
         if status is None:
@@ -350,6 +340,11 @@ class HostPush:
         self.update(bundle=record.bundle, verdict=verdict, code=status.code)
         record = self.shared.records.move(record, "fetched" if verdict.complete else "incomplete")
         self._finish(record, status)
+
+    def _show_run(self, record: Record) -> None:
+        """Say in the result which run it is about, and what software that run has."""
+        self.update(run_id=record.run_id, engine=record.engine)
+        self.update(image=record.image, environment=record.environment)
 
     def _note_nodes(self, record: Record, status: Status) -> Record:
         """Record on which nodes a job of Slurm has run, and report nodes in trouble."""
@@ -465,8 +460,8 @@ class HostPush:
 
     def _end_unchanged(self, record: Record) -> None:
         """End the push of a run whose bundle was fetched; a node check's verdict is read from the bundle."""
-        self.update(run_id=record.run_id, bundle=record.bundle, engine=record.engine, image=record.image)
-        self.update(environment=record.environment, job_nodes=record.job_nodes)
+        self._show_run(record)
+        self.update(bundle=record.bundle, job_nodes=record.job_nodes)
         if self.request.checks:
             key, revoked = self.request.key, self.shared.revoked
             verdict = certify_and_receive.read_received(key, record.bundle, now(), recompute, revoked)

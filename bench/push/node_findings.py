@@ -52,7 +52,7 @@ def _stop(what: str, advice: str = "") -> PreflightFinding:
     return PreflightFinding("stop", what, advice)
 
 
-def _warn(what: str, advice: str = "") -> PreflightFinding:
+def _warn(what: str, advice: str) -> PreflightFinding:
     return PreflightFinding("warn", what, advice)
 
 

@@ -275,12 +275,13 @@ def _engine_questions(engines: Sequence[str]) -> dict[str, str]:
     return questions
 
 
+# Arguments of an engine that prints an image's id and its layers, as `read_stored` parses them.
+INSPECT = "image inspect --format '{{.Id}} {{json .RootFS.Layers}}'"
+
+
 def images_question(engine: str) -> str:
     """Return shell commands that print the images in an engine's store."""
-    return (
-        f'ids=$({engine} image ls -aq --no-trunc | sort -u); [ -z "$ids" ] || '
-        f"{engine} image inspect --format '{{{{.Id}}}} {{{{json .RootFS.Layers}}}}' $ids"
-    )
+    return f'ids=$({engine} image ls -aq --no-trunc | sort -u); [ -z "$ids" ] || {engine} {INSPECT} $ids'
 
 
 def _word(path: str) -> str:
@@ -474,7 +475,7 @@ def read_images(text: str) -> tuple[StoredImage, ...]:
 
 
 def read_stored(line: str) -> StoredImage:
-    """Parse `ID ["sha256:...", ...]`, an image's id and its layers; ValueError for anything else."""
+    """Parse what an engine prints for INSPECT: `ID ["sha256:...", ...]`; ValueError for anything else."""
     word, _, layers = line.partition(" ")
     match = _STORED.fullmatch(word)
     if match is None:

@@ -16,8 +16,8 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import closing, suppress
 from functools import cache
 from pathlib import Path
 
@@ -153,18 +153,22 @@ def endpoint_of(host: Host, ssh_config: Path | None) -> Endpoint:
 
 def open_connection(host: Host, ssh_config: Path | None) -> Connection:
     """Connect to a host and log in; Unreachable or HostKeyRefused, with advice, if that fails."""
-    with _closing_on_error(ssh := Ssh(host, ssh_config)):
-        try:
-            code, _ = ssh.run("-O", "check", seconds=CONNECT_SECONDS)
-            if code == 0:
-                return SharedConnection(ssh, own=False)
-            opening = ("-f", "-N", "-M", "-S", str(ssh.socket), "-o", f"ControlPersist={_IDLE_SECONDS}")
-            code, said = ssh.run(*opening, seconds=_OPEN_SECONDS)
-        except subprocess.TimeoutExpired:
-            raise Unreachable(f"no answer in {_OPEN_SECONDS} s", where=host.name) from None
+    ssh = Ssh(host, ssh_config)
+    try:
+        code, _ = ssh.run("-O", "check", seconds=CONNECT_SECONDS)
+        if code == 0:
+            return SharedConnection(ssh, own=False)
+        opening = ("-f", "-N", "-M", "-S", str(ssh.socket), "-o", f"ControlPersist={_IDLE_SECONDS}")
+        code, said = ssh.run(*opening, seconds=_OPEN_SECONDS)
         if code:
             raise _refusal(ssh, said)
         return SharedConnection(ssh, own=True)
+    except subprocess.TimeoutExpired:
+        ssh.close()
+        raise Unreachable(f"no answer in {_OPEN_SECONDS} s", where=host.name) from None
+    except BaseException:
+        ssh.close()
+        raise
 
 
 class SharedConnection:
@@ -296,15 +300,6 @@ def _offered_key(detail: str) -> str:
 def _last_line(text: str) -> str:
     lines = text.strip().splitlines()
     return plain(lines[-1])[:200] if lines else "no reason given"
-
-
-@contextmanager
-def _closing_on_error(ssh: Ssh) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        ssh.close()
-        raise
 
 
 def _short_folder() -> Path:

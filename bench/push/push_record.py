@@ -121,6 +121,16 @@ class Record:
         return Host(self.host, self.address, self.user, self.port, identity, self.python, self.ssh_arguments)
 
 
+def login_of(host: Host) -> dict[str, Any]:
+    """Return the fields of a record that say how to log in on a host, by their names."""
+    return {
+        "user": host.user,
+        "identity": str(host.identity) if host.identity else None,
+        "ssh_arguments": host.ssh_arguments,
+        "python": host.python,
+    }
+
+
 class Records:
     """The folder of all records on this machine."""
 
@@ -181,10 +191,8 @@ class Records:
 
     def unfinished(self, asked: PushAsked, engine: str, *, follows: bool = False) -> Record | None:
         """Return the newest such run whose complete bundle was not fetched yet, or None."""
-        for r in self._of(asked):
-            if (r.engine, r.follows) == (engine, follows) and r.state in UNFINISHED:
-                return r
-        return None
+        found = (r for r in self._of(asked) if (r.engine, r.follows) == (engine, follows))
+        return next((r for r in found if r.state in UNFINISHED), None)
 
     def fetched(self, asked: PushAsked) -> Record | None:
         """Return the newest such run whose bundle was fetched and still exists, or None."""

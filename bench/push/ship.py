@@ -33,6 +33,7 @@ from bench.push.answers import number, understood
 from bench.push.connection import plain
 from bench.push.image_store import ImageStore, Shippable
 from bench.push.node_survey import (
+    INSPECT,
     SURVEY_BYTES,
     InstalledEngine,
     StoredImage,
@@ -112,11 +113,6 @@ class Delivered:
 Deliver = Callable[[int], Delivered | None]  # takes how many of the lowest layers the engine has already
 
 
-def send_whole(_held: int) -> Delivered | None:
-    """Assemble nothing: all layers are sent."""
-    return None
-
-
 def ship(
     node: ClaimedNode,
     survey: Survey,
@@ -124,11 +120,11 @@ def ship(
     image: Shippable,
     store: ImageStore,
     progress: Progress,
-    assemble: Deliver = send_whole,
+    assemble: Deliver | None = None,
 ) -> Shipped:
     """Bring an image into the node's engine, and verify the digests that the engine reports.
 
-    The layers that the engine lacks are delivered by `assemble`, or sent if it returns None.
+    The layers that the engine lacks are delivered by `assemble`, or sent if it is or returns None.
     """
     if name := installed_as(survey, engine, image):
         return Shipped(name, 0, False, image.facts.identity)
@@ -136,7 +132,7 @@ def ship(
     if engine == "apptainer" and not node.ask(f"test -s {shlex.quote(sif)}").code:
         return Shipped(sif, 0, False, image.facts.identity)
     held = layers_held(survey, engine, image)
-    delivered = assemble(held) or _deliver(node, image, held, store, progress)
+    delivered = (assemble and assemble(held)) or _deliver(node, image, held, store, progress)
     if engine == "apptainer":
         _load(node, _build_sif(sif, node.claim.push, delivered.archive))
         return Shipped(sif, delivered.sent_bytes, True, image.facts.identity)
@@ -359,16 +355,14 @@ def _load(node: ClaimedNode, load: str) -> None:
 
 def _verify_loaded(node: Node, engine: str, image: Shippable, *, named_by_configuration: bool) -> str:
     """Compare the digests that the engine reports for the loaded image; return the image's name."""
-    script = f"{engine} image inspect --format '{{{{.Id}}}} {{{{json .RootFS.Layers}}}}' {tag_of(image)}"
-    text = demand(node, script, "inspecting the image")
-    name, _, layers = text.strip().partition(" ")
-    name = f"sha256:{name.removeprefix('sha256:')}"
+    text = demand(node, f"{engine} {INSPECT} {tag_of(image)}", "inspecting the image")
+    with understood(f"{engine} does not answer as {engine} does"):
+        stored = read_stored(text.strip())
     identity = image.facts.identity
-    same_count = layers.count("sha256:") == len(identity.diff_ids)
-    same_layers = same_count and all(diff_id in layers for diff_id in identity.diff_ids)
-    if not same_layers or (named_by_configuration and name != identity.config):
-        raise EnvironmentCannot(f"the engine has {name} as {tag_of(image)}, not {identity.config}")
-    return name
+    is_named_so = stored.id == identity.config or not named_by_configuration
+    if stored.diff_ids != identity.diff_ids or not is_named_so:
+        raise EnvironmentCannot(f"the engine has {stored.id} as {tag_of(image)}, not {identity.config}")
+    return stored.id
 
 
 def pull(node: ClaimedNode, survey: Survey, engine: str, reference: str, required: str | None) -> Shipped:
@@ -422,12 +416,12 @@ def _pull_alone(engine: str, reference: str, is_kept: str) -> str:
 
     Afterwards the reference names the image that it named before, or none.
     """
-    name, inspect = shlex.quote(reference), f"{engine} image inspect --format"
+    name = shlex.quote(reference)
     return "; ".join(
         (
-            f"before=$({inspect} '{{{{.Id}}}}' {name} 2>/dev/null)",
+            f"before=$({engine} image inspect --format '{{{{.Id}}}}' {name} 2>/dev/null)",
             f"{engine} pull --quiet {name} >/dev/null || exit {_REFUSED}",
-            f"line=$({inspect} '{{{{.Id}}}} {{{{json .RootFS.Layers}}}}' {name}) || exit",
+            f"line=$({engine} {INSPECT} {name}) || exit",
             'printf "%s\\n" "$line"',
             "id=${line%% *}; id=sha256:${id#sha256:}",
             "set -e",
@@ -474,7 +468,7 @@ def ship_code(node: ClaimedNode, store: ImageStore, progress: Progress) -> Shipp
     folder = f"{node.claim.place}/code/{digest[:16]}"
     if not node.ask(f"test -d {shlex.quote(folder)}").code:
         return Shipped(folder, 0, changed=False)
-    _unpack(node, "code", folder, data, progress)
+    check_written(_unpack(node, "code", folder, data, progress), node.claim.place)
     return Shipped(folder, len(data), changed=True)
 
 
@@ -486,13 +480,14 @@ def ship_python(node: ClaimedNode, python: StandalonePython, progress: Progress)
     data = python.path.read_bytes()
     imports = "import bz2, ctypes, lzma, sqlite3, ssl, zlib"
     starts = f"LD_LIBRARY_PATH=$t/new/{BUNDLED} $t/new/bin/python{python.version} -I -B -c '{imports}'"
-    try:
-        _unpack(node, "pythons", folder, data, progress, f"{{ {starts} || (exit {_NO_START}); }} && ")
-    except _NoStartError as error:
+    check = f"{{ {starts} || (exit {_NO_START}); }} && "
+    answer = _unpack(node, "pythons", folder, data, progress, check)
+    if answer.code == _NO_START:
         raise EnvironmentCannot(
-            f"the Python that bench brings does not start there: {error}",
+            f"the Python that bench brings does not start there: {answer.reason}",
             advice=f"install Python {python.version} on the node, and name it: --python FILE",
-        ) from None
+        )
+    check_written(answer, node.claim.place)
     return len(data)
 
 
@@ -501,16 +496,13 @@ def libraries_of(python: StandalonePython, place: str) -> str:
     return f"{python.folder(place)}/{BUNDLED}"
 
 
-class _NoStartError(Exception):
-    """A program that was sent does not run on the node."""
-
-
 def _unpack(
     node: ClaimedNode, kind: str, folder: str, data: bytes, progress: Progress, check: str = ""
-) -> None:
+) -> CommandResult:
     """Send a .tar.gz and unpack it into a folder below PLACE/KIND, which gets its name when it is whole.
 
-    `check` is a shell command, ended by &&, that runs before that; the files are in $t/new.
+    `check` is a shell command, ended by &&, that runs before that; the files are in $t/new. If it fails, its
+    exit code is in the result, which the caller has to look at.
     """
     place = node.claim.place
     progress(0, len(data))
@@ -522,10 +514,7 @@ def _unpack(
         f"{{ mv -T $t/new {quoted} 2>/dev/null || test -d {quoted}; }}; "  # another push was quicker
         "code=$?; rm -rf $t; exit $code"
     )
-    answer = node.ask(script, _chunks(data, progress))
-    if answer.code == _NO_START:
-        raise _NoStartError(answer.reason)
-    check_written(answer, place)
+    return node.ask(script, _chunks(data, progress))
 
 
 def _chunks(data: bytes, progress: Progress) -> Iterator[bytes]:

@@ -201,7 +201,6 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     )
     monkeypatch.setattr(ship, "with_stored_images", lambda node, survey, engine: survey)
     monkeypatch.setattr(ship, "ship", shipped)
-    monkeypatch.setattr(ship, "send_whole", "whole")
     monkeypatch.setattr(ship, "ship_code", code)
     monkeypatch.setattr(ship, "pull", pull)
     return made
@@ -221,7 +220,7 @@ def test_an_image_is_assembled_from_the_given_indexes_or_sent_whole(
     calls.clear()
     pushed(tmp_path, assemble=False)[0]._ship(IN_DOCKER, ExitStack())
     assert calls[0][-1] == {"index": "", "mirror": "", "rate": 5e6}
-    assert calls[1] == ("image", "docker", IMAGE, "whole")
+    assert calls[1] == ("image", "docker", IMAGE, None)
 
 
 def test_an_image_is_pulled_where_that_is_asked_for(tmp_path: Path, calls: list[tuple[Any, ...]]) -> None:

@@ -12,8 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from bench.base.errors import BenchError, EnvironmentCannot
-from bench.base.names import ANY_PYTHON, IN_POD
-from bench.images.container import NOBODY
+from bench.base.names import IN_POD
 from bench.push import mirror, run_script
 from bench.push.connection import Unreachable
 from bench.push.host_push import HostPush
@@ -145,12 +144,6 @@ class PodPush(HostPush):
             run_id=record.run_id,
             place=record.place,
             engine=IN_POD,
-            runnable="",
-            identity=None,
-            python=ANY_PYTHON,
-            user=(NOBODY, NOBODY),
-            memory_bytes=0,
-            gpus=None,
             on_cpu=request.on_cpu,
             budget_seconds=request.budget_seconds,
             checks=request.checks,
