@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -305,7 +305,7 @@ def _new_errors(errors: HostErrors, past: Past | None) -> Iterator[Finding]:
     days = max(1.0, seconds / DAY)
     question = Question("host-errors", "memory, new errors")
     for finding in _many(question, new / days, f"{new} corrected errors in {seconds / 3600:.1f} h"):
-        yield Finding(**{name: getattr(finding, name) for name in Finding.__slots__} | {"basis": "history"})
+        yield replace(finding, basis="history")
 
 
 def _processors(errors: HostErrors) -> Iterator[Finding]:

@@ -319,11 +319,8 @@ def _spread(figures: Sequence[Figure], busy: float, *, disturbed: bool) -> Itera
     for figure in figures:
         rates = sorted(other.rate for other in figures if other is not figure)
         usual = (rates[(len(rates) - 1) // 2] + rates[len(rates) // 2]) / 2
-        limits, source = (
-            (TOLERANCES.peers_warn, TOLERANCES.peers_fail),
-            "the other NUMA nodes of this machine",
-        )
-        found = by_usual("numa", figure, usual, "the others' median", limits, "peers", source, TOLERANCES)
+        source = "the other NUMA nodes of this machine"
+        found = by_usual("numa", figure, usual, "the others' median", "peers", source, TOLERANCES)
         if disturbed and found.verdict == "fail":
             advice = f"other processes used {busy:.1f} cores: check again with --if-idle, or without them"
             found = replace(found, verdict="warn", advice=advice)

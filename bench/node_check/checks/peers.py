@@ -63,8 +63,8 @@ def _pairs(figures: tuple[Figure, ...]) -> Iterator[Finding]:
     """Report pairs that are slower than the median pair of the node."""
     usual = median(f.rate for f in figures)
     for figure in figures:
-        limits, source = (RULES.peers_warn, RULES.peers_fail), "the other pairs of this node"
-        finding = by_usual("peers", figure, usual, "the median pair", limits, "peers", source, RULES)
+        source = "the other pairs of this node"
+        finding = by_usual("peers", figure, usual, "the median pair", "peers", source, RULES)
         if finding.verdict != "pass":
             yield finding
 
