@@ -27,6 +27,7 @@ DATA = ROOT / "bench/data/images.json"
 
 
 def main(arguments: list[str]) -> int:
+    """Do what the first argument says; return an exit code: 1 if locks disagree, 2 for other arguments."""
     match arguments:
         case ["check"]:
             faults = [*check_all(ROOT), *check_wheels(ROOT), *operator_lock.unmet(ROOT)]

@@ -38,6 +38,8 @@ NAME = f"bench_appliance-{__version__}"
 
 @dataclass(frozen=True, slots=True)
 class ReleaseArguments:
+    """The options of `make release`."""
+
     out: Path
     key: Path
     image: tuple[Path, ...]
@@ -46,6 +48,7 @@ class ReleaseArguments:
 
 
 def main(words: Sequence[str]) -> int:
+    """Parse the options and make the release; return an exit code, with an error on stderr."""
     parser = argparse.ArgumentParser(prog="python -m release", description="Make a release of this commit.")
     parser.add_argument("-o", "--out", type=Path, default=Path("out/release"), help="a new folder")
     parser.add_argument("--key", type=Path, required=True, help="the release's Ed25519 SSH key")

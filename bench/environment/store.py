@@ -49,6 +49,7 @@ class StoredEnvironment:
 
     @property
     def digest(self) -> str:
+        """The environment's identity, sha256:..., from the digests of its parts."""
         return environment_digest(self.lock, self.python, self.build, self.files)
 
 

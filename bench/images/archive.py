@@ -75,6 +75,7 @@ class ImageFacts:
 
     @property
     def labels(self) -> Mapping[str, str]:
+        """The image's labels by name, such as bench.variant."""
         return self.config.labels
 
 
@@ -261,6 +262,7 @@ class Blob:
 
     @property
     def size(self) -> int:
+        """Bytes of the blob, of which `path` may hold more."""
         return self.path.stat().st_size - self.start if self.length is None else self.length
 
 

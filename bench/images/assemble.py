@@ -90,6 +90,7 @@ class PackageContents:
         return key in self._found
 
     def open(self, key: Key) -> BinaryIO:
+        """Open a content that is here; KeyError for one that is not."""
         return self._found[key]()
 
     def add_wheel(self, path: Path) -> None:

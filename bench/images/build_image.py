@@ -58,6 +58,7 @@ class BuildInputs:
 
     @property
     def lock(self) -> Path:
+        """Path of the lock of the variant's wheels."""
         return self.root / self.variant.lock
 
     @property

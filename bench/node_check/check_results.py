@@ -96,6 +96,7 @@ class CheckResults:
     schema: Literal["bench/check-results/v1"] = CHECK_SCHEMA
 
     def to_bytes(self) -> bytes:
+        """Serialise as results.json, whose bytes the signed statement names by their digest."""
         return pretty_json(to_json(self))
 
     @property
@@ -164,6 +165,7 @@ class CheckContents(Contents):
     shipped_profile: bool  # the bundle was judged against the profile that this version has
 
     def facts(self) -> dict[str, object]:
+        """Return the field "recomputed" of `bench verify --json`, with the verdict by these rules."""
         return Contents.facts(self) | {
             "on_trust": self.notes,
             "check_verdict": self.results.verdict,

@@ -54,10 +54,12 @@ class Ways:
 
     @property
     def send_seconds(self) -> float:
+        """Expected seconds to send every layer whole."""
         return self.send_bytes / self.up_bytes_per_second
 
     @property
     def assemble_seconds(self) -> float:
+        """Expected seconds to download, to send the rest and to unpack, one after the other."""
         downloading = self.download_bytes / self.down_bytes_per_second if self.download_bytes else 0.0
         sending = self.rest_bytes / self.up_bytes_per_second
         return downloading + sending + self.unpacked_bytes / _UNPACK_BYTES_PER_SECOND

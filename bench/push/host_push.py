@@ -74,6 +74,7 @@ class HostPush:
 
     @property
     def manifest_sha256(self) -> str:
+        """The manifest's sha256 in hexadecimal, by which records name it."""
         return self.request.manifest.digest.removeprefix("sha256:")
 
     @property
@@ -85,6 +86,7 @@ class HostPush:
 
     @property
     def slurm_where(self) -> str | None:
+        """Options that decide where a Slurm job runs; None without --slurm."""
         return self.request.slurm.where if self.request.slurm else None
 
     @property
@@ -106,6 +108,7 @@ class HostPush:
         return (*CONTAINER_ENGINES, "venv")
 
     def update(self, **changes: Any) -> None:
+        """Replace fields of `result`, which other threads may read at any time, without showing it."""
         self.result = dataclasses.replace(self.result, **changes)
 
     def enter(self, phase: Phase, text: str = "") -> None:
@@ -130,13 +133,16 @@ class HostPush:
         self.shared.view.sent(self.result, done, total)
 
     def end(self, outcome: Outcome, error: BenchError | None = None) -> None:
+        """Set the outcome, which ends the push in its present phase, and show it."""
         self.update(outcome=outcome, error=error)
         self.shared.view.show(self.result)
 
     def say(self, text: str) -> None:
+        """Show one line about this host that stays on the screen."""
         self.shared.view.say(f"{self.part.host.name}: {text}")
 
     def say_phase(self, text: str) -> None:
+        """Report on the present phase; Interrupted if the user has ended the push."""
         self.enter(self.result.phase, text)
 
     def _guarded(self, push: Callable[[], None]) -> Result:

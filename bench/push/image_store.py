@@ -66,6 +66,7 @@ class Shippable:
 
     @property
     def config(self) -> str:
+        """Digest of the image's configuration, sha256:..., which is its identity."""
         return self.facts.identity.config
 
     @property

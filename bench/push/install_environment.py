@@ -92,6 +92,8 @@ class PlannedInstall:
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentInstaller:
+    """Installs a locked environment on a node: `ask` the node for its plan first, then `install` that."""
+
     node: Node
     place: str
     code: str  # folder of bench's code on the node
@@ -263,6 +265,7 @@ class _ProgressReader:
         self.text = ""
 
     def take(self, data: bytes) -> None:
+        """Take a piece of the output; EnvironmentCannot if all pieces together are too large."""
         self._count += len(data)
         if self._count > _MOST_ANSWER_BYTES:
             raise EnvironmentCannot(f"its answer is larger than {_MOST_ANSWER_BYTES:,} bytes")

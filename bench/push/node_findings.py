@@ -57,6 +57,7 @@ def _warn(what: str, advice: str) -> PreflightFinding:
 
 
 def stops_first(findings: Sequence[PreflightFinding]) -> list[PreflightFinding]:
+    """Return findings with those that stop the run first, else in their order."""
     return sorted(findings, key=lambda finding: finding.level != "stop")
 
 

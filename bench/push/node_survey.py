@@ -119,12 +119,15 @@ class InstalledEngine:
 
 @dataclass(frozen=True, slots=True)
 class NodePython:
+    """A Python on a node that can be started, and whether it is complete."""
+
     version: str  # major.minor
     path: str
     lacking: tuple[str, ...] = ()  # modules of `_COMPILED` that it was built or packaged without
 
     @property
     def text(self) -> str:
+        """The version, and the modules that are lacking, for messages."""
         return self.version + (f" without {', '.join(self.lacking)}" if self.lacking else "")
 
 

@@ -143,10 +143,12 @@ class Ssh:
         return done.returncode, self.log.read_text(encoding="utf-8", errors="replace")
 
     def close(self) -> None:
+        """Delete the folder of the socket, the log and the configuration."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def endpoint_of(host: Host, ssh_config: Path | None) -> Endpoint:
+    """Return where ssh would connect to for a host, without connecting; BadInput if ssh refuses its files."""
     with closing(Ssh(host, ssh_config)) as ssh:
         return ssh.endpoint()
 
@@ -183,14 +185,17 @@ class SharedConnection:
 
     @property
     def is_open(self) -> bool:
+        """Whether the socket is there; a connection of the user's own is taken for open."""
         return not self._own or self._ssh.socket.exists()
 
     def start(self, command: str, seconds: float) -> Channel:
+        """Start a process of ssh that uses the socket; that waits for nothing, so `seconds` is not used."""
         options = (*self._options, "-o", "RequestTTY=no", "-E", os.devnull)  # ssh's own messages
         self._channel = SshChannel([*self._ssh.words(*options), command])
         return self._channel
 
     def close(self) -> None:
+        """End the last command, the background process if bench started it, and the folder of its socket."""
         _OWN.discard(self)
         if self._channel:
             self._channel.close()
@@ -226,6 +231,7 @@ class SshChannel(ProcessChannel):
         super().__init__(words, _environment())
 
     def exit_code(self, seconds: float) -> int:
+        """Wait for the command to end; ConnectionBroke for the code with which ssh itself fails."""
         code = super().exit_code(seconds)
         if code == _LOST:
             raise ConnectionBroke

@@ -89,10 +89,12 @@ class Record:
 
     @property
     def folder(self) -> str:
+        """The run's folder on its node, absolute."""
         return f"{self.place}/runs/{self.run_id}"
 
     @property
     def mirror(self) -> Path:
+        """The folder on this machine with copies of the run's growing files."""
         return Path(self.out) / self.run_id
 
     @property
@@ -142,6 +144,7 @@ class Records:
         self.folder = folder
 
     def save(self, record: Record) -> Record:
+        """Write a record's file, which is replaced as a whole, and return the record."""
         with self._writing():
             write_whole(self.folder / f"{record.run_id}.json", pretty_json(to_json(record)))
         return record
@@ -159,6 +162,7 @@ class Records:
             yield
 
     def move(self, record: Record, state: State, **changes: Any) -> Record:
+        """Save a record in another state, with other changes; return the changed record."""
         return self.save(dataclasses.replace(record, state=state, **changes))
 
     def all(self) -> list[Record]:
@@ -202,8 +206,10 @@ class Records:
         return [record for record in self.all() if record.asked == asked]
 
     def forget(self, record: Record) -> None:
+        """Delete a record's file, if it is there: no later command finds the run."""
         (self.folder / f"{record.run_id}.json").unlink(missing_ok=True)
 
 
 def now() -> int:
+    """Return the unix time in whole seconds, as records and certificates state times."""
     return int(time.time())

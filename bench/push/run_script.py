@@ -90,6 +90,7 @@ class Job:
 
     @property
     def folder(self) -> str:
+        """The run's folder on the node, absolute."""
         return f"{self.place}/runs/{self.run_id}"
 
     @property
@@ -100,10 +101,12 @@ class Job:
 
     @property
     def container(self) -> str:
+        """Name of the run's container, by which a later command finds it."""
         return f"bench-{self.run_id}"
 
 
 def environment_folder(place: str, digest: str) -> str:
+    """Return the path on a node of the environment with this digest."""
     return f"{place}/environments/{digest.removeprefix('sha256:')}"
 
 

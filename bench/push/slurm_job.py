@@ -52,6 +52,7 @@ class JobNode:
 
     @property
     def text(self) -> str:
+        """The node's name, and in brackets its trouble if it has one."""
         return f"{self.name} ({self.trouble})" if self.trouble else self.name
 
 

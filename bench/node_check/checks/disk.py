@@ -21,6 +21,7 @@ SLOW = 100e6  # B/s: a checkpoint of a small model would take a minute
 
 
 def measure(rig: Rig, budget: CheckBudget) -> Mapping[str, Any]:
+    """Write a file past the page cache and read it again, unless too little is free for a single block."""
     free = shutil.disk_usage(budget.scratch).free
     size = TINY_BYTES if budget.tiny else BYTES[budget.depth]
     size = min(size, free // 4 // BLOCK_BYTES * BLOCK_BYTES)
@@ -41,6 +42,7 @@ def measure(rig: Rig, budget: CheckBudget) -> Mapping[str, Any]:
 
 
 def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
+    """Judge free space by FREE_FAIL and FREE_WARN, and rates by the owner's expectation or by SLOW."""
     data = evidence.data("disk")
     if data is None:
         return

@@ -40,6 +40,7 @@ class NodeExchange:
 
     @property
     def name(self) -> str:
+        """Kind and number of nodes, for findings: "all-reduce 4 nodes"."""
         return f"{self.kind} {len(self.nodes)} nodes"
 
     @property
@@ -55,6 +56,7 @@ def bytes_out(kind: str, nodes: int, lanes: int, size: int) -> float:
 
 
 def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
+    """Hold each collective's rate against the slowest link of its nodes; ValueError for impossible rates."""
     if "exchange" not in evidence.readings:
         yield Question("exchange").unread("the nodes exchanged nothing")
         return

@@ -74,6 +74,7 @@ class _FioUnusableError(Exception):
 
 
 def measure(rig: Rig, budget: CheckBudget) -> Mapping[str, Any]:
+    """Measure each folder of the budget; one that fails says so in its own entry."""
     measured = [_measured(path, budget) for path in budget.file_systems]
     figures = [figure for _, figures in measured for figure in figures]
     return {"figures": to_json(figures), "file_systems": to_json([disk for disk, _ in measured])}
@@ -337,6 +338,7 @@ def _in_threads(works: Sequence[Callable[[], None]]) -> None:
 
 
 def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
+    """Fail a rate below the owner's expectation, and warn of one below SLOW where there is none."""
     data = evidence.data("file-systems")
     if data is None:
         return

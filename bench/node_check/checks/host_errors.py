@@ -85,6 +85,7 @@ class HostErrors:
 
 
 def measure(rig: Rig, budget: CheckBudget) -> Mapping[str, Any]:
+    """Return the counters of the kernel and of its daemons, and the machine's digest for its history."""
     return {"errors": to_json(read_errors(ROOT))}
 
 
@@ -221,6 +222,7 @@ def errors_of(evidence: Evidence) -> HostErrors | None:
 
 
 def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
+    """Fail any uncorrected error; judge corrected ones by how many there are a day. Name closed sources."""
     errors = errors_of(evidence)
     if errors is None:
         return

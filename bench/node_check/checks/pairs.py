@@ -135,6 +135,7 @@ def tournament_of(evidence: Evidence) -> Tournament | None:
 
 
 def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
+    """Name lost nodes and slow parts, then give each node's rate; ValueError for impossible readings."""
     if "pairs" not in evidence.readings:
         yield Question("pairs").unread("the nodes did not meet")
         return

@@ -103,6 +103,7 @@ class ClusterNode:
 
 
 def read_node(node: Mapping[str, Any], gpu: str) -> ClusterNode:
+    """Return a node with what it offers to pods; `gpu` is the resource by which its GPUs are counted."""
     status = part_of(node, "status")
     offered = part_of(status, "allocatable")
     ready = any(c.get("type") == "Ready" and c.get("status") == "True" for c in list_of(status, "conditions"))
