@@ -38,7 +38,7 @@ class PodPlace:
 
 @dataclass(frozen=True, slots=True)
 class PushAsked:
-    """All that a later push has to ask for again, in order to find an earlier one's run."""
+    """The choices by which a later push finds the run of an earlier one: each of them has to be equal."""
 
     address: str
     port: int | None

@@ -23,7 +23,7 @@ _PULL = "is --image right, and may the namespace pull it? --pull-secret NAME nam
 
 @dataclass(frozen=True, slots=True)
 class PodState:
-    """How a pod is. `why` is the cluster's reason, in its own words."""
+    """A pod's state, and why it has this state in the cluster's own words."""
 
     state: Literal["running", "waiting", "gone"]
     why: str = ""
