@@ -45,7 +45,7 @@ Open = Callable[[], BinaryIO]  # opens a content for reading
 
 
 class LayerPlan(NamedTuple):
-    """A layer, and where a node has it from: its skeleton, or a blob that was sent; neither if it is there."""
+    """A layer, and where a node has it from: its skeleton or a blob that was sent; neither if it is there."""
 
     diff_id: str  # sha256 of the layer's tar, in hexadecimal, as all digests of a plan
     size: int  # bytes of the tar

@@ -27,8 +27,9 @@ from bench.push.image_store import ImageStore, Shippable, Skeleton
 from bench.push.line_rate import measured_rate
 from bench.push.node_survey import Survey
 from bench.push.remote import ANSWER_SECONDS, demand
+from bench.push.send_blobs import Progress, check_written, send_all
 from bench.push.shared_place import ClaimedNode
-from bench.push.ship import Delivered, Progress, check_written, send_all, tag_of
+from bench.push.ship import Delivered, tag_of
 from bench.records.text import seconds_text, size_text
 
 SMALL_BYTES = 16 * 2**20  # of layers to send, below which no line is measured

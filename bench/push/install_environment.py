@@ -34,8 +34,8 @@ from bench.push.line_rate import measured_rate
 from bench.push.locked_environment import LockedEnvironment, fits
 from bench.push.remote import Node
 from bench.push.run_script import environment_folder
+from bench.push.send_blobs import Progress, send_all
 from bench.push.shared_place import ClaimedNode, PlaceClaim, claimed
-from bench.push.ship import Progress, send_all
 from bench.records.text import seconds_text, size_text
 
 _PLAN_SECONDS = 300.0  # for a node to ask its index for every package

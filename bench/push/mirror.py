@@ -31,8 +31,8 @@ from bench.push.connection import plain
 from bench.push.out_folder import put
 from bench.push.push_record import Record, now
 from bench.push.remote import ANSWER_SECONDS, Node, demand
+from bench.push.send_blobs import Progress, pieces_of
 from bench.push.shared_place import empty
-from bench.push.ship import Progress, pieces_of
 from bench.signing.revocation import Revoked
 
 LOG = "log.txt"

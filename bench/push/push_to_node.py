@@ -11,7 +11,7 @@ from bench.base.errors import EnvironmentCannot
 from bench.base.names import WITHOUT_CONTAINER
 from bench.images.container import NOBODY
 from bench.node_check.check_manifest import data_folders, wanted_environment, wanted_image
-from bench.push import mirror, run_script, ship
+from bench.push import mirror, pull_image, run_script, ship
 from bench.push.assembly import Assembly
 from bench.push.host_push import HostPush
 from bench.push.image_store import Shippable
@@ -61,7 +61,7 @@ class NodePush(HostPush):
             elif self.request.pull:
                 survey = ship.with_stored_images(node, chosen.survey, engine)
                 required = wanted_image(self.request.manifest)
-                shipped = ship.pull(node, survey, engine, self.request.pull, required)
+                shipped = pull_image.pull(node, survey, engine, self.request.pull, required)
             elif chosen.image is None:
                 message = f"{engine} does not answer: no image can be loaded"
                 raise EnvironmentCannot(message, advice="start it, or choose another with --engine")

@@ -18,7 +18,7 @@ from bench.base.errors import BenchError, EnvironmentCannot
 from bench.images.variants import find_variant
 from bench.operator.ssh_keygen import OperatorKey
 from bench.planning.manifest import load_manifest
-from bench.push import host_push, mirror, ship, slurm_job
+from bench.push import host_push, mirror, pull_image, send_blobs, slurm_job
 from bench.push.connection import plain
 from bench.push.hosts import Host
 from bench.push.image_store import ImageStore
@@ -206,8 +206,8 @@ def parsed(kind: str, text: str, folder: Path) -> object:
         "certify": lambda: mirror.certify(node, record, KEY),
         "fetch": lambda: mirror._download(node, record, folder / "part", lambda done, total: None),
         "slurm": lambda: slurm_job.job_number(text),
-        "layers": lambda: ship._arrived_bytes(node, "/x", "0" * 64),
-        "pull": lambda: ship.pull(claimed, survey, "docker", "an/image", None),
+        "layers": lambda: send_blobs._arrived_bytes(node, "/x", "0" * 64),
+        "pull": lambda: pull_image.pull(claimed, survey, "docker", "an/image", None),
     }
     return asks[kind]()
 

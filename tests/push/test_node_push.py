@@ -17,7 +17,7 @@ from bench.images.container import NOBODY
 from bench.images.engines import EngineFacts
 from bench.images.variants import find_variant
 from bench.node_check.check_manifest import load_any
-from bench.push import mirror, push_to_node, run_script, ship
+from bench.push import mirror, pull_image, push_to_node, run_script, ship
 from bench.push.hosts import Host
 from bench.push.image_store import ImageStore
 from bench.push.node_preflight import ChosenEngine
@@ -202,7 +202,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     monkeypatch.setattr(ship, "with_stored_images", lambda node, survey, engine: survey)
     monkeypatch.setattr(ship, "ship", shipped)
     monkeypatch.setattr(ship, "ship_code", code)
-    monkeypatch.setattr(ship, "pull", pull)
+    monkeypatch.setattr(pull_image, "pull", pull)
     return made
 
 
