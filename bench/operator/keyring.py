@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -158,8 +159,6 @@ def revoke(revocations: Sequence[Revocation], file: Path | None) -> Path:
 
 
 def _add(krl: Path, revocation: Revocation) -> None:
-    import tempfile
-
     with tempfile.TemporaryDirectory() as folder:
         specification, authority = Path(folder) / "specification", Path(folder) / "authority.pub"
         specification.write_bytes(f"{revocation.specification}\n".encode())

@@ -236,7 +236,7 @@ class Assembly:
     def _missing(self, skeletons: Mapping[int, Skeleton]) -> list[tuple[int, ...]]:
         """Ask for each layer which of its contents the node has nowhere."""
         text = self._run("missing", (), "looking through package files", _UNPACKING_SECONDS)
-        with understood("the node's answer about missing contents is none that its program prints"):
+        with understood("the node's answer about missing contents has a form that its program never prints"):
             missing = from_json(tuple[tuple[int, ...], ...], strict_loads(text))
             if len(missing) != len(self._diff_ids):
                 raise ValueError("not an answer for each layer")
@@ -248,7 +248,7 @@ class Assembly:
 
     def _round(self, seconds: float) -> Round:
         text = self._run("fetch", (f"{seconds:.0f}",), "downloading package files", ANSWER_SECONDS + seconds)
-        with understood("the node's answer about its downloads is none that its program prints"):
+        with understood("the node's answer about its downloads has a form that its program never prints"):
             fields = from_json(dict[str, Any], strict_loads(text))
             nowhere = from_json(tuple[tuple[str, str], ...], fields["nowhere"])
             return Round(

@@ -25,13 +25,13 @@ _BUSY, _BUSY_SECONDS = 75, 1.0  # exit code while another push writes the same b
 Progress = Callable[[int, int], object]  # called with the bytes sent so far, and the total
 
 
-def send_all(node: Node, place: str, layers: list[Blob], progress: Progress) -> int:
-    """Send layers or wheels, without the bytes that the node has already; return the number of bytes sent."""
-    sizes = [blob.path.stat().st_size for blob in layers]
+def send_all(node: Node, place: str, blobs: list[Blob], progress: Progress) -> int:
+    """Send blobs one after the other, without the bytes that the node has already; return the bytes sent."""
+    sizes = [blob.path.stat().st_size for blob in blobs]
     total, before, sent = sum(sizes), 0, 0
     demand(node, f"umask 077; mkdir -p {shlex.quote(place)}/blobs", f"making {place}")
     progress(0, total)
-    for blob, size in zip(layers, sizes, strict=True):
+    for blob, size in zip(blobs, sizes, strict=True):
         sent += _send(node, place, blob, size, partial(_advance, progress, before, total))
         before += size
         progress(before, total)
@@ -43,7 +43,7 @@ def _advance(progress: Progress, before: int, total: int, count: int) -> None:
 
 
 def _send(node: Node, place: str, blob: Blob, size: int, advance: Callable[[int], object]) -> int:
-    """Send one layer and verify its hash on the node, in up to three attempts; return the bytes sent."""
+    """Send one blob and verify its hash on the node, in up to three attempts; return the bytes sent."""
     name = blob.digest.removeprefix("sha256:")
     sent = attempts = looks = 0
     before = -1  # bytes at the last look while another push wrote them
@@ -75,7 +75,7 @@ def _send(node: Node, place: str, blob: Blob, size: int, advance: Callable[[int]
 
 
 def _write(node: Node, place: str, name: str, arrived: int, pieces: Iterator[bytes], start: int) -> bool:
-    """Write a layer from byte `start` on; return False if another push is writing it.
+    """Write a blob from byte `start` on; return False if another push is writing it.
 
     The part is locked, so that two pushes never write it at once; bytes that the other push has sent count.
     """
@@ -122,14 +122,14 @@ def _has_hash(path: Path, sha256: str) -> bool:
 
 
 def _arrived_bytes(node: Node, place: str, name: str) -> int | None:
-    """Return the number of bytes of a layer that the node has; None if it has the whole, verified layer."""
+    """Return how many bytes of a blob the node has; None if it has the whole, verified blob."""
     answer = demand(
         node,
         f"cd {shlex.quote(place)}/blobs && if [ -f {name} ]; then echo whole; "
         f"elif [ -f {name}.part ]; then wc -c <{name}.part; else echo 0; fi",
         "looking for layers",
     ).strip()
-    with understood("the node's answer about its layers is none that bench's script prints"):
+    with understood("the node's answer about its layers has a form that bench's script never prints"):
         return None if answer == "whole" else number(answer)
 
 

@@ -178,7 +178,7 @@ def test_any_state_of_a_run_is_read_or_refused(text: str) -> None:
      "alive\nbundle " + "9" * 5000, "alive\nrequest x", "alive\nsomething else", "alive 7", "exit 0 0"],
 )  # fmt: skip
 def test_a_state_that_the_script_never_prints_is_refused(said: str) -> None:
-    with pytest.raises(EnvironmentCannot, match="none that bench's script prints"):
+    with pytest.raises(EnvironmentCannot, match="a form that bench's script never prints"):
         mirror.read_status(said)
 
 

@@ -322,7 +322,8 @@ def test_a_node_that_cannot_run_the_program_gets_the_layers(case: Case) -> None:
     case.rounds = ["Segmentation fault"]
     assert case.work.deliver(0) is None
     assert case.said == [
-        "the node assembles no layers: the node's answer about its downloads is none that its program prints"
+        "the node assembles no layers: "
+        "the node's answer about its downloads has a form that its program never prints"
     ]
     assert (
         "rm -rf '/a place/.load-p-0'; " in case.node.asked[-1] and "for f in packages" in case.node.asked[-1]

@@ -99,7 +99,7 @@ def test_a_file_that_has_just_gone_is_not_there(text: str) -> None:
     ],
 )  # fmt: skip
 def test_an_answer_that_the_script_never_prints(text: str) -> None:
-    with pytest.raises(EnvironmentCannot, match="the node's answer about its run is none that"):
+    with pytest.raises(EnvironmentCannot, match="the node's answer about its run has a form that"):
         read_status(text)
 
 

@@ -23,7 +23,6 @@ from bench.push.kubernetes.pod_job import START
 from bench.push.kubernetes.pod_node import PodGone, PodNode
 from bench.push.kubernetes.pod_state import PodState
 from bench.push.mirror import Status
-from bench.push.missing_bundle import missing_bundle
 from bench.push.push_record import Record, Records
 from bench.push.remote import demand
 from bench.push.request import HostPart, PushRequest, Result, Shared
@@ -164,7 +163,7 @@ class PodPush(HostPush):
         with suppress(EnvironmentCannot):  # the pod may be gone by now, and the run is over in any case
             killed = self.node.why_killed() if isinstance(self.node, PodNode) else None
             release(self.node, record)
-        return missing_bundle(dataclasses.replace(status, reason=killed or None), record)
+        return super()._missing_bundle(dataclasses.replace(status, reason=killed or None), record)
 
 
 def release(node: object, record: Record) -> None:
