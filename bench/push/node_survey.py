@@ -139,8 +139,6 @@ class Survey:
     uid: int
     gid: int
     home: str
-    hostname: str
-    kernel: str
     os: str
     cores: int
     load: float
@@ -220,7 +218,7 @@ def _questions(place: str, engines: Sequence[str], python: str) -> dict[str, str
     """Return shell commands by name. Those that `read_host` looks up are named by their own text."""
     enter = f'p={place}; case $p in /*) ;; "~/"*) p=$HOME/${{p#*/}};; *) p=$HOME/$p;; esac; '
     return {
-        "who": 'id -un; id -u; id -g; printf "%s\\n" "$HOME"; uname -n; uname -r',
+        "who": 'id -un; id -u; id -g; printf "%s\\n" "$HOME"',
         "clock": "date +%s.%N",
         "os": '. /etc/os-release; printf "%s\\n" "$PRETTY_NAME"',
         "memory": "cat /proc/meminfo",
@@ -296,7 +294,7 @@ def read_survey(answers: Answers, asked_at: float, engines: Sequence[str]) -> Su
     """Convert the answers to a Survey; EnvironmentCannot if they are not those of a Linux machine."""
     advice = "it needs sh, coreutils, util-linux and /proc"
     with understood("does not answer as a Linux machine does", advice=advice):
-        user, uid, gid, home, hostname, kernel = answers["who"][1].split("\n")[:6]
+        user, uid, gid, home = answers["who"][1].split("\n")[:4]
         place, disk, *about_place = answers["place"][1].strip().split("\n")
         cores, load = answers["load"][1].split("\n")[:2]
         memory = _memory(answers["memory"][1])
@@ -307,8 +305,6 @@ def read_survey(answers: Answers, asked_at: float, engines: Sequence[str]) -> Su
             uid=number(uid),
             gid=number(gid),
             home=short(home, PATH_CHARACTERS),
-            hostname=short(hostname),
-            kernel=short(kernel),
             os=short(answers["os"][1].strip()),
             cores=number(cores),
             load=decimal(load.split()[0]),

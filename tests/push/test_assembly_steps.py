@@ -437,7 +437,7 @@ def test_a_round_is_read_and_names_only_files_of_the_image(case: Case) -> None:
 )
 def test_a_round_of_another_form_is_refused(case: Case, changes: dict[str, Any]) -> None:
     case.rounds = [answer_of(**changes)]
-    with pytest.raises(EnvironmentCannot, match="the node's answer about its downloads is none"):
+    with pytest.raises(EnvironmentCannot, match="the node's answer about its downloads has a form"):
         case.work._round(3.0)
 
 
@@ -449,7 +449,7 @@ def test_a_round_of_another_form_is_refused(case: Case, changes: dict[str, Any])
 def test_contents_that_no_skeleton_has_are_none(case: Case, said: str) -> None:
     """The first layers have skeletons with three and two contents; the engine has the third layer."""
     case.missing = said
-    with pytest.raises(EnvironmentCannot, match="the node's answer about missing contents is none"):
+    with pytest.raises(EnvironmentCannot, match="the node's answer about missing contents has a form"):
         case.work._missing(skeletons(case, 0, 1))
 
 
