@@ -182,14 +182,24 @@ def test_an_engine_that_does_not_load_the_image_is_told_by_its_last_line(said: s
         LOADED.replace(CONFIG, OTHER),
         LOADED.replace(LAYERS[0], LAYERS[1]),
         LOADED.replace("]", f', "{LAYERS[0]}"]'),
+        LOADED.replace(LAYERS[0], "x").replace(LAYERS[1], LAYERS[0]).replace("x", LAYERS[1]),
         f'{CONFIG} ["{LAYERS[0]}"]',
-        CONFIG,
+        f"{CONFIG} null",
     ],
-    ids=["another configuration", "another layer", "one layer more", "one layer less", "no layers"],
-)
+    ids=[
+        "another configuration", "another layer", "one layer more", "another order", "one layer less",
+        "no layers",
+    ],
+)  # fmt: skip
 def test_an_image_that_the_engine_loaded_otherwise_is_refused(says: str) -> None:
     with pytest.raises(EnvironmentCannot, match=f"the engine has .* as bench-push:.*, not {CONFIG}"):
         bring("docker", says)
+
+
+def test_an_engine_has_to_say_what_it_loaded() -> None:
+    for says in (CONFIG, "", f"{CONFIG} layers"):
+        with pytest.raises(EnvironmentCannot, match="docker does not answer as docker does"):
+            bring("docker", says)
 
 
 def test_an_engine_may_leave_out_the_kind_of_digest() -> None:
