@@ -44,7 +44,7 @@ _UNPACKING_SECONDS = 600.0  # longest silence of a node that looks through its p
 
 @dataclass(frozen=True, slots=True)
 class Ways:
-    """The two ways to bring layers to a node, with the bytes that each moves over which line."""
+    """The two ways to bring layers to a node: the bytes that each of them moves, and how fast."""
 
     send_bytes: int  # over SSH, if all layers are sent
     rest_bytes: int  # over SSH, if the node assembles layers
@@ -223,13 +223,13 @@ class Assembly:
             contents = skeletons[number].parts.contents
             if 2 * sum(contents[n] for n in lacking) > sum(contents):
                 blob = self.store.layer(self.image, number)
-                layers[number] = layers[number]._replace(blob=_name(blob), skeleton=None)
+                layers[number] = layers[number]._replace(blob=blob.name, skeleton=None)
                 sent.append(blob)
             else:
                 more.append(self.store.contents(self.image, number, lacking))
         sent_bytes += send_all(self.node, self._place, [*sent[1 + len(skeletons) :], *more], self.progress)
-        self._write_plan(self._plan(layers, [_name(blob) for blob in more]))
-        surplus = (*(f"blobs/{_name(blob)}" for blob in [*sent, *more]), "packages")
+        self._write_plan(self._plan(layers, [blob.name for blob in more]))
+        surplus = (*(f"blobs/{blob.name}" for blob in [*sent, *more]), "packages")
         trouble = shlex.quote(f"{self._staging}/trouble")
         return Delivered(f"( cd .. && {self._program('archive')} 2>{trouble} )", sent_bytes, surplus)
 
@@ -298,7 +298,7 @@ class Assembly:
         diff_id = self._diff_ids[number].removeprefix("sha256:")
         if skeleton is None:
             return LayerPlan(diff_id, 0, None, None)
-        return LayerPlan(diff_id, skeleton.parts.size, _name(skeleton.blob), None)
+        return LayerPlan(diff_id, skeleton.parts.size, skeleton.blob.name, None)
 
     def _write_plan(self, plan: AssemblyPlan) -> None:
         script = f"cd {shlex.quote(self._place)} && cat >{shlex.quote(f'{self._staging}/plan.json')}"
@@ -308,10 +308,6 @@ class Assembly:
         """Remove what only this way needs."""
         staging = shlex.quote(f"{self._place}/{self._staging}")
         self.node.ask(f"rm -rf {staging}; {self.node.claim.discard(['packages'])}")
-
-
-def _name(blob: Blob) -> str:
-    return blob.digest.removeprefix("sha256:")
 
 
 def refuse_login(url: str | None, option: str) -> None:

@@ -44,7 +44,7 @@ def _advance(progress: Progress, before: int, total: int, count: int) -> None:
 
 def _send(node: Node, place: str, blob: Blob, size: int, advance: Callable[[int], object]) -> int:
     """Send one blob and verify its hash on the node, in up to three attempts; return the bytes sent."""
-    name = blob.digest.removeprefix("sha256:")
+    name = blob.name
     sent = attempts = looks = 0
     before = -1  # bytes at the last look while another push wrote them
     while attempts < _ATTEMPTS:

@@ -166,7 +166,7 @@ def _deliver(
     layers = [store.layer(image, number) for number in range(held, len(image.facts.layers))]
     sent_bytes = send_all(node, node.claim.place, layers, progress)
     _link(node, image, held, layers)
-    surplus = tuple(f"blobs/{blob.digest.removeprefix('sha256:')}" for blob in layers)
+    surplus = tuple(f"blobs/{blob.name}" for blob in layers)
     return Delivered("tar -cf - manifest.json blobs", sent_bytes, surplus)
 
 
@@ -179,7 +179,7 @@ def _link(node: ClaimedNode, image: Shippable, held: int, layers: list[Blob]) ->
         [{"Config": f"blobs/sha256/{config}", "RepoTags": [tag_of(image)], "Layers": names}]
     )
     staging = shlex.quote(node.claim.staging)
-    links = " ".join(blob.digest.removeprefix("sha256:") for blob in layers)
+    links = " ".join(blob.name for blob in layers)
     script = (
         f"set -e; cd {shlex.quote(node.claim.place)}; rm -rf {staging}; mkdir -p {staging}/blobs/sha256; "
         f"cd {staging}; "
