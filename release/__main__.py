@@ -24,7 +24,7 @@ from bench.base.stamps import file_sha256
 from bench.images.archive import ImageFacts, extract, facts_of, manifest_digest, pack_layers, write_archive
 from bench.images.attestation import Attested, attest_contents, attest_provenance
 from bench.images.build_image import BuildInputs
-from bench.images.fetch import wheels_in
+from bench.images.fetch import accepted_files
 from bench.images.kernel_layer import below_kernels
 from bench.images.locks import read_built, read_pins
 from bench.images.revision import REVISION, commit_of, git
@@ -135,7 +135,7 @@ def _kernels(folder: Path, given: Path | None) -> Iterator[dict[str, Any]]:
         pins = read_built(ROOT, variant)
         if not pins:
             continue
-        for path in wheels_in(given, pins).values():
+        for path in accepted_files(given, pins).values():
             target = folder / f"kernels-{variant.name}"
             target.mkdir(exist_ok=True)
             shutil.copyfile(path, target / path.name)

@@ -13,7 +13,7 @@ from pathlib import Path
 from bench.base.errors import BadInput, EnvironmentCannot, nearest
 from bench.base.stamps import file_sha256
 from bench.images.build_image import BuildInputs, Say, buildah, check_prerequisites, context
-from bench.images.fetch import source, wheels_in
+from bench.images.fetch import accepted_files, source
 from bench.images.locks import BUILDER, read_built, read_pins, write_pins
 from bench.images.variants import Variant
 from bench.packages.package_index import normal
@@ -81,7 +81,7 @@ def _lock(inputs: BuildInputs, output: Path, versions_to_build: Mapping[str, str
 def compiled_wheels(inputs: BuildInputs) -> Mapping[str, Path]:
     """Return the locked wheels of the variant's kernels in the cache, by name."""
     pins = read_built(inputs.root, inputs.variant)
-    return wheels_in(inputs.cache / "wheels" / inputs.variant.name, pins)
+    return accepted_files(inputs.cache / "wheels" / inputs.variant.name, pins)
 
 
 def wheels_of(folder: Path, variant: Variant) -> Mapping[str, Path]:

@@ -191,7 +191,7 @@ class ImageStore:
             return self._code
 
     def python(self, source: Path | None, mirror: str | None) -> StandalonePython:
-        """Return the Python for nodes that have none that fits, made of packages that a mirror has."""
+        """Return bench's own Python, made of packages on a mirror, for nodes without a fitting one."""
         with self._lock:
             if self._python is None:
                 folder = cache_path("images/pythons")

@@ -26,7 +26,7 @@ from bench.base.strict_json import canonical_json, from_json, strict_loads
 from bench.environment.identity import environment_digest
 from bench.environment.interpreter import Interpreter
 from bench.images.archive import Blob
-from bench.images.fetch import wheels, wheels_in
+from bench.images.fetch import accepted_files, wheels
 from bench.push.answers import absolute_path, json_fields, short, understood
 from bench.push.connection import plain
 from bench.push.forecast import Forecast
@@ -216,7 +216,7 @@ class EnvironmentInstaller:
         def fitting(name: str) -> bool:
             return fits(plan.python, name)
 
-        held = wheels_in(self.wheelhouse, pins, fitting) if self.wheelhouse else {}
+        held = accepted_files(self.wheelhouse, pins, fitting) if self.wheelhouse else {}
         rest = [pin for name, pin in pins.items() if name not in held]
         if not rest:
             return held
