@@ -139,7 +139,10 @@ MODULES: Mapping[str, Held] = {
     "bench/push/mirror.py": _held("pushing", "push/test_run_status push/test_mirror"),
     "bench/push/remote.py": _held("pushing", "push/test_exchange push/test_remote"),
     "bench/push/answers.py": _held("pushing", "push/test_answer_forms push/test_answers"),
-    "bench/push/ship.py": _held("pushing", "push/test_ship_steps push/test_ship"),
+    **{
+        f"bench/push/{name}.py": _held("pushing", "push/test_ship_steps push/test_ship")
+        for name in ("ship", "send_blobs", "pull_image")
+    },
     "bench/push/install_environment.py": _held(
         "pushing", "push/test_installer_steps push/test_install_environment push/test_forecast"
     ),

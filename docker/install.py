@@ -25,6 +25,7 @@ GROUPS = {
 
 
 def main(group: str) -> int:
+    """Install the packages of a group; return pip's exit code, or 0 for a group without packages."""
     if group == "bench":
         return install_ours()
     pins = "builder.txt" if group == "builder" else "pins.txt"
@@ -48,17 +49,10 @@ def install_ours() -> int:
 
 
 def pip(verb: str, *arguments: str) -> int:
+    """Run pip from its wheel, with the mounted wheels as its only index; return its exit code."""
     (wheel,) = (BUILD / "wheels").glob("pip-*.whl")
-    command = [
-        sys.executable,
-        "-B",
-        f"{wheel}/pip",
-        verb,
-        "--isolated",
-        "--disable-pip-version-check",
-        "--quiet",
-    ]
-    command += ["--no-index", f"--find-links={BUILD / 'wheels'}", "--no-cache-dir"]
+    command = [sys.executable, "-B", f"{wheel}/pip", verb, f"--find-links={BUILD / 'wheels'}"]
+    command += ["--isolated", "--disable-pip-version-check", "--quiet", "--no-index", "--no-cache-dir"]
     if verb == "install":
         command += ["--no-compile", "--break-system-packages", "--root-user-action=ignore"]
     return subprocess.run([*command, *arguments], check=False).returncode

@@ -40,6 +40,8 @@ ARCHIVE = ".tar.gz"
 
 @dataclass(frozen=True)
 class Package:
+    """A package with CUDA kernels, and how its extension module is compiled."""
+
     name: str
     extension: str  # the extension module that contains the kernels
     sources: str  # pattern of its .cu files
@@ -49,10 +51,12 @@ class Package:
 
     @property
     def stem(self) -> str:
+        """Name and version, as in the names of its archive and its wheel."""
         return f"{self.name}-{self.version}"
 
     @property
     def archive(self) -> str:
+        """File name of its source archive."""
         return f"{self.stem}{ARCHIVE}"
 
 
@@ -101,6 +105,7 @@ SLOWEST_FIRST = ("bwd", "fwd_split", "fwd")
 
 
 def main() -> int:
+    """Parse the command line; compile or link the packages whose archives are there; return an exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -131,6 +136,7 @@ def _version(name: str, sources: Path) -> str | None:
 
 
 def compile_objects(arguments: argparse.Namespace, packages: list[Package]) -> int:
+    """Compile the files that have no object yet, the slowest first; return 1 if any of them fails."""
     todo = [job for p in packages for job in _jobs(p, arguments)]
     left = sorted((job for job in todo if not job.target.exists()), key=lambda job: job.weight)
     print(f"{len(todo)} files, {len(todo) - len(left)} done before", flush=True)
@@ -168,6 +174,8 @@ def make_wheels(arguments: argparse.Namespace, packages: list[Package]) -> int:
 
 @dataclass(frozen=True)
 class Job:
+    """One file to compile: where, to what, and with which flags of nvcc."""
+
     folder: Path
     source: str
     target: Path
@@ -181,6 +189,7 @@ class Job:
         return kind, -int(size[1]) if size else -64
 
     def run(self) -> tuple[float, str | None]:
+        """Compile the file; return the seconds, and nvcc's output if it failed, else None."""
         began = time.monotonic()
         unfinished = self.target.with_suffix(f".{os.getpid()}.part")
         # A relative path keeps the build folder out of the texts of assertions.

@@ -27,6 +27,7 @@ DATA = ROOT / "bench/data/images.json"
 
 
 def main(arguments: list[str]) -> int:
+    """Do what the first argument says; return an exit code: 1 if locks disagree, 2 for other arguments."""
     match arguments:
         case ["check"]:
             faults = [*check_all(ROOT), *check_wheels(ROOT), *operator_lock.unmet(ROOT)]
@@ -66,39 +67,30 @@ def _ours(variant: Variant) -> list[str]:
 def refresh_operator() -> None:
     """Lock the operator's side, for every system and Python that it runs on."""
     extras = [f"--extra={extra}" for extra in operator_lock.EXTRAS]
-    command = [
-        "uv",
-        "pip",
-        "compile",
-        "--quiet",
-        "--upgrade",
-        "--generate-hashes",
-        "--universal",
-        "--no-header",
-    ]
-    command += ["--python-version=3.11", "--no-emit-index-url", "--no-emit-find-links", "--no-annotate"]
-    command += ["pyproject.toml", *extras, f"--output-file={operator_lock.LOCK}"]
-    (ROOT / operator_lock.LOCK).unlink(missing_ok=True)
-    subprocess.run(command, check=True, cwd=ROOT)
+    lock_again(["--universal", "--python-version=3.11", "pyproject.toml", *extras], ROOT / operator_lock.LOCK)
 
 
 def refresh_wheels(inputs: list[str], lock: Path) -> None:
+    """Lock the newest wheels that satisfy the inputs, files of requirements, for the images' Python."""
+    lock_again([*of_images(), *inputs], lock)
+
+
+def of_images() -> list[str]:
+    """Return uv's options for the Python and the platform of the images."""
+    python, platform = images().python, "x86_64-manylinux_2_28"
+    return [f"--python-version={python}", f"--python-platform={platform}", "--allow-unsafe"]
+
+
+def lock_again(arguments: list[str], lock: Path) -> None:
+    """Write a lock of the newest versions, without regard to those that it has now."""
     lock.unlink(missing_ok=True)
-    compile_lock(["--upgrade", "--generate-hashes", *inputs, f"--output-file={lock.relative_to(ROOT)}"])
+    compile_lock(["--upgrade", "--generate-hashes", *arguments, f"--output-file={lock.relative_to(ROOT)}"])
 
 
 def compile_lock(arguments: list[str]) -> None:
-    command = [
-        "uv",
-        "pip",
-        "compile",
-        "--quiet",
-        "--no-emit-index-url",
-        "--no-emit-find-links",
-        "--no-header",
-    ]
-    command += [f"--python-version={images().python}", "--python-platform=x86_64-manylinux_2_28"]
-    subprocess.run([*command, "--no-annotate", "--allow-unsafe", *arguments], check=True, cwd=ROOT)
+    """Let uv choose versions; its output has neither the indexes nor the reasons of a version."""
+    options = ["--quiet", "--no-header", "--no-annotate", "--no-emit-index-url", "--no-emit-find-links"]
+    subprocess.run(["uv", "pip", "compile", *options, *arguments], check=True, cwd=ROOT)
 
 
 def refresh_for_kernels(variant: Variant) -> None:
@@ -109,7 +101,7 @@ def refresh_for_kernels(variant: Variant) -> None:
         constraints.write_text("".join(f"{pin.name}=={pin.version}\n" for pin in pins.values()))
         never.write_text("".join(f"{name}; python_version < '3'\n" for name in variant.kernels))
         options = [f"--constraints={constraints}", f"--overrides={never}", f"--output-file={needed}"]
-        compile_lock([*_ours(variant), f"docker/{variant.name}.in", *options])
+        compile_lock([*of_images(), *_ours(variant), f"docker/{variant.name}.in", *options])
         left = {line.split("==")[0] for line in needed.read_text().splitlines()}
     known = json.loads(DATA.read_text())
     (entry,) = (each for each in known["variants"] if each["name"] == variant.name)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -25,10 +24,10 @@ from bench.base.stamps import file_sha256
 from bench.images.archive import ImageFacts, extract, facts_of, manifest_digest, pack_layers, write_archive
 from bench.images.attestation import Attested, attest_contents, attest_provenance
 from bench.images.build_image import BuildInputs
-from bench.images.fetch import wheels_in
+from bench.images.fetch import accepted_files
 from bench.images.kernel_layer import below_kernels
-from bench.images.locks import read_pins
-from bench.images.revision import REVISION, commit_of
+from bench.images.locks import read_built, read_pins
+from bench.images.revision import REVISION, commit_of, git
 from bench.images.variants import find_variant, images
 from bench.signing.key_file import UserKey, load_key
 from release import debian_package, operator_lock, python_packages, signatures
@@ -39,6 +38,8 @@ NAME = f"bench_appliance-{__version__}"
 
 @dataclass(frozen=True, slots=True)
 class ReleaseArguments:
+    """The options of `make release`."""
+
     out: Path
     key: Path
     image: tuple[Path, ...]
@@ -47,6 +48,7 @@ class ReleaseArguments:
 
 
 def main(words: Sequence[str]) -> int:
+    """Parse the options and make the release; return an exit code, with an error on stderr."""
     parser = argparse.ArgumentParser(prog="python -m release", description="Make a release of this commit.")
     parser.add_argument("-o", "--out", type=Path, default=Path("out/release"), help="a new folder")
     parser.add_argument("--key", type=Path, required=True, help="the release's Ed25519 SSH key")
@@ -86,9 +88,7 @@ def make(request: ReleaseArguments) -> None:
 def clean_commit(root: Path) -> str:
     """Return the checked-out commit; BadInput if any file of the checkout differs from it."""
     commit = commit_of(root)
-    command = ("git", "-C", str(root), "status", "--porcelain")
-    changed = subprocess.run(command, check=True, capture_output=True, text=True, encoding="utf-8").stdout
-    if changed:
+    if changed := git(root, "status", "--porcelain"):
         first = changed.splitlines()[0][3:]
         raise BadInput(f"{first} differs from the commit", where=str(root), advice="release a clean checkout")
     return commit
@@ -132,15 +132,16 @@ def _kernels(folder: Path, given: Path | None) -> Iterator[dict[str, Any]]:
         return
     found = False
     for variant in images().variants:
-        lock = ROOT / f"docker/{variant.name}.built.lock"
-        if not lock.exists():
+        pins = read_built(ROOT, variant)
+        if not pins:
             continue
-        for path in wheels_in(given, read_pins(lock)).values():
+        for path in accepted_files(given, pins).values():
             target = folder / f"kernels-{variant.name}"
             target.mkdir(exist_ok=True)
             shutil.copyfile(path, target / path.name)
             found = True
-        yield {"uri": f"file:docker/{lock.name}", "digest": {"sha256": file_sha256(lock)}}
+        digest = file_sha256(ROOT / variant.built_lock)
+        yield {"uri": f"file:{variant.built_lock}", "digest": {"sha256": digest}}
     if not found:
         raise BadInput("has no wheel that docker/VARIANT.built.lock names", where=str(given))
 

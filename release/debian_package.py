@@ -41,6 +41,7 @@ class PackageContents:
 
     @property
     def folders(self) -> Sequence[str]:
+        """Every folder above a file or a link, sorted, without the root."""
         parents = {str(parent) for path in (*self.files, *self.links) for parent in Path(path).parents}
         return sorted(parents - {"."})
 
@@ -92,6 +93,7 @@ class Stated:
 
     @property
     def fields(self) -> Mapping[str, str]:
+        """The facts by the names that templates have for them, with the time as a date of a changelog."""
         date = formatdate(self.epoch)
         return {"version": self.version, "maintainer": self.maintainer, "date": date}
 

@@ -15,7 +15,7 @@ from bench.base.errors import EnvironmentCannot
 from bench.base.paths import cache_path
 from bench.images.fetch import wheels
 from bench.images.locks import Pin
-from bench.images.revision import CARRIED
+from bench.images.revision import CARRIED, git
 from bench.images.variants import images
 
 _BUILD = "import sys; from setuptools import build_meta as b; getattr(b, sys.argv[1])(sys.argv[2])"
@@ -23,17 +23,12 @@ _BUILD = "import sys; from setuptools import build_meta as b; getattr(b, sys.arg
 
 def commit_time(root: Path) -> int:
     """Return the time of the checked-out commit, which every file of the release gets."""
-    return int(_git(root, "show", "--no-patch", "--format=%ct", "HEAD"))
+    return int(git(root, "show", "--no-patch", "--format=%ct", "HEAD"))
 
 
 def commit_author(root: Path) -> str:
     """Return name and address of the checked-out commit's author, who maintains the Debian package."""
-    return _git(root, "show", "--no-patch", "--format=%an <%ae>", "HEAD").strip()
-
-
-def _git(root: Path, *arguments: str) -> str:
-    command = ("git", "-C", str(root), *arguments)
-    return subprocess.run(command, check=True, capture_output=True, text=True, encoding="utf-8").stdout
+    return git(root, "show", "--no-patch", "--format=%an <%ae>", "HEAD").strip()
 
 
 def export(root: Path, commit: str, folder: Path) -> None:

@@ -11,11 +11,9 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from bench import __version__
 from bench.base.stamps import file_sha256, sha256
-from bench.base.strict_json import canonical_json
-from bench.images.attestation import PROVENANCE, STATEMENT, URN
-from bench.signing.dsse import seal
+from bench.images.attestation import PROVENANCE, URN, builder_of, sealed
 from bench.signing.key_file import UserKey
-from bench.signing.ssh_keys import PublicKey, to_base64
+from bench.signing.ssh_keys import to_base64
 from bench.signing.sshsig import sign
 
 NAMESPACE = "bench-release@v1"  # of the SSH signature
@@ -53,7 +51,6 @@ def write_signed(
 def _provenance(
     found: Mapping[str, str], key: UserKey, inputs: Sequence[Mapping[str, Any]], builder: str | None
 ) -> bytes:
-    own = f"{URN}bench/builder/{PublicKey.of(key.private).fingerprint}"
     predicate = {
         "buildDefinition": {
             "buildType": BUILD_TYPE,
@@ -61,12 +58,6 @@ def _provenance(
             "internalParameters": {"python": sys.version.split()[0]},
             "resolvedDependencies": list(inputs),
         },
-        "runDetails": {"builder": {"id": builder or own, "version": {"bench": __version__}}},
+        "runDetails": {"builder": builder_of(key.private, builder)},
     }
-    statement = {
-        "_type": STATEMENT,
-        "predicateType": PROVENANCE,
-        "subject": [{"name": name, "digest": {"sha256": value}} for name, value in found.items()],
-        "predicate": predicate,
-    }
-    return seal(canonical_json(statement), key.private)
+    return sealed(found.items(), PROVENANCE, predicate, key.private)

@@ -58,6 +58,7 @@ class HeldPackage:
 
     @property
     def bytes(self) -> int:
+        """Bytes of all files that would be copied."""
         return sum(file.size for file in self.files)
 
 

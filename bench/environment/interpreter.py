@@ -40,12 +40,13 @@ def this_interpreter() -> Interpreter:
     version = sys.version_info[:2]
     named = "{}.{}".format(*version)
     if not OLDEST <= version <= NEWEST:
-        message = f"its Python is {named}; environments are for {'{}.{}'.format(*OLDEST)} to "
+        oldest, newest = ("{}.{}".format(*each) for each in (OLDEST, NEWEST))
         raise EnvironmentCannot(
-            message + "{}.{}".format(*NEWEST), advice="install one of these, and name it: --python FILE"
+            f"its Python is {named}; environments are for {oldest} to {newest}",
+            advice="install one of these, and name it: --python FILE",
         )
-    if sys.implementation.name != "cpython" or "t" in getattr(sys, "abiflags", ""):
-        flags = getattr(sys, "abiflags", "")
+    flags = getattr(sys, "abiflags", "")
+    if sys.implementation.name != "cpython" or "t" in flags:
         raise EnvironmentCannot(
             f"its Python {named} is {sys.implementation.name} {flags}, and wheels are for CPython",
             advice="name an ordinary CPython of the node: --python FILE",

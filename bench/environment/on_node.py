@@ -54,10 +54,12 @@ class InstallRequest:
 
     @property
     def environments(self) -> Path:
+        """Folder of all environments on this node."""
         return self.place / "environments"
 
     @property
     def blobs(self) -> Path:
+        """Folder of wheels that were sent or downloaded, named by their sha256."""
         return self.place / "blobs"
 
 
@@ -71,6 +73,7 @@ class _Offers:
 
     @property
     def largest_first(self) -> Sequence[WantedFile]:
+        """The files to download, the largest first, so that none of them is alone at the end."""
         return sorted(self.wanted.values(), key=lambda file: -self.sizes.get(file.name, 0))
 
 
@@ -317,6 +320,7 @@ class _Progress:
         self._lock, self._next = threading.Lock(), 0.0
 
     def advance(self, count: int) -> None:
+        """Count bytes that are done, and print a line if the last one is half a second old."""
         with self._lock:
             self._done += count
             if time.monotonic() >= self._next:
@@ -324,6 +328,7 @@ class _Progress:
                 self._tell()
 
     def end(self) -> None:
+        """Print a last line, whenever the one before was."""
         self._tell()
 
     def _tell(self) -> None:

@@ -49,6 +49,7 @@ class StoredEnvironment:
 
     @property
     def digest(self) -> str:
+        """The environment's identity, sha256:..., from the digests of its parts."""
         return environment_digest(self.lock, self.python, self.build, self.files)
 
 
@@ -126,36 +127,34 @@ def make(
     The environment is made under a temporary name, and renamed to its digest when it is whole. `described`
     has the fields variant, lock, pins and without of its description.
     """
-    new = _new_folder(environments)
     try:
-        site = f"lib/python{python.text}/site-packages"
-        (new / site).mkdir(parents=True)
-        (new / "bin").mkdir()
-        files = unpack(wheels, copied, site, new, advance)
-        (new / "bin/python").symlink_to(python.executable)
-        (new / "pyvenv.cfg").write_text(_configuration(python))
-        _close(new)
-        made = StoredEnvironment(
-            **described,
-            python=python.release,
-            build=python.build,
-            files=tree_digest(files),
-            stamp=_stamp(new),
-        )
-        (new / DESCRIPTION).write_text(json.dumps(asdict(made), sort_keys=True, indent=1))
-        (new / DESCRIPTION).chmod(0o444)
-        target = folder_of(environments, made.digest)
-        if target.exists():  # a changed environment: `find` would have returned an unchanged one
-            remove(target)
-        new.rename(target)
-        target.chmod(0o555)
-        return made
+        with scratch(environments) as new:
+            site = f"lib/python{python.text}/site-packages"
+            (new / site).mkdir(parents=True)
+            (new / "bin").mkdir()
+            files = unpack(wheels, copied, site, new, advance)
+            (new / "bin/python").symlink_to(python.executable)
+            (new / "pyvenv.cfg").write_text(_configuration(python))
+            _close(new)
+            made = StoredEnvironment(
+                **described,
+                python=python.release,
+                build=python.build,
+                files=tree_digest(files),
+                stamp=_stamp(new),
+            )
+            (new / DESCRIPTION).write_text(json.dumps(asdict(made), sort_keys=True, indent=1))
+            (new / DESCRIPTION).chmod(0o444)
+            target = folder_of(environments, made.digest)
+            if target.exists():  # a changed environment: `find` would have returned an unchanged one
+                remove(target)
+            new.rename(target)
+            target.chmod(0o555)
+            return made
     except OSError as error:
         raise EnvironmentCannot(
             f"the environment cannot be written: {error.strerror}", where=str(environments)
         ) from None
-    finally:
-        remove(new)
 
 
 def _configuration(python: Interpreter) -> str:
@@ -181,15 +180,11 @@ def _starts(folder: Path, python: Interpreter) -> bool:
 @contextmanager
 def scratch(environments: Path) -> Iterator[Path]:
     """Yield a folder on the file system of environments, which is deleted again."""
-    folder = _new_folder(environments)
+    folder = Path(tempfile.mkdtemp(prefix=".new-", dir=environments))
     try:
         yield folder
     finally:
         remove(folder)
-
-
-def _new_folder(environments: Path) -> Path:
-    return Path(tempfile.mkdtemp(prefix=".new-", dir=environments))
 
 
 def remove(folder: Path) -> None:

@@ -41,9 +41,11 @@ class _Copy:
 
     @property
     def path(self) -> str:
+        """Path in the environment to which the file belongs."""
         return self.file.path
 
     def move(self, folder: Path) -> InstalledFile:
+        """Rename the copy to its place below `folder`, which is on its file system."""
         self.source.rename(folder / self.path)
         return self.file
 
@@ -58,6 +60,7 @@ class _Member:
 
     @property
     def executable(self) -> bool:
+        """Whether the wheel marks the file as executable, or it is a script."""
         return bool(self.info.external_attr >> 16 & 0o111) or self.path.startswith(f"{SCRIPTS}/")
 
 

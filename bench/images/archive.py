@@ -75,6 +75,7 @@ class ImageFacts:
 
     @property
     def labels(self) -> Mapping[str, str]:
+        """The image's labels by name, such as bench.variant."""
         return self.config.labels
 
 
@@ -260,7 +261,13 @@ class Blob:
     length: int | None = None  # None: to the end of the file
 
     @property
+    def name(self) -> str:
+        """The digest in hexadecimal, by which a node names the blob's file."""
+        return self.digest.removeprefix("sha256:")
+
+    @property
     def size(self) -> int:
+        """Bytes of the blob, of which `path` may hold more."""
         return self.path.stat().st_size - self.start if self.length is None else self.length
 
 

@@ -45,7 +45,7 @@ Open = Callable[[], BinaryIO]  # opens a content for reading
 
 
 class LayerPlan(NamedTuple):
-    """How a node gets a layer: from its skeleton or as a blob that was sent; neither if it has the layer."""
+    """A layer, and where a node has it from: its skeleton or a blob that was sent; neither if it is there."""
 
     diff_id: str  # sha256 of the layer's tar, in hexadecimal, as all digests of a plan
     size: int  # bytes of the tar
@@ -90,6 +90,7 @@ class PackageContents:
         return key in self._found
 
     def open(self, key: Key) -> BinaryIO:
+        """Open a content that is here; KeyError for one that is not."""
         return self._found[key]()
 
     def add_wheel(self, path: Path) -> None:

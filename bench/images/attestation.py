@@ -8,7 +8,7 @@ asking git for the commit.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,12 +45,11 @@ class Attested:
     archive: tuple[str, str] | None  # its file's name and sha256; None: the image lies in an engine
     manifest: str | None = None  # its digest in a registry; None: not known before it is compressed
 
-    def subjects(self) -> list[dict[str, Any]]:
-        """Return what the statement is about: the image's configuration, its archive, its manifest."""
+    def subjects(self) -> list[tuple[str, str]]:
+        """Return name and sha256 of the image's configuration, of its archive and of its manifest."""
         name = (self.facts.tags or ("bench",))[0]
         named = [(name, _hex(self.facts.identity.config)), *([self.archive] if self.archive else [])]
-        named += [(f"{name} in a registry", _hex(self.manifest))] if self.manifest else []
-        return [{"name": name, "digest": {"sha256": value}} for name, value in named]
+        return [*named, *([(f"{name} in a registry", _hex(self.manifest))] if self.manifest else [])]
 
 
 def _hex(digest: str) -> str:
@@ -63,7 +62,7 @@ def attest_contents(image: Attested, key: Signer) -> bytes:
         contents = strict_loads(image.sbom)
     except DecodeError as error:
         raise BadInput(f"the list of contents in the image is malformed: {error}") from None
-    return _sealed(image, CONTENTS, contents, key)
+    return sealed(image.subjects(), CONTENTS, contents, key)
 
 
 def attest_provenance(image: Attested, inputs: BuildInputs, key: Signer, builder: str | None) -> bytes:
@@ -80,7 +79,6 @@ def attest_provenance(image: Attested, inputs: BuildInputs, key: Signer, builder
     commit = commit_of(inputs.root)
     if image.facts.labels.get(REVISION, commit) != commit:
         raise BadInput(f"was built from another commit than {commit:.12}", advice=_ITS_CHECKOUT)
-    own = f"{URN}bench/builder/{PublicKey.of(key).fingerprint}"
     predicate = {
         "buildDefinition": {
             "buildType": BUILD_TYPE,
@@ -93,21 +91,28 @@ def attest_provenance(image: Attested, inputs: BuildInputs, key: Signer, builder
             "resolvedDependencies": list(_dependencies(inputs, commit)),
         },
         "runDetails": {
-            "builder": {"id": builder or own, "version": {"bench": __version__}},
+            "builder": builder_of(key, builder),
             "byproducts": [{"name": "sbom.cdx.json", "digest": {"sha256": sha256(image.sbom)}}],
         },
     }
-    return _sealed(image, PROVENANCE, predicate, key)
+    return sealed(image.subjects(), PROVENANCE, predicate, key)
 
 
-def _sealed(image: Attested, kind: str, predicate: Any, key: Signer) -> bytes:
+def sealed(subjects: Iterable[tuple[str, str]], kind: str, predicate: Any, key: Signer) -> bytes:
+    """Return the signed envelope of an in-toto statement; each of its subjects is a name and a sha256."""
     statement = {
         "_type": STATEMENT,
-        "subject": image.subjects(),
+        "subject": [{"name": name, "digest": {"sha256": value}} for name, value in subjects],
         "predicateType": kind,
         "predicate": predicate,
     }
     return seal(canonical_json(statement), key)
+
+
+def builder_of(key: Signer, given: str | None) -> dict[str, Any]:
+    """Return the builder of a provenance: the `given` URI, or one made of the key."""
+    own = f"{URN}bench/builder/{PublicKey.of(key).fingerprint}"
+    return {"id": given or own, "version": {"bench": __version__}}
 
 
 def _locks(inputs: BuildInputs) -> Mapping[str, Path]:

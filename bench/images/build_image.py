@@ -33,7 +33,7 @@ from bench.base.strict_json import pretty_json
 from bench.images.archive import Blob, ImageFacts, extract, facts_of, write_archive
 from bench.images.debian_base import build_base, read_debs
 from bench.images.fetch import wheels
-from bench.images.locks import BUILDER, DEBIAN, Pin, read_pins
+from bench.images.locks import BUILDER, DEBIAN, Pin, read_pins, write_pins
 from bench.images.normalise import configuration, normalise
 from bench.images.package_list import write_list
 from bench.images.revision import BUILD_FILES, REVISION, SOURCE_FILES, revision_of, source_url
@@ -58,12 +58,8 @@ class BuildInputs:
 
     @property
     def lock(self) -> Path:
+        """Path of the lock of the variant's wheels."""
         return self.root / self.variant.lock
-
-    @property
-    def built(self) -> Path:
-        """The path of the lock of the wheels that `bench image kernels` compiled."""
-        return self.root / f"docker/{self.variant.name}.built.lock"
 
     @property
     def without(self) -> tuple[str, ...]:
@@ -82,9 +78,7 @@ def build(inputs: BuildInputs, out: Path, tag: str, say: Say) -> ImageFacts:
         say("these files match no commit, so the image will not name one")
     pins = inputs.pins()
     with context(inputs, [*pins.values(), read_pins(inputs.root / BUILDER)["pip"]], say) as folder:
-        (folder / "pins.txt").write_text(
-            "".join(f"{pin.line}\n" for pin in pins.values()), encoding="utf-8", newline="\n"
-        )
+        write_pins(folder / "pins.txt", pins.values())
         (folder / "image.json").write_bytes(described(inputs))
         wheels_of_image = (folder / "wheels").iterdir()  # without pip, which installs the others
         installed = [path for path in wheels_of_image if not path.name.startswith("pip-")]

@@ -13,8 +13,8 @@ from pathlib import Path
 from bench.base.errors import BadInput, EnvironmentCannot, nearest
 from bench.base.stamps import file_sha256
 from bench.images.build_image import BuildInputs, Say, buildah, check_prerequisites, context
-from bench.images.fetch import source, wheels_in
-from bench.images.locks import BUILDER, read_pins
+from bench.images.fetch import accepted_files, source
+from bench.images.locks import BUILDER, read_built, read_pins, write_pins
 from bench.images.variants import Variant
 from bench.packages.package_index import normal
 
@@ -45,12 +45,8 @@ def build_kernels(inputs: BuildInputs, only: Sequence[str], arch: str, jobs: int
         (folder / "sources").mkdir()
         for name in names:
             shutil.copy(source(locked[name], inputs.cache / "sources"), folder / "sources")
-        (folder / "pins.txt").write_text(
-            "".join(f"{pin.line}\n" for pin in ready.values()), encoding="utf-8", newline="\n"
-        )
-        (folder / "builder.txt").write_text(
-            "".join(f"{pin.line}\n" for pin in tools), encoding="utf-8", newline="\n"
-        )
+        write_pins(folder / "pins.txt", ready.values())
+        write_pins(folder / "builder.txt", tools)
         long = f" for {arch}: takes hours, except for objects in the cache"
         say(f"compiling {', '.join(names)}{long if nvcc else ': no GPU kernels among them'}")
         arguments = {"ARCH": arch, "JOBS": str(jobs)}
@@ -61,8 +57,7 @@ def build_kernels(inputs: BuildInputs, only: Sequence[str], arch: str, jobs: int
 
 def _lock(inputs: BuildInputs, output: Path, versions_to_build: Mapping[str, str]) -> Iterator[str]:
     """Move new wheels into the cache, write their lock, yield its new lines; refuse if a wheel is missing."""
-    previous = read_pins(inputs.built) if inputs.built.exists() else {}
-    lines = {name: pin.line for name, pin in previous.items()}
+    lines = {name: pin.line for name, pin in read_built(inputs.root, inputs.variant).items()}
     new = []
     # Each variant has its own folder: a wheel's name does not depend on the variant it was compiled for.
     keep = inputs.cache / "wheels" / inputs.variant.name
@@ -77,7 +72,7 @@ def _lock(inputs: BuildInputs, output: Path, versions_to_build: Mapping[str, str
         lines[name] = new[-1]
         shutil.move(wheel, keep / wheel.name)
     head = f"# Made by `bench image kernels {inputs.variant.name}`: the very wheels that the image has.\n"
-    inputs.built.write_text(
+    (inputs.root / inputs.variant.built_lock).write_text(
         head + "".join(f"{line}\n" for _, line in sorted(lines.items())), encoding="utf-8", newline="\n"
     )
     yield from new
@@ -85,8 +80,8 @@ def _lock(inputs: BuildInputs, output: Path, versions_to_build: Mapping[str, str
 
 def compiled_wheels(inputs: BuildInputs) -> Mapping[str, Path]:
     """Return the locked wheels of the variant's kernels in the cache, by name."""
-    pins = read_pins(inputs.built) if inputs.built.exists() else {}
-    return wheels_in(inputs.cache / "wheels" / inputs.variant.name, pins)
+    pins = read_built(inputs.root, inputs.variant)
+    return accepted_files(inputs.cache / "wheels" / inputs.variant.name, pins)
 
 
 def wheels_of(folder: Path, variant: Variant) -> Mapping[str, Path]:

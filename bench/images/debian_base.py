@@ -34,6 +34,17 @@ _HOOKS = ("extract", "customize")  # when package files are recorded; see _recor
 _LINE = re.compile(r"(?P<name>[a-z0-9][a-z0-9+.-]+) (?P<version>[A-Za-z0-9.+:~-]+) (?P<sha256>[0-9a-f]{64})")
 
 
+def deb_name(package: str, version: str, architecture: str) -> str:
+    """Return the name of a package's file on Debian's mirrors, which leaves out the version's epoch."""
+    return f"{package}_{version.rpartition(':')[2]}_{architecture}.deb"
+
+
+def pool_path(source: str, file_name: str) -> str:
+    """Return the path of a package's file below a mirror's pool/main, by the name of its source package."""
+    folder = source[:4] if source.startswith("lib") else source[0]
+    return f"{folder}/{source}/{file_name}"
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Deb:
     """A Debian package of the lock."""

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bench.base.errors import EnvironmentCannot
 from bench.base.stamps import file_sha256
-from bench.images.locks import Pin
+from bench.images.locks import Pin, write_pins
 from bench.packages.download import WantedFile, fetch_all
 from bench.packages.errors import CannotDownload
 from bench.packages.package_index import OfferedFile, PackageIndex, normal
@@ -41,10 +41,10 @@ def wheels(
     """
     cache.mkdir(parents=True, exist_ok=True)
     by_name = {pin.name: pin for pin in pins}
-    cached = wheels_in(cache, by_name, fits)
+    cached = accepted_files(cache, by_name, fits)
     if missing := [pin for name, pin in by_name.items() if name not in cached]:
         _download(missing, cache, python, newest_glibc)
-        cached = wheels_in(cache, by_name, fits)
+        cached = accepted_files(cache, by_name, fits)
     if lacking := sorted(by_name.keys() - cached.keys()):
         message = f"no wheel of {lacking[0]} {by_name[lacking[0]].version} has a digest of the lock"
         advice = f"put it into {cache}, or add an index or folder that has it to pip's configuration"
@@ -52,19 +52,18 @@ def wheels(
     return cached
 
 
-def wheels_in(
-    folder: Path, pins: Mapping[str, Pin], fits: Callable[[str], bool] = lambda _: True
+def accepted_files(
+    folder: Path,
+    pins: Mapping[str, Pin],
+    fits: Callable[[str], bool] = lambda _: True,
+    suffix: str = ".whl",
 ) -> dict[str, Path]:
-    """Return the wheels below a folder that fit, and that a pin accepts by digest, by package."""
-    return _cached(pins, folder, ".whl", fits)
+    """Return the files below a folder, by package, that fit and that a pin accepts by digest.
 
-
-def _cached(
-    pins: Mapping[str, Pin], cache: Path, suffix: str, fits: Callable[[str], bool] = lambda _: True
-) -> dict[str, Path]:
-    """Return cached files that a pin accepts by digest: wheels of two variants may have the same name."""
+    Their names do not decide: wheels of two variants may have the same name.
+    """
     paths = {}
-    for path in sorted(cache.rglob(f"*{suffix}")):
+    for path in sorted(folder.rglob(f"*{suffix}")):
         pin = pins.get(normal(path.name.removesuffix(_SOURCE_SUFFIX).split("-")[0]))
         if pin is not None and fits(path.name) and file_sha256(path) in pin.sha256:
             paths[pin.name] = path
@@ -77,9 +76,8 @@ def _download(pins: Iterable[Pin], cache: Path, python: str, newest_glibc: int) 
     command += ["--implementation=cp", f"--python-version={python}"]
     command += [f"--platform=manylinux_2_{minor}_x86_64" for minor in range(newest_glibc, 4, -1)]
     command += [f"--platform={name}" for name in _OLD_PLATFORMS]
-    with tempfile.NamedTemporaryFile("w", suffix=".txt") as requirements:
-        requirements.write("".join(f"{pin.line}\n" for pin in pins))
-        requirements.flush()
+    with tempfile.NamedTemporaryFile(suffix=".txt") as requirements:
+        write_pins(Path(requirements.name), pins)
         command += ["--dest", str(cache), "-r", requirements.name]
         done = subprocess.run(command, check=False, capture_output=True, text=True, encoding="utf-8")
     if done.returncode:
@@ -91,7 +89,7 @@ def _download(pins: Iterable[Pin], cache: Path, python: str, newest_glibc: int) 
 def source(pin: Pin, cache: Path) -> Path:
     """Return the source archive of a pin, after downloading it if the cache lacks it."""
     cache.mkdir(parents=True, exist_ok=True)
-    cached = _cached({pin.name: pin}, cache, _SOURCE_SUFFIX)
+    cached = accepted_files(cache, {pin.name: pin}, suffix=_SOURCE_SUFFIX)
     if cached:
         return cached[pin.name]
     try:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from bench.base.errors import BadInput
 from bench.images.debian_base import read_debs
@@ -52,6 +52,17 @@ def read_pins(path: Path) -> Mapping[str, Pin]:
     return pins
 
 
+def read_built(root: Path, variant: Variant) -> Mapping[str, Pin]:
+    """Read the lock of a variant's compiled kernels; empty if none were compiled yet."""
+    path = root / variant.built_lock
+    return read_pins(path) if path.exists() else {}
+
+
+def write_pins(path: Path, pins: Iterable[Pin]) -> None:
+    """Write the lines by which pip installs these packages and no others."""
+    path.write_text("".join(f"{pin.line}\n" for pin in pins), encoding="utf-8", newline="\n")
+
+
 def check_all(root: Path) -> list[str]:
     """Return one sentence for each disagreement between the locks; an empty list if they agree."""
     disagreements = [text for variant in images().variants for text in _check(root, variant)]
@@ -67,13 +78,13 @@ def _check(root: Path, variant: Variant) -> Iterator[str]:
     named = (line for line in wanted if line and not line.startswith("#"))
     for requirement in (*_requirements_of_bench(root, variant), *named):
         yield from _unmet(requirement, pins, variant.lock)
-    path = root / f"docker/{variant.name}.built.lock"
-    built = read_pins(path) if path.exists() else {}
+    built = read_built(root, variant)
     for name in variant.kernels:
         if name not in pins:
             yield f"{variant.lock} lacks {name}, which the image compiles"
         elif name in built and built[name].version != pins[name].version:
-            yield f"{path.name} has {name} {built[name].version}, {variant.lock} has {pins[name].version}"
+            found = f"{PurePath(variant.built_lock).name} has {name} {built[name].version}"
+            yield f"{found}, {variant.lock} has {pins[name].version}"
 
 
 def _requirements_of_bench(root: Path, variant: Variant) -> Iterator[str]:

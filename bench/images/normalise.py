@@ -46,9 +46,11 @@ class Hashing(io.RawIOBase):
         self._out = out
 
     def writable(self) -> bool:
+        """Return True, for which writers of streams ask."""
         return True
 
     def write(self, data: Any) -> int:
+        """Hash a piece and pass it on; return how many bytes the target took."""
         self.total.update(data)
         return self._out.write(data)
 

@@ -53,6 +53,7 @@ class Vulnerability:
 
     @property
     def names(self) -> frozenset[str]:
+        """The id and all aliases, such as a CVE's number: a VEX statement may use any of them."""
         return frozenset((self.id, *self.aliases))
 
 

@@ -5,22 +5,20 @@ Nodes download these files to assemble the image.
 
 from __future__ import annotations
 
-import re
 import tarfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from bench.base.stamps import file_sha256
+from bench.base.stamps import file_sha256, is_sha256
 from bench.base.strict_json import canonical_json, from_json, strict_loads, to_json
-from bench.images.debian_base import Deb
+from bench.images.debian_base import Deb, deb_name, pool_path
 from bench.images.sbom import paragraphs
 from bench.packages.package_index import PackageFile
 
 LIST = "usr/share/bench/packages.json"  # path in an image
 DPKG = "var/lib/dpkg/status"
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def write_list(wheels: Iterable[Path], debs: Iterable[Deb], base: Path) -> bytes:
@@ -42,7 +40,7 @@ class PackageList:
 def read_list(data: bytes) -> tuple[PackageFile, ...]:
     """Parse a list of package files; ValueError for another form, and for malformed digests."""
     files = tuple(PackageFile(*row) for row in from_json(PackageList, strict_loads(data)).files)
-    if not all(_SHA256.fullmatch(file.sha256) for file in files):
+    if not all(is_sha256(file.sha256) for file in files):
         raise ValueError("not the digest of a package file")
     return files
 
@@ -50,11 +48,8 @@ def read_list(data: bytes) -> tuple[PackageFile, ...]:
 def pool_paths(status: str) -> Iterator[tuple[str, str]]:
     """Yield name and path, below the mirrors' pool/main, of each package in dpkg's status file."""
     for fields in paragraphs(status):
-        source = fields.get("Source", fields["Package"]).partition(" ")[0]
-        folder = source[:4] if source.startswith("lib") else source[0]
-        version = fields["Version"].rpartition(":")[2]
-        name = f"{fields['Package']}_{version}_{fields['Architecture']}.deb"
-        yield fields["Package"], f"{folder}/{source}/{name}"
+        package, source = fields["Package"], fields.get("Source", fields["Package"]).partition(" ")[0]
+        yield package, pool_path(source, deb_name(package, fields["Version"], fields["Architecture"]))
 
 
 def _dpkg_status(base: Path) -> str:

@@ -65,6 +65,7 @@ class ImageReference:
 
     @property
     def name(self) -> str:
+        """Host and repository, without tag and digest."""
         return f"{self.host}/{self.path}"
 
 
@@ -116,6 +117,7 @@ class Registry:
         return self._as_named(data, wanted) if wanted.startswith("sha256:") else data
 
     def small_blob(self, digest: str, most_bytes: int) -> bytes:
+        """Return a blob; VerificationFailed if it has more than `most_bytes` or another digest."""
         return self._as_named(self._read(f"blobs/{digest}", {}, most_bytes), digest)
 
     def fetch(self, digest: str, size: int, out: Path) -> None:

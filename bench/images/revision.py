@@ -24,8 +24,8 @@ def commit_of(root: Path) -> str:
     locks = [variant.lock for variant in images().variants]
     files = [*SOURCE_FILES, *BUILD_FILES, *locks, "docker"]
     try:
-        _git(root, "ls-files", "--error-unmatch", BUILD_FILES[0])
-        commit, status = _git(root, "rev-parse", "HEAD"), _git(root, *_STATUS, *files)
+        git(root, "ls-files", "--error-unmatch", BUILD_FILES[0])
+        commit, status = git(root, "rev-parse", "HEAD"), git(root, *_STATUS, *files)
     except (OSError, subprocess.CalledProcessError):
         advice = "provenance names a commit: attest in the git checkout that the image was built from"
         raise BadInput("is not a git checkout", where=str(root), advice=advice) from None
@@ -35,7 +35,8 @@ def commit_of(root: Path) -> str:
     return commit.strip()
 
 
-def _git(root: Path, *arguments: str) -> str:
+def git(root: Path, *arguments: str) -> str:
+    """Return what git prints about a checkout; CalledProcessError if it refuses."""
     command = ("git", "-C", str(root), *arguments)
     return subprocess.run(command, check=True, capture_output=True, text=True, encoding="utf-8").stdout
 

@@ -19,6 +19,7 @@ from urllib.parse import quote
 
 from bench import __version__
 from bench.base.strict_json import canonical_json, pretty_json, strict_loads
+from bench.images.debian_base import deb_name
 from bench.packages.package_index import normal
 
 DPKG = Path("/var/lib/dpkg/status")
@@ -100,8 +101,7 @@ def debian(
             own, _, of_source = source.partition(" (")
             purl += f"&upstream={quote('@'.join(filter(None, (own, of_source.rstrip(')')))), safe='')}"
         component = {"type": "library", "name": name, "version": version, "purl": purl, "bom-ref": purl}
-        deb = f"{name}_{version.rpartition(':')[2]}_{fields['Architecture']}.deb"
-        yield component | _hashes((files or {}).get(deb))
+        yield component | _hashes((files or {}).get(deb_name(name, version, fields["Architecture"])))
 
 
 def python(files: Mapping[str, str] | None = None) -> Iterator[dict[str, Any]]:

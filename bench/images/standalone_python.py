@@ -24,7 +24,7 @@ from bench.base.files import write_whole
 from bench.base.stamps import sha256
 from bench.base.strict_json import canonical_json
 from bench.environment.interpreter import BUNDLED
-from bench.images.debian_base import Deb, read_debs
+from bench.images.debian_base import Deb, deb_name, pool_path, read_debs
 from bench.images.variants import images
 from bench.packages.apt_sources import read_mirrors
 from bench.packages.deb_file import package_tars
@@ -101,13 +101,9 @@ def package_files(debs: Sequence[Deb], version: str) -> list[PackageFile]:
     sources = {name.format(version): source.format(version) for name, source in _SOURCES.items()}
     if lacking := sorted(sources.keys() - locked.keys()):
         raise BadInput(f"does not name {lacking[0]}", where=_LOCK, advice="make lock")
-    return [PackageFile(_pool_path(locked[name], source), locked[name].sha256, None)
-            for name, source in sorted(sources.items())]  # fmt: skip
-
-
-def _pool_path(deb: Deb, source: str) -> str:
-    folder = source[:4] if source.startswith("lib") else source[0]
-    return f"{folder}/{source}/{deb.name}_{deb.version.rpartition(':')[2]}_amd64.deb"
+    paths = {name: pool_path(source, deb_name(name, locked[name].version, "amd64"))
+             for name, source in sorted(sources.items())}  # fmt: skip
+    return [PackageFile(path, locked[name].sha256, None) for name, path in paths.items()]
 
 
 def _fetched(files: Sequence[PackageFile], mirror: str, folder: Path) -> list[Path]:

@@ -28,6 +28,11 @@ class Variant:
     for_kernels: tuple[str, ...]  # other packages of the lock, which nothing but kernels needs
     source: str  # source of the driver's number
 
+    @property
+    def built_lock(self) -> str:
+        """The lock of the wheels that `bench image kernels` compiled, relative to the repository."""
+        return f"docker/{self.name}.built.lock"
+
 
 @dataclass(frozen=True, slots=True)
 class Images:
@@ -41,7 +46,13 @@ class Images:
 
     @property
     def by_name(self) -> Mapping[str, Variant]:
+        """The variants by the names that `bench image build` takes."""
         return {variant.name: variant for variant in self.variants}
+
+    @property
+    def oldest_cuda(self) -> Variant:
+        """The variant for the oldest drivers: older ones can run no image with CUDA."""
+        return [variant for variant in self.variants if variant.driver][-1]
 
 
 @cache

@@ -60,9 +60,11 @@ class CheckManifest:
 
     @property
     def digest(self) -> str:
+        """Digest of the manifest's bytes, sha256:..., by which results name it."""
         return "sha256:" + sha256(self.data)
 
     def budget(self, depth: Depth) -> DepthBudget:
+        """Return the times of a depth: the manifest's own, or the defaults."""
         return self.levels.get(depth, DEFAULTS[depth])
 
     def expected(self, device: Literal["cpu", "cuda"]) -> Expectations:

@@ -96,6 +96,7 @@ class CheckResults:
     schema: Literal["bench/check-results/v1"] = CHECK_SCHEMA
 
     def to_bytes(self) -> bytes:
+        """Serialise as results.json, whose bytes the signed statement names by their digest."""
         return pretty_json(to_json(self))
 
     @property
@@ -164,6 +165,7 @@ class CheckContents(Contents):
     shipped_profile: bool  # the bundle was judged against the profile that this version has
 
     def facts(self) -> dict[str, object]:
+        """Return the field "recomputed" of `bench verify --json`, with the verdict by these rules."""
         return Contents.facts(self) | {
             "on_trust": self.notes,
             "check_verdict": self.results.verdict,
@@ -278,14 +280,19 @@ def _of_own_profile(own: Profile | None, shipped: Profile | None) -> Iterator[Fi
     """
     if own is not None and own != shipped:
         instead = f"by {shipped.name}" if shipped else "without one, since none is shipped"
-        yield Question(OWN_PROFILE).judged(
-            "warn",
+        yield _remark(
+            OWN_PROFILE,
             f"judged by a profile of its own, {own.name}: judged again {instead}",
             expected="the profile that this version of bench ships",
-            source="bench",
             advice="check the node again with this version of bench",
-            counts=False,
         )
+
+
+def _remark(check: str, found: str, *, expected: str, advice: str) -> Finding:
+    """Make a warning that only a reader of the bundle makes, and that does not count."""
+    return Question(check).judged(
+        "warn", found, expected=expected, source="bench", advice=advice, counts=False
+    )
 
 
 def _left_out(manifest: CheckManifest, evidence: Evidence) -> Iterator[str]:
@@ -306,25 +313,21 @@ def _of_left_out(names: Iterator[str]) -> Iterator[Finding]:
     fails; a push, which never asks to leave out anything, refuses such a check.
     """
     if listed := ", ".join(names):
-        yield Question(LEFT_OUT).judged(
-            "warn",
+        yield _remark(
+            LEFT_OUT,
             f"its run left out what its manifest asks for: {listed}",
             expected="every check that level and manifest ask for",
-            source="bench",
             advice='check the node again, or name them in "skip" of the manifest',
-            counts=False,
         )
 
 
 def _on_trust(note: Note) -> Finding:
     """Make the finding of a note about an unknown GPU. It does not count: honest nodes have such GPUs too."""
-    return Question(UNKNOWN_GPU).judged(
-        "warn",
+    return _remark(
+        UNKNOWN_GPU,
         note.text,
         expected="a GPU with a vendor's peak in data/gpus.json",
-        source="bench",
         advice="a newer version of bench may know it",
-        counts=False,
     )
 
 

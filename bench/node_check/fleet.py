@@ -77,10 +77,12 @@ class FleetMember:
 
     @property
     def assurance(self) -> Assurance:
+        """How well it is known who made the check and when; a larger value is worth more."""
         return assurance(self.signed_level, trusted=self.trusted)
 
     @property
     def name(self) -> str:
+        """The bundle's file name without its ending, by which tables name the node."""
         return Path(self.path).stem
 
 

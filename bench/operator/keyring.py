@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from bench.bundle.handshake import BUNDLE_NAMESPACE, RECEIPT_NAMESPACE, key_id
 from bench.bundle.tar_format import CERTIFICATE, open_bundle
 from bench.bundle.verdict import Contents
 from bench.bundle.verify import verify_bundle
-from bench.operator.ssh_keygen import run_ssh_keygen
+from bench.operator.ssh_keygen import not_installed, run_ssh_keygen
 from bench.signing.allowed_signers import TrustPolicy
 from bench.signing.key_file import default_key_path, public_half
 from bench.signing.revocation import Revoked
@@ -39,8 +40,7 @@ def new(path: Path | None, *, token: bool, passphrase: bool) -> PublicKey:
     try:
         done = subprocess.run([*command, *([] if passphrase else ["-N", ""])], check=False)
     except FileNotFoundError:
-        advice = "install OpenSSH's client programs"
-        raise EnvironmentCannot("ssh-keygen is not installed", advice=advice) from None
+        raise not_installed() from None
     if done.returncode != 0:
         raise EnvironmentCannot("ssh-keygen made no key", where=str(path))
     return public_half(path)
@@ -158,8 +158,6 @@ def revoke(revocations: Sequence[Revocation], file: Path | None) -> Path:
 
 
 def _add(krl: Path, revocation: Revocation) -> None:
-    import tempfile
-
     with tempfile.TemporaryDirectory() as folder:
         specification, authority = Path(folder) / "specification", Path(folder) / "authority.pub"
         specification.write_bytes(f"{revocation.specification}\n".encode())

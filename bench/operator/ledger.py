@@ -38,6 +38,7 @@ class Line:
     facts: Mapping[str, Any]
 
     def to_bytes(self) -> bytes:
+        """Serialise as a line without its newline; the next line holds the sha256 of these bytes."""
         return canonical_json(to_json(self))
 
     @property

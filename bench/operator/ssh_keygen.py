@@ -83,14 +83,18 @@ class OperatorKey:
             print(f"touch the token to {why}", file=sys.stderr)
 
 
+def not_installed() -> EnvironmentCannot:
+    """Return the error for a machine without ssh-keygen."""
+    return EnvironmentCannot("ssh-keygen is not installed", advice="install OpenSSH's client programs")
+
+
 def run_ssh_keygen(arguments: Sequence[str], *, where: str, stdin: bytes | None = None) -> bytes:
     """Run ssh-keygen and return its output; if it fails, EnvironmentCannot has its last line of errors."""
     try:
         command, environment = ["ssh-keygen", *arguments], os.environ | {"TZ": "UTC"}  # -V has times in UTC
         done = subprocess.run(command, input=stdin, capture_output=True, check=False, env=environment)
     except FileNotFoundError:
-        advice = "install OpenSSH's client programs"
-        raise EnvironmentCannot("ssh-keygen is not installed", advice=advice) from None
+        raise not_installed() from None
     if done.returncode != 0:
         lines = [line.strip() for line in done.stderr.decode(errors="replace").splitlines() if line.strip()]
         reason = lines[-1][:300] if lines else "no reason given"

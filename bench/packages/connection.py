@@ -110,6 +110,7 @@ class _Logins(urllib.request.BaseHandler):
         return parts._replace(netloc=address).geturl()
 
     def http_request(self, request: urllib.request.Request) -> urllib.request.Request:
+        """Add the host's login to a request, if one is known; urllib calls this for every request."""
         header = self._header(request.type, request.host)
         if header is not None:
             request.add_unredirected_header("Authorization", header)
@@ -143,6 +144,7 @@ class _Https(urllib.request.HTTPSHandler):
         self._unchecked = urllib.request.HTTPSHandler(context=_context(settings, checked=False))
 
     def https_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+        """Open a URL, and check its certificate unless the host is a trusted one."""
         # With a proxy, the host of the request is the proxy's.
         address = getattr(request, "_tunnel_host", None) or request.host
         if {address, _hostname(address)} & self._trusted:

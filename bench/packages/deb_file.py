@@ -34,6 +34,7 @@ class Section:
         """The file itself stays open."""
 
     def read(self, size: int = -1) -> bytes:
+        """Return up to `size` bytes of the section, all that are left for -1; nothing at its end."""
         data: bytes = self._file.read(self._left if size < 0 else min(size, self._left))
         self._left -= len(data)
         return data

@@ -45,6 +45,7 @@ class PackageFile(NamedTuple):
 
     @property
     def is_wheel(self) -> bool:
+        """Whether the file is for Python, and not a package of Debian's."""
         return self.name.endswith(".whl")
 
     @property
@@ -62,6 +63,7 @@ class OfferedFile(NamedTuple):
 
     @property
     def name(self) -> str:
+        """File name at the end of the URL, decoded."""
         return urllib.parse.unquote(urllib.parse.urlsplit(self.url).path).rpartition("/")[2]
 
 

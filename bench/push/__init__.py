@@ -4,7 +4,9 @@ hosts           the hosts to push to, from arguments or an Ansible inventory
 remote          a node's shell, over SSH or on this machine; connection is what carries it:
                 openssh by OpenSSH's client, over_fabric by Fabric where there is none
 node_survey     the state of a node, read in one round trip; node_findings lists its problems
-image_store     images on this machine, layer by layer; ship sends a node the layers that it lacks
+image_store     images on this machine, layer by layer
+ship            brings an image, a Python or bench's code to a node; send_blobs sends the blobs that it lacks;
+                pull_image lets it pull an image from a registry
 assembly        lets a node assemble its image from packages that it downloads, if that is faster
 shared_place    claims what nodes of one home share, and deletes what nobody claims; place_lock: takes turns
 run_script      run.sh, which starts a run on its node; also queries and ends it; slurm: runs it as a job

@@ -31,6 +31,7 @@ def understood(message: str, *, where: str | None = None, advice: str | None = N
 
 
 def is_number(word: str) -> bool:
+    """Whether a word has 1 to 15 ASCII digits and nothing else, which `number` accepts."""
     return _NUMBER.fullmatch(word) is not None
 
 

@@ -27,8 +27,9 @@ from bench.push.image_store import ImageStore, Shippable, Skeleton
 from bench.push.line_rate import measured_rate
 from bench.push.node_survey import Survey
 from bench.push.remote import ANSWER_SECONDS, demand
+from bench.push.send_blobs import Progress, check_written, send_all
 from bench.push.shared_place import ClaimedNode
-from bench.push.ship import Delivered, Progress, check_written, send_all, tag_of
+from bench.push.ship import Delivered, tag_of
 from bench.records.text import seconds_text, size_text
 
 SMALL_BYTES = 16 * 2**20  # of layers to send, below which no line is measured
@@ -43,7 +44,7 @@ _UNPACKING_SECONDS = 600.0  # longest silence of a node that looks through its p
 
 @dataclass(frozen=True, slots=True)
 class Ways:
-    """The two ways to bring layers to a node, with the bytes that each moves over which line."""
+    """The two ways to bring layers to a node: the bytes that each of them moves, and how fast."""
 
     send_bytes: int  # over SSH, if all layers are sent
     rest_bytes: int  # over SSH, if the node assembles layers
@@ -54,10 +55,12 @@ class Ways:
 
     @property
     def send_seconds(self) -> float:
+        """Expected seconds to send every layer whole."""
         return self.send_bytes / self.up_bytes_per_second
 
     @property
     def assemble_seconds(self) -> float:
+        """Expected seconds to download, to send the rest and to unpack, one after the other."""
         downloading = self.download_bytes / self.down_bytes_per_second if self.download_bytes else 0.0
         sending = self.rest_bytes / self.up_bytes_per_second
         return downloading + sending + self.unpacked_bytes / _UNPACK_BYTES_PER_SECOND
@@ -220,20 +223,20 @@ class Assembly:
             contents = skeletons[number].parts.contents
             if 2 * sum(contents[n] for n in lacking) > sum(contents):
                 blob = self.store.layer(self.image, number)
-                layers[number] = layers[number]._replace(blob=_name(blob), skeleton=None)
+                layers[number] = layers[number]._replace(blob=blob.name, skeleton=None)
                 sent.append(blob)
             else:
                 more.append(self.store.contents(self.image, number, lacking))
         sent_bytes += send_all(self.node, self._place, [*sent[1 + len(skeletons) :], *more], self.progress)
-        self._write_plan(self._plan(layers, [_name(blob) for blob in more]))
-        surplus = (*(f"blobs/{_name(blob)}" for blob in [*sent, *more]), "packages")
+        self._write_plan(self._plan(layers, [blob.name for blob in more]))
+        surplus = (*(f"blobs/{blob.name}" for blob in [*sent, *more]), "packages")
         trouble = shlex.quote(f"{self._staging}/trouble")
         return Delivered(f"( cd .. && {self._program('archive')} 2>{trouble} )", sent_bytes, surplus)
 
     def _missing(self, skeletons: Mapping[int, Skeleton]) -> list[tuple[int, ...]]:
         """Ask for each layer which of its contents the node has nowhere."""
         text = self._run("missing", (), "looking through package files", _UNPACKING_SECONDS)
-        with understood("the node's answer about missing contents is none that its program prints"):
+        with understood("the node's answer about missing contents has a form that its program never prints"):
             missing = from_json(tuple[tuple[int, ...], ...], strict_loads(text))
             if len(missing) != len(self._diff_ids):
                 raise ValueError("not an answer for each layer")
@@ -245,7 +248,7 @@ class Assembly:
 
     def _round(self, seconds: float) -> Round:
         text = self._run("fetch", (f"{seconds:.0f}",), "downloading package files", ANSWER_SECONDS + seconds)
-        with understood("the node's answer about its downloads is none that its program prints"):
+        with understood("the node's answer about its downloads has a form that its program never prints"):
             fields = from_json(dict[str, Any], strict_loads(text))
             nowhere = from_json(tuple[tuple[str, str], ...], fields["nowhere"])
             return Round(
@@ -295,7 +298,7 @@ class Assembly:
         diff_id = self._diff_ids[number].removeprefix("sha256:")
         if skeleton is None:
             return LayerPlan(diff_id, 0, None, None)
-        return LayerPlan(diff_id, skeleton.parts.size, _name(skeleton.blob), None)
+        return LayerPlan(diff_id, skeleton.parts.size, skeleton.blob.name, None)
 
     def _write_plan(self, plan: AssemblyPlan) -> None:
         script = f"cd {shlex.quote(self._place)} && cat >{shlex.quote(f'{self._staging}/plan.json')}"
@@ -305,10 +308,6 @@ class Assembly:
         """Remove what only this way needs."""
         staging = shlex.quote(f"{self._place}/{self._staging}")
         self.node.ask(f"rm -rf {staging}; {self.node.claim.discard(['packages'])}")
-
-
-def _name(blob: Blob) -> str:
-    return blob.digest.removeprefix("sha256:")
 
 
 def refuse_login(url: str | None, option: str) -> None:

@@ -69,7 +69,8 @@ class Channel(Protocol):
     def exit_code(self, seconds: float) -> int:
         """Wait for the command to end; ConnectionBroke if its exit code does not arrive."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """End the command if it still runs, and free what carries it."""
 
 
 class Connection(Protocol):
@@ -82,7 +83,8 @@ class Connection(Protocol):
     def start(self, command: str, seconds: float) -> Channel:
         """Run a command by the login shell; TimeoutError if it has not started after `seconds`."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """End the connection, and with it any command that still runs."""
 
 
 class Carrier(Protocol):
@@ -96,22 +98,26 @@ class Carrier(Protocol):
 
 
 def refused_user(user: str, reason: str, where: str, advice: str | None = None) -> Unreachable:
+    """Return the error for a login that the host refused; only the beginning of its `reason` is shown."""
     usual = "another user: USER@HOST; another key: --identity FILE, or IdentityFile in ~/.ssh/config"
     what = f'user "{user}" was refused: {plain(reason)[:200]}'
     return Unreachable(what, where=where, advice=advice or usual)
 
 
 def locked_key(where: str) -> Unreachable:
+    """Return the error for a private key that only its owner's passphrase opens; `where` is the host."""
     advice = "add it to an agent: ssh-add; bench does not ask for passphrases"
     return Unreachable("the SSH key has a passphrase", where=where, advice=advice)
 
 
 def unknown_host_key(key: str, where: str) -> HostKeyRefused:
+    """Return the error for a host that known_hosts does not name; `key` is its key's type and fingerprint."""
     advice = "compare it with what the provider shows, and connect once with ssh"
     return HostKeyRefused(f"its host key is not known: {key}", where=where, advice=advice)
 
 
 def changed_host_key(key: str, known_as: str, where: str) -> HostKeyRefused:
+    """Return the error for a host whose key is another than known_hosts has under the name `known_as`."""
     return HostKeyRefused(
         f"its host key has changed: {key} is not the known one",
         where=where,

@@ -29,6 +29,7 @@ class EngineChoice:
 
     @property
     def engine(self) -> str:
+        """Name of the engine, as `--engine` takes it."""
         return self.need.engine
 
 

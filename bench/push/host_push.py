@@ -25,7 +25,7 @@ from bench.push import mirror, slurm_job
 from bench.push.connection import Unreachable
 from bench.push.mirror import Status
 from bench.push.missing_bundle import missing_bundle
-from bench.push.push_record import PushAsked, Record, now
+from bench.push.push_record import PushAsked, Record, login_of, now
 from bench.push.remote import Here, Node, Remote
 from bench.push.request import HostPart, Outcome, Phase, PushRequest, Result, Shared
 from bench.push.shared_place import PlaceClaim
@@ -74,6 +74,7 @@ class HostPush:
 
     @property
     def manifest_sha256(self) -> str:
+        """The manifest's sha256 in hexadecimal, by which records name it."""
         return self.request.manifest.digest.removeprefix("sha256:")
 
     @property
@@ -85,6 +86,7 @@ class HostPush:
 
     @property
     def slurm_where(self) -> str | None:
+        """Options that decide where a Slurm job runs; None without --slurm."""
         return self.request.slurm.where if self.request.slurm else None
 
     @property
@@ -106,6 +108,7 @@ class HostPush:
         return (*CONTAINER_ENGINES, "venv")
 
     def update(self, **changes: Any) -> None:
+        """Replace fields of `result`, which other threads may read at any time, without showing it."""
         self.result = dataclasses.replace(self.result, **changes)
 
     def enter(self, phase: Phase, text: str = "") -> None:
@@ -130,13 +133,16 @@ class HostPush:
         self.shared.view.sent(self.result, done, total)
 
     def end(self, outcome: Outcome, error: BenchError | None = None) -> None:
+        """Set the outcome, which ends the push in its present phase, and show it."""
         self.update(outcome=outcome, error=error)
         self.shared.view.show(self.result)
 
     def say(self, text: str) -> None:
+        """Show one line about this host that stays on the screen."""
         self.shared.view.say(f"{self.part.host.name}: {text}")
 
     def say_phase(self, text: str) -> None:
+        """Report on the present phase; Interrupted if the user has ended the push."""
         self.enter(self.result.phase, text)
 
     def _guarded(self, push: Callable[[], None]) -> Result:
@@ -240,17 +246,8 @@ class HostPush:
             advice = f"push its own: {record.mirror}/manifest.json"
             raise BadInput(f"run {record.run_id} has another manifest", advice=advice)
         host = self.part.host
-        return dataclasses.replace(
-            record,
-            host=host.name,
-            address=host.address,
-            user=host.user,
-            port=host.port,
-            python=host.python,
-            identity=str(host.identity) if host.identity else None,
-            slurm_job=None,
-            state="begun",
-        )
+        login = {"address": host.address, "port": host.port, **login_of(host)}
+        return dataclasses.replace(record, host=host.name, slurm_job=None, state="begun", **login)
 
     def _standing(self, record: Record) -> Standing:
         """Return whether a run is running on the node, has ended, or has to be started again."""
@@ -320,8 +317,7 @@ class HostPush:
     def _watch_to_the_end(self, record: Record) -> None:
         """Watch a run until it ends, then fetch its bundle and clean the node."""
         record.mirror.mkdir(parents=True, exist_ok=True)
-        self.update(run_id=record.run_id, engine=record.engine, image=record.image)
-        self.update(environment=record.environment)
+        self._show_run(record)
         self.enter("run", record.run_id)
         status = self._watch(record)
         if status is None:
@@ -350,6 +346,11 @@ class HostPush:
         self.update(bundle=record.bundle, verdict=verdict, code=status.code)
         record = self.shared.records.move(record, "fetched" if verdict.complete else "incomplete")
         self._finish(record, status)
+
+    def _show_run(self, record: Record) -> None:
+        """Say in the result which run it is about, and what software that run has."""
+        self.update(run_id=record.run_id, engine=record.engine)
+        self.update(image=record.image, environment=record.environment)
 
     def _note_nodes(self, record: Record, status: Status) -> Record:
         """Record on which nodes a job of Slurm has run, and report nodes in trouble."""
@@ -465,8 +466,8 @@ class HostPush:
 
     def _end_unchanged(self, record: Record) -> None:
         """End the push of a run whose bundle was fetched; a node check's verdict is read from the bundle."""
-        self.update(run_id=record.run_id, bundle=record.bundle, engine=record.engine, image=record.image)
-        self.update(environment=record.environment, job_nodes=record.job_nodes)
+        self._show_run(record)
+        self.update(bundle=record.bundle, job_nodes=record.job_nodes)
         if self.request.checks:
             key, revoked = self.request.key, self.shared.revoked
             verdict = certify_and_receive.read_received(key, record.bundle, now(), recompute, revoked)

@@ -66,6 +66,7 @@ class Shippable:
 
     @property
     def config(self) -> str:
+        """Digest of the image's configuration, sha256:..., which is its identity."""
         return self.facts.identity.config
 
     @property
@@ -103,6 +104,11 @@ class ImageStore:
         self._code: tuple[str, bytes] | None = None
         self._python: StandalonePython | None = None
 
+    def _file_of(self, folder: str, digest: str) -> Path:
+        """Return where a file that is named by a digest is cached, and make its folder."""
+        (self.folder / folder).mkdir(parents=True, exist_ok=True)
+        return self.folder / folder / digest.removeprefix("sha256:")
+
     def image(self, name: str | None, driver: str | None) -> Shippable:
         """Return the image `name` (a file, or an image in a local engine); None: the driver's variant."""
         with self._lock:
@@ -117,11 +123,10 @@ class ImageStore:
     def layer(self, image: Shippable, number: int) -> Blob:
         """Return one layer of an image as a compressed file."""
         layer = image.facts.layers[number]
-        blob = self.folder / "blobs" / layer.diff_id.removeprefix("sha256:")
+        blob = self._file_of("blobs", layer.diff_id)
         digest = blob.with_suffix(".digest")
         with self._lock:
             if not (blob.exists() and digest.exists()):
-                blob.parent.mkdir(parents=True, exist_ok=True)
                 self._say(f"compressing layer {number + 1} of {len(image.facts.layers)}, once")
                 with replacing(blob) as part:
                     digest.write_text(pack_layer(image.path, layer, part), encoding="utf-8", newline="\n")
@@ -131,21 +136,19 @@ class ImageStore:
     def packed_bytes(self, image: Shippable, number: int) -> int:
         """Return the size of a layer as it is sent; an estimate, if it has not been compressed yet."""
         layer = image.facts.layers[number]
-        path = self.folder / "blobs" / layer.diff_id.removeprefix("sha256:")
         with suppress(OSError):
-            return path.stat().st_size
+            return self._file_of("blobs", layer.diff_id).stat().st_size
         return layer.size if layer.compressed else int(layer.size * _PACKED_SHARE)
 
     def skeleton(self, image: Shippable, number: int) -> Skeleton:
         """Return a layer's skeleton; it is made at its first use."""
         layer = image.facts.layers[number]
-        name = layer.diff_id.removeprefix("sha256:")
-        path, known = self.folder / "skeletons" / f"{name}.xz", self.folder / "skeletons" / f"{name}.json"
+        path = self._file_of("skeletons", f"{layer.diff_id}.xz")
+        known = path.with_suffix(".json")
         with self._lock:
             with suppress(OSError, ValueError):
                 parts = from_json(LayerParts, strict_loads(known.read_bytes()))
                 return Skeleton(_blob_of(path, layer.diff_id), parts)
-            path.parent.mkdir(parents=True, exist_ok=True)
             self._say(f"splitting layer {number + 1} of {len(image.facts.layers)}, once")
             with replacing(path) as part, open_layer(image.path, layer) as tar:
                 parts = split(tar, part)
@@ -156,18 +159,16 @@ class ImageStore:
         """Return some of a layer's contents, numbered as in its skeleton, as one compressed file."""
         layer = image.facts.layers[number]
         name = sha256(canonical_json([layer.diff_id, sorted(numbers)]))
-        path = self.folder / "contents" / f"{name}.zip"
+        path = self._file_of("contents", f"{name}.zip")
         with self._lock:
             if not path.exists():
-                path.parent.mkdir(parents=True, exist_ok=True)
                 with replacing(path) as part, open_layer(image.path, layer) as tar:
                     write_contents(tar, numbers, part)
             return _blob_of(path, layer.diff_id)
 
     def configuration(self, image: Shippable) -> Blob:
         """Return an image's configuration as a file."""
-        path = self.folder / "configurations" / image.config.removeprefix("sha256:")
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path = self._file_of("configurations", image.config)
         write_whole(path, image.facts.config_bytes)
         return Blob(path, image.config, image.config, compressed=False)
 
@@ -179,18 +180,18 @@ class ImageStore:
 
     def assembler(self) -> bytes:
         """Return the program that assembles layers on a node as a .tar.gz."""
-        return _packed_code(Path(bench.__file__).parent, _ASSEMBLER)
+        return _packed_code(_ASSEMBLER)
 
     def code(self) -> tuple[str, bytes]:
         """Return bench's own code as a .tar.gz with its sha256, for nodes that run without an image."""
         with self._lock:
             if self._code is None:
-                data = _packed_code(Path(bench.__file__).parent)
+                data = _packed_code()
                 self._code = sha256(data), data
             return self._code
 
     def python(self, source: Path | None, mirror: str | None) -> StandalonePython:
-        """Return the Python for nodes that have none that fits, made of packages that a mirror has."""
+        """Return bench's own Python, made of packages on a mirror, for nodes without a fitting one."""
         with self._lock:
             if self._python is None:
                 folder = cache_path("images/pythons")
@@ -209,7 +210,7 @@ class ImageStore:
     def _variant_for(self, driver: str | None) -> Path:
         variant = variant_for(driver)
         if variant is None:  # too old a driver for all: preflight reports that, judging the oldest variant
-            variant = [v for v in images().variants if v.driver][-1]
+            variant = images().oldest_cuda
         path = _BUILT / f"bench-{variant.name}.tar"
         if path.exists():
             return path
@@ -227,9 +228,8 @@ class ImageStore:
         engine = find_engine("auto")
         image = engine.inspect(name)
         assert image is not None
-        path = self.folder / "saved" / f"{image.identity.config.removeprefix('sha256:')}.tar"
+        path = self._file_of("saved", f"{image.identity.config}.tar")
         if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
             self._say(f"saving {name} from {engine.name}, once")
             with replacing(path) as part:
                 engine.save(name, part)
@@ -243,12 +243,11 @@ class ImageStore:
             raise BadInput("no such file", where=str(path)) from None
         file_identity = (str(path.resolve()), status.st_size, status.st_mtime_ns, status.st_ino)
         key = sha256(repr(file_identity).encode())
-        cached = self.folder / "known" / f"{key}.json"
+        cached = self._file_of("known", f"{key}.json")
         with suppress(OSError, ValueError, KeyError):
             return _facts_from(json.loads(cached.read_bytes()))
         self._say(f"reading {path}, once")
         facts = facts_of(path)
-        cached.parent.mkdir(parents=True, exist_ok=True)
         cached.write_bytes(canonical_json(_facts_to(facts)))
         return facts
 
@@ -273,9 +272,9 @@ def _blob_of(path: Path, diff_id: str) -> Blob:
     return Blob(path, diff_id, f"sha256:{file_sha256(path)}", compressed=True)
 
 
-def _packed_code(root: Path, names: Collection[str] = ()) -> bytes:
+def _packed_code(names: Collection[str] = ()) -> bytes:
     """Pack bench's code, or the files of `names` in it, reproducibly: the same code gives the same bytes."""
-    packed = io.BytesIO()
+    root, packed = Path(bench.__file__).parent, io.BytesIO()
     with (
         gzip.GzipFile("", "wb", 6, packed, mtime=0) as zipped,
         tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as archive,

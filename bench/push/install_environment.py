@@ -21,12 +21,12 @@ from typing import Any
 
 from bench.base.errors import BenchError, EnvironmentCannot
 from bench.base.paths import cache_path
-from bench.base.stamps import file_sha256
+from bench.base.stamps import file_sha256, is_sha256
 from bench.base.strict_json import canonical_json, from_json, strict_loads
 from bench.environment.identity import environment_digest
 from bench.environment.interpreter import Interpreter
 from bench.images.archive import Blob
-from bench.images.fetch import wheels, wheels_in
+from bench.images.fetch import accepted_files, wheels
 from bench.push.answers import absolute_path, json_fields, short, understood
 from bench.push.connection import plain
 from bench.push.forecast import Forecast
@@ -34,8 +34,8 @@ from bench.push.line_rate import measured_rate
 from bench.push.locked_environment import LockedEnvironment, fits
 from bench.push.remote import Node
 from bench.push.run_script import environment_folder
+from bench.push.send_blobs import Progress, send_all
 from bench.push.shared_place import ClaimedNode, PlaceClaim, claimed
-from bench.push.ship import Progress, send_all
 from bench.records.text import seconds_text, size_text
 
 _PLAN_SECONDS = 300.0  # for a node to ask its index for every package
@@ -46,7 +46,6 @@ _UNPACKED = 4.0  # bytes of an environment for each byte of its wheels; 3.8 for 
 _UNPACK_BYTES_PER_SECOND = 60e6  # of an environment, on one core
 _COPY_BYTES_PER_SECOND = 400e6  # of packages that are there: copied and hashed, on one core
 _FASTER = 2.0  # by how much the operator's line must be the faster one to be used for everything
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 _RELEASE = re.compile(r"3\.[0-9]{1,2}\.[0-9]{1,3}[a-z0-9+]{0,12}")
 
 
@@ -93,6 +92,8 @@ class PlannedInstall:
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentInstaller:
+    """Installs a locked environment on a node: `ask` the node for its plan first, then `install` that."""
+
     node: Node
     place: str
     code: str  # folder of bench's code on the node
@@ -126,7 +127,8 @@ class EnvironmentInstaller:
         count = self._send(plan, shipment, sent, node) if shipment.packages else 0
         installed, refused = self._install(sent, node)
         if installed is None:
-            self._explain(refused)
+            for name, why in sorted(refused.items())[:5]:
+                self.say(f"refused: {name}: {why}")
             retry = Shipment(tuple(sorted(refused)), next(iter(refused.values())))
             count += self._send(plan, retry, sent, node)
             installed, refused = self._install(sent, node)
@@ -214,7 +216,7 @@ class EnvironmentInstaller:
         def fitting(name: str) -> bool:
             return fits(plan.python, name)
 
-        held = wheels_in(self.wheelhouse, pins, fitting) if self.wheelhouse else {}
+        held = accepted_files(self.wheelhouse, pins, fitting) if self.wheelhouse else {}
         rest = [pin for name, pin in pins.items() if name not in held]
         if not rest:
             return held
@@ -254,10 +256,6 @@ class EnvironmentInstaller:
             node.ask(node.claim.discard(f"blobs/{each}" for each in {*sent.values(), *_read_wheels(found)}))
             return installed, {}
 
-    def _explain(self, refused: Mapping[str, str]) -> None:
-        for name, why in sorted(refused.items())[:5]:
-            self.say(f"refused: {name}: {why}")
-
 
 class _ProgressReader:
     """Keeps the last line of an installation's output, and passes the progress in the others on."""
@@ -267,6 +265,7 @@ class _ProgressReader:
         self.text = ""
 
     def take(self, data: bytes) -> None:
+        """Take a piece of the output; EnvironmentCannot if all pieces together are too large."""
         self._count += len(data)
         if self._count > _MOST_ANSWER_BYTES:
             raise EnvironmentCannot(f"its answer is larger than {_MOST_ANSWER_BYTES:,} bytes")
@@ -421,7 +420,7 @@ def read_plan(answer: Mapping[str, Any], locked: LockedEnvironment) -> InstallPl
 def _read_wheels(found: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the digests of the wheels from which an environment was made."""
     digests = from_json(tuple[str, ...], found.get("wheels", []))
-    if not all(map(_SHA256.fullmatch, digests)):
+    if not all(map(is_sha256, digests)):
         raise ValueError("not a sha256")
     return digests
 
@@ -436,7 +435,7 @@ def _read_installed(fields: Any, locked: LockedEnvironment) -> Installed:
     """Parse an environment's description; its digest must follow from its parts, its lock must be ours."""
     kinds = dict.fromkeys(("lock", "python", "build", "files", "digest"), str)
     described = json_fields(fields, kinds)
-    if not (_SHA256.fullmatch(described["build"]) and _SHA256.fullmatch(described["files"])):
+    if not (is_sha256(described["build"]) and is_sha256(described["files"])):
         raise ValueError("not a sha256")
     if not _RELEASE.fullmatch(described["python"]) or described["lock"] != locked.lock:
         raise ValueError("not the environment that was asked for")

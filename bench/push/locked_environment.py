@@ -12,9 +12,9 @@ from bench.base.stamps import file_sha256, sha256
 from bench.base.strict_json import canonical_json
 from bench.environment.interpreter import Interpreter
 from bench.environment.wheel_tags import misfit
-from bench.images.fetch import wheels_in
+from bench.images.fetch import accepted_files
 from bench.images.locked_wheels import LockedWheel, wheels_of
-from bench.images.locks import Pin, read_pins
+from bench.images.locks import Pin, read_built, read_pins
 from bench.images.variants import Variant, images
 
 _FORM = "bench/environment/v2"  # changes with the files that an installation writes of the same wheels
@@ -62,9 +62,8 @@ def read_locked(
     if not path.exists():
         raise BadInput(f"has no {variant.lock}", where=str(root), advice=_ADVICE)
     packages = dict(read_pins(path))
-    built = root / f"docker/{variant.name}.built.lock"
-    kernels = dict(read_pins(built)) if built.exists() and python == images().python and wheelhouse else {}
-    here = wheels_in(wheelhouse, kernels) if kernels and wheelhouse else {}
+    kernels = read_built(root, variant) if python == images().python else {}
+    here = accepted_files(wheelhouse, kernels) if wheelhouse else {}
     without = tuple(name for name in variant.kernels if name in packages and name not in here)
     packages |= {name: kernels[name] for name in here}
     for name in (*without, *(() if here else variant.for_kernels)):

@@ -31,8 +31,8 @@ from bench.push.connection import plain
 from bench.push.out_folder import put
 from bench.push.push_record import Record, now
 from bench.push.remote import ANSWER_SECONDS, Node, demand
+from bench.push.send_blobs import Progress, pieces_of
 from bench.push.shared_place import empty
-from bench.push.ship import Progress, pieces_of
 from bench.signing.revocation import Revoked
 
 LOG = "log.txt"
@@ -113,7 +113,7 @@ def read_status(text: str) -> Status:
     A run without an exit code counts as dead: its node went down while the code was written.
     """
     first_line, *lines = text.splitlines() or ["dead"]
-    with understood("the node's answer about its run is none that bench's script prints"):
+    with understood("the node's answer about its run has a form that bench's script never prints"):
         state, code = _state(first_line.strip() or "dead")
         known = ("file ", "request", "certified", "bundle", "why ", "on ")
         if not all(line.startswith(known) for line in lines):
@@ -307,7 +307,7 @@ def _download(node: Node, record: Record, part: Path, progress: Progress) -> Non
     source = f"{shlex.quote(record.folder)}/out/{record.run_id}.tar"
     text = demand(node, f"sha256sum <{source}; wc -c <{source}", "hashing the bundle", ANSWER_SECONDS * 4)
     with understood(
-        "the node's answer about its bundle is none that bench's script prints", where=record.host
+        "the node's answer about its bundle has a form that bench's script never prints", where=record.host
     ):
         digest, size = _digest_and_size(text)
     if size > MAX_TOTAL_BYTES * 2:

@@ -11,7 +11,7 @@ from bench.push.mirror import Status
 from bench.push.push_record import Record
 
 
-def missing_bundle(status: Status, record: Record, *, checks: bool = False) -> BenchError:
+def missing_bundle(status: Status, record: Record, *, checks: bool) -> BenchError:
     """Return the error for a run that ended without a bundle, with the last lines of its log."""
     log = record.mirror / mirror.LOG
     text = mirror.end_of(log).decode(errors="replace") if log.exists() else ""

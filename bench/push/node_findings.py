@@ -52,11 +52,12 @@ def _stop(what: str, advice: str = "") -> PreflightFinding:
     return PreflightFinding("stop", what, advice)
 
 
-def _warn(what: str, advice: str = "") -> PreflightFinding:
+def _warn(what: str, advice: str) -> PreflightFinding:
     return PreflightFinding("warn", what, advice)
 
 
 def stops_first(findings: Sequence[PreflightFinding]) -> list[PreflightFinding]:
+    """Return findings with those that stop the run first, else in their order."""
     return sorted(findings, key=lambda finding: finding.level != "stop")
 
 

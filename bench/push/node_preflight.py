@@ -42,6 +42,7 @@ from bench.push.node_findings import (
     stops_first,
 )
 from bench.push.node_survey import NodePython, Survey, survey_node
+from bench.push.request import PushRequest
 from bench.push.shared_place import claimed
 from bench.records.text import size_text
 
@@ -74,9 +75,13 @@ class NodePreflight:
     def __init__(self, push: HostPush) -> None:
         self._push = push
 
+    @property
+    def _request(self) -> PushRequest:
+        return self._push.request
+
     def choose(self) -> ChosenEngine:
         """Survey the node; return its engine and image; EnvironmentCannot if a finding stops the run."""
-        request = self._push.request
+        request = self._request
         place = f'"{request.place}"' if request.place else '"$HOME/.bench"'
         survey = survey_node(
             self._push.node, place, self._push.engines, self._push.part.host.python or request.python
@@ -105,8 +110,8 @@ class NodePreflight:
 
     def _missing_kernels(self, chosen: ChosenEngine) -> list[PreflightFinding]:
         """Return the losses by compiled kernels that the image or the environment lacks."""
-        survey, manifest = chosen.survey, self._push.request.manifest
-        if self._push.request.on_cpu:
+        survey, manifest = chosen.survey, self._request.manifest
+        if self._request.on_cpu:
             return []
         if chosen.locked is not None:
             advice = "give their wheels, compiled for the image's Python: --wheelhouse DIR"
@@ -124,7 +129,7 @@ class NodePreflight:
             advice = f"  ({finding.advice})" if finding.advice else ""
             self._push.enter("preflight", f"{finding.level}: {finding.what}{advice}")
         stops = [finding for finding in findings if finding.level == "stop"]
-        if stops and not self._push.request.despite_findings:
+        if stops and not self._request.despite_findings:
             more = f" (and {len(stops) - 1} more)" if len(stops) > 1 else ""
             raise EnvironmentCannot(f"{stops[0].what}{more}", advice=stops[0].advice or None)
 
@@ -141,11 +146,11 @@ class NodePreflight:
 
     def _image_for(self, survey: Survey) -> tuple[Shippable | None, PreflightFinding | None]:
         """Return the image for the node's driver, if an engine there answers, or why it is not here."""
-        if self._push.request.pull or not any(engine.facts for engine in survey.engines.values()):
+        if self._request.pull or not any(engine.facts for engine in survey.engines.values()):
             return None, None
-        driver = None if self._push.request.on_cpu else survey.host.driver
+        driver = None if self._request.on_cpu else survey.host.driver
         try:
-            return self._push.shared.store.image(self._push.request.image, driver), None
+            return self._push.shared.store.image(self._request.image, driver), None
         except EnvironmentCannot as error:
             return None, PreflightFinding("stop", error.message, error.advice or "")
 
@@ -153,7 +158,7 @@ class NodePreflight:
         self, survey: Survey, engine: str, image: Shippable | None, trouble: PreflightFinding | None
     ) -> EngineCandidate:
         if engine == "venv":
-            variant = self._variant_for(None if self._push.request.on_cpu else survey.host.driver)
+            variant = self._variant_for(None if self._request.on_cpu else survey.host.driver)
             return EngineCandidate(self._need(survey, engine, None, variant), self._without_lock(variant))
         if engine == "none":
             return EngineCandidate(self._need(survey, engine, None, None))
@@ -165,25 +170,25 @@ class NodePreflight:
     def _without_lock(self, variant: Variant) -> PreflightFinding | None:
         """Return why this machine cannot read the lock of an environment; None if it can."""
         try:
-            read_locked(self._push.request.source, variant, variant.pythons[0], None)
+            read_locked(self._request.source, variant, variant.pythons[0], None)
         except BadInput as error:
             return PreflightFinding("stop", f"{error.where} {error.message}", error.advice or "")
         return None
 
     def _variant_for(self, driver: str | None) -> Variant:
         """Return the variant of the environment; the oldest one, which preflight judges, if none fits."""
-        if self._push.request.variant:
-            return find_variant(self._push.request.variant)
-        return variant_for(driver) or [v for v in images().variants if v.driver][-1]
+        if self._request.variant:
+            return find_variant(self._request.variant)
+        return variant_for(driver) or images().oldest_cuda
 
     @property
     def _needs_image(self) -> bool:
         """Whether the run needs a container. A Slurm job does: preflight does not see its nodes."""
-        request = self._push.request
+        request = self._request
         return bool(request.image or request.pull or wanted_image(request.manifest) or request.slurm)
 
     def _need(self, survey: Survey, engine: str, image: Shippable | None, variant: Variant | None) -> Need:
-        request, to_ship = self._push.request, image
+        request, to_ship = self._request, image
         if image is not None and engine != "apptainer":  # Apptainer's images are not in the survey
             to_ship = None if ship.installed_as(survey, engine, image) else image
         send_bytes = self._bytes_to_send(survey, engine, to_ship) if to_ship else 0
@@ -212,7 +217,7 @@ class NodePreflight:
             if chosen.python is None:  # only if the request goes on despite findings
                 return chosen
             locked = read_locked(
-                self._push.request.source, variant, chosen.python.version, self._push.request.wheelhouse
+                self._request.source, variant, chosen.python.version, self._request.wheelhouse
             )
             chosen = dataclasses.replace(chosen, locked=locked)
             return self._planned(chosen)
@@ -275,7 +280,7 @@ class NodePreflight:
         if not kernels:
             return None
         layer_bytes = self._push.shared.store.packed_bytes(image, len(image.facts.layers) - 1)
-        return who_waits(self._push.request.manifest, chosen.survey, kernels, layer_bytes, chosen.line_rate)
+        return who_waits(self._request.manifest, chosen.survey, kernels, layer_bytes, chosen.line_rate)
 
     def _forecast(self, chosen: ChosenEngine) -> Forecast | None:
         """Return the forecast; None if the node pulls the image (--pull) or already has the Python."""

@@ -119,12 +119,15 @@ class InstalledEngine:
 
 @dataclass(frozen=True, slots=True)
 class NodePython:
+    """A Python on a node that can be started, and whether it is complete."""
+
     version: str  # major.minor
     path: str
     lacking: tuple[str, ...] = ()  # modules of `_COMPILED` that it was built or packaged without
 
     @property
     def text(self) -> str:
+        """The version, and the modules that are lacking, for messages."""
         return self.version + (f" without {', '.join(self.lacking)}" if self.lacking else "")
 
 
@@ -136,8 +139,6 @@ class Survey:
     uid: int
     gid: int
     home: str
-    hostname: str
-    kernel: str
     os: str
     cores: int
     load: float
@@ -217,7 +218,7 @@ def _questions(place: str, engines: Sequence[str], python: str) -> dict[str, str
     """Return shell commands by name. Those that `read_host` looks up are named by their own text."""
     enter = f'p={place}; case $p in /*) ;; "~/"*) p=$HOME/${{p#*/}};; *) p=$HOME/$p;; esac; '
     return {
-        "who": 'id -un; id -u; id -g; printf "%s\\n" "$HOME"; uname -n; uname -r',
+        "who": 'id -un; id -u; id -g; printf "%s\\n" "$HOME"',
         "clock": "date +%s.%N",
         "os": '. /etc/os-release; printf "%s\\n" "$PRETTY_NAME"',
         "memory": "cat /proc/meminfo",
@@ -275,12 +276,13 @@ def _engine_questions(engines: Sequence[str]) -> dict[str, str]:
     return questions
 
 
+# Arguments of an engine that prints an image's id and its layers, as `read_stored` parses them.
+INSPECT = "image inspect --format '{{.Id}} {{json .RootFS.Layers}}'"
+
+
 def images_question(engine: str) -> str:
     """Return shell commands that print the images in an engine's store."""
-    return (
-        f'ids=$({engine} image ls -aq --no-trunc | sort -u); [ -z "$ids" ] || '
-        f"{engine} image inspect --format '{{{{.Id}}}} {{{{json .RootFS.Layers}}}}' $ids"
-    )
+    return f'ids=$({engine} image ls -aq --no-trunc | sort -u); [ -z "$ids" ] || {engine} {INSPECT} $ids'
 
 
 def _word(path: str) -> str:
@@ -292,7 +294,7 @@ def read_survey(answers: Answers, asked_at: float, engines: Sequence[str]) -> Su
     """Convert the answers to a Survey; EnvironmentCannot if they are not those of a Linux machine."""
     advice = "it needs sh, coreutils, util-linux and /proc"
     with understood("does not answer as a Linux machine does", advice=advice):
-        user, uid, gid, home, hostname, kernel = answers["who"][1].split("\n")[:6]
+        user, uid, gid, home = answers["who"][1].split("\n")[:4]
         place, disk, *about_place = answers["place"][1].strip().split("\n")
         cores, load = answers["load"][1].split("\n")[:2]
         memory = _memory(answers["memory"][1])
@@ -303,8 +305,6 @@ def read_survey(answers: Answers, asked_at: float, engines: Sequence[str]) -> Su
             uid=number(uid),
             gid=number(gid),
             home=short(home, PATH_CHARACTERS),
-            hostname=short(hostname),
-            kernel=short(kernel),
             os=short(answers["os"][1].strip()),
             cores=number(cores),
             load=decimal(load.split()[0]),
@@ -474,7 +474,7 @@ def read_images(text: str) -> tuple[StoredImage, ...]:
 
 
 def read_stored(line: str) -> StoredImage:
-    """Parse `ID ["sha256:...", ...]`, an image's id and its layers; ValueError for anything else."""
+    """Parse what an engine prints for INSPECT: `ID ["sha256:...", ...]`; ValueError for anything else."""
     word, _, layers = line.partition(" ")
     match = _STORED.fullmatch(word)
     if match is None:

@@ -16,8 +16,8 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import closing, suppress
 from functools import cache
 from pathlib import Path
 
@@ -143,28 +143,34 @@ class Ssh:
         return done.returncode, self.log.read_text(encoding="utf-8", errors="replace")
 
     def close(self) -> None:
+        """Delete the folder of the socket, the log and the configuration."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def endpoint_of(host: Host, ssh_config: Path | None) -> Endpoint:
+    """Return where ssh would connect to for a host, without connecting; BadInput if ssh refuses its files."""
     with closing(Ssh(host, ssh_config)) as ssh:
         return ssh.endpoint()
 
 
 def open_connection(host: Host, ssh_config: Path | None) -> Connection:
     """Connect to a host and log in; Unreachable or HostKeyRefused, with advice, if that fails."""
-    with _closing_on_error(ssh := Ssh(host, ssh_config)):
-        try:
-            code, _ = ssh.run("-O", "check", seconds=CONNECT_SECONDS)
-            if code == 0:
-                return SharedConnection(ssh, own=False)
-            opening = ("-f", "-N", "-M", "-S", str(ssh.socket), "-o", f"ControlPersist={_IDLE_SECONDS}")
-            code, said = ssh.run(*opening, seconds=_OPEN_SECONDS)
-        except subprocess.TimeoutExpired:
-            raise Unreachable(f"no answer in {_OPEN_SECONDS} s", where=host.name) from None
+    ssh = Ssh(host, ssh_config)
+    try:
+        code, _ = ssh.run("-O", "check", seconds=CONNECT_SECONDS)
+        if code == 0:
+            return SharedConnection(ssh, own=False)
+        opening = ("-f", "-N", "-M", "-S", str(ssh.socket), "-o", f"ControlPersist={_IDLE_SECONDS}")
+        code, said = ssh.run(*opening, seconds=_OPEN_SECONDS)
         if code:
             raise _refusal(ssh, said)
         return SharedConnection(ssh, own=True)
+    except subprocess.TimeoutExpired:
+        ssh.close()
+        raise Unreachable(f"no answer in {_OPEN_SECONDS} s", where=host.name) from None
+    except BaseException:
+        ssh.close()
+        raise
 
 
 class SharedConnection:
@@ -179,14 +185,17 @@ class SharedConnection:
 
     @property
     def is_open(self) -> bool:
+        """Whether the socket is there; a connection of the user's own is taken for open."""
         return not self._own or self._ssh.socket.exists()
 
     def start(self, command: str, seconds: float) -> Channel:
+        """Start a process of ssh that uses the socket; that waits for nothing, so `seconds` is not used."""
         options = (*self._options, "-o", "RequestTTY=no", "-E", os.devnull)  # ssh's own messages
         self._channel = SshChannel([*self._ssh.words(*options), command])
         return self._channel
 
     def close(self) -> None:
+        """End the last command, the background process if bench started it, and the folder of its socket."""
         _OWN.discard(self)
         if self._channel:
             self._channel.close()
@@ -222,6 +231,7 @@ class SshChannel(ProcessChannel):
         super().__init__(words, _environment())
 
     def exit_code(self, seconds: float) -> int:
+        """Wait for the command to end; ConnectionBroke for the code with which ssh itself fails."""
         code = super().exit_code(seconds)
         if code == _LOST:
             raise ConnectionBroke
@@ -296,15 +306,6 @@ def _offered_key(detail: str) -> str:
 def _last_line(text: str) -> str:
     lines = text.strip().splitlines()
     return plain(lines[-1])[:200] if lines else "no reason given"
-
-
-@contextmanager
-def _closing_on_error(ssh: Ssh) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        ssh.close()
-        raise
 
 
 def _short_folder() -> Path:

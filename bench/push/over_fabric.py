@@ -56,11 +56,14 @@ def open_connection(host: Host, ssh_config: Path | None) -> FabricConnection:
 
 
 class FabricConnection:
+    """A connection that paramiko holds in this process."""
+
     def __init__(self, line: Line) -> None:
         self._line = line
 
     @property
     def is_open(self) -> bool:
+        """Whether paramiko's transport is still active."""
         return bool(self._line.is_connected)
 
     def start(self, command: str, seconds: float) -> Channel:
@@ -77,15 +80,19 @@ class FabricConnection:
         return FabricChannel(channel)
 
     def close(self) -> None:
+        """End the connection; errors of one that is broken already are ignored."""
         with suppress(Exception):  # a broken connection may fail to close in any way
             self._line.close()
 
 
 class FabricChannel:
+    """A command that runs in one channel of a connection of paramiko's."""
+
     def __init__(self, channel: Any) -> None:
         self._channel = channel
 
     def send(self, data: memoryview, seconds: float) -> int:
+        """Send some of the data; return how many bytes. BrokenPipeError if the channel is closed."""
         self._channel.settimeout(seconds)
         try:
             count = int(self._channel.send(data))
@@ -98,15 +105,19 @@ class FabricChannel:
         return count
 
     def end_input(self) -> None:
+        """Close the sending direction of the channel."""
         self._channel.shutdown_write()
 
     def receive(self, seconds: float) -> bytes:
+        """Return what has arrived of the command's output; nothing at its end."""
         return self._receive(self._channel.recv, seconds)
 
     def receive_errors(self, seconds: float) -> bytes:
+        """Return what has arrived of the command's error output; nothing at its end."""
         return self._receive(self._channel.recv_stderr, seconds)
 
     def exit_code(self, seconds: float) -> int:
+        """Wait for the exit code; ConnectionBroke if the channel closed without one."""
         if not self._channel.status_event.wait(seconds):
             raise TimeoutError
         code = int(self._channel.recv_exit_status())
@@ -115,6 +126,7 @@ class FabricChannel:
         return code
 
     def close(self) -> None:
+        """Close the channel; errors of a broken connection are ignored."""
         _close(self._channel)
 
     def _receive(self, receive: Any, seconds: float) -> bytes:

@@ -33,6 +33,7 @@ class ProcessChannel:
         os.set_blocking(self._pipe("stdin").fileno(), False)
 
     def send(self, data: memoryview, seconds: float) -> int:
+        """Wait until the pipe has room and write what fits; return how many bytes, which may be none."""
         pipe = self._pipe("stdin")
         _wait(pipe, seconds, writing=True)
         with suppress(BlockingIOError):  # the pipe has some space, but too little
@@ -40,15 +41,19 @@ class ProcessChannel:
         return 0
 
     def end_input(self) -> None:
+        """Close the process's standard input."""
         self._pipe("stdin").close()
 
     def receive(self, seconds: float) -> bytes:
+        """Return what has arrived of the process's output; nothing at its end."""
         return self._read("stdout", seconds)
 
     def receive_errors(self, seconds: float) -> bytes:
+        """Return what has arrived of the process's error output; nothing at its end."""
         return self._read("stderr", seconds)
 
     def exit_code(self, seconds: float) -> int:
+        """Wait for the process to end; ConnectionBroke if a signal ended it."""
         try:
             code = self._process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -62,6 +67,7 @@ class ProcessChannel:
         self._process.kill()
 
     def close(self) -> None:
+        """Kill the process, wait until it has ended, and close its pipes."""
         self.kill()
         self._process.wait()
         for name in ("stdin", "stdout", "stderr"):

@@ -38,7 +38,7 @@ class PodPlace:
 
 @dataclass(frozen=True, slots=True)
 class PushAsked:
-    """All that a later push has to ask for again, in order to find an earlier one's run."""
+    """The choices by which a later push finds the run of an earlier one: each of them has to be equal."""
 
     address: str
     port: int | None
@@ -89,10 +89,12 @@ class Record:
 
     @property
     def folder(self) -> str:
+        """The run's folder on its node, absolute."""
         return f"{self.place}/runs/{self.run_id}"
 
     @property
     def mirror(self) -> Path:
+        """The folder on this machine with copies of the run's growing files."""
         return Path(self.out) / self.run_id
 
     @property
@@ -121,6 +123,16 @@ class Record:
         return Host(self.host, self.address, self.user, self.port, identity, self.python, self.ssh_arguments)
 
 
+def login_of(host: Host) -> dict[str, Any]:
+    """Return the fields of a record that say how to log in on a host, by their names."""
+    return {
+        "user": host.user,
+        "identity": str(host.identity) if host.identity else None,
+        "ssh_arguments": host.ssh_arguments,
+        "python": host.python,
+    }
+
+
 class Records:
     """The folder of all records on this machine."""
 
@@ -132,6 +144,7 @@ class Records:
         self.folder = folder
 
     def save(self, record: Record) -> Record:
+        """Write a record's file, which is replaced as a whole, and return the record."""
         with self._writing():
             write_whole(self.folder / f"{record.run_id}.json", pretty_json(to_json(record)))
         return record
@@ -149,6 +162,7 @@ class Records:
             yield
 
     def move(self, record: Record, state: State, **changes: Any) -> Record:
+        """Save a record in another state, with other changes; return the changed record."""
         return self.save(dataclasses.replace(record, state=state, **changes))
 
     def all(self) -> list[Record]:
@@ -181,10 +195,8 @@ class Records:
 
     def unfinished(self, asked: PushAsked, engine: str, *, follows: bool = False) -> Record | None:
         """Return the newest such run whose complete bundle was not fetched yet, or None."""
-        for r in self._of(asked):
-            if (r.engine, r.follows) == (engine, follows) and r.state in UNFINISHED:
-                return r
-        return None
+        found = (r for r in self._of(asked) if (r.engine, r.follows) == (engine, follows))
+        return next((r for r in found if r.state in UNFINISHED), None)
 
     def fetched(self, asked: PushAsked) -> Record | None:
         """Return the newest such run whose bundle was fetched and still exists, or None."""
@@ -194,8 +206,10 @@ class Records:
         return [record for record in self.all() if record.asked == asked]
 
     def forget(self, record: Record) -> None:
+        """Delete a record's file, if it is there: no later command finds the run."""
         (self.folder / f"{record.run_id}.json").unlink(missing_ok=True)
 
 
 def now() -> int:
+    """Return the unix time in whole seconds, as records and certificates state times."""
     return int(time.time())

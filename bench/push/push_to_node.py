@@ -6,18 +6,17 @@ import dataclasses
 import re
 from contextlib import ExitStack
 from pathlib import PurePosixPath
-from typing import Any
 
 from bench.base.errors import EnvironmentCannot
 from bench.base.names import WITHOUT_CONTAINER
 from bench.images.container import NOBODY
 from bench.node_check.check_manifest import data_folders, wanted_environment, wanted_image
-from bench.push import mirror, run_script, ship
+from bench.push import mirror, pull_image, run_script, ship
 from bench.push.assembly import Assembly
 from bench.push.host_push import HostPush
 from bench.push.image_store import Shippable
 from bench.push.node_preflight import ChosenEngine, NodePreflight, installer_for
-from bench.push.push_record import Record
+from bench.push.push_record import Record, login_of
 from bench.push.shared_place import ClaimedNode, claimed
 from bench.push.ship import Shipped
 from bench.records.text import size_text
@@ -62,7 +61,7 @@ class NodePush(HostPush):
             elif self.request.pull:
                 survey = ship.with_stored_images(node, chosen.survey, engine)
                 required = wanted_image(self.request.manifest)
-                shipped = ship.pull(node, survey, engine, self.request.pull, required)
+                shipped = pull_image.pull(node, survey, engine, self.request.pull, required)
             elif chosen.image is None:
                 message = f"{engine} does not answer: no image can be loaded"
                 raise EnvironmentCannot(message, advice="start it, or choose another with --engine")
@@ -82,7 +81,7 @@ class NodePush(HostPush):
             node, survey, engine, image, store, self.progress, self.say_phase,
             index=self.request.index or "", mirror=self.request.mirror or "", rate=chosen.line_rate,
         )  # fmt: skip
-        deliver = assembly.deliver if self.request.assemble else ship.send_whole
+        deliver = assembly.deliver if self.request.assemble else None
         return ship.ship(node, survey, engine, image, store, self.progress, assemble=deliver)
 
     def _with_python(self, chosen: ChosenEngine, shipped: Shipped, node: ClaimedNode) -> Shipped:
@@ -133,14 +132,8 @@ class NodePush(HostPush):
 
     def _record_run(self, chosen: ChosenEngine, shipped: Shipped, unfinished: Record | None) -> Record:
         request, host = self.request, self.part.host
-        login: dict[str, Any] = {
-            "user": host.user,
-            "identity": str(host.identity) if host.identity else None,
+        choices = login_of(host) | {
             "ssh_config": str(request.ssh_config) if request.ssh_config else None,
-            "ssh_arguments": host.ssh_arguments,
-            "python": host.python,
-        }
-        choices = login | {
             "environment": shipped.environment,
             "place": chosen.survey.place,
             "engine": chosen.engine,

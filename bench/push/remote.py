@@ -40,6 +40,7 @@ class CommandResult:
 
     @property
     def text(self) -> str:
+        """The output as text; bytes that are not UTF-8 become replacement characters."""
         return self.out.decode(errors="replace")
 
     @property
@@ -70,7 +71,8 @@ class Node(Protocol):
     ) -> CommandResult:
         """Run a script and call `take` with its output as it arrives; the result's `out` stays empty."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """End the connection, if there is one; a later call opens another."""
 
 
 def demand(node: Node, script: str, what: str, seconds: float = ANSWER_SECONDS) -> str:
@@ -92,6 +94,7 @@ class Here:
         seconds: float = ANSWER_SECONDS,
         most_bytes: int = ANSWER_BYTES,
     ) -> CommandResult:
+        """Run a script by sh; its output is read as a whole, so `most_bytes` is not used."""
         command, data = ["sh", "-c", script], b"".join(pieces)
         try:
             done = subprocess.run(command, input=data, capture_output=True, timeout=seconds, check=False)
@@ -102,6 +105,7 @@ class Here:
     def read(
         self, script: str, take: Callable[[bytes], object], *, seconds: float = ANSWER_SECONDS
     ) -> CommandResult:
+        """Run a script for up to an hour, or `seconds` if more; call `take` once, with the whole output."""
         answer = self.ask(script, seconds=max(3600, seconds))
         take(answer.out)
         return answer
@@ -125,6 +129,7 @@ class Remote:
         seconds: float = ANSWER_SECONDS,
         most_bytes: int = ANSWER_BYTES,
     ) -> CommandResult:
+        """Run a script over SSH; a node whose answer is too long loses its connection."""
         out = io.BytesIO()
 
         def take(data: bytes) -> None:
@@ -141,9 +146,11 @@ class Remote:
     def read(
         self, script: str, take: Callable[[bytes], object], *, seconds: float = ANSWER_SECONDS
     ) -> CommandResult:
+        """Run a script over SSH, without a limit of its output: `take` has to refuse too much of it."""
         return self._exchange(script, (), take, seconds)
 
     def close(self) -> None:
+        """End the connection, if there is one; the next call opens another."""
         if self._connection is not None:
             connection, self._connection = self._connection, None
             connection.close()

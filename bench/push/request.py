@@ -161,6 +161,7 @@ class Result:
 
     @property
     def exit_code(self) -> int:
+        """The exit code if this were the only host: that of its check or of its error, else 0 or 5."""
         if self.outcome in GOOD:
             return EXITS[self.checked.verdict] if self.checked else 0
         if self.error is not None:
@@ -193,7 +194,8 @@ class View(Protocol):
     def log(self, result: Result, lines: Sequence[str]) -> None:
         """Report new lines of the run's log."""
 
-    def say(self, text: str) -> None: ...
+    def say(self, text: str) -> None:
+        """Show one line that stays, such as a warning about a host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +213,8 @@ class Shared:
 
 @dataclass(frozen=True, slots=True)
 class HostPart:
+    """One host of a push, and its place among the hosts that train together."""
+
     host: Host
     local: bool = False
     node: int = 0  # rank of the host in its group; rank 0 leads

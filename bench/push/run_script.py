@@ -17,7 +17,14 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
 from bench.base.errors import EnvironmentCannot
-from bench.base.names import CONTAINER_ENGINES, ENGINES_WITH_STORE, IMAGE_VARIABLE, IN_POD, WITHOUT_CONTAINER
+from bench.base.names import (
+    ANY_PYTHON,
+    CONTAINER_ENGINES,
+    ENGINES_WITH_STORE,
+    IMAGE_VARIABLE,
+    IN_POD,
+    WITHOUT_CONTAINER,
+)
 from bench.base.strict_json import to_json
 from bench.images.archive import Identity
 from bench.images.container import (
@@ -63,13 +70,13 @@ class Job:
     run_id: str
     place: str  # folder on the node, absolute
     engine: str
-    runnable: str  # name of the image on the node, or the folder of bench's code
-    identity: Identity | None  # identity of the image
-    python: str  # path of Python, for the engine "none"
-    user: tuple[int, int]  # uid and gid in a container
-    memory_bytes: int  # memory of the node
-    gpus: Gpus | None
-    on_cpu: bool
+    runnable: str = ""  # name of the image on the node, or the folder of bench's code
+    identity: Identity | None = None  # identity of the image
+    python: str = ANY_PYTHON  # path of Python, for the engine "none"
+    user: tuple[int, int] = (NOBODY, NOBODY)  # uid and gid in a container
+    memory_bytes: int = 0  # memory of the node, by which a container is limited
+    gpus: Gpus | None = None
+    on_cpu: bool = False
     budget_seconds: float | None = None
     checks: bool = False  # whether the run is a node check instead of training
     level: str | None = None  # depth of a node check; None: the manifest's level
@@ -83,6 +90,7 @@ class Job:
 
     @property
     def folder(self) -> str:
+        """The run's folder on the node, absolute."""
         return f"{self.place}/runs/{self.run_id}"
 
     @property
@@ -93,10 +101,12 @@ class Job:
 
     @property
     def container(self) -> str:
+        """Name of the run's container, by which a later command finds it."""
         return f"bench-{self.run_id}"
 
 
 def environment_folder(place: str, digest: str) -> str:
+    """Return the path on a node of the environment with this digest."""
     return f"{place}/environments/{digest.removeprefix('sha256:')}"
 
 

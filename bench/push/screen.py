@@ -51,6 +51,7 @@ class Screen:
             self._live = None
 
     def show(self, result: Result, text: str = "") -> None:
+        """Show a host's phase and `text`, or its outcome: as a row of the table, or as a line."""
         with self._lock:
             self._end_bar()
             self._results[result.host] = result
@@ -63,6 +64,7 @@ class Screen:
                 self._line(result, text)
 
     def sent(self, result: Result, done: int, total: int) -> None:
+        """Show the progress of sending, in the table or as a bar, or now and then as a line."""
         with self._lock:
             self._texts[result.host] = f"{size_text(done)} of {size_text(total)}"
             if self._live is not None:
@@ -74,6 +76,7 @@ class Screen:
                 self._line(result, self._texts[result.host])
 
     def log(self, result: Result, lines: Sequence[str]) -> None:
+        """Print new lines of a run's log; if there are several hosts, only the table shows the last line."""
         with self._lock:
             self._results[result.host] = result
             self._texts[result.host] = lines[-1]
@@ -84,11 +87,13 @@ class Screen:
                     self._print(f"  {line}")
 
     def say(self, text: str) -> None:
+        """Print one line above the table or the bar."""
         with self._lock:
             self._end_bar()
             self._print(text)
 
     def table(self) -> Table:
+        """Return the table of all hosts, those that go on first, with how many are in each state below it."""
         table = Table(box=None, pad_edge=False, header_style="bold")
         for name in ("host", "state", "run", ""):
             table.add_column(name, no_wrap=True, overflow="ellipsis")

@@ -92,15 +92,18 @@ class ClaimedNode:
         seconds: float = ANSWER_SECONDS,
         most_bytes: int = ANSWER_BYTES,
     ) -> CommandResult:
+        """Run a script as `Node.ask` does, and keep the claim fresh meanwhile."""
         script = self.claim.refreshed_during(script)
         return self._node.ask(script, pieces, seconds=seconds, most_bytes=most_bytes)
 
     def read(
         self, script: str, take: Callable[[bytes], object], *, seconds: float = ANSWER_SECONDS
     ) -> CommandResult:
+        """Run a script as `Node.read` does, and keep the claim fresh meanwhile."""
         return self._node.read(self.claim.refreshed_during(script), take, seconds=seconds)
 
     def close(self) -> None:
+        """End the node's connection; the claim stays until it is released or too old."""
         self._node.close()
 
 

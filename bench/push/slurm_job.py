@@ -52,6 +52,7 @@ class JobNode:
 
     @property
     def text(self) -> str:
+        """The node's name, and in brackets its trouble if it has one."""
         return f"{self.name} ({self.trouble})" if self.trouble else self.name
 
 
@@ -207,7 +208,7 @@ def read_nodes(text: str) -> tuple[JobNode, ...]:
     names: list[str] = []
     states: dict[str, tuple[str, str]] = {}
     said: dict[int, str] = {}
-    with understood("the node's answer about the nodes of its job is none that bench's script prints"):
+    with understood("the node's answer about its job's nodes has a form that bench's script never prints"):
         for line in text.splitlines():
             if match := _NAME.fullmatch(line):
                 names.append(match[1])

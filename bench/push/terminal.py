@@ -43,6 +43,7 @@ def tell_table(headers: Sequence[str], rows: Iterable[Sequence[object]], widest:
 
 
 def tell_json(document: Any) -> None:
+    """Print a document of `--json` on stdout, with every control character escaped."""
     print_json(document)
 
 

@@ -414,10 +414,10 @@ def test_kernels_that_were_left_out_are_those_of_the_label(
 
 def test_an_image_of_an_engine_may_have_no_tag_and_has_no_file(image: Path) -> None:
     facts = facts_of(image)
-    identity = {"sha256": facts.identity.config.removeprefix("sha256:")}
+    identity = facts.identity.config.removeprefix("sha256:")
     nameless = Attested(replace(facts, tags=()), b"{}", None)
-    assert nameless.subjects() == [{"name": "bench", "digest": identity}]
-    assert Attested(facts, b"{}", None).subjects() == [{"name": "bench:test", "digest": identity}]
+    assert nameless.subjects() == [("bench", identity)]
+    assert Attested(facts, b"{}", None).subjects() == [("bench:test", identity)]
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"[]", b'{"payload": "", "payloadType": "", "signatures": []}'])

@@ -141,9 +141,9 @@ def test_wheels_are_found_by_project_digest_and_fit_also_in_folders_below(tmp_pa
         wheel(tmp_path, "a/Thing-1.0-py3-none-any.whl"),
         wheel(tmp_path, "Other_Thing-1-py3-none-any.whl"),
     )
-    assert fetch.wheels_in(tmp_path, pins) == {"thing": mine, "other-thing": theirs}
-    assert fetch.wheels_in(tmp_path, pins, lambda name: name.startswith("Thing")) == {"thing": mine}
-    assert fetch._cached(pins, tmp_path, ".tar.gz") == {"thing": tmp_path / "thing-1.0.tar.gz"}
+    assert fetch.accepted_files(tmp_path, pins) == {"thing": mine, "other-thing": theirs}
+    assert fetch.accepted_files(tmp_path, pins, lambda name: name.startswith("Thing")) == {"thing": mine}
+    assert fetch.accepted_files(tmp_path, pins, suffix=".tar.gz") == {"thing": tmp_path / "thing-1.0.tar.gz"}
 
 
 class Pip:

@@ -18,7 +18,7 @@ from bench.base.errors import BenchError, EnvironmentCannot
 from bench.images.variants import find_variant
 from bench.operator.ssh_keygen import OperatorKey
 from bench.planning.manifest import load_manifest
-from bench.push import host_push, mirror, ship, slurm_job
+from bench.push import host_push, mirror, pull_image, send_blobs, slurm_job
 from bench.push.connection import plain
 from bench.push.hosts import Host
 from bench.push.image_store import ImageStore
@@ -178,7 +178,7 @@ def test_any_state_of_a_run_is_read_or_refused(text: str) -> None:
      "alive\nbundle " + "9" * 5000, "alive\nrequest x", "alive\nsomething else", "alive 7", "exit 0 0"],
 )  # fmt: skip
 def test_a_state_that_the_script_never_prints_is_refused(said: str) -> None:
-    with pytest.raises(EnvironmentCannot, match="none that bench's script prints"):
+    with pytest.raises(EnvironmentCannot, match="a form that bench's script never prints"):
         mirror.read_status(said)
 
 
@@ -206,8 +206,8 @@ def parsed(kind: str, text: str, folder: Path) -> object:
         "certify": lambda: mirror.certify(node, record, KEY),
         "fetch": lambda: mirror._download(node, record, folder / "part", lambda done, total: None),
         "slurm": lambda: slurm_job.job_number(text),
-        "layers": lambda: ship._arrived_bytes(node, "/x", "0" * 64),
-        "pull": lambda: ship.pull(claimed, survey, "docker", "an/image", None),
+        "layers": lambda: send_blobs._arrived_bytes(node, "/x", "0" * 64),
+        "pull": lambda: pull_image.pull(claimed, survey, "docker", "an/image", None),
     }
     return asks[kind]()
 

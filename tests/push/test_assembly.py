@@ -212,7 +212,7 @@ def test_an_image_that_lists_no_packages_is_sent(push: Push, tmp_path: Path) -> 
 def test_a_node_that_answers_anything_else_is_not_believed(push: Push, answer: str) -> None:
     push.node = Answers(lambda _: answer)
     assert push.deliver() is None
-    assert "the node's answer about its downloads is none that its program prints" in push.said[-1]
+    assert "the node's answer about its downloads has a form that its program never prints" in push.said[-1]
 
 
 class LiesAboutContents(Here):

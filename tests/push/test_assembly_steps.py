@@ -322,7 +322,8 @@ def test_a_node_that_cannot_run_the_program_gets_the_layers(case: Case) -> None:
     case.rounds = ["Segmentation fault"]
     assert case.work.deliver(0) is None
     assert case.said == [
-        "the node assembles no layers: the node's answer about its downloads is none that its program prints"
+        "the node assembles no layers: "
+        "the node's answer about its downloads has a form that its program never prints"
     ]
     assert (
         "rm -rf '/a place/.load-p-0'; " in case.node.asked[-1] and "for f in packages" in case.node.asked[-1]
@@ -436,7 +437,7 @@ def test_a_round_is_read_and_names_only_files_of_the_image(case: Case) -> None:
 )
 def test_a_round_of_another_form_is_refused(case: Case, changes: dict[str, Any]) -> None:
     case.rounds = [answer_of(**changes)]
-    with pytest.raises(EnvironmentCannot, match="the node's answer about its downloads is none"):
+    with pytest.raises(EnvironmentCannot, match="the node's answer about its downloads has a form"):
         case.work._round(3.0)
 
 
@@ -448,7 +449,7 @@ def test_a_round_of_another_form_is_refused(case: Case, changes: dict[str, Any])
 def test_contents_that_no_skeleton_has_are_none(case: Case, said: str) -> None:
     """The first layers have skeletons with three and two contents; the engine has the third layer."""
     case.missing = said
-    with pytest.raises(EnvironmentCannot, match="the node's answer about missing contents is none"):
+    with pytest.raises(EnvironmentCannot, match="the node's answer about missing contents has a form"):
         case.work._missing(skeletons(case, 0, 1))
 
 

@@ -175,7 +175,7 @@ def test_an_empty_error_is_no_error(rate: list[object]) -> None:
 
 @dataclasses.dataclass
 class Install:
-    """An installation of the packages a and b on a node that answers each attempt with the next of `ends`."""
+    """An installation of packages on a node that answers each attempt with the next of `ends`."""
 
     folder: Path
     ends: list[Mapping[str, Any]]
@@ -186,9 +186,10 @@ class Install:
     progress: list[tuple[int, int]] = dataclasses.field(default_factory=list)
     requests: list[Any] = dataclasses.field(default_factory=list)
     written: CommandResult | str = ""
+    names: str = "ab"  # of the packages
 
     def __post_init__(self) -> None:
-        self.wheels = {name: make_wheel(self.folder / "wheels", name, "1") for name in ("a", "b")}
+        self.wheels = {name: make_wheel(self.folder / "wheels", name, "1") for name in self.names}
         pins = {name: Pin(name, "1", frozenset({sha256_of(path)})) for name, path in self.wheels.items()}
         self.locked = dataclasses.replace(LOCKED, packages=pins, wheels={})
         self.node = Says(self._answer)
@@ -357,10 +358,11 @@ def test_an_installation_may_be_silent_for_a_quarter_of_an_hour(tmp_path: Path) 
     )
 
 
-def test_at_most_five_refusals_are_told() -> None:
-    said: list[str] = []
-    installer(Says(lambda _: ""), say=said.append)._explain({f"p{n}": "x" for n in range(7)})
-    assert said == [f"refused: p{n}: x" for n in range(5)]
+def test_at_most_five_refusals_are_told(tmp_path: Path) -> None:
+    refused = dict.fromkeys("gfedcba", "x")
+    work = Install(tmp_path, [{"refused": refused}, {"installed": DESCRIBED}], names="abcdefg")
+    work.run()
+    assert [line for line in work.said if line.startswith("refused")] == [f"refused: {n}: x" for n in "abcde"]
 
 
 def test_output_beyond_its_limit_ends_an_installation() -> None:

@@ -17,7 +17,7 @@ from bench.images.container import NOBODY
 from bench.images.engines import EngineFacts
 from bench.images.variants import find_variant
 from bench.node_check.check_manifest import load_any
-from bench.push import mirror, push_to_node, run_script, ship
+from bench.push import mirror, pull_image, push_to_node, run_script, ship
 from bench.push.hosts import Host
 from bench.push.image_store import ImageStore
 from bench.push.node_preflight import ChosenEngine
@@ -201,9 +201,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     )
     monkeypatch.setattr(ship, "with_stored_images", lambda node, survey, engine: survey)
     monkeypatch.setattr(ship, "ship", shipped)
-    monkeypatch.setattr(ship, "send_whole", "whole")
     monkeypatch.setattr(ship, "ship_code", code)
-    monkeypatch.setattr(ship, "pull", pull)
+    monkeypatch.setattr(pull_image, "pull", pull)
     return made
 
 
@@ -221,7 +220,7 @@ def test_an_image_is_assembled_from_the_given_indexes_or_sent_whole(
     calls.clear()
     pushed(tmp_path, assemble=False)[0]._ship(IN_DOCKER, ExitStack())
     assert calls[0][-1] == {"index": "", "mirror": "", "rate": 5e6}
-    assert calls[1] == ("image", "docker", IMAGE, "whole")
+    assert calls[1] == ("image", "docker", IMAGE, None)
 
 
 def test_an_image_is_pulled_where_that_is_asked_for(tmp_path: Path, calls: list[tuple[Any, ...]]) -> None:

@@ -27,7 +27,7 @@ DOCKER = (
 )
 LAYER = "sha256:" + "a" * 64
 ANSWERS: dict[str, tuple[int, str]] = {
-    "who": (0, "ubuntu\n1000\n1000\n/home/ubuntu\nnode7\n6.8.0-45-generic\n"),
+    "who": (0, "ubuntu\n1000\n1000\n/home/ubuntu\n"),
     "clock": (0, "1763730000.123456789\n"),
     "os": (0, "Ubuntu 22.04.5 LTS\n"),
     "memory": (0, "MemTotal:       2113492236 kB\nMemFree: 1 kB\nMemAvailable:   2050000000 kB\n"),
@@ -57,7 +57,7 @@ def found(**changes: tuple[int, str]) -> Survey:
 
 def test_a_rented_node_as_recorded() -> None:
     node = found()
-    assert (node.user, node.uid, node.hostname, node.cores) == ("ubuntu", 1000, "node7", 224)
+    assert (node.user, node.uid, node.home, node.cores) == ("ubuntu", 1000, "/home/ubuntu", 224)
     assert node.memory_bytes == 2113492236 * 1024
     assert (node.place, node.place_free_bytes, node.place_writable) == (
         "/home/ubuntu/.bench",

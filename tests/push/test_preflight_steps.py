@@ -252,7 +252,8 @@ def test_the_variant_of_an_environment(tmp_path: Path, monkeypatch: pytest.Monke
     )
     assert preflight(tmp_path, variant="cpu")._variant_for("580.95.05") == CPU
     drivers = [SimpleNamespace(driver=driver) for driver in ("600", None, "590", "580", "570")]
-    monkeypatch.setattr(node_preflight, "images", lambda: SimpleNamespace(variants=drivers))
+    others = dataclasses.replace(node_preflight.images(), variants=drivers)  # type: ignore[arg-type]
+    monkeypatch.setattr(node_preflight, "images", lambda: others)
     monkeypatch.setattr(node_preflight, "variant_for", lambda driver: None)
     assert steps._variant_for("100.0").driver == "570"
 

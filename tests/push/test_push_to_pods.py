@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from bench.base.errors import EnvironmentCannot
+from bench.node_check.check_manifest import SHIPPED, load_any
 from bench.push.connection import Unreachable
 from bench.push.hosts import Host
 from bench.push.image_store import ImageStore
@@ -396,6 +397,9 @@ def test_a_run_without_a_bundle_says_how_the_cluster_ended_it(
     assert push._missing_bundle(dead, record).message == "the run was killed on the node"
     monkeypatch.setattr(PodNode, "why_killed", lambda _: (_ for _ in ()).throw(PodGone("it is gone")))
     assert push._missing_bundle(dead, record).message == "the run was killed on the node"
+    assert push._missing_bundle(dead, record).advice == "push again: the run resumes from its journal"
+    push.request = dataclasses.replace(push.request, manifest=load_any(SHIPPED))
+    assert push._missing_bundle(dead, record).advice == "push again: the check starts over"
 
 
 def test_only_pods_are_released(record: Record, node: list[str]) -> None:

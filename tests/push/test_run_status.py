@@ -99,7 +99,7 @@ def test_a_file_that_has_just_gone_is_not_there(text: str) -> None:
     ],
 )  # fmt: skip
 def test_an_answer_that_the_script_never_prints(text: str) -> None:
-    with pytest.raises(EnvironmentCannot, match="the node's answer about its run is none that"):
+    with pytest.raises(EnvironmentCannot, match="the node's answer about its run has a form that"):
         read_status(text)
 
 
@@ -404,7 +404,7 @@ def test_a_node_sends_a_bundle_of_a_possible_size(record: Record, monkeypatch: p
         download(Sends(BUNDLE, size=101), record)
     assert large.value.where == "gpu1"
     node = Node(sha256sum=b"nonsense")
-    with pytest.raises(EnvironmentCannot, match="the node's answer about its bundle is none") as odd:
+    with pytest.raises(EnvironmentCannot, match="the node's answer about its bundle has a form") as odd:
         download(node, record)
     assert odd.value.where == "gpu1"
 

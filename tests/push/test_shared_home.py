@@ -19,7 +19,7 @@ import pytest
 from bench.base.errors import EnvironmentCannot
 from bench.images.archive import facts_of
 from bench.images.engines import EngineFacts
-from bench.push import mirror, run_script, shared_place, ship
+from bench.push import mirror, pull_image, run_script, shared_place, ship
 from bench.push.connection import Unreachable
 from bench.push.image_store import ImageStore, Shippable
 from bench.push.node_survey import InstalledEngine, Survey
@@ -310,7 +310,7 @@ def test_an_image_may_be_pulled_by_many_pushes_at_once(
     def push(number: int) -> None:
         with claimed(Here(), PlaceClaim(work.place, f"{number}")) as there:
             now = ship.with_stored_images(there, work.survey, "docker")
-            assert ship.pull(there, now, "docker", "bench:cpu", None).runnable in made_up.images
+            assert pull_image.pull(there, now, "docker", "bench:cpu", None).runnable in made_up.images
             Path(work.place, f"runs/{number}").mkdir(parents=True)
         work.end(number, record)
 

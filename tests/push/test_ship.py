@@ -15,7 +15,7 @@ import bench
 from bench.base.errors import EnvironmentCannot
 from bench.images.archive import Blob, Identity, ImageFacts, Layer, facts_of, read_facts
 from bench.images.engines import EngineFacts
-from bench.push import ship
+from bench.push import pull_image, send_blobs, ship
 from bench.push.connection import Unreachable
 from bench.push.image_store import ImageStore, Shippable
 from bench.push.node_survey import InstalledEngine, StoredImage
@@ -47,7 +47,7 @@ def name(blob: Blob) -> str:
 
 
 def send(place: Path, blob: Blob, node: Here | None = None) -> int:
-    return ship.send_all(node or Here(), str(place), [blob], lambda done, total: None)
+    return send_blobs.send_all(node or Here(), str(place), [blob], lambda done, total: None)
 
 
 def test_data_that_arrived_is_not_sent_again(place: Path, blob: Blob) -> None:
@@ -67,7 +67,7 @@ def test_two_pushes_never_write_a_layer_at_once(
     pauses = iter([DATA[100_000:200_000], DATA[200_000:300_000]])
 
     def grow(seconds: float) -> None:
-        if seconds != ship._BUSY_SECONDS:  # of another module
+        if seconds != send_blobs._BUSY_SECONDS:  # of another module
             return
         data = next(pauses, None)
         if data is None:
@@ -75,7 +75,7 @@ def test_two_pushes_never_write_a_layer_at_once(
         else:
             other.write(data)
 
-    monkeypatch.setattr(ship.time, "sleep", grow)
+    monkeypatch.setattr(send_blobs.time, "sleep", grow)
     assert send(place, blob) == len(DATA) - 300_000
     assert (place / "blobs" / name(blob)).read_bytes() == DATA
 
@@ -87,7 +87,7 @@ def test_a_writer_whose_connection_was_lost_is_not_waited_for(
     part.write_bytes(DATA[:100_000])
     with part.open("ab", buffering=0) as stale:
         fcntl.flock(stale, fcntl.LOCK_EX)
-        monkeypatch.setattr(ship, "_BUSY_SECONDS", 0.0)
+        monkeypatch.setattr(send_blobs, "_BUSY_SECONDS", 0.0)
         assert send(place, blob) == len(DATA) - 100_000
         stale.write(b"late")  # reaches nobody
     assert (place / "blobs" / name(blob)).read_bytes() == DATA
@@ -279,7 +279,7 @@ class Registry:
         survey = dataclasses.replace(with_images(), place=str(self.place))
         with claimed(Here(), PlaceClaim(str(self.place), "1")) as node:
             survey = ship.with_stored_images(node, survey, "docker")
-            return ship.pull(node, survey, "docker", REFERENCE, required)
+            return pull_image.pull(node, survey, "docker", REFERENCE, required)
 
     @property
     def own_tag(self) -> str:
@@ -349,7 +349,7 @@ def test_an_image_that_the_registry_lacks_is_refused(registry: Registry) -> None
 )
 def test_an_image_that_an_engine_does_not_get_is_told_with_what_to_do(said: str, advice: str) -> None:
     """The messages are those of Podman 4.3 and Docker 20.10 about registries that refuse an image."""
-    error = ship.refused_pull("podman", "r.example/lab/bench:cpu", said)
+    error = pull_image.refused_pull("podman", "r.example/lab/bench:cpu", said)
     assert error.message == f"podman cannot pull r.example/lab/bench:cpu: {said}"
     assert error.advice and advice in error.advice
     assert error.advice.endswith("without --pull, the image is sent from here")

@@ -13,7 +13,7 @@ import pytest
 from bench.base.errors import EnvironmentCannot
 from bench.images.archive import Blob, Identity, ImageFacts, Layer
 from bench.images.engines import EngineFacts
-from bench.push import ship
+from bench.push import pull_image, send_blobs, ship
 from bench.push.image_store import ImageStore, Shippable
 from bench.push.node_survey import SURVEY_BYTES, InstalledEngine, StoredImage, Survey
 from bench.push.remote import CommandResult, Here
@@ -182,14 +182,24 @@ def test_an_engine_that_does_not_load_the_image_is_told_by_its_last_line(said: s
         LOADED.replace(CONFIG, OTHER),
         LOADED.replace(LAYERS[0], LAYERS[1]),
         LOADED.replace("]", f', "{LAYERS[0]}"]'),
+        LOADED.replace(LAYERS[0], "x").replace(LAYERS[1], LAYERS[0]).replace("x", LAYERS[1]),
         f'{CONFIG} ["{LAYERS[0]}"]',
-        CONFIG,
+        f"{CONFIG} null",
     ],
-    ids=["another configuration", "another layer", "one layer more", "one layer less", "no layers"],
-)
+    ids=[
+        "another configuration", "another layer", "one layer more", "another order", "one layer less",
+        "no layers",
+    ],
+)  # fmt: skip
 def test_an_image_that_the_engine_loaded_otherwise_is_refused(says: str) -> None:
     with pytest.raises(EnvironmentCannot, match=f"the engine has .* as bench-push:.*, not {CONFIG}"):
         bring("docker", says)
+
+
+def test_an_engine_has_to_say_what_it_loaded() -> None:
+    for says in (CONFIG, "", f"{CONFIG} layers"):
+        with pytest.raises(EnvironmentCannot, match="docker does not answer as docker does"):
+            bring("docker", says)
 
 
 def test_an_engine_may_leave_out_the_kind_of_digest() -> None:
@@ -253,19 +263,19 @@ def test_progress_counts_what_is_there_of_all_layers(tmp_path: Path) -> None:
     (tmp_path / "place/blobs").mkdir(parents=True)
     place, total = str(tmp_path / "place"), len(large) + len(small)
     progress = lambda done, whole: seen.append((done, whole))  # noqa: E731
-    assert ship.send_all(Here(), place, blobs, progress) == total
+    assert send_blobs.send_all(Here(), place, blobs, progress) == total
     assert seen == [(at, total) for at in (0, 2**17, len(large), len(large), total, total)]
-    assert ship.send_all(Here(), place, blobs, progress) == 0
+    assert send_blobs.send_all(Here(), place, blobs, progress) == 0
 
 
 def test_a_layer_is_sent_from_the_byte_on_that_is_missing(tmp_path: Path) -> None:
     seen: list[int] = []
     path = tmp_path / "file"
     path.write_bytes(bytes(range(256)) * 1025)
-    pieces = list(ship.pieces_of(path, 100, seen.append))
+    pieces = list(send_blobs.pieces_of(path, 100, seen.append))
     assert b"".join(pieces) == path.read_bytes()[100:]
     assert seen == [2**17 + 100, 2**18 + 100, path.stat().st_size]
-    assert b"".join(ship.pieces_of(path)) == path.read_bytes()
+    assert b"".join(send_blobs.pieces_of(path)) == path.read_bytes()
 
 
 def test_a_writer_that_stands_still_for_20_looks_is_gone(
@@ -282,9 +292,9 @@ def test_a_writer_that_stands_still_for_20_looks_is_gone(
         return failed(1) if script.endswith("flock -n 9") else ""
 
     node = Says(answer)
-    monkeypatch.setattr(ship.time, "sleep", pauses.append)
+    monkeypatch.setattr(send_blobs.time, "sleep", pauses.append)
     seen: list[int] = []
-    assert ship._send(node, "/place", blob, 3, seen.append) == 0
+    assert send_blobs._send(node, "/place", blob, 3, seen.append) == 0
     assert seen == [1, 1, *[2] * 21]
     assert pauses == [1.0] * len(seen)
     assert node.asked[-2].endswith(
@@ -297,7 +307,7 @@ def test_a_layer_is_sent_three_times_before_it_is_given_up(tmp_path: Path) -> No
     blob = a_blob(tmp_path, b"abc")
     node = Says(lambda script: "0" if "echo whole; elif" in script else "")
     with pytest.raises(EnvironmentCannot, match="a layer arrived damaged 3 times"):
-        ship.send_all(node, "/place", [blob], lambda done, total: None)
+        send_blobs.send_all(node, "/place", [blob], lambda done, total: None)
     assert [data for data in node.sent if data] == [b"abc"] * 3
 
 
@@ -312,20 +322,20 @@ def test_every_attempt_counts_as_sent(tmp_path: Path) -> None:
         return next(accepted) if "sha256sum" in script else ""
 
     node = Says(answer)
-    assert ship.send_all(node, "/place", [blob], lambda done, total: None) == 4
+    assert send_blobs.send_all(node, "/place", [blob], lambda done, total: None) == 4
     assert [data for data in node.sent if data] == [b"abc", b"c"]
 
 
 @pytest.mark.parametrize(("size", "seconds"), [(0, 60.0), (10**9, 160.0)])
 def test_a_node_has_time_to_hash_what_arrived(size: int, seconds: float) -> None:
     node = Says(lambda _: " whole\n")
-    assert ship._accepted(node, "/place", "a" * 64, size)
+    assert send_blobs._accepted(node, "/place", "a" * 64, size)
     assert node.seconds == [seconds]
-    assert not ship._accepted(Says(lambda _: "other"), "/place", "a" * 64, size)
+    assert not send_blobs._accepted(Says(lambda _: "other"), "/place", "a" * 64, size)
 
 
 def test_a_layer_that_another_push_writes_meanwhile_is_not_written() -> None:
-    write = lambda node: ship._write(node, "/place", "a" * 64, 2, iter([b"x"]), 2)  # noqa: E731
+    write = lambda node: send_blobs._write(node, "/place", "a" * 64, 2, iter([b"x"]), 2)  # noqa: E731
     for busy in (1, 75):
         asks = Says(lambda script, busy=busy: failed(busy if "cat" in script or busy == 1 else 0))  # type: ignore[misc]
         assert write(asks) is False
@@ -340,16 +350,16 @@ def test_a_layer_that_another_push_writes_meanwhile_is_not_written() -> None:
 def test_bytes_that_are_too_many_are_written_from_the_beginning() -> None:
     for start, emptied in ((2, False), (0, True)):
         node = Says(lambda _: "")
-        ship._write(node, "/place", "a" * 64, 2, iter([]), start)
+        send_blobs._write(node, "/place", "a" * 64, 2, iter([]), start)
         assert (f": >{'a' * 64}.part; " in node.asked[-1]) == emptied
     fresh = Says(lambda _: "")
-    ship._write(fresh, "/place", "a" * 64, 0, iter([]), 0)
+    send_blobs._write(fresh, "/place", "a" * 64, 0, iter([]), 0)
     assert ": >" not in fresh.asked[-1]
 
 
 @pytest.mark.parametrize(("said", "bytes_there"), [("whole\n", None), ("0\n", 0), (" 123\n", 123)])
 def test_a_node_says_how_much_of_a_layer_it_has(said: str, bytes_there: int | None) -> None:
-    assert ship._arrived_bytes(Says(lambda _: said), "/place", "a" * 64) == bytes_there
+    assert send_blobs._arrived_bytes(Says(lambda _: said), "/place", "a" * 64) == bytes_there
 
 
 def test_an_archive_names_the_layers_that_the_engine_has_and_those_that_were_sent(tmp_path: Path) -> None:
@@ -374,14 +384,14 @@ def test_an_archive_names_the_layers_that_the_engine_has_and_those_that_were_sen
 @pytest.mark.parametrize("reason", ["write error: No space left", "Disk quota exceeded"])
 def test_a_full_disk_has_advice_of_its_own(reason: str) -> None:
     with pytest.raises(EnvironmentCannot, match="/place: its disk is full") as caught:
-        ship.check_written(failed(1, reason), "/place")
+        send_blobs.check_written(failed(1, reason), "/place")
     assert caught.value.advice is not None and "push again" in caught.value.advice
 
 
 def test_another_failure_to_write_is_told_with_its_reason() -> None:
-    ship.check_written(failed(0, "no space"), "/place")
+    send_blobs.check_written(failed(0, "no space"), "/place")
     with pytest.raises(EnvironmentCannot, match="/place: writing failed: is a directory"):
-        ship.check_written(failed(1, "is a directory"), "/place")
+        send_blobs.check_written(failed(1, "is a directory"), "/place")
 
 
 def test_code_that_is_there_is_not_sent_and_progress_is_told_otherwise() -> None:
@@ -407,7 +417,7 @@ def test_code_that_is_there_is_not_sent_and_progress_is_told_otherwise() -> None
 
 def pull(node: Says, survey: Survey, required: str | None = None) -> Shipped:
     (engine,) = survey.engines
-    return ship.pull(claimed_by(node), survey, engine, "r.example/b:1", required)
+    return pull_image.pull(claimed_by(node), survey, engine, "r.example/b:1", required)
 
 
 def test_a_pulled_image_is_what_the_engine_says() -> None:
@@ -424,10 +434,10 @@ def test_a_pulled_image_is_what_the_engine_says() -> None:
 def test_only_the_required_image_is_accepted(required: str | None, is_accepted: bool) -> None:
     stored, state = StoredImage(CONFIG, LAYERS), with_engine("docker").engines["docker"]
     if is_accepted:
-        assert ship.pulled(stored, state, "r/b:1", required).runnable == CONFIG
+        assert pull_image.pulled(stored, state, "r/b:1", required).runnable == CONFIG
         return
     with pytest.raises(EnvironmentCannot) as caught:
-        ship.pulled(stored, state, "r/b:1", required)
+        pull_image.pulled(stored, state, "r/b:1", required)
     assert caught.value.message == f"r/b:1 is {CONFIG}, the manifest asks for {required}"
     assert caught.value.advice is not None and "by its digest" in caught.value.advice
 
@@ -435,9 +445,9 @@ def test_only_the_required_image_is_accepted(required: str | None, is_accepted: 
 def test_a_store_that_names_manifests_knows_no_identity_and_so_no_required_image() -> None:
     stored = StoredImage(CONFIG, LAYERS)
     state = with_engine("docker", named_by_configuration=False).engines["docker"]
-    assert ship.pulled(stored, state, "r/b:1", None) == Shipped(CONFIG, 0, changed=True, identity=None)
+    assert pull_image.pulled(stored, state, "r/b:1", None) == Shipped(CONFIG, 0, changed=True, identity=None)
     with pytest.raises(EnvironmentCannot, match=f"the manifest asks for {CONFIG}"):
-        ship.pulled(stored, state, "r/b:1", CONFIG)
+        pull_image.pulled(stored, state, "r/b:1", CONFIG)
 
 
 @pytest.mark.parametrize(
@@ -459,7 +469,7 @@ def test_a_pulled_image_gets_benchs_tag_if_it_is_new_and_what_was_required(
 ) -> None:
     images = [StoredImage(each, LAYERS) for each in stored]
     state = with_engine("docker", *images, named_by_configuration=named_by_configuration).engines["docker"]
-    test = ship._is_kept(state, required)
+    test = pull_image._is_kept(state, required)
     assert Here().ask(f"set -e; id={CONFIG}; if {test}; then echo kept; fi").text == "kept\n" * is_kept
 
 
@@ -496,5 +506,5 @@ def test_each_way_in_which_an_engine_fails_to_pull_is_told(answer: CommandResult
     ],
 )  # fmt: skip
 def test_a_pull_that_failed_has_advice_for_its_cause(engine: str, said: str, advice: str) -> None:
-    error = ship.refused_pull(engine, "r.example/lab/bench:cpu", said)
+    error = pull_image.refused_pull(engine, "r.example/lab/bench:cpu", said)
     assert error.advice is not None and advice in error.advice

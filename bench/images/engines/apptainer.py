@@ -41,6 +41,7 @@ class Apptainer:
         self._shell = shell
 
     def facts(self) -> EngineFacts:
+        """Ask for the version; Apptainer passes GPUs by its own --nv, and has no folder of images."""
         answer = self._shell(("apptainer", "--version"))
         if answer is None or answer[0]:
             raise EnvironmentCannot(
@@ -49,6 +50,7 @@ class Apptainer:
         return EngineFacts("apptainer", answer[1].split()[-1], "runtime", None)
 
     def load(self, archive: Path) -> None:
+        """Build the .sif file beside the archive; an interrupted build leaves none."""
         image = Path(self.inspect(str(archive)).runnable)
         part = image.with_suffix(".part")  # since an interrupted build leaves a file that looks like an image
         part.unlink(missing_ok=True)
@@ -61,13 +63,16 @@ class Apptainer:
         part.replace(image)
 
     def save(self, image: str, out: Path) -> None:
+        """Refuse: there is no store from which an image could be saved."""
         raise BadInput(f"{image} cannot be saved: Apptainer has no store, its images are files already")
 
     def inspect(self, image: str) -> Inspected:
+        """Hash the archive at the path `image`; the runnable name is the path of its .sif file."""
         facts = facts_of(Path(image))
         return Inspected(facts.identity, facts.labels, str(sif(Path(image), facts.identity)))
 
     def run(self, container: Container) -> int:
+        """Run the .sif file, with a temporary folder as /cache; EnvironmentCannot if it was not loaded."""
         if not Path(container.image).exists():
             raise EnvironmentCannot(
                 f"{container.image} does not exist yet", advice="bench image load FILE --engine apptainer"

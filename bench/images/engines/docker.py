@@ -96,6 +96,7 @@ class Docker:
     name = "docker"
 
     def facts(self) -> EngineFacts:
+        """Ask the daemon; EnvironmentCannot if it does not answer or runs rootless."""
         with self._client() as client:
             info = client.info()
         if why := unfit(info):
@@ -103,15 +104,18 @@ class Docker:
         return EngineFacts("docker", info["ServerVersion"], gpus_of(info), info.get("DockerRootDir"))
 
     def load(self, archive: Path) -> None:
+        """Send the archive's bytes to the daemon through its API."""
         with self._client() as client, archive.open("rb") as file:
             client.images.load(file)
 
     def save(self, image: str, out: Path) -> None:
+        """Write the image with its tag to a new file; EnvironmentCannot if there is no such image."""
         with self._client() as client, out.open("wb") as file:
             for piece in _find_image(client, image).save(named=True):
                 file.write(piece)
 
     def inspect(self, image: str) -> Inspected:
+        """Return the stored image; in a containerd store, all of it is read to learn its configuration."""
         with self._client() as client:
             stored = _find_image(client, image)
             labels = stored.attrs["Config"].get("Labels") or {}
@@ -122,6 +126,7 @@ class Docker:
             return Inspected(identity, labels, str(stored.id))
 
     def run(self, container: Container) -> int:
+        """Create, follow and remove a container; at Ctrl-C it has _STOP_SECONDS to pack its results."""
         with self._client() as client, answered_by(signal.default_int_handler):
             shown = ContainerOutput()
             created = client.containers.create(**options(container, gpus_of(client.info())))
@@ -233,6 +238,7 @@ class _ArchiveStream:
         self._pieces, self._rest = iter(pieces), b""
 
     def read(self, size: int = -1) -> bytes:
+        """Return up to `size` bytes, all that are left for -1; fewer only at the end."""
         while size < 0 or len(self._rest) < size:
             piece = next(self._pieces, b"")
             if not piece:

@@ -24,18 +24,23 @@ class NoEngine:
     name = "none"
 
     def facts(self) -> EngineFacts:
+        """Return this machine's kernel as the version; a run without a container sees all GPUs."""
         return EngineFacts("none", platform.release(), "runtime", None)
 
     def load(self, archive: Path) -> None:
+        """Refuse: there is nothing that an image could be loaded into."""
         raise BadInput(f"--engine none uses no images, so {archive} cannot be loaded")
 
     def save(self, image: str, out: Path) -> None:
+        """Refuse: there is nothing that an image could be saved from."""
         raise BadInput(f"--engine none uses no images, so {image} cannot be saved")
 
     def inspect(self, image: str) -> Inspected | None:
+        """Return None, by which callers know that a run has no image."""
         return None
 
     def run(self, container: Container) -> int:
+        """Run bench by this Python; Ctrl-C reaches it from the terminal."""
         return subprocess.run(argv(container), check=False).returncode
 
 

@@ -60,24 +60,29 @@ class Podman:
         self._shell = shell
 
     def facts(self) -> EngineFacts:
+        """Ask for version and storage; GPUs need a CDI specification in one of the default folders."""
         info = json.loads(self._ask("info", "--format=json"))
         cdi = any(docker.specifies_nvidia(folder) for folder in docker.CDI_FOLDERS)
         storage = info.get("store", {}).get("graphRoot")
         return EngineFacts("podman", info["version"]["Version"], "cdi" if cdi else None, storage)
 
     def load(self, archive: Path) -> None:
+        """Load an archive into this user's store; EnvironmentCannot with Podman's last line if that fails."""
         self._ask("load", "--quiet", f"--input={archive}")
 
     def save(self, image: str, out: Path) -> None:
+        """Write an image to a new file, in the form that `docker load` reads too."""
         self._ask("save", "--quiet", "--format=docker-archive", f"--output={out}", image)
 
     def inspect(self, image: str) -> Inspected:
+        """Return the stored image, whose id is its configuration's digest; EnvironmentCannot without one."""
         (document,) = json.loads(self._ask("image", "inspect", image))
         config = f"sha256:{document['Id'].removeprefix('sha256:')}"
         identity = Identity(config, tuple(document["RootFS"]["Layers"]))
         return Inspected(identity, document.get("Labels") or {}, config)
 
     def run(self, container: Container) -> int:
+        """Run a container by Podman's command line, as `follow` runs any."""
         return follow(argv(container))
 
     def _ask(self, *arguments: str) -> str:

@@ -78,7 +78,7 @@ def check_driver(host: HostFacts, variant: Variant) -> None:
     if version_numbers(host.driver) >= version_numbers(variant.driver):
         return
     fitting = variant_for(host.driver)
-    oldest = [v for v in images().variants if v.driver][-1]
+    oldest = images().oldest_cuda
     advice = f"update it ({oldest.name} needs {oldest.driver}), or run without a container: --engine none"
     raise EnvironmentCannot(
         f"driver {host.driver} is too old for the image {variant.name}, CUDA {variant.cuda}: "

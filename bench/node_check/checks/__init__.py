@@ -29,7 +29,8 @@ class Rig(Protocol):
     gpu: int  # index of this process's GPU on the node
     device: Any  # torch.device
 
-    def at(self, place: int) -> Any: ...  # the torch.device of gpus[place], if one process has them all
+    def at(self, place: int) -> Any:
+        """Return the torch.device of gpus[place], if one process has them all."""
 
     def timed(
         self,
@@ -40,15 +41,20 @@ class Rig(Protocol):
         group: Any = None,  # processes that call together and so must call equally often
         seconds: float | None = None,  # overrides the budget
         warm_seconds: float | None = None,
-    ) -> TimedWork: ...
+    ) -> TimedWork:
+        """Repeat a call for the budget's seconds, after a warm-up; return the time of each repetition."""
 
-    def synchronise(self) -> None: ...  # until the devices have done all their work
+    def synchronise(self) -> None:
+        """Wait until the devices have done all the work that they were given."""
 
-    def wait(self) -> None: ...  # until every member of the team arrives
+    def wait(self) -> None:
+        """Wait until every member of the team arrives here."""
 
-    def gather(self, value: Any) -> list[Any]: ...  # of all members, as JSON documents
+    def gather(self, value: Any) -> list[Any]:
+        """Return the values of all members, each as a JSON document, in the order of their ranks."""
 
-    def say(self, phase: str) -> None: ...  # what the check does now, for the user
+    def say(self, phase: str) -> None:
+        """Tell the user which part of the check runs now."""
 
 
 class TimedWork(NamedTuple):

@@ -30,6 +30,7 @@ RETURN = "take it out of service and run it again alone: a GPU that computes wro
 
 
 def measure(rig: Rig, budget: CheckBudget) -> Mapping[str, Any]:
+    """Compute and fill memory on every GPU; return digests, and how many passes and words differ."""
     import torch
 
     mine: dict[str, Any] = {"gpu": rig.gpu, "digests": {}, "passes": 0, "wrong_passes": 0}
@@ -98,6 +99,7 @@ def _pattern(rig: Rig, budget: CheckBudget, torch: Any) -> dict[str, int]:
 
 
 def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
+    """Fail a GPU whose bits change from pass to pass, differ from its peers', or are read back wrong."""
     data = evidence.data("agreement")
     if data is None:
         return

@@ -27,6 +27,7 @@ PROHIBITED = 2
 
 
 def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
+    """Compare each property with that of most GPUs, and driver and VBIOS with the owner's expectations."""
     gpus = list(evidence.alive(BEFORE).values())
     for query in SAME:
         values = {g.index: _value_text(query, g.get(query)) for g in gpus if g.get(query) is not None}

@@ -30,6 +30,7 @@ _CHOSEN = re.compile(r"(?:AllReduce: )?(\d+) Bytes -> Algo (\w+) proto (\w+)")
 
 
 def measure(rig: Rig, budget: CheckBudget) -> Mapping[str, Any]:
+    """Time all-reduces over 2, 4, 8 and all GPUs; return them with NCCL's algorithm for each size."""
     import torch
     import torch.distributed as dist
 
@@ -84,6 +85,7 @@ def chosen(log: str) -> dict[str, str]:
 
 
 def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
+    """Judge messages of JUDGED bytes by the rate of the algorithm that NCCL chose; others are only kept."""
     data = evidence.data("all-reduce")
     if data is None:
         return

@@ -58,6 +58,7 @@ class BoardManager:
 
 
 def measure(rig: Rig, budget: CheckBudget) -> Mapping[str, Any]:
+    """Return the BMC's sensors and newest log entries, or why it gives none."""
     return {"bmc": to_json(read_bmc(Path("/")))}
 
 
@@ -128,6 +129,7 @@ def manager_of(evidence: Evidence) -> BoardManager | None:
 
 
 def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
+    """Fail broken parts and critical sensors; warn of non-critical ones and of grave entries of the log."""
     manager = manager_of(evidence)
     if manager is None:
         return

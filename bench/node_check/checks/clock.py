@@ -48,6 +48,7 @@ def measure(rig: Rig, budget: CheckBudget) -> Mapping[str, Any]:
 
 
 def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
+    """Warn of a clock that is free or off by MOST_SECONDS; in a virtual machine it may be unknown."""
     data = evidence.data("clock")
     if data is None:
         return

@@ -22,6 +22,7 @@ RULES = Tolerances(peers_warn=10, peers_fail=25, history_warn=8, advice=ADVICE)
 
 
 def measure(rig: Rig, budget: CheckBudget) -> Mapping[str, Any]:
+    """Time copies of pinned memory: each GPU alone, and except at the level quick all at once."""
     import torch
 
     size = TINY_BYTES if budget.tiny else COPIED_BYTES
@@ -48,6 +49,7 @@ def measure(rig: Rig, budget: CheckBudget) -> Mapping[str, Any]:
 
 
 def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
+    """Judge the rates of each GPU alone; those of all at once depend on the host and are only kept."""
     alone = [f for f in evidence.figures("copies") if "at once" not in f.name]
     yield from judge_figures("copies", alone, evidence, standards, RULES)
 

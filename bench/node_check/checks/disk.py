@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import shutil
-import sys
-import tempfile
-import time
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from typing import Any
 
 from bench.node_check.checks import Check, CheckBudget, Rig
+from bench.node_check.checks.file_systems import by_python, nameless_file
 from bench.node_check.judging.evidence import Evidence
 from bench.node_check.judging.finding import Finding, Question, quantity, verdict_of
 from bench.node_check.judging.standards import Standards
@@ -25,57 +21,28 @@ SLOW = 100e6  # B/s: a checkpoint of a small model would take a minute
 
 
 def measure(rig: Rig, budget: CheckBudget) -> Mapping[str, Any]:
+    """Write a file past the page cache and read it again, unless too little is free for a single block."""
     free = shutil.disk_usage(budget.scratch).free
     size = TINY_BYTES if budget.tiny else BYTES[budget.depth]
     size = min(size, free // 4 // BLOCK_BYTES * BLOCK_BYTES)
     if size < BLOCK_BYTES:
         return {"free_bytes": free}
-    block = mmap.mmap(-1, BLOCK_BYTES)  # aligned to pages, as O_DIRECT requires
-    block.write(os.urandom(BLOCK_BYTES))
-    with tempfile.NamedTemporaryFile(dir=budget.scratch, prefix="bench-disk-") as file:
-        written, write_seconds = _transfer(file.name, size, block, budget, writing=True)
-        read, read_seconds = _transfer(file.name, written, block, budget, writing=False)
+    descriptor = nameless_file(budget.scratch)
+    try:
+        write, read = by_python(descriptor, size, budget.seconds, ("write", "read"), BLOCK_BYTES)
+    finally:
+        os.close(descriptor)
     return {
         "free_bytes": free,
-        "written_bytes": written,
-        "write_seconds": write_seconds,
-        "read_bytes": read,
-        "read_seconds": read_seconds,
+        "written_bytes": write.moved_bytes,
+        "write_seconds": write.seconds,
+        "read_bytes": read.moved_bytes,
+        "read_seconds": read.seconds,
     }
 
 
-def _transfer(
-    path: str, size: int, block: mmap.mmap, budget: CheckBudget, *, writing: bool
-) -> tuple[int, float]:
-    """Write or read up to `size` bytes; return the bytes and the seconds.
-
-    Bypasses the page cache where the file system can, and stops after four times a figure's time.
-    """
-    if sys.platform != "linux":
-        raise NotImplementedError("runs on measured machines, which have Linux")
-    flags = os.O_WRONLY if writing else os.O_RDONLY
-    try:
-        fd = os.open(path, flags | os.O_DIRECT)
-    except OSError:  # tmpfs, overlayfs
-        fd = os.open(path, flags)
-        with suppress(OSError):
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-    try:
-        started = time.perf_counter()
-        done = 0
-        while done < size and time.perf_counter() - started < 4 * budget.seconds:
-            moved = os.write(fd, block) if writing else os.readv(fd, [block])
-            if moved == 0:
-                break
-            done += moved
-        if writing:
-            os.fsync(fd)
-        return done, time.perf_counter() - started
-    finally:
-        os.close(fd)
-
-
 def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
+    """Judge free space by FREE_FAIL and FREE_WARN, and rates by the owner's expectation or by SLOW."""
     data = evidence.data("disk")
     if data is None:
         return

@@ -61,6 +61,7 @@ _OWN_OPTIONS = ("addr=", "clientaddr=", "mountaddr=", "mountport=", "port=", "wo
 
 
 def measure(rig: Rig, budget: CheckBudget) -> Mapping[str, Any]:
+    """Return the facts that this check reads itself; `facts_of` adds those of other readings."""
     return {"facts": read_facts(Path("/"))}
 
 
@@ -201,6 +202,7 @@ def _of_gpus(evidence: Evidence) -> dict[str, str]:
 
 
 def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
+    """Warn of each fact that differs from the baseline; a fact that one check lacks is not compared."""
     facts, baseline = facts_of(evidence), standards.baseline
     if facts is None:
         return

@@ -16,6 +16,7 @@ RETURN = "drain the node, reset the GPU so that rows are remapped, check again; 
 
 
 def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
+    """Fail if ECC is off where the profile has it, or for uncorrected errors since boot; older ones warn."""
     after = evidence.alive(AFTER)
     for gpu in evidence.alive(BEFORE).values():
         later = after.get(gpu.index, gpu)

@@ -14,7 +14,7 @@ from statistics import median
 
 from bench.base.strict_json import from_json
 from bench.node_check.checks import Check
-from bench.node_check.checks.pairs import LINK_SOURCE, MOST_LANES, MOST_RATE, link_rates
+from bench.node_check.checks.pairs import LINK_SOURCE, MOST_LANES, MOST_RATE, link_rates, without_link
 from bench.node_check.judging.evidence import Evidence
 from bench.node_check.judging.finding import Finding, Question, quantity
 from bench.node_check.judging.judge_figures import shortfall
@@ -40,6 +40,7 @@ class NodeExchange:
 
     @property
     def name(self) -> str:
+        """Kind and number of nodes, for findings: "all-reduce 4 nodes"."""
         return f"{self.kind} {len(self.nodes)} nodes"
 
     @property
@@ -55,6 +56,7 @@ def bytes_out(kind: str, nodes: int, lanes: int, size: int) -> float:
 
 
 def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
+    """Hold each collective's rate against the slowest link of its nodes; ValueError for impossible rates."""
     if "exchange" not in evidence.readings:
         yield Question("exchange").unread("the nodes exchanged nothing")
         return
@@ -76,11 +78,7 @@ def _judged(question: Question, exchange: NodeExchange, evidence: Evidence) -> F
     links = link_rates(evidence, exchange.lanes)
     found = f"{quantity(exchange.rate, 'B/s')} out of each node"
     if not all(node in links for node in exchange.nodes):
-        unknown = "the links' rates are not known, or traffic went by TCP"
-        return question.judged(
-            "not-run", found, expected="no reference figure", basis="reference", source=unknown,
-            value=exchange.rate, counts=False,
-        )  # fmt: skip
+        return without_link(question, found, exchange.rate)
     link = min(links[node] for node in exchange.nodes) * exchange.lanes
     warn, fail = WARN_PERCENT[exchange.kind], FAIL_PERCENT[exchange.kind]
     return question.judged(

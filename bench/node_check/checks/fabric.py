@@ -17,6 +17,7 @@ ADVICE = "systemctl status nvidia-fabricmanager on the host (root), of the drive
 
 
 def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
+    """Fail a GPU whose fabric is not up and healthy; machines without NVSwitches have no fabric to judge."""
     gpus = list(evidence.alive(BEFORE).values())
     switched = [g for g in gpus if _is_switched(g)]
     if not switched:

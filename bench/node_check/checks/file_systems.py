@@ -74,6 +74,7 @@ class _FioUnusableError(Exception):
 
 
 def measure(rig: Rig, budget: CheckBudget) -> Mapping[str, Any]:
+    """Measure each folder of the budget; one that fails says so in its own entry."""
     measured = [_measured(path, budget) for path in budget.file_systems]
     figures = [figure for _, figures in measured for figure in figures]
     return {"figures": to_json(figures), "file_systems": to_json([disk for disk, _ in measured])}
@@ -95,7 +96,7 @@ def _measured(path: str, budget: CheckBudget) -> tuple[MeasuredFileSystem, list[
         if size < LEAST_BYTES:
             why = f"{free >> 20} MiB are free: a quarter of them is too little to measure with"
             return MeasuredFileSystem(path, kind, free, why=why), []
-        descriptor = _nameless_file(path)
+        descriptor = nameless_file(path)
     except OSError as error:
         return MeasuredFileSystem(path, kind, free, why=f"{path}: {error.strerror}"), []
     try:
@@ -133,7 +134,7 @@ def _of_file(
     return done, figures
 
 
-def _nameless_file(folder: str) -> int:
+def nameless_file(folder: str) -> int:
     """Open a file without a name in a folder, so that nothing can leave it behind."""
     if sys.platform != "linux":
         raise NotImplementedError("runs on measured machines, which have Linux")
@@ -240,20 +241,31 @@ def transfer_of(document: Any, kind: str) -> MovedBytes:
         raise _FioUnusableError(f"{version or 'fio'} answers in another form than fio 3") from None
 
 
-def by_python(descriptor: int, size: int, seconds: float) -> Iterator[MovedBytes]:
-    """Measure the three kinds by threads of this process."""
+def by_python(
+    descriptor: int,
+    size: int,
+    seconds: float,
+    kinds: Sequence[str] = KINDS,
+    block_bytes: int = BLOCK_BYTES,
+) -> Iterator[MovedBytes]:
+    """Measure kinds of load, of which "write" is the first, by threads of this process.
+
+    Bypasses the page cache where the file system can, and ends each kind after four times a figure's time.
+    """
     if sys.platform != "linux":
         raise NotImplementedError("runs on measured machines, which have Linux")
     flags = os.O_RDWR | (os.O_DIRECT if allows_direct(descriptor) else 0)
     opened = os.open(f"/proc/self/fd/{descriptor}", flags)
     try:
-        first = _in_sequence(opened, size, seconds, writing=True)
+        first = _in_sequence(opened, size, seconds, block_bytes, writing=True)
         yield first
         written = first.moved_bytes  # the rest of the file is a hole
-        os.posix_fadvise(opened, 0, 0, os.POSIX_FADV_DONTNEED)  # for file systems without O_DIRECT
-        yield _in_sequence(opened, written, seconds, writing=False)
-        os.posix_fadvise(opened, 0, 0, os.POSIX_FADV_DONTNEED)
-        yield _at_random(opened, written, seconds)
+        for kind in kinds[1:]:
+            os.posix_fadvise(opened, 0, 0, os.POSIX_FADV_DONTNEED)  # for file systems without O_DIRECT
+            if kind == "read":
+                yield _in_sequence(opened, written, seconds, block_bytes, writing=False)
+            else:
+                yield _at_random(opened, written, seconds)
     finally:
         os.close(opened)
 
@@ -265,11 +277,11 @@ def _block(size: int) -> mmap.mmap:
     return block
 
 
-def _in_sequence(opened: int, size: int, seconds: float, *, writing: bool) -> MovedBytes:
+def _in_sequence(opened: int, size: int, seconds: float, block_bytes: int, *, writing: bool) -> MovedBytes:
     """Write or read from the beginning on; stop after four times a figure's time."""
     if sys.platform != "linux":
         raise NotImplementedError("runs on measured machines, which have Linux")
-    block = _block(BLOCK_BYTES)
+    block = _block(block_bytes)
     done, started = 0, time.perf_counter()
     while done < size and time.perf_counter() - started < 4 * seconds:
         moved = os.pwritev(opened, [block], done) if writing else os.preadv(opened, [block], done)
@@ -326,6 +338,7 @@ def _in_threads(works: Sequence[Callable[[], None]]) -> None:
 
 
 def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
+    """Fail a rate below the owner's expectation, and warn of one below SLOW where there is none."""
     data = evidence.data("file-systems")
     if data is None:
         return

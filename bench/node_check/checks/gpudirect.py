@@ -48,6 +48,7 @@ class GpuDirect:
 
 
 def measure(rig: Rig, budget: CheckBudget) -> Mapping[str, Any]:
+    """Return the facts of this machine as node 0; a check between nodes collects one entry of each."""
     return {"nodes": to_json([read_gpudirect(0)])}
 
 
@@ -66,6 +67,7 @@ def read_gpudirect(node: int, root: Path = Path("/")) -> GpuDirect:
 
 
 def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
+    """Warn of nodes with a driver and ports, but no way from an adapter to GPU memory."""
     data = evidence.data("gpudirect")
     found = from_json(tuple[GpuDirect, ...], data["nodes"]) if data else ()
     with_ports = {node.node for node in nodes_of(evidence) if node.ports}

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +85,7 @@ class HostErrors:
 
 
 def measure(rig: Rig, budget: CheckBudget) -> Mapping[str, Any]:
+    """Return the counters of the kernel and of its daemons, and the machine's digest for its history."""
     return {"errors": to_json(read_errors(ROOT))}
 
 
@@ -221,6 +222,7 @@ def errors_of(evidence: Evidence) -> HostErrors | None:
 
 
 def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
+    """Fail any uncorrected error; judge corrected ones by how many there are a day. Name closed sources."""
     errors = errors_of(evidence)
     if errors is None:
         return
@@ -305,7 +307,7 @@ def _new_errors(errors: HostErrors, past: Past | None) -> Iterator[Finding]:
     days = max(1.0, seconds / DAY)
     question = Question("host-errors", "memory, new errors")
     for finding in _many(question, new / days, f"{new} corrected errors in {seconds / 3600:.1f} h"):
-        yield Finding(**{name: getattr(finding, name) for name in Finding.__slots__} | {"basis": "history"})
+        yield replace(finding, basis="history")
 
 
 def _processors(errors: HostErrors) -> Iterator[Finding]:

@@ -16,6 +16,7 @@ SLOW = 8e9  # B/s, read and written by all cores: half of what one channel of DD
 
 
 def measure(rig: Rig, budget: CheckBudget) -> Mapping[str, Any]:
+    """Time an addition by all cores, which reads each byte once and writes it once."""
     import torch
 
     size = TINY_BYTES if budget.tiny else COPIED_BYTES
@@ -27,6 +28,7 @@ def measure(rig: Rig, budget: CheckBudget) -> Mapping[str, Any]:
 
 
 def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
+    """Fail a rate below the owner's expectation; without one, warn below half a channel of DDR4."""
     expected = standards.expect.host_gb_per_second
     least = expected * 1e9 if expected else SLOW
     for figure in evidence.figures("host-memory"):

@@ -31,6 +31,7 @@ def precisions(rig: Rig) -> tuple[str, ...]:
 
 
 def measure(rig: Rig, budget: CheckBudget) -> Mapping[str, Any]:
+    """Time products of square matrices in each precision of the device, all GPUs at once."""
     import torch
 
     size = TINY_SIZE if budget.tiny else SIZE
@@ -50,6 +51,7 @@ def measure(rig: Rig, budget: CheckBudget) -> Mapping[str, Any]:
 
 
 def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
+    """Judge each precision of each GPU by reference, peers and history; see `judge_figures`."""
     yield from judge_figures("matmul", evidence.figures("matmul"), evidence, standards, RULES)
 
 

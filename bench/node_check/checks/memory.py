@@ -17,6 +17,7 @@ RULES = Tolerances(peers_warn=3, peers_fail=6, history_warn=4, advice=ADVICE)
 
 
 def measure(rig: Rig, budget: CheckBudget) -> Mapping[str, Any]:
+    """Time copies within each GPU, all GPUs at once; a copied byte counts twice, as read and as written."""
     import torch
 
     size = TINY_BYTES if budget.tiny else COPIED_BYTES
@@ -27,6 +28,7 @@ def measure(rig: Rig, budget: CheckBudget) -> Mapping[str, Any]:
 
 
 def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
+    """Judge each GPU by reference, peers and history; see `judge_figures`."""
     yield from judge_figures("memory", evidence.figures("memory"), evidence, standards, RULES)
 
 

@@ -51,16 +51,19 @@ class NetworkCard:
 
     @property
     def up(self) -> bool:
+        """Whether the kernel calls the card's state up: it is switched on and has a link."""
         return self.state == "up"
 
     @property
     def words(self) -> str:
+        """Speed, driver and firmware in one text, for findings."""
         speed = f"{self.speed_mbit / 1000:g} Gbit/s" if self.speed_mbit else "unknown speed"
         firmware = f", firmware {self.firmware}" if self.firmware else ""
         return f"{speed} ({self.driver or 'unknown driver'}{firmware})"
 
 
 def measure(rig: Rig, budget: CheckBudget) -> Mapping[str, Any]:
+    """Return every card that has a device, with its counters since the driver was loaded."""
     return {"cards": to_json(read_cards(NETWORK))}
 
 
@@ -134,6 +137,7 @@ def cards_of(evidence: Evidence) -> tuple[NetworkCard, ...] | None:
 
 
 def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
+    """Fail half duplex; warn of slow cards, flapping links and errors. Cards that are down are not judged."""
     cards = cards_of(evidence)
     if cards is None:
         return

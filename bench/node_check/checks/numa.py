@@ -81,11 +81,13 @@ class MemoryChannels:
 
     @property
     def words(self) -> str:
+        """Number, kind and rate of the channels in one text, for findings."""
         rate = f"{self.kind or 'memory'}-{self.transfers_per_second / 1e6:.0f}"
         return f"{self.count} channels of {rate}, {quantity(self.peak, 'B/s')}"
 
 
 def measure(rig: Rig, budget: CheckBudget) -> Mapping[str, Any]:
+    """Measure every NUMA node in a separate process, and read the memory's channels and the busy cores."""
     nodes: list[NumaNode] = []
     figures: list[Figure] = []
     found = read_nodes(Path("/"), tiny=budget.tiny)
@@ -285,6 +287,7 @@ def _in_own_process(
 
 
 def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
+    """Compare nodes with each other, their sum with the channels; on a busy machine, slowness only warns."""
     data = evidence.data("numa")
     if data is None:
         return
@@ -319,11 +322,8 @@ def _spread(figures: Sequence[Figure], busy: float, *, disturbed: bool) -> Itera
     for figure in figures:
         rates = sorted(other.rate for other in figures if other is not figure)
         usual = (rates[(len(rates) - 1) // 2] + rates[len(rates) // 2]) / 2
-        limits, source = (
-            (TOLERANCES.peers_warn, TOLERANCES.peers_fail),
-            "the other NUMA nodes of this machine",
-        )
-        found = by_usual("numa", figure, usual, "the others' median", limits, "peers", source, TOLERANCES)
+        source = "the other NUMA nodes of this machine"
+        found = by_usual("numa", figure, usual, "the others' median", "peers", source, TOLERANCES)
         if disturbed and found.verdict == "fail":
             advice = f"other processes used {busy:.1f} cores: check again with --if-idle, or without them"
             found = replace(found, verdict="warn", advice=advice)

@@ -27,6 +27,7 @@ ADVICE = "reset the GPU, look at the baseboard or the bridge; if it stays, retur
 
 
 def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
+    """Fail missing, slow or faulty links; cards with bridges or alone in a virtual machine may have none."""
     after = evidence.alive(AFTER)
     alive = list(evidence.alive(BEFORE).values())
     links = {gpu.index: up for gpu in alive if (up := _links(gpu)) is not None}

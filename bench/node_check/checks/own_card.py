@@ -23,6 +23,7 @@ ADVICE = "compare the addresses of its GPUs: nvidia-smi, /proc/driver/nvidia/gpu
 
 
 def measure(rig: Rig, budget: CheckBudget) -> Mapping[str, Any]:
+    """Time matrix products on each GPU alone, in turn, and then on all at once."""
     import torch
 
     size = TINY_SIZE if budget.tiny else SIZE
@@ -50,6 +51,7 @@ def measure(rig: Rig, budget: CheckBudget) -> Mapping[str, Any]:
 
 
 def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
+    """Fail if GPUs that work together lose so much of their rates that they must be one card."""
     rates = {(figure.gpu, figure.name): figure.rate for figure in evidence.figures("own-card")}
     pairs = {
         gpu.index: RatePair(rates[gpu.index, ALONE], rates[gpu.index, TOGETHER])

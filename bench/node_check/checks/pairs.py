@@ -135,6 +135,7 @@ def tournament_of(evidence: Evidence) -> Tournament | None:
 
 
 def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
+    """Name lost nodes and slow parts, then give each node's rate; ValueError for impossible readings."""
     if "pairs" not in evidence.readings:
         yield Question("pairs").unread("the nodes did not meet")
         return
@@ -271,11 +272,7 @@ def _node(
             reference=usual or None,
         )
     if link is None:
-        unknown = "the links' rates are not known, or traffic went by TCP"
-        yield question.judged(
-            "not-run", found, expected="no reference figure", basis="reference", source=unknown,
-            value=rate, counts=False,
-        )  # fmt: skip
+        yield without_link(question, found, rate)
         return
     yield question.judged(
         shortfall(rate, link, LINK_WARN_PERCENT, LINK_FAIL_PERCENT),
@@ -286,6 +283,19 @@ def _node(
         advice="look at the checks ports and gpudirect, and at what else uses the fabric",
         value=rate,
         reference=link,
+    )
+
+
+def without_link(question: Question, found: str, rate: float) -> Finding:
+    """Report a rate that cannot be compared with a link's. It does not count."""
+    return question.judged(
+        "not-run",
+        found,
+        expected="no reference figure",
+        basis="reference",
+        source="the links' rates are not known, or traffic went by TCP",
+        value=rate,
+        counts=False,
     )
 
 

@@ -24,6 +24,7 @@ REPLAYS_WARN = 10  # errors during the check; a few are noise
 
 
 def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
+    """Fail a link below the expected speed under load, or below its width at rest, and fatal bus errors."""
     after = evidence.alive(AFTER)
     for gpu in evidence.alive(BEFORE).values():
         yield _link(gpu, evidence, standards)

@@ -21,6 +21,7 @@ FIGURES_TIME, LEAST_SECONDS = 8, 0.1
 
 
 def measure(rig: Rig, budget: CheckBudget) -> Mapping[str, Any]:
+    """Time copies from every GPU to every other, one pair at a time, and note which have direct access."""
     import torch
 
     size = TINY_BYTES if budget.tiny else COPIED_BYTES
@@ -50,6 +51,7 @@ def measure(rig: Rig, budget: CheckBudget) -> Mapping[str, Any]:
 
 
 def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
+    """Judge each pair by its kind's reference and by the median pair, and direct access where NVLink is."""
     figures = evidence.figures("peers")
     if not figures:
         return
@@ -63,8 +65,8 @@ def _pairs(figures: tuple[Figure, ...]) -> Iterator[Finding]:
     """Report pairs that are slower than the median pair of the node."""
     usual = median(f.rate for f in figures)
     for figure in figures:
-        limits, source = (RULES.peers_warn, RULES.peers_fail), "the other pairs of this node"
-        finding = by_usual("peers", figure, usual, "the median pair", limits, "peers", source, RULES)
+        source = "the other pairs of this node"
+        finding = by_usual("peers", figure, usual, "the median pair", "peers", source, RULES)
         if finding.verdict != "pass":
             yield finding
 

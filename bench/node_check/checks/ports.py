@@ -61,10 +61,12 @@ class Port:
 
     @property
     def name(self) -> str:
+        """Device and number, such as "mlx5_0 port 1", which is equal on nodes of one kind."""
         return f"{self.device} port {self.number}"
 
     @property
     def active(self) -> bool:
+        """Whether traffic can pass: the link is up and a subnet manager has configured it."""
         return self.state == "ACTIVE"
 
     @property
@@ -85,6 +87,7 @@ class NodePorts:
 
 
 def measure(rig: Rig, budget: CheckBudget) -> Mapping[str, Any]:
+    """Return the ports of this machine as node 0; a check between nodes collects one entry of each."""
     return {"nodes": to_json([node_ports(0)])}
 
 
@@ -170,6 +173,7 @@ class UsualPorts:
 
 
 def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
+    """Compare each node's ports with most nodes' and with the manifest; an unused port only warns."""
     nodes = nodes_of(evidence)
     everyone = [port for node in nodes for port in node.ports]
     usual = UsualPorts.of(everyone)

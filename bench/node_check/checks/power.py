@@ -15,6 +15,7 @@ LIMIT_ADVICE = "raise it with nvidia-smi -pl (root); if it is capped on purpose,
 
 
 def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
+    """Judge each GPU's power limit and persistence, and without load whether heat or power slow it down."""
     for gpu in evidence.alive(BEFORE).values():
         yield _limit(gpu, standards)
         yield _persistence(gpu, standards)

@@ -30,6 +30,7 @@ FALSE_ADVICE = "NVML's library here says what the kernel does not: do not pay fo
 
 
 def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
+    """Fail missing, lost and false GPUs and those that need a reset; not-run if NVML did not answer."""
     before = evidence.readings.get(BEFORE)
     if before is None or before.reason is not None:
         yield Question("present").unread(

@@ -15,6 +15,7 @@ MOST_RETIRED = 60  # pages; a card can retire 64: NVIDIA's dynamic page retireme
 
 
 def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
+    """Fail rows or pages that wait or ran out; warn of uncorrected errors, and of more rows than before."""
     after = evidence.alive(AFTER)
     for gpu in evidence.alive(BEFORE).values():
         later = after.get(gpu.index, gpu)

@@ -33,6 +33,7 @@ LASTING = 0.5
 
 
 def measure(rig: Rig, budget: CheckBudget) -> Mapping[str, Any]:
+    """Multiply matrices for the soak's seconds, in windows; compare the bits after each window."""
     import torch
 
     size = TINY_SIZE if budget.tiny else SIZE
@@ -63,6 +64,7 @@ def measure(rig: Rig, budget: CheckBudget) -> Mapping[str, Any]:
 
 
 def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
+    """Judge each GPU's sag over time, its mean rate, and on GPUs throttling and heat."""
     data = evidence.data("soak")
     if data is None:
         return

@@ -18,6 +18,7 @@ ADVICE = "end the other work, or ask the provider who shares this GPU; then chec
 
 
 def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
+    """Fail foreign processes that compute and heavy use of an idle GPU; warn of light use."""
     data = evidence.data(IDLE)
     if data is None:
         reading = evidence.readings.get(IDLE)

@@ -41,6 +41,7 @@ _MOST_LINES = 20
 
 
 def measure(rig: Rig, budget: CheckBudget) -> Mapping[str, Any]:
+    """Return the kernel's lines with Xids, or why its log is closed to this user."""
     try:
         return {"lines": lines_of(kernel_messages((b"Xid (",)))}
     except (OSError, EOFError) as error:
@@ -71,6 +72,7 @@ def parse(line: str) -> LoggedXid | None:
 
 
 def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
+    """Fail hardware Xids, warn of repaired memory errors; errors of programs pass, and are counted."""
     inventory = list(evidence.alive(BEFORE).values())
     log = evidence.data("xid")
     lines = list((log or {}).get("lines", ()))

@@ -112,6 +112,7 @@ class Evidence:
         return {answers.index: answers for answers in self.inventory(name) if answers.lost is None}
 
     def gpu(self, index: int | None) -> Gpu | None:
+        """Return a GPU by its index on the node; None if it was not checked, or for the node as a whole."""
         return next((gpu for gpu in self.gpus if gpu.index == index), None)
 
     @property
@@ -184,6 +185,7 @@ class Answers:
 
     @property
     def where(self) -> str:
+        """The GPU's name in findings: "GPU 3"."""
         return f"GPU {self.index}"
 
 

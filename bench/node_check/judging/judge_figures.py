@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Literal
 
 from bench.node_check.judging.evidence import Evidence, Figure
-from bench.node_check.judging.finding import Basis, Finding, Question, Verdict, quantity
+from bench.node_check.judging.finding import Finding, Question, Verdict, quantity
 from bench.node_check.judging.standards import Standards
 
 
@@ -75,8 +76,8 @@ def _by_peers(check: str, figures: Sequence[Figure], tolerances: Tolerances) -> 
         return
     for figure in figures:
         others = median(f.rate for f in figures if f is not figure)
-        limits, source = (tolerances.peers_warn, tolerances.peers_fail), "the other GPUs of this node"
-        yield by_usual(check, figure, others, "the others' median", limits, "peers", source, tolerances)
+        source = "the other GPUs of this node"
+        yield by_usual(check, figure, others, "the others' median", "peers", source, tolerances)
 
 
 def _by_history(
@@ -87,9 +88,9 @@ def _by_history(
     past = standards.history.get(gpu.uuid) if gpu else None
     if past is None or not past.figures.get(figure.name):
         return
-    usual, limits = median(past.figures[figure.name]), (tolerances.history_warn, 100.0)
+    usual = median(past.figures[figure.name])
     source = f"this GPU in {len(past.figures[figure.name])} earlier checks, the last {past.runs[-1]}"
-    yield by_usual(check, figure, usual, "its own past", limits, "history", source, tolerances)
+    yield by_usual(check, figure, usual, "its own past", "history", source, tolerances)
 
 
 def by_usual(
@@ -97,12 +98,14 @@ def by_usual(
     figure: Figure,
     usual: float,
     words: str,  # for the usual rate
-    limits: tuple[float, float],  # percent under the usual rate that warn and fail
-    basis: Basis,
+    basis: Literal["peers", "history"],
     source: str,
     tolerances: Tolerances,
 ) -> Finding:
-    """Compare a figure with the rate that is usual among others of its kind."""
+    """Compare a figure with the rate that is usual among its peers, or was in its past, which only warns."""
+    limits = (tolerances.peers_warn, tolerances.peers_fail)
+    if basis == "history":
+        limits = (tolerances.history_warn, 100.0)
     deviation = f"{100 * (figure.rate / usual - 1):+.1f}% of {words}"
     return Question.of_figure(check, figure.gpu, figure.name, figure.unit).judged(
         shortfall(figure.rate, usual, *limits),

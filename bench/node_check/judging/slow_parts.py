@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import combinations
 from math import ceil, sqrt
 from statistics import median
@@ -129,7 +130,9 @@ class _Search:
     scattered: tuple[Pair, ...] = ()
 
     def find(self) -> None:
-        for find_worst in (self._leaf, self._uplinks, self._uplinks_between, self._node):
+        """Name every slow part. What is left then and is slow has a path of its own, or is scattered."""
+        leaf, uplinks = partial(self._worst_leaf, "leaf"), partial(self._worst_leaf, "uplinks")
+        for find_worst in (leaf, uplinks, self._uplinks_between, self._node):
             while (part := find_worst()) is not None:
                 self.parts.append(part)
         slow = {pair: share for pair, share in sorted(self.left.items()) if share < self.limit(1)}
@@ -138,15 +141,12 @@ class _Search:
         else:
             self.parts += [SlowPart("pair", pair, share) for pair, share in slow.items()]
 
-    def _leaf(self) -> SlowPart | None:
-        """Find the worst leaf switch: its nodes are slow with each other and with all other nodes."""
-        return self._worst_leaf("leaf")
-
-    def _uplinks(self) -> SlowPart | None:
-        """Find the worst leaf whose nodes are fast with each other and slow with all others."""
-        return self._worst_leaf("uplinks")
-
     def _worst_leaf(self, kind: PartKind) -> SlowPart | None:
+        """Find the worst leaf switch ("leaf"), or the worst links above one ("uplinks").
+
+        Nodes under a slow leaf are slow with each other and with all others; if only the uplinks are slow,
+        they are fast with each other.
+        """
         found = [part for name in self.leaves if (part := self._slow_leaf(name)) and part.kind == kind]
         if not found:
             return None

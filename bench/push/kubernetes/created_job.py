@@ -77,6 +77,7 @@ class CreatedJob:
         return PodPlace(own.context, own.server, own.namespace, self.job.name, self.job.pods, pod)
 
     def delete(self) -> None:
+        """Delete the job and its pods, without waiting until they have ended."""
         delete_job(self._kubectl, self.job.name)
 
 
@@ -95,4 +96,5 @@ def choose_pod(pods: Mapping[str, PodState], index: int, node: str | None) -> Po
 
 
 def delete_job(kubectl: Kubectl, name: str) -> None:
+    """Delete a job and its pods, if it is there, without waiting until they have ended."""
     kubectl.run("delete", "job", name, "--ignore-not-found", "--wait=false")

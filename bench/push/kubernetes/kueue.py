@@ -20,6 +20,7 @@ _QUEUES, _WORKLOADS = "localqueues.kueue.x-k8s.io", "workloads.kueue.x-k8s.io"
 
 
 def is_suspended(job: Mapping[str, Any]) -> bool:
+    """Whether a Job waits to be let go, and so has no pods yet."""
     return part_of(job, "spec").get("suspend") is True
 
 

@@ -35,10 +35,12 @@ class PodConnection:
         self.last: PodChannel | None = None  # the channel of the last command
 
     def start(self, command: str, seconds: float) -> Channel:
+        """Start a process of kubectl for one command; that waits for nothing, so `seconds` is not used."""
         self.last = PodChannel(self._words, command)
         return self.last
 
     def close(self) -> None:
+        """End the process of the last command; earlier ones have ended."""
         if self.last:
             self.last.close()
 
@@ -59,6 +61,7 @@ class PodChannel(ProcessChannel):
         self._held = b""  # the end of the output, as far as it may be the mark
 
     def receive(self, seconds: float) -> bytes:
+        """Return output without the mark, of which the last bytes are held back until it is certain."""
         while data := super().receive(seconds):
             data = self._held + data
             output = data[: len(data) - _overlap(data, self._mark)]
@@ -68,11 +71,13 @@ class PodChannel(ProcessChannel):
         return b""
 
     def receive_errors(self, seconds: float) -> bytes:
+        """Return error output, the mark included, and keep its end to find the exit code in it."""
         data = super().receive_errors(seconds)
         self.said = (self.said + data)[-_LONGEST_REASON:]
         return data
 
     def exit_code(self, seconds: float) -> int:
+        """Return the command's exit code; ConnectionBroke unless both marks have arrived."""
         super().exit_code(seconds)
         match = self.end.search(self.said)
         if match is None or self._held != self._mark:

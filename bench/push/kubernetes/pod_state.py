@@ -23,7 +23,7 @@ _PULL = "is --image right, and may the namespace pull it? --pull-secret NAME nam
 
 @dataclass(frozen=True, slots=True)
 class PodState:
-    """How a pod is. `why` is the cluster's reason, in its own words."""
+    """A pod's state, and why it has this state in the cluster's own words."""
 
     state: Literal["running", "waiting", "gone"]
     why: str = ""
@@ -103,6 +103,7 @@ class ClusterNode:
 
 
 def read_node(node: Mapping[str, Any], gpu: str) -> ClusterNode:
+    """Return a node with what it offers to pods; `gpu` is the resource by which its GPUs are counted."""
     status = part_of(node, "status")
     offered = part_of(status, "allocatable")
     ready = any(c.get("type") == "Ready" and c.get("status") == "True" for c in list_of(status, "conditions"))

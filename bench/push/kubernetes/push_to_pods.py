@@ -12,8 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from bench.base.errors import BenchError, EnvironmentCannot
-from bench.base.names import ANY_PYTHON, IN_POD
-from bench.images.container import NOBODY
+from bench.base.names import IN_POD
 from bench.push import mirror, run_script
 from bench.push.connection import Unreachable
 from bench.push.host_push import HostPush
@@ -24,7 +23,6 @@ from bench.push.kubernetes.pod_job import START
 from bench.push.kubernetes.pod_node import PodGone, PodNode
 from bench.push.kubernetes.pod_state import PodState
 from bench.push.mirror import Status
-from bench.push.missing_bundle import missing_bundle
 from bench.push.push_record import Record, Records
 from bench.push.remote import demand
 from bench.push.request import HostPart, PushRequest, Result, Shared
@@ -145,12 +143,6 @@ class PodPush(HostPush):
             run_id=record.run_id,
             place=record.place,
             engine=IN_POD,
-            runnable="",
-            identity=None,
-            python=ANY_PYTHON,
-            user=(NOBODY, NOBODY),
-            memory_bytes=0,
-            gpus=None,
             on_cpu=request.on_cpu,
             budget_seconds=request.budget_seconds,
             checks=request.checks,
@@ -171,7 +163,7 @@ class PodPush(HostPush):
         with suppress(EnvironmentCannot):  # the pod may be gone by now, and the run is over in any case
             killed = self.node.why_killed() if isinstance(self.node, PodNode) else None
             release(self.node, record)
-        return missing_bundle(dataclasses.replace(status, reason=killed or None), record)
+        return super()._missing_bundle(dataclasses.replace(status, reason=killed or None), record)
 
 
 def release(node: object, record: Record) -> None:

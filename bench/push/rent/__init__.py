@@ -25,5 +25,6 @@ class RentalTool(Protocol):
 
 
 def find_tool(name: str) -> RentalTool:
+    """Import the module of a program in RENTAL_TOOLS and return its `TOOL`."""
     tool: RentalTool = importlib.import_module(f"bench.push.rent.{name}").TOOL
     return tool

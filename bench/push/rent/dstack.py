@@ -27,9 +27,12 @@ until [ -e "$HOME/bench-fetched" ]; do sleep 5; done
 
 
 class Dstack:
+    """dstack, which rents a machine for one task and attaches to it by ssh."""
+
     file_name = "bench.dstack.yml"
 
     def text(self, rental: Rental) -> str:
+        """Return a task that measures, and then waits until the bundle is fetched or the time is over."""
         cloud, region, zone = (*(rental.cloud or "").split("/"), "", "")[:3]
         card = _CARDS.get(rental.card, rental.card)
         where = f"backends: {quoted([cloud])}\n" if cloud else ""
@@ -54,6 +57,7 @@ class Dstack:
         )
 
     def commands(self, rental: Rental) -> Mapping[str, str]:
+        """Return the commands; fetching also tells the machine that it may end."""
         fetch = f"scp '{rental.name}:bench-out/*.tar' . && ssh {rental.name} touch bench-fetched"
         return {
             "rent": f"dstack apply --yes --file {self.file_name}",

@@ -54,6 +54,7 @@ class Rental:
 
     @property
     def memory_gb(self) -> int:
+        """The memory of one GPU in whole GB, as programs that rent machines tell two sizes apart."""
         return round(self.gpu.memory_gib)
 
 

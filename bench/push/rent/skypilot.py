@@ -22,9 +22,12 @@ _NOTES = (
 
 
 class SkyPilot:
+    """SkyPilot, which rents a machine as a cluster of one node."""
+
     file_name = "bench.sky.yaml"
 
     def text(self, rental: Rental) -> str:
+        """Return a task that measures; SkyPilot gives the machine back after the rented minutes."""
         infra = f"  infra: {quoted(rental.cloud)}\n" if rental.cloud else ""
         accelerators = quoted(f"{_card(rental)}:{rental.gpus}")
         return (
@@ -42,6 +45,7 @@ class SkyPilot:
         )
 
     def commands(self, rental: Rental) -> Mapping[str, str]:
+        """Return the commands, which name the cluster after the rental."""
         return {
             "rent": f"sky launch --yes --cluster {rental.name} {self.file_name}",
             "fetch": f"rsync -a --include='*.tar' --exclude='*' {rental.name}:bench-out/ .",

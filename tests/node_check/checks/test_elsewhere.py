@@ -19,10 +19,10 @@ CALLS: dict[str, Callable[[], object]] = {
     "numa: busy cores": numa._busy_seconds,
     "numa: measured": lambda: numa._measured(RIG, NumaNode(0), 1.0),
     "numa: own process": lambda: numa._in_own_process(NumaNode(0), lambda: (True, [])),
-    "file systems: nameless file": lambda: file_systems._nameless_file("/tmp"),
+    "file systems: nameless file": lambda: file_systems.nameless_file("/tmp"),
     "file systems: past the cache": lambda: file_systems.allows_direct(0),
     "file systems: Python": lambda: next(file_systems.by_python(0, 0, 0.0)),
-    "file systems: in sequence": lambda: file_systems._in_sequence(0, 0, 0.0, writing=False),
+    "file systems: in sequence": lambda: file_systems._in_sequence(0, 0, 0.0, 0, writing=False),
     "file systems: at random": lambda: file_systems._read_pieces(0, 0, 0.0, []),
 }
 

@@ -435,7 +435,7 @@ def test_a_load_in_sequence_ends_after_four_times_a_figures_time(
     looks = iter(range(100))
     monkeypatch.setattr(time, "perf_counter", lambda: float(next(looks)))
     with (tmp_path / "file").open("w+b") as file:
-        found = file_systems._in_sequence(file.fileno(), 64 << 20, 1.0, writing=True)
+        found = file_systems._in_sequence(file.fileno(), 64 << 20, 1.0, 1 << 20, writing=True)
     assert found == MovedBytes("write", 3 << 20, 5.0)
 
 

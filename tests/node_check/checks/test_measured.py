@@ -19,6 +19,7 @@ from bench.node_check.checks import (
     clock,
     copies,
     disk,
+    file_systems,
     host_memory,
     memory,
     own_card,
@@ -226,7 +227,7 @@ def disk_with(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def replace(free: int, step_seconds: float = 0.001) -> None:
         looks = iter(range(100_000))
         clock = SimpleNamespace(perf_counter=lambda: step_seconds * next(looks))
-        monkeypatch.setattr(disk, "time", clock)
+        monkeypatch.setattr(file_systems, "time", clock)
         monkeypatch.setattr(disk.shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
 
     return replace
@@ -264,18 +265,19 @@ def test_a_quarter_of_the_free_space_is_written_in_whole_blocks(
 def test_a_full_size_depends_on_the_depth(
     tmp_path: Path, disk_with: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[tuple[int, bool]] = []
+    asked: list[tuple[int, int, bool]] = []
 
-    def transfer(_path: str, size: int, _block: object, _budget: object, *, writing: bool) -> Any:
-        asked.append((size, writing))
-        return size // 2, 1.0
+    def transfer(_opened: int, size: int, _seconds: float, block: int, *, writing: bool) -> Any:
+        asked.append((size, block, writing))
+        return file_systems.MovedBytes("", size // 2, 1.0)
 
     disk_with(1 << 50)
-    monkeypatch.setattr(disk, "_transfer", transfer)
+    monkeypatch.setattr(file_systems, "_in_sequence", transfer)
     for depth in ("quick", "standard", "soak"):
         written_and_read(tmp_path, depth, tiny=False)
     sizes = (1 << 30, 4 << 30, 8 << 30)
-    assert asked == [pair for size in sizes for pair in ((size, True), (size // 2, False))]
+    block = 8 * MIB
+    assert asked == [each for size in sizes for each in ((size, block, True), (size // 2, block, False))]
 
 
 def test_a_transfer_ends_after_four_times_the_time_of_a_figure(
@@ -292,7 +294,7 @@ def test_a_file_that_ends_early_ends_the_reading(
     tmp_path: Path, disk_with: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk_with(1 << 40)
-    monkeypatch.setattr(os, "readv", lambda *_: 0)
+    monkeypatch.setattr(os, "preadv", lambda *_: 0)
     data = written_and_read(tmp_path)
     assert (data["read_bytes"], data["read_seconds"]) == (0, pytest.approx(0.002))
 

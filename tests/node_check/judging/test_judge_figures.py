@@ -128,11 +128,11 @@ def test_a_comparison_tells_by_how_much_and_advises_unless_it_passes() -> None:
         (97.0, "pass", ""),
         (96.9, "warn", TOLERANCES.advice),
     ):
-        found = by_usual("memory", rate(value), 100.0, "its twin", (3.0, 8.0), "fleet", "a twin", TOLERANCES)
+        found = by_usual("memory", rate(value), 100.0, "its twin", "peers", "a twin", TOLERANCES)
         assert found == Finding(
             **MEMORY, subject="GPU 0 memory", gpu=0, verdict=verdict,  # type: ignore[arg-type]
             found=f"{value:.3g} B/s, {value - 100:+.1f}% of its twin", expected="at most 3% under 100 B/s",
-            basis="fleet", source="a twin", advice=advice, value=value, reference=100.0,
+            basis="peers", source="a twin", advice=advice, value=value, reference=100.0,
         )  # fmt: skip
 
 
