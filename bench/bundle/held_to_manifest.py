@@ -47,6 +47,7 @@ class ManifestCheck:
 
     @property
     def notes(self) -> tuple[Note, ...]:
+        """The claims that this version could not check, each once, in the order in which they were found."""
         return tuple(self._notes)
 
     def require_flops(self, trial: Trial, flops: Flops) -> None:

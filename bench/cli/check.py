@@ -44,6 +44,8 @@ MOST_FILE_SYSTEMS = 4  # measured in one check, each for half a minute at the le
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckArguments(MeetingArguments):
+    """The options of `bench check`; `manifest` None: the shipped one; `level` None: the manifest's."""
+
     manifest: Path | None
     level: Depth | None
     skip: tuple[str, ...]
@@ -71,6 +73,7 @@ class CheckArguments(MeetingArguments):
 
 
 def check(request: CheckArguments) -> int:
+    """Check this node or, with --nodes, what is between nodes; return the exit code of the verdict."""
     if request.list_checks:
         return _list_checks()
     _refuse_lonely_nodes(request)

@@ -30,6 +30,8 @@ from bench.report.read_bundles import Lists, distinct_bundles, look_at_all, own_
 
 @dataclass(frozen=True, slots=True)
 class CompareArguments:
+    """The options of `bench compare`, with the defaults of the command."""
+
     bundles: tuple[Path, ...]
     trust: Path | None = None
     revoked: Path | None = None
@@ -67,10 +69,12 @@ class CompareArguments:
 
     @property
     def lists(self) -> Lists:
+        """The lists of keys that --trust and --revoked name."""
         return Lists(self.trust, self.revoked)
 
 
 def compare(request: CompareArguments) -> int:
+    """Print one comparison; return the highest of the exit codes of its verdict and of refused bundles."""
     own_process()
     output = request.output  # refuses options that disagree, before any bundle is read
     _refuse_ignored_options(request)

@@ -19,11 +19,14 @@ LEAST_FACT = 24  # columns for a fact beside its head; with fewer columns, head 
 
 @dataclass(frozen=True, slots=True)
 class ExplainArguments:
+    """The options of `bench explain`; `words` are those of one name, such as "exit code 3"."""
+
     words: tuple[str, ...]
     as_json: bool
 
 
 def explain(request: ExplainArguments) -> int:
+    """Print the explanation, and the names of a kind that the word stands for; BadInput for neither."""
     word = " ".join(request.words)
     kinds = KINDS if not word else [kind] if (kind := kind_of(word)) else []
     found = _explained(word, needed=not kinds) if word else None

@@ -21,6 +21,8 @@ from bench.report.read_bundles import Lists, own_process, verify_one
 
 @dataclass(frozen=True, slots=True)
 class ExportArguments:
+    """The options of `bench export`; `setting` None: the model's fastest; `model` None: the only one."""
+
     bundle: Path
     to: Kind
     folder: Path
@@ -32,6 +34,7 @@ class ExportArguments:
 
 
 def export(request: ExportArguments) -> int:
+    """Write the script and its files, and print their paths; BadInput if the bundle lacks the setting."""
     own_process()
     results = results_of(verify_one(request.bundle, Lists(request.trust, request.revoked), recompute))
     result = _choose(results, request.model, request.setting, str(request.bundle))

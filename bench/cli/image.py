@@ -60,6 +60,8 @@ UNPACKED = 2.2  # disk space that an engine needs to load an archive (copy and l
 
 @dataclass(frozen=True, slots=True)
 class BuildArguments:
+    """The options of `bench image build`; `source` None: the working folder, or the wheel's locks."""
+
     variant: str
     source: Path | None
     cache: Path | None
@@ -72,6 +74,8 @@ class BuildArguments:
 
 @dataclass(frozen=True, slots=True)
 class KernelArguments:
+    """The options of `bench image kernels`; `wheels` None: compile those in `only`, or all if it is empty."""
+
     variant: str
     source: Path | None
     cache: Path | None
@@ -85,6 +89,8 @@ class KernelArguments:
 
 @dataclass(frozen=True, slots=True)
 class AddArguments:
+    """The options of `bench image add`: an image, a kernel layer, and the file to write."""
+
     image: Path
     layer: Path
     out: Path
@@ -94,6 +100,8 @@ class AddArguments:
 
 @dataclass(frozen=True, slots=True)
 class ImageArguments:
+    """The options of commands about one image; `engine` has it if it is no file."""
+
     image: str  # a file, or a name in the engine
     engine: str
     as_json: bool = False
@@ -101,10 +109,13 @@ class ImageArguments:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveArguments(ImageArguments):
+    """The options of `bench image save`; `out` is the file to write."""
+
     out: Path
 
 
 def build(request: BuildArguments) -> int:
+    """Build an image file, and load it into an engine if --load names one."""
     inputs = _build_inputs(request)
     tag = request.tag or f"bench:{inputs.variant.name}"
     path = request.out or Path(f"out/images/bench-{inputs.variant.name}.tar")
@@ -163,6 +174,7 @@ def identity(request: ImageArguments) -> int:
 
 
 def sbom(request: ImageArguments) -> int:
+    """Print the image's list of packages, CycloneDX, in which no character can control a terminal."""
     with as_archive(request.image, request.engine) as path:
         sys.stdout.buffer.write(harmless_json(sbom_of(path, facts_of(path, request.image))))
     return 0

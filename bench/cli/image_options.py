@@ -11,6 +11,7 @@ from bench.cli.arguments import DIR, FILE, FLAG, REPEATABLE, Commands, ShowHelp,
 
 
 def add_image(commands: Commands) -> None:
+    """Add `bench image` with its commands; their parsers are always made, since few starts need them."""
     image = commands.add_parser(
         "image",
         help="build, identify, carry, sign and scan the container images",

@@ -32,6 +32,8 @@ MAX_ENVELOPE_BYTES = 128 * 2**20  # an SBOM in base64, in JSON
 
 @dataclass(frozen=True, slots=True)
 class AttestArguments:
+    """The options of `bench image attest`; `source` is the checkout that the image was built from."""
+
     image: str
     engine: str
     source: Path
@@ -42,6 +44,8 @@ class AttestArguments:
 
 @dataclass(frozen=True, slots=True)
 class VerifyImageArguments:
+    """The options of `bench image verify`; one of the public keys in `key` must have signed each file."""
+
     image: str
     attestation: tuple[Path, ...]
     engine: str
@@ -50,6 +54,8 @@ class VerifyImageArguments:
 
 @dataclass(frozen=True, slots=True)
 class ScanArguments:
+    """The options of `bench image scan`: vulnerabilities in OSV's format, and which of them do not apply."""
+
     image: str  # an image, or the SBOM of one
     engine: str
     feed: Path

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasureArguments:
+    """Options that all commands have that measure this machine."""
+
     out: Path
     key: Path | None
     device: str
@@ -29,6 +31,7 @@ class MeasureArguments:
 
     @property
     def on_cpu(self) -> bool:
+        """Whether the user asked to use no GPU, even where there is one."""
         return self.device == "cpu"
 
     @property
@@ -111,6 +114,7 @@ def make_sealer(
 
 
 def on_stderr(line: str) -> None:
+    """Print a line on stderr, for functions that take where to report to."""
     print(line, file=sys.stderr)
 
 

@@ -10,10 +10,13 @@ from bench.report.paper.figures import show
 
 @dataclass(frozen=True, slots=True)
 class PaperArguments:
+    """The options of `bench paper`; `figures` None: no figure is drawn."""
+
     figures: Path | None
     png: bool
     as_json: bool
 
 
 def paper(request: PaperArguments) -> int:
+    """Print the claims, and write the figures if a folder is given; return 0."""
     return show(request.figures, png=request.png, as_json=request.as_json)

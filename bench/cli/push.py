@@ -48,6 +48,7 @@ _WIDEST_REASON = 100  # characters of a line in the table of many nodes
 
 
 def push(request: PushArguments) -> int:
+    """Push a manifest to hosts, Slurm or a cluster; return one exit code for all nodes."""
     manifest = load_any(request.manifest)
     if request.kubernetes:
         _refuse_options_of_other_kind(request, manifest)

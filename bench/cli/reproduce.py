@@ -21,6 +21,8 @@ from bench.report.reproduce.verdicts import reproduce as compare_runs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReproduceArguments(RepeatArguments):
+    """The options of `bench reproduce`, which repeats a bundle's run or a published row."""
+
     bundle: Path | None
     published: str | None  # name of a published row, in place of a bundle
     published_in: Path | None  # file of published rows; None: those that ship with bench
@@ -29,6 +31,7 @@ class ReproduceArguments(RepeatArguments):
 
 
 def reproduce(request: ReproduceArguments) -> int:
+    """Compare a run with its repetition; return 0 if it was reproduced, 1 if not, 5 if it was cut short."""
     own_process()
     if request.published is not None:
         return _reproduce_published(request, request.published)

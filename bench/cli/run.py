@@ -35,6 +35,8 @@ SECRET_BYTES_LEAST, SECRET_BYTES_MOST = 32, 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunArguments(MeetingArguments):
+    """The options of `bench run`; `budget_seconds` None: the run goes on until it has decided."""
+
     manifest: Path
     budget_seconds: float | None
     resume: bool
@@ -43,10 +45,12 @@ class RunArguments(MeetingArguments):
 
     @property
     def shown_columns(self) -> Sequence[str] | None:
+        """The columns of the table that --columns names; None: those that fit."""
         return chosen_columns(self.columns, COLUMN_NAMES)
 
 
 def run(request: RunArguments) -> int:
+    """Measure here, in a container, or as one of several nodes; return the exit code."""
     _refuse_ignored_options(request)
     if request.in_image:
         return _run_in_image(request)

@@ -24,6 +24,8 @@ from bench.report.read_bundles import own_process
 
 @dataclass(frozen=True, slots=True)
 class VerifyArguments:
+    """The options of `bench verify`: files, folders and patterns; `trust` must vouch for every bundle."""
+
     bundles: tuple[Path, ...]
     trust: Path | None
     revoked: Path | None

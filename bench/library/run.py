@@ -224,6 +224,7 @@ class _Lines(io.TextIOBase):
         self._begun = ""
 
     def write(self, text: str) -> int:
+        """Pass on every line that this text completes; the beginning of the next one is kept."""
         *whole, self._begun = (self._begun + text).split("\n")
         for line in whole:
             self._say(line)

@@ -37,13 +37,16 @@ class Interval:
     half_width: float
 
     def scaled(self, factor: float) -> Interval:
+        """Multiply mean and half-width by a factor above zero, as a change of unit does."""
         return Interval(self.value * factor, self.half_width * factor)
 
     def shifted(self, offset: float) -> Interval:
+        """Add a constant without uncertainty to the mean."""
         return Interval(self.value + offset, self.half_width)
 
     @property
     def percent(self) -> float:
+        """The half-width in percent of the mean."""
         return 100 * self.half_width / self.value
 
     @property
@@ -245,6 +248,7 @@ def quantile95(degrees: float) -> float:
 
 
 def mean(values: Sequence[float]) -> float:
+    """Return the mean, whose sum is exact before it is rounded; the values must not be empty."""
     return math.fsum(values) / len(values)
 
 

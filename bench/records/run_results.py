@@ -108,6 +108,7 @@ class Results:
         return f"bench {self.bench_version}, {exact}" if exact else f"bench {self.bench_version}"
 
     def to_bytes(self) -> bytes:
+        """Return the bytes of results.json: equal results give equal bytes."""
         return pretty_json(to_json(self))
 
 

@@ -113,6 +113,7 @@ class _Course:
     celsius: list[int] = field(default_factory=list)
 
     def add(self, reading: Mapping[str, Any]) -> None:
+        """Count a reading, and keep its figures if the GPU was held back; one without reasons is left out."""
         reasons = _number(reading, "throttle_reasons")
         if reasons is None:
             return
@@ -128,6 +129,7 @@ class _Course:
 
     @property
     def share(self) -> float:
+        """The share of readings in which the GPU was held back; 0 without readings."""
         return self.held_back / self.readings if self.readings else 0.0
 
 

@@ -50,6 +50,8 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class MachineAnswer:
+    """The answer to one question about one model, with what would change it; costs in the book's currency."""
+
     question: Question
     choice: Choice | None  # None: no machine answers
     certain: Certainty  # that the choice keeps the limits; of an estimate, by its interval

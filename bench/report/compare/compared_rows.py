@@ -65,6 +65,7 @@ class Machine:
 
     @property
     def label(self) -> str:
+        """The name in tables, as 8x H100 80GB HBM3 or 16x H200 on 2 nodes; without "NVIDIA"."""
         short = self.name.replace("NVIDIA ", "") + (f" on {self.nodes} nodes" if self.nodes > 1 else "")
         if " + " in self.name and self.kind == "cuda":  # several kinds of GPU: the name has the counts
             return short
@@ -196,6 +197,7 @@ class RankedRow(Row):
 
     @property
     def days(self) -> Interval:
+        """The days of the whole recipe, with the interval of this measurement alone."""
         return self.best.days
 
 
@@ -241,6 +243,7 @@ def gather(files: Files, *, with_telemetry: bool) -> ComparedRun | CheckContents
 
 
 def rows_of(path: Path, verdict: Verdict[Contents], run: ComparedRun) -> tuple[Row, ...]:
+    """Make a row for each model of a verified run, in the order of its results."""
     return tuple(_row(path, verdict, run, model) for model in run.results.models)
 
 

@@ -88,10 +88,12 @@ class ModelPart:
 
     @property
     def recipe(self) -> Conditions:
+        """The conditions about the training itself; groups that differ in software alone have equal ones."""
         return recipe_of(self.conditions)
 
     @property
     def title(self) -> str:
+        """The heading of this part: the model and, beyond its first part, how conditions differ."""
         return f"{self.model}: {', '.join(self.differs_in)}" if self.differs_in else self.model
 
     def not_replaced_by(self, row: Row) -> Row | None:
@@ -140,6 +142,7 @@ class Comparison:
 
     @property
     def life_days(self) -> float:
+        """The days that an owned machine lasts, used or not."""
         return self.life_years * DAYS_A_YEAR
 
 

@@ -48,6 +48,7 @@ class MatrixRow:
 
     @property
     def name(self) -> str:
+        """The model, with the number of its group from the second group on."""
         return self.part.model if self.part.number == 1 else f"{self.part.model} (group {self.part.number})"
 
 
@@ -65,6 +66,7 @@ class Matrix:
 
     @property
     def cells(self) -> list[MatrixCell]:
+        """All cells that hold a figure, row by row."""
         return [cell for row in self.rows for cell in row.cells if cell is not None]
 
 

@@ -42,6 +42,7 @@ Q = TypeVar("Q", GpuPrice, SystemPrice, MachinePrice, Rent)
 
 @cache
 def shipped_prices() -> PriceBook:
+    """Return the quotes of data/prices.json and the rents of data/rents.json as one book; read once."""
     bought = parse_prices(read_data("prices.json"), "data/prices.json")
     rented = parse_prices(read_data("rents.json"), "data/rents.json")
     return replace(bought, rents=rented.rents)

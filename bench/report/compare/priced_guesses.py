@@ -44,16 +44,20 @@ class GuessOffer:
 
 @dataclass(frozen=True, slots=True)
 class PricedGuess(Extrapolation):
+    """An estimate with the offers for its machine; without days it has no offers."""
+
     in_time: Certainty | None = field(kw_only=True)  # None: no deadline was given
     offers: tuple[GuessOffer, ...] = field(kw_only=True)
     gaps: tuple[str, ...] = field(kw_only=True)  # why prices are missing
 
     @property
     def nodes(self) -> int:
+        """The fewest nodes that hold all GPUs."""
         return nodes_of(self.gpus)
 
     @property
     def label(self) -> str:
+        """The name in tables, in the form of `Machine.label`."""
         on_nodes = f" on {self.nodes} nodes" if self.nodes > 1 else ""
         return f"{self.gpus}x {self.gpu.replace('NVIDIA ', '')}{on_nodes}"
 

@@ -29,6 +29,7 @@ MOST_GOOD = 8  # nodes that pass are listed up to this many, then counted
 
 
 def table(fleet: Fleet) -> str:
+    """Format for a terminal: the bad nodes first, then some good ones, the fleet's figures, and notes."""
     room = min(columns() or MOST_COLUMNS, MOST_COLUMNS)
     blocks = [terminal_table(Table(plain_columns(_columns(fleet)), [*_rows(fleet)]), STEPS, room)]
     if fleet.spreads:
@@ -143,12 +144,14 @@ def _csv_finding(node: RankedNode, finding: Finding | None) -> tuple[object, ...
 
 
 def as_markdown(fleet: Fleet) -> str:
+    """Format as Markdown: the rows of the terminal's table, then its notes as a list."""
     rows = [list(map(markdown_text, row)) for row in _rows(fleet)]
     body = tabulate(rows, _columns(fleet), tablefmt="github", disable_numparse=True)
     return "\n".join([body, "", *(f"- {markdown_text(line.strip())}" for line in _notes(fleet))])
 
 
 def write_fleet_html(path: Path, fleet: Fleet) -> None:
+    """Write the page; unlike the table it has every node."""
     write_page(path, document(f"bench: {len(fleet.nodes)} nodes", *_body(fleet), style=STYLE))
 
 

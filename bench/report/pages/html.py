@@ -68,6 +68,7 @@ MOST_LINKS = 12  # to models, shown unfolded
 
 
 def write_html(path: Path, comparison: Comparison) -> None:
+    """Write the report; EnvironmentCannot if the file cannot be written."""
     write_page(path, page(comparison))
 
 

@@ -28,6 +28,8 @@ LONGEST_NAME = 24  # letters of a series in a legend
 
 @dataclass(frozen=True, slots=True)
 class Point:
+    """A point of a scatter plot, in the units of its axes, with its bar, its label and its tooltip."""
+
     x: float
     y: float
     series: str  # chooses colour and shape of the mark

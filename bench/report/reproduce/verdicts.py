@@ -39,6 +39,8 @@ class MeanCourse:
 
 @dataclass(frozen=True, slots=True)
 class FirstLosses:
+    """The losses of a trial's first steps, which two runs with the same seed have in common."""
+
     samples: int  # of each step
     values: tuple[float, ...]
 
@@ -84,6 +86,7 @@ class SettingMatch:
 
     @property
     def reproduced(self) -> bool:
+        """Whether each of its figures was reproduced; an undecided figure was not."""
         return all(figure.verdict == "reproduced" for figure in self.figures)
 
 

@@ -71,6 +71,7 @@ def _clean(text: str) -> str:
 
 
 def write_junit(path: Path, results: CheckResults, host: str | None = None) -> None:
+    """Write the document, and the folders above it; EnvironmentCannot if that fails."""
     with using(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(junit(results, host))

@@ -163,6 +163,7 @@ def _rate(part: PredictedPart) -> str:
 
 
 def prediction_csv(rows: Sequence[PricedPrediction], currency: str) -> str:
+    """Write a row for each prediction, with every digit; an unknown cost is an empty cell."""
     return csv_lines(CSV_COLUMNS, (_csv_row(row, currency) for row in rows))
 
 
