@@ -20,7 +20,7 @@ from bench.report.compare.comparison import Comparison, ModelPart
 from bench.report.compare.decision import Option, Recommendation, Wish, within
 from bench.report.compare.extrapolate import Extrapolation
 from bench.report.compare.offers import Terms
-from bench.report.compare.owning import Operations, Owning
+from bench.report.compare.owning import Owning, Percentage
 from bench.report.compare.price_file import load_prices
 from bench.report.compare.priced_guesses import PricedGuess, days_text, price_guesses
 from bench.report.compare.prices import Electricity, MachinePrice, PriceBook, Rent
@@ -398,7 +398,7 @@ def test_a_budget_pays_for_all_runs(runs: int, verdict: str) -> None:
 def bought(days: float = 1.0, utilisation: float = 1.0, **wish: float) -> PricedGuess:
     """Price 8 GPUs that cost $182,500, and 10% of it a year for operations: $100 and $50 a day."""
     found = guess(days, 0.8 * days, 1.25 * days)
-    work = Owning(operations=Operations(10.0, "2026-06-01", "a contract"))
+    work = Owning(operations=Percentage(10.0, "2026-06-01", "a contract"))
     machine = MachinePrice((found.gpu,), 8, 182_500.0, "2026-06-01", "a quote")
     terms = Terms(PriceBook("USD", machines=(machine,), owning=work), Wish(**wish), utilisation)  # type: ignore[arg-type]
     (one,) = price_guesses([found], terms, NOBODY, set())

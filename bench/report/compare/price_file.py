@@ -20,7 +20,7 @@ from bench.base.files import read_bounded
 from bench.base.form_mistakes import form_mistakes, written_json
 from bench.base.shipped_data import read_data
 from bench.base.strict_json import from_json
-from bench.report.compare.owning import CapitalCost, Colocation, Operations, ResidualValue
+from bench.report.compare.owning import Colocation, Percentage
 from bench.report.compare.prices import (
     Electricity,
     Exchange,
@@ -35,7 +35,6 @@ from bench.report.compare.prices import (
 MAX_BYTES = 1 << 20
 LARGEST_PRICE = 1e12  # in the file's currency
 DATE = "allowed: the quote's day, YYYY-MM-DD"
-Percentage = CapitalCost | Operations | ResidualValue
 Dated = Quote | Exchange | Colocation | Percentage
 Q = TypeVar("Q", GpuPrice, SystemPrice, MachinePrice, Rent)
 
@@ -79,10 +78,10 @@ LISTS: Mapping[str, Any] = {
 
 
 COSTS_OF_OWNING: Mapping[str, Any] = {
-    "capital": CapitalCost,
+    "capital": Percentage,
     "colocation": Colocation,
-    "operations": Operations,
-    "residual": ResidualValue,
+    "operations": Percentage,
+    "residual": Percentage,
 }
 
 
