@@ -114,7 +114,7 @@ class ManifestCheck:
         if not results.run.complete:
             return
         for model in results.models:
-            tried = {frozenset(trial.setting) for trial in results.trials if trial.model == model.name}
+            tried = {frozenset(trial.setting) for trial in results.trials_of(model.name)}
             tried |= {frozenset(skip.setting) for skip in results.skipped if skip.model == model.name}
             if missing := _listed(self._manifest.methods_of(model.name)) - tried:
                 setting = " + ".join(sorted(min(missing, key=sorted))) or "naive"

@@ -84,7 +84,7 @@ def _choose(results: Results, model: str | None, setting: str | None, where: str
         raise BadInput("holds several models", where=where, advice=f"--model: {', '.join(names)}")
     if model is not None and model not in names:
         raise BadInput(f'holds no model "{model}"', where=where, advice=nearest(model, names))
-    of_model = [t for t in results.trials if t.model == (model or names[0])]
+    of_model = results.trials_of(model or names[0])
     labels = dict.fromkeys(t.label for t in of_model)
     if setting is not None and setting not in labels:
         raise BadInput(f'holds no setting "{setting}"', where=where, advice=f"allowed: {'; '.join(labels)}")

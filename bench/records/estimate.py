@@ -152,7 +152,7 @@ def _line(groups: Groups) -> tuple[float, float] | tuple[None, None]:
 
 
 def ceiling_precisions(model: Model, setting: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the precisions of the matrix products whose fastest bounds a trial of this setting."""
+    """Return the precisions in which a trial may multiply; no trial exceeds the fastest products in them."""
     precision = model.recipe.precision
     if precision == "fp8":  # some products of such a recipe multiply in bf16, which on a CPU is faster
         return "fp8", "bf16"

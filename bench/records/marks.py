@@ -44,7 +44,7 @@ _LOAD = re.compile(_LOAD_KEY + rb"\s*(\d{1,7}(?:\.\d{1,20})?)")
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Why a trial's figure is to be read with care."""
+    """A reason to read a trial's figure with care."""
 
     kind: MarkKind
     text: str  # what was seen, on one line

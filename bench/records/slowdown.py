@@ -134,7 +134,7 @@ class _Course:
 
 
 def _worst(courses: Mapping[int, _Course], top_mhz: Mapping[int, int]) -> Slowed | None:
-    """Describe the GPU held back most in a trial; None if no GPU was for LEAST_SHARE of its readings."""
+    """Describe the GPU that was held back most; None if it was in less than LEAST_SHARE of its readings."""
     from statistics import median  # slow to import, and few bundles need it
 
     gpu, course = max(courses.items(), key=lambda pair: pair[1].share)

@@ -108,7 +108,7 @@ class NodeFacts:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """How long to measure a trial: until its interval is narrow, or its time is up."""
+    """The time to measure a trial: until its interval is narrow, or its time is up."""
 
     target_percent: float = 1.0  # half-width to reach, of the 95% interval of a step, in percent of the step
     measure_seconds: float = 30.0
