@@ -218,29 +218,6 @@ def add_budget(parser: Options) -> None:
     parser.add_argument("--budget", dest="budget_seconds", **TIME, help=words)
 
 
-def is_host_and_port(text: str) -> bool:
-    """Whether `text` is HOST:PORT; an IPv6 address is in brackets."""
-    host, _, port = text.rpartition(":")
-    return bool(host) and port.isdecimal() and 0 < int(port) < 2**16
-
-
-def refuse_public_meeting(option: str, meet: str, *, allowed: bool) -> None:
-    """Refuse nodes that meet at an address of the public internet, unless the user allows it.
-
-    Names are not resolved. The meeting itself is guarded by its secret, but torch, gloo and NCCL open further
-    ports that are not.
-    """
-    from ipaddress import ip_address  # slow to import, and few commands need it
-
-    try:
-        address = ip_address(meet.rpartition(":")[0].strip("[]"))
-    except ValueError:
-        return
-    if address.is_global and not allowed:
-        found = f"{option} {meet} is a public address: anyone reaches the nodes there"
-        raise BadInput(found, advice="use a private network or a tunnel (docs/nodes.md); or --meet-in-public")
-
-
 def names(text: str) -> tuple[str, ...]:
     """Split names at commas."""
     return tuple(filter(None, map(str.strip, text.split(","))))

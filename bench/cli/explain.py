@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.base.errors import BadInput
+from bench.base.strict_json import field_values
 from bench.base.terminal import columns, print_json, wrapped
 from bench.cli.main import parser
 from bench.cli.stdio import show
@@ -107,10 +108,4 @@ def _document(word: str, kinds: Sequence[str], found: Explanation | None) -> dic
 
 def _entry_document(entry: ManualEntry) -> dict[str, Any]:
     facts = [{"head": head, "text": text} for head, text in entry.facts]
-    return {
-        "kind": entry.kind,
-        "names": entry.names,
-        "address": entry.address,
-        "facts": facts,
-        "text": entry.text,
-    }
+    return field_values(entry) | {"facts": facts}

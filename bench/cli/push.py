@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from bench.base.errors import BadInput
 from bench.base.names import ENGINES_WITH_STORE, IN_POD
-from bench.cli.arguments import is_host_and_port, refuse_public_meeting
+from bench.cli.meeting import is_host_and_port, refuse_public_meeting
 from bench.cli.pods_wanted import options_of_kubernetes, pods_wanted
 from bench.cli.push_arguments import PushArguments
 from bench.node_check.check_manifest import AnyManifest, CheckManifest, load_any
