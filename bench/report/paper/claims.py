@@ -59,7 +59,7 @@ class OriginalRun:
 
 @dataclass(frozen=True, slots=True)
 class SurveyShare:
-    """How many of the respondents gave an answer."""
+    """The percentage of respondents that gave one answer."""
 
     percent: float
     who: str
