@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from bench.records.spread import on_another_machine
-from bench.report.compare import appraisal
+from bench.report.compare.appraisal import recommend
 from bench.report.compare.compared_rows import RankedRow
-from bench.report.compare.decision import Certainty, Option, Rank, Recommendation, Wish, meets, within
+from bench.report.compare.decision import Certainty, Option, Rank, Recommendation, meets, within
 from bench.report.compare.offers import Terms
 from bench.report.compare.priced_guesses import GuessOffer, PricedGuess
 
@@ -61,11 +61,6 @@ class MachineAnswer:
     changes: tuple[Change, ...]
 
 
-def recommend(pairs: Pairs, wish: Wish, used_days: float) -> Recommendation:
-    """Say what to buy or rent. Options whose figure has a mark count only if no other option answers."""
-    return appraisal.recommend([(bool(row.marks), option) for row, option in pairs], wish, used_days)
-
-
 @dataclass(frozen=True, slots=True)
 class AnswerInputs:
     """Ranked rows, their options, guesses and terms: what answers are computed from."""
@@ -79,7 +74,8 @@ class AnswerInputs:
     def recommended(self, **limits: float) -> Recommendation:
         """Recommend for the user's wish; `limits` replace fields of the wish."""
         wish = replace(self.terms.wish, **limits)  # type: ignore[arg-type]  # no limit is the number of runs
-        return recommend(self.pairs, wish, self.terms.used_days)
+        options = [(bool(row.marks), option) for row, option in self.pairs]
+        return recommend(options, wish, self.terms.used_days)
 
     def rivals(self, option: Option | None, cost: Callable[[Option], float]) -> list[Option]:
         """Return the options that could be recommended instead: those without marks that cost no more.

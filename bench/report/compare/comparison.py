@@ -14,7 +14,7 @@ from bench.base.gpu_catalogue import GpuModel, gpu_named
 from bench.base.strict_json import INTERNAL
 from bench.records.estimate import Interval
 from bench.records.spread import on_another_day
-from bench.report.compare.answers import AnswerInputs, MachineAnswer, Pairs, answers_of
+from bench.report.compare.answers import AnswerInputs, MachineAnswer, answers_of
 from bench.report.compare.appraisal import Appraisal, PricedMachine, appraise
 from bench.report.compare.compared_rows import Conditions, RankedRow, Row, recipe_of
 from bench.report.compare.decision import Certainty, Rank, Wish
@@ -251,16 +251,14 @@ def _guesses(
     flops, row = min(counted, key=lambda pair: pair[0])
     of_row = row.family, row.precision, flops, evidence
     ranked = [row for row in usable if row.recipe == recipe and row.complete and not row.marks]
-    guesses = (_guess(extrapolate(gpu, gpus, *of_row), (gpu, gpus), ranked) for gpu, gpus in terms.wanted)
-    return tuple(
-        guess if guess.days else replace(guess, basis=unusable.get(row.family, guess.basis))
-        for guess in guesses
-    )
-
-
-def _guess(rule: Extrapolation, machine: tuple[GpuModel, int], rows: list[RankedRow]) -> Extrapolation:
-    """Return the predictor's estimate; without one, the estimate `rule` by the share of the vendor's peak."""
-    return predicted_estimate(*machine, rule.at_peak_days, rows) or rule
+    guesses = []
+    for gpu, gpus in terms.wanted:
+        by_share_of_peak = extrapolate(gpu, gpus, *of_row)
+        guess = predicted_estimate(gpu, gpus, by_share_of_peak.at_peak_days, ranked) or by_share_of_peak
+        if not guess.days:
+            guess = replace(guess, basis=unusable.get(row.family, guess.basis))
+        guesses.append(guess)
+    return tuple(guesses)
 
 
 def _parts(
@@ -282,7 +280,7 @@ def _part(
     apart = [SetApart(row, (why_no_figure(row),)) for row in group.without_figure]
     apart += [SetApart(row, (why,)) for row, why in left_out]
     entries, found = _entries(chosen, group.conditions, terms)
-    pairs = _options(entries, terms)
+    pairs = [(one.row, option) for one in entries for option in one.machine.options(terms.utilisation)]
     priced_guesses = price_guesses(guesses, terms, found.answer, {row.machine.label for row in chosen})
     ranked, ranks = [entry.row for entry in entries], [entry.place for entry in entries]
     return ModelPart(
@@ -298,11 +296,6 @@ def _part(
         number=number,
         differs_in=group.differs_in,
     )
-
-
-def _options(entries: Iterable[Entry], terms: Terms) -> Pairs:
-    """Return every option with its row, in order of rank."""
-    return [(item.row, option) for item in entries for option in item.machine.options(terms.utilisation)]
 
 
 def _entries(rows: list[RankedRow], base: Conditions, terms: Terms) -> tuple[tuple[Entry, ...], Appraisal]:

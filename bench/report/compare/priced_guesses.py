@@ -100,19 +100,18 @@ def days_text(guess: PricedGuess) -> str:
 
 
 def _priced(guess: Extrapolation, terms: Terms) -> PricedGuess:
+    in_time: Certainty | None = None
     deadline = terms.wish.deadline_days
+    if deadline is not None:
+        in_time = "no" if guess.impossible else within(guess.least_days, guess.high_days, deadline)
     prices = machine_prices(guess.gpu, guess.gpus, terms.prices)
     offers = _offers(guess, prices, terms) if guess.days is not None else ()
     return PricedGuess(
         **field_values(guess),
-        in_time=None if deadline is None else _in_time(guess, deadline),
+        in_time=in_time,
         offers=tuple(offers),
         gaps=tuple(price.reason for price in prices if isinstance(price, Gap)),
     )
-
-
-def _in_time(guess: Extrapolation, deadline_days: float) -> Certainty:
-    return "no" if guess.impossible else within(guess.least_days, guess.high_days, deadline_days)
 
 
 def _offers(
@@ -135,15 +134,15 @@ def _offer(
     terms: Terms,
     cost: Callable[[float], float],
 ) -> GuessOffer:
-    assert guess.days is not None
+    days = _days(guess)
     runs, budget = terms.wish.runs, terms.wish.budget
-    run_cost, least = cost(guess.days), cost(guess.least_days)
+    run_cost, least = cost(days), cost(guess.least_days)
     most = None if guess.high_days is None else cost(guess.high_days)
     if kind == "buy":
         spends: tuple[float, float, float | None] = (price.amount, price.amount, price.amount)
     else:
         spends = (runs * run_cost, runs * least, None if most is None else runs * most)
-    longest = guess.days if guess.high_days is None else guess.high_days
+    longest = days if guess.high_days is None else guess.high_days
     return GuessOffer(
         kind=kind,
         price=price.amount,
@@ -186,13 +185,7 @@ def _by_deadline(pairs: Sequence[Pair], wish: Wish, measured: Recommendation) ->
     fitting = [pair for pair in pairs if pair[0].in_time in ("yes", "perhaps") and pair[1].in_budget != "no"]
     if not fitting:
         return None
-
-    def order(pair: Pair) -> tuple[bool, float, float, str]:
-        guess, offer = pair
-        assert guess.days is not None, "it has an offer"
-        return not _sure(guess, offer), offer.spend, guess.days, guess.label
-
-    guess, offer = min(fitting, key=order)
+    guess, offer = min(fitting, key=lambda p: (not _sure(*p), p[1].spend, _days(p[0]), p[0].label))
     best = measured.cheapest_by_deadline
     if best is not None:
         return (offer, "perhaps cheaper by the deadline") if offer.spend < best.spend(wish.runs) else None
@@ -204,18 +197,16 @@ def _by_budget(pairs: Sequence[Pair], measured: Recommendation) -> Answered | No
     fitting = [pair for pair in pairs if pair[1].in_budget in ("yes", "perhaps")]
     if not fitting:
         return None
-
-    def order(pair: Pair) -> tuple[bool, float, float, str]:
-        guess, offer = pair
-        assert guess.days is not None, "it has an offer"
-        return offer.in_budget != "yes", guess.days, offer.spend, guess.label
-
-    guess, offer = min(fitting, key=order)
+    guess, offer = min(fitting, key=lambda p: (p[1].in_budget != "yes", _days(p[0]), p[1].spend, p[0].label))
     fastest = measured.fastest_in_budget
     if fastest is not None:
-        assert guess.days is not None, "it has an offer"
-        return (offer, "perhaps faster in budget") if guess.days < fastest.days.value else None
+        return (offer, "perhaps faster in budget") if _days(guess) < fastest.days.value else None
     return offer, "fastest in budget" if offer.in_budget == "yes" else "perhaps fastest in budget"
+
+
+def _days(guess: Extrapolation) -> float:
+    assert guess.days is not None, "it has an offer"
+    return guess.days
 
 
 def _sure(guess: PricedGuess, offer: GuessOffer) -> bool:

@@ -31,7 +31,7 @@ class Lag:
 
     @property
     def under_percent(self) -> float:
-        """How far the slowest GPU is below the median."""
+        """The distance of the slowest GPU below the median, in percent of the median."""
         return 100 * (1 - self.slowest / self.median)
 
     @property
