@@ -151,16 +151,15 @@ def identity(request: ImageArguments) -> int:
     if is_layer(Path(request.image)):
         _show_layer(read_layer(Path(request.image)), as_json=request.as_json)
         return 0
-    with as_archive(request.image, request.engine) as path:
-        facts = facts_of(path, request.image)
-    show(facts, request.image, as_json=request.as_json)
+    with as_archive(request.image, request.engine) as (_, facts):
+        show(facts, request.image, as_json=request.as_json)
     return 0
 
 
 def sbom(request: ImageArguments) -> int:
     """Print the image's list of packages, CycloneDX, in which no character can control a terminal."""
-    with as_archive(request.image, request.engine) as path:
-        sys.stdout.buffer.write(harmless_json(sbom_of(path, facts_of(path, request.image))))
+    with as_archive(request.image, request.engine) as (path, facts):
+        sys.stdout.buffer.write(harmless_json(sbom_of(path, facts)))
     return 0
 
 
@@ -169,10 +168,9 @@ def save(request: SaveArguments) -> int:
     say, out = progress(), request.out
     out.parent.mkdir(parents=True, exist_ok=True)
     with (
-        as_archive(request.image, request.engine) as path,
+        as_archive(request.image, request.engine) as (path, facts),
         tempfile.TemporaryDirectory(prefix="save-", dir=out.parent) as work,
     ):
-        facts = facts_of(path, request.image)
         say("compressing")
         blobs = pack_layers(path, facts, Path(work), recompress=True, say=say)
         tag = (facts.tags or (tag_of(facts),))[0]
@@ -206,10 +204,10 @@ def load_into(engine: Engine, archive: Path) -> None:
 
 
 @contextmanager
-def as_archive(image: str, engine: str) -> Iterator[Path]:
-    """Yield the path of the image as a file: the given one, or one saved from the engine temporarily."""
+def as_archive(image: str, engine: str) -> Iterator[tuple[Path, ImageFacts]]:
+    """Yield an image as a file, the given one or one saved from the engine temporarily, with its facts."""
     if Path(image).exists():
-        yield Path(image)
+        yield Path(image), facts_of(Path(image), image)
         return
     if image.endswith(".tar"):
         advice = "bench image build makes one; a name without .tar is an image in the engine"
@@ -217,7 +215,7 @@ def as_archive(image: str, engine: str) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="bench-image-") as folder:
         saved = Path(folder) / "saved.tar"
         find_engine(engine).save(image, saved)
-        yield saved
+        yield saved, facts_of(saved, image)
 
 
 def show(facts: ImageFacts, name: str, *, as_json: bool) -> None:

@@ -69,10 +69,9 @@ def push(request: PushImageArguments) -> int:
     }
     registry = _registry(reference, plain_http=request.plain_http)
     with (
-        as_archive(request.image, request.engine) as path,
+        as_archive(request.image, request.engine) as (path, facts),
         tempfile.TemporaryDirectory(prefix="bench-push-") as work,
     ):
-        facts = facts_of(path, request.image)
         manifest = push_image(path, facts, registry, Path(work), say)
     digest = f"sha256:{sha256(manifest)}"
     registry.put_manifest(manifest, digest)

@@ -18,7 +18,7 @@ from bench.base.stamps import file_sha256
 from bench.base.strict_json import to_json
 from bench.base.terminal import print_json
 from bench.cli.image import as_archive
-from bench.images.archive import extract, facts_of, manifest_digest
+from bench.images.archive import extract, manifest_digest
 from bench.images.attestation import Attested, attest_contents, attest_provenance, verify_attestation
 from bench.images.build_image import BuildInputs
 from bench.images.kernel_layer import below_kernels, sbom_of
@@ -141,15 +141,13 @@ def _contents(request: ScanArguments) -> tuple[bytes, str | None]:
     if path.suffix == ".json":
         too_large = f"has more than {MAX_SBOM_BYTES:,} bytes"
         return read_bounded(path, MAX_SBOM_BYTES, what="the SBOM", too_large=too_large), None
-    with as_archive(request.image, request.engine) as path:
-        facts = facts_of(path, request.image)
+    with as_archive(request.image, request.engine) as (path, facts):
         return sbom_of(path, facts), facts.identity.config
 
 
 @contextmanager
 def _attested(name: str, engine: str) -> Iterator[Attested]:
-    with as_archive(name, engine) as path:
-        facts = facts_of(path, name)
+    with as_archive(name, engine) as (path, facts):
         sbom = extract(path, facts, IMAGE_SBOM)
         if (below := below_kernels(facts)) is not None:
             print(f"{name}: the kernel layer {facts.identity.diff_ids[-1]} is not attested", file=sys.stderr)
