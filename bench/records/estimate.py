@@ -45,6 +45,16 @@ class Interval:
         return Interval(self.value + offset, self.half_width)
 
     @property
+    def low(self) -> float:
+        """The lower end of the interval."""
+        return self.value - self.half_width
+
+    @property
+    def high(self) -> float:
+        """The upper end of the interval."""
+        return self.value + self.half_width
+
+    @property
     def percent(self) -> float:
         """The half-width in percent of the mean."""
         return 100 * self.half_width / self.value

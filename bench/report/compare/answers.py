@@ -101,8 +101,8 @@ class AnswerInputs:
             measured=True,
             kind=option.kind,
             days=days.value,
-            low_days=days.value - days.half_width,
-            high_days=days.value + days.half_width,
+            low_days=days.low,
+            high_days=days.high,
             upfront=option.upfront,
             run_cost=option.run_cost(terms.prices.life_days, terms.utilisation),
             spend=option.spend(terms.wish.runs),
@@ -159,8 +159,7 @@ def _in_budget(inputs: AnswerInputs, budget: float) -> MachineAnswer:
     if given.fastest_in_budget is None:
         return answer
     spent = given.fastest_in_budget.spend_interval(inputs.terms.wish.runs)
-    most = spent.value + spent.half_width
-    return replace(answer, certain=within(spent.value - spent.half_width, most, budget))
+    return replace(answer, certain=within(spent.low, spent.high, budget))
 
 
 def _answer(
@@ -239,7 +238,7 @@ def _budget_changes(inputs: AnswerInputs, option: Option | None, budget: float) 
 
 def _end(option: Option) -> float:
     """Return the shortest deadline that the option surely meets."""
-    return option.days.value + option.days.half_width
+    return option.days.high
 
 
 # Choices
@@ -279,10 +278,9 @@ def _guessed(guess: PricedGuess, offer: GuessOffer | None) -> Choice:
 
 def _without_price(row: RankedRow) -> Choice:
     days = on_another_machine(row.days)
-    low, high = days.value - days.half_width, days.value + days.half_width
     return Choice(
-        machine=row.machine.label, measured=True, kind=None, days=days.value, low_days=low, high_days=high,
-        upfront=0.0, run_cost=None, spend=None, doubts=_doubts(row),
+        machine=row.machine.label, measured=True, kind=None, days=days.value, low_days=days.low,
+        high_days=days.high, upfront=0.0, run_cost=None, spend=None, doubts=_doubts(row),
     )  # fmt: skip
 
 

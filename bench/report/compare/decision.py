@@ -77,7 +77,7 @@ class Recommendation:
 
 def meets(days: Interval, deadline_days: float) -> Certainty:
     """Whether the whole interval ends before the deadline."""
-    return within(days.value - days.half_width, days.value + days.half_width, deadline_days)
+    return within(days.low, days.high, deadline_days)
 
 
 def within(least: float, most: float | None, limit: float) -> Certainty:
@@ -130,9 +130,12 @@ def _as_cheap_but_faster(in_time: list[Option], cheapest: Option | None, wish: W
     spent = cheapest.spend_interval(wish.runs)
     best = frontier(in_time, lambda o: o.spend(wish.runs), lambda o: o.days.value)
     near = [o for o in best if differs(o.days, cheapest.days)]  # no slower one is on the frontier
-    costs = [(o, o.spend_interval(wish.runs)) for o in near]
-    near = [o for o, cost in costs if cost.value - spent.value <= half_width_of_difference(cost, spent)]
+    near = [o for o in near if not _surely_more(o.spend_interval(wish.runs), spent)]
     return min(near, key=_by_speed(wish), default=None)
+
+
+def _surely_more(a: Interval, b: Interval) -> bool:
+    return a.value - b.value > half_width_of_difference(a, b)
 
 
 def _by_speed(wish: Wish) -> Callable[[Option], tuple[float, float, str, str]]:

@@ -106,8 +106,8 @@ def _measured(entry: Entry, *, chosen: bool) -> MatrixCell:
     return MatrixCell(
         machine=entry.row.machine.label,
         days=entry.days.value,
-        low_days=entry.days.value - entry.days.half_width,
-        high_days=entry.days.value + entry.days.half_width,
+        low_days=entry.days.low,
+        high_days=entry.days.high,
         run_cost=offer.run_cost if offer else None,
         bought=offer is not None and offer.kind == "buy",
         measured=True,
