@@ -19,7 +19,7 @@ from bench.report.compare.appraisal import Appraisal, PricedMachine, appraise
 from bench.report.compare.compared_rows import Conditions, RankedRow, Row, recipe_of
 from bench.report.compare.decision import Certainty, Rank, Wish
 from bench.report.compare.energy_factors import NO_FACTORS, EnergyFactors
-from bench.report.compare.extrapolate import Extrapolation, MeasuredRow, extrapolate
+from bench.report.compare.extrapolate import Guess, MeasuredRow, extrapolate
 from bench.report.compare.fastest_runs import assurance_of, fastest_runs
 from bench.report.compare.groups import (
     Group,
@@ -239,7 +239,7 @@ def _guesses(
     terms: Terms,
     evidence: list[MeasuredRow],
     unusable: Mapping[str, str],
-) -> tuple[Extrapolation, ...]:
+) -> tuple[Guess, ...]:
     """Estimate a recipe on the machines that the user asked for, from all rows of the model.
 
     The operations are those of the row with the fewest: settings that recompute have more than are needed.
@@ -273,9 +273,7 @@ def _parts(
         yield _part(model, number, group, terms, guesses)
 
 
-def _part(
-    model: str, number: int, group: Group, terms: Terms, guesses: tuple[Extrapolation, ...]
-) -> ModelPart:
+def _part(model: str, number: int, group: Group, terms: Terms, guesses: tuple[Guess, ...]) -> ModelPart:
     chosen, left_out = fastest_runs(group.rows)
     apart = [SetApart(row, (why_no_figure(row),)) for row in group.without_figure]
     apart += [SetApart(row, (why,)) for row, why in left_out]

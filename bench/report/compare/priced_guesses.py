@@ -14,7 +14,7 @@ from bench.base.gpu_catalogue import power_limit_watts
 from bench.base.strict_json import field_values
 from bench.records.text import figures
 from bench.report.compare.decision import Certainty, Recommendation, Wish, within
-from bench.report.compare.extrapolate import Extrapolation
+from bench.report.compare.extrapolate import Guess
 from bench.report.compare.offers import Terms
 from bench.report.compare.priced_predictions import machine_prices, nodes_of
 from bench.report.compare.prices import Gap, Priced
@@ -43,8 +43,8 @@ class GuessOffer:
 
 
 @dataclass(frozen=True, slots=True)
-class PricedGuess(Extrapolation):
-    """An estimate with the offers for its machine; without days it has no offers."""
+class PricedGuess(Guess):
+    """A guess with the offers for its machine; without days it has no offers."""
 
     in_time: Certainty | None = field(kw_only=True)  # None: no deadline was given
     offers: tuple[GuessOffer, ...] = field(kw_only=True)
@@ -75,7 +75,7 @@ class PricedGuess(Extrapolation):
 
 
 def price_guesses(
-    guesses: Iterable[Extrapolation], terms: Terms, measured: Recommendation, labels: Set[str]
+    guesses: Iterable[Guess], terms: Terms, measured: Recommendation, labels: Set[str]
 ) -> tuple[PricedGuess, ...]:
     """Price each guess, in the given order, and mark the offers that may answer a question better.
 
@@ -99,7 +99,7 @@ def days_text(guess: PricedGuess) -> str:
     return f"{figures(guess.days)} ({figures(guess.low_days)} to {figures(guess.high_days)})"
 
 
-def _priced(guess: Extrapolation, terms: Terms) -> PricedGuess:
+def _priced(guess: Guess, terms: Terms) -> PricedGuess:
     in_time: Certainty | None = None
     deadline = terms.wish.deadline_days
     if deadline is not None:
@@ -114,9 +114,7 @@ def _priced(guess: Extrapolation, terms: Terms) -> PricedGuess:
     )
 
 
-def _offers(
-    guess: Extrapolation, prices: tuple[Priced | Gap, Priced | Gap], terms: Terms
-) -> Iterator[GuessOffer]:
+def _offers(guess: Guess, prices: tuple[Priced | Gap, Priced | Gap], terms: Terms) -> Iterator[GuessOffer]:
     buy, rent = prices
     if isinstance(buy, Priced):
         upkeep, quotes = terms.prices.upkeep_of(buy, power_limit_watts(guess.gpu, guess.gpus))
@@ -128,7 +126,7 @@ def _offers(
 
 
 def _offer(
-    guess: Extrapolation,
+    guess: Guess,
     kind: Literal["buy", "rent"],
     price: Priced,
     terms: Terms,
@@ -204,7 +202,7 @@ def _by_budget(pairs: Sequence[Pair], measured: Recommendation) -> Answered | No
     return offer, "fastest in budget" if offer.in_budget == "yes" else "perhaps fastest in budget"
 
 
-def _days(guess: Extrapolation) -> float:
+def _days(guess: Guess) -> float:
     assert guess.days is not None, "it has an offer"
     return guess.days
 
