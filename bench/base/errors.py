@@ -164,6 +164,7 @@ class BadInput(BenchError):
         return cls(count, where=where, advice=advice, mistakes=tuple(mistakes))
 
     def to_json(self) -> dict[str, object]:
+        """Return the document of `BenchError.to_json`, with every mistake and its path."""
         return super().to_json() | {"mistakes": [asdict(mistake) for mistake in self.mistakes]}
 
     def __str__(self) -> str:

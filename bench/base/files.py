@@ -107,4 +107,5 @@ class AppendOnlyLines:
             raise
 
     def close(self) -> None:
+        """Close the file, which also gives up its lock."""
         self._file.close()

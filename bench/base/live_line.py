@@ -82,6 +82,7 @@ class LiveLine:
             self._write((f"{DIM}{shown}{RESET}" if dim and self._coloured else self._painted(shown)) + "\n")
 
     def clear(self) -> None:
+        """Remove the drawn line, so that other programs can write; nothing happens if none is drawn."""
         if self._visible:
             self._write(TO_BEGINNING)
             self._visible = False

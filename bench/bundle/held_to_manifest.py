@@ -47,6 +47,7 @@ class ManifestCheck:
 
     @property
     def notes(self) -> tuple[Note, ...]:
+        """The claims that this version could not check, each once, in the order in which they were found."""
         return tuple(self._notes)
 
     def require_flops(self, trial: Trial, flops: Flops) -> None:
@@ -113,7 +114,7 @@ class ManifestCheck:
         if not results.run.complete:
             return
         for model in results.models:
-            tried = {frozenset(trial.setting) for trial in results.trials if trial.model == model.name}
+            tried = {frozenset(trial.setting) for trial in results.trials_of(model.name)}
             tried |= {frozenset(skip.setting) for skip in results.skipped if skip.model == model.name}
             if missing := _listed(self._manifest.methods_of(model.name)) - tried:
                 setting = " + ".join(sorted(min(missing, key=sorted))) or "naive"

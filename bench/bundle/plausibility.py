@@ -192,7 +192,7 @@ def doubts(
 def without_telemetry(results: Results, silent: Collection[str]) -> Iterator[Note]:
     """Yield a note for each model during whose fastest trial no GPU reported anything."""
     for model in results.models:
-        best = fastest(trial for trial in results.trials if trial.model == model.name)
+        best = fastest(results.trials_of(model.name))
         if best is not None and best.id in silent:
             yield Note(
                 model.name,

@@ -173,7 +173,7 @@ def _require_physics(results: Results, trained: Sequence[Gpu], trials: Mapping[s
 def _require_telemetry(
     files: Files, timed: Mapping[str, ClaimedRate], trained: Sequence[Gpu]
 ) -> frozenset[str]:
-    """Refuse trials that telemetry contradicts; return those of GPUs of which it says nothing."""
+    """Refuse trials that telemetry contradicts; return the trials that nothing in it bounds."""
     if not trained:
         return frozenset()
     lines = files.lines("telemetry.jsonl") if "telemetry.jsonl" in files.sha256 else ()

@@ -55,6 +55,7 @@ class StatedManifest:
 
     @property
     def memory_cap_bytes(self) -> int | None:
+        """The cap on each device's memory, rounded down; None without one."""
         return None if self.memory_cap_gib is None else int(self.memory_cap_gib * 2**30)
 
     def methods_of(self, model: str) -> Any:

@@ -50,6 +50,7 @@ class _GpuReadings:
     energy: list[tuple[float, float]] = field(default_factory=list)  # (time, joules): the first and the last
 
     def add(self, at: float, reading: Mapping[str, Any]) -> None:
+        """Keep the highest clock and power, and the energy of the first and of this reading."""
         self.top_mhz = max(self.top_mhz, _number(reading, "sm_mhz"))
         self.top_watts = max(self.top_watts, _number(reading, "power_watts"))
         if "energy_joules" in reading:

@@ -65,6 +65,7 @@ class RunContents(Contents):
     step_seconds: Mapping[str, tuple[tuple[float, ...], ...]]  # by trial, of each measurement
 
     def facts(self) -> dict[str, object]:
+        """Return the field "recomputed" with what only training runs have: notes, slowed trials, marks."""
         return Contents.facts(self) | {
             "on_trust": self.notes,
             "not_recomputed": self.not_recomputed,

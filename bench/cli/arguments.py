@@ -38,6 +38,7 @@ class Parser(argparse.ArgumentParser):
         self._mixed = mixed
 
     def error(self, message: str) -> NoReturn:
+        """Print the usage on stderr, and raise BadInput in place of argparse's exit."""
         self.print_usage(sys.stderr)
         raise BadInput(message, where=self.prog)
 
@@ -86,6 +87,7 @@ class Parser(argparse.ArgumentParser):
         )
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        """Parse as argparse does; a `mixed` parser also takes positional arguments between options."""
         # Without options nothing can be mixed, and parsing both at once formats the usage.
         if not self._mixed or not any(word.startswith("-") for word in args or ()):
             return super().parse_known_args(args, namespace)
@@ -125,6 +127,7 @@ class Commands:
         return Parser(prog, **options) if is_asked else _NotAsked(options["description"])
 
     def add_parser(self, name: str, *, help: str, description: str, **options: Any) -> Parser:
+        """Add a command; one that is not `asked` gets a stand-in that ignores its options."""
         return self._parsers.add_parser(name, help=help, description=description, **options)
 
 
@@ -144,7 +147,8 @@ class Options(Protocol):
     """A parser or a group of its options."""
 
     @property
-    def add_argument(self) -> Callable[..., argparse.Action]: ...
+    def add_argument(self) -> Callable[..., argparse.Action]:
+        """The method of argparse that declares an option."""
 
 
 class Command(NamedTuple):
@@ -198,40 +202,20 @@ def add_command(
 
 
 def add_json(parser: Options, content: str) -> None:
+    """Add --json; `content` is what the option prints, in the words of its help."""
     parser.add_argument("--json", dest="as_json", **FLAG, help=f"print {content} as JSON on stdout")
 
 
 def add_columns(parser: Options) -> None:
+    """Add --columns, which becomes a tuple of names; None without the option."""
     words = "columns of the tables, separated by commas, or all (default: those that fit the terminal)"
     parser.add_argument("--columns", type=names, metavar="NAME,...", help=words)
 
 
 def add_budget(parser: Options) -> None:
+    """Add --budget, which becomes `budget_seconds`; None without the option."""
     words = "start no trial after this time: 90s, 60m, 2h"
     parser.add_argument("--budget", dest="budget_seconds", **TIME, help=words)
-
-
-def is_host_and_port(text: str) -> bool:
-    """Whether `text` is HOST:PORT; an IPv6 address is in brackets."""
-    host, _, port = text.rpartition(":")
-    return bool(host) and port.isdecimal() and 0 < int(port) < 2**16
-
-
-def refuse_public_meeting(option: str, meet: str, *, allowed: bool) -> None:
-    """Refuse nodes that meet at an address of the public internet, unless the user allows it.
-
-    Names are not resolved. The meeting itself is guarded by its secret, but torch, gloo and NCCL open further
-    ports that are not.
-    """
-    from ipaddress import ip_address  # slow to import, and few commands need it
-
-    try:
-        address = ip_address(meet.rpartition(":")[0].strip("[]"))
-    except ValueError:
-        return
-    if address.is_global and not allowed:
-        found = f"{option} {meet} is a public address: anyone reaches the nodes there"
-        raise BadInput(found, advice="use a private network or a tunnel (docs/nodes.md); or --meet-in-public")
 
 
 def names(text: str) -> tuple[str, ...]:

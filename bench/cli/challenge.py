@@ -25,6 +25,8 @@ MAX_REQUEST_BYTES = 16 * 2**10
 
 @dataclass(frozen=True, slots=True)
 class ChallengeArguments:
+    """The options of `bench challenge`; `run_id` None: the challenge is for a new run."""
+
     manifest: Path
     out: Path | None
     run_id: str | None
@@ -33,6 +35,8 @@ class ChallengeArguments:
 
 @dataclass(frozen=True, slots=True)
 class CertifyArguments:
+    """The options of `bench certify`; `out` None: the certificate is written beside the request."""
+
     request: Path
     out: Path | None
     valid_seconds: float
@@ -42,6 +46,8 @@ class CertifyArguments:
 
 @dataclass(frozen=True, slots=True)
 class ReceiveArguments:
+    """The options of `bench receive`; `out` None: the countersigned bundle replaces the given one."""
+
     bundle: Path
     out: Path | None
     key: Path | None

@@ -20,8 +20,10 @@ from bench.base.files import write_whole
 from bench.base.strict_json import to_json
 from bench.base.sysfs import MOST_CHARACTERS, short_line
 from bench.base.terminal import print_json, wrapped
-from bench.cli.measuring import MeetingArguments, make_sealer, refuse_half_a_meeting
+from bench.cli.measuring import on_stderr
+from bench.cli.meeting import MeetingArguments, meeting_secret, nodes_of, refuse_half_a_meeting
 from bench.cli.stdio import show
+from bench.library.sealer import make_sealer
 from bench.node_check import check_manifest
 from bench.node_check.all_checks import known_checks
 from bench.node_check.checks.ports import MOST_NODES
@@ -44,6 +46,8 @@ MOST_FILE_SYSTEMS = 4  # measured in one check, each for half a minute at the le
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckArguments(MeetingArguments):
+    """The options of `bench check`; `manifest` None: the shipped one; `level` None: the manifest's."""
+
     manifest: Path | None
     level: Depth | None
     skip: tuple[str, ...]
@@ -71,6 +75,7 @@ class CheckArguments(MeetingArguments):
 
 
 def check(request: CheckArguments) -> int:
+    """Check this node or, with --nodes, what is between nodes; return the exit code of the verdict."""
     if request.list_checks:
         return _list_checks()
     _refuse_lonely_nodes(request)
@@ -90,7 +95,6 @@ def check(request: CheckArguments) -> int:
 
 def _check_between_nodes(request: CheckArguments, manifest: CheckManifest) -> int:
     """Check the fabric between this node and others; node 0 judges and has the bundle."""
-    from bench.cli.run import meeting_secret, nodes_of
     from bench.runner.processes.meeting_proxy import open_proxy
 
     public = request.meet_in_public
@@ -148,7 +152,7 @@ def _check_node(request: CheckArguments, manifest: CheckManifest, level: Depth, 
     _refuse_without_load(request, level)
     work = _work(request, manifest, level, nodes, earlier.past, _baseline_of(request, progress))
     read_last = level in WITHOUT_LOAD
-    sealer = make_sealer(manifest.digest, request.key, request.challenge, read_last=read_last)
+    sealer = make_sealer(manifest.digest, request.key, request.challenge, on_stderr, read_last=read_last)
     checked = check_node(work, sealer, progress)
     progress.stop()
     if isinstance(checked, GpusInUse):
@@ -266,7 +270,7 @@ def _show_in_use(reason: str, request: CheckArguments) -> int:
 
 def _check_in_image(request: CheckArguments) -> int:
     """Run `bench check` in a container, which sees only the manifest, the challenge and --out."""
-    from bench.cli.run import measure_in_image
+    from bench.cli.in_container import measure_in_image  # slow to import
 
     outside = {
         "--scratch": request.scratch,

@@ -30,6 +30,8 @@ from bench.report.read_bundles import Lists, distinct_bundles, look_at_all, own_
 
 @dataclass(frozen=True, slots=True)
 class CompareArguments:
+    """The options of `bench compare`, with the defaults of the command."""
+
     bundles: tuple[Path, ...]
     trust: Path | None = None
     revoked: Path | None = None
@@ -67,10 +69,12 @@ class CompareArguments:
 
     @property
     def lists(self) -> Lists:
+        """The lists of keys that --trust and --revoked name."""
         return Lists(self.trust, self.revoked)
 
 
 def compare(request: CompareArguments) -> int:
+    """Print one comparison; return the highest of the exit codes of its verdict and of refused bundles."""
     own_process()
     output = request.output  # refuses options that disagree, before any bundle is read
     _refuse_ignored_options(request)
@@ -157,19 +161,21 @@ def _compared(request: CompareArguments) -> ComparedBundles:
 
 
 def _show_fleet(fleet: Fleet, request: CompareArguments) -> int:
-    from bench.report.pages import fleet_page
+    from bench.report.text import fleet_text
 
     match request.output:
         case "json":
             print_json(to_json(fleet))
         case "csv":
-            sys.stdout.write(fleet_page.as_csv(fleet))
+            sys.stdout.write(fleet_text.as_csv(fleet))
         case "markdown":
-            print(fleet_page.as_markdown(fleet))
+            print(fleet_text.as_markdown(fleet))
         case _:
-            show(fleet_page.table(fleet))
+            show(fleet_text.table(fleet))
     if request.html is not None:
-        fleet_page.write_fleet_html(request.html, fleet)
+        from bench.report.pages.fleet_page import write_fleet_html
+
+        write_fleet_html(request.html, fleet)
         print(f"report {request.html}", file=sys.stderr)
     return EXITS[fleet.verdict]
 

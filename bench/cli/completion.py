@@ -24,16 +24,21 @@ FILES = ":files"  # in place of a word: the shell completes the names of files
 
 @dataclass(frozen=True, slots=True)
 class CompletionArguments:
+    """The shell whose script is wanted or, for a script, the words that were typed after `bench`."""
+
     shell: str | None
     typed: tuple[str, ...] | None
 
 
 class Completed(NamedTuple):
+    """A word that may come next, and what it means; `FILES` asks the shell for names of files."""
+
     word: str
     help: str = ""
 
 
 def completion(request: CompletionArguments) -> int:
+    """Print a shell's script, or a line for each word that may come next, with a tab before its help."""
     if request.typed is not None:
         typed = request.typed or ("",)
         asked = next((word for word in typed[:-1] if not word.startswith("-")), "")

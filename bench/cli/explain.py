@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.base.errors import BadInput
+from bench.base.strict_json import field_values
 from bench.base.terminal import columns, print_json, wrapped
 from bench.cli.main import parser
 from bench.cli.stdio import show
@@ -19,11 +20,14 @@ LEAST_FACT = 24  # columns for a fact beside its head; with fewer columns, head 
 
 @dataclass(frozen=True, slots=True)
 class ExplainArguments:
+    """The options of `bench explain`; `words` are those of one name, such as "exit code 3"."""
+
     words: tuple[str, ...]
     as_json: bool
 
 
 def explain(request: ExplainArguments) -> int:
+    """Print the explanation, and the names of a kind that the word stands for; BadInput for neither."""
     word = " ".join(request.words)
     kinds = KINDS if not word else [kind] if (kind := kind_of(word)) else []
     found = _explained(word, needed=not kinds) if word else None
@@ -104,10 +108,4 @@ def _document(word: str, kinds: Sequence[str], found: Explanation | None) -> dic
 
 def _entry_document(entry: ManualEntry) -> dict[str, Any]:
     facts = [{"head": head, "text": text} for head, text in entry.facts]
-    return {
-        "kind": entry.kind,
-        "names": entry.names,
-        "address": entry.address,
-        "facts": facts,
-        "text": entry.text,
-    }
+    return field_values(entry) | {"facts": facts}

@@ -21,6 +21,8 @@ from bench.report.read_bundles import Lists, own_process, verify_one
 
 @dataclass(frozen=True, slots=True)
 class ExportArguments:
+    """The options of `bench export`; `setting` None: the model's fastest; `model` None: the only one."""
+
     bundle: Path
     to: Kind
     folder: Path
@@ -32,6 +34,7 @@ class ExportArguments:
 
 
 def export(request: ExportArguments) -> int:
+    """Write the script and its files, and print their paths; BadInput if the bundle lacks the setting."""
     own_process()
     results = results_of(verify_one(request.bundle, Lists(request.trust, request.revoked), recompute))
     result = _choose(results, request.model, request.setting, str(request.bundle))
@@ -81,7 +84,7 @@ def _choose(results: Results, model: str | None, setting: str | None, where: str
         raise BadInput("holds several models", where=where, advice=f"--model: {', '.join(names)}")
     if model is not None and model not in names:
         raise BadInput(f'holds no model "{model}"', where=where, advice=nearest(model, names))
-    of_model = [t for t in results.trials if t.model == (model or names[0])]
+    of_model = results.trials_of(model or names[0])
     labels = dict.fromkeys(t.label for t in of_model)
     if setting is not None and setting not in labels:
         raise BadInput(f'holds no setting "{setting}"', where=where, advice=f"allowed: {'; '.join(labels)}")

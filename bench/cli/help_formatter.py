@@ -40,6 +40,7 @@ class HelpFormatter(argparse.HelpFormatter):
 
 
 def indent_of(line: str) -> int:
+    """Count the blanks at the beginning of a line."""
     return len(line) - len(line.lstrip())
 
 

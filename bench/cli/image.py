@@ -1,22 +1,17 @@
-"""`bench image`, and `--engine` of other commands: build, identify, save, load and run container images."""
+"""`bench image build`, `kernels`, `add`, `id`, `sbom`, `save` and `load`."""
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from bench.base.errors import BadInput, EnvironmentCannot, one_line
-from bench.base.machine_share import memory_bytes, parts
-from bench.base.names import IMAGE_VARIABLE
-from bench.base.operating_system import give_to, user_and_group
+from bench.base.errors import BadInput, one_line
 from bench.base.paths import cache_path, making_folders
 from bench.base.shipped_data import locks_folder
 from bench.base.strict_json import harmless_json, to_json
@@ -25,19 +20,7 @@ from bench.images.archive import ImageFacts, facts_of, pack_layers, write_archiv
 from bench.images.build_image import BuildInputs
 from bench.images.build_image import build as build_image
 from bench.images.build_kernels import build_kernels, compiled_wheels, wheels_of
-from bench.images.container import (
-    CHALLENGE,
-    MANIFEST,
-    MEET_SECRET,
-    NOBODY,
-    OUT,
-    RDMA,
-    Container,
-    handed_on,
-    limits,
-)
-from bench.images.engines import Engine, Inspected, find_engine, here, preflight
-from bench.images.engines.output import settings_of_terminal
+from bench.images.engines import Engine, find_engine, preflight
 from bench.images.kernel_layer import (
     LABEL,
     KernelLayer,
@@ -49,33 +32,38 @@ from bench.images.kernel_layer import (
     sbom_of,
 )
 from bench.images.locks import read_pins
-from bench.images.variants import Variant, find_variant, images, variant_for
-from bench.node_check.check_manifest import data_folders, load_any, wanted_image
+from bench.images.variants import find_variant
 
 if TYPE_CHECKING:
-    from bench.cli.measuring import MeasureArguments
+    pass
 
 UNPACKED = 2.2  # disk space that an engine needs to load an archive (copy and layers), per archive size
 
 
-@dataclass(frozen=True, slots=True)
-class BuildArguments:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputArguments:
+    """The options of `build` and `kernels`; `source` None: the working folder, or the wheel's locks."""
+
     variant: str
     source: Path | None
     cache: Path | None
     mirror: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildArguments(InputArguments):
+    """The options of `bench image build`; `load` is the engine to load the image into."""
+
     out: Path | None
     tag: str | None
     load: str | None
     as_json: bool
 
 
-@dataclass(frozen=True, slots=True)
-class KernelArguments:
-    variant: str
-    source: Path | None
-    cache: Path | None
-    mirror: tuple[str, ...]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelArguments(InputArguments):
+    """The options of `bench image kernels`; `wheels` None: compile those in `only`, or all if it is empty."""
+
     arch: str
     only: tuple[str, ...]
     jobs: int
@@ -85,6 +73,8 @@ class KernelArguments:
 
 @dataclass(frozen=True, slots=True)
 class AddArguments:
+    """The options of `bench image add`: an image, a kernel layer, and the file to write."""
+
     image: Path
     layer: Path
     out: Path
@@ -94,6 +84,8 @@ class AddArguments:
 
 @dataclass(frozen=True, slots=True)
 class ImageArguments:
+    """The options of commands about one image; `engine` has it if it is no file."""
+
     image: str  # a file, or a name in the engine
     engine: str
     as_json: bool = False
@@ -101,10 +93,13 @@ class ImageArguments:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveArguments(ImageArguments):
+    """The options of `bench image save`; `out` is the file to write."""
+
     out: Path
 
 
 def build(request: BuildArguments) -> int:
+    """Build an image file, and load it into an engine if --load names one."""
     inputs = _build_inputs(request)
     tag = request.tag or f"bench:{inputs.variant.name}"
     path = request.out or Path(f"out/images/bench-{inputs.variant.name}.tar")
@@ -116,7 +111,7 @@ def build(request: BuildArguments) -> int:
     return 0
 
 
-def _build_inputs(request: BuildArguments | KernelArguments) -> BuildInputs:
+def _build_inputs(request: InputArguments) -> BuildInputs:
     cache = request.cache or cache_path("images")
     return BuildInputs(
         (request.source or locks_folder()).resolve(),
@@ -156,15 +151,15 @@ def identity(request: ImageArguments) -> int:
     if is_layer(Path(request.image)):
         _show_layer(read_layer(Path(request.image)), as_json=request.as_json)
         return 0
-    with as_archive(request.image, request.engine) as path:
-        facts = facts_of(path, request.image)
-    show(facts, request.image, as_json=request.as_json)
+    with as_archive(request.image, request.engine) as (_, facts):
+        show(facts, request.image, as_json=request.as_json)
     return 0
 
 
 def sbom(request: ImageArguments) -> int:
-    with as_archive(request.image, request.engine) as path:
-        sys.stdout.buffer.write(harmless_json(sbom_of(path, facts_of(path, request.image))))
+    """Print the image's list of packages, CycloneDX, in which no character can control a terminal."""
+    with as_archive(request.image, request.engine) as (path, facts):
+        sys.stdout.buffer.write(harmless_json(sbom_of(path, facts)))
     return 0
 
 
@@ -173,112 +168,15 @@ def save(request: SaveArguments) -> int:
     say, out = progress(), request.out
     out.parent.mkdir(parents=True, exist_ok=True)
     with (
-        as_archive(request.image, request.engine) as path,
+        as_archive(request.image, request.engine) as (path, facts),
         tempfile.TemporaryDirectory(prefix="save-", dir=out.parent) as work,
     ):
-        facts = facts_of(path, request.image)
         say("compressing")
         blobs = pack_layers(path, facts, Path(work), recompress=True, say=say)
         tag = (facts.tags or (tag_of(facts),))[0]
         write_archive(out, facts.config_bytes, blobs, tag)
     show(facts_of(out), str(out), as_json=request.as_json)
     return 0
-
-
-def run_in_image(
-    verb: Literal["run", "check"],
-    manifest: Path,
-    request: MeasureArguments,
-    arguments: Sequence[str],
-    *,
-    challenge: Path | None = None,
-    identity: str | None = None,
-    meet_secret: Path | None = None,
-) -> int:
-    """Run `bench VERB` in a hardened container and return its exit code, after checks of machine and image.
-
-    `arguments` are the options of the command in the container. If `identity` is given, or the manifest names
-    an image, no other image is accepted. With `meet_secret`, the container has the machine's network.
-    """
-    network = meet_secret is not None
-    engine, out, loaded = find_engine(request.engine), request.out, load_any(manifest)
-    image, held, gpus = _checked_image(engine, request, identity, wanted_image(loaded))
-    with making_folders(out):
-        out.mkdir(parents=True, exist_ok=True)
-    preflight.check_room(out, preflight.OUT_BYTES, "a run's results")
-    files = {"--challenge": challenge and CHALLENGE, "--meet-secret": meet_secret and MEET_SECRET}
-    file_options = [word for option, path in files.items() if path for word in (option, path)]
-    container = Container(
-        image=held.runnable if held else image,
-        command=(verb, MANIFEST, "--out", OUT, *arguments, *file_options),
-        manifest=manifest,
-        data=data_folders(loaded),
-        out=out.resolve(),
-        user=_user(out),
-        memory_bytes=limits(memory_bytes()),
-        gpus=gpus,
-        network=network,
-        rdma=network and Path(RDMA).is_dir(),
-        environment=_environment(held, network=network),
-        challenge=challenge.resolve() if challenge else None,
-        meet_secret=meet_secret,
-    )
-    where = f"{OUT} in the container is {out} on this machine"
-    if held and challenge:  # printed before the run: the operator certifies its request during the run
-        print(where, file=sys.stderr)
-    with _with_its_code(manifest, loaded.data) as whole:
-        code = engine.run(replace(container, manifest=whole.resolve()))
-    if held:
-        print(where, file=sys.stderr)
-    return code
-
-
-def _environment(held: Inspected | None, *, network: bool) -> dict[str, str]:
-    """Return the variables that are handed on to a container, and those that describe its image."""
-    handed = {name: os.environ[name] for name in handed_on(network=network) if name in os.environ}
-    if held is not None:
-        handed |= {**settings_of_terminal(), IMAGE_VARIABLE: json.dumps(to_json(held.identity))}
-    return handed
-
-
-def _checked_image(
-    engine: Engine, request: MeasureArguments, identity: str | None, wanted: str | None
-) -> tuple[str, Inspected | None, bool]:
-    """Return the image's name, the image in the engine, and whether the container gets GPUs.
-
-    The image is None for the engine "none", with which the command runs without a container.
-    EnvironmentCannot if machine, driver or engine cannot run it, or if it is not the image that is asked for.
-    """
-    facts, host = engine.facts(), preflight.read_host(here)
-    if engine.name != "none":
-        preflight.check_machine(host)
-        preflight.check_job(facts, os.environ, lambda: parts(preflight.visible_gpus(here)))
-    image = request.image or identity or _default_image(host, on_cpu=request.on_cpu)
-    held = engine.inspect(image)
-    preflight.check_identity(held.identity if held else None, identity or wanted, image)
-    gpus = host.driver is not None and not request.on_cpu
-    if held:
-        variant = _variant_of(held.labels, image)
-        gpus = gpus and variant.driver is not None
-    if gpus:
-        preflight.check_driver(host, variant)
-        preflight.check_gpus(host, facts)
-    return image, held, gpus
-
-
-@contextmanager
-def _with_its_code(manifest: Path, data: bytes) -> Iterator[Path]:
-    """Yield a file with the manifest's data, which includes the code of its own modules.
-
-    The container sees no other file of the manifest.
-    """
-    if data == manifest.read_bytes():
-        yield manifest
-        return
-    with tempfile.TemporaryDirectory(prefix="bench-manifest-") as folder:
-        whole = Path(folder) / manifest.name
-        whole.write_bytes(data)
-        yield whole
 
 
 def load(request: ImageArguments) -> int:
@@ -305,40 +203,11 @@ def load_into(engine: Engine, archive: Path) -> None:
     engine.load(archive)
 
 
-def _default_image(host: preflight.HostFacts, *, on_cpu: bool) -> str:
-    """Return the tag, as `bench image build` sets it, of the variant that fits this machine."""
-    chosen = variant_for(None if on_cpu else host.driver)
-    if chosen is None:  # the driver is too old for all variants: check_driver reports that for the oldest
-        chosen = [variant for variant in images().variants if variant.driver][-1]
-        preflight.check_driver(host, chosen)
-    return f"bench:{chosen.name}"
-
-
-def _variant_of(labels: Mapping[str, str], image: str) -> Variant:
-    name = labels.get("bench.variant", "")
-    if name not in images().by_name:
-        raise EnvironmentCannot("is not an image of bench", where=image, advice="bench image build makes one")
-    return find_variant(name)
-
-
-def _user(out: Path) -> tuple[int, int]:
-    """Return the uid and gid in the container: the user's own, or for root those of `nobody`.
-
-    The folder `out` is given to `nobody` if needed.
-    """
-    own = user_and_group()
-    if own is not None and own[0] != 0:
-        return own
-    if out.stat().st_uid != NOBODY:
-        give_to(out, NOBODY)
-    return NOBODY, NOBODY
-
-
 @contextmanager
-def as_archive(image: str, engine: str) -> Iterator[Path]:
-    """Yield the path of the image as a file: the given one, or one saved from the engine temporarily."""
+def as_archive(image: str, engine: str) -> Iterator[tuple[Path, ImageFacts]]:
+    """Yield an image as a file, the given one or one saved from the engine temporarily, with its facts."""
     if Path(image).exists():
-        yield Path(image)
+        yield Path(image), facts_of(Path(image), image)
         return
     if image.endswith(".tar"):
         advice = "bench image build makes one; a name without .tar is an image in the engine"
@@ -346,7 +215,7 @@ def as_archive(image: str, engine: str) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="bench-image-") as folder:
         saved = Path(folder) / "saved.tar"
         find_engine(engine).save(image, saved)
-        yield saved
+        yield saved, facts_of(saved, image)
 
 
 def show(facts: ImageFacts, name: str, *, as_json: bool) -> None:

@@ -11,6 +11,7 @@ from bench.cli.arguments import DIR, FILE, FLAG, REPEATABLE, Commands, ShowHelp,
 
 
 def add_image(commands: Commands) -> None:
+    """Add `bench image` with its commands; their parsers are always made, since few starts need them."""
     image = commands.add_parser(
         "image",
         help="build, identify, carry, sign and scan the container images",
@@ -64,16 +65,19 @@ def _add_inputs(parser: argparse.ArgumentParser) -> None:
     add("--mirror", **REPEATABLE, metavar="LINE", help=mirror)
 
 
+def _add_engine(parser: argparse.ArgumentParser, help: str = "default: auto, the first that answers") -> None:
+    parser.add_argument("--engine", choices=("auto", *CONTAINER_ENGINES), default="auto", help=help)
+
+
 def _add_carriers(verbs: Commands) -> None:
     identity = add_command(verbs, "id", "compute the digest of an image or a kernel layer", "image.identity")
     sbom = add_command(verbs, "sbom", "print an image's software bill of materials", "image.sbom")
     save = add_command(verbs, "save", "save an image as one compressed file", "image.save")
     load = add_command(verbs, "load", "check a saved image, and load it into an engine", "image.load")
-    engines, first = ("auto", *CONTAINER_ENGINES), "default: auto, the first that answers"
     for command in (identity, sbom, save, load):
         store = "" if command is load else ", or a name in the engine"
         command.add_argument("image", metavar="IMAGE", help=f"a file that build or save wrote{store}")
-        command.add_argument("--engine", choices=engines, default="auto", help=first)
+        _add_engine(command)
     save.add_argument("-o", "--out", **FILE, required=True)
     for command in (identity, save):
         add_json(command, "identity and layers")
@@ -86,10 +90,7 @@ def _add_registry(verbs: Commands) -> None:
         "image", metavar="IMAGE", help="a file that save or build wrote, or a name in the engine"
     )
     push.add_argument("reference", metavar="REF", help="HOST[:PORT]/NAME[:TAG]")
-    engines = ("auto", *CONTAINER_ENGINES)
-    push.add_argument(
-        "--engine", choices=engines, default="auto", help="default: auto, the first that answers"
-    )
+    _add_engine(push)
     push.add_argument("--key", **FILE, help="an Ed25519 SSH key that signs (default: yours for bench)")
     attached = "attach this attestation, as bench image attest wrote it; repeatable"
     push.add_argument("--attestation", **REPEATABLE, type=Path, metavar="FILE", help=attached)
@@ -114,8 +115,7 @@ def _add_witnesses(verbs: Commands) -> None:
     for command in (attest, verify, scan):
         also = ", or a list of its contents (.json)" if command is scan else ""
         command.add_argument("image", metavar="IMAGE", help=f"a file, or a name in the engine{also}")
-        engines = ("auto", *CONTAINER_ENGINES)
-        command.add_argument("--engine", choices=engines, default="auto", help="default: auto")
+        _add_engine(command, "default: auto")
     attest.add_argument(
         "--source", **DIR, default=Path(), help="checkout that it was built from (default: .)"
     )

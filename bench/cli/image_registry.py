@@ -32,6 +32,8 @@ from bench.signing.key_file import load_or_make_key, public_half
 
 @dataclass(frozen=True, slots=True)
 class PushImageArguments:
+    """The options of `bench image push`; `reference` has no digest, which follows from the image."""
+
     image: str
     reference: str
     engine: str
@@ -42,6 +44,8 @@ class PushImageArguments:
 
 @dataclass(frozen=True, slots=True)
 class PullImageArguments:
+    """The options of `bench image pull`; one of the public keys in `key` must have signed the image."""
+
     reference: str
     key: tuple[Path, ...]
     out: Path | None
@@ -65,10 +69,9 @@ def push(request: PushImageArguments) -> int:
     }
     registry = _registry(reference, plain_http=request.plain_http)
     with (
-        as_archive(request.image, request.engine) as path,
+        as_archive(request.image, request.engine) as (path, facts),
         tempfile.TemporaryDirectory(prefix="bench-push-") as work,
     ):
-        facts = facts_of(path, request.image)
         manifest = push_image(path, facts, registry, Path(work), say)
     digest = f"sha256:{sha256(manifest)}"
     registry.put_manifest(manifest, digest)

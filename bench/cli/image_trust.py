@@ -18,7 +18,7 @@ from bench.base.stamps import file_sha256
 from bench.base.strict_json import to_json
 from bench.base.terminal import print_json
 from bench.cli.image import as_archive
-from bench.images.archive import extract, facts_of, manifest_digest
+from bench.images.archive import extract, manifest_digest
 from bench.images.attestation import Attested, attest_contents, attest_provenance, verify_attestation
 from bench.images.build_image import BuildInputs
 from bench.images.kernel_layer import below_kernels, sbom_of
@@ -32,6 +32,8 @@ MAX_ENVELOPE_BYTES = 128 * 2**20  # an SBOM in base64, in JSON
 
 @dataclass(frozen=True, slots=True)
 class AttestArguments:
+    """The options of `bench image attest`; `source` is the checkout that the image was built from."""
+
     image: str
     engine: str
     source: Path
@@ -42,6 +44,8 @@ class AttestArguments:
 
 @dataclass(frozen=True, slots=True)
 class VerifyImageArguments:
+    """The options of `bench image verify`; one of the public keys in `key` must have signed each file."""
+
     image: str
     attestation: tuple[Path, ...]
     engine: str
@@ -50,6 +54,8 @@ class VerifyImageArguments:
 
 @dataclass(frozen=True, slots=True)
 class ScanArguments:
+    """The options of `bench image scan`: vulnerabilities in OSV's format, and which of them do not apply."""
+
     image: str  # an image, or the SBOM of one
     engine: str
     feed: Path
@@ -135,15 +141,13 @@ def _contents(request: ScanArguments) -> tuple[bytes, str | None]:
     if path.suffix == ".json":
         too_large = f"has more than {MAX_SBOM_BYTES:,} bytes"
         return read_bounded(path, MAX_SBOM_BYTES, what="the SBOM", too_large=too_large), None
-    with as_archive(request.image, request.engine) as path:
-        facts = facts_of(path, request.image)
+    with as_archive(request.image, request.engine) as (path, facts):
         return sbom_of(path, facts), facts.identity.config
 
 
 @contextmanager
 def _attested(name: str, engine: str) -> Iterator[Attested]:
-    with as_archive(name, engine) as path:
-        facts = facts_of(path, name)
+    with as_archive(name, engine) as (path, facts):
         sbom = extract(path, facts, IMAGE_SBOM)
         if (below := below_kernels(facts)) is not None:
             print(f"{name}: the kernel layer {facts.identity.diff_ids[-1]} is not attested", file=sys.stderr)

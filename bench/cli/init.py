@@ -28,6 +28,8 @@ URN = '"$id": "urn:bench:schema:manifest:v1"'  # in every version of the schema
 
 @dataclass(frozen=True, slots=True)
 class InitArguments:
+    """The options of `bench init`; None: asked for on a terminal, elsewhere the default."""
+
     file: Path
     model: str | None
     precision: str | None
@@ -38,6 +40,7 @@ class InitArguments:
 
 
 def init(request: InitArguments) -> int:
+    """Write the manifest, its schema and perhaps prices; BadInput, without --force, if a file exists."""
     _refuse_existing(request.file, request)
     answers = _answers(request)
     if answers.rent:

@@ -16,6 +16,8 @@ from bench.signing.key_file import default_key_path, public_half
 
 @dataclass(frozen=True, slots=True)
 class NewKeyArguments:
+    """The options of `bench keys new`; `file` None: bench's own key."""
+
     file: Path | None
     token: bool
     no_passphrase: bool
@@ -23,17 +25,23 @@ class NewKeyArguments:
 
 @dataclass(frozen=True, slots=True)
 class ShowKeyArguments:
+    """The options of `bench keys show`; `file` None: bench's own key."""
+
     file: Path | None
 
 
 @dataclass(frozen=True, slots=True)
 class TrustArguments:
+    """The options of `bench keys trust`; `name` None: the owner is called like the file."""
+
     file: Path
     name: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class RevokeArguments:
+    """The options of `bench keys revoke`: .pub files, bundles, fingerprints, or run ids with `authority`."""
+
     targets: tuple[str, ...]
     authority: Path | None
     file: Path | None

@@ -36,6 +36,7 @@ EXIT_CODES = """exit codes:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line, by default that of this process, and return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         with stdio.wrapped_streams() as stdout:

@@ -22,6 +22,7 @@ with --nagios, as monitoring plug-ins do: 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN
 
 
 def add_measuring(commands: Commands) -> None:
+    """Add `bench init`, `run`, `plan` and `check`."""
     _add_init(commands)
     _add_run(commands)
     _add_plan(commands)

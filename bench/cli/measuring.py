@@ -1,4 +1,4 @@
-"""Arguments of all commands that measure this machine, and the key that signs the bundle."""
+"""Options of all commands that measure this machine, and a run that is compared with an earlier one."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.base.errors import BadInput
-from bench.library import sealer
-from bench.runner.run.seal import Sealer
 from bench.signing.ssh_keys import PublicKey
 
 if TYPE_CHECKING:
@@ -20,6 +18,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasureArguments:
+    """Options that all commands have that measure this machine."""
+
     out: Path
     key: Path | None
     device: str
@@ -29,6 +29,7 @@ class MeasureArguments:
 
     @property
     def on_cpu(self) -> bool:
+        """Whether the user asked to use no GPU, even where there is one."""
         return self.device == "cpu"
 
     @property
@@ -42,32 +43,6 @@ class MeasureArguments:
             what = "--key names a file of this machine, and a container has its own key for each run"
             raise BadInput(what, advice="leave --key out")
         return True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeetingArguments(MeasureArguments):
-    """Arguments of a command that several nodes run together."""
-
-    nodes: int
-    node: int
-    meet: str | None
-    meet_secret: Path | None
-    meet_in_public: bool
-    challenge: Path | None
-
-
-def refuse_half_a_meeting(request: MeetingArguments) -> None:
-    """Refuse --nodes without --meet, and options of a meeting without --nodes."""
-    if request.nodes > 1 and request.meet is None:
-        advice = "--meet HOST:PORT, a port of node 0 that all nodes reach"
-        raise BadInput(f"--nodes {request.nodes} without --meet", advice=advice)
-    for option, given in (
-        ("--meet", request.meet),
-        ("--meet-secret", request.meet_secret),
-        ("--meet-in-public", request.meet_in_public),
-    ):
-        if given and (request.nodes, request.node) == (1, 0):
-            raise BadInput(f"{option} without --nodes", advice="--nodes says how many nodes connect")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,13 +60,14 @@ def measured_here(
     manifest: Manifest, request: RepeatArguments, counted: Mapping[str, Counted] | None = None
 ) -> Path:
     """Measure a manifest on this machine, say who signed, and return the bundle."""
+    from bench.library.sealer import make_sealer
     from bench.runner.run.execute import execute
     from bench.runner.run.progress import Progress
 
     finished = execute(
         manifest,
         request.out,
-        make_sealer(manifest.digest, request.key, None),
+        make_sealer(manifest.digest, request.key, None, on_stderr),
         Progress(),
         resume=False,
         budget_seconds=request.budget_seconds,
@@ -103,14 +79,8 @@ def measured_here(
     return finished.bundle
 
 
-def make_sealer(
-    manifest_digest: str, key: Path | None, challenge: Path | None, *, read_last: bool = False
-) -> Sealer:
-    """Return the key that signs a run; say so on stderr if it was just made."""
-    return sealer.make_sealer(manifest_digest, key, challenge, on_stderr, read_last=read_last)
-
-
 def on_stderr(line: str) -> None:
+    """Print a line on stderr, for functions that take where to report to."""
     print(line, file=sys.stderr)
 
 

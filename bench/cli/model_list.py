@@ -7,7 +7,7 @@ from textwrap import fill
 from typing import Any
 
 from bench.base.errors import BadInput, nearest
-from bench.base.strict_json import to_json
+from bench.base.strict_json import field_values, to_json
 from bench.base.terminal import Table, Wrapped, columns, fitted_tables, plain_columns, print_json, wrapped
 from bench.training.models import Model, known_models, parameters_of
 from bench.training.models.zoo import ZooModel, zoo_model, zoo_names
@@ -92,11 +92,5 @@ def _width() -> int:
 def _as_json(entry: Model | ZooModel) -> Any:
     if isinstance(entry, Model):
         return to_json(entry)
-    published = {
-        "architecture_source": entry.architecture_source,
-        "parameters": entry.parameters,
-        "parameters_source": entry.parameters_source,
-        "cost": entry.cost,
-        "notes": entry.notes,
-    }
+    published = {name: value for name, value in field_values(entry).items() if name != "model"}
     return {**to_json(entry.model), "published": published}

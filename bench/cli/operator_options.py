@@ -9,6 +9,7 @@ from bench.cli.arguments import FILE, FLAG, TIME, Commands, ShowHelp, add_comman
 
 
 def add_operator(commands: Commands) -> None:
+    """Add `bench challenge`, `certify` and `receive`."""
     summary = "request a run from a node that need not be trusted"
     challenge = add_command(commands, "challenge", summary, "challenge.challenge")
     challenge.add_argument("manifest", type=manifest_path, metavar="MANIFEST", help="what to measure there")
@@ -35,6 +36,7 @@ def add_operator(commands: Commands) -> None:
 
 
 def add_keys(commands: Commands) -> None:
+    """Add `bench keys` with its actions."""
     keys = commands.add_parser(
         "keys",
         help="manage your key, trusted keys and revocations",

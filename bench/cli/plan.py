@@ -15,6 +15,8 @@ from bench.report.text.plan_text import plan_text
 
 @dataclass(frozen=True, slots=True)
 class PlanArguments:
+    """The options of `bench plan`; `gpu` None: plan for this machine."""
+
     manifest: Path | None
     gpus: int | None
     gpu: str | None
@@ -24,6 +26,7 @@ class PlanArguments:
 
 
 def plan(request: PlanArguments) -> int:
+    """Print the plan, or the list of models; BadInput for options that one of them would ignore."""
     if request.list_models is not None:
         if request.every or any(g is not None for g in (request.manifest, request.gpu, request.gpus)):
             raise BadInput("--list-models lists all models", advice="leave out everything but --json")

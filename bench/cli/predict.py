@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PredictArguments:
+    """The options of `bench predict`; without a budget or deadline no machine is left out."""
+
     manifest: Path
     gpus: str  # h200,8xh100,all
     prices: Path | None = None
@@ -45,10 +47,12 @@ class PredictArguments:
 
     @property
     def output(self) -> Literal["table", "json", "csv"]:
+        """The format to print; `_check` has refused --json beside another --format."""
         return "json" if self.as_json else self.format or "table"
 
 
 def predict(request: PredictArguments) -> int:
+    """Print the predictions; return 1 if no machine that was asked for is within the limits."""
     _check(request)
     found = predict_machines(
         request.manifest,

@@ -30,6 +30,8 @@ Dated = GpuPrice | SystemPrice | MachinePrice | Rent
 
 @dataclass(frozen=True, slots=True)
 class PricesArguments:
+    """The options of `bench prices`; `provider`, `date` and `out` are for importing a list."""
+
     words: tuple[str, ...]  # GPUs; or "import" and a file
     prices: Path | None = None
     kind: RentKind | None = None
@@ -41,6 +43,7 @@ class PricesArguments:
 
 
 def prices(request: PricesArguments) -> int:
+    """Print quotes, or import a list; return 1 if --stale found old quotes."""
     if request.words[:1] == (IMPORT,):
         return _import(request)
     if request.provider or request.date or request.out:

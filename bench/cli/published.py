@@ -25,7 +25,7 @@ from bench.planning.published import (
 from bench.records.text import figures
 from bench.report.read_bundles import Lists
 from bench.report.reproduce.published_match import PublishedMatch, match_lines, match_published
-from bench.report.reproduce.show import read_run
+from bench.report.reproduce.read_run import read_run
 from bench.training.models import Counted
 from bench.training.models.dry_build import rehearse
 

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from bench.base.errors import BadInput
 from bench.base.names import ENGINES_WITH_STORE, IN_POD
-from bench.cli.arguments import is_host_and_port, refuse_public_meeting
+from bench.cli.meeting import is_host_and_port, refuse_public_meeting
 from bench.cli.pods_wanted import options_of_kubernetes, pods_wanted
 from bench.cli.push_arguments import PushArguments
 from bench.node_check.check_manifest import AnyManifest, CheckManifest, load_any
@@ -48,6 +48,7 @@ _WIDEST_REASON = 100  # characters of a line in the table of many nodes
 
 
 def push(request: PushArguments) -> int:
+    """Push a manifest to hosts, Slurm or a cluster; return one exit code for all nodes."""
     manifest = load_any(request.manifest)
     if request.kubernetes:
         _refuse_options_of_other_kind(request, manifest)

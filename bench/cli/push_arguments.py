@@ -13,6 +13,8 @@ UNWATCHED_SECONDS = DAY  # additional validity of the certificate of a run that 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PushArguments(PushOptions):
+    """The options of `bench push`: those that nodes get (`PushOptions`), where to push, and how far."""
+
     manifest: Path
     hosts: tuple[str, ...]
     inventory: Path | None

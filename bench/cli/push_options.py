@@ -16,6 +16,7 @@ NODES_AT_ONCE = 64
 
 
 def add_push(commands: Commands) -> None:
+    """Add `bench push`, and the commands for runs that it started."""
     push = add_command(commands, "push", "measure or check other machines over SSH", "push.push", mixed=True)
     add = push.add_argument
     add("manifest", type=manifest_path, metavar="MANIFEST", help="models to measure, or a node check")
@@ -33,6 +34,7 @@ def add_push(commands: Commands) -> None:
 
 
 def add_rent(commands: Commands) -> None:
+    """Add `bench rent`."""
     summary = "write the file with which SkyPilot or dstack rents a machine for a manifest"
     rent = add_command(commands, "rent", summary, "rent.rent")
     add = rent.add_argument

@@ -40,6 +40,8 @@ LOOK_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class PushedRunsArguments:
+    """The options of `bench status`, `attach`, `fetch`, `cancel`, `clean`; no `runs`: the newest push."""
+
     runs: tuple[str, ...]
     as_json: bool = False
     kill: bool = False
@@ -114,6 +116,7 @@ def status(request: PushedRunsArguments) -> int:
 
 
 def worst_code(answers: Sequence[NodeAnswer]) -> int:
+    """Return the highest exit code; 0 without answers."""
     return max((answer.code for answer in answers), default=0)
 
 

@@ -31,6 +31,8 @@ _EXTRAS = ("run", "lora")  # as in the images, but without packages that need a 
 
 @dataclass(frozen=True, slots=True)
 class RentArguments:
+    """The options of `bench rent`; `gpus` None: as many as the manifest asks for, else one."""
+
     tool: str
     manifest: Path
     gpu: str
@@ -44,6 +46,7 @@ class RentArguments:
 
 
 def rent(request: RentArguments) -> int:
+    """Write the tool's file, the manifest and bench's code into `out`; rent nothing, and pay nothing."""
     manifest = load_any(request.manifest)
     _refuse_what_is_not_there(manifest)
     rental = Rental(

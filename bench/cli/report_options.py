@@ -15,6 +15,7 @@ from bench.cli.measure_options import add_engine
 
 
 def add_reports(commands: Commands) -> None:
+    """Add the commands that read bundles, predict, or show prices."""
     _add_verify(commands)
     _add_show(commands)
     _add_compare(commands)

@@ -7,20 +7,25 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.base.errors import BadInput, EnvironmentCannot, VerificationFailed
+from bench.base.errors import BadInput, EnvironmentCannot, VerificationFailed, printable
 from bench.base.operating_system import ELSEWHERE
+from bench.base.strict_json import to_json
+from bench.base.terminal import print_json, wrapped
 from bench.cli.measuring import RepeatArguments, measured_here
 from bench.library.this_machine import probed
 from bench.planning.manifest import parse_manifest
 from bench.planning.own_code import own_files
 from bench.report.read_bundles import Lists, own_process
-from bench.report.reproduce.show import read_run, show
+from bench.report.reproduce.read_run import read_run
+from bench.report.reproduce.reproduction_text import reproduction_lines
 from bench.report.reproduce.verdicts import ReproducibleRun, pip_lines, stack_differences
 from bench.report.reproduce.verdicts import reproduce as compare_runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReproduceArguments(RepeatArguments):
+    """The options of `bench reproduce`, which repeats a bundle's run or a published row."""
+
     bundle: Path | None
     published: str | None  # name of a published row, in place of a bundle
     published_in: Path | None  # file of published rows; None: those that ship with bench
@@ -29,6 +34,7 @@ class ReproduceArguments(RepeatArguments):
 
 
 def reproduce(request: ReproduceArguments) -> int:
+    """Compare a run with its repetition; return 0 if it was reproduced, 1 if not, 5 if it was cut short."""
     own_process()
     if request.published is not None:
         return _reproduce_published(request, request.published)
@@ -69,12 +75,16 @@ def _reproduce_bundle(request: ReproduceArguments, bundle: Path) -> int:
         raise VerificationFailed("has the original run's samples: it was not run again", where=str(again))
     if repeated.stated.data != original.stated.data:
         raise BadInput("ran another manifest", where=str(again), advice="bench compare shows what differs")
-    code = show(compare_runs(repeated, original, request.tolerance), as_json=request.as_json)
+    found = compare_runs(repeated, original, request.tolerance)
+    if request.as_json:
+        print_json({"reproduced": found.reproduced, **to_json(found)})
+    else:
+        print(printable(wrapped(reproduction_lines(found), " " * 4)))
     stopped = repeated.results.run.stopped
     if request.again is None and stopped:
         print(f"incomplete: {stopped}", file=sys.stderr)
         return 5
-    return code
+    return 0 if found.reproduced else 1
 
 
 def _ask_about_code(original: ReproducibleRun, bundle: Path, request: ReproduceArguments) -> None:
@@ -107,7 +117,7 @@ def _run_here(original: ReproducibleRun, bundle: Path, request: ReproduceArgumen
 
 def _run_in_image(original: ReproducibleRun, bundle: Path, request: ReproduceArguments) -> Path:
     """Run the manifest, byte for byte, in the container image that the bundle ran in."""
-    from bench.cli.image import run_in_image
+    from bench.cli.in_container import run_in_image
 
     facts = original.results.node.image
     if facts is None or facts.config is None:

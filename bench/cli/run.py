@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from bench.base.errors import BadInput, EnvironmentCannot, printable
-from bench.base.files import read_bounded
+from bench.base.errors import EnvironmentCannot, printable
 from bench.base.terminal import print_json
-from bench.cli.arguments import is_host_and_port, refuse_public_meeting
 from bench.cli.combinations import chosen_columns
-from bench.cli.measuring import MeetingArguments, on_stderr, refuse_half_a_meeting, signed_text
+from bench.cli.measuring import on_stderr, signed_text
+from bench.cli.meeting import MeetingArguments, meeting_secret, nodes_of, refuse_half_a_meeting
 from bench.cli.stdio import show
 from bench.library.run import MeasuredRun, RunRequest, lead, refuse_lonely_move
-from bench.node_check.check_manifest import AnyManifest
 from bench.planning.manifest import Manifest, load_manifest
 from bench.records.fastest import without_figures
 from bench.records.genuine_gpus import false_gpus
@@ -29,12 +25,11 @@ from bench.report.text.run_table import COLUMN_NAMES, results_table
 if TYPE_CHECKING:
     from bench.runner.processes.jobs import Nodes
 
-SECRET = "BENCH_MEET_SECRET"  # environment variable with the secret of nodes that train together
-SECRET_BYTES_LEAST, SECRET_BYTES_MOST = 32, 4096
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunArguments(MeetingArguments):
+    """The options of `bench run`; `budget_seconds` None: the run goes on until it has decided."""
+
     manifest: Path
     budget_seconds: float | None
     resume: bool
@@ -43,10 +38,12 @@ class RunArguments(MeetingArguments):
 
     @property
     def shown_columns(self) -> Sequence[str] | None:
+        """The columns of the table that --columns names; None: those that fit."""
         return chosen_columns(self.columns, COLUMN_NAMES)
 
 
 def run(request: RunArguments) -> int:
+    """Measure here, in a container, or as one of several nodes; return the exit code."""
     _refuse_ignored_options(request)
     if request.in_image:
         return _run_in_image(request)
@@ -92,40 +89,6 @@ def _refuse_ignored_options(request: RunArguments) -> None:
     refuse_lonely_move(moved=request.moved, challenge=request.challenge, resume=request.resume)
 
 
-def nodes_of(
-    manifest: AnyManifest, count: int, node: int, meet: str | None, *, in_public: bool = False
-) -> Nodes | None:
-    """Return the nodes that work together, from --nodes, --node and --meet; None for a single node."""
-    if count == 1 and node == 0:
-        return None
-    if count < 1 or not 0 <= node < count:
-        raise BadInput(f"--node {node} of --nodes {count}", advice="nodes are counted from 0")
-    if meet is None or not is_host_and_port(meet):
-        raise BadInput(f"--meet {meet} is not HOST:PORT", advice="a port of node 0 that all nodes reach")
-    refuse_public_meeting("--meet", meet, allowed=in_public)
-    from bench.runner.processes.jobs import Nodes
-
-    return Nodes(count, node, meet, manifest.digest.removeprefix("sha256:")[:12])
-
-
-def meeting_secret(file: Path | None, environment: Mapping[str, str]) -> bytes:
-    """Return the secret that all nodes of a meeting have; BadInput if there is none, or a short one."""
-    advice = f"openssl rand -hex 32 > secret on one node; the same file on all: --meet-secret, or {SECRET}"
-    if file is not None:
-        where = str(file)
-        secret = read_bounded(
-            file, SECRET_BYTES_MOST, what="the secret", too_large="larger than 4 KiB"
-        ).strip()
-    elif SECRET in environment:
-        where, secret = SECRET, environment[SECRET].strip().encode()
-    else:
-        raise BadInput("--meet without a secret: anyone who reaches the port could join", advice=advice)
-    if len(secret) < SECRET_BYTES_LEAST:
-        short = f"a secret of {len(secret)} bytes can be guessed: {SECRET_BYTES_LEAST} are needed"
-        raise BadInput(short, where=where, advice=advice)
-    return secret
-
-
 def _follow(manifest: Manifest, nodes: Nodes, request: RunArguments) -> int:
     """Measure the trials that node 0 sends; node 0 writes the bundle."""
     from bench.runner.run.execute import follow
@@ -144,31 +107,9 @@ def _run_in_image(request: RunArguments) -> int:
         options += ["--budget", f"{request.budget_seconds}s"]
     if request.columns is not None:
         options += ["--columns", ",".join(request.columns)]
+    from bench.cli.in_container import measure_in_image  # slow to import
+
     return measure_in_image("run", request.manifest, request, options)
-
-
-def measure_in_image(
-    verb: Literal["run", "check"], manifest: Path, request: MeetingArguments, options: list[str]
-) -> int:
-    """Run `bench VERB` in a container, which gets a network and the secret if it is one of several nodes."""
-    from bench.cli.image import run_in_image
-
-    if request.nodes <= 1:
-        return run_in_image(verb, manifest, request, options, challenge=request.challenge)
-    options += [f"--nodes={request.nodes}", f"--node={request.node}", f"--meet={request.meet}"]
-    options += ["--meet-in-public"] if request.meet_in_public else []
-    with _readable_in_container(meeting_secret(request.meet_secret, os.environ)) as secret:
-        return run_in_image(verb, manifest, request, options, challenge=request.challenge, meet_secret=secret)
-
-
-@contextmanager
-def _readable_in_container(secret: bytes) -> Iterator[Path]:
-    """Yield a file with the secret that a container's user can read, in a folder that is closed to others."""
-    with TemporaryDirectory(prefix="bench-meet-") as folder:
-        path = Path(folder) / "secret"
-        path.write_bytes(secret)
-        path.chmod(0o444)
-        yield path
 
 
 def _ending(measured: MeasuredRun, *, challenged: bool) -> int:

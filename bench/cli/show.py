@@ -22,6 +22,8 @@ from bench.report.text.sparklines import BLOCKS, SIGNS, Glyphs
 
 @dataclass(frozen=True, slots=True)
 class ShowArguments:
+    """The options of `bench show`; unless `every`, only the fastest settings of each model are shown."""
+
     bundle: Path
     trust: Path | None = None
     revoked: Path | None = None

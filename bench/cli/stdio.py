@@ -31,11 +31,13 @@ class _Stream:
         return getattr(self._file, name)
 
     def write(self, text: str) -> int:
+        """Write a text; what happens if that fails is decided by `_try`."""
         self.used = True
         self._try(lambda: self._file.write(text))
         return len(text)
 
     def flush(self) -> None:
+        """Hand buffered text to the system; what happens if that fails is decided by `_try`."""
         self._try(self._file.flush)
 
     def _try(self, call: Callable[[], object]) -> None:
@@ -55,6 +57,7 @@ class Stdout(_Stream):
         self._pager: Pager | None = None
 
     def write(self, text: str) -> int:
+        """Write a text with the control characters of terminals escaped; return its length."""
         self._send(_escaped(text))
         return len(text)
 
@@ -114,6 +117,7 @@ class Stderr(_UnescapedStderr):
         self.unescaped = _UnescapedStderr(file)
 
     def write(self, text: str) -> int:
+        """Write a text with the control characters of terminals escaped; return its length."""
         super().write(_escaped(text))
         return len(text)
 

@@ -24,6 +24,8 @@ from bench.report.read_bundles import own_process
 
 @dataclass(frozen=True, slots=True)
 class VerifyArguments:
+    """The options of `bench verify`: files, folders and patterns; `trust` must vouch for every bundle."""
+
     bundles: tuple[Path, ...]
     trust: Path | None
     revoked: Path | None
@@ -86,7 +88,7 @@ def _about(verdict: AnyVerdict) -> Iterator[str]:
 
 def _result(model: str, results: Results) -> str:
     """Return the fastest plausible figure of a model, on one line."""
-    trials = [trial for trial in results.trials if trial.model == model]
+    trials = results.trials_of(model)
     best, tried = fastest(trials), count_text(len(trials), "trial")
     implausible = sum(t.estimate is not None and not t.estimate.plausible for t in trials)
     warning = f"; {implausible} IMPLAUSIBLE: faster than the machine's limit" if implausible else ""

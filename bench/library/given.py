@@ -17,6 +17,7 @@ N = TypeVar("N", int, float)
 
 
 def path_of(given: AnyPath | None) -> Path | None:
+    """Return a path that may be missing as a Path or None."""
     return None if given is None else Path(given)
 
 

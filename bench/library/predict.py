@@ -130,7 +130,7 @@ def _interruptions(
 
 
 def _lasting(found: Predicted | Unpredicted, interruptions: Interruptions | None) -> Predicted | Unpredicted:
-    """Add the cost of interruptions to a prediction; yield none if they leave no time to train."""
+    """Add the cost of interruptions to a prediction; Unpredicted if they leave no time to train."""
     if interruptions is None or isinstance(found, Unpredicted):
         return found
     lasting = interrupted(found, interruptions)

@@ -50,7 +50,7 @@ class MeasuredRun:
 
     @property
     def stopped(self) -> str | None:
-        """Why the run ended before its plan did, in words; None for a complete run."""
+        """The reason why the run ended before its plan did; None for a complete run."""
         return self.results.run.stopped
 
     def to_json(self) -> dict[str, object]:
@@ -65,7 +65,7 @@ class MeasuredRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRequest:
-    """How a run measures and signs."""
+    """The arguments of `bench.run` and of the command, checked and converted, without the manifest."""
 
     out: Path
     key: Path | None
@@ -224,6 +224,7 @@ class _Lines(io.TextIOBase):
         self._begun = ""
 
     def write(self, text: str) -> int:
+        """Pass on every line that this text completes; the beginning of the next one is kept."""
         *whole, self._begun = (self._begun + text).split("\n")
         for line in whole:
             self._say(line)

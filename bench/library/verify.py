@@ -21,6 +21,7 @@ class CheckedBundle:
 
     @property
     def valid(self) -> bool:
+        """Whether the bundle verified, by the rules that the caller gave."""
         return self.verdict is not None
 
     def to_json(self) -> dict[str, object]:

@@ -64,7 +64,7 @@ RECORDS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ManualEntry:
-    """One explanation. Facts and text are Markdown."""
+    """The explanation of a word, or of a heading; its facts and its text are Markdown."""
 
     kind: str
     names: tuple[str, ...]  # what people call it, the first of them for the heading

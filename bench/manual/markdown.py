@@ -37,6 +37,7 @@ class DocumentSection:
 
     @property
     def address(self) -> str:
+        """The page and the anchor, as a reader of the repository opens them."""
         return f"docs/{self.page}" + (f"#{self.anchor}" if self.level > 1 else "")
 
 

@@ -37,13 +37,26 @@ class Interval:
     half_width: float
 
     def scaled(self, factor: float) -> Interval:
+        """Multiply mean and half-width by a factor above zero, as a change of unit does."""
         return Interval(self.value * factor, self.half_width * factor)
 
     def shifted(self, offset: float) -> Interval:
+        """Add a constant without uncertainty to the mean."""
         return Interval(self.value + offset, self.half_width)
 
     @property
+    def low(self) -> float:
+        """The lower end of the interval."""
+        return self.value - self.half_width
+
+    @property
+    def high(self) -> float:
+        """The upper end of the interval."""
+        return self.value + self.half_width
+
+    @property
     def percent(self) -> float:
+        """The half-width in percent of the mean."""
         return 100 * self.half_width / self.value
 
     @property
@@ -149,7 +162,7 @@ def _line(groups: Groups) -> tuple[float, float] | tuple[None, None]:
 
 
 def ceiling_precisions(model: Model, setting: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the precisions of the matrix products whose fastest bounds a trial of this setting."""
+    """Return the precisions in which a trial may multiply; no trial exceeds the fastest products in them."""
     precision = model.recipe.precision
     if precision == "fp8":  # some products of such a recipe multiply in bf16, which on a CPU is faster
         return "fp8", "bf16"
@@ -245,6 +258,7 @@ def quantile95(degrees: float) -> float:
 
 
 def mean(values: Sequence[float]) -> float:
+    """Return the mean, whose sum is exact before it is rounded; the values must not be empty."""
     return math.fsum(values) / len(values)
 
 

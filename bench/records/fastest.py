@@ -127,12 +127,12 @@ def without_figures(results: Results) -> dict[str, str]:
     return {
         model.name: _why_none(model.name, results)
         for model in results.models
-        if fastest(trial for trial in results.trials if trial.model == model.name) is None
+        if fastest(results.trials_of(model.name)) is None
     }
 
 
 def _why_none(model: str, results: Results) -> str:
-    trials = [trial for trial in results.trials if trial.model == model]
+    trials = results.trials_of(model)
     if not trials and any(winner.model == model and winner.undecided for winner in results.winners):
         return "none of its settings was measured before the run ended"
     if not trials:

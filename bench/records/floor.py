@@ -39,10 +39,12 @@ class Floor:
 
     @property
     def pass_seconds(self) -> float:
+        """The seconds of one pass: all kinds of computation together."""
         return math.fsum(self.parts.values())
 
     @property
     def measured_seconds(self) -> float:
+        """The seconds of all passes that the floor is the mean of."""
         return self.passes * self.pass_seconds
 
 

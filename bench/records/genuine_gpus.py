@@ -29,6 +29,7 @@ class RatePair:
 
     @property
     def kept(self) -> float:
+        """The share of its own rate that the GPU keeps while all others work."""
         return self.together / self.alone
 
 

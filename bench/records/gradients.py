@@ -44,7 +44,7 @@ class ParameterNorms:
 
 @dataclass(frozen=True, slots=True)
 class GradientCheck:
-    """How far the gradients of a setting are from those of the unmodified model, on the same samples.
+    """The distance of a setting's gradients from those of the unmodified model, on the same samples.
 
     Differences are shares of the reference: 0.5 is 50%. None: a gradient is infinite or not a number.
     """

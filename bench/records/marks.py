@@ -44,7 +44,7 @@ _LOAD = re.compile(_LOAD_KEY + rb"\s*(\d{1,7}(?:\.\d{1,20})?)")
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Why a trial's figure is to be read with care."""
+    """A reason to read a trial's figure with care."""
 
     kind: MarkKind
     text: str  # what was seen, on one line
@@ -90,10 +90,12 @@ class _OtherWork:
     loads: list[tuple[float, float, int]] = field(default_factory=list)  # (for each CPU, load, CPUs)
 
     def add_others(self, reading: Mapping[str, Any]) -> None:
+        """Count a reading, and whether another bench measured at that moment."""
         self.readings += 1
         self.others += reading.get("others") is True
 
     def add_held(self, reading: Mapping[str, Any]) -> None:
+        """Keep the most memory that other processes hold on any GPU of a reading."""
         gpus = reading.get("gpus")
         for index, gpu in enumerate(gpus if isinstance(gpus, list) else ()):
             held = gpu.get("held_bytes") if isinstance(gpu, dict) else None
@@ -101,12 +103,14 @@ class _OtherWork:
                 self.held = max(self.held, (held, index))
 
     def add_load(self, reading: Mapping[str, Any], cpus: Cpus) -> None:
+        """Keep the load of a reading; `cpus` tells how many there are if the reading does not."""
         load, count = reading.get("load"), reading.get("cpus")
         count = count if type(count) is int and count > 0 else cpus.count
         if isinstance(load, int | float) and count > 0:
             self.loads.append((load / count, float(load), count))
 
     def marks(self, cpus: Cpus) -> Iterator[Mark]:
+        """Yield a mark for each kind of other work that was enough to matter."""
         share = self.others / self.readings if self.readings else 0.0
         if share >= LEAST_SHARE:
             beside = f"another bench measured beside it, {figures(100 * share, 2)}% of the time"

@@ -39,6 +39,7 @@ class Products:
 
     @property
     def operations(self) -> int:
+        """The operations of a forward and a backward pass over one sample."""
         return self.forward + self.backward
 
 

@@ -44,7 +44,7 @@ class RunFacts:
 
 @dataclass(frozen=True, slots=True)
 class TrialResult:
-    """One trial's summary, as results.json and the tables show it."""
+    """The summary of a trial, as results.json and the tables show it."""
 
     id: str
     model: str
@@ -107,7 +107,12 @@ class Results:
         exact = self.bench_commit or (self.bench_source and f"source {self.bench_source[:12]}")
         return f"bench {self.bench_version}, {exact}" if exact else f"bench {self.bench_version}"
 
+    def trials_of(self, model: str) -> list[TrialResult]:
+        """Return the trials of one model, in the order in which they were run."""
+        return [trial for trial in self.trials if trial.model == model]
+
     def to_bytes(self) -> bytes:
+        """Return the bytes of results.json: equal results give equal bytes."""
         return pretty_json(to_json(self))
 
 

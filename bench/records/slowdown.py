@@ -113,6 +113,7 @@ class _Course:
     celsius: list[int] = field(default_factory=list)
 
     def add(self, reading: Mapping[str, Any]) -> None:
+        """Count a reading, and keep its figures if the GPU was held back; one without reasons is left out."""
         reasons = _number(reading, "throttle_reasons")
         if reasons is None:
             return
@@ -128,11 +129,12 @@ class _Course:
 
     @property
     def share(self) -> float:
+        """The share of readings in which the GPU was held back; 0 without readings."""
         return self.held_back / self.readings if self.readings else 0.0
 
 
 def _worst(courses: Mapping[int, _Course], top_mhz: Mapping[int, int]) -> Slowed | None:
-    """Describe the GPU held back most in a trial; None if no GPU was for LEAST_SHARE of its readings."""
+    """Describe the GPU that was held back most; None if it was in less than LEAST_SHARE of its readings."""
     from statistics import median  # slow to import, and few bundles need it
 
     gpu, course = max(courses.items(), key=lambda pair: pair[1].share)

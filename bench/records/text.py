@@ -178,15 +178,13 @@ def floor_text(floor: Floor) -> str:
     return f"{figures(1000 * floor.pass_seconds)} ms a pass ({parts})"
 
 
-def products_text(products: Sequence[Products]) -> str:
-    """Format what a pass multiplies: products in bf16 79%, attention in bf16 20%, products in fp32 0.6%."""
-    return _parts_text(shares_of(products))
-
-
 def multiplied_text(products: Sequence[Products], no_products: str | None) -> str | None:
-    """Format what a pass multiplies, or why it is unknown; None in bundles that are older than both."""
+    """Format what a pass multiplies: products in bf16 79%, attention in bf16 20%; or why that is unknown.
+
+    None in bundles that record neither.
+    """
     if products:
-        return products_text(products)
+        return _parts_text(shares_of(products))
     return f"unknown, {one_line(no_products)}" if no_products else None
 
 
@@ -218,15 +216,9 @@ def gradients_line(result: TrialResult) -> str:
 
 def gradients_text(check: GradientCheck) -> str:
     """Format the largest difference and that of all: 3% in embed.weight, 0.4% in all."""
-    in_all = "" if check.whole_difference is None else f", {_percent(check.whole_difference)} in all"
-    return f"{worst_text(check)}{in_all}"
-
-
-def worst_text(check: GradientCheck) -> str:
-    """Format the largest difference from the unmodified model: 3% in embed.weight."""
-    if check.worst_difference is None:
-        return f"infinite or no number in {check.worst}"
-    return f"{_percent(check.worst_difference)} in {check.worst}"
+    whole, worst = check.whole_difference, check.worst_difference
+    in_all = "" if whole is None else f", {_percent(whole)} in all"
+    return f"{'infinite or no number' if worst is None else _percent(worst)} in {check.worst}{in_all}"
 
 
 def _percent(share: float) -> str:

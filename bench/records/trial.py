@@ -102,12 +102,13 @@ class NodeFacts:
 
     @property
     def device(self) -> Literal["cpu", "cuda"]:
+        """The kind of device that trials run on: GPUs if there are any."""
         return "cuda" if self.gpus else "cpu"
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """How long to measure a trial: until its interval is narrow, or its time is up."""
+    """The time to measure a trial: until its interval is narrow, or its time is up."""
 
     target_percent: float = 1.0  # half-width to reach, of the 95% interval of a step, in percent of the step
     measure_seconds: float = 30.0
@@ -130,10 +131,12 @@ class Trial:
 
     @property
     def accumulation(self) -> int:
+        """The passes of each GPU in a step, so that all GPUs together train the recipe's batch."""
         return self.model.recipe.batch_size // (self.gpus * self.micro_batch)
 
     @cached_property
     def id(self) -> str:
+        """A digest of everything in the trial: equal trials of any run have the same id."""
         return sha256(canonical_json(to_json(self)))[:16]
 
 
@@ -182,6 +185,7 @@ class Proof:
 
     @property
     def step_seconds(self) -> float:
+        """The time between the two synchronisations, divided by the number of steps."""
         return self.seconds / self.steps
 
 
@@ -267,4 +271,5 @@ class Ceiling:
 
     @property
     def rate(self) -> float:
+        """The best rate of any sample, in `unit`."""
         return self.work / min(self.samples)

@@ -64,6 +64,7 @@ def _escaped(text: str) -> str:
 
 
 def items(texts: Iterable[str], class_: str | None = None) -> Markup:
+    """Make an unordered list with an item for each text, which is escaped unless it is Markup."""
     return el("ul", *(el("li", text) for text in texts), class_=class_)
 
 

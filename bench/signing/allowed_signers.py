@@ -86,6 +86,7 @@ class TrustPolicy:
 
     @classmethod
     def from_text(cls, text: str, source: str) -> TrustPolicy:
+        """Parse the text of either form; `source` names it in errors. BadInput if it lists no key."""
         if "PRIVATE KEY-----" in text:
             raise BadInput("is a private key", where=source, advice="give the public key, the .pub file")
         if text.startswith("-----BEGIN PUBLIC KEY-----"):

@@ -63,6 +63,7 @@ class Revoked:
 
     @classmethod
     def from_bytes(cls, data: bytes, source: str) -> Revoked:
+        """Parse a list of either form; `source` names it in errors. BadInput if it is damaged or empty."""
         revoked = cls(source)
         try:
             if data.startswith(_MAGIC):

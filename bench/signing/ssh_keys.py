@@ -47,9 +47,11 @@ class WrongSignature(Exception):
 class Signer(Protocol):
     """An object that signs like an Ed25519 private key."""
 
-    def public_key(self) -> Ed25519PublicKey: ...
+    def public_key(self) -> Ed25519PublicKey:
+        """Return the public half, by which signatures are verified."""
 
-    def sign(self, data: bytes, /) -> bytes: ...
+    def sign(self, data: bytes, /) -> bytes:
+        """Return the 64 bytes of the Ed25519 signature of the data."""
 
 
 def wire_string(data: bytes | str) -> bytes:
@@ -67,18 +69,22 @@ class WireReader:
 
     @property
     def left(self) -> int:
+        """The bytes that were not read yet."""
         return len(self._data) - self._at
 
     def take(self, count: int) -> bytes:
+        """Read bytes without a length in front; FormatError if fewer are left."""
         if count > self.left:
             raise FormatError("ends too early")
         self._at += count
         return self._data[self._at - count : self._at]
 
     def number(self, size: int = 4) -> int:
+        """Read an unsigned number of `size` bytes, the highest first."""
         return int.from_bytes(self.take(size), "big")
 
     def string(self) -> bytes:
+        """Read a string of bytes, whose length stands in front of it."""
         return self.take(self.number())
 
     def text(self) -> str:
@@ -93,6 +99,7 @@ class WireReader:
         return WireReader(self.string())
 
     def end(self) -> None:
+        """Refuse data after the last field, by FormatError."""
         if self.left:
             raise FormatError(f"has {self.left} bytes too many")
 
@@ -136,10 +143,12 @@ class PublicKey:
 
     @classmethod
     def of(cls, key: Signer) -> PublicKey:
+        """Return the public half of a private key."""
         return cls(key.public_key().public_bytes_raw())
 
     @classmethod
     def from_blob(cls, blob: bytes) -> PublicKey:
+        """Parse a key in SSH's wire format; FormatError for another type or further bytes."""
         wire = WireReader(blob)
         kind = wire.string()
         if kind not in (ED25519.encode(), TOKEN.encode()):
@@ -177,6 +186,7 @@ class PublicKey:
         return "SHA256:" + to_base64(hashlib.sha256(self.blob).digest()).rstrip("=")
 
     def line(self, comment: str = "") -> str:
+        """Return the key in the form of a .pub file, without a line feed."""
         return f"{self.kind} {to_base64(self.blob)} {comment}".rstrip()
 
     def check(self, signature: bytes, data: bytes) -> None:
@@ -257,12 +267,14 @@ class Certificate:
 
     @classmethod
     def from_line(cls, line: str) -> Certificate:
+        """Parse the line of a file such as id-cert.pub; its comment is ignored."""
         kind, blob = (*line.split(), "", "")[:2]
         if kind != CERTIFICATE:
             raise FormatError(f"is not an {CERTIFICATE} certificate")
         return cls.from_blob(from_base64(blob))
 
     def line(self) -> str:
+        """Return the certificate as such a file has it, without comment and line feed."""
         return f"{CERTIFICATE} {to_base64(self.blob)}"
 
 

@@ -88,7 +88,8 @@ class World:
         patch.setattr(host_push, "Remote", lambda *_: Answers(lambda script: SURVEY))
         patch.setattr(pushed_runs, "_node_of", lambda record: Answers(self._status))
         patch.setattr(running, "measure", _measure)
-        patch.setattr("bench.cli.image.find_engine", lambda _: _Engine())
+        for module in ("image", "in_container"):
+            patch.setattr(f"bench.cli.{module}.find_engine", lambda _: _Engine())
         kubectl = folder / "programs/kubectl"
         kubectl.parent.mkdir()
         kubectl.write_text(f"#!/bin/sh\nprintf '%s' '{CONTROLS}'; printf '%s' '{CONTROLS}' >&2; exit 1\n")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.cli import image as commands
+from bench.cli import in_container
 from bench.cli.main import main
 from bench.images.container import Container
 from bench.images.engines import EngineFacts
@@ -138,7 +138,7 @@ def test_the_container_gets_the_visible_gpus_and_the_chosen_network(
     place: list[str], handed_on: dict[str, str], manifest: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = Seen()
-    monkeypatch.setattr(commands, "find_engine", lambda _: seen)
+    monkeypatch.setattr(in_container, "find_engine", lambda _: seen)
     chosen = {"CUDA_VISIBLE_DEVICES": "2,3", "NCCL_IB_HCA": "mlx5", "NCCL_ALGO": "Ring"}
     for name, value in (chosen | {"BENCH_MEET_SECRET": "s" * 32}).items():
         monkeypatch.setenv(name, value)

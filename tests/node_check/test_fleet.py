@@ -18,6 +18,7 @@ from bench.node_check.judging import Depth
 from bench.node_check.judging.finding import Finding
 from bench.node_check.recompute_any import recompute
 from bench.report.pages import fleet_page
+from bench.report.text import fleet_text
 from bench.signing.allowed_signers import TrustPolicy
 from bench.signing.ssh_keys import PublicKey
 from tests.bundles import KEY
@@ -191,7 +192,7 @@ def test_a_check_without_load_replaces_no_failure_under_load(tmp_path: Path, lev
     assert remark.advice == "check the node again at level quick"
     page = tmp_path / "page.html"
     fleet_page.write_fleet_html(page, fleet)
-    for text in (fleet_page.table(fleet), fleet_page.as_markdown(fleet), page.read_text()):
+    for text in (fleet_text.table(fleet), fleet_text.as_markdown(fleet), page.read_text()):
         assert "FAIL (quick)" in text and f"WARN ({level})" in text
 
 
@@ -222,9 +223,9 @@ def test_the_depth_of_checks_is_told_only_where_it_differs(tmp_path: Path) -> No
     rack = tmp_path / "rack"
     rack.mkdir()
     bundle(rack / "n1.tar", tmp_path, START)
-    assert "(quick)" not in fleet_page.table(compared(rack))
+    assert "(quick)" not in fleet_text.table(compared(rack))
     bundle(rack / "n2.tar", tmp_path, START, level="passive")
-    assert "pass (quick)" in fleet_page.table(compared(rack))
+    assert "pass (quick)" in fleet_text.table(compared(rack))
 
 
 # Strangers: anybody can sign a check with any GPUs, time and figures.
@@ -248,14 +249,14 @@ def test_a_strangers_pass_replaces_no_trusted_failure(tmp_path: Path) -> None:
     assert (fleet.verdict, fleet.older) == ("fail", ())
     (remark,) = fleet.nodes[1].findings
     assert remark.found == ("does not replace ours, an older check of the same GPUs, which is trusted more")
-    for text in (fleet_page.table(fleet), fleet_page.as_markdown(fleet)):
+    for text in (fleet_text.table(fleet), fleet_text.as_markdown(fleet)):
         assert "self (trusted)" in text
-    rows = list(csv.DictReader(io.StringIO(fleet_page.as_csv(fleet))))
+    rows = list(csv.DictReader(io.StringIO(fleet_text.as_csv(fleet))))
     assert {(row["node"], row["signed_level"], row["trusted"]) for row in rows} == {
         ("ours", "self", "true"), ("theirs", "self", "false"),
     }  # fmt: skip
     assert verdicts(compared(rack)) == {"theirs": "pass"}  # nobody is trusted: the newer one counts
-    assert "level" not in fleet_page.table(compared(rack))
+    assert "level" not in fleet_text.table(compared(rack))
 
 
 def test_a_trusted_check_replaces_a_strangers(tmp_path: Path) -> None:

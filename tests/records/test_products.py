@@ -9,7 +9,7 @@ import pytest
 
 from bench.records.estimate import ceiling_of
 from bench.records.products import Products, in_other_precisions, shares_of, why_no_products
-from bench.records.text import other_precision_text, products_text
+from bench.records.text import multiplied_text, other_precision_text
 from bench.records.trial import Ceiling
 from bench.training.models import Flops, Model, Precision, known_models
 from bench.training.setting import Setting
@@ -179,7 +179,9 @@ def test_scans_have_the_precision_of_their_authors() -> None:
 
 def test_shares_begin_with_the_largest() -> None:
     assert list(shares_of(ALL).values()) == [0.6, 0.2, 0.2]
-    assert products_text(ALL) == "products in bf16 60%, attention in bf16 20%, convolutions in bf16 20%"
+    assert (
+        multiplied_text(ALL, None) == "products in bf16 60%, attention in bf16 20%, convolutions in bf16 20%"
+    )
 
 
 # --- the limit ------------------------------------------------------------------------------------------

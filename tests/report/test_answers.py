@@ -17,7 +17,7 @@ from bench.report.compare.answers import AnswerInputs, Choice, MachineAnswer, an
 from bench.report.compare.compared_rows import RankedRow, Row
 from bench.report.compare.comparison import Comparison, ModelPart, compare_rows
 from bench.report.compare.decision import Rank, Recommendation, Wish
-from bench.report.compare.extrapolate import Extrapolation
+from bench.report.compare.extrapolate import Guess
 from bench.report.compare.matrix import matrix_of
 from bench.report.compare.offers import Terms
 from bench.report.compare.price_file import load_prices
@@ -159,7 +159,7 @@ def test_an_estimate_without_a_price_can_meet_a_deadline(rows: list[Row]) -> Non
         row for row in rows if isinstance(row, RankedRow) and row.path.endswith("pythia-160m-1gpu.tar")
     )
     for high, certain in ((1.25, "yes"), (1.4, "perhaps")):
-        found = Extrapolation("NVIDIA B200", 8, 0.5, 1.0, 0.8, high, 0, "a test")
+        found = Guess("NVIDIA B200", 8, 0.5, 1.0, 0.8, high, 0, "a test")
         terms = Terms(PriceBook("USD"), Wish(None, 1.3))
         guesses = price_guesses([found], terms, Recommendation(None, None, None, None), set())
         (answer,) = answers_of(AnswerInputs([slow], [Rank(1, None)], [], guesses, terms))

@@ -12,7 +12,7 @@ from bench.records.marks import Mark
 from bench.report.compare.answers import AnswerInputs, Change, MachineAnswer, answers_of
 from bench.report.compare.compared_rows import RankedRow
 from bench.report.compare.decision import Option, Rank, Recommendation, Wish
-from bench.report.compare.extrapolate import Extrapolation
+from bench.report.compare.extrapolate import Guess
 from bench.report.compare.offers import Terms
 from bench.report.compare.priced_guesses import price_guesses
 from bench.report.compare.prices import MachinePrice, PriceBook, Rent
@@ -46,7 +46,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
 
 
 def answer(
-    pairs: Sequence[Pair], guesses: Sequence[Extrapolation] = (), book: PriceBook | None = None, **wish: float
+    pairs: Sequence[Pair], guesses: Sequence[Guess] = (), book: PriceBook | None = None, **wish: float
 ) -> dict[str, MachineAnswer]:
     """Return the answers to a wish by their questions."""
     terms = Terms(book or PriceBook("USD"), Wish(**wish))  # type: ignore[arg-type]
@@ -171,7 +171,7 @@ def test_the_cheapest_to_rent_is_one_without_a_mark_if_there_is_one(
 
 
 B200 = ("NVIDIA B200",)
-GUESS = Extrapolation("NVIDIA B200", 8, 0.5, 1.0, 0.8, 1.25, 0, "a test")
+GUESS = Guess("NVIDIA B200", 8, 0.5, 1.0, 0.8, 1.25, 0, "a test")
 
 
 @pytest.mark.parametrize(

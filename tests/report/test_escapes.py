@@ -25,7 +25,7 @@ from bench.planning.prediction.predicted_machines import Predicted
 from bench.records.trial import Crashed
 from bench.report.compare.comparison import Comparison
 from bench.report.compare.priced_predictions import PricedPrediction
-from bench.report.pages import fleet_page
+from bench.report.text import fleet_text
 from bench.report.text.comparison_csv import csv_text
 from bench.report.text.comparison_table import markdown
 from bench.report.text.escapes import csv_cell, markdown_code, markdown_text
@@ -184,8 +184,8 @@ def test_no_text_of_a_bundle_is_markup_or_a_formula(
     assert len(require_plain_csv(printable(csv_text(hostile)))) == len(csv_text(comparison).splitlines())
     nodes = spoiled(fleet, text)
     assert nodes.nodes[0].seen.kind == text
-    require_plain_markdown(fleet_page.as_markdown(nodes))
-    require_plain_csv(printable(fleet_page.as_csv(nodes)))
+    require_plain_markdown(fleet_text.as_markdown(nodes))
+    require_plain_csv(printable(fleet_text.as_csv(nodes)))
     require_plain_csv(printable(prediction_csv([spoiled(PREDICTION, text)], text)))
 
 

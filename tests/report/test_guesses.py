@@ -18,9 +18,9 @@ from bench.report.compare import comparison
 from bench.report.compare.compared_rows import RankedRow
 from bench.report.compare.comparison import Comparison, ModelPart
 from bench.report.compare.decision import Option, Recommendation, Wish, within
-from bench.report.compare.extrapolate import Extrapolation
+from bench.report.compare.extrapolate import Guess
 from bench.report.compare.offers import Terms
-from bench.report.compare.owning import Operations, Owning
+from bench.report.compare.owning import Owning, Percentage
 from bench.report.compare.price_file import load_prices
 from bench.report.compare.priced_guesses import PricedGuess, days_text, price_guesses
 from bench.report.compare.prices import Electricity, MachinePrice, PriceBook, Rent
@@ -48,13 +48,13 @@ def only(comparison: Comparison) -> ModelPart:
     return part
 
 
-def guess(days: float | None = 1.0, low: float | None = 0.8, high: float | None = 1.25) -> Extrapolation:
+def guess(days: float | None = 1.0, low: float | None = 0.8, high: float | None = 1.25) -> Guess:
     card = find_gpu_model("h100")
     assert card is not None
-    return Extrapolation(card.name, 8, 0.5, days, low, high, 0, "a test")
+    return Guess(card.name, 8, 0.5, days, low, high, 0, "a test")
 
 
-def priced(found: Extrapolation, wish: Wish, measured: Recommendation = NOBODY, **terms: bool) -> PricedGuess:
+def priced(found: Guess, wish: Wish, measured: Recommendation = NOBODY, **terms: bool) -> PricedGuess:
     (one,) = price_guesses([found], Terms(load_prices(None), wish), measured, set())
     return one
 
@@ -291,7 +291,7 @@ def test_only_what_is_bought_can_be_outlived_by_the_runs(runs: int, outlived: bo
 
 def test_of_estimates_in_budget_the_fastest_answers_though_another_is_cheaper() -> None:
     card = guess().gpu
-    slow = Extrapolation(card, 1, 0.5, 6.0, 5.0, 7.0, 0, "a test")
+    slow = Guess(card, 1, 0.5, 6.0, 5.0, 7.0, 0, "a test")
     found = price_guesses([slow, guess()], Terms(load_prices(None), Wish(budget=1e6)), NOBODY, set())
     rents = {one.label: next(offer for offer in one.offers if offer.kind == "rent") for one in found}
     assert rents["1x H100 80GB HBM3"].spend < rents[EIGHT].spend
@@ -318,20 +318,20 @@ def test_an_estimate_follows_from_runs_of_its_own_recipe_alone(
 
 def test_of_estimates_that_cost_the_same_the_faster_one_is_cheapest_by_the_deadline() -> None:
     card = guess().gpu
-    slow = Extrapolation(card, 1, 0.5, 8.0, 7.0, 9.0, 0, "a test")
+    slow = Guess(card, 1, 0.5, 8.0, 7.0, 9.0, 0, "a test")
     book = PriceBook("USD", rents=(Rent((card,), 2.0, "2026-06-01", "a quote"),))
     found = price_guesses([slow, guess()], Terms(book, Wish(deadline_days=20.0)), NOBODY, set())
     assert {offer.spend for one in found for offer in one.offers} == {384.0}
     assert {one.label for one in found if marks(one)} == {EIGHT}
 
 
-def of_kind(kind: str, days: float, half: float, gpus: int = 1) -> Extrapolation:
+def of_kind(kind: str, days: float, half: float, gpus: int = 1) -> Guess:
     card = find_gpu_model(kind)
     assert card is not None
-    return Extrapolation(card.name, gpus, 0.01, days, days - half, days + half, 0, "a test")
+    return Guess(card.name, gpus, 0.01, days, days - half, days + half, 0, "a test")
 
 
-def answering(wish: Wish, *found: Extrapolation, measured: Recommendation = NOBODY) -> dict[str, str]:
+def answering(wish: Wish, *found: Guess, measured: Recommendation = NOBODY) -> dict[str, str]:
     """Return what each machine answers at $1 an hour for an H100, $1 for an H200 and $2 for an L40S."""
     cards = ((find_gpu_model(kind), price) for kind, price in (("h100", 1.0), ("h200", 1.0), ("l40s", 2.0)))
     rents = tuple(Rent((card.name,), price, "2026-06-01", "a quote") for card, price in cards if card)
@@ -398,7 +398,7 @@ def test_a_budget_pays_for_all_runs(runs: int, verdict: str) -> None:
 def bought(days: float = 1.0, utilisation: float = 1.0, **wish: float) -> PricedGuess:
     """Price 8 GPUs that cost $182,500, and 10% of it a year for operations: $100 and $50 a day."""
     found = guess(days, 0.8 * days, 1.25 * days)
-    work = Owning(operations=Operations(10.0, "2026-06-01", "a contract"))
+    work = Owning(operations=Percentage(10.0, "2026-06-01", "a contract"))
     machine = MachinePrice((found.gpu,), 8, 182_500.0, "2026-06-01", "a quote")
     terms = Terms(PriceBook("USD", machines=(machine,), owning=work), Wish(**wish), utilisation)  # type: ignore[arg-type]
     (one,) = price_guesses([found], terms, NOBODY, set())

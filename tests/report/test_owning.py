@@ -14,11 +14,9 @@ from bench.base.errors import BadInput
 from bench.cli.compare import CompareArguments, collect
 from bench.cli.main import main
 from bench.report.compare.owning import (
-    CapitalCost,
     Colocation,
-    Operations,
     Owning,
-    ResidualValue,
+    Percentage,
     annuity,
 )
 from bench.report.compare.price_file import load_prices
@@ -40,30 +38,30 @@ def test_without_any_cost_nothing_is_added() -> None:
 
 
 def test_each_cost_is_added_by_its_definition() -> None:
-    assert upkeep(Owning(operations=Operations(5, *QUOTED))) == pytest.approx(5_000)
-    assert upkeep(Owning(residual=ResidualValue(20, *QUOTED))) == pytest.approx(-4_000)
+    assert upkeep(Owning(operations=Percentage(5, *QUOTED))) == pytest.approx(5_000)
+    assert upkeep(Owning(residual=Percentage(20, *QUOTED))) == pytest.approx(-4_000)
     colocation = Colocation(200, *QUOTED, overhead=1.5)
     assert upkeep(Owning(colocation=colocation)) == pytest.approx(12 * 200 * 10 * 1.5)
     assert upkeep(Owning(colocation=colocation), kilowatts=None) == pytest.approx(0)
     loan = 100_000 * 0.08 / (1 - 1.08**-5)  # what a bank asks for each year
-    assert upkeep(Owning(capital=CapitalCost(8, *QUOTED))) == pytest.approx(loan - 20_000)
+    assert upkeep(Owning(capital=Percentage(8, *QUOTED))) == pytest.approx(loan - 20_000)
 
 
 @pytest.mark.parametrize(
     ("owning", "text"),
     [
         (Owning(), None),
-        (Owning(capital=CapitalCost(8, *QUOTED)), "8% a year for the capital: a quote, 2026-06-01"),
+        (Owning(capital=Percentage(8, *QUOTED)), "8% a year for the capital: a quote, 2026-06-01"),
         (
             Owning(colocation=Colocation(200, *QUOTED, overhead=1.5)),
             "$200 a month for a kW of colocation, 15 kW booked: a quote, 2026-06-01",
         ),
         (
-            Owning(operations=Operations(5, *QUOTED)),
+            Owning(operations=Percentage(5, *QUOTED)),
             "5% of the price a year for operations: a quote, 2026-06-01",
         ),
         (
-            Owning(residual=ResidualValue(20, *QUOTED)),
+            Owning(residual=Percentage(20, *QUOTED)),
             "20% of the price at the end of its life: a quote, 2026-06-01",
         ),
     ],

@@ -8,7 +8,7 @@ import pytest
 
 from bench.planning.prediction.interruptions import Interruptions, interrupted
 from bench.planning.prediction.predicted_machines import Predicted
-from bench.report.compare.owning import Operations, Owning
+from bench.report.compare.owning import Owning, Percentage
 from bench.report.compare.priced_predictions import RunCost, machine_text, nodes_of, priced
 from bench.report.compare.prices import Electricity, GpuPrice, MachinePrice, PriceBook, Rent, SystemPrice
 
@@ -41,7 +41,7 @@ def test_a_run_costs_its_hours_of_rent_or_its_share_of_the_machines_life() -> No
 def test_an_owned_run_also_pays_for_electricity_and_for_upkeep() -> None:
     fed = replace(BOOK, electricity=Electricity(0.2, *WHEN, overhead=1.5))
     assert costs(fed) == pytest.approx([960.0, 250.0 + 30.0])
-    kept = replace(fed, owning=Owning(operations=Operations(10.0, *WHEN)))
+    kept = replace(fed, owning=Owning(operations=Percentage(10.0, *WHEN)))
     assert costs(kept) == pytest.approx([960.0, 250.0 + 30.0 + 5 * 7_300 / 365])
 
 

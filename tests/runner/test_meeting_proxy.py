@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from bench.base.errors import BadInput, EnvironmentCannot
 from bench.cli.main import main
-from bench.cli.run import meeting_secret
+from bench.cli.meeting import meeting_secret
 from bench.runner.processes.jobs import Nodes, host_and_port
 from bench.runner.processes.meeting_proxy import (
     GREETING,

@@ -21,7 +21,7 @@ import pytest
 import torch.distributed as dist
 
 from bench.base.errors import BadInput, EnvironmentCannot
-from bench.cli.run import SECRET
+from bench.cli.meeting import SECRET
 from bench.records.trial import Outcome
 from bench.runner.processes import nodes as several
 from bench.runner.processes.jobs import FactsJob, FollowJob, Nodes, WorkerEvent
@@ -424,7 +424,7 @@ def test_members_reach_their_supervisor_in_a_deep_folder(tmp_path: Path) -> None
     ],
 )
 def test_an_invalid_nodes_argument_is_bad_input(place: tuple[int, int, str | None], wrong: str) -> None:
-    from bench.cli.run import nodes_of
+    from bench.cli.meeting import nodes_of
     from bench.planning.manifest import parse_manifest
 
     manifest = parse_manifest(json.dumps(MANIFEST).encode(), "m.json")

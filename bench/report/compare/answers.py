@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from bench.records.spread import on_another_machine
-from bench.report.compare import appraisal
+from bench.report.compare.appraisal import recommend
 from bench.report.compare.compared_rows import RankedRow
-from bench.report.compare.decision import Certainty, Option, Rank, Recommendation, Wish, meets, within
+from bench.report.compare.decision import Certainty, Option, Rank, Recommendation, meets, within
 from bench.report.compare.offers import Terms
 from bench.report.compare.priced_guesses import GuessOffer, PricedGuess
 
@@ -50,6 +50,8 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class MachineAnswer:
+    """The answer to one question about one model, with what would change it; costs in the book's currency."""
+
     question: Question
     choice: Choice | None  # None: no machine answers
     certain: Certainty  # that the choice keeps the limits; of an estimate, by its interval
@@ -57,11 +59,6 @@ class MachineAnswer:
     estimate: Choice | None  # an estimate that may be better than the measured choice
     nearest: Choice | None  # without a measured choice: the fastest measured machine
     changes: tuple[Change, ...]
-
-
-def recommend(pairs: Pairs, wish: Wish, used_days: float) -> Recommendation:
-    """Say what to buy or rent. Options whose figure has a mark count only if no other option answers."""
-    return appraisal.recommend([(bool(row.marks), option) for row, option in pairs], wish, used_days)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +74,8 @@ class AnswerInputs:
     def recommended(self, **limits: float) -> Recommendation:
         """Recommend for the user's wish; `limits` replace fields of the wish."""
         wish = replace(self.terms.wish, **limits)  # type: ignore[arg-type]  # no limit is the number of runs
-        return recommend(self.pairs, wish, self.terms.used_days)
+        options = [(bool(row.marks), option) for row, option in self.pairs]
+        return recommend(options, wish, self.terms.used_days)
 
     def rivals(self, option: Option | None, cost: Callable[[Option], float]) -> list[Option]:
         """Return the options that could be recommended instead: those without marks that cost no more.
@@ -103,8 +101,8 @@ class AnswerInputs:
             measured=True,
             kind=option.kind,
             days=days.value,
-            low_days=days.value - days.half_width,
-            high_days=days.value + days.half_width,
+            low_days=days.low,
+            high_days=days.high,
             upfront=option.upfront,
             run_cost=option.run_cost(terms.prices.life_days, terms.utilisation),
             spend=option.spend(terms.wish.runs),
@@ -161,8 +159,7 @@ def _in_budget(inputs: AnswerInputs, budget: float) -> MachineAnswer:
     if given.fastest_in_budget is None:
         return answer
     spent = given.fastest_in_budget.spend_interval(inputs.terms.wish.runs)
-    most = spent.value + spent.half_width
-    return replace(answer, certain=within(spent.value - spent.half_width, most, budget))
+    return replace(answer, certain=within(spent.low, spent.high, budget))
 
 
 def _answer(
@@ -241,7 +238,7 @@ def _budget_changes(inputs: AnswerInputs, option: Option | None, budget: float) 
 
 def _end(option: Option) -> float:
     """Return the shortest deadline that the option surely meets."""
-    return option.days.value + option.days.half_width
+    return option.days.high
 
 
 # Choices
@@ -281,10 +278,9 @@ def _guessed(guess: PricedGuess, offer: GuessOffer | None) -> Choice:
 
 def _without_price(row: RankedRow) -> Choice:
     days = on_another_machine(row.days)
-    low, high = days.value - days.half_width, days.value + days.half_width
     return Choice(
-        machine=row.machine.label, measured=True, kind=None, days=days.value, low_days=low, high_days=high,
-        upfront=0.0, run_cost=None, spend=None, doubts=_doubts(row),
+        machine=row.machine.label, measured=True, kind=None, days=days.value, low_days=days.low,
+        high_days=days.high, upfront=0.0, run_cost=None, spend=None, doubts=_doubts(row),
     )  # fmt: skip
 
 

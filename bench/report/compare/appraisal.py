@@ -9,7 +9,7 @@ tests/e2e/test_what_if.py holds both against each other, so a rule that changes 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -101,14 +101,14 @@ def appraise(
     every = [option for own in options for option in own]
     marked = [machine.marked for machine, own in zip(machines, options, strict=True) for _ in own]
     answer = recommend(list(zip(marked, every, strict=True)), wish, life_days * utilisation)
-    offers = _OffersOfModel(every, answer, wish, life_days, utilisation)
+    judged = _judged(every, answer, wish, life_days, utilisation)
     ranks = places([machine.days for machine in machines], sum(not machine.marked for machine in machines))
     deadline = wish.deadline_days
     appraised = tuple(
         AppraisedMachine(
             place=place,
             in_time=None if deadline is None else meets(machine.days, deadline),
-            offers=tuple(map(offers.offer, own)),
+            offers=tuple(judged[id(option)] for option in own),
         )
         for machine, own, place in zip(machines, options, ranks, strict=True)
     )
@@ -136,42 +136,34 @@ def recommend(options: Sequence[tuple[bool, Option]], wish: Wish, used_days: flo
     return decide(sound, wish, used_days).or_else(decide(every, wish, used_days))
 
 
-class _OffersOfModel:
-    """Judges each option of a model by the user's wish and the other options."""
-
-    def __init__(
-        self,
-        every: Sequence[Option],
-        answer: Recommendation,
-        wish: Wish,
-        life_days: float,
-        utilisation: float,
-    ) -> None:
-        self._wish, self._life_days, self._utilisation = wish, life_days, utilisation
-        self._rent = min((o for o in every if o.kind == "rent"), key=lambda o: o.a_run, default=None)
-        self._best = {id(option) for option in _frontiers(every, life_days, utilisation)}
-        self._answers = {
-            "fastest in budget": answer.fastest_in_budget,
-            "as fast within the interval, for less": answer.as_fast_for_less,
-            "cheapest by the deadline": answer.cheapest_by_deadline,
-            "as cheap within the interval, and faster": answer.as_cheap_but_faster,
-        }
-
-    def offer(self, option: Option) -> AppraisedOffer:
-        wish, rent = self._wish, self._rent
+def _judged(
+    options: Sequence[Option], answer: Recommendation, wish: Wish, life_days: float, utilisation: float
+) -> Mapping[int, AppraisedOffer]:
+    """Judge each option of a model by the user's wish and the other options; keyed by the option's `id`."""
+    rent = min((o for o in options if o.kind == "rent"), key=lambda o: o.a_run, default=None)
+    best = {id(option) for option in _frontiers(options, life_days, utilisation)}
+    answers = {
+        "fastest in budget": answer.fastest_in_budget,
+        "as fast within the interval, for less": answer.as_fast_for_less,
+        "cheapest by the deadline": answer.cheapest_by_deadline,
+        "as cheap within the interval, and faster": answer.as_cheap_but_faster,
+    }
+    found = {}
+    for option in options:
         spend = option.spend(wish.runs)
-        even = break_even(option, rent, self._life_days) if rent else None  # against the cheapest rent
-        return AppraisedOffer(
+        even = break_even(option, rent, life_days) if rent else None  # against the cheapest rent
+        found[id(option)] = AppraisedOffer(
             kind=option.kind,
-            run_cost=option.run_cost(self._life_days, self._utilisation),
+            run_cost=option.run_cost(life_days, utilisation),
             spend=spend,
             in_budget=None if wish.budget is None else spend <= wish.budget,
-            outlived=not option.lives_for(wish.runs, self._life_days * self._utilisation),
-            on_frontier=id(option) in self._best,
+            outlived=not option.lives_for(wish.runs, life_days * utilisation),
+            on_frontier=id(option) in best,
             break_even=even,
             rent_always_less=option.kind == "buy" and rent is not None and even is None,
-            marks=tuple(words for words, chosen in self._answers.items() if chosen is option),
+            marks=tuple(words for words, chosen in answers.items() if chosen is option),
         )
+    return found
 
 
 def _frontiers(options: Sequence[Option], life_days: float, utilisation: float) -> list[Option]:

@@ -65,6 +65,7 @@ class Machine:
 
     @property
     def label(self) -> str:
+        """The name in tables, as 8x H100 80GB HBM3 or 16x H200 on 2 nodes; without "NVIDIA"."""
         short = self.name.replace("NVIDIA ", "") + (f" on {self.nodes} nodes" if self.nodes > 1 else "")
         if " + " in self.name and self.kind == "cuda":  # several kinds of GPU: the name has the counts
             return short
@@ -114,7 +115,7 @@ class MeasuredAttempt(Attempt):
 
 @dataclass(frozen=True, slots=True)
 class UncertainFastest:
-    """The runner-up, when the fastest setting is uncertain."""
+    """The doubt about the fastest setting of a model, and the setting that may be faster."""
 
     confidence: float  # that no measured setting is more than 1% faster than the fastest
     rival: MeasuredAttempt  # of all others, the one whose interval ends first
@@ -196,6 +197,7 @@ class RankedRow(Row):
 
     @property
     def days(self) -> Interval:
+        """The days of the whole recipe, with the interval of this measurement alone."""
         return self.best.days
 
 
@@ -217,8 +219,8 @@ def gather(files: Files, *, with_telemetry: bool) -> ComparedRun | CheckContents
     if not isinstance(run, RunContents):
         return run
     results = run.results
-    tried = (_trials_of(results, model.name) for model in results.models)
-    bests = {best.id: best for trials in tried if (best := fastest(trials, run.marks)) is not None}
+    found = (fastest(results.trials_of(model.name), run.marks) for model in results.models)
+    bests = {best.id: best for best in found if best is not None}
     lines = telemetry_lines(files)
     try:
         searched = {m.name: run.stated.scope_of(m.name) for m in results.models}
@@ -241,16 +243,13 @@ def gather(files: Files, *, with_telemetry: bool) -> ComparedRun | CheckContents
 
 
 def rows_of(path: Path, verdict: Verdict[Contents], run: ComparedRun) -> tuple[Row, ...]:
+    """Make a row for each model of a verified run, in the order of its results."""
     return tuple(_row(path, verdict, run, model) for model in run.results.models)
-
-
-def _trials_of(results: Results, model: str) -> list[TrialResult]:
-    return [trial for trial in results.trials if trial.model == model]
 
 
 def _row(path: Path, verdict: Verdict[Contents], run: ComparedRun, model: Model) -> Row:
     results = run.results
-    trials = _trials_of(results, model.name)
+    trials = results.trials_of(model.name)
     best, wrong = fastest(trials, run.marks), wrong_settings(trials)
     mfu = {trial.id: mfu_of(trial, results.node, model.recipe.precision) for trial in trials}
     best_attempt = _attempt(best, mfu) if best else None

@@ -14,12 +14,12 @@ from bench.base.gpu_catalogue import GpuModel, gpu_named
 from bench.base.strict_json import INTERNAL
 from bench.records.estimate import Interval
 from bench.records.spread import on_another_day
-from bench.report.compare.answers import AnswerInputs, MachineAnswer, Pairs, answers_of
+from bench.report.compare.answers import AnswerInputs, MachineAnswer, answers_of
 from bench.report.compare.appraisal import Appraisal, PricedMachine, appraise
 from bench.report.compare.compared_rows import Conditions, RankedRow, Row, recipe_of
 from bench.report.compare.decision import Certainty, Rank, Wish
 from bench.report.compare.energy_factors import NO_FACTORS, EnergyFactors
-from bench.report.compare.extrapolate import Extrapolation, MeasuredRow, extrapolate
+from bench.report.compare.extrapolate import Guess, MeasuredRow, extrapolate
 from bench.report.compare.fastest_runs import assurance_of, fastest_runs
 from bench.report.compare.groups import (
     Group,
@@ -88,10 +88,12 @@ class ModelPart:
 
     @property
     def recipe(self) -> Conditions:
+        """The conditions about the training itself; groups that differ in software alone have equal ones."""
         return recipe_of(self.conditions)
 
     @property
     def title(self) -> str:
+        """The heading of this part: the model and, beyond its first part, how conditions differ."""
         return f"{self.model}: {', '.join(self.differs_in)}" if self.differs_in else self.model
 
     def not_replaced_by(self, row: Row) -> Row | None:
@@ -140,6 +142,7 @@ class Comparison:
 
     @property
     def life_days(self) -> float:
+        """The days that an owned machine lasts, used or not."""
         return self.life_years * DAYS_A_YEAR
 
 
@@ -236,7 +239,7 @@ def _guesses(
     terms: Terms,
     evidence: list[MeasuredRow],
     unusable: Mapping[str, str],
-) -> tuple[Extrapolation, ...]:
+) -> tuple[Guess, ...]:
     """Estimate a recipe on the machines that the user asked for, from all rows of the model.
 
     The operations are those of the row with the fewest: settings that recompute have more than are needed.
@@ -248,16 +251,14 @@ def _guesses(
     flops, row = min(counted, key=lambda pair: pair[0])
     of_row = row.family, row.precision, flops, evidence
     ranked = [row for row in usable if row.recipe == recipe and row.complete and not row.marks]
-    guesses = (_guess(extrapolate(gpu, gpus, *of_row), (gpu, gpus), ranked) for gpu, gpus in terms.wanted)
-    return tuple(
-        guess if guess.days else replace(guess, basis=unusable.get(row.family, guess.basis))
-        for guess in guesses
-    )
-
-
-def _guess(rule: Extrapolation, machine: tuple[GpuModel, int], rows: list[RankedRow]) -> Extrapolation:
-    """Return the predictor's estimate; without one, the estimate `rule` by the share of the vendor's peak."""
-    return predicted_estimate(*machine, rule.at_peak_days, rows) or rule
+    guesses = []
+    for gpu, gpus in terms.wanted:
+        by_share_of_peak = extrapolate(gpu, gpus, *of_row)
+        guess = predicted_estimate(gpu, gpus, by_share_of_peak.at_peak_days, ranked) or by_share_of_peak
+        if not guess.days:
+            guess = replace(guess, basis=unusable.get(row.family, guess.basis))
+        guesses.append(guess)
+    return tuple(guesses)
 
 
 def _parts(
@@ -272,14 +273,12 @@ def _parts(
         yield _part(model, number, group, terms, guesses)
 
 
-def _part(
-    model: str, number: int, group: Group, terms: Terms, guesses: tuple[Extrapolation, ...]
-) -> ModelPart:
+def _part(model: str, number: int, group: Group, terms: Terms, guesses: tuple[Guess, ...]) -> ModelPart:
     chosen, left_out = fastest_runs(group.rows)
     apart = [SetApart(row, (why_no_figure(row),)) for row in group.without_figure]
     apart += [SetApart(row, (why,)) for row, why in left_out]
     entries, found = _entries(chosen, group.conditions, terms)
-    pairs = _options(entries, terms)
+    pairs = [(one.row, option) for one in entries for option in one.machine.options(terms.utilisation)]
     priced_guesses = price_guesses(guesses, terms, found.answer, {row.machine.label for row in chosen})
     ranked, ranks = [entry.row for entry in entries], [entry.place for entry in entries]
     return ModelPart(
@@ -295,11 +294,6 @@ def _part(
         number=number,
         differs_in=group.differs_in,
     )
-
-
-def _options(entries: Iterable[Entry], terms: Terms) -> Pairs:
-    """Return every option with its row, in order of rank."""
-    return [(item.row, option) for item in entries for option in item.machine.options(terms.utilisation)]
 
 
 def _entries(rows: list[RankedRow], base: Conditions, terms: Terms) -> tuple[tuple[Entry, ...], Appraisal]:

@@ -77,7 +77,7 @@ class Recommendation:
 
 def meets(days: Interval, deadline_days: float) -> Certainty:
     """Whether the whole interval ends before the deadline."""
-    return within(days.value - days.half_width, days.value + days.half_width, deadline_days)
+    return within(days.low, days.high, deadline_days)
 
 
 def within(least: float, most: float | None, limit: float) -> Certainty:

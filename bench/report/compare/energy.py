@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.base.strict_json import strict_loads
+from bench.bundle.telemetry_limits import MOST_WATTS
 from bench.bundle.verify import Files
 from bench.records.run_results import TrialResult
 
 TELEMETRY_POINTS = 60  # of a plot, at most
-MOST_WATTS = 10_000  # of one GPU: a larger value is a broken counter
 # Timed steps have fewer passes than the recipe's steps, so optimizer updates take a larger share of them.
 # If that share is larger by more than this, the power is not that of training.
 MOST_UPDATE_SHARE = 0.1
@@ -40,7 +40,7 @@ def telemetry_lines(files: Files) -> list[bytes]:
 def watts_of(
     files: Files, bests: Mapping[str, TrialResult], lines: list[bytes], gpus: int
 ) -> Mapping[str, float | None]:
-    """Return the mean power of all GPUs while each of `bests` was timed, by trial; `gpus` a node trained."""
+    """Return, by trial, the mean power of all its GPUs while it was timed; a node trains on `gpus` GPUs."""
     if not gpus or not lines:
         return {}
     samples = list(files.lines("samples.jsonl"))

@@ -1,6 +1,6 @@
 """Estimate the days on a machine that was not measured: its vendor's peak at the efficiency of measured rows.
 
-In: measured rows and a target machine. Out: an `Extrapolation`, never ranked among measurements. Pure.
+In: measured rows and a target machine. Out: a `Guess`, never ranked among measurements. Pure.
 
 The error bar comes from held-out rows: the same rule estimates each of them from the others, and its errors
 make the bar. For a kind of GPU that was measured, single rows are held out; for a new kind, all rows of it.
@@ -42,8 +42,8 @@ class MeasuredRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Extrapolation:
-    """An estimate for one model on one machine."""
+class Guess:
+    """The days of one model on a machine that was not measured, and what they are based on."""
 
     gpu: str
     gpus: int
@@ -69,15 +69,15 @@ def peak_days(flops: float, gpu: GpuModel, gpus: int, precision: str, *, tf32: b
 
 def extrapolate(
     target: GpuModel, gpus: int, family: str, precision: str, flops: float, evidence: Sequence[MeasuredRow]
-) -> Extrapolation:
+) -> Guess:
     """Estimate one model's training, of `flops` in all, on `gpus` GPUs of the target kind."""
     at_peak = peak_days(flops, target, gpus, precision, tf32=True)
     if precision == "fp8" and target.fp8_tflops is None:
         reason = "it cannot train this recipe: its units do not multiply in fp8"
-        return Extrapolation(target.name, gpus, at_peak, None, None, None, 0, reason, impossible=True)
+        return Guess(target.name, gpus, at_peak, None, None, None, 0, reason, impossible=True)
     nearest = _nearest(target, family, precision, gpus, flops, evidence)
     if nearest is None:
-        return Extrapolation(target.name, gpus, at_peak, None, None, None, 0, f"no {family} was measured")
+        return Guess(target.name, gpus, at_peak, None, None, None, 0, f"no {family} was measured")
     days = _as_efficient(flops, target, gpus, precision, nearest)
     known_kind = nearest.gpu.name == target.name
     errors = held_out_errors(evidence, family, known_kind=known_kind, apart=_factor(gpus, nearest.gpus))
@@ -88,7 +88,7 @@ def extrapolate(
         factor = math.exp(_half_width(errors, len(errors) if known_kind else kinds))
         low, high = max(days / factor, at_peak), days * factor
     basis = ", ".join(_basis(target, gpus, precision, nearest))
-    return Extrapolation(target.name, gpus, at_peak, days, low, high, len(errors), basis)
+    return Guess(target.name, gpus, at_peak, days, low, high, len(errors), basis)
 
 
 def _basis(target: GpuModel, gpus: int, precision: str, nearest: MeasuredRow) -> Iterator[str]:

@@ -17,6 +17,7 @@ Reasons = list[tuple[RankedRow, str]]
 
 
 def assurance_of(row: Row) -> Assurance:
+    """Return the key by which rows are ordered: trusted signers first, then bundles at level operator."""
     return assurance(row.level, trusted=row.trusted)
 
 

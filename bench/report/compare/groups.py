@@ -47,6 +47,7 @@ def decisive(rows: Iterable[AnyRow]) -> list[AnyRow]:
 
 
 def ranked_rows(rows: Iterable[Row]) -> list[RankedRow]:
+    """Select the rows whose model has a figure, in the given order."""
     return [row for row in rows if isinstance(row, RankedRow)]
 
 

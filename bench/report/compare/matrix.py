@@ -48,6 +48,7 @@ class MatrixRow:
 
     @property
     def name(self) -> str:
+        """The model, with the number of its group from the second group on."""
         return self.part.model if self.part.number == 1 else f"{self.part.model} (group {self.part.number})"
 
 
@@ -65,6 +66,7 @@ class Matrix:
 
     @property
     def cells(self) -> list[MatrixCell]:
+        """All cells that hold a figure, row by row."""
         return [cell for row in self.rows for cell in row.cells if cell is not None]
 
 
@@ -104,8 +106,8 @@ def _measured(entry: Entry, *, chosen: bool) -> MatrixCell:
     return MatrixCell(
         machine=entry.row.machine.label,
         days=entry.days.value,
-        low_days=entry.days.value - entry.days.half_width,
-        high_days=entry.days.value + entry.days.half_width,
+        low_days=entry.days.low,
+        high_days=entry.days.high,
         run_cost=offer.run_cost if offer else None,
         bought=offer is not None and offer.kind == "buy",
         measured=True,

@@ -14,26 +14,8 @@ DAYS_A_YEAR, MONTHS_A_YEAR = 365, 12
 
 
 @dataclass(frozen=True, slots=True)
-class CapitalCost:
-    """The cost of the money for the machine, in percent a year: interest paid, or earnings given up."""
-
-    percent: float
-    date: str
-    source: str
-
-
-@dataclass(frozen=True, slots=True)
-class Operations:
-    """Repair, insurance and people, in percent of the machine's price a year."""
-
-    percent: float
-    date: str
-    source: str
-
-
-@dataclass(frozen=True, slots=True)
-class ResidualValue:
-    """The resale price of the machine at the end of its life, in percent of its price."""
+class Percentage:
+    """A cost or value of owning a machine, in percent; `Owning` says of what."""
 
     percent: float
     date: str
@@ -55,10 +37,10 @@ class Colocation:
 class Owning:
     """The costs of owning; None: that cost is left out."""
 
-    capital: CapitalCost | None = None
+    capital: Percentage | None = None  # a year: interest paid on the price, or earnings given up
     colocation: Colocation | None = None
-    operations: Operations | None = None
-    residual: ResidualValue | None = None
+    operations: Percentage | None = None  # of the price a year: repair, insurance and people
+    residual: Percentage | None = None  # of the price: what the machine is sold for at the end of its life
 
     def upkeep_a_day(
         self, price: float, kilowatts: float | None, life_years: float, of_colocation: float

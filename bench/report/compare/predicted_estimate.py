@@ -16,14 +16,14 @@ from bench.planning.prediction.step_time import StepPart, group_of, shipped_fit
 from bench.records.estimate import TO_SIGMA
 from bench.records.spread import shipped_spreads
 from bench.report.compare.compared_rows import RankedRow
-from bench.report.compare.extrapolate import Extrapolation
+from bench.report.compare.extrapolate import Guess
 from bench.training.models import Counted, Model, counts_by_formula
 from bench.training.models.shipped_counts import shipped_counts
 
 
 def predicted_estimate(
     gpu: GpuModel, gpus: int, at_peak_days: float, rows: Iterable[RankedRow]
-) -> Extrapolation | None:
+) -> Guess | None:
     """Estimate from the nearest of these rows, which train one recipe; None if none can be predicted."""
     for row in sorted(rows, key=lambda row: _distance(row, gpu, gpus)):
         try:
@@ -35,7 +35,7 @@ def predicted_estimate(
     return None
 
 
-def _from_row(row: RankedRow, gpu: GpuModel, gpus: int, at_peak_days: float) -> Extrapolation | None:
+def _from_row(row: RankedRow, gpu: GpuModel, gpus: int, at_peak_days: float) -> Guess | None:
     """Estimate from one row; None if the predictor has no figure for its machine or for the other one."""
     known = gpu_named(row.machine.name)
     counts = (counts_by_formula(row.trained) or shipped_counts(row.trained)) if row.trained else None
@@ -50,7 +50,7 @@ def _from_row(row: RankedRow, gpu: GpuModel, gpus: int, at_peak_days: float) -> 
         return None
     ratio = there.step_seconds / here
     days, error = row.days.value * ratio, _error(row, row.trained, counts, there)
-    return Extrapolation(
+    return Guess(
         gpu=gpu.name,
         gpus=gpus,
         at_peak_days=at_peak_days,

@@ -20,7 +20,7 @@ from bench.base.files import read_bounded
 from bench.base.form_mistakes import form_mistakes, written_json
 from bench.base.shipped_data import read_data
 from bench.base.strict_json import from_json
-from bench.report.compare.owning import CapitalCost, Colocation, Operations, ResidualValue
+from bench.report.compare.owning import Colocation, Percentage
 from bench.report.compare.prices import (
     Electricity,
     Exchange,
@@ -35,13 +35,13 @@ from bench.report.compare.prices import (
 MAX_BYTES = 1 << 20
 LARGEST_PRICE = 1e12  # in the file's currency
 DATE = "allowed: the quote's day, YYYY-MM-DD"
-Percentage = CapitalCost | Operations | ResidualValue
 Dated = Quote | Exchange | Colocation | Percentage
 Q = TypeVar("Q", GpuPrice, SystemPrice, MachinePrice, Rent)
 
 
 @cache
 def shipped_prices() -> PriceBook:
+    """Return the quotes of data/prices.json and the rents of data/rents.json as one book; read once."""
     bought = parse_prices(read_data("prices.json"), "data/prices.json")
     rented = parse_prices(read_data("rents.json"), "data/rents.json")
     return replace(bought, rents=rented.rents)
@@ -78,10 +78,10 @@ LISTS: Mapping[str, Any] = {
 
 
 COSTS_OF_OWNING: Mapping[str, Any] = {
-    "capital": CapitalCost,
+    "capital": Percentage,
     "colocation": Colocation,
-    "operations": Operations,
-    "residual": ResidualValue,
+    "operations": Percentage,
+    "residual": Percentage,
 }
 
 

@@ -14,7 +14,7 @@ from bench.base.gpu_catalogue import power_limit_watts
 from bench.base.strict_json import field_values
 from bench.records.text import figures
 from bench.report.compare.decision import Certainty, Recommendation, Wish, within
-from bench.report.compare.extrapolate import Extrapolation
+from bench.report.compare.extrapolate import Guess
 from bench.report.compare.offers import Terms
 from bench.report.compare.priced_predictions import machine_prices, nodes_of
 from bench.report.compare.prices import Gap, Priced
@@ -43,17 +43,21 @@ class GuessOffer:
 
 
 @dataclass(frozen=True, slots=True)
-class PricedGuess(Extrapolation):
+class PricedGuess(Guess):
+    """A guess with the offers for its machine; without days it has no offers."""
+
     in_time: Certainty | None = field(kw_only=True)  # None: no deadline was given
     offers: tuple[GuessOffer, ...] = field(kw_only=True)
     gaps: tuple[str, ...] = field(kw_only=True)  # why prices are missing
 
     @property
     def nodes(self) -> int:
+        """The fewest nodes that hold all GPUs."""
         return nodes_of(self.gpus)
 
     @property
     def label(self) -> str:
+        """The name in tables, in the form of `Machine.label`."""
         on_nodes = f" on {self.nodes} nodes" if self.nodes > 1 else ""
         return f"{self.gpus}x {self.gpu.replace('NVIDIA ', '')}{on_nodes}"
 
@@ -71,7 +75,7 @@ class PricedGuess(Extrapolation):
 
 
 def price_guesses(
-    guesses: Iterable[Extrapolation], terms: Terms, measured: Recommendation, labels: Set[str]
+    guesses: Iterable[Guess], terms: Terms, measured: Recommendation, labels: Set[str]
 ) -> tuple[PricedGuess, ...]:
     """Price each guess, in the given order, and mark the offers that may answer a question better.
 
@@ -95,25 +99,22 @@ def days_text(guess: PricedGuess) -> str:
     return f"{figures(guess.days)} ({figures(guess.low_days)} to {figures(guess.high_days)})"
 
 
-def _priced(guess: Extrapolation, terms: Terms) -> PricedGuess:
+def _priced(guess: Guess, terms: Terms) -> PricedGuess:
+    in_time: Certainty | None = None
     deadline = terms.wish.deadline_days
+    if deadline is not None:
+        in_time = "no" if guess.impossible else within(guess.least_days, guess.high_days, deadline)
     prices = machine_prices(guess.gpu, guess.gpus, terms.prices)
     offers = _offers(guess, prices, terms) if guess.days is not None else ()
     return PricedGuess(
         **field_values(guess),
-        in_time=None if deadline is None else _in_time(guess, deadline),
+        in_time=in_time,
         offers=tuple(offers),
         gaps=tuple(price.reason for price in prices if isinstance(price, Gap)),
     )
 
 
-def _in_time(guess: Extrapolation, deadline_days: float) -> Certainty:
-    return "no" if guess.impossible else within(guess.least_days, guess.high_days, deadline_days)
-
-
-def _offers(
-    guess: Extrapolation, prices: tuple[Priced | Gap, Priced | Gap], terms: Terms
-) -> Iterator[GuessOffer]:
+def _offers(guess: Guess, prices: tuple[Priced | Gap, Priced | Gap], terms: Terms) -> Iterator[GuessOffer]:
     buy, rent = prices
     if isinstance(buy, Priced):
         upkeep, quotes = terms.prices.upkeep_of(buy, power_limit_watts(guess.gpu, guess.gpus))
@@ -125,21 +126,21 @@ def _offers(
 
 
 def _offer(
-    guess: Extrapolation,
+    guess: Guess,
     kind: Literal["buy", "rent"],
     price: Priced,
     terms: Terms,
     cost: Callable[[float], float],
 ) -> GuessOffer:
-    assert guess.days is not None
+    days = _days(guess)
     runs, budget = terms.wish.runs, terms.wish.budget
-    run_cost, least = cost(guess.days), cost(guess.least_days)
+    run_cost, least = cost(days), cost(guess.least_days)
     most = None if guess.high_days is None else cost(guess.high_days)
     if kind == "buy":
         spends: tuple[float, float, float | None] = (price.amount, price.amount, price.amount)
     else:
         spends = (runs * run_cost, runs * least, None if most is None else runs * most)
-    longest = guess.days if guess.high_days is None else guess.high_days
+    longest = days if guess.high_days is None else guess.high_days
     return GuessOffer(
         kind=kind,
         price=price.amount,
@@ -182,13 +183,7 @@ def _by_deadline(pairs: Sequence[Pair], wish: Wish, measured: Recommendation) ->
     fitting = [pair for pair in pairs if pair[0].in_time in ("yes", "perhaps") and pair[1].in_budget != "no"]
     if not fitting:
         return None
-
-    def order(pair: Pair) -> tuple[bool, float, float, str]:
-        guess, offer = pair
-        assert guess.days is not None, "it has an offer"
-        return not _sure(guess, offer), offer.spend, guess.days, guess.label
-
-    guess, offer = min(fitting, key=order)
+    guess, offer = min(fitting, key=lambda p: (not _sure(*p), p[1].spend, _days(p[0]), p[0].label))
     best = measured.cheapest_by_deadline
     if best is not None:
         return (offer, "perhaps cheaper by the deadline") if offer.spend < best.spend(wish.runs) else None
@@ -200,18 +195,16 @@ def _by_budget(pairs: Sequence[Pair], measured: Recommendation) -> Answered | No
     fitting = [pair for pair in pairs if pair[1].in_budget in ("yes", "perhaps")]
     if not fitting:
         return None
-
-    def order(pair: Pair) -> tuple[bool, float, float, str]:
-        guess, offer = pair
-        assert guess.days is not None, "it has an offer"
-        return offer.in_budget != "yes", guess.days, offer.spend, guess.label
-
-    guess, offer = min(fitting, key=order)
+    guess, offer = min(fitting, key=lambda p: (p[1].in_budget != "yes", _days(p[0]), p[1].spend, p[0].label))
     fastest = measured.fastest_in_budget
     if fastest is not None:
-        assert guess.days is not None, "it has an offer"
-        return (offer, "perhaps faster in budget") if guess.days < fastest.days.value else None
+        return (offer, "perhaps faster in budget") if _days(guess) < fastest.days.value else None
     return offer, "fastest in budget" if offer.in_budget == "yes" else "perhaps fastest in budget"
+
+
+def _days(guess: Guess) -> float:
+    assert guess.days is not None, "it has an offer"
+    return guess.days
 
 
 def _sure(guess: PricedGuess, offer: GuessOffer) -> bool:

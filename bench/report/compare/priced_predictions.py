@@ -32,6 +32,7 @@ class PricedPrediction:
     co2_kg: float | None = None
 
     def cost(self, *, own: bool) -> RunCost | None:
+        """Return the cost of a run on an owned or on a rented machine; None without a quote."""
         return self.owned if own else self.rented
 
 
@@ -67,6 +68,7 @@ def machine_prices(gpu: str, gpus: int, book: PriceBook) -> tuple[Priced | Gap, 
 
 
 def nodes_of(gpus: int) -> int:
+    """Return the fewest nodes that hold this number of GPUs, at most GPUS_A_NODE each."""
     return math.ceil(gpus / GPUS_A_NODE)
 
 

@@ -111,9 +111,11 @@ class PriceBook:
 
     @property
     def life_days(self) -> float:
+        """The days over which the price of a machine is spread."""
         return self.life_years * DAYS_A_YEAR
 
     def renting(self, kind: RentKind) -> PriceBook:
+        """Return the book with the rents of this kind only; every other quote stays."""
         return replace(self, rents=tuple(rent for rent in self.rents if rent.kind == kind))
 
     def rate(self, currency: str | None) -> float | None:

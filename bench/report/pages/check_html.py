@@ -24,6 +24,7 @@ STYLE = (
 
 
 def write_check_html(path: Path, results: CheckResults, evidence: Evidence) -> None:
+    """Write the page; the course of the run comes from the evidence, everything else from the results."""
     title = f"bench check: {WORDS[results.verdict]}"
     write_page(path, document(title, *_body(results, evidence), style=STYLE))
 

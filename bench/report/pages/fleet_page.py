@@ -1,165 +1,40 @@
-"""A fleet of checked nodes as a table, CSV, Markdown or an HTML page."""
+"""A fleet of checked nodes as one HTML page that needs no network."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-from tabulate import tabulate
-
-from bench.base.terminal import Table, Wrapped, columns, plain_columns, wrapped
-from bench.base.terminal import table as terminal_table
-from bench.bundle.verdict import level_text
-from bench.node_check.fleet import Fleet, RankedNode, Spread
-from bench.node_check.judging.finding import Finding, quantity
-from bench.records.text import count_text
+from bench.node_check.fleet import Fleet, RankedNode
 from bench.report.markup import Markup, cells, document, el, fragment, items, scrolling_table, write_page
 from bench.report.pages.check_html import STYLE, TONES
-from bench.report.text.check_summary import WORDS
-from bench.report.text.escapes import csv_lines, markdown_text
-
-COLUMNS = ("node", "verdict", "worst finding")
-LEVEL = "level"  # of the signature, as in a comparison of runs that trained
-MOST_COLUMNS = 132  # width of the table
-STEPS = (Wrapped("worst finding", 36), Wrapped("node", 16), LEVEL, Wrapped("worst finding", 20))
-SPREAD_STEPS = ("values", Wrapped("the fleet", 12), Wrapped("figure", 16))
-SPREAD_HEADS = ("figure", "median", "spread", "values")
-SIMULATED = "some of these nodes do not exist: their GPUs were simulated"
-MOST_GOOD = 8  # nodes that pass are listed up to this many, then counted
-
-
-def table(fleet: Fleet) -> str:
-    room = min(columns() or MOST_COLUMNS, MOST_COLUMNS)
-    blocks = [terminal_table(Table(plain_columns(_columns(fleet)), [*_rows(fleet)]), STEPS, room)]
-    if fleet.spreads:
-        rows = [_spread_texts(spread) for spread in fleet.spreads]
-        heads = plain_columns(("the fleet", *SPREAD_HEADS), range(2, 5))
-        blocks.append(terminal_table(Table(heads, rows), SPREAD_STEPS))
-    return "\n\n".join([*blocks, wrapped(_notes(fleet), " " * 14)])
-
-
-def _spread_texts(spread: Spread) -> tuple[str, ...]:
-    middle, share = quantity(spread.median, spread.unit), f"{spread.spread_percent:.1f}%"
-    return spread.kind, spread.figure, middle, share, str(spread.count)
-
-
-def _columns(fleet: Fleet) -> tuple[str, ...]:
-    """Return the heads of the columns; that of the level only if the nodes' levels differ."""
-    differ = len({node.seen.assurance for node in fleet.nodes}) > 1
-    return (*COLUMNS, LEVEL) if differ else COLUMNS
-
-
-def _level(node: RankedNode) -> str:
-    return level_text(node.seen.signed_level, trusted=node.seen.trusted)
-
-
-def _rows(fleet: Fleet) -> Iterator[tuple[str, ...]]:
-    """Yield the texts of each node, below `_columns`."""
-    count = len(_columns(fleet))
-    yield from (row[:count] for row in _whole_rows(fleet))
-
-
-def _whole_rows(fleet: Fleet) -> Iterator[tuple[str, ...]]:
-    lemons, in_words = {lemon.uuid for lemon in fleet.lemons}, _verdict_words(fleet)
-    good = [node for node in fleet.nodes if node.verdict == "pass"]
-    bad = [node for node in fleet.nodes if node.verdict != "pass"]
-    for node in (*bad, *good[:MOST_GOOD]):
-        yield node.seen.name, in_words(node), _worst(node, lemons), _level(node)
-    if len(good) > MOST_GOOD:
-        yield f"and {len(good) - MOST_GOOD} more", WORDS["pass"], "", ""
-
-
-def _verdict_words(fleet: Fleet) -> Callable[[RankedNode], str]:
-    """Return the function that puts a verdict in words, with the check's depth if nodes differ in it."""
-    differ = len({node.seen.level for node in fleet.nodes}) > 1
-
-    def in_words(node: RankedNode) -> str:
-        return f"{WORDS[node.verdict]} ({node.seen.level})" if differ else WORDS[node.verdict]
-
-    return in_words
-
-
-def _worst(node: RankedNode, lemons: set[str]) -> str:
-    if node.worst is None:
-        deviation = node.deviation_percent
-        if deviation is None:
-            return ""
-        side = "under" if deviation < 0 else "over"
-        return f"its worst figure is {abs(deviation):.1f}% {side} the fleet's median"
-    f = node.worst
-    uuid = node.seen.uuids.get(str(f.gpu)) if f.gpu is not None else None
-    repeated = f"; {uuid} failed before" if uuid in lemons else ""
-    gpus = {g.gpu for g in node.findings if (g.check, g.verdict) == (f.check, f.verdict)} - {f.gpu, None}
-    others = f"; {count_text(len(gpus), 'other GPU')} too" if f.gpu is not None and gpus else ""
-    return f"{f.line}{others}{repeated}"
-
-
-def _notes(fleet: Fleet) -> Iterator[str]:
-    for lemon in fleet.lemons:
-        yield f"repeat lemon  {lemon.uuid}"
-        yield from (f"              {line}" for line in lemon.times)
-    for path in fleet.older:
-        yield f"older         {path}: the same GPUs were checked again"
-    if _simulated(fleet):
-        yield f"SIMULATED     {SIMULATED}"
-    yield _counts(fleet)
-
-
-def _simulated(fleet: Fleet) -> bool:
-    return any(node.seen.simulated for node in fleet.nodes)
-
-
-def _counts(fleet: Fleet) -> str:
-    counts = {word: sum(node.verdict == v for node in fleet.nodes) for v, word in WORDS.items()}
-    return ", ".join(f"{count} {word.upper()}" for word, count in counts.items() if count)
-
-
-CSV_NODE = ("node", "run", "started_at", "level", "gpu_model", "verdict")
-CSV_SIGNED = ("signed_level", "trusted")
-CSV_JUDGED = ("check", "subject", "finding_verdict", "basis", "value", "reference", "unit")
-CSV_FINDING = (*CSV_JUDGED, "uuid", "found", "advice")
-
-
-def as_csv(fleet: Fleet) -> str:
-    """Write a row for each finding; a node without findings has one row."""
-    return csv_lines(
-        (*CSV_NODE, *CSV_FINDING, *CSV_SIGNED), (row for node in fleet.nodes for row in _csv_rows(node))
-    )
-
-
-def _csv_rows(node: RankedNode) -> Iterator[tuple[object, ...]]:
-    seen = node.seen
-    about_node = (seen.name, seen.run_id, seen.started_at, seen.level, seen.kind, node.verdict)
-    for finding in node.findings or (None,):
-        yield (*about_node, *_csv_finding(node, finding), seen.signed_level, seen.trusted)
-
-
-def _csv_finding(node: RankedNode, finding: Finding | None) -> tuple[object, ...]:
-    """Return the cells below CSV_FINDING, empty for a node without findings."""
-    if finding is None:
-        return ("",) * len(CSV_FINDING)
-    f, uuid = finding, node.seen.uuids.get(str(finding.gpu), "")
-    return f.check, f.subject, f.verdict, f.basis, f.value, f.reference, f.unit, uuid, f.found, f.advice
-
-
-def as_markdown(fleet: Fleet) -> str:
-    rows = [list(map(markdown_text, row)) for row in _rows(fleet)]
-    body = tabulate(rows, _columns(fleet), tablefmt="github", disable_numparse=True)
-    return "\n".join([body, "", *(f"- {markdown_text(line.strip())}" for line in _notes(fleet))])
+from bench.report.text.fleet_text import (
+    LEVEL,
+    SIMULATED,
+    SPREAD_HEADS,
+    columns_of,
+    counts_text,
+    is_simulated,
+    level_of,
+    spread_texts,
+    verdict_words,
+    worst_finding_text,
+)
 
 
 def write_fleet_html(path: Path, fleet: Fleet) -> None:
+    """Write the page; unlike the table it has every node."""
     write_page(path, document(f"bench: {len(fleet.nodes)} nodes", *_body(fleet), style=STYLE))
 
 
 def _body(fleet: Fleet) -> Iterator[Markup]:
     """Yield the answer, how many nodes are good and which; then the data behind the answer."""
     yield el("h1", "Which of these nodes are good")
-    yield el("p", el("strong", _counts(fleet)))
-    if _simulated(fleet):
+    yield el("p", el("strong", counts_text(fleet)))
+    if is_simulated(fleet):
         yield el("p", f"SIMULATED: {SIMULATED}", class_="alert")
-    lemons, heads = {lemon.uuid for lemon in fleet.lemons}, (*_columns(fleet), "GPU", "checked")
-    in_words = _verdict_words(fleet)
+    lemons, heads = {lemon.uuid for lemon in fleet.lemons}, (*columns_of(fleet), "GPU", "checked")
+    in_words = verdict_words(fleet)
     nodes = (_node_row(node, in_words(node), lemons, with_level=LEVEL in heads) for node in fleet.nodes)
     yield scrolling_table(cells(heads, len(heads), "th"), nodes, class_="stacked")
     if fleet.lemons:
@@ -167,7 +42,7 @@ def _body(fleet: Fleet) -> Iterator[Markup]:
         yield items((fragment(lemon.uuid, items(lemon.times)) for lemon in fleet.lemons), class_="said")
     if fleet.spreads:
         yield el("h2", "The fleet")
-        rows = (el("tr", *cells(_spread_texts(spread), 2)) for spread in fleet.spreads)
+        rows = (el("tr", *cells(spread_texts(spread), 2)) for spread in fleet.spreads)
         yield scrolling_table(cells(("GPU", *SPREAD_HEADS), 2, "th"), rows)
     if fleet.older:
         summary = f"{len(fleet.older)} older: the same GPUs were checked again"
@@ -175,12 +50,12 @@ def _body(fleet: Fleet) -> Iterator[Markup]:
 
 
 def _node_row(node: RankedNode, verdict: str, lemons: set[str], *, with_level: bool) -> Markup:
-    level = [el("td", _level(node), class_="t", data_head=LEVEL)] if with_level else []
+    level = [el("td", level_of(node), class_="t", data_head=LEVEL)] if with_level else []
     return el(
         "tr",
         el("td", node.seen.name, class_="t"),
         el("td", verdict, class_=f"t {TONES[node.verdict]}"),
-        el("td", _worst(node, lemons), class_="t long", data_head="worst finding"),
+        el("td", worst_finding_text(node, lemons), class_="t long", data_head="worst finding"),
         *level,
         el("td", node.seen.kind, class_="t", data_head="GPU"),
         el("td", node.seen.started_at, class_="t", data_head="checked"),

@@ -17,7 +17,6 @@ from bench.base.terminal import Column
 from bench.records.text import count_text
 from bench.report.compare.compared_rows import Row
 from bench.report.compare.comparison import Comparison, Entry, ModelPart
-from bench.report.compare.priced_guesses import PricedGuess
 from bench.report.markup import (
     Markup,
     asset,
@@ -68,6 +67,7 @@ MOST_LINKS = 12  # to models, shown unfolded
 
 
 def write_html(path: Path, comparison: Comparison) -> None:
+    """Write the report; EnvironmentCannot if the file cannot be written."""
     write_page(path, page(comparison))
 
 
@@ -75,7 +75,7 @@ def page(comparison: Comparison) -> Markup:
     """Make the whole report."""
     first = main_plot(comparison)
     blocks = [
-        _head(comparison),
+        el("header", el("h1", "Which machine, at what cost"), _refused(comparison)),
         el(
             "main",
             answer_section(comparison, _counts(comparison), first),
@@ -90,10 +90,8 @@ def page(comparison: Comparison) -> Markup:
         data_block("comparison", _json(comparison)),
         el("script", Markup(asset("script.js"))),
     ]
-    models, bundles = (
-        count_text(len({part.model for part in comparison.parts}), "model"),
-        count_text(comparison.bundles, "bundle"),
-    )
+    models = count_text(len({part.model for part in comparison.parts}), "model")
+    bundles = count_text(comparison.bundles, "bundle")
     return document(f"bench: {models}, {bundles}", *blocks)
 
 
@@ -111,10 +109,6 @@ def _json(comparison: Comparison) -> Any:
                     if attempt[field] == usual:
                         del attempt[field]
     return whole
-
-
-def _head(comparison: Comparison) -> Markup:
-    return el("header", el("h1", "Which machine, at what cost"), _refused(comparison))
 
 
 def _counts(comparison: Comparison) -> str:
@@ -188,7 +182,8 @@ def _side(column: Column) -> str | None:
 def _table(part: ModelPart) -> Markup:
     every = machine_rows(part)
     names = [name for name in HEADERS if any(texts[name] for texts in every)]
-    exact = [*map(_exact, part.entries), *map(_exact_guess, part.guesses)]
+    guessed: list[dict[str, float | None]] = [{"days": g.days or g.at_peak_days} for g in part.guesses]
+    exact = [*map(_exact, part.entries), *guessed]
     heads = (sorting_head(HEADERS[name] or name, _class_of(name)) for name in names)
     rows = (
         el("tr", *_row(numbers, texts, names), data_entry=n, class_="est" if n >= len(part.entries) else None)
@@ -225,10 +220,6 @@ def _exact(entry: Entry) -> dict[str, float | None]:
         "node_kwh": entry.node_kwh,
         "co2": entry.co2_kg,
     }
-
-
-def _exact_guess(guess: PricedGuess) -> dict[str, float | None]:
-    return {"days": guess.days or guess.at_peak_days}
 
 
 def _settings(comparison: Comparison) -> Markup:

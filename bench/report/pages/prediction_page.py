@@ -13,7 +13,7 @@ from bench import __version__
 from bench.planning.prediction.predicted_machines import Unpredicted
 from bench.records.text import bytes_text, count_text, figures, money_text
 from bench.report.compare.comparison import Comparison
-from bench.report.compare.energy_factors import NO_FACTORS, EnergyFactors
+from bench.report.compare.energy_factors import EnergyFactors
 from bench.report.compare.priced_predictions import PricedPrediction, RunCost, machine_text
 from bench.report.markup import Markup, asset, document, el, fragment, items, scrolling_table
 from bench.report.pages.page_parts import sorting_head, tools
@@ -45,9 +45,9 @@ def prediction_page(
     rows: Sequence[PricedPrediction],
     without: Sequence[Unpredicted],
     currency: str,
-    measured: Comparison | None = None,
-    energy: EnergyFactors = NO_FACTORS,
-    outside: Sequence[PricedPrediction] = (),
+    measured: Comparison | None,
+    energy: EnergyFactors,
+    outside: Sequence[PricedPrediction],
 ) -> Markup:
     """Make the page: for each model a picture and a table, then reasons and quotes.
 

@@ -15,7 +15,7 @@ from bench.records.text import currency_sign
 from bench.report.compare.comparison import Comparison, Entry, ModelPart
 from bench.report.markup import Markup, asset, data_block, el, fragment
 from bench.report.text.guess_text import paid_for
-from bench.report.text.machine_rows import IN_TIME, doubts, machine_names
+from bench.report.text.machine_rows import IN_TIME, doubts, named_entries
 
 MOST_RUNS = 1_000.0
 # The ends of the slider of a rent, as multiples of its quote, and without a quote as a whole.
@@ -142,10 +142,7 @@ def _data(comparison: Comparison, parts: Iterable[ModelPart]) -> dict[str, Any]:
         "models": [
             {
                 "title": part.title,
-                "machines": [
-                    _machine(entry, name)
-                    for entry, name in zip(part.entries, machine_names(part), strict=True)
-                ],
+                "machines": [_machine(entry, name) for entry, name in named_entries(part)],
             }
             for part in parts
         ],

@@ -59,7 +59,7 @@ class OriginalRun:
 
 @dataclass(frozen=True, slots=True)
 class SurveyShare:
-    """How many of the respondents gave an answer."""
+    """The percentage of respondents that gave one answer."""
 
     percent: float
     who: str
@@ -165,11 +165,13 @@ class Claim:
 
 @cache
 def paper() -> Paper:
+    """Return the paper's tables and claims from data/reference/paper.json; read once."""
     return from_json(Paper, read_data("reference/paper.json"))
 
 
 @cache
 def paper_code() -> PaperCode:
+    """Return the times of the paper's code from data/reference/paper_code_h200.json; read once."""
     return from_json(PaperCode, read_data("reference/paper_code_h200.json"))
 
 
@@ -243,6 +245,7 @@ def peak_flops(model: str, gpu: str) -> float:
 
 
 def gpu_model(gpu: str) -> GpuModel:
+    """Find the card of a name that the paper uses, such as A100; KeyError for any other name."""
     model = find_gpu_model(paper().gpus[gpu])
     assert model is not None  # the shipped catalogue has every GPU of the paper
     return model

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
-from pathlib import Path
 
-from bench.base.strict_json import to_json
-from bench.base.terminal import Table, Wrapped, plain_columns, print_json, table, wrapped
+from bench.base.terminal import Table, Wrapped, plain_columns, table, wrapped
 from bench.records.estimate import Interval
 from bench.records.text import count_text, money_text
 from bench.report.compare.decision import Option
@@ -24,25 +21,20 @@ FIGURE_7 = "pythia-1b"
 dollars = partial(money_text, currency="USD")
 
 
-def show(folder: Path | None, *, png: bool, as_json: bool) -> int:
-    """Print the claims, and write the figures into `folder` if one is given; return 0."""
-    if as_json:
-        document = {
-            "paper": paper(),
-            "claims": tuple(claims()),
-            "text_claims_recomputed": tuple(map(recomputed, paper().text_claims)),
-            "code_on_h200": paper_code(),
-        }
-        print_json(to_json(document))
-    else:
-        notes = wrapped(_notes(), " " * 4)
-        print("\n\n".join([_claims_table(), _text_claims_table(), _survey_table(), _code_table(), notes]))
-    if folder is not None:
-        from bench.report.plots.plot_files import write_plots
+def paper_text() -> str:
+    """Format all claims for a terminal: the tables of the paper, its text, its survey and its code."""
+    notes = wrapped(_notes(), " " * 4)
+    return "\n\n".join([_claims_table(), _text_claims_table(), _survey_table(), _code_table(), notes])
 
-        written = write_plots(folder, figures_of_the_paper(), png=png)
-        print(f"figures  {', '.join(path.name for path in written)} in {folder}", file=sys.stderr)
-    return 0
+
+def paper_document() -> dict[str, object]:
+    """Return the document of `bench paper --json`."""
+    return {
+        "paper": paper(),
+        "claims": tuple(claims()),
+        "text_claims_recomputed": tuple(map(recomputed, paper().text_claims)),
+        "code_on_h200": paper_code(),
+    }
 
 
 def _claims_table() -> str:
@@ -155,7 +147,7 @@ def _figure_7() -> Plot:
     """Draw hardware cost above, cost of an experiment below, with the axes' ranges of the paper."""
     life, above, below = shipped_prices().life_days, Box(64, 46, 470, 300), Box(64, 396, 470, 650)
     bought, runs = _points(FIGURE_7, lambda o: o.upfront), _points(FIGURE_7, lambda o: o.run_cost(life))
-    draw = partial(scatter, y_title="days", series=GPUS)
+    draw = partial(scatter, series=GPUS)
     drawings = (
         draw(bought, above, "hardware cost, USD", x_range=(0, 265_000), y_range=(0, 80), x_text=_thousands),
         draw(runs, below, "cost of one experiment, USD", x_range=(300, 850), y_range=(0, 85), x_text=dollars),
@@ -192,7 +184,6 @@ def _every_model(name: str, cost_words: str, cost: Callable[[Option], float]) ->
             _points(model, cost),
             box,
             f"{cost_words}, USD",
-            "days",
             log_y=True,
             series=GPUS,
             x_text=_short_dollars,

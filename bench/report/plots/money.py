@@ -11,8 +11,6 @@ from bench.report.compare.priced_guesses import GuessOffer, PricedGuess, days_te
 from bench.report.plots.scatter import Point, days_plot
 from bench.report.plots.svg import Plot
 
-SIZE = (700, 360)
-
 
 def plots(part: ModelPart, comparison: Comparison) -> Iterator[Plot]:
     """Yield the plots of days against the price of a machine, and against the cost of a run."""
@@ -35,7 +33,7 @@ def _plot(part: ModelPart, name: str, words: str, points: list[Point], currency:
         if any(point.hollow for point in points):
             x_title += "; hollow: estimated, not measured"
         runs = [entry.row.run_id for entry in part.entries if entry.offers]
-        of_plot = f"{part.name}-{name}", title, x_title, points, descriptions, SIZE, runs
+        of_plot = f"{part.name}-{name}", title, x_title, points, descriptions, runs
         yield days_plot(*of_plot, x_unit=currency_sign(currency))
 
 
@@ -49,7 +47,7 @@ def measured_point(entry: Entry, offer: Offer, cost: float, currency: str) -> Po
 
 
 def guessed_point(guess: PricedGuess, offer: GuessOffer, cost: float, currency: str) -> Point:
-    """Place a guess: hollow, on no line of those that nothing beats."""
+    """Place a guess: a hollow mark, and no line through the best points counts it."""
     assert guess.days is not None
     price = money_text(cost, currency)
     words = f"{guess.label}, {offer.kind}, estimated: {days_text(guess)} days, {price}"

@@ -30,7 +30,6 @@ def overall_plot(comparison: Comparison) -> Plot | None:
         points,
         Box(64, 36, 470, height - 60),
         f"cost of a run, {comparison.currency}; hollow: estimated, large: the answer",
-        "days",
         log_x=_spread([point.x for point in points]),
         log_y=_spread([point.y for point in points]),
         limits=(wish.budget and wish.budget / wish.runs, wish.deadline_days),

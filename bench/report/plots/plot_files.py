@@ -35,6 +35,7 @@ def _file_name(name: str) -> str:
 
 
 def as_png(drawing: str) -> bytes:
+    """Draw an SVG file as PNG, SCALE times as large; EnvironmentCannot without resvg-py or any font."""
     resvg = _resvg()
     if not _can_write(resvg):
         advice = "apt install fonts-dejavu-core, for example"

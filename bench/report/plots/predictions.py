@@ -10,7 +10,6 @@ from bench.report.compare.priced_predictions import PricedPrediction, machine_te
 from bench.report.plots.scatter import Point, days_plot
 from bench.report.plots.svg import Plot
 
-SIZE = (700, 360)
 SERIES_NAMES = {"rent": "rented", "own": "owned"}  # of shapes that can be filled
 
 
@@ -28,7 +27,7 @@ def prediction_plots(
             words = [f"{point.label} {point.words}" for point in points]
             title = f"{model}: predicted days against the cost of a run"
             x_title = f"cost of a run, {currency}; hollow: predicted, filled: measured"
-            of_plot = f"{model}-predicted", title, x_title, points, words, SIZE, runs
+            of_plot = f"{model}-predicted", title, x_title, points, words, runs
             yield days_plot(*of_plot, x_unit=currency_sign(currency))
 
 

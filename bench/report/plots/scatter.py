@@ -28,6 +28,8 @@ LONGEST_NAME = 24  # letters of a series in a legend
 
 @dataclass(frozen=True, slots=True)
 class Point:
+    """A point of a scatter plot, in the units of its axes, with its bar, its label and its tooltip."""
+
     x: float
     y: float
     series: str  # chooses colour and shape of the mark
@@ -50,7 +52,6 @@ def scatter(
     points: Sequence[Point],
     box: Box,
     x_title: str,
-    y_title: str,
     *,
     log_x: bool = False,
     log_y: bool = False,
@@ -63,7 +64,7 @@ def scatter(
     series: Sequence[str] | None = None,
     zero: bool = False,
 ) -> Markup:
-    """Draw points with intervals, and a dashed line through the points of a group that no other point beats.
+    """Draw days with their intervals, and a dashed line through the points of a group that no other beats.
 
     `series` fixes the order of colours; `zero` begins both axes at 0. Points outside of the ranges are only
     counted. `limits` are the user's limits of x and y, which are drawn as lines if they are inside of the
@@ -76,7 +77,7 @@ def scatter(
     x = (Log if log_x else Linear)(low_x, high_x, box.left, box.right)
     y = (Log if log_y else Linear)(low_y, high_y, box.bottom, box.top)
     inside = [p for p in points if low_x <= p.x <= high_x and low_y <= p.y <= high_y]
-    parts = [axes(x, y, box, x_title, y_title, x_unit=x_unit, x_text=x_text)]
+    parts = [axes(x, y, box, x_title, "days", x_unit=x_unit, x_text=x_text)]
     parts += _limits(limits, x, y, box)
     for group in dict.fromkeys(p.group for p in inside if p.group is not None):
         best = frontier([p for p in inside if p.group == group], lambda p: p.x, lambda p: p.y)
@@ -114,15 +115,15 @@ def days_plot(
     x_title: str,
     points: Sequence[Point],
     descriptions: Sequence[str],
-    size: tuple[int, int],
     runs: Iterable[str],
     *,
+    size: tuple[int, int] = (700, 360),
     x_unit: str = "",
     labelled: bool = True,
 ) -> Plot:
     """Plot days against money or memory, on a log scale if days differ much, with a legend of the series."""
     spread = max(p.y for p in points) / min(p.y for p in points)
-    drawing = scatter(points, BOX, x_title, "days", log_y=spread > 8, x_unit=x_unit, labelled=labelled)
+    drawing = scatter(points, BOX, x_title, log_y=spread > 8, x_unit=x_unit, labelled=labelled)
     names = list(dict.fromkeys(p.series for p in points))
     ranked = sum(p.group is not None for p in points)
     hollow = {p.series for p in points if p.hollow}

@@ -27,14 +27,9 @@ def plots(part: ModelPart, _comparison: Comparison) -> Iterator[Plot]:
 def _plot(part: ModelPart, row: Row, number: int) -> Plot:
     points = list(map(_point, row.rankable))
     title = f"{part.title} on {row.machine.label}: {len(points)} settings that were measured"
-    of_plot = (
-        f"{part.name}-settings-{number}",
-        title,
-        "memory, GiB",
-        points,
-        [point.words for point in points],
-    )
-    return days_plot(*of_plot, (640, 352), [row.run_id], labelled=False)
+    words = [point.words for point in points]
+    of_plot = f"{part.name}-settings-{number}", title, "memory, GiB", points, words, [row.run_id]
+    return days_plot(*of_plot, size=(640, 352), labelled=False)
 
 
 def _point(attempt: MeasuredAttempt) -> Point:

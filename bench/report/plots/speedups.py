@@ -40,7 +40,7 @@ def _gains(row: Row) -> list[tuple[MeasuredAttempt, Interval]]:
 
 
 def _plot(part: ModelPart, row: Row, gains: list[tuple[MeasuredAttempt, Interval]]) -> Plot:
-    high = max(gain.value + gain.half_width for _, gain in gains) * 1.05
+    high = max(gain.high for _, gain in gains) * 1.05
     x = Linear(0, max(high, 1.1), LEFT, RIGHT)
     bottom = TOP + ROW * len(gains)
     parts = [line(x(1), TOP - 6, x(1), bottom, "axis")]
@@ -55,7 +55,7 @@ def _plot(part: ModelPart, row: Row, gains: list[tuple[MeasuredAttempt, Interval
         parts.append(
             el("rect", el("title", words), x=x(0), y=y + 3, width=width, height=ROW - 8, class_="s0 bar")
         )
-        low, high_x = x(max(0.0, gain.value - gain.half_width)), x(gain.value + gain.half_width)
+        low, high_x = x(max(0.0, gain.low)), x(gain.high)
         parts.append(line(low, y + ROW / 2 - 1, high_x, y + ROW / 2 - 1, "axis"))
         parts.append(text(high_x + 6, y + 14, f"{gain.value:.2f}x", class_="small"))
     description = "; ".join(f"{attempt.label} {gain.value:.2f} times" for attempt, gain in gains)

@@ -62,28 +62,34 @@ class Plot:
 
     @property
     def whole_height(self) -> int:
+        """The pixels of the drawing with the lines below it that name its runs."""
         return self.height + LINE * len(self.run_lines)
 
     @property
     def whole_body(self) -> Markup:
+        """The drawing with the lines below it that name its runs."""
         lines = enumerate(self.run_lines, 1)
         lines_below = (text(8, self.height + LINE * i - 4, words, class_="small muted") for i, words in lines)
         return fragment(self.body, *lines_below)
 
     @property
     def whole_description(self) -> str:
+        """The description with the ids of all runs, for screen readers."""
         return f"{self.description}; runs: {', '.join(self.runs)}" if self.runs else self.description
 
 
 def text(x: float, y: float, words: str, *, anchor: str = "start", class_: str | None = None) -> Markup:
+    """Make a text whose base line is at `y`, in pixels; `anchor` is the part of it that is at `x`."""
     return el("text", words, x=x, y=y, text_anchor=None if anchor == "start" else anchor, class_=class_)
 
 
 def line(x1: float, y1: float, x2: float, y2: float, class_: str) -> Markup:
+    """Make a straight line between two places in pixels."""
     return el("line", x1=x1, y1=y1, x2=x2, y2=y2, class_=class_)
 
 
 def polyline(points: Iterable[tuple[float, float]], class_: str) -> Markup:
+    """Make a line through places in pixels, rounded to tenths."""
     return el("polyline", points=" ".join(f"{number(x)},{number(y)}" for x, y in points), class_=class_)
 
 
@@ -205,6 +211,8 @@ def tick_texts(ticks: Sequence[float]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Box:
+    """The area between the axes of a plot, in pixels from the upper left corner of the drawing."""
+
     left: float
     top: float
     right: float

@@ -35,7 +35,7 @@ WORDS: Mapping[EpisodeKind, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """One bar: an episode, or several that are too short to be told apart."""
+    """A bar of the time line: an episode, or several that are too short to be told apart."""
 
     kind: EpisodeKind
     lane: str
@@ -49,7 +49,7 @@ def plots(comparison: Comparison) -> Iterator[Plot]:
     """Yield one plot for each run, however many models it measured; of very many runs the first ones."""
     shown: set[str] = set()
     for part in comparison.parts:
-        for row in (*part.rows, *(apart.row for apart in part.apart)):
+        for row in part.rows:
             if row.episodes and row.run_id not in shown and len(shown) < MOST_PLOTS:
                 shown.add(row.run_id)
                 yield plot(row, row.episodes)

@@ -48,7 +48,7 @@ def match_published(
     source: PublishedSource,
     run: ReproducibleRun,
     tolerance: float,
-    expected_there_per_gpu: float | None = None,
+    expected_there_per_gpu: float | None,
 ) -> PublishedMatch:
     """Compare the fastest setting of a run with a published row; BadInput if the run is of another model."""
     name = row.model["name"]
@@ -57,7 +57,7 @@ def match_published(
         measured = ", ".join(each.name for each in run.results.models)
         advice = f"it measured {measured}; --with takes the bundle of a run of {name}"
         raise BadInput(f"did not measure {name}", where=f"run {run.results.run.id}", advice=advice)
-    trial = fastest(each for each in run.results.trials if each.model == name)
+    trial = fastest(run.results.trials_of(name))
     rate = half_width = None
     if trial is not None and trial.estimate is not None:
         step = trial.estimate.step_seconds

@@ -39,6 +39,8 @@ class MeanCourse:
 
 @dataclass(frozen=True, slots=True)
 class FirstLosses:
+    """The losses of a trial's first steps, which two runs with the same seed have in common."""
+
     samples: int  # of each step
     values: tuple[float, ...]
 
@@ -84,6 +86,7 @@ class SettingMatch:
 
     @property
     def reproduced(self) -> bool:
+        """Whether each of its figures was reproduced; an undecided figure was not."""
         return all(figure.verdict == "reproduced" for figure in self.figures)
 
 
@@ -109,7 +112,7 @@ class Reproduction:
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """How much the time of a step may differ from another run's, as shares of it."""
+    """The allowed difference between the steps of two runs, as shares of a step."""
 
     spread: float  # one standard deviation between two such runs
     tolerance: float
@@ -126,8 +129,7 @@ def reproduce(here: ReproducibleRun, there: ReproducibleRun, tolerance: float) -
     for model in there.results.models:
         searched = model.name in there.searched and here.results.run.complete
         before = len(not_needed)
-        of_model = [trial for trial in there.results.trials if trial.model == model.name]
-        for theirs in of_model:
+        for theirs in there.results.trials_of(model.name):
             ours = trials_here.get(_key(theirs))
             if ours is not None:
                 compared.append(_compare(here, there, ours, theirs, limits))
@@ -150,9 +152,7 @@ def _fastest_match(
     here: ReproducibleRun, there: ReproducibleRun, model: str, limits: StepLimits
 ) -> Iterator[SettingMatch]:
     """Compare the fastest settings that two searches found, whichever trials the searches made."""
-    ours, theirs = (
-        fastest((t for t in run.results.trials if t.model == model), run.marks) for run in (here, there)
-    )
+    ours, theirs = (fastest(run.results.trials_of(model), run.marks) for run in (here, there))
     if theirs is None or theirs.estimate is None:
         return
     if ours is None or ours.estimate is None:

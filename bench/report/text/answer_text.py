@@ -24,6 +24,7 @@ ALIKE = {
 
 
 def question_text(comparison: Comparison) -> str:
+    """Put the user's limits into words that begin with "asked:"."""
     wish, parts = comparison.wish, []
     if wish.budget is not None:
         parts.append(f"the fastest machine that {money_text(wish.budget, comparison.currency)} pays for")
@@ -46,6 +47,7 @@ def answer_sentences(comparison: Comparison) -> tuple[str, str]:
 
 
 def answer_text(comparison: Comparison) -> str:
+    """Return both sentences of the answer on one line."""
     return " ".join(filter(None, answer_sentences(comparison)))
 
 
@@ -241,6 +243,7 @@ def _changed(change: Change, comparison: Comparison) -> str:
 
 
 def days_text(days: float, digits: int = 3) -> str:
+    """Format days with their noun, as 1 day or 7.74 days."""
     text = figures(days, digits)
     return f"{text} day" if text == "1" else f"{text} days"
 
@@ -252,4 +255,5 @@ def _rounded_up(value: float) -> float:
 
 
 def capital(text: str) -> str:
+    """Return a text with its first letter in upper case; the others stay as they are."""
     return text[:1].upper() + text[1:]

@@ -21,6 +21,8 @@ RATES = {"FLOP/s": "flops_per_second", "B/s": "bytes_per_second"}
 
 @dataclass(frozen=True, slots=True)
 class MetricFamily:
+    """The head of metrics of one name, as OpenMetrics has it."""
+
     name: str
     help: str
     unit: str = ""  # the end of the name, if the values have a unit
@@ -28,6 +30,8 @@ class MetricFamily:
 
 @dataclass(frozen=True, slots=True)
 class MetricSample:
+    """One value of a family in its unit, told apart by its labels."""
+
     family: str
     labels: Labels
     value: float

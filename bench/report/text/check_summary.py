@@ -20,6 +20,7 @@ def node_text(results: CheckResults) -> str:
 
 
 def by_check(findings: Sequence[Finding]) -> dict[str, list[Finding]]:
+    """Collect the findings of each check, by its name, in the order in which checks were made."""
     groups: dict[str, list[Finding]] = {}
     for finding in findings:
         groups.setdefault(finding.check, []).append(finding)

@@ -31,7 +31,7 @@ class Lag:
 
     @property
     def under_percent(self) -> float:
-        """How far the slowest GPU is below the median."""
+        """The distance of the slowest GPU below the median, in percent of the median."""
         return 100 * (1 - self.slowest / self.median)
 
     @property
@@ -165,5 +165,6 @@ def _lag_table(lags: Sequence[Lag]) -> str:
 
 
 def verdict_line(results: CheckResults) -> str:
+    """Return the last line of the text: the verdict, how many checks have each, and SIMULATED."""
     line = f"{WORDS[results.verdict].upper()}   {counted_text(results.findings)}"
     return f"{line}   SIMULATED: not a real node" if results.simulated else line

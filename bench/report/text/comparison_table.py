@@ -105,6 +105,7 @@ def markdown(comparison: Comparison) -> str:
 
 
 def json_text(comparison: Comparison) -> str:
+    """Return the document of `bench compare --json`, with every digit."""
     return pretty_json(to_json(comparison)).decode()
 
 

@@ -58,6 +58,7 @@ def _offer_notes(guess: PricedGuess, offer: GuessOffer, currency: str, runs: int
 
 
 def price_text(offer: Offer | GuessOffer, currency: str) -> str:
+    """Format the price to buy the machine, or to rent it for an hour."""
     return money_text(offer.price, currency) + (" an hour" if offer.kind == "rent" else "")
 
 

@@ -66,11 +66,12 @@ def _child(case: ElementTree.Element, kind: str, message: str, advice: str) -> N
 
 
 def _clean(text: str) -> str:
-    """Escape what a terminal would obey, among it all that XML cannot hold."""
+    """Escape the control characters of terminals, and replace the characters that XML forbids."""
     return _NOT_XML.sub("?", printable(text))
 
 
-def write_junit(path: Path, results: CheckResults, host: str | None = None) -> None:
+def write_junit(path: Path, results: CheckResults, host: str) -> None:
+    """Write the document, and the folders above it; EnvironmentCannot if that fails."""
     with using(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(junit(results, host))

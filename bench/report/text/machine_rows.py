@@ -57,17 +57,18 @@ OFFER_COLUMNS = (
 )
 
 
-def machine_names(part: ModelPart) -> list[str]:
-    """Name each entry's machine; if several are of one kind, with the file name of the bundle."""
+def named_entries(part: ModelPart) -> list[tuple[Entry, str]]:
+    """Return each entry with the name of its machine; among several of one kind, with its bundle's name."""
     kinds = Counter(entry.row.machine.label for entry in part.entries)
-    return [
-        row.machine.label if kinds[row.machine.label] == 1 else f"{row.machine.label} ({Path(row.path).stem})"
-        for row in (entry.row for entry in part.entries)
-    ]
+    found = []
+    for entry in part.entries:
+        label = entry.row.machine.label
+        found.append((entry, label if kinds[label] == 1 else f"{label} ({Path(entry.row.path).stem})"))
+    return found
 
 
 def cells(entry: Entry, machine: str) -> dict[str, str]:
-    """Format the figures of an entry, by column; empty if there is no figure."""
+    """Format the figures of an entry, by column; a figure that is not known has an empty text."""
     row, best = entry.row, entry.row.best
     return {
         "rank": str(entry.place.rank),
@@ -110,7 +111,7 @@ def _entry_notes(entry: Entry) -> Iterator[str]:
 def machine_rows(part: ModelPart) -> list[dict[str, str]]:
     """Format every machine, by column: those that were measured, then those that were not."""
     empty = dict.fromkeys(HEADERS, "")
-    measured = map(cells, part.entries, machine_names(part))
+    measured = (cells(entry, machine) for entry, machine in named_entries(part))
     return [*measured, *(empty | guess_cells(guess) for guess in part.guesses)]
 
 
@@ -118,7 +119,7 @@ def offers(part: ModelPart, comparison: Comparison) -> list[tuple[tuple[str, ...
     """Return a row of texts for each offer, and whether the offer answers one of the user's questions."""
     measured = [
         (_offer_row(entry, machine, offer, comparison), bool(offer.marks))
-        for entry, machine in zip(part.entries, machine_names(part), strict=True)
+        for entry, machine in named_entries(part)
         for offer in entry.offers
     ]
     guessed = [

@@ -66,6 +66,7 @@ def matrix_text(matrix: Matrix, currency: str) -> str:
 
 
 def matrix_markdown(matrix: Matrix, currency: str) -> str:
+    """Format the matrix as one table with its legend below; empty for a matrix without rows."""
     if not matrix.rows:
         return ""
     heads, rows = _grid(matrix, currency)

@@ -30,7 +30,7 @@ def plan_text(
     predicted: Mapping[str, Predicted | Unpredicted],
     costs: Sequence[KernelCost],
     *,
-    every: bool = False,
+    every: bool,
 ) -> str:
     """Format the target, a block for each model, and remarks; `every` shows all settings and refusals.
 

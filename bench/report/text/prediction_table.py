@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from bench.base.terminal import Column, Table, Wrapped, fitted_tables, plain_columns, table, wrapped
-from bench.planning.prediction.predicted_machines import Predicted, PredictedPart, Unpredicted
+from bench.planning.prediction.predicted_machines import PredictedPart, Unpredicted
 from bench.records.text import figures, money_text
 from bench.report.compare.priced_predictions import PricedPrediction, machine_text
 from bench.report.text.escapes import csv_lines
@@ -37,9 +37,9 @@ def prediction_text(
     without: Sequence[Unpredicted],
     currency: str,
     *,
-    outside: Sequence[PricedPrediction] = (),
-    own: bool = False,
-    energy: Sequence[str] = (),
+    outside: Sequence[PricedPrediction],
+    own: bool,
+    energy: Sequence[str],
 ) -> Iterator[str]:
     """Yield the lines of a table for each model, the fastest machine first; `own` shows what owning costs.
 
@@ -55,8 +55,9 @@ def prediction_text(
         if of_model:
             yield next(tables)
             for label in dict.fromkeys(row.predicted.label for row in of_model):
-                machines = ", ".join(_with_batch(r.predicted) for r in of_model if r.predicted.label == label)
-                yield _filled(f"{label}: {machines}")
+                alike = (row.predicted for row in of_model if row.predicted.label == label)
+                machines = (f"{machine_text(p)} ({p.micro_batch} x {p.accumulation})" for p in alike)
+                yield _filled(f"{label}: {', '.join(machines)}")
         else:
             yield _filled(nothing_fits(by_days(name, outside), currency, own=own))
         for reason in reasons_of(name, without):
@@ -123,10 +124,6 @@ def _cells(row: PricedPrediction, currency: str, *, own: bool) -> tuple[str, ...
     )
 
 
-def _with_batch(found: Predicted) -> str:
-    return f"{machine_text(found)} ({found.micro_batch} x {found.accumulation})"
-
-
 def explained(row: PricedPrediction, currency: str) -> Iterator[str]:
     """Yield where each figure of a prediction came from."""
     found = row.predicted
@@ -163,6 +160,7 @@ def _rate(part: PredictedPart) -> str:
 
 
 def prediction_csv(rows: Sequence[PricedPrediction], currency: str) -> str:
+    """Write a row for each prediction, with every digit; an unknown cost is an empty cell."""
     return csv_lines(CSV_COLUMNS, (_csv_row(row, currency) for row in rows))
 
 

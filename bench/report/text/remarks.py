@@ -19,7 +19,7 @@ from bench.report.compare.compared_rows import RankedRow, UncertainFastest
 from bench.report.compare.comparison import Comparison, ModelPart
 from bench.report.compare.decision import Certainty
 from bench.report.text.guess_text import estimate_line
-from bench.report.text.machine_rows import life_text, machine_names
+from bench.report.text.machine_rows import life_text, named_entries
 
 ABOUT = "about these figures"
 
@@ -29,7 +29,7 @@ def remarks(part: ModelPart, comparison: Comparison) -> Iterator[str]:
 
     The order is: the answer, whether a figure holds, ranks, money, and rows that are left out.
     """
-    named = list(zip((entry.row for entry in part.entries), machine_names(part), strict=True))
+    named = [(entry.row, machine) for entry, machine in named_entries(part)]
     yield from unanswered(part, comparison)
     for row, machine in named:
         yield from _wrong_gradients(row, machine)
@@ -115,7 +115,7 @@ def _close_line(row: RankedRow, doubt: UncertainFastest, machine: str) -> str:
 
 def multiplied_lines(part: ModelPart) -> Iterator[str]:
     """Yield for each machine what a pass of its fastest setting multiplies, if its bundle says so."""
-    for entry, machine in zip(part.entries, machine_names(part), strict=True):
+    for entry, machine in named_entries(part):
         if text := multiplied_text(entry.row.products, entry.row.no_products):
             yield f"{machine}, {entry.row.best.label}: {text}"
 

@@ -77,8 +77,7 @@ def results_table(
     `chosen` are the names of the columns to show, of those in COLUMNS.
     """
     recipes = {model.name: model.recipe for model in results.models}
-    trials = {name: [t for t in results.trials if t.model == name] for name in recipes}
-    trials = {name: tried for name, tried in trials.items() if tried}
+    trials = {name: tried for name in recipes if (tried := results.trials_of(name))}
     tables = [_table(tried, recipes[name], results.node) for name, tried in trials.items()]
     found = fitted_tables(tables, STEPS, chosen)
     blocks = [
@@ -199,7 +198,7 @@ def _notes(
 def multiplied(results: Results, marks: Mapping[str, tuple[Mark, ...]]) -> Iterator[str]:
     """Yield what each model's fastest trial multiplies, and the trials that do so in another precision."""
     for model in results.models:
-        trials = [trial for trial in results.trials if trial.model == model.name]
+        trials = results.trials_of(model.name)
         best = fastest(trials, marks)
         if best is not None and (text := multiplied_text(best.products, best.no_products)):
             yield f"multiplies  {model.name}, {best.label}: {text}"

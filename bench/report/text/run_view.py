@@ -58,10 +58,10 @@ NAME_WIDTH = max(len(name) for _, name, _ in COURSES) + 2
 RANGE_WIDTH = 26  # for "105.2 GiB to 122.9 GiB"
 
 
-def run_view(run: ComparedRun, glyphs: Glyphs, room: int | None, *, every: bool = False) -> str:
-    """Format the models of a run and the course of its machine; `every` setting, or the fastest few."""
+def run_view(run: ComparedRun, glyphs: Glyphs, room: int | None, *, every: bool) -> str:
+    """Format the models of a run and the course of its machine; with `every`, no setting is left out."""
     results = run.results
-    tried = {model.name: [t for t in results.trials if t.model == model.name] for model in results.models}
+    tried = {model.name: results.trials_of(model.name) for model in results.models}
     tried = {name: _by_speed(trials, run.marks) for name, trials in tried.items() if trials}
     kept = {name: trials if every else trials[:MOST_SETTINGS] for name, trials in tried.items()}
     found, left_out = _tables(run, kept, glyphs, room or USUAL_ROOM)
