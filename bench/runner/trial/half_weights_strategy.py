@@ -51,9 +51,8 @@ class HalfWeightsStrategy(SingleDevice):
         joined = [group for group in siblings if all(map(adds_up, group)) and multiply_alike(group)]
         side_by_side = dict.fromkeys(layer.weight for group in joined for layer in group)
         self.gradients = _flat_gradients([copies[weight] for weight in side_by_side | copies])
-        exact = _kept_exact(whole)
         # Parameters only: buffers, tables of rotary positions for instance, stay in fp32.
-        for weight in set(whole.parameters()) - exact:
+        for weight in set(whole.parameters()) - torch_inside.batch_norm_weights(whole):
             weight.data = weight.data.to(HALF[recipe.precision])
         for weight, copy in copies.items():
             weight.register_post_accumulate_grad_hook(_hook_adding_to(copy))
@@ -110,16 +109,6 @@ class HalfWeightsStrategy(SingleDevice):
         for name, copy in self.copies().items():
             copy.copy_(state["model"][name])
         self.optimizer.load_state_dict(state["optimizer"])
-
-
-def _kept_exact(model: nn.Module) -> set[nn.Parameter]:
-    """Return the parameters that stay in fp32: those of norms over batches, beside their running means."""
-    return {
-        parameter
-        for part in model.modules()
-        if isinstance(part, nn.modules.batchnorm._BatchNorm)  # the class of all of them has no public name
-        for parameter in part.parameters(recurse=False)
-    }
 
 
 def _flat_gradients(weights: list[nn.Parameter]) -> Tensor:

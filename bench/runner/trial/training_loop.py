@@ -46,8 +46,9 @@ class Criterion(nn.Module):
 class WithLoss(nn.Module):
     """A model and its loss as one module, which is compiled, replicated or sharded as a whole."""
 
-    head: Callable[[Tensor], Tensor] | None = None  # of features, once a method calls it apart from the body
-    body: Callable[[Mapping[str, Tensor]], Tensor] | None = None  # of inputs; None: `base_model` of the model
+    # Features to logits, and inputs to features, once a method calls the head apart from the body.
+    head: Callable[[Tensor], Tensor] | None = None
+    body: Callable[[Mapping[str, Tensor]], Tensor] | None = None
     siblings: Sequence[tuple[nn.Linear, ...]] = ()  # layers that a method joins to one product
     gelu_layers: GeluLayers | None = None  # layers that compute GELU of their output, if a method asks for it
     paired_norms: Sequence[
@@ -73,8 +74,8 @@ class WithLoss(nn.Module):
         self.criterion = Criterion(self.aim)
 
     def forward(self, batch: Batch) -> Tensor:
-        if self.head is not None:
-            features = self.features(self.aim.given(self.model, batch))
+        if self.body is not None:
+            features = self.body(self.aim.given(self.model, batch))
             return self.tail(*self.select_positions(features, batch["labels"]))
         answer = self.aim.answer(self.model, batch)
         if self.only_answers:
@@ -94,40 +95,26 @@ class WithLoss(nn.Module):
     def labels(self, batch: Batch, answer: Tensor) -> Tensor:
         """Return the labels with which the loss compares the answer."""
         if self.aim.compares_samples and "labels" not in batch:
-            return self.compared(batch, answer)
+            return self.targets(answer)
         return self.aim.labels(batch, answer, self.model)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def compared(self, batch: Batch, answer: Tensor) -> Tensor:
-        """Return the labels of a batch whose samples are compared, among those of all devices.
+    def targets(self, answers: Tensor, passes: int = 1) -> Tensor:
+        """Return the labels of a step's passes, from this device's answers of all of them.
 
         It is not compiled: compiled code would have to wait for the other devices in its middle.
         """
-        return self.aim.labels(batch, answer, self.model, self.gather)
-
-    def targets(self, answers: Tensor, passes: int) -> Tensor:
-        """Return the labels of a step's passes, from this device's answers of all of them."""
         return self.aim.targets(self.model, answers, self.gather, passes)
 
-    def split_head(self, given: Mapping[str, Tensor] | None = None) -> None:
+    def split_head(self, given: Mapping[str, Tensor]) -> None:
         """Let `forward` call the head apart from the body, if the head can run on its own.
 
-        `given` are tiny inputs of the model; by default, it is called with tokens.
+        `given` are tiny inputs of the model.
         """
-        from bench.training.models.head import body_and_head_of, head_of  # imports transformers
+        from bench.training.models.head import body_and_head_of  # imports transformers
 
         with suppress(LookupError):
-            if given is None:
-                self.head = head_of(self.model)
-            else:
-                self.body, self.head = body_and_head_of(self.model, given)
-
-    def features(self, given: Mapping[str, Tensor]) -> Tensor:
-        """Compute what the head reads from a model's inputs."""
-        if self.body is not None:
-            return self.body(given)
-        features: Tensor = self.model.base_model(**given).last_hidden_state
-        return features
+            self.body, self.head = body_and_head_of(self.model, given)
 
     def select_positions(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Select the positions whose loss counts. Default: all; the method masked-head replaces this."""

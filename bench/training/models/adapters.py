@@ -21,6 +21,7 @@ from bench.training.models.generic import TARGETS, TransformersFamily
 from bench.training.models.model import Family, Has, Lora, Model, installed
 from bench.training.models.timm_family import NAME as TIMM
 from bench.training.objectives import ObjectiveName
+from bench.training.vendor import torch_inside
 
 if TYPE_CHECKING:
     import torch
@@ -112,7 +113,7 @@ def adapter_mistakes(model: Model, family: FamilyWithAdapters, path: str) -> Ite
     lora, place = model.recipe.lora, f"{path}/targets"
     with torch.device("meta"):
         module = family.build_plain(model, "eager")
-    layers = {name: part for name, part in module.named_modules() if _is_linear(part)}
+    layers = _linear_layers(module)
     able = _able(layers, module, model)
     if not able:
         yield Mistake(place, f"{model.family} has no linear layers", "allowed: no lora")
@@ -170,13 +171,12 @@ def _with_adapters(module: nn.Module, model: Model) -> nn.Module:
     assert model.recipe.lora is not None
     heads = [module.get_submodule(name) for name in _heads(module, model)]
     half = half_of(model.recipe.precision) or torch.float32
-    exact = {weight for part in module.modules() if _norms_batches(part) for weight in part.parameters(False)}
+    exact = torch_inside.batch_norm_weights(module)
     module.requires_grad_(False)
     for weight in module.parameters():
         if weight.is_floating_point() and weight not in exact:
             weight.data = weight.data.to(half)
-    layers = {name: part for name, part in module.named_modules() if _is_linear(part)}
-    targets = _wanted(model.recipe.lora, _able(layers, module, model))
+    targets = _wanted(model.recipe.lora, _able(_linear_layers(module), module, model))
     if not targets:
         raise BadInput("its adapters are beside no linear layer", where=model.name, advice=TARGETS)
     try:
@@ -206,6 +206,12 @@ def _configuration(model: Model, targets: Iterable[str], heads: Iterable[str]) -
         target_modules=list(targets),
         modules_to_save=list(heads) or None,
     )
+
+
+def _linear_layers(module: nn.Module) -> dict[str, nn.Module]:
+    from bench.training.optimizers.updates.block_matrices import is_linear  # imports torch
+
+    return {name: part for name, part in module.named_modules() if is_linear(part)}
 
 
 def _wanted(lora: Lora, able: Mapping[str, nn.Module]) -> list[str]:
@@ -247,19 +253,6 @@ def _heads(module: nn.Module, model: Model) -> list[str]:
         return []
     head = _logits_layer(module)
     return [head] if head else []
-
-
-def _is_linear(module: nn.Module) -> bool:
-    from torch import nn
-    from transformers.pytorch_utils import Conv1D
-
-    return isinstance(module, (nn.Linear, Conv1D))
-
-
-def _norms_batches(module: nn.Module) -> bool:
-    from torch import nn
-
-    return isinstance(module, nn.modules.batchnorm._BatchNorm)
 
 
 @contextmanager

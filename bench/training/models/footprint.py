@@ -5,7 +5,7 @@ Pure: no I/O, no torch. docs/accuracy.md compares the predictions with measureme
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -227,6 +227,11 @@ def activated(model: Model, setting: Setting, activation: str) -> int:
     if activation == "gelu_new" and autocasts(model, setting):  # autocast computes its power in fp32
         return 4 * FP32
     return COMPOSED_ACTIVATIONS.get(activation, 2) * h
+
+
+def attention_shapes(a: Mapping[str, Any], positions: int) -> OperationShapes:
+    """Return the shapes of a transformer's attention, by an architecture with the family's defaults."""
+    return OperationShapes(query_elements=a["num_hidden_layers"] * positions * a["hidden_size"])
 
 
 def eager_attention(

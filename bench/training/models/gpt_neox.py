@@ -13,6 +13,7 @@ from bench.training.models.footprint import (
     FamilyWithFormulas,
     Footprint,
     activated,
+    attention_shapes,
     between_blocks,
     eager_attention,
     linear,
@@ -65,10 +66,7 @@ class GptNeoX(FamilyWithFormulas):
         return Flops(matmul=2 * s * weights, attention=layers * pairs * 2 * 2 * d)
 
     def operation_shapes(self, model: Model) -> OperationShapes:
-        a = self.complete(model)
-        return OperationShapes(
-            query_elements=a["num_hidden_layers"] * model.recipe.units_per_sample * a["hidden_size"]
-        )
+        return attention_shapes(self.complete(model), model.recipe.units_per_sample)
 
     def footprint(self, model: Model, setting: Setting) -> Footprint:
         a, s, h = self.complete(model), model.recipe.units_per_sample, lowered(model)

@@ -15,7 +15,7 @@ from bench.base.frozen import dataclass
 from bench.base.strict_json import later
 from bench.training.objectives import ObjectiveName, objective_of
 from bench.training.objectives.documents import Documents
-from bench.training.objectives.objective import Objective, Unit, empty_parts
+from bench.training.objectives.objective import Objective, Unit
 from bench.training.optimizers import Optimizer
 from bench.training.schedules import Schedule
 from bench.training.setting import Setting
@@ -136,7 +136,12 @@ class Model:
 
 def empty_batch(model: Model, samples: int, floats: torch.dtype) -> dict[str, Tensor]:
     """Return a batch whose contents are arbitrary, with pixels and numbers in this precision."""
-    return empty_parts(model.recipe.aim.parts(model.architecture, model.recipe), samples, floats)
+    import torch
+
+    whole = torch.long
+    dtypes = {"indices": whole, "pixels": floats, "numbers": floats, "flags": torch.bool, "ends": whole}
+    parts = model.recipe.aim.parts(model.architecture, model.recipe)
+    return {part.name: torch.empty(samples, *part.shape, dtype=dtypes[part.elements]) for part in parts}
 
 
 def tiny(model: Model, architecture: Mapping[str, Any], whose: str, **changes: Any) -> Model:

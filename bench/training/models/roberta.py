@@ -13,6 +13,7 @@ from bench.training.models.footprint import (
     FamilyWithFormulas,
     Footprint,
     activated,
+    attention_shapes,
     autocasts,
     eager_attention,
     linear,
@@ -61,10 +62,7 @@ class Roberta(FamilyWithFormulas):
         return Flops(matmul=2 * s * weights, attention=layers * s * s * 2 * 2 * d)
 
     def operation_shapes(self, model: Model) -> OperationShapes:
-        a = self.complete(model)
-        return OperationShapes(
-            query_elements=a["num_hidden_layers"] * model.recipe.units_per_sample * a["hidden_size"]
-        )
+        return attention_shapes(self.complete(model), model.recipe.units_per_sample)
 
     def head_flops(self, model: Model) -> int:
         a = self.complete(model)

@@ -14,6 +14,7 @@ from bench.training.models.footprint import (
     FamilyWithFormulas,
     Footprint,
     activated,
+    attention_shapes,
     autocasts,
     between_blocks,
     eager_attention,
@@ -80,7 +81,7 @@ class Vit(FamilyWithFormulas):
 
     def operation_shapes(self, model: Model) -> OperationShapes:
         a = self.complete(model)
-        return OperationShapes(query_elements=a["num_hidden_layers"] * _tokens(a) * a["hidden_size"])
+        return attention_shapes(a, _tokens(a))
 
     def footprint(self, model: Model, setting: Setting) -> Footprint:
         a, h = self.complete(model), lowered(model)

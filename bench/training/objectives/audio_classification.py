@@ -17,9 +17,6 @@ class AudioClassification(Objective):
     sizes = ("audio_seconds",)
     counts: Mapping[str, str] = {"num_labels": "labels"}
 
-    def units_per_sample(self, size: SampleSize) -> int:
-        return size.audio_seconds or 1
-
     def parts(self, architecture: Architecture, size: SampleSize) -> tuple[Part, ...]:
         return sound_part(architecture, size), Part("labels", (), "indices")
 

@@ -43,9 +43,6 @@ class Contrastive(Objective):
     towers = ("text_config", "vision_config")
     compares_samples = True
 
-    def units_per_sample(self, size: SampleSize) -> int:
-        return 1
-
     def parts(self, architecture: Architecture, size: SampleSize) -> tuple[Part, ...]:
         assert size.image_size is not None
         return (
@@ -76,11 +73,12 @@ class Contrastive(Objective):
         other = texts, texts.new_ones(len(texts), 1)
         return torch.stack((torch.cat(side, 1), torch.cat(other, 1)), 1)
 
-    def labels(
-        self, batch: Mapping[str, Tensor], answer: Tensor, module: nn.Module, gather: Gather = of_one_device
-    ) -> Tensor:
-        """Return the gradients of the answer; without them in the batch, those of a step of this one pass."""
-        return batch["labels"] if "labels" in batch else self.targets(module, answer, gather)
+    def labels(self, batch: Mapping[str, Tensor], answer: Tensor, module: nn.Module) -> Tensor:
+        """Return the gradients of the answer; without them in the batch, those of a step of this one pass.
+
+        Such a step is one of a single device: on several, `WithLoss` calls `targets`.
+        """
+        return batch["labels"] if "labels" in batch else self.targets(module, answer, of_one_device)
 
     def loss(self, answer: Tensor, labels: Tensor) -> Tensor:
         """Return the loss of the whole step; its gradient by the answer is `labels`.

@@ -43,9 +43,6 @@ class Denoising(Objective):
         "input_size": "numbers a side", "in_channels": "channels", "num_classes": "classes",
     }  # fmt: skip
 
-    def units_per_sample(self, size: SampleSize) -> int:
-        return 1
-
     def parts(self, architecture: Architecture, size: SampleSize) -> tuple[Part, ...]:
         latent = (architecture["in_channels"], architecture["input_size"], architecture["input_size"])
         return (

@@ -17,9 +17,6 @@ class ImageClassification(Objective):
     data = ("images",)
     counts: Mapping[str, str] = {"num_labels": "labels"}
 
-    def units_per_sample(self, size: SampleSize) -> int:
-        return 1
-
     def parts(self, architecture: Architecture, size: SampleSize) -> tuple[Part, ...]:
         assert size.image_size is not None
         pixels = Part("pixel_values", (3, size.image_size, size.image_size), "pixels")

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING
 from bench.training.objectives.objective import (
     Architecture,
     Draw,
-    Gather,
     Objective,
     Part,
     Sample,
     SampleSize,
-    of_one_device,
 )
 
 if TYPE_CHECKING:
@@ -32,12 +30,6 @@ class MaskedImage(Objective):
     defaults: Mapping[str, float] = {"masked_fraction": FRACTION}
     data = ("images",)
     counts: Mapping[str, str] = {"patch_size": "pixels"}
-
-    def units_per_sample(self, size: SampleSize) -> int:
-        return 1
-
-    def asked_per_sample(self, size: SampleSize) -> int:
-        return 1
 
     def parts(self, architecture: Architecture, size: SampleSize) -> tuple[Part, ...]:
         assert size.image_size is not None
@@ -69,13 +61,7 @@ class MaskedImage(Objective):
         errors: Tensor = (found.float() - pixels.float()) * mask
         return errors
 
-    def labels(
-        self,
-        batch: Mapping[str, Tensor],
-        answer: Tensor,
-        module: nn.Module,
-        gather: Gather = of_one_device,
-    ) -> Tensor:
+    def labels(self, batch: Mapping[str, Tensor], answer: Tensor, module: nn.Module) -> Tensor:
         return batch["bool_masked_pos"]
 
     def loss(self, answer: Tensor, labels: Tensor) -> Tensor:

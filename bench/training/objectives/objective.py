@@ -13,7 +13,6 @@ from bench.training.objectives.documents import Documents
 
 if TYPE_CHECKING:
     import numpy as np
-    import torch
     from numpy.typing import NDArray
     from torch import Tensor, nn
 
@@ -144,12 +143,21 @@ class Objective:
         return int(holder["vocab_size"])
 
     def units_per_sample(self, size: SampleSize) -> int:
-        """Return how many of `unit` a sample holds."""
-        return size.sequence_length or 1
+        """Return how many of `unit` a sample holds; tokens of a target count beside those of its source."""
+        match self.unit:
+            case "tokens":
+                return (size.sequence_length or 1) + (size.target_length or 0)
+            case "seconds":
+                return size.audio_seconds or 1
+            case _:
+                return 1
 
     def asked_per_sample(self, size: SampleSize) -> int:
-        """Return the positions of a sample that enter the loss: equally many in every sample."""
-        return self.units_per_sample(size)
+        """Return the positions of a sample that enter the loss: those of its target; all without a target.
+
+        Every sample has equally many.
+        """
+        return size.target_length or self.units_per_sample(size)
 
     def parts(self, architecture: Architecture, size: SampleSize) -> tuple[Part, ...]:
         """Return the tensors of a batch."""
@@ -166,15 +174,9 @@ class Objective:
 
     def given(self, module: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the inputs of the model: by default every part of a batch but the labels."""
-        return inputs(batch)
+        return {name: part for name, part in batch.items() if name != "labels"}
 
-    def labels(
-        self,
-        batch: Mapping[str, Tensor],
-        answer: Tensor,
-        module: nn.Module,
-        gather: Gather = of_one_device,
-    ) -> Tensor:
+    def labels(self, batch: Mapping[str, Tensor], answer: Tensor, module: nn.Module) -> Tensor:
         """Return the labels, with which the loss compares the answer: a part of the batch."""
         return batch["labels"]
 
@@ -210,22 +212,3 @@ def value_at(architecture: Architecture, path: str) -> Any:
     for name in path.split("/"):
         found = found.get(name) if isinstance(found, Mapping) else None
     return found
-
-
-def inputs(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the parts of a batch that a model is called with."""
-    return {name: part for name, part in batch.items() if name != "labels"}
-
-
-def empty_parts(parts: tuple[Part, ...], samples: int, floats: torch.dtype) -> dict[str, Tensor]:
-    """Return a batch whose contents are arbitrary, with pixels and numbers in this precision."""
-    import torch
-
-    dtypes = {
-        "indices": torch.long,
-        "pixels": floats,
-        "numbers": floats,
-        "flags": torch.bool,
-        "ends": torch.long,
-    }
-    return {part.name: torch.empty(samples, *part.shape, dtype=dtypes[part.elements]) for part in parts}

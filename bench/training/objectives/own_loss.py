@@ -10,13 +10,11 @@ from bench.base.errors import Mistake, in_json, nearest
 from bench.training.objectives.objective import (
     Architecture,
     Draw,
-    Gather,
     Objective,
     ObjectiveName,
     Part,
     Sample,
     SampleSize,
-    of_one_device,
 )
 
 if TYPE_CHECKING:
@@ -33,9 +31,6 @@ class OwnLoss(Objective):
     unit = "samples"
     auto_class = mapping = ""  # transformers has no such models
     sizes = ()
-
-    def units_per_sample(self, size: SampleSize) -> int:
-        return 1
 
     def parts(self, architecture: Architecture, size: SampleSize) -> tuple[Part, ...]:
         return tuple(
@@ -59,13 +54,7 @@ class OwnLoss(Objective):
         loss: Tensor = module(**batch).loss
         return loss
 
-    def labels(
-        self,
-        batch: Mapping[str, Tensor],
-        answer: Tensor,
-        module: nn.Module,
-        gather: Gather = of_one_device,
-    ) -> Tensor:
+    def labels(self, batch: Mapping[str, Tensor], answer: Tensor, module: nn.Module) -> Tensor:
         return next(iter(batch.values()))  # the module has read them already
 
     def loss(self, answer: Tensor, labels: Tensor) -> Tensor:

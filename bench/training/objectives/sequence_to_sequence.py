@@ -18,12 +18,6 @@ class SequenceToSequence(Objective):
     counts: Mapping[str, str] = {"vocab_size": "tokens"}
     has_text_head = True
 
-    def units_per_sample(self, size: SampleSize) -> int:
-        return (size.sequence_length or 1) + (size.target_length or 1)
-
-    def asked_per_sample(self, size: SampleSize) -> int:
-        return size.target_length or 1
-
     def parts(self, architecture: Architecture, size: SampleSize) -> tuple[Part, ...]:
         source, target = (size.sequence_length or 1,), (size.target_length or 1,)
         return (

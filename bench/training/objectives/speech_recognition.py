@@ -19,12 +19,6 @@ class SpeechRecognition(Objective):
     counts: Mapping[str, str] = {"vocab_size": "tokens"}
     has_text_head = True
 
-    def units_per_sample(self, size: SampleSize) -> int:
-        return size.audio_seconds or 1
-
-    def asked_per_sample(self, size: SampleSize) -> int:
-        return size.target_length or 1
-
     def parts(self, architecture: Architecture, size: SampleSize) -> tuple[Part, ...]:
         target = (size.target_length or 1,)
         return (
