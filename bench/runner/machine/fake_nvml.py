@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -92,11 +91,8 @@ class FakeNvml:
 
     @classmethod
     def from_file(cls, path: Path) -> FakeNvml:
+        """Read a scenario; sessions are counted in a file beside it, since each is in another process."""
         return cls(json.loads(path.read_text()), path.with_suffix(".inits"))
-
-    @classmethod
-    def from_environment(cls) -> FakeNvml:
-        return cls.from_file(Path(os.environ["BENCH_FAKE_NVML"]))
 
     # NVML's functions
 
@@ -157,13 +153,12 @@ class FakeNvml:
         if not name.startswith("nvmlDeviceGet"):
             raise AttributeError(name)
         query = name.removeprefix("nvmlDeviceGet")
-        return lambda handle, *arguments: self._object(
-            self._ask(handle, ".".join([query, *map(str, arguments)]))
-        )
 
-    def _object(self, value: Any) -> Any:
-        """Return a dict as an object with attributes, like NVML's structures; other values unchanged."""
-        return SimpleNamespace(**value) if isinstance(value, dict) else value
+        def answer(handle: int, *arguments: Any) -> Any:
+            value = self._ask(handle, ".".join([query, *map(str, arguments)]))
+            return SimpleNamespace(**value) if isinstance(value, dict) else value  # like NVML's structures
+
+        return answer
 
     def _ask(self, gpu: int, query: str) -> Any:
         self._misbehave(gpu, query)
