@@ -40,6 +40,7 @@ class Criterion(nn.Module):
         self.aim = aim
 
     def forward(self, answer: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss by the objective."""
         return self.aim.loss(answer, labels)
 
 
@@ -74,6 +75,7 @@ class WithLoss(nn.Module):
         self.criterion = Criterion(self.aim)
 
     def forward(self, batch: Batch) -> Tensor:
+        """Return the loss, or the answer in `answering`; with a body apart, through the head in `tail`."""
         if self.body is not None:
             features = self.body(self.aim.given(self.model, batch))
             return self.tail(*self.select_positions(features, batch["labels"]))
@@ -178,14 +180,17 @@ class SingleDevice:
         return trained(self.whole)
 
     def autocast(self) -> AbstractContextManager[object]:
+        """Compute in the recipe's half precision; with fp32 do nothing."""
         half = HALF.get(self.recipe.precision)
         return torch.autocast(self.device.type, dtype=half) if half else nullcontext()
 
     def forward(self, batch: Batch) -> Tensor:
+        """Return the loss of a batch, of the module that may be compiled."""
         loss: Tensor = self.whole(batch)
         return loss
 
     def forward_backward(self, batch: Batch, passes: int, sync: bool) -> Tensor:
+        """Run a pass of `passes`; `sync` says that it is the last one, which does not matter here."""
         self.share.fill_(1 / passes)
         return self.run_pass(batch)
 
@@ -200,6 +205,7 @@ class SingleDevice:
         return loss.detach()
 
     def update(self, norm_wanted: bool = False) -> float | None:
+        """Unscale, clip and apply the gradients; returns their norm if it was computed."""
         self.scaler.unscale_(self.optimizer)
         norm = None
         if norm_wanted or self.recipe.clip_norm is not None:
@@ -211,13 +217,16 @@ class SingleDevice:
         return _number(norm) if norm_wanted else None
 
     def clear(self) -> None:
+        """Drop the gradients, or write zeros into them if they have to stay in place."""
         self.optimizer.zero_grad(set_to_none=not self.keeps_gradients)
 
     def evaluate(self, batch: Batch) -> Tensor:
+        """Return the loss of a batch without gradients."""
         with torch.no_grad(), self.autocast():
             return self.forward(batch)
 
     def answers(self, batch: Batch) -> Tensor:
+        """Return the model's answer instead of its loss, without gradients."""
         with self.whole.answering():
             return self.evaluate(batch)
 
@@ -230,6 +239,7 @@ class SingleDevice:
         return {"model": model, "optimizer": optimizer}
 
     def go_on_from(self, state: Mapping[str, Any]) -> None:
+        """Load weights and optimizer state, in the form that all devices of a run share."""
         from torch.distributed.checkpoint.state_dict import set_state_dict
 
         set_state_dict(
@@ -261,10 +271,12 @@ class DataParallel(SingleDevice):
         )
 
     def forward(self, batch: Batch) -> Tensor:
+        """Return the loss of this device's batch."""
         loss: Tensor = self.replica(batch)
         return loss
 
     def forward_backward(self, batch: Batch, passes: int, sync: bool) -> Tensor:
+        """Run a pass; gradients are exchanged in the last one only."""
         with nullcontext() if sync else self.replica.no_sync():
             return super().forward_backward(batch, passes, sync)
 

@@ -46,6 +46,7 @@ class FamilyWithAdapters(TransformersFamily):
         self.uses_all_weights = family.uses_all_weights
 
     def mistakes(self, model: Model, path: str) -> Iterator[Mistake]:
+        """Find what adapters rule out: fp8, optimizers of matrices, and families without adapters."""
         if self.plain.no_adapters:
             yield Mistake(
                 f"{path}/recipe/lora", self.plain.no_adapters, "allowed: null, to train every weight"
@@ -61,17 +62,21 @@ class FamilyWithAdapters(TransformersFamily):
         yield from self.plain.mistakes(model, path)
 
     def why_no_documents(self) -> str | None:
+        """Ask the family beneath: adapters change nothing about attention."""
         return self.plain.why_no_documents()
 
     def missing_kernels(self, device: Literal["cpu", "cuda"], has: Has = installed) -> str | None:
+        """Ask the family beneath: adapters need no packages of their own here."""
         return self.plain.missing_kernels(device, has)
 
     def build(self, model: Model, *, kernels: bool) -> nn.Module:
+        """Build the module with weights in half precision, if the recipe has one, then add adapters."""
         with _weights_in_half(model):
             module = self.plain.build(without_adapters(model), kernels=kernels)
         return _with_adapters(module, model)
 
     def build_with(self, model: Model, attention: str) -> nn.Module:
+        """Build the module with one of transformers' implementations of attention, then add adapters."""
         return _with_adapters(self.build_plain(model, attention), model)
 
     def build_plain(self, model: Model, attention: str) -> nn.Module:
@@ -82,6 +87,7 @@ class FamilyWithAdapters(TransformersFamily):
             return family.build_with(without_adapters(model), attention)
 
     def blocks(self, module: nn.Module) -> list[nn.Module]:
+        """Return the blocks of the family beneath; their adapters are inside them."""
         return self.plain.blocks(module)
 
     def unused_targets(self, module: nn.Module, model: Model) -> list[str]:
@@ -102,6 +108,7 @@ class FamilyWithAdapters(TransformersFamily):
 
 
 def without_adapters(model: Model) -> Model:
+    """Return the model whose every weight is trained, with the recipe otherwise unchanged."""
     return replace(model, recipe=replace(model.recipe, lora=None))
 
 

@@ -57,6 +57,7 @@ class TransformersFamily(Family):
         self.name = name
 
     def mistakes(self, model: Model, path: str) -> Iterator[Mistake]:
+        """Find what transformers' configuration refuses; the recipe's sizes are checked by the objective."""
         yield from self.architecture_mistakes(model.architecture, model.recipe.objective, path)
 
     def architecture_mistakes(
@@ -89,6 +90,7 @@ class TransformersFamily(Family):
                 yield Mistake(f"{path}/architecture/{key}", found, "allowed: a whole number")
 
     def why_no_documents(self) -> str | None:
+        """Say why not, unless the attention is one that bench can replace and tell where documents end."""
         if transformers_source.takes_registered_attention(self.name):
             return None
         return super().why_no_documents()
@@ -99,9 +101,11 @@ class TransformersFamily(Family):
     parameters = forward_flops = head_flops = kept_bytes = activation_bytes = _count_later
 
     def missing_kernels(self, device: Literal["cpu", "cuda"], has: Has = installed) -> str | None:
+        """Return why transformers has no fused attention for it; none depends on the device."""
         return transformers_source.why_not_fused(self.name)
 
     def build(self, model: Model, *, kernels: bool) -> nn.Module:
+        """Build with fused attention and without masks that hide nothing, or with eager attention."""
         if not kernels:
             return self.build_with(model, "eager")
         registered = transformers_source.takes_registered_attention(self.name)

@@ -27,6 +27,8 @@ _NAME = re.compile(r"[\w.-]+", re.ASCII)  # "hf-hub:..." and "local-dir:..." wou
 
 
 class TimmFamily(ModuleFamily):
+    """An image model of timm, which the architecture names; its keywords go to timm.create_model."""
+
     objectives = ("image-classification",)
     package = NAME
     kernels = "timm's attention by scaled_dot_product_attention, where a model has attention"
@@ -35,6 +37,7 @@ class TimmFamily(ModuleFamily):
         super().__init__(NAME)
 
     def describes(self, given: Mapping[str, Any]) -> bool:
+        """Whether the architecture names a model of timm."""
         return NAME in given
 
     def kept_fields(self, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -44,6 +47,7 @@ class TimmFamily(ModuleFamily):
     def architecture_mistakes(
         self, given: Mapping[str, Any], objective: ObjectiveName, path: str
     ) -> Iterator[Mistake]:
+        """Find a missing name, a checkpoint to load, and fewer than two labels; imports no timm."""
         if not (isinstance(name := given.get(NAME), str) and _NAME.fullmatch(name)):
             found = f"{in_json(name)} is not the name of an architecture"
             yield Mistake(f"{path}/architecture/{NAME}", found, "allowed: a name of timm.list_models()")
@@ -57,6 +61,7 @@ class TimmFamily(ModuleFamily):
             yield Mistake(f"{path}/architecture/num_classes", found, "allowed: a whole number, at least 2")
 
     def mistakes_by_package(self, model: Model, path: str) -> Iterator[Mistake]:
+        """Find a name that the installed timm does not know; imports timm."""
         import timm
 
         name = model.architecture[NAME]

@@ -44,17 +44,34 @@ class SampleSize(Protocol):
     """The fields of a recipe that say how large a sample is; None for those that its objective lacks."""
 
     @property
-    def sequence_length(self) -> int | None: ...
+    def sequence_length(self) -> int | None:
+        """Tokens of a sample, or of its source if it has a target too."""
+        ...
+
     @property
-    def target_length(self) -> int | None: ...
+    def target_length(self) -> int | None:
+        """Tokens of the text that a decoder predicts."""
+        ...
+
     @property
-    def image_size(self) -> int | None: ...
+    def image_size(self) -> int | None:
+        """The side of an image in pixels."""
+        ...
+
     @property
-    def audio_seconds(self) -> int | None: ...
+    def audio_seconds(self) -> int | None:
+        """The length of a sound in seconds."""
+        ...
+
     @property
-    def masked_fraction(self) -> float | None: ...
+    def masked_fraction(self) -> float | None:
+        """The share of tokens or patches that is hidden; None for the usual share."""
+        ...
+
     @property
-    def documents(self) -> Documents | None: ...
+    def documents(self) -> Documents | None:
+        """How long the documents in a sample are; None if a sample is one document."""
+        ...
 
 
 class Pool(Protocol):
@@ -84,12 +101,15 @@ class Draw:
     random: np.random.Generator
 
     def tokens(self, count: int) -> NDArray[np.int64]:
+        """Return `count` tokens from the sample's place in the pool."""
         return self.pool.tokens(self.index, count)
 
     def image(self) -> NDArray[np.uint8]:
+        """Return the pool's image for this sample."""
         return self.pool.image(self.index)
 
     def numbers(self, *shape: int) -> NDArray[np.float32]:
+        """Return normally distributed numbers from the sample's place in the pool."""
         return self.pool.numbers(self.index, *shape)
 
 
