@@ -118,7 +118,7 @@ class Row:
     def computing(self, m: Multipliers) -> float:
         """Return the seconds of a pass without exchange."""
         time = self.time(m)
-        return time.pass_seconds - time.exchange
+        return time.pass_seconds - time.parts["exchange"]
 
 
 def own_rows() -> Iterator[Row]:

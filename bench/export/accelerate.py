@@ -23,6 +23,7 @@ SEVERAL = (
 
 
 def refuse(trial: Trial) -> str | None:
+    """Return why accelerate cannot express the trial; None if it can."""
     if reason := not_exported("accelerate", trial.setting, trial.model):
         return reason
     if sharded_by(trial.setting) == "fsdp" and "offload" in trial.setting:
@@ -41,6 +42,7 @@ def fsdp_config(trial: Trial) -> dict[str, Any]:
 
 
 def files(trial: Trial, _save_every: int) -> dict[str, str]:
+    """Return the launch file, and the configuration of DeepSpeed for ZeRO, by name."""
     contents = {"accelerate.json": pretty_json(launch(trial)).decode()}
     if sharded_by(trial.setting) == "zero":
         contents["deepspeed.json"] = configuration(trial)

@@ -22,12 +22,14 @@ NEEDS = ("deepspeed",)
 
 
 def refuse(trial: Trial) -> str | None:
+    """Return why DeepSpeed cannot express the trial; None if it can."""
     if reason := not_exported("deepspeed", trial.setting, trial.model):
         return reason
     return "FSDP2 is PyTorch's own" if sharded_by(trial.setting) == "fsdp" else None
 
 
 def files(trial: Trial, _save_every: int) -> dict[str, str]:
+    """Return the configuration of DeepSpeed by its name."""
     return {"deepspeed.json": configuration(trial)}
 
 

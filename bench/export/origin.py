@@ -16,4 +16,5 @@ class TrialOrigin:
 
     @property
     def text(self) -> str:
+        """Say where the trial was measured, for the first lines of exported files."""
         return f"run {self.run} on {self.device}"

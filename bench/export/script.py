@@ -13,8 +13,10 @@ NEEDS: tuple[str, ...] = ()  # in addition to torch, transformers and what the s
 
 
 def refuse(_trial: Trial) -> str | None:
+    """Return None: the script runs by bench, which can express every trial."""
     return None
 
 
 def files(_trial: Trial, _save_every: int) -> dict[str, str]:
+    """Return no files: the script reads the trial itself."""
     return {}

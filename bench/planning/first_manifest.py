@@ -273,6 +273,7 @@ def _changes(answers: FirstAnswers) -> dict[str, Any]:
 
 
 def as_text(document: Mapping[str, Any]) -> bytes:
+    """Return JSON with an indent of 2, which ends with a line break."""
     return (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode()
 
 

@@ -72,6 +72,7 @@ class KernelCost:
 
     @property
     def text(self) -> str:
+        """Say in one line which wheels are missing, and what each model loses without them."""
         by_effect: dict[str, list[str]] = {}
         for each in self.models:
             by_effect.setdefault(_effect(each), []).append(each.model)
@@ -96,6 +97,7 @@ def _effect(without: ModelWithout) -> str:
 
 @cache
 def measured_costs() -> tuple[MeasuredCost, ...]:
+    """Return what bench/data/kernel_costs.json says was measured without a kernel."""
     return from_json(MeasuredCosts, read_data("kernel_costs.json")).rows
 
 

@@ -66,14 +66,17 @@ class Manifest:
 
     @property
     def models(self) -> tuple[Model, ...]:
+        """The models of all requests, in the order of the file."""
         return tuple(request.model for request in self.requests)
 
     @property
     def digest(self) -> str:
+        """The SHA-256 of the manifest's bytes, by which runs of the same manifest are recognised."""
         return "sha256:" + sha256(self.data)
 
 
 def load_manifest(path: Path) -> Manifest:
+    """Read and check a manifest; BadInput names the file and the place of every mistake."""
     return parse_manifest(read_manifest(path), str(path))
 
 

@@ -53,10 +53,12 @@ class SettingPlan:
 
     @property
     def model(self) -> Model:
+        """The model that all its trials train."""
         return self.trials[0].model
 
     @property
     def setting(self) -> Setting:
+        """The setting that all its trials have; they differ in the micro-batch."""
         return self.trials[0].setting
 
     def may_not_fit(self, trial: Trial, memory_bytes: int) -> bool:
@@ -66,6 +68,7 @@ class SettingPlan:
 
     @property
     def predicted_bytes(self) -> int | None:
+        """The memory a GPU needs at the first micro-batch; None if it cannot be predicted."""
         return self.needs[self.trials[0].micro_batch]
 
 

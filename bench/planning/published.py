@@ -68,6 +68,7 @@ class PublishedRows:
 
 
 def shipped_rows() -> PublishedRows:
+    """Return the published measurements that come with bench."""
     return from_json(PublishedRows, read_data(PUBLISHED))
 
 

@@ -17,12 +17,15 @@ SMALL = 1 << 20  # bytes; PyTorch's allocator keeps smaller tensors apart, in se
 
 @dataclass(frozen=True, slots=True)
 class Lifetime:
+    """How many bytes a tensor takes, and between which operations of a block it takes them."""
+
     sample_bytes: int
     bytes: int
     born: int  # the operation that allocates it
     freed: int | None  # the last operation that reads it, the first backward one if none does; None: it stays
 
     def size(self, samples: int) -> int:
+        """Return the bytes that the tensor takes in a micro-batch of `samples` samples."""
         return self.sample_bytes * samples + self.bytes
 
 
@@ -35,6 +38,7 @@ class BlockTensors:
 
     @property
     def gradients(self) -> list[Lifetime]:
+        """Return the tensors that stay after the backward pass: the gradients of weights."""
         return [tensor for tensor in self.lifetimes if tensor.freed is None]
 
 
@@ -49,6 +53,7 @@ def to_text(tensors: BlockTensors) -> str:
 
 @cache
 def from_text(text: str) -> BlockTensors:
+    """Read the tensors of a block from the words that `to_text` wrote."""
     backward, *words = text.split()
     return BlockTensors(int(backward), tuple(map(_lifetime, words)))
 

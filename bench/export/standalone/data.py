@@ -23,7 +23,6 @@ from bench.training.setting import sharded_by
 
 NUMPY, TORCH = "import numpy as np", "import torch"
 COMMENT_WIDTH = 96  # columns
-RANDOM = "random = np.random.default_rng((SEED, index))"
 
 
 def data_constants(trial: Trial) -> Iterator[Constant]:
@@ -72,27 +71,20 @@ def _samples(trial: Trial) -> SourcePart:
     recipe = trial.model.recipe
     pools, cuts = [], []
     if "tokens" in recipe.aim.data:
-        pools += [
-            "random = np.random.default_rng(SEED)",
-            "self.tokens = random.integers(0, VOCABULARY, POOL, dtype=np.int32)",
-        ]
+        pools.append("self.tokens = random.integers(0, VOCABULARY, POOL, dtype=np.int32)")
         cuts.append(TOKENS)
     if "images" in recipe.aim.data:
-        pools += [
-            "random = np.random.default_rng(SEED)",
-            "self.images = random.integers(0, 256, (POOL, 3, SIDE, SIDE), dtype=np.uint8)",
-        ]
+        pools.append("self.images = random.integers(0, 256, (POOL, 3, SIDE, SIDE), dtype=np.uint8)")
     if recipe.audio_seconds:
-        pools += [
-            "random = np.random.default_rng(SEED)",
-            "self.numbers = random.standard_normal(POOL_NUMBERS, dtype=np.float32)",
-        ]
+        pools.append("self.numbers = random.standard_normal(POOL_NUMBERS, dtype=np.float32)")
         cuts.append(SOUNDS)
     form = " ".join(recipe.aim.form(recipe, trial.micro_batch).replace("`", '"').split())
     request = f"YOUR DATA: return sample number `index`. A batch has {form}"
     comment = "\n".join(f"        # {line}" for line in textwrap.wrap(request, COMMENT_WIDTH - 8))
-    made = "\n".join(f"        {line}" for line in pools)
-    sample = "\n".join(f"        {line}" for line in SAMPLES[recipe.objective](trial))
+    made = "\n".join(f"        random = np.random.default_rng(SEED)\n        {pool}" for pool in pools)
+    sample = SAMPLES[recipe.objective].strip("\n")
+    if recipe.audio_seconds:
+        sample = sample.replace("NAME", _sound_name(trial))
     return SourcePart(
         f'''
 class Samples(Dataset):
@@ -123,80 +115,52 @@ SOUNDS = '''
 '''
 
 
-def _next_token(_trial: Trial) -> list[str]:
-    return [
-        "tokens = self.cut(index, LENGTH + 1)",
-        'return {"input_ids": tokens[:-1], "labels": tokens[1:]}  # labels are shifted already',
-    ]
-
-
-def _hidden_tokens(_trial: Trial) -> list[str]:
-    return [
-        RANDOM,
-        "tokens = self.cut(index, LENGTH)",
-        "chosen = torch.from_numpy(random.permutation(LENGTH)[:ASKED])",
-        "labels = torch.full_like(tokens, -100)",
-        "labels[chosen] = tokens[chosen]",
-        "tokens[chosen[:MASKED]] = VOCABULARY - 1",
-        "replaced = random.integers(0, VOCABULARY, REPLACED - MASKED)",
-        "tokens[chosen[MASKED:REPLACED]] = torch.from_numpy(replaced)",
-        'return {"input_ids": tokens, "labels": labels}',
-    ]
-
-
-def _class_of_image(_trial: Trial) -> list[str]:
-    return [
-        "label = int(np.random.default_rng((SEED, index)).integers(CLASSES))",
-        "pixels = torch.from_numpy(self.images[index % POOL].copy())",
-        'return {"pixel_values": pixels, "labels": label}  # pixels are bytes: see `batches_of`',
-    ]
-
-
-def _hidden_patches(_trial: Trial) -> list[str]:
-    return [
-        "hidden = torch.zeros(PATCHES, dtype=torch.bool)",
-        "hidden[np.random.default_rng((SEED, index)).permutation(PATCHES)[:HIDDEN]] = True",
-        "pixels = torch.from_numpy(self.images[index % POOL].copy())",
-        'return {"pixel_values": pixels, "bool_masked_pos": hidden}  # pixels are bytes',
-    ]
-
-
-def _target(_trial: Trial) -> list[str]:
-    return [
-        "tokens = self.cut(index, LENGTH + TARGET_LENGTH + 1)",
-        "source, target = tokens[:LENGTH], tokens[LENGTH:]",
-        'return {"input_ids": source, "decoder_input_ids": target[:-1], "labels": target[1:]}',
-    ]
-
-
-def _words_of_sound(trial: Trial) -> list[str]:
-    return [
-        "text, sound = self.cut(index, TARGET_LENGTH + 1), self.sound(index)",
-        f'return {{"{_sound_name(trial)}": sound, "decoder_input_ids": text[:-1], "labels": text[1:]}}',
-    ]
-
-
-def _class_of_sound(trial: Trial) -> list[str]:
-    return [
-        "label = int(np.random.default_rng((SEED, index)).integers(CLASSES))",
-        f'return {{"{_sound_name(trial)}": self.sound(index), "labels": label}}',
-    ]
+# The objectives that a script can train for, each with the lines that make a sample; NAME is its sound's.
+SAMPLES = {
+    "causal-lm": """
+        tokens = self.cut(index, LENGTH + 1)
+        return {"input_ids": tokens[:-1], "labels": tokens[1:]}  # labels are shifted already
+""",
+    "masked-lm": """
+        random = np.random.default_rng((SEED, index))
+        tokens = self.cut(index, LENGTH)
+        chosen = torch.from_numpy(random.permutation(LENGTH)[:ASKED])
+        labels = torch.full_like(tokens, -100)
+        labels[chosen] = tokens[chosen]
+        tokens[chosen[:MASKED]] = VOCABULARY - 1
+        replaced = random.integers(0, VOCABULARY, REPLACED - MASKED)
+        tokens[chosen[MASKED:REPLACED]] = torch.from_numpy(replaced)
+        return {"input_ids": tokens, "labels": labels}
+""",
+    "image-classification": """
+        label = int(np.random.default_rng((SEED, index)).integers(CLASSES))
+        pixels = torch.from_numpy(self.images[index % POOL].copy())
+        return {"pixel_values": pixels, "labels": label}  # pixels are bytes: see `batches_of`
+""",
+    "masked-image": """
+        hidden = torch.zeros(PATCHES, dtype=torch.bool)
+        hidden[np.random.default_rng((SEED, index)).permutation(PATCHES)[:HIDDEN]] = True
+        pixels = torch.from_numpy(self.images[index % POOL].copy())
+        return {"pixel_values": pixels, "bool_masked_pos": hidden}  # pixels are bytes
+""",
+    "sequence-to-sequence": """
+        tokens = self.cut(index, LENGTH + TARGET_LENGTH + 1)
+        source, target = tokens[:LENGTH], tokens[LENGTH:]
+        return {"input_ids": source, "decoder_input_ids": target[:-1], "labels": target[1:]}
+""",
+    "speech-recognition": """
+        text, sound = self.cut(index, TARGET_LENGTH + 1), self.sound(index)
+        return {"NAME": sound, "decoder_input_ids": text[:-1], "labels": text[1:]}
+""",
+    "audio-classification": """
+        label = int(np.random.default_rng((SEED, index)).integers(CLASSES))
+        return {"NAME": self.sound(index), "labels": label}
+""",
+}
 
 
 def _sound_name(trial: Trial) -> str:
     return sound_part(trial.model.architecture, trial.model.recipe).name
-
-
-# The objectives that a script can train for, each with the lines that make a sample.
-SAMPLES = {
-    "causal-lm": _next_token,
-    "masked-lm": _hidden_tokens,
-    "image-classification": _class_of_image,
-    "masked-image": _hidden_patches,
-    "sequence-to-sequence": _target,
-    "speech-recognition": _words_of_sound,
-    "audio-classification": _class_of_sound,
-}
 
 
 def _batches(trial: Trial) -> SourcePart:

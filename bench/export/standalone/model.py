@@ -5,7 +5,7 @@ Pure: takes a trial and returns source.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from bench.export.standalone.python_source import SourcePart, joined
@@ -13,7 +13,7 @@ from bench.records.trial import Trial
 from bench.training.methods.masked_head import METHODS as MASKED
 from bench.training.models import families, family_of
 from bench.training.models.footprint import FamilyWithFormulas
-from bench.training.models.generic import REPOSITORY_CODE
+from bench.training.models.generic import without_repository_code
 from bench.training.models.model import SDPA, Model
 from bench.training.setting import in_group, sharded_by
 from bench.training.vendor import transformers_inside, transformers_source
@@ -25,16 +25,10 @@ NN = "from torch import nn"
 
 def architecture(model: Model) -> dict[str, Any]:
     """Return the fields with which the script builds a model, without code in a repository."""
-    given: dict[str, Any] = _without_code(family_of(model).complete(model))
+    given: dict[str, Any] = without_repository_code(family_of(model).complete(model))
     if model.family == "timm":
         return {name: value for name, value in given.items() if name not in OWN_FIELDS}
     return given
-
-
-def _without_code(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _without_code(item) for key, item in value.items() if key != REPOSITORY_CODE}
-    return [_without_code(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def head_of(trial: Trial) -> str | None:

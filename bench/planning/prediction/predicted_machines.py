@@ -68,6 +68,7 @@ class Predicted:
 
     @property
     def pass_seconds(self) -> float:
+        """The seconds of one pass: those of its parts one after the other."""
         return sum(part.seconds for part in self.parts)
 
 
@@ -100,10 +101,7 @@ class Predictor:
 
     def predict(self, gpu: GpuModel, gpus: int) -> list[Predicted | Unpredicted]:
         """Predict every model on `gpus` GPUs of a kind, each in its fastest setting."""
-        memory = int(gpu.memory_gib * 2**30)
-        nodes = math.ceil(gpus / GPUS_A_NODE)
-        capability = gpu.compute_capability
-        target = Target("cuda", gpus, memory, gpu.name, capability, nodes=nodes, elsewhere=True)
+        target = target_of_kind(gpu, gpus)
         return [self._predict(model, gpu, target) for model in self.models]
 
     def _predict(self, model: Model, gpu: GpuModel, target: Target) -> Predicted | Unpredicted:
@@ -192,6 +190,12 @@ def _parts(work: Work, batch: StepPart, time: StepTime) -> tuple[PredictedPart, 
     }
     found = (PredictedPart(name, *amounts[name], seconds) for name, seconds in time.parts.items())
     return tuple(part for part in found if part.amount)
+
+
+def target_of_kind(gpu: GpuModel, gpus: int) -> Target:
+    """Return `gpus` GPUs of a kind, on as few nodes as hold them; what is installed there is unknown."""
+    memory, nodes = int(gpu.memory_gib * 2**30), math.ceil(gpus / GPUS_A_NODE)
+    return Target("cuda", gpus, memory, gpu.name, gpu.compute_capability, nodes=nodes, elsewhere=True)
 
 
 def seconds_of(

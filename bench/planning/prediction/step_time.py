@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
@@ -85,6 +86,7 @@ class Fit:
 
 @cache
 def shipped_fit() -> Fit:
+    """Return the fit of bench/data/prediction.json, which benchmarks/prediction.py writes."""
     return from_json(Fit, read_data("prediction.json"))
 
 
@@ -96,6 +98,7 @@ class Collectives:
     sent_bytes: float  # by each GPU, in all of them
 
     def seconds(self, gpus: int, rates: CardRates) -> float:
+        """Return how long `gpus` GPUs take for them: their bytes, and the latency of each one's ring."""
         return self.sent_bytes / rates.exchange(gpus) + self.count * ring_seconds(gpus)
 
 
@@ -135,37 +138,22 @@ class StepPart:
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """The seconds of a step of `passes` passes, by kind of work."""
+    """The seconds of a step of `passes` passes."""
 
     passes: int
-    products: float  # in one pass
-    attention: float
-    convolutions: float
-    scans: float
-    memory: float
-    elements: float  # the arithmetic of fused operations for each element, without their memory traffic
-    exchange: float  # of a pass, without the part that computing hides
+    # The parts of a pass, by kind of work: "elements" is the arithmetic of fused operations without their
+    # memory traffic, and "exchange" leaves out what computing hides.
+    parts: Mapping[str, float]
     update: float
 
     @property
-    def parts(self) -> dict[str, float]:
-        """The seconds of a pass, by kind of work."""
-        return {
-            "products": self.products,
-            "attention": self.attention,
-            "convolutions": self.convolutions,
-            "scans": self.scans,
-            "memory": self.memory,
-            "elements": self.elements,
-            "exchange": self.exchange,
-        }
-
-    @property
     def pass_seconds(self) -> float:
+        """The seconds of one pass: those of its parts one after the other."""
         return sum(self.parts.values())
 
     @property
     def seconds(self) -> float:
+        """The seconds of the whole step: its passes and its update."""
         return self.passes * self.pass_seconds + self.update
 
     @property
@@ -309,6 +297,6 @@ def step_time(
     times = {name: batch.samples * seconds for name, seconds in times.items()}
     times["memory"] += work.weight_bytes / rates.memory
     computing = math.fsum(times.values())
-    exchange = beside(computing, work.exchanged_each_pass.seconds(gpus, rates)) - computing
+    times["exchange"] = beside(computing, work.exchanged_each_pass.seconds(gpus, rates)) - computing
     update = work.updated * UPDATE_BYTES / rates.memory + work.exchanged_each_step.seconds(gpus, rates)
-    return StepTime(batch.passes, **times, exchange=exchange, update=update)
+    return StepTime(batch.passes, times, update)

@@ -66,6 +66,7 @@ class TimedTrial:
 
     @property
     def sample_seconds(self) -> float:
+        """The seconds of a pass for each sample of its micro-batch."""
         return self.pass_seconds / self.trial.micro_batch
 
 

@@ -38,6 +38,7 @@ from bench.runner.check.node_step import (
 )
 from bench.runner.check.request import NodesJob
 from bench.runner.processes import nodes as several
+from bench.runner.processes.jobs import devices_text
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -218,8 +219,8 @@ class _Leader:
         if found["bench"] != __version__:
             return f"it has bench {found['bench']}, and node 0 has {__version__}"
         if (found["lanes"], found["device"]) != own:
-            theirs = _devices(found["lanes"], found["device"])
-            return f"it takes part with {theirs}, and node 0 with {_devices(*own)}"
+            theirs = devices_text(found["lanes"], found["device"])
+            return f"it takes part with {theirs}, and node 0 with {devices_text(*own)}"
         return None
 
     def _lose(self, node: int, why: str) -> None:
@@ -323,7 +324,3 @@ def _groups(nodes: Sequence[int]) -> list[tuple[int, ...]]:
         {size for size in (2**power for power in range(1, 11)) if size < len(nodes)} | {len(nodes)}
     )
     return [tuple(nodes[:size]) for size in sizes if size > 1]
-
-
-def _devices(lanes: int, device: str) -> str:
-    return f"{lanes} {'GPUs' if device == 'cuda' else 'processes of its CPU'}"

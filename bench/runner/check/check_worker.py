@@ -70,9 +70,7 @@ def _measure(job: CheckJob, say: Callable[[str], None]) -> Any:
     check = known_checks()[job.check]
     assert check.measure is not None
     if nvml.is_fake() and check.workers != "host":
-        from bench.runner.machine.fake_nvml import FakeNvml
-
-        return FakeNvml.from_environment().measure(check.name, list(job.gpus), job.budget)
+        return nvml.load().measure(check.name, list(job.gpus), job.budget)
     rig: Any = _rig(job, say) if job.torch else None
     return check.measure(rig, job.budget)
 

@@ -82,6 +82,7 @@ class NodesJob:
 
     @property
     def lanes(self) -> int:
+        """How many processes of this node take part, one for each GPU."""
         return len(self.gpus)
 
 

@@ -37,6 +37,7 @@ class TorchRig:
         self.say = say
 
     def at(self, place: int) -> torch.device:
+        """Return the device at a place among those of the check; on a CPU all places are the CPU."""
         return torch.device("cuda", place) if self.kind == "cuda" else torch.device("cpu")
 
     def timed(
@@ -82,6 +83,7 @@ class TorchRig:
         return float(largest)
 
     def synchronise(self) -> None:
+        """Wait until the devices of this process are idle; on a CPU nothing runs ahead."""
         if self.kind == "cuda":
             # Wait for all devices if one process has them all: a copy between two of them ends on either.
             for index in range(self.size) if self._team.size == 1 else (self._device.index,):

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -92,15 +91,13 @@ class FakeNvml:
 
     @classmethod
     def from_file(cls, path: Path) -> FakeNvml:
+        """Read a scenario; sessions are counted in a file beside it, since each is in another process."""
         return cls(json.loads(path.read_text()), path.with_suffix(".inits"))
-
-    @classmethod
-    def from_environment(cls) -> FakeNvml:
-        return cls.from_file(Path(os.environ["BENCH_FAKE_NVML"]))
 
     # NVML's functions
 
     def nvmlInit(self) -> None:  # noqa: N802
+        """Begin a session and count it in the file of marks; fails if the scenario has no driver."""
         if self._marks is not None:
             with self._marks.open("ab") as file:
                 file.write(b".")
@@ -112,26 +109,33 @@ class FakeNvml:
         """Do nothing: nvmlInit opened nothing."""
 
     def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+        """Return the scenario's number of GPUs."""
         return self._count
 
     def nvmlSystemGetDriverVersion(self) -> str:  # noqa: N802
+        """Return the scenario's driver, or that of the recorded machine."""
         return str(self._scenario.get("driver", self._machine["driver"]))
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
+        """Return the index as the handle, or raise the error that the scenario has in its place."""
         if refused := self._scenario.get("handles", {}).get(str(index)):
             raise _error(refused["error"], refused["value"])
         return index
 
     def nvmlDeviceGetIndex(self, handle: int) -> int:  # noqa: N802
+        """Return the handle: handles are indices here."""
         return handle
 
     def nvmlDeviceGetFieldValues(self, handle: int, fields: list[str]) -> Any:  # noqa: N802
+        """Answer the first field only: bench asks for one at a time."""
         return self._ask(handle, f"field.{fields[0]}")
 
     def nvmlDeviceGetGpuFabricInfoV(self, handle: int, reference: Any) -> None:  # noqa: N802
+        """Write the state of the fabric into the structure that `reference` points to."""
         self._fill(reference, self._ask(handle, "FabricInfo"))
 
     def nvmlDeviceGetSramEccErrorStatus(self, handle: int, reference: Any) -> None:  # noqa: N802
+        """Write the state of the SRAM into the structure that `reference` points to."""
         self._fill(reference, self._ask(handle, "SramEccErrorStatus"))
 
     def _fill(self, reference: Any, values: Mapping[str, int]) -> None:
@@ -139,12 +143,15 @@ class FakeNvml:
             setattr(reference._obj, name, value)
 
     def nvmlEventSetCreate(self) -> object:  # noqa: N802
+        """Return an empty set: all events are in the scenario."""
         return object()
 
     def nvmlDeviceRegisterEvents(self, handle: int, kinds: int, events: object) -> None:  # noqa: N802
+        """Answer like a query, so that a scenario can make it fail."""
         self._ask(handle, "RegisterEvents")
 
     def nvmlEventSetWait(self, events: object, milliseconds: int) -> SimpleNamespace:  # noqa: N802
+        """Return the next Xid of the scenario at once, or raise the error of a timeout."""
         for gpu, xids in self._xids.items():
             if xids:
                 return SimpleNamespace(device=gpu, eventData=xids.pop(0))
@@ -157,13 +164,12 @@ class FakeNvml:
         if not name.startswith("nvmlDeviceGet"):
             raise AttributeError(name)
         query = name.removeprefix("nvmlDeviceGet")
-        return lambda handle, *arguments: self._object(
-            self._ask(handle, ".".join([query, *map(str, arguments)]))
-        )
 
-    def _object(self, value: Any) -> Any:
-        """Return a dict as an object with attributes, like NVML's structures; other values unchanged."""
-        return SimpleNamespace(**value) if isinstance(value, dict) else value
+        def answer(handle: int, *arguments: Any) -> Any:
+            value = self._ask(handle, ".".join([query, *map(str, arguments)]))
+            return SimpleNamespace(**value) if isinstance(value, dict) else value  # like NVML's structures
+
+        return answer
 
     def _ask(self, gpu: int, query: str) -> Any:
         self._misbehave(gpu, query)

@@ -64,6 +64,7 @@ class TelemetrySampler:
         self._held = self.used_bytes()[:gpus]
 
     def close(self) -> None:
+        """Close the file; no reading can be taken afterwards."""
         self._file.close()
 
 

@@ -13,14 +13,12 @@ from bench.records.trial import Trial
 # The supervisor adds {"compiling": True} while the job is silent and compilers work.
 WorkerEvent = dict[str, Any]
 Emit = Callable[[WorkerEvent], None]
-
-
 DeviceKind = Literal["cpu", "cuda"]
 
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
-    """This node's place in a run on several nodes."""
+    """How many nodes a run is on, which of them this one is, and where all meet."""
 
     count: int
     node: int  # number of this node; node 0 leads
@@ -33,6 +31,11 @@ def host_and_port(address: str) -> tuple[str, int]:
     """Return host and port of HOST:PORT, without the brackets around an IPv6 address."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
+
+
+def devices_text(count: int, kind: str) -> str:
+    """Name what a node trains on or is checked on in messages: "8 GPUs", "2 processes of its CPU"."""
+    return f"{count} {'GPUs' if kind == 'cuda' else 'processes of its CPU'}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

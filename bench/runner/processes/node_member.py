@@ -28,7 +28,7 @@ from bench.base.strict_json import to_json, union_from_json
 from bench.records.trial import Crashed
 from bench.runner.machine.disk_room import no_room
 from bench.runner.processes import nodes
-from bench.runner.processes.jobs import LAST, AnyRunJob, Emit, LastJob, WorkerEvent
+from bench.runner.processes.jobs import LAST, AnyRunJob, Emit, LastJob, WorkerEvent, devices_text
 from bench.runner.processes.ranks import write_reason
 from bench.runner.processes.worker import classify, dispatch
 from bench.runner.trial import team
@@ -141,7 +141,8 @@ def _require_fitting(members: Sequence[Mapping[str, Any]]) -> None:
             )
         if member["devices"] != first["devices"]:
             raise EnvironmentCannot(
-                f"{names[0]} trains on {_devices(first)}, {names[1]} on {_devices(member)}",
+                f"{names[0]} trains on {devices_text(*first['devices'])}, "
+                f"{names[1]} on {devices_text(*member['devices'])}",
                 advice='"gpus" in the manifest counts those of each node; CUDA_VISIBLE_DEVICES selects them',
             )
     per_node = int(first["devices"][0])
@@ -151,11 +152,6 @@ def _require_fitting(members: Sequence[Mapping[str, Any]]) -> None:
             f"more than one node was started with --node {shared[0]}",
             advice=f"give each node a number of its own, 0 to {len(members) // per_node - 1}",
         )
-
-
-def _devices(member: Mapping[str, Any]) -> str:
-    count, kind = member["devices"]
-    return f"{count} {'GPUs' if kind == 'cuda' else 'processes of its CPU'}"
 
 
 def report_to_supervisor(kind: str, why: str | None = None) -> Emit:

@@ -70,6 +70,8 @@ class ServerGoneError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
+    """How long a job may take, how long it may be silent, and how much memory it may use."""
+
     seconds: float
     silence_seconds: float = SILENCE_SECONDS
     host_bytes: int | None = None  # of the job's process group together

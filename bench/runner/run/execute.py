@@ -201,15 +201,11 @@ def _plan(
 def _open_run(run: Run) -> None:
     """Record the journal's first line, or that another machine of the same kind continues the run."""
     if not run.journal.events:
-        run.record(_header(run))
+        run.record(RunBegun(__version__, run.manifest.digest, run.node, machine(run.id), run.started_at))
         return
     here = RunMachine(machine(run.id), tuple(gpu.uuid for gpu in run.node.gpus))
     if run.machines[-1] != here:
         run.record(Moved(here.machine, here.gpus))
-
-
-def _header(run: Run) -> RunBegun:
-    return RunBegun(__version__, run.manifest.digest, run.node, machine(run.id), run.started_at)
 
 
 def _finish(run: Run, seal: Seal, stopped: str | None) -> FinishedRun:

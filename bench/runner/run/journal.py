@@ -33,10 +33,12 @@ class Journal:
         self.events = list(_parse(self.path, self._lines.read()))
 
     def append(self, event: dict[str, Any]) -> None:
+        """Write an event as one line, and keep it among `events`."""
         self._lines.append(canonical_json(event))
         self.events.append(event)
 
     def close(self) -> None:
+        """Close the file and release its lock."""
         self._lines.close()
 
     def __enter__(self) -> Self:

@@ -20,7 +20,14 @@ from bench.records.floor import Floor, FloorOrReason, why_no_floor
 from bench.records.gradients import MOST_WRONG, CheckOrReason, GradientCheck, why_no_check, why_not_checked
 from bench.records.marks import Cpus
 from bench.records.switches import deciding, differences
-from bench.records.text import bytes_text, failure_text, software_digest
+from bench.records.text import (
+    bytes_text,
+    failure_text,
+    floor_line,
+    gradients_line,
+    proof_line,
+    software_digest,
+)
 from bench.records.trial import (
     Crashed,
     Failure,
@@ -342,7 +349,7 @@ class _Jobs:
         replaced = again and isinstance(outcome, Measured)
         if marks := run.marks_just_now(trial.id):
             run.record(TrialMarked(trial.id, marks))
-        self.progress.end(trial, run.summaries(), marks, again=replaced)
+        self.progress.end(trial, run.summary(trial), marks, again=replaced)
 
     def measure_floor(self, trial: Trial) -> None:
         """Measure the floor of a trial, or record why it has none, which is never the run's failure."""
@@ -352,7 +359,7 @@ class _Jobs:
             run.record(FloorMeasured(trial.id, floor))
         else:
             run.record(FloorLeftOut(trial.id, floor))
-        self.progress.floor(trial, run.summaries())
+        self.progress.say(floor_line(run.summary(trial)))
 
     def _floor(self, trial: Trial) -> FloorOrReason:
         if self.supervisor.nodes is not None:
@@ -375,7 +382,7 @@ class _Jobs:
             run.record(GradientsChecked(trial.id, check))
         else:
             run.record(GradientCheckLeftOut(trial.id, check))
-        self.progress.gradients(trial, run.summaries())
+        self.progress.say(gradients_line(run.summary(trial)))
 
     def _gradient_check(self, trial: Trial) -> CheckOrReason:
         run = self.run
@@ -437,7 +444,7 @@ class _Jobs:
             case failure:
                 self._require_all(failure)
                 run.record(ProofFailed(trial.id, failure))
-        self.progress.proven(trial, run.summaries())
+        self.progress.say(proof_line(run.summary(trial)))
 
     def _begin(self, trial: Trial, what: str, key: str | None = None, *, timed: bool = False) -> None:
         """Show that a job of a trial begins; telemetry is the trial's, or has the key."""

@@ -17,7 +17,7 @@ from bench.planning.search.next_trial import tally
 from bench.records.estimate import Interval
 from bench.records.marks import MEANING, Cpus, Mark
 from bench.records.run_results import TrialResult
-from bench.records.text import count_text, floor_line, gradients_line, outcome_line, proof_line
+from bench.records.text import count_text, outcome_line
 from bench.records.trial import Ceiling, Outcome, ProofOrFailure, Proving, Skipped, Trial
 from bench.runner.processes.jobs import WorkerEvent
 from bench.runner.run.job_so_far import JobSoFar
@@ -92,6 +92,7 @@ class Progress:
         self._drawing = Throttle(DRAWN_EVERY_SECONDS)
 
     def start(self, run_id: str, course: Course) -> None:
+        """Print what the run will measure and what it skips; called before all others but `say`."""
         plan = course.plan
         self._course = course
         self._started = time.monotonic()
@@ -121,34 +122,19 @@ class Progress:
         if self._course is not None:
             self._job.add_reading(line, self._course.cpus)
 
-    def end(
-        self,
-        trial: Trial,
-        results: Sequence[TrialResult],
-        marks: Sequence[Mark] = (),
-        *,
-        again: bool = False,
-    ) -> None:
+    def end(self, trial: Trial, result: TrialResult, marks: Sequence[Mark], *, again: bool) -> None:
         """Print the trial's result; `again`: it replaces an earlier, shorter measurement."""
         self._decided = self._count()
-        result = next(r for r in results if r.id == trial.id)
         line = outcome_line(result, trial.model.recipe.unit)
         warning = "".join(f"   {mark.kind}: {mark.text}" for mark in marks)
         self.say(line + "   measured again, longer" * again + warning)
 
-    def proven(self, trial: Trial, results: Sequence[TrialResult]) -> None:
-        self.say(proof_line(next(r for r in results if r.id == trial.id)))
-
-    def floor(self, trial: Trial, results: Sequence[TrialResult]) -> None:
-        self.say(floor_line(next(r for r in results if r.id == trial.id)))
-
-    def gradients(self, trial: Trial, results: Sequence[TrialResult]) -> None:
-        self.say(gradients_line(next(r for r in results if r.id == trial.id)))
-
     def say(self, text: str) -> None:
+        """Print a line that stays, above the live line."""
         self.line.print(text)
 
     def stop(self) -> None:
+        """Take the live line away: nothing is measured any more."""
         self.current = None
         self.line.clear()
 

@@ -207,6 +207,10 @@ class Run:
         labelled = [LabelledTrial(trial, label, self._reduce(trial.id)) for trial, label, _ in self.trials()]
         return trial_results(labelled, self.proofs, self.floors, self.gradient_checks)
 
+    def summary(self, trial: Trial) -> TrialResult:
+        """Return the result so far of a trial that has an outcome."""
+        return next(result for result in self.summaries() if result.id == trial.id)
+
     def _bests(self) -> list[TrialResult]:
         """Return the fastest trial of each model that has one."""
         results = self.summaries()
@@ -256,15 +260,16 @@ class Run:
 
     def slowed(self) -> Mapping[str, Slowed]:
         """Return, by trial, the GPU held back most while the steps were timed. Reads all telemetry."""
-        path = self.folder / FILE_NAME
-        lines = path.read_bytes().splitlines() if path.exists() else []
+        lines = self._all_telemetry()
         return slowed_trials(lambda: lines, self.spans(), self.gpus_of_a_node)
 
     def marks(self) -> Mapping[str, tuple[Mark, ...]]:
         """Return the marks of all trials. Reads all telemetry."""
+        return self._marks(self._all_telemetry(), self.spans())
+
+    def _all_telemetry(self) -> list[bytes]:
         path = self.folder / FILE_NAME
-        lines = path.read_bytes().splitlines() if path.exists() else []
-        return self._marks(lines, self.spans())
+        return path.read_bytes().splitlines() if path.exists() else []
 
     def marks_just_now(self, identity: str) -> tuple[Mark, ...]:
         """Return the marks of the trial that has just ended. Reads only telemetry since the last call."""

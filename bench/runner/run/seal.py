@@ -67,6 +67,7 @@ class OwnKey:
         """Do nothing: the user's key exists already."""
 
     def seal(self, folder: Path, say: Say, *, patient: bool) -> Seal:
+        """Return the key that was read before the run began."""
         return Seal(self.key)
 
 
@@ -85,6 +86,7 @@ class OwnKeyReadLast:
         """Do nothing: the user's key exists already."""
 
     def seal(self, folder: Path, say: Say, *, patient: bool) -> Seal:
+        """Read the key only now, after everything was measured."""
         return Seal(self.read())
 
 

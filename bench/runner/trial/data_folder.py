@@ -58,6 +58,7 @@ class FolderPool:
         return found
 
     def image(self, index: int) -> NDArray[np.uint8]:
+        """Return the next image of a shuffled order of all arrays and pictures; pictures are decoded now."""
         if 0 not in self._orders:
             self._orders[0] = _Order([*map(len, self.arrays), len(self.pictures)])
         number, place = self._orders[0].place(index)
@@ -67,6 +68,7 @@ class FolderPool:
         return found
 
     def numbers(self, index: int, *shape: int) -> NDArray[np.float32]:
+        """Return made-up numbers: a folder holds no sounds."""
         return np.random.default_rng(index).standard_normal(shape, dtype=np.float32)
 
 

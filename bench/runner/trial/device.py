@@ -33,6 +33,7 @@ class Device:
 
     @property
     def torch(self) -> torch.device:
+        """The device by which torch knows it."""
         return torch.device("cuda", self.index) if self.kind == "cuda" else torch.device("cpu")
 
     def loaders(self) -> int:

@@ -42,6 +42,7 @@ class ShardedFsdp(SingleDevice):
         super().__init__(whole, recipe, device, fused or offload)  # unfused is very slow on the host
 
     def forward_backward(self, batch: Batch, passes: int, sync: bool) -> Tensor:
+        """Run a pass; parameters are sharded again after the last pass, or after each with fsdp-3."""
         # Without `parameters_too`, parameters stay gathered between the passes of a step.
         self.whole.set_reshard_after_backward(sync or self.parameters_too)
         return super().forward_backward(batch, passes, sync)
@@ -66,6 +67,7 @@ class OffloadedFsdp(ShardedFsdp):
         torch_inside.keep_loss_scale_on_host(self.scaler)
 
     def forward(self, batch: Batch) -> Tensor:
+        """Compute the loss while the host adds the gradients of the pass before."""
         loss = super().forward(batch)
         self.set_aside()  # the host adds while the device still computes the loss
         return loss
@@ -81,6 +83,7 @@ class OffloadedFsdp(ShardedFsdp):
                 weight.grad = None
 
     def update(self, norm_wanted: bool = False) -> float | None:
+        """Give the optimizer the sums of gradients that the host has added."""
         self.set_aside()
         for weight, total in self.sums.items():
             weight.grad = total

@@ -51,9 +51,8 @@ class HalfWeightsStrategy(SingleDevice):
         joined = [group for group in siblings if all(map(adds_up, group)) and multiply_alike(group)]
         side_by_side = dict.fromkeys(layer.weight for group in joined for layer in group)
         self.gradients = _flat_gradients([copies[weight] for weight in side_by_side | copies])
-        exact = _kept_exact(whole)
         # Parameters only: buffers, tables of rotary positions for instance, stay in fp32.
-        for weight in set(whole.parameters()) - exact:
+        for weight in set(whole.parameters()) - torch_inside.batch_norm_weights(whole):
             weight.data = weight.data.to(HALF[recipe.precision])
         for weight, copy in copies.items():
             weight.register_post_accumulate_grad_hook(_hook_adding_to(copy))
@@ -67,9 +66,11 @@ class HalfWeightsStrategy(SingleDevice):
                 add_up_rows(layer, copies[layer.weight].grad)
 
     def updated_weights(self) -> list[nn.Parameter]:
+        """Return copies of the trained weights, taken before the model is lowered to half precision."""
         return [nn.Parameter(weight.detach().clone()) for weight in trained(self.whole)]
 
     def forward_backward(self, batch: Batch, passes: int, sync: bool) -> Tensor:
+        """Run a pass; after the last one, average the gradients of all GPUs in one exchange."""
         loss = super().forward_backward(batch, passes, sync)
         if sync and self.team.size > 1:
             dist.all_reduce(self.gradients)
@@ -77,21 +78,25 @@ class HalfWeightsStrategy(SingleDevice):
         return loss
 
     def run_pass(self, batch: Batch) -> Tensor:
+        """Add the gradients of a scaled loss; returns the share of the loss, unscaled."""
         self.whole.loss_scale = scale = self.scaler.scale(self.share)
         loss = self.forward(lowered(batch, self.recipe))
         (loss * scale).backward()
         return (loss * self.share).detach()
 
     def update(self, norm_wanted: bool = False) -> float | None:
+        """Update the fp32 copies and round them into the weights of the model."""
         norm = super().update(norm_wanted)
         with torch.no_grad():
             torch_inside.copy_each(self.computed, self.weights)
         return norm
 
     def clear(self) -> None:
+        """Write zeros: all gradients share one tensor, which stays."""
         self.gradients.zero_()
 
     def evaluate(self, batch: Batch) -> Tensor:
+        """Return the loss of a batch in half precision, without autocast."""
         with torch.no_grad():
             return self.forward(lowered(batch, self.recipe))
 
@@ -106,20 +111,11 @@ class HalfWeightsStrategy(SingleDevice):
         return dict(zip(names, (weight.detach() for weight in self.weights), strict=True))
 
     def go_on_from(self, state: Mapping[str, Any]) -> None:
+        """Load weights into the model and, unrounded, into the fp32 copies."""
         self.whole.load_state_dict(state["model"])  # casts the weights to half precision
         for name, copy in self.copies().items():
             copy.copy_(state["model"][name])
         self.optimizer.load_state_dict(state["optimizer"])
-
-
-def _kept_exact(model: nn.Module) -> set[nn.Parameter]:
-    """Return the parameters that stay in fp32: those of norms over batches, beside their running means."""
-    return {
-        parameter
-        for part in model.modules()
-        if isinstance(part, nn.modules.batchnorm._BatchNorm)  # the class of all of them has no public name
-        for parameter in part.parameters(recurse=False)
-    }
 
 
 def _flat_gradients(weights: list[nn.Parameter]) -> Tensor:

@@ -66,16 +66,19 @@ class MappedPool:
         }
 
     def tokens(self, index: int, count: int) -> NDArray[np.int64]:
+        """Cut tokens from the file of tokens; cuts of successive samples follow each other."""
         tokens = self._files[TOKENS]
         start = index * count % (len(tokens) - count)
         return tokens[start : start + count].astype(np.int64)
 
     def image(self, index: int) -> NDArray[np.uint8]:
+        """Return one of the images of the file, again from its beginning after the last one."""
         images = self._files[IMAGES]
         found: NDArray[np.uint8] = images[index % len(images)].copy()
         return found
 
     def numbers(self, index: int, *shape: int) -> NDArray[np.float32]:
+        """Cut numbers from the file of numbers, again from its beginning after the last one."""
         numbers, count = self._files[NUMBERS], math.prod(shape)
         start = index * count % len(numbers)
         return np.take(numbers, np.arange(start, start + count), mode="wrap").reshape(shape)

@@ -70,6 +70,7 @@ class TrialRun:
         self.emit({"phase": name})
 
     def run(self) -> Measurement:
+        """Go through all phases of a measurement; failures are raised."""
         self.prepare()
         flops = arithmetic(self.trial.setting, self.trial.model, counts_of(self.trial.model))
         self.emit({"flops": flops.training})
@@ -144,6 +145,7 @@ class TrialRun:
         self.batches = self.load()
 
     def build(self) -> Strategy:
+        """Build the model with all methods of the setting, and the strategy that trains it."""
         trial = self.trial
         family = family_of(trial.model)
         torch.manual_seed(trial.seed)
@@ -160,16 +162,19 @@ class TrialRun:
         return make_strategy(trial, self.whole, blocks, self.device.torch, self.team)
 
     def build_model(self) -> nn.Module:
+        """Build the model on the device with its first weights; methods are applied later."""
         trial, device = self.trial, self.device.torch
         with device:
             model = family_of(trial.model).build(trial.model, kernels="kernels" in trial.setting)
         return model.to(device)  # Wav2Vec2 for instance puts a parameter into the host's memory
 
     def load(self, first: int = 0) -> Batches:
+        """Return this process's micro-batches, from number `first` on."""
         device, scratch = self.device, self.scratch / f"rank-{self.team.rank}"
         return batches_of(self.trial, scratch, device.torch, self.team, device.loaders(), first)
 
     def peak_bytes(self) -> int:
+        """Return the most memory used; CUDA graphs keep theirs outside of what torch counts."""
         return self.device.peak_bytes(recorded="cuda-graphs" in self.trial.setting)
 
     def passes(self, count: int, of: int | None = None) -> torch.Tensor:

@@ -40,14 +40,16 @@ class Criterion(nn.Module):
         self.aim = aim
 
     def forward(self, answer: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss by the objective."""
         return self.aim.loss(answer, labels)
 
 
 class WithLoss(nn.Module):
     """A model and its loss as one module, which is compiled, replicated or sharded as a whole."""
 
-    head: Callable[[Tensor], Tensor] | None = None  # of features, once a method calls it apart from the body
-    body: Callable[[Mapping[str, Tensor]], Tensor] | None = None  # of inputs; None: `base_model` of the model
+    # Features to logits, and inputs to features, once a method calls the head apart from the body.
+    head: Callable[[Tensor], Tensor] | None = None
+    body: Callable[[Mapping[str, Tensor]], Tensor] | None = None
     siblings: Sequence[tuple[nn.Linear, ...]] = ()  # layers that a method joins to one product
     gelu_layers: GeluLayers | None = None  # layers that compute GELU of their output, if a method asks for it
     paired_norms: Sequence[
@@ -73,8 +75,9 @@ class WithLoss(nn.Module):
         self.criterion = Criterion(self.aim)
 
     def forward(self, batch: Batch) -> Tensor:
-        if self.head is not None:
-            features = self.features(self.aim.given(self.model, batch))
+        """Return the loss, or the answer in `answering`; with a body apart, through the head in `tail`."""
+        if self.body is not None:
+            features = self.body(self.aim.given(self.model, batch))
             return self.tail(*self.select_positions(features, batch["labels"]))
         answer = self.aim.answer(self.model, batch)
         if self.only_answers:
@@ -94,40 +97,26 @@ class WithLoss(nn.Module):
     def labels(self, batch: Batch, answer: Tensor) -> Tensor:
         """Return the labels with which the loss compares the answer."""
         if self.aim.compares_samples and "labels" not in batch:
-            return self.compared(batch, answer)
+            return self.targets(answer)
         return self.aim.labels(batch, answer, self.model)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def compared(self, batch: Batch, answer: Tensor) -> Tensor:
-        """Return the labels of a batch whose samples are compared, among those of all devices.
+    def targets(self, answers: Tensor, passes: int = 1) -> Tensor:
+        """Return the labels of a step's passes, from this device's answers of all of them.
 
         It is not compiled: compiled code would have to wait for the other devices in its middle.
         """
-        return self.aim.labels(batch, answer, self.model, self.gather)
-
-    def targets(self, answers: Tensor, passes: int) -> Tensor:
-        """Return the labels of a step's passes, from this device's answers of all of them."""
         return self.aim.targets(self.model, answers, self.gather, passes)
 
-    def split_head(self, given: Mapping[str, Tensor] | None = None) -> None:
+    def split_head(self, given: Mapping[str, Tensor]) -> None:
         """Let `forward` call the head apart from the body, if the head can run on its own.
 
-        `given` are tiny inputs of the model; by default, it is called with tokens.
+        `given` are tiny inputs of the model.
         """
-        from bench.training.models.head import body_and_head_of, head_of  # imports transformers
+        from bench.training.models.head import body_and_head_of  # imports transformers
 
         with suppress(LookupError):
-            if given is None:
-                self.head = head_of(self.model)
-            else:
-                self.body, self.head = body_and_head_of(self.model, given)
-
-    def features(self, given: Mapping[str, Tensor]) -> Tensor:
-        """Compute what the head reads from a model's inputs."""
-        if self.body is not None:
-            return self.body(given)
-        features: Tensor = self.model.base_model(**given).last_hidden_state
-        return features
+            self.body, self.head = body_and_head_of(self.model, given)
 
     def select_positions(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Select the positions whose loss counts. Default: all; the method masked-head replaces this."""
@@ -191,14 +180,17 @@ class SingleDevice:
         return trained(self.whole)
 
     def autocast(self) -> AbstractContextManager[object]:
+        """Compute in the recipe's half precision; with fp32 do nothing."""
         half = HALF.get(self.recipe.precision)
         return torch.autocast(self.device.type, dtype=half) if half else nullcontext()
 
     def forward(self, batch: Batch) -> Tensor:
+        """Return the loss of a batch, of the module that may be compiled."""
         loss: Tensor = self.whole(batch)
         return loss
 
     def forward_backward(self, batch: Batch, passes: int, sync: bool) -> Tensor:
+        """Run a pass of `passes`; `sync` says that it is the last one, which does not matter here."""
         self.share.fill_(1 / passes)
         return self.run_pass(batch)
 
@@ -213,6 +205,7 @@ class SingleDevice:
         return loss.detach()
 
     def update(self, norm_wanted: bool = False) -> float | None:
+        """Unscale, clip and apply the gradients; returns their norm if it was computed."""
         self.scaler.unscale_(self.optimizer)
         norm = None
         if norm_wanted or self.recipe.clip_norm is not None:
@@ -224,13 +217,16 @@ class SingleDevice:
         return _number(norm) if norm_wanted else None
 
     def clear(self) -> None:
+        """Drop the gradients, or write zeros into them if they have to stay in place."""
         self.optimizer.zero_grad(set_to_none=not self.keeps_gradients)
 
     def evaluate(self, batch: Batch) -> Tensor:
+        """Return the loss of a batch without gradients."""
         with torch.no_grad(), self.autocast():
             return self.forward(batch)
 
     def answers(self, batch: Batch) -> Tensor:
+        """Return the model's answer instead of its loss, without gradients."""
         with self.whole.answering():
             return self.evaluate(batch)
 
@@ -243,6 +239,7 @@ class SingleDevice:
         return {"model": model, "optimizer": optimizer}
 
     def go_on_from(self, state: Mapping[str, Any]) -> None:
+        """Load weights and optimizer state, in the form that all devices of a run share."""
         from torch.distributed.checkpoint.state_dict import set_state_dict
 
         set_state_dict(
@@ -274,10 +271,12 @@ class DataParallel(SingleDevice):
         )
 
     def forward(self, batch: Batch) -> Tensor:
+        """Return the loss of this device's batch."""
         loss: Tensor = self.replica(batch)
         return loss
 
     def forward_backward(self, batch: Batch, passes: int, sync: bool) -> Tensor:
+        """Run a pass; gradients are exchanged in the last one only."""
         with nullcontext() if sync else self.replica.no_sync():
             return super().forward_backward(batch, passes, sync)
 

@@ -66,22 +66,26 @@ class ZeroStrategy:
         self.scheduler = make_scheduler(optimizer, recipe)
 
     def forward_backward(self, batch: Batch, passes: int, sync: bool) -> Tensor:
+        """Run a pass by DeepSpeed's engine; `sync` tells it that the pass is the last of its step."""
         deepspeed_inside.begin_pass(self.engine, last=sync)
         loss: Tensor = self.engine(lowered(batch, self.recipe)) / passes
         deepspeed_inside.backward(self.engine, loss)
         return loss.detach()
 
     def update(self, norm_wanted: bool = False) -> float | None:
+        """Let DeepSpeed clip and update; returns its norm of the gradients if wanted."""
         self.engine.step()
         self.scheduler.step()
         return deepspeed_inside.gradient_norm(self.engine) if norm_wanted else None
 
     def evaluate(self, batch: Batch) -> Tensor:
+        """Return the loss of a batch without gradients, in half precision without autocast."""
         with torch.no_grad():
             loss: Tensor = self.engine(lowered(batch, self.recipe))
             return loss
 
     def answers(self, batch: Batch) -> Tensor:
+        """Return the model's answer instead of its loss, without gradients."""
         with self.whole.answering():
             return self.evaluate(batch)
 

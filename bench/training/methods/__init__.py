@@ -36,6 +36,7 @@ from bench.training.methods.method import older_than
 from bench.training.models import LEAST_CAPABILITY, Counted, Flops, Model
 from bench.training.models.model import ADAPTERS
 from bench.training.models.probe import tiny_input
+from bench.training.objectives.documents import ENDS
 from bench.training.setting import GROUPS, NAIVE, Setting, in_group, sharded_by
 
 if TYPE_CHECKING:
@@ -215,7 +216,8 @@ def apply_all(setting: Setting, model: Model, whole: nn.Module, blocks: list[nn.
     whole.blocks = tuple(blocks)
     if model.recipe.aim.has_text_head and any(method.head for method in methods):
         # Before methods replace parts, because it runs the model.
-        whole.split_head(tiny_input(whole.model, model) if model.recipe.target_length else None)
+        given = tiny_input(whole.model, model)
+        whole.split_head({name: part for name, part in given.items() if name != ENDS})
     for method in methods:
         method.find(model, whole)
     for method in methods:

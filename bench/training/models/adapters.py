@@ -21,6 +21,7 @@ from bench.training.models.generic import TARGETS, TransformersFamily
 from bench.training.models.model import Family, Has, Lora, Model, installed
 from bench.training.models.timm_family import NAME as TIMM
 from bench.training.objectives import ObjectiveName
+from bench.training.vendor import torch_inside
 
 if TYPE_CHECKING:
     import torch
@@ -45,6 +46,7 @@ class FamilyWithAdapters(TransformersFamily):
         self.uses_all_weights = family.uses_all_weights
 
     def mistakes(self, model: Model, path: str) -> Iterator[Mistake]:
+        """Find what adapters rule out: fp8, optimizers of matrices, and families without adapters."""
         if self.plain.no_adapters:
             yield Mistake(
                 f"{path}/recipe/lora", self.plain.no_adapters, "allowed: null, to train every weight"
@@ -60,17 +62,21 @@ class FamilyWithAdapters(TransformersFamily):
         yield from self.plain.mistakes(model, path)
 
     def why_no_documents(self) -> str | None:
+        """Ask the family beneath: adapters change nothing about attention."""
         return self.plain.why_no_documents()
 
     def missing_kernels(self, device: Literal["cpu", "cuda"], has: Has = installed) -> str | None:
+        """Ask the family beneath: adapters need no packages of their own here."""
         return self.plain.missing_kernels(device, has)
 
     def build(self, model: Model, *, kernels: bool) -> nn.Module:
+        """Build the module with weights in half precision, if the recipe has one, then add adapters."""
         with _weights_in_half(model):
             module = self.plain.build(without_adapters(model), kernels=kernels)
         return _with_adapters(module, model)
 
     def build_with(self, model: Model, attention: str) -> nn.Module:
+        """Build the module with one of transformers' implementations of attention, then add adapters."""
         return _with_adapters(self.build_plain(model, attention), model)
 
     def build_plain(self, model: Model, attention: str) -> nn.Module:
@@ -81,6 +87,7 @@ class FamilyWithAdapters(TransformersFamily):
             return family.build_with(without_adapters(model), attention)
 
     def blocks(self, module: nn.Module) -> list[nn.Module]:
+        """Return the blocks of the family beneath; their adapters are inside them."""
         return self.plain.blocks(module)
 
     def unused_targets(self, module: nn.Module, model: Model) -> list[str]:
@@ -101,6 +108,7 @@ class FamilyWithAdapters(TransformersFamily):
 
 
 def without_adapters(model: Model) -> Model:
+    """Return the model whose every weight is trained, with the recipe otherwise unchanged."""
     return replace(model, recipe=replace(model.recipe, lora=None))
 
 
@@ -112,7 +120,7 @@ def adapter_mistakes(model: Model, family: FamilyWithAdapters, path: str) -> Ite
     lora, place = model.recipe.lora, f"{path}/targets"
     with torch.device("meta"):
         module = family.build_plain(model, "eager")
-    layers = {name: part for name, part in module.named_modules() if _is_linear(part)}
+    layers = _linear_layers(module)
     able = _able(layers, module, model)
     if not able:
         yield Mistake(place, f"{model.family} has no linear layers", "allowed: no lora")
@@ -170,13 +178,12 @@ def _with_adapters(module: nn.Module, model: Model) -> nn.Module:
     assert model.recipe.lora is not None
     heads = [module.get_submodule(name) for name in _heads(module, model)]
     half = half_of(model.recipe.precision) or torch.float32
-    exact = {weight for part in module.modules() if _norms_batches(part) for weight in part.parameters(False)}
+    exact = torch_inside.batch_norm_weights(module)
     module.requires_grad_(False)
     for weight in module.parameters():
         if weight.is_floating_point() and weight not in exact:
             weight.data = weight.data.to(half)
-    layers = {name: part for name, part in module.named_modules() if _is_linear(part)}
-    targets = _wanted(model.recipe.lora, _able(layers, module, model))
+    targets = _wanted(model.recipe.lora, _able(_linear_layers(module), module, model))
     if not targets:
         raise BadInput("its adapters are beside no linear layer", where=model.name, advice=TARGETS)
     try:
@@ -206,6 +213,12 @@ def _configuration(model: Model, targets: Iterable[str], heads: Iterable[str]) -
         target_modules=list(targets),
         modules_to_save=list(heads) or None,
     )
+
+
+def _linear_layers(module: nn.Module) -> dict[str, nn.Module]:
+    from bench.training.optimizers.updates.block_matrices import is_linear  # imports torch
+
+    return {name: part for name, part in module.named_modules() if is_linear(part)}
 
 
 def _wanted(lora: Lora, able: Mapping[str, nn.Module]) -> list[str]:
@@ -247,19 +260,6 @@ def _heads(module: nn.Module, model: Model) -> list[str]:
         return []
     head = _logits_layer(module)
     return [head] if head else []
-
-
-def _is_linear(module: nn.Module) -> bool:
-    from torch import nn
-    from transformers.pytorch_utils import Conv1D
-
-    return isinstance(module, (nn.Linear, Conv1D))
-
-
-def _norms_batches(module: nn.Module) -> bool:
-    from torch import nn
-
-    return isinstance(module, nn.modules.batchnorm._BatchNorm)
 
 
 @contextmanager

@@ -32,6 +32,8 @@ SHRINK = 2  # each stage has half the height and width of the previous one
 
 
 class ConvNext(FamilyWithFormulas):
+    """ConvNeXt of transformers: stages of depthwise convolutions, each with half the side of the last."""
+
     name = "convnext"
     objectives = ("image-classification",)
     kernels = None
@@ -53,6 +55,7 @@ class ConvNext(FamilyWithFormulas):
     }
 
     def mistakes(self, model: Model, path: str) -> Iterator[Mistake]:
+        """Find lists without an entry for each stage, and images that do not halve evenly to the last one."""
         a, size = self.complete(model), model.recipe.image_size
         yield from super().mistakes(model, path)
         for field in ("hidden_sizes", "depths"):
@@ -65,6 +68,7 @@ class ConvNext(FamilyWithFormulas):
             yield Mistake(f"{path}/recipe/image_size", found, f"allowed: a multiple of {smallest}")
 
     def parameters(self, model: Model) -> Parts:
+        """Count the weights; the layers that shrink images between stages lie outside of blocks."""
         a = self.complete(model)
         scale = a["layer_scale_init_value"] > 0
         first, last = a["hidden_sizes"][0], a["hidden_sizes"][-1]
@@ -91,6 +95,7 @@ class ConvNext(FamilyWithFormulas):
             side //= SHRINK
 
     def forward_flops(self, model: Model) -> Flops:
+        """Count 2 operations for each weight and place; 1 x 1 convolutions are linear layers here."""
         a, matmul, convolution, before = self.complete(model), 0, 0, 0
         for channels, depth, places in self.stages(model):
             if before:
@@ -103,10 +108,12 @@ class ConvNext(FamilyWithFormulas):
         return Flops(matmul=matmul + 2 * before * a["num_labels"], convolution=convolution)
 
     def operation_shapes(self, model: Model) -> OperationShapes:
+        """Return the elements and operations of all depthwise convolutions of a sample."""
         elements = sum(channels * depth * places for channels, depth, places in self.stages(model))
         return OperationShapes(depthwise_elements=elements, depthwise_operations=2 * DEPTHWISE * elements)
 
     def footprint(self, model: Model, setting: Setting) -> Footprint:
+        """Count what each block keeps for the backward pass; norms are in fp32 under autocast."""
         a, h = self.complete(model), lowered(model)
         blocks, before = [], 0
         wide = FP32 if autocasts(model, setting) else h  # bytes of a norm's input and result
@@ -130,6 +137,7 @@ class ConvNext(FamilyWithFormulas):
         return Footprint(ends, tuple(blocks), a["num_labels"])
 
     def build(self, model: Model, *, kernels: bool) -> nn.Module:
+        """Build it with rates of stochastic depth in tensors, so that compiled blocks share code."""
         module = super().build(model, kernels=kernels)
         for part in module.modules():
             if getattr(part, "drop_prob", 0.0):
@@ -137,6 +145,7 @@ class ConvNext(FamilyWithFormulas):
         return module
 
     def blocks(self, module: nn.Module) -> list[nn.Module]:
+        """Return the layers of all stages in order; those of different stages differ in shape."""
         return [layer for stage in module.convnext.encoder.stages for layer in stage.layers]
 
 

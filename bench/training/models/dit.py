@@ -21,6 +21,8 @@ MOST_PATCHES, MOST_BLOCKS = 2**20, 10_000
 
 
 class DitFamily(ModuleFamily):
+    """Diffusion transformers (DiT) that predict the noise of a latent; bench has their code itself."""
+
     objectives = ("denoising",)
     uses_all_weights = True
     defaults: Mapping[str, Any] = {
@@ -42,6 +44,7 @@ class DitFamily(ModuleFamily):
     def architecture_mistakes(
         self, given: Mapping[str, Any], objective: ObjectiveName, path: str
     ) -> Iterator[Mistake]:
+        """Find widths and sides that do not divide evenly, and latents with too many patches."""
         a = {**self.defaults, **given}
         for field, whole in (("patch_size", "input_size"), ("num_heads", "hidden_size")):
             if a[whole] % a[field]:
@@ -61,11 +64,13 @@ class DitFamily(ModuleFamily):
             yield Mistake(f"{path}/architecture/mlp_ratio", found, "allowed: a width of at least one")
 
     def build_module(self, model: Model, *, fused: bool) -> nn.Module:
+        """Build it in fp32; `fused` chooses scaled_dot_product_attention, else plain products."""
         from bench.training.models.dit_module import Dit
 
         return Dit(self.complete(model), fused=fused).float().train()
 
     def blocks(self, module: nn.Module) -> list[nn.Module]:
+        """Return the transformer blocks, without the embeddings and the last layer."""
         return list(module.get_submodule("blocks").children())
 
 

@@ -5,7 +5,7 @@ Pure: no I/O, no torch. docs/accuracy.md compares the predictions with measureme
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -124,6 +124,7 @@ class FamilyWithFormulas(Family):
     activations: tuple[str, ...] = ACTIVATIONS  # activation functions that formulas and kernels support
 
     def mistakes(self, model: Model, path: str) -> Iterator[Mistake]:
+        """Find widths that heads do not divide, and samples longer than the table of positions."""
         a = self.complete(model)
         hidden, heads = a.get("hidden_size", 0), a.get("num_attention_heads", 1)
         if hidden % heads:
@@ -147,12 +148,15 @@ class FamilyWithFormulas(Family):
         raise NotImplementedError
 
     def kept_bytes(self, model: Model, setting: Setting) -> int:
+        """Sum the footprint's parts; with checkpointing only the inputs of blocks stay."""
         return self.footprint(model, setting).kept(checkpointing="checkpointing" in setting)
 
     def activation_bytes(self, model: Model, setting: Setting) -> tuple[int, int]:
+        """Compute both moments from the footprint of the setting."""
         return activation_bytes(self.footprint(model, setting), model, setting)
 
     def build(self, model: Model, *, kernels: bool) -> nn.Module:
+        """Build the class of transformers without a cache; "kernels" chooses the attention, if it has any."""
         import transformers
 
         from bench.training.models.attention import attention_implementation
@@ -165,6 +169,7 @@ class FamilyWithFormulas(Family):
         return module
 
     def blocks(self, module: nn.Module) -> list[nn.Module]:
+        """Return the children of the module that `layers` names."""
         return list(module.get_submodule(self.layers).children())
 
 
@@ -227,6 +232,11 @@ def activated(model: Model, setting: Setting, activation: str) -> int:
     if activation == "gelu_new" and autocasts(model, setting):  # autocast computes its power in fp32
         return 4 * FP32
     return COMPOSED_ACTIVATIONS.get(activation, 2) * h
+
+
+def attention_shapes(a: Mapping[str, Any], positions: int) -> OperationShapes:
+    """Return the shapes of a transformer's attention, by an architecture with the family's defaults."""
+    return OperationShapes(query_elements=a["num_hidden_layers"] * positions * a["hidden_size"])
 
 
 def eager_attention(

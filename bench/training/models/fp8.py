@@ -49,6 +49,7 @@ def fp8_layers(model: nn.Module, blocks: Iterable[nn.Module]) -> list[nn.Linear]
 
 
 def multiplies_in_fp8(layer: nn.Module) -> bool:
+    """Whether this module has converted the layer: its product is `linear_in_fp8`."""
     return getattr(layer, "product", None) is linear_in_fp8
 
 
@@ -138,6 +139,7 @@ def _rows(tensor: Tensor) -> Tensor:
 
 
 def product_in_fp8(entry: Tensor, weight: Tensor) -> Tensor:
+    """Multiply rows by a weight, both rounded to fp8 with a scale for each row."""
     left, right = rows_in_fp8(_rows(entry)), rows_in_fp8(weight)
     return torch_inside.fp8_product(*left, *right).view(*entry.shape[:-1], weight.shape[0])
 

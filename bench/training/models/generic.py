@@ -57,6 +57,7 @@ class TransformersFamily(Family):
         self.name = name
 
     def mistakes(self, model: Model, path: str) -> Iterator[Mistake]:
+        """Find what transformers' configuration refuses; the recipe's sizes are checked by the objective."""
         yield from self.architecture_mistakes(model.architecture, model.recipe.objective, path)
 
     def architecture_mistakes(
@@ -89,6 +90,7 @@ class TransformersFamily(Family):
                 yield Mistake(f"{path}/architecture/{key}", found, "allowed: a whole number")
 
     def why_no_documents(self) -> str | None:
+        """Say why not, unless the attention is one that bench can replace and tell where documents end."""
         if transformers_source.takes_registered_attention(self.name):
             return None
         return super().why_no_documents()
@@ -99,9 +101,11 @@ class TransformersFamily(Family):
     parameters = forward_flops = head_flops = kept_bytes = activation_bytes = _count_later
 
     def missing_kernels(self, device: Literal["cpu", "cuda"], has: Has = installed) -> str | None:
+        """Return why transformers has no fused attention for it; none depends on the device."""
         return transformers_source.why_not_fused(self.name)
 
     def build(self, model: Model, *, kernels: bool) -> nn.Module:
+        """Build with fused attention and without masks that hide nothing, or with eager attention."""
         if not kernels:
             return self.build_with(model, "eager")
         registered = transformers_source.takes_registered_attention(self.name)
@@ -111,7 +115,22 @@ class TransformersFamily(Family):
 
     def build_with(self, model: Model, attention: str) -> nn.Module:
         """Build the module with the attention that transformers knows by this name."""
-        return _build(model, attention)
+        import torch
+
+        configuration, kind = configured(model), kinds()[model.recipe.objective]
+        if model.recipe.half:
+            transformers_inside.use_experts(configuration, grouped_experts())
+        with _refusals_name(model):
+            module: nn.Module = kind.from_config(
+                configuration, attn_implementation=attention, trust_remote_code=False
+            )
+        if model.recipe.objective == "image-classification":
+            transformers_inside.drop_mask_tokens(module)
+        if model.architecture.get("tie_word_embeddings") is False and "tokens" in model.recipe.aim.data:
+            transformers_inside.separate_head(module)
+        if torch.get_default_dtype() == torch.float32:  # otherwise weights are wanted in half precision
+            module.float()
+        return module.train()
 
     def counted_ways(self) -> Ways:
         """Return how a pass can be computed whose bytes are counted.
@@ -124,30 +143,26 @@ class TransformersFamily(Family):
         return ((False, COMPILED_OR_NOT),)
 
     def blocks(self, module: nn.Module) -> list[nn.Module]:
-        return _repeated(module)
+        """Return the blocks of every stack of a model, in order; the whole module if it has none.
+
+        A stack is a list outside of other lists: the longest one, and others whose items are compound
+        modules, such as the layers of an encoder beside those of a decoder.
+        """
+        from torch import nn
+
+        lists = {name: part for name, part in module.named_modules() if isinstance(part, nn.ModuleList)}
+        outer = [
+            part
+            for name, part in lists.items()
+            if not any(name.startswith(f"{other}.") for other in lists if other != name)
+        ]
+        longest = max(outer, key=len, default=None)
+        stacks = [stack for stack in outer if stack is longest or all(map(is_compound, stack))]
+        return [block for stack in stacks for block in stack] or [module]
 
     def unused_targets(self, module: nn.Module, model: Model) -> list[str]:
         """Return the targets of adapters that got no gradient in the last pass: the code never calls them."""
         return []
-
-
-def _repeated(module: nn.Module) -> list[nn.Module]:
-    """Return the blocks of every stack of a model, in order; the whole module if it has none.
-
-    A stack is a list outside of other lists: the longest one, and others whose items are compound modules,
-    such as the layers of an encoder beside those of a decoder.
-    """
-    from torch import nn
-
-    lists = {name: part for name, part in module.named_modules() if isinstance(part, nn.ModuleList)}
-    outer = [
-        part
-        for name, part in lists.items()
-        if not any(name.startswith(f"{other}.") for other in lists if other != name)
-    ]
-    longest = max(outer, key=len, default=None)
-    stacks = [stack for stack in outer if stack is longest or all(map(is_compound, stack))]
-    return [block for stack in stacks for block in stack] or [module]
 
 
 def count_mistakes(given: Mapping[str, Any], aim: Objective, path: str) -> Iterator[Mistake]:
@@ -518,14 +533,14 @@ TARGETS = 'name other layers in recipe.lora.targets, or "all-linear"'
 REPOSITORY_CODE = "auto_map"  # field of a configuration
 
 
-def _without_code(value: Any) -> Any:
+def without_repository_code(value: Any) -> Any:
     """Leave out the field that names code in a repository, also in configurations inside of this one.
 
     transformers would ask on the terminal whether to fetch and to run that code.
     """
     if isinstance(value, Mapping):
-        return {key: _without_code(item) for key, item in value.items() if key != REPOSITORY_CODE}
-    return [_without_code(item) for item in value] if isinstance(value, list) else value
+        return {key: without_repository_code(item) for key, item in value.items() if key != REPOSITORY_CODE}
+    return [without_repository_code(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def configured(model: Model) -> Any:
@@ -533,32 +548,13 @@ def configured(model: Model) -> Any:
     with _refusals_name(model):
         from transformers import AutoConfig
 
-        given = _without_code(model.architecture)
+        given = without_repository_code(model.architecture)
         fields = {key: transformers_inside.untagged(value) for key, value in given.items()}
         if "tokens" in model.recipe.aim.data and not model.recipe.aim.towers:
             fields["use_cache"] = False
         configuration = AutoConfig.for_model(model.family, **fields)
         transformers_inside.build_first_class(configuration)
         return configuration
-
-
-def _build(model: Model, attention: str) -> nn.Module:
-    import torch
-
-    configuration, kind = configured(model), kinds()[model.recipe.objective]
-    if model.recipe.half:
-        transformers_inside.use_experts(configuration, grouped_experts())
-    with _refusals_name(model):
-        module: nn.Module = kind.from_config(
-            configuration, attn_implementation=attention, trust_remote_code=False
-        )
-    if model.recipe.objective == "image-classification":
-        transformers_inside.drop_mask_tokens(module)
-    if model.architecture.get("tie_word_embeddings") is False and "tokens" in model.recipe.aim.data:
-        transformers_inside.separate_head(module)
-    if torch.get_default_dtype() == torch.float32:  # otherwise weights are wanted in half precision
-        module.float()
-    return module.train()
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from bench.training.models.footprint import (
     FamilyWithFormulas,
     Footprint,
     activated,
+    attention_shapes,
     between_blocks,
     eager_attention,
     linear,
@@ -25,6 +26,8 @@ from bench.training.setting import Setting
 
 
 class GptNeoX(FamilyWithFormulas):
+    """GPT-NeoX of transformers (Pythia): a decoder whose attention and MLP may read the same input."""
+
     name = "gpt_neox"
     objectives = ("causal-lm",)
     classes = ("GPTNeoXConfig", "GPTNeoXForCausalLM")
@@ -50,6 +53,7 @@ class GptNeoX(FamilyWithFormulas):
     }
 
     def parameters(self, model: Model) -> Parts:
+        """Count the weights; tied word embeddings are one table instead of two."""
         a = self.complete(model)
         d, f, bias = a["hidden_size"], a["intermediate_size"], a["attention_bias"]
         attending = linear(d, 3 * d, bias) + linear(d, d, bias)
@@ -58,6 +62,7 @@ class GptNeoX(FamilyWithFormulas):
         return Parts(tables + 2 * d, (block,) * a["num_hidden_layers"])
 
     def forward_flops(self, model: Model) -> Flops:
+        """Count products of all weights but the embedding table, and attention to earlier tokens only."""
         a, s = self.complete(model), model.recipe.units_per_sample
         d, layers = a["hidden_size"], a["num_hidden_layers"]
         weights = layers * (4 * d * d + 2 * d * a["intermediate_size"]) + d * a["vocab_size"]
@@ -65,12 +70,11 @@ class GptNeoX(FamilyWithFormulas):
         return Flops(matmul=2 * s * weights, attention=layers * pairs * 2 * 2 * d)
 
     def operation_shapes(self, model: Model) -> OperationShapes:
-        a = self.complete(model)
-        return OperationShapes(
-            query_elements=a["num_hidden_layers"] * model.recipe.units_per_sample * a["hidden_size"]
-        )
+        """Return the shape of attention over the whole sequence."""
+        return attention_shapes(self.complete(model), model.recipe.units_per_sample)
 
     def footprint(self, model: Model, setting: Setting) -> Footprint:
+        """Count what a token keeps in each block, which depends on the kernel of its attention."""
         a, s, h = self.complete(model), model.recipe.units_per_sample, lowered(model)
         d, f, heads = a["hidden_size"], a["intermediate_size"], a["num_attention_heads"]
         residual = between_blocks(model, setting) * d

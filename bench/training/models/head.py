@@ -16,7 +16,7 @@ from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from bench.training.models.footprint import FP32
-from bench.training.models.probe import at_rest, probing
+from bench.training.models.probe import at_rest
 from bench.training.vendor import transformers_inside
 
 if TYPE_CHECKING:
@@ -75,30 +75,22 @@ def _given() -> nn.Module:
     return Given()
 
 
-def head_of(model: nn.Module) -> Head:
-    """Return the head of a model; raise LookupError unless its logits are the model's own at every position.
-
-    Some heads mix positions or read more than the features; these cannot run on their own.
-    """
-    head = unchecked_head(model)
-    with probing(model) as ids:
-        _compare(model, body_of(model), head, {"input_ids": ids})
-    return head
-
-
 def body_and_head_of(model: nn.Module, given: Mapping[str, Tensor]) -> tuple[Body, Head]:
-    """Return body and head of a model that is called with inputs like those given; see `head_of`."""
-    if transformers_inside.body_name(model):
-        body, head = body_of(model), unchecked_head(model)
-    else:
+    """Return body and head of a model that is called with inputs like those given.
+
+    Raises LookupError unless both together give the model's own logits at every position: some heads mix
+    positions or read more than the features, and cannot run on their own.
+    """
+    if "decoder_input_ids" in given and not transformers_inside.body_name(model):
         body, head = _without_output_embedding(model)
+    else:
+        body, head = _base_model_of(model), unchecked_head(model)
     with at_rest(model):
         _compare(model, body, head, given)
     return body, head
 
 
-def body_of(model: nn.Module) -> Body:
-    """Return the function that computes the features of a model which has a body."""
+def _base_model_of(model: nn.Module) -> Body:
 
     def body(given: Mapping[str, Tensor]) -> Tensor:
         features: Tensor = model.base_model(**given).last_hidden_state
@@ -130,7 +122,10 @@ def _without_output_embedding(model: Any) -> tuple[Body, Head]:
 
 
 def unchecked_head(model: nn.Module) -> Head:
-    """Return the head of a model that `head_of` has accepted before, or that has no contents to compare."""
+    """Return the head of a model that has a body; LookupError without one. Its logits are not compared.
+
+    `body_and_head_of` compares them; a model without contents has none that could be compared.
+    """
     part = transformers_inside.body_name(model)
     if part is None:
         raise LookupError("the model has no body apart from its head")

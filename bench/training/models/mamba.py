@@ -28,6 +28,7 @@ KERNEL_PROJECTS = "mamba-ssm and causal-conv1d"
 
 @contextmanager
 def importing_kernels() -> Iterator[None]:
+    """Turn a failing import of mamba-ssm into EnvironmentCannot, which says what to install."""
     try:
         yield
     except ImportError as error:
@@ -45,6 +46,8 @@ def missing_packages(packages: Sequence[str], device: Literal["cpu", "cuda"], ha
 
 
 class Mamba(FamilyWithFormulas):
+    """Mamba of transformers: a decoder of selective scans, without attention."""
+
     name = "mamba"
     objectives = ("causal-lm",)
     kernels = "mamba-ssm: convolution, scan and projections of a mixer fused"
@@ -81,6 +84,7 @@ class Mamba(FamilyWithFormulas):
     }
 
     def parameters(self, model: Model) -> Parts:
+        """Count the weights; tied word embeddings are one table instead of two."""
         a = self.complete(model)
         d, inner, states, rank = _sizes(a)
         block = d + linear(d, 2 * inner, a["use_bias"]) + linear(inner, d, a["use_bias"])
@@ -108,6 +112,7 @@ class Mamba(FamilyWithFormulas):
         )
 
     def footprint(self, model: Model, setting: Setting) -> Footprint:
+        """Count what a token keeps; without kernels, the scan keeps the states of every position."""
         a, s, h = self.complete(model), model.recipe.units_per_sample, lowered(model)
         d, inner, states, rank = _sizes(a)
         # A norm keeps its input, its scaled input and a deviation; a lowered copy feeds the projection.
@@ -142,9 +147,11 @@ class Mamba(FamilyWithFormulas):
         return int(kept)
 
     def missing_kernels(self, device: Literal["cpu", "cuda"], has: Has = installed) -> str | None:
+        """Return which of the packages of mamba-ssm is missing, or that they need a GPU."""
         return missing_packages(transformers_inside.MAMBA_PACKAGES, device, has)
 
     def build(self, model: Model, *, kernels: bool) -> nn.Module:
+        """Build it from transformers' code, loaded with or without mamba-ssm's kernels."""
         from transformers import MambaConfig
 
         with importing_kernels() if kernels else nullcontext():

@@ -25,18 +25,23 @@ PACKAGES = ("mamba_ssm", "causal_conv1d")
 
 
 class Mamba2(TransformersFamily):
+    """Mamba 2 of transformers; mamba-ssm's kernels are chosen here and not by transformers."""
+
     kernels = "mamba-ssm: convolution, scan, norm and last product of a mixer fused"
     kernels_call_layers = False
     slow_without_kernels = True  # the plain scan writes every state of every position
     breaks_graph = "mamba-ssm's kernels break the graph in every block"
 
     def missing_kernels(self, device: Literal["cpu", "cuda"], has: Has = installed) -> str | None:
+        """Return which of the packages of mamba-ssm is missing, or that they need a GPU."""
         return missing_packages(PACKAGES, device, has)
 
     def counted_ways(self) -> Ways:
+        """Count its memory with and without kernels, each compiled and not: all four differ."""
         return (False, COMPILED_OR_NOT), (True, COMPILED_OR_NOT)
 
     def build(self, model: Model, *, kernels: bool) -> nn.Module:
+        """Choose the scan of all Mamba 2 in this process; EnvironmentCannot if mamba-ssm is broken."""
         with importing_kernels():
             scan = transformers_inside.mamba2_kernel() if kernels else None
         transformers_inside.scan_mamba2_by(scan)

@@ -15,7 +15,7 @@ from bench.base.frozen import dataclass
 from bench.base.strict_json import later
 from bench.training.objectives import ObjectiveName, objective_of
 from bench.training.objectives.documents import Documents
-from bench.training.objectives.objective import Objective, Unit, empty_parts
+from bench.training.objectives.objective import Objective, Unit
 from bench.training.optimizers import Optimizer
 from bench.training.schedules import Schedule
 from bench.training.setting import Setting
@@ -57,6 +57,7 @@ Has = Callable[[str], bool]  # whether a package can be imported, by its import 
 
 
 def installed(package: str) -> bool:
+    """Whether a package can be found here; it is not imported."""
     return find_spec(package) is not None
 
 
@@ -107,6 +108,7 @@ class Recipe:
 
     @property
     def unit(self) -> Unit:
+        """What rates are counted in, as the objective says: tokens, images, seconds."""
         return self.aim.unit
 
     @property
@@ -116,6 +118,7 @@ class Recipe:
 
     @property
     def units_per_sample(self) -> int:
+        """How many units of the objective a sample has."""
         return self.aim.units_per_sample(self)
 
     @property
@@ -136,7 +139,12 @@ class Model:
 
 def empty_batch(model: Model, samples: int, floats: torch.dtype) -> dict[str, Tensor]:
     """Return a batch whose contents are arbitrary, with pixels and numbers in this precision."""
-    return empty_parts(model.recipe.aim.parts(model.architecture, model.recipe), samples, floats)
+    import torch
+
+    whole = torch.long
+    dtypes = {"indices": whole, "pixels": floats, "numbers": floats, "flags": torch.bool, "ends": whole}
+    parts = model.recipe.aim.parts(model.architecture, model.recipe)
+    return {part.name: torch.empty(samples, *part.shape, dtype=dtypes[part.elements]) for part in parts}
 
 
 def tiny(model: Model, architecture: Mapping[str, Any], whose: str, **changes: Any) -> Model:
@@ -162,9 +170,11 @@ class Flops:
 
     @property
     def total(self) -> int:
+        """All operations of a forward pass."""
         return self.matmul + self.attention + self.convolution + self.scan
 
     def less(self, other: Flops) -> Flops:
+        """Return what is left without the operations of `other`, which are a part of these."""
         return Flops(
             self.matmul - other.matmul,
             self.attention - other.attention,
@@ -206,6 +216,7 @@ class Parts:
 
     @property
     def total(self) -> int:
+        """The parameters that are trained, in and outside of blocks."""
         return self.outside + sum(self.blocks)
 
     @property
@@ -215,6 +226,7 @@ class Parts:
 
     @property
     def frozen_bytes(self) -> int:
+        """The bytes of the weights that are not trained, in and outside of blocks."""
         return self.frozen_outside_bytes + sum(self.frozen_blocks_bytes)
 
 
@@ -260,9 +272,13 @@ class Family(Protocol):
         """Find values of the right type that cannot work; `path` is the model's place in the manifest."""
         ...
 
-    def parameters(self, model: Model) -> Parts: ...
+    def parameters(self, model: Model) -> Parts:
+        """Count the parameters of each block and those outside of blocks."""
+        ...
 
-    def forward_flops(self, model: Model) -> Flops: ...
+    def forward_flops(self, model: Model) -> Flops:
+        """Count the operations of one sample's forward pass, by kind."""
+        ...
 
     def head_flops(self, model: Model) -> int:
         """Return the operations of the head's products for one sample, of masked language models."""

@@ -41,15 +41,19 @@ class ModuleFamily(TransformersFamily):
         return iter(())
 
     def why_no_documents(self) -> str | None:
+        """Refuse documents for every module that is not of transformers."""
         return "bench cannot tell a module's attention where documents end"
 
     def missing_kernels(self, device: Literal["cpu", "cuda"], has: Has = installed) -> str | None:
+        """Return None: torch's fused attention is always there."""
         return None
 
     def build(self, model: Model, *, kernels: bool) -> nn.Module:
+        """Build with fused attention if "kernels" is set."""
         return self.build_module(model, fused=kernels)
 
     def build_with(self, model: Model, attention: str) -> nn.Module:
+        """Build for an implementation that transformers names: all but "eager" are fused."""
         return self.build_module(model, fused=attention != "eager")
 
     def build_module(self, model: Model, *, fused: bool) -> nn.Module:

@@ -32,6 +32,8 @@ LONGEST_SHOWN = 300  # characters of an error of the code
 
 
 class OwnModule(ModuleFamily):
+    """A module in a Python file of one's own, which the manifest names and bench copies into it."""
+
     # Contrastive losses read the scale of the logits from the model, whose name only transformers fixes.
     objectives = tuple(aim.name for aim in known_objectives().values() if not aim.towers)
     tries_a_pass = True
@@ -42,6 +44,7 @@ class OwnModule(ModuleFamily):
         super().__init__(NAME)
 
     def describes(self, given: Mapping[str, Any]) -> bool:
+        """Whether the architecture names a file and a class."""
         return MODULE in given
 
     def kept_fields(self, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -52,6 +55,7 @@ class OwnModule(ModuleFamily):
     def architecture_mistakes(
         self, given: Mapping[str, Any], objective: ObjectiveName, path: str
     ) -> Iterator[Mistake]:
+        """Find a name that is no file and class, and missing lines of the file; imports nothing."""
         path = f"{path}/architecture"
         if not file_and_class(given.get(MODULE)):
             yield Mistake(
@@ -70,9 +74,11 @@ class OwnModule(ModuleFamily):
         yield from batch_mistakes(given.get(BATCH), objective, f"{path}/{BATCH}")
 
     def missing_kernels(self, device: Literal["cpu", "cuda"], has: Has = installed) -> str | None:
+        """Refuse "kernels" always."""
         return "a module of your own decides itself which kernels it uses"
 
     def build_module(self, model: Model, *, fused: bool) -> nn.Module:
+        """Run the file's code and call its class; `fused` changes nothing."""
         return build_own(model)
 
 

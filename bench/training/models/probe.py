@@ -16,20 +16,12 @@ from bench.training.models.model import Model
 from bench.training.objectives.objective import Part
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor, nn
 
 SAMPLES, POSITIONS = 2, 8
 # Difference that rounding may make, as a share of the largest value: TF32 rounds in every layer. Other
 # arithmetic changes values by a tenth and more.
 ROUNDING = 1e-2
-
-
-@contextmanager
-def probing(model: nn.Module) -> Iterator[Tensor]:
-    """Yield tokens to call a model with; within the context it drops no units and keeps no activations."""
-    with at_rest(model):
-        yield _tokens(model)
 
 
 @contextmanager
@@ -91,7 +83,7 @@ def tiny_batch(module: nn.Module, model: Model) -> dict[str, Tensor]:
         target_length=recipe.target_length and POSITIONS,
     )
     parts = recipe.aim.parts(model.architecture, small)
-    device, random = _device(module), torch.Generator("cpu").manual_seed(0)
+    device, random = next(module.parameters()).device, torch.Generator("cpu").manual_seed(0)
 
     def contents(part: Part) -> Tensor:
         shape = (SAMPLES, *part.shape)
@@ -103,16 +95,6 @@ def tiny_batch(module: nn.Module, model: Model) -> dict[str, Tensor]:
         return alternating.bool() if part.elements == "flags" else alternating
 
     return {part.name: contents(part) for part in parts}
-
-
-def _tokens(model: nn.Module) -> Tensor:
-    import torch
-
-    return torch.arange(SAMPLES * POSITIONS, device=_device(model)).view(SAMPLES, POSITIONS) % 2
-
-
-def _device(model: nn.Module) -> torch.device:
-    return next(model.parameters()).device
 
 
 def close(found: Tensor, expected: Tensor) -> bool:

@@ -13,6 +13,7 @@ from bench.training.models.footprint import (
     FamilyWithFormulas,
     Footprint,
     activated,
+    attention_shapes,
     autocasts,
     eager_attention,
     linear,
@@ -25,6 +26,8 @@ from bench.training.setting import Setting, in_group
 
 
 class Roberta(FamilyWithFormulas):
+    """RoBERTa of transformers: an encoder that predicts hidden tokens."""
+
     name = "roberta"
     objectives = ("masked-lm",)
     classes = ("RobertaConfig", "RobertaForMaskedLM")
@@ -47,6 +50,7 @@ class Roberta(FamilyWithFormulas):
     }
 
     def parameters(self, model: Model) -> Parts:
+        """Count the weights; the head's matrix is the embedding table, and its bias is its own."""
         a = self.complete(model)
         d, f, norm = a["hidden_size"], a["intermediate_size"], 2 * a["hidden_size"]
         tables = (a["vocab_size"] + a["max_position_embeddings"] + a["type_vocab_size"]) * d
@@ -55,23 +59,24 @@ class Roberta(FamilyWithFormulas):
         return Parts(tables + norm + head, (block,) * a["num_hidden_layers"])
 
     def forward_flops(self, model: Model) -> Flops:
+        """Count products for every token, the head included, and attention to all tokens."""
         a, s = self.complete(model), model.recipe.units_per_sample
         d, layers = a["hidden_size"], a["num_hidden_layers"]
         weights = layers * (4 * d * d + 2 * d * a["intermediate_size"]) + d * d + d * a["vocab_size"]
         return Flops(matmul=2 * s * weights, attention=layers * s * s * 2 * 2 * d)
 
     def operation_shapes(self, model: Model) -> OperationShapes:
-        a = self.complete(model)
-        return OperationShapes(
-            query_elements=a["num_hidden_layers"] * model.recipe.units_per_sample * a["hidden_size"]
-        )
+        """Return the shape of attention over the whole sequence."""
+        return attention_shapes(self.complete(model), model.recipe.units_per_sample)
 
     def head_flops(self, model: Model) -> int:
+        """Count the two products of the head, for every token; "masked-head" needs only a share of them."""
         a = self.complete(model)
         hidden = a["hidden_size"]
         return 2 * int(model.recipe.units_per_sample * hidden * (hidden + a["vocab_size"]))
 
     def footprint(self, model: Model, setting: Setting) -> Footprint:
+        """Count what a token keeps in each block, with masks of dropout, and in the head."""
         a, s, h = self.complete(model), model.recipe.units_per_sample, lowered(model)
         d, f, heads = a["hidden_size"], a["intermediate_size"], a["num_attention_heads"]
         mixed = autocasts(model, setting)

@@ -27,6 +27,8 @@ _NAME = re.compile(r"[\w.-]+", re.ASCII)  # "hf-hub:..." and "local-dir:..." wou
 
 
 class TimmFamily(ModuleFamily):
+    """An image model of timm, which the architecture names; its keywords go to timm.create_model."""
+
     objectives = ("image-classification",)
     package = NAME
     kernels = "timm's attention by scaled_dot_product_attention, where a model has attention"
@@ -35,6 +37,7 @@ class TimmFamily(ModuleFamily):
         super().__init__(NAME)
 
     def describes(self, given: Mapping[str, Any]) -> bool:
+        """Whether the architecture names a model of timm."""
         return NAME in given
 
     def kept_fields(self, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -44,6 +47,7 @@ class TimmFamily(ModuleFamily):
     def architecture_mistakes(
         self, given: Mapping[str, Any], objective: ObjectiveName, path: str
     ) -> Iterator[Mistake]:
+        """Find a missing name, a checkpoint to load, and fewer than two labels; imports no timm."""
         if not (isinstance(name := given.get(NAME), str) and _NAME.fullmatch(name)):
             found = f"{in_json(name)} is not the name of an architecture"
             yield Mistake(f"{path}/architecture/{NAME}", found, "allowed: a name of timm.list_models()")
@@ -57,6 +61,7 @@ class TimmFamily(ModuleFamily):
             yield Mistake(f"{path}/architecture/num_classes", found, "allowed: a whole number, at least 2")
 
     def mistakes_by_package(self, model: Model, path: str) -> Iterator[Mistake]:
+        """Find a name that the installed timm does not know; imports timm."""
         import timm
 
         name = model.architecture[NAME]
@@ -65,62 +70,44 @@ class TimmFamily(ModuleFamily):
             yield Mistake(f"{path}/architecture/{NAME}", found, nearest(name, timm.list_models()))
 
     def build_module(self, model: Model, *, fused: bool) -> nn.Module:
-        return build_timm(model, fused=fused)
+        """Build a model of timm as a module that is called as transformers' image models are."""
+        import timm
+        from timm.layers import set_fused_attn
+        from torch import nn
+
+        class Classifier(nn.Module):
+            def __init__(self, body: nn.Module) -> None:
+                super().__init__()
+                self.body = body
+
+            def forward(self, pixel_values: Tensor) -> Answer:
+                return Answer(self.body(pixel_values))
+
+        ours = (NAME, "num_classes", "num_labels")
+        options = {key: value for key, value in model.architecture.items() if key not in ours}
+        set_fused_attn(fused)
+        name, classes = model.architecture[NAME], model.architecture["num_labels"]
+        try:
+            body = timm.create_model(name, pretrained=False, num_classes=classes, **options)
+        except (AssertionError, KeyError, RuntimeError, TypeError, ValueError) as error:
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            raise BadInput(f"timm refuses this architecture: {reason}", where=model.name) from error
+        return Classifier(body).float().train()
 
     def blocks(self, module: nn.Module) -> list[nn.Module]:
-        return repeated_blocks(module)
+        """Return the repeated blocks of all stages; the whole module if it has none.
+
+        Blocks are modules of a class that stands repeatedly in the module's lists, the innermost such class.
+        """
+        from torch import nn
+
+        lists = [part for part in module.modules() if isinstance(part, (nn.ModuleList, nn.Sequential))]
+        counts = Counter(type(child) for one in lists for child in one if is_compound(child))
+        repeated = {kind for kind, count in counts.items() if count > 1} - {nn.ModuleList, nn.Sequential}
+        blocks = [part for part in module.modules() if type(part) in repeated]
+        inside = [(block, part) for block in blocks for part in block.modules() if part is not block]
+        outer = {type(block) for block, part in inside if type(part) in repeated}
+        return [block for block in blocks if type(block) not in outer] or [module]
 
 
 FAMILY = TimmFamily()
-
-
-def build_timm(model: Model, *, fused: bool) -> nn.Module:
-    """Build a model of timm as a module that is called as transformers' image models are."""
-    import timm
-    from timm.layers import set_fused_attn
-    from torch import nn
-
-    class Classifier(nn.Module):
-        def __init__(self, body: nn.Module) -> None:
-            super().__init__()
-            self.body = body
-
-        def forward(self, pixel_values: Tensor) -> Answer:
-            return Answer(self.body(pixel_values))
-
-    ours = (NAME, "num_classes", "num_labels")
-    options = {key: value for key, value in model.architecture.items() if key not in ours}
-    set_fused_attn(fused)
-    try:
-        body = timm.create_model(
-            model.architecture[NAME],
-            pretrained=False,
-            num_classes=model.architecture["num_labels"],
-            **options,
-        )
-    except (AssertionError, KeyError, RuntimeError, TypeError, ValueError) as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        raise BadInput(f"timm refuses this architecture: {reason}", where=model.name) from error
-    return Classifier(body).float().train()
-
-
-def repeated_blocks(module: nn.Module) -> list[nn.Module]:
-    """Return the repeated blocks of all stages; the whole module if it has none.
-
-    Blocks are modules of a class that stands repeatedly in the module's lists, the innermost such class.
-    """
-    from torch import nn
-
-    lists = [part for part in module.modules() if isinstance(part, (nn.ModuleList, nn.Sequential))]
-    counts = Counter(type(child) for one in lists for child in one if is_compound(child))
-    repeated = {kind for kind, count in counts.items() if count > 1} - {nn.ModuleList, nn.Sequential}
-    outer = {
-        type(part)
-        for part in module.modules()
-        if type(part) in repeated and any(type(inner) in repeated for inner in _inside(part))
-    }
-    return [part for part in module.modules() if type(part) in repeated - outer] or [module]
-
-
-def _inside(module: nn.Module) -> Iterator[nn.Module]:
-    return (part for part in module.modules() if part is not module)

@@ -14,6 +14,7 @@ from bench.training.models.footprint import (
     FamilyWithFormulas,
     Footprint,
     activated,
+    attention_shapes,
     autocasts,
     between_blocks,
     eager_attention,
@@ -27,6 +28,8 @@ from bench.training.setting import Setting, in_group
 
 
 class Vit(FamilyWithFormulas):
+    """ViT of transformers: an encoder of patches whose class token is classified."""
+
     name = "vit"
     objectives = ("image-classification",)
     classes = ("ViTConfig", "ViTForImageClassification")
@@ -50,6 +53,7 @@ class Vit(FamilyWithFormulas):
     }
 
     def mistakes(self, model: Model, path: str) -> Iterator[Mistake]:
+        """Find patches that do not fill the image, and a recipe with images of another side."""
         a, size = self.complete(model), model.recipe.image_size
         yield from super().mistakes(model, path)
         if a["image_size"] % a["patch_size"]:
@@ -60,6 +64,7 @@ class Vit(FamilyWithFormulas):
             yield Mistake(f"{path}/recipe/image_size", found, "allowed: the same in both")
 
     def parameters(self, model: Model) -> Parts:
+        """Count the weights; patches, class token, positions and classifier lie outside of blocks."""
         a = self.complete(model)
         d, f = a["hidden_size"], a["intermediate_size"]
         patches = linear(a["num_channels"] * a["patch_size"] ** 2, d)
@@ -69,6 +74,7 @@ class Vit(FamilyWithFormulas):
         return Parts(outside, (block,) * a["num_hidden_layers"])
 
     def forward_flops(self, model: Model) -> Flops:
+        """Count products of all tokens and the convolution of patches; one token is classified."""
         a = self.complete(model)
         d, n, layers = a["hidden_size"], _tokens(a), a["num_hidden_layers"]
         weights = layers * (4 * d * d + 2 * d * a["intermediate_size"])
@@ -79,10 +85,12 @@ class Vit(FamilyWithFormulas):
         )
 
     def operation_shapes(self, model: Model) -> OperationShapes:
+        """Return the shape of attention over the patches and the class token."""
         a = self.complete(model)
-        return OperationShapes(query_elements=a["num_hidden_layers"] * _tokens(a) * a["hidden_size"])
+        return attention_shapes(a, _tokens(a))
 
     def footprint(self, model: Model, setting: Setting) -> Footprint:
+        """Count what a token keeps in each block; outside, the pixels and the last norm."""
         a, h = self.complete(model), lowered(model)
         d, f, n, heads = a["hidden_size"], a["intermediate_size"], _tokens(a), a["num_attention_heads"]
         mixed = autocasts(model, setting)

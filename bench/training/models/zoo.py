@@ -29,6 +29,7 @@ class ZooModel:
 
 @cache
 def zoo_names() -> tuple[str, ...]:
+    """Return the names of the models in bench/data/zoo, sorted; a manifest may name them."""
     return tuple(sorted(file.stem for file in (DATA / "zoo").glob("*.json")))
 
 

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 
 class CausalLm(Objective):
+    """Each token is predicted from those before it; a sample may hold several documents."""
+
     name = "causal-lm"
     title = "Language models that predict the next token"
     unit = "tokens"
@@ -25,6 +27,7 @@ class CausalLm(Objective):
     packs_documents = True
 
     def parts(self, architecture: Architecture, size: SampleSize) -> tuple[Part, ...]:
+        """Return tokens and labels, and the ends of documents if the recipe has documents."""
         length = self.units_per_sample(size)
         parts = Part("input_ids", (length,), "indices"), Part("labels", (length,), "indices")
         if size.documents is None:
@@ -32,6 +35,7 @@ class CausalLm(Objective):
         return *parts, Part(ENDS, (size.documents.most(length),), "ends", below=length + 1)
 
     def sample(self, architecture: Architecture, size: SampleSize, draw: Draw) -> Sample:
+        """Cut one token more than the length: labels are the tokens, shifted by one."""
         tokens = draw.tokens(self.units_per_sample(size) + 1)
         sample = {"input_ids": tokens[:-1], "labels": tokens[1:]}  # labels are shifted already
         if size.documents:
@@ -39,11 +43,13 @@ class CausalLm(Objective):
         return sample
 
     def given(self, module: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Turn the ends of documents into the inputs that keep the model's attention within each."""
         tokens = batch["input_ids"]
         ends = document_inputs(module, batch[ENDS], tokens.size(1)) if ENDS in batch else {}
         return {"input_ids": tokens, **ends}
 
     def form(self, size: SampleSize, samples: int) -> str:
+        """Warn that labels are shifted already, unlike those of Hugging Face's models."""
         form = (
             f"`input_ids` and `labels`, int64 of {samples} x {size.sequence_length}.\n"
             "The label of a position is the token that follows it. Hugging Face's models "

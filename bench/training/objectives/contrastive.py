@@ -32,6 +32,8 @@ FP32 = 4  # bytes
 
 
 class Contrastive(Objective):
+    """Each text of a step is compared with every image of it (CLIP, SigLIP), on all devices."""
+
     name = "contrastive"
     title = "Two towers that tell which text belongs to which image"
     unit = "pairs"
@@ -43,10 +45,8 @@ class Contrastive(Objective):
     towers = ("text_config", "vision_config")
     compares_samples = True
 
-    def units_per_sample(self, size: SampleSize) -> int:
-        return 1
-
     def parts(self, architecture: Architecture, size: SampleSize) -> tuple[Part, ...]:
+        """Return a text and an image; there are no labels, since the pairs are the answer."""
         assert size.image_size is not None
         return (
             Part("input_ids", (size.sequence_length or 1,), "indices"),
@@ -54,6 +54,7 @@ class Contrastive(Objective):
         )
 
     def sample(self, architecture: Architecture, size: SampleSize, draw: Draw) -> Sample:
+        """Draw a text that ends in the highest token, and an image."""
         tokens = draw.tokens(size.sequence_length or 1)
         tokens[-1] = self.vocabulary(architecture) - 1  # CLIP reads the text's features at its last token
         return {"input_ids": tokens, "pixel_values": draw.image()}
@@ -76,11 +77,12 @@ class Contrastive(Objective):
         other = texts, texts.new_ones(len(texts), 1)
         return torch.stack((torch.cat(side, 1), torch.cat(other, 1)), 1)
 
-    def labels(
-        self, batch: Mapping[str, Tensor], answer: Tensor, module: nn.Module, gather: Gather = of_one_device
-    ) -> Tensor:
-        """Return the gradients of the answer; without them in the batch, those of a step of this one pass."""
-        return batch["labels"] if "labels" in batch else self.targets(module, answer, gather)
+    def labels(self, batch: Mapping[str, Tensor], answer: Tensor, module: nn.Module) -> Tensor:
+        """Return the gradients of the answer; without them in the batch, those of a step of this one pass.
+
+        Such a step is one of a single device: on several, `WithLoss` calls `targets`.
+        """
+        return batch["labels"] if "labels" in batch else self.targets(module, answer, of_one_device)
 
     def loss(self, answer: Tensor, labels: Tensor) -> Tensor:
         """Return the loss of the whole step; its gradient by the answer is `labels`.
@@ -116,6 +118,7 @@ class Contrastive(Objective):
         return FP32 * (2 * answer * (batch_size + own) + 3 * logits)
 
     def form(self, size: SampleSize, samples: int) -> str:
+        """Describe both, and that a step of several passes copies each micro-batch twice."""
         side = size.image_size
         return (
             f"`input_ids`, int64 of {samples} x {size.sequence_length}, and `pixel_values`, fp32 of\n"

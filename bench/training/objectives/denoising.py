@@ -43,10 +43,8 @@ class Denoising(Objective):
         "input_size": "numbers a side", "in_channels": "channels", "num_classes": "classes",
     }  # fmt: skip
 
-    def units_per_sample(self, size: SampleSize) -> int:
-        return 1
-
     def parts(self, architecture: Architecture, size: SampleSize) -> tuple[Part, ...]:
+        """Return the noisy latent, its timestep, its class, and the noise to predict."""
         latent = (architecture["in_channels"], architecture["input_size"], architecture["input_size"])
         return (
             Part("noisy", latent, "numbers"),
@@ -56,6 +54,7 @@ class Denoising(Objective):
         )
 
     def sample(self, architecture: Architecture, size: SampleSize, draw: Draw) -> Sample:
+        """Draw a latent and add noise by a random timestep of the diffusion's schedule."""
         import numpy as np
 
         side = architecture["input_size"]
@@ -82,6 +81,7 @@ class Denoising(Objective):
         return loss
 
     def form(self, size: SampleSize, samples: int) -> str:
+        """Describe the four parts, and what a training of a real model needs beside them."""
         return (
             f"of {samples} samples, `noisy`, the latents with noise, and `labels`, the noise\n"
             "(the velocity for flow matching), fp32 of samples x channels x side x side; `timestep`, int64 "

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING
 from bench.training.objectives.objective import (
     Architecture,
     Draw,
-    Gather,
     Objective,
     Part,
     Sample,
     SampleSize,
-    of_one_device,
 )
 
 if TYPE_CHECKING:
@@ -23,6 +21,8 @@ FRACTION = 0.6  # of the patches that are hidden, as in SimMIM
 
 
 class MaskedImage(Objective):
+    """Patches of an image are hidden, and the model predicts their pixels."""
+
     name = "masked-image"
     title = "Models that predict hidden parts of images"
     unit = "images"
@@ -33,13 +33,8 @@ class MaskedImage(Objective):
     data = ("images",)
     counts: Mapping[str, str] = {"patch_size": "pixels"}
 
-    def units_per_sample(self, size: SampleSize) -> int:
-        return 1
-
-    def asked_per_sample(self, size: SampleSize) -> int:
-        return 1
-
     def parts(self, architecture: Architecture, size: SampleSize) -> tuple[Part, ...]:
+        """Return pixels, and a flag for each patch that says whether it is hidden."""
         assert size.image_size is not None
         return (
             Part("pixel_values", (3, size.image_size, size.image_size), "pixels"),
@@ -51,6 +46,7 @@ class MaskedImage(Objective):
         return (size.image_size or 0) // int(architecture["patch_size"])
 
     def sample(self, architecture: Architecture, size: SampleSize, draw: Draw) -> Sample:
+        """Hide equally many patches of each image, at random."""
         import numpy as np
 
         count = self._patches(architecture, size) ** 2
@@ -69,13 +65,8 @@ class MaskedImage(Objective):
         errors: Tensor = (found.float() - pixels.float()) * mask
         return errors
 
-    def labels(
-        self,
-        batch: Mapping[str, Tensor],
-        answer: Tensor,
-        module: nn.Module,
-        gather: Gather = of_one_device,
-    ) -> Tensor:
+    def labels(self, batch: Mapping[str, Tensor], answer: Tensor, module: nn.Module) -> Tensor:
+        """Return the flags, of which the loss needs nothing: the answer holds the errors already."""
         return batch["bool_masked_pos"]
 
     def loss(self, answer: Tensor, labels: Tensor) -> Tensor:
@@ -83,6 +74,7 @@ class MaskedImage(Objective):
         return answer.abs().mean()
 
     def form(self, size: SampleSize, samples: int) -> str:
+        """Describe pixels and flags, and that all samples hide equally many patches."""
         side = size.image_size
         return (
             f"`pixel_values`, fp32 of {samples} x 3 x {side} x {side},\nwith a mean of about 0 and a "

@@ -19,6 +19,8 @@ MASK_TOKEN_SHARE, RANDOM_TOKEN_SHARE = 0.8, 0.1  # of chosen tokens; the rest ke
 
 
 class MaskedLm(Objective):
+    """Tokens are hidden at random places, and the model predicts them from both sides."""
+
     name = "masked-lm"
     title = "Language models that predict hidden tokens"
     unit = "tokens"
@@ -31,13 +33,16 @@ class MaskedLm(Objective):
     has_text_head = True
 
     def asked_per_sample(self, size: SampleSize) -> int:
+        """Return how many tokens of each sample are predicted: the same number in all samples, at least 1."""
         return max(1, round(self.units_per_sample(size) * (size.masked_fraction or FRACTION)))
 
     def parts(self, architecture: Architecture, size: SampleSize) -> tuple[Part, ...]:
+        """Return tokens and labels; labels of tokens that are not asked for are -100."""
         shape = (self.units_per_sample(size),)
         return Part("input_ids", shape, "indices"), Part("labels", shape, "indices")
 
     def sample(self, architecture: Architecture, size: SampleSize, draw: Draw) -> Sample:
+        """Hide most chosen tokens, replace some at random, and leave the rest, as BERT does."""
         import numpy as np
 
         tokens = draw.tokens(self.units_per_sample(size))
@@ -53,6 +58,7 @@ class MaskedLm(Objective):
         return {"input_ids": tokens, "labels": labels}
 
     def form(self, size: SampleSize, samples: int) -> str:
+        """Describe both, and that all samples have equally many labelled tokens."""
         return (
             f"`input_ids` and `labels`, int64 of {samples} x {size.sequence_length}.\n"
             "The label of a masked position is its token; all other labels are -100.\n"

@@ -13,7 +13,6 @@ from bench.training.objectives.documents import Documents
 
 if TYPE_CHECKING:
     import numpy as np
-    import torch
     from numpy.typing import NDArray
     from torch import Tensor, nn
 
@@ -45,17 +44,34 @@ class SampleSize(Protocol):
     """The fields of a recipe that say how large a sample is; None for those that its objective lacks."""
 
     @property
-    def sequence_length(self) -> int | None: ...
+    def sequence_length(self) -> int | None:
+        """Tokens of a sample, or of its source if it has a target too."""
+        ...
+
     @property
-    def target_length(self) -> int | None: ...
+    def target_length(self) -> int | None:
+        """Tokens of the text that a decoder predicts."""
+        ...
+
     @property
-    def image_size(self) -> int | None: ...
+    def image_size(self) -> int | None:
+        """The side of an image in pixels."""
+        ...
+
     @property
-    def audio_seconds(self) -> int | None: ...
+    def audio_seconds(self) -> int | None:
+        """The length of a sound in seconds."""
+        ...
+
     @property
-    def masked_fraction(self) -> float | None: ...
+    def masked_fraction(self) -> float | None:
+        """The share of tokens or patches that is hidden; None for the usual share."""
+        ...
+
     @property
-    def documents(self) -> Documents | None: ...
+    def documents(self) -> Documents | None:
+        """How long the documents in a sample are; None if a sample is one document."""
+        ...
 
 
 class Pool(Protocol):
@@ -85,12 +101,15 @@ class Draw:
     random: np.random.Generator
 
     def tokens(self, count: int) -> NDArray[np.int64]:
+        """Return `count` tokens from the sample's place in the pool."""
         return self.pool.tokens(self.index, count)
 
     def image(self) -> NDArray[np.uint8]:
+        """Return the pool's image for this sample."""
         return self.pool.image(self.index)
 
     def numbers(self, *shape: int) -> NDArray[np.float32]:
+        """Return normally distributed numbers from the sample's place in the pool."""
         return self.pool.numbers(self.index, *shape)
 
 
@@ -144,12 +163,21 @@ class Objective:
         return int(holder["vocab_size"])
 
     def units_per_sample(self, size: SampleSize) -> int:
-        """Return how many of `unit` a sample holds."""
-        return size.sequence_length or 1
+        """Return how many of `unit` a sample holds; tokens of a target count beside those of its source."""
+        match self.unit:
+            case "tokens":
+                return (size.sequence_length or 1) + (size.target_length or 0)
+            case "seconds":
+                return size.audio_seconds or 1
+            case _:
+                return 1
 
     def asked_per_sample(self, size: SampleSize) -> int:
-        """Return the positions of a sample that enter the loss: equally many in every sample."""
-        return self.units_per_sample(size)
+        """Return the positions of a sample that enter the loss: those of its target; all without a target.
+
+        Every sample has equally many.
+        """
+        return size.target_length or self.units_per_sample(size)
 
     def parts(self, architecture: Architecture, size: SampleSize) -> tuple[Part, ...]:
         """Return the tensors of a batch."""
@@ -166,15 +194,9 @@ class Objective:
 
     def given(self, module: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the inputs of the model: by default every part of a batch but the labels."""
-        return inputs(batch)
+        return {name: part for name, part in batch.items() if name != "labels"}
 
-    def labels(
-        self,
-        batch: Mapping[str, Tensor],
-        answer: Tensor,
-        module: nn.Module,
-        gather: Gather = of_one_device,
-    ) -> Tensor:
+    def labels(self, batch: Mapping[str, Tensor], answer: Tensor, module: nn.Module) -> Tensor:
         """Return the labels, with which the loss compares the answer: a part of the batch."""
         return batch["labels"]
 
@@ -210,22 +232,3 @@ def value_at(architecture: Architecture, path: str) -> Any:
     for name in path.split("/"):
         found = found.get(name) if isinstance(found, Mapping) else None
     return found
-
-
-def inputs(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the parts of a batch that a model is called with."""
-    return {name: part for name, part in batch.items() if name != "labels"}
-
-
-def empty_parts(parts: tuple[Part, ...], samples: int, floats: torch.dtype) -> dict[str, Tensor]:
-    """Return a batch whose contents are arbitrary, with pixels and numbers in this precision."""
-    import torch
-
-    dtypes = {
-        "indices": torch.long,
-        "pixels": floats,
-        "numbers": floats,
-        "flags": torch.bool,
-        "ends": torch.long,
-    }
-    return {part.name: torch.empty(samples, *part.shape, dtype=dtypes[part.elements]) for part in parts}

@@ -10,13 +10,11 @@ from bench.base.errors import Mistake, in_json, nearest
 from bench.training.objectives.objective import (
     Architecture,
     Draw,
-    Gather,
     Objective,
     ObjectiveName,
     Part,
     Sample,
     SampleSize,
-    of_one_device,
 )
 
 if TYPE_CHECKING:
@@ -28,22 +26,24 @@ MOST_NUMBERS = 1 << 28  # of one part of a sample
 
 
 class OwnLoss(Objective):
+    """A module of one's own whose output has a field `loss`; its architecture describes the batch."""
+
     name = "own-loss"
     title = "Modules that compute their own loss"
     unit = "samples"
     auto_class = mapping = ""  # transformers has no such models
     sizes = ()
 
-    def units_per_sample(self, size: SampleSize) -> int:
-        return 1
-
     def parts(self, architecture: Architecture, size: SampleSize) -> tuple[Part, ...]:
+        """Return the parts that the architecture's "batch" lists."""
         return tuple(
             Part(name, tuple(form["shape"]), form["elements"], form.get("below", 2))
             for name, form in architecture[BATCH].items()
         )
 
     def sample(self, architecture: Architecture, size: SampleSize, draw: Draw) -> Sample:
+        """Draw random contents for each part, by the kind of its elements."""
+
         def contents(part: Part) -> Any:
             match part.elements:
                 case "indices":
@@ -56,22 +56,20 @@ class OwnLoss(Objective):
         return {part.name: contents(part) for part in self.parts(architecture, size)}
 
     def answer(self, module: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+        """Return the loss that the module has computed."""
         loss: Tensor = module(**batch).loss
         return loss
 
-    def labels(
-        self,
-        batch: Mapping[str, Tensor],
-        answer: Tensor,
-        module: nn.Module,
-        gather: Gather = of_one_device,
-    ) -> Tensor:
+    def labels(self, batch: Mapping[str, Tensor], answer: Tensor, module: nn.Module) -> Tensor:
+        """Return any part: nothing is compared any more."""
         return next(iter(batch.values()))  # the module has read them already
 
     def loss(self, answer: Tensor, labels: Tensor) -> Tensor:
+        """Return the answer, which is the loss already, in fp32."""
         return answer.float()
 
     def form(self, size: SampleSize, samples: int) -> str:
+        """Refer to the architecture's description of the batch."""
         return f'what the architecture\'s "batch" in `trial.json` states, for {samples} samples.'
 
 

@@ -8,6 +8,8 @@ from bench.training.objectives.objective import Architecture, Draw, Objective, P
 
 
 class SequenceToSequence(Objective):
+    """An encoder reads a source text, and a decoder predicts the target token by token."""
+
     name = "sequence-to-sequence"
     title = "Encoders with decoders that predict a text from a text"
     unit = "tokens"
@@ -18,13 +20,8 @@ class SequenceToSequence(Objective):
     counts: Mapping[str, str] = {"vocab_size": "tokens"}
     has_text_head = True
 
-    def units_per_sample(self, size: SampleSize) -> int:
-        return (size.sequence_length or 1) + (size.target_length or 1)
-
-    def asked_per_sample(self, size: SampleSize) -> int:
-        return size.target_length or 1
-
     def parts(self, architecture: Architecture, size: SampleSize) -> tuple[Part, ...]:
+        """Return the source, the target as the decoder's input, and the labels."""
         source, target = (size.sequence_length or 1,), (size.target_length or 1,)
         return (
             Part("input_ids", source, "indices"),
@@ -33,12 +30,14 @@ class SequenceToSequence(Objective):
         )
 
     def sample(self, architecture: Architecture, size: SampleSize, draw: Draw) -> Sample:
+        """Cut source and target from consecutive tokens; labels are shifted by one."""
         source, target = size.sequence_length or 1, size.target_length or 1
         tokens = draw.tokens(source + target + 1)
         before = tokens[source:]
         return {"input_ids": tokens[:source], "decoder_input_ids": before[:-1], "labels": before[1:]}
 
     def form(self, size: SampleSize, samples: int) -> str:
+        """Describe the three parts, and how the target is shifted."""
         return (
             f"`input_ids`, int64 of {samples} x {size.sequence_length}, the source; `decoder_input_ids` and\n"
             f"`labels`, int64 of {samples} x {size.target_length}. The label of a position of the target is "

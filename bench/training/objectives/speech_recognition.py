@@ -9,6 +9,8 @@ from bench.training.objectives.sound import sound_part
 
 
 class SpeechRecognition(Objective):
+    """An encoder reads a sound, and a decoder predicts its words token by token; a unit is a second."""
+
     name = "speech-recognition"
     title = "Encoders with decoders that predict the words of speech"
     unit = "seconds"
@@ -19,13 +21,8 @@ class SpeechRecognition(Objective):
     counts: Mapping[str, str] = {"vocab_size": "tokens"}
     has_text_head = True
 
-    def units_per_sample(self, size: SampleSize) -> int:
-        return size.audio_seconds or 1
-
-    def asked_per_sample(self, size: SampleSize) -> int:
-        return size.target_length or 1
-
     def parts(self, architecture: Architecture, size: SampleSize) -> tuple[Part, ...]:
+        """Return the sound, the text as the decoder's input, and the labels."""
         target = (size.target_length or 1,)
         return (
             sound_part(architecture, size),
@@ -34,6 +31,7 @@ class SpeechRecognition(Objective):
         )
 
     def sample(self, architecture: Architecture, size: SampleSize, draw: Draw) -> Sample:
+        """Draw a sound and an unrelated text; labels are shifted by one."""
         sound = sound_part(architecture, size)
         tokens = draw.tokens((size.target_length or 1) + 1)
         return {
@@ -43,6 +41,7 @@ class SpeechRecognition(Objective):
         }
 
     def form(self, size: SampleSize, samples: int) -> str:
+        """Describe the three parts, and how the text is shifted."""
         return (
             f"the sound of {samples} samples of {size.audio_seconds} s in the form of the model's feature "
             f"extractor, fp32;\n`decoder_input_ids` and `labels`, int64 of {samples} x "

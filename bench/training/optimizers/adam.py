@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Adam(OptimizerContract):
+    """Adam and AdamW of torch: two moments in fp32 for each weight."""
+
     name: Literal["adam", "adamw"]  # as the source calls it
     learning_rate: float
     beta1: float

@@ -25,6 +25,8 @@ LEAST = 4096  # numbers; smaller weights keep moments in fp32
 
 @dataclass(frozen=True, slots=True)
 class AdamW8bit(OptimizerContract):
+    """AdamW whose moments are 8-bit codes in blocks with one scale each; small weights keep fp32 moments."""
+
     name: Literal["adamw-8bit"]
     learning_rate: float
     beta1: float
@@ -51,15 +53,18 @@ class AdamW8bit(OptimizerContract):
         }  # fmt: skip
 
     def moment_bytes(self, matrices: int, rest: int) -> int:
+        """Count two bytes for each parameter, and two scales for each block."""
         parameters = matrices + rest
         return 2 * parameters + 2 * SCALE * -(-parameters // BLOCK)
 
     def trainer_name(self, *, fused: bool) -> str:
+        """Return the name by which the Trainer uses bitsandbytes, which has an 8-bit AdamW of its own."""
         return "adamw_bnb_8bit"  # of bitsandbytes
 
     def make(
         self, weights: Sequence[nn.Parameter], matrices: Sequence[int], *, fused: bool
     ) -> torch.optim.Optimizer:
+        """Give weights below the least size to AdamW in fp32."""
         from bench.training.optimizers.updates.adamw_8bit import AdamW8bitUpdate
 
         large = [weight for weight in weights if weight.numel() >= LEAST]

@@ -25,6 +25,8 @@ MOMENTUM_BYTES = 4  # of a parameter of a matrix: one moment in fp32
 
 @dataclass(frozen=True, slots=True)
 class Muon(OptimizerContract):
+    """Muon for the matrices of repeated blocks, and AdamW for all other weights."""
+
     name: Literal["muon"]
     learning_rate: float
     beta1: float  # of AdamW, like the next two
@@ -67,11 +69,13 @@ class Muon(OptimizerContract):
         return {"lr": rate, "betas": betas, "eps": self.epsilon, "weight_decay": self.weight_decay}
 
     def moment_bytes(self, matrices: int, rest: int) -> int:
+        """Count one momentum for each parameter of a matrix, and two moments for each other one."""
         return MOMENTUM_BYTES * matrices + FP32_MOMENTS * rest
 
     def make(
         self, weights: Sequence[nn.Parameter], matrices: Sequence[int], *, fused: bool
     ) -> torch.optim.Optimizer:
+        """Divide the weights between Muon and AdamW; BadInput if there is no matrix in a block."""
         from bench.training.optimizers.updates.muon import MuonUpdate
 
         counts = dict(zip(weights, matrices, strict=True))

@@ -363,6 +363,18 @@ def copy_each(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
     torch._foreach_copy_(targets, sources)
 
 
+def batch_norm_weights(model: nn.Module) -> set[nn.Parameter]:
+    """Return the parameters of norms over batches, which stay in fp32 beside their running means.
+
+    Relies on: the private class `_BatchNorm`, the base of all of them. No issue known.
+    Remove when torch has a public name for it.
+    """
+    from torch import nn
+
+    norms = (part for part in model.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm))
+    return {weight for norm in norms for weight in norm.parameters(recurse=False)}
+
+
 def extension_locks() -> list[Path]:
     """Return lock files of C++ extensions that are being compiled, or whose compilation was killed.
 

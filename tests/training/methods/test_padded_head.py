@@ -18,6 +18,7 @@ from bench.training.methods.padded_head import PADDED_TO
 from bench.training.models import Counted, Model
 from bench.training.models.generic import counted
 from bench.training.models.paper_code import find_model
+from bench.training.models.probe import tiny_input
 from tests.targets import H200
 from tests.training.models.keeping import made_up_batch
 from tests.training.models.test_attention import CAUSAL, DECODER, FULL, WINDOWED, built, model_of, named
@@ -60,7 +61,7 @@ def test_logits_and_gradients_are_those_of_the_model(model: Model) -> None:
 def test_a_compiled_loss_writes_the_logits_once_and_their_gradient_over_them() -> None:
     model = odd("llama", "causal-lm", DECODER)
     whole = WithLoss(built(model, kernels=False))
-    whole.split_head()
+    whole.split_head(tiny_input(whole.model, model))
     apply_all(("padded-head",), model, whole, [])
     features = torch.randn(3, 32, DECODER["hidden_size"], requires_grad=True)
     labels = torch.randint(WORDS, (3, 32))

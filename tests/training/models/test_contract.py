@@ -16,6 +16,7 @@ from torch import nn
 from bench.base.strict_json import from_json, to_json
 from bench.runner.trial.training_loop import WithLoss
 from bench.training.models import Family, Model, counts_of, families, family_of, known_models
+from bench.training.models.probe import tiny_input
 from tests.training.models.keeping import loss_of, made_up_batch
 
 MODELS = list(known_models().values())
@@ -231,6 +232,6 @@ def test_body_and_head_called_separately_compute_the_same_in_half_precision(mode
     whole = WithLoss(built(without_dropout(model)).bfloat16())
     batch = made_up_batch(model, 2)
     expected = whole(batch)
-    whole.split_head()
+    whole.split_head(tiny_input(whole.model, model))
     assert whole.head is not None
     assert torch.equal(whole(batch), expected)

@@ -18,7 +18,7 @@ from bench.training.models import Counted, Model, Precision, counts_of, families
 from bench.training.models.biased_gelu import BiasedGelu, GeluLayers, gelu_layers_of, take_over
 from bench.training.models.counted_memory import counted_footprints
 from bench.training.models.footprint import Footprint
-from bench.training.models.generic import TransformersFamily, _build, counted
+from bench.training.models.generic import TransformersFamily, counted
 from bench.training.setting import Setting
 from tests.training.models.keeping import halved, kept_bytes_a_sample
 from tests.training.models.test_attention import CAUSAL, DECODER, EXPERTS, FULL, IMAGES, WINDOW, model_of
@@ -142,7 +142,7 @@ def test_gelu_and_its_bias_in_one_operation_keep_what_pytorch_keeps(name: str) -
     found = gelu_layers_of(real, model)
 
     def build(gelu: bool, attention: str) -> torch.nn.Module:
-        module = _build(model, attention)
+        module = TransformersFamily(model.family).build_with(model, attention)
         if gelu:
             layers, activations = (
                 tuple(module.get_submodule(names[part]) for part in parts)

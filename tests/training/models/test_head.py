@@ -12,7 +12,8 @@ from torch import nn
 from bench.runner.trial.training_loop import WithLoss
 from bench.training.methods import apply_all, arithmetic, known_methods
 from bench.training.models import Model, counts_of, known_models
-from bench.training.models.head import head_of
+from bench.training.models.head import body_and_head_of
+from bench.training.models.probe import tiny_input
 from bench.training.vendor import transformers_source
 from tests.targets import H200
 from tests.training.methods.test_masked_head import batch as masked_batch
@@ -37,7 +38,7 @@ def test_a_loss_by_body_and_head_is_the_loss_of_the_model(model: Model) -> None:
     whole = WithLoss(built(model, kernels=False))
     batch = made_up_batch(model, 2)
     expected = torch.autograd.grad(whole(batch), [*used(whole, batch)])
-    whole.split_head()
+    whole.split_head(tiny_input(whole.model, model))
     assert whole.head is not None
     found = torch.autograd.grad(whole(batch), [*used(whole, batch)])
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
@@ -69,7 +70,7 @@ def test_a_head_that_mixes_positions_does_not_run_on_its_own() -> None:
     head = model.lm_head.forward
     model.lm_head.forward = lambda features: head(features.cumsum(1))
     with pytest.raises(LookupError, match="other logits"):
-        head_of(model)
+        body_and_head_of(model, {"input_ids": torch.arange(16).view(2, 8) % 2})
 
 
 def test_a_head_that_reads_more_than_features_is_refused_before_anything_runs() -> None:

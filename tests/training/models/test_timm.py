@@ -20,7 +20,7 @@ from bench.runner.trial.team import Team
 from bench.training.methods import free_lunch
 from bench.training.models import Model, family_of
 from bench.training.models.dry_build import DryBuild, dry_build
-from bench.training.models.timm_family import repeated_blocks
+from bench.training.models.timm_family import FAMILY
 from bench.training.setting import Setting
 from tests.builders import trial
 from tests.targets import CPU, H200
@@ -122,9 +122,9 @@ def test_an_exported_script_requires_timm() -> None:
 
 def test_blocks_are_the_innermost_repeated_parts() -> None:
     model = model_of("convnext_atto")
-    blocks = repeated_blocks(family_of(model).build(model, kernels=False))
+    blocks = FAMILY.blocks(family_of(model).build(model, kernels=False))
     assert {type(block).__name__ for block in blocks} == {"ConvNeXtBlock"}
-    assert repeated_blocks(torch.nn.Linear(2, 2))[0].in_features == 2  # a model without blocks is one
+    assert FAMILY.blocks(torch.nn.Linear(2, 2))[0].in_features == 2  # a model without blocks is one
 
 
 def test_a_free_lunch_has_no_method_for_other_models() -> None:

@@ -40,6 +40,7 @@ class AdamW8bitUpdate(BesideAdamW):
             self.update = compiled_update()
 
     def update_own(self, group: Mapping[str, Any]) -> None:
+        """Update the large weights of a group; their moments are made at the first update."""
         factors: dict[float, Tensor] = {}  # of each number of updates, which nearly always is one number
         for weight in group["params"]:
             if weight.grad is None:
@@ -64,6 +65,7 @@ class AdamW8bitUpdate(BesideAdamW):
             weight.copy_(in_blocks.flatten()[: weight.numel()].view(weight.shape))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a checkpoint, and undo torch's cast of the 8-bit codes to the weights' precision."""
         super().load_state_dict(state_dict)
         for state in self.state.values():  # torch casts what it loads to the weights' precision
             for name in CODES:

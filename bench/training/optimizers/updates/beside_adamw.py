@@ -37,6 +37,7 @@ class BesideAdamW(torch.optim.Optimizer):
         super().__init__(groups, {})
 
     def step(self, closure: Callable[[], float] | None = None) -> None:
+        """Update the own weights, then the others by AdamW; takes no closure."""
         assert closure is None
         with torch.no_grad():
             for group in self.param_groups:

@@ -33,7 +33,7 @@ def block_matrices(whole: nn.Module, blocks: Iterable[nn.Module]) -> list[int]:
 
 def _matrices_of(module: nn.Module) -> Iterator[tuple[nn.Parameter, int]]:
     own = dict(module.named_parameters(recurse=False))
-    if _is_linear(module) or (isinstance(module, CONVOLUTIONS) and module.groups == 1):
+    if is_linear(module) or (isinstance(module, CONVOLUTIONS) and module.groups == 1):
         if (weight := own.get("weight")) is not None:  # None if it is computed, by weight_norm for instance
             yield weight, 1
     elif isinstance(experts := getattr(module, "num_experts", None), int):
@@ -42,7 +42,7 @@ def _matrices_of(module: nn.Module) -> Iterator[tuple[nn.Parameter, int]]:
                 yield weight, experts
 
 
-def _is_linear(module: nn.Module) -> bool:
+def is_linear(module: nn.Module) -> bool:
     """Whether a module multiplies by a matrix; GPT-2's linear layers are a class of transformers."""
     of_transformers = sys.modules.get("transformers.pytorch_utils")  # not imported: no module has its class
     return isinstance(module, nn.Linear) or (

@@ -40,6 +40,7 @@ class MuonUpdate(BesideAdamW):
         super().__init__(list(matrices), options, rest, adamw_options, fused)
 
     def update_own(self, group: Mapping[str, Any]) -> None:
+        """Update the matrices of a group, those of one shape together."""
         alike: dict[tuple[int, ...], list[nn.Parameter]] = defaultdict(list)
         for weight in group["params"]:
             if weight.grad is not None:
