@@ -157,6 +157,20 @@ def test_a_list_of_values_of_one_type_is_read_as_each_by_itself() -> None:
             from_json(tuple[float, ...], value)
 
 
+@pytest.mark.parametrize("value", ["ab", {"a": 1}, {}, "", 1, None])
+@pytest.mark.parametrize("kind", [tuple[str, ...], tuple[str, str], tuple[StepSample, ...]])
+def test_a_list_is_read_from_a_list_alone(kind: Any, value: object) -> None:
+    with pytest.raises(DecodeError, match=r"^/: expected a list$"):
+        from_json(kind, value)
+
+
+@pytest.mark.parametrize("value", ["ab", [1], [], 1, None])
+@pytest.mark.parametrize("kind", [dict[str, int], StepSample])
+def test_an_object_is_read_from_an_object_alone(kind: Any, value: object) -> None:
+    with pytest.raises(DecodeError, match=r"^/: expected an object$"):
+        from_json(kind, value)
+
+
 def test_a_union_of_objects_and_plain_types_is_read_by_the_kind_of_the_object() -> None:
     for union in (Crashed | None, None | Crashed, int | Crashed | TimedOut, list[int] | Crashed):
         assert union_from_json(union, {"kind": "crashed", "reason": "why"}) == Crashed("why")

@@ -228,6 +228,37 @@ def test_a_model_without_blocks_gathers_all_of_its_weights() -> None:
     assert found == 4 * 10**9 + 2 * 10**9 + 2 * 10**9
 
 
+def test_a_model_without_blocks_keeps_half_copies_of_all_of_its_weights() -> None:
+    for setting in ((), ("checkpointing",)):
+        assert state_bytes(Parts(10**9, ()), setting, 1, 8 * 10**9, half=True) == (4 + 4 + 8 + 2) * 10**9
+
+
+# Frozen weights: 3 GB of them outside of blocks, and blocks of 1 and 2 GB.
+FROZEN = Parts(
+    10**9, (10**9,), frozen_outside_bytes=3 * 10**9, frozen_blocks_bytes=(10**9, 2 * 10**9)
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("setting", "gigabytes"),
+    [
+        ((), 6),  # every GPU has all of them
+        (("zero-1",), 6),
+        (("zero-2",), 6),
+        (("zero-1", "offload"), 6),
+        (("zero-3",), 3 + 2 * 2 + 6 / 4),  # those outside and two blocks are gathered; a quarter is kept
+        (("zero-3", "offload"), 3 + 2 * 2),
+        (("fsdp-2",), 6 + 6 / 4),
+        (("fsdp-3",), 3 + 2 * 2 + 6 / 4),
+        (("fsdp-3", "offload"), 3 + 2 * 2),
+    ],
+)
+def test_frozen_weights_take_memory_beside_trained_ones(setting: tuple[str, ...], gigabytes: float) -> None:
+    bare = Parts(FROZEN.outside, FROZEN.blocks)
+    with_frozen, without = (state_bytes(one, setting, 4, 16 * 10**9, half=True) for one in (FROZEN, bare))
+    assert with_frozen - without == gigabytes * 10**9
+
+
 @pytest.mark.parametrize(
     ("setting", "precision", "gpus", "gigabytes"),
     [
