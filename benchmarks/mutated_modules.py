@@ -231,11 +231,13 @@ MODULES: Mapping[str, Held] = {
     "bench/report/compare/extrapolate.py": _held("estimates", f"report/test_scaling {_COMPARING}"),
     "bench/report/compare/comparison.py": _held(
         "estimates",
-        f"report/test_rows_of_a_bundle {_COMPARING} report/test_offers report/test_guesses"
-        " records/test_slowdown records/test_marks",
+        f"report/test_comparison_steps report/test_rows_of_a_bundle {_COMPARING} report/test_offers"
+        " report/test_guesses records/test_slowdown records/test_marks",
     ),
     "bench/report/compare/compared_rows.py": _held(
-        "estimates", f"report/test_rows_of_a_bundle {_COMPARING} records/test_slowdown report/test_timeline"
+        "estimates",
+        f"report/test_row_contents report/test_rows_of_a_bundle {_COMPARING} records/test_slowdown"
+        " report/test_timeline",
     ),
     **{
         f"bench/report/compare/{name}.py": _held(
@@ -400,5 +402,7 @@ MODULES: Mapping[str, Held] = {
     "bench/planning/search/next_trial.py": _held("search", f"planning/test_next_trial {_SEARCH}"),
     "bench/planning/search/tried_trials.py": _held("search", "planning/test_candidates"),
     "bench/planning/search/learnt_memory.py": _held("search", "planning/test_fits planning/test_guide"),
-    "bench/planning/memory_prediction.py": _held("search", "planning/test_memory planning/test_fits"),
+    "bench/planning/memory_prediction.py": _held(
+        "search", "planning/test_memory_in_digits planning/test_memory planning/test_fits"
+    ),
 }

@@ -287,10 +287,9 @@ def test_wrong_gradients_of_a_model_count_for_its_setting_alone(found: Found) ->
 
 
 def test_an_attempt_has_every_figure_of_its_trial(found: Found) -> None:
-    floor: Any = SimpleNamespace()
     trial = SimpleNamespace(
         label="a label", setting=("kernels",), micro_batch=3, accumulation=5, failure=None,
-        outcome="measured", estimate=ESTIMATE, id="t", share_of_floor=0.75, no_gradient_check="none was made", floor=floor,
+        outcome="measured", estimate=ESTIMATE, id="t", share_of_floor=0.75, no_gradient_check="none was made",
     )  # fmt: skip
     attempt = compared_rows._attempt(cast(TrialResult, trial), {"t": 0.25})
     assert attempt == MeasuredAttempt(
