@@ -273,8 +273,7 @@ def _decode_tuple(arguments: tuple[Any, ...], value: Any, path: str) -> tuple[An
 
 
 def _decode_union(arguments: tuple[Any, ...], value: Any, path: str) -> Any:
-    kind = type(value)
-    if kind in arguments and (value is None or kind in SCALARS):
+    if type(value) in arguments:  # a plain value of one of the types
         return value
     if isinstance(value, dict) and "kind" in value:
         for candidate in arguments:

@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import os
+from dataclasses import dataclass, field
 from typing import Any, Literal, Union
 
 import pytest
@@ -96,6 +97,26 @@ def test_a_trial_survives_encoding_and_decoding_and_keeps_its_id() -> None:
 def test_json_that_readers_would_read_differently_is_refused(text: str, why: str) -> None:
     with pytest.raises(DecodeError, match=why):
         strict_loads(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('{"b":1,"a":1,"c":1,"a":2}', "the key 'a' stands twice in one object"),
+        (f'{{"{"k" * 90}":1,"{"k" * 90}":1}}', f"the key {'k' * 80!r} stands twice in one object"),
+        (
+            '{"a":[1,{"b":9007199254740993}],"c":1e999}',
+            "/a/1/b: the integer 9007199254740993 is past 2**53, so other programs would round it",
+        ),
+        ('{"a":[1,2.5],"c":-1e999}', "/c: the number -1e999 does not fit a double"),
+        ("1e999", "/: the number 1e999 does not fit a double"),
+        ("[1.e]", "not JSON: Expecting ',' delimiter, line 1 column 3"),
+    ],
+)
+def test_the_first_mistake_of_a_text_is_named_with_its_place(text: str, why: str) -> None:
+    with pytest.raises(DecodeError) as caught:
+        strict_loads(text)
+    assert str(caught.value) == why
 
 
 @pytest.mark.parametrize("text", ['["\\ud83d\\ude00"]', '["\U0001f600"]', '["\\\\ud800"]'])
@@ -238,6 +259,24 @@ def test_a_value_that_only_equals_an_allowed_one_is_refused(value: object) -> No
 def test_a_number_that_no_reader_accepts_is_not_written(write: Any, value: float) -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
         write({"seconds": [value]})
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """Fields with every kind of default."""
+
+    needed: int
+    plain: int = 5
+    made: tuple[int, ...] = field(default_factory=lambda: (7,))
+
+
+def test_a_field_with_a_default_may_be_missing() -> None:
+    assert from_json(Defaults, {"needed": 1}) == Defaults(1, 5, (7,))
+    assert from_json(tuple[Defaults, ...], [{"needed": 1}, {"needed": 2, "plain": 3, "made": [4]}]) == (
+        Defaults(1), Defaults(2, 3, (4,))
+    )  # fmt: skip
+    with pytest.raises(DecodeError, match=r"^/: missing field 'needed'$"):
+        from_json(Defaults, {"plain": 3, "made": []})
 
 
 def test_a_missing_field_is_named() -> None:

@@ -24,7 +24,7 @@ from bench.images.archive import extract, facts_of, open_layer
 from bench.images.build_image import BuildInputs, buildah, check_prerequisites, context, described, labels
 from bench.images.locks import read_pins
 from bench.images.variants import find_variant, images
-from tests.images.made_up_images import layer
+from tests.images.made_up_images import kinds_of_layers, layer
 
 ROOT = Path(bench.__file__).parent.parent
 GIB = 2**30
@@ -383,6 +383,7 @@ def test_what_buildah_saved_becomes_an_image_without_traces_of_the_builder(
     assert not (tmp_path / "saved.tar").exists()
     assert facts.tags == ("bench:cpu",) and facts.config.stages == STAGES
     assert not any(one.compressed for one in facts.layers)
+    assert kinds_of_layers(out) == ["application/vnd.oci.image.layer.v1.tar"] * 5
     assert facts.labels == labels(inputs)
     document = json.loads(facts.config_bytes)
     assert document["config"]["User"] == "1:1" and "Hostname" not in document["config"]

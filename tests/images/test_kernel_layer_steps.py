@@ -34,8 +34,8 @@ from bench.images.kernel_layer import (
 from bench.images.locks import read_pins
 from bench.images.variants import find_variant
 from tests.environment.made_wheels import make_wheel
+from tests.images.made_up_images import kinds_of_layers, make_image
 from tests.images.made_up_images import layer as tar_of
-from tests.images.made_up_images import make_image
 from tests.images.stand_in_kernels import LABELS, SITE, TAGS, TORCH, make_plain
 
 ROOT = Path(bench.__file__).parent.parent
@@ -375,6 +375,10 @@ def whole(plain: Path, layer: KernelLayer, tmp_path: Path) -> Path:
     """An image with a kernel layer."""
     add_kernels(plain, facts_of(plain), layer, tmp_path / "whole.tar", "bench:own")
     return tmp_path / "whole.tar"
+
+
+def test_an_image_with_a_layer_names_what_is_not_compressed(whole: Path) -> None:
+    assert kinds_of_layers(whole) == ["application/vnd.oci.image.layer.v1.tar"] * 3
 
 
 def test_the_image_below_a_layer_is_the_one_to_which_it_was_added(plain: Path, whole: Path) -> None:

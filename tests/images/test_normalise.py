@@ -6,7 +6,8 @@ import hashlib
 import io
 import json
 import tarfile
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, BinaryIO, cast
 
 import pytest
 
@@ -58,6 +59,17 @@ def test_a_name_begins_with_its_folder_and_the_root_itself_is_left_out() -> None
     folder = {"type": tarfile.DIRTYPE}
     found = after(entry("./", **folder), entry(".", **folder), entry("./usr/", **folder), entry("./usr/a"))
     assert [one.name for one in found] == ["usr", "usr/a"]
+
+
+def test_a_layer_is_read_as_a_stream() -> None:
+    """It may come out of another archive, or from a program."""
+    before, out = io.BytesIO(), io.BytesIO()
+    with tarfile.open(fileobj=before, mode="w") as archive:
+        archive.addfile(entry("a"))
+    before.seek(0)
+    normalise(cast(BinaryIO, SimpleNamespace(read=before.read)), out, EPOCH)
+    with tarfile.open(fileobj=io.BytesIO(out.getvalue())) as archive:
+        assert archive.getnames() == ["a"]
 
 
 def test_a_long_name_is_written_as_pax_does() -> None:
