@@ -10,6 +10,7 @@ import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -17,9 +18,10 @@ import pytest
 import bench
 from bench.base.errors import BadInput
 from bench.base.kernel_list import KERNEL_LIST, CompiledWheel, KernelList
+from bench.base.stamps import file_sha256
 from bench.base.strict_json import canonical_json, pretty_json, to_json
 from bench.images import kernel_layer
-from bench.images.archive import ImageFacts, facts_of, read_configuration
+from bench.images.archive import Blob, ImageFacts, facts_of, read_configuration, write_archive
 from bench.images.kernel_layer import (
     KernelLayer,
     add_kernels,
@@ -32,9 +34,10 @@ from bench.images.kernel_layer import (
     with_kernels,
 )
 from bench.images.locks import read_pins
+from bench.images.normalise import configuration
 from bench.images.variants import find_variant
 from tests.environment.made_wheels import make_wheel
-from tests.images.made_up_images import kinds_of_layers, make_image
+from tests.images.made_up_images import kinds_of_layers
 from tests.images.made_up_images import layer as tar_of
 from tests.images.stand_in_kernels import LABELS, SITE, TAGS, TORCH, make_plain
 
@@ -143,6 +146,24 @@ def test_a_large_file_is_whole_and_files_beside_the_packages_are_left_out(tmp_pa
         KERNELS, wheels=(replace(WHEEL, file=wheel.name, sha256=made.kernels.wheels[0].sha256, code=()),)
     )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["k.tar", wheel.name]
+
+
+def test_wheels_are_unpacked_beside_the_layer_in_a_folder_that_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only there is room for them."""
+    made: list[Path] = []
+
+    def folder(**where: Any) -> TemporaryDirectory[str]:
+        own = TemporaryDirectory(**where)
+        made.append(Path(own.name))
+        return own
+
+    monkeypatch.setattr(kernel_layer.tempfile, "TemporaryDirectory", folder)
+    wheel = make_wheel(tmp_path, "mamba-ssm", "2.3.2.post1", TAGS)
+    pack_kernels({"mamba-ssm": wheel}, CUDA13, PINS, tmp_path / "k.tar")
+    (own,) = made
+    assert own.parent == tmp_path and own.name.startswith("kernels-") and not own.exists()
 
 
 def test_a_file_that_is_no_wheel_is_named(tmp_path: Path) -> None:
@@ -326,8 +347,8 @@ def test_what_is_no_plain_tar_is_no_layer(tmp_path: Path) -> None:
 CONFIG = {
     "architecture": "amd64",
     "config": {"User": "1:1", "Labels": {"bench.variant": "cuda13", "bench.without": "deepspeed mamba-ssm"}},
-    "history": [{"created": "then", "created_by": "a"}, {"created": "later", "created_by": "b"}],
-    "rootfs": {"type": "layers", "diff_ids": ["sha256:" + "1" * 64, "sha256:" + "2" * 64]},
+    "history": [{"created": time, "created_by": name} for name, time in (("a", "1"), ("b", "2"), ("c", "3"))],
+    "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digit * 64}" for digit in "124"]},
 }
 OWN = "sha256:" + "3" * 64
 
@@ -346,7 +367,7 @@ def test_a_layer_adds_its_digest_a_line_of_history_and_its_label() -> None:
         },
         "history": [
             *CONFIG["history"],  # type: ignore[misc]
-            {"created": "later", "created_by": "kernels"},
+            {"created": "3", "created_by": "kernels"},
         ],
         "rootfs": {"type": "layers", "diff_ids": [*CONFIG["rootfs"]["diff_ids"], OWN]},  # type: ignore[index]
     }  # fmt: skip
@@ -474,10 +495,11 @@ def test_an_image_that_is_whole_takes_no_kernel_again(
 
 def test_a_name_counts_however_the_image_spells_it(layer: KernelLayer, tmp_path: Path) -> None:
     sbom = json.dumps({"components": [TORCH]}).encode()
-    image = make_image(
-        tmp_path,
-        [{f"./{SITE}/mamba_ssm/__init__.py": b"", "usr/share/bench/sbom.cdx.json": sbom}],
-        labels=LABELS,
-    )
+    files = {f"./{SITE}/mamba_ssm/__init__.py": b"", "usr/share/bench/sbom.cdx.json": sbom}
+    (tmp_path / "layer").write_bytes(tar_of(files))
+    digest = f"sha256:{file_sha256(tmp_path / 'layer')}"
+    config = configuration({}, [digest], LABELS, ["all"], "2026-01-01T00:00:00Z")
+    image = tmp_path / "spelt.tar"
+    write_archive(image, config, [Blob(tmp_path / "layer", digest, digest, compressed=False)], "bench:test")
     why = f"has {SITE}/mamba_ssm/__init__.py, which the image has too"
     refused(image, facts_of(image), layer, why, layer.path)

@@ -187,6 +187,8 @@ def test_products_in_two_precisions_have_each_the_rate_of_their_own() -> None:
     assert ceiling_of(one, [fast, slow]) == 2000
     assert ceiling_of(one, [slow], products) == 1000
     assert ceiling_of(one, [fast], products) == 2000
+    assert ceiling_of(one, [slow], products[-1:]) == 1000  # one rate needs no products to weigh it by
+    assert ceiling_of(one, [fast, slow], ()) == 2000
     assert ceiling_of(one, [], products) is None
     faster = dataclasses.replace(slow, work=3000)  # as on a CPU
     assert ceiling_of(one, [fast, faster], products) == pytest.approx(3000)

@@ -20,7 +20,7 @@ from bench.report.compare.comparison import Comparison, ModelPart, Refused, Term
 from bench.report.compare.decision import Wish
 from bench.report.compare.energy_factors import EnergyFactors
 from bench.report.compare.extrapolate import Extrapolation, MeasuredRow
-from bench.report.compare.prices import PriceBook
+from bench.report.compare.prices import PriceBook, Rent
 from tests.report.made import bundle
 
 NAME = "NVIDIA H100 80GB HBM3"
@@ -327,6 +327,15 @@ def test_rows_of_all_conditions_say_how_they_differ_if_they_are_ranked_together(
 
 
 def test_what_is_out_of_reach_is_said_of_the_part(made: RankedRow) -> None:
-    for wish, found in ((Wish(deadline_days=1e-9), (False, True)), (Wish(deadline_days=1e9), (False, False))):
-        part = part_of(compared(made, terms=Terms(PriceBook("USD"), wish)))
+    """A run takes hours at 1,000 an hour for each GPU."""
+    book = PriceBook("USD", rents=(Rent((NAME,), 1000.0, "2026-01-01", "a quote"),))
+    for wish, found in (
+        (Wish(deadline_days=1e-9), (False, True)),
+        (Wish(deadline_days=1e9), (False, False)),
+        (Wish(budget=1.0), (True, False)),
+        (Wish(budget=1e9), (False, False)),
+    ):
+        part = part_of(compared(made, terms=Terms(book, wish)))
         assert (part.nothing_in_budget, part.nothing_in_time) == found
+        assert [offer.kind for offer in part.every_offer] == ["rent"]
+        assert compared(made, terms=Terms(book, wish)).quotes == part.entries[0].offers[0].quotes

@@ -149,6 +149,14 @@ def test_a_row_has_the_facts_of_its_verdict_and_model(found: Found) -> None:
     assert replace(row, conditions=(("of the manifest", "a claim"),)).on_trust == "a claim"
 
 
+def test_a_row_s_document_has_what_readers_need_and_nothing_else(found: Found) -> None:
+    assert list(to_json(found.row())) == [
+        "path", "run_id", "started_at", "level", "trusted", "complete", "machine", "model", "family",
+        "precision", "unit", "conditions", "searched", "software", "training_flops", "best", "attempts",
+        "watts", "telemetry", "close", "samples_sha256", "slowed", "marks", "products", "no_products",
+    ]  # fmt: skip
+
+
 def test_a_row_has_the_figures_of_its_fastest_trial(found: Found) -> None:
     row, best = found.ranked(), found.best
     assert best.estimate is not None
