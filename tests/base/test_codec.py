@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Union
 
@@ -15,10 +16,12 @@ from hypothesis import strategies as st
 
 from bench.base.fast_json import NOT_PLAIN, plain_json
 from bench.base.strict_json import (
+    INTERNAL,
     DecodeError,
     canonical_json,
     from_json,
     harmless_json,
+    later,
     pretty_json,
     strict_loads,
     tagged_infinity,
@@ -268,6 +271,60 @@ class Defaults:
     needed: int
     plain: int = 5
     made: tuple[int, ...] = field(default_factory=lambda: (7,))
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A field that was added later, one for bench alone, and values of every kind."""
+
+    named: Mapping[str, tuple[float, ...]]
+    nothing: None = None
+    later_text: str | None = later(None)
+    later_pair: tuple[int, ...] = later((1, 2))
+    inside: int = field(default=3, metadata=INTERNAL)
+    odd: Any = field(default=None, metadata={"other": True})
+
+
+def test_a_document_lacks_later_fields_with_their_defaults_and_internal_ones() -> None:
+    plain = {"named": {"1": [2.0, 3.0]}, "nothing": None, "odd": None}
+    assert to_json(Kept({"1": (2.0, 3.0)}, inside=9)) == plain
+    assert to_json(Kept({"1": (2.0, 3.0)}, later_text="a", later_pair=(1,), odd=[{}])) == {
+        **plain, "later_text": "a", "later_pair": [1], "odd": [{}]
+    }  # fmt: skip
+    assert from_json(Kept, plain) == Kept({"1": (2.0, 3.0)})
+    assert to_json([(1, None), {2: "b"}]) == [[1, None], {"2": "b"}]
+
+
+def test_a_value_of_a_mapping_is_named_by_its_key() -> None:
+    with pytest.raises(DecodeError, match=r"^/named/1/1: expected float, found 'x'$"):
+        from_json(Kept, {"named": {"1": [2.0, "x"]}})
+    with pytest.raises(DecodeError, match=r"^/named: expected an object$"):
+        from_json(Kept, {"named": [1]})
+    assert from_json(Kept, {"named": {}}).odd is None
+
+
+@pytest.mark.parametrize("value", [[1], {"a": 1}, "a", None])
+def test_a_kind_that_no_document_of_bench_has_is_refused(value: object) -> None:
+    with pytest.raises(DecodeError, match=r"^/: expected list, found "):
+        from_json(list[int], value)
+
+
+def test_a_type_is_named_where_a_value_has_another() -> None:
+    for kind, value, why in (
+        (int, "a", "expected int, found 'a'"),
+        (int, 1.0, "expected int, found 1.0"),
+        (int, True, "expected int, found True"),
+        (float, "1", "expected float, found '1'"),
+        (float, True, "expected float, found True"),
+        (str, None, "expected str, found None"),
+        (type(None), 1, "expected NoneType, found 1"),
+        (bool, 0, "expected bool, found 0"),
+    ):
+        with pytest.raises(DecodeError) as caught:
+            from_json(kind, value)
+        assert str(caught.value) == f"/: {why}"
+    assert repr(from_json(float, 3)) == "3.0"
+    assert from_json(type(None), None) is None
 
 
 def test_a_field_with_a_default_may_be_missing() -> None:

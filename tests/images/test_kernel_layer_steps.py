@@ -166,6 +166,18 @@ def test_wheels_are_unpacked_beside_the_layer_in_a_folder_that_is_removed(
     assert own.parent == tmp_path and own.name.startswith("kernels-") and not own.exists()
 
 
+def test_the_code_of_all_files_is_listed_once_and_by_capability(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codes = iter([("9.0", "ptx 10.0"), ("10.0", "9.0"), ("8.0",), (), ()])
+    monkeypatch.setattr(kernel_layer, "gpu_code", lambda path: next(codes))
+    files = {f"mamba_ssm/{name}.so": b"" for name in "ab"}
+    wheel = make_wheel(tmp_path, "mamba-ssm", "2.3.2.post1", TAGS, files)
+    made = pack_kernels({"mamba-ssm": wheel}, CUDA13, PINS, tmp_path / "k.tar")
+    assert made.kernels.wheels[0].code[:2] == ("8.0", "9.0")
+    assert set(made.kernels.wheels[0].code[2:]) == {"10.0", "ptx 10.0"}
+
+
 def test_a_file_that_is_no_wheel_is_named(tmp_path: Path) -> None:
     wheel = tmp_path / f"mamba_ssm-2.3.2.post1-{TAGS}.whl"
     wheel.write_bytes(b"not a wheel")
