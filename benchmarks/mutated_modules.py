@@ -151,6 +151,11 @@ MODULES: Mapping[str, Held] = {
     "bench/push/training_group.py": _held("pushing", "push/test_training_group"),
     "bench/push/assembly.py": _held("pushing", "push/test_assembly_steps push/test_assembly"),
     "bench/push/image_store.py": _held("pushing", "push/test_image_store push/test_ship"),
+    "bench/push/slurm.py": _held("pushing", "push/test_slurm push/test_run_script"),
+    "bench/push/slurm_job.py": _held("pushing", "push/test_slurm_job push/test_run_script"),
+    "bench/push/run_script.py": _held(
+        "pushing", "push/test_run_script_lines push/test_run_script push/test_without_engine"
+    ),
     **{
         f"bench/push/kubernetes/{name}.py": _held(
             "pushing",
@@ -229,11 +234,13 @@ MODULES: Mapping[str, Held] = {
     "bench/report/compare/extrapolate.py": _held("estimates", f"report/test_scaling {_COMPARING}"),
     "bench/report/compare/comparison.py": _held(
         "estimates",
-        f"report/test_rows_of_a_bundle {_COMPARING} report/test_offers report/test_guesses"
-        " records/test_slowdown records/test_marks",
+        f"report/test_comparison_steps report/test_rows_of_a_bundle {_COMPARING} report/test_offers"
+        " report/test_guesses records/test_slowdown records/test_marks",
     ),
     "bench/report/compare/compared_rows.py": _held(
-        "estimates", f"report/test_rows_of_a_bundle {_COMPARING} records/test_slowdown report/test_timeline"
+        "estimates",
+        f"report/test_row_contents report/test_rows_of_a_bundle {_COMPARING} records/test_slowdown"
+        " report/test_timeline",
     ),
     **{
         f"bench/report/compare/{name}.py": _held(
@@ -379,6 +386,14 @@ MODULES: Mapping[str, Held] = {
     "bench/images/package_list.py": _held("images", "images/test_package_list images/test_assemble"),
     "bench/images/locks.py": _held("images", "images/test_locks"),
     "bench/images/skeleton.py": _held("images", "images/test_skeleton images/test_assemble"),
+    "bench/images/kernel_layer.py": _held(
+        "images", "images/test_kernel_layer_steps images/test_kernel_layer"
+    ),
+    "bench/images/build_image.py": _held("images", "images/test_build_steps images/test_build"),
+    "bench/images/debian_base.py": _held("images", "images/test_debian_base images/test_build"),
+    "bench/images/normalise.py": _held("images", "images/test_normalise images/test_archive"),
+    "bench/images/transfer.py": _held("signatures", "images/test_transfer images/test_registry"),
+    "bench/packages/deb_file.py": _held("images", "packages/test_deb_file images/test_assemble_steps"),
     "bench/images/cosign.py": _held("signatures", "images/test_cosign images/test_registry"),
     "bench/images/sbom.py": _held("images", "images/test_sbom"),
     "bench/images/debian_versions.py": _held("vulnerabilities", "images/test_debian_versions"),
@@ -390,5 +405,7 @@ MODULES: Mapping[str, Held] = {
     "bench/planning/search/next_trial.py": _held("search", f"planning/test_next_trial {_SEARCH}"),
     "bench/planning/search/tried_trials.py": _held("search", "planning/test_candidates"),
     "bench/planning/search/learnt_memory.py": _held("search", "planning/test_fits planning/test_guide"),
-    "bench/planning/memory_prediction.py": _held("search", "planning/test_memory planning/test_fits"),
+    "bench/planning/memory_prediction.py": _held(
+        "search", "planning/test_memory_in_digits planning/test_memory planning/test_fits"
+    ),
 }

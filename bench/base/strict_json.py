@@ -248,8 +248,6 @@ def _parts_of(kind: Any) -> tuple[Any, bool, tuple[Any, ...]]:
 def _decode_scalar(kind: Any, value: Any, path: str) -> Any:
     if kind is float and type(value) is int:
         return float(value)
-    if kind is type(None) and value is None:
-        return None
     if isinstance(kind, type) and type(value) is kind:
         return value
     raise DecodeError(f"{path or '/'}: expected {getattr(kind, '__name__', kind)}, found {value!r:.60}")
@@ -275,8 +273,7 @@ def _decode_tuple(arguments: tuple[Any, ...], value: Any, path: str) -> tuple[An
 
 
 def _decode_union(arguments: tuple[Any, ...], value: Any, path: str) -> Any:
-    kind = type(value)
-    if kind in arguments and (value is None or kind in SCALARS):
+    if type(value) in arguments:  # a plain value of one of the types
         return value
     if isinstance(value, dict) and "kind" in value:
         for candidate in arguments:

@@ -194,7 +194,7 @@ def buildah(
 
 
 def _run(command: Sequence[str]) -> None:
-    done = subprocess.run(command, check=False, capture_output=True, text=True, encoding="utf-8")
+    done = subprocess.run(command, check=False, capture_output=True, encoding="utf-8")
     if done.returncode:
         tail = "\n  ".join((done.stdout + done.stderr).strip().splitlines()[-12:])
         raise EnvironmentCannot(f"buildah failed:\n  {tail}")

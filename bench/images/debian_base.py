@@ -100,9 +100,7 @@ def bootstrap(
         command += [f"--dpkgopt=path-include={LICENCES}", *(f"--customize-hook={hook}" for hook in _CLEAN)]
         command += [suite, str(out), *mirror]
         environment = os.environ | {"SOURCE_DATE_EPOCH": str(epoch), "LC_ALL": "C.UTF-8", "TZ": "UTC"}
-        done = subprocess.run(
-            command, check=False, capture_output=True, text=True, env=environment, encoding="utf-8"
-        )
+        done = subprocess.run(command, check=False, capture_output=True, env=environment, encoding="utf-8")
         if done.returncode:
             tail = "\n  ".join(done.stderr.strip().splitlines()[-4:])
             advice = "if the mirror no longer has a version: --mirror with a snapshot, or `make lock`"

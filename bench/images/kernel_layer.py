@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import tarfile
 import tempfile
 import zipfile
@@ -140,8 +141,7 @@ def _unpacked(wheel: Path, folder: Path, site: str) -> Iterator[tuple[str, _File
                     continue
                 target = folder / str(number)
                 with archive.open(info) as source, target.open("wb") as file:
-                    while data := source.read(2**20):
-                        file.write(data)
+                    shutil.copyfileobj(source, file)
                 yield name, _File(target, bool(info.external_attr >> 16 & 0o111))
     except zipfile.BadZipFile as error:
         raise BadInput(f"is not a wheel: {error}", where=str(wheel)) from None
@@ -224,7 +224,7 @@ def _rewritten(path: Path) -> str:
             for member in old:
                 entry = tarfile.TarInfo(member.name)
                 entry.type, entry.mode, entry.size = member.type, member.mode, member.size
-                new.addfile(entry, old.extractfile(member) if member.isreg() else None)
+                new.addfile(entry, old.extractfile(member))  # None for a folder
     return f"sha256:{counted.total.hexdigest()}"
 
 

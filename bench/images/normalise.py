@@ -30,7 +30,7 @@ def normalise(source: BinaryIO, out: BinaryIO, epoch: int) -> str:
         tarfile.open(fileobj=counted, mode="w|", format=tarfile.PAX_FORMAT) as new,
     ):
         for member in old:
-            member.name = member.name.removeprefix("./").rstrip("/")
+            member.name = member.name.removeprefix("./")
             if member.name in ("", ".") or _DROPPED.fullmatch(member.name):
                 continue
             member.mtime, member.uname, member.gname, member.pax_headers = epoch, "", "", {}

@@ -15,9 +15,8 @@ def package_tars(file: BinaryIO) -> Iterator[tuple[str, IO[bytes]]]:
 
     Each stream has to be read before the next is asked for. ValueError for a file that is no package.
     """
-    for name, start, size in _members(file):
+    for name, _, size in _members(file):
         if name.startswith(("data.tar", "control.tar")):
-            file.seek(start)
             yield name, _decompressed(name, Section(file, size))
 
 
@@ -41,7 +40,7 @@ class Section:
 
 
 def _members(file: BinaryIO) -> Iterator[tuple[str, int, int]]:
-    """Yield name, start and size of the members of a Debian package."""
+    """Yield name, start and size of the members of a Debian package; the file stands at each one's start."""
     if file.read(8) != b"!<arch>\n":
         raise ValueError("not a Debian package")
     while len(header := file.read(_AR_HEADER)) == _AR_HEADER:

@@ -291,7 +291,7 @@ def _shell_word(word: str) -> str:
     if not any(name.startswith("BENCH_") for name in parts[1::2]):
         return shlex.quote(word)
     parts[1::2] = ['"$node"' if name == "BENCH_NODE" else f'"${name}"' for name in parts[1::2]]
-    parts[0::2] = [shlex.quote(text) if text else "" for text in parts[0::2]]
+    parts[::2] = [shlex.quote(text) if text else "" for text in parts[::2]]
     return "".join(parts)
 
 

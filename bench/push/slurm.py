@@ -65,7 +65,7 @@ class Slurm:
 def _name(option: str) -> str:
     """Return the name of an option such as --array=0-3, --array 0-3, -a 0-3 or -a0-3."""
     if option.startswith("--"):
-        return re.split(r"[=\s]", option.removeprefix("--"), maxsplit=1)[0]
+        return re.split(r"[=\s]", option.removeprefix("--"))[0]
     return option[1:2]
 
 
@@ -115,7 +115,8 @@ def refused_by_sbatch(said: str) -> EnvironmentCannot:
 
 def waiting_text(reason: str) -> str:
     """Return why a job waits, with advice if it will not start by itself."""
-    advice = next((what for beginning, what in _FOR_EVER.items() if beginning in reason), None)
+    plain = reason.removeprefix("(")
+    advice = next((what for beginning, what in _FOR_EVER.items() if plain.startswith(beginning)), None)
     return f"{reason} ({advice})" if advice else reason
 
 

@@ -6,6 +6,8 @@ import itertools
 import json
 import math
 import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal, Union
 
 import pytest
@@ -14,10 +16,12 @@ from hypothesis import strategies as st
 
 from bench.base.fast_json import NOT_PLAIN, plain_json
 from bench.base.strict_json import (
+    INTERNAL,
     DecodeError,
     canonical_json,
     from_json,
     harmless_json,
+    later,
     pretty_json,
     strict_loads,
     tagged_infinity,
@@ -98,6 +102,26 @@ def test_json_that_readers_would_read_differently_is_refused(text: str, why: str
         strict_loads(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('{"b":1,"a":1,"c":1,"a":2}', "the key 'a' stands twice in one object"),
+        (f'{{"{"k" * 90}":1,"{"k" * 90}":1}}', f"the key {'k' * 80!r} stands twice in one object"),
+        (
+            '{"a":[1,{"b":9007199254740993}],"c":1e999}',
+            "/a/1/b: the integer 9007199254740993 is past 2**53, so other programs would round it",
+        ),
+        ('{"a":[1,2.5],"c":-1e999}', "/c: the number -1e999 does not fit a double"),
+        ("1e999", "/: the number 1e999 does not fit a double"),
+        ("[1.e]", "not JSON: Expecting ',' delimiter, line 1 column 3"),
+    ],
+)
+def test_the_first_mistake_of_a_text_is_named_with_its_place(text: str, why: str) -> None:
+    with pytest.raises(DecodeError) as caught:
+        strict_loads(text)
+    assert str(caught.value) == why
+
+
 @pytest.mark.parametrize("text", ['["\\ud83d\\ude00"]', '["\U0001f600"]', '["\\\\ud800"]'])
 def test_whole_characters_are_read_however_they_are_written(text: str) -> None:
     assert strict_loads(text) == strict_loads(text.encode()) == json.loads(text)
@@ -155,6 +179,20 @@ def test_a_list_of_values_of_one_type_is_read_as_each_by_itself() -> None:
     for value, where in ((["a", "b"], "/0: expected float, found 'a'"), ([1.0, "a"], "/1: expected float")):
         with pytest.raises(DecodeError, match=where):
             from_json(tuple[float, ...], value)
+
+
+@pytest.mark.parametrize("value", ["ab", {"a": 1}, {}, "", 1, None])
+@pytest.mark.parametrize("kind", [tuple[str, ...], tuple[str, str], tuple[StepSample, ...]])
+def test_a_list_is_read_from_a_list_alone(kind: Any, value: object) -> None:
+    with pytest.raises(DecodeError, match=r"^/: expected a list$"):
+        from_json(kind, value)
+
+
+@pytest.mark.parametrize("value", ["ab", [1], [], 1, None])
+@pytest.mark.parametrize("kind", [dict[str, int], StepSample])
+def test_an_object_is_read_from_an_object_alone(kind: Any, value: object) -> None:
+    with pytest.raises(DecodeError, match=r"^/: expected an object$"):
+        from_json(kind, value)
 
 
 def test_a_union_of_objects_and_plain_types_is_read_by_the_kind_of_the_object() -> None:
@@ -224,6 +262,78 @@ def test_a_value_that_only_equals_an_allowed_one_is_refused(value: object) -> No
 def test_a_number_that_no_reader_accepts_is_not_written(write: Any, value: float) -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
         write({"seconds": [value]})
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """Fields with every kind of default."""
+
+    needed: int
+    plain: int = 5
+    made: tuple[int, ...] = field(default_factory=lambda: (7,))
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A field that was added later, one for bench alone, and values of every kind."""
+
+    named: Mapping[str, tuple[float, ...]]
+    nothing: None = None
+    later_text: str | None = later(None)
+    later_pair: tuple[int, ...] = later((1, 2))
+    inside: int = field(default=3, metadata=INTERNAL)
+    odd: Any = field(default=None, metadata={"other": True})
+
+
+def test_a_document_lacks_later_fields_with_their_defaults_and_internal_ones() -> None:
+    plain = {"named": {"1": [2.0, 3.0]}, "nothing": None, "odd": None}
+    assert to_json(Kept({"1": (2.0, 3.0)}, inside=9)) == plain
+    assert to_json(Kept({"1": (2.0, 3.0)}, later_text="a", later_pair=(1,), odd=[{}])) == {
+        **plain, "later_text": "a", "later_pair": [1], "odd": [{}]
+    }  # fmt: skip
+    assert from_json(Kept, plain) == Kept({"1": (2.0, 3.0)})
+    assert to_json([(1, None), {2: "b"}]) == [[1, None], {"2": "b"}]
+
+
+def test_a_value_of_a_mapping_is_named_by_its_key() -> None:
+    with pytest.raises(DecodeError, match=r"^/named/1/1: expected float, found 'x'$"):
+        from_json(Kept, {"named": {"1": [2.0, "x"]}})
+    with pytest.raises(DecodeError, match=r"^/named: expected an object$"):
+        from_json(Kept, {"named": [1]})
+    assert from_json(Kept, {"named": {}}).odd is None
+
+
+@pytest.mark.parametrize("value", [[1], {"a": 1}, "a", None])
+def test_a_kind_that_no_document_of_bench_has_is_refused(value: object) -> None:
+    with pytest.raises(DecodeError, match=r"^/: expected list, found "):
+        from_json(list[int], value)
+
+
+def test_a_type_is_named_where_a_value_has_another() -> None:
+    for kind, value, why in (
+        (int, "a", "expected int, found 'a'"),
+        (int, 1.0, "expected int, found 1.0"),
+        (int, True, "expected int, found True"),
+        (float, "1", "expected float, found '1'"),
+        (float, True, "expected float, found True"),
+        (str, None, "expected str, found None"),
+        (type(None), 1, "expected NoneType, found 1"),
+        (bool, 0, "expected bool, found 0"),
+    ):
+        with pytest.raises(DecodeError) as caught:
+            from_json(kind, value)
+        assert str(caught.value) == f"/: {why}"
+    assert repr(from_json(float, 3)) == "3.0"
+    assert from_json(type(None), None) is None
+
+
+def test_a_field_with_a_default_may_be_missing() -> None:
+    assert from_json(Defaults, {"needed": 1}) == Defaults(1, 5, (7,))
+    assert from_json(tuple[Defaults, ...], [{"needed": 1}, {"needed": 2, "plain": 3, "made": [4]}]) == (
+        Defaults(1), Defaults(2, 3, (4,))
+    )  # fmt: skip
+    with pytest.raises(DecodeError, match=r"^/: missing field 'needed'$"):
+        from_json(Defaults, {"plain": 3, "made": []})
 
 
 def test_a_missing_field_is_named() -> None:

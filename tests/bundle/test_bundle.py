@@ -311,6 +311,18 @@ def test_a_name_has_at_most_a_hundred_bytes() -> None:
     assert MemberRules().fault("a" * 101, 0) == f"the name '{'a' * 101}' is not of the allowed form"
 
 
+def test_a_name_of_a_hundred_bytes_fills_its_field_and_is_read(tmp_path: Path) -> None:
+    """Nothing in the header separates such a name from the field behind it."""
+    name = "logs/" + "a" * 91 + ".txt"
+    write_bundle(tmp_path / "b.tar", {name: b"said"})
+    with open_bundle(tmp_path / "b.tar") as bundle:
+        assert bundle.read(name) == b"said"
+
+
+def test_the_longest_lines_and_the_most_of_them() -> None:
+    assert (bundle_module.MAX_LINE_BYTES, bundle_module.MAX_LINES) == (8 * MIB, 100_000)
+
+
 def test_the_caps_hold_for_writer_and_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = {"a": bytes(600), "b": bytes(600), "c": b""}
     write_bundle(tmp_path / "b.tar", files)
@@ -349,8 +361,11 @@ def test_a_large_member_is_hashed_in_little_memory(tmp_path: Path) -> None:
     ("data", "why"),
     [
         (b"", "ends too early"),
-        (b"\x1f\x8b\x08" + bytes(1000), "is compressed by gzip"),
-        (b"PK\x03\x04" + bytes(1000), "is compressed by zip"),
+        (b"\x1f\x8b\x08" + bytes(1000), "is compressed by gzip;"),
+        (b"\x28\xb5\x2f\xfd" + bytes(1000), "is compressed by zstd;"),
+        (b"\xfd7zXZ" + bytes(1000), "is compressed by xz;"),
+        (b"BZh9" + bytes(1000), "is compressed by bzip2;"),
+        (b"PK\x03\x04" + bytes(1000), "is compressed by zip;"),
         (b"\x7fELF" + bytes(2000), "is not a bundle"),
         (b"\xff" * 5000, "is not a bundle"),
     ],

@@ -58,6 +58,19 @@ def make_image(
     return folder / name
 
 
+def kinds_of_layers(image: Path) -> list[str]:
+    """Return the media types of an image's layers, as its OCI manifest has them."""
+    with tarfile.open(image) as archive:
+
+        def document(name: str) -> Any:
+            file = archive.extractfile(name)
+            assert file is not None
+            return json.load(file)
+
+        digest = document("index.json")["manifests"][0]["digest"]
+        return [layer["mediaType"] for layer in document(f"blobs/{digest.replace(':', '/')}")["layers"]]
+
+
 def as_docker_saves(source: Path, target: Path) -> Path:
     """Rewrite an image as `docker save` before version 25 does, with other names and another order."""
     with tarfile.open(source) as archive:

@@ -12,6 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.records.estimate import (
+    BETWEEN_PROCESSES,
+    SECONDS_A_DAY,
+    TO_SIGMA,
     Interval,
     ceiling_of,
     ceiling_precisions,
@@ -184,6 +187,8 @@ def test_products_in_two_precisions_have_each_the_rate_of_their_own() -> None:
     assert ceiling_of(one, [fast, slow]) == 2000
     assert ceiling_of(one, [slow], products) == 1000
     assert ceiling_of(one, [fast], products) == 2000
+    assert ceiling_of(one, [slow], products[-1:]) == 1000  # one rate needs no products to weigh it by
+    assert ceiling_of(one, [fast, slow], ()) == 2000
     assert ceiling_of(one, [], products) is None
     faster = dataclasses.replace(slow, work=3000)  # as on a CPU
     assert ceiling_of(one, [fast, faster], products) == pytest.approx(3000)
@@ -282,3 +287,107 @@ def test_of_three_counts_the_lowest_and_the_highest_give_the_line() -> None:
 def test_the_products_that_bound_a_recipe(precision: Any, setting: tuple[str, ...], bounding: object) -> None:
     recipe = dataclasses.replace(trial().model.recipe, precision=precision)
     assert ceiling_precisions(dataclasses.replace(trial().model, recipe=recipe), setting) == bounding
+
+
+# --- in digits ---------------------------------------------------------------------------------------------
+
+
+def test_constants_of_time_and_spread() -> None:
+    assert (SECONDS_A_DAY, BETWEEN_PROCESSES) == (86_400, 0.005)
+    assert Interval(1.0, 0.0).widened(TO_SIGMA) == Interval(1.0, 1.0)
+    assert round(1 / TO_SIGMA, 9) == 1.96
+
+
+def test_a_spread_between_processes_widens_an_interval_as_a_second_error() -> None:
+    """A standard deviation of 1% of 200 is 2, of which a 95% interval has 1.96: hypot(3, 3.92) = 4.9362."""
+    assert Interval(200.0, 3.0).widened(0.01) == Interval(200.0, pytest.approx(4.9362334))
+    assert Interval(200.0, 0.0).of_another_process == Interval(200.0, pytest.approx(0.005 * 1.96 * 200))
+
+
+def test_the_interval_of_a_measured_count_is_student_s() -> None:
+    """Two samples, 1 and 3: mean 2, variance 2, standard error 1, one degree of freedom."""
+    assert step_interval(steps((4, 1.0), (4, 3.0)), 4) == Interval(2.0, pytest.approx(12.706))
+    three = step_interval(steps((4, 1.0), (4, 2.0), (4, 3.0)), 4)
+    assert three == Interval(2.0, pytest.approx(4.303 / math.sqrt(3)))
+
+
+def test_the_interval_of_a_line_weighs_the_errors_of_both_counts() -> None:
+    """At 3, the line through 1 and 2 is twice the mean at 2 less the mean at 1.
+
+    The errors are 2 / 4 and 4 * 18 / 3, with 3 and 2 degrees of freedom, by Welch and Satterthwaite.
+    """
+    one, two = (1.0, 1.0, 3.0, 3.0), (7.0, 10.0, 13.0)
+    found = step_interval(steps(*((1, s) for s in one), *((2, s) for s in two)), 3)
+    first, second = (4 / 3) / 4, 4 * 9 / 3
+    degrees = (first + second) ** 2 / (first**2 / 3 + second**2 / 2)
+    half = quantile95(degrees) * math.sqrt(first + second)
+    assert found == Interval(pytest.approx(2 * 10 - 2), pytest.approx(half))
+    assert 2 < degrees < 2.2
+
+
+def test_times_that_do_not_vary_have_no_error() -> None:
+    assert step_interval(steps((4, 1.5), (4, 1.5)), 4) == Interval(1.5, 0.0)
+
+
+def test_each_needed_count_has_two_samples_and_others_may_have_fewer() -> None:
+    assert step_interval(steps((4, 1.5), (4, 1.5), (8, 3.0)), 4) is not None
+    assert step_interval(steps((4, 1.5), (8, 3.0), (8, 3.0)), 4) is None
+    assert step_interval(steps((1, 1.0), (1, 1.0), (2, 2.0)), 4) is None
+    assert step_interval(steps((1, 1.0), (2, 2.0), (2, 2.0)), 4) is None
+    assert step_interval(steps((1, 1.0), (1, 1.0), (2, 2.0), (2, 2.0)), 4) is not None
+
+
+def test_passes_that_take_the_same_time_give_no_line() -> None:
+    assert pass_and_update(steps((1, 2.0), (3, 2.0))) == (None, None)
+    assert pass_and_update(steps((1, 2.0))) == (None, None)
+    assert pass_and_update(steps((1, 2.0), (3, 2.5))) == (0.25, 1.75)
+
+
+@pytest.mark.parametrize(
+    ("degrees", "quantile"),
+    [
+        (0.5, 12.706), (1, 12.706), (1.25, 12.706 - 0.25 * (12.706 - 4.303)), (2, 4.303),
+        (2.5, (4.303 + 3.182) / 2), (5, 2.571), (29.5, (2.045 + 2.042) / 2), (30, 2.042177), (31, 2.039427),
+        (300, 1.967903),
+    ],
+)  # fmt: skip
+def test_quantiles_between_whole_degrees_lie_on_a_line(degrees: float, quantile: float) -> None:
+    assert quantile95(degrees) == pytest.approx(quantile, abs=2e-6)
+
+
+def test_an_estimate_in_digits() -> None:
+    """1000 steps of eight samples of 16 tokens each, of two seconds, and half a second of saving."""
+    recipe = dataclasses.replace(trial().model.recipe, save_every_steps=10)
+    one = dataclasses.replace(trial(), model=dataclasses.replace(trial().model, recipe=recipe))
+    timed = measurement(steps((2, 1.0), (2, 3.0)), save_seconds=5.0, peak_bytes=77)
+    ceilings = [Ceiling("matmul-fp32", 0, "FLOP/s", 1000, (1.0,))]
+    found = estimate(one, timed, Flops(3), ceilings)
+    assert found is not None
+    assert (found.step_seconds, found.overhead_seconds) == (Interval(2.0, pytest.approx(12.706)), 0.5)
+    assert (found.pass_seconds, found.update_seconds) == (None, None)
+    assert found.units_per_second == pytest.approx(8 * 16 / 2.5)
+    assert found.days == Interval(pytest.approx(2.5 * 1000 / 86_400), pytest.approx(12.706 * 1000 / 86_400))
+    assert found.flops_per_second == pytest.approx(3 * 3 * 8 / 2.0)
+    assert (found.ceiling_flops_per_second, found.peak_bytes) == (1000, 77)
+    assert found.utilisation == pytest.approx(0.036)
+    assert estimate(one, measurement(steps((2, 1.0))), Flops(3), ()) is None
+
+
+def test_without_a_measured_limit_no_share_of_it_is_known() -> None:
+    found = estimate(trial(), measurement(steps((2, 1.0), (2, 3.0))), Flops(3), ())
+    assert found is not None and found.utilisation is None and found.plausible
+
+
+def test_the_limit_itself_is_plausible() -> None:
+    ceilings = [Ceiling("matmul-fp32", 0, "FLOP/s", 72, (1.0,))]
+    found = estimate(trial(), measurement(steps((2, 1.0), (2, 1.0))), Flops(3), ceilings)
+    assert found is not None
+    assert (found.utilisation, found.plausible) == (1.0, True)
+
+
+def test_losses_differ_by_the_largest_share_of_the_naive_one() -> None:
+    naive = measurement([], losses=(2.0, -4.0, 0.0))
+    assert loss_difference(measurement([], losses=(2.1, -4.4, 0.0)), naive) == pytest.approx(0.1)
+    assert loss_difference(measurement([], losses=(2.1,)), naive) == pytest.approx(0.05)
+    assert loss_difference(measurement([], losses=(2.0, -4.0, 1e-12)), naive) == pytest.approx(1.0)
+    assert loss_difference(measurement([], losses=()), naive) is None
