@@ -38,6 +38,8 @@ NEEDED = {"manifest.json": 4 * MIB, "results.json": 8 * MIB, "samples.jsonl": 64
 OPTIONAL = dict.fromkeys(("telemetry.jsonl", "env.json", "sbom.cdx.json"), 64 * MIB)
 LOG, LOG_BYTES = re.compile(r"logs/[a-z0-9][a-z0-9._-]*\.txt"), 64 * MIB
 MOST_BYTES, MOST_FILES = 1024 * MIB, 10_000
+BY_LINE = ("samples.jsonl", "telemetry.jsonl")
+MOST_LINES, MOST_LINE_BYTES = 100_000, 8 * MIB
 MOST_DEPTH = 64  # of a document
 YEAR_10000 = 253_402_300_800  # unix time of its beginning; no time in a bundle is later
 
@@ -192,6 +194,7 @@ BUNDLE_NAMESPACE, RECEIPT_NAMESPACE = "bench-bundle@v1", "bench-receipt@v1"
 PRIME = 2**255 - 19
 ORDER_8 = 0x7A03AC9277FDC74EC6CC392CFA53202A0F67100D760B3CBA4FD84D3D706A17C7
 WEAK = {0, 1, PRIME - 1, ORDER_8, PRIME - ORDER_8}  # y of the "keys" whose signatures fit many messages
+GROUP_ORDER = 2**252 + 27742317777372353535851937790883648493
 
 
 class Wire:
@@ -236,6 +239,18 @@ def check_point(raw: bytes) -> None:
     need(len(raw) == 32 and y < PRIME and y not in WEAK, "a key is no Ed25519 key, or a weak one")
 
 
+def check_signature_form(signature: bytes) -> None:
+    """Refuse an Ed25519 signature whose second half is not the least number that fits.
+
+    ssh-keygen also accepts that number plus the order of the group, so anybody could change a signature.
+    """
+    wire = Wire(signature)
+    wire.string()  # the algorithm
+    raw = wire.string()
+    least = len(raw) == 64 and int.from_bytes(raw[32:], "little") < GROUP_ORDER
+    need(least, "a signature is not in the one form that Ed25519 has for it")
+
+
 def check_key(blob: bytes) -> bool:
     """Refuse a public key that is not Ed25519, of a token or not; return whether a token has it."""
     wire = Wire(blob)
@@ -258,8 +273,9 @@ def signer_of(armored: bytes, namespace: str, what: str) -> bytes:
     lines = armored.decode("ascii", "replace").split("\n")
     wire = Wire(from_base64("".join(lines[1:-2]), what))
     need(wire.take(6) == b"SSHSIG" and wire.number() == 1, f"{what} is no SSH signature")
-    blob, signed_for, reserved, hashed, _ = (wire.string() for _ in range(5))
+    blob, signed_for, reserved, hashed, signature = (wire.string() for _ in range(5))
     wire.end()
+    check_signature_form(signature)
     need(signed_for == namespace.encode(), f"{what} was made for another purpose than {namespace}")
     need(not reserved and hashed == b"sha512", f"{what} is not as bench writes it")
     text = "".join(lines[1:-2])
@@ -278,8 +294,9 @@ class RunCertificate:
         _, role = wire.number(8), wire.number()  # the first is a serial number
         key_id, principals = wire.string(), wire.string()
         self.after, self.before = wire.number(8), wire.number(8)
-        options, extensions, reserved, self.authority, _ = (wire.string() for _ in range(5))
+        options, extensions, reserved, self.authority, signature = (wire.string() for _ in range(5))
         wire.end()
+        check_signature_form(signature)
         need(kind == CERTIFIED and role == 1, "the certificate is not for a user's Ed25519 key")
         check_point(raw)
         check_key(self.authority)
@@ -380,6 +397,10 @@ def check_files(files: Files, statement: Any) -> int:
     for name in sorted(payload):
         same = hashlib.sha256(files[name]).hexdigest() == signed.get(name)
         need(same, f"{name} is not the file that was signed")
+    for name in BY_LINE:
+        lines = files.get(name, b"").split(b"\n")
+        few = len(lines) - 1 <= MOST_LINES and max(map(len, lines)) <= MOST_LINE_BYTES
+        need(few, f"{name} has too many lines, or one that is too long")
     same = statement["predicate"]["manifest_sha256"] == signed["manifest.json"]
     need(same, "the statement is for another manifest")
     return len(signed)

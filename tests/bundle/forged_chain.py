@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 Files = dict[str, bytes]
 URN = "urn:uuid:96ed7b46-ed52-4e43-99b8-c7ff1d48d57f#"
+GROUP_ORDER = 2**252 + 27742317777372353535851937790883648493  # of Ed25519
 OPERATOR, RUN_KEY, OTHER, STRANGER = (
     Ed25519PrivateKey.from_private_bytes(bytes([n]) * 32) for n in (1, 2, 3, 4)
 )
@@ -31,6 +32,7 @@ RIGHT = {
     "statement v2 with envelope by the operator",
     "statement v1 without envelope by the operator",
     "with a log of two dots",
+    "with telemetry of 100,000 lines",
 }
 PAYLOAD: Files = {
     "manifest.json": b'{"schema":"bench/manifest/v1"}',
@@ -117,6 +119,24 @@ def sshsig(
     text = b64(blob + ssh_string(by_key))
     lines = "\n".join(text[i : i + columns] for i in range(0, len(text), columns))
     return f"-----BEGIN SSH SIGNATURE-----\n{lines}\n-----END SSH SIGNATURE-----\n".encode()
+
+
+def unreduced(signature: bytes) -> bytes:
+    """Return the signature that some verifiers accept as well: with the group's order added to its number."""
+    number = int.from_bytes(signature[32:], "little") + GROUP_ORDER
+    return signature[:32] + number.to_bytes(32, "little")
+
+
+def armored(blob: bytes) -> bytes:
+    text = b64(blob)
+    lines = "\n".join(text[i : i + 70] for i in range(0, len(text), 70))
+    return f"-----BEGIN SSH SIGNATURE-----\n{lines}\n-----END SSH SIGNATURE-----\n".encode()
+
+
+def unreduced_sshsig(signature: bytes) -> bytes:
+    """Return an armored signature whose last 64 bytes, the signature proper, are written in another form."""
+    blob = base64.b64decode("".join(signature.decode().splitlines()[1:-1]))
+    return armored(blob[:-64] + unreduced(blob[-64:]))
 
 
 def sealed(payload: bytes, key: Ed25519PrivateKey, kind: str = "application/vnd.in-toto+json") -> bytes:
@@ -445,6 +465,10 @@ class Forger:
             "of nothing": b"",
         }.items():
             yield f"signature {name}", files | {"statement.json.sig": signature}
+        for name in ("statement.json.sig", "receipt.json.sig"):
+            yield f"{name} in another form", files | {name: unreduced_sshsig(files[name])}
+        other_form = cert[:-64] + unreduced(cert[-64:])
+        yield "signature of the certificate in another form", self.bundle(cert=other_form)
 
     def _files(self) -> Iterator[tuple[str, Files]]:
         for name in (
@@ -458,6 +482,10 @@ class Forger:
         ):
             yield f"with a file {name}", self.bundle(PAYLOAD | {name: b"{}"})
         yield "with a log of two dots", self.bundle(PAYLOAD | {"logs/a..txt": b""})
+        for name, lines in {"100,000 lines": b"\n" * 100_000, "100,001 lines": b"\n" * 100_001}.items():
+            yield f"with telemetry of {name}", self.bundle(PAYLOAD | {"telemetry.jsonl": lines})
+        long = b" " * (8 * 2**20 + 2**16)
+        yield "with telemetry of a line that is too long", self.bundle(PAYLOAD | {"telemetry.jsonl": long})
         files = self.bundle()
         yield "with a file that is not signed", files | {"env.json": b"{}"}
         yield "with a changed file", files | {"results.json": b"{}"}

@@ -33,6 +33,8 @@ ssh-keygen openssh-client
 sshd openssh-server
 systemd-analyze systemd
 tc iproute2
+wg wireguard-tools
+wireguard-go wireguard-go
 '
 
 PATH=$PATH:/usr/sbin:/sbin # a user's PATH may lack the folders of daemons

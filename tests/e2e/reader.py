@@ -37,7 +37,9 @@ class Reader:
         environment = {"HOME": str(self.folder), "PYTHONPATH": str(ROOT), "PATH": SYSTEM} | self.environment
         environment["PATH"] = f"{self.folder}/programs:{BIN}:{environment['PATH']}"
         # Tests run under `make test-e2e`, the reader does not: make tells a make inside it to print more.
-        outside = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+        outside = {
+            name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))
+        }
         done = subprocess.run(
             [*self._inside(), "bash", "-c", self.filled(line)], cwd=self.folder, env=outside | environment,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8",

@@ -16,6 +16,7 @@ from bench.cli.main import main
 from bench.export import KINDS, WITH_BENCH, _about_recording, _plain, _require_known
 from bench.export.requirements import MEASURED, TRIED
 from bench.records.trial import Trial
+from bench.training.models import known_models
 from tests.builders import trial
 from tests.report.made import CRASH, bundle, manifest, measured
 
@@ -390,6 +391,28 @@ def test_a_model_that_this_version_would_not_run_is_refused() -> None:
     wrong = replace(good.model, architecture={**good.model.architecture, "num_attention_heads": 7})
     with pytest.raises(BadInput, match="this version of bench would not run this model"):
         _require_known(replace(good, model=wrong))
+
+
+@pytest.mark.parametrize(
+    ("family", "architecture", "told"),
+    [
+        (
+            "timm",
+            {"timm": "resnet18", "num_labels": 10, "pretrained": True},
+            "/architecture/pretrained +would load weights",
+        ),
+        ("timm", {"timm": "hf-hub:evil/repo", "num_labels": 10}, "is not the name of an architecture"),
+        ("dpt", {"num_labels": 10, "backbone": "evil/repo"}, "would be looked up on the Hugging Face Hub"),
+    ],
+)
+def test_a_model_that_its_script_would_fetch_from_a_stranger_is_refused(
+    family: str, architecture: dict[str, Any], told: str
+) -> None:
+    """Such a script would connect to a place that the bundle names, as soon as it is tried."""
+    image = known_models()["tiny-vit"]
+    strange = replace(image, family=family, architecture=architecture)
+    with pytest.raises(BadInput, match=told):
+        _require_known(trial(model=strange))
 
 
 def test_a_folder_that_is_not_empty_is_not_overwritten(tmp_path: Path, capsys: Any) -> None:

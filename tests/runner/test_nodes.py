@@ -71,17 +71,19 @@ def command(python: str, folder: Path, node: int, meet: str) -> list[str]:
 def both(
     folder: Path,
     other_has: dict[str, str] | None = None,
-    leader: str = "127.0.0.1",
+    leader: str | None = None,
     inside: Network | None = None,
     port: int | None = None,
     **changes: Any,
 ) -> Iterator[tuple[subprocess.Popen[bytes], subprocess.Popen[bytes]]]:
     """Run both nodes, on this machine or inside of a network's namespaces; they meet at the leader's port.
 
+    They meet at `leader`, or else at the address that the leader has in the network or on this machine.
+
     A node with a sitecustomize.py of its own has an ordinary Python: tests.warm imported what it changes.
     """
     pythons = [quick_python(), sys.executable if "PYTHONPATH" in (other_has or {}) else quick_python()]
-    leader = leader if inside is None else inside.address(0)
+    leader = leader or ("127.0.0.1" if inside is None else inside.address(0))
     (folder / "m.json").write_text(json.dumps(MANIFEST | changes))
     port = port or free_port()
     environment = os.environ | {"XDG_CONFIG_HOME": str(folder), "COLUMNS": "200", SECRET: "s" * 32}

@@ -147,7 +147,7 @@ def _build_timm(trial: Trial) -> Lines:
     lines = [
         f"set_fused_attn({'kernels' in trial.setting})",
         "with device:",
-        "    model = timm.create_model(TIMM_MODEL, num_classes=CLASSES, **ARCHITECTURE)",
+        "    model = timm.create_model(TIMM_MODEL, pretrained=False, num_classes=CLASSES, **ARCHITECTURE)",
     ]
     return lines, ["import timm", "from timm.layers import set_fused_attn"]
 

@@ -82,6 +82,7 @@ class TransformersFamily(Family):
                 allowed += '; or the objective "contrastive"'
             yield Mistake(f"{path}/architecture/text_config", found, allowed)
             return
+        yield from fetched_mistakes(given, f"{path}/architecture")
         yield from count_mistakes(given, aim, f"{path}/architecture")
         for key, value in given.items():
             is_size = key.startswith("num_") or key.endswith("_size")
@@ -120,7 +121,7 @@ class TransformersFamily(Family):
         configuration, kind = configured(model), kinds()[model.recipe.objective]
         if model.recipe.half:
             transformers_inside.use_experts(configuration, grouped_experts())
-        with _refusals_name(model):
+        with _refusals_name(model), transformers_inside.without_hub():
             module: nn.Module = kind.from_config(
                 configuration, attn_implementation=attention, trust_remote_code=False
             )
@@ -531,6 +532,33 @@ def kinds() -> Mapping[ObjectiveName, Any]:
 
 TARGETS = 'name other layers in recipe.lora.targets, or "all-linear"'
 REPOSITORY_CODE = "auto_map"  # field of a configuration
+REPOSITORY = "backbone"  # field of a configuration, also of one inside of it
+BY_TIMM = (
+    "timm_backbone",
+    "timm_wrapper",
+)  # types whose configuration names a model of timm, or a repository
+
+
+def fetched_mistakes(given: Any, path: str) -> Iterator[Mistake]:
+    """Yield the parts of a configuration that libraries would fetch from a repository that it names."""
+    if isinstance(given, list):
+        for number, item in enumerate(given):
+            yield from fetched_mistakes(item, f"{path}/{number}")
+    if not isinstance(given, Mapping):
+        return
+    if isinstance(name := given.get(REPOSITORY), str):
+        found = f"{in_json(name)} would be looked up on the Hugging Face Hub"
+        yield Mistake(
+            f"{path}/{REPOSITORY}", found, 'allowed: the fields of the backbone, in "backbone_config"'
+        )
+    for key, value in given.items():
+        if isinstance(value, Mapping) and value.get("model_type") in BY_TIMM:
+            found = f"{value['model_type']} names a model of timm, which may be in a repository"
+            yield Mistake(
+                f"{path}/{key}/model_type", found, "allowed: a type whose fields describe the model"
+            )
+        else:
+            yield from fetched_mistakes(value, f"{path}/{key}")
 
 
 def without_repository_code(value: Any) -> Any:
@@ -552,7 +580,8 @@ def configured(model: Model) -> Any:
         fields = {key: transformers_inside.untagged(value) for key, value in given.items()}
         if "tokens" in model.recipe.aim.data and not model.recipe.aim.towers:
             fields["use_cache"] = False
-        configuration = AutoConfig.for_model(model.family, **fields)
+        with transformers_inside.without_hub():
+            configuration = AutoConfig.for_model(model.family, **fields)
         transformers_inside.build_first_class(configuration)
         return configuration
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 NAME = "timm"  # the family's, and the field with the model's name
 CLASSES = 1000  # timm's default
 _NAME = re.compile(r"[\w.-]+", re.ASCII)  # "hf-hub:..." and "local-dir:..." would name files elsewhere
+# Options of timm.create_model that say which weights to load and from where: all models here begin at random.
+_LOADING = re.compile("pretrained.*|checkpoint_path|cache_dir")
 
 
 class TimmFamily(ModuleFamily):
@@ -51,10 +53,8 @@ class TimmFamily(ModuleFamily):
         if not (isinstance(name := given.get(NAME), str) and _NAME.fullmatch(name)):
             found = f"{in_json(name)} is not the name of an architecture"
             yield Mistake(f"{path}/architecture/{NAME}", found, "allowed: a name of timm.list_models()")
-        if "checkpoint_path" in given:
-            yield Mistake(
-                f"{path}/architecture/checkpoint_path", "would load weights", "allowed: leave it out"
-            )
+        for option in filter(_LOADING.fullmatch, given):
+            yield Mistake(f"{path}/architecture/{option}", "would load weights", "allowed: leave it out")
         classes = given.get("num_labels")
         if type(classes) is not int or classes < 2:
             found = f"{in_json(classes)} is not a number of classes"

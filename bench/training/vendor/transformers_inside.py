@@ -138,6 +138,24 @@ def untagged(value: Any) -> Any:
     return PreTrainedConfig._decode_special_floats(value)
 
 
+@contextmanager
+def without_hub() -> Iterator[None]:
+    """Let no code inside ask anything of the Hugging Face Hub: it raises OfflineModeIsEnabled instead.
+
+    Relies on: huggingface_hub reading the constant HF_HUB_OFFLINE at each request. Why: configurations may
+    name repositories, and the variable of that name counts only before the library is imported. No issue
+    known. Remove when a configuration cannot name a repository.
+    """
+    from huggingface_hub import constants
+
+    before = constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
+
+
 def build_first_class(configuration: Any) -> None:
     """Let `from_config` take the first of several model classes of one configuration (DeiT has two).
 

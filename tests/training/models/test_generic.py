@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from huggingface_hub import constants
+from huggingface_hub.errors import OfflineModeIsEnabled
 
 from bench.base.errors import BadInput
 from bench.training.methods import Target, free_lunch
 from bench.training.models import Flops, Model, counts_of, family_of, known_models
 from bench.training.models.dry_build import dry_build
-from bench.training.models.generic import configured, counted
+from bench.training.models.generic import TransformersFamily, configured, counted, fetched_mistakes
 from bench.training.models.own_models import resolve_inline
 from tests.training.models.keeping import loss_of, made_up_batch
 
@@ -214,6 +216,40 @@ def test_code_that_a_configuration_names_is_neither_fetched_nor_asked_about(
     assert "auto_map" not in str(configured(model).to_dict())
     with pytest.raises(BadInput, match="Unrecognized configuration class"):
         family_of(model).build(model, kernels=False)
+
+
+NAMED_ELSEWHERE = [
+    {"backbone": "evil/repo", "use_pretrained_backbone": True},
+    {"vision_config": {"model_type": "dpt", "backbone": "evil/repo"}},
+    {"vision_config": {"model_type": "timm_wrapper", "architecture": "hf-hub:evil/repo"}},
+    {"backbone_config": {"model_type": "timm_backbone", "backbone": "hf-hub:evil/repo"}},
+    {"parts": [{"backbone": "evil/repo"}]},
+]
+
+
+@pytest.mark.parametrize("named", NAMED_ELSEWHERE)
+def test_a_part_of_an_architecture_that_a_repository_would_describe_is_a_mistake(
+    named: dict[str, Any],
+) -> None:
+    given = {"model_type": "dpt", **named}
+    mistakes = list(TransformersFamily("dpt").architecture_mistakes(given, "image-classification", "/m"))
+    assert [m.path for m in mistakes if "repository" in m.found or "Hub" in m.found]
+    assert all(m.path.startswith("/m/architecture/") for m in mistakes)
+
+
+def test_a_backbone_may_be_described_by_its_fields() -> None:
+    inner = {"model_type": "dinov2", "hidden_size": 64, "depths": [1, 2]}
+    assert not list(fetched_mistakes({"backbone": None, "backbone_config": inner}, ""))
+
+
+def test_nothing_is_asked_of_the_hub_while_a_model_is_built() -> None:
+    """A field that names a repository may be one of which bench does not know that it does."""
+    known = resolved("dinov2", *CASES["dinov2"][:2])
+    named = replace(known, family="dpt", architecture={"backbone": "evil/repo"})
+    offline_before = constants.HF_HUB_OFFLINE
+    with pytest.raises(OfflineModeIsEnabled):
+        configured(named)
+    assert offline_before == constants.HF_HUB_OFFLINE
 
 
 def test_a_published_configuration_with_code_builds_transformers_own_model() -> None:

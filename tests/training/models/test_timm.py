@@ -141,6 +141,14 @@ def test_an_unknown_name_is_answered_with_the_nearest() -> None:
     assert 'nearest: "resnet1' in mistake.allowed
 
 
+@pytest.mark.parametrize(
+    "option", ["pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir"]
+)
+def test_an_option_that_loads_weights_is_a_mistake(option: str) -> None:
+    with pytest.raises(BadInput, match=f"/models/0/architecture/{option} +would load weights"):
+        model_of("resnet18", **{option: "/tmp/weights"})
+
+
 def test_an_unknown_option_is_refused_by_timm() -> None:
     (mistake,) = built("resnet18", depth_of_field=3).mistakes
     assert "timm refuses this architecture: TypeError" in mistake.found
