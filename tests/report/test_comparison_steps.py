@@ -19,7 +19,7 @@ from bench.report.compare.compared_rows import ComparedRun, Machine, RankedRow, 
 from bench.report.compare.comparison import Comparison, ModelPart, Refused, Terms, compare_rows
 from bench.report.compare.decision import Wish
 from bench.report.compare.energy_factors import EnergyFactors
-from bench.report.compare.extrapolate import Extrapolation, MeasuredRow
+from bench.report.compare.extrapolate import Guess, MeasuredRow
 from bench.report.compare.prices import PriceBook, Rent
 from tests.report.made import bundle
 
@@ -148,11 +148,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What the rule and the predictor are asked for each estimate; the predictor has none."""
     calls: list[dict[str, Any]] = []
 
-    def rule(
-        gpu: GpuModel, gpus: int, family: str, precision: str, flops: float, evidence: Any
-    ) -> Extrapolation:
+    def rule(gpu: GpuModel, gpus: int, family: str, precision: str, flops: float, evidence: Any) -> Guess:
         calls.append({"of": (family, precision), "flops": flops, "evidence": evidence})
-        return Extrapolation(gpu.name, gpus, 1.0, None, None, None, 0, "the rule")
+        return Guess(gpu.name, gpus, 1.0, None, None, None, 0, "the rule")
 
     def predictor(gpu: GpuModel, gpus: int, at_peak_days: float, rows: list[RankedRow]) -> None:
         calls[-1] |= {"machine": (gpu, gpus), "at peak": at_peak_days, "rows": rows}
@@ -162,7 +160,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return calls
 
 
-def guesses(rows: Sequence[Row], reasons: dict[str, str] | None = None) -> tuple[Extrapolation, ...]:
+def guesses(rows: Sequence[Row], reasons: dict[str, str] | None = None) -> tuple[Guess, ...]:
     terms = Terms(PriceBook("USD"), Wish(), wanted=((h100(), 8),))
     return comparison._guesses(rows[0].recipe, rows, terms, [], reasons or {})
 
@@ -207,7 +205,7 @@ def test_an_estimate_without_days_says_why_its_family_has_no_evidence(
 ) -> None:
     assert guesses([made], {"gpt_neox": "why"})[0].basis == "why"
     assert guesses([made], {"other": "why"})[0].basis == "the rule"
-    found = Extrapolation("x", 8, 1.0, 2.0, None, None, 0, "a row")
+    found = Guess("x", 8, 1.0, 2.0, None, None, 0, "a row")
     monkeypatch.setattr(comparison, "predicted_estimate", lambda *_: found)
     assert guesses([made], {"gpt_neox": "why"}) == (found,)
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from bench.base.errors import BadInput
-from bench.base.strict_json import to_json
 from bench.planning.manifest import load_manifest
 from bench.planning.plan import make_plan, target_of
 from bench.records.trial import Gpu, KernelGpu, KernelGpus, NodeFacts
 from bench.runner.run.bundle_parts import predicate
-from bench.runner.run.execute import _header, _open_run
+from bench.runner.run.execute import _open_run
 from bench.runner.run.journal import Journal
 from bench.runner.run.run_folder import require_same
 from bench.runner.run.run_state import Run
@@ -33,6 +33,11 @@ def begin(folder: Path, node: NodeFacts) -> Run:
         return run
 
 
+def header_of(run: Run) -> dict[str, Any]:
+    """Return the first line of a run's journal."""
+    return dict(run.journal.events[0])
+
+
 def test_both_nodes_gpus_are_in_the_statement(tmp_path: Path) -> None:
     for node in (FIRST, FIRST, SECOND, SECOND):
         run = begin(tmp_path, node)
@@ -44,7 +49,7 @@ def test_both_nodes_gpus_are_in_the_statement(tmp_path: Path) -> None:
 
 
 def test_figures_of_two_machines_are_mixed_only_on_request(tmp_path: Path) -> None:
-    header = to_json(_header(begin(tmp_path, FIRST)))
+    header = header_of(begin(tmp_path, FIRST))
     for changed in (header, header | {"machine": "another"}):
         with pytest.raises(BadInput, match="another machine"):
             require_same(tmp_path, changed, MANIFEST, SECOND)
@@ -52,7 +57,7 @@ def test_figures_of_two_machines_are_mixed_only_on_request(tmp_path: Path) -> No
 
 
 def test_only_a_machine_of_the_same_kind_may_continue_a_run(tmp_path: Path) -> None:
-    header = to_json(_header(begin(tmp_path, FIRST)))
+    header = header_of(begin(tmp_path, FIRST))
     another = dataclasses.replace(FIRST, gpus=(dataclasses.replace(GPU, name="NVIDIA A100"),))
     for other in (another, dataclasses.replace(FIRST, driver="570.26"), dataclasses.replace(FIRST, gpus=())):
         with pytest.raises(BadInput, match="another machine"):
@@ -67,6 +72,6 @@ def test_the_places_of_gpus_do_not_make_another_machine(tmp_path: Path, moved: b
         listed = KernelGpus(tuple(KernelGpu(place, None, None) for place in (bus, *others)))
         return dataclasses.replace(FIRST, gpus=(dataclasses.replace(GPU, bus=bus),), kernel_gpus=listed)
 
-    header = to_json(_header(begin(tmp_path, at("0000:1b:00.0"))))
+    header = header_of(begin(tmp_path, at("0000:1b:00.0")))
     for node in (FIRST, at("0000:1b:00.0"), at("0000:2c:00.0", "0000:3d:00.0")):
         require_same(tmp_path, header, MANIFEST, node, moved=moved)
