@@ -8,8 +8,8 @@ too. Inside the fork, sys.executable is the same path, so processes that the for
 including the members that torchrun starts.
 
 One server serves all test processes of a session. It imports bench's commands from this checkout too, for
-processes that would import them from here. A process that would import bench from somewhere else, as a node
-does, and each one after a file of bench has changed, imports bench by itself.
+`python -m bench` that would import them from here. A process that would import bench from somewhere else, as
+a node does, each one after a file of bench has changed, and every other program import bench by themselves.
 
 One defect stays hidden under this Python: a module of bench that forgot to import a part of another
 package. Each program that some tests start in this way is therefore started by an ordinary Python in at least
@@ -223,12 +223,15 @@ def _stamp(file: str) -> tuple[int, int]:
     return status.st_mtime_ns, status.st_size
 
 
-def _has_commands(first: Path, named: Sequence[str]) -> bool:
-    """Would a process import bench from this checkout, as it was when the server imported it?
+def _may_keep_commands(words: Sequence[str], folder: Path, named: Sequence[str]) -> bool:
+    """Would a process with these arguments run bench of this checkout, as it was when the server imported it?
 
-    `first` is the folder where a process looks before it looks where PYTHONPATH names.
+    `folder` is its working folder, and `named` are the folders that its PYTHONPATH names.
     """
-    places = (place for place in (first, *map(Path, named)) if (place / "bench/__init__.py").exists())
+    program = words[1:] if words[0] == "-u" else words
+    if program[0] != "-m" or program[1].partition(".")[0] != "bench":
+        return False
+    places = (place for place in (folder, *map(Path, named)) if (place / "bench/__init__.py").exists())
     if next(places, None) != ROOT:
         return False
     try:
@@ -296,17 +299,11 @@ def _become(told: dict[str, Any], files: Sequence[int]) -> int:
     sys.executable = told["python"]
     named = [path for path in told["environment"].get("PYTHONPATH", "").split(os.pathsep) if path]
     own = [name for name in sys.modules if name.partition(".")[0] == "tests"]
-    for name in own if _has_commands(_first_place(told["words"]), named) else own + _modules_of_bench():
+    for name in own if _may_keep_commands(told["words"], Path.cwd(), named) else own + _modules_of_bench():
         del sys.modules[name]
     sys.path[:] = [*named, *(path for path in sys.path if Path(path) != ROOT)]
     gc.enable()
     return _code_of(lambda: _run(named, told["words"]))
-
-
-def _first_place(words: Sequence[str]) -> Path:
-    """Return the folder where a Python with these arguments looks for modules first."""
-    first = words[1 if words[0] == "-u" else 0]
-    return Path.cwd() if first in ("-m", "-c") else Path(first).resolve().parent
 
 
 def _enter_namespaces(pid: int) -> None:
