@@ -28,7 +28,7 @@ def test_a_process_runs_bench_of_the_first_place_that_has_it(where: str, tmp_pat
 
 
 def test_other_programs_import_bench_by_themselves() -> None:
-    """Such a program may look like another operating system before it imports bench."""
+    """A program may look like another operating system before it imports bench."""
     code = "import sys; print('bench.cli.push' in sys.modules)"
     done = subprocess.run([quick_python(), "-c", code], cwd=ROOT, check=True, capture_output=True, text=True)
     assert done.stdout.strip() == "False"
