@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.warm import quick_python
+from tests.warm import OWNER, SHARED, quick_python
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 if shutil.which("g++"):
@@ -64,14 +64,16 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-_SHARED = "BENCH_TESTS_SHARED"  # variable with the path of a folder, which workers inherit
-
-
 def pytest_configure(config: pytest.Config) -> None:
     """Make a folder that all workers of this session share, and remove it when the session ends."""
-    if _SHARED not in os.environ:
-        os.environ[_SHARED] = tempfile.mkdtemp(prefix="bench-shared-")
-        config.add_cleanup(lambda: shutil.rmtree(os.environ.pop(_SHARED)))
+    if SHARED not in os.environ:
+        _make_shared_folder()
+        config.add_cleanup(lambda: shutil.rmtree(os.environ.pop(SHARED)))
+
+
+def _make_shared_folder() -> None:
+    os.environ[SHARED] = tempfile.mkdtemp(prefix="bench-shared-")
+    Path(os.environ[SHARED], OWNER).write_text(str(os.getpid()))
 
 
 def shared_folder() -> Path:
@@ -79,10 +81,10 @@ def shared_folder() -> Path:
 
     A benchmark that uses the helpers of tests has no session of pytest, and gets a folder of its own.
     """
-    if _SHARED not in os.environ:
-        os.environ[_SHARED] = tempfile.mkdtemp(prefix="bench-shared-")
-        atexit.register(shutil.rmtree, os.environ[_SHARED], ignore_errors=True)
-    return Path(os.environ[_SHARED])
+    if SHARED not in os.environ:
+        _make_shared_folder()
+        atexit.register(shutil.rmtree, os.environ[SHARED], ignore_errors=True)
+    return Path(os.environ[SHARED])
 
 
 @pytest.fixture

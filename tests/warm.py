@@ -7,17 +7,24 @@ fork, passes signals on to the fork, and ends with the fork's exit code. If it i
 too. Inside the fork, sys.executable is the same path, so processes that the fork starts are as quick,
 including the members that torchrun starts.
 
-Modules of bench are not imported in advance: each process reads them from its own path. One defect stays
-hidden under this Python: a module of bench that forgot to import a part of another package. Each program that
-some tests start in this way is therefore started by an ordinary Python in at least one test.
+One server serves all test processes of a session. It imports bench's commands from this checkout too, for
+`python -m bench` that would import them from here. A process that would import bench from somewhere else, as
+a node does, each one after a file of bench has changed, and every other program import bench by themselves.
+
+One defect stays hidden under this Python: a module of bench that forgot to import a part of another
+package. Each program that some tests start in this way is therefore started by an ordinary Python in at least
+one test.
 """
 
 from __future__ import annotations
 
 import atexit
+import fcntl
 import gc
+import hashlib
 import json
 import os
+import pkgutil
 import runpy
 import select
 import shutil
@@ -27,7 +34,8 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
@@ -50,29 +58,52 @@ _MANY = 250  # open files; more cannot be sent in one message
 _HIGH = 1000  # larger than the number of every open file that is passed on
 
 
-_FOLDERS: list[Path] = []  # of the servers of this process
+SHARED = "BENCH_TESTS_SHARED"  # variable with the path of a folder that all processes of a session share
+OWNER = "owner"  # file there: the process that ends last
+_FOLDERS: list[Path] = []  # of the servers that this process uses
 
 
 @cache
 def _folder(packages: str = "", **environment: str) -> Path:
-    """Start a server at the first call; it ends with this process. Return its folder."""
-    folder = Path(tempfile.mkdtemp(prefix="bench-warm-"))
+    """Return the folder of the session's server, or of one for this process alone; start it if need be."""
+    if SHARED not in os.environ:
+        folder = _start_server(os.getpid(), packages, environment)
+    else:
+        shared = Path(os.environ[SHARED])
+        known = shared / f"warm-{_key(packages, environment)}"
+        with (shared / "warm.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not known.exists():
+                owner = int((shared / OWNER).read_text())
+                known.write_text(str(_start_server(owner, packages, environment)))
+        folder = Path(known.read_text())
     _FOLDERS.append(folder)
+    return folder
+
+
+def _key(packages: str, environment: Mapping[str, str]) -> str:
+    """Name a server by what its processes have: packages, variables, file system, process numbers."""
+    spaces = [str(Path(f"/proc/self/ns/{kind}").readlink()) for kind in ("mnt", "pid", "ipc")]
+    variables = sorted(f"{name}={value}" for name, value in environment.items())
+    parts = [str(ROOT), sys.executable, packages, *variables, *spaces]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def _start_server(owner: int, packages: str, environment: Mapping[str, str]) -> Path:
+    """Start a server, which ends when the process `owner` ends; return its folder."""
+    folder = Path(tempfile.mkdtemp(prefix="bench-warm-"))
     (folder / "asked").mkdir()
     signals = [*map(int, PASSED_ON)]
     asking = _ASKING.format(python=sys.executable, socket=str(folder / "socket"), signals=signals)
     (folder / "python3").write_text(asking)
     (folder / "python3").chmod(0o755)
-    ours, theirs = os.pipe()  # never written: its end tells the server that this process ended
     # Threads do not survive a fork, so no import may start one.
     one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
     subprocess.Popen(
-        [sys.executable, "-m", "tests.warm", str(folder)],
+        [sys.executable, "-m", "tests.warm", str(folder), str(owner)],
         cwd=ROOT, env=os.environ | one_thread | environment | {"PYTHONPATH": f"{packages}:{ROOT}".strip(":")},
-        stdin=ours, start_new_session=True,
+        stdin=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
-    os.close(ours)
-    atexit.register(os.close, theirs)
     until((folder / "socket").exists, "the server of tests/warm.py")
     return folder
 
@@ -83,6 +114,17 @@ def quick_python(packages: str = "", **environment: str) -> str:
     `packages` is a folder of more packages, and `environment` has more variables, for what is imported.
     """
     return str(_folder(packages, **environment) / "python3")
+
+
+_BEGUN: set[str] = set()  # commands of bench that this process has started
+
+
+def python_for(command: str) -> str:
+    """Return the Python for a command of bench: an ordinary one at the first call, later a quick one."""
+    if command in _BEGUN:
+        return quick_python()
+    _BEGUN.add(command)
+    return sys.executable
 
 
 def forked_for() -> dict[int, int]:
@@ -133,18 +175,22 @@ os._exit(os.waitstatus_to_exitcode(status))
 # --- the server -----------------------------------------------------------------------------------------
 
 
-def serve(folder: Path) -> None:
+def serve(folder: Path, owner: int) -> None:
+    watched = os.pidfd_open(owner)
     gc.disable()
     for name in AHEAD:
         import_module(name)
+    _import_commands()
     _name_callers_quickly()
+    for made in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        made.atexit = False  # torch would undo its registrations at the end of each fork, for 0.1 s
     gc.freeze()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # reaps the processes that look after a fork
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(folder / "new"))
     listener.listen(100)
     (folder / "new").rename(folder / "socket")
-    while sys.stdin.fileno() not in (ready := select.select([listener, sys.stdin.fileno()], [], [])[0]):
+    while watched not in (ready := select.select([listener, watched], [], [])[0]):
         if ready:
             connection, _ = listener.accept()
             if os.fork() == 0:
@@ -155,14 +201,60 @@ def serve(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _name_callers_quickly() -> None:
-    """Let torchrun name its own functions, for its debug log, without reading the source of each caller.
+_COMMANDS: dict[str, tuple[int, int]] = {}  # files of the imported modules of bench, with their stamps
 
-    It asks inspect.stack(), which looks through all imported modules several times for each caller. With the
-    thousands of modules that are imported here, that took 1.3 of 1.8 processor seconds of each launch.
+
+def _import_commands() -> None:
+    """Import bench's commands, which import no torch; note the files that were read."""
+    commands = import_module("bench.cli")
+    for found in pkgutil.iter_modules(commands.__path__, "bench.cli."):
+        import_module(found.name)
+    for name in _modules_of_bench():
+        if (file := sys.modules[name].__file__) is not None:
+            _COMMANDS[file] = _stamp(file)
+
+
+def _modules_of_bench() -> list[str]:
+    return [name for name in sys.modules if name.partition(".")[0] == "bench"]
+
+
+def _stamp(file: str) -> tuple[int, int]:
+    status = os.stat(file)  # noqa: PTH116 - hundreds of files for each process
+    return status.st_mtime_ns, status.st_size
+
+
+def _may_keep_commands(words: Sequence[str], folder: Path, named: Sequence[str]) -> bool:
+    """Would a process with these arguments run bench of this checkout, as it was when the server imported it?
+
+    `folder` is its working folder, and `named` are the folders that its PYTHONPATH names.
     """
+    program = words[1:] if words[0] == "-u" else words
+    if program[0] != "-m" or program[1].partition(".")[0] != "bench":
+        return False
+    places = (place for place in (folder, *map(Path, named)) if (place / "bench/__init__.py").exists())
+    if next(places, None) != ROOT:
+        return False
+    try:
+        return all(_stamp(file) == stamp for file, stamp in _COMMANDS.items())
+    except FileNotFoundError:
+        return False
+
+
+def _name_callers_quickly() -> None:
+    """Let torch name the callers of its functions without looking for the source of each.
+
+    Torchrun, for its debug log, and each registration of an operator ask the module `inspect`, which looks
+    through all imported modules. With the thousands that are imported here, that took 1.3 of 1.8 processor
+    seconds of each launch, and 0.15 of each fork server.
+    """
+    import torch._library.utils
     from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
+    def source(stacklevel: int) -> str:
+        frame = sys._getframe(stacklevel)
+        return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+    torch._library.utils.get_source = source
     dynamic_rendezvous.get_method_name = lambda depth=2: sys._getframe(depth).f_code.co_name
 
 
@@ -205,9 +297,10 @@ def _become(told: dict[str, Any], files: Sequence[int]) -> int:
     if signal.SIGINT not in told["ignored"]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.executable = told["python"]
-    for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
-        del sys.modules[name]
     named = [path for path in told["environment"].get("PYTHONPATH", "").split(os.pathsep) if path]
+    own = [name for name in sys.modules if name.partition(".")[0] == "tests"]
+    for name in own if _may_keep_commands(told["words"], Path.cwd(), named) else own + _modules_of_bench():
+        del sys.modules[name]
     sys.path[:] = [*named, *(path for path in sys.path if Path(path) != ROOT)]
     gc.enable()
     return _code_of(lambda: _run(named, told["words"]))
@@ -226,8 +319,6 @@ def _enter_namespaces(pid: int) -> None:
 
 def _take(files: Sequence[int], numbers: Sequence[int]) -> None:
     """Take over the open files of the requesting process, with their numbers there; close all others."""
-    import fcntl
-
     moved = [fcntl.fcntl(number, fcntl.F_DUPFD, _HIGH) for number in files]
     os.closerange(0, _HIGH)
     for number, file in zip(numbers, moved, strict=True):
@@ -292,4 +383,4 @@ def _end(code: int) -> None:
 
 
 if __name__ == "__main__":
-    serve(Path(sys.argv[1]))
+    serve(Path(sys.argv[1]), int(sys.argv[2]))

@@ -7,12 +7,14 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import bench as package
+from bench.images.fetch import wheels as download
+from bench.images.locks import read_pins
 from tests.e2e.services import SYSTEM, locked, require
 
 ROOT = Path(package.__file__).parent.parent
@@ -49,7 +51,15 @@ class Images:
         found: dict[str, Any] = json.loads(document.read_text())
         return found
 
+    @cached_property
+    def wheels(self) -> Mapping[str, Path]:
+        """The wheels of the CPU's lock by name, which are downloaded once, into the cache of the builds."""
+        pins = read_pins(ROOT / "docker/cpu.lock")
+        with locked(self.folder / "wheels.lock"):
+            return download(pins.values(), self.folder / "cache/wheels", "3.11")
+
     def _build_one(self) -> dict[str, Any]:
+        assert self.wheels
         return build_image(self.folder / "cache", self.folder / "one.tar", ROOT)
 
     def _build_changed(self) -> dict[str, Any]:

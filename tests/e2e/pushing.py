@@ -20,7 +20,7 @@ import bench as package
 from tests.e2e.nodes import Nodes, ssh_nodes
 from tests.e2e.services import docker_engine, require
 from tests.patience import until
-from tests.warm import forked_for, quick_python
+from tests.warm import forked_for, python_for, quick_python
 
 ROOT = Path(package.__file__).parent.parent
 TINY = {
@@ -65,8 +65,9 @@ class Operator:
         return [sys.executable, "-m", "bench", *map(str, words)]
 
     def bench(self, *words: str | Path, code: int = 0) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end; the first one of its name by an ordinary Python."""
         done = subprocess.run(
-            self.command(*words),
+            [python_for(str(words[0])), *self.command(*words)[1:]],
             cwd=self.folder,
             env=self.environment(),
             capture_output=True,

@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -141,6 +142,11 @@ def _add_programs(machine: ReaderMachine) -> None:
     program.chmod(0o755)
 
 
+# A run in an environment writes bytecode below its own folder, and would compile torch and transformers each
+# time. This environment lends the packages of the tests, which have bytecode beside them: it is read there.
+_THESE = f"{sysconfig.get_path('purelib')}\nimport sys; sys.pycache_prefix = None\n"
+
+
 def _add_hosts(machine: ReaderMachine) -> None:
     """Make the nodes' homes and sshd's configuration, and let the reader's ssh know their key."""
     nodes, home = machine.folder / "nodes", machine.home
@@ -154,7 +160,7 @@ def _add_hosts(machine: ReaderMachine) -> None:
         "StrictModes no", "MaxStartups 500", "MaxSessions 50", "LogLevel ERROR", "PermitUserEnvironment yes",
     ]  # fmt: skip
     wheels = nodes / "wheels"
-    lock = lock_lines(make_wheel(wheels, "these-packages", files={"these.pth": f"{_packages()}\n".encode()}))
+    lock = lock_lines(make_wheel(wheels, "these-packages", files={"these.pth": _THESE.encode()}))
     (machine.folder / "cpu.lock").write_text(lock)
     for address in NODES:
         node = nodes / address
@@ -176,12 +182,6 @@ def _add_hosts(machine: ReaderMachine) -> None:
     )
     done = machine.run(script, machine.folder, machine.environment())
     assert done.returncode == 0, done.stdout
-
-
-def _packages() -> str:
-    import torch
-
-    return str(Path(torch.__file__).parents[1])
 
 
 def _link_programs(folder: Path, python: Path) -> None:

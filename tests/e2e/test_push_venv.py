@@ -23,8 +23,6 @@ from urllib.parse import urlsplit
 import pytest
 
 from bench.base.names import CONTAINER_ENGINES
-from bench.images.fetch import wheels
-from bench.images.locks import read_pins
 from bench.images.standalone_python import make_python
 from bench.images.variants import find_variant
 from bench.push import ship
@@ -34,6 +32,7 @@ from bench.push.remote import Here
 from bench.push.run_script import environment_folder
 from bench.push.shared_place import PlaceClaim, claimed
 from tests.conftest import shared_folder
+from tests.e2e.images import Images
 from tests.e2e.nodes import ssh_nodes
 from tests.e2e.pushing import ROOT, Operator, inside, send
 from tests.e2e.services import locked
@@ -95,14 +94,12 @@ def operator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WithoutEngine
 
 
 @pytest.fixture(scope="module")
-def index() -> Iterator[Server]:
+def index(images: Images) -> Iterator[Server]:
     """An index on this machine that has every wheel of the CPU's lock."""
     folder = shared_folder() / "cpu-index"
     with locked(shared_folder() / "cpu-index.lock"):
         if not (folder / "simple").exists():
-            pins = read_pins(ROOT / "docker/cpu.lock")
-            found = wheels(pins.values(), shared_folder() / "cpu-wheels", "3.11")
-            make_index(folder, *found.values())
+            make_index(folder, *images.wheels.values())
     with serving(folder) as server:
         yield server
 
