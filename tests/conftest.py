@@ -2,7 +2,9 @@
 
 import atexit
 import gc
+import itertools
 import os
+import re
 import runpy
 import shutil
 import signal
@@ -21,6 +23,12 @@ from tests.warm import OWNER, SHARED, quick_python
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 if shutil.which("g++"):
     os.environ.setdefault("CXX", str(Path(__file__).parent / "compiler" / "g++"))
+# pyenv's `python3` is a shell script in a folder named shims, which takes longer to find a Python than
+# that Python takes to start. Tests start many: the folder of Python itself stands in the place of shims.
+_PROGRAMS = str(Path(sys.base_prefix, "bin"))
+os.environ["PATH"] = os.pathsep.join(
+    _PROGRAMS if Path(folder).name == "shims" else folder for folder in os.environ["PATH"].split(os.pathsep)
+)
 os.environ.pop("COLUMNS", None)  # xdist sets it for its workers, which have no terminal
 # A busy machine takes its time, also to make up the data of a test.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -62,6 +70,22 @@ def pytest_collection_finish() -> None:
     """Let the garbage collector look only at objects that tests make, and not at those that exist already."""
     gc.freeze()
     gc.enable()
+
+
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def tmp_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make an empty folder for one test.
+
+    The fixture of pytest reads the names of all folders of the session to find a number for the next one.
+    After some thousands of tests, that takes longer than most tests do.
+    """
+    name = re.sub(r"\W", "_", request.node.name)[:25]
+    folder = tmp_path_factory.getbasetemp() / f"{name}{next(_numbers):05}"
+    folder.mkdir(mode=0o700)
+    return folder
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -349,6 +349,7 @@ def test_every_field_of_json_is_documented(words: list[str], capsys: pytest.Capt
         assert f"`{part.get('schema', 'bench/plan/v1')}`" in page
 
 
+@pytest.mark.usefixtures("plans_once")
 @pytest.mark.parametrize(("manifest", "searched"), [("hour", 9), ("paper", 0)])
 def test_a_plan_says_whether_all_of_it_is_measured(
     manifest: str, searched: int, capsys: pytest.CaptureFixture[str]
@@ -370,6 +371,7 @@ def test_a_plan_states_the_memory_it_was_made_for(tmp_path: Path, capsys: pytest
         assert said in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("plans_once")
 def test_a_plan_marks_settings_that_are_unlikely_to_fit(capsys: pytest.CaptureFixture[str]) -> None:
     """Predictions may be wrong: a setting that is slightly too large is tried, but marked."""
     words = ["plan", str(QUICKSTART.with_name("hour.json")), "--gpu", "h100", "--all"]
@@ -383,6 +385,7 @@ def test_a_plan_marks_settings_that_are_unlikely_to_fit(capsys: pytest.CaptureFi
     assert block.count("hardly fits: 1") == block.count("hardly fits") == without_offload > 0
 
 
+@pytest.mark.usefixtures("plans_once")
 def test_a_plan_for_elsewhere_says_what_offloading_takes_of_the_host(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

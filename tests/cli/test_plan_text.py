@@ -10,6 +10,7 @@ import pytest
 
 from bench.cli.main import main
 
+pytestmark = pytest.mark.usefixtures("plans_once")
 HOUR = Path(__file__).parents[2] / "manifests/hour.json"
 
 

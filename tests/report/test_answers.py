@@ -6,6 +6,7 @@ import json
 import math
 import random
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,9 @@ def asking(rows: list[Row], wish: Wish) -> dict[str, MachineAnswer]:
     return {answer.question: answer for answer in part.answers}
 
 
+@cache
 def about(**changes: Any) -> Comparison:
+    """Compare the bundles of H200, which are read once for equal questions."""
     return collect(CompareArguments((H200,), **changes))
 
 
@@ -365,14 +368,19 @@ def test_the_matrix_has_every_machine_and_says_what_each_cell_is() -> None:
     assert cell_text(unsure.cells[0], "USD") == "~1 d $766? *"
 
 
+@cache
+def with_estimates(bundles: str) -> Comparison:
+    """Compare the bundles of a folder, beside estimates of five machines: the same for each terminal."""
+    wanted = ("8xh100", "16xh100", "a100-80gb", "8xb200", "l40s")
+    return collect(CompareArguments((ROOT / "results" / bundles,), deadline_days=20, estimate=wanted))
+
+
 @pytest.mark.parametrize("columns", [60, 80, 200])
 @pytest.mark.parametrize("bundles", ["hour-h200", "every-setting-h200"])
 def test_the_matrix_fits_the_terminal_and_loses_no_cell(
     columns: int, bundles: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted = ("8xh100", "16xh100", "a100-80gb", "8xb200", "l40s")
-    found = collect(CompareArguments((ROOT / "results" / bundles,), deadline_days=20, estimate=wanted))
-    matrix = matrix_of(found)
+    matrix = matrix_of(with_estimates(bundles))
     assert len(matrix.cells) > 6
     monkeypatch.setenv("COLUMNS", str(columns))
     text = matrix_text(matrix, "USD")

@@ -1,4 +1,4 @@
-"""What a row takes from its bundle, field by field, and by which conditions rows are told apart."""
+"""A row has each of its fields from its bundle, and conditions that tell rows apart."""
 
 from __future__ import annotations
 

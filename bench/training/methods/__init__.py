@@ -8,7 +8,7 @@ Pure, except for `prepare_all` and `apply_all`, which a worker calls and which i
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import cache
+from functools import cache, lru_cache
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -37,7 +37,7 @@ from bench.training.models import LEAST_CAPABILITY, Counted, Flops, Model
 from bench.training.models.model import ADAPTERS
 from bench.training.models.probe import tiny_input
 from bench.training.objectives.documents import ENDS
-from bench.training.setting import GROUPS, NAIVE, Setting, in_group, sharded_by
+from bench.training.setting import GROUPS, NAIVE, SETTINGS_KEPT, Setting, in_group, sharded_by
 
 if TYPE_CHECKING:
     from torch import nn
@@ -81,6 +81,7 @@ def ordered(names: Iterable[str]) -> Setting:
     return tuple(name for name in known_methods() if name in chosen)
 
 
+@lru_cache(SETTINGS_KEPT)
 def conflict(setting: Setting) -> str | None:
     """Return why these methods exclude each other; None if they can be combined."""
     groups: dict[str, str] = {}

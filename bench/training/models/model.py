@@ -108,7 +108,7 @@ class Recipe:
 
     @property
     def unit(self) -> Unit:
-        """What rates are counted in, as the objective says: tokens, images, seconds."""
+        """The word for what rates count, which the objective says: tokens, images or seconds."""
         return self.aim.unit
 
     @property
