@@ -408,7 +408,7 @@ def test_a_model_that_this_version_would_not_run_is_refused() -> None:
 def test_a_model_that_its_script_would_fetch_from_a_stranger_is_refused(
     family: str, architecture: dict[str, Any], told: str
 ) -> None:
-    """A script that fetches a model would connect to a place that the bundle names, as soon as it is tried."""
+    """A script that fetches a model would connect to a place that the bundle names."""
     image = known_models()["tiny-vit"]
     strange = replace(image, family=family, architecture=architecture)
     with pytest.raises(BadInput, match=told):
