@@ -25,8 +25,8 @@ SEAM = "base.operating_system"
 # On Windows, another module takes the place of push.openssh.
 OF_SOME_SYSTEMS = {
     "push.control_socket", "push.process_channel",
-    "base.kernel_log", "base.machine_share", "environment.interpreter", "node_check.checks.disk",
-    "node_check.checks.file_systems", "node_check.checks.network", "node_check.checks.numa",
+    "base.kernel_log", "base.machine_share", "environment.interpreter", "node_check.checks.file_systems",
+    "node_check.checks.network", "node_check.checks.numa",
 }  # fmt: skip
 MEASURES = ("runner", "cli.run", "cli.check", "library.run", "training.triton")
 POSIX_ALONE = {
