@@ -1,4 +1,4 @@
-"""What a layer and a configuration keep of a build, and what they lose."""
+"""A layer and a configuration keep some facts of a build, and lose all that differ between builds."""
 
 from __future__ import annotations
 

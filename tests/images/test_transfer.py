@@ -1,4 +1,4 @@
-"""What is uploaded of an image, and what is believed of one in a registry. The registry is in memory."""
+"""An image is uploaded without the blobs that a registry has; what a registry says of one is checked. The registry is in memory."""
 
 from __future__ import annotations
 
