@@ -1,4 +1,4 @@
-"""An image is uploaded without the blobs that a registry has; what a registry says of one is checked. The registry is in memory."""
+"""An image is uploaded without blobs that the registry has, and a registry is checked. It is in memory."""
 
 from __future__ import annotations
 
