@@ -260,6 +260,15 @@ def test_nothing_follows_the_end_and_nothing_is_missing(tmp_path: Path) -> None:
     refused(a[:-1] + b"x" + END, "padding that is not zero")
 
 
+@pytest.mark.parametrize("missing", [1, BLOCK, BLOCK + 1, 2 * BLOCK, 2 * BLOCK + 1, 3 * BLOCK])
+def test_a_file_that_is_cut_short_names_the_member_that_does_not_fit(tmp_path: Path, missing: int) -> None:
+    """Behind each member, there is room for the two blocks that end a bundle."""
+    whole = member("a", b"text", tmp_path) + END
+    with pytest.raises(VerificationFailed) as caught:
+        opened(whole[:-missing])
+    assert (caught.value.where, caught.value.message) == ("a", "the file ends too early: it is truncated")
+
+
 def test_a_size_is_checked_before_anything_is_read(tmp_path: Path) -> None:
     most = 4 * 2**20
     refused(foreign(size=most + 1), f"at most {most}")
