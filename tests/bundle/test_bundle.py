@@ -381,3 +381,22 @@ def test_a_large_member_is_hashed_in_little_memory(tmp_path: Path) -> None:
 )
 def test_a_file_that_is_not_a_tar_is_refused(data: bytes, why: str) -> None:
     refused(data, why)
+
+
+@pytest.mark.parametrize(
+    ("where", "named"), [(None, "{path}"), ("a", "{path}: a"), ("{path}: a", "{path}: a")]
+)
+def test_a_refusal_while_a_bundle_is_open_names_its_path_once(
+    tmp_path: Path, where: str | None, named: str
+) -> None:
+    path = packed(tmp_path / "b.tar")
+    with pytest.raises(VerificationFailed) as caught, open_bundle(path):
+        raise VerificationFailed("is wrong", where=where and where.format(path=path))
+    assert (caught.value.message, caught.value.where) == ("is wrong", named.format(path=path))
+
+
+def test_a_disk_that_fails_while_a_bundle_is_read_is_no_verdict(tmp_path: Path) -> None:
+    path = packed(tmp_path / "b.tar")
+    with pytest.raises(EnvironmentCannot) as caught, open_bundle(path):
+        raise OSError(5, "Input/output error")
+    assert (caught.value.message, caught.value.where) == ("cannot be read: Input/output error", str(path))

@@ -297,3 +297,18 @@ def test_a_gpu_without_a_known_power_limit_is_judged_by_its_clock(
     assert report(power(20)) == report(energy(5000)) == frozenset()
     with pytest.raises(VerificationFailed, match="computed 500 TFLOP/s at 399 MHz, which it cannot"):
         report(clock(399))
+
+
+@pytest.mark.parametrize(
+    ("unit", "rate", "said"),
+    [
+        ("FLOP/s", 2.2e12, "its rate is 2 TFLOP/s; the limit is 2"),
+        ("B/s", 3.1e12, "its rate is 3,100 GB/s; the limit is 2,000"),
+    ],
+)
+def test_a_rate_above_its_peak_is_told_in_the_unit_of_its_kind(unit: Any, rate: float, said: str) -> None:
+    peak = Peak(2e12, "the limit", 1.1)
+    peak.require("its rate", 2.2e12 * (1 - 1e-12), unit)
+    with pytest.raises(VerificationFailed) as caught:
+        peak.require("its rate", rate * (1 + 1e-9), unit)
+    assert caught.value.message == said

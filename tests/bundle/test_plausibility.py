@@ -14,6 +14,7 @@ import pytest
 
 from bench.base.errors import VerificationFailed
 from bench.base.strict_json import from_json
+from bench.bundle import plausibility
 from bench.bundle.handshake import DRIFT_SECONDS
 from bench.bundle.plausibility import (
     doubts,
@@ -21,11 +22,13 @@ from bench.bundle.plausibility import (
     require_measured,
     require_operations,
     require_plain,
+    require_products,
     require_same_node,
     without_telemetry,
 )
 from bench.bundle.statement import identity_of
 from bench.bundle.tar_format import open_bundle
+from bench.records.products import Products
 from bench.records.run_results import Fastest, Results
 from bench.records.trial import Image, Proof, StepSample
 from bench.training.models import Flops, Lora
@@ -273,3 +276,14 @@ def test_a_model_whose_fastest_trial_no_gpu_reported_on_is_taken_on_trust() -> N
         fastest.model, "a GPU reported neither clock nor power while it was timed"
     )  # fmt: skip
     assert list(without_telemetry(replace(results, trials=()), {fastest.id})) == []
+
+
+def test_products_that_a_pass_cannot_have_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Older bundles have none, and then nothing is asked."""
+    monkeypatch.setattr(plausibility, "why_no_products", lambda *_: "its products are another's")
+    require_products(trial(), measurement([]))
+    told = measurement([], products=(Products("products", "fp32", 1, 1),))
+    with pytest.raises(ValueError, match=rf"^trial {trial().id}: its products are another's$"):
+        require_products(trial(), told)
+    monkeypatch.setattr(plausibility, "why_no_products", lambda *_: None)
+    require_products(trial(), told)
