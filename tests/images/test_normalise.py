@@ -1,4 +1,4 @@
-"""What a layer and a configuration keep of a build, and what they lose."""
+"""A layer and a configuration keep what every build has, and lose the traces of one."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_name_begins_with_its_folder_and_the_root_itself_is_left_out() -> None
 
 
 def test_a_layer_is_read_as_a_stream() -> None:
-    """It may come out of another archive, or from a program."""
+    """A layer may come out of another archive, or from a program."""
     before, out = io.BytesIO(), io.BytesIO()
     with tarfile.open(fileobj=before, mode="w") as archive:
         archive.addfile(entry("a"))

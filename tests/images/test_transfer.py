@@ -1,4 +1,4 @@
-"""What is uploaded of an image, and what is believed of one in a registry. The registry is in memory."""
+"""Images, signatures and attestations of a registry that is in memory: what is sent, and what is believed."""
 
 from __future__ import annotations
 

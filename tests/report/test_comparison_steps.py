@@ -145,7 +145,7 @@ def test_why_rows_of_a_family_are_no_evidence(made: RankedRow) -> None:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """What the rule and the predictor are asked for each estimate; the predictor has none."""
+    """Note what the rule and the predictor are asked for each estimate; the predictor has none."""
     calls: list[dict[str, Any]] = []
 
     def rule(

@@ -1,4 +1,4 @@
-"""What a row takes from its bundle, field by field, and by which conditions rows are told apart."""
+"""A row has facts of its bundle, field by field, and conditions by which rows are told apart."""
 
 from __future__ import annotations
 
