@@ -16,6 +16,7 @@ from bench.bundle.physical_limits import Peak, require_ceiling, require_memory, 
 from bench.bundle.telemetry_limits import ClaimedRate, require_telemetry
 from bench.records.estimate import estimate
 from bench.records.trial import Ceiling, Gpu, NodeFacts, StepSample, Trial
+from bench.training.models import Flops
 from tests.builders import MODEL, RECIPE, measurement, trial
 
 H200, A100, L4, UNKNOWN = "NVIDIA H200", "NVIDIA A100-SXM4-80GB", "NVIDIA L4", "Accelerator 9000"
@@ -312,3 +313,11 @@ def test_a_rate_above_its_peak_is_told_in_the_unit_of_its_kind(unit: Any, rate: 
     with pytest.raises(VerificationFailed) as caught:
         peak.require("its rate", rate * (1 + 1e-9), unit)
     assert caught.value.message == said
+
+
+def test_a_claimed_rate_is_told_in_tflops() -> None:
+    found = estimate(trial(), measurement([StepSample(2, 1.0)] * 3), Flops(1), ())
+    assert found is not None
+    said = r"^the rate of trial \w+ is 9,000,000 TFLOP/s; the most that its devices can do is 742$"
+    with pytest.raises(VerificationFailed, match=said):
+        require_rate(node(H200), node(H200).gpus, trial(), replace(found, flops_per_second=9e18))

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -287,3 +288,22 @@ def test_products_that_a_pass_cannot_have_are_refused(monkeypatch: pytest.Monkey
         require_products(trial(), told)
     monkeypatch.setattr(plausibility, "why_no_products", lambda *_: None)
     require_products(trial(), told)
+
+
+@pytest.mark.parametrize("field", ["floor", "gradient_check"])
+def test_a_floor_or_a_gradient_check_that_no_trial_can_have_is_refused(
+    field: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = real_results()
+    checked = replace(results, trials=(replace(results.trials[0], **{field: SimpleNamespace()}),))
+    for why in ("why_no_floor", "why_no_check"):
+        monkeypatch.setattr(plausibility, why, lambda *_: None)
+    require_consistent(checked)
+    own = "why_no_floor" if field == "floor" else "why_no_check"
+    monkeypatch.setattr(plausibility, own, lambda *_: "it takes no time")
+    with pytest.raises(ValueError, match=rf"^trial {results.trials[0].id}: it takes no time$"):
+        require_consistent(checked)
+
+
+def test_clocks_may_differ_by_a_minute() -> None:
+    assert DRIFT_SECONDS == 60

@@ -17,7 +17,6 @@ from bench.base.gpu_catalogue import gpu_named
 from bench.base.strict_json import canonical_json, from_json
 from bench.bundle import recompute_run
 from bench.bundle.recompute_run import difference
-from bench.bundle.stated_manifest import check_software
 from bench.bundle.telemetry_limits import MAX_RATE_BY_POWER
 from bench.bundle.verdict import RunContents
 from bench.bundle.verify import verify_bundle
@@ -337,14 +336,16 @@ def test_operations_of_every_measurement_are_counted_again(
     assert line["measurement"]["flops"]["matmul"] == flops.matmul  # type: ignore[attr-defined]
 
 
-def test_results_of_a_run_are_of_one_place(path: Path) -> None:
-    """An image and an environment at once would be two places."""
-    node: Any = SimpleNamespace(image=SimpleNamespace(config="i"), environment=SimpleNamespace(digest="e"))
-    with pytest.raises(VerificationFailed, match="states both an image and an environment that it ran in"):
-        check_software({}, node)
-    node.image = None
-    check_software({"environment": "e"}, node)
-    with pytest.raises(VerificationFailed, match=r"ran in e, the manifest asks for other$"):
-        check_software({"environment": "other"}, node)
-    with pytest.raises(VerificationFailed, match=r"ran in no known image, the manifest asks for i$"):
-        check_software({"image": "i"}, node)
+def test_a_trial_stands_once_in_the_results_and_is_of_one_of_their_models(path: Path) -> None:
+    def twice(results: Results) -> Results:
+        return replace(results, trials=results.trials * 2)
+
+    refused(edited(path, twice), r"holds a trial twice$")
+    results = results_in(path)
+    with pytest.raises(VerificationFailed, match=r"trial \w+ is of no model in the results$"):
+        recompute_run._trial(results, replace(results.trials[0], model="another"))
+
+
+def test_a_trial_is_measured_once(path: Path) -> None:
+    line = payload(path)["samples.jsonl"]
+    refused(edited(path, samples__jsonl=line * 2), r"holds the trial \w+ for the second time")
