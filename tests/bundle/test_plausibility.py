@@ -303,7 +303,3 @@ def test_a_floor_or_a_gradient_check_that_no_trial_can_have_is_refused(
     monkeypatch.setattr(plausibility, own, lambda *_: "it takes no time")
     with pytest.raises(ValueError, match=rf"^trial {results.trials[0].id}: it takes no time$"):
         require_consistent(checked)
-
-
-def test_clocks_may_differ_by_a_minute() -> None:
-    assert DRIFT_SECONDS == 60
