@@ -150,9 +150,9 @@ def _worst(courses: Mapping[int, _Course], top_mhz: Mapping[int, int]) -> Slowed
     )
 
 
-def _number(reading: Any, name: str) -> int | None:
+def _number(reading: Mapping[str, Any], name: str) -> int | None:
     """Return a value of a reading; None if the GPU does not report it, or reports no natural number."""
-    value = reading.get(name) if isinstance(reading, dict) else None
+    value = reading.get(name)
     return value if type(value) is int and value >= 0 else None
 
 

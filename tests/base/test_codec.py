@@ -273,6 +273,12 @@ class Defaults:
     made: tuple[int, ...] = field(default_factory=lambda: (7,))
 
 
+def test_documents_for_people_have_a_line_for_each_field_and_those_for_digests_have_one_line() -> None:
+    document = {"b": [1, {}], "a": "ü"}
+    assert pretty_json(document) == b'{\n "a": "\\u00fc",\n "b": [\n  1,\n  {}\n ]\n}\n'
+    assert canonical_json(document) == b'{"a":"\\u00fc","b":[1,{}]}'
+
+
 @dataclass(frozen=True)
 class Kept:
     """A field that was added later, one for bench alone, and values of every kind."""

@@ -260,6 +260,15 @@ def test_nothing_follows_the_end_and_nothing_is_missing(tmp_path: Path) -> None:
     refused(a[:-1] + b"x" + END, "padding that is not zero")
 
 
+@pytest.mark.parametrize("missing", [1, BLOCK, BLOCK + 1, 2 * BLOCK, 2 * BLOCK + 1, 3 * BLOCK])
+def test_a_file_that_is_cut_short_names_the_member_that_does_not_fit(tmp_path: Path, missing: int) -> None:
+    """Behind each member, there is room for the two blocks that end a bundle."""
+    whole = member("a", b"text", tmp_path) + END
+    with pytest.raises(VerificationFailed) as caught:
+        opened(whole[:-missing])
+    assert (caught.value.where, caught.value.message) == ("a", "the file ends too early: it is truncated")
+
+
 def test_a_size_is_checked_before_anything_is_read(tmp_path: Path) -> None:
     most = 4 * 2**20
     refused(foreign(size=most + 1), f"at most {most}")
@@ -372,3 +381,22 @@ def test_a_large_member_is_hashed_in_little_memory(tmp_path: Path) -> None:
 )
 def test_a_file_that_is_not_a_tar_is_refused(data: bytes, why: str) -> None:
     refused(data, why)
+
+
+@pytest.mark.parametrize(
+    ("where", "named"), [(None, "{path}"), ("a", "{path}: a"), ("{path}: a", "{path}: a")]
+)
+def test_a_refusal_while_a_bundle_is_open_names_its_path_once(
+    tmp_path: Path, where: str | None, named: str
+) -> None:
+    path = packed(tmp_path / "b.tar")
+    with pytest.raises(VerificationFailed) as caught, open_bundle(path):
+        raise VerificationFailed("is wrong", where=where and where.format(path=path))
+    assert (caught.value.message, caught.value.where) == ("is wrong", named.format(path=path))
+
+
+def test_a_disk_that_fails_while_a_bundle_is_read_is_no_verdict(tmp_path: Path) -> None:
+    path = packed(tmp_path / "b.tar")
+    with pytest.raises(EnvironmentCannot) as caught, open_bundle(path):
+        raise OSError(5, "Input/output error")
+    assert (caught.value.message, caught.value.where) == ("cannot be read: Input/output error", str(path))

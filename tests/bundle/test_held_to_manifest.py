@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from bench.base.errors import VerificationFailed
-from bench.bundle.held_to_manifest import ManifestCheck
+from bench.bundle import held_to_manifest
+from bench.bundle.held_to_manifest import CHANGED, ManifestCheck
 from bench.bundle.stated_manifest import read_stated
 from bench.bundle.tar_format import open_bundle
 from bench.bundle.verdict import Note
 from bench.planning.manifest import resolve_models
-from bench.records.trial import Skipped, Trial
+from bench.records.trial import Proof, Skipped, Trial
 from bench.training.methods import arithmetic
 from bench.training.models import Lora, Model, counts_of
 from tests.bundle.test_plausibility import real_results
@@ -191,3 +192,108 @@ def test_operations_of_a_model_that_differs_are_not_compared() -> None:
     as_stated.require_flops(replace(one, model=known()), replace(flops, matmul=flops.matmul // 4))
     (note,) = as_stated.notes
     assert note.text.startswith("a sample costs ")
+
+
+def test_operations_that_this_bench_cannot_count_are_on_trust(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*_: object) -> None:
+        raise LookupError("no method tf64")
+
+    monkeypatch.setattr(held_to_manifest, "arithmetic", unknown)
+    check, results = held(), real_results()
+    flops = arithmetic((), known(), counts_of(known()))
+    check.require_flops(Trial(known(), (), 32, 1, results.seed, results.timing), flops)
+    assert check.notes == (Note(NAME, "no method tf64: its operations are taken on trust"),)
+
+
+@pytest.mark.parametrize("setting", [(), ("kernels", "tf32")])
+def test_the_first_kind_of_operations_that_differs_is_named(setting: tuple[str, ...]) -> None:
+    results = real_results()
+    one = Trial(known(), setting, 32, 1, results.seed, results.timing)
+    flops = arithmetic(setting, known(), counts_of(known()))
+    check = held()
+    check.require_flops(one, flops)
+    assert check.notes == ()
+    for kind in ("matmul", "attention"):
+        more = replace(flops, **{kind: getattr(flops, kind) + 1})
+        named = " . ".join(setting) or "naive"
+        theirs, ours = getattr(more, kind), getattr(flops, kind)
+        counts = f"{theirs} operations of {kind} with {named}; this bench counts {ours}"
+        with pytest.raises(VerificationFailed, match=f"a sample costs {counts}"):
+            held().require_flops(one, more)
+
+
+@pytest.mark.parametrize(
+    ("asked", "accepted"), [("auto", True), (32, True), (16, False), (64, False), (None, True)]
+)
+def test_a_trial_has_the_micro_batch_that_the_manifest_states(
+    asked: int | str | None, accepted: bool
+) -> None:
+    results = real_results()
+    one = Trial(known(), (), 32, 1, results.seed, results.timing)
+    (entry,) = real_manifest()["models"]
+    entry = entry if isinstance(entry, dict) else {"name": entry}
+    check = held({"models": [entry | {"micro_batch": asked}]} if asked is not None else {})
+    if accepted:
+        check.require_trial(one)
+    else:
+        with pytest.raises(VerificationFailed, match=f"has the micro-batch 32, the manifest says {asked}$"):
+            check.require_trial(one)
+
+
+@pytest.mark.parametrize(
+    ("asked", "steps", "seconds", "accepted"),
+    [
+        ({"steps": 10}, 10, 1.0, True),
+        ({"steps": 10}, 9, 1e9, False),
+        ({"minutes": 2}, 1, 120.0, True),
+        ({"minutes": 2}, 10**6, 119.9, False),
+        ({"minutes": 0.5}, 1, 30.0, True),
+        ({"steps": 10, "minutes": 2}, 10, 120.0, True),
+        ({"steps": 10, "minutes": 2}, 9, 120.0, False),
+        ({"steps": 10, "minutes": 2}, 10, 119.0, False),
+        ({"steps": "many"}, 1, 1.0, True),  # read by another version in its own way
+        (True, 1, 1.0, True),
+    ],
+)
+def test_a_proof_is_at_least_as_long_as_the_manifest_asks(
+    asked: object, steps: int, seconds: float, accepted: bool
+) -> None:
+    results = real_results()
+    one = Trial(known(), (), 32, 1, results.seed, results.timing)
+    check = held({"prove": asked})
+    if accepted:
+        check.require_proof(one, Proof(steps, seconds, 1))
+    else:
+        with pytest.raises(VerificationFailed, match=f"the proof of trial {one.id} is {steps:,} steps in "):
+            check.require_proof(one, Proof(steps, seconds, 1))
+
+
+def test_a_proof_that_nobody_asked_for_is_refused() -> None:
+    results = real_results()
+    one = Trial(known(), (), 32, 1, results.seed, results.timing)
+    check = held({"prove": None})
+    with pytest.raises(VerificationFailed, match=r"has a proof, and the manifest asks for none$"):
+        check.require_proof(one, Proof(1, 1.0, 1))
+
+
+# --- an architecture of the user's own ------------------------------------------------------------------
+
+
+def test_an_architecture_states_that_no_weights_are_frozen() -> None:
+    """Without adapters in its recipe, results with adapters train something else."""
+    (model,) = resolve_models([own()])[0]
+    with pytest.raises(VerificationFailed, match=r"states another mine/recipe/lora than the results have$"):
+        held({"models": [own()]}, models=(with_adapters(model),))
+
+
+def test_the_source_of_a_recipe_may_tell_what_was_changed_of_it() -> None:
+    stated = {**own(), "recipe": own()["recipe"] | {"source": "a paper"}}
+    (model,) = resolve_models([stated])[0]
+    assert held({"models": [stated]}, models=(model,)).notes == ()
+    changed = replace(model, recipe=replace(model.recipe, source=f"a paper{CHANGED} batch_size"))
+    other = replace(model, recipe=replace(model.recipe, source="another paper"))
+    with pytest.raises(VerificationFailed) as caught:
+        held({"models": [stated]}, models=(other,))
+    assert "states another mine/recipe/source than" in caught.value.message
+    with pytest.raises(VerificationFailed, match=r"is not what this bench makes of the manifest$"):
+        held({"models": [stated]}, models=(changed,))  # stated so, and yet not what follows from it

@@ -16,6 +16,7 @@ from bench.bundle.physical_limits import Peak, require_ceiling, require_memory, 
 from bench.bundle.telemetry_limits import ClaimedRate, require_telemetry
 from bench.records.estimate import estimate
 from bench.records.trial import Ceiling, Gpu, NodeFacts, StepSample, Trial
+from bench.training.models import Flops
 from tests.builders import MODEL, RECIPE, measurement, trial
 
 H200, A100, L4, UNKNOWN = "NVIDIA H200", "NVIDIA A100-SXM4-80GB", "NVIDIA L4", "Accelerator 9000"
@@ -297,3 +298,26 @@ def test_a_gpu_without_a_known_power_limit_is_judged_by_its_clock(
     assert report(power(20)) == report(energy(5000)) == frozenset()
     with pytest.raises(VerificationFailed, match="computed 500 TFLOP/s at 399 MHz, which it cannot"):
         report(clock(399))
+
+
+@pytest.mark.parametrize(
+    ("unit", "rate", "said"),
+    [
+        ("FLOP/s", 2.2e12, "its rate is 2 TFLOP/s; the limit is 2"),
+        ("B/s", 3.1e12, "its rate is 3,100 GB/s; the limit is 2,000"),
+    ],
+)
+def test_a_rate_above_its_peak_is_told_in_the_unit_of_its_kind(unit: Any, rate: float, said: str) -> None:
+    peak = Peak(2e12, "the limit", 1.1)
+    peak.require("its rate", 2.2e12 * (1 - 1e-12), unit)
+    with pytest.raises(VerificationFailed) as caught:
+        peak.require("its rate", rate * (1 + 1e-9), unit)
+    assert caught.value.message == said
+
+
+def test_a_claimed_rate_is_told_in_tflops() -> None:
+    found = estimate(trial(), measurement([StepSample(2, 1.0)] * 3), Flops(1), ())
+    assert found is not None
+    said = r"^the rate of trial \w+ is 9,000,000 TFLOP/s; the most that its devices can do is 742$"
+    with pytest.raises(VerificationFailed, match=said):
+        require_rate(node(H200), node(H200).gpus, trial(), replace(found, flops_per_second=9e18))

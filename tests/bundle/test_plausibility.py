@@ -8,22 +8,28 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from bench.base.errors import VerificationFailed
 from bench.base.strict_json import from_json
+from bench.bundle import plausibility
 from bench.bundle.handshake import DRIFT_SECONDS
 from bench.bundle.plausibility import (
     doubts,
     require_consistent,
     require_measured,
     require_operations,
+    require_plain,
+    require_products,
     require_same_node,
+    without_telemetry,
 )
 from bench.bundle.statement import identity_of
 from bench.bundle.tar_format import open_bundle
+from bench.records.products import Products
 from bench.records.run_results import Fastest, Results
 from bench.records.trial import Image, Proof, StepSample
 from bench.training.models import Flops, Lora
@@ -60,6 +66,14 @@ def test_a_step_takes_time_and_at_most_the_passes_of_the_recipe(step: StepSample
         require_measured(trial(), measurement([usual, step]))
     with refused_unless(accepted):
         require_measured(trial(), measurement([usual], warmup=(usual, step)))
+
+
+@pytest.mark.parametrize("name", ["log_seconds", "save_seconds", "eval_seconds_per_sample"])
+def test_nothing_takes_less_than_no_time(name: str) -> None:
+    for value in (None, 0.0):
+        require_measured(trial(), measurement([], **{name: value}))
+    with pytest.raises(ValueError, match=f"{name} of trial .* is negative"):
+        require_measured(trial(), measurement([], **{name: -1e-9}))
 
 
 @pytest.mark.parametrize("name", ["peak_bytes", "parameters", "samples_per_loss"])
@@ -206,3 +220,86 @@ def test_a_statement_names_the_machine_of_the_results(changed: dict[str, Any], a
     node = replace(node, gpus=gpus, driver="580", image=image, environment=None)
     with refused_unless(accepted):
         require_same_node(node, identity_of(node) | changed)
+
+
+@pytest.mark.parametrize(
+    ("work", "samples", "accepted"),
+    [(1, (1e-9,), True), (0, (1.0,), False), (1, (0.0,), False), (1, (), False), (1, (1.0, -1.0), False)],
+)
+def test_a_limit_is_of_some_work_in_some_time(work: int, samples: tuple[float, ...], accepted: bool) -> None:
+    limit = replace(real_results().ceilings[0], work=work, samples=samples)
+    with refused_unless(accepted):
+        require_consistent(replace(real_results(), ceilings=(limit,)))
+
+
+@pytest.mark.parametrize(
+    ("setting", "label", "fits"),
+    [
+        ((), "naive", True),
+        ((), "free-lunch", False),
+        (("tf32",), "tf32", True),
+        (("tf32",), "naive", False),
+        (("tf32", "kernels"), "tf32 + kernels", True),
+        (("tf32", "kernels"), "kernels + tf32", False),
+        (("tf32", "kernels"), "tf32", False),
+        (("kernels", "tf32"), "free-lunch + tf32", True),
+        (("tf32", "kernels"), "tf32 + free-lunch", False),
+        (("checkpointing",), "free-lunch", False),
+        (("of-a-later-version",), "free-lunch", True),
+        (("compile-blocks",), "free-lunch", True),
+        (("tf32",), "tf32 + checkpointing", False),
+    ],
+)
+def test_a_label_names_the_setting(setting: tuple[str, ...], label: str, fits: bool) -> None:
+    (proven,) = real_results().trials
+    labelled = replace(proven, setting=setting, label=label)
+    with refused_unless(fits):
+        require_consistent(replace(real_results(), trials=(labelled,)))
+
+
+@pytest.mark.parametrize("name", ["results.json", "manifest.json"])
+def test_a_text_of_several_lines_is_refused_in_either_document(name: str) -> None:
+    texts = {"results.json": {"a": "one line"}, "manifest.json": {"b": ["one line"]}}
+    require_plain(*texts.values())
+    texts[name] = {"c": ["one", "two\nlines"]}
+    with pytest.raises(VerificationFailed, match="/c/1 is a text of several lines") as caught:
+        require_plain(*texts.values())
+    assert caught.value.where == name
+
+
+def test_a_model_whose_fastest_trial_no_gpu_reported_on_is_taken_on_trust() -> None:
+    results = real_results()
+    (fastest,) = results.trials
+    assert list(without_telemetry(results, set())) == []
+    assert list(without_telemetry(results, {"another"})) == []
+    (note,) = without_telemetry(results, {fastest.id})
+    assert (note.model, note.text.partition(":")[0]) == (
+        fastest.model, "a GPU reported neither clock nor power while it was timed"
+    )  # fmt: skip
+    assert list(without_telemetry(replace(results, trials=()), {fastest.id})) == []
+
+
+def test_products_that_a_pass_cannot_have_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Older bundles have none, and then nothing is asked."""
+    monkeypatch.setattr(plausibility, "why_no_products", lambda *_: "its products are another's")
+    require_products(trial(), measurement([]))
+    told = measurement([], products=(Products("products", "fp32", 1, 1),))
+    with pytest.raises(ValueError, match=rf"^trial {trial().id}: its products are another's$"):
+        require_products(trial(), told)
+    monkeypatch.setattr(plausibility, "why_no_products", lambda *_: None)
+    require_products(trial(), told)
+
+
+@pytest.mark.parametrize("field", ["floor", "gradient_check"])
+def test_a_floor_or_a_gradient_check_that_no_trial_can_have_is_refused(
+    field: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = real_results()
+    checked = replace(results, trials=(replace(results.trials[0], **{field: SimpleNamespace()}),))
+    for why in ("why_no_floor", "why_no_check"):
+        monkeypatch.setattr(plausibility, why, lambda *_: None)
+    require_consistent(checked)
+    own = "why_no_floor" if field == "floor" else "why_no_check"
+    monkeypatch.setattr(plausibility, own, lambda *_: "it takes no time")
+    with pytest.raises(ValueError, match=rf"^trial {results.trials[0].id}: it takes no time$"):
+        require_consistent(checked)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,9 +22,11 @@ from bench.bundle.verdict import RunContents
 from bench.bundle.verify import verify_bundle
 from bench.node_check.recompute_any import recompute
 from bench.planning.manifest import Manifest
+from bench.records.fastest import fastest_with_confidence
 from bench.records.floor import Floor
 from bench.records.gradients import GradientCheck
 from bench.records.run_results import Results, TrialResult
+from bench.records.trial import Proof
 from tests.report.made import CRASH, H100, bundle, manifest, payload, repacked
 
 Edit = Callable[[Results], Results]
@@ -234,3 +237,115 @@ def test_the_first_field_that_differs_is_named(path: Path) -> None:
     assert difference(one, one.estimate) == "it"
     more = edited(path, of_the_trial(loss_difference=0.5))
     refused(more, "loss_difference does not follow from the samples")
+
+
+# --- refusals, each by itself ---------------------------------------------------------------------------
+
+
+def test_results_are_of_the_manifest_in_their_bundle(path: Path) -> None:
+    files: Any = SimpleNamespace(read=lambda name: payload(path)[name], sha256={"manifest.json": "0" * 64})
+    with pytest.raises(VerificationFailed, match=r"^the results are of another manifest$"):
+        recompute_run.recompute_run(json.loads(payload(path)["results.json"]), files)
+
+
+def with_limits(*rates: float | None) -> Edit:
+    """Give each trial another measured limit; None is no limit."""
+
+    def edit(results: Results) -> Results:
+        pairs = zip(results.trials, rates, strict=True)
+        return replace(
+            results,
+            trials=tuple(
+                replace(one, estimate=one.estimate and replace(one.estimate, ceiling_flops_per_second=rate))
+                for one, rate in pairs
+            ),
+        )
+
+    return edit
+
+
+@pytest.mark.parametrize(("rate", "asked"), [(1e12, 0), (None, 1)])
+def test_only_a_figure_without_a_measured_limit_is_bounded_by_the_vendor_s_peak(
+    path: Path, monkeypatch: pytest.MonkeyPatch, rate: float | None, asked: int
+) -> None:
+    calls: list[object] = []
+    monkeypatch.setattr(recompute_run, "require_rate", lambda *given: calls.append(given))
+    results = with_limits(rate)(results_in(path))
+    trials = {one.id: recompute_run._trial(results, one) for one in results.trials}
+    recompute_run._require_physics(results, results.node.gpus, trials)
+    assert len(calls) == asked
+    without = replace(results, trials=(replace(results.trials[0], estimate=None),))
+    recompute_run._require_physics(without, results.node.gpus, trials)
+    assert len(calls) == asked
+
+
+def test_a_proof_needs_a_figure_and_is_held_to_the_machine(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[str] = []
+    monkeypatch.setattr(recompute_run, "require_memory", lambda *given: held.append(f"memory {given[-1]}"))
+    monkeypatch.setattr(recompute_run, "require_proof_rate", lambda *given: held.append("rate"))
+    results = of_the_trial(proof=Proof(10, 5.0, 77))(results_in(path))
+    trials = {one.id: recompute_run._trial(results, one) for one in results.trials}
+    recompute_run._require_physics(results, results.node.gpus, trials)
+    assert held == [f"memory {2**34}", "memory 77", "rate"]
+    without = of_the_trial(estimate=None)(results)
+    with pytest.raises(VerificationFailed, match=r"the proof of trial \w+ proves no figure$"):
+        recompute_run._require_physics(without, results.node.gpus, trials)
+
+
+@pytest.mark.parametrize(
+    ("change", "accepted"),
+    [({}, True), ({"undecided": 5}, True), ({"undecided": -1}, False), ({"confidence": 0.5}, False)],
+)
+def test_the_fastest_trial_is_the_one_that_the_trials_show(
+    path: Path, change: dict[str, Any], accepted: bool
+) -> None:
+    def with_winner(results: Results) -> Results:
+        winner = fastest_with_confidence(results.models[0].name, results.trials, 0)
+        return replace(results, winners=(replace(winner, **change),))
+
+    if accepted:
+        assert recomputed(edited(path, with_winner)).samples == 12
+    else:
+        refused(edited(path, with_winner), "the fastest of tiny-gpt-neox is not the one that its trials show")
+
+
+def test_why_gradients_were_not_checked_is_a_part_of_the_results(tmp_path: Path) -> None:
+    path = bundle(tmp_path / "b.tar", checks={(): "it crashed"})
+    (trial,) = recomputed(path).results.trials
+    assert trial.no_gradient_check == "it crashed"
+
+
+def test_samples_of_the_first_of_two_measurements_alone_are_refused(path: Path) -> None:
+    line = json.loads(payload(path)["samples.jsonl"])
+    first = canonical_json(line | {"earlier": True}) + b"\n"
+    refused(edited(path, samples__jsonl=first), "holds only the first of two measurements of the trial")
+
+
+def test_operations_of_every_measurement_are_counted_again(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: list[object] = []
+    monkeypatch.setattr(
+        recompute_run.ManifestCheck, "require_flops", lambda _, trial, flops: counted.append(flops)
+    )
+    recomputed(path)
+    (line,) = (json.loads(part) for part in payload(path)["samples.jsonl"].splitlines())
+    (flops,) = counted
+    assert line["measurement"]["flops"]["matmul"] == flops.matmul  # type: ignore[attr-defined]
+
+
+def test_a_trial_stands_once_in_the_results_and_is_of_one_of_their_models(path: Path) -> None:
+    def twice(results: Results) -> Results:
+        return replace(results, trials=results.trials * 2)
+
+    refused(edited(path, twice), r"holds a trial twice$")
+    results = results_in(path)
+    with pytest.raises(VerificationFailed, match=r"trial \w+ is of no model in the results$"):
+        recompute_run._trial(results, replace(results.trials[0], model="another"))
+
+
+def test_a_trial_is_measured_once(path: Path) -> None:
+    line = payload(path)["samples.jsonl"]
+    refused(edited(path, samples__jsonl=line * 2), r"holds the trial \w+ for the second time")

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from bench.base.errors import VerificationFailed
-from bench.bundle.stated_manifest import SearchScope, StatedManifest, read_document, read_stated
+from bench.bundle.stated_manifest import (
+    SearchScope,
+    StatedManifest,
+    check_software,
+    read_document,
+    read_stated,
+)
 from bench.records.trial import Gpu, NodeFacts
 
 OWN = {"name": "small", "methods": ["naive", "compile"], "micro_batch": 4, "data": "texts"}
@@ -97,3 +104,16 @@ def test_a_node_check_has_a_document_too() -> None:
     assert read_document(b'{"checks": ["xid"]}') == {"checks": ["xid"]}
     with pytest.raises(VerificationFailed, match=r"^manifest\.json: is no manifest: expected an object"):
         read_document(b"1")
+
+
+def test_results_of_a_run_are_of_one_place() -> None:
+    """An image and an environment at once would be two places."""
+    node: Any = SimpleNamespace(image=SimpleNamespace(config="i"), environment=SimpleNamespace(digest="e"))
+    with pytest.raises(VerificationFailed, match="states both an image and an environment that it ran in"):
+        check_software({}, node)
+    node.image = None
+    check_software({"environment": "e"}, node)
+    with pytest.raises(VerificationFailed, match=r"ran in e, the manifest asks for other$"):
+        check_software({"environment": "other"}, node)
+    with pytest.raises(VerificationFailed, match=r"ran in no known image, the manifest asks for i$"):
+        check_software({"image": "i"}, node)

@@ -91,3 +91,29 @@ def test_a_trusted_signer_is_worth_more_than_a_receipt_and_both_are_worth_most()
     ascending = [("self", False), ("operator", False), ("self", True), ("operator", True)]
     worth = [assurance(level, trusted=trusted) for level, trusted in ascending]
     assert worth == sorted(set(worth))
+
+
+@pytest.mark.parametrize(
+    ("trusted", "level", "said"),
+    [
+        (True, "self", "self: integrity and origin are proven; freshness and the node's honesty are not"),
+        (False, "self", "self: integrity is proven; origin, freshness and the node's honesty are not"),
+        (
+            True,
+            "operator",
+            "operator: integrity, origin and freshness are proven; the node's honesty is not",
+        ),
+    ],
+)
+def test_a_verdict_says_what_is_proven_and_what_is_not(
+    tmp_path: Path, trusted: bool, level: str, said: str
+) -> None:
+    by = "a key of the user" if trusted else None
+    verdict = dataclasses.replace(
+        check(packed(tmp_path / "b.tar")), trusted=trusted, trusted_by=by, level=level, doubt=None
+    )
+    lines = verdict.to_lines()
+    assert f"level      {said}" in lines
+    (signed,) = [line for line in lines if line.startswith("signed")]
+    assert signed.endswith(", trusted by a key of the user") == trusted
+    assert ("trusted" in signed) == trusted

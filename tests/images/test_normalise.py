@@ -1,4 +1,4 @@
-"""A layer and a configuration keep some facts of a build, and lose all that differ between builds."""
+"""A layer and a configuration keep what every build has, and lose the traces of one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An image is uploaded without blobs that the registry has, and a registry is checked. It is in memory."""
+"""Images, signatures and attestations of a registry that is in memory: what is sent, and what is believed."""
 
 from __future__ import annotations
 

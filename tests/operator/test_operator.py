@@ -18,6 +18,7 @@ from bench.base.errors import BadInput, EnvironmentCannot, VerificationFailed
 from bench.base.stamps import sha256
 from bench.bundle.handshake import (
     BUNDLE_NAMESPACE,
+    DRIFT_SECONDS,
     RECEIPT_NAMESPACE,
     REQUEST_NAMESPACE,
     CertificateRequest,
@@ -651,3 +652,7 @@ def test_what_is_signed_has_the_namespaces_of_the_format() -> None:
     assert BUNDLE_NAMESPACE == "bench-bundle@v1"
     assert REQUEST_NAMESPACE == "bench-request@v1"
     assert RECEIPT_NAMESPACE == "bench-receipt@v1"
+
+
+def test_the_clocks_of_an_operator_and_a_node_may_differ_by_a_minute() -> None:
+    assert DRIFT_SECONDS == 60

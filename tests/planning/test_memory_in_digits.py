@@ -152,6 +152,7 @@ def test_a_small_model_fills_no_bucket() -> None:
         ((), 1, 0),
         (("zero-1",), 1, 0),
         (("fsdp-3",), 1, 0),
+        (("offload",), 1, 0),  # nothing is sharded, so nothing is offloaded
         (("zero-1", "offload"), 1, 2 * 22 + 4 * 3),
         (("zero-2", "offload"), 1, 2 * 22 + 4 * 3),
         (("zero-3", "offload"), 1, 2 * 34 + 4 * 3 + 1),  # and the frozen weights

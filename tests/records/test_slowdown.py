@@ -192,6 +192,13 @@ def test_a_gpu_without_clock_reasons_is_never_the_one_that_was_slowed_most() -> 
     assert (found.gpu, found.share) == (1, 0.5)
 
 
+@pytest.mark.parametrize("odd", [5, None, "text", [1], []])
+def test_a_reading_that_is_no_object_reports_nothing(odd: Any) -> None:
+    lines = [canonical_json({"at": 1, "trial": "t", "gpus": [odd, one(HEAT)]})]
+    found = slowed_trials(lambda: lines, {"t": (0, 2)}, 2)["t"]
+    assert (found.gpu, found.why) == (1, ("software thermal slowdown",))
+
+
 def test_a_line_of_telemetry_is_an_object_or_nothing() -> None:
     assert telemetry_line(b'{"at":1}') == {"at": 1}
     assert telemetry_line(b"[]") == telemetry_line(b"7") == telemetry_line(b'{"at":') == {}

@@ -145,7 +145,7 @@ def test_why_rows_of_a_family_are_no_evidence(made: RankedRow) -> None:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """The arguments of the rule and of the predictor for each estimate; the predictor has none."""
+    """Note what the rule and the predictor are asked for each estimate; the predictor has none."""
     calls: list[dict[str, Any]] = []
 
     def rule(gpu: GpuModel, gpus: int, family: str, precision: str, flops: float, evidence: Any) -> Guess:

@@ -1,4 +1,4 @@
-"""A row has each of its fields from its bundle, and conditions that tell rows apart."""
+"""A row has facts of its bundle, field by field, and conditions by which rows are told apart."""
 
 from __future__ import annotations
 
@@ -170,6 +170,9 @@ def test_a_row_has_the_figures_of_its_fastest_trial(found: Found) -> None:
     assert row.kwh == pytest.approx(400.0 * row.days.value * 24 / 1000)
     assert replace(row, watts=None).kwh is None
     assert (row.products, row.no_products) == (best.products, best.no_products)
+    unknown = replace(best, products=(), no_products="its module hides them")
+    told = found.row(**with_trials(found, unknown))
+    assert (told.products, told.no_products) == ((), "its module hides them")
     assert (row.slowed, row.marks) == (None, ())
     slowed, mark = Slowed(0, ("heat",), 0.5, None, None, None), Mark("busy", "it was busy", 0.5)  # type: ignore[arg-type]
     other = next(trial.id for trial in found.run.results.trials if trial.id != best.id)

@@ -207,6 +207,21 @@ def test_rows_of_one_gpu_make_no_error_bar_for_eight() -> None:
     assert four.high_days / four.days > 0.4 / 0.3  # the loss between two GPUs
 
 
+@pytest.mark.parametrize(
+    ("gpus", "measured", "assumed"),
+    [
+        (1, 1, ""),
+        (4, 4, ""),
+        (2, 4, ""),
+        (2, 1, ", assuming that each of 2 GPUs is as fast as one alone"),
+        (8, 4, ", assuming that each of 8 GPUs is as fast as each of 4"),
+    ],
+)
+def test_more_gpus_than_were_measured_are_an_assumption(gpus: int, measured: int, assumed: str) -> None:
+    found = extrapolate(H100, gpus, "gpt_neox", "bf16", 1e21, [row(gpus=measured)])
+    assert found.basis == f"m on {measured}x NVIDIA H100 80GB HBM3, 50% of the vendor's peak{assumed}"
+
+
 def test_rows_of_eight_gpus_make_no_error_bar_for_one() -> None:
     found = extrapolate(H100, 1, "gpt_neox", "bf16", 1e20, alternating(5, gpus=8))
     assert found.days is not None

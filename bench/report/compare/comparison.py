@@ -18,7 +18,7 @@ from bench.report.compare.answers import AnswerInputs, MachineAnswer, answers_of
 from bench.report.compare.appraisal import Appraisal, PricedMachine, appraise
 from bench.report.compare.compared_rows import Conditions, RankedRow, Row, recipe_of
 from bench.report.compare.decision import Certainty, Rank, Wish
-from bench.report.compare.energy_factors import NO_FACTORS, EnergyFactors
+from bench.report.compare.energy_factors import EnergyFactors
 from bench.report.compare.extrapolate import Guess, MeasuredRow, extrapolate
 from bench.report.compare.fastest_runs import assurance_of, fastest_runs
 from bench.report.compare.groups import (
@@ -136,9 +136,9 @@ class Comparison:
     parts: tuple[ModelPart, ...]
     refused: tuple[Refused, ...]
     quotes: tuple[str, ...]  # every quote that a figure rests on
-    own_prices: bool = False  # prices come from a file of the user
-    energy: EnergyFactors = NO_FACTORS
-    schema: Literal["bench/comparison/v1"] = field(default="bench/comparison/v1", kw_only=True)
+    own_prices: bool  # prices come from a file of the user
+    energy: EnergyFactors
+    schema: Literal["bench/comparison/v1"] = "bench/comparison/v1"
 
     @property
     def life_days(self) -> float:
