@@ -112,6 +112,7 @@ def outcome(pair: Pair) -> str:
 
 
 def pairs(chosen: Sequence[str]) -> list[Pair]:
+    """Return the pairs of a model type and an objective that transformers has; `chosen` limits the types."""
     from transformers import CONFIG_MAPPING
 
     from bench.training.models.generic import kinds
@@ -160,6 +161,7 @@ def main() -> None:
 
 
 def page(reasons: Mapping[Pair, str], measured: Set[str], bundles: int) -> str:
+    """Return docs/models.md: what trains, what does not and why, and what of it was measured."""
     import transformers
 
     trained = [pair for pair, reason in reasons.items() if not reason]

@@ -30,6 +30,7 @@ ENVIRONMENT = {
 
 
 def do(*command: str | Path, folder: Path) -> str:
+    """Run a Python module in a folder and return what it printed; its failure ends this benchmark."""
     done = subprocess.run(
         [sys.executable, "-m", *map(str, command)],
         check=False, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True,

@@ -30,6 +30,7 @@ def share(tick: Callable[[dict[str, float]], object], a_second: float, seconds: 
 
 
 def drain(terminal: int) -> None:
+    """Read a terminal until it is closed, so that the writer never waits."""
     while os.read(terminal, 1 << 16):
         pass
 

@@ -113,6 +113,7 @@ class Row:
         return math.log(self.time(m).seconds / self.seconds)
 
     def time(self, m: Multipliers) -> StepTime:
+        """Predict the step with these multipliers."""
         return step_time(self.work, self.batch, self.gpus, self.rates, self.precision, m)
 
     def computing(self, m: Multipliers) -> float:
@@ -122,6 +123,7 @@ class Row:
 
 
 def own_rows() -> Iterator[Row]:
+    """Yield the measured trials of the bundles in results/, except of a card that was too hot."""
     for path in sorted(RESULTS.rglob("*.tar")):
         if SLOWED in str(path):
             continue
@@ -174,6 +176,7 @@ def with_older_kernels(work: Work, setting: Setting, precision: Precision) -> Wo
 
 
 def public_rows() -> Iterator[Row]:
+    """Yield the rows of the public table but those in fp8; their work is computed here, by formulas."""
     for row in csv.DictReader(PUBLIC.open()):
         if row["precision"] == "amp_fp8":
             continue
@@ -212,6 +215,7 @@ def public_rows() -> Iterator[Row]:
 
 
 def old(gpu: str) -> float:
+    """Return the factor for a card whose attention kernels were slower when it was measured."""
     return OLD_ATTENTION.get(gpu, 1.0)
 
 
@@ -331,6 +335,7 @@ def covered(by_model: Sequence[tuple[Row, float]]) -> str:
 
 
 def summary(name: str, errors: Sequence[float]) -> tuple[str, ...]:
+    """Return a line of the table from logarithms of predicted by measured times."""
     sizes = [math.expm1(abs(error)) for error in errors]
     rms = math.sqrt(statistics.fmean(error * error for error in errors))
     return (name, str(len(errors)), f"{math.exp(statistics.median(errors)):.3f}",

@@ -32,6 +32,7 @@ def verdicts(tree: Path) -> dict[str, dict[str, Any]]:
 
 
 def flat(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a document with its recomputed fields beside the others."""
     return {**document, **document.get("recomputed", {})}
 
 

@@ -42,6 +42,7 @@ class Pushed:
     said: tuple[str, ...]
 
     def document(self) -> dict[str, Any]:
+        """Return the costs until the installation and until the first trial, by name."""
         return {
             "installed": self.installed.document(),
             "first_trial": self.first_trial.document(),

@@ -108,7 +108,7 @@ class Recipe:
 
     @property
     def unit(self) -> Unit:
-        """What rates are counted in, as the objective says: tokens, images, seconds."""
+        """The unit of rates, which the objective fixes: tokens, images, seconds."""
         return self.aim.unit
 
     @property
