@@ -123,6 +123,7 @@ def row(trial: Trial, rounds: list[tuple[float, list[float]]]) -> tuple[str, ...
 
 
 def main() -> int:
+    """Print a table of predicted and measured steps; the argument is the number of rounds, 5 by default."""
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
     os.environ.setdefault(
         "TRANSFORMERS_VERBOSITY", "error"

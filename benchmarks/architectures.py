@@ -150,6 +150,7 @@ def verified(chosen: Sequence[Pair]) -> list[str]:
 
 
 def main() -> None:
+    """Train every pair for two steps and print docs/models.md; arguments limit the model types."""
     os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "PYTHONWARNINGS": "ignore"}
     CONTEXT.set_forkserver_preload(PRELOADED)
     every = pairs(sys.argv[1:])

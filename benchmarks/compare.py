@@ -23,6 +23,7 @@ def measured(command: list[str], out: Path) -> tuple[float, float, float]:
 
 
 def main() -> int:
+    """Print one line for each number of copies of the bundle."""
     source = Path(sys.argv[1])
     counts = [int(text) for text in sys.argv[2:]] or [100, 1_000, 10_000]
     bench = str(Path(sys.executable).with_name("bench"))

@@ -85,6 +85,7 @@ def ratios() -> Iterator[Ratio]:
 
 
 def main() -> None:
+    """Print the ratios of all trials, and to stderr how many are within 10% of 1."""
     rows = sorted({*ratios()})
     print(tabulate(rows, headers=Ratio._fields, floatfmt=".3f"))
     for name in ("formula", "counted"):

@@ -60,6 +60,7 @@ def trained(folder: Path, step: float) -> float:
 
 
 def main() -> int:
+    """Print how long a step takes in each exported file, as a ratio to that of the bundle."""
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 3
     ratios: dict[str, list[float]] = {kind: [] for kind in WITH_BENCH}
     for number in range(rounds):

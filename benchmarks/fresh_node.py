@@ -211,6 +211,7 @@ def bench(words: Sequence[str], home: Path) -> subprocess.CompletedProcess[str]:
 
 
 def main() -> None:
+    """Make each system and print how pushes to it end; with --rented, in each form of a rented container."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("suites", nargs="*", default=["bookworm"])
     sources = "mirrors, or lines of apt's sources; without any, those of this machine"

@@ -105,6 +105,7 @@ def svg(floors: Sequence[Sequence[str]], edges: Counter[tuple[str, str]]) -> str
 
 
 def main() -> int:
+    """Write the picture of the imports of this tree, or of the tree in the second argument."""
     out, *other = map(Path, sys.argv[1:])
     root = other[0] if other else ROOT
     edges = between_boxes(root)

@@ -147,6 +147,7 @@ def bad_hosts(nodes: Nodes, folder: Path, stack: ExitStack) -> list[str]:
 
 
 def main(rounds: int) -> None:
+    """Print as JSON what a push costs alone and beside bad nodes, and how one ends that is interrupted."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background would ignore it
     found: dict[str, Any] = {"rounds": []}
     with tempfile.TemporaryDirectory(prefix="bench-hundred-") as name, ExitStack() as stack:

@@ -36,6 +36,7 @@ def drain(terminal: int) -> None:
 
 
 def main() -> None:
+    """Print the share of time that drawing takes at this many steps a second."""
     a_second, seconds = (float(word) for word in [*sys.argv[1:], "200", "30"][:2])
     ours, theirs = pty.openpty()
     threading.Thread(target=drain, args=(ours,), daemon=True).start()

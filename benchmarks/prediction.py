@@ -348,7 +348,22 @@ def ninth_of_ten(errors: Sequence[float]) -> float:
     return sizes[min(len(sizes), math.ceil(0.9 * (len(sizes) + 1))) - 1]
 
 
+def cards_left_out(own: Sequence[Row]) -> Iterator[tuple[str, ...]]:
+    """Yield a line of the table for each card: its dense models, by a fit of the other cards."""
+    by_card = left_out(own, lambda row: row.card)
+    for card in sorted({row.card for row in own}):
+        of_card = [error for row, error in by_card if row.card == card and row.group == "dense"]
+        yield summary(f"bundles, card left out: {card}, dense", of_card)
+
+
+def newest_from_older(own: Sequence[Row]) -> list[float]:
+    """Return the errors of the newest campaign's rows, by a fit of all rows measured before."""
+    by_older = fitted([row for row in own if not row.place.startswith(CAMPAIGN)])
+    return [row.error(by_older) for row in own if row.place.startswith(CAMPAIGN)]
+
+
 def main() -> None:
+    """Print the errors of fits that did not see what they predict; --write: write the fit of all rows."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--rows", action="store_true", help="print each row of the bundles with its error")
@@ -360,20 +375,15 @@ def main() -> None:
         summary("bundles, model left out: dense", dense),
         summary("bundles, model left out: other", other),
     ]
-    by_card = left_out(own, lambda row: row.card)
-    for card in sorted({row.card for row in own}):
-        of_card = [error for row, error in by_card if row.card == card and row.group == "dense"]
-        lines.append(summary(f"bundles, card left out: {card}, dense", of_card))
+    lines += cards_left_out(own)
     hopper, ampere = ([row for row in public if row.card.startswith(card)] for card in ("h100", "a100"))
     small, large = ([row for row in public if (row.gpus >= 64) == big] for big in (False, True))
     to_ampere, to_hopper, to_large = (
         [row.error(m) for row in to]
         for m, to in ((fitted(hopper), ampere), (fitted(ampere), hopper), (fitted(small), large))
     )
-    by_older = fitted([row for row in own if not row.place.startswith(CAMPAIGN)])
-    newest = [row.error(by_older) for row in own if row.place.startswith(CAMPAIGN)]
     lines += [
-        summary("bundles of the newest campaign from older ones", newest),
+        summary("bundles of the newest campaign from older ones", newest_from_older(own)),
         summary("public rows, A100 from H100", to_ampere),
         summary("public rows, H100 from A100", to_hopper),
         summary("public rows, 64 to 512 GPUs from fewer", to_large),

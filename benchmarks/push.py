@@ -89,6 +89,7 @@ def an_image() -> dict[str, Any]:
 
 
 def main() -> None:
+    """Print the times of a push as JSON; with --image, of pushing an image."""
     if "--image" in sys.argv:
         found = an_image()
     else:

@@ -57,6 +57,7 @@ class World:
 
 
 def main() -> int:
+    """Print each model's regret, and how often it is within what is allowed."""
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("bundles", nargs="+", type=Path)

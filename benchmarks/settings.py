@@ -51,6 +51,7 @@ class Table:
 
 
 def main() -> int:
+    """Print a page of all trials of these bundles."""
     print(document(map(Path, sys.argv[1:])))
     return 0
 

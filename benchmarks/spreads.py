@@ -62,6 +62,7 @@ class Pair:
 
 
 def main() -> int:
+    """Print how often stated intervals held; with --write, write the spreads that bench ships."""
     runs = list(runs_of(Path(word) for word in sys.argv[1:] if word != "--write"))
     spreads = fitted(runs)
     print("\n".join(lines(runs, spreads)))

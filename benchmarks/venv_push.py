@@ -96,6 +96,7 @@ def one_way(way: str, folder: Path, group: Path) -> dict[str, Any]:
 
 
 def main() -> None:
+    """Push without an image over slow lines and print the costs of each way as JSON."""
     ways = sys.argv[1:] or ["INDEX", "SEND"]
     with ExitStack() as stack:
         group = stack.enter_context(counted_processes())
