@@ -84,7 +84,7 @@ LOG_EVERY = 10  # steps between two lines, if the recipe names no number
 
 @dataclass(frozen=True, slots=True)
 class TrainingOptions:
-    """What a script is told when it is started: how far to train, and when to log and to save."""
+    """The length of a training, and when it logs and saves, as a script is told when it is started."""
 
     last_step: int
     out: Path | None  # folder of the checkpoints; None: no checkpoint is saved
