@@ -89,6 +89,7 @@ def train(proving: Proving, trial: Trial, other: Connection, answer: Connection)
 
 
 def trial_run(trial: Trial, folder: str, turns: Turns) -> TrialRun:
+    """Make a run of a trial on the CPU of this process; `turns` takes its events."""
     return TrialRun(trial, Device("cpu"), team.join("cpu", True), Path(folder), turns)
 
 
@@ -108,6 +109,7 @@ def one_round(trial: Trial, proving: Proving) -> tuple[float, list[float]]:
 
 
 def row(trial: Trial, rounds: list[tuple[float, list[float]]]) -> tuple[str, ...]:
+    """Return a line of the table: the errors of the model's predictions in percent, and their spread."""
     errors = [100 * (predicted / mean(steps) - 1) for predicted, steps in rounds]
     return (
         trial.model.name,
@@ -121,6 +123,7 @@ def row(trial: Trial, rounds: list[tuple[float, list[float]]]) -> tuple[str, ...
 
 
 def main() -> int:
+    """Print a table of predicted and measured steps; the argument is the number of rounds, 5 by default."""
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
     os.environ.setdefault(
         "TRANSFORMERS_VERBOSITY", "error"

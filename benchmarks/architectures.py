@@ -112,6 +112,7 @@ def outcome(pair: Pair) -> str:
 
 
 def pairs(chosen: Sequence[str]) -> list[Pair]:
+    """Return the pairs of a model type and an objective that transformers has; `chosen` limits the types."""
     from transformers import CONFIG_MAPPING
 
     from bench.training.models.generic import kinds
@@ -149,6 +150,7 @@ def verified(chosen: Sequence[Pair]) -> list[str]:
 
 
 def main() -> None:
+    """Train every pair for two steps and print docs/models.md; arguments limit the model types."""
     os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "PYTHONWARNINGS": "ignore"}
     CONTEXT.set_forkserver_preload(PRELOADED)
     every = pairs(sys.argv[1:])
@@ -160,6 +162,7 @@ def main() -> None:
 
 
 def page(reasons: Mapping[Pair, str], measured: Set[str], bundles: int) -> str:
+    """Return docs/models.md: what trains, what does not and why, and what of it was measured."""
     import transformers
 
     trained = [pair for pair, reason in reasons.items() if not reason]

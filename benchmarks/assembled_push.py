@@ -88,6 +88,7 @@ def measured(operator: WithImage, image: Path, port: int, group: Path, *words: s
 
 
 def main(image: str, wheels: str, *chosen: str) -> None:
+    """Push an assembled image over slow lines and print the costs of each chosen way as JSON."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-assembled-")))
         publish(Path(image), Path(wheels), folder / "web")

@@ -6,27 +6,24 @@ python benchmarks/compare.py BUNDLE [COUNT...]     default: 100, 1,000 and 10,00
 from __future__ import annotations
 
 import resource
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from benchmarks.command_cost import cost
 from tests.report.made import copies
 
 
 def measured(command: list[str], out: Path) -> tuple[float, float, float]:
     """Run a command; returns wall seconds, processor seconds, and the largest resident set in MiB."""
-    started, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     with out.open("w") as file:
-        subprocess.run(command, check=True, stdout=file)
-    seconds, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
-    busy = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return seconds, busy, after.ru_maxrss / 1024
+        seconds, busy = cost(command, out=file)
+    return seconds, busy, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
 
 
 def main() -> int:
+    """Print one line for each number of copies of the bundle."""
     source = Path(sys.argv[1])
     counts = [int(text) for text in sys.argv[2:]] or [100, 1_000, 10_000]
     bench = str(Path(sys.executable).with_name("bench"))

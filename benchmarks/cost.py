@@ -11,7 +11,6 @@ are kept between the starts, as where bench is installed.
 from __future__ import annotations
 
 import os
-import resource
 import shutil
 import signal
 import statistics
@@ -19,9 +18,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from benchmarks.command_cost import cost, in_turn
 
 RUNS = 21
 SMALL_BUNDLE = Path(__file__).parents[1] / "results" / "proof-h200" / "pythia-1b.tar"
@@ -37,6 +39,7 @@ class Start:
     most_seconds: float | None = None
 
     def verdict(self, seconds: float, empty_seconds: float) -> str:
+        """Say which of its goals hold; empty without a goal."""
         goals = []
         if self.most_times is not None:
             held = seconds <= self.most_times * empty_seconds
@@ -48,6 +51,7 @@ class Start:
 
 
 def starts(bench: str) -> dict[str, Start]:
+    """Return the commands to measure, by what they do; the first is an empty Python."""
     complete = [bench, "completion", "--of"]
     return {
         EMPTY: Start([sys.executable, "-c", "pass"]),
@@ -60,37 +64,22 @@ def starts(bench: str) -> dict[str, Start]:
     }
 
 
-def cpu_seconds(command: Sequence[str]) -> float:
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-
-
-def medians(commands: dict[str, Start], measure: Callable[[Sequence[str]], float]) -> dict[str, float]:
-    """Return each command's median; they take turns, so that a drift of the machine affects all of them."""
-    found: dict[str, list[float]] = {name: [] for name in commands}
-    for round_number in range(-1, RUNS):  # the first compiles modules, and does not count
-        for name, start in commands.items():
-            seconds_taken = measure(start.command)
-            if round_number >= 0:
-                found[name].append(seconds_taken)
-    return {name: statistics.median(taken) for name, taken in found.items()}
-
-
-def seconds(command: list[str]) -> float:
-    started = time.perf_counter()
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    return time.perf_counter() - started
+def medians(commands: dict[str, Start]) -> dict[str, float]:
+    """Return the median processor time of each command."""
+    costs = in_turn({name: start.command for name, start in commands.items()}, RUNS + 1)
+    return {  # the first compiles modules, and does not count
+        name: statistics.median(each.cpu_seconds for each in found[1:]) for name, found in costs.items()
+    }
 
 
 def main() -> int:
+    """Print each command's processor time and which goals hold; returns 0 also if one is missed."""
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     # A shell starts background jobs with SIGINT ignored, and our children would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     bench = str(Path(sys.executable).with_name("bench"))
     commands = starts(bench)
-    found = medians(commands, cpu_seconds)
+    found = medians(commands)
     for name, start in commands.items():
         times = found[name] / found[EMPTY]
         verdict = start.verdict(found[name], found[EMPTY])
@@ -101,10 +90,11 @@ def main() -> int:
 
 
 def measure_many(bench: str, bundle: Path) -> None:
+    """Print how long the verification of 1,000 copies of a bundle takes, and a run to end after Ctrl-C."""
     with tempfile.TemporaryDirectory() as folder:
         for i in range(1000):
             shutil.copyfile(bundle, Path(folder, f"{i:04}.tar"))
-        many = seconds([bench, "verify", folder])
+        many = cost([bench, "verify", folder]).wall_seconds
     print(f"bench verify, 1,000 copies of {bundle.stat().st_size:,} bytes: {many:.2f} s")
     ends = [interrupted(bench, delay) for delay in (12.0, 14.5, 17.0)]
     print(f"Ctrl-C to the end of bench run: {', '.join(f'{end:.2f} s' for end in ends)}")

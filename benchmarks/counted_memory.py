@@ -35,6 +35,8 @@ NOT_COUNTED = "masked-head"  # a method of families with a file
 
 
 class Ratio(NamedTuple):
+    """Predicted by measured memory of a trial, by formulas and by counting."""
+
     model: str
     setting: str
     micro_batch: int
@@ -45,11 +47,13 @@ class Ratio(NamedTuple):
 
 @cache
 def counts_of(name: str) -> Counted:
+    """Count the memory of a known model by building it, although it has formulas."""
     model = find_model(name)
     return counted(replace(model, architecture=family_of(model).complete(model)))
 
 
 def ratios() -> Iterator[Ratio]:
+    """Yield the ratios of the trials in results/ whose memory can be predicted in both ways."""
     for path in sorted(RESULTS.rglob("*.tar")):
         ((_, verdict),) = check_all([path], None)
         if not isinstance(verdict, Verdict) or not isinstance(verdict.contents, RunContents):
@@ -81,6 +85,7 @@ def ratios() -> Iterator[Ratio]:
 
 
 def main() -> None:
+    """Print the ratios of all trials, and to stderr how many are within 10% of 1."""
     rows = sorted({*ratios()})
     print(tabulate(rows, headers=Ratio._fields, floatfmt=".3f"))
     for name in ("formula", "counted"):

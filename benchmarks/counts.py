@@ -20,6 +20,7 @@ from bench.training.models.zoo import zoo_model, zoo_names
 
 
 def main() -> None:
+    """Count every model of the zoo and write the counts that bench ships; ends if one cannot be."""
     counts: dict[str, Any] = {}
     for name in zoo_names():
         found = zoo_model(name)

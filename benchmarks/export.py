@@ -30,6 +30,7 @@ ENVIRONMENT = {
 
 
 def do(*command: str | Path, folder: Path) -> str:
+    """Run a Python module in a folder and return what it printed; its failure ends this benchmark."""
     done = subprocess.run(
         [sys.executable, "-m", *map(str, command)],
         check=False, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True,
@@ -59,6 +60,7 @@ def trained(folder: Path, step: float) -> float:
 
 
 def main() -> int:
+    """Print how long a step takes in each exported file, as a ratio to that of the bundle."""
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 3
     ratios: dict[str, list[float]] = {kind: [] for kind in WITH_BENCH}
     for number in range(rounds):

@@ -95,6 +95,7 @@ class FreshSystem:
     path: str | None = None  # what an image would set PATH to
 
     def ask(self, *words: str) -> str:
+        """Run a command inside the system and return its output; it must succeed."""
         command = ["chroot", str(self.root), *words]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
@@ -195,11 +196,13 @@ def install(form: Form, port: int, index: str, home: Path) -> None:
 
 
 def push(port: int, index: str, home: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """Push the quickstart to the system behind this port, with wheels of this index."""
     words = ["push", "manifests/quickstart.json", f"root@127.0.0.1:{port}", "--index", index]
     return bench([*words, "--ssh-config", str(home / ".ssh/config"), *options], home)
 
 
 def bench(words: Sequence[str], home: Path) -> subprocess.CompletedProcess[str]:
+    """Run bench of this source tree with another home folder; its output is captured."""
     environment = os.environ | {"HOME": str(home), "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "bench", *words]
     return subprocess.run(
@@ -208,6 +211,7 @@ def bench(words: Sequence[str], home: Path) -> subprocess.CompletedProcess[str]:
 
 
 def main() -> None:
+    """Make each system and print how pushes to it end; with --rented, in each form of a rented container."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("suites", nargs="*", default=["bookworm"])
     sources = "mirrors, or lines of apt's sources; without any, those of this machine"

@@ -28,6 +28,7 @@ Box = tuple[float, float, float]  # centre, top, width
 
 
 def box_of(module: str) -> str:
+    """Return the package that a module belongs to."""
     return module.partition(".")[0]
 
 
@@ -60,6 +61,7 @@ def computed_floors(edges: Iterable[tuple[str, str]]) -> Sequence[Sequence[str]]
 
 
 def placed(floors: Sequence[Sequence[str]]) -> Mapping[str, Box]:
+    """Return the place of each box; those of the highest floor are at the top."""
     boxes: dict[str, Box] = {}
     for number, names in enumerate(reversed(floors)):
         widths = [max(64.0, 9.0 * len(name) + 16) for name in names]
@@ -75,6 +77,7 @@ def placed(floors: Sequence[Sequence[str]]) -> Mapping[str, Box]:
 
 
 def svg(floors: Sequence[Sequence[str]], edges: Counter[tuple[str, str]]) -> str:
+    """Return the picture; a line is thicker the more imports there are between its boxes."""
     boxes = placed(floors)
     number = {name: floor for floor, names in enumerate(floors) for name in names}
     parts = []
@@ -102,6 +105,7 @@ def svg(floors: Sequence[Sequence[str]], edges: Counter[tuple[str, str]]) -> str
 
 
 def main() -> int:
+    """Write the picture of the imports of this tree, or of the tree in the second argument."""
     out, *other = map(Path, sys.argv[1:])
     root = other[0] if other else ROOT
     edges = between_boxes(root)

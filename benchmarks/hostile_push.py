@@ -187,6 +187,7 @@ def pushed(one: Operator, hostile: Sequence[str], out: str) -> Pushed:
 
 
 def main() -> None:
+    """Print rounds as JSON; hostile nodes behave in five ways in each round, in turn."""
     rounds = []
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)

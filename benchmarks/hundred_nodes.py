@@ -33,7 +33,7 @@ from typing import Any
 
 from bench.bundle.verify import verify_bundle
 from bench.node_check.recompute_any import recompute
-from benchmarks.hostile_push import WAYS, hosts_apart
+from benchmarks.hostile_push import WAYS, cpu_seconds, hosts_apart
 from benchmarks.passive_check import descendants, sizes
 from tests.e2e.nodes import Nodes, free_port, ssh_nodes
 from tests.e2e.pushing import Operator
@@ -63,7 +63,8 @@ class WatchedPush:
         while self.process.poll() is None:
             if not self.honest_seconds and len(list(self.bundles.rglob("*.tar"))) == HONEST:
                 self.honest_seconds = time.monotonic() - self.began
-            self.cpu_seconds = cpu_seconds(self.process.pid) or self.cpu_seconds
+            with suppress(OSError):  # it has ended
+                self.cpu_seconds = cpu_seconds(self.process.pid)
             self.peak_bytes = max(self.peak_bytes, sum(map(pss_bytes, descendants(self.process.pid))))
             if time.monotonic() - self.began > MOST_SECONDS:
                 raise SystemExit(f"the push took more than {MOST_SECONDS:g} s")
@@ -77,15 +78,8 @@ def pss_bytes(process: int) -> int:
     return 0
 
 
-def cpu_seconds(process: int) -> float:
-    """Return the processor time that a process has used; 0 if it has ended."""
-    with suppress(OSError, IndexError):
-        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    return 0.0
-
-
 def begin(one: Operator, hosts: Sequence[str], out: str) -> WatchedPush:
+    """Start a push of passive checks to these hosts, and return without waiting."""
     manifest = one.folder / "check.json"
     manifest.write_text(json.dumps({"schema": "bench/node-check/v1", "level": "passive"}))
     words = one.pushing(manifest, *hosts, "--out", out, "--new", "--json", "--parallel", AT_ONCE)
@@ -109,6 +103,7 @@ def whole(one: Operator, hosts: Sequence[str], out: str) -> Mapping[str, Any]:
 
 
 def told(one: Operator, push: WatchedPush) -> Mapping[str, Any]:
+    """Return what the push said of honest and of other nodes; the honest bundles must verify."""
     nodes = json.loads(push.answers.read_bytes())["nodes"]
     honest = [node for node in nodes if node["host"] in one.nodes.addresses]
     others = [node for node in nodes if node["host"] not in one.nodes.addresses]
@@ -152,6 +147,7 @@ def bad_hosts(nodes: Nodes, folder: Path, stack: ExitStack) -> list[str]:
 
 
 def main(rounds: int) -> None:
+    """Print as JSON what a push costs alone and beside bad nodes, and how one ends that is interrupted."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background would ignore it
     found: dict[str, Any] = {"rounds": []}
     with tempfile.TemporaryDirectory(prefix="bench-hundred-") as name, ExitStack() as stack:

@@ -39,6 +39,7 @@ class Costs:
         return 8 * (self.operator_up_bytes / up + self.operator_down_bytes / down + self.index_bytes / index)
 
     def document(self) -> dict[str, float]:
+        """Return the costs by name, in megabytes and seconds."""
         lines = {
             "operators_line_megabytes": (self.operator_up_bytes + self.operator_down_bytes) / 1e6,
             "index_line_megabytes": self.index_bytes / 1e6,
@@ -63,6 +64,7 @@ class Meter:
     before: tuple[float, ...] = ()
 
     def costs(self) -> Costs:
+        """Return what was counted since the meter was started."""
         now = self.counted(self.group)
         up, down, index, cpu, waited = (b - a for a, b in zip(self.before, now, strict=True))
         wall = time.monotonic() - self.began
@@ -70,6 +72,7 @@ class Meter:
 
     @staticmethod
     def counted(group: Path) -> tuple[float, ...]:
+        """Return the counters now: bytes of both lines, processor seconds, and seconds of waiting for it."""
         usage = next(line for line in (group / "cpu.stat").read_text().splitlines() if "usage_usec" in line)
         some = (group / "cpu.pressure").read_text().splitlines()[0]
         return (
@@ -82,6 +85,7 @@ class Meter:
 
 
 def start(group: Path) -> Meter:
+    """Start a meter for the processes of a control group."""
     return Meter(group, before=Meter.counted(group))
 
 

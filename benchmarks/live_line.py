@@ -30,11 +30,13 @@ def share(tick: Callable[[dict[str, float]], object], a_second: float, seconds: 
 
 
 def drain(terminal: int) -> None:
+    """Read a terminal until it is closed, so that the writer never waits."""
     while os.read(terminal, 1 << 16):
         pass
 
 
 def main() -> None:
+    """Print the share of time that drawing takes at this many steps a second."""
     a_second, seconds = (float(word) for word in [*sys.argv[1:], "200", "30"][:2])
     ours, theirs = pty.openpty()
     threading.Thread(target=drain, args=(ours,), daemon=True).start()

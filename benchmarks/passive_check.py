@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import resource
 import statistics
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from bench.runner.check.check_index import FILE_NAME, IndexedCheck, add
+from benchmarks.command_cost import cost, in_turn
 
 RUNS = 5
 PARTS = ("the check", "its fork server", "their workers", "code")
@@ -32,22 +32,6 @@ YEAR = 365 * 24 * 12
 KEPT = 300  # bundles, as docs/monitoring.md recommends
 READ = "from bench.runner.check import history; from pathlib import Path; history.read([Path({!r})])"
 IMPORT = "from bench.runner.check import history"
-
-
-def cpu_seconds(command: list[str], environment: Mapping[str, str]) -> float:
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-
-
-def median_cpu_seconds(commands: Mapping[str, list[str]], environment: Mapping[str, str]) -> dict[str, float]:
-    """Return each command's median; they take turns, so that a drift of the machine affects all of them."""
-    seconds: dict[str, list[float]] = {name: [] for name in commands}
-    for _ in range(RUNS):
-        for name, command in commands.items():
-            seconds[name].append(cpu_seconds(command, environment))
-    return {name: statistics.median(found) for name, found in seconds.items()}
 
 
 def peak_bytes(command: list[str], environment: Mapping[str, str]) -> Mapping[str, int]:
@@ -88,6 +72,7 @@ def sizes(text: str) -> dict[str, int]:
 
 
 def descendants(root: int) -> Iterator[int]:
+    """Yield a process and all that descend from it, itself first."""
     parents = {}
     for entry in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
@@ -112,6 +97,7 @@ def year_of_checks(checks: int) -> Iterator[IndexedCheck]:
 
 
 def main(checks: int) -> int:
+    """Print time, memory and disk space of a passive check beside an index of `checks` checks."""
     with tempfile.TemporaryDirectory() as temporary:
         place = Path(temporary)
         (place / "machine.json").write_text(json.dumps({"count": 8}))
@@ -123,7 +109,7 @@ def main(checks: int) -> int:
         index_bytes = (out / FILE_NAME).stat().st_size
         check = [sys.executable, "-m", "bench", "check", "--level", "passive", "--nagios", "--out", str(out)]
         check += ["--keep-last", str(KEPT)]
-        cpu_seconds(check, environment)  # the first makes the key
+        cost(check, environment)  # the first makes the key
         peaks = [peak_bytes(check, environment) for _ in range(RUNS)]
         peak = max(peaks, key=lambda parts: sum(parts.values()))
         commands = {
@@ -132,7 +118,10 @@ def main(checks: int) -> int:
             "import": [sys.executable, "-c", IMPORT],
             "read": [sys.executable, "-c", READ.format(str(out))],
         }
-        seconds = median_cpu_seconds(commands, environment)
+        costs = in_turn(commands, RUNS, environment)
+        seconds = {
+            name: statistics.median(each.cpu_seconds for each in found) for name, found in costs.items()
+        }
         kept = list(out.glob("*.tar"))
         folders = sum(file.lstat().st_size for bundle in kept for file in bundle.with_suffix("").rglob("*"))
         bundle_bytes = (sum(bundle.stat().st_size for bundle in kept) + folders) / len(kept)

@@ -21,6 +21,7 @@ SCREENS = {"": (1280, 900), "-phone": (390, 844)}
 
 
 def main() -> int:
+    """Write one picture for each of SCREENS; the report is made for it and not kept."""
     bundles, picture = map(Path, sys.argv[1:])
     with tempfile.TemporaryDirectory() as name, chromium() as browser:
         report = Path(name) / "report.html"

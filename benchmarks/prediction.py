@@ -113,6 +113,7 @@ class Row:
         return math.log(self.time(m).seconds / self.seconds)
 
     def time(self, m: Multipliers) -> StepTime:
+        """Predict the step with these multipliers."""
         return step_time(self.work, self.batch, self.gpus, self.rates, self.precision, m)
 
     def computing(self, m: Multipliers) -> float:
@@ -122,6 +123,7 @@ class Row:
 
 
 def own_rows() -> Iterator[Row]:
+    """Yield the measured trials of the bundles in results/, except of a card that was too hot."""
     for path in sorted(RESULTS.rglob("*.tar")):
         if SLOWED in str(path):
             continue
@@ -174,6 +176,7 @@ def with_older_kernels(work: Work, setting: Setting, precision: Precision) -> Wo
 
 
 def public_rows() -> Iterator[Row]:
+    """Yield the rows of the public table but those in fp8; their work is computed here, by formulas."""
     for row in csv.DictReader(PUBLIC.open()):
         if row["precision"] == "amp_fp8":
             continue
@@ -212,6 +215,7 @@ def public_rows() -> Iterator[Row]:
 
 
 def old(gpu: str) -> float:
+    """Return the factor for a card whose attention kernels were slower when it was measured."""
     return OLD_ATTENTION.get(gpu, 1.0)
 
 
@@ -331,6 +335,7 @@ def covered(by_model: Sequence[tuple[Row, float]]) -> str:
 
 
 def summary(name: str, errors: Sequence[float]) -> tuple[str, ...]:
+    """Return a line of the table from logarithms of predicted by measured times."""
     sizes = [math.expm1(abs(error)) for error in errors]
     rms = math.sqrt(statistics.fmean(error * error for error in errors))
     return (name, str(len(errors)), f"{math.exp(statistics.median(errors)):.3f}",
@@ -343,7 +348,22 @@ def ninth_of_ten(errors: Sequence[float]) -> float:
     return sizes[min(len(sizes), math.ceil(0.9 * (len(sizes) + 1))) - 1]
 
 
+def cards_left_out(own: Sequence[Row]) -> Iterator[tuple[str, ...]]:
+    """Yield a line of the table for each card: its dense models, by a fit of the other cards."""
+    by_card = left_out(own, lambda row: row.card)
+    for card in sorted({row.card for row in own}):
+        of_card = [error for row, error in by_card if row.card == card and row.group == "dense"]
+        yield summary(f"bundles, card left out: {card}, dense", of_card)
+
+
+def newest_from_older(own: Sequence[Row]) -> list[float]:
+    """Return the errors of the newest campaign's rows, by a fit of all rows measured before."""
+    by_older = fitted([row for row in own if not row.place.startswith(CAMPAIGN)])
+    return [row.error(by_older) for row in own if row.place.startswith(CAMPAIGN)]
+
+
 def main() -> None:
+    """Print the errors of fits that did not see what they predict; --write: write the fit of all rows."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--rows", action="store_true", help="print each row of the bundles with its error")
@@ -355,20 +375,15 @@ def main() -> None:
         summary("bundles, model left out: dense", dense),
         summary("bundles, model left out: other", other),
     ]
-    by_card = left_out(own, lambda row: row.card)
-    for card in sorted({row.card for row in own}):
-        of_card = [error for row, error in by_card if row.card == card and row.group == "dense"]
-        lines.append(summary(f"bundles, card left out: {card}, dense", of_card))
+    lines += cards_left_out(own)
     hopper, ampere = ([row for row in public if row.card.startswith(card)] for card in ("h100", "a100"))
     small, large = ([row for row in public if (row.gpus >= 64) == big] for big in (False, True))
     to_ampere, to_hopper, to_large = (
         [row.error(m) for row in to]
         for m, to in ((fitted(hopper), ampere), (fitted(ampere), hopper), (fitted(small), large))
     )
-    by_older = fitted([row for row in own if not row.place.startswith(CAMPAIGN)])
-    newest = [row.error(by_older) for row in own if row.place.startswith(CAMPAIGN)]
     lines += [
-        summary("bundles of the newest campaign from older ones", newest),
+        summary("bundles of the newest campaign from older ones", newest_from_older(own)),
         summary("public rows, A100 from H100", to_ampere),
         summary("public rows, H100 from A100", to_hopper),
         summary("public rows, 64 to 512 GPUs from fewer", to_large),

@@ -35,6 +35,7 @@ class HeldRow:
 
 
 def held_rows(rows: Iterable[PublishedRow]) -> list[HeldRow]:
+    """Return the published rows that can be predicted, each with its prediction."""
     known: dict[str, Counted | None] = {}
     held = []
     for row in rows:
@@ -51,6 +52,7 @@ def held_rows(rows: Iterable[PublishedRow]) -> list[HeldRow]:
 
 
 def line(name: str, held: list[HeldRow]) -> tuple[object, ...]:
+    """Return a line of the table: how many rows, their median ratio and their spread."""
     logs = [math.log(each.ratio) for each in held]
     middle = statistics.median(logs)
     spread = math.sqrt(sum((each - middle) ** 2 for each in logs) / len(logs))
@@ -61,6 +63,7 @@ def line(name: str, held: list[HeldRow]) -> tuple[object, ...]:
 
 
 def main() -> None:
+    """Print for each source how its rates compare with their predictions."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", action="store_true", help="print every row")
     asked = parser.parse_args()

@@ -25,16 +25,19 @@ ROUNDS = 3
 
 
 def seconds(work: Callable[[], object]) -> float:
+    """Return how long it takes to do some work."""
     began = time.monotonic()
     work()
     return time.monotonic() - began
 
 
 def empty() -> object:
+    """Start Python and do nothing, for comparison."""
     return subprocess.run([sys.executable, "-c", ""], check=True)
 
 
 def a_run(one: Operator) -> dict[str, Any]:
+    """Measure a push of a run to one node, and return its times by name."""
     manifest, host = one.manifest(), one.nodes.addresses[0]
     quiet = {
         "cwd": one.folder,
@@ -62,6 +65,7 @@ def a_run(one: Operator) -> dict[str, Any]:
 
 
 def an_image() -> dict[str, Any]:
+    """Measure the push of an image to a node with an engine, and return its times by name."""
     with nodes_with_engines() as one:
         build_image(one.folder / "wheels", one.folder / "one.tar", ROOT)
         words = (
@@ -85,6 +89,7 @@ def an_image() -> dict[str, Any]:
 
 
 def main() -> None:
+    """Print the times of a push as JSON; with --image, of pushing an image."""
     if "--image" in sys.argv:
         found = an_image()
     else:

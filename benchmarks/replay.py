@@ -57,6 +57,7 @@ class World:
 
 
 def main() -> int:
+    """Print each model's regret, and how often it is within what is allowed."""
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("bundles", nargs="+", type=Path)
@@ -113,10 +114,13 @@ def _read(paths: Iterable[Path]) -> Iterator[tuple[float, list[Part]]]:
 
 @dataclass(frozen=True, slots=True)
 class ReplayedRun(RunContents):
+    """The contents of a bundle, and what a replay needs of each of its trials."""
+
     parts: list[Part]
 
 
 def replayed_run(files: Files) -> ReplayedRun:
+    """Recompute a bundle, which must be of a run."""
     run = recompute(files)
     assert isinstance(run, RunContents)
     results = run.results
@@ -154,12 +158,15 @@ def _spans(files: Files) -> Mapping[str, float]:
 
 
 class Replay(NamedTuple):
+    """One replay of a search: what its choice loses against the best setting, and what it asked for."""
+
     regret: float
     asked: int
     seconds: float
 
 
 def replays(model: str, gpus: int, world: World, count: int) -> Iterator[Replay]:
+    """Yield `count` replays of the search on measured outcomes, each with its own random numbers."""
     plan = plan_of(model, gpus, world)
     timing = load_manifest(HOUR).timing
     true = {key: step_seconds(trial, world.outcomes[key]) for key, trial in _trials(plan).items()}
@@ -224,6 +231,7 @@ def drawn(outcome: Outcome, accumulation: int, timing: Timing, draw: random.Rand
 
 
 def row(model: str, gpus: int, world: World, results: list[Replay]) -> tuple[str, ...]:
+    """Return a line of the table: the regrets of a model's replays, and what they spent of all time."""
     regrets = sorted(replay.regret for replay in results)
     everything = sum(world.seconds.values())
     spent = mean(replay.seconds for replay in results)

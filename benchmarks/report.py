@@ -21,6 +21,7 @@ READY = "<!doctype html><title>empty</title><script>document.documentElement.dat
 
 
 def main() -> int:
+    """Print the size of a report of many copies, and when a browser can use it and an empty page."""
     source, count = Path(sys.argv[1]), int((sys.argv[2:] or ["100"])[0])
     with tempfile.TemporaryDirectory() as name, chromium() as browser:
         folder = Path(name)

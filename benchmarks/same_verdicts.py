@@ -32,6 +32,7 @@ def verdicts(tree: Path) -> dict[str, dict[str, Any]]:
 
 
 def flat(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a document with its recomputed fields beside the others."""
     return {**document, **document.get("recomputed", {})}
 
 
@@ -56,6 +57,7 @@ def compared(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any
 
 
 def main(commit: str) -> int:
+    """Print what differs from the verdicts of an earlier commit; returns 1 if a verdict does."""
     with tempfile.TemporaryDirectory(prefix="bench-verdicts-") as folder:
         earlier = Path(folder) / "tree"
         git = ["git", "-C", str(ROOT), "worktree"]

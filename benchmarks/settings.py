@@ -42,6 +42,8 @@ Key = tuple[str, int]  # model, GPUs
 
 @dataclass
 class Table:
+    """The trials of one model on one device, from all of its bundles."""
+
     device: str
     paths: dict[Path, None] = field(default_factory=dict)  # an ordered set
     trials: dict[tuple[str, int], TrialResult] = field(default_factory=dict)  # by label and micro-batch
@@ -49,11 +51,13 @@ class Table:
 
 
 def main() -> int:
+    """Print a page of all trials of these bundles."""
     print(document(map(Path, sys.argv[1:])))
     return 0
 
 
 def document(paths: Iterable[Path]) -> str:
+    """Return the page: one section for each model and number of GPUs."""
     tables = tables_of(paths)
     title = "# Every setting, every outcome\n"
     return "\n".join(
@@ -62,6 +66,7 @@ def document(paths: Iterable[Path]) -> str:
 
 
 def tables_of(paths: Iterable[Path]) -> dict[Key, Table]:
+    """Read the bundles in the order in which they were measured; a later trial replaces an equal one."""
     tables: dict[Key, Table] = {}
     for path, results in sorted(_read(paths), key=lambda read: read[1].run.started_at):
         device = results.node.gpus[0].name if results.node.gpus else "CPU"
@@ -83,6 +88,7 @@ def _read(paths: Iterable[Path]) -> Iterator[tuple[Path, Results]]:
 
 
 def section(key: Key, table: Table) -> Iterator[str]:
+    """Yield the lines of a section: settings down, micro-batches across, the largest first."""
     model, gpus = key
     sizes = sorted({size for _, size in table.trials}, reverse=True)
     labels = list(dict.fromkeys(label for label, _ in sorted(table.trials, key=_shortest)))

@@ -25,13 +25,13 @@ from tests.e2e.pushing import Operator
 AT_ONCE = 4
 
 
-def push_all(operators: Sequence[Operator], nodes: Nodes, place: str) -> list[dict[str, object]]:
+def push_all(operators: Sequence[Operator], nodes: Nodes) -> list[dict[str, object]]:
     """Let all operators push to all nodes at once; return the nodes of all documents."""
     processes = [
         operator.begin(
             operator.manifest("one", models=["tiny-gpt-neox"]),
             *nodes.addresses,
-            *("--parallel", str(AT_ONCE), "--place", place, "--json", "--anyway"),
+            *("--parallel", str(AT_ONCE), "--place", "~/.bench", "--json", "--anyway"),
         )
         for operator in operators
     ]
@@ -45,6 +45,7 @@ def push_all(operators: Sequence[Operator], nodes: Nodes, place: str) -> list[di
 
 
 def main(count: int, pushers: int) -> int:
+    """Push to nodes that share a home; returns 1 unless every bundle is there and verifies."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-shared-", dir="/tmp")))
         home = folder / "home"
@@ -55,7 +56,7 @@ def main(count: int, pushers: int) -> int:
         for operator in operators:
             operator.folder.mkdir()
         began = time.monotonic()
-        found = push_all(operators, nodes, "~/.bench")
+        found = push_all(operators, nodes)
         seconds = time.monotonic() - began
         bundles = [path for operator in operators for path in operator.folder.glob("results/*.tar")]
         verify = [sys.executable, "-m", "bench", "verify", *map(str, bundles)]

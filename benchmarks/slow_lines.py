@@ -31,6 +31,7 @@ DELAY_SECONDS = 0.02  # in each direction
 
 
 def run(*words: object) -> None:
+    """Run a command that must succeed; words may be paths or numbers."""
     subprocess.run([str(word) for word in words], check=True)
 
 
@@ -60,6 +61,7 @@ class QuietHandler(SimpleHTTPRequestHandler):
     """A server of a folder that prints nothing, and continues downloads as package indexes do."""
 
     def do_GET(self) -> None:
+        """Serve a file, or its rest from a byte on, as one asks who goes on with a download."""
         path = Path(self.translate_path(self.path))
         start = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
         if start is None or not path.is_file() or int(start[1]) >= path.stat().st_size:
@@ -75,9 +77,11 @@ class QuietHandler(SimpleHTTPRequestHandler):
             self.copyfile(file, self.wfile)
 
     def log_message(self, *_: object) -> None:
+        """Print nothing."""
         pass
 
     def copyfile(self, source: Any, outputfile: Any) -> None:
+        """Send a file; the reader may go away in the middle of it."""
         with suppress(OSError):  # a download may end in the middle of a file
             super().copyfile(source, outputfile)
 

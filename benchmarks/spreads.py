@@ -62,6 +62,7 @@ class Pair:
 
 
 def main() -> int:
+    """Print how often stated intervals held; with --write, write the spreads that bench ships."""
     runs = list(runs_of(Path(word) for word in sys.argv[1:] if word != "--write"))
     spreads = fitted(runs)
     print("\n".join(lines(runs, spreads)))
@@ -71,6 +72,7 @@ def main() -> int:
 
 
 def lines(runs: Sequence[Run], spreads: MeasuredSpreads) -> Iterator[str]:
+    """Yield the report: how often measurements of two runs differ by more than is stated."""
     sound = [run for run in runs if not run.marked]
     days, machines = same_machine(sound) + proofs(sound), other_machines(sound)
     for words, pairs, spread in (
@@ -88,6 +90,7 @@ def lines(runs: Sequence[Run], spreads: MeasuredSpreads) -> Iterator[str]:
 
 
 def runs_of(paths: Iterable[Path]) -> Iterator[Run]:
+    """Yield the runs of these bundles; those that cannot be verified are left out."""
     for _, found in look_at_all(distinct_bundles(paths), None, recompute, _runs):
         yield from found if isinstance(found, list) else ()
 
@@ -136,10 +139,12 @@ def _pair(a: Run, b: Run) -> Pair:
 
 
 def same_machine(runs: Iterable[Run]) -> list[Pair]:
+    """Pair equal trials of two bundles of one machine, in both orders."""
     return [_pair(a, b) for a, b in _equal(runs) if a.machine == b.machine]
 
 
 def other_machines(runs: Iterable[Run]) -> list[Pair]:
+    """Pair equal trials of two machines of the same kind, in both orders."""
     return [_pair(a, b) for a, b in _equal(runs) if a.machine != b.machine]
 
 
@@ -155,6 +160,7 @@ def fit(pairs: Sequence[Pair]) -> float:
 
 
 def share_held(pairs: Sequence[Pair], spread: float) -> float:
+    """Return the share of pairs that differ by no more than a spread explains."""
     return sum(pair.needed <= spread for pair in pairs) / len(pairs)
 
 

@@ -42,6 +42,7 @@ class Pushed:
     said: tuple[str, ...]
 
     def document(self) -> dict[str, Any]:
+        """Return the costs until the installation and until the first trial, by name."""
         return {
             "installed": self.installed.document(),
             "first_trial": self.first_trial.document(),
@@ -95,6 +96,7 @@ def one_way(way: str, folder: Path, group: Path) -> dict[str, Any]:
 
 
 def main() -> None:
+    """Push without an image over slow lines and print the costs of each way as JSON."""
     ways = sys.argv[1:] or ["INDEX", "SEND"]
     with ExitStack() as stack:
         group = stack.enter_context(counted_processes())

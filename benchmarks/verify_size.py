@@ -8,37 +8,21 @@ GPUs that were held back, whose telemetry is read twice.
 
 from __future__ import annotations
 
-import resource
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
-from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from benchmarks.command_cost import in_turn
 from tests.large import large_bundle, large_gpu_bundle, peak_bytes
 
 RUNS = 5
 LARGEST = 63 * 2**20  # of one member, which has at most 64 MiB
 
 
-class Cost(NamedTuple):
-    wall_seconds: float
-    cpu_seconds: float  # processor time, which other work on the machine affects less
-
-
-def cost(command: list[str]) -> Cost:
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    started = time.perf_counter()
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    wall = time.perf_counter() - started
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return Cost(wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-
-
 def main(sizes: list[int]) -> int:
+    """Print a table: time beyond an empty Python, and peak memory, for bundles of these megabytes."""
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         bundles = {f"{size} MB": large_bundle(place / f"{size}.tar", size * 10**6) for size in sizes}
@@ -51,10 +35,7 @@ def main(sizes: list[int]) -> int:
         commands = {"python3 -c pass": [sys.executable, "-c", "pass"]}
         for name, path in bundles.items():
             commands[name] = [sys.executable, "-m", "bench", "verify", str(path)]
-        costs: dict[str, list[Cost]] = {name: [] for name in commands}
-        for _ in range(RUNS):  # alternate, so that a drift in the speed of the machine affects all commands
-            for name, command in commands.items():
-                costs[name].append(cost(command))
+        costs = in_turn(commands, RUNS)
     empty = [statistics.median(column) for column in zip(*costs["python3 -c pass"], strict=True)]
     print(f"{'median of ' + str(RUNS):<22} {'wall':>9} {'beyond':>9} {'CPU':>9} {'beyond':>9} {'peak':>8}")
     for name, found in costs.items():

@@ -84,6 +84,8 @@ LOG_EVERY = 10  # steps between two lines, if the recipe names no number
 
 @dataclass(frozen=True, slots=True)
 class TrainingOptions:
+    """The length of a training, and when it logs and saves, as a script is told when it is started."""
+
     last_step: int
     out: Path | None  # folder of the checkpoints; None: no checkpoint is saved
     resume: bool
@@ -239,4 +241,5 @@ def _undivided(weight: nn.Parameter) -> Tensor:
 
 
 def no_checkpoint(folder: Path | str) -> SystemExit:
+    """Return the exit with which a script ends that was told to continue from an empty folder."""
     return SystemExit(f"{folder} holds no complete checkpoint to continue from")

@@ -27,6 +27,7 @@ alone comes as near to the recipe as its arguments can.
 
 
 def files(trial: Trial, save_every: int) -> dict[str, str]:
+    """Return the Trainer's arguments, and the configuration of DeepSpeed for ZeRO, by name."""
     contents = {"training_arguments.json": pretty_json(training_arguments(trial, save_every)).decode()}
     if sharded_by(trial.setting) == "zero":
         contents["deepspeed.json"] = configuration(trial)

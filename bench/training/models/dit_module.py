@@ -84,6 +84,7 @@ class DitBlock(nn.Module):
                 self.modulation.bias.view(6, width)[gate] += 1
 
     def forward(self, tokens: Tensor, condition: Tensor) -> Tensor:
+        """Mix and transform tokens, shifted, scaled and gated by what the condition says for each sample."""
         parts = self.modulation(condition).unsqueeze(1).chunk(6, dim=-1)
         shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = parts
         tokens = tokens + gate * self.attention(_modulated(self.attention_norm(tokens), shift, scale))
@@ -100,6 +101,7 @@ class DitAttention(nn.Module):
         self.out = nn.Linear(width, width)
 
     def forward(self, tokens: Tensor) -> Tensor:
+        """Let every token attend to all; not fused, the scores are a tensor of their own."""
         # [3, samples, heads, tokens, width of a head]
         query, key, value = self.qkv(tokens).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         if self.fused:

@@ -108,7 +108,7 @@ class Recipe:
 
     @property
     def unit(self) -> Unit:
-        """The word for what rates count, which the objective says: tokens, images or seconds."""
+        """The unit of rates, which the objective fixes: tokens, images, seconds."""
         return self.aim.unit
 
     @property

@@ -31,6 +31,7 @@ class NormsFunction(torch.autograd.Function):
         bias_second: Tensor,
         eps: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return both norms and the input again, whose gradient is thereby added in the same kernel."""
         first, second, means, scales = _norms(
             hidden, weight_first, bias_first, weight_second, bias_second, eps
         )
@@ -41,6 +42,7 @@ class NormsFunction(torch.autograd.Function):
     def backward(
         ctx: Any, grad_first: Tensor, grad_second: Tensor, grad_skip: Tensor
     ) -> tuple[Tensor | None, ...]:
+        """Return the gradients of the input and of the four weights; none of `eps`."""
         return *_norms_gradient(grad_first, grad_second, grad_skip, *ctx.saved_tensors), None
 
 
