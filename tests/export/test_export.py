@@ -311,6 +311,18 @@ def test_a_strangers_switch_is_quoted_for_the_shell(tmp_path: Path) -> None:
     assert "reboot" not in said
 
 
+@pytest.mark.parametrize("hidden", ["\u202e", "\u200b", "\x1b[8m", "\U000e0041"])
+def test_a_strangers_switch_with_characters_that_nobody_sees_is_no_line_for_the_shell(
+    hidden: str, tmp_path: Path
+) -> None:
+    """Such characters reverse, hide or overwrite what a reader sees of the line that is about to be typed."""
+    switches = {"TORCHINDUCTOR_X": f"a{hidden}b", "TORCHINDUCTOR_Y": "1"}
+    said = readme_of(bundle(tmp_path / "a.tar", switches=switches), "script", tmp_path / "b")
+    assert "export TORCHINDUCTOR_Y=1\n" in said
+    assert "TORCHINDUCTOR_X" not in said
+    assert all(character.isprintable() or character == "\n" for character in said)
+
+
 def test_updates_on_the_host_get_their_threads(tmp_path: Path) -> None:
     """By default torchrun gives each of several processes one thread."""
     said = readme_of(EVERY_SETTING, "script", tmp_path / "a", "--setting", "free-lunch + zero-1 + offload")
