@@ -141,7 +141,7 @@ def rules(
         *public(root), Path(sys.base_prefix), Path(sys.executable).resolve().parent, *code, *data, run,
     ):  # fmt: skip
         yield path, landlock.READ
-    # Whoever reads the device of a disk, which root may without any capability, reads every file on it.
+    # From the device of a disk, which root may read without any capability, every file on it can be read.
     yield root / "dev", landlock.LIST
     for path in sorted((root / "dev").iterdir()):
         if _DEVICES.fullmatch(path.name):
