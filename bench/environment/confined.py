@@ -41,8 +41,9 @@ _NO_NEW_PRIVS, _DROP_CAPABILITY = 38, 24  # of prctl
 _CAPABILITIES = 64  # for which the kernel's masks have room
 # Folders below / that hold devices, homes and other users' files: only what the run needs there is allowed.
 _PRIVATE = ("dev", "home", "root", "tmp")
-# Devices that the run may write to: those of every system, GPUs, and InfiniBand adapters.
-_DEVICES = re.compile("null|zero|full|random|urandom|tty|ptmx|pts|nvidia.*|dri|kfd|infiniband")
+# Devices that the run may open: those of every system, its own terminal, GPUs, and InfiniBand adapters. Other
+# terminals of the user are not among them: reading one takes what is typed there.
+_DEVICES = re.compile("null|zero|full|random|urandom|tty|nvidia.*|dri|kfd|infiniband")
 # Flags of unshare and mount. Mounts that follow see the machine's changes and keep their own to themselves.
 _UNSHARE_MOUNTS, _READ_ONLY, _NO_SUID, _NO_DEVICES, _NO_EXECUTION = 0x20000, 1, 2, 4, 8
 _REMOUNT, _BIND, _RECURSIVE, _FOLLOWING = 1 << 5, 1 << 12, 1 << 14, 1 << 19
@@ -138,9 +139,10 @@ def rules(
     """Yield the rights of the run in the file system below `root`, by path."""
     for path in (
         *public(root), Path(sys.base_prefix), Path(sys.executable).resolve().parent, *code, *data, run,
-        root / "dev",
     ):  # fmt: skip
         yield path, landlock.READ
+    # From the device of a disk, which root may read without any capability, every file on it can be read.
+    yield root / "dev", landlock.LIST
     for path in sorted((root / "dev").iterdir()):
         if _DEVICES.fullmatch(path.name):
             yield path, landlock.DEVICES

@@ -23,6 +23,7 @@ _REFER, _TRUNCATE, _IOCTL_DEV = 1 << 13, 1 << 14, 1 << 15
 _FIRST = (1 << 13) - 1  # the rights of version 1
 _LATER = ((2, _REFER), (3, _TRUNCATE), (5, _IOCTL_DEV))  # and from which version on there are others
 _OF_FILES = _EXECUTE | WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV  # the others are of folders
+LIST = _READ_DIR  # of the names in folders
 READ = _EXECUTE | _READ_FILE | _READ_DIR
 REWRITE = READ | WRITE_FILE | _TRUNCATE  # of files that exist
 DEVICES = READ | WRITE_FILE | _TRUNCATE | _IOCTL_DEV

@@ -231,7 +231,12 @@ def _about_recording(kind: Kind, trial: Trial) -> str:
 
 def _about_switches(node: NodeFacts) -> str:
     """Return shell lines that set the trial's environment variables, quoted: bundles are not trusted."""
-    switches = {n: value for n, value in deciding(node.switches or {}).items() if SWITCH.fullmatch(n)}
+    switches = {
+        name: value
+        for name, value in deciding(node.switches or {}).items()
+        # A line that shows other characters than it holds is not for anybody's shell.
+        if SWITCH.fullmatch(name) and value.isprintable()
+    }
     if not switches:
         return ""
     lines = "\n".join(f"export {name}={shlex.quote(value)}" for name, value in sorted(switches.items()))

@@ -44,7 +44,10 @@ def _members(file: BinaryIO) -> Iterator[tuple[str, int, int]]:
     if file.read(8) != b"!<arch>\n":
         raise ValueError("not a Debian package")
     while len(header := file.read(_AR_HEADER)) == _AR_HEADER:
-        start, size = file.tell(), int(header[48:58])
+        start, digits = file.tell(), header[48:58].rstrip(b" ")
+        if not digits.isdigit():  # a negative size would lead back to the same member, again and again
+            raise ValueError("not a Debian package: a member has no size")
+        size = int(digits)
         yield header[:16].decode("ascii").strip().rstrip("/"), start, size
         file.seek(start + size + size % 2)
 

@@ -35,15 +35,19 @@ class Lists(NamedTuple):
 
 def check_all(paths: Iterable[Path], lists: Lists | None = None) -> Iterator[Checked]:
     """Verify every bundle; yield its path, and its verdict or the error that refused it."""
-    return look_at_all(paths, lists, recompute, _whole)
+    return look_at_all(_bundles(paths), lists, recompute, _whole)
 
 
 def look_at_all(
-    paths: Iterable[Path], lists: Lists | None, gather: Recompute[C], look: Callable[[Path, Verdict[C]], T]
+    files: Iterable[Path], lists: Lists | None, gather: Recompute[C], look: Callable[[Path, Verdict[C]], T]
 ) -> Iterator[tuple[Path, T | BenchError]]:
-    """Verify every bundle; for each valid one yield the result of `look`, called in the verifying process."""
+    """Verify every bundle; for each valid one yield the result of `look`, called in the verifying process.
+
+    Each of `files` is one bundle: names of folders and patterns are expanded before, and only once, because
+    what is found in a folder may have been named by a stranger.
+    """
     rules = _rules(lists or Lists())  # read once, so that a wrong list is one mistake and not one per bundle
-    every = list(_bundles(paths))
+    every = list(files)
     work = partial(_checked, rules, gather, look)
     if len(every) < MANY_BUNDLES or not _may_fork():
         yield from map(work, every)
@@ -101,9 +105,9 @@ def _in_processes(
 
 def distinct_bundles(paths: Iterable[Path]) -> tuple[Path, ...]:
     """Return each bundle that the paths name once, in an order that does not depend on theirs."""
-    found: dict[Path, Path] = {}
+    found: dict[str, Path] = {}
     for path in sorted(_bundles(paths)):
-        found.setdefault(path.resolve(), path)
+        found.setdefault(os.path.realpath(path), path)  # Path.resolve raises for a link to itself
     return tuple(found.values())
 
 

@@ -78,6 +78,45 @@ print(read("{data}/file"), read("{private}/file"), sep="|")
     assert in_confinement(tmp_path / "run", code, data) == "data|Permission denied"
 
 
+@needs_landlock
+def test_a_run_opens_no_device_but_those_of_every_system_and_of_gpus(tmp_path: Path) -> None:
+    """Root reads a disk by its device, and with it every home folder, and keyboards by theirs."""
+    code = """
+import os, stat
+from bench.environment.confined import _DEVICES
+opened = []
+for name in os.listdir("/dev"):
+    kind = os.stat(f"/dev/{name}").st_mode if os.path.exists(f"/dev/{name}") else 0
+    if (stat.S_ISCHR(kind) or stat.S_ISBLK(kind)) and not _DEVICES.fullmatch(name):
+        if os.path.islink(f"/dev/{name}"):
+            continue  # stdin and others, of this process
+        try:
+            os.close(os.open(f"/dev/{name}", os.O_RDONLY | os.O_NONBLOCK))
+            opened.append(name)
+        except OSError:
+            pass
+os.close(os.open("/dev/urandom", os.O_RDONLY))
+print(len(os.listdir("/dev")) > 0, opened)
+"""
+    assert in_confinement(tmp_path / "run", code) == "True []"
+
+
+@needs_landlock
+def test_a_run_reads_no_other_terminal_of_its_user(tmp_path: Path) -> None:
+    typed_here, terminal = os.openpty()
+    code = f"""
+try:
+    os.open("{os.ttyname(terminal)}", os.O_RDWR | os.O_NOCTTY)
+except OSError as error:
+    print(error.strerror)
+"""
+    try:
+        assert in_confinement(tmp_path / "run", f"import os{code}") == "Permission denied"
+    finally:
+        os.close(typed_here)
+        os.close(terminal)
+
+
 def test_a_run_gains_no_rights_and_dumps_no_core(tmp_path: Path) -> None:
     code = """
 import resource
@@ -223,13 +262,14 @@ def test_a_run_reads_the_system_its_code_its_data_and_itself(machine: Path) -> N
     read = [path for path, rights in given if rights == landlock.READ]
     system = [machine / name for name in ("bin", "lib", "proc", "usr")]
     own = [Path(sys.base_prefix), Path(sys.executable).resolve().parent]
-    assert read == [*system, *own, *code, *data, run, machine / "dev"]
+    assert read == [*system, *own, *code, *data, run]
+    assert [path for path, rights in given if rights == landlock.LIST] == [machine / "dev"]
 
 
 def test_a_run_writes_to_some_devices_its_results_and_its_scratch(machine: Path) -> None:
     given = list(confined.rules(Path("/run"), [], [], machine))
     devices = [path.name for path, rights in given if rights == landlock.DEVICES]
-    assert devices == ["kfd", "null", "nvidia-uvm", "nvidia0", "pts"]
+    assert devices == ["kfd", "null", "nvidia-uvm", "nvidia0"]
     written = [path for path, rights in given if rights == landlock.WRITE]
     assert written == [machine / "dev/shm", Path("/run/out"), Path("/run/tmp")]
 

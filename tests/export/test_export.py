@@ -311,6 +311,18 @@ def test_a_strangers_switch_is_quoted_for_the_shell(tmp_path: Path) -> None:
     assert "reboot" not in said
 
 
+@pytest.mark.parametrize("hidden", ["\u202e", "\u200b", "\x1b[8m", "\U000e0041"])
+def test_a_strangers_switch_with_characters_that_nobody_sees_is_no_line_for_the_shell(
+    hidden: str, tmp_path: Path
+) -> None:
+    """Hidden characters reverse or overwrite the line that a reader sees and is about to type."""
+    switches = {"TORCHINDUCTOR_X": f"a{hidden}b", "TORCHINDUCTOR_Y": "1"}
+    said = readme_of(bundle(tmp_path / "a.tar", switches=switches), "script", tmp_path / "b")
+    assert "export TORCHINDUCTOR_Y=1\n" in said
+    assert "TORCHINDUCTOR_X" not in said
+    assert all(character.isprintable() or character == "\n" for character in said)
+
+
 def test_updates_on_the_host_get_their_threads(tmp_path: Path) -> None:
     """By default torchrun gives each of several processes one thread."""
     said = readme_of(EVERY_SETTING, "script", tmp_path / "a", "--setting", "free-lunch + zero-1 + offload")
@@ -408,7 +420,7 @@ def test_a_model_that_this_version_would_not_run_is_refused() -> None:
 def test_a_model_that_its_script_would_fetch_from_a_stranger_is_refused(
     family: str, architecture: dict[str, Any], told: str
 ) -> None:
-    """A script that fetches a model would connect to a place that the bundle names."""
+    """The script would connect to a place that the bundle names, as soon as it is tried."""
     image = known_models()["tiny-vit"]
     strange = replace(image, family=family, architecture=architecture)
     with pytest.raises(BadInput, match=told):

@@ -77,6 +77,14 @@ def test_a_debian_package_is_a_list_of_members_at_even_places() -> None:
         list(deb_file._members(io.BytesIO(b"!<arch>x" + data[8:])))
 
 
+@pytest.mark.parametrize("size", [b"-60", b"-1", b"1_0", b"+1", b"", b"\xb2"])
+def test_a_package_whose_member_has_no_size_is_none(size: bytes) -> None:
+    """The size -60 led back to the same member without an end."""
+    header = b"debian-binary".ljust(48) + size.ljust(10) + b"`\n"
+    with pytest.raises(ValueError, match="a member has no size"):
+        next(deb_file._members(io.BytesIO(b"!<arch>\n" + header + bytes(100))))
+
+
 @pytest.mark.parametrize(
     ("name", "pack"),
     [("data.tar.xz", lzma.compress), ("data.tar.gz", gzip.compress), ("data.tar", lambda data: data)],

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bench.base.errors import BenchError, EnvironmentCannot, VerificationFailed
+from bench.base.errors import BadInput, BenchError, EnvironmentCannot, VerificationFailed
 from bench.bundle.verdict import Verdict
 from bench.cli.main import main
 from bench.node_check.recompute_any import recompute
@@ -115,3 +115,22 @@ def test_settings_that_cannot_be_shown_hide_no_other_bundles_settings(
     out = capsys.readouterr().out
     assert f"{good}   1 x NVIDIA H100 80GB HBM3" in out
     assert f"{bad}: cannot be judged: KeyError: 'warp-drive'" in out
+
+
+def test_what_is_no_bundle_in_a_folder_costs_the_others_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder that others can write to may hold links to themselves, pipes and devices."""
+    bundle(tmp_path / "good.tar")
+    (tmp_path / "loop.tar").symlink_to("loop.tar")
+    (tmp_path / "zeros.tar").symlink_to("/dev/zero")
+    (tmp_path / "folder.tar").mkdir()
+    (tmp_path / "[x].tar").symlink_to("nothing")
+    os.mkfifo(tmp_path / "pipe.tar")
+    for command in ("verify", "compare"):
+        assert main([command, str(tmp_path)]) in (BadInput.exit_code, VerificationFailed.exit_code)
+        out, err = capsys.readouterr()
+        assert "a defect of bench" not in err
+        assert "H100" in out  # the machine of the only bundle
+        for name in ("loop", "zeros", "folder", "pipe", "[x]"):
+            assert f"{name}.tar: " in out + err
