@@ -80,7 +80,7 @@ def test_words_of_a_node_do_not_move_the_cursor() -> None:
 )
 def test_a_line_of_another_form_is_refused(line: str) -> None:
     assert read_nodes(f"name {'n' * 64}\nsaid 0\n")
-    with pytest.raises(EnvironmentCannot, match="is none that bench's script prints"):
+    with pytest.raises(EnvironmentCannot, match="has a form that bench's script never prints"):
         read_nodes(f"{line}\n")
 
 
