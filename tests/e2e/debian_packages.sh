@@ -12,6 +12,7 @@ chromium chromium fonts-dejavu-core
 docker-registry docker-registry
 dockerd docker.io
 dpkg-deb dpkg
+fio fio
 gpg gpg
 ip iproute2
 iptables iptables
