@@ -14,13 +14,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from schedule import Answer, Question, ask, memory_mib
+from schedule import BIG_MIB, RUN, Answer, Question, ask, memory_mib
 
-BIG_MIB = 100_000  # between cards of 80 GB and of 141 GB
 NEOX = ["tf32", "kernels", "rotary", "gelu", "norms", "half-weights", "fused-optimizer", "compile-blocks"]
 ROBERTA = ["tf32", "kernels", "gelu", "masked-head", "half-weights", "fused-optimizer", "compile-blocks"]
 FREE_LUNCH = ["free-lunch"]
@@ -68,8 +66,7 @@ class Measurement:
         name = self.name or self.model
         manifest = out / f"{name}.manifest.json"
         manifest.write_text(json.dumps(self.manifest(micro_batch)))
-        run = (sys.executable, "-m", "bench", "run", str(manifest), "--engine", "none")
-        command = (*run, "--out", str(out / name))
+        command = (*RUN, str(manifest), "--engine", "none", "--out", str(out / name))
         return Question(name, command, self.seconds, gpu=self.gpu)
 
 

@@ -16,13 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from schedule import Question, ask, memory_mib
+from campaign import NEOX
+from schedule import BIG_MIB, RUN, Question, ask, memory_mib
 
 HERE = Path(__file__).parent
 SHAPES: dict[str, dict[str, Any]] = json.loads((HERE / "models.json").read_bytes())  # that people bring
-RUN = (sys.executable, "-m", "bench", "run")
-BIG_MIB = 100_000  # between cards of 80 GB and of 141 GB
-HALVED = ["tf32", "kernels", "rotary", "gelu", "norms", "half-weights", "fused-optimizer", "compile-blocks"]
 SHORT = {"target_percent": 1.5, "measure_seconds": 5, "warmup_seconds": 3}  # as every_setting.sh measures
 USUAL = {"target_percent": 0.7, "measure_seconds": 8, "warmup_seconds": 8}
 
@@ -59,11 +57,11 @@ class Questions:
     def of_speed(self) -> Iterator[Question]:
         plain = ["tf32", "kernels", "fused-optimizer", "compile-blocks"]
         yield self.run("depthwise-bf16", 200, "convnext-large", 64, [plain, ["depthwise", *plain]])
-        without_norms = [each for each in HALVED if each != "norms"]
+        without_norms = [each for each in NEOX if each != "norms"]
         without_both = [each for each in without_norms if each != "gelu"]
-        yield self.run("pythia-160m-gelu", 300, "pythia-160m", 64, [without_both, without_norms, HALVED])
+        yield self.run("pythia-160m-gelu", 300, "pythia-160m", 64, [without_both, without_norms, NEOX])
         yield self.run("convnext-xl-naive", 240, "convnext-xl", 32, ["naive"], timing=SHORT)
-        loss = ("--turns", "1", "loss-in-triton", "pythia-160m", "64", *HALVED)
+        loss = ("--turns", "1", "loss-in-triton", "pythia-160m", "64", *NEOX)
         yield self.print("pythia-160m-loss", 120, "would_it_pay.py", *loss)
         yield self.print("optimizers", 120, "optimizers.py", "llama-1.2b", "8")
         yield self.settings("pythia-160m-settings", 1, "pythia-160m", "64", "32", "16")

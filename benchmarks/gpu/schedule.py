@@ -9,11 +9,14 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+BIG_MIB = 100_000  # between cards of 80 GB and of 141 GB
+RUN = (sys.executable, "-m", "bench", "run")
 POLL_SECONDS = 0.2
 END_SECONDS = 20.0  # that an interrupted run has to write its partial bundle
 NOT_STARTED = "left for the next machine"

@@ -533,10 +533,7 @@ def kinds() -> Mapping[ObjectiveName, Any]:
 TARGETS = 'name other layers in recipe.lora.targets, or "all-linear"'
 REPOSITORY_CODE = "auto_map"  # field of a configuration
 REPOSITORY = "backbone"  # field of a configuration, also of one inside of it
-BY_TIMM = (
-    "timm_backbone",
-    "timm_wrapper",
-)  # types whose configuration names a model of timm, or a repository
+BY_TIMM = ("timm_backbone", "timm_wrapper")  # types whose configuration names timm's model, or a repository
 
 
 def fetched_mistakes(given: Any, path: str) -> Iterator[Mistake]:
