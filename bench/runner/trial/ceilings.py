@@ -9,7 +9,7 @@ device alone, too. Imports torch at module level.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
@@ -33,9 +33,7 @@ _DTYPES = {
 # Shapes (m, n, k): large enough to fill the device, small enough to take less than a second.
 _GPU_SHAPES = ((8192, 8192, 8192), (16384, 8192, 4096), (4096, 4096, 16384))
 _CPU_SHAPES = ((1024, 1024, 1024), (512, 2048, 1024))
-_ONE_CORE_SHAPES = ((512, 512, 512), (256, 1024, 512))  # one core is busy with less
-_CPU_HALF_SHAPE, _SLOW_HALF_SHAPE = (512, 512, 512), (192, 192, 192)
-SLOW_CALL_SECONDS = 0.001  # of the small product; a core without matrix units takes four times as long
+_CPU_HALF_SHAPES = ((512, 512, 512),)  # half precision is slow without matrix units
 WARM_CALLS, TIMED_CALLS = 3, 12
 COPIED_BYTES = {"cuda": 4 << 30, "cpu": 256 << 20}
 HOST_BYTES = 1 << 30
@@ -64,7 +62,8 @@ def _matmul(device: Device, team: Team, precision: str) -> Iterator[Ceiling]:
     dtype = _DTYPES[precision]
     if device.kind == "cuda":
         torch.backends.cuda.matmul.fp32_precision = "tf32" if precision == "tf32" else "ieee"
-    for m, n, k in _GPU_SHAPES if device.kind == "cuda" else _cpu_shapes(device, dtype):
+    cpu_shapes = _CPU_SHAPES if dtype == torch.float32 else _CPU_HALF_SHAPES
+    for m, n, k in _GPU_SHAPES if device.kind == "cuda" else cpu_shapes:
         # Random, because on zeros a GPU draws less power, and runs faster than it ever does in training.
         a = torch.randn(m, k, device=device.torch, dtype=dtype)
         b = torch.randn(k, n, device=device.torch, dtype=dtype)
@@ -76,24 +75,10 @@ def _matmul(device: Device, team: Team, precision: str) -> Iterator[Ceiling]:
         yield Ceiling(f"matmul-{precision}", team.rank, "FLOP/s", 2 * m * n * k, samples)
 
 
-def _cpu_shapes(device: Device, dtype: torch.dtype) -> Sequence[tuple[int, int, int]]:
-    """Return shapes that keep the cores busy, and take them milliseconds.
-
-    Without matrix units, a CPU computes in half precision fifty times as slowly as in single precision, and a
-    small product reaches its rate. The product that is tried first therefore is small.
-    """
-    if dtype == torch.float32:
-        return _CPU_SHAPES if torch.get_num_threads() > 1 else _ONE_CORE_SHAPES
-    a = torch.randn(_SLOW_HALF_SHAPE[:2], dtype=dtype)
-    is_slow = min(_call_seconds(device, partial(torch.mm, a, a)) for _ in range(3)) > SLOW_CALL_SECONDS
-    return (_SLOW_HALF_SHAPE if is_slow else _CPU_HALF_SHAPE,)
-
-
 def _own_rate(device: Device, team: Team) -> Iterator[Ceiling]:
     """Measure one product on one device after the other, then on all at once: names of one card share it."""
-    m, n, k = (_GPU_SHAPES if device.kind == "cuda" else _ONE_CORE_SHAPES)[0]
-    dtype = torch.bfloat16 if device.kind == "cuda" else torch.float32
-    a, b = (torch.randn(*shape, device=device.torch, dtype=dtype) for shape in ((m, k), (k, n)))
+    m, n, k = (_GPU_SHAPES if device.kind == "cuda" else _CPU_HALF_SHAPES)[0]
+    a, b = (torch.randn(*shape, device=device.torch, dtype=torch.bfloat16) for shape in ((m, k), (k, n)))
     call = partial(torch.mm, a, b)
     for turn in range(team.size):
         team.wait()
@@ -132,13 +117,7 @@ def _all_reduce(device: Device, team: Team) -> Ceiling:
 
 
 def _bytes(size: int, device: torch.device) -> torch.Tensor:
-    """Return random bytes on a GPU, and ones on a CPU, which copies them equally fast.
-
-    A CPU takes longer to draw random bytes than to copy them. It must write them once: memory that was never
-    written is read from one page of zeros.
-    """
-    if device.type == "cpu":
-        return torch.ones(size, dtype=torch.uint8)
+    """Return random bytes, drawn as 64-bit integers: a CPU draws single bytes three times as slowly."""
     return torch.empty(size // 8, device=device, dtype=torch.int64).random_().view(torch.uint8)
 
 
