@@ -16,7 +16,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from datetime import date
+from datetime import UTC, datetime
 from itertools import permutations
 from pathlib import Path
 
@@ -42,6 +42,7 @@ class Run:
     bundle: str
     step: Interval
     proof: float | None  # seconds of a step of real training
+    started_at: float  # unix time
     marked: bool  # disturbed, under load, slowed down, or unsteady
 
 
@@ -116,7 +117,7 @@ def _runs(path: Path, verdict: AnyVerdict) -> list[Run]:
         )
         machine = " ".join(sorted(gpu.uuid for gpu in used))
         proof = trial.proof.step_seconds if trial.proof else None
-        return Run(key, machine, str(path), step, proof, trial.id in contents.marks)
+        return Run(key, machine, str(path), step, proof, results.run.started_at, trial.id in contents.marks)
 
     return [
         run(trial, trial.estimate.step_seconds)
@@ -180,13 +181,14 @@ def fitted(runs: Sequence[Run]) -> MeasuredSpreads:
     runs = [run for run in runs if not run.marked]
     days, machines = same_machine(runs) + proofs(runs), other_machines(runs)
     bundles = len({run.bundle for run in runs})
+    newest = datetime.fromtimestamp(max(run.started_at for run in runs), UTC)
     return MeasuredSpreads(
         another_day=fit(days),
         another_machine=fit(machines),
         day_pairs=len(days),
         machine_pairs=len(machines),
         source=f"benchmarks/spreads.py, from {bundles} bundles in results/",
-        dated=date.today().isoformat(),
+        dated=newest.date().isoformat(),
     )
 
 

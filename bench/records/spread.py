@@ -23,7 +23,7 @@ class MeasuredSpreads:
     day_pairs: int  # runs of one machine, and estimates with their proofs, behind `another_day`
     machine_pairs: int
     source: str
-    dated: str  # day of the fit
+    dated: str  # day of the newest bundle
 
 
 @cache

@@ -1,9 +1,9 @@
 """Measure the ceilings of a machine: bare operations that no training step can beat.
 
 A matrix product per precision, a copy within device memory, copies to and from the host, and an all-reduce.
-Every call is timed, and products have several shapes; the best call of the best shape is the ceiling. All
-devices measure at once, as in training, since they share power and host; one product is measured on each
-device alone, too. Imports torch at module level.
+Every call is timed. Products have several shapes and memory layouts, and the best call of all of them is the
+ceiling. All devices measure at once, as in training, since they share power and host; one product is measured
+on each device alone, too. Imports torch at module level.
 """
 
 from __future__ import annotations
@@ -34,6 +34,9 @@ _DTYPES = {
 _GPU_SHAPES = ((8192, 8192, 8192), (16384, 8192, 4096), (4096, 4096, 16384))
 _CPU_SHAPES = ((1024, 1024, 1024), (512, 2048, 1024))
 _CPU_HALF_SHAPES = ((512, 512, 512),)  # half precision is slow without matrix units
+# Whether each factor is transposed in memory. A linear layer has all three: its output, the gradient of its
+# input, and that of its weight. Without units for half precision, a CPU is 12 times as fast in one of them.
+_LAYOUTS = ((False, True), (False, False), (True, False))
 WARM_CALLS, TIMED_CALLS = 3, 12
 COPIED_BYTES = {"cuda": 4 << 30, "cpu": 256 << 20}
 HOST_BYTES = 1 << 30
@@ -67,12 +70,26 @@ def _matmul(device: Device, team: Team, precision: str) -> Iterator[Ceiling]:
         # Random, because on zeros a GPU draws less power, and runs faster than it ever does in training.
         a = torch.randn(m, k, device=device.torch, dtype=dtype)
         b = torch.randn(k, n, device=device.torch, dtype=dtype)
-        out = torch.empty(m, n, device=device.torch, dtype=dtype)
-        call: Callable[[], object] = partial(torch.mm, a, b, out=out)
-        if precision == "fp8":
-            call = partial(torch_inside.fp8_product, *rows_in_fp8(a), *rows_in_fp8(b.t()))
-        samples = _timed(device, team, call)
-        yield Ceiling(f"matmul-{precision}", team.rank, "FLOP/s", 2 * m * n * k, samples)
+        for call in _fp8_products(a, b) if precision == "fp8" else products(a, b):
+            samples = _timed(device, team, call)
+            yield Ceiling(f"matmul-{precision}", team.rank, "FLOP/s", 2 * m * n * k, samples)
+
+
+def products(a: torch.Tensor, b: torch.Tensor) -> Iterator[partial[torch.Tensor]]:
+    """Yield the product of two matrices with its factors in every layout of training."""
+    out = torch.empty(len(a), b.shape[1], device=a.device, dtype=a.dtype)
+    for a_turned, b_turned in _LAYOUTS:
+        yield partial(torch.mm, _turned(a) if a_turned else a, _turned(b) if b_turned else b, out=out)
+
+
+def _turned(matrix: torch.Tensor) -> torch.Tensor:
+    """Return an equal matrix whose columns lie one after the other in memory."""
+    return matrix.t().contiguous().t()
+
+
+def _fp8_products(a: torch.Tensor, b: torch.Tensor) -> Iterator[Callable[[], object]]:
+    """Yield the product of two matrices in fp8; matrix units take this precision in one layout."""
+    yield partial(torch_inside.fp8_product, *rows_in_fp8(a), *rows_in_fp8(b.t()))
 
 
 def _own_rate(device: Device, team: Team) -> Iterator[Ceiling]:
