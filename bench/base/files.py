@@ -6,11 +6,15 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
-from bench.base.errors import BadInput
+from bench.base.errors import BadInput, near
+from bench.base.kinds_of_file import Kind, require_kind
 from bench.base.operating_system import BINARY, WITHOUT_WAITING, lock
+
+MOST_NAMES = 1000  # of a folder, among which the name of a missing file is looked for
 
 
 def open_regular(path: Path, *, advice: str | None = None) -> BinaryIO:
@@ -19,6 +23,7 @@ def open_regular(path: Path, *, advice: str | None = None) -> BinaryIO:
         descriptor = os.open(path, os.O_RDONLY | BINARY | WITHOUT_WAITING)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         reason = getattr(error, "strerror", error)
+        advice = _nearest_file(path, error) or advice
         raise BadInput(f"cannot be opened: {reason}", where=str(path), advice=advice) from None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -27,24 +32,45 @@ def open_regular(path: Path, *, advice: str | None = None) -> BinaryIO:
 
 
 def read_bounded(
-    path: Path, most_bytes: int, *, what: str, too_large: str, missing_advice: str | None = None
+    path: Path,
+    most_bytes: int,
+    *,
+    what: str,
+    too_large: str,
+    missing_advice: str | None = None,
+    wanted: Kind | None = None,
 ) -> bytes:
     """Read a whole file of at most `most_bytes`; BadInput if it is missing, unreadable or larger.
 
     `what` is the subject of the messages about reading, such as "the prices"; "" where the path says enough.
-    `too_large` is the whole message for a file that is too large.
+    `too_large` is the whole message for a file that is too large, unless its kind is known and is not the
+    wanted one. A smaller file is left to its parser.
     """
     try:
         with path.open("rb") as file:
             data = file.read(most_bytes + 1)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        nearest = _nearest_file(path, error)
         if isinstance(error, FileNotFoundError) and missing_advice:
-            raise BadInput("no such file", where=str(path), advice=missing_advice) from None
+            raise BadInput("no such file", where=str(path), advice=nearest or missing_advice) from None
         reason = getattr(error, "strerror", None) or error
-        raise BadInput(f"{what} cannot be read: {reason}".lstrip(), where=str(path)) from None
+        raise BadInput(f"{what} cannot be read: {reason}".lstrip(), where=str(path), advice=nearest) from None
     if len(data) > most_bytes:
+        if wanted is not None:
+            require_kind(wanted, data, str(path))
         raise BadInput(too_large, where=str(path))
     return data
+
+
+def _nearest_file(path: Path, error: Exception) -> str | None:
+    """Return advice to take the file with the most similar name, for a file that is missing in its folder."""
+    if not isinstance(error, FileNotFoundError):
+        return None
+    with suppress(OSError), os.scandir(path.parent) as entries:
+        names = [entry.name for entry in islice(entries, MOST_NAMES) if entry.name != path.name]
+        if close := near(path.name, names):
+            return f"nearest: {path.with_name(close[0])}"
+    return None
 
 
 @contextmanager

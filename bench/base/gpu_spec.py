@@ -10,6 +10,7 @@ from bench.base.errors import BadInput, Mistake, in_json
 from bench.base.files import read_bounded
 from bench.base.form_mistakes import form_mistakes, written_json
 from bench.base.gpu_catalogue import GpuModel
+from bench.base.kinds_of_file import CARD
 from bench.base.strict_json import from_json
 
 MAX_BYTES = 1 << 16
@@ -19,8 +20,9 @@ ADVICE = "docs/prediction.md has the form, with an example"
 
 def load_gpu_spec(path: Path) -> GpuModel:
     """Return the GPU model that a JSON file describes."""
-    data = read_bounded(path, MAX_BYTES, what="the card", too_large="larger than 64 KiB: not a card")
-    document = written_json(data, str(path))
+    too_large = "larger than 64 KiB: not a card"
+    data = read_bounded(path, MAX_BYTES, what="the card", too_large=too_large, wanted=CARD)
+    document = written_json(data, str(path), CARD)
     mistakes = [*form_mistakes(GpuModel, document)] or [*_meaning_mistakes(document)]
     if mistakes:
         raise BadInput.of(mistakes, str(path), ADVICE)

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from bench.base.errors import EnvironmentCannot, VerificationFailed
+from bench.base.errors import BadInput, EnvironmentCannot, VerificationFailed
 from bench.base.files import open_regular
 
 STATEMENT = "statement.json"
@@ -216,6 +216,17 @@ def _header_fault(block: bytes, name: str) -> str:
     return f"the header of {name} is not as bench writes it"
 
 
+def _refuse_another_kind(file: BinaryIO, where: str) -> None:
+    """Say what a file is that is no bundle, if bench knows its kind."""
+    from bench.base.kinds_of_file import BUNDLE, MOST_BYTES, require_kind  # not needed for a valid bundle
+
+    file.seek(0)
+    try:
+        require_kind(BUNDLE, file.read(MOST_BYTES), where)
+    except BadInput as error:
+        raise VerificationFailed(error.message, where=where, advice=error.advice) from None
+
+
 @contextmanager
 def open_bundle(path: Path) -> Iterator[Bundle]:
     """Open the bundle at this path. BadInput if there is no file, VerificationFailed if it is not a bundle.
@@ -226,6 +237,7 @@ def open_bundle(path: Path) -> Iterator[Bundle]:
         try:
             yield Bundle(file)
         except VerificationFailed as error:
+            _refuse_another_kind(file, str(path))
             if error.where is None or not error.where.startswith(str(path)):  # not in front yet
                 error.where = f"{path}: {error.where}" if error.where else str(path)
             raise

@@ -53,7 +53,7 @@ def verify(
     >>> good.valid, good.verdict.level, good.verdict.contents.samples
     (True, 'self', 14)
     >>> bad.valid, bad.refusal.message
-    (False, 'the file ends too early: it is truncated, or not a bundle')
+    (False, 'is a manifest of models, not a bundle')
     """
     lists = Lists(path_of(trust), path_of(revoked))
     return tuple(_checked(path, found) for path, found in check_all(paths_of(bundles), lists))

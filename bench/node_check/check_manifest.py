@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Union
 
 from bench.base.errors import BadInput, Mistake, nearest
 from bench.base.form_mistakes import written_json
+from bench.base.kinds_of_file import NODE_CHECK
 from bench.base.shipped_data import DATA
 from bench.base.stamps import sha256
 from bench.base.strict_json import DecodeError, from_json, strict_loads
@@ -84,11 +85,7 @@ def load(path: Path | None) -> CheckManifest:
 
 def parse(data: bytes, where: str) -> CheckManifest:
     """Parse a node-check manifest; BadInput with every mistake at once."""
-    document = written_json(data, where)
-    if isinstance(document, dict) and document.get("schema") == "bench/manifest/v1":
-        raise BadInput(
-            "is a manifest of models, not of a node check", where=where, advice=f"bench run {where}"
-        )
+    document = written_json(data, where, NODE_CHECK)
     from bench.planning.manifest import schema_mistakes
 
     parts = document if isinstance(document, dict) else {}

@@ -18,6 +18,7 @@ from bench.base.errors import BadInput, in_json, nearest
 from bench.base.files import read_bounded
 from bench.base.form_mistakes import written_json
 from bench.base.gpu_catalogue import GpuModel, find_gpu_model, typed_names
+from bench.base.kinds_of_file import MODEL_CONFIG
 from bench.base.strict_json import tagged_infinity
 from bench.planning.manifest import MAX_BYTES
 from bench.training.models import Precision, families, known_models
@@ -183,9 +184,14 @@ def _own_config(path: Path) -> OwnConfig:
     where = str(path)
     advice = "a model's name, or the path of its config.json"
     data = read_bounded(
-        path, MAX_BYTES, what="", too_large="larger than 1 MiB: this is no config.json", missing_advice=advice
+        path,
+        MAX_BYTES,
+        what="",
+        too_large="larger than 1 MiB: this is no config.json",
+        missing_advice=advice,
+        wanted=MODEL_CONFIG,
     )
-    config = written_json(data, where, tagged_infinity)
+    config = written_json(data, where, MODEL_CONFIG, tagged_infinity)
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         found = "has no model_type, so it is no configuration of transformers"
         raise BadInput(found, where=where, advice=advice)

@@ -14,6 +14,7 @@ from bench.base.errors import BadInput, Mistake, in_json, nearest
 from bench.base.files import read_bounded
 from bench.base.form_mistakes import line_breaks, written_json
 from bench.base.frozen import dataclass
+from bench.base.kinds_of_file import MANIFEST, MODEL_CONFIG
 from bench.base.shipped_data import read_data
 from bench.base.stamps import sha256
 from bench.base.strict_json import from_json, tagged_infinity
@@ -88,22 +89,28 @@ def read_manifest(path: Path) -> bytes:
 
 
 def _read(path: Path) -> bytes:
+    name = str(path)
+    if not path.exists() and find_model(name) is not None:
+        raise BadInput(f"is a model, not {MANIFEST.words}", where=name, advice=MODEL_CONFIG.use(name))
+    if path.is_dir():
+        own = (path / "config.json").exists()
+        advice = MODEL_CONFIG.use(name) if own else "name a file in it"
+        raise BadInput(f"is a folder, not {MANIFEST.words}", where=name, advice=advice)
     return read_bounded(
         path,
         MAX_BYTES,
         what="",
         too_large="larger than 1 MiB: this is no manifest",
         missing_advice="manifests/ has some to start from",
+        wanted=MANIFEST,
     )
 
 
 def parse_manifest(data: bytes, where: str) -> Manifest:
     """Parse a manifest; raise BadInput with every mistake at once, and with `where` in front."""
-    document = written_json(data, where, tagged_infinity)
+    document = written_json(data, where, MANIFEST, tagged_infinity)
     if _depth(document) > MAX_DEPTH:
         raise BadInput(f"nested more than {MAX_DEPTH} levels deep", where=where)
-    if isinstance(document, dict) and document.get("schema") == "bench/node-check/v1":
-        raise BadInput("is a node check, without models", where=where, advice=f"bench check {where}")
     mistakes = list(schema_mistakes(document, "manifest-v1"))
     models: list[Model] = []
     if isinstance(document, dict):

@@ -17,6 +17,7 @@ from bench.base.errors import BadInput, Mistake, in_json, nearest
 from bench.base.files import read_bounded
 from bench.base.form_mistakes import form_mistakes, written_json
 from bench.base.gpu_catalogue import GPUS_A_NODE
+from bench.base.kinds_of_file import PUBLISHED_ROWS
 from bench.base.shipped_data import PUBLISHED, read_data
 from bench.base.strict_json import from_json, pretty_json
 from bench.planning.manifest import MAX_BYTES, Manifest, parse_manifest
@@ -74,8 +75,9 @@ def shipped_rows() -> PublishedRows:
 
 def load_rows(path: Path) -> PublishedRows:
     """Read a file of published rows; raise BadInput with every mistake."""
-    data = read_bounded(path, MAX_BYTES, what="the rows", too_large="larger than 1 MiB: no published rows")
-    document = written_json(data, str(path))
+    too_large = "larger than 1 MiB: no published rows"
+    data = read_bounded(path, MAX_BYTES, what="the rows", too_large=too_large, wanted=PUBLISHED_ROWS)
+    document = written_json(data, str(path), PUBLISHED_ROWS)
     mistakes = [*form_mistakes(PublishedRows, document)]
     if not mistakes:
         mistakes = [*meaning_mistakes(from_json(PublishedRows, document))]

@@ -12,6 +12,7 @@ from pathlib import Path
 from bench.base.errors import BadInput, Untrusted
 from bench.base.files import read_bounded
 from bench.base.frozen import dataclass
+from bench.base.kinds_of_file import KEYS, require_kind
 from bench.signing.ssh_keys import ED25519, TOKEN, FormatError, PublicKey
 
 MAX_BYTES = 2**20
@@ -74,7 +75,8 @@ class TrustPolicy:
     def from_file(cls, path: Path) -> TrustPolicy:
         """Read a .pub file or an allowed_signers file; BadInput if it is neither."""
         too_large = f"larger than {MAX_BYTES} bytes: not a list of keys"
-        data = read_bounded(path, MAX_BYTES, what="the trusted keys", too_large=too_large)
+        data = read_bounded(path, MAX_BYTES, what="the trusted keys", too_large=too_large, wanted=KEYS)
+        require_kind(KEYS, data, str(path))
         try:
             text = data.decode()
         except UnicodeDecodeError:

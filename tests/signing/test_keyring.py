@@ -188,9 +188,10 @@ def test_a_malformed_request_is_a_wrong_argument(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The exit code is the same as for a run that gets another file as its challenge."""
-    (tmp_path / "c.json").write_text('{"schema": "bench/challenge/v1"}')
-    _, err = said(capsys, "certify", tmp_path / "c.json", "--valid", "7d", code=2)
-    assert "c.json: is not a request of bench" in err
+    for schema, expected in (("challenge", "is a challenge"), ("request", "is not a request of bench")):
+        (tmp_path / "c.json").write_text(f'{{"schema": "bench/{schema}/v1"}}')
+        _, err = said(capsys, "certify", tmp_path / "c.json", "--valid", "7d", code=2)
+        assert f"c.json: {expected}" in err
     assert "request.json of the run's folder" in err
 
 

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from bench.base.errors import BadInput, Mistake
 from bench.base.files import read_bounded
 from bench.base.form_mistakes import form_mistakes, written_json
+from bench.base.kinds_of_file import PRICES
 from bench.base.shipped_data import read_data
 from bench.base.strict_json import from_json
 from bench.report.compare.owning import Colocation, Percentage
@@ -52,8 +53,8 @@ def load_prices(path: Path | None) -> PriceBook:
     if path is None:
         return shipped_prices()
     too_large = "larger than 1 MiB: not a file of prices"
-    data = read_bounded(path, MAX_BYTES, what="the prices", too_large=too_large)
-    document = written_json(data, str(path))
+    data = read_bounded(path, MAX_BYTES, what="the prices", too_large=too_large, wanted=PRICES)
+    document = written_json(data, str(path), PRICES)
     book = parse_prices(document, str(path))
     return _with_shipped(book, shipped_prices(), str(path)) if book.shipped else book
 
