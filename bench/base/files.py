@@ -23,7 +23,8 @@ def open_regular(path: Path, *, advice: str | None = None) -> BinaryIO:
         descriptor = os.open(path, os.O_RDONLY | BINARY | WITHOUT_WAITING)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         reason = getattr(error, "strerror", error)
-        advice = _nearest_file(path, error) or advice
+        if isinstance(error, FileNotFoundError):
+            advice = nearest_file(path) or advice
         raise BadInput(f"cannot be opened: {reason}", where=str(path), advice=advice) from None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -50,7 +51,7 @@ def read_bounded(
         with path.open("rb") as file:
             data = file.read(most_bytes + 1)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        nearest = _nearest_file(path, error)
+        nearest = nearest_file(path) if isinstance(error, FileNotFoundError) else None
         if isinstance(error, FileNotFoundError) and missing_advice:
             raise BadInput("no such file", where=str(path), advice=nearest or missing_advice) from None
         reason = getattr(error, "strerror", None) or error
@@ -62,10 +63,8 @@ def read_bounded(
     return data
 
 
-def _nearest_file(path: Path, error: Exception) -> str | None:
-    """Return advice to take the file with the most similar name, for a file that is missing in its folder."""
-    if not isinstance(error, FileNotFoundError):
-        return None
+def nearest_file(path: Path) -> str | None:
+    """Return advice to take the file whose name is most similar to that of a missing file, in its folder."""
     with suppress(OSError), os.scandir(path.parent) as entries:
         names = [entry.name for entry in islice(entries, MOST_NAMES) if entry.name != path.name]
         if close := near(path.name, names):

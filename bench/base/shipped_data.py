@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ def locks_folder() -> Path:
 def manifest_path(text: str) -> Path:
     """Return the path of a manifest; that of the shipped one if `manifests/NAME` does not exist here."""
     path = Path(text)
-    if path.exists() or path.parent != Path("manifests"):
+    if path.parent != Path("manifests") or os.path.lexists(path):
         return path
     shipped = repository() / path
-    return shipped if shipped.exists() else path
+    return shipped if os.path.lexists(shipped) else path

@@ -256,6 +256,9 @@ duration = _argument(quantities.duration)
 
 
 # Arguments of add_argument that many options share.
+# What a manifest is, in the help of the commands that read one.
+MODELS = "the models to measure: a file, or the name of a model"
+MODELS_OR_CHECK = f"{MODELS}; or a node check"
 FILE: dict[str, Any] = {"type": Path, "metavar": "FILE"}
 DIR: dict[str, Any] = {"type": Path, "metavar": "DIR"}
 TIME: dict[str, Any] = {"type": duration, "metavar": "TIME"}

@@ -18,6 +18,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "bench plan": (
         "bench plan manifests/hour.json --gpu h100 --gpus 8",
+        "bench plan llama-3.1-8b --gpu h100 --gpus 8",
         "bench plan --list-models llama 1b",
     ),
     "bench check": (
@@ -38,7 +39,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "bench reproduce bundles/one.tar",
         "bench reproduce --published list",
     ),
-    "bench predict": ("bench predict manifests/hour.json --gpu h200,8xh100 --deadline 30d",),
+    "bench predict": (
+        "bench predict manifests/hour.json --gpu h200,8xh100 --deadline 30d",
+        "bench predict llama-3.1-8b --gpu 8xh100",
+    ),
     "bench prices": (
         "bench prices h100 h200 --kind spot",
         "bench prices --stale 30d",

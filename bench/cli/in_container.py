@@ -173,9 +173,9 @@ def _user(out: Path) -> tuple[int, int]:
 def _with_its_code(manifest: Path, data: bytes) -> Iterator[Path]:
     """Yield a file with the manifest's data, which includes the code of its own modules.
 
-    The container sees no other file of the manifest.
+    The container sees no other file of the manifest. A model's name, which stands for a manifest, is no file.
     """
-    if data == manifest.read_bytes():
+    if manifest.exists() and data == manifest.read_bytes():
         yield manifest
         return
     with tempfile.TemporaryDirectory(prefix="bench-manifest-") as folder:

@@ -20,7 +20,7 @@ from bench.base.shipped_data import DATA
 from bench.base.terminal import wrapped
 from bench.planning import first_manifest as first
 from bench.planning.first_manifest import PUBLISHED, FirstAnswers, OwnConfig
-from bench.planning.manifest import parse_manifest
+from bench.planning.manifest import FIRST_MINUTES, parse_manifest
 
 Value = TypeVar("Value")
 URN = '"$id": "urn:bench:schema:manifest:v1"'  # in every version of the schema
@@ -118,7 +118,7 @@ def _answers(request: InitArguments) -> FirstAnswers:
         "--hours",
         request.hours,
         "How many hours may the measurement take at most? A number, or none",
-        "1",
+        f"{FIRST_MINUTES / 60:g}",
         first.chosen_hours,
     )
     rent = _answer(

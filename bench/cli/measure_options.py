@@ -8,7 +8,7 @@ from pathlib import Path
 from bench.base.names import ENGINES
 from bench.base.shipped_data import manifest_path
 from bench.cli import arguments
-from bench.cli.arguments import DEVICE, DIR, FILE, FLAG, REPEATABLE, Commands, add_command, add_json
+from bench.cli.arguments import DEVICE, DIR, FILE, FLAG, MODELS, REPEATABLE, Commands, add_command, add_json
 from bench.node_check.judging import DEPTHS
 
 CHECK_EXIT_CODES = """exit codes:
@@ -55,7 +55,7 @@ def _add_init(commands: Commands) -> None:
 def _add_run(commands: Commands) -> None:
     run = add_command(commands, "run", "measure this machine", "run.run", measures=True)
     add = run.add_argument
-    add("manifest", type=manifest_path, metavar="MANIFEST", help="the models to measure")
+    add("manifest", type=manifest_path, metavar="MANIFEST", help=MODELS)
     add("-o", "--out", **DIR, default=Path("out"), help="folder for runs (default: out)")
     arguments.add_budget(run)
     challenge = "an operator's challenge: the run signs with a new key, which the operator certifies"
@@ -87,7 +87,7 @@ def _add_plan(commands: Commands) -> None:
         commands, "plan", "show what would run, and what is skipped and why", "plan.plan", paged=True
     )
     add = plan.add_argument
-    add("manifest", type=manifest_path, metavar="MANIFEST", nargs="?", help="the models to measure")
+    add("manifest", type=manifest_path, metavar="MANIFEST", nargs="?", help=MODELS)
     add("--gpus", type=int, metavar="N", help="plan for N GPUs (default: those of this machine)")
     add("--gpu", metavar="NAME", help="plan for this kind of GPU: h100, 'a100 80gb', 3090")
     listing = "list the models that a manifest can name, or those with these words; then exit"

@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from bench.base.shipped_data import manifest_path
-from bench.cli.arguments import FILE, FLAG, TIME, Commands, ShowHelp, add_command
+from bench.cli.arguments import FILE, FLAG, MODELS_OR_CHECK, TIME, Commands, ShowHelp, add_command
 
 
 def add_operator(commands: Commands) -> None:
     """Add `bench challenge`, `certify` and `receive`."""
     summary = "request a run from a node that need not be trusted"
     challenge = add_command(commands, "challenge", summary, "challenge.challenge")
-    challenge.add_argument("manifest", type=manifest_path, metavar="MANIFEST", help="what to measure there")
+    challenge.add_argument("manifest", type=manifest_path, metavar="MANIFEST", help=MODELS_OR_CHECK)
     challenge.add_argument("-o", "--out", **FILE, help="default: challenge-RUN.json")
     again = "make another challenge for this run, for example if its node was lost"
     challenge.add_argument("--run", dest="run_id", metavar="ID", help=again)

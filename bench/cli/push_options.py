@@ -9,7 +9,18 @@ from pathlib import Path
 from bench.base.names import ANY_PYTHON, ENGINES_OF_NODES, IMAGE_VARIANTS, RENTAL_TOOLS
 from bench.base.shipped_data import manifest_path
 from bench.cli import arguments
-from bench.cli.arguments import DEVICE, DIR, FILE, FLAG, REPEATABLE, TIME, Commands, add_command, add_json
+from bench.cli.arguments import (
+    DEVICE,
+    DIR,
+    FILE,
+    FLAG,
+    MODELS_OR_CHECK,
+    REPEATABLE,
+    TIME,
+    Commands,
+    add_command,
+    add_json,
+)
 from bench.node_check.judging import DEPTHS
 
 NODES_AT_ONCE = 64
@@ -19,7 +30,7 @@ def add_push(commands: Commands) -> None:
     """Add `bench push`, and the commands for runs that it started."""
     push = add_command(commands, "push", "measure or check other machines over SSH", "push.push", mixed=True)
     add = push.add_argument
-    add("manifest", type=manifest_path, metavar="MANIFEST", help="models to measure, or a node check")
+    add("manifest", type=manifest_path, metavar="MANIFEST", help=MODELS_OR_CHECK)
     hosts = "HOST, USER@HOST, HOST:PORT, or a name in ~/.ssh/config; with --kubernetes, a node's name"
     add("hosts", metavar="HOST", nargs="*", help=hosts)
     _add_hosts(push.add_argument_group("hosts"))
@@ -39,7 +50,7 @@ def add_rent(commands: Commands) -> None:
     rent = add_command(commands, "rent", summary, "rent.rent")
     add = rent.add_argument
     add("tool", metavar="TOOL", choices=RENTAL_TOOLS, help=" or ".join(RENTAL_TOOLS))
-    add("manifest", type=manifest_path, metavar="MANIFEST", help="models to measure, or a node check")
+    add("manifest", type=manifest_path, metavar="MANIFEST", help=MODELS_OR_CHECK)
     add("--gpu", required=True, metavar="NAME", help="the kind of GPU: h100, 'a100 80gb', 4090")
     add("--gpus", type=arguments.count, metavar="N", help="how many (default: the manifest's, or 1)")
     given_back = "minutes after which the machine is given back, even in the middle of a run (default: 60)"

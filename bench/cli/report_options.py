@@ -10,7 +10,7 @@ from bench.base.distribution import pip_install
 from bench.base.names import RENT_KINDS
 from bench.base.shipped_data import manifest_path
 from bench.cli import arguments
-from bench.cli.arguments import DEVICE, DIR, FILE, FLAG, REPEATABLE, Commands, add_command, add_json
+from bench.cli.arguments import DEVICE, DIR, FILE, FLAG, MODELS, REPEATABLE, Commands, add_command, add_json
 from bench.cli.measure_options import add_engine
 
 
@@ -110,7 +110,7 @@ def _add_predict(commands: Commands) -> None:
     summary = "predict days and cost on machines that are not here, without a GPU"
     predict = add_command(commands, "predict", summary, "predict.predict", paged=True)
     add = predict.add_argument
-    add("manifest", type=manifest_path, metavar="MANIFEST", help="the models to predict")
+    add("manifest", type=manifest_path, metavar="MANIFEST", help=MODELS)
     machines = "machines, separated by commas: h200,8xh100,64xb200; all: every known card, 1 and 8 of it"
     add("--gpu", dest="gpus", default="all", metavar="NxGPU,...", help=f"{machines} (default: all)")
     _add_quotes(add)

@@ -6,18 +6,19 @@ exact bytes are kept and hashed. Imports no torch; reads the manifest and the sc
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from bench.base.errors import BadInput, Mistake, in_json, nearest
+from bench.base.errors import BadInput, Mistake, in_json, near, nearest
 from bench.base.files import read_bounded
 from bench.base.form_mistakes import line_breaks, written_json
 from bench.base.frozen import dataclass
 from bench.base.kinds_of_file import MANIFEST, MODEL_CONFIG
 from bench.base.shipped_data import read_data
 from bench.base.stamps import sha256
-from bench.base.strict_json import from_json, tagged_infinity
+from bench.base.strict_json import from_json, pretty_json, tagged_infinity
 from bench.records.trial import Proving, Timing
 from bench.training.methods import conflict, known_methods, ordered
 from bench.training.models import Model, known_models
@@ -26,6 +27,7 @@ from bench.training.models.paper_code import SUFFIX as PAPER_CODE
 from bench.training.models.paper_code import find_model
 from bench.training.setting import Setting
 
+FIRST_MINUTES = 60  # of a measurement for which nobody named a time
 MAX_BYTES = 1 << 20  # manifests are written by hand: a larger file is no manifest
 MAX_DEPTH = 32  # levels of nesting
 READ_ELSEWHERE = ("architecture", "recipe")  # by own_models.py and recipes.py of bench/training/models
@@ -81,8 +83,14 @@ def load_manifest(path: Path) -> Manifest:
     return parse_manifest(read_manifest(path), str(path))
 
 
+def manifest_of_model(name: str) -> bytes:
+    """Return the manifest that measures one known model as it is published, within an hour."""
+    model = {"name": name.removesuffix(PAPER_CODE), "models": [name], "budget_minutes": FIRST_MINUTES}
+    return pretty_json({"schema": "bench/manifest/v1"} | model)
+
+
 def read_manifest(path: Path) -> bytes:
-    """Return a manifest's bytes, with the code of its own modules."""
+    """Return a manifest's bytes, with the code of its own modules; a model's name stands for its manifest."""
     from bench.planning.own_code import with_code  # imports what `bench verify` does not need
 
     return with_code(_read(path), path.parent, str(path))
@@ -90,9 +98,10 @@ def read_manifest(path: Path) -> bytes:
 
 def _read(path: Path) -> bytes:
     name = str(path)
-    if not path.exists() and find_model(name) is not None:
-        raise BadInput(f"is a model, not {MANIFEST.words}", where=name, advice=MODEL_CONFIG.use(name))
-    if path.is_dir():
+    missing = not os.path.lexists(path)
+    if missing and find_model(name) is not None:
+        return manifest_of_model(name)
+    if not missing and path.is_dir():
         own = (path / "config.json").exists()
         advice = MODEL_CONFIG.use(name) if own else "name a file in it"
         raise BadInput(f"is a folder, not {MANIFEST.words}", where=name, advice=advice)
@@ -101,9 +110,17 @@ def _read(path: Path) -> bytes:
         MAX_BYTES,
         what="",
         too_large="larger than 1 MiB: this is no manifest",
-        missing_advice="manifests/ has some to start from",
+        missing_advice=_instead_of(name) if missing else None,
         wanted=MANIFEST,
     )
+
+
+def _instead_of(missing: str) -> str:
+    """Return advice for a manifest that is missing: the model of almost this name, or where manifests are."""
+    from bench.training.models.zoo import zoo_names  # not needed for a manifest that is there
+
+    close = near(missing, [*known_models(), *zoo_names()])
+    return f"nearest model: {close[0]}" if close else "manifests/ has some to start from"
 
 
 def parse_manifest(data: bytes, where: str) -> Manifest:

@@ -11,6 +11,7 @@ import pytest
 
 from bench.base.kinds_of_file import kind_of
 from bench.cli.main import main
+from bench.planning.manifest import load_manifest, manifest_of_model
 
 RESULTS = Path(__file__).parents[2] / "results"
 
@@ -103,10 +104,13 @@ def test_other_files_have_no_kind(data: bytes) -> None:
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
-        ("llama-3.1-8b", "is a model, not a manifest of models\n  bench init mine.json --model llama-3.1-8b"),
         (".", "is a folder, not a manifest of models\n  bench init mine.json --model ."),  # has a config.json
         ("empty", "is a folder, not a manifest of models\n  name a file in it"),
         ("model.json", "no such file\n  nearest: models.json"),
+        ("llama-3.1-8", "no such file\n  nearest model: llama-3.1-8b"),
+        ("a" * 300, "cannot be read: File name too long"),
+        ("manifests/" + "a" * 300, "no such file\n  manifests/ has some to start from"),
+        ("models.json/inner", "cannot be read: Not a directory"),
         ("empty/any.json", "no such file\n  manifests/ has some to start from"),
     ],
 )
@@ -126,3 +130,16 @@ def test_a_missing_bundle_is_told_with_the_nearest_name(
         "rum.tar: cannot be opened: No such file or directory\n  nearest: run.tar\n"
         in capsys.readouterr().err
     )
+
+
+def test_the_name_of_a_model_stands_for_its_manifest(folder: Path) -> None:
+    """The same bytes are read wherever the name is given, so that runs of it have the manifest's digest."""
+    manifest = load_manifest(Path("pythia-160m@paper-code"))
+    assert [model.name for model in manifest.models] == ["pythia-160m@paper-code"]
+    assert (manifest.name, manifest.budget_seconds) == ("pythia-160m", 3600)
+    assert manifest.data == manifest_of_model("pythia-160m@paper-code")
+
+
+def test_a_file_is_preferred_to_the_model_of_its_name(folder: Path) -> None:
+    (folder / "gpt2").write_text(MANIFEST)
+    assert [model.name for model in load_manifest(Path("gpt2")).models] == ["pythia-160m"]

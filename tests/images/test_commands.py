@@ -12,6 +12,7 @@ from bench.cli import in_container
 from bench.cli.main import main
 from bench.images.container import Container
 from bench.images.engines import EngineFacts
+from bench.planning.manifest import manifest_of_model
 from tests.images.made_up_images import archive_of, make_image
 
 SBOM = json.dumps({"components": []}).encode()
@@ -111,6 +112,7 @@ class Seen:
     def __init__(self) -> None:
         self.told: Container | None = None
         self.secret: bytes | None = None
+        self.manifest: bytes | None = None
 
     def facts(self) -> EngineFacts:
         return EngineFacts("docker", "29.0", None, None)
@@ -121,6 +123,7 @@ class Seen:
     def run(self, container: Container) -> int:
         self.told = container
         self.secret = container.meet_secret.read_bytes() if container.meet_secret else None
+        self.manifest = container.manifest.read_bytes()
         return 0
 
 
@@ -149,3 +152,12 @@ def test_the_container_gets_the_visible_gpus_and_the_chosen_network(
     assert (seen.secret, "--meet-secret" in seen.told.command) == (
         (b"s" * 32, True) if place else (None, False)
     )
+
+
+def test_the_container_reads_the_manifest_for_which_a_models_name_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = Seen()
+    monkeypatch.setattr(in_container, "find_engine", lambda _: seen)
+    assert main(["run", "tiny-vit", "--engine", "docker", "--out", str(tmp_path / "out")]) == 0
+    assert seen.manifest == manifest_of_model("tiny-vit")
