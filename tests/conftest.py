@@ -21,6 +21,9 @@ from hypothesis import HealthCheck, settings
 from tests.warm import OWNER, SHARED, quick_python
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Runs of tests share what they compile: each would compile the same code again in a folder of its own.
+_COMPILED = Path(tempfile.gettempdir(), f"bench-tests-compiled-{os.getuid()}")
+os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(_COMPILED))
 if shutil.which("g++"):
     os.environ.setdefault("CXX", str(Path(__file__).parent / "compiler" / "g++"))
 # pyenv's `python3` is a shell script in a folder named shims, which takes longer to find a Python than

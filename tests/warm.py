@@ -97,6 +97,9 @@ def _start_server(owner: int, packages: str, environment: Mapping[str, str]) -> 
     asking = _ASKING.format(python=sys.executable, socket=str(folder / "socket"), signals=signals)
     (folder / "python3").write_text(asking)
     (folder / "python3").chmod(0o755)
+    for program in Path(sys.executable).parent.iterdir():  # programs are looked for beside Python
+        if not program.name.startswith("python"):
+            (folder / program.name).symlink_to(program)
     # Threads do not survive a fork, so no import may start one.
     one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
     subprocess.Popen(

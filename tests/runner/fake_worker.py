@@ -32,6 +32,7 @@ def work(job: dict[str, Any], emit: Emit) -> int:
         "die": die,
         "grow": grow,
         "orphan": orphan,
+        "leave-code": leave_code,
         "compile": compile_until,
         "hanging-compiler": lambda emit, argument: subprocess.call(["sleep", "600"]),
         "half-line": half_line,
@@ -46,6 +47,14 @@ def answer(emit: Emit, argument: str) -> int:
     ceiling = {"name": argument, "device": 0, "unit": "B/s", "work": 1, "samples": [1.0]}
     emit({"ceilings": [ceiling]})
     return 0
+
+
+def leave_code(emit: Emit, argument: str) -> int:
+    """Leave a library among the compiled code; report what was there before, or die if asked to."""
+    folder = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+    before = sorted(file.name for file in folder.iterdir() if file.suffix == ".so")
+    (folder / f"{argument}.so").touch()
+    return die(emit, argument) if argument == "SIGKILL" else answer(emit, f"found {before}")
 
 
 def collector(emit: Emit, argument: str) -> int:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -274,3 +275,18 @@ def test_a_supervisor_that_is_killed_leaves_no_process(tmp_path: Path, number: s
     os.kill(owner.pid, number)
     owner.wait(10)
     assert eventually(lambda: not any(map(alive, (server, worker, grandchild))))
+
+
+def test_code_that_a_job_compiled_is_kept_unless_the_job_was_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that is killed while it compiles leaves half a library, which torch would load later."""
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with supervisor(tmp_path) as owner:
+        assert run(owner, tmp_path, "leave-code:a") == "found []"
+        assert run(owner, tmp_path, "leave-code:b") == "found ['a.so']"
+        assert "crashed" in run(owner, tmp_path, "leave-code:SIGKILL")
+        assert run(owner, tmp_path, "leave-code:c") == "found []"
+    with supervisor(tmp_path) as later:
+        assert run(later, tmp_path, "leave-code:d") == "found ['c.so']"

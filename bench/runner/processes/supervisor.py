@@ -47,6 +47,7 @@ from bench.records.trial import (
 )
 from bench.runner.machine.disk_room import require_room
 from bench.runner.processes import jobs
+from bench.runner.processes.compiler_cache import VARIABLE, CompilerCache, take_cache
 from bench.runner.processes.jobs import DeviceKind, Nodes, RunJob, WorkerEvent
 from bench.runner.processes.logs import keep_short
 
@@ -132,6 +133,7 @@ class Supervisor:
         self._socket: socket.socket | None = None
         self._buffer = b""
         self._group: int | None = None
+        self._cache: CompilerCache | None = None
 
     def trial(self, trial: Trial, device: DeviceKind, scratch: Path, log: Path, limits: Limits) -> Outcome:
         """Measure a trial; return its outcome."""
@@ -218,9 +220,13 @@ class Supervisor:
         self._ensure_server()
         assert self._socket is not None
         kills_before = oom_kills()
+        if self._cache is not None:
+            self._cache.begin()
         try:
             self._socket.sendall(json.dumps({"job": to_json(job), "log": str(log)}).encode() + b"\n")
             final = self._watch(limits, kills_before, log)
+            if self._cache is not None:
+                self._cache.end(whole=_has_result(final))
             return require_room(final if isinstance(final, dict) else {"outcome": to_json(final)})
         except (ServerGoneError, BrokenPipeError):
             self.close()
@@ -311,7 +317,9 @@ class Supervisor:
 
     def _start_server(self) -> int | None:
         """Start the server. Returns None once it is ready, else its exit code, negative for a signal."""
-        self._server, self._socket = _start_forkserver(self.command, self.arguments, self.log)
+        self._cache = take_cache()
+        folder = {} if self._cache is None else {VARIABLE: str(self._cache.folder)}
+        self._server, self._socket = _start_forkserver(self.command, self.arguments, self.log, folder)
         self._buffer = b""
         deadline = time.monotonic() + START_SECONDS
         for event in self._events():
@@ -336,6 +344,9 @@ class Supervisor:
             self._server.kill()
             self._server.wait()
             self._server = None
+        if self._cache is not None:
+            self._cache.close()
+            self._cache = None
 
     def __enter__(self) -> Self:
         return self
@@ -345,7 +356,7 @@ class Supervisor:
 
 
 def _start_forkserver(
-    command: list[str], arguments: list[str], log: Path
+    command: list[str], arguments: list[str], log: Path, variables: dict[str, str]
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """Start the fork server in the environment of all jobs; return its process and our end of its socket."""
     ours, theirs = socket.socketpair()
@@ -356,7 +367,7 @@ def _start_forkserver(
         # OpenBLAS would start threads when numpy is imported, and threads do not survive a fork.
         environment = {"GOMP_SPINCOUNT": "10000"} | os.environ | {"OPENBLAS_NUM_THREADS": "1"}
         # CUDA counts GPUs in NVML's order, or figures would be attributed to the wrong card.
-        environment |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+        environment |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} | variables
         server = subprocess.Popen(
             [*command, str(theirs.fileno()), *arguments],
             env=environment,
@@ -367,6 +378,13 @@ def _start_forkserver(
             start_new_session=True,
         )
     return server, ours
+
+
+def _has_result(final: WorkerEvent | Outcome) -> bool:
+    """Whether a job ended by itself, with what it was asked for: then none of its processes was cut off."""
+    if not isinstance(final, dict):
+        return False
+    return final.get("outcome", {}).get("kind", "measured") in ("measured", "unsupported")
 
 
 def _require(final: WorkerEvent, key: str, log: Path) -> Any:

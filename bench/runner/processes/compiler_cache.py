@@ -1,0 +1,89 @@
+"""Keep compiled code in a folder that one run has for itself, and that holds nothing half-made.
+
+By default torch keeps compiled code in /tmp/torchinductor_USER, for all programs of a user. Another user can
+create this folder first and put code there. A program that is killed while it compiles leaves half a library
+there, on which later programs fail. Folders of this module belong to the user; one is locked while a run has
+it, and emptied if a job was cut off.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import tempfile
+from itertools import count
+from pathlib import Path
+from typing import BinaryIO
+
+from bench.base.operating_system import lock
+from bench.base.paths import using
+
+VARIABLE = "TORCHINDUCTOR_CACHE_DIR"  # torch's own, by which a user can choose a folder
+_UNFINISHED = "unfinished"  # a file that exists while a job may be writing
+
+
+class CompilerCache:
+    """A folder of compiled code that is locked until `close`."""
+
+    def __init__(self, folder: Path, locked: BinaryIO) -> None:
+        self.folder = folder
+        self._locked = locked
+        self.folder.mkdir(exist_ok=True)
+        if self._unfinished.exists():
+            self._empty()
+
+    def begin(self) -> None:
+        """Note that a job begins."""
+        self._unfinished.touch()
+
+    def end(self, *, whole: bool) -> None:
+        """Note that the job ended; `whole` is false if any of its processes may have been cut off."""
+        if not whole:
+            self._empty()
+        self._unfinished.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Let another run have the folder, which is emptied then if a job has begun and not ended."""
+        self._locked.close()
+
+    @property
+    def _unfinished(self) -> Path:
+        return self.folder / _UNFINISHED
+
+    def _empty(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)  # a process that cannot be killed may still write
+        self.folder.mkdir(exist_ok=True)
+
+
+def take_cache() -> CompilerCache | None:
+    """Return the first folder that no other run has; None if the environment names one."""
+    if os.environ.get(VARIABLE):
+        return None
+    temporary = Path(tempfile.gettempdir())
+    with using(temporary, advice="make room there, or set TMPDIR to another disk"):
+        return _first_free(_own_folder(temporary))
+
+
+def _first_free(root: Path) -> CompilerCache:
+    for number in count():
+        locked = (root / f"{number}.lock").open("ab")
+        try:
+            lock(locked, wait=False)
+        except BlockingIOError:
+            locked.close()
+            continue
+        return CompilerCache(root / str(number), locked)
+    raise AssertionError("there is always another number")
+
+
+def _own_folder(temporary: Path) -> Path:
+    """Return a folder that only this user can write to, the same for each run if nobody else has its name."""
+    folder = temporary / f"bench-compiled-{os.getuid()}"
+    try:
+        folder.mkdir(mode=0o700)
+    except FileExistsError:
+        found = folder.lstat()
+        own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
+        return folder if own else Path(tempfile.mkdtemp(prefix="bench-compiled-"))
+    return folder

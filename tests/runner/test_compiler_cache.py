@@ -1,0 +1,84 @@
+"""Compiled code lies in a folder that one run has for itself, and that holds nothing half-made."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from bench.runner.processes.compiler_cache import VARIABLE, CompilerCache, take_cache
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def taken() -> CompilerCache:
+    cache = take_cache()
+    assert cache is not None
+    return cache
+
+
+def test_code_is_kept_for_the_next_run() -> None:
+    first = taken()
+    first.begin()
+    (first.folder / "kernel.so").touch()
+    first.end(whole=True)
+    first.close()
+    assert list(taken().folder.iterdir()) == [first.folder / "kernel.so"]
+
+
+def test_two_runs_have_two_folders() -> None:
+    first, second = taken(), taken()
+    assert first.folder != second.folder
+    first.close()
+    assert taken().folder == first.folder
+
+
+def test_code_of_a_job_that_was_cut_off_is_removed() -> None:
+    cache = taken()
+    cache.begin()
+    (cache.folder / "half.so").touch()
+    cache.end(whole=False)
+    assert list(cache.folder.iterdir()) == []
+
+
+def test_code_of_a_run_that_was_cut_off_is_removed_by_the_next_one() -> None:
+    cache = taken()
+    cache.begin()
+    (cache.folder / "half.so").touch()
+    cache.close()  # as the kernel does when the process ends
+    assert list(taken().folder.iterdir()) == []
+
+
+def test_only_its_user_can_read_or_write_the_folder(temporary: Path) -> None:
+    cache = taken()
+    assert cache.folder.parent.parent == temporary
+    assert cache.folder.parent.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("form", ["open", "link", "file"])
+def test_a_folder_that_another_user_may_have_made_is_not_used(temporary: Path, form: str) -> None:
+    name, other = temporary / f"bench-compiled-{os.getuid()}", temporary / "other"
+    other.mkdir(mode=0o700)
+    if form == "open":
+        name.mkdir()
+        name.chmod(0o777)
+    elif form == "link":
+        name.symlink_to(other)
+    else:
+        name.touch()
+    folder = taken().folder
+    assert name not in folder.parents
+    assert folder.parent.stat().st_mode & 0o777 == 0o700
+    assert list(other.iterdir()) == []
+
+
+def test_a_folder_that_the_user_names_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "/some/folder")
+    assert take_cache() is None
