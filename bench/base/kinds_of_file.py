@@ -53,11 +53,10 @@ OF_SCHEMA: Mapping[str, Kind] = {
 }
 _SCHEMA = re.compile(r"bench/[a-z-]{1,40}/v\d{1,3}", re.ASCII)
 _KEY = re.compile(rb"(ssh-|sk-ssh-|ecdsa-)[a-z0-9@.-]+ AAAA")
-# Names of the first member of a tar that bench, docker, podman or buildah writes.
+# Names of the first member of a tar that bench, docker, podman or buildah writes. A manifest.json can be the
+# first one of either kind.
 _FIRST_OF_BUNDLE = b"env.json"
-_FIRST_OF_IMAGE = re.compile(
-    rb"(\./)?(blobs|oci-layout|index\.json|manifest\.json|repositories|[0-9a-f]{64})\b"
-)
+_FIRST_OF_IMAGE = re.compile(rb"(\./)?(blobs|oci-layout|index\.json|repositories|[0-9a-f]{64})\b")
 
 
 def kind_of(data: bytes) -> Kind | None:

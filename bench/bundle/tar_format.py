@@ -216,15 +216,19 @@ def _header_fault(block: bytes, name: str) -> str:
     return f"the header of {name} is not as bench writes it"
 
 
-def _refuse_another_kind(file: BinaryIO, where: str) -> None:
-    """Say what a file is that is no bundle, if bench knows its kind."""
-    from bench.base.kinds_of_file import BUNDLE, MOST_BYTES, require_kind  # not needed for a valid bundle
-
-    file.seek(0)
+def _bundle_in(file: BinaryIO, where: str) -> Bundle:
+    """Open a bundle; a file that is none and is known to be of another kind is refused by its kind."""
     try:
-        require_kind(BUNDLE, file.read(MOST_BYTES), where)
-    except BadInput as error:
-        raise VerificationFailed(error.message, where=where, advice=error.advice) from None
+        return Bundle(file)
+    except VerificationFailed:
+        from bench.base.kinds_of_file import BUNDLE, MOST_BYTES, require_kind  # not needed for a valid bundle
+
+        file.seek(0)
+        try:
+            require_kind(BUNDLE, file.read(MOST_BYTES), where)
+        except BadInput as other:
+            raise VerificationFailed(other.message, where=where, advice=other.advice) from None
+        raise
 
 
 @contextmanager
@@ -235,9 +239,8 @@ def open_bundle(path: Path) -> Iterator[Bundle]:
     """
     with open_regular(path) as file:
         try:
-            yield Bundle(file)
+            yield _bundle_in(file, str(path))
         except VerificationFailed as error:
-            _refuse_another_kind(file, str(path))
             if error.where is None or not error.where.startswith(str(path)):  # not in front yet
                 error.where = f"{path}: {error.where}" if error.where else str(path)
             raise
