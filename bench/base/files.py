@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from bench.base.errors import BadInput, near
-from bench.base.kinds_of_file import Kind, require_kind
+from bench.base.kinds_of_file import Kind, kind_of, require_kind
 from bench.base.operating_system import BINARY, WITHOUT_WAITING, lock
 
 MOST_NAMES = 1000  # of a folder, among which the name of a missing file is looked for
@@ -24,7 +24,7 @@ def open_regular(path: Path, *, advice: str | None = None) -> BinaryIO:
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         reason = getattr(error, "strerror", error)
         if isinstance(error, FileNotFoundError):
-            advice = nearest_file(path) or advice
+            advice = _nearest_file(path) or advice
         raise BadInput(f"cannot be opened: {reason}", where=str(path), advice=advice) from None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -51,19 +51,21 @@ def read_bounded(
         with path.open("rb") as file:
             data = file.read(most_bytes + 1)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        nearest = nearest_file(path) if isinstance(error, FileNotFoundError) else None
-        if isinstance(error, FileNotFoundError) and missing_advice:
-            raise BadInput("no such file", where=str(path), advice=nearest or missing_advice) from None
+        advice = None
+        if isinstance(error, FileNotFoundError):
+            advice = _nearest_file(path) or missing_advice
+            if missing_advice:
+                raise BadInput("no such file", where=str(path), advice=advice) from None
         reason = getattr(error, "strerror", None) or error
-        raise BadInput(f"{what} cannot be read: {reason}".lstrip(), where=str(path), advice=nearest) from None
+        raise BadInput(f"{what} cannot be read: {reason}".lstrip(), where=str(path), advice=advice) from None
     if len(data) > most_bytes:
         if wanted is not None:
-            require_kind(wanted, data, str(path))
+            require_kind(wanted, kind_of(data), str(path))
         raise BadInput(too_large, where=str(path))
     return data
 
 
-def nearest_file(path: Path) -> str | None:
+def _nearest_file(path: Path) -> str | None:
     """Return advice to take the file whose name is most similar to that of a missing file, in its folder."""
     with suppress(OSError), os.scandir(path.parent) as entries:
         names = [entry.name for entry in islice(entries, MOST_NAMES) if entry.name != path.name]

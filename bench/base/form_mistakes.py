@@ -12,7 +12,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from bench.base.errors import BadInput, Mistake, in_json, nearest
-from bench.base.kinds_of_file import Kind, require_kind
+from bench.base.kinds_of_file import Kind, kind_of, kind_of_document, require_kind
 from bench.base.strict_json import DecodeError, from_json, strict_loads
 
 WORDS: Mapping[Any, str] = {
@@ -26,11 +26,13 @@ WORDS: Mapping[Any, str] = {
 
 def written_json(data: bytes, where: str, wanted: Kind, constant: Callable[[str], Any] | None = None) -> Any:
     """Parse JSON that a person wrote; raise BadInput if it is malformed, or a file of another kind."""
-    require_kind(wanted, data, where)
     try:
-        return strict_loads(data, constant) if constant else strict_loads(data)
+        document = strict_loads(data, constant) if constant else strict_loads(data)
     except DecodeError as error:
+        require_kind(wanted, kind_of(data), where)
         raise BadInput(str(error), where=where) from None
+    require_kind(wanted, kind_of_document(document), where)
+    return document
 
 
 def form_mistakes(kind: Any, value: Any, path: str = "") -> Iterator[Mistake]:

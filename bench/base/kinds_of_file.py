@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping
+from typing import Any
 
 from bench.base.errors import BadInput
 from bench.base.frozen import dataclass
@@ -68,13 +69,17 @@ def kind_of(data: bytes) -> Kind | None:
         return PRIVATE_KEY
     if _KEY.match(data):
         return KEYS
-    return _kind_of_json(data) if data[:64].lstrip()[:1] == b"{" and len(data) <= MOST_BYTES else None
-
-
-def _kind_of_json(data: bytes) -> Kind | None:
+    if data[:64].lstrip()[:1] != b"{" or len(data) > MOST_BYTES:
+        return None
     try:
-        document = strict_loads(data, lambda _: None)
+        return kind_of_document(strict_loads(data, lambda _: None))
     except DecodeError:
+        return None
+
+
+def kind_of_document(document: Any) -> Kind | None:
+    """Return the kind of a file that holds this JSON; None if it is none that bench knows."""
+    if not isinstance(document, dict):
         return None
     schema = document.get("schema")
     if isinstance(schema, str) and _SCHEMA.fullmatch(schema):
@@ -83,8 +88,7 @@ def _kind_of_json(data: bytes) -> Kind | None:
     return MODEL_CONFIG if isinstance(document.get("model_type"), str) else None
 
 
-def require_kind(wanted: Kind, data: bytes, where: str) -> None:
-    """Raise BadInput if a file is known to be of another kind than the one that is wanted."""
-    found = kind_of(data)
+def require_kind(wanted: Kind, found: Kind | None, where: str) -> None:
+    """Raise BadInput for a file of a known kind that is not the wanted one."""
     if found not in (None, wanted):
         raise BadInput(f"is {found.words}, not {wanted.words}", where=where, advice=found.use(where))

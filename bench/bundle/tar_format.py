@@ -221,11 +221,11 @@ def _bundle_in(file: BinaryIO, where: str) -> Bundle:
     try:
         return Bundle(file)
     except VerificationFailed:
-        from bench.base.kinds_of_file import BUNDLE, MOST_BYTES, require_kind  # not needed for a valid bundle
+        from bench.base.kinds_of_file import BUNDLE, MOST_BYTES, kind_of, require_kind
 
         file.seek(0)
         try:
-            require_kind(BUNDLE, file.read(MOST_BYTES), where)
+            require_kind(BUNDLE, kind_of(file.read(MOST_BYTES)), where)
         except BadInput as other:
             raise VerificationFailed(other.message, where=where, advice=other.advice) from None
         raise

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bench.base.errors import BadInput, VerificationFailed, one_line
 from bench.base.files import open_regular, write_whole
-from bench.base.kinds_of_file import REQUEST, require_kind
+from bench.base.kinds_of_file import REQUEST, kind_of, require_kind
 from bench.base.paths import using
 from bench.base.stamps import utc
 from bench.bundle.handshake import CertificateRequest, read, write
@@ -82,7 +82,7 @@ def certify(request: CertifyArguments) -> int:
         raise BadInput(message, advice="--valid 2h")
     with open_regular(request.request) as file:
         data = file.read(MAX_REQUEST_BYTES)
-    require_kind(REQUEST, data, str(request.request))
+    require_kind(REQUEST, kind_of(data), str(request.request))
     try:
         read(CertificateRequest, data)
     except VerificationFailed as error:

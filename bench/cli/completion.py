@@ -131,10 +131,9 @@ def _cards() -> list[Completed]:
 
 
 def _models() -> list[Completed]:
-    from bench.training.models import known_models
-    from bench.training.models.zoo import zoo_names
+    from bench.training.models.zoo import model_names
 
-    return [Completed(name) for name in (*known_models(), *zoo_names())]
+    return [Completed(name) for name in model_names()]
 
 
 def _checks() -> list[Completed]:

@@ -24,7 +24,7 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
 
 from bench.base.errors import BadInput, VerificationFailed
 from bench.base.files import replacing
-from bench.base.kinds_of_file import IMAGE, LEAST_BYTES, require_kind
+from bench.base.kinds_of_file import IMAGE, LEAST_BYTES, kind_of, require_kind
 from bench.base.stamps import sha256
 from bench.base.strict_json import DecodeError, canonical_json, from_json, strict_loads
 from bench.images.normalise import Hashing
@@ -93,7 +93,7 @@ def _opened(path: Path) -> Iterator[io.BufferedReader]:
 def facts_of(path: Path, where: str | None = None) -> ImageFacts:
     """Read a saved image's file as `read_facts` does; errors name `where`, by default the path."""
     with _opened(path) as file:
-        require_kind(IMAGE, file.peek(LEAST_BYTES), where or str(path))
+        require_kind(IMAGE, kind_of(file.peek(LEAST_BYTES)), where or str(path))
         return read_facts(file, where or str(path))
 
 

@@ -216,9 +216,9 @@ TYPES = {
 def _models() -> Iterator[ManualEntry]:
     """Yield the models that a manifest can name, each with its recipe."""
     from bench.training.models import known_models  # slow to import
-    from bench.training.models.zoo import ZooModel, zoo_model, zoo_names
+    from bench.training.models.zoo import ZooModel, model_names, zoo_model
 
-    for name in (*known_models(), *zoo_names()):
+    for name in model_names():
         found = known_models().get(name) or zoo_model(name)
         if found is None:
             continue

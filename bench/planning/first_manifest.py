@@ -21,10 +21,10 @@ from bench.base.gpu_catalogue import GpuModel, find_gpu_model, typed_names
 from bench.base.kinds_of_file import MODEL_CONFIG
 from bench.base.strict_json import tagged_infinity
 from bench.planning.manifest import MAX_BYTES
-from bench.training.models import Precision, families, known_models
+from bench.training.models import Precision, families
 from bench.training.models.model import INERT
 from bench.training.models.paper_code import find_model
-from bench.training.models.zoo import zoo_names
+from bench.training.models.zoo import model_names
 from bench.training.objectives import Objective, ObjectiveName, known_objectives, objective_of
 
 SCHEMA_FILE = "manifest-v1.schema.json"  # the name of the schema beside a manifest
@@ -101,7 +101,7 @@ def chosen_model(text: str) -> Chosen:
     if path.suffix == ".json" or path.exists():
         return _own_config(path)
     look = "or the path of a config.json; bench plan --list-models tells about the names"
-    hint = nearest(text, [*known_models(), *zoo_names()], look)
+    hint = nearest(text, model_names(), look)
     raise BadInput(f"{in_json(text)} is neither a model here nor a file", advice=hint)
 
 

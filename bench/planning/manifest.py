@@ -117,9 +117,9 @@ def _read(path: Path) -> bytes:
 
 def _instead_of(missing: str) -> str:
     """Return advice for a manifest that is missing: the model of almost this name, or where manifests are."""
-    from bench.training.models.zoo import zoo_names  # not needed for a manifest that is there
+    from bench.training.models.zoo import model_names  # not needed for a manifest that is there
 
-    close = near(missing, [*known_models(), *zoo_names()])
+    close = near(missing, model_names())
     return f"nearest model: {close[0]}" if close else "manifests/ has some to start from"
 
 
@@ -315,13 +315,13 @@ def _resolve_model(entry: Any, path: str) -> Model | list[Mistake]:
 
 
 def _unknown_model(name: str, path: str) -> Mistake:
-    from bench.training.models.zoo import zoo_names
+    from bench.training.models.zoo import model_names
 
     plain, at, _ = name.partition("@")
     if at and plain in known_models():
         return Mistake(path, f"{in_json(name)} is not a reading of {plain}", f"allowed: {plain + PAPER_CODE}")
     look = "bench plan --list-models tells about them; docs/guides/your-own-model.md: any other"
-    hint = nearest(name, [*known_models(), *zoo_names()], look)
+    hint = nearest(name, model_names(), look)
     return Mistake(path, f"{in_json(name)} is not a model here", hint)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from bench.base.errors import BadInput, Untrusted
 from bench.base.files import read_bounded
 from bench.base.frozen import dataclass
-from bench.base.kinds_of_file import KEYS, require_kind
+from bench.base.kinds_of_file import KEYS, kind_of, require_kind
 from bench.signing.ssh_keys import ED25519, TOKEN, FormatError, PublicKey
 
 MAX_BYTES = 2**20
@@ -76,7 +76,7 @@ class TrustPolicy:
         """Read a .pub file or an allowed_signers file; BadInput if it is neither."""
         too_large = f"larger than {MAX_BYTES} bytes: not a list of keys"
         data = read_bounded(path, MAX_BYTES, what="the trusted keys", too_large=too_large, wanted=KEYS)
-        require_kind(KEYS, data, str(path))
+        require_kind(KEYS, kind_of(data), str(path))
         try:
             text = data.decode()
         except UnicodeDecodeError:

@@ -133,7 +133,7 @@ def test_a_missing_bundle_is_told_with_the_nearest_name(
 
 
 def test_the_name_of_a_model_stands_for_its_manifest(folder: Path) -> None:
-    """The same bytes are read wherever the name is given, so that runs of it have the manifest's digest."""
+    """A name gives the same bytes everywhere, so that runs of it have the same digest of the manifest."""
     manifest = load_manifest(Path("pythia-160m@paper-code"))
     assert [model.name for model in manifest.models] == ["pythia-160m@paper-code"]
     assert (manifest.name, manifest.budget_seconds) == ("pythia-160m", 3600)

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from bench.base.errors import BadInput, VerificationFailed
 from bench.base.files import open_regular, write_whole
-from bench.base.kinds_of_file import CHALLENGE, require_kind
+from bench.base.kinds_of_file import CHALLENGE, kind_of, require_kind
 from bench.bundle.handshake import Challenge, certificate_fault, make_request, read
 from bench.bundle.tar_format import CERTIFICATE
 from bench.signing.ssh_keys import Certificate, FormatError, PublicKey, Signer
@@ -162,7 +162,7 @@ def read_challenge(path: Path) -> Challenge:
     """Return the challenge in a file. BadInput if the file holds no challenge."""
     with open_regular(path, advice="bench challenge MANIFEST makes one") as file:
         data = file.read(_MAX_BYTES)
-    require_kind(CHALLENGE, data, str(path))
+    require_kind(CHALLENGE, kind_of(data), str(path))
     try:
         return read(Challenge, data)
     except VerificationFailed as error:

@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any
 
 from bench.base.shipped_data import DATA, read_data
+from bench.training.models import known_models
 from bench.training.models.model import Model
 from bench.training.models.own_models import resolve_inline
 
@@ -31,6 +32,11 @@ class ZooModel:
 def zoo_names() -> tuple[str, ...]:
     """Return the names of the models in bench/data/zoo, sorted; a manifest may name them."""
     return tuple(sorted(file.stem for file in (DATA / "zoo").glob("*.json")))
+
+
+def model_names() -> tuple[str, ...]:
+    """Return the name of every model that a manifest may name, those of the family files first."""
+    return (*known_models(), *zoo_names())
 
 
 @cache
