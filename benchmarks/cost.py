@@ -6,6 +6,10 @@ python benchmarks/cost.py BUNDLE    also the time of 1,000 bundles, and how long
 
 Processor time is what the process and its children used, in turn with an empty Python. The compiled modules
 are kept between the starts, as where bench is installed.
+
+The empty Python is that of this environment. If bench is installed here as `pip install -e` does it, every
+start of Python imports setuptools' finder of such packages, which counts in the empty Python too.
+`python3 -S -c pass` leaves it out: this is an empty Python where all packages are ordinary ones.
 """
 
 from __future__ import annotations
@@ -28,6 +32,7 @@ from benchmarks.command_cost import cost, in_turn
 RUNS = 21
 SMALL_BUNDLE = Path(__file__).parents[1] / "results" / "proof-h200" / "pythia-1b.tar"
 EMPTY = "python3 -c pass"
+BARE = "python3 -S -c pass"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +60,7 @@ def starts(bench: str) -> dict[str, Start]:
     complete = [bench, "completion", "--of"]
     return {
         EMPTY: Start([sys.executable, "-c", "pass"]),
+        BARE: Start([sys.executable, "-S", "-c", "pass"]),
         "bench --help": Start([bench, "--help"], most_times=3),
         "bench verify, a small bundle": Start([bench, "verify", str(SMALL_BUNDLE)], most_times=5),
         "completing a model": Start([*complete, "init", "--model", "llama-"], most_seconds=0.1),

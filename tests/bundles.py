@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from bench.base.frozen import dataclass
 from bench.bundle.pack import pack, write_bundle
 from bench.bundle.statement import Predicate
 from bench.bundle.verdict import Contents, Verdict

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 import textwrap
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple, TextIO
 from bench.base.encoding import spelled
 from bench.base.frozen import dataclass
 from bench.base.strict_json import pretty_json
+from bench.base.terminal_width import columns
 
 LEAST_COLUMNS = 20  # of the terminal; in a narrower one, lines are wrapped to this width
 LONGEST_WORD = 16  # columns; a longer one may be broken where a terminal has no room for it
@@ -85,11 +85,6 @@ def cursor_stream(stream: TextIO) -> TextIO:
 def print_json(document: Any) -> None:
     """Print a document as JSON on stdout, in ASCII only: no character of it can control a terminal."""
     sys.stdout.write(pretty_json(document).decode())
-
-
-def columns() -> int | None:
-    """Return the width of the terminal; None if there is no terminal."""
-    return shutil.get_terminal_size((0, 0)).columns or None
 
 
 def _spelled(text: str) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, field
 from typing import Generic, TypeVar
 
+from bench.base.frozen import dataclass
 from bench.base.strict_json import field_values, to_json
 from bench.bundle.stated_manifest import StatedManifest
 from bench.bundle.statement import Level
@@ -40,10 +41,11 @@ class Note:
         return f"{self.model}: {self.text}" if self.model else self.text
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Contents:
     """The recomputed contents of a bundle, which holds a training run or a node check."""
 
+    _: KW_ONLY
     samples: int
     measured_seconds: float  # the sum of the times of all samples
     notes: tuple[Note, ...] = ()

@@ -8,7 +8,8 @@ from typing import Any
 
 from bench.base.errors import BadInput
 from bench.base.strict_json import field_values
-from bench.base.terminal import columns, print_json, wrapped
+from bench.base.terminal import print_json, wrapped
+from bench.base.terminal_width import columns
 from bench.cli.main import parser
 from bench.cli.stdio import show
 from bench.manual.entries import KINDS, SECTION, ManualEntry, entries, has_documents

@@ -5,6 +5,10 @@ from __future__ import annotations
 import argparse
 import re
 
+from bench.base.terminal_width import columns
+
+USUAL_COLUMNS = 80  # where there is no terminal
+MARGIN = 2  # columns that argparse leaves free
 # A word of a shell's line; blanks between quotes are part of the word.
 SHELL_WORD = re.compile(r"""(?:'[^']*'|"[^"]*"|[^\s'"])+""")
 DEFINED = re.compile(r" *\S+  +(?=\S)")  # the head of a line such as `  2  bad input`
@@ -15,6 +19,9 @@ class HelpFormatter(argparse.HelpFormatter):
 
     argparse itself leaves an option with many choices, and each part of a usage, on one line of any width.
     """
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, width=(columns() or USUAL_COLUMNS) - MARGIN)
 
     def _format_usage(self, *arguments: object, **options: object) -> str:
         return self._narrow(super()._format_usage(*arguments, **options))  # type: ignore[arg-type]

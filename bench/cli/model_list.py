@@ -8,7 +8,8 @@ from typing import Any
 
 from bench.base.errors import BadInput, nearest
 from bench.base.strict_json import field_values, to_json
-from bench.base.terminal import Table, Wrapped, columns, fitted_tables, plain_columns, print_json, wrapped
+from bench.base.terminal import Table, Wrapped, fitted_tables, plain_columns, print_json, wrapped
+from bench.base.terminal_width import columns
 from bench.training.models import Model, known_models, parameters_of
 from bench.training.models.zoo import ZooModel, zoo_model, zoo_names
 from bench.training.objectives import known_objectives

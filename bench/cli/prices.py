@@ -13,7 +13,8 @@ from bench.base.files import read_bounded, write_whole
 from bench.base.gpu_catalogue import find_gpu_model, gpu_models, near_gpus
 from bench.base.names import RentKind
 from bench.base.strict_json import pretty_json, to_json
-from bench.base.terminal import Table, Wrapped, columns, plain_columns, print_json, table, wrapped
+from bench.base.terminal import Table, Wrapped, plain_columns, print_json, table, wrapped
+from bench.base.terminal_width import columns
 from bench.cli.stdio import show
 from bench.records.text import count_text, figures
 from bench.report.compare.price_file import load_prices, parse_prices

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from bench.base.encoding import can_spell
 from bench.base.errors import one_line
-from bench.base.terminal import columns, wrapped
+from bench.base.terminal import wrapped
+from bench.base.terminal_width import columns
 from bench.cli.stdio import show as show_text
 from bench.cli.verify import environment_lines
 from bench.report.compare.compared_rows import ComparedRun, gather

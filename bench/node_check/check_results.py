@@ -10,13 +10,14 @@ ignored and its readings are judged by this version's rules. Pure, apart from re
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from bench.base.errors import VerificationFailed
+from bench.base.frozen import dataclass
 from bench.base.strict_json import (
     DecodeError,
     canonical_json,
@@ -92,7 +93,7 @@ class CheckResults:
     findings: tuple[Finding, ...]
     history: Mapping[str, Past] = field(default_factory=dict)
     rules: str = ""  # digest of the code that judged; empty in the first bundles
-    baseline: Baseline | None = later(None)  # noqa: RUF009 (frozen); of an earlier check
+    baseline: Baseline | None = later(None)
     schema: Literal["bench/check-results/v1"] = CHECK_SCHEMA
 
     def to_bytes(self) -> bytes:

@@ -14,7 +14,8 @@ from typing import Any, TextIO
 from rich.console import Console
 
 from bench.base.errors import one_line
-from bench.base.terminal import Table, Wrapped, columns, cursor_stream, plain_columns, print_json, table
+from bench.base.terminal import Table, Wrapped, cursor_stream, plain_columns, print_json, table
+from bench.base.terminal_width import columns
 
 LEAST_REASON = 20  # columns of a last column
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 
 from bench.base.errors import BenchError, printable
 from bench.base.live_line import COLUMNS_OUTSIDE, TO_BEGINNING, LinePart, LiveLine
-from bench.base.terminal import columns
+from bench.base.terminal_width import columns
 
 MOST_CHARACTERS = 2**13  # of a line; a longer one is shown in pieces, so that it needs little memory
 _BREAK = re.compile(rf"{re.escape(TO_BEGINNING)}|\r\n|\r|\n")

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from bench.base.errors import VerificationFailed
+from bench.base.frozen import dataclass
 from bench.base.stamps import sha256
 from bench.base.strict_json import INTERNAL, canonical_json, field_values, to_json
 from bench.bundle.stated_manifest import SearchScope

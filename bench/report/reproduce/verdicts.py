@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from typing import Literal
 
+from bench.base.frozen import dataclass
 from bench.base.pip_commands import BUILT_WITH_TORCH, environment_line, install_lines
 from bench.bundle.verdict import RunContents
 from bench.records.copied import are_copies, values_of

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from bench.base.terminal import Column, Table, Wrapped, columns, plain_columns, table, wrapped
+from bench.base.terminal import Column, Table, Wrapped, plain_columns, table, wrapped
+from bench.base.terminal_width import columns
 from bench.node_check.check_results import CheckResults
 from bench.node_check.judging.finding import Finding, quantity, worst
 from bench.report.text.check_summary import WORDS, by_check, counted_text, node_text, verdict_of

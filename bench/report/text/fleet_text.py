@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 
 from tabulate import tabulate
 
-from bench.base.terminal import Table, Wrapped, columns, plain_columns, wrapped
+from bench.base.terminal import Table, Wrapped, plain_columns, wrapped
 from bench.base.terminal import table as terminal_table
+from bench.base.terminal_width import columns
 from bench.bundle.verdict import level_text
 from bench.node_check.fleet import Fleet, RankedNode, Spread
 from bench.node_check.judging.finding import Finding, quantity

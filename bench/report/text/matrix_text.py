@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from bench.base import terminal
+from bench.base.terminal_width import columns
 from bench.records.text import figures, money_text
 from bench.report.compare.matrix import Matrix, MatrixCell
 from bench.report.text.escapes import markdown_table, markdown_text
@@ -55,7 +56,7 @@ def matrix_text(matrix: Matrix, currency: str) -> str:
     if not matrix.rows:
         return ""
     heads, rows = _grid(matrix, currency)
-    room = terminal.columns()
+    room = columns()
     blocks = []
     for first, last in _chunks(heads, rows, room):
         some = [[row[0], *row[first:last]] for row in rows]

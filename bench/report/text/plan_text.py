@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from bench.base.terminal import Column, Table, Wrapped, columns, fitted_tables, wrapped
+from bench.base.terminal import Column, Table, Wrapped, fitted_tables, wrapped
+from bench.base.terminal_width import columns
 from bench.planning.kernel_costs import KernelCost
 from bench.planning.plan import Plan, SettingPlan
 from bench.planning.prediction.predicted_machines import Predicted, Unpredicted

@@ -6,14 +6,13 @@ A model is one file of bench/data/zoo. Its recipe's source says what is publishe
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from bench.base.frozen import dataclass
 from bench.base.shipped_data import DATA, read_data
 from bench.training.models import known_models
 from bench.training.models.model import Model
-from bench.training.models.own_models import resolve_inline
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +41,8 @@ def model_names() -> tuple[str, ...]:
 @cache
 def zoo_model(name: str) -> ZooModel | None:
     """Return the zoo's model of this name, or None."""
+    from bench.training.models.own_models import resolve_inline  # not needed for the names alone
+
     if name not in zoo_names():
         return None
     data: Mapping[str, Any] = read_data(f"zoo/{name}.json")
