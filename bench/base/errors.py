@@ -57,7 +57,8 @@ class BenchError(Exception):
         self.advice = advice
 
     def __str__(self) -> str:
-        first = f"{self.where}: {self.message}" if self.where else self.message
+        """Format the error for a terminal; a name with line breaks stays on its line."""
+        first = f"{one_line(self.where)}: {self.message}" if self.where else self.message
         return printable(f"{first}\n  {shortened(self.advice)}" if self.advice else first)
 
     def __reduce__(self) -> tuple[Any, ...]:

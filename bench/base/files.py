@@ -17,8 +17,12 @@ from bench.base.operating_system import BINARY, WITHOUT_WAITING, lock
 MOST_NAMES = 1000  # of a folder, among which the name of a missing file is looked for
 
 
-def open_regular(path: Path, *, advice: str | None = None) -> BinaryIO:
-    """Open a regular file for reading. BadInput for anything else; never waits on a named pipe."""
+@contextmanager
+def open_regular(path: Path, *, advice: str | None = None) -> Iterator[BinaryIO]:
+    """Open a regular file for reading. BadInput for anything else; never waits on a named pipe.
+
+    An OSError without the name of a file, which reading raises, becomes BadInput too.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | BINARY | WITHOUT_WAITING)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
@@ -29,7 +33,13 @@ def open_regular(path: Path, *, advice: str | None = None) -> BinaryIO:
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise BadInput("is not a regular file", where=str(path), advice=advice)
-    return os.fdopen(descriptor, "rb")
+    with os.fdopen(descriptor, "rb") as file:
+        try:
+            yield file
+        except OSError as error:
+            if error.filename is not None:
+                raise
+            raise BadInput(f"cannot be read: {error.strerror}", where=str(path), advice=advice) from None
 
 
 def read_bounded(
@@ -66,9 +76,16 @@ def read_bounded(
 
 
 def _nearest_file(path: Path) -> str | None:
-    """Return advice to take the file whose name is most similar to that of a missing file, in its folder."""
+    """Return advice to take the file whose name is most similar to that of a missing file, in its folder.
+
+    A name with control characters is not suggested: nobody has typed it, and a line break could forge a line.
+    """
     with suppress(OSError), os.scandir(path.parent) as entries:
-        names = [entry.name for entry in islice(entries, MOST_NAMES) if entry.name != path.name]
+        names = [
+            entry.name
+            for entry in islice(entries, MOST_NAMES)
+            if entry.name != path.name and entry.name.isprintable()
+        ]
         if close := near(path.name, names):
             return f"nearest: {path.with_name(close[0])}"
     return None

@@ -235,8 +235,11 @@ def _bundle_in(file: BinaryIO, where: str) -> Bundle:
 def open_bundle(path: Path) -> Iterator[Bundle]:
     """Open the bundle at this path. BadInput if there is no file, VerificationFailed if it is not a bundle.
 
+    A path with a line break is refused: in a table or a list, its second line could pass for a verdict.
     A VerificationFailed raised while the bundle is open gets the path in front of its `where`.
     """
+    if "\n" in str(path):
+        raise VerificationFailed("its name has a line break", where=str(path), advice="rename the file")
     with open_regular(path) as file:
         try:
             yield _bundle_in(file, str(path))

@@ -82,11 +82,13 @@ class ImageFacts:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[io.BufferedReader]:
-    """Open an archive for reading; BadInput if it does not exist or is a folder."""
+    """Open an archive for reading; BadInput if it cannot be opened."""
     try:
         with path.open("rb") as file:
             yield file
-    except (FileNotFoundError, IsADirectoryError) as error:
+    except OSError as error:
+        if error.filename != str(path):
+            raise
         raise BadInput(f"cannot be read as an image file: {error.strerror}", where=str(path)) from None
 
 

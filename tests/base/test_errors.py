@@ -60,3 +60,11 @@ def test_an_untrusted_signer_is_told_in_the_same_words_after_that(protocol: int)
         " (trusted keys: keys)"
     )
     assert back.doubt == error.doubt
+
+
+def test_a_path_with_a_line_break_stays_on_its_line() -> None:
+    """A second line could pass for the verdict of another bundle."""
+    for kind in every_kind():
+        error = made(kind)
+        error.where = "a\nvalid      17 files.tar"
+        assert str(error).startswith(r"a\nvalid      17 files.tar: the message")

@@ -132,6 +132,26 @@ def test_a_missing_bundle_is_told_with_the_nearest_name(
     )
 
 
+@pytest.mark.parametrize(
+    "command", ["run models.json --challenge FILE", "certify FILE", "keys trust FILE --as x"]
+)
+def test_a_file_that_opens_and_cannot_be_read_is_told(
+    folder: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    """A process's own memory is a regular file whose first page cannot be read, as on a broken disk."""
+    assert main(command.replace("FILE", "/proc/self/mem").split()) == 2
+    assert "/proc/self/mem: cannot be read: Input/output error\n" in capsys.readouterr().err
+
+
+def test_a_name_with_control_characters_is_not_suggested(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "march\nvalid      17 files.tar").touch()
+    (folder / "march\x1b[2J.tar").touch()
+    assert main(["verify", "march"]) == 2
+    assert capsys.readouterr().err == "march: cannot be opened: No such file or directory\n"
+
+
 def test_the_name_of_a_model_stands_for_its_manifest(folder: Path) -> None:
     """A name gives the same bytes everywhere, so that runs of it have the same digest of the manifest."""
     manifest = load_manifest(Path("pythia-160m@paper-code"))

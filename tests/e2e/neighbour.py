@@ -7,9 +7,10 @@ import socket
 import struct
 import subprocess
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from itertools import product
 from pathlib import Path
 from typing import NamedTuple
@@ -51,7 +52,7 @@ class Answer(NamedTuple):
 class Neighbour:
     """Speaks to every port at which the nodes listen towards the network, again and again."""
 
-    pids: Sequence[int]  # a process of each node
+    nodes: Mapping[int, str]  # a process of each node, with the address of the node
     answers: list[Answer] = field(default_factory=list)
     _over: threading.Event = field(default_factory=threading.Event)
 
@@ -63,7 +64,8 @@ class Neighbour:
         # started here are in the neighbour's namespace too.
         with ThreadPoolExecutor(len(MESSAGES)) as at_once:
             while not self._over.wait(PAUSE_SECONDS):
-                asked = product({one for pid in self.pids for one in listeners(pid)}, MESSAGES.items())
+                ports = {one for pid, address in self.nodes.items() for one in listeners(pid, address)}
+                asked = product(ports, MESSAGES.items())
                 self.answers += at_once.map(lambda each: Answer.of(*each[0], *each[1]), asked)
 
     def stop(self) -> None:
@@ -87,17 +89,30 @@ def answer_of(host: str, port: int, message: bytes) -> bytes:
     return found
 
 
-def listeners(pid: int) -> Iterator[tuple[str, int]]:
-    """Yield the addresses at which a process's namespace listens, except those of loopback."""
-    try:
-        lines = Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]
-    except OSError:  # it has ended
-        return
-    for line in lines:
-        address, state = line.split()[1], line.split()[3]
-        host, port = address.split(":")
-        if state == LISTENING and not host.endswith("7F"):
-            yield socket.inet_ntoa(bytes.fromhex(host)[::-1]), int(port, 16)
+def listeners(pid: int, address: str) -> Iterator[tuple[str, int]]:
+    """Yield where a process's namespace listens, except on loopback; `address` is that of its node.
+
+    A socket of IPv6 that listens on every address takes connections of IPv4 too.
+    """
+    for table in ("tcp", "tcp6"):
+        try:
+            lines = Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]
+        except OSError:  # it has ended
+            return
+        for line in lines:
+            local, state = line.split()[1], line.split()[3]
+            host, port = local.split(":")
+            listens_at = _address(host)
+            if state == LISTENING and not listens_at.is_loopback:
+                everywhere = listens_at.is_unspecified or listens_at.version == 6
+                yield address if everywhere else str(listens_at), int(port, 16)
+
+
+def _address(text: str) -> IPv4Address | IPv6Address:
+    """Return an address of /proc/net/tcp or tcp6: words of four bytes, each with its last byte first."""
+    words = struct.iter_unpack("<I", bytes.fromhex(text))
+    found = ip_address(b"".join(struct.pack(">I", word) for (word,) in words))
+    return found.ipv4_mapped or found if isinstance(found, IPv6Address) else found
 
 
 def scanned(net: Network, neighbour: int, node: int, ports: str) -> dict[int, str]:

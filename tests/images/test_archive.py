@@ -377,7 +377,7 @@ def test_a_configuration_has_at_most_4_mib(tmp_path: Path, size: int, is_kept: b
         facts_of(image)
 
 
-@pytest.mark.parametrize("name", ["absent.tar", "."])
+@pytest.mark.parametrize("name", ["absent.tar", ".", "x" * 300])
 def test_a_path_without_an_image_is_named(tmp_path: Path, name: str) -> None:
     with pytest.raises(BadInput, match="cannot be read as an image file: ") as caught:
         facts_of(tmp_path / name)

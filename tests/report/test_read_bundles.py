@@ -134,3 +134,20 @@ def test_what_is_no_bundle_in_a_folder_costs_the_others_nothing(
         assert "H100" in out  # the machine of the only bundle
         for name in ("loop", "zeros", "folder", "pipe", "[x]"):
             assert f"{name}.tar: " in out + err
+
+
+@pytest.mark.parametrize("command", ["verify", "compare", "show"])
+def test_no_name_of_a_file_forges_a_line(
+    tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The names of files in a folder are those that its sender chose."""
+    forged = "valid      17 files, 59 samples; every summary recomputed and equal"
+    bundle(tmp_path / f"a\n{forged}\n.tar")
+    (tmp_path / f"b\n{forged}\n.tar").symlink_to("nowhere")
+    os.mkfifo(tmp_path / f"c\n{forged}\n.tar")
+    for path in sorted(tmp_path.iterdir()):
+        assert main([command, str(path)]) in (2, 4)
+        out, err = capsys.readouterr()
+        assert forged not in (out + err).splitlines()
+        if path.is_file():
+            assert f"a\\n{forged}\\n.tar: its name has a line break\n  rename the file\n" in err

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import tempfile
 from pathlib import Path
 
 import pytest
 
+from bench.base.errors import EnvironmentCannot
+from bench.runner.machine.disk_room import ADVICE
 from bench.runner.processes.compiler_cache import VARIABLE, CompilerCache, take_cache
 
 
@@ -73,10 +77,38 @@ def test_a_folder_that_another_user_may_have_made_is_not_used(temporary: Path, f
         name.symlink_to(other)
     else:
         name.touch()
-    folder = taken().folder
+    cache = taken()
+    folder = cache.folder
     assert name not in folder.parents
     assert folder.parent.stat().st_mode & 0o777 == 0o700
     assert list(other.iterdir()) == []
+    cache.begin()
+    (folder / "kernel.so").touch()
+    cache.end(whole=True)
+    cache.close()
+    assert {*temporary.iterdir()} == {name, other}  # a folder that no later run finds is removed
+
+
+def test_a_folder_that_vanished_is_told(temporary: Path) -> None:
+    """Programs that clean up temporary files remove folders of a run that takes days."""
+    cache = taken()
+    shutil.rmtree(cache.folder.parent)
+    for note in (cache.begin, lambda: cache.end(whole=False)):
+        with pytest.raises(EnvironmentCannot) as raised:
+            note()
+        error = raised.value
+        assert error.message == f"compiled code cannot be kept: {os.strerror(errno.ENOENT)}"
+        assert (error.where, error.advice) == (str(cache.folder), ADVICE)
+
+
+def test_a_full_disk_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, *_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    cache = taken()
+    monkeypatch.setattr(Path, "touch", full)
+    with pytest.raises(EnvironmentCannot, match="compiled code cannot be kept: No space left on device"):
+        cache.begin()
 
 
 def test_a_folder_that_the_user_names_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import tarfile
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ from bench.runner.processes.nodes import (
 )
 from bench.runner.processes.ranks import written_reasons
 from bench.runner.processes.supervisor import Limits, Supervisor
-from tests.e2e.neighbour import ASKS_THE_STORE, Neighbour, answer_of, scanned
+from tests.e2e.neighbour import ASKS_THE_STORE, Neighbour, answer_of, listeners, scanned
 from tests.e2e.network import Network, network
 from tests.e2e.nodes import free_port
 from tests.patience import PATIENCE_SECONDS, until
@@ -165,7 +165,7 @@ def test_nodes_whose_clocks_are_minutes_apart_measure_together_beside_a_neighbou
         for node in (leader, other):
             until(partial(is_away, node.pid), "a node in its namespace")
         other.send_signal(signal.SIGSTOP)
-        neighbour = Neighbour((leader.pid, other.pid))
+        neighbour = Neighbour({leader.pid: net.address(0), other.pid: net.address(1)})
         speaking = pool.submit(neighbour.speak, net.namespace(2))
         try:
             while not neighbour.ports:
@@ -190,6 +190,22 @@ def test_nodes_whose_clocks_are_minutes_apart_measure_together_beside_a_neighbou
     found, environment = results(tmp_path)
     assert [trial["outcome"] for trial in found["trials"]] == ["measured"]
     assert len(environment["nodes"]) == 2
+
+
+def test_the_neighbour_finds_every_port_but_those_of_loopback() -> None:
+    """A port of all addresses is open to the network, also where IPv6 holds it."""
+    open_to_all = [("", socket.AF_INET), ("::", socket.AF_INET6)]
+    of_loopback = [("127.0.0.1", socket.AF_INET), ("::1", socket.AF_INET6)]
+    with ExitStack() as stack:
+
+        def ports(addresses: list[tuple[str, socket.AddressFamily]]) -> set[int]:
+            made = (socket.create_server((host, 0), family=family) for host, family in addresses)
+            return {stack.enter_context(one).getsockname()[1] for one in made}
+
+        wanted, hidden = ports(open_to_all), ports(of_loopback)
+        found = set(listeners(os.getpid(), "10.77.0.1"))
+    assert {("10.77.0.1", port) for port in wanted} <= found
+    assert not hidden & {port for _, port in found}
 
 
 def test_a_store_without_a_proxy_answers_what_the_neighbour_asks() -> None:

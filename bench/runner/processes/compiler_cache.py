@@ -12,12 +12,14 @@ import os
 import shutil
 import stat
 import tempfile
+from contextlib import AbstractContextManager
 from itertools import count
 from pathlib import Path
 from typing import BinaryIO
 
 from bench.base.operating_system import lock
 from bench.base.paths import using
+from bench.runner.machine.disk_room import ADVICE
 
 VARIABLE = "TORCHINDUCTOR_CACHE_DIR"  # torch's own, by which a user can choose a folder
 _UNFINISHED = "unfinished"  # a file that exists while a job may be writing
@@ -26,26 +28,38 @@ _UNFINISHED = "unfinished"  # a file that exists while a job may be writing
 class CompilerCache:
     """A folder of compiled code that is locked until `close`."""
 
-    def __init__(self, folder: Path, locked: BinaryIO) -> None:
+    def __init__(self, folder: Path, locked: BinaryIO, removed: Path | None) -> None:
+        """`removed` is a folder above that is of use for this run only, so that `close` removes it."""
         self.folder = folder
         self._locked = locked
+        self._removed = removed
         self.folder.mkdir(exist_ok=True)
         if self._unfinished.exists():
             self._empty()
 
     def begin(self) -> None:
-        """Note that a job begins."""
-        self._unfinished.touch()
+        """Note that a job begins; EnvironmentCannot if the folder is gone, or its disk is full or broken."""
+        with self._keeping():
+            self._unfinished.touch()
 
     def end(self, *, whole: bool) -> None:
-        """Note that the job ended; `whole` is false if any of its processes may have been cut off."""
-        if not whole:
-            self._empty()
-        self._unfinished.unlink(missing_ok=True)
+        """Note that the job ended; `whole` is false if any of its processes may have been cut off.
+
+        EnvironmentCannot if the folder cannot be emptied and made again.
+        """
+        with self._keeping():
+            if not whole:
+                self._empty()
+            self._unfinished.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Let another run have the folder, which is emptied then if a job has begun and not ended."""
         self._locked.close()
+        if self._removed is not None:
+            shutil.rmtree(self._removed, ignore_errors=True)
+
+    def _keeping(self) -> AbstractContextManager[None]:
+        return using(self.folder, "compiled code cannot be kept", ADVICE)
 
     @property
     def _unfinished(self) -> Path:
@@ -61,11 +75,15 @@ def take_cache() -> CompilerCache | None:
     if os.environ.get(VARIABLE):
         return None
     temporary = Path(tempfile.gettempdir())
-    with using(temporary, advice="make room there, or set TMPDIR to another disk"):
-        return _first_free(_own_folder(temporary))
+    with using(temporary, "compiled code cannot be kept", ADVICE):
+        lasting = _own_folder(temporary)
+        if lasting is not None:
+            return _first_free(lasting)
+        once = Path(tempfile.mkdtemp(prefix="bench-compiled-", dir=temporary))
+        return _first_free(once, removed=once)
 
 
-def _first_free(root: Path) -> CompilerCache:
+def _first_free(root: Path, removed: Path | None = None) -> CompilerCache:
     for number in count():
         locked = (root / f"{number}.lock").open("ab")
         try:
@@ -73,17 +91,17 @@ def _first_free(root: Path) -> CompilerCache:
         except BlockingIOError:
             locked.close()
             continue
-        return CompilerCache(root / str(number), locked)
+        return CompilerCache(root / str(number), locked, removed)
     raise AssertionError("there is always another number")
 
 
-def _own_folder(temporary: Path) -> Path:
-    """Return a folder that only this user can write to, the same for each run if nobody else has its name."""
+def _own_folder(temporary: Path) -> Path | None:
+    """Return the folder of this user for all runs; None if its name leads to what others can write to."""
     folder = temporary / f"bench-compiled-{os.getuid()}"
     try:
         folder.mkdir(mode=0o700)
     except FileExistsError:
         found = folder.lstat()
         own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
-        return folder if own else Path(tempfile.mkdtemp(prefix="bench-compiled-"))
+        return folder if own else None
     return folder
