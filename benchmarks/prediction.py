@@ -58,7 +58,16 @@ ROOT = Path(__file__).parents[1]
 RESULTS, PUBLIC = ROOT / "results", ROOT / "benchmarks/data/mpt.csv"
 TARGET = ROOT / "bench/data/prediction.json"
 SLOWED = "slowed-h100"  # a card that could not cool itself
-CAMPAIGN = ("nine-h200", "nine-h100", "proof-h100")  # of the newest runs, predicted from older ones too
+# Of the newest runs, predicted from older ones too.
+CAMPAIGN = (
+    "nine-h200",
+    "nine-h100",
+    "proof-h100",
+    "zoo-h200",
+    "certified-h200",
+    "gradients/pythia-160m",
+    "side-by-side-h200/pythia-160m-gelu",
+)
 START = Multipliers(
     products=0.9, products_in_fp32=0.9, attention=0.5, scans=0.003, cycles=1.0, bias_cycles=3.0
 )
@@ -83,6 +92,7 @@ TODAYS_KERNELS = (
     "nine-h200/",
     "nine-h200-repeated/",
     "seven-h200/",
+    "zoo-h200/",
     "frontier-",
     "side-by-side-h200/vit-gelu",
 )

@@ -12,7 +12,10 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from bench.base.gpu_catalogue import find_gpu_model
 from bench.planning.manifest import load_manifest
+from bench.planning.plan import make_plan
+from bench.training.methods import Target
 
 SCRIPTS = Path(__file__).parents[1] / "benchmarks/gpu"
 MUCH_SECONDS = 600.0
@@ -93,11 +96,11 @@ def test_a_question_that_failed_stops_no_other_and_is_asked_again(
     schedule: ModuleType, tmp_path: Path
 ) -> None:
     failing = schedule.Question("failing", shell("echo why >&2; exit 3"), 1.0)
-    good = schedule.Question("good", shell("echo {}"), 1.0, prints_json=True)
+    good = schedule.Question("good", shell("echo {}"), 1.0)
     answers = list(schedule.ask([failing, good], 1, tmp_path, MUCH_SECONDS))
     assert [each.exit_code for each in answers] == [3, 0]
     assert (tmp_path / "failing.err").read_text() == "why\n"
-    assert (tmp_path / "good.json").read_text() == "{}\n"
+    assert (tmp_path / "good.txt").read_text() == "{}\n"
     mended = replace(failing, command=shell("true"))
     assert [str(each.question.name) for each in schedule.ask([mended, good], 1, tmp_path, MUCH_SECONDS)] == [
         "failing"
@@ -126,19 +129,28 @@ except KeyboardInterrupt:
     assert (tmp_path / "long.txt").read_text() == "partial\n"
 
 
-@pytest.mark.parametrize("memory_mib", [H100_MIB, H200_MIB])
-def test_bench_reads_the_manifest_of_each_open_question(
-    open_questions: ModuleType, tmp_path: Path, memory_mib: int
+@pytest.mark.parametrize(("gpu", "memory_mib"), [("h100", H100_MIB), ("h200", H200_MIB)])
+def test_every_setting_of_each_open_question_can_be_measured(
+    open_questions: ModuleType, tmp_path: Path, gpu: str, memory_mib: int
 ) -> None:
+    """A method that does not exist for a model would leave a rented machine with nothing to measure."""
     questions = open_questions.Questions(tmp_path, 2, memory_mib).all()
     names = [each.name for each in questions]
     assert len(set(names)) == len(names)
     manifests = [Path(word) for each in questions for word in each.command if word.endswith(".json")]
-    assert {each.name for each in manifests} - {"hour.json"} == {
-        each.name for each in tmp_path.glob("*.manifest.json")
-    }
-    for each in manifests:
-        load_manifest(each)
+    own = sorted(tmp_path.glob("*.manifest.json"))
+    assert {each for each in manifests if each.name != "hour.json"} == {*own}
+    card = find_gpu_model(gpu)
+    assert card is not None
+    for path in own:
+        manifest = load_manifest(path)
+        assert manifest.gpus is not None
+        target = Target(
+            "cuda", manifest.gpus, memory_mib << 20, card.name, card.compute_capability, elsewhere=True
+        )
+        plan = make_plan(manifest, target)
+        assert plan.cells
+        assert [skipped.reason for skipped in plan.skipped] == [], path.name
 
 
 @pytest.mark.parametrize("big", [False, True])

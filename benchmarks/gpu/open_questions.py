@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from campaign import NEOX
 from schedule import BIG_MIB, RUN, Question, ask, memory_mib
 
 HERE = Path(__file__).parent
@@ -35,35 +34,16 @@ class Questions:
 
     def all(self) -> list[Question]:
         """Return the questions that this machine can answer, the most important first."""
-        questions = [*self.of_gradients(), *self.of_speed()]
+        questions = list(self.of_speed())
         if self.memory_mib < BIG_MIB:
             questions += self.of_80_gb()
         if self.gpu_count > 1:
             questions += self.of_two_gpus()
         return questions
 
-    def of_gradients(self) -> Iterator[Question]:
-        # The free lunch with fp32 weights, whose gradients did not agree on a GPU (docs/measurements.md).
-        yield self.run("gradients", 150, "pythia-160m", 64, ["free-lunch"])
-        # Encoders with decoders, whose heads are compiled with the loss since they were measured.
-        yield self.run("t5-head", 150, "t5-v1.1-base", 32, ["free-lunch"])
-        yield self.run("whisper-head", 150, "whisper-small", 32, ["free-lunch"])
-        # Models whose first measurement left out the check to save time.
-        yield self.run("bert-gradients", 150, "bert-base-uncased", 64, ["free-lunch"])
-        yield self.run("modernbert-gradients", 150, "modernbert-base", 64, ["free-lunch"])
-        yield self.run("bart-gradients", 150, "bart-large", 16, ["free-lunch"])
-        yield self.run("wav2vec2-gradients", 150, "wav2vec2-base", 32, ["free-lunch"])
-
     def of_speed(self) -> Iterator[Question]:
-        plain = ["tf32", "kernels", "fused-optimizer", "compile-blocks"]
+        plain = ["tf32", "fused-optimizer", "compile-blocks"]
         yield self.run("depthwise-bf16", 200, "convnext-large", 64, [plain, ["depthwise", *plain]])
-        without_norms = [each for each in NEOX if each != "norms"]
-        without_both = [each for each in without_norms if each != "gelu"]
-        yield self.run("pythia-160m-gelu", 300, "pythia-160m", 64, [without_both, without_norms, NEOX])
-        yield self.run("convnext-xl-naive", 240, "convnext-xl", 32, ["naive"], timing=SHORT)
-        loss = ("--turns", "1", "loss-in-triton", "pythia-160m", "64", *NEOX)
-        yield self.print("pythia-160m-loss", 120, "would_it_pay.py", *loss)
-        yield self.print("optimizers", 120, "optimizers.py", "llama-1.2b", "8")
         yield self.settings("pythia-160m-settings", 1, "pythia-160m", "64", "32", "16")
 
     def of_80_gb(self) -> Iterator[Question]:
@@ -112,10 +92,6 @@ class Questions:
         """Return the question that brings every setting of a model to an outcome."""
         script = ("bash", str(HERE / "every_setting.sh"), str(self.out / name), str(gpus))
         return Question(name, (*script, *model_and_micro_batches), 1500, gpus)
-
-    def print(self, name: str, seconds: float, script: str, *words: str) -> Question:
-        """Return the question whose answer a Python script prints as JSON."""
-        return Question(name, (sys.executable, str(HERE / script), *words), seconds, prints_json=True)
 
 
 def main() -> None:

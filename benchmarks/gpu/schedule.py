@@ -26,7 +26,7 @@ NOT_STARTED = "left for the next machine"
 class Question:
     """A command that needs some GPUs, any or `gpu` alone, for at most about `seconds`.
 
-    Its standard output goes to NAME.json if `prints_json`, else to NAME.txt, and its errors to NAME.err.
+    Its standard output goes to NAME.txt, and its errors to NAME.err.
     """
 
     name: str
@@ -34,7 +34,6 @@ class Question:
     seconds: float
     gpus: int = 1
     gpu: int | None = None
-    prints_json: bool = False
 
     def choose(self, free: Iterable[int]) -> tuple[int, ...] | None:
         """Return the GPUs to run on, or None if it must wait."""
@@ -118,7 +117,7 @@ def ask(questions: Sequence[Question], gpu_count: int, out: Path, seconds: float
 
 
 def _start(question: Question, gpus: tuple[int, ...], out: Path) -> _Running:
-    printed = out / f"{question.name}.{'json' if question.prints_json else 'txt'}"
+    printed = out / f"{question.name}.txt"
     visible = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))}
     with printed.open("wb") as answer, (out / f"{question.name}.err").open("wb") as log:
         process = subprocess.Popen(

@@ -27,8 +27,8 @@ def test_the_pictures_are_drawn_from_the_bundles(tmp_path: Path) -> None:
     drawn = {f"{plot.name}.svg": standalone(plot) for plot in plots}
     asked = re.search(r"^PREDICTED := (.*?)\n\n", (ROOT / "Makefile").read_text(), re.MULTILINE | re.DOTALL)
     assert asked
-    command = asked[1].replace("\\\n", " ").replace("benchmarks/", f"{ROOT}/benchmarks/")
-    words = command.replace("results/", f"{ROOT}/results/").split()
+    command = asked[1].replace("\\\n", " ")
+    words = re.sub(r"(?<!\S)(?=benchmarks/|results/)", f"{ROOT}/", command).split()
     assert main(["predict", *words, "--plots", str(tmp_path)]) == 0
     drawn |= {path.name: path.read_text() for path in tmp_path.glob("*.svg")}
     kept = {path.name: path.read_text() for path in (ROOT / "docs/pictures").glob("*.svg")}
