@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import torch.distributed as dist
 from bench.base.errors import BadInput, EnvironmentCannot
 from bench.cli.main import main
 from bench.cli.meeting import meeting_secret
+from bench.runner.processes import meeting_proxy
 from bench.runner.processes.jobs import Nodes, host_and_port
 from bench.runner.processes.meeting_proxy import (
     GREETING,
@@ -97,6 +99,27 @@ def test_another_protocol_is_refused(words: bytes) -> None:
 
     refused, _ = both_sides(lambda line: prove_as_leader(line, SECRET), stranger)
     assert isinstance(refused, UntrustedPeer)
+
+
+def test_a_stranger_who_sends_a_byte_now_and_then_does_not_keep_the_place_of_a_node(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(meeting_proxy, "HANDSHAKE_SECONDS", 0.2)
+    unproven = threading.Semaphore(0)
+    stranger, leader = socket.socketpair()
+    with stranger, ThreadPoolExecutor(1) as pool:
+        admitted = pool.submit(meeting_proxy.admit, leader, SECRET, 0, unproven)
+        stranger.settimeout(0.1)
+        for byte in GREETING:
+            with suppress(TimeoutError, OSError):
+                stranger.sendall(bytes([byte]))
+                if stranger.recv(1) == b"":
+                    break
+        else:
+            stranger.close()
+            pytest.fail("the leader still waits for the rest of a greeting")
+        admitted.result()
+    assert unproven.acquire(blocking=False)
 
 
 def test_the_leaders_own_messages_cannot_be_sent_back_to_it() -> None:

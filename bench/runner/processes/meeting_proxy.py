@@ -158,8 +158,14 @@ def _hang_up(*lines: socket.socket) -> None:
 
 
 def admit(line: socket.socket, secret: bytes, store_port: int, unproven: threading.Semaphore) -> None:
-    """Connect another node's proxy to the store of this machine, once it has proved itself."""
+    """Connect another node's proxy to the store of this machine, once it has proved itself.
+
+    The whole proof has HANDSHAKE_SECONDS: who sends a byte now and then would keep the place of a node.
+    """
     with line:
+        too_late = threading.Timer(HANDSHAKE_SECONDS, _hang_up, (line,))
+        too_late.daemon = True
+        too_late.start()
         try:
             line.settimeout(HANDSHAKE_SECONDS)
             sealed = prove_as_leader(line, secret)
@@ -167,6 +173,7 @@ def admit(line: socket.socket, secret: bytes, store_port: int, unproven: threadi
         except (OSError, UntrustedPeer):
             return
         finally:
+            too_late.cancel()
             unproven.release()
         with suppress(OSError), socket.create_connection((LOOPBACK, store_port)) as plain:
             pass_on(plain, sealed)
