@@ -17,13 +17,14 @@ import json
 import random
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from statistics import mean
 from typing import NamedTuple
 
 from tabulate import tabulate
 
+from bench.base.frozen import dataclass
 from bench.base.strict_json import from_json, strict_loads
 from bench.bundle.verdict import RunContents
 from bench.bundle.verify import Files, Verdict
@@ -47,7 +48,7 @@ Key = tuple[Setting, int]  # setting and micro-batch, which identify a trial of 
 Part = tuple[str, int, NodeFacts, Key, Outcome, float]  # a trial: model, GPUs, node, key, outcome, seconds
 
 
-@dataclass
+@dataclass()
 class World:
     """One model on a given number of GPUs, with each trial's outcome and duration."""
 
