@@ -62,6 +62,8 @@ lint: $(STAMP)
 	# What runs on nodes with Python 3.9; 3.10 is the oldest that mypy knows.
 	$(BIN)/mypy --python-version 3.10 --follow-imports silent bench/__init__.py bench/packages bench/images/assemble.py
 	PYTHONPATH=. $(BIN)/python docker/lock.py check
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/zizmor --offline --quiet .github/workflows
 
 release: $(STAMP)  ## wheel, sdist, lists of contents, checksums, signatures, provenance: KEY=, IMAGES="a.tar b.tar", KERNELS=
 	$(BIN)/python -m release --key $(KEY) $(IMAGES:%=--image %) $(KERNELS:%=--kernels %)

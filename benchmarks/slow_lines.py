@@ -54,6 +54,9 @@ def namespace() -> Iterator[None]:
             run("tc", "-n", NAMESPACE, "qdisc", "add", "dev", ends[1], "root", "tbf", "rate", down, *bucket)
         yield
     finally:
+        # The kernel removes a namespace's lines some time later; their names must be free for the next user.
+        for end in ("bench-op0", "bench-ix0"):
+            subprocess.run(["ip", "link", "del", end], check=False, stderr=subprocess.DEVNULL)
         run("ip", "netns", "del", NAMESPACE)
 
 
