@@ -6,7 +6,6 @@ dynamo's fallback to eager off (`fail_instead_of_eager` in bench/training/vendor
 
 from __future__ import annotations
 
-import shutil
 from typing import TYPE_CHECKING
 
 from bench.training.methods.method import Method, Target
@@ -18,6 +17,8 @@ if TYPE_CHECKING:
 
 
 def _missing_compiler(_model: Model, target: Target) -> str | None:
+    import shutil  # takes milliseconds of every start that imports the methods
+
     if target.device == "cpu" and not (shutil.which("g++") or shutil.which("clang++")):
         return "torch.compile on a CPU needs g++ or clang++: install one"
     return None
