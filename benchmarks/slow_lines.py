@@ -27,6 +27,7 @@ from tests.e2e.services import require
 NAMESPACE = "bench-node"
 OPERATOR_LINE = ("10.77.0.1", "10.77.0.2", "20mbit", "100mbit")  # this end, the node's end, up, down
 INDEX_LINE = ("10.78.0.1", "10.78.0.2", "1gbit", "1gbit")
+LINES = {"bench-op": OPERATOR_LINE, "bench-ix": INDEX_LINE}  # by the beginning of the names of their ends
 DELAY_SECONDS = 0.02  # in each direction
 
 
@@ -42,8 +43,8 @@ def namespace() -> Iterator[None]:
     try:
         within = ("ip", "-n", NAMESPACE)
         run(*within, "link", "set", "lo", "up")
-        for name, (near, far, up, down) in {"op": OPERATOR_LINE, "ix": INDEX_LINE}.items():
-            ends = f"bench-{name}0", f"bench-{name}1"
+        for name, (near, far, up, down) in LINES.items():
+            ends = f"{name}0", f"{name}1"
             run("ip", "link", "add", ends[0], "type", "veth", "peer", "name", ends[1], "netns", NAMESPACE)
             run("ip", "addr", "add", f"{near}/24", "dev", ends[0])
             run(*within, "addr", "add", f"{far}/24", "dev", ends[1])
@@ -55,8 +56,8 @@ def namespace() -> Iterator[None]:
         yield
     finally:
         # The kernel removes a namespace's lines some time later; their names must be free for the next user.
-        for end in ("bench-op0", "bench-ix0"):
-            subprocess.run(["ip", "link", "del", end], check=False, stderr=subprocess.DEVNULL)
+        for name in LINES:
+            subprocess.run(["ip", "link", "del", f"{name}0"], check=False, stderr=subprocess.DEVNULL)
         run("ip", "netns", "del", NAMESPACE)
 
 

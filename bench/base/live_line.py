@@ -19,8 +19,8 @@ from bench.base.colour import DIM, RESET, painted, wanted
 from bench.base.encoding import spelled
 from bench.base.errors import one_line, printable
 from bench.base.terminal import cursor_stream
+from bench.base.terminal_width import USUAL_COLUMNS
 
-USUAL_COLUMNS = 80  # of a terminal that does not tell its width
 BETWEEN = "  "
 COLUMNS_OUTSIDE = "BENCH_COLUMNS_OUTSIDE"  # set in a container: the width of the terminal outside of it
 TO_BEGINNING = "\r\x1b[K"  # moves the cursor to the beginning of the line and empties the line

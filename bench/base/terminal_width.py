@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
+USUAL_COLUMNS = 80  # where no width is told
+
 
 def columns() -> int | None:
     """Return COLUMNS of the environment, or the width of the terminal at stdout; None without either."""

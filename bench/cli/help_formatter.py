@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 import re
 
-from bench.base.terminal_width import columns
+from bench.base.terminal_width import USUAL_COLUMNS, columns
 
-USUAL_COLUMNS = 80  # where there is no terminal
 MARGIN = 2  # columns that argparse leaves free
 # A word of a shell's line; blanks between quotes are part of the word.
 SHELL_WORD = re.compile(r"""(?:'[^']*'|"[^"]*"|[^\s'"])+""")
