@@ -10,6 +10,7 @@ from typing import Any
 from bench.base.strict_json import strict_loads
 
 DATA = Path(__file__).parents[1] / "data"
+MANIFEST_SCHEMA = "schema/manifest-v1.json"  # for editors; lists all models and methods
 PUBLISHED = "published.json"  # throughputs that others published
 _BESIDE = Path(__file__).parents[2]  # folder of the package: the repository, or an environment's packages
 _CARRIED = "bench_source"  # where setup.py puts the repository's files in a wheel

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from bench.base.errors import BadInput, Incomplete, one_line
 from bench.base.files import write_whole
-from bench.base.shipped_data import DATA
+from bench.base.shipped_data import DATA, MANIFEST_SCHEMA
 from bench.base.terminal import wrapped
 from bench.planning import first_manifest as first
 from bench.planning.first_manifest import PUBLISHED, FirstAnswers, OwnConfig
@@ -50,7 +50,7 @@ def init(request: InitArguments) -> int:
     _write(request.file, document)
     schema = request.file.with_name(first.SCHEMA_FILE)
     if _is_ours(schema):
-        _write(schema, (DATA / "schema/manifest-v1.json").read_bytes())
+        _write(schema, (DATA / MANIFEST_SCHEMA).read_bytes())
     if answers.rent:
         prices = first.prices_document(answers.rent, datetime.now(UTC).date().isoformat())
         _write(_prices_file(request.file), first.as_text(prices))

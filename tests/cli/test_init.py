@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bench.base.shipped_data import read_data
+from bench.base.shipped_data import MANIFEST_SCHEMA, read_data
 from bench.cli.main import main
 from bench.planning.first_manifest import chosen_amount, chosen_model, chosen_rent
 from bench.planning.manifest import load_manifest
@@ -56,7 +56,7 @@ def test_five_empty_answers_make_a_valid_minimal_manifest() -> None:
 
 def test_the_schema_lies_beside_the_manifest() -> None:
     assert main(["init", "m.json", "--model", "tiny-vit"]) == 0
-    assert json.loads(Path("manifest-v1.schema.json").read_bytes()) == read_data("schema/manifest-v1.json")
+    assert json.loads(Path("manifest-v1.schema.json").read_bytes()) == read_data(MANIFEST_SCHEMA)
 
 
 def test_a_mistake_is_answered_with_the_nearest_name_and_asked_again() -> None:

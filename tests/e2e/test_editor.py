@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bench.base.shipped_data import read_data
+from bench.base.shipped_data import MANIFEST_SCHEMA, read_data
 from bench.cli.main import main
 from bench.training.models import known_models
 from tests.e2e.services import require
@@ -125,4 +125,4 @@ def test_a_shipped_manifest_has_no_marks(name: str, ask: Ask) -> None:
 
 
 def test_the_schema_of_the_test_is_the_shipped_one() -> None:
-    assert read_data("schema/manifest-v1.json") == MANIFEST
+    assert read_data(MANIFEST_SCHEMA) == MANIFEST
