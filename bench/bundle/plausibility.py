@@ -8,7 +8,7 @@ and numbers end up in reports, in files and in divisors.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bench.base.errors import VerificationFailed
@@ -189,10 +189,10 @@ def doubts(
         yield Note(None, f"{why}: that its GPUs are cards of their own is taken on trust")
 
 
-def without_telemetry(results: Results, silent: Collection[str]) -> Iterator[Note]:
-    """Yield a note for each model during whose fastest trial no GPU reported anything."""
+def without_telemetry(results: Results, silent: Collection[str], marked: Container[str]) -> Iterator[Note]:
+    """Yield a note for each model during whose ranked trial a GPU reported nothing."""
     for model in results.models:
-        best = fastest(results.trials_of(model.name))
+        best = fastest(results.trials_of(model.name), marked)
         if best is not None and best.id in silent:
             yield Note(
                 model.name,

@@ -100,16 +100,18 @@ def _recompute(results: Results, manifest: StatedManifest, files: Files) -> RunC
     spent_seconds = sum(part.seconds for part in reduced)
     spent_seconds += sum(entry.proof.seconds for entry in results.trials if entry.proof)
     spent_seconds += sum(entry.floor.measured_seconds for entry in results.trials if entry.floor)
+    slowed = _slowed(files, manifest.gpus_of(results.node), measured)
+    marks = all_marks(slowed, _other_work(files, results.node, measured), days_of(results.trials))
     notes = doubts(results, trained, (part.first for part in reduced), spent_seconds)
     return RunContents(
         results=results,
         stated=manifest,
         samples=sum(part.samples for part in reduced),
         measured_seconds=spent_seconds,
-        notes=(*manifest_check.notes, *notes, *without_telemetry(results, silent)),
+        notes=(*manifest_check.notes, *notes, *without_telemetry(results, silent, marks)),
         not_recomputed=_not_recomputed(results),
-        slowed=(slowed := _slowed(files, manifest.gpus_of(results.node), measured)),
-        marks=all_marks(slowed, _other_work(files, results.node, measured), days_of(results.trials)),
+        slowed=slowed,
+        marks=marks,
         step_seconds={
             name: tuple(part.step_seconds for part in (trial, trial.earlier) if part)
             for name, trial in measured.items()

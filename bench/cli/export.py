@@ -10,10 +10,11 @@ from bench.base.errors import BadInput, nearest, one_line
 from bench.base.stamps import file_sha256
 from bench.bundle.stated_manifest import read_stated
 from bench.bundle.tar_format import open_bundle
+from bench.bundle.verdict import RunContents
 from bench.export import Kind, TrialOrigin, write
-from bench.node_check.recompute_any import recompute, results_of
+from bench.node_check.recompute_any import recompute, trained_run
 from bench.records.fastest import fastest, runner_up
-from bench.records.run_results import Results, TrialResult
+from bench.records.run_results import TrialResult
 from bench.records.text import interval_text
 from bench.records.trial import NodeFacts, Trial
 from bench.report.read_bundles import Lists, own_process, verify_one
@@ -36,8 +37,9 @@ class ExportArguments:
 def export(request: ExportArguments) -> int:
     """Write the script and its files, and print their paths; BadInput if the bundle lacks the setting."""
     own_process()
-    results = results_of(verify_one(request.bundle, Lists(request.trust, request.revoked), recompute))
-    result = _choose(results, request.model, request.setting, str(request.bundle))
+    run = trained_run(verify_one(request.bundle, Lists(request.trust, request.revoked), recompute))
+    results = run.results
+    result = _choose(run, request.model, request.setting, str(request.bundle))
     trial = Trial(
         model=next(model for model in results.models if model.name == result.model),
         setting=result.setting,
@@ -56,7 +58,7 @@ def export(request: ExportArguments) -> int:
         print(path)
     guide = next((path for path in paths if path.name == "README.md"), last)
     print(one_line(f"{trial.model.name}, {result.label}: {guide} says how to start it"), file=sys.stderr)
-    if request.setting is None and (doubt := runner_up(result.model, results.trials)):
+    if request.setting is None and (doubt := runner_up(result.model, results.trials, run.marks)):
         print(one_line(_doubt_text(result, *doubt)), file=sys.stderr)
     return 0
 
@@ -77,18 +79,18 @@ def _doubt_text(result: TrialResult, confidence: float, other: TrialResult) -> s
     )
 
 
-def _choose(results: Results, model: str | None, setting: str | None, where: str) -> TrialResult:
+def _choose(run: RunContents, model: str | None, setting: str | None, where: str) -> TrialResult:
     """Return the model's fastest trial, of the setting with that label if one is given."""
-    names = [m.name for m in results.models]
+    names = [m.name for m in run.results.models]
     if model is None and len(names) > 1:
         raise BadInput("holds several models", where=where, advice=f"--model: {', '.join(names)}")
     if model is not None and model not in names:
         raise BadInput(f'holds no model "{model}"', where=where, advice=nearest(model, names))
-    of_model = results.trials_of(model or names[0])
+    of_model = run.results.trials_of(model or names[0])
     labels = dict.fromkeys(t.label for t in of_model)
     if setting is not None and setting not in labels:
         raise BadInput(f'holds no setting "{setting}"', where=where, advice=f"allowed: {'; '.join(labels)}")
-    best = fastest(t for t in of_model if setting in (None, t.label))
+    best = fastest((t for t in of_model if setting in (None, t.label)), run.marks)
     if best is None:
         advice = "bench compare BUNDLE --settings shows how each trial ended"
         raise BadInput(f"has no figure for {setting or model or names[0]}", where=where, advice=advice)

@@ -15,7 +15,6 @@ from bench.cli.stdio import show
 from bench.library.verify import verify as verify_bundles
 from bench.node_check.recompute_any import AnyVerdict
 from bench.records.fastest import fastest, wrong_settings
-from bench.records.run_results import Results
 from bench.records.switches import in_words
 from bench.records.text import count_text, interval_text, software_line
 from bench.records.trial import NodeFacts
@@ -71,7 +70,7 @@ def _about(verdict: AnyVerdict) -> Iterator[str]:
     if isinstance(contents, RunContents):
         yield f"measured   by {contents.results.measured_by}, with stack {contents.results.node.stack}"
         for model in contents.results.models:
-            yield f"result     {_result(model.name, contents.results)}"
+            yield f"result     {_result(model.name, contents)}"
         return
     simulated = ", SIMULATED: not a real node" if contents.results.simulated else ""
     readings = f"judged again from {len(contents.evidence.readings)} readings"
@@ -86,10 +85,10 @@ def _about(verdict: AnyVerdict) -> Iterator[str]:
         yield "           its own GPU profile was not used: this version of bench does not ship it"
 
 
-def _result(model: str, results: Results) -> str:
-    """Return the fastest plausible figure of a model, on one line."""
-    trials = results.trials_of(model)
-    best, tried = fastest(trials), count_text(len(trials), "trial")
+def _result(model: str, run: RunContents) -> str:
+    """Return the fastest plausible figure of a model, without marks if possible, on one line."""
+    trials = run.results.trials_of(model)
+    best, tried = fastest(trials, run.marks), count_text(len(trials), "trial")
     implausible = sum(t.estimate is not None and not t.estimate.plausible for t in trials)
     warning = f"; {implausible} IMPLAUSIBLE: faster than the machine's limit" if implausible else ""
     if wrong := wrong_settings(trials):

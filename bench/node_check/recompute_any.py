@@ -33,8 +33,13 @@ def recompute(files: Files) -> AnyContents:
     return recompute_run(document, files)
 
 
-def results_of(verdict: AnyVerdict) -> Results:
-    """Return the results of a run that trained; BadInput for a node check."""
+def trained_run(verdict: AnyVerdict) -> RunContents:
+    """Return what a verified bundle says of a run that trained; BadInput for a node check."""
     if not isinstance(verdict.contents, RunContents):
         raise BadInput("is a node check, without models", where=verdict.path, advice="bench compare shows it")
-    return verdict.contents.results
+    return verdict.contents
+
+
+def results_of(verdict: AnyVerdict) -> Results:
+    """Return the results of a run that trained; BadInput for a node check."""
+    return trained_run(verdict).results

@@ -54,14 +54,14 @@ def ranked(trials: Iterable[TrialResult]) -> list[tuple[Interval, TrialResult]]:
     ]
 
 
-def fastest(trials: Iterable[TrialResult], marked: Container[str] = ()) -> TrialResult | None:
+def fastest(trials: Iterable[TrialResult], marked: Container[str]) -> TrialResult | None:
     """Return the fastest trial that may be ranked; one whose id is in `marked` only if there is no other."""
     best, _ = _fastest_and_others(trials, marked)
     return best[1] if best else None
 
 
 def _fastest_and_others(
-    trials: Iterable[TrialResult], marked: Container[str] = ()
+    trials: Iterable[TrialResult], marked: Container[str]
 ) -> tuple[tuple[Interval, TrialResult] | None, list[tuple[Interval, TrialResult]]]:
     """Split the trials that may be ranked into the fastest and the others, each with its days."""
     pairs = ranked(trials)
@@ -70,9 +70,13 @@ def _fastest_and_others(
 
 
 def fastest_with_confidence(model: str, trials: Sequence[TrialResult], undecided: int) -> Fastest:
-    """Find a model's fastest trial among the trials of a run, which may be of several models."""
+    """Find a model's fastest trial among the trials of a run, which may be of several models.
+
+    This is a field of results.json, which verifiers recompute: it is the fastest by its figure, with or
+    without marks.
+    """
     of_model = [trial for trial in trials if trial.model == model]
-    best, others = _fastest_and_others(of_model)
+    best, others = _fastest_and_others(of_model, marked=())
     if best is None:
         return Fastest(model, None, undecided, None)
     certainty = confidence(best[0], [days for days, _ in others], process_spread(trials).spread)
@@ -94,7 +98,7 @@ def process_spread(trials: Iterable[TrialResult]) -> ProcessSpread:
 
 
 def runner_up(
-    model: str, trials: Sequence[TrialResult], marked: Container[str] = ()
+    model: str, trials: Sequence[TrialResult], marked: Container[str]
 ) -> tuple[float, TrialResult] | None:
     """Return (confidence, runner-up) if a model's fastest trial is less certain than CERTAIN; else None.
 
@@ -127,7 +131,7 @@ def without_figures(results: Results) -> dict[str, str]:
     return {
         model.name: _why_none(model.name, results)
         for model in results.models
-        if fastest(results.trials_of(model.name)) is None
+        if not ranked(results.trials_of(model.name))
     }
 
 

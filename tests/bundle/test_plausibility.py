@@ -29,6 +29,7 @@ from bench.bundle.plausibility import (
 )
 from bench.bundle.statement import identity_of
 from bench.bundle.tar_format import open_bundle
+from bench.records.estimate import Interval
 from bench.records.products import Products
 from bench.records.run_results import Fastest, Results
 from bench.records.trial import Image, Proof, StepSample
@@ -270,13 +271,24 @@ def test_a_text_of_several_lines_is_refused_in_either_document(name: str) -> Non
 def test_a_model_whose_fastest_trial_no_gpu_reported_on_is_taken_on_trust() -> None:
     results = real_results()
     (fastest,) = results.trials
-    assert list(without_telemetry(results, set())) == []
-    assert list(without_telemetry(results, {"another"})) == []
-    (note,) = without_telemetry(results, {fastest.id})
+    assert list(without_telemetry(results, set(), ())) == []
+    assert list(without_telemetry(results, {"another"}, ())) == []
+    (note,) = without_telemetry(results, {fastest.id}, ())
     assert (note.model, note.text.partition(":")[0]) == (
         fastest.model, "a GPU reported neither clock nor power while it was timed"
     )  # fmt: skip
-    assert list(without_telemetry(replace(results, trials=()), {fastest.id})) == []
+    assert list(without_telemetry(replace(results, trials=()), {fastest.id}, ())) == []
+
+
+def test_the_trial_that_is_ranked_in_place_of_a_marked_one_needs_telemetry_too() -> None:
+    results = real_results()
+    (first,) = results.trials
+    assert first.estimate is not None
+    days = Interval(2 * first.estimate.days.value, 0.1)
+    second = replace(first, id="second", estimate=replace(first.estimate, days=days))
+    both = replace(results, trials=(first, second))
+    assert list(without_telemetry(both, {"second"}, ())) == []
+    assert len([*without_telemetry(both, {"second"}, {first.id})]) == 1
 
 
 def test_products_that_a_pass_cannot_have_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

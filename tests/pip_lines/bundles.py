@@ -65,7 +65,7 @@ def exported(folder: Path) -> Iterator[PrintedLines]:
     seen = set()
     for number, run in enumerate(results()):
         for model in run.models:
-            best = fastest(trial for trial in run.trials if trial.model == model.name)
+            best = fastest((trial for trial in run.trials if trial.model == model.name), ())
             if best is None:
                 continue
             trial = Trial(model, best.setting, best.micro_batch, best.gpus, run.seed, run.timing,

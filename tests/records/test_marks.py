@@ -129,6 +129,21 @@ def test_a_steady_setting_represents_a_run_before_an_unsteady_faster_one(tmp_pat
     assert entry.row.marks == ()
 
 
+def test_every_output_calls_the_steady_setting_the_fastest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings: list[Any] = [((), 0.5), (("kernels",), measured(0.3, WIDE))]
+    path = bundle(tmp_path / "a.tar", settings=settings)
+    for command in (["show"], ["compare", "--settings"]):
+        assert main([*command, str(path)]) == 0
+        (starred,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("*   "))
+        assert starred.split()[1] == "naive"
+    assert main(["verify", str(path)]) == 0
+    assert "naive, the fastest of 2 trials" in " ".join(capsys.readouterr().out.split())
+    assert main(["export", str(path), "--to", "script", str(tmp_path / "script")]) == 0
+    assert "naive: " in capsys.readouterr().err
+
+
 def test_a_marked_row_supports_no_estimate(tmp_path: Path) -> None:
     (part,) = collect(CompareArguments((disturbed(tmp_path),), estimate=("8xh100",))).parts
     assert part.guesses[0].days is None

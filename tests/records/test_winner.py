@@ -143,8 +143,8 @@ def test_an_implausible_trial_is_no_rival() -> None:
     fast, slow, impossible = results(0.2, 0.3, 0.2001)
     alone = fastest_with_confidence("test-model", [fast, slow], 0)
     assert fastest_with_confidence("test-model", [fast, slow, implausible(impossible)], 0) == alone
-    assert runner_up("test-model", [fast, slow, impossible]) is not None
-    assert runner_up("test-model", [fast, slow, implausible(impossible)]) is None
+    assert runner_up("test-model", [fast, slow, impossible], ()) is not None
+    assert runner_up("test-model", [fast, slow, implausible(impossible)], ()) is None
 
 
 def test_an_implausible_trial_says_nothing_about_the_spread_between_processes() -> None:
@@ -162,8 +162,8 @@ def test_a_runner_up_is_named_with_the_confidence_of_this_machine() -> None:
     """Processes of an unsteady machine differ more, so the same lead is less certain."""
     near = results(0.2, 0.203)
     other_model = [replace(one, model="another") for one in made_twice((1.0, 1.06), (1.0, 1.05))]
-    assert runner_up("test-model", near) is None
-    doubt = runner_up("test-model", [*near, *other_model])
+    assert runner_up("test-model", near, ()) is None
+    doubt = runner_up("test-model", [*near, *other_model], ())
     assert doubt is not None
     assert doubt == (fastest_with_confidence("test-model", [*near, *other_model], 0).confidence, near[1])
 
@@ -171,7 +171,7 @@ def test_a_runner_up_is_named_with_the_confidence_of_this_machine() -> None:
 @pytest.mark.parametrize(("seconds", "named"), [(0.2003, True), (0.2004, False)])
 def test_a_runner_up_is_named_below_a_confidence_of_95_percent(seconds: float, named: bool) -> None:
     """The confidence against these two rivals is 94.8% and 95.5%."""
-    assert (runner_up("test-model", results(0.2, seconds)) is not None) == named
+    assert (runner_up("test-model", results(0.2, seconds), ()) is not None) == named
 
 
 # --- why a model has no figure --------------------------------------------------------------------------
@@ -244,5 +244,5 @@ def test_the_runner_up_is_the_rival_whose_interval_ends_first() -> None:
         if one.estimate is not None
     )
     for trials in ((best, unsure, near), (near, unsure, best)):
-        found = runner_up("test-model", trials)
+        found = runner_up("test-model", trials, ())
         assert found is not None and found[1].id == near.id

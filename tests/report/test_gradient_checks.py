@@ -15,7 +15,7 @@ import pytest
 from bench.base.strict_json import to_json
 from bench.bundle.verify import verify_bundle
 from bench.cli.verify import _result
-from bench.node_check.recompute_any import recompute
+from bench.node_check.recompute_any import recompute, trained_run
 from bench.records.fastest import fastest, fastest_with_confidence, runner_up
 from bench.records.gradients import CheckOrReason, GradientCheck
 from bench.report.pages.html import page
@@ -52,10 +52,10 @@ def test_a_check_comes_back_from_the_bundle_and_decides_what_is_the_fastest(
     naive, kernels, _ = results.trials
     assert (kernels.gradient_check or kernels.no_gradient_check) == found
     best = naive if found in (WRONG, INFINITE) else kernels
-    assert fastest(results.trials) == best
+    assert fastest(results.trials, ()) == best
     certain = fastest_with_confidence("tiny-gpt-neox", results.trials, 0)
     assert (certain.trial, certain.confidence) == (best.id, pytest.approx(1.0))
-    assert runner_up("tiny-gpt-neox", results.trials) is None
+    assert runner_up("tiny-gpt-neox", results.trials, ()) is None
     assert compared(tmp_path / "a.tar").parts[0].entries[0].row.best.label == best.label
 
 
@@ -63,7 +63,7 @@ def test_no_micro_batch_of_a_wrong_setting_is_ranked(tmp_path: Path) -> None:
     results = verify_bundle(checked(tmp_path / "a.tar", WRONG), recompute).contents.results
     naive, kernels, _ = results.trials
     smaller = replace(kernels, id="another", micro_batch=8, gradient_check=None)
-    assert fastest([naive, kernels, smaller]) == naive
+    assert fastest([naive, kernels, smaller], ()) == naive
 
 
 # --- shown ----------------------------------------------------------------------------------------------
@@ -88,10 +88,9 @@ def test_the_row_of_a_wrong_setting_names_the_worst_parameter_and_no_figures(
     differ = f"kernels: they differ from the unmodified model's by {worst}"
     assert f"WRONG GRADIENTS tiny-gpt-neox: {differ}" in lines_of(path)
     assert "this setting is never ranked" in lines_of(path)
-    results = verify_bundle(path, recompute).contents.results
-    assert "naive, the fastest of 3 trials; 1 setting with WRONG GRADIENTS" in _result(
-        "tiny-gpt-neox", results
-    )
+    run = trained_run(verify_bundle(path, recompute))
+    told = _result("tiny-gpt-neox", run)
+    assert "naive, the fastest of 3 trials; 1 setting with WRONG GRADIENTS" in told
 
 
 def test_a_comparison_names_wrong_settings_and_unchecked_ones(tmp_path: Path) -> None:

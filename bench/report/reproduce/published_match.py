@@ -57,7 +57,7 @@ def match_published(
         measured = ", ".join(each.name for each in run.results.models)
         advice = f"it measured {measured}; --with takes the bundle of a run of {name}"
         raise BadInput(f"did not measure {name}", where=f"run {run.results.run.id}", advice=advice)
-    trial = fastest(run.results.trials_of(name))
+    trial = fastest(run.results.trials_of(name), run.marks)
     rate = half_width = None
     if trial is not None and trial.estimate is not None:
         step = trial.estimate.step_seconds

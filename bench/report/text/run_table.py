@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -10,7 +10,7 @@ from bench.base.errors import cut, one_line
 from bench.base.terminal import Column, Table, Wrapped, fitted_tables, wrapped
 from bench.bundle.verdict import Contents, RunContents, Verdict
 from bench.records.estimate import BETWEEN_PROCESSES
-from bench.records.fastest import CERTAIN, ProcessSpread, fastest, process_spread, wrong_settings
+from bench.records.fastest import ProcessSpread, fastest, process_spread, runner_up, wrong_settings
 from bench.records.gradients import GradientCheck
 from bench.records.marks import Mark, mark_lines
 from bench.records.mfu import mfu_of
@@ -78,7 +78,7 @@ def results_table(
     """
     recipes = {model.name: model.recipe for model in results.models}
     trials = {name: tried for name in recipes if (tried := results.trials_of(name))}
-    tables = [_table(tried, recipes[name], results.node) for name, tried in trials.items()]
+    tables = [_table(tried, recipes[name], results.node, marks) for name, tried in trials.items()]
     found = fitted_tables(tables, STEPS, chosen)
     blocks = [
         "\n".join(filter(None, [name, text, wrapped(_reasons(tried), " " * 4)]))
@@ -94,8 +94,8 @@ def left_out_line(heads: Sequence[str]) -> Iterator[str]:
         yield f"no room for  {', '.join(heads)} (--columns names others; docs/running.md)"
 
 
-def _table(trials: Sequence[TrialResult], recipe: Recipe, node: NodeFacts) -> Table:
-    best, wrong = fastest(trials), wrong_settings(trials)
+def _table(trials: Sequence[TrialResult], recipe: Recipe, node: NodeFacts, marked: Container[str]) -> Table:
+    best, wrong = fastest(trials, marked), wrong_settings(trials)
     rows = []
     for trial in trials:
         mfu = mfu_of(trial, node, recipe.precision)
@@ -188,7 +188,7 @@ def _notes(
     if (spread := process_spread(results.trials)).trials:
         yield f"twice  {_measured_twice(spread)}"
     yield from _undecided(results.winners)
-    yield from _close(results)
+    yield from _close(results, marks)
     for skip in results.skipped:
         yield f"skipped  {skip.model}  {skip.label}: {one_line(skip.reason)}"
     if results.run.stopped:
@@ -240,14 +240,14 @@ def _undecided(winners: Sequence[Fastest]) -> Iterator[str]:
         yield f"NOT DECIDED  settings that were not measured may yet be faster: {', '.join(open_)}"
 
 
-def _close(results: Results) -> Iterator[str]:
+def _close(results: Results, marked: Container[str]) -> Iterator[str]:
     """Yield in one line the fastest settings that are nearly as fast as another."""
-    labels = {trial.id: trial.label for trial in results.trials}
-    doubts = [
-        f"{winner.model}: {labels[winner.trial]} with {winner.confidence:.0%} confidence"
-        for winner in results.winners
-        if winner.trial is not None and winner.confidence is not None and winner.confidence < CERTAIN
-    ]
+    doubts = []
+    for model in results.models:
+        best = fastest(results.trials_of(model.name), marked)
+        if best and (doubt := runner_up(model.name, results.trials, marked)):
+            certainty, _ = doubt
+            doubts.append(f"{model.name}: {best.label} with {certainty:.0%} confidence")
     if doubts:
         yield f"close  within 1% of the fastest measured: {'; '.join(doubts)}"
 

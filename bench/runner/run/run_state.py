@@ -212,10 +212,10 @@ class Run:
         return next(result for result in self.summaries() if result.id == trial.id)
 
     def _bests(self) -> list[TrialResult]:
-        """Return the fastest trial of each model that has one."""
-        results = self.summaries()
-        bests = (fastest(r for r in results if r.model == model.name) for model in self.manifest.models)
-        return [best for best in bests if best is not None]
+        """Return the trial of each model that will be ranked if no other is measured. Reads all telemetry."""
+        results, marked = self.summaries(), self.marks()
+        by_model = ([r for r in results if r.model == model.name] for model in self.manifest.models)
+        return [best for trials in by_model if (best := fastest(trials, marked))]
 
     def without_floor(self) -> list[Trial]:
         """Return each model's fastest trial, if the trial has no floor yet."""
