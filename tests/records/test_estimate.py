@@ -244,9 +244,10 @@ def test_losses_are_compared_only_over_the_same_samples() -> None:
     assert loss_difference(measurement([], losses=(2.0, 1.0), samples_per_loss=3), naive) is None
 
 
-def test_an_interval_scales_and_shifts() -> None:
+def test_an_interval_scales_and_shifts_and_has_two_ends() -> None:
     assert Interval(2.0, 0.5).scaled(2).shifted(1) == Interval(5.0, 1.0)
     assert Interval(2.0, 0.5).percent == 25
+    assert (Interval(2.0, 0.5).low, Interval(2.0, 0.5).high) == (1.5, 2.5)
     assert math.isclose(Interval(4.0, 1.0).scaled(0.5).value, 2.0)
 
 

@@ -16,6 +16,7 @@ from bench.base.strict_json import canonical_json, to_json
 from bench.bundle.verify import verify_bundle
 from bench.records.estimate import Interval
 from bench.records.marks import Mark
+from bench.records.products import Products
 from bench.records.run_results import TrialResult
 from bench.records.slowdown import Slowed
 from bench.records.trial import Gpu, NodeFacts
@@ -169,7 +170,8 @@ def test_a_row_has_the_figures_of_its_fastest_trial(found: Found) -> None:
     assert row.watts == found.run.watts[best.id] == pytest.approx(400.0)
     assert row.kwh == pytest.approx(400.0 * row.days.value * 24 / 1000)
     assert replace(row, watts=None).kwh is None
-    assert (row.products, row.no_products) == (best.products, best.no_products)
+    counted = (Products("products", "fp32", 2, 4),)
+    assert found.row(**with_trials(found, replace(best, products=counted))).products == counted
     unknown = replace(best, products=(), no_products="its module hides them")
     told = found.row(**with_trials(found, unknown))
     assert (told.products, told.no_products) == ((), "its module hides them")
