@@ -4,8 +4,9 @@
 
 A row is a model on a kind and number of GPUs on which settings were measured that need a kernel's wheel, and
 settings that do not: how many times as long a step of the fastest one without it takes as one of the fastest
-of all. Bundles that measured only some of the settings count together. --write puts the rows into
-bench/data/kernel_costs.json, from which `bench plan` and `bench push` say what a missing kernel costs.
+of all. Bundles that measured only some of the settings count together; unsteady figures do not count. --write
+puts the rows into bench/data/kernel_costs.json, from which `bench plan` and `bench push` say what a missing
+kernel costs.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from typing import Any, NamedTuple
 from bench.base.kernel_list import MODULES
 from bench.base.strict_json import from_json, pretty_json
 from bench.planning.kernel_costs import lost_methods
+from bench.records.estimate import Interval
 from bench.records.gradients import GradientCheck
+from bench.records.marks import unsteady
 from bench.training.methods import Target
 from bench.training.models import known_models
 
@@ -67,10 +70,12 @@ def measured_steps(folder: Path) -> dict[tuple[str, int, str], list[MeasuredStep
             right = check is None or from_json(GradientCheck, check).agrees
             measured = trial["outcome"] == "measured" and trial["estimate"]
             if measured and right and trial["model"] in known_models():
+                step = from_json(Interval, trial["estimate"]["step_seconds"])
+                if unsteady(step):
+                    continue
                 key = (trial["model"], trial["gpus"], results["node"]["gpus"][0]["name"])
-                seconds = float(trial["estimate"]["step_seconds"]["value"])
                 name = path.relative_to(folder).as_posix()
-                steps.setdefault(key, []).append(MeasuredStep(seconds, tuple(trial["setting"]), name))
+                steps.setdefault(key, []).append(MeasuredStep(step.value, tuple(trial["setting"]), name))
     return steps
 
 

@@ -37,14 +37,13 @@ did not reach have no row. The way in which gradients are added up under FSDP2 w
 (docs/adr/0006-several-devices.md): bundles with fsdp in their name and those of H100 use the new way, and
 the other figures of FSDP2 with offloading are older.
 """
-Key = tuple[str, int]  # model, GPUs
+Key = tuple[str, int, str]  # model, number and kind of GPUs
 
 
 @dataclass
 class Table:
-    """The trials of one model on one device, from all of its bundles."""
+    """The trials of one model on one kind of machine, from all of its bundles."""
 
-    device: str
     paths: dict[Path, None] = field(default_factory=dict)  # an ordered set
     trials: dict[tuple[str, int], TrialResult] = field(default_factory=dict)  # by label and micro-batch
     skipped: dict[str, str] = field(default_factory=dict)  # reason by label
@@ -57,7 +56,7 @@ def main() -> int:
 
 
 def document(paths: Iterable[Path]) -> str:
-    """Return the page: one section for each model and number of GPUs."""
+    """Return the page: one section for each model, number and kind of GPUs."""
     tables = tables_of(paths)
     title = "# Every setting, every outcome\n"
     return "\n".join(
@@ -71,7 +70,7 @@ def tables_of(paths: Iterable[Path]) -> dict[Key, Table]:
     for path, results in sorted(_read(paths), key=lambda read: read[1].run.started_at):
         device = results.node.gpus[0].name if results.node.gpus else "CPU"
         for trial in results.trials:
-            table = tables.setdefault((trial.model, trial.gpus), Table(device))
+            table = tables.setdefault((trial.model, trial.gpus, device), Table())
             table.paths[path] = None
             table.trials[trial.label, trial.micro_batch] = trial
             table.skipped |= {
@@ -89,11 +88,11 @@ def _read(paths: Iterable[Path]) -> Iterator[tuple[Path, Results]]:
 
 def section(key: Key, table: Table) -> Iterator[str]:
     """Yield the lines of a section: settings down, micro-batches across, the largest first."""
-    model, gpus = key
+    model, gpus, device = key
     sizes = sorted({size for _, size in table.trials}, reverse=True)
     labels = list(dict.fromkeys(label for label, _ in sorted(table.trials, key=_shortest)))
     rows = [(label, *_cells(table, label, sizes), _drift(table, label)) for label in labels]
-    yield f"## {model}, {gpus} x {table.device}\n"
+    yield f"## {model}, {gpus} x {device}\n"
     yield ", ".join(path.as_posix() for path in table.paths) + "\n"
     heads = ("setting", *(f"micro-batch {size}, s/step" for size in sizes), "loss vs naive")
     yield tabulate(rows, heads, tablefmt="github", disable_numparse=True) + "\n"

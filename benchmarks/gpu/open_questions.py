@@ -20,7 +20,6 @@ from schedule import BIG_MIB, RUN, Question, ask, memory_mib
 
 HERE = Path(__file__).parent
 SHAPES: dict[str, dict[str, Any]] = json.loads((HERE / "models.json").read_bytes())  # that people bring
-SHORT = {"target_percent": 1.5, "measure_seconds": 5, "warmup_seconds": 3}  # as every_setting.sh measures
 USUAL = {"target_percent": 0.7, "measure_seconds": 8, "warmup_seconds": 8}
 
 
@@ -54,13 +53,6 @@ class Questions:
         yield Question("hour", (*hour, "--out", str(self.out / "hour")), 3600)
 
     def of_two_gpus(self) -> Iterator[Question]:
-        sharded = [["zero-3"], ["compile-blocks", "fsdp-2"], ["compile-blocks", "fsdp-3"]]
-        methods = [
-            ["tf32", "kernels", *checkpointing, *each, "offload"]
-            for each in sharded
-            for checkpointing in ([], ["checkpointing"])
-        ]
-        yield self.run("mamba-2.8b-offload", 1200, "mamba-2.8b", 2, methods, gpus=2, timing=SHORT)
         yield self.settings("pythia-160m-settings-2gpus", 2, "pythia-160m", "64", "32")
         yield self.settings("convnext-xl-settings-2gpus", 2, "convnext-xl", "32")
 
@@ -71,7 +63,6 @@ class Questions:
         model: str,
         micro_batch: int,
         methods: list[Any],
-        gpus: int = 1,
         **more: object,
     ) -> Question:
         """Write a manifest, of which `more` is a part, and return its run."""
@@ -80,13 +71,13 @@ class Questions:
             "name": name,
             "models": [SHAPES.get(model, {"name": model}) | {"micro_batch": micro_batch}],
             "methods": methods,
-            "gpus": gpus,
+            "gpus": 1,
             "trial_minutes": 6,
             "timing": USUAL,
         }
         path = self.out / f"{name}.manifest.json"
         path.write_text(json.dumps(manifest | more))
-        return Question(name, (*RUN, str(path), "--resume", "--out", str(self.out / name)), seconds, gpus)
+        return Question(name, (*RUN, str(path), "--resume", "--out", str(self.out / name)), seconds)
 
     def settings(self, name: str, gpus: int, *model_and_micro_batches: str) -> Question:
         """Return the question that brings every setting of a model to an outcome."""
