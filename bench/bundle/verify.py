@@ -66,13 +66,18 @@ class TrustRules:
     revoked: tuple[Revoked, ...] = ()
     now: float | None = None  # unix seconds; None: the clock is read
 
+    def time(self) -> float:
+        """Return the time to judge by, in unix seconds."""
+        return time.time() if self.now is None else self.now
+
 
 class Files:
     """The payload files of a bundle, checked against their signed digests, for recomputing its summaries."""
 
-    def __init__(self, bundle: Bundle, statement: Statement) -> None:
+    def __init__(self, bundle: Bundle, statement: Statement, now: float) -> None:
         self._bundle = bundle
         self.run = statement.predicate
+        self.now = now  # unix seconds, by the clock of the machine that verifies
         self.sha256 = statement.subjects  # of each file, as signed
         self.held_back = False  # whether telemetry has a reading of a GPU that was held back
         self.top_load = 0.0  # in telemetry; infinite if others used its GPUs
@@ -160,7 +165,7 @@ def _origin(bundle: Bundle, statement: bytes, rules: TrustRules) -> Origin:
     for listed in rules.revoked:
         if why := listed.refusal(signed.key, signed.certificate):
             raise VerificationFailed(f"{why}, says {listed.source}")
-    at = float(receipt.received_at) if receipt else time.time() if rules.now is None else rules.now
+    at = float(receipt.received_at) if receipt else rules.time()
     if receipt:
         assert signed.certificate is not None, "a receipt belongs to one"
         if why := _out_of_time(signed.certificate, at):
@@ -279,13 +284,14 @@ def verify_bundle(path: Path, recompute: Recompute[C], rules: TrustRules | None 
     `recompute` derives every summary once more from the raw samples in the payload files; it raises
     VerificationFailed if one differs, and returns the contents of the verdict.
     """
+    rules = rules or TrustRules()
     with open_bundle(path) as bundle:
         data = bundle.read(STATEMENT)
-        origin = _origin(bundle, data, rules or TrustRules())
+        origin = _origin(bundle, data, rules)
         statement = parse_statement(data)
         _check_run(statement, data, origin, enveloped=ENVELOPE in bundle.members)
         _check_names(bundle, statement.subjects)
-        contents = recompute(Files(bundle, statement))
+        contents = recompute(Files(bundle, statement, rules.time()))
         if receipt := origin.receipt:
             check_time(receipt.received_at - receipt.challenged_at, contents)
             contents = replace(

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from bench.base.errors import VerificationFailed
 from bench.base.frozen import dataclass
+from bench.base.stamps import YEAR_10000, utc
 from bench.base.strict_json import (
     DecodeError,
     canonical_json,
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]  # the folder that bench is in
 PACKAGES = ("bench.node_check", "bench.node_check.judging", "bench.node_check.checks")  # whose sources judge
 
+AHEAD_SECONDS = 86_400  # tolerated lead of a node's clock over the reader's: a time zone set wrongly
 MAX_READINGS_BYTES = 16 * 2**20  # parsed, they are twenty times as large; a check writes up to a few MiB
 # Findings that only a reader of the bundle makes. They do not count, and every output shows them.
 OWN_PROFILE = "profile"  # the bundle was judged by another profile than this version's
@@ -164,6 +166,7 @@ class CheckContents(Contents):
     evidence: Evidence
     claimed: Verdict  # the bundle's own verdict; it differs only if the bundle was judged by other rules
     shipped_profile: bool  # the bundle was judged against the profile that this version has
+    dated_ahead: bool = False  # it states a time that the reader's clock has not reached
 
     def facts(self) -> dict[str, object]:
         """Return the field "recomputed" of `bench verify --json`, with the verdict by these rules."""
@@ -192,12 +195,24 @@ def recompute_check(document: Any, files: Files) -> CheckContents:
         asked = read(data)
         _require_manifest(asked, results)
         require_same_run(results.run, results.node, files.run)
-        return _judged_again(asked, results, _read_evidence(results, files))
+        contents = _judged_again(asked, results, _read_evidence(results, files))
     except DecodeError as error:
         raise VerificationFailed(f"is malformed: {error}", where="results.json") from None
     except (ArithmeticError, ValueError, LookupError, TypeError, AttributeError) as error:
         # A node may sign values of any type and size, in readings that each check decodes by itself.
         raise VerificationFailed(f"the results or the readings make no sense: {error}") from None
+    return _dated(contents, max(files.run.started_at, files.run.ended_at), files.now)
+
+
+def _dated(contents: CheckContents, last: str, now: float) -> CheckContents:
+    """Note a date that lies in the future: a check that chooses its date could count as the newest for years.
+
+    `last` is the later of the times that the statement has.
+    """
+    if last <= utc(min(YEAR_10000 - 1, now + AHEAD_SECONDS)):
+        return contents
+    note = Note(None, f"by its own clock it ran until {last}, which lies in the future: taken on trust")
+    return replace(contents, notes=(*contents.notes, note), dated_ahead=True)
 
 
 def _read_evidence(results: CheckResults, files: Files) -> Evidence:

@@ -15,6 +15,7 @@ from statistics import median
 from typing import Literal
 
 from bench.base.stamps import sha256, utc
+from bench.base.strict_json import INTERNAL
 from bench.bundle.verdict import Assurance, Contents, assurance
 from bench.bundle.verdict import Verdict as BundleVerdict
 from bench.node_check.all_checks import known_checks
@@ -74,6 +75,8 @@ class FleetMember:
     host_bytes: int = 0
     signed_level: str = "self"  # as a verifier of the bundle proved it
     trusted: bool = False
+    signer: str = field(default="", metadata=INTERNAL)  # fingerprint of the key that signed or certified it
+    dated_ahead: bool = field(default=False, metadata=INTERNAL)  # of the reader's clock
 
     @property
     def assurance(self) -> Assurance:
@@ -124,7 +127,7 @@ class Fleet:
     nodes: tuple[RankedNode, ...]  # the worst first
     spreads: tuple[Spread, ...]
     lemons: tuple[RepeatOffender, ...]
-    older: tuple[str, ...]  # paths of bundles whose node has a newer one that is worth as much
+    older: tuple[str, ...]  # paths of bundles that a newer one of their node replaces
     verdict: Verdict
     schema: Literal["bench/fleet/v1"] = field(default="bench/fleet/v1", kw_only=True)
 
@@ -153,6 +156,8 @@ def fleet_member(path: Path, verdict: BundleVerdict[Contents], check: CheckConte
         host_bytes=results.node.memory_bytes,
         signed_level=verdict.level,
         trusted=verdict.trusted,
+        signer=verdict.certified_by or verdict.fingerprint,
+        dated_ahead=check.dated_ahead,
     )
 
 
@@ -197,6 +202,7 @@ def compare_fleet(members: Sequence[FleetMember]) -> Fleet:
         id(member): (
             *_unusual(member, measure[member.kind]),
             *copied.get(id(member), ()),
+            *_dated_ahead(member),
             *_not_replaced(member, newest),
             *_not_settled(member, newest),
         )
@@ -218,11 +224,7 @@ def _decisive(members: Sequence[FleetMember]) -> list[FleetMember]:
 
 
 def _newest(members: Sequence[FleetMember]) -> tuple[list[FleetMember], list[FleetMember]]:
-    """Split into the newest check of each node and the older ones, each in the order of their time.
-
-    A newer check replaces only a check of the same or a lower assurance: it states its time and GPUs itself.
-    Nor does it replace a check that failed, if it did not ask what failed.
-    """
+    """Split into the newest check of each node and the older ones, each in the order of their time."""
     kept: list[FleetMember] = []
     for member in sorted(members, key=_time, reverse=True):
         if not any(_replaces(newer, member) for newer in kept):
@@ -231,14 +233,28 @@ def _newest(members: Sequence[FleetMember]) -> tuple[list[FleetMember], list[Fle
     return [m for m in members if id(m) in newest], [m for m in members if id(m) not in newest]
 
 
-def _time(member: FleetMember) -> tuple[str, str, Assurance]:
+def _time(member: FleetMember) -> tuple[str, str, Assurance, str]:
     """Return the key by which checks are ordered by their time; those of one second have an order too."""
-    return member.started_at, member.run_id, member.assurance
+    return member.started_at, member.run_id, member.assurance, member.signer
 
 
 def _replaces(newer: FleetMember, older: FleetMember) -> bool:
-    same = _is_one_node(older, newer) and newer.assurance >= older.assurance
-    return same and not _unasked(newer, older)
+    """Whether the newer of two checks stands for both: of the same GPUs, from no worse source, and settling.
+
+    A check states its time and its GPUs itself, so a stranger could otherwise end any failure.
+    """
+    return (
+        _is_one_node(older, newer)
+        and not newer.dated_ahead
+        and newer.assurance >= older.assurance
+        and not _by_strangers(newer, older)
+        and not _unasked(newer, older)
+    )
+
+
+def _by_strangers(newer: FleetMember, older: FleetMember) -> bool:
+    """Whether nothing says that two checks are of one owner: other keys, and the newer one not trusted."""
+    return newer.signer != older.signer and not newer.trusted
 
 
 def _unasked(newer: FleetMember, older: FleetMember) -> list[str]:
@@ -268,17 +284,37 @@ def _not_settled(member: FleetMember, newest: Sequence[FleetMember]) -> Iterator
 
 
 def _not_replaced(member: FleetMember, newest: Sequence[FleetMember]) -> Iterator[Finding]:
-    """Report an older check of the same GPUs that is worth more, so that this one does not replace it."""
-    for other in newest:
-        if other.assurance > member.assurance and _is_one_node(member, other):
-            yield Question("alike").judged(
-                "warn",
-                f"does not replace {other.name}, an older check of the same GPUs, which is trusted more",
-                expected="a check that is trusted as much",
-                basis="fleet",
-                source="the signer of a check states its time and its GPUs",
-                advice="bench keys trust adds a key; bench check --challenge proves when a check ran",
-            )
+    """Report the latest older check of the same GPUs that this one does not replace because of its signer."""
+    older = [other for other in newest if _time(other) < _time(member) and _is_one_node(member, other)]
+    for other in sorted(older, key=_time, reverse=True):
+        if other.assurance > member.assurance:
+            reason, expected = "is trusted more", "a check that is trusted as much"
+        elif _by_strangers(member, other):
+            reason, expected = "another key signed: neither key is trusted", "the same key, or a trusted one"
+        else:
+            continue
+        yield Question("alike").judged(
+            "warn",
+            f"does not replace {other.name}, an older check of the same GPUs, which {reason}",
+            expected=expected,
+            basis="fleet",
+            source="the signer of a check states its time and its GPUs",
+            advice="bench keys trust adds a key; bench check --challenge proves when a check ran",
+        )
+        return
+
+
+def _dated_ahead(member: FleetMember) -> Iterator[Finding]:
+    """Report a check that says it ran after this moment: it would be the newest for years."""
+    if member.dated_ahead:
+        yield Question("alike").judged(
+            "warn",
+            f"says that it ran on {member.started_at}, which lies in the future: it replaces no other check",
+            expected="a date that this machine's clock has reached",
+            basis="fleet",
+            source="this machine's clock, with a day's tolerance",
+            advice="set the clocks of the node and of this machine, then check the node again",
+        )
 
 
 def _spreads(members: Sequence[FleetMember]) -> Mapping[tuple[str, str], Spread]:

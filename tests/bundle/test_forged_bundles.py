@@ -66,7 +66,7 @@ ON_TRUST = {  # what each is taken on trust for; some have more than one reason
 OTHER_SAMPLES = {"control"}  # those of an honest run: a copy, which is named as one
 CHECKS = {  # node checks, with what the shipped profile makes of them
     "E_fail_by_friend": "fail",
-    "E_pass_by_stranger": "pass",
+    "E_pass_by_stranger": "warn",  # it is dated 2096
     "Q_slow_own_profile": "fail",
     "Q_slow_shipped_profile": "fail",
 }
@@ -165,4 +165,17 @@ def test_a_strangers_newer_pass_does_not_replace_a_trusted_failure(
     assert main(["keys", "trust", str(tmp_path / "friend.pub"), "--as", "friend"]) == 0
     both = [str(forged / f"{name}.tar") for name in ("E_fail_by_friend", "E_pass_by_stranger")]
     assert main(["compare", *both]) == 1
-    assert "1 FAIL" in capsys.readouterr().out
+    assert "1 WARN, 1 FAIL" in capsys.readouterr().out
+
+
+def test_a_strangers_check_of_the_future_replaces_no_failure_of_a_reader_who_trusts_nobody(
+    forged: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    both = [str(forged / f"{name}.tar") for name in ("E_fail_by_friend", "E_pass_by_stranger")]
+    assert main(["compare", *both]) == 1
+    found = capsys.readouterr().out
+    assert "1 WARN, 1 FAIL" in found
+    assert "says that it ran on 2096-10-02T07:06:40Z, which lies in the future" in " ".join(found.split())
+    assert main(["verify", both[1]]) == 0
+    line = "on trust   by its own clock it ran until 2096-10-02T07:07:40Z, which lies in the future"
+    assert line in capsys.readouterr().out

@@ -439,7 +439,7 @@ class MadeUp:
 
 def files_of(*chunks: bytes) -> Files:
     made_up = MadeUp(*chunks)
-    return Files(made_up, made_up.statement)  # type: ignore[arg-type]
+    return Files(made_up, made_up.statement, 0.0)  # type: ignore[arg-type]
 
 
 def test_a_gpu_that_was_held_back_in_any_block_of_telemetry_is_noticed() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from bench.base.stamps import utc
 from bench.bundle.verify import TrustRules, verify_bundle
 from bench.cli.main import main
 from bench.node_check.fleet import Fleet, FleetMember, compare_fleet, fleet_member
@@ -255,8 +256,61 @@ def test_a_strangers_pass_replaces_no_trusted_failure(tmp_path: Path) -> None:
     assert {(row["node"], row["signed_level"], row["trusted"]) for row in rows} == {
         ("ours", "self", "true"), ("theirs", "self", "false"),
     }  # fmt: skip
-    assert verdicts(compared(rack)) == {"theirs": "pass"}  # nobody is trusted: the newer one counts
-    assert "level" not in fleet_text.table(compared(rack))
+
+
+def test_without_trust_a_check_by_another_key_is_listed_beside_the_older_one(tmp_path: Path) -> None:
+    """A stranger signed it, or the node got another key: only the reader can know."""
+    rack = tmp_path / "rack"
+    rack.mkdir()
+    ours = {str(i): {"UUID": f"GPU-{i}"} for i in range(8)}
+    bundle(rack / "before.tar", tmp_path, START, gpus=ours, **SLOW)
+    bundle(rack / "after.tar", tmp_path, START + DAY, gpus=ours, key=STRANGER)
+    fleet = compared(rack)
+    assert verdicts(fleet) == {"before": "fail", "after": "warn"}
+    assert (fleet.verdict, fleet.older) == ("fail", ())
+    (remark,) = fleet.nodes[1].findings
+    assert remark.found == (
+        "does not replace before, an older check of the same GPUs, which another key signed: "
+        "neither key is trusted"
+    )
+    assert remark.advice.startswith("bench keys trust adds a key")
+    assert "level" not in fleet_text.table(fleet)
+    new_key = TrustPolicy.from_text(PublicKey.of(STRANGER).line(), "the test's list")
+    assert verdicts(compared(rack, TrustRules(trust=new_key, demanded=False))) == {"after": "pass"}
+
+
+@pytest.mark.parametrize("rules", [TrustRules(now=START), replace(TRUSTED, now=START)])
+@pytest.mark.parametrize(
+    ("at", "listed"),
+    [
+        (START + DAY - 90, {"again": "pass"}),  # a check of this test takes 90 s
+        (START + DAY - 89, {"before": "fail", "again": "warn"}),
+        (START + 70 * 365 * DAY, {"before": "fail", "again": "warn"}),
+    ],
+)
+def test_a_check_of_the_future_replaces_no_other_whoever_signed_it(
+    tmp_path: Path, rules: TrustRules, at: float, listed: dict[str, str]
+) -> None:
+    rack = tmp_path / "rack"
+    rack.mkdir()
+    ours = {str(i): {"UUID": f"GPU-{i}"} for i in range(8)}
+    bundle(rack / "before.tar", tmp_path, START - DAY, gpus=ours, **SLOW)
+    bundle(rack / "again.tar", tmp_path, at, gpus=ours)
+    fleet = compared(rack, rules)
+    assert verdicts(fleet) == listed
+    if len(listed) == 2:
+        (remark,) = fleet.nodes[1].findings
+        assert remark.found == (
+            f"says that it ran on {utc(at)}, which lies in the future: it replaces no other check"
+        )
+
+
+def test_the_date_of_a_check_of_the_future_is_taken_on_trust(tmp_path: Path) -> None:
+    path = bundle(tmp_path / "n1.tar", tmp_path, START)
+    assert verify_bundle(path, recompute, TrustRules(now=START + 90 - DAY)).contents.notes == ()
+    (note,) = verify_bundle(path, recompute, TrustRules(now=START + 89 - DAY)).contents.notes
+    ended = utc(START + 90)
+    assert str(note) == f"by its own clock it ran until {ended}, which lies in the future: taken on trust"
 
 
 def test_a_trusted_check_replaces_a_strangers(tmp_path: Path) -> None:

@@ -198,6 +198,48 @@ def test_a_newer_check_replaces_one_that_is_worth_as_much_or_less(
         assert node(fleet, "n2").verdict == "warn"
 
 
+OTHER_KEY = "which another key signed: neither key is trusted"
+TRUSTED_MORE = "which is trusted more"
+
+
+@pytest.mark.parametrize(
+    ("older", "newer", "reason"),
+    [
+        ({"signer": "a"}, {"signer": "a"}, None),
+        ({"signer": "a"}, {"signer": "b"}, OTHER_KEY),
+        ({"signer": "a"}, {"signer": "b", "trusted": True}, None),
+        ({"signer": "a", "trusted": True}, {"signer": "b", "trusted": True}, None),
+        ({"signer": "a", "trusted": True}, {"signer": "b"}, TRUSTED_MORE),
+        ({"signer": "a", "run_id": "same", "started_at": "2026-06-09T00:00:00Z"},
+         {"signer": "b", "run_id": "same", "started_at": "2026-06-09T00:00:00Z"}, OTHER_KEY),
+    ],
+)  # fmt: skip
+def test_a_newer_check_by_another_key_replaces_one_only_if_it_is_trusted(
+    older: dict[str, Any], newer: dict[str, Any], reason: str | None
+) -> None:
+    same = {"identity": "one"}
+    fleet = compare_fleet([member(1, **same, **older), member(2, **same, **newer)])
+    told = f"does not replace n1, an older check of the same GPUs, {reason}"
+    assert (said(fleet, "n2"), len(fleet.nodes)) == (([told], 2) if reason else ([], 1))
+
+
+def test_only_the_latest_of_many_older_checks_by_other_keys_is_named() -> None:
+    """A node whose key changes with every check would else get a line for each check before."""
+    fleet = compare_fleet([member(number, identity="one", signer=f"key {number}") for number in range(1, 5)])
+    assert [len(said(fleet, f"n{number}")) for number in range(1, 5)] == [0, 1, 1, 1]
+    assert said(fleet, "n4")[0].startswith("does not replace n3,")
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+def test_a_check_of_the_future_replaces_no_other_and_no_other_replaces_it(trusted: bool) -> None:
+    ahead = member(2, identity="one", trusted=trusted, dated_ahead=True)
+    fleet = compare_fleet([member(1, identity="one"), ahead])
+    assert said(fleet, "n2") == [
+        "says that it ran on 2026-06-03T00:00:00Z, which lies in the future: it replaces no other check"
+    ]
+    assert (said(fleet, "n1"), len(fleet.nodes)) == ([], 2)
+
+
 # --- what most nodes have -------------------------------------------------------------------------------
 
 

@@ -186,6 +186,7 @@ class Files:
             run_id=done.run.id, manifest_sha256=self.sha256["manifest.json"], node=identity_of(done.node),
             started_at=utc(done.run.started_at), ended_at=utc(done.run.ended_at), complete=done.run.complete,
         )  # fmt: skip
+        self.now = done.run.ended_at
 
     def read(self, name: str) -> bytes:
         return self.data[name]
