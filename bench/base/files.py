@@ -2,26 +2,57 @@
 
 from __future__ import annotations
 
+import io
 import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any
 
-from bench.base.errors import BadInput, near
+from bench.base.errors import BadInput, BenchError, near
 from bench.base.kinds_of_file import Kind, kind_of, require_kind
 from bench.base.operating_system import BINARY, WITHOUT_WAITING, lock
 
 MOST_NAMES = 1000  # of a folder, among which the name of a missing file is looked for
 
 
+class _RegularFile(io.FileIO):
+    """A file whose failed reads raise an error of bench with its path: an OSError of a read has no path."""
+
+    def __init__(self, descriptor: int, path: Path, advice: str | None, unreadable: type[BenchError]) -> None:
+        super().__init__(descriptor, "rb")
+        self._path, self._advice, self._unreadable = path, advice, unreadable
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            message = f"cannot be read: {error.strerror}"
+            raise self._unreadable(message, where=str(self._path), advice=self._advice) from None
+
+    def readinto(self, buffer: Any, /) -> Any:
+        with self._reading():
+            return super().readinto(buffer)
+
+    def readall(self) -> Any:
+        with self._reading():
+            return super().readall()
+
+    def seek(self, position: int, whence: int = io.SEEK_SET, /) -> int:
+        with self._reading():
+            return super().seek(position, whence)
+
+
 @contextmanager
-def open_regular(path: Path, *, advice: str | None = None) -> Iterator[BinaryIO]:
+def open_regular(
+    path: Path, *, advice: str | None = None, unreadable: type[BenchError] = BadInput
+) -> Iterator[io.BufferedReader]:
     """Open a regular file for reading. BadInput for anything else; never waits on a named pipe.
 
-    An OSError without the name of a file, which reading raises, becomes BadInput too.
+    A read that fails later, such as on a broken disk, raises `unreadable`.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | BINARY | WITHOUT_WAITING)
@@ -33,13 +64,9 @@ def open_regular(path: Path, *, advice: str | None = None) -> Iterator[BinaryIO]
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise BadInput("is not a regular file", where=str(path), advice=advice)
-    with os.fdopen(descriptor, "rb") as file:
-        try:
-            yield file
-        except OSError as error:
-            if error.filename is not None:
-                raise
-            raise BadInput(f"cannot be read: {error.strerror}", where=str(path), advice=advice) from None
+    raw: Any = _RegularFile(descriptor, path, advice, unreadable)
+    with io.BufferedReader(raw) as file:
+        yield file
 
 
 def read_bounded(

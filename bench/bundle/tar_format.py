@@ -240,7 +240,7 @@ def open_bundle(path: Path) -> Iterator[Bundle]:
     """
     if "\n" in str(path):
         raise VerificationFailed("its name has a line break", where=str(path), advice="rename the file")
-    with open_regular(path) as file:
+    with open_regular(path, unreadable=EnvironmentCannot) as file:
         try:
             yield _bundle_in(file, str(path))
         except VerificationFailed as error:

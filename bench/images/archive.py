@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
 
 from bench.base.errors import BadInput, VerificationFailed
-from bench.base.files import replacing
+from bench.base.files import open_regular, replacing
 from bench.base.kinds_of_file import IMAGE, LEAST_BYTES, kind_of, require_kind
 from bench.base.stamps import sha256
 from bench.base.strict_json import DecodeError, canonical_json, from_json, strict_loads
@@ -80,21 +80,9 @@ class ImageFacts:
         return self.config.labels
 
 
-@contextmanager
-def _opened(path: Path) -> Iterator[io.BufferedReader]:
-    """Open an archive for reading; BadInput if it cannot be opened."""
-    try:
-        with path.open("rb") as file:
-            yield file
-    except OSError as error:
-        if error.filename != str(path):
-            raise
-        raise BadInput(f"cannot be read as an image file: {error.strerror}", where=str(path)) from None
-
-
 def facts_of(path: Path, where: str | None = None) -> ImageFacts:
     """Read a saved image's file as `read_facts` does; errors name `where`, by default the path."""
-    with _opened(path) as file:
+    with open_regular(path) as file:
         require_kind(IMAGE, kind_of(file.peek(LEAST_BYTES)), where or str(path))
         return read_facts(file, where or str(path))
 
@@ -236,14 +224,14 @@ def _member_of(archive: tarfile.TarFile, layer: Layer) -> tarfile.TarInfo:
 @contextmanager
 def open_layer(path: Path, layer: Layer) -> Iterator[BinaryIO]:
     """Open the tar of one layer of an archive, without its compression."""
-    with _opened(path) as file, tarfile.open(fileobj=file) as archive:
+    with open_regular(path) as file, tarfile.open(fileobj=file) as archive:
         blob = _open_blob(archive, layer)
         yield cast(BinaryIO, gzip.GzipFile(fileobj=blob)) if layer.compressed else blob
 
 
 def extract(path: Path, facts: ImageFacts, name: str) -> bytes:
     """Return one file of the image, from the last layer that has it. `facts` must describe the archive."""
-    with _opened(path) as file, tarfile.open(fileobj=file) as archive:
+    with open_regular(path) as file, tarfile.open(fileobj=file) as archive:
         for layer in reversed(facts.layers):
             blob = _open_blob(archive, layer)
             with tarfile.open(fileobj=blob, mode="r|*") as files:
@@ -277,7 +265,7 @@ class Blob:
 
 def blob_of(path: Path, layer: Layer) -> Blob:
     """Return a layer where it lies in an archive, as it can be written into another one."""
-    with _opened(path) as file, tarfile.open(fileobj=file) as archive:
+    with open_regular(path) as file, tarfile.open(fileobj=file) as archive:
         member = _member_of(archive, layer)
         digest = layer.diff_id
         if layer.compressed:
@@ -294,7 +282,7 @@ def pack_layer(path: Path, layer: Layer, out: Path, *, recompress: bool = False)
 
     A layer that is compressed already is copied unchanged; with `recompress`, bench compresses it itself.
     """
-    with _opened(path) as file, tarfile.open(fileobj=file) as archive, out.open("wb") as target:
+    with open_regular(path) as file, tarfile.open(fileobj=file) as archive, out.open("wb") as target:
         blob, counted = _open_blob(archive, layer), Hashing(target)
         if layer.compressed and not recompress:
             shutil.copyfileobj(blob, counted, _CHUNK)
@@ -330,7 +318,7 @@ def manifest_digest(path: Path, facts: ImageFacts) -> str | None:
     if not all(layer.compressed for layer in facts.layers):
         return None
     layers: list[ManifestLayer] = []
-    with _opened(path) as file, tarfile.open(fileobj=file) as archive:
+    with open_regular(path) as file, tarfile.open(fileobj=file) as archive:
         for layer in facts.layers:
             packed = hashlib.file_digest(_open_blob(archive, layer), "sha256").hexdigest()
             layers.append(ManifestLayer(f"sha256:{packed}", layer.size))

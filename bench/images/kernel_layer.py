@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from bench.base.errors import BadInput, EnvironmentCannot
-from bench.base.files import replacing
+from bench.base.files import open_regular, replacing
 from bench.base.kernel_list import (
     KERNEL_LIST,
     CompiledWheel,
@@ -174,9 +174,9 @@ def _write(archive: tarfile.TarFile, files: Mapping[str, _File], listed: bytes) 
 def is_layer(path: Path) -> bool:
     """Whether a file is a kernel layer, by its contents; False for a file that does not exist."""
     try:
-        with tarfile.open(path, "r:") as archive:
+        with open_regular(path) as file, tarfile.open(fileobj=file, mode="r:") as archive:
             names = set(archive.getnames())
-    except (tarfile.TarError, OSError):
+    except (tarfile.TarError, OSError, BadInput):
         return False
     return KERNEL_LIST in names and "manifest.json" not in names
 
@@ -189,7 +189,7 @@ def read_layer(path: Path) -> KernelLayer:
     files, so that no other reader of the tar finds anything else in it.
     """
     try:
-        with tarfile.open(path, "r:") as archive:
+        with open_regular(path) as file, tarfile.open(fileobj=file, mode="r:") as archive:
             members = archive.getmembers()
             listed = [member for member in members if member.name == KERNEL_LIST and member.isreg()]
             if len(listed) != 1 or listed[0].size > _MOST_LIST_BYTES:

@@ -395,8 +395,14 @@ def test_a_refusal_while_a_bundle_is_open_names_its_path_once(
     assert (caught.value.message, caught.value.where) == ("is wrong", named.format(path=path))
 
 
+UNREADABLE = Path("/proc/self/mem")  # a regular file that opens, and whose first page cannot be read
+
+
 def test_a_disk_that_fails_while_a_bundle_is_read_is_no_verdict(tmp_path: Path) -> None:
     path = packed(tmp_path / "b.tar")
     with pytest.raises(EnvironmentCannot) as caught, open_bundle(path):
         raise OSError(5, "Input/output error")
     assert (caught.value.message, caught.value.where) == ("cannot be read: Input/output error", str(path))
+    with pytest.raises(EnvironmentCannot, match="cannot be read: ") as caught, open_bundle(UNREADABLE):
+        pass
+    assert caught.value.where == str(UNREADABLE)

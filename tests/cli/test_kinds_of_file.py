@@ -133,7 +133,17 @@ def test_a_missing_bundle_is_told_with_the_nearest_name(
 
 
 @pytest.mark.parametrize(
-    "command", ["run models.json --challenge FILE", "certify FILE", "keys trust FILE --as x"]
+    "command",
+    [
+        "run models.json --challenge FILE",
+        "certify FILE",
+        "keys trust FILE --as x",
+        "image id FILE",
+        "image load FILE",
+        "image sbom FILE",
+        "image save FILE -o saved.tar",
+        "image add FILE FILE -o more.tar",
+    ],
 )
 def test_a_file_that_opens_and_cannot_be_read_is_told(
     folder: Path, capsys: pytest.CaptureFixture[str], command: str

@@ -6,7 +6,9 @@ import gzip
 import hashlib
 import io
 import json
+import os
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -27,6 +29,7 @@ from bench.images.archive import (
     read_configuration,
     write_archive,
 )
+from bench.images.kernel_layer import is_layer, read_layer
 from tests.images.made_up_images import archive_of, as_docker_saves, layer, make_image, normalised
 
 FILES: dict[str, bytes | None] = {"usr": None, "usr/a": b"one", "usr/b": b"two"}
@@ -377,11 +380,40 @@ def test_a_configuration_has_at_most_4_mib(tmp_path: Path, size: int, is_kept: b
         facts_of(image)
 
 
-@pytest.mark.parametrize("name", ["absent.tar", ".", "x" * 300])
-def test_a_path_without_an_image_is_named(tmp_path: Path, name: str) -> None:
-    with pytest.raises(BadInput, match="cannot be read as an image file: ") as caught:
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("absent.tar", "cannot be opened: No such file or directory"),
+        (".", "is not a regular file"),
+        ("x" * 300, "cannot be opened: File name too long"),
+        ("/proc/self/mem", "cannot be read: Input/output error"),
+    ],
+)
+def test_a_path_without_an_image_is_named(tmp_path: Path, name: str, reason: str) -> None:
+    with pytest.raises(BadInput) as caught:
         facts_of(tmp_path / name)
-    assert caught.value.where == str(tmp_path / name)
+    assert (caught.value.message, caught.value.where) == (reason, str(tmp_path / name))
+
+
+@pytest.mark.parametrize("read", [is_layer, read_layer, facts_of])
+def test_nothing_waits_for_the_writer_of_a_named_pipe(tmp_path: Path, read: Callable[[Path], object]) -> None:
+    os.mkfifo(path := tmp_path / "pipe")
+    if read is is_layer:
+        assert read(path) is False
+        return
+    with pytest.raises(BadInput, match="is not a regular file"):
+        read(path)
+
+
+@pytest.mark.parametrize("full", [False, True], ids=["the archive cannot be read", "the target is full"])
+def test_an_error_of_the_target_is_not_said_of_the_archive(tmp_path: Path, full: bool) -> None:
+    """The archive that is read, and the file that is written, may be on different disks."""
+    image = saved(tmp_path / "x.tar", ("l", ONE), ("c", CONFIG), ("manifest.json", listing("l")))
+    layer = facts_of(image).layers[0]
+    source, target = (image, Path("/dev/full")) if full else (Path("/proc/self/mem"), tmp_path / "out")
+    with pytest.raises(OSError if full else BadInput) as caught:
+        pack_layer(source, layer, target)
+    assert ("No space left" if full else "/proc/self/mem: cannot be read") in str(caught.value)
 
 
 def test_a_configuration_has_layers_labels_and_the_commands_that_made_it() -> None:

@@ -266,9 +266,10 @@ def test_a_layer_for_another_python_fits_no_image(
 
 def test_a_file_that_is_no_tar_is_no_layer(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"x" * 2000)
-    for path in (tmp_path / "x", tmp_path / "nowhere"):
-        with pytest.raises(BadInput, match="is not a kernel layer"):
-            read_layer(path)
+    with pytest.raises(BadInput, match="is not a kernel layer"):
+        read_layer(tmp_path / "x")
+    with pytest.raises(BadInput, match="cannot be opened: No such file"):
+        read_layer(tmp_path / "nowhere")
 
 
 # --- an image with a layer -------------------------------------------------------------------------------
