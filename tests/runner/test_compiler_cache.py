@@ -5,6 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import signal
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -87,6 +90,44 @@ def test_a_folder_that_another_user_may_have_made_is_not_used(temporary: Path, f
     cache.end(whole=True)
     cache.close()
     assert {*temporary.iterdir()} == {name, other}  # a folder that no later run finds is removed
+
+
+KILLED_RUN = """
+import os, signal, tempfile
+from bench.runner.processes.compiler_cache import take_cache
+cache = take_cache()
+cache.begin()
+(cache.folder / "half.so").touch()
+(cache.folder / "link").symlink_to(tempfile.gettempdir() + "/other")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_the_folder_of_a_killed_run_is_removed_by_the_next_run_and_no_other(temporary: Path) -> None:
+    lasting, other = temporary / f"bench-compiled-{os.getuid()}", temporary / "other"
+    lasting.touch()  # so that each run makes a folder of its own
+    other.mkdir(mode=0o700)
+    for name in ("kept", "0.lock"):
+        (other / name).touch()
+    alive = taken()
+    assert alive.folder.parent.name.startswith("bench-compiled-run-")
+    (temporary / "bench-compiled-run-link").symlink_to(other)
+    shutil.copytree(other, temporary / "bench-compiled-run-open").chmod(0o777)
+    shutil.copytree(other, temporary / "bench-compiled-other")
+    before = names_in(temporary)
+    environment = os.environ | {"TMPDIR": str(temporary)}
+    killed = subprocess.run([sys.executable, "-c", KILLED_RUN], env=environment, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert len(names_in(temporary)) == len(before) + 1
+    taken().close()
+    assert names_in(temporary) == before
+    assert alive.folder.is_dir()
+    assert names_in(other) == ["0.lock", "kept"]
+    alive.close()
 
 
 def test_a_folder_that_vanished_is_told(temporary: Path) -> None:
