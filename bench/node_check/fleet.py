@@ -224,11 +224,16 @@ def _decisive(members: Sequence[FleetMember]) -> list[FleetMember]:
 
 
 def _newest(members: Sequence[FleetMember]) -> tuple[list[FleetMember], list[FleetMember]]:
-    """Split into the newest check of each node and the older ones, each in the order of their time."""
-    kept: list[FleetMember] = []
-    for member in sorted(members, key=_time, reverse=True):
-        if not any(_replaces(newer, member) for newer in kept):
-            kept.append(member)
+    """Split into the newest check of each node and the older ones, each in the order of their time.
+
+    A check that was replaced still settles what it asked: a check without load may follow it within minutes.
+    """
+    by_time = sorted(members, key=_time, reverse=True)
+    kept = [
+        member
+        for number, member in enumerate(by_time)
+        if not any(_replaces(newer, member) for newer in by_time[:number])
+    ]
     newest = {id(member) for member in kept}
     return [m for m in members if id(m) in newest], [m for m in members if id(m) not in newest]
 

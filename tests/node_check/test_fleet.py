@@ -197,6 +197,19 @@ def test_a_check_without_load_replaces_no_failure_under_load(tmp_path: Path, lev
         assert "FAIL (quick)" in text and f"WARN ({level})" in text
 
 
+def test_a_failure_that_a_check_under_load_settled_stays_settled(tmp_path: Path) -> None:
+    """A node fails, is repaired and passes; then its timer checks it without load."""
+    rack = tmp_path / "rack"
+    for folder in ("", "later", "latest"):
+        (rack / folder).mkdir(parents=True, exist_ok=True)
+    bundle(rack / "n1.tar", tmp_path, START, rates={"matmul": {"1": 0.7}})
+    bundle(rack / "later" / "n1.tar", tmp_path, START + DAY)
+    bundle(rack / "latest" / "n1.tar", tmp_path, START + 2 * DAY, level="passive")
+    fleet = compared(rack)
+    assert [(node.seen.level, node.verdict) for node in fleet.nodes] == [("passive", "pass")]
+    assert fleet.older == (str(rack / "n1.tar"), str(rack / "later" / "n1.tar"))
+
+
 def test_a_check_that_leaves_out_what_failed_replaces_no_failure(tmp_path: Path) -> None:
     rack = tmp_path / "rack"
     (rack / "later").mkdir(parents=True)
