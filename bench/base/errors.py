@@ -16,8 +16,7 @@ import copyreg
 import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 # The advice for an exception that no command expects.
 DEFECT = "a defect of bench: BENCH_DEBUG=1 shows the traceback; please report it"
@@ -71,8 +70,7 @@ class BenchError(Exception):
         return {"schema": "bench/error/v1", "exit_code": self.exit_code, "error": error}
 
 
-@dataclass(frozen=True, slots=True)
-class Mistake:
+class Mistake(NamedTuple):
     """One mistake in an input: its path, what was found there, and what is allowed."""
 
     path: str
@@ -166,7 +164,7 @@ class BadInput(BenchError):
 
     def to_json(self) -> dict[str, object]:
         """Return the document of `BenchError.to_json`, with every mistake and its path."""
-        return super().to_json() | {"mistakes": [asdict(mistake) for mistake in self.mistakes]}
+        return super().to_json() | {"mistakes": [mistake._asdict() for mistake in self.mistakes]}
 
     def __str__(self) -> str:
         if not self.mistakes:

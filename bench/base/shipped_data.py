@@ -7,8 +7,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from bench.base.strict_json import strict_loads
-
 DATA = Path(__file__).parents[1] / "data"
 MANIFEST_SCHEMA = "schema/manifest-v1.json"  # for editors; lists all models and methods
 PUBLISHED = "published.json"  # throughputs that others published
@@ -19,6 +17,8 @@ _CARRIED = "bench_source"  # where setup.py puts the repository's files in a whe
 @cache
 def read_data(name: str) -> Any:
     """Return a parsed JSON file of bench/data; every process parses it once."""
+    from bench.base.strict_json import strict_loads  # not needed to start a command
+
     return strict_loads((DATA / name).read_bytes())
 
 

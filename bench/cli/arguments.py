@@ -154,9 +154,9 @@ class Options(Protocol):
 class Command(NamedTuple):
     """A parser's command: a function of bench.cli.MODULE, which is imported when the command is called.
 
-    The function takes one argument, `request`, a frozen dataclass of that module. Its fields are filled from
-    the parsed arguments of the same names, with tuples for lists. A test calls `load` for every command, and
-    compares the fields with the parser's arguments.
+    The function takes one argument, `request`, a frozen dataclass or a named tuple of that module. Its fields
+    are filled from the parsed arguments of the same names, with tuples for lists. A test calls `load` for
+    every command, and compares the fields with the parser's arguments.
     """
 
     module: str

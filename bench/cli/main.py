@@ -15,7 +15,6 @@ from itertools import pairwise
 
 from bench import __version__
 from bench.base.errors import DEFECT, BenchError, EnvironmentCannot, Incomplete
-from bench.base.strict_json import pretty_json
 from bench.cli import stdio
 from bench.cli.arguments import Commands, Parser, ShowHelp, add_command, add_json
 from bench.cli.image_options import add_image
@@ -75,6 +74,8 @@ def _call(words: Sequence[str], stdout: stdio.Stdout) -> int:
     print(message(str(error)), file=sys.stderr)
     if _wants_json(words) and not stdout.used:
         with suppress(EnvironmentCannot):  # if stdout cannot be written, the first error is still reported
+            from bench.base.strict_json import pretty_json  # only an error needs it
+
             stdout.write(pretty_json(error.to_json()).decode())
             stdout.flush()
     return error.exit_code

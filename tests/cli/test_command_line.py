@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import inspect
 import json
@@ -290,9 +289,9 @@ def test_every_argument_fills_a_field_of_the_commands_request(name: str) -> None
     (parameter,) = inspect.signature(function).parameters.values()
     assert parameter.annotation == request.__name__
     arguments = {action.dest for action in COMMANDS[name]._actions} - {"help"}
-    fields = {field.name: field.default for field in dataclasses.fields(request)}
+    fields = inspect.signature(request).parameters
     assert arguments <= fields.keys()
-    assert all(fields[name] is not dataclasses.MISSING for name in fields.keys() - arguments)
+    assert all(fields[name].default is not inspect.Parameter.empty for name in fields.keys() - arguments)
 
 
 @pytest.mark.parametrize("name", dict.fromkeys(name.split()[0] for name in COMMANDS))
