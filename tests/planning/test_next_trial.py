@@ -210,6 +210,16 @@ def test_the_fastest_of_each_model_in_turn_is_compared_with_real_training() -> N
     assert unproven(plan, too_few, ()) is None
 
 
+def test_a_steady_trial_is_compared_with_real_training_before_a_faster_unsteady_one() -> None:
+    """Comparisons rank the steady one: a proof of the other would be of a setting that nobody chooses."""
+    plain, kernels = setting("a"), setting("a", "kernels")
+    (steady,), (wild,) = plain.trials, kernels.trials
+    known: dict[str, Outcome] = {steady.id: took(steady, 2.0), wild.id: took(wild, 1.0, spread=0.9)}
+    assert fastest(plan_of(plain, kernels), known, "a") == steady
+    del known[steady.id]
+    assert fastest(plan_of(plain, kernels), known, "a") == wild
+
+
 def test_undecided_settings_have_an_open_trial_or_may_yet_be_the_fastest_of_a_search() -> None:
     plain, slower = setting("a", sizes=(16, 8)), setting("a", "checkpointing", sizes=(16, 8))
     known = ended(plain, {16: 1.0, 8: 1.0})
