@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
 
-from bench.base.errors import BadInput, EnvironmentCannot, Mistake, in_json, nearest
+from bench.base.errors import BadInput, EnvironmentCannot, Mistake, in_json
 from bench.base.strict_json import from_json, to_json
 from bench.training.models import Counted, Model, families, family_of, has_formulas, module_families
 from bench.training.models.adapters import FamilyWithAdapters, adapter_mistakes
@@ -30,7 +30,7 @@ from bench.training.models.generic import (
     kinds,
 )
 from bench.training.models.model import ADAPTERS
-from bench.training.models.own_models import misspelt, unread_field
+from bench.training.models.own_models import meant_field, unread_field
 from bench.training.models.own_module_pass import pass_mistakes
 from bench.training.models.shipped_counts import shipped_counts
 from bench.training.vendor import transformers_inside, transformers_source
@@ -248,9 +248,9 @@ def _misspelt_fields(model: Model, configuration: Any, unread: Sequence[str], pa
     known = transformers_inside.field_names(type(configuration)())
     fields = {name: transformers_inside.value_of(configuration, name) for name in known}
     for key in unread:
-        if misspelt(key, model.architecture, fields):
+        if meant := meant_field(key, model.architecture, fields):
             found = f"{type(configuration).__name__} has no such field"
-            hint = f"{nearest(key, known)}; or leave it out: nothing reads it"
+            hint = f'nearest: "{meant}"; or leave it out: nothing reads it'
             yield Mistake(f"{path}/architecture/{key}", found, hint)
 
 
@@ -263,9 +263,9 @@ def _misspelt_in_towers(model: Model, configuration: Any, path: str) -> Iterator
         fields = {name: getattr(held, name, None) for name in known}
         for key in given:
             unknown = not hasattr(default, key) and not transformers_source.reads_field(model.family, key)
-            if unknown and misspelt(key, given, fields):
+            if unknown and (meant := meant_field(key, given, fields)):
                 found = f"{type(held).__name__} has no such field"
-                yield Mistake(f"{path}/architecture/{tower}/{key}", found, nearest(key, known))
+                yield Mistake(f"{path}/architecture/{tower}/{key}", found, f'nearest: "{meant}"')
 
 
 def _size_mistakes(model: Model, configuration: Any, path: str) -> Iterator[Mistake]:

@@ -27,6 +27,7 @@ from bench.training.vendor import transformers_source
 # Fields of two towers with the sizes of made-up data (bench/training/objectives/contrastive.py).
 SIZES = {"text_config": "vocab_size", "vision_config": "image_size"}
 CHANGED = "; changed in the manifest: "  # between the source of a recipe and fields that are not from it
+TOKEN_ENDINGS = ("_id", "_index")  # of names whose number is a token's, and no size
 LARGEST = 2**31  # largest whole number in an architecture
 
 
@@ -81,16 +82,22 @@ def unread_field(model_type: str, field: str, path: str) -> str:
     return f"{path}/architecture/{field}: nothing in transformers' {model_type} reads this field"
 
 
-def misspelt(field: str, given: Mapping[str, Any], known: Mapping[str, Any]) -> bool:
-    """Whether a given field is probably a known one with a mistake in its name.
+def meant_field(field: str, given: Mapping[str, Any], known: Mapping[str, Any]) -> str | None:
+    """Return the known field for which a given one probably stands; None if it stands for none.
 
-    It resembles a field that was not given, and would change the value of that field, which `known` has.
+    Its name resembles that of a field that was not given, or is a size's name in other configurations of
+    transformers ("n_embd" for "hidden_size"), and its value would change that field, which `known` has.
     """
     import difflib  # slow to import, and only an unknown field needs it
 
     value, missing = given[field], known.keys() - given.keys() - INERT
-    similar = difflib.get_close_matches(field, missing, n=3, cutoff=0.7) if field.isidentifier() else []
-    return any(type(known[name]) is type(value) and known[name] != value for name in similar)
+    if not field.isidentifier():
+        return None
+    similar = difflib.get_close_matches(field, missing, n=3, cutoff=0.7)
+    if type(value) is int and not field.endswith(TOKEN_ENDINGS):
+        similar += sorted(transformers_source.other_names(field) & missing)
+    changed = (name for name in similar if type(known[name]) is type(value) and known[name] != value)
+    return next(changed, None)
 
 
 def _is_unread(family: Family, key: str, given: Mapping[str, Any]) -> bool:
@@ -101,7 +108,7 @@ def _is_unread(family: Family, key: str, given: Mapping[str, Any]) -> bool:
         family.name, key
     ):
         return False
-    return not misspelt(key, given, family.defaults)
+    return meant_field(key, given, family.defaults) is None
 
 
 def _with_sizes(given: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -379,6 +379,11 @@ def _classes_of(model_type: str, mapping: str) -> tuple[str, ...]:
     return tuple(body for name, body in bodies.items() if name in reached)
 
 
+def trained_by(model_type: str, mapping: str) -> str:
+    """Return the class of a type in an objective's table; empty if it has none, or if that is unknown."""
+    return _model_class(model_type, mapping) if mapping else ""
+
+
 @cache
 def _model_class(model_type: str, mapping: str) -> str:
     """Return the class of a type in the table MODEL_FOR_{mapping}_MAPPING_NAMES; empty if unreadable."""
@@ -480,6 +485,29 @@ def declares_field(model_type: str, field: str) -> bool:
     """Whether the type's configuration declares this field."""
     code = _source(model_type, "configuration")
     return bool(re.search(rf"^ +{re.escape(field)}\b *[:=]", code, re.MULTILINE))
+
+
+def other_names(field: str) -> frozenset[str]:
+    """Return the names that configurations of any type use for the same thing: "hidden_size" for "n_embd".
+
+    Relies on: `attribute_map` of configuration classes. Empty if they cannot be read.
+    """
+    return frozenset(other for pair in _equal_names() if field in pair for other in pair - {field})
+
+
+@cache
+def _equal_names() -> frozenset[frozenset[str]]:
+    """Return the pairs of names that an `attribute_map` of any type declares to be equal."""
+    models = _models_folder()
+    files = models.glob("*/configuration_*.py") if models else ()
+    maps = (
+        table
+        for file in files
+        for table in re.findall(
+            r"attribute_map(?:: [^=\n]+)? = \{(.*?)\}", file.read_text(encoding="utf-8"), re.DOTALL
+        )
+    )
+    return frozenset(map(frozenset, re.findall(r'"(\w+)": "(\w+)"', "\n".join(maps))))
 
 
 def default_in_part(model_type: str, part: str, field: str) -> int | None:

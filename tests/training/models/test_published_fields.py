@@ -15,7 +15,7 @@ from bench.planning.manifest import parse_manifest
 from bench.training.models import family_of
 from bench.training.models.dry_build import DryBuild, dry_build
 from bench.training.models.generic import configured
-from bench.training.models.own_models import misspelt
+from bench.training.models.own_models import meant_field
 from tests.training.models.test_generic import CAUSAL, PICTURES, SMALL, TEXT, resolved
 
 pytestmark = pytest.mark.usefixtures("without_footprints")
@@ -101,19 +101,32 @@ def test_position_buckets_change_debertas_parameters() -> None:
 @pytest.mark.parametrize(
     ("given", "known", "expected"),
     [
-        ({"hidden_sise": 9}, {"hidden_size": 64}, True),
-        ({"num_layers": 3}, {"num_hidden_layers": 2}, True),
-        ({"num_layers": 2}, {"num_hidden_layers": 2}, False),  # says the same
-        ({"classif_dropout": 0.1, "classifier_dropout": 0.0}, {"classifier_dropout": 0.0}, False),
-        ({"position_embedding_type": "absolute"}, {"max_position_embeddings": 512}, False),
-        ({"transformers.js_config": {}}, {"transformers_version": "5"}, False),
-        ({"n_ctx": 64}, {"n_positions": 32}, False),
+        ({"hidden_sise": 9}, {"hidden_size": 64}, "hidden_size"),
+        ({"num_layers": 3}, {"num_hidden_layers": 2}, "num_hidden_layers"),
+        ({"num_layers": 2}, {"num_hidden_layers": 2}, None),  # says the same
+        ({"n_embd": 32}, {"hidden_size": 64, "n_hidden": 8}, "hidden_size"),  # as in GPT-2
+        ({"n_embd": 32, "hidden_size": 64}, {"hidden_size": 64}, None),
+        ({"pad_index": 3}, {"pad_token_id": 0}, None),  # a token, on which no size depends
+        ({"classif_dropout": 0.1, "classifier_dropout": 0.0}, {"classifier_dropout": 0.0}, None),
+        ({"position_embedding_type": "absolute"}, {"max_position_embeddings": 512}, None),
+        ({"transformers.js_config": {}}, {"transformers_version": "5"}, None),
+        ({"n_ctx": 64}, {"n_positions": 32}, None),
     ],
 )
-def test_a_misspelt_field_would_change_one_that_was_not_given(
-    given: dict[str, Any], known: dict[str, Any], expected: bool
+def test_an_unread_field_may_stand_for_one_that_was_not_given_and_that_it_would_change(
+    given: dict[str, Any], known: dict[str, Any], expected: str | None
 ) -> None:
-    assert misspelt(next(iter(given)), given, known) == expected
+    assert meant_field(next(iter(given)), given, known) == expected
+
+
+def test_sizes_by_the_names_of_another_type_are_mistakes_and_their_defaults_are_remarks() -> None:
+    plain = {"vocab_size": 1000, "n_layer": 12, "n_head": 12}
+    said = built("nomic_bert", plain | {"n_embd": 48, "n_positions": 64}, MASKED)
+    assert {(one.path, one.allowed) for one in said.mistakes} == {
+        (f"/models/0/architecture/{given}", f'nearest: "{meant}"; or leave it out: nothing reads it')
+        for given, meant in (("n_embd", "hidden_size"), ("n_positions", "max_position_embeddings"))
+    }
+    assert built("nomic_bert", plain | {"n_embd": 768}, MASKED).mistakes == ()
 
 
 ROBERTA = {"model_type": "roberta", "vocab_size": 1000, "hidden_size": 64, "num_hidden_layers": 2,
