@@ -26,6 +26,7 @@ from bench.training.models.model import INERT
 from bench.training.models.paper_code import find_model
 from bench.training.models.zoo import model_names
 from bench.training.objectives import Objective, ObjectiveName, known_objectives, objective_of
+from bench.training.vendor import transformers_source
 
 SCHEMA_FILE = "manifest-v1.schema.json"  # the name of the schema beside a manifest
 PUBLISHED = "published"  # the answer that keeps what a known model's recipe says
@@ -197,9 +198,7 @@ def _own_config(path: Path) -> OwnConfig:
         raise BadInput(found, where=where, advice=advice)
     objective = next(_objectives(config), None)
     if objective is None:
-        found = f"does not say what a {config['model_type']} learns"
-        listed = ", ".join(known_objectives())
-        raise BadInput(found, where=where, advice=f'add "architectures", or write a recipe by hand: {listed}')
+        raise BadInput(_without_objective(config), where=where, advice=_trained_classes(config["model_type"]))
     kept = {key: config[key] for key in config if key not in INERT - {"model_type", "id2label"}}
     if isinstance(labels := kept.pop("id2label", None), dict):
         kept.setdefault("num_labels", len(labels))
@@ -217,10 +216,12 @@ def _name_of(path: Path) -> str:
 def _objectives(config: Mapping[str, Any]) -> Iterator[ObjectiveName]:
     if family := families().get(config["model_type"]):
         yield family.objectives[0]
-    classes = config.get("architectures")
-    for name in classes if isinstance(classes, list) else ():
-        if isinstance(name, str):
-            yield from (aim for end, aim in OBJECTIVES.items() if name.endswith(end))
+    classes = _classes(config)
+    for name in classes:
+        yield from (aim for end, aim in OBJECTIVES.items() if name.endswith(end))
+    # BART's class is listed for masked-lm too, and was trained as an encoder and a decoder: the last counts.
+    listed = _listed_classes(config["model_type"])
+    yield from (aim for aim in reversed(listed) if listed[aim] in classes)
     if isinstance(config.get("text_config"), dict) and isinstance(config.get("vision_config"), dict):
         yield "contrastive"
     elif config.get("is_encoder_decoder"):
@@ -229,6 +230,38 @@ def _objectives(config: Mapping[str, Any]) -> Iterator[ObjectiveName]:
         yield "denoising"
     elif "vocab_size" in config and not classes:
         yield "causal-lm"
+
+
+def _classes(config: Mapping[str, Any]) -> list[str]:
+    """Return the names of classes in a configuration's "architectures"."""
+    classes = config.get("architectures")
+    return [name for name in classes if isinstance(name, str)] if isinstance(classes, list) else []
+
+
+def _listed_classes(model_type: str) -> dict[ObjectiveName, str]:
+    """Return the classes that transformers lists for a type, by their objectives; none without it."""
+    found = {
+        aim.name: transformers_source.trained_by(model_type, aim.mapping)
+        for aim in known_objectives().values()
+    }
+    return {aim: name for aim, name in found.items() if name}
+
+
+def _without_objective(config: Mapping[str, Any]) -> str:
+    """Say why a configuration tells no objective."""
+    if classes := _classes(config):
+        return f"is for {classes[0]}, which bench does not train"
+    return f"does not say what a {config['model_type']} learns"
+
+
+def _trained_classes(model_type: str) -> str:
+    """Say which classes of a type bench trains, or how else an architecture can be described."""
+    if listed := _listed_classes(model_type):
+        choices = ", ".join(f'["{name}"] ({aim})' for aim, name in listed.items())
+        return f'set "architectures" to {choices}'
+    if model_type in transformers_source.types():
+        return f"transformers has no class of {model_type} that bench trains; write a module of your own"
+    return f"write the recipe by hand, with one of these objectives: {', '.join(known_objectives())}"
 
 
 def _sizes(model: OwnConfig) -> dict[str, int]:

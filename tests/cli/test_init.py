@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from bench.base.errors import BadInput
 from bench.base.shipped_data import MANIFEST_SCHEMA, read_data
 from bench.cli.main import main
 from bench.planning.first_manifest import chosen_amount, chosen_model, chosen_rent
@@ -160,6 +161,55 @@ def test_a_config_json_with_mistakes_is_refused(
     assert main(["init", "m.json", "--model", "config.json", "--train-on", "2B"]) == 2
     assert said in capsys.readouterr().err
     assert not Path("m.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("model_type", "name", "objective"),
+    [
+        ("moonshine", "MoonshineForConditionalGeneration", "speech-recognition"),
+        ("bart", "BartForConditionalGeneration", "sequence-to-sequence"),
+        ("hubert", "HubertForSequenceClassification", "audio-classification"),
+        ("clip", "CLIPModel", "contrastive"),
+        ("gemma3", "Gemma3ForConditionalGeneration", "causal-lm"),
+    ],
+)
+def test_the_objective_is_that_for_which_transformers_lists_the_class(
+    model_type: str, name: str, objective: str
+) -> None:
+    config = {"model_type": model_type, "architectures": [name], "is_encoder_decoder": True}
+    Path("config.json").write_text(json.dumps(config), encoding="utf-8")
+    own = chosen_model("config.json")
+    assert not isinstance(own, str)
+    assert own.objective == objective
+
+
+@pytest.mark.parametrize(
+    ("model_type", "name", "said"),
+    [
+        ("wav2vec2-conformer", "Wav2Vec2ConformerForCTC",
+         '"architectures" to ["Wav2Vec2ConformerForSequenceClassification"] (audio-classification)'),
+        ("dinov3_vit", "DINOv3ViTModel", "no class of dinov3_vit that bench trains; write a module"),
+        ("mine", "Mine", "write the recipe by hand, with one of these objectives: causal-lm, masked-lm"),
+    ],
+)  # fmt: skip
+def test_a_class_that_is_not_trained_is_named_with_those_that_are(
+    model_type: str, name: str, said: str
+) -> None:
+    config = {"model_type": model_type, "architectures": [name]}
+    Path("config.json").write_text(json.dumps(config), encoding="utf-8")
+    with pytest.raises(BadInput, match=f"is for {name}, which bench does not train") as refused:
+        chosen_model("config.json")
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize("side", [32, [32, 32]])
+def test_the_size_of_square_images_stands_once(side: int | list[int]) -> None:
+    config = {"model_type": "hiera", "architectures": ["HieraForImageClassification"], "image_size": side,
+              "num_labels": 10}  # fmt: skip
+    Path("config.json").write_text(json.dumps(config), encoding="utf-8")
+    assert main(["init", "m.json", "--model", "config.json", "--train-on", "1M samples"]) == 0
+    (model,) = load_manifest(Path("m.json")).models
+    assert model.recipe.image_size == 32
 
 
 def test_nothing_is_overwritten_without_force(capsys: pytest.CaptureFixture[str]) -> None:

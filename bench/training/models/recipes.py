@@ -160,8 +160,8 @@ def new_recipe(
     if len(family.objectives) == 1:
         base["objective"] = family.objectives[0]
     aim = _known(obj.get("objective", base.get("objective")))
-    side = value_at(architecture, "vision_config/image_size" if aim and aim.towers else "image_size")
-    if isinstance(side, int) and (aim is None or "image_size" in aim.sizes):
+    side = _image_side(architecture, aim)
+    if side is not None and (aim is None or "image_size" in aim.sizes):
         base["image_size"] = side
     base |= aim.defaults if aim else {}
     if type(steps := obj.get("steps")) is int:
@@ -173,6 +173,14 @@ def new_recipe(
     return recipe, [
         Mistake(f"{path}/{key}", "missing", _allowed(key)) for key in missing
     ] + in_tokens + mistakes
+
+
+def _image_side(architecture: Mapping[str, Any], aim: Objective | None) -> int | None:
+    """Return the side of an architecture's square images: 224 or [224, 224]; None if it states none."""
+    size = value_at(architecture, "vision_config/image_size" if aim and aim.towers else "image_size")
+    sides = size if isinstance(size, list) and len(size) == 2 else [size]
+    first = sides[0]
+    return first if isinstance(first, int) and sides.count(first) == len(sides) else None
 
 
 def _known(name: Any) -> Objective | None:
