@@ -202,6 +202,14 @@ def test_a_class_that_is_not_trained_is_named_with_those_that_are(
     assert said in str(refused.value)
 
 
+@pytest.mark.parametrize("field", ["max_position_embeddings", "n_positions", "context_length"])
+def test_a_sample_is_no_longer_than_the_models_positions_by_any_name(field: str) -> None:
+    config = {"model_type": "rwkv", "architectures": ["RwkvForCausalLM"], "vocab_size": 64, field: 1024}
+    Path("config.json").write_text(json.dumps(config), encoding="utf-8")
+    assert main(["init", "m.json", "--model", "config.json", "--train-on", "2B"]) == 0
+    assert load_manifest(Path("m.json")).models[0].recipe.sequence_length == 1024
+
+
 @pytest.mark.parametrize("side", [32, [32, 32]])
 def test_the_size_of_square_images_stands_once(side: int | list[int]) -> None:
     config = {"model_type": "hiera", "architectures": ["HieraForImageClassification"], "image_size": side,
