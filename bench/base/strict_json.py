@@ -164,7 +164,7 @@ def _cut(text: str) -> str:
 
 
 def to_json(value: Any) -> Any:
-    """Convert dataclasses, mappings and tuples to dicts and lists; other values are returned as they are."""
+    """Convert dataclasses and mappings to dicts, and tuples, also named ones, to lists; keep other values."""
     kind: Any = type(value)
     if kind in SCALARS or value is None:  # most of what a bundle holds
         return value
@@ -236,7 +236,18 @@ def _decode(kind: Any, value: Any, path: str) -> Any:
         if not isinstance(value, dict):
             raise DecodeError(f"{path or '/'}: expected an object")
         return {key: _decode(arguments[1], item, f"{path}/{key}") for key, item in value.items()}
+    if kinds := _kinds_in_named_tuple(kind):
+        return kind(*_decode_tuple(kinds, value, path))
     return _decode_scalar(kind, value, path)
+
+
+@cache
+def _kinds_in_named_tuple(kind: Any) -> tuple[Any, ...]:
+    """Return the types of a named tuple's items; none for a type of another kind."""
+    if not (isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_fields")):
+        return ()
+    hints = get_type_hints(kind)
+    return tuple(hints[name] for name in kind._fields)
 
 
 @cache

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from bench.base.errors import BadInput
+from bench.base.errors import BadInput, Mistake
+from bench.base.strict_json import from_json, to_json
 from bench.cli.main import main
 from bench.planning.memory_prediction import predict_bytes, state_bytes
 from bench.training.models import known_models
-from bench.training.models.dry_build import Rehearsal, dry_build, rehearse
+from bench.training.models.dry_build import DryBuild, Rehearsal, dry_build, rehearse
 from bench.training.models.generic import counted
 from bench.training.models.own_models import resolve_inline
 from tests.training.models.test_generic import (
@@ -177,6 +178,20 @@ def test_what_has_no_formulas_is_counted_for_the_plan() -> None:
     llama, of_its_name = model_of("llama"), replace(model_of("llama"), name="tiny-vit")
     assert rehearse([known_models()["tiny-vit"], llama], "m.json").counted == {llama.name: counted(llama)}
     assert rehearse([of_its_name], "m.json").counted["tiny-vit"] == counted(llama)
+
+
+def test_mistakes_of_the_building_process_reach_the_plan_with_their_places() -> None:
+    others = {key: value for key, value in GROUPED.items() if key != "hidden_size"}
+    misspelt = resolved("llama", others | {"hidden_sise": 48}, TEXT | CAUSAL)
+    with pytest.raises(BadInput) as refused:
+        rehearse([misspelt], "m.json")
+    assert "/models/0/architecture/hidden_sise  LlamaConfig has no such field" in str(refused.value)
+
+
+@pytest.mark.parametrize("mistakes", [(), (Mistake("/models/0", "3", "allowed: 2"),)])
+def test_a_build_is_read_as_it_was_written(mistakes: tuple[Mistake, ...]) -> None:
+    build = DryBuild(None, mistakes, ("a remark",))
+    assert from_json(DryBuild, json.loads(json.dumps(to_json(build)))) == build
 
 
 @pytest.mark.parametrize(
