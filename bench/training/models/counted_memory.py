@@ -117,6 +117,7 @@ class _Count:
         with torch.device("meta"):
             transformers_inside.expect_no_packed_samples()  # passes of an earlier model may have had them
             module = build(kept_attention() if kernels else "eager")
+            transformers_inside.keep_frequencies(module)
         with fake:
             torch_inside.make_fake(module, half if halved else None)
             count = _Count(module, blocks_of(module), None if halved else half, fake)

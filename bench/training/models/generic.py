@@ -296,6 +296,7 @@ def _built(
         parts = _parts(module, family.blocks(module))
         module.to(precision)
     if not contents:
+        transformers_inside.keep_frequencies(module)
         return module, parts
     if parts.total > MOST_WITH_CONTENTS:
         reason = "its operations cannot be counted: its code reads what it computed, and it is too large"

@@ -212,6 +212,28 @@ def _nothing_is_packed(_position_ids: Any) -> None:
     return None
 
 
+MOVING = ("dynamic", "longrope")  # rotary embeddings whose frequencies depend on the largest position
+
+
+def keep_frequencies(model: nn.Module) -> None:
+    """Let the rotary embeddings of a model without contents keep their frequencies for any positions.
+
+    Relies on: `rope_type` of rotary embeddings, or `rope_parameters` of their configuration, by which their
+    code decides whether it looks for the largest position. Why: positions without contents have none, and
+    frequencies change no shape. No issue known. Remove when transformers decides by shapes.
+    """
+    from copy import deepcopy
+
+    for part in model.modules():
+        kinds = getattr(part, "rope_type", None)
+        if kinds in MOVING:
+            part.rope_type = "default"
+            part.config = deepcopy(part.config)
+            part.config.rope_parameters["rope_type"] = "default"
+        elif isinstance(kinds, dict):  # by the kind of layer; its code reads no configuration
+            part.rope_type = {name: "default" if kind in MOVING else kind for name, kind in kinds.items()}
+
+
 FULL_MASK = "attention_mask is None and not is_torchdynamo_compiling()"  # decoders then make a mask of ones
 
 

@@ -198,6 +198,31 @@ def test_code_that_reads_what_it_computed_is_counted_on_real_tensors(
 STRANGERS_CODE = dict.fromkeys(("AutoConfig", "AutoModel", "AutoModelForCausalLM"), "evil/repo--code.Evil")
 
 
+FACTORS = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "original_max_position_embeddings": 16}
+
+
+@pytest.mark.parametrize(
+    ("name", "scaling"),
+    [
+        ("llama", {"rope_type": "dynamic", "factor": 2.0}),
+        ("llama", {"rope_type": "longrope", "factor": 2.0, **FACTORS}),
+        ("phimoe", {"rope_type": "longrope", "short_mscale": 1.0, "long_mscale": 2.0, **FACTORS}),
+    ],
+)
+def test_frequencies_that_depend_on_positions_are_counted_without_contents(
+    name: str, scaling: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their code looks for the largest position. A model of any size is counted, with its memory."""
+    monkeypatch.setattr("bench.training.models.generic.MOST_WITH_CONTENTS", 0)
+    half = TEXT | CAUSAL | {"precision": "bf16"}
+    plain, scaled = (
+        counted(resolved(name, GROUPED | {"pad_token_id": 0} | given, half))
+        for given in ({}, {"rope_scaling": scaling})
+    )
+    assert scaled == plain
+    assert scaled.footprints
+
+
 @pytest.mark.parametrize("inside", [False, True])
 def test_code_that_a_configuration_names_is_neither_fetched_nor_asked_about(
     inside: bool, monkeypatch: pytest.MonkeyPatch
