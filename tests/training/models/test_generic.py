@@ -212,7 +212,7 @@ FACTORS = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "original_max_po
 def test_frequencies_that_depend_on_positions_are_counted_without_contents(
     name: str, scaling: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their code looks for the largest position. A model of any size is counted, with its memory."""
+    """Rotary code that looks for the largest position hinders neither operations nor memory, at any size."""
     monkeypatch.setattr("bench.training.models.generic.MOST_WITH_CONTENTS", 0)
     half = TEXT | CAUSAL | {"precision": "bf16"}
     plain, scaled = (
