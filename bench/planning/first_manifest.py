@@ -46,7 +46,7 @@ OBJECTIVES: Mapping[str, ObjectiveName] = {
 BATCHES = {"tokens": 256}  # samples of a step of a new recipe, by the objective's unit
 OTHER_BATCH = 1024
 LONGEST_SAMPLE = 4096  # tokens of a new recipe's sample, if the model has as many positions
-POSITIONS = ("max_position_embeddings", "max_target_positions")
+POSITIONS = ("max_position_embeddings", "max_target_positions", "max_decoder_position_embeddings")
 FACTORS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 Unit = Literal["tokens", "samples"]
 AMOUNT = re.compile(r"([\d.]+)\s*([kmbt]?)\s*(tokens?|samples?|images?|pairs?)?")
@@ -268,7 +268,9 @@ def _sizes(model: OwnConfig) -> dict[str, int]:
     """Return the sizes of a sample for a new recipe: those of the model, up to a limit."""
     text = model.architecture.get("text_config", model.architecture)
     names = (one for name in POSITIONS for one in (name, *sorted(transformers_source.other_names(name))))
-    positions = (text.get(name) for name in names)
+    model_type = model.architecture["model_type"]
+    default = transformers_source.default_in_part(model_type, "text_config", POSITIONS[0])
+    positions = (*(text.get(name) for name in names), default)
     most = next((one for one in positions if type(one) is int and one > 0), LONGEST_SAMPLE)
     length = 1 << (min(most, LONGEST_SAMPLE).bit_length() - 1)  # a power of two: some have two more positions
     possible = {"sequence_length": length, "target_length": length, "audio_seconds": 30}

@@ -202,12 +202,23 @@ def test_a_class_that_is_not_trained_is_named_with_those_that_are(
     assert said in str(refused.value)
 
 
-@pytest.mark.parametrize("field", ["max_position_embeddings", "n_positions", "context_length"])
+@pytest.mark.parametrize(
+    "field",
+    ["max_position_embeddings", "n_positions", "context_length", "max_decoder_position_embeddings"],
+)
 def test_a_sample_is_no_longer_than_the_models_positions_by_any_name(field: str) -> None:
     config = {"model_type": "rwkv", "architectures": ["RwkvForCausalLM"], "vocab_size": 64, field: 1024}
     Path("config.json").write_text(json.dumps(config), encoding="utf-8")
     assert main(["init", "m.json", "--model", "config.json", "--train-on", "2B"]) == 0
     assert load_manifest(Path("m.json")).models[0].recipe.sequence_length == 1024
+
+
+def test_a_text_is_no_longer_than_the_positions_that_its_tower_has_by_default() -> None:
+    towers = {"text_config": {"vocab_size": 64}, "vision_config": {"image_size": 32}}
+    config = {"model_type": "siglip", "architectures": ["SiglipModel"], **towers}
+    Path("config.json").write_text(json.dumps(config), encoding="utf-8")
+    assert main(["init", "m.json", "--model", "config.json", "--train-on", "1M samples"]) == 0
+    assert load_manifest(Path("m.json")).models[0].recipe.sequence_length == 64
 
 
 @pytest.mark.parametrize("side", [32, [32, 32]])

@@ -40,8 +40,8 @@ ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 # Lengths in a recipe, and the fields of a configuration of which the first that is there limits each.
 POSITIONS = {
-    "sequence_length": ("max_position_embeddings",),
-    "target_length": ("max_target_positions", "max_position_embeddings"),
+    "sequence_length": ("max_position_embeddings", "max_encoder_position_embeddings"),
+    "target_length": ("max_target_positions", "max_decoder_position_embeddings", "max_position_embeddings"),
 }
 
 

@@ -129,6 +129,18 @@ def test_sizes_by_the_names_of_another_type_are_mistakes_and_their_defaults_are_
     assert built("nomic_bert", plain | {"n_embd": 768}, MASKED).mistakes == ()
 
 
+def test_a_target_longer_than_the_decoders_positions_is_a_mistake_in_the_recipe() -> None:
+    led = {
+        "vocab_size": 1000, "d_model": 32, "encoder_layers": 1, "decoder_layers": 1,
+        "encoder_attention_heads": 2, "decoder_attention_heads": 2, "attention_window": [4],
+        "max_encoder_position_embeddings": 64, "max_decoder_position_embeddings": 16,
+    }  # fmt: skip
+    said = built("led", led, {"objective": "sequence-to-sequence", "target_length": 32})
+    (mistake,) = said.mistakes
+    assert mistake.path == "/models/0/recipe/target_length"
+    assert "32 is more than the 16 positions" in mistake.found
+
+
 ROBERTA = {"model_type": "roberta", "vocab_size": 1000, "hidden_size": 64, "num_hidden_layers": 2,
            "num_attention_heads": 4, "intermediate_size": 128, "max_position_embeddings": 66}  # fmt: skip
 
