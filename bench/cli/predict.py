@@ -77,8 +77,9 @@ def predict(request: PredictArguments) -> int:
         from bench.report.pages.prediction_page import prediction_page
 
         page = prediction_page(
-            found.models, rows, found.unpredicted, currency, measured, found.energy, found.outside
-        )
+            found.models, rows, found.unpredicted, currency, measured, found.energy, found.outside,
+            own=request.own,
+        )  # fmt: skip
         write_page(request.html, page)
         print(f"report {request.html}", file=sys.stderr)
     if request.plots is not None:

@@ -35,6 +35,19 @@ def test_each_model_has_a_picture_and_a_table_of_its_machines(tmp_path: Path) ->
     assert "not predicted: 1x L4: needs" in sections[1]
 
 
+def test_where_nothing_fits_the_page_names_the_cost_that_the_table_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for options in ([], ["--own"]):
+        given = ["predict", "pythia-1b", "--gpu", "8xh100", "--budget-usd", "10", *options]
+        assert main([*given, "--html", str(tmp_path / "page.html")]) == 1
+        told = " ".join(capsys.readouterr().out.split())
+        (on_page,) = re.findall(
+            r"<p>(no machine that was asked for [^<]*)", (tmp_path / "page.html").read_text()
+        )
+        assert " ".join(unescape(on_page).split()) in told
+
+
 def test_predicted_marks_are_hollow_and_measured_ones_filled(tmp_path: Path) -> None:
     alone = page(tmp_path, "--gpu", "8xh100,h200")
     both = page(tmp_path, "--gpu", "8xh100,h200", "--measured", str(PROOF))
