@@ -222,7 +222,7 @@ def test_nothing_meets_the_deadline_is_never_said_above_an_estimate_that_does() 
         assert (
             f"nothing measured is certain to meet the deadline of 2 days; estimates that do: {EIGHT}" in sure
         )
-        assert f"deadline of 1 days; estimates that perhaps do: {EIGHT}" in unsure
+        assert f"deadline of 1 day; estimates that perhaps do: {EIGHT}" in unsure
         assert "nothing is certain to meet the deadline of 0.5 days" in none
         assert not any("nothing is certain" in text for text in (sure, unsure))
 
