@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -12,6 +12,7 @@ from bench.base.names import RentKind
 from bench.base.terminal import print_json
 from bench.cli.combinations import refuse_two_formats, refuse_without_plots
 from bench.cli.stdio import show
+from bench.library.given_manifest import manifest_of
 from bench.library.predict import Predictions
 from bench.library.predict import predict as predict_machines
 from bench.report.text.prediction_table import explained, prediction_csv, prediction_text
@@ -77,8 +78,9 @@ def predict(request: PredictArguments) -> int:
         from bench.report.pages.prediction_page import prediction_page
 
         page = prediction_page(
-            found.models, rows, found.unpredicted, currency, measured, found.energy, found.outside
-        )
+            found.models, rows, found.unpredicted, currency, measured, found.energy, found.outside,
+            own=request.own,
+        )  # fmt: skip
         write_page(request.html, page)
         print(f"report {request.html}", file=sys.stderr)
     if request.plots is not None:
@@ -115,11 +117,22 @@ def _show(found: Predictions, request: PredictArguments) -> None:
 
 
 def _measured(request: PredictArguments) -> Comparison | None:
-    """Compare the bundles of --measured, which are shown together with predictions; None without any."""
+    """Compare the bundles of --measured, which are shown together with predictions; None without any.
+
+    Only figures of the recipes that are predicted are kept: those of another recipe have other days.
+    """
     if not request.measured:
         return None
     from bench.cli.compare import CompareArguments, collect  # loads every report
+    from bench.report.compare.compared_rows import recipe_conditions
     from bench.report.read_bundles import own_process
 
     own_process()
-    return collect(CompareArguments(tuple(request.measured), prices=request.prices, rent=request.rent))
+    found = collect(CompareArguments(tuple(request.measured), prices=request.prices, rent=request.rent))
+    loaded, _ = manifest_of(request.manifest)
+    recipes = {model.name: tuple(recipe_conditions(model)) for model in loaded.models}
+    parts = tuple(part for part in found.parts if recipes.get(part.model) == part.recipe)
+    kept = {part.model for part in parts}
+    for model in dict.fromkeys(part.model for part in found.parts if part.model in recipes.keys() - kept):
+        print(f"{model}: its bundles measured another recipe, and are not shown", file=sys.stderr)
+    return replace(found, parts=parts)

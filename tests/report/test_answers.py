@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from bench.cli.compare import CompareArguments, collect
+from bench.records.estimate import Interval
 from bench.records.spread import on_another_machine
 from bench.report.compare.answers import AnswerInputs, Choice, MachineAnswer, answers_of
 from bench.report.compare.compared_rows import RankedRow, Row
@@ -449,3 +450,17 @@ def test_groups_of_a_model_are_told_apart_by_their_numbers(tmp_path: Path) -> No
     other = bundle(tmp_path / "b.tar", run_id="bbbb", uuid="B", of=shorter, started=START - 9)
     rows = matrix_of(collect(CompareArguments((one, other)))).rows
     assert [row.name for row in rows] == ["tiny-gpt-neox", "tiny-gpt-neox (group 2)"]
+
+
+def test_the_star_is_on_the_machine_that_answers_and_not_on_a_faster_one_of_its_kind(rows: list[Row]) -> None:
+    """Nobody knows a price, and the faster machine is too uncertain to meet the deadline."""
+    row = next(row for row in rows if isinstance(row, RankedRow))
+    unsure, sure = (
+        replace(row, run_id=name, machine=replace(row.machine, identity=name), step_times=(),
+                best=replace(row.best, days=days), marks=())
+        for name, days in (("unsure", Interval(10.0, 3.0)), ("sure", Interval(10.5, 0.1)))
+    )  # fmt: skip
+    found = compare_rows([unsure, sure], [], Terms(PriceBook("USD"), Wish(deadline_days=11.5)), 2)
+    (cell,) = matrix_of(found).cells
+    assert (cell.run_id, cell.in_time, cell_text(cell, "USD")) == ("sure", "yes", "10.5 d *")
+    assert "10.5 days" in answer_text(found)

@@ -77,6 +77,16 @@ def test_an_offer_says_how_it_stands_to_the_wish() -> None:
     assert (found.nothing_in_budget, found.nothing_in_time) == (False, True)
 
 
+def test_owning_is_compared_with_a_marked_rent_only_if_no_other_machine_is_rented() -> None:
+    """A run on the own machine costs $100: $140 less than the healthy rent, and more than the marked one."""
+    own = machine("own", 10.0, price=1_400.0, electricity=100.0)
+    healthy, marked = machine("a", 10.0, rent=1.0), machine("b", 5.0, rent=0.5, marked=True)
+    even = appraised(own, healthy, marked).machines[1].offers[0].break_even
+    assert even is not None and even.runs == 10
+    only_marked = appraised(own, marked).machines[0].offers[0]
+    assert (only_marked.break_even, only_marked.rent_always_less) == (None, True)
+
+
 @pytest.mark.parametrize(("budget", "in_budget"), [(240.0, True), (239.0, False)])
 def test_an_offer_of_exactly_the_budget_is_within_it(budget: float, in_budget: bool) -> None:
     """Ten days at $1 an hour are $240."""

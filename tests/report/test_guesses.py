@@ -22,7 +22,7 @@ from bench.report.compare.extrapolate import Guess
 from bench.report.compare.offers import Terms
 from bench.report.compare.owning import Owning, Percentage
 from bench.report.compare.price_file import load_prices
-from bench.report.compare.priced_guesses import PricedGuess, days_text, price_guesses
+from bench.report.compare.priced_guesses import GuessCosts, PricedGuess, days_text, price_guesses
 from bench.report.compare.prices import Electricity, MachinePrice, PriceBook, Rent
 from bench.report.pages.html import page
 from bench.report.plots import all_plots
@@ -222,7 +222,7 @@ def test_nothing_meets_the_deadline_is_never_said_above_an_estimate_that_does() 
         assert (
             f"nothing measured is certain to meet the deadline of 2 days; estimates that do: {EIGHT}" in sure
         )
-        assert f"deadline of 1 days; estimates that perhaps do: {EIGHT}" in unsure
+        assert f"deadline of 1 day; estimates that perhaps do: {EIGHT}" in unsure
         assert "nothing is certain to meet the deadline of 0.5 days" in none
         assert not any("nothing is certain" in text for text in (sure, unsure))
 
@@ -411,6 +411,24 @@ def test_a_day_on_an_own_machine_costs_its_share_of_price_and_upkeep(utilisation
     ends = (offer.run_cost, offer.least_run_cost, offer.most_run_cost)
     assert ends == pytest.approx((cost, 0.8 * cost, 1.25 * cost))
     assert [("10%" in quote, "182,500" in quote) for quote in offer.quotes] == [(False, True), (True, False)]
+
+
+@pytest.mark.parametrize(
+    ("budget", "verdict"), [(182_780.0, "no"), (182_830.0, "perhaps"), (183_001.0, "yes")]
+)
+def test_a_budget_to_buy_pays_for_the_upkeep_of_all_runs_too(budget: float, verdict: str) -> None:
+    """Four runs of 0.8 to 1.25 days, on days that cost $100 of upkeep at half of the time in use."""
+    (offer,) = bought(runs=4, budget=budget, utilisation=0.5).offers
+    spends = (offer.spend, offer.least_spend, offer.most_spend)
+    assert spends == pytest.approx((182_900.0, 182_820.0, 183_000.0))
+    assert offer.in_budget == verdict
+
+
+def test_the_spend_on_a_machine_to_buy_has_an_end_only_if_it_costs_nothing_by_the_day() -> None:
+    without_end = guess(1.0, None, None)
+    assert GuessCosts(100.0, 2.0, 3.0).spend_between(2, without_end) == (102.0, None)  # at least 0.5 days
+    assert GuessCosts(100.0, 0.0, 1.0).spend_between(2, without_end) == (100.0, 100.0)
+    assert GuessCosts(100.0, -2.0, 1.0).spend_between(2, guess(1.0, 0.5, 2.0)) == (92.0, 98.0)
 
 
 @pytest.mark.parametrize(("runs", "answers"), [(1460, True), (1461, False)])

@@ -19,6 +19,7 @@ from bench.report.compare.offers import Offer, Terms, priced_row
 from bench.report.compare.price_file import shipped_prices
 from bench.report.compare.prices import Electricity, MachinePrice, PriceBook, Rent
 from bench.report.text.comparison_table import table
+from bench.report.text.remarks import remarks
 from tests.report.made import H100, NO_MEMORY, START, bundle, manifest
 from tests.report.test_comparing import compared, only, two
 
@@ -50,6 +51,22 @@ def test_a_deadline_needs_no_price(tmp_path: Path) -> None:
     late = only(compared(path, deadline_days=1e-9))
     assert late.nothing_in_time
     assert "nothing is certain to meet the deadline" in table(compared(path, deadline_days=1e-9))
+
+
+def test_a_deadline_is_told_with_the_digits_of_the_question(tmp_path: Path) -> None:
+    path = bundle(tmp_path / "a.tar", gpu="NVIDIA H200")
+    text = table(compared(path, deadline_days=1.2345e-5))
+    assert "certain to do a run in 0.00001234 days" in text
+    assert "nothing is certain to meet the deadline of 0.00001234 days" in text
+
+
+def test_a_file_of_prices_is_advised_for_gpus_and_not_for_cpus(rows: tuple[Row, ...]) -> None:
+    cpu = replace(rows[0], machine=replace(rows[0].machine, kind="cpu", name="a CPU", identity="cpu"))
+    gpu = replace(rows[1], machine=replace(rows[1].machine, name="NVIDIA X", identity="x"))
+    comparison = compare_rows([cpu, gpu], [], Terms(BOOK, NO_WISH, own_prices=True), 2)
+    said = list(remarks(only(comparison), comparison))
+    assert "no price for a CPU: a CPU" in said
+    assert "no purchase price for NVIDIA X: --prices FILE can add one" in said
 
 
 def test_unmeasured_electricity_is_reported_and_not_taken_as_free(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.cli.compare import CompareArguments, collect
+from bench.records.estimate import Interval
 from bench.report.compare.comparison import Comparison
 from bench.report.compare.matrix import matrix_of
 from bench.report.pages.html import page
-from bench.report.plots import all_plots
+from bench.report.plots import all_plots, money
+from bench.report.plots.speedups import _gains
 from bench.report.plots.svg import (
     MOST_RUNS,
     Box,
@@ -114,6 +117,32 @@ def test_one_plot_has_every_model_with_its_answer_large_and_estimates_hollow() -
 def test_series_of_one_colour_differ_in_their_shapes() -> None:
     drawn = [mark(0, 0, number) for number in range(8 * 8)]
     assert len({*drawn}) == len(drawn)
+
+
+def test_a_plot_of_prices_to_buy_names_only_runs_on_machines_with_such_a_price() -> None:
+    names = ("every-setting-2xh100", "nine-h100/pythia-1b.tar", "proof-h200/pythia-1b.tar")
+    folders = tuple(ROOT / "results" / name for name in names)
+    found = collect(CompareArguments(folders, rank_all=True))
+    (part,) = (part for part in found.parts if part.model == "pythia-1b")
+    by_name = {plot.name: {*plot.runs} for plot in money.plots(part, found)}
+    priced = {
+        kind: {e.row.run_id for e in part.entries if any(o.kind == kind for o in e.offers)}
+        for kind in ("buy", "rent")
+    }
+    assert priced["buy"] < priced["rent"]
+    assert by_name == {"pythia-1b-price": priced["buy"], "pythia-1b-run-cost": priced["rent"]}
+
+
+def test_an_unsteady_figure_represents_no_setting_that_has_a_steady_one() -> None:
+    (part,) = real().parts
+    row = part.entries[0].row
+    naive = next(one for one in row.rankable if one.label == "naive")
+    wild = replace(naive, micro_batch=8, days=Interval(naive.days.value / 2, naive.days.value))
+    assert _gains(replace(row, attempts=(wild, *row.attempts))) == _gains(row)
+    alone = [one for one in row.attempts if one is not naive]
+    assert max(gain.value for _, gain in _gains(replace(row, attempts=(wild, *alone)))) == pytest.approx(
+        max(gain.value for _, gain in _gains(row)) / 2
+    )
 
 
 def test_a_plot_of_very_many_runs_names_some_below_and_all_for_screen_readers() -> None:

@@ -6,16 +6,23 @@ import json
 import re
 from html import unescape
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from bench.cli.compare import CompareArguments, collect
 from bench.cli.main import main
+from bench.library.predict import predict
+from bench.report.plots.predictions import prediction_plots
 
-PROOF = Path(__file__).parents[2] / "results/proof-h200/pythia-1b.tar"
+RESULTS = Path(__file__).parents[2] / "results"
+PROOF = RESULTS / "proof-h200/pythia-1b.tar"
+PROOF_RUN = "44ed4bd7c3c9"
+OTHER_SWITCHES = RESULTS / "switches-h200/half-expandable-segments.tar"
 EVIL = "</script><script>alert(1)</script><img src=x>"
 
 
-def page(folder: Path, *options: str, models: tuple[str, ...] = ("pythia-1b", "pythia-6.9b")) -> str:
+def page(folder: Path, *options: str, models: tuple[Any, ...] = ("pythia-1b", "pythia-6.9b")) -> str:
     manifest = folder / "m.json"
     manifest.write_text(json.dumps({"schema": "bench/manifest/v1", "models": models}))
     path = folder / "page.html"
@@ -35,6 +42,19 @@ def test_each_model_has_a_picture_and_a_table_of_its_machines(tmp_path: Path) ->
     assert "not predicted: 1x L4: needs" in sections[1]
 
 
+def test_where_nothing_fits_the_page_names_the_cost_that_the_table_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for options in ([], ["--own"]):
+        given = ["predict", "pythia-1b", "--gpu", "8xh100", "--budget-usd", "10", *options]
+        assert main([*given, "--html", str(tmp_path / "page.html")]) == 1
+        told = " ".join(capsys.readouterr().out.split())
+        (on_page,) = re.findall(
+            r"<p>(no machine that was asked for [^<]*)", (tmp_path / "page.html").read_text()
+        )
+        assert " ".join(unescape(on_page).split()) in told
+
+
 def test_predicted_marks_are_hollow_and_measured_ones_filled(tmp_path: Path) -> None:
     alone = page(tmp_path, "--gpu", "8xh100,h200")
     both = page(tmp_path, "--gpu", "8xh100,h200", "--measured", str(PROOF))
@@ -43,6 +63,25 @@ def test_predicted_marks_are_hollow_and_measured_ones_filled(tmp_path: Path) -> 
     predicted = re.findall(r'class="([^"]*mark[^"]*)"[^>]*><title>[^<]*: predicted', both)
     assert "hollow" not in measured
     assert predicted and all("hollow" in each for each in predicted)
+
+
+def test_bundles_of_another_recipe_are_not_shown_beside_predictions(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shorter = {"name": "pythia-1b", "recipe": {"steps": 1_000}}
+    text = page(tmp_path, "--gpu", "8xh100,h200", "--measured", str(PROOF), models=(shorter,))
+    assert "rent: measured" not in text
+    assert PROOF_RUN not in text
+    assert "pythia-1b: its bundles measured another recipe, and are not shown" in capsys.readouterr().err
+
+
+def test_the_picture_names_only_the_runs_that_it_shows(tmp_path: Path) -> None:
+    found = predict("pythia-1b", gpu="h200")
+    both = collect(CompareArguments((PROOF, OTHER_SWITCHES)))
+    first, second = (part for part in both.parts if part.model == "pythia-1b")  # other switches
+    assert second.entries
+    (plot,) = prediction_plots(found.predicted, found.currency, both)
+    assert plot.runs == tuple(entry.row.run_id for entry in first.entries)
 
 
 def test_rents_and_own_machines_have_a_frontier_each(tmp_path: Path) -> None:

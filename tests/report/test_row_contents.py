@@ -420,7 +420,7 @@ def test_a_recipe_that_differs_in_one_field_differs_in_one_condition(
     model = found.run.results.models[0]
     base = replace(model, recipe=replace(model.recipe, image_size=None))
     other = replace(base, recipe=replace(base.recipe, **change))
-    one, two = (dict(compared_rows._recipe_conditions(each)) for each in (base, other))
+    one, two = (dict(compared_rows.recipe_conditions(each)) for each in (base, other))
     assert {name for name in one.keys() | two.keys() if one.get(name) != two.get(name)} == differs
 
 

@@ -5,14 +5,19 @@ from __future__ import annotations
 import math
 import re
 import shutil
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.bundle.verify import verify_bundle
 from bench.cli.main import main
 from bench.cli.show import glyphs_of
+from bench.report.compare.compared_rows import ComparedRun, gather
+from bench.report.text.run_view import MOST_SETTINGS, run_view
 from bench.report.text.sparklines import BLOCKS, SIGNS, Glyphs, bar, sparkline
 from tests.report.made import CRASH, NO_MEMORY, bundle
 from tests.report.test_gradient_checks import WRONG, checked
@@ -119,6 +124,41 @@ def test_a_setting_with_wrong_gradients_has_no_bar_and_the_others_are_longer_wit
     assert re.match(r"\*   naive +█{8,} ", rows[0])
     assert re.match(r"    kernels +WRONG GRADIENTS", rows[1])
     assert re.match(r"    tf32 +crashed", rows[2])
+
+
+def run_of(path: Path) -> ComparedRun:
+    run = verify_bundle(path, partial(gather, with_telemetry=False)).contents
+    assert isinstance(run, ComparedRun)
+    return run
+
+
+def test_a_trial_without_a_figure_says_how_it_ended_though_its_setting_has_wrong_gradients(
+    tmp_path: Path,
+) -> None:
+    run = run_of(checked(tmp_path / "a.tar", WRONG))
+    naive, kernels, _ = run.results.trials
+    larger = replace(kernels, id="larger", micro_batch=32, outcome="out-of-memory", failure=NO_MEMORY,
+                     estimate=None, gradient_check=None)  # fmt: skip
+    trials = (naive, kernels, larger)
+    view = run_view(replace(run, results=replace(run.results, trials=trials)), BLOCKS, 100, every=True)
+    assert re.search(r"kernels +WRONG GRADIENTS +16 x", view)
+    assert re.search(r"kernels +out of memory +32 x", view)
+
+
+def test_trials_that_are_not_shown_are_counted_by_how_they_ended(tmp_path: Path) -> None:
+    run = run_of(checked(tmp_path / "a.tar", WRONG))
+    naive, kernels, crashed = run.results.trials
+    assert naive.estimate is not None
+    impossible = replace(naive, id="fast", estimate=replace(naive.estimate, flops_per_second=1e30))
+    short = replace(naive, id="short", estimate=None)
+    alike = tuple(replace(naive, id=f"naive-{n}") for n in range(MOST_SETTINGS + 1))
+    trials = (*alike, kernels, crashed, impossible, short)
+    view = run_view(replace(run, results=replace(run.results, trials=trials)), BLOCKS, 200, every=False)
+    (line,) = (line for line in view.splitlines() if line.endswith("--all"))
+    counts = line.partition("(")[2].partition(")")[0]
+    assert sorted(counts.split(", ")) == [
+        "1 crashed", "1 implausible", "1 slower", "1 too few samples", "1 with wrong gradients"
+    ]  # fmt: skip
 
 
 def test_a_node_check_shows_its_findings(capsys: pytest.CaptureFixture[str]) -> None:

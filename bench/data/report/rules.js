@@ -109,7 +109,8 @@ const rules = (() => {
       ["cheapest by the deadline", answer.cheapest],
       ["as cheap within the interval, and faster", answer.faster],
     ];
-    const rent = least(every.filter((o) => o.kind === "rent"), (o) => [o.aRun]);
+    const cheapestRent = (some) => least(some.filter((o) => o.kind === "rent"), (o) => [o.aRun]);
+    const rent = cheapestRent(sound) ?? cheapestRent(every);
     const best = new Set([
       ...frontier(every.filter((o) => o.kind === "buy"), (o) => o.upfront),
       ...frontier(every, (o) => runCost(o, lifeDays, utilisation)),

@@ -169,12 +169,14 @@
     if (found.nothing_in_budget) said.push(`nothing fits the budget of ${money(wish.budget)}`);
     if (found.nothing_in_time) {
       const within = wish.budget !== null && priced ? " within the budget" : "";
-      said.push(`nothing${within} is certain to meet the deadline of ${figures(wish.deadline)} days`);
+      said.push(`nothing${within} is certain to meet the deadline of ${daysText(wish.deadline)}`);
     }
     if (wish.budget === null && wish.deadline === null) said.push("no limit is given: set a budget or a deadline");
     else if (!priced) said.push("no machine has a price");
     return said;
   }
+
+  const daysText = (days) => (figures(days, 4) === "1" ? "1 day" : `${figures(days, 4)} days`);
 
   const priceText = (machine, { kind }) => (kind === "rent" ? `${money(machine.rent)} an hour` : money(machine.price));
 

@@ -66,7 +66,9 @@ class AppraisedOffer:
     in_budget: bool | None  # None: no budget was given
     outlived: bool  # to buy: the machine's life is too short for all runs that were asked for
     on_frontier: bool
-    break_even: BreakEven | None  # to buy: against the cheapest rented run of this model
+    break_even: (
+        BreakEven | None
+    )  # to buy: against the cheapest rented run, of a figure without marks if possible
     rent_always_less: bool  # the cheapest rent costs less than this machine's electricity and upkeep
     marks: tuple[str, ...]  # the questions that this offer answers
 
@@ -100,8 +102,9 @@ def appraise(
     options = [machine.options(utilisation) for machine in machines]
     every = [option for own in options for option in own]
     marked = [machine.marked for machine, own in zip(machines, options, strict=True) for _ in own]
-    answer = recommend(list(zip(marked, every, strict=True)), wish, life_days * utilisation)
-    judged = _judged(every, answer, wish, life_days, utilisation)
+    pairs = list(zip(marked, every, strict=True))
+    answer = recommend(pairs, wish, life_days * utilisation)
+    judged = _judged(every, answer, _cheapest_rent(pairs), wish, life_days, utilisation)
     ranks = places([machine.days for machine in machines], sum(not machine.marked for machine in machines))
     deadline = wish.deadline_days
     appraised = tuple(
@@ -136,11 +139,24 @@ def recommend(options: Sequence[tuple[bool, Option]], wish: Wish, used_days: flo
     return decide(sound, wish, used_days).or_else(decide(every, wish, used_days))
 
 
+def _cheapest_rent(options: Sequence[tuple[bool, Option]]) -> Option | None:
+    """Return the cheapest rented run of a figure without marks or, if no other is rented, of a marked one."""
+    rents = [(marked, option) for marked, option in options if option.kind == "rent"]
+    return min(rents, key=lambda pair: (pair[0], pair[1].a_run), default=(False, None))[1]
+
+
 def _judged(
-    options: Sequence[Option], answer: Recommendation, wish: Wish, life_days: float, utilisation: float
+    options: Sequence[Option],
+    answer: Recommendation,
+    rent: Option | None,
+    wish: Wish,
+    life_days: float,
+    utilisation: float,
 ) -> Mapping[int, AppraisedOffer]:
-    """Judge each option of a model by the user's wish and the other options; keyed by the option's `id`."""
-    rent = min((o for o in options if o.kind == "rent"), key=lambda o: o.a_run, default=None)
+    """Judge each option of a model by the user's wish and the other options; keyed by the option's `id`.
+
+    `rent` is the rented run with which owning is compared; None without a rent.
+    """
     best = {id(option) for option in _frontiers(options, life_days, utilisation)}
     answers = {
         "fastest in budget": answer.fastest_in_budget,
@@ -151,7 +167,7 @@ def _judged(
     found = {}
     for option in options:
         spend = option.spend(wish.runs)
-        even = break_even(option, rent, life_days) if rent else None  # against the cheapest rent
+        even = break_even(option, rent, life_days) if rent else None
         found[id(option)] = AppraisedOffer(
             kind=option.kind,
             run_cost=option.run_cost(life_days, utilisation),

@@ -355,7 +355,7 @@ def _attempt(
 
 def _conditions(run: ComparedRun, model: Model, level: str) -> Iterator[tuple[str, str]]:
     results = run.results
-    yield from _recipe_conditions(model)
+    yield from recipe_conditions(model)
     cap = results.memory_cap_bytes
     yield "memory cap", "none" if cap is None else f"{cap / 2**30:g} GiB"
     if folder := run.stated.data_of(model.name):
@@ -372,7 +372,8 @@ def _conditions(run: ComparedRun, model: Model, level: str) -> Iterator[tuple[st
     yield "assurance level", level
 
 
-def _recipe_conditions(model: Model) -> Iterator[tuple[str, str]]:
+def recipe_conditions(model: Model) -> Iterator[tuple[str, str]]:
+    """Yield the conditions about the training itself, which are those that `recipe_of` selects."""
     recipe = model.recipe
     size, optimizer = recipe.image_size, recipe.optimizer.name
     plain = (recipe.batch_size, recipe.steps, recipe.precision, recipe.sequence_length, size, optimizer)

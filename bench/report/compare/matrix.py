@@ -91,14 +91,17 @@ def matrix_of(comparison: Comparison) -> Matrix:
 
 def _cells(part: ModelPart) -> Iterator[MatrixCell]:
     """Yield cells. Of several for a kind of machine, the last one counts: an answer, or else the fastest."""
-    chosen = {(answer.choice.machine, answer.choice.measured) for answer in part.answers if answer.choice}
+    choices = [answer.choice for answer in part.answers if answer.choice is not None]
+    guessed = {choice.machine for choice in choices if not choice.measured}
+    measured = {(choice.machine, choice.days) for choice in choices if choice.measured}
     for guess in reversed(part.guesses):
         if guess.days is not None:
-            yield _guessed(guess, guess.days, chosen=(guess.label, False) in chosen)
-    slowest_first = part.entries[::-1]
-    answering = sorted(slowest_first, key=lambda entry: any(offer.marks for offer in entry.offers))
-    for entry in answering:
-        yield _measured(entry, chosen=(entry.row.machine.label, True) in chosen)
+            yield _guessed(guess, guess.days, chosen=guess.label in guessed)
+    slowest_first = [
+        (entry, (entry.row.machine.label, entry.days.value) in measured) for entry in part.entries[::-1]
+    ]
+    for entry, chosen in sorted(slowest_first, key=lambda pair: pair[1]):
+        yield _measured(entry, chosen=chosen)
 
 
 def _measured(entry: Entry, *, chosen: bool) -> MatrixCell:

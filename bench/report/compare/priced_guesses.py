@@ -6,7 +6,7 @@ A figure is "perhaps" within a limit if the limit lies in its interval, or if it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -74,6 +74,24 @@ class PricedGuess(Guess):
         return next((one for one in reversed(CERTAINTIES) if one in both), None)
 
 
+@dataclass(frozen=True, slots=True)
+class GuessCosts:
+    """The costs of a machine that was not measured, whose days are a guess."""
+
+    upfront: float  # to buy it; 0 for a rented machine
+    paid_a_day: float  # of training: rent, or upkeep, which a residual value may make negative
+    of_a_day: float  # of training, with a share of the price: what the cost of a run is counted by
+
+    def spend(self, runs: int, days: float) -> float:
+        """Return the money spent on runs of `days` each, including the machine if it is bought."""
+        return self.upfront + runs * self.paid_a_day * days
+
+    def spend_between(self, runs: int, guess: Guess) -> tuple[float, float | None]:
+        """Return the least and the most money for the days of a guess; None for a most without an end."""
+        ends = [self.spend(runs, days) for days in (guess.least_days, guess.high_days) if days is not None]
+        return min(ends), None if guess.high_days is None and self.paid_a_day > 0 else max(ends)
+
+
 def price_guesses(
     guesses: Iterable[Guess], terms: Terms, measured: Recommendation, labels: Set[str]
 ) -> tuple[PricedGuess, ...]:
@@ -120,9 +138,10 @@ def _offers(guess: Guess, prices: tuple[Priced | Gap, Priced | Gap], terms: Term
         upkeep, quotes = terms.prices.upkeep_of(buy, power_limit_watts(guess.gpu, guess.gpus))
         a_day = (buy.amount / terms.prices.life_days + upkeep) / terms.utilisation
         bought = replace(buy, quotes=(*buy.quotes, *quotes))
-        yield _offer(guess, "buy", bought, terms, lambda days: a_day * days)
+        paid_a_day = upkeep / terms.utilisation
+        yield _offer(guess, "buy", bought, terms, GuessCosts(buy.amount, paid_a_day, a_day))
     if isinstance(rent, Priced):
-        yield _offer(guess, "rent", rent, terms, lambda days: rent.amount * days * 24)
+        yield _offer(guess, "rent", rent, terms, GuessCosts(0.0, rent.amount * 24, rent.amount * 24))
 
 
 def _offer(
@@ -130,29 +149,24 @@ def _offer(
     kind: Literal["buy", "rent"],
     price: Priced,
     terms: Terms,
-    cost: Callable[[float], float],
+    costs: GuessCosts,
 ) -> GuessOffer:
     days = _days(guess)
     runs, budget = terms.wish.runs, terms.wish.budget
-    run_cost, least = cost(days), cost(guess.least_days)
-    most = None if guess.high_days is None else cost(guess.high_days)
-    if kind == "buy":
-        spends: tuple[float, float, float | None] = (price.amount, price.amount, price.amount)
-    else:
-        spends = (runs * run_cost, runs * least, None if most is None else runs * most)
+    least_spend, most_spend = costs.spend_between(runs, guess)
     longest = days if guess.high_days is None else guess.high_days
     return GuessOffer(
         kind=kind,
         price=price.amount,
-        run_cost=run_cost,
-        least_run_cost=least,
-        most_run_cost=most,
-        spend=spends[0],
-        least_spend=spends[1],
-        most_spend=spends[2],
+        run_cost=costs.of_a_day * days,
+        least_run_cost=costs.of_a_day * guess.least_days,
+        most_run_cost=None if guess.high_days is None else costs.of_a_day * guess.high_days,
+        spend=costs.spend(runs, days),
+        least_spend=least_spend,
+        most_spend=most_spend,
         gpus=price.gpus,
         quotes=price.quotes,
-        in_budget=None if budget is None else within(*spends[1:], budget),
+        in_budget=None if budget is None else within(least_spend, most_spend, budget),
         outlived=kind == "buy" and runs * longest > terms.used_days,
         unmetered=kind == "buy" and terms.prices.electricity is not None,
     )

@@ -48,10 +48,13 @@ def prediction_page(
     measured: Comparison | None,
     energy: EnergyFactors,
     outside: Sequence[PricedPrediction],
+    *,
+    own: bool,
 ) -> Markup:
     """Make the page: for each model a picture and a table, then reasons and quotes.
 
-    `outside` are rows that miss the deadline or the budget: the fastest is named where no other row is left.
+    `outside` are rows that miss the deadline or the budget: the fastest is named where no other row is left,
+    with what it costs to rent or, if `own` is true, to own.
     """
     plots = {plot.name: plot for plot in prediction_plots(rows, currency, measured)}
     names = [*dict.fromkeys(models)]
@@ -63,7 +66,7 @@ def prediction_page(
         if of_model := by_days(name, rows):
             blocks.append(_table(of_model, currency, energy))
         else:
-            blocks.append(el("p", nothing_fits(by_days(name, outside), currency)))
+            blocks.append(el("p", nothing_fits(by_days(name, outside), currency, own=own)))
         if lines := list(reasons_of(name, without)):
             blocks.append(items((f"not predicted: {line}" for line in lines), class_="said"))
         sections.append(el("section", *blocks, id=f"model-{number}"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from bench.records.text import currency_sign, interval_text, money_text
 from bench.report.compare.comparison import Comparison, Entry, ModelPart
@@ -21,18 +21,24 @@ def plots(part: ModelPart, comparison: Comparison) -> Iterator[Plot]:
     bought += [guessed_point(g, o, o.price, currency) for g, o in guessed if o.kind == "buy"]
     runs = [measured_point(entry, offer, offer.run_cost, currency) for entry, offer in every]
     runs += [guessed_point(guess, offer, offer.run_cost, currency) for guess, offer in guessed]
-    yield from _plot(part, "price", "price of the machine", bought, currency)
-    yield from _plot(part, "run-cost", "cost of a run", runs, currency)
+    buyable = [entry for entry, offer in every if offer.kind == "buy"]
+    yield from _plot(part, "price", "price of the machine", bought, _run_ids(buyable), currency)
+    yield from _plot(part, "run-cost", "cost of a run", runs, _run_ids(e for e, _ in every), currency)
 
 
-def _plot(part: ModelPart, name: str, words: str, points: list[Point], currency: str) -> Iterator[Plot]:
-    """Yield one plot, if there is more than one cost to compare."""
+def _run_ids(entries: Iterable[Entry]) -> list[str]:
+    return [*dict.fromkeys(entry.row.run_id for entry in entries)]
+
+
+def _plot(
+    part: ModelPart, name: str, words: str, points: list[Point], runs: list[str], currency: str
+) -> Iterator[Plot]:
+    """Yield one plot, if there is more than one cost to compare; `runs` are those behind its points."""
     if len({point.x for point in points}) > 1:
         descriptions = [f"{p.label} {p.words}" for p in points]
         title, x_title = f"{part.title}: days against the {words}", f"{words}, {currency}"
         if any(point.hollow for point in points):
             x_title += "; hollow: estimated, not measured"
-        runs = [entry.row.run_id for entry in part.entries if entry.offers]
         of_plot = f"{part.name}-{name}", title, x_title, points, descriptions, runs
         yield days_plot(*of_plot, x_unit=currency_sign(currency))
 

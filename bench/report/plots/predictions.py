@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from bench.records.text import currency_sign, figures, interval_text, money_text
-from bench.report.compare.comparison import Comparison
+from bench.report.compare.comparison import Comparison, Entry
 from bench.report.compare.priced_predictions import PricedPrediction, machine_text
 from bench.report.plots.scatter import Point, days_plot
 from bench.report.plots.svg import Plot
@@ -21,8 +21,9 @@ def prediction_plots(
         points = [point for row in rows if row.predicted.model == model for point in _points(row, currency)]
         runs: list[str] = []
         if measured is not None:
-            points += _measured(model, measured)
-            runs = [e.row.run_id for part in measured.parts if part.model == model for e in part.entries]
+            entries = [entry for entry in _measured_entries(model, measured) if entry.offers]
+            points += _measured(entries, currency)
+            runs = [entry.row.run_id for entry in entries]
         if len(points) > 1:
             words = [f"{point.label} {point.words}" for point in points]
             title = f"{model}: predicted days against the cost of a run"
@@ -49,14 +50,17 @@ def _points(row: PricedPrediction, currency: str) -> Iterator[Point]:
         )
 
 
-def _measured(model: str, comparison: Comparison) -> Iterator[Point]:
-    for entry in (
-        one for part in comparison.parts if (part.model, part.number) == (model, 1) for one in part.entries
-    ):
+def _measured_entries(model: str, comparison: Comparison) -> Sequence[Entry]:
+    """Return the machines of the model's first group: figures of other groups are not comparable."""
+    return next((part.entries for part in comparison.parts if part.model == model), ())
+
+
+def _measured(entries: Sequence[Entry], currency: str) -> Iterator[Point]:
+    for entry in entries:
         days, machine = entry.days, entry.row.machine
         for offer in entry.offers:
             kind = "own" if offer.kind == "buy" else "rent"
-            price = money_text(offer.run_cost, comparison.currency)
+            price = money_text(offer.run_cost, currency)
             yield Point(
                 offer.run_cost,
                 days.value,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bench.records.estimate import Interval
+from bench.records.marks import unsteady
 from bench.records.text import interval_text
 from bench.report.compare.compared_rows import MeasuredAttempt, Row
 from bench.report.compare.comparison import Comparison, ModelPart
@@ -25,11 +26,13 @@ def plots(part: ModelPart, _comparison: Comparison) -> Iterator[Plot]:
 
 
 def _gains(row: Row) -> list[tuple[MeasuredAttempt, Interval]]:
-    """Return each setting at its fastest micro-batch, with its speed-up over naive; the largest first."""
+    """Return each setting at its fastest micro-batch, with its speed-up over naive; the largest first.
+
+    An unsteady figure represents a setting only if the setting has no other.
+    """
     best: dict[str, MeasuredAttempt] = {}
-    for attempt in row.rankable:
-        if attempt.label not in best or attempt.days.value < best[attempt.label].days.value:
-            best[attempt.label] = attempt
+    for attempt in sorted(row.rankable, key=lambda one: (unsteady(one.days) is not None, one.days.value)):
+        best.setdefault(attempt.label, attempt)
     if "naive" not in best or len(best) < 2:
         return []
     gains = [

@@ -71,7 +71,7 @@ def _filled(text: str, indent: str = "") -> str:
     return wrapped([text], indent, WIDTH)
 
 
-def nothing_fits(outside: Sequence[PricedPrediction], currency: str, *, own: bool = False) -> str:
+def nothing_fits(outside: Sequence[PricedPrediction], currency: str, *, own: bool) -> str:
     """Say that no machine is predicted within the limits, and how far the fastest one is outside of them."""
     if not outside:
         return "no machine that was asked for has a prediction"

@@ -9,7 +9,6 @@ from bench.records.marks import MEANING
 from bench.records.spread import shipped_spreads
 from bench.records.text import (
     count_text,
-    figures,
     interval_text,
     money_text,
     multiplied_text,
@@ -18,6 +17,7 @@ from bench.records.text import (
 from bench.report.compare.compared_rows import RankedRow, UncertainFastest
 from bench.report.compare.comparison import Comparison, ModelPart
 from bench.report.compare.decision import Certainty
+from bench.report.text.answer_text import days_text
 from bench.report.text.guess_text import estimate_line
 from bench.report.text.machine_rows import life_text, named_entries
 
@@ -57,9 +57,12 @@ def _missing_prices(part: ModelPart, comparison: Comparison) -> Iterator[str]:
     wish = comparison.wish
     asked = comparison.own_prices or wish.budget is not None or wish.deadline_days is not None
     if asked or any(part.every_offer):
-        gaps = [*(entry.gaps for entry in part.entries), *(guess.gaps for guess in part.guesses)]
-        for gap in dict.fromkeys(gap for some in gaps for gap in some):
-            yield f"{gap}: --prices FILE can add one"
+        can_add = ": --prices FILE can add one"  # for GPUs: a file of prices has no CPUs
+        gaps = [
+            (gap, can_add if e.row.machine.kind == "cuda" else "") for e in part.entries for gap in e.gaps
+        ]
+        gaps += [(gap, can_add) for guess in part.guesses for gap in guess.gaps]
+        yield from (gap + advice for gap, advice in dict.fromkeys(gaps))
 
 
 def _left_out(part: ModelPart, comparison: Comparison) -> Iterator[str]:
@@ -82,7 +85,7 @@ def unanswered(part: ModelPart, comparison: Comparison) -> Iterator[str]:
         yield _nothing("", f"fits {budget}", by_guess)
     if part.nothing_in_time:
         within = " within the budget" if wish.budget is not None and priced else ""
-        deadline = f"is certain to meet the deadline of {figures(wish.deadline_days or 0)} days"
+        deadline = f"is certain to meet the deadline of {days_text(wish.deadline_days or 0, 4)}"
         by_guess = [(g.label, g.in_time_and_budget if within else g.in_time) for g in part.guesses]
         yield _nothing(within, deadline, by_guess)
 

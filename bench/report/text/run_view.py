@@ -66,7 +66,7 @@ def run_view(run: ComparedRun, glyphs: Glyphs, room: int | None, *, every: bool)
     kept = {name: trials if every else trials[:MOST_SETTINGS] for name, trials in tried.items()}
     found, left_out = _tables(run, kept, glyphs, room or USUAL_ROOM)
     blocks = [
-        "\n".join([name, text, *_others(tried[name], kept[name])])
+        "\n".join([name, text, *_others(tried[name], len(kept[name]))])
         for name, text in zip(kept, found, strict=True)
     ]
     course = "\n".join(_course(run, glyphs, room or USUAL_ROOM))
@@ -125,7 +125,7 @@ def _table(run: ComparedRun, trials: Sequence[TrialResult], glyphs: Glyphs, long
     for trial in trials:
         cells = _cells(trial, model.recipe.unit, run.marks.get(trial.id, ()))
         cells["fastest"] = "*" if trial is best else ""
-        if (trial.model, trial.setting) in wrong:
+        if trial.estimate is not None and (trial.model, trial.setting) in wrong:
             rows.append({name: cells[name] for name in ("setting", "batch")} | {"days": "WRONG GRADIENTS"})
             continue
         if trial.estimate is not None and _ranked(trial, wrong):
@@ -157,13 +157,24 @@ def _cells(trial: TrialResult, unit: str, marks: Sequence[Mark]) -> dict[str, st
     }
 
 
-def _others(tried: Sequence[TrialResult], kept: Sequence[TrialResult]) -> Iterator[str]:
-    """Yield how many trials are not shown, by how they ended."""
-    left = tried[len(kept) :]
+def _others(tried: Sequence[TrialResult], shown: int) -> Iterator[str]:
+    """Yield how many of a model's trials are not shown, by how they ended."""
+    left, wrong = tried[shown:], wrong_settings(tried)
     if left:
-        words = Counter(failure_word(t.failure) if t.failure else "slower" for t in left)
+        words = Counter(_ending(trial, wrong) for trial in left)
         counts = ", ".join(f"{count} {word}" for word, count in words.items())
         yield wrapped([f"and {count_text(len(left), 'trial')} more ({counts}): --all"], " " * 4)
+
+
+def _ending(trial: TrialResult, wrong: Container[tuple[str, Setting]]) -> str:
+    """Say in two words how a trial ended that is not shown."""
+    if trial.failure is not None:
+        return failure_word(trial.failure)
+    if trial.estimate is None:
+        return "too few samples"
+    if (trial.model, trial.setting) in wrong:
+        return "with wrong gradients"
+    return "slower" if trial.estimate.plausible else "implausible"
 
 
 def _course(run: ComparedRun, glyphs: Glyphs, room: int) -> Iterator[str]:
