@@ -66,9 +66,7 @@ class AppraisedOffer:
     in_budget: bool | None  # None: no budget was given
     outlived: bool  # to buy: the machine's life is too short for all runs that were asked for
     on_frontier: bool
-    break_even: (
-        BreakEven | None
-    )  # to buy: against the cheapest rented run, of a figure without marks if possible
+    break_even: BreakEven | None  # to buy: against the cheapest rent of a figure that has no marks
     rent_always_less: bool  # the cheapest rent costs less than this machine's electricity and upkeep
     marks: tuple[str, ...]  # the questions that this offer answers
 
