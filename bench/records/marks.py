@@ -167,6 +167,11 @@ def unsteady(days: Interval) -> Mark | None:
     return Mark("UNSTEADY", f"its 95% interval is {200 * share:.0f}% of the figure wide", share)
 
 
+def steady_first(interval: Interval) -> tuple[bool, float]:
+    """Return a sort key: steady figures by their value, and after them unsteady ones by theirs."""
+    return unsteady(interval) is not None, interval.value
+
+
 def all_marks(
     slowed: Mapping[str, Slowed], other_work: Mapping[str, tuple[Mark, ...]], days: Mapping[str, Interval]
 ) -> Mapping[str, tuple[Mark, ...]]:

@@ -15,7 +15,7 @@ from bench.planning.search import candidates
 from bench.planning.search.tried_trials import TriedTrials
 from bench.records.estimate import Interval, overhead_seconds, step_interval
 from bench.records.fastest import confidence
-from bench.records.marks import unsteady
+from bench.records.marks import steady_first
 from bench.records.trial import Measured, Measurement, Outcome, OutOfMemory, Timing, Trial
 
 WORTHWHILE = 0.99  # go on to smaller micro-batches while each takes less than this share of the last
@@ -141,9 +141,7 @@ def unproven(plan: Plan, outcomes: Mapping[str, Outcome], proven: Collection[str
 def fastest(plan: Plan, outcomes: Mapping[str, Outcome], model: str) -> Trial | None:
     """Return a model's trial with the shortest step so far, a steady one if possible; None without any."""
     timed = _timed(_setting_plans(plan, model), outcomes)
-    if not timed:
-        return None
-    return min(timed, key=lambda each: (unsteady(each.step) is not None, each.step.value)).trial
+    return min(timed, key=lambda each: steady_first(each.step)).trial if timed else None
 
 
 def step_seconds(trial: Trial, outcome: Outcome | None) -> float | None:

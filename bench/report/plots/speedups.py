@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bench.records.estimate import Interval
-from bench.records.marks import unsteady
+from bench.records.marks import steady_first
 from bench.records.text import interval_text
 from bench.report.compare.compared_rows import MeasuredAttempt, Row
 from bench.report.compare.comparison import Comparison, ModelPart
@@ -31,7 +31,7 @@ def _gains(row: Row) -> list[tuple[MeasuredAttempt, Interval]]:
     An unsteady figure represents a setting only if the setting has no other.
     """
     best: dict[str, MeasuredAttempt] = {}
-    for attempt in sorted(row.rankable, key=lambda one: (unsteady(one.days) is not None, one.days.value)):
+    for attempt in sorted(row.rankable, key=lambda one: steady_first(one.days)):
         best.setdefault(attempt.label, attempt)
     if "naive" not in best or len(best) < 2:
         return []
