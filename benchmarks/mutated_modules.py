@@ -391,6 +391,7 @@ MODULES: Mapping[str, Held] = {
     ),
     "bench/images/build_image.py": _held("images", "images/test_build_steps images/test_build"),
     "bench/images/debian_base.py": _held("images", "images/test_debian_base images/test_build"),
+    "bench/images/debian_packages.py": _held("images", "images/test_debian_packages"),
     "bench/images/normalise.py": _held("images", "images/test_normalise images/test_archive"),
     "bench/images/transfer.py": _held("signatures", "images/test_transfer images/test_registry"),
     "bench/packages/deb_file.py": _held("images", "packages/test_deb_file images/test_assemble_steps"),

@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from bench.images.debian_base import bootstrap
+from bench.images.debian_base import newest_packages
 from bench.images.locked_wheels import check_wheels
 from bench.images.locks import check_all, read_pins
 from bench.images.variants import Variant, images
@@ -53,9 +53,9 @@ def refresh_debian() -> None:
     known = json.loads(DATA.read_text())
     known["epoch"] = int(time.time()) // 86_400 * 86_400
     wanted = [line for line in (DOCKER / "debian.in").read_text().splitlines() if not line.startswith("#")]
-    with tempfile.TemporaryDirectory() as work:
-        debs = bootstrap(wanted, known["suite"], Path(work) / "base.tar", (), known["epoch"])
-    head = f"# Debian {known['suite']}: name, version, sha256. Made by `make lock` from debian.in.\n"
+    debs = newest_packages(wanted, known["suite"], known["epoch"])
+    columns = "name, version, sha256, path in a mirror's pool"
+    head = f"# Debian {known['suite']}: {columns}. Made by `make lock` from debian.in.\n"
     (DOCKER / "debian.lock").write_text(head + "".join(f"{deb.line}\n" for deb in debs))
     DATA.write_text(json.dumps(known, indent=1) + "\n")
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from bench.base.errors import BadInput, one_line
 from bench.base.paths import cache_path, making_folders
@@ -33,9 +32,7 @@ from bench.images.kernel_layer import (
 )
 from bench.images.locks import read_pins
 from bench.images.variants import find_variant
-
-if TYPE_CHECKING:
-    pass
+from bench.packages.apt_sources import source_url
 
 UNPACKED = 2.2  # disk space that an engine needs to load an archive (copy and layers), per archive size
 
@@ -117,8 +114,17 @@ def _build_inputs(request: InputArguments) -> BuildInputs:
         (request.source or locks_folder()).resolve(),
         find_variant(request.variant),
         cache.resolve(),
-        request.mirror,
+        tuple(map(_mirror_url, request.mirror)),
     )
+
+
+def _mirror_url(source: str) -> str:
+    """Return the URL of a mirror that --mirror names; BadInput if it names none."""
+    url = source_url(source)
+    if not url.startswith(("http://", "https://", "file:")):
+        advice = "a URL such as http://HOST/debian, or a line of apt's list of sources"
+        raise BadInput("does not name a mirror of Debian", where=f"--mirror {source}", advice=advice)
+    return url
 
 
 def kernels(request: KernelArguments) -> int:

@@ -61,8 +61,8 @@ def _add_inputs(parser: argparse.ArgumentParser) -> None:
     add("variant", metavar="VARIANT", help="cuda13, cuda12.8 or cpu")
     add("--source", **DIR, help="bench's repository (default: ., or what the installed wheel carries)")
     add("--cache", **DIR, help="folder for wheels and the base system (default: ~/.cache/bench/images)")
-    mirror = "a Debian mirror, as an argument of mmdebstrap; repeatable"
-    add("--mirror", **REPEATABLE, metavar="LINE", help=mirror)
+    mirror = "a mirror of Debian (default: those of this machine's apt); repeatable"
+    add("--mirror", **REPEATABLE, metavar="URL", help=mirror)
 
 
 def _add_engine(parser: argparse.ArgumentParser, help: str = "default: auto, the first that answers") -> None:

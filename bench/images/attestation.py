@@ -20,7 +20,7 @@ from bench.base.stamps import file_sha256, sha256
 from bench.base.strict_json import DecodeError, canonical_json, strict_loads
 from bench.images.archive import ImageFacts
 from bench.images.build_image import BuildInputs
-from bench.images.debian_base import read_debs
+from bench.images.debian_packages import read_debs
 from bench.images.locks import BUILDER, DEBIAN
 from bench.images.revision import BUILD_FILES, REVISION, commit_of
 from bench.images.variants import images

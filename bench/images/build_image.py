@@ -31,7 +31,8 @@ from bench.base.source import PACKAGE
 from bench.base.stamps import file_sha256, sha256
 from bench.base.strict_json import pretty_json
 from bench.images.archive import Blob, ImageFacts, extract, facts_of, write_archive
-from bench.images.debian_base import build_base, read_debs
+from bench.images.debian_base import build_base
+from bench.images.debian_packages import fetch_debs, read_debs
 from bench.images.fetch import wheels
 from bench.images.locks import BUILDER, DEBIAN, Pin, read_pins, write_pins
 from bench.images.normalise import configuration, normalise
@@ -54,7 +55,7 @@ class BuildInputs:
     root: Path  # folder of bench's repository
     variant: Variant
     cache: Path
-    mirror: tuple[str, ...] = ()
+    mirrors: tuple[str, ...] = ()  # of Debian; empty: those of this machine's apt
 
     @property
     def lock(self) -> Path:
@@ -82,8 +83,7 @@ def build(inputs: BuildInputs, out: Path, tag: str, say: Say) -> ImageFacts:
         (folder / "image.json").write_bytes(described(inputs))
         wheels_of_image = (folder / "wheels").iterdir()  # without pip, which installs the others
         installed = [path for path in wheels_of_image if not path.name.startswith("pip-")]
-        debs = read_debs(inputs.root / DEBIAN)
-        (folder / "packages.json").write_bytes(write_list(installed, debs, folder / "base.tar"))
+        (folder / "packages.json").write_bytes(write_list(installed, read_debs(inputs.root / DEBIAN)))
         _copy_source(inputs.root, folder / "source")
         say("building the layers")
         with tempfile.TemporaryDirectory(prefix="layers-", dir=inputs.cache) as work:
@@ -117,9 +117,12 @@ def _base(inputs: BuildInputs, say: Say) -> Path:
     inputs_of_base = b"".join([lock.read_bytes(), code.read_bytes(), b"%d" % images().epoch])
     base = inputs.cache / f"base-{sha256(inputs_of_base)[:16]}.tar"
     if not base.exists():
+        debs, epoch = read_debs(lock), images().epoch
+        say("fetching Debian's packages")
+        packages = fetch_debs(debs, inputs.mirrors, epoch, inputs.cache / "debs")
         say("making the base of Debian packages")
         with replacing(base) as part:
-            build_base(read_debs(lock), images().suite, part, inputs.mirror, images().epoch)
+            build_base(debs, packages, images().suite, part, epoch)
     return base
 
 

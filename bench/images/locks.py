@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 from bench.base.errors import BadInput
-from bench.images.debian_base import read_debs
+from bench.images.debian_packages import read_debs
 from bench.images.variants import Variant, images
 from bench.packages.package_index import normal
 

@@ -19,7 +19,7 @@ from urllib.parse import quote
 
 from bench import __version__
 from bench.base.strict_json import canonical_json, pretty_json, strict_loads
-from bench.images.debian_base import deb_name
+from bench.images.debian_packages import deb_name
 from bench.packages.package_index import normal
 
 DPKG = Path("/var/lib/dpkg/status")

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from bench.images.assemble import BLOCK, PIECE
-from bench.images.package_list import DPKG
 from bench.packages.package_index import normal
 
+_DPKG = "var/lib/dpkg/status"  # path in a layer; the layer that has it is made of Debian packages
 _LEAST_BYTES = 100  # of a content; a smaller one costs less as a part of the skeleton
 _CHUNK = 2**20  # bytes
 _PRESET = 4  # of xz: higher ones take longer, and save little
@@ -53,7 +53,7 @@ def split(layer: BinaryIO, out: Path) -> LayerParts:
                 continue
             if match := _DISTRIBUTION.fullmatch(entry.name):
                 projects.add(normal(match[1]))
-            has_debs = has_debs or entry.name == DPKG
+            has_debs = has_debs or entry.name == _DPKG
             count, crc, kept = 0, 0, b""
             for chunk in content:
                 count, crc = count + len(chunk), zlib.crc32(chunk, crc)

@@ -11,45 +11,39 @@ from __future__ import annotations
 
 import gzip
 import io
-import os
 import re
 import tarfile
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
-from bench.base.errors import BadInput, EnvironmentCannot
+from bench.base.errors import BadInput
 from bench.base.files import write_whole
 from bench.base.stamps import sha256
 from bench.base.strict_json import canonical_json
 from bench.environment.interpreter import BUNDLED
-from bench.images.debian_base import Deb, deb_name, pool_path, read_debs
+from bench.images.debian_packages import Deb, fetch_debs, read_debs
 from bench.images.variants import images
-from bench.packages.apt_sources import read_mirrors
 from bench.packages.deb_file import package_tars
-from bench.packages.download import WantedFile, fetch_all
-from bench.packages.errors import CannotDownload
-from bench.packages.package_index import PackageFile, PackageIndex
-from bench.packages.pip_settings import read_settings
 
 OLDEST_GLIBC = "2.36"  # of Debian 12, for which the packages were compiled
 _FORM = "bench/standalone-python/v1"  # changes with the files that are made of the same packages
 _LOCK = "docker/debian.lock"
-# Debian's source of each package. {} is Python's version.
-_SOURCES = {
-    "libbz2-1.0": "bzip2",
-    "libexpat1": "expat",
-    "libffi8": "libffi",
-    "liblzma5": "xz-utils",
-    "libpython{}-dev": "python{}",  # headers, with which Triton compiles
-    "libpython{}-minimal": "python{}",
-    "libpython{}-stdlib": "python{}",
-    "libsqlite3-0": "sqlite3",
-    "libuuid1": "util-linux",
-    "python{}-minimal": "python{}",
-    "zlib1g": "zlib",
-}
+# {} is Python's version.
+_PACKAGES = (
+    "libbz2-1.0",
+    "libexpat1",
+    "libffi8",
+    "liblzma5",
+    "libpython{}-dev",  # headers, with which Triton compiles
+    "libpython{}-minimal",
+    "libpython{}-stdlib",
+    "libsqlite3-0",
+    "libuuid1",
+    "python{}-minimal",
+    "zlib1g",
+)
 _ARCHITECTURE = "x86_64-linux-gnu"
 # Files below Debian's / that are taken, and where they go. {} is Python's version.
 _TAKEN = (
@@ -85,43 +79,23 @@ def make_python(source: Path, mirror: str, folder: Path) -> StandalonePython:
         advice = "run in bench's repository, which has the locks, or name it: --source DIR"
         raise BadInput(f"has no {_LOCK}", where=str(source), advice=advice)
     version = images().python
-    files = package_files(read_debs(source / _LOCK), version)
-    digest = sha256(canonical_json([_FORM, *(file.sha256 for file in files)]))
+    debs = needed_packages(read_debs(source / _LOCK), version)
+    digest = sha256(canonical_json([_FORM, *(deb.sha256 for deb in debs)]))
     path = folder / f"{digest}.tar.gz"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as packages:
-            write_whole(path, _packed(_fetched(files, mirror, Path(packages)), version))
+        with tempfile.TemporaryDirectory(dir=folder) as work:
+            packages = fetch_debs(debs, [mirror] if mirror else [], images().epoch, Path(work))
+            write_whole(path, _packed(packages, version))
     return StandalonePython(version, digest, path)
 
 
-def package_files(debs: Sequence[Deb], version: str) -> list[PackageFile]:
-    """Return the packages of a lock of which the Python is made, with their paths below pool/main."""
-    locked = {deb.name: deb for deb in debs}
-    sources = {name.format(version): source.format(version) for name, source in _SOURCES.items()}
-    if lacking := sorted(sources.keys() - locked.keys()):
+def needed_packages(debs: Sequence[Deb], version: str) -> list[Deb]:
+    """Return the packages of a lock of which the Python is made."""
+    names = {name.format(version) for name in _PACKAGES}
+    if lacking := sorted(names - {deb.name for deb in debs}):
         raise BadInput(f"does not name {lacking[0]}", where=_LOCK, advice="make lock")
-    paths = {name: pool_path(source, deb_name(name, locked[name].version, "amd64"))
-             for name, source in sorted(sources.items())}  # fmt: skip
-    return [PackageFile(path, locked[name].sha256, None) for name, path in paths.items()]
-
-
-def _fetched(files: Sequence[PackageFile], mirror: str, folder: Path) -> list[Path]:
-    """Download packages by digest; return their paths, in the order of `files`."""
-    mirrors = read_mirrors(mirror)
-    advice = "name a mirror of Debian that this machine reaches: --mirror URL"
-    if not mirrors:
-        raise EnvironmentCannot("this machine's apt names no mirror", advice=advice)
-    try:
-        index = PackageIndex(read_settings(os.environ, Path.home()), mirrors)
-        found, refused = fetch_all([WantedFile.of(file, index) for file in files], index, folder)
-    except CannotDownload as error:
-        raise EnvironmentCannot(error.message, where=error.where, advice=error.advice) from None
-    for file in files:
-        if file.name not in found:
-            name, why = PurePosixPath(file.name).name, refused.get(file.name, "no mirror answers")
-            raise EnvironmentCannot(f"Debian's package {name}: {why}", advice=advice)
-    return [found[file.name] for file in files]
+    return sorted(deb for deb in debs if deb.name in names)
 
 
 def destination(path: str, version: str) -> str | None:

@@ -17,6 +17,12 @@ def read_mirrors(own_mirror: str = "", etc: Path = Path("/etc")) -> tuple[str, .
     return tuple(dict.fromkeys(_listed(etc / "apt")))
 
 
+def source_url(source: str) -> str:
+    """Return the URL of a mirror, which is given as such or as a line of apt's lists of sources."""
+    line = _LINE.match(source)
+    return (line[1] if line else source).rstrip("/")
+
+
 def pool_url(mirror: str, path: str) -> str:
     """Return the URL of a package file, which is named by its path below pool/main."""
     return f"{mirror}/pool/{'updates/' if 'security' in mirror else ''}main/{path}"

@@ -36,7 +36,7 @@ from tests.needs import needs
 pytestmark = [needs("ssh-keygen"), needs("git")]
 
 PLACE = "usr/share/bench/sbom.cdx.json"
-DEB = f"libssl3 3.0.15-1~deb12u1 {'d' * 64}\n"
+DEB = f"libssl3 3.0.15-1~deb12u1 {'d' * 64} o/openssl/libssl3_3.0.15-1~deb12u1_amd64.deb\n"
 PIN = f"torch==2.13.0+cpu --hash=sha256:{'a' * 64} --hash=sha256:{'b' * 64}\n"
 PURLS = ("pkg:pypi/torch@2.13.0%2Bcpu", "pkg:deb/debian/libssl3@3.0.15-1~deb12u1?arch=amd64")
 CONTENTS = {

@@ -22,6 +22,7 @@ from bench.base.stamps import sha256
 from bench.images import build_image, debian_base
 from bench.images.archive import extract, facts_of, open_layer
 from bench.images.build_image import BuildInputs, buildah, check_prerequisites, context, described, labels
+from bench.images.debian_packages import Deb
 from bench.images.locks import read_pins
 from bench.images.variants import find_variant, images
 from tests.images.made_up_images import kinds_of_layers, layer
@@ -29,7 +30,7 @@ from tests.images.made_up_images import kinds_of_layers, layer
 ROOT = Path(bench.__file__).parent.parent
 GIB = 2**30
 STAGES = ("base", "libraries", "torch", "rest", "image")
-OTHER_DEBIAN = "tool 1 " + "a" * 64 + "\n"
+OTHER_DEBIAN = f"tool 1 {'a' * 64} t/tool/tool_1_all.deb\n"
 
 
 @pytest.fixture
@@ -211,19 +212,19 @@ def made(inputs: BuildInputs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             (cache / name).write_bytes(name.encode())
         return {pin.name: cache / names[pin.name] for pin in pins}
 
-    def build_base(debs: Any, suite: str, out: Path, mirror: Any, epoch: int) -> None:
-        asked.append(("base", debs, suite, mirror, epoch))
-        out.write_bytes(base_of_debian())
+    def fetch_debs(debs: Any, mirrors: Any, epoch: int, folder: Path) -> list[Path]:
+        asked.append(("debs", debs, mirrors, epoch, folder))
+        return [Path("a.deb")]
+
+    def build_base(debs: Any, packages: Any, suite: str, out: Path, epoch: int) -> None:
+        asked.append(("base", debs, packages, suite, epoch))
+        out.write_bytes(layer({"usr/base": b"base"}))
 
     monkeypatch.setattr(build_image, "wheels", wheels)
+    monkeypatch.setattr(build_image, "fetch_debs", fetch_debs)
     monkeypatch.setattr(build_image, "build_base", build_base)
     inputs.cache.mkdir(parents=True)
     return asked
-
-
-def base_of_debian() -> bytes:
-    status = b"Package: tool\nStatus: install ok installed\nArchitecture: amd64\nVersion: 1\n\n"
-    return layer({"var/lib/dpkg/status": status})
 
 
 def test_a_context_has_links_to_wheels_and_base_and_copies_of_the_scripts(
@@ -240,11 +241,16 @@ def test_a_context_has_links_to_wheels_and_base_and_copies_of_the_scripts(
         assert (folder / "wheels" / cached.name).samefile(cached)
         assert folder.parent == inputs.cache and folder.name.startswith("context-")
     assert not folder.exists()
-    assert said == ["fetching the locked files", "making the base of Debian packages"]
-    debs = (debian_base.Deb("tool", "1", "a" * 64),)
+    assert said == [
+        "fetching the locked files",
+        "fetching Debian's packages",
+        "making the base of Debian packages",
+    ]
+    debs = (Deb("tool", "1", "a" * 64, "t/tool/tool_1_all.deb"),)
     assert made == [
         ("wheels", ["torch", "pip"], inputs.cache / "wheels", images().python),
-        ("base", debs, images().suite, ("http://mirror",), images().epoch),
+        ("debs", debs, ("http://mirror",), images().epoch, inputs.cache / "debs"),
+        ("base", debs, [Path("a.deb")], images().suite, images().epoch),
     ]
 
 
@@ -253,13 +259,13 @@ def test_a_base_is_made_once_for_each_lock(inputs: BuildInputs, made: list[tuple
 
     first = build_image._base(inputs, say)
     assert build_image._base(inputs, say) == first
-    assert len(made) == 1
+    assert [what for what, *_ in made] == ["debs", "base"]
     code = Path(debian_base.__file__).read_bytes()
     of = OTHER_DEBIAN.encode() + code + str(images().epoch).encode()
     assert first == inputs.cache / f"base-{sha256(of)[:16]}.tar"
     (inputs.root / "docker/debian.lock").write_text(OTHER_DEBIAN.replace("tool", "lib"))
     assert build_image._base(inputs, say) != first
-    assert len(made) == 2
+    assert [what for what, *_ in made] == ["debs", "base", "debs", "base"]
 
 
 def test_the_source_is_copied_without_bytecode(inputs: BuildInputs, tmp_path: Path) -> None:
@@ -458,14 +464,13 @@ def test_a_build_gives_buildah_the_locked_files_and_writes_the_image(
     assert files["pins.txt"] == f"torch==2.11.0 --hash=sha256:{'1' * 64}\n".encode()
     assert files["image.json"] == described(inputs)
     listed = json.loads(files["packages.json"])["files"]
-    assert [name for name, _, _ in listed][:1] == ["torch-2.11.0-py3-none-any.whl"]
-    assert not any(name.startswith("pip-") for name, _, _ in listed)
+    assert [name for name, _, _ in listed] == ["torch-2.11.0-py3-none-any.whl", "t/tool/tool_1_all.deb"]
     assert "source/bench/__init__.py" in files and "wheels/pip-26.0-py3-none-any.whl" in files
     assert builds["saved"].parent.parent == inputs.cache
     assert builds["saved"].parent.name.startswith("layers-")
     assert sorted(path.name.partition("-")[0] for path in inputs.cache.iterdir()) == ["base", "wheels"]
     assert said[0] == "these files match no commit, so the image will not name one"
-    assert said[3] == "building the layers"
+    assert said[4] == "building the layers"
 
 
 def test_files_of_a_commit_are_built_without_a_remark(

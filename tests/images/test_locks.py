@@ -10,7 +10,7 @@ import pytest
 import bench
 from bench.base.errors import BadInput
 from bench.base.names import IMAGE_VARIANTS
-from bench.images.debian_base import read_debs
+from bench.images.debian_packages import read_debs
 from bench.images.locked_wheels import check_wheels
 from bench.images.locks import BUILDER, DEBIAN, check_all, read_pins
 from bench.images.variants import images
@@ -112,12 +112,6 @@ def test_in_an_image_nccl_finds_infiniband() -> None:
     """NCCL loads the library at run time; without it, it silently connects nodes by TCP."""
     names = {deb.name for deb in read_debs(ROOT / DEBIAN)}
     assert {"libibverbs1", "ibverbs-providers"} <= names
-
-
-def test_a_damaged_list_of_debs_is_named_by_its_line(tmp_path: Path) -> None:
-    (tmp_path / "debian.lock").write_text("# head\nlibc6 2.36\n")
-    with pytest.raises(BadInput, match="line 2"):
-        read_debs(tmp_path / "debian.lock")
 
 
 def test_a_pin_has_a_normal_name_a_version_and_all_its_digests(tmp_path: Path) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bench.packages.apt_sources import pool_url, read_mirrors
+import pytest
+
+from bench.packages.apt_sources import pool_url, read_mirrors, source_url
 
 
 def test_mirrors_are_those_of_apt_in_both_formats(tmp_path: Path) -> None:
@@ -28,3 +30,16 @@ def test_updates_of_security_are_in_a_pool_of_their_own() -> None:
     assert pool_url("http://m/debian", "t/t_1.deb") == "http://m/debian/pool/main/t/t_1.deb"
     security = pool_url("http://m/debian-security", "t/t_1.deb")
     assert security == "http://m/debian-security/pool/updates/main/t/t_1.deb"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "http://m/debian",
+        "http://m/debian/",
+        "deb http://m/debian bookworm main",
+        "deb [check-valid-until=no] http://m/debian/ bookworm main",
+    ],
+)
+def test_a_mirror_is_named_by_its_url_or_by_a_line_of_apt_s(source: str) -> None:
+    assert source_url(source) == "http://m/debian"

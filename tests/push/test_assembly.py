@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import random
-import tarfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -125,10 +124,7 @@ def push(tmp_path: Path, web: Web, monkeypatch: pytest.MonkeyPatch) -> Push:
         with zipfile.ZipFile(wheels[-1]) as archive:
             files = {f"{DIST}/{member}": archive.read(member) for member in archive.namelist()}
         layers.append({**files, f"{DIST}/{name}-1.0.dist-info/RECORD": b"as pip writes it\n" * 99})
-    base = tmp_path / "base.tar"
-    with tarfile.open(base, "w"):
-        pass
-    own = {"usr/share/bench/sbom": bytes(5000), LIST: write_list(wheels, [], base)}
+    own = {"usr/share/bench/sbom": bytes(5000), LIST: write_list(wheels, [])}
     path = make_image(tmp_path, [*layers, own])
     for wheel, file in zip(wheels, read_list(own[LIST]), strict=True):
         publish(web, file, wheel.read_bytes())
