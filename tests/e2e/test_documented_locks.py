@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.images.debian_base import read_debs
+from bench.images.debian_packages import read_debs
 from bench.images.locks import BUILDER, DEBIAN, read_pins
 from tests.documented_commands import printed
 from tests.e2e.reader import Reader
