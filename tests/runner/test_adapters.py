@@ -64,15 +64,22 @@ def naive_curve(tmp_path_factory: pytest.TempPathFactory) -> Tensor:
         ("checkpointing",),
         ("fused-optimizer",),
         ("compile-blocks", "checkpointing"),
-        pytest.param(("compile",), marks=pytest.mark.slow),
+        ("compile",),
     ],
 )
 def test_every_setting_computes_what_naive_computes(
-    setting: Setting, naive_curve: Tensor, tmp_path: Path, request: pytest.FixtureRequest
+    setting: Setting, naive_curve: Tensor, tmp_path: Path, without_inductor: None
 ) -> None:
-    if "compile-blocks" in setting:  # Inductor compiles the whole model
-        request.getfixturevalue("without_inductor")
     found = curve(llama(precision="fp32"), setting, tmp_path)
+    torch.testing.assert_close(found, naive_curve, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.e2e
+def test_a_model_that_inductor_compiles_computes_what_naive_computes(
+    naive_curve: Tensor, tmp_path: Path
+) -> None:
+    torch._dynamo.reset()
+    found = curve(llama(precision="fp32"), ("compile",), tmp_path)
     torch.testing.assert_close(found, naive_curve, rtol=1e-4, atol=1e-6)
 
 
