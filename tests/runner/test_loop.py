@@ -95,5 +95,6 @@ def test_half_precision_weights_are_updated_like_those_of_autocast(name: str, tm
             run.step(2)
         moved.append([new.detach() - old for new, old in zip(strategy.weights, before, strict=True)])
     plain, half = (torch.cat([change.flatten() for change in changes]) for changes in moved)
-    assert float((plain - half).norm() / plain.norm()) < 0.25
+    # Weights rounded to bf16 after each step are 0.17 apart and more.
+    assert float((plain - half).norm() / plain.norm()) < 0.1
     assert float(plain.norm()) == pytest.approx(float(half.norm()), rel=0.02)
