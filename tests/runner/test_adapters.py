@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch._inductor.config
 from torch import Tensor, nn
 
 from bench.export.runtime import save_adapters
@@ -30,13 +28,7 @@ from tests.training.models.test_generic import model_of
 
 CPU = Device("cpu")
 QUICK = Timing(target_percent=50, measure_seconds=0.1, warmup_seconds=0.1, loss_steps=3)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_here() -> Iterator[None]:
-    """Compile in this process: starting compiler processes takes longer than these compilations."""
-    with torch._inductor.config.patch(compile_threads=1):
-        yield
+pytestmark = pytest.mark.usefixtures("compiled_here")
 
 
 def started(model: Model, setting: Setting, folder: Path, **changes: Any) -> TrialRun:

@@ -5,13 +5,12 @@ The CPU computes the same numbers as a GPU's units for fp8, so that this is the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-import torch._inductor.config
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -48,12 +47,7 @@ WIDE = SMALL | {"hidden_size": 64, "intermediate_size": 128, "num_key_value_head
 TINY = {m.family: m for name, m in known_models().items() if name.startswith("tiny-")}
 NARROW = SMALL | {"hidden_size": 24, "intermediate_size": 40, "num_attention_heads": 2}
 RELATIVE_ERROR = 2**-4  # of a number of e4m3, which has three bits of mantissa
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_here() -> Iterator[None]:
-    with torch._inductor.config.patch(compile_threads=1):
-        yield
+pytestmark = pytest.mark.usefixtures("compiled_here")
 
 
 def in_precision(model: Model, precision: Precision) -> Model:
