@@ -135,6 +135,18 @@ def without_inductor(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch._dynamo.reset()
 
 
+@pytest.fixture(scope="module")
+def compiled_here() -> Iterator[None]:
+    """Let Inductor compile in this process, and take the CPU's instructions for known.
+
+    Compiler processes, and code that tries the instructions, take longer than a compilation in these tests.
+    """
+    import torch._inductor.config
+
+    with torch._inductor.config.patch({"compile_threads": 1, "cpp.vec_isa_ok": True}):
+        yield
+
+
 # PATH with the programs of this environment, such as ninja. A system's own ninja comes first, as in all other
 # tests: a ninja of another version would compile DeepSpeed's operators again, and so would the next test.
 PATH = os.pathsep.join([os.environ["PATH"], str(Path(sys.executable).parent)])

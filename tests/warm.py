@@ -11,6 +11,9 @@ One server serves all test processes of a session. It imports bench's commands f
 `python -m bench` that would import them from here. A process that would import bench from somewhere else, as
 a node does, each one after a file of bench has changed, and every other program import bench by themselves.
 
+The fork server of a run measures the ceilings of the machine with small matrices: large ones took half of the
+processor time of a tiny run. A run by an ordinary Python has the large ones.
+
 One defect stays hidden under this Python: a module of bench that forgot to import a part of another
 package. Each program that some tests start in this way is therefore started by an ordinary Python in at least
 one test.
@@ -54,6 +57,7 @@ AHEAD = [
     "cryptography.hazmat.primitives.serialization.ssh", "fabric", "paramiko", "jsonschema", "rich.console",
 ]  # fmt: skip
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+MEASURING = "bench.runner.processes.forkserver"  # the module whose forks measure
 _MANY = 250  # open files; more cannot be sent in one message
 _HIGH = 1000  # larger than the number of every open file that is passed on
 
@@ -100,11 +104,13 @@ def _start_server(owner: int, packages: str, environment: Mapping[str, str]) -> 
     for program in Path(sys.executable).parent.iterdir():  # programs are looked for beside Python
         if not program.name.startswith("python"):
             (folder / program.name).symlink_to(program)
-    # Threads do not survive a fork, so no import may start one.
-    one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
+    # Threads do not survive a fork, so no import may start one. Starting compiler processes takes longer than
+    # most compilations.
+    alone = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    variables = os.environ | alone | {"DS_ACCELERATOR": "cpu"} | environment
     subprocess.Popen(
         [sys.executable, "-m", "tests.warm", str(folder), str(owner)],
-        cwd=ROOT, env=os.environ | one_thread | environment | {"PYTHONPATH": f"{packages}:{ROOT}".strip(":")},
+        cwd=ROOT, env=variables | {"PYTHONPATH": f"{packages}:{ROOT}".strip(":")},
         stdin=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
     until((folder / "socket").exists, "the server of tests/warm.py")
@@ -349,7 +355,16 @@ def _run(named: Sequence[str], words: Sequence[str]) -> None:
 def _module(name: str, *arguments: str) -> None:
     sys.argv[:] = [name, *arguments]
     sys.path.insert(0, str(Path.cwd()))
+    if name == MEASURING:
+        _measure_ceilings_with_small_matrices()
     runpy.run_module(name, run_name="__main__", alter_sys=True)
+
+
+def _measure_ceilings_with_small_matrices() -> None:
+    """Let products and copies take milliseconds. On a CPU, these reach the rates of large ones."""
+    ceilings: Any = import_module("bench.runner.trial.ceilings")
+    ceilings._CPU_SHAPES = ceilings._CPU_HALF_SHAPES = ((256, 256, 256),)
+    ceilings.COPIED_BYTES = ceilings.COPIED_BYTES | {"cpu": 16 << 20}
 
 
 def _script(name: str, *arguments: str) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch._inductor.config
 from torch import Tensor, nn
 
 from bench.export.runtime import save_adapters
@@ -30,13 +28,7 @@ from tests.training.models.test_generic import model_of
 
 CPU = Device("cpu")
 QUICK = Timing(target_percent=50, measure_seconds=0.1, warmup_seconds=0.1, loss_steps=3)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_here() -> Iterator[None]:
-    """Compile in this process: starting compiler processes takes longer than these compilations."""
-    with torch._inductor.config.patch(compile_threads=1):
-        yield
+pytestmark = pytest.mark.usefixtures("compiled_here")
 
 
 def started(model: Model, setting: Setting, folder: Path, **changes: Any) -> TrialRun:
@@ -64,15 +56,22 @@ def naive_curve(tmp_path_factory: pytest.TempPathFactory) -> Tensor:
         ("checkpointing",),
         ("fused-optimizer",),
         ("compile-blocks", "checkpointing"),
-        pytest.param(("compile",), marks=pytest.mark.slow),
+        ("compile",),
     ],
 )
 def test_every_setting_computes_what_naive_computes(
-    setting: Setting, naive_curve: Tensor, tmp_path: Path, request: pytest.FixtureRequest
+    setting: Setting, naive_curve: Tensor, tmp_path: Path, without_inductor: None
 ) -> None:
-    if "compile-blocks" in setting:  # Inductor compiles the whole model
-        request.getfixturevalue("without_inductor")
     found = curve(llama(precision="fp32"), setting, tmp_path)
+    torch.testing.assert_close(found, naive_curve, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.e2e
+def test_a_model_that_inductor_compiles_computes_what_naive_computes(
+    naive_curve: Tensor, tmp_path: Path
+) -> None:
+    torch._dynamo.reset()
+    found = curve(llama(precision="fp32"), ("compile",), tmp_path)
     torch.testing.assert_close(found, naive_curve, rtol=1e-4, atol=1e-6)
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch._inductor.config
 from torch import nn
 
 from bench.base.strict_json import from_json
@@ -37,13 +36,6 @@ TINY = {m.family: m for name, m in known_models().items() if name.startswith("ti
 HALVED = [name for name, family in families().items() if not family.keeps_fp32_weights]
 WITH_KERNELS = [n for n, family in families().items() if family.kernels and not family.missing_kernels("cpu")]
 CAUSAL = TEXT | {"objective": "causal-lm", "precision": "bf16"}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_here() -> Iterator[None]:
-    """Compile in this process: starting compiler processes takes longer than these compilations."""
-    with torch._inductor.config.patch(compile_threads=1):
-        yield
 
 
 def in_precision(model: Model, precision: Precision) -> Model:

@@ -77,20 +77,24 @@ def textbook_step(
 
 @pytest.mark.parametrize("name", ["muon", "adamw-8bit"])
 def test_half_precision_weights_are_updated_like_those_of_autocast(name: str, tmp_path: Path) -> None:
-    """The fp32 copies of half-weights move like fp32 weights, apart from gradients rounded to bf16."""
+    """The fp32 copies of half-weights move like fp32 weights, apart from gradients rounded to bf16.
+
+    A pass has two samples: a CPU without units for bf16 takes most of a second for eight.
+    """
     tiny = known_models()["tiny-gpt-neox"]
     optimizer = OPTIMIZERS[name](name, 1e-3, 0.9, 0.95, 1e-8, 0.1)
-    model = replace(tiny, recipe=replace(tiny.recipe, precision="bf16", batch_size=16, optimizer=optimizer))
+    model = replace(tiny, recipe=replace(tiny.recipe, precision="bf16", batch_size=4, optimizer=optimizer))
     moved = []
     for setting in ((), ("half-weights",)):
-        one = trial(model=model, setting=setting, micro_batch=8, seed=5)
+        one = trial(model=model, setting=setting, micro_batch=2, seed=5)
         run = TrialRun(one, CPU, Team(), tmp_path, lambda event: None)
         run.prepare()
         strategy: Any = run.strategy
         before = [weight.detach().clone() for weight in strategy.weights]
-        for _ in range(20):
+        for _ in range(8):
             run.step(2)
         moved.append([new.detach() - old for new, old in zip(strategy.weights, before, strict=True)])
     plain, half = (torch.cat([change.flatten() for change in changes]) for changes in moved)
-    assert float((plain - half).norm() / plain.norm()) < 0.25
+    # Weights rounded to bf16 after each step are 0.17 apart and more.
+    assert float((plain - half).norm() / plain.norm()) < 0.1
     assert float(plain.norm()) == pytest.approx(float(half.norm()), rel=0.02)

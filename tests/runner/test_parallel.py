@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from bench.training.optimizers import OPTIMIZERS
 from bench.training.setting import NAIVE, Setting
 from tests.builders import trial
 from tests.patience import PATIENCE_SECONDS
+from tests.warm import quick_python
 
 pytestmark = pytest.mark.slow
 EVERYDAY = [NAIVE, ("fsdp-3",), ("fsdp-2", "offload")]  # ZeRO first compiles its own operations for a minute
@@ -39,9 +41,8 @@ LIMITS = Limits(PATIENCE_SECONDS)
 @pytest.fixture(scope="module")
 def supervisor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Supervisor]:
     folder = tmp_path_factory.mktemp("server")
-    with pytest.MonkeyPatch.context() as environment:
-        # Starting compiler processes takes longer than these compilations.
-        environment.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    with pytest.MonkeyPatch.context() as quick:
+        quick.setattr(sys, "executable", quick_python())
         with Supervisor(PRELOAD, lambda event: None, folder / "server.txt") as started:
             yield started
 

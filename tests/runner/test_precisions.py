@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -34,18 +35,19 @@ LIKE_OTHERS = {  # architectures that multiply as another one of the list does
     "stablelm", "starcoder2", "xlm-roberta",
 }  # fmt: skip
 OTHERS = [model for model in [*MASKED, *UNMASKED, generic("resnet")] if model.family not in LIKE_OTHERS]
-KINDS_OF_LAYERS = {  # one layer of each kind, of architectures whose layers differ in their windows
-    "gemma3_text": ("sliding_attention", "full_attention"),
-    "cohere2": ("sliding_attention", "full_attention"),
+KINDS_OF_LAYERS: dict[str, dict[str, Any]] = {  # one layer of each kind, of architectures that have two
+    "gemma3_text": {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]},
+    "cohere2": {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]},
+    "modernbert": {"num_hidden_layers": 2},  # the first has full attention
+    "deepseek_v3": {"num_hidden_layers": 2},  # the first has no experts
 }
+NUMBER_OF_LAYERS = ("num_hidden_layers", "n_layer", "n_layers")
 
 
 def short(model: Model) -> Model:
     """Return the model with one layer of each kind."""
-    if model.family not in KINDS_OF_LAYERS:
-        return model
-    kinds = [*KINDS_OF_LAYERS[model.family]]
-    layers = {"num_hidden_layers": len(kinds), "layer_types": kinds}
+    one = {name: 1 for name in NUMBER_OF_LAYERS if name in model.architecture}
+    layers = KINDS_OF_LAYERS.get(model.family, one)
     return replace(model, architecture={**model.architecture, **layers})
 
 

@@ -5,13 +5,12 @@ The CPU computes the same numbers as a GPU's units for fp8, so that this is the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-import torch._inductor.config
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -48,12 +47,7 @@ WIDE = SMALL | {"hidden_size": 64, "intermediate_size": 128, "num_key_value_head
 TINY = {m.family: m for name, m in known_models().items() if name.startswith("tiny-")}
 NARROW = SMALL | {"hidden_size": 24, "intermediate_size": 40, "num_attention_heads": 2}
 RELATIVE_ERROR = 2**-4  # of a number of e4m3, which has three bits of mantissa
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_here() -> Iterator[None]:
-    with torch._inductor.config.patch(compile_threads=1):
-        yield
+pytestmark = pytest.mark.usefixtures("compiled_here")
 
 
 def in_precision(model: Model, precision: Precision) -> Model:
@@ -320,13 +314,18 @@ def checked(model: Model, setting: Setting, folder: Path) -> GradientCheck:
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids="+".join)
-def test_gradients_are_those_of_the_recipe(
-    setting: Setting, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    if "joined-products" not in setting:  # Inductor compiles the setting with the most methods
-        request.getfixturevalue("without_inductor")
+def test_gradients_are_those_of_the_recipe(setting: Setting, tmp_path: Path, without_inductor: None) -> None:
+    agree(checked(llama(), setting, tmp_path))
+
+
+@pytest.mark.e2e
+def test_gradients_that_inductor_compiles_are_those_of_the_recipe(tmp_path: Path) -> None:
+    """The setting with the most methods; its kernels take a C++ compiler most of a minute."""
     torch._dynamo.reset()
-    check = checked(llama(), setting, tmp_path)
+    agree(checked(llama(), SETTINGS[-1], tmp_path))
+
+
+def agree(check: GradientCheck) -> None:
     assert check.agrees
     assert check.whole_difference is not None and check.whole_difference < MOST_OF_WHOLE / 2
     assert check.worst_difference is not None and check.worst_difference < MOST_OF_A_PARAMETER / 2

@@ -65,7 +65,7 @@ def test_a_model_is_counted_as_timm_publishes_it(
     assert build.counted.footprints
 
 
-@pytest.mark.parametrize(("name", "options"), [("resnet18", {}), ("vit_tiny_patch16_224", {"img_size": 64})])
+@pytest.mark.parametrize(("name", "options"), [("test_resnet", {}), ("test_vit", {"img_size": 64})])
 @pytest.mark.parametrize("setting", [(), ("kernels",), ("checkpointing",), ("half-weights",)])
 def test_settings_train_alike(name: str, options: dict[str, Any], setting: Setting, tmp_path: Path) -> None:
     model = model_of(name, **options)

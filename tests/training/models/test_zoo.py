@@ -111,7 +111,8 @@ def shrunk(model: Model) -> Model:
 )
 def test_a_shrunk_model_trains(name: str, tmp_path: Path) -> None:
     model = shrunk(of_zoo(name).model)
-    run = TrialRun(trial(model=model, setting=()), Device("cpu"), Team(), tmp_path, lambda _: None)
+    one = trial(model=model, setting=(), micro_batch=1)
+    run = TrialRun(one, Device("cpu"), Team(), tmp_path, lambda _: None)
     run.prepare()
     before = [weight.detach().clone() for weight in run.strategy.whole.parameters()]
     for _ in range(2):

@@ -129,7 +129,7 @@ def test_weights_in_another_order_of_memory_are_updated_alike() -> None:
 
 
 @pytest.mark.slow
-def test_the_compiled_update_computes_what_the_plain_one_does() -> None:
+def test_the_compiled_update_computes_what_the_plain_one_does(compiled_here: None) -> None:
     torch.manual_seed(2)
     for numbers in (64 * 256, 100 * 256):  # of two sizes, one compilation
         weight, gradient = torch.randn(numbers), torch.randn(numbers)
