@@ -26,7 +26,7 @@ from tests.warm import forked_for, quick_python
 # Python.
 pytestmark = pytest.mark.slow
 
-QUICK = {"target_percent": 50, "measure_seconds": 0.05, "warmup_seconds": 0.05, "loss_steps": 1}
+QUICK = {"target_percent": 50, "measure_seconds": 0.2, "warmup_seconds": 0.1, "loss_steps": 1}
 MANIFEST: dict[str, Any] = {
     "schema": "bench/manifest/v1",
     "name": "test",
