@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bench.records.trial import OutOfMemory
-from tests.report.made import bundle
+from tests.report.made import H100, START, bundle
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted((ROOT / "benchmarks").glob("*.py"))
@@ -67,3 +67,19 @@ def test_spreads_of_bundles_without_a_measured_setting_are_refused(
         import_module("benchmarks.spreads").main()
     assert ended.value.code == 2
     assert "no measured setting on a GPU" in capsys.readouterr().err
+
+
+def test_a_replay_keeps_trials_of_different_cards_apart(tmp_path: Path) -> None:
+    """A trial is replaced by a later one of the same model on the same kind and number of GPUs alone."""
+    bundle(tmp_path / "first.tar", run_id="aaaa", uuid="A", pass_seconds=0.5)
+    bundle(tmp_path / "again.tar", run_id="bbbb", uuid="B", pass_seconds=0.4, started=START + 60)
+    bundle(tmp_path / "other.tar", run_id="cccc", uuid="C", pass_seconds=0.3, gpu="NVIDIA H200")
+    found = import_module("benchmarks.replay").worlds([tmp_path])
+    assert sorted(found) == [("tiny-gpt-neox", H100, 1), ("tiny-gpt-neox", "NVIDIA H200", 1)]
+    seconds = {
+        card: {step.seconds / step.accumulation for step in measured.measurement.steps}
+        for (_, card, _), world in found.items()
+        for measured in world.outcomes.values()
+    }
+    assert min(seconds[H100]) == pytest.approx(0.4 * 0.99, rel=0.01)
+    assert min(seconds["NVIDIA H200"]) == pytest.approx(0.3 * 0.99, rel=0.01)
