@@ -46,7 +46,10 @@ def init(request: InitArguments) -> int:
     if answers.rent:
         _refuse_existing(_prices_file(request.file), request)
     document = first.as_text(first.first_manifest(request.file.stem.lower(), answers))
-    parse_manifest(document, str(request.file))  # a config.json may have mistakes
+    model, where = answers.model, str(request.file)
+    if isinstance(model, first.OwnConfig):  # a config.json may have mistakes
+        where = f"{model.path}, as an architecture"
+    parse_manifest(document, where)
     _write(request.file, document)
     schema = request.file.with_name(first.SCHEMA_FILE)
     if _is_ours(schema):
