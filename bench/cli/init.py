@@ -17,6 +17,7 @@ from typing import TypeVar
 from bench.base.errors import BadInput, Incomplete, one_line
 from bench.base.files import write_whole
 from bench.base.shipped_data import DATA, MANIFEST_SCHEMA
+from bench.base.system_advice import advice_on
 from bench.base.terminal import wrapped
 from bench.planning import first_manifest as first
 from bench.planning.first_manifest import PUBLISHED, FirstAnswers, OwnConfig
@@ -88,7 +89,8 @@ def _write(file: Path, data: bytes) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_whole(file, data)
     except OSError as error:
-        raise BadInput(f"cannot be written: {error.strerror}", where=str(file)) from None
+        advice = advice_on(error, file, reading=False)
+        raise BadInput(f"cannot be written: {error.strerror}", where=str(file), advice=advice) from None
 
 
 def _answers(request: InitArguments) -> FirstAnswers:

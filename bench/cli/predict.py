@@ -14,6 +14,7 @@ from bench.cli.combinations import refuse_two_formats, refuse_without_plots
 from bench.cli.stdio import show
 from bench.library.predict import Predictions
 from bench.library.predict import predict as predict_machines
+from bench.records.text import count_text
 from bench.report.text.prediction_table import explained, prediction_csv, prediction_text
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def predict(request: PredictArguments) -> int:
         from bench.report.plots.predictions import prediction_plots
 
         written = write_plots(request.plots, prediction_plots(rows, currency, measured), png=request.png)
-        print(f"plots  {len(written)} files in {request.plots}", file=sys.stderr)
+        print(f"plots  {count_text(len(written), 'file')} in {request.plots}", file=sys.stderr)
     return 0 if rows else 1
 
 
@@ -131,7 +132,9 @@ def _measured(models: Sequence[Model], request: PredictArguments) -> Comparison 
     found = collect(CompareArguments(tuple(request.measured), prices=request.prices, rent=request.rent))
     recipes = {model.name: tuple(recipe_conditions(model)) for model in models}
     parts = tuple(part for part in found.parts if recipes.get(part.model) == part.recipe)
-    kept = {part.model for part in parts}
-    for model in dict.fromkeys(part.model for part in found.parts if part.model in recipes.keys() - kept):
-        print(f"{model}: its bundles measured another recipe, and are not shown", file=sys.stderr)
+    measured = {part.model for part in found.parts}
+    for model in [model for model in recipes if model not in {part.model for part in parts}]:
+        why = "its bundles measured another recipe, and are not shown"
+        why = why if model in measured else "no bundle of --measured has it"
+        print(f"{model}: {why}", file=sys.stderr)
     return replace(found, parts=parts)

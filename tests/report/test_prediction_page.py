@@ -68,7 +68,7 @@ def test_predicted_marks_are_hollow_and_measured_ones_filled(tmp_path: Path) -> 
 
 
 def test_a_manifest_is_read_once_also_with_measured_bundles(tmp_path: Path) -> None:
-    """It may come through a pipe, which has nothing for a second reader."""
+    """A pipe has nothing for a second reader."""
     pipe = tmp_path / "m.json"
     os.mkfifo(pipe)
     document = json.dumps({"schema": "bench/manifest/v1", "models": ["pythia-1b"]})
