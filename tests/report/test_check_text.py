@@ -1,4 +1,4 @@
-"""The text of a node check: the checks that are listed as not possible are those that the last line counts."""
+"""The text of a node check: those checks are listed as not possible that the last line counts."""
 
 from __future__ import annotations
 
