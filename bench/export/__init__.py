@@ -313,11 +313,12 @@ def _readme(
         measured = (
             f"Measured: {interval_text(estimate.step_seconds)} s a step, "
             f"{origin.marked(f'{interval_text(estimate.days)} days')}, "
-            f"{bytes_text(estimate.peak_bytes)} a GPU."
+            f"{bytes_text(estimate.peak_bytes)} a device."
         )
     warnings = "".join(f"\n{warning}\n" for warning in origin.warnings(_plain))
     devices = count_text(trial.gpus, "device")
-    shape = f"{trial.micro_batch} samples a pass, {trial.accumulation} passes a step, {devices}"
+    samples, passes = count_text(trial.micro_batch, "sample"), count_text(trial.accumulation, "pass")
+    shape = f"{samples} a pass, {passes} a step, {devices}"
     listed = "\n".join(f"- `{name}`" for name in files)
     return f"""# {_plain(trial.model.name)}, {_plain(result.label)}
 

@@ -65,9 +65,10 @@ def docstring(trial: Trial, facts: Facts) -> str:
     if estimate := result.estimate:
         step, days = interval_text(estimate.step_seconds), interval_text(estimate.days)
         days = facts.origin.marked(f"{days} days")
-        measured += f": {step} s a step, {days}, {bytes_text(estimate.peak_bytes)} a GPU"
+        measured += f": {step} s a step, {days}, {bytes_text(estimate.peak_bytes)} a device"
     devices = count_text(trial.gpus, "device")
-    measured += f". A step has {trial.accumulation} passes of {trial.micro_batch} samples on {devices}."
+    passes, samples = count_text(trial.accumulation, "pass"), count_text(trial.micro_batch, "sample")
+    measured += f". A step has {passes} of {samples} on {devices}."
     if left_out := [name for name in facts.measured.setting if name not in trial.setting]:
         measured += f" Left out here: {', '.join(left_out)}, code of bench without which a step takes longer."
     about = "Its losses are those of bench. Data and weights are made up: your own go into `Samples` and"

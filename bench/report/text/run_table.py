@@ -150,7 +150,7 @@ def _proof(trial: TrialResult) -> str:
         return failure_word(trial.unproven)
     if trial.proof is None:
         return ""
-    return f"{figures(trial.proof.step_seconds, 4)} ({trial.proof.steps} steps)"
+    return f"{figures(trial.proof.step_seconds, 4)} ({count_text(trial.proof.steps, 'step')})"
 
 
 def _reasons(trials: Sequence[TrialResult]) -> Iterator[str]:
