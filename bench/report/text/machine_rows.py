@@ -158,8 +158,6 @@ def _offer_notes(entry: Entry, offer: Offer, comparison: Comparison) -> Iterator
     if offer.marks:
         yield "<- " + ", ".join(offer.marks)
         yield from doubts(entry)  # repeated beside the recommendation
-    elif entry.row.marks:
-        yield ", ".join(mark.kind for mark in entry.row.marks)
     machine = entry.row.machine
     yield from paid_for(machine.nodes, machine.devices, offer.gpus)
     if offer.in_budget is False:
