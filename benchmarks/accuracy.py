@@ -11,6 +11,7 @@ benchmarks/gpu/proof.sh.
 
 from __future__ import annotations
 
+import argparse
 import multiprocessing
 import os
 import sys
@@ -123,8 +124,11 @@ def row(trial: Trial, rounds: list[tuple[float, list[float]]]) -> tuple[str, ...
 
 
 def main() -> int:
-    """Print a table of predicted and measured steps; the argument is the number of rounds, 5 by default."""
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
+    """Print a table of predicted and measured steps."""
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser.add_argument("rounds", nargs="?", type=int, default=5, metavar="ROUNDS", help="default: 5")
+    rounds = parser.parse_args().rounds
     os.environ.setdefault(
         "TRANSFORMERS_VERBOSITY", "error"
     )  # transformers would otherwise recommend packages that need a GPU

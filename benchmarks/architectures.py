@@ -9,6 +9,7 @@ measured by `bench run`, and `bench verify` judges the bundles. Takes an hour on
 
 from __future__ import annotations
 
+import argparse
 import json
 import multiprocessing
 import os
@@ -24,6 +25,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.small_architectures import made_small, sample_sizes
 
 Pair = tuple[str, str]  # a type of transformers and an objective of bench
@@ -150,10 +152,14 @@ def verified(chosen: Sequence[Pair]) -> list[str]:
 
 
 def main() -> None:
-    """Train every pair for two steps and print docs/models.md; arguments limit the model types."""
+    """Train every pair for two steps and print docs/models.md."""
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser.add_argument("types", nargs="*", metavar="TYPE", help="a model type; default: all of transformers")
+    types = parser.parse_args().types
     os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "PYTHONWARNINGS": "ignore"}
     CONTEXT.set_forkserver_preload(PRELOADED)
-    every = pairs(sys.argv[1:])
+    every = pairs(types)
     with ThreadPoolExecutor(WORKERS) as workers:
         reasons = dict(zip(every, workers.map(outcome, every), strict=True))
     trained = [pair for pair, reason in reasons.items() if not reason]

@@ -10,6 +10,7 @@ SEND sends all layers, INDEX lets the node download wheels, ALL also Debian pack
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shutil
@@ -87,11 +88,18 @@ def measured(operator: WithImage, image: Path, port: int, group: Path, *words: s
     return costs
 
 
-def main(image: str, wheels: str, *chosen: str) -> None:
+def main() -> None:
     """Push an assembled image over slow lines and print the costs of each chosen way as JSON."""
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser.add_argument("image", type=Path, metavar="IMAGE", help="an archive of bench image build")
+    parser.add_argument("wheels", type=Path, metavar="WHEELS", help="a folder below which its wheels are")
+    parser.add_argument("ways", nargs="*", metavar="WAY", help="SEND, INDEX or ALL; default: all three")
+    given = parser.parse_args()
+    image: Path = given.image
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-assembled-")))
-        publish(Path(image), Path(wheels), folder / "web")
+        publish(image, given.wheels, folder / "web")
         group = stack.enter_context(counted_processes())
         stack.enter_context(namespace())
         url = stack.enter_context(served(folder / "web"))
@@ -106,11 +114,11 @@ def main(image: str, wheels: str, *chosen: str) -> None:
             "ALL": (*index, "--mirror", f"{url}/debian"),
         }
         found = {
-            name: measured(operator, Path(image).absolute(), port, group, *ways[name])
-            for name in chosen or ways
+            name: measured(operator, image.absolute(), port, group, *ways[name])
+            for name in given.ways or ways
         }
     print(json.dumps({"cores": os.cpu_count(), **found}, indent=1))
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

@@ -5,6 +5,7 @@ python benchmarks/compare.py BUNDLE [COUNT...]     default: 100, 1,000 and 10,00
 
 from __future__ import annotations
 
+import argparse
 import resource
 import sys
 import tempfile
@@ -24,8 +25,14 @@ def measured(command: list[str], out: Path) -> tuple[float, float, float]:
 
 def main() -> int:
     """Print one line for each number of copies of the bundle."""
-    source = Path(sys.argv[1])
-    counts = [int(text) for text in sys.argv[2:]] or [100, 1_000, 10_000]
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser.add_argument("bundle", type=Path, metavar="BUNDLE", help="what is copied")
+    counted = "copies; default: 100, 1,000 and 10,000"
+    parser.add_argument("counts", nargs="*", type=int, metavar="COUNT", help=counted)
+    given = parser.parse_args()
+    source: Path = given.bundle
+    counts = given.counts or [100, 1_000, 10_000]
     bench = str(Path(sys.executable).with_name("bench"))
     for count in counts:
         with tempfile.TemporaryDirectory() as name:

@@ -10,6 +10,7 @@ prediction by.
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,6 +20,7 @@ from typing import NamedTuple
 
 from tabulate import tabulate
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 from bench.bundle.verdict import RunContents
 from bench.bundle.verify import Verdict
 from bench.planning.memory_prediction import predict_bytes, predict_counted_bytes
@@ -86,6 +88,9 @@ def ratios() -> Iterator[Ratio]:
 
 def main() -> None:
     """Print the ratios of all trials, and to stderr how many are within 10% of 1."""
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser.parse_args()
     rows = sorted({*ratios()})
     print(tabulate(rows, headers=Ratio._fields, floatfmt=".3f"))
     for name in ("formula", "counted"):

@@ -7,6 +7,7 @@ Run it when a model of the zoo, the counting code or the version of transformers
 
 from __future__ import annotations
 
+import argparse
 import sys
 from importlib.metadata import version
 from typing import Any
@@ -21,6 +22,9 @@ from bench.training.models.zoo import zoo_model, zoo_names
 
 def main() -> None:
     """Count every model of the zoo and write the counts that bench ships; ends if one cannot be."""
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser.parse_args()
     counts: dict[str, Any] = {}
     for name in zoo_names():
         found = zoo_model(name)

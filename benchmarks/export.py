@@ -5,6 +5,7 @@ python benchmarks/export.py [ROUNDS]     the smallest model on the CPU; 3 rounds
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import statistics
@@ -61,7 +62,10 @@ def trained(folder: Path, step: float) -> float:
 
 def main() -> int:
     """Print how long a step takes in each exported file, as a ratio to that of the bundle."""
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 3
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser.add_argument("rounds", nargs="?", type=int, default=3, metavar="ROUNDS", help="default: 3")
+    rounds = parser.parse_args().rounds
     ratios: dict[str, list[float]] = {kind: [] for kind in WITH_BENCH}
     for number in range(rounds):
         with tempfile.TemporaryDirectory() as name:

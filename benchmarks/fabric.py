@@ -6,17 +6,25 @@ run the link of one node has half of the rate that the others have.
 
 from __future__ import annotations
 
+import argparse
 import random
 import sys
 import tempfile
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.e2e.fabric import check_fabric
 from tests.e2e.network import MEGABIT, network
 
 
-def main(runs: int = 10, nodes: int = 8) -> None:
+def main() -> None:
     """Print how often the check between nodes names the one that is slow, and how often a wrong one."""
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser.add_argument("runs", nargs="?", type=int, default=10, metavar="RUNS", help="default: 10")
+    parser.add_argument("nodes", nargs="?", type=int, default=8, metavar="NODES", help="default: 8")
+    given = parser.parse_args()
+    runs, nodes = given.runs, given.nodes
     right = wrong = 0
     for run in range(runs):
         slow = random.Random(run).randrange(nodes)
@@ -31,4 +39,4 @@ def main(runs: int = 10, nodes: int = 8) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    main()

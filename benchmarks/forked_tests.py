@@ -14,6 +14,7 @@ comes when the tests are collected.
 
 from __future__ import annotations
 
+import argparse
 import base64
 import gc
 import importlib
@@ -209,9 +210,13 @@ class _Collected:
 
 
 def main() -> None:
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser.add_argument("tests", nargs="*", metavar="TEST_FILE", help="files whose tests are collected once")
+    tests = parser.parse_args().tests
     sys.path[0] = str(Path.cwd())  # as `python -m pytest` has it, instead of the folder of this file
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))  # ends the fork, too
-    if tests := sys.argv[1:]:
+    if tests:
         _run_collected(tests)
         return
     for line in sys.stdin:

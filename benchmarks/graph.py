@@ -9,6 +9,7 @@ An import that runs upward, or between boxes that import each other, is red.
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -106,8 +107,14 @@ def svg(floors: Sequence[Sequence[str]], edges: Counter[tuple[str, str]]) -> str
 
 def main() -> int:
     """Write the picture of the imports of this tree, or of the tree in the second argument."""
-    out, *other = map(Path, sys.argv[1:])
-    root = other[0] if other else ROOT
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser.add_argument("out", type=Path, metavar="OUT.svg", help="the picture to write")
+    boxes = "another tree, whose modules are boxes; default: this tree, by folders"
+    parser.add_argument("folder", nargs="?", type=Path, metavar="FOLDER", help=boxes)
+    given = parser.parse_args()
+    out, other = given.out, given.folder
+    root = other or ROOT
     edges = between_boxes(root)
     if not other:
         edges = Counter({pair: count for pair, count in edges.items() if "__main__" not in pair})

@@ -12,6 +12,7 @@ with the push alone and with the hostile nodes.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import signal
@@ -26,6 +27,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.e2e.nodes import Nodes, ssh_nodes
 from tests.e2e.pushing import Operator
 from tests.push.strange_nodes import mark_of, ssh_server
@@ -190,6 +192,9 @@ def pushed(one: Operator, hostile: Sequence[str], out: str) -> Pushed:
 
 def main() -> None:
     """Print rounds as JSON; hostile nodes behave in five ways in each round, in turn."""
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser.parse_args()
     rounds = []
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)

@@ -15,6 +15,7 @@ JSON says.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import signal
@@ -31,6 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 from bench.bundle.verify import verify_bundle
 from bench.node_check.recompute_any import recompute
 from benchmarks.hostile_push import WAYS, cpu_seconds, hosts_apart
@@ -146,8 +148,12 @@ def bad_hosts(nodes: Nodes, folder: Path, stack: ExitStack) -> list[str]:
     return [*hostile, *refused, *silent]
 
 
-def main(rounds: int) -> None:
+def main() -> None:
     """Print as JSON what a push costs alone and beside bad nodes, and how one ends that is interrupted."""
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser.add_argument("rounds", nargs="?", type=int, default=2, metavar="ROUNDS", help="default: 2")
+    rounds = parser.parse_args().rounds
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background would ignore it
     found: dict[str, Any] = {"rounds": []}
     with tempfile.TemporaryDirectory(prefix="bench-hundred-") as name, ExitStack() as stack:
@@ -178,4 +184,4 @@ def main(rounds: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 2)
+    main()

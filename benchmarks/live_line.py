@@ -8,13 +8,16 @@ time that passed, beside that of the same loop without it.
 
 from __future__ import annotations
 
+import argparse
 import os
 import pty
 import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 from bench.base.live_line import LiveLine
 from bench.runner.run.progress import Progress
 from tests.builders import trial
@@ -37,7 +40,13 @@ def drain(terminal: int) -> None:
 
 def main() -> None:
     """Print the share of time that drawing takes at this many steps a second."""
-    a_second, seconds = (float(word) for word in [*sys.argv[1:], "200", "30"][:2])
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    steps = parser.add_argument("a_second", nargs="?", type=float, default=200.0, metavar="STEPS_A_SECOND")
+    steps.help = "default: 200"
+    parser.add_argument("seconds", nargs="?", type=float, default=30.0, metavar="SECONDS", help="default: 30")
+    given = parser.parse_args()
+    a_second, seconds = given.a_second, given.seconds
     ours, theirs = pty.openpty()
     threading.Thread(target=drain, args=(ours,), daemon=True).start()
     os.environ["TERM"] = "xterm"

@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 
 from tabulate import tabulate
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.changed_functions import changed_functions
 from benchmarks.forked_tests import Reply, Request, TracedTest
 from benchmarks.mutated_modules import FIRST_REPORT, MODULES, Held

@@ -9,6 +9,7 @@ together, each page counted once, so that other Pythons on the machine do not ma
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
@@ -96,8 +97,14 @@ def year_of_checks(checks: int) -> Iterator[IndexedCheck]:
         yield replace(check, level="quick", figures=dict.fromkeys(uuids, figures)) if quick else check
 
 
-def main(checks: int) -> int:
-    """Print time, memory and disk space of a passive check beside an index of `checks` checks."""
+def main() -> int:
+    """Print time, memory and disk space of a passive check beside an index of many checks."""
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser.add_argument(
+        "checks", nargs="?", type=int, default=YEAR, metavar="CHECKS", help=f"default: {YEAR}"
+    )
+    checks = parser.parse_args().checks
     with tempfile.TemporaryDirectory() as temporary:
         place = Path(temporary)
         (place / "machine.json").write_text(json.dumps({"count": 8}))
@@ -142,4 +149,4 @@ def main(checks: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]) if len(sys.argv) > 1 else YEAR))
+    sys.exit(main())

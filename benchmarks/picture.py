@@ -7,6 +7,7 @@ The report answers a question, so that the pictures show an answer, and has an e
 
 from __future__ import annotations
 
+import argparse
 import sys
 import tempfile
 from pathlib import Path
@@ -22,7 +23,12 @@ SCREENS = {"": (1280, 900), "-phone": (390, 844)}
 
 def main() -> int:
     """Write one picture for each of SCREENS; the report is made for it and not kept."""
-    bundles, picture = map(Path, sys.argv[1:])
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser.add_argument("bundles", type=Path, metavar="BUNDLES", help="a bundle, or a folder of bundles")
+    parser.add_argument("picture", type=Path, metavar="OUT.png", help="the picture of the desktop")
+    given = parser.parse_args()
+    bundles, picture = given.bundles, given.picture
     with tempfile.TemporaryDirectory() as name, chromium() as browser:
         report = Path(name) / "report.html"
         write_html(report, collect(CompareArguments((bundles,), html=report, **ASKED)))

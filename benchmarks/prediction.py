@@ -26,6 +26,7 @@ from pathlib import Path
 import numpy as np
 from tabulate import tabulate
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 from bench.base.gpu_catalogue import gpu_named
 from bench.base.strict_json import to_json
 from bench.bundle.verdict import RunContents
@@ -374,7 +375,8 @@ def newest_from_older(own: Sequence[Row]) -> list[float]:
 
 def main() -> None:
     """Print the errors of fits that did not see what they predict; --write: write the fit of all rows."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--rows", action="store_true", help="print each row of the bundles with its error")
     asked = parser.parse_args()

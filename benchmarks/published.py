@@ -64,7 +64,8 @@ def line(name: str, held: list[HeldRow]) -> tuple[object, ...]:
 
 def main() -> None:
     """Print for each source how its rates compare with their predictions."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("--rows", action="store_true", help="print every row")
     asked = parser.parse_args()
     published = shipped_rows()

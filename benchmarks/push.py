@@ -6,6 +6,7 @@ python benchmarks/push.py --image    the CPU image pushed to an engine: first pu
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
 import subprocess
@@ -90,7 +91,10 @@ def an_image() -> dict[str, Any]:
 
 def main() -> None:
     """Print the times of a push as JSON; with --image, of pushing an image."""
-    if "--image" in sys.argv:
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser.add_argument("--image", action="store_true", help="push the CPU image to an engine")
+    if parser.parse_args().image:
         found = an_image()
     else:
         with (

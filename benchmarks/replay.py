@@ -25,7 +25,7 @@ from typing import NamedTuple
 from tabulate import tabulate
 
 from bench.base.frozen import dataclass
-from bench.base.strict_json import from_json, strict_loads
+from bench.base.strict_json import field_values, from_json, strict_loads
 from bench.bundle.verdict import RunContents
 from bench.bundle.verify import Files, Verdict
 from bench.node_check.recompute_any import recompute
@@ -35,22 +35,33 @@ from bench.planning.search.lower_bounds import arithmetic_of
 from bench.planning.search.next_trial import fastest, finalist, longer, next_trial, step_seconds
 from bench.records.estimate import BETWEEN_PROCESSES
 from bench.records.trial import Measured, Measurement, NodeFacts, Outcome, StepSample, Timing, Trial
-from bench.report.read_bundles import look_at_all
+from bench.report.read_bundles import distinct_bundles, look_at_all
 from bench.runner.trial.stopping_rules import is_enough
 from bench.training.setting import Setting, in_group
 
 ALLOWED_REGRET = 0.01  # share of the fastest time
 HOUR = Path(__file__).parents[1] / "manifests/hour.json"
 HEADERS = (
-    "model", "GPUs", "trials", "all, s", "guided, s", "share", "asked", "mean regret", "95th %", "<= 1%",
+    "model", "card", "GPUs", "trials", "all, s", "guided, s", "share", "asked", "mean regret", "95th %",
+    "<= 1%",
 )  # fmt: skip
 Key = tuple[Setting, int]  # setting and micro-batch, which identify a trial of a world
-Part = tuple[str, int, NodeFacts, Key, Outcome, float]  # a trial: model, GPUs, node, key, outcome, seconds
+
+
+class WorldName(NamedTuple):
+    """A model and the machine on which it trains: trials of one name can replace each other."""
+
+    model: str
+    card: str  # the kinds of the GPUs that trained, or the CPU
+    gpus: int
+
+
+Part = tuple[WorldName, NodeFacts, Key, Outcome, float]  # a trial: where it ran, key, outcome, seconds
 
 
 @dataclass()
 class World:
-    """One model on a given number of GPUs, with each trial's outcome and duration."""
+    """One model on a given number of GPUs of one kind, with each trial's outcome and duration."""
 
     node: NodeFacts
     outcomes: dict[Key, Outcome] = field(default_factory=dict)
@@ -61,33 +72,33 @@ def main() -> int:
     """Print each model's regret, and how often it is within what is allowed."""
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
-    parser.add_argument("bundles", nargs="+", type=Path)
-    parser.add_argument("--replays", type=int, default=1000)
+    parser.add_argument("bundles", nargs="+", type=Path, metavar="BUNDLE_OR_FOLDER")
+    parser.add_argument("--replays", type=int, default=1000, help="of each model and machine; default: 1000")
     arguments = parser.parse_args()
     found = worlds(arguments.bundles)
     rows, good, total = [], 0, 0
     everything = spent = 0.0  # GPU seconds
-    for (model, gpus), world in sorted(found.items()):
-        results = list(replays(model, gpus, world, arguments.replays))
-        rows.append(row(model, gpus, world, results))
+    for name, world in sorted(found.items()):
+        results = list(replays(name, world, arguments.replays))
+        rows.append(row(name, world, results))
         good += sum(replay.regret <= ALLOWED_REGRET for replay in results)
         total += len(results)
-        everything += gpus * sum(world.seconds.values())
-        spent += gpus * mean(replay.seconds for replay in results)
+        everything += name.gpus * sum(world.seconds.values())
+        spent += name.gpus * mean(replay.seconds for replay in results)
     print(tabulate(rows, HEADERS, disable_numparse=True))
     print(f"\nregret at most {ALLOWED_REGRET:.0%} in {good / total:.1%} of {total} replays")
     print(f"the search takes {spent / everything:.1%} of the GPU time of all trials")
     return 0
 
 
-def worlds(paths: Iterable[Path]) -> Mapping[tuple[str, int], World]:
-    """Merge bundles into worlds, by model and number of GPUs; the latest bundle wins where they overlap."""
-    found: dict[tuple[str, int], World] = {}
+def worlds(paths: Iterable[Path]) -> Mapping[WorldName, World]:
+    """Merge bundles into worlds, by model and machine; the latest bundle wins where they overlap."""
+    found: dict[WorldName, World] = {}
     for _, parts in sorted(_read(paths), key=lambda read: read[0]):
-        for model, gpus, node, key, outcome, seconds in parts:
-            world = found.setdefault((model, gpus), World(node))
+        for name, node, key, outcome, seconds in parts:
+            world = found.setdefault(name, World(node))
             world.outcomes[key], world.seconds[key] = outcome, seconds
-    return {what: _with_one_free_lunch(world) for what, world in found.items()}
+    return {name: _with_one_free_lunch(world) for name, world in found.items()}
 
 
 def _with_one_free_lunch(world: World) -> World:
@@ -107,7 +118,7 @@ def _contents(_path: Path, verdict: Verdict[ReplayedRun]) -> ReplayedRun:
 
 def _read(paths: Iterable[Path]) -> Iterator[tuple[float, list[Part]]]:
     """Yield the start time of each bundle's run, and its trials."""
-    for path, run in look_at_all(paths, None, replayed_run, _contents):
+    for path, run in look_at_all(distinct_bundles(paths), None, replayed_run, _contents):
         if isinstance(run, Exception):
             raise SystemExit(f"{path}: {run}")
         yield run.results.run.started_at, run.parts
@@ -132,16 +143,15 @@ def replayed_run(files: Files) -> ReplayedRun:
     for t in results.trials:
         outcome = t.failure or Measured(measured[t.id])
         key = (t.setting, t.micro_batch)
-        parts.append((t.model, t.gpus, results.node, key, outcome, spans.get(t.id, 0.0)))
-    return ReplayedRun(
-        results=results,
-        stated=run.stated,
-        samples=run.samples,
-        measured_seconds=run.measured_seconds,
-        notes=run.notes,
-        slowed=run.slowed,
-        parts=parts,
-    )
+        name = WorldName(t.model, card_of(results.node, t.gpus), t.gpus)
+        parts.append((name, results.node, key, outcome, spans.get(t.id, 0.0)))
+    return ReplayedRun(**field_values(run), parts=parts)
+
+
+def card_of(node: NodeFacts, gpus: int) -> str:
+    """Name the kinds of the GPUs that train, the leading ones of a node; without GPUs, name the CPU."""
+    kinds = dict.fromkeys(gpu.name for gpu in node.gpus[:gpus])
+    return ", ".join(kinds) or node.cpu
 
 
 def _spans(files: Files) -> Mapping[str, float]:
@@ -166,9 +176,9 @@ class Replay(NamedTuple):
     seconds: float
 
 
-def replays(model: str, gpus: int, world: World, count: int) -> Iterator[Replay]:
+def replays(name: WorldName, world: World, count: int) -> Iterator[Replay]:
     """Yield `count` replays of the search on measured outcomes, each with its own random numbers."""
-    plan = plan_of(model, gpus, world)
+    plan = plan_of(name, world)
     timing = load_manifest(HOUR).timing
     true = {key: step_seconds(trial, world.outcomes[key]) for key, trial in _trials(plan).items()}
     best = min(seconds for seconds in true.values() if seconds is not None)
@@ -184,22 +194,24 @@ def replays(model: str, gpus: int, world: World, count: int) -> Iterator[Replay]
                 wanted = longer(timing)
             known[trial.id], more = drawn(world.outcomes[key], trial.accumulation, wanted, draw)
             spent += world.seconds[key] + more
-        chosen = fastest(plan, known, model)
-        assert chosen is not None, f"no trial of {model} was measured"
+        chosen = fastest(plan, known, name.model)
+        assert chosen is not None, f"no trial of {name.model} was measured"
         took = true[chosen.setting, chosen.micro_batch]
         assert took is not None
         yield Replay(took / best - 1, len(known) + len(again), spent)
 
 
-def plan_of(model: str, gpus: int, world: World) -> Plan:
+def plan_of(name: WorldName, world: World) -> Plan:
     """Make the plan of a guided run that chooses among all trials measured in a world."""
     settings = dict.fromkeys(setting for setting, _ in world.outcomes)
     methods = [list(setting) or "naive" for setting in settings]
-    document = {"schema": "bench/manifest/v1", "models": [model], "methods": methods, "gpus": gpus}
-    target = replace(target_of(world.node, gpus), elsewhere=True)
-    plan = make_plan(parse_manifest(json.dumps(document).encode(), model), target)
+    document = {
+        "schema": "bench/manifest/v1", "models": [name.model], "methods": methods, "gpus": name.gpus,
+    }  # fmt: skip
+    target = replace(target_of(world.node, name.gpus), elsewhere=True)
+    plan = make_plan(parse_manifest(json.dumps(document).encode(), name.model), target)
     cells = (_known(cell, world) for cell in plan.cells)
-    return replace(plan, cells=tuple(cell for cell in cells if cell.trials), guided=frozenset({model}))
+    return replace(plan, cells=tuple(cell for cell in cells if cell.trials), guided=frozenset({name.model}))
 
 
 def _known(cell: SettingPlan, world: World) -> SettingPlan:
@@ -231,14 +243,15 @@ def drawn(outcome: Outcome, accumulation: int, timing: Timing, draw: random.Rand
     return measured, elapsed - sum(step.seconds for step in outcome.measurement.steps)
 
 
-def row(model: str, gpus: int, world: World, results: list[Replay]) -> tuple[str, ...]:
+def row(name: WorldName, world: World, results: list[Replay]) -> tuple[str, ...]:
     """Return a line of the table: the regrets of a model's replays, and what they spent of all time."""
     regrets = sorted(replay.regret for replay in results)
     everything = sum(world.seconds.values())
     spent = mean(replay.seconds for replay in results)
     return (
-        model,
-        str(gpus),
+        name.model,
+        name.card.removeprefix("NVIDIA "),
+        str(name.gpus),
         str(len(world.outcomes)),
         f"{everything:.0f}",
         f"{spent:.0f}",

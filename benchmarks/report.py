@@ -5,6 +5,7 @@ python benchmarks/report.py BUNDLE [COUNT]     default: 100; an empty page is me
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import sys
 import tempfile
@@ -22,7 +23,14 @@ READY = "<!doctype html><title>empty</title><script>document.documentElement.dat
 
 def main() -> int:
     """Print the size of a report of many copies, and when a browser can use it and an empty page."""
-    source, count = Path(sys.argv[1]), int((sys.argv[2:] or ["100"])[0])
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser.add_argument("bundle", type=Path, metavar="BUNDLE", help="what is copied")
+    parser.add_argument(
+        "count", nargs="?", type=int, default=100, metavar="COUNT", help="copies; default: 100"
+    )
+    given = parser.parse_args()
+    source, count = given.bundle, given.count
     with tempfile.TemporaryDirectory() as name, chromium() as browser:
         folder = Path(name)
         copies(source, folder, count)

@@ -9,6 +9,7 @@ bundle is valid, its level, what is taken on trust, or what a node check was jud
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -56,8 +57,12 @@ def compared(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any
     }
 
 
-def main(commit: str) -> int:
+def main() -> int:
     """Print what differs from the verdicts of an earlier commit; returns 1 if a verdict does."""
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser.add_argument("commit", metavar="COMMIT", help="the earlier version")
+    commit = parser.parse_args().commit
     with tempfile.TemporaryDirectory(prefix="bench-verdicts-") as folder:
         earlier = Path(folder) / "tree"
         git = ["git", "-C", str(ROOT), "worktree"]
@@ -73,4 +78,4 @@ def main(commit: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main())

@@ -5,7 +5,7 @@ python benchmarks/settings.py BUNDLE_OR_FOLDER...
 
 from __future__ import annotations
 
-import sys
+import argparse
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,7 +51,10 @@ class Table:
 
 def main() -> int:
     """Print a page of all trials of these bundles."""
-    print(document(map(Path, sys.argv[1:])))
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser.add_argument("paths", nargs="+", type=Path, metavar="BUNDLE_OR_FOLDER")
+    print(document(parser.parse_args().paths))
     return 0
 
 

@@ -8,6 +8,7 @@ engine. Each run must come back as a bundle of its own that `bench verify` accep
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -44,8 +45,14 @@ def push_all(operators: Sequence[Operator], nodes: Nodes) -> list[dict[str, obje
     return found
 
 
-def main(count: int, pushers: int) -> int:
+def main() -> int:
     """Push to nodes that share a home; returns 1 unless every bundle is there and verifies."""
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser.add_argument("nodes", nargs="?", type=int, default=16, metavar="NODES", help="default: 16")
+    parser.add_argument("operators", nargs="?", type=int, default=2, metavar="OPERATORS", help="default: 2")
+    given = parser.parse_args()
+    count, pushers = given.nodes, given.operators
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-shared-", dir="/tmp")))
         home = folder / "home"
@@ -75,5 +82,4 @@ def main(count: int, pushers: int) -> int:
 
 
 if __name__ == "__main__":
-    count, pushers, *_ = [*map(int, sys.argv[1:]), *(16, 2)[len(sys.argv) - 1 :]]
-    sys.exit(main(count, pushers))
+    sys.exit(main())

@@ -10,6 +10,7 @@ seen; `--write` writes bench/data/spreads.json.
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import sys
@@ -64,10 +65,17 @@ class Pair:
 
 def main() -> int:
     """Print how often stated intervals held; with --write, write the spreads that bench ships."""
-    runs = list(runs_of(Path(word) for word in sys.argv[1:] if word != "--write"))
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser.add_argument("paths", nargs="+", type=Path, metavar="BUNDLE_OR_FOLDER")
+    parser.add_argument("--write", action="store_true", help="write bench/data/spreads.json")
+    given = parser.parse_args()
+    runs = list(runs_of(given.paths))
+    if not runs:
+        parser.error("no measured setting on a GPU in these bundles: name others, such as results/")
     spreads = fitted(runs)
     print("\n".join(lines(runs, spreads)))
-    if "--write" in sys.argv:
+    if given.write:
         (DATA / "spreads.json").write_text(json.dumps(asdict(spreads), indent=1) + "\n")
     return 0
 

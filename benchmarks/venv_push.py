@@ -11,6 +11,7 @@ first measured trial.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -97,7 +98,10 @@ def one_way(way: str, folder: Path, group: Path) -> dict[str, Any]:
 
 def main() -> None:
     """Push without an image over slow lines and print the costs of each way as JSON."""
-    ways = sys.argv[1:] or ["INDEX", "SEND"]
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser.add_argument("ways", nargs="*", metavar="WAY", help="INDEX or SEND; default: both")
+    ways = parser.parse_args().ways or ["INDEX", "SEND"]
     with ExitStack() as stack:
         group = stack.enter_context(counted_processes())
         stack.enter_context(namespace())

@@ -8,6 +8,7 @@ GPUs that were held back, whose telemetry is read twice.
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import sys
 import tempfile
@@ -21,8 +22,12 @@ RUNS = 5
 LARGEST = 63 * 2**20  # of one member, which has at most 64 MiB
 
 
-def main(sizes: list[int]) -> int:
-    """Print a table: time beyond an empty Python, and peak memory, for bundles of these megabytes."""
+def main() -> int:
+    """Print a table: time beyond an empty Python, and peak memory, for bundles of the given megabytes."""
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser.add_argument("sizes", nargs="*", type=int, metavar="MEGABYTES", help="default: 1 10 60")
+    sizes = parser.parse_args().sizes or [1, 10, 60]
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         bundles = {f"{size} MB": large_bundle(place / f"{size}.tar", size * 10**6) for size in sizes}
@@ -47,4 +52,4 @@ def main(sizes: list[int]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main([int(argument) for argument in sys.argv[1:]] or [1, 10, 60]))
+    sys.exit(main())

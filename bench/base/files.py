@@ -14,6 +14,7 @@ from typing import Any
 from bench.base.errors import BadInput, BenchError, near
 from bench.base.kinds_of_file import Kind, kind_of, require_kind
 from bench.base.operating_system import BINARY, WITHOUT_WAITING, lock
+from bench.base.system_advice import advice_on
 
 MOST_NAMES = 1000  # of a folder, among which the name of a missing file is looked for
 
@@ -31,7 +32,8 @@ class _RegularFile(io.FileIO):
             yield
         except OSError as error:
             message = f"cannot be read: {error.strerror}"
-            raise self._unreadable(message, where=str(self._path), advice=self._advice) from None
+            advice = self._advice or advice_on(error, self._path, reading=True)
+            raise self._unreadable(message, where=str(self._path), advice=advice) from None
 
     def readinto(self, buffer: Any, /) -> Any:
         with self._reading():
@@ -60,9 +62,13 @@ def open_regular(
         reason = getattr(error, "strerror", error)
         if isinstance(error, FileNotFoundError):
             advice = _nearest_file(path) or advice
+        advice = advice or advice_on(error, path, reading=True)
         raise BadInput(f"cannot be opened: {reason}", where=str(path), advice=advice) from None
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
         os.close(descriptor)
+        if advice is None and stat.S_ISDIR(mode):
+            advice = "it is a folder: name a file in it"
         raise BadInput("is not a regular file", where=str(path), advice=advice)
     raw: Any = _RegularFile(descriptor, path, advice, unreadable)
     with io.BufferedReader(raw) as file:
@@ -93,6 +99,7 @@ def read_bounded(
             advice = _nearest_file(path) or missing_advice
             if missing_advice:
                 raise BadInput("no such file", where=str(path), advice=advice) from None
+        advice = advice or advice_on(error, path, reading=True)
         reason = getattr(error, "strerror", None) or error
         raise BadInput(f"{what} cannot be read: {reason}".lstrip(), where=str(path), advice=advice) from None
     if len(data) > most_bytes:

@@ -26,6 +26,8 @@ WORDS: Mapping[Any, str] = {
 
 def written_json(data: bytes, where: str, wanted: Kind, constant: Callable[[str], Any] | None = None) -> Any:
     """Parse JSON that a person wrote; raise BadInput if it is malformed, or a file of another kind."""
+    if not data.strip():
+        raise BadInput("is empty", where=where, advice=f"needed: {wanted.words}, as JSON")
     try:
         document = strict_loads(data, constant) if constant else strict_loads(data)
     except DecodeError as error:

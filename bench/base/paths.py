@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from bench.base.errors import EnvironmentCannot
+from bench.base.system_advice import advice_on
 
 KEY = "id_ed25519"
 ALLOWED_SIGNERS = "allowed_signers"
@@ -45,6 +46,7 @@ def using(path: Path, failure: str = "cannot be written", advice: str | None = N
     try:
         yield
     except OSError as error:
+        advice = advice or advice_on(error, path, reading=False)
         raise EnvironmentCannot(f"{failure}: {error.strerror}", where=str(path), advice=advice) from None
 
 

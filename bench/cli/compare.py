@@ -24,6 +24,7 @@ from bench.library.compare import compare as compare_bundles
 from bench.node_check.fleet import Fleet
 from bench.node_check.judging.finding import EXITS
 from bench.node_check.recompute_any import AnyVerdict, recompute
+from bench.records.text import count_text
 from bench.report.compare.comparison import Comparison
 from bench.report.read_bundles import Lists, distinct_bundles, look_at_all, own_process
 
@@ -111,7 +112,7 @@ def _show_runs(comparison: Comparison, output: str, request: CompareArguments) -
         from bench.report.plots.plot_files import write_plots
 
         written = write_plots(request.plots, all_plots(comparison), png=request.png)
-        print(f"plots  {len(written)} files in {request.plots}", file=sys.stderr)
+        print(f"plots  {count_text(len(written), 'file')} in {request.plots}", file=sys.stderr)
     return 0
 
 

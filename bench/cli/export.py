@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from bench.bundle.verdict import RunContents
 from bench.export import Kind, TrialOrigin, write
 from bench.node_check.recompute_any import recompute, trained_run
 from bench.records.fastest import fastest, runner_up
+from bench.records.marks import Mark, marked_text
 from bench.records.run_results import TrialResult
 from bench.records.text import interval_text
 from bench.records.trial import NodeFacts, Trial
@@ -52,14 +54,18 @@ def export(request: ExportArguments) -> int:
     )
     device = results.node.gpus[0].name if results.node.gpus else results.node.cpu
     node = _with_trained_gpus(request.bundle, results.node)
-    origin = TrialOrigin(request.bundle.name, file_sha256(request.bundle), results.run.id, device)
+    marks = run.marks.get(result.id, ())
+    origin = TrialOrigin(request.bundle.name, file_sha256(request.bundle), results.run.id, device, marks)
     *_, last = paths = write(request.to, request.folder, trial, result, node, origin, plain=request.plain)
     for path in paths:
         print(path)
     guide = next((path for path in paths if path.name == "README.md"), last)
     print(one_line(f"{trial.model.name}, {result.label}: {guide} says how to start it"), file=sys.stderr)
+    for warning in origin.warnings(one_line):
+        print(warning, file=sys.stderr)
     if request.setting is None and (doubt := runner_up(result.model, results.trials, run.marks)):
-        print(one_line(_doubt_text(result, *doubt)), file=sys.stderr)
+        confidence, other = doubt
+        print(one_line(_doubt_text(result, confidence, other, run.marks.get(other.id, ()))), file=sys.stderr)
     return 0
 
 
@@ -70,12 +76,14 @@ def _with_trained_gpus(bundle: Path, node: NodeFacts) -> NodeFacts:
     return replace(node, gpus=node.gpus[: stated.gpus_of(node)])
 
 
-def _doubt_text(result: TrialResult, confidence: float, other: TrialResult) -> str:
+def _doubt_text(result: TrialResult, confidence: float, other: TrialResult, marks: Sequence[Mark]) -> str:
+    """Say how sure the exported setting is, and name the runner-up with the marks of its figure."""
     assert other.estimate is not None
+    days = marked_text(f"{interval_text(other.estimate.days)} days", (mark.kind for mark in marks))
     option = f'; --setting "{other.label}" exports that' if other.label != result.label else ""
     return (
         f"{result.label} is within 1% of the fastest measured with {confidence:.0%} confidence; "
-        f"{other.label} at micro-batch {other.micro_batch}: {interval_text(other.estimate.days)} days{option}"
+        f"{other.label} at micro-batch {other.micro_batch}: {days}{option}"
     )
 
 

@@ -17,6 +17,7 @@ from typing import TypeVar
 from bench.base.errors import BadInput, Incomplete, one_line
 from bench.base.files import write_whole
 from bench.base.shipped_data import DATA, MANIFEST_SCHEMA
+from bench.base.system_advice import advice_on
 from bench.base.terminal import wrapped
 from bench.planning import first_manifest as first
 from bench.planning.first_manifest import PUBLISHED, FirstAnswers, OwnConfig
@@ -46,7 +47,10 @@ def init(request: InitArguments) -> int:
     if answers.rent:
         _refuse_existing(_prices_file(request.file), request)
     document = first.as_text(first.first_manifest(request.file.stem.lower(), answers))
-    parse_manifest(document, str(request.file))  # a config.json may have mistakes
+    model, where = answers.model, str(request.file)
+    if isinstance(model, first.OwnConfig):  # a config.json may have mistakes
+        where = f"{model.path}, as an architecture"
+    parse_manifest(document, where)
     _write(request.file, document)
     schema = request.file.with_name(first.SCHEMA_FILE)
     if _is_ours(schema):
@@ -85,7 +89,8 @@ def _write(file: Path, data: bytes) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_whole(file, data)
     except OSError as error:
-        raise BadInput(f"cannot be written: {error.strerror}", where=str(file)) from None
+        advice = advice_on(error, file, reading=False)
+        raise BadInput(f"cannot be written: {error.strerror}", where=str(file), advice=advice) from None
 
 
 def _answers(request: InitArguments) -> FirstAnswers:

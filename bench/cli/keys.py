@@ -11,6 +11,7 @@ from pathlib import Path
 from bench.base.errors import BadInput
 from bench.base.paths import ALLOWED_SIGNERS, REVOKED, config_path
 from bench.operator import keyring
+from bench.records.text import count_text
 from bench.signing.key_file import default_key_path, public_half
 
 
@@ -76,7 +77,7 @@ def show(request: ShowKeyArguments) -> int:
 def trust(request: TrustArguments) -> int:
     """Add a public key to the list of trusted signers."""
     path, added = keyring.trust(request.file, request.name or request.file.stem)
-    print(f"{path}: {len(added)} lines added" if added else f"{path}: trusted already")
+    print(f"{path}: {count_text(len(added), 'line')} added" if added else f"{path}: trusted already")
     return 0
 
 

@@ -12,13 +12,14 @@ from bench.base.names import RentKind
 from bench.base.terminal import print_json
 from bench.cli.combinations import refuse_two_formats, refuse_without_plots
 from bench.cli.stdio import show
-from bench.library.given_manifest import manifest_of
 from bench.library.predict import Predictions
 from bench.library.predict import predict as predict_machines
+from bench.records.text import count_text
 from bench.report.text.prediction_table import explained, prediction_csv, prediction_text
 
 if TYPE_CHECKING:
     from bench.report.compare.comparison import Comparison
+    from bench.training.models import Model
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ def predict(request: PredictArguments) -> int:
         own=request.own,
     )
     _show(found, request)
-    measured = _measured(request)
+    measured = _measured(found.trained, request)
     rows, currency = found.predicted, found.currency
     if request.html is not None:
         from bench.report.markup import write_page
@@ -88,7 +89,7 @@ def predict(request: PredictArguments) -> int:
         from bench.report.plots.predictions import prediction_plots
 
         written = write_plots(request.plots, prediction_plots(rows, currency, measured), png=request.png)
-        print(f"plots  {len(written)} files in {request.plots}", file=sys.stderr)
+        print(f"plots  {count_text(len(written), 'file')} in {request.plots}", file=sys.stderr)
     return 0 if rows else 1
 
 
@@ -116,7 +117,7 @@ def _show(found: Predictions, request: PredictArguments) -> None:
                 show("\n\n".join("\n".join(explained(row, currency)) for row in rows))
 
 
-def _measured(request: PredictArguments) -> Comparison | None:
+def _measured(models: Sequence[Model], request: PredictArguments) -> Comparison | None:
     """Compare the bundles of --measured, which are shown together with predictions; None without any.
 
     Only figures of the recipes that are predicted are kept: those of another recipe have other days.
@@ -129,10 +130,11 @@ def _measured(request: PredictArguments) -> Comparison | None:
 
     own_process()
     found = collect(CompareArguments(tuple(request.measured), prices=request.prices, rent=request.rent))
-    loaded, _ = manifest_of(request.manifest)
-    recipes = {model.name: tuple(recipe_conditions(model)) for model in loaded.models}
+    recipes = {model.name: tuple(recipe_conditions(model)) for model in models}
     parts = tuple(part for part in found.parts if recipes.get(part.model) == part.recipe)
-    kept = {part.model for part in parts}
-    for model in dict.fromkeys(part.model for part in found.parts if part.model in recipes.keys() - kept):
-        print(f"{model}: its bundles measured another recipe, and are not shown", file=sys.stderr)
+    measured = {part.model for part in found.parts}
+    for model in [model for model in recipes if model not in {part.model for part in parts}]:
+        why = "its bundles measured another recipe, and are not shown"
+        why = why if model in measured else "no bundle of --measured has it"
+        print(f"{model}: {why}", file=sys.stderr)
     return replace(found, parts=parts)

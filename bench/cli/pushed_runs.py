@@ -23,7 +23,7 @@ from bench.push.answers import short
 from bench.push.connection import plain
 from bench.push.kubernetes.pod_node import PodGone, PodNode
 from bench.push.kubernetes.push_to_pods import PodPush, leave
-from bench.push.push_record import Record, Records
+from bench.push.push_record import NOTHING_PUSHED, Record, Records
 from bench.push.push_to_node import NodePush
 from bench.push.remote import Here, Node, Remote
 from bench.push.request import HostPart, PushRequest, Shared
@@ -101,6 +101,9 @@ def status(request: PushedRunsArguments) -> int:
     """Print the recorded state of runs, and their present state on the nodes."""
     records = Records()
     chosen = records.find(request.runs) if request.runs else records.all()
+    if not chosen and not request.as_json:
+        tell(NOTHING_PUSHED)
+        return 0
     asked = _asked(chosen, _state_on_node)
     wait_for_all(asked)
     answers = [future.result() for future in asked]

@@ -15,6 +15,7 @@ from bench.cli.stdio import show
 from bench.library.verify import verify as verify_bundles
 from bench.node_check.recompute_any import AnyVerdict
 from bench.records.fastest import fastest, wrong_settings
+from bench.records.marks import marked_text
 from bench.records.switches import in_words
 from bench.records.text import count_text, interval_text, software_line
 from bench.records.trial import NodeFacts
@@ -95,5 +96,7 @@ def _result(model: str, run: RunContents) -> str:
         warning += f"; {count_text(len(wrong), 'setting')} with WRONG GRADIENTS"
     if best is None or best.estimate is None:
         return f"{model}: no figure, of {tried}{warning}"
-    figure = f"{interval_text(best.estimate.days)} days on {count_text(best.gpus, 'device')}, {best.label}"
-    return f"{model}: {figure}, the fastest of {tried}{warning}"
+    kinds = (mark.kind for mark in run.marks.get(best.id, ()))
+    days = marked_text(f"{interval_text(best.estimate.days)} days", kinds)
+    on = count_text(best.gpus, "device")
+    return f"{model}: {days} on {on}, {best.label}, the fastest of {tried}{warning}"

@@ -49,7 +49,7 @@ HOUR = 3600  # seconds
 # Bundles are not trusted: their texts go into shell and pip lines only in one of these forms.
 SWITCH = re.compile(r"[A-Z][A-Z0-9_]*")
 # Everything else becomes a question mark in README.md: Markdown and HTML have no meaning without it.
-NOT_PLAIN = re.compile(r"[^\w .,()+/@-]")
+NOT_PLAIN = re.compile(r"[^\w .,%°()+/@-]")
 
 
 def script_of(kind: Kind, save_every: int) -> str:
@@ -149,7 +149,7 @@ def _with_bench(
     contents["README.md"] = _readme(
         trial,
         result,
-        origin.text,
+        origin,
         _installation(node, contents["requirements.txt"]),
         _command(maker.COMMAND, trial, node, getattr(maker, "SEVERAL", SEVERAL)),
         note,
@@ -301,7 +301,7 @@ def _plain(text: str) -> str:
 def _readme(
     trial: Trial,
     result: TrialResult,
-    source: str,
+    origin: TrialOrigin,
     installation: str,
     command: str,
     note: str,
@@ -312,15 +312,18 @@ def _readme(
     if estimate is not None:
         measured = (
             f"Measured: {interval_text(estimate.step_seconds)} s a step, "
-            f"{interval_text(estimate.days)} days, {bytes_text(estimate.peak_bytes)} a GPU."
+            f"{origin.marked(f'{interval_text(estimate.days)} days')}, "
+            f"{bytes_text(estimate.peak_bytes)} a device."
         )
+    warnings = "".join(f"\n{warning}\n" for warning in origin.warnings(_plain))
     devices = count_text(trial.gpus, "device")
-    shape = f"{trial.micro_batch} samples a pass, {trial.accumulation} passes a step, {devices}"
+    samples, passes = count_text(trial.micro_batch, "sample"), count_text(trial.accumulation, "pass")
+    shape = f"{samples} a pass, {passes} a step, {devices}"
     listed = "\n".join(f"- `{name}`" for name in files)
     return f"""# {_plain(trial.model.name)}, {_plain(result.label)}
 
-From {_plain(source)}, trial {trial.id}: {shape}. {measured}
-
+From {_plain(origin.text)}, trial {trial.id}: {shape}. {measured}
+{warnings}
 ```
 {installation}
 {command}

@@ -15,6 +15,9 @@ def machine_named(
 
     `described` are cards that the catalogue lacks; they take precedence.
     """
+    if "," in text:
+        advice = f"give {option} once for each machine"
+        raise BadInput(f"{option} {text}: names several machines", advice=advice)
     count, times, name = text.partition("x")
     if not (times and count.isdecimal()):
         count, name = "1", text

@@ -21,6 +21,7 @@ from bench.planning.prediction.step_time import shipped_fit
 from bench.report.compare.energy_factors import EnergyFactors
 from bench.report.compare.price_file import load_prices
 from bench.report.compare.priced_predictions import PricedPrediction, priced
+from bench.training.models import Model
 from bench.training.models.dry_build import rehearse
 
 ALL = "all"
@@ -32,12 +33,17 @@ class Predictions:
     """The machines that fit the wish, with days and costs of each model, and those without a prediction."""
 
     manifest: str  # its digest
-    models: tuple[str, ...]
+    trained: tuple[Model, ...]  # with the recipes whose days are predicted
     currency: str
     energy: EnergyFactors
     predicted: tuple[PricedPrediction, ...]
     outside: tuple[PricedPrediction, ...]  # of machines that miss the deadline or the budget
     unpredicted: tuple[Unpredicted, ...]
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The names of the models."""
+        return tuple(model.name for model in self.trained)
 
     def to_json(self) -> dict[str, object]:
         """Return the document of `bench predict --json`."""
@@ -109,7 +115,7 @@ def predict(
     rows = [priced(prediction, book, energy) for prediction in found if isinstance(prediction, Predicted)]
     return Predictions(
         manifest=loaded.digest,
-        models=tuple(model.name for model in loaded.models),
+        trained=loaded.models,
         currency=book.currency,
         energy=energy,
         predicted=tuple(row for row in rows if _fits(row, days, budget, own=own)),

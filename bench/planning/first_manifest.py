@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from bench.base.errors import BadInput, in_json, nearest
+from bench.base.errors import BadInput, in_json, near, nearest
 from bench.base.files import read_bounded
 from bench.base.form_mistakes import written_json
 from bench.base.gpu_catalogue import GpuModel, find_gpu_model, typed_names
@@ -56,6 +56,7 @@ AMOUNT = re.compile(r"([\d.]+)\s*([kmbt]?)\s*(tokens?|samples?|images?|pairs?)?"
 class OwnConfig:
     """A config.json of a model that bench does not know by name."""
 
+    path: Path
     name: str
     architecture: Mapping[str, Any]
     objective: ObjectiveName
@@ -196,13 +197,14 @@ def _own_config(path: Path) -> OwnConfig:
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         found = "has no model_type, so it is no configuration of transformers"
         raise BadInput(found, where=where, advice=advice)
+    _require_known_type(config["model_type"], where)
     objective = next(_objectives(config), None)
     if objective is None:
         raise BadInput(_without_objective(config), where=where, advice=_trained_classes(config["model_type"]))
     kept = {key: config[key] for key in config if key not in INERT - {"model_type", "id2label"}}
     if isinstance(labels := kept.pop("id2label", None), dict):
         kept.setdefault("num_labels", len(labels))
-    return OwnConfig(_name_of(path), kept, objective)
+    return OwnConfig(path, _name_of(path), kept, objective)
 
 
 def _name_of(path: Path) -> str:
@@ -211,6 +213,15 @@ def _name_of(path: Path) -> str:
     plain = path.parent.name if path.name == "config.json" else path.stem
     name = re.sub(r"[^a-z0-9._-]+", "-", plain.lower()).strip("-._")[:60] or "model"
     return f"my-{name}" if find_model(name) else name
+
+
+def _require_known_type(model_type: str, where: str) -> None:
+    """Refuse a type that neither bench nor transformers has; without transformers, every type may be one."""
+    known = transformers_source.types()
+    if known and model_type not in known and model_type not in families():
+        close = near(model_type, [*known, *families()])
+        advice = f'nearest: "{close[0]}"' if close else "write a module of your own"
+        raise BadInput(f"{in_json(model_type)} is not a type of transformers", where=where, advice=advice)
 
 
 def _objectives(config: Mapping[str, Any]) -> Iterator[ObjectiveName]:
@@ -266,17 +277,32 @@ def _trained_classes(model_type: str) -> str:
 
 def _sizes(model: OwnConfig) -> dict[str, int]:
     """Return the sizes of a sample for a new recipe: those of the model, up to a limit."""
-    text = model.architecture.get("text_config", model.architecture)
-    names = (one for name in POSITIONS for one in (name, *sorted(transformers_source.other_names(name))))
-    model_type = model.architecture["model_type"]
-    default = transformers_source.default_in_part(model_type, "text_config", POSITIONS[0])
-    positions = (*(text.get(name) for name in names), default)
-    most = next((one for one in positions if type(one) is int and one > 0), LONGEST_SAMPLE)
-    length = 1 << (min(most, LONGEST_SAMPLE).bit_length() - 1)  # a power of two: some have two more positions
+    most = min(next(_positions(model), LONGEST_SAMPLE), LONGEST_SAMPLE)
+    length = 1 << (most.bit_length() - 1)  # a power of two: some have two more positions
     possible = {"sequence_length": length, "target_length": length, "audio_seconds": 30}
     if "image_size" not in model.architecture and "vision_config" not in model.architecture:
         possible["image_size"] = 224
     return {size: possible[size] for size in objective_of(model.objective).sizes if size in possible}
+
+
+def _positions(model: OwnConfig) -> Iterator[int]:
+    """Yield numbers of positions of the text that a model reads: those that it states, then defaults."""
+    text = model.architecture.get("text_config", model.architecture)
+    model_type = model.architecture["model_type"]
+    before = 0
+    if transformers_source.counts_positions_after_padding(model_type):
+        padding = transformers_source.field(model_type, "pad_token_id", text)
+        before = int(padding) + 1 if isinstance(padding, int | float) else 0
+    for name in POSITIONS:
+        names = (name, *sorted(transformers_source.other_names(name)))
+        given = (text[one] for one in names if one in text)
+        default = transformers_source.field(model_type, name, text)
+        for one in (*given, default):
+            if isinstance(one, int | float) and one > before:
+                yield int(one) - before
+    in_part = transformers_source.default_in_part(model_type, "text_config", POSITIONS[0])
+    if in_part is not None:
+        yield in_part
 
 
 def first_manifest(name: str, answers: FirstAnswers) -> dict[str, Any]:

@@ -52,7 +52,7 @@ class Manifest:
     """A valid manifest: the models to measure, the methods to try, and how long to measure."""
 
     data: bytes
-    name: str
+    where: str  # its file, or the place that errors name for one without a file
     requests: tuple[ModelRequest, ...]
     gpus: int | None  # None: all GPUs of the node
     memory_cap_bytes: int | None
@@ -145,15 +145,15 @@ def parse_manifest(data: bytes, where: str) -> Manifest:
     if mistakes:
         mistakes.sort(key=lambda mistake: mistake.path)
         raise BadInput.of(mistakes, where)
-    return _build(data, document, tuple(models))
+    return _build(data, where, document, tuple(models))
 
 
-def _build(data: bytes, document: Mapping[str, Any], models: tuple[Model, ...]) -> Manifest:
+def _build(data: bytes, where: str, document: Mapping[str, Any], models: tuple[Model, ...]) -> Manifest:
     cap = document.get("memory_cap_gib")
     budget = document.get("budget_minutes")
     return Manifest(
         data=data,
-        name=document.get("name", "unnamed"),
+        where=where,
         requests=tuple(
             _request(model, document, i, entry if isinstance(entry, dict) else {})
             for i, (model, entry) in enumerate(zip(models, document["models"], strict=True))

@@ -259,10 +259,12 @@ def _check_batches(manifest: Manifest, target: Target) -> None:
         share, rest = divmod(batch, target.gpus)
         if rest:
             text = f"batch {batch} does not divide among {target.gpus} GPUs"
-            mistakes.append(Mistake(f"/models/{i}", text, "change gpus"))
+            most = 2 * target.gpus
+            counts = ", ".join(str(count) for count in reversed(divisors(batch)) if count <= most)
+            mistakes.append(Mistake(f"/models/{i}", text, f"allowed numbers of GPUs: {counts}"))
         elif request.micro_batch and share % request.micro_batch:
             text = f"{request.micro_batch} does not divide {request.model.name}'s {share} samples a GPU"
             allowed = f"allowed: {', '.join(map(str, reversed(divisors(share))))}"
             mistakes.append(Mistake(request.micro_batch_path, text, allowed))
     if mistakes:
-        raise BadInput("the batch cannot be kept exact", where=manifest.name, mistakes=tuple(mistakes))
+        raise BadInput("the batch cannot be kept exact", where=manifest.where, mistakes=tuple(mistakes))

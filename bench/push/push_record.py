@@ -20,6 +20,8 @@ from bench.node_check.judging import Depth
 from bench.push.hosts import Host
 from bench.push.slurm_job import JobNode
 
+NOTHING_PUSHED = "nothing was pushed from this machine yet"
+
 State = Literal["begun", "running", "fetched", "incomplete", "failed", "cancelled"]
 UNFINISHED = ("begun", "running", "incomplete", "failed")
 
@@ -180,7 +182,7 @@ class Records:
         """Return the runs that ids (or their beginnings) or hosts name; without names, the newest push."""
         records = self.all()
         if not records:
-            raise BadInput("nothing was pushed from this machine yet", advice="bench push MANIFEST HOST")
+            raise BadInput(NOTHING_PUSHED, advice="bench push MANIFEST HOST")
         chosen: dict[str, Record] = {}
         for name in names or [records[0].push]:
             matches = [r for r in records if r.run_id.startswith(name) or r.push.startswith(name)]

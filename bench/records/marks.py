@@ -187,6 +187,12 @@ def all_marks(
     return {trial: marks for trial, marks in found.items() if marks}
 
 
+def marked_text(text: str, kinds: Iterable[str]) -> str:
+    """Add the kinds of a figure's marks to its text, as in 1.2 ±0.9 days (UNSTEADY)."""
+    names = ", ".join(kinds)
+    return f"{text} ({names})" if names else text
+
+
 def worst_marks(marks: Mapping[str, tuple[Mark, ...]]) -> Iterator[tuple[Mark, int]]:
     """Yield the worst mark of each kind over the trials of a run, with the number of trials that have it."""
     for kind in MEANING:

@@ -77,8 +77,9 @@ def short_count(number: float) -> str:
 
 
 def count_text(number: int, word: str) -> str:
-    """Format a count with its noun: 1 trial, 2,000 trials."""
-    return f"{number:,} {word}{'' if number == 1 else 's'}"
+    """Format a count with its noun: 1 trial, 2,000 trials, 2 passes."""
+    ending = "" if number == 1 else "es" if word.endswith(("s", "x", "ch", "sh")) else "s"
+    return f"{number:,} {word}{ending}"
 
 
 def first_of(names: Sequence[str], most: int) -> str:

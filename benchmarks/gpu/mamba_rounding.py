@@ -9,6 +9,7 @@ scan: norms of differences over the norm. Needs one NVIDIA GPU, mamba-ssm and ca
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import math
 from collections.abc import Mapping
@@ -49,6 +50,9 @@ def scale(model: nn.Module, factor: float) -> None:
 
 
 def main() -> None:
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser.parse_args()
     for layers in (2, 8, 16, 32, 64):
         sized = dataclasses.replace(LARGE, architecture={**LARGE.architecture, "num_hidden_layers": layers})
         torch.manual_seed(0)

@@ -8,8 +8,8 @@ correct.
 
 from __future__ import annotations
 
+import argparse
 import re
-import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -70,5 +70,11 @@ def group_of(kernel: str) -> str:
 
 
 if __name__ == "__main__":
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser.add_argument("model", metavar="MODEL")
+    parser.add_argument("micro_batch", type=int, metavar="MICRO_BATCH")
+    parser.add_argument("methods", nargs="*", metavar="METHOD")
+    given = parser.parse_args()
     with turn_on_gpu():
-        main(sys.argv[1], int(sys.argv[2]), tuple(sys.argv[3:]))
+        main(given.model, given.micro_batch, tuple(given.methods))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -148,9 +149,14 @@ def test_a_config_json_becomes_a_model_of_ones_own(path: str, capsys: pytest.Cap
         ("{", "line 1"),
         ("[]", "no model_type"),
         ('{"model_type": "swin"}', "does not say what a swin learns"),
+        ('{"model_type": "lama"}', '"lama" is not a type of transformers\n  nearest: "llama"'),
+        (
+            '{"model_type": "mine", "architectures": ["Mine"]}',
+            "type of transformers\n  write a module of your own",
+        ),
         (
             json.dumps({**LLAMA, "hidden_layers": 2, "num_attention_heads": 2, "vocab_size": "x"}),
-            "vocab_size",
+            "config.json, as an architecture: 1 mistake\n  /models/0/architecture/vocab_size",
         ),
     ],
 )
@@ -189,7 +195,6 @@ def test_the_objective_is_that_for_which_transformers_lists_the_class(
         ("wav2vec2-conformer", "Wav2Vec2ConformerForCTC",
          '"architectures" to ["Wav2Vec2ConformerForSequenceClassification"] (audio-classification)'),
         ("dinov3_vit", "DINOv3ViTModel", "no class of dinov3_vit that bench trains; write a module"),
-        ("mine", "Mine", "write the recipe by hand, with one of these objectives: causal-lm, masked-lm"),
     ],
 )  # fmt: skip
 def test_a_class_that_is_not_trained_is_named_with_those_that_are(
@@ -219,6 +224,31 @@ def test_a_text_is_no_longer_than_the_positions_that_its_tower_has_by_default() 
     Path("config.json").write_text(json.dumps(config), encoding="utf-8")
     assert main(["init", "m.json", "--model", "config.json", "--train-on", "1M samples"]) == 0
     assert load_manifest(Path("m.json")).models[0].recipe.sequence_length == 64
+
+
+@pytest.mark.parametrize(
+    ("name", "positions"),
+    [
+        ("BertForMaskedLM", 512),
+        ("GPT2LMHeadModel", 1024),
+        ("LlamaForCausalLM", 2048),
+        ("OPTForCausalLM", 2048),
+        ("RobertaForMaskedLM", 256),  # of 512 positions, two are before the first token's
+        ("BartForConditionalGeneration", 1024),
+        ("WhisperForConditionalGeneration", 256),  # of 448
+        ("MistralForCausalLM", 4096),  # of 131,072
+    ],
+)
+def test_a_sample_is_no_longer_than_the_positions_that_a_type_has_by_default(
+    name: str, positions: int
+) -> None:
+    """The manifest is one that `bench plan` takes."""
+    model_type = re.split(r"For|LM", name)[0].lower()
+    config = {"model_type": model_type, "architectures": [name], "vocab_size": 64}
+    Path("config.json").write_text(json.dumps(config), encoding="utf-8")
+    assert main(["init", "m.json", "--model", "config.json", "--train-on", "2B samples"]) == 0
+    recipe = load_manifest(Path("m.json")).models[0].recipe
+    assert positions in (recipe.sequence_length, recipe.target_length)
 
 
 @pytest.mark.parametrize("side", [32, [32, 32]])

@@ -159,14 +159,33 @@ def test_a_name_with_control_characters_is_not_suggested(
     (folder / "march\nvalid      17 files.tar").touch()
     (folder / "march\x1b[2J.tar").touch()
     assert main(["verify", "march"]) == 2
-    assert capsys.readouterr().err == "march: cannot be opened: No such file or directory\n"
+    advice = f"nothing of this name is in {folder}"
+    assert capsys.readouterr().err == f"march: cannot be opened: No such file or directory\n  {advice}\n"
+
+
+@pytest.mark.parametrize("content", ["", " \n"])
+@pytest.mark.parametrize(
+    ("words", "needed"),
+    [
+        (("plan", "m.json"), "a manifest of models"),
+        (("check", "m.json", "--device", "cpu"), "a manifest of a node check"),
+        (("init", "new.json", "--model", "m.json"), "the configuration of a model"),
+        (("prices", "--prices", "m.json"), "a file of prices"),
+    ],
+)
+def test_an_empty_file_is_called_empty(
+    content: str, words: tuple[str, ...], needed: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "m.json").write_text(content)
+    assert main([*words]) == 2
+    assert capsys.readouterr().err.endswith(f"m.json: is empty\n  needed: {needed}, as JSON\n")
 
 
 def test_the_name_of_a_model_stands_for_its_manifest(folder: Path) -> None:
     """A name gives the same bytes everywhere, so that runs of it have the same digest of the manifest."""
     manifest = load_manifest(Path("pythia-160m@paper-code"))
     assert [model.name for model in manifest.models] == ["pythia-160m@paper-code"]
-    assert (manifest.name, manifest.budget_seconds) == ("pythia-160m", 3600)
+    assert (manifest.where, manifest.budget_seconds) == ("pythia-160m@paper-code", 3600)
     assert manifest.data == manifest_of_model("pythia-160m@paper-code")
 
 

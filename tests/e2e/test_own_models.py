@@ -15,12 +15,15 @@ from types import MappingProxyType
 import pytest
 
 from bench.base.strict_json import to_json
+from bench.planning.first_manifest import FirstAnswers, OwnConfig, chosen_model, first_manifest
 from bench.planning.manifest import parse_manifest
 from bench.runner.trial.device import Device
 from bench.runner.trial.run_trial import TrialRun
 from bench.runner.trial.team import Team
 from bench.training.models import Model
+from bench.training.objectives import ObjectiveName, known_objectives
 from bench.training.objectives.documents import Documents
+from bench.training.vendor import transformers_source
 from tests.builders import trial
 from tests.training.objectives.test_objectives import TRAINED, model_of
 from tests.warm import quick_python
@@ -218,3 +221,37 @@ def described(model: Model) -> dict[str, object]:
     recipe = {key: value for key, value in to_json(model.recipe).items() if value is not None}
     architecture = {"model_type": model.family, **model.architecture}
     return {"name": model.name, "architecture": architecture, "recipe": recipe}
+
+
+POSITIONS = ("max_position_embeddings", "max_target_positions", "max_decoder_position_embeddings")
+# GPT-SW3 is configured by a class of another type. The others are several models, which bench refuses.
+NOT_READ = {"gpt-sw3", "granite_speech", "granite_speech_plus", "musicgen", "musicgen_melody"}
+
+
+def test_a_first_manifest_of_any_type_has_samples_within_its_default_positions(tmp_path: Path) -> None:
+    """A config.json often leaves out what is the default of its type."""
+    from transformers import AutoConfig
+
+    aims: list[ObjectiveName] = ["causal-lm", "masked-lm", "sequence-to-sequence", "speech-recognition"]
+    held, too_long = 0, []
+    for model_type in sorted(transformers_source.types() - NOT_READ):
+        for aim in aims:
+            name = transformers_source.trained_by(model_type, known_objectives()[aim].mapping)
+            if not name:
+                continue
+            try:
+                config = AutoConfig.for_model(model_type).get_text_config()
+            except ValueError:  # it has no defaults
+                continue
+            path = tmp_path / f"{model_type}.json"
+            path.write_text(json.dumps({"model_type": model_type, "architectures": [name]}))
+            model = chosen_model(str(path))
+            assert isinstance(model, OwnConfig)
+            entry = first_manifest("m", FirstAnswers(model, None, None, None, None))["models"][0]
+            positions = [getattr(config, field, None) for field in POSITIONS]
+            most = min((one for one in positions if type(one) is int and one > 0), default=None)
+            longest = max(entry["recipe"].get(size, 0) for size in ("sequence_length", "target_length"))
+            held += most is not None
+            too_long += [(model_type, aim, longest, most)] if most is not None and longest > most else []
+    assert too_long == []
+    assert held > 200

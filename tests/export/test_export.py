@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -83,6 +84,16 @@ def test_offloading_is_in_deepspeeds_configuration(tmp_path: Path) -> None:
     export(EVERY_SETTING, "--to", "deepspeed", tmp_path / "a", "--setting", "free-lunch + zero-3 + offload")
     zero = read(tmp_path / "a" / "deepspeed.json")["zero_optimization"]
     assert zero["offload_optimizer"]["device"] == zero["offload_param"]["device"] == "cpu"
+
+
+def test_a_step_of_one_pass_is_told_in_the_singular_with_the_memory_of_a_device(tmp_path: Path) -> None:
+    of = manifest(models=[{"name": "tiny-gpt-neox", "recipe": {"batch_size": 16}}])
+    path = bundle(tmp_path / "a.tar", of=of)
+    for kind, name in (("script", "README.md"), ("standalone", "train.py")):
+        assert export(path, "--to", kind, tmp_path / kind) == 0
+        text = " ".join((tmp_path / kind / name).read_text().split())
+        assert "1 pass a step, 1 device" in text or "A step has 1 pass of 16 samples on 1 device." in text
+        assert re.search(r" days, [\d.]+ [MG]iB a device\. ", text)
 
 
 def test_the_fastest_setting_is_exported_by_default(tmp_path: Path) -> None:

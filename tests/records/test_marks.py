@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,21 @@ from bench.node_check.recompute_any import recompute
 from bench.push.request import Result
 from bench.push.screen import ended
 from bench.records.estimate import Interval
-from bench.records.marks import Cpus, Mark, mark_lines, marks_of_other_work, top_load, unsteady
+from bench.records.marks import (
+    MEANING,
+    Cpus,
+    Mark,
+    mark_lines,
+    marked_text,
+    marks_of_other_work,
+    top_load,
+    unsteady,
+)
 from bench.records.trial import Trial
 from bench.report.pages.html import page
+from bench.report.plots import money, predictions, scaling, speedups
+from bench.report.plots import settings as settings_plots
+from bench.report.plots.overall import overall_plot
 from bench.report.text.comparison_csv import csv_text
 from bench.report.text.comparison_table import json_text, markdown, table
 from tests.report.made import START, bundle, manifest, measured
@@ -66,11 +79,20 @@ SEEN = {
 }
 
 
+def shown_lines(capsys: pytest.CaptureFixture[str], *words: str | Path) -> list[str]:
+    assert main([str(word) for word in words]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
 @pytest.mark.parametrize("kind", MARKED)
 def test_a_mark_is_in_every_output(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, seen = MARKED[kind](tmp_path), SEEN[kind]
     assert main(["verify", str(path)]) == 0
-    assert f"\n{kind:10} 1 trial: {seen}" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert f"\n{kind:10} 1 trial: {seen}" in told
+    assert re.search(
+        rf"^result +tiny-gpt-neox: [\d.]+ ±[\d.]+ days \({kind}\) on 1 device", told, re.MULTILINE
+    )
     assert main(["verify", str(path), "--json"]) == 0
     (marks,) = json.loads(capsys.readouterr().out)[0]["recomputed"]["marks"].values()
     assert [(mark["kind"], mark["text"]) for mark in marks] == [(kind, seen)]
@@ -80,13 +102,77 @@ def test_a_mark_is_in_every_output(kind: str, tmp_path: Path, capsys: pytest.Cap
         assert f"{kind}: 1x H100 80GB HBM3, {seen}, while its figure was measured" in " ".join(text.split())
     assert f"{kind}: {seen}" in csv_text(found)
     assert f'"kind": "{kind}"' in json_text(found)
-    assert main(["compare", str(path), "--settings"]) == 0
-    assert f"\n{kind}  1 trial: {seen}" in capsys.readouterr().out
+    lines = shown_lines(capsys, "compare", path, "--settings")
+    assert f"{kind}  1 trial: {seen}" in "\n".join(lines)
+    assert [line.endswith(f" {kind}") for line in lines if line.startswith("*   ")] == [True]
+    (row,) = (line for line in shown_lines(capsys, "show", path) if line.startswith("*   "))
+    assert row.endswith(kind)
     other = made(tmp_path, "other")
     main(["reproduce", str(path), "--with", str(other)])
     assert f"{kind.lower()} there: {seen}" in capsys.readouterr().out
     pushed = Result("n01", outcome="done", verdict=verify_bundle(path, recompute))
     assert f"   {kind}: {seen}" in ended(pushed)
+
+
+@pytest.mark.parametrize("kind", MARKED)
+def test_an_exported_script_states_its_days_with_their_mark(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the first lines of README.md or, of the single file, in its docstring; and while it is written."""
+    path, sentence = MARKED[kind](tmp_path), f"{kind}: {SEEN[kind]}: {MEANING[kind]}."
+    for form, name in (("script", "README.md"), ("standalone", "train.py")):
+        assert main(["export", str(path), "--to", form, str(tmp_path / form)]) == 0
+        assert sentence in capsys.readouterr().err
+        head = " ".join((tmp_path / form / name).read_text().split())
+        assert f" days ({kind}), " in head
+        assert sentence in head
+    sound = made(tmp_path, "sound")
+    assert main(["export", str(sound), "--to", "script", str(tmp_path / "sound")]) == 0
+    assert kind not in capsys.readouterr().err + (tmp_path / "sound/README.md").read_text()
+
+
+def test_the_runner_up_of_an_export_is_named_with_its_mark(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings: list[Any] = [((), 0.5), (("kernels",), measured(0.49, WIDE))]
+    path = bundle(tmp_path / "a.tar", settings=settings)
+    assert main(["export", str(path), "--to", "script", str(tmp_path / "b")]) == 0
+    assert re.search(r"kernels at micro-batch 16: .* days \(UNSTEADY\); --setting", capsys.readouterr().err)
+    shown = table(collect(CompareArguments((path,))))
+    assert re.search(r"next: kernels at micro-batch 16, [\d.]+ ±[\d.]+ days \(UNSTEADY\)", shown)
+
+
+@pytest.mark.parametrize("kind", MARKED)
+def test_a_plot_shows_the_mark_of_a_machine(kind: str, tmp_path: Path) -> None:
+    MARKED[kind](tmp_path)
+    bundle(tmp_path / "two.tar", run_id="two", uuid="two", gpus=2, pass_seconds=0.6)
+    found = collect(CompareArguments((tmp_path,), html=tmp_path / "x.html"))
+    (part,) = found.parts
+    plots = [*money.plots(part, found), *scaling.plots(part, found)]
+    assert len(plots) == 3
+    for plot in plots:
+        assert f"({kind})" in plot.description
+        assert f"({kind})" in plot.body
+    points = predictions._measured(part.entries, found.currency)
+    assert [point.words.count(f"days ({kind})") for point in points if point.marked] == [1, 1]
+
+
+def test_a_plot_shows_the_marks_of_settings(tmp_path: Path) -> None:
+    settings: list[Any] = [((), 0.5), (("kernels",), measured(0.3, WIDE)), (("tf32",), 0.4)]
+    found = collect(CompareArguments((bundle(tmp_path / "a.tar", settings=settings),)))
+    for kind in (speedups, settings_plots):
+        (plot,) = kind.plots(found.parts[0], found)
+        for text in (plot.description, plot.body):
+            assert text.count("(UNSTEADY)") == 1
+
+
+def test_a_plot_of_all_models_shows_the_mark_of_a_cell(tmp_path: Path) -> None:
+    of = manifest(models=["tiny-gpt-neox", "tiny-vit"])
+    bundle(tmp_path / "a.tar", of=of, hot=True)
+    bundle(tmp_path / "b.tar", of=of, gpus=2, run_id="bbbb", uuid="B")
+    plot = overall_plot(collect(CompareArguments((tmp_path,))))
+    assert plot is not None
+    assert plot.description.count("days (SLOWED), ") == 2
 
 
 @pytest.mark.parametrize("kind", MARKED)
@@ -233,3 +319,8 @@ def test_a_line_tells_the_worst_of_each_kind() -> None:
     assert [*mark_lines(marks)] == [
         ("LOADED", "3 trials, at worst: a load of 9: the idle machine may be faster")
     ]
+
+
+def test_the_text_of_a_figure_has_the_kinds_of_its_marks() -> None:
+    assert marked_text("1 day", ["SLOWED", "UNSTEADY"]) == "1 day (SLOWED, UNSTEADY)"
+    assert marked_text("1 day", []) == "1 day"

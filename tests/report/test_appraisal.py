@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -85,6 +86,21 @@ def test_owning_is_compared_with_a_marked_rent_only_if_no_other_machine_is_rente
     assert even is not None and even.runs == 10
     only_marked = appraised(own, marked).machines[0].offers[0]
     assert (only_marked.break_even, only_marked.rent_always_less) == (None, True)
+
+
+def test_a_marked_figure_is_on_a_frontier_only_if_all_figures_are_marked() -> None:
+    """The marked machine is cheaper and faster than the healthy one, to buy and to rent."""
+    healthy = machine("a", 10.0, price=2_000_000.0, rent=2.0)
+    slowed = machine("b", 5.0, price=1_000_000.0, rent=1.0, marked=True)
+    both = appraised(healthy, slowed)
+    assert [[offer.on_frontier for offer in one.offers] for one in both.machines] == [
+        [True, True],
+        [False, False],
+    ]
+    (alone,) = appraised(slowed).machines
+    assert [offer.on_frontier for offer in alone.offers] == [True, True]
+    rented = appraised(replace(healthy, price=None), slowed)
+    assert [offer.on_frontier for offer in rented.machines[1].offers] == [True, False], "no other is sold"
 
 
 @pytest.mark.parametrize(("budget", "in_budget"), [(240.0, True), (239.0, False)])

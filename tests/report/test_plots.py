@@ -18,6 +18,7 @@ from bench.report.compare.comparison import Comparison
 from bench.report.compare.matrix import matrix_of
 from bench.report.pages.html import page
 from bench.report.plots import all_plots, money
+from bench.report.plots.scatter import Point, scatter
 from bench.report.plots.speedups import _gains
 from bench.report.plots.svg import (
     MOST_RUNS,
@@ -66,6 +67,15 @@ def test_a_formatter_that_does_not_tell_ticks_apart_is_not_used() -> None:
     x = Linear(649.75, 650.61, 64, 470)
     drawn = axes(x, Linear(3.8, 7.9, 300, 36), BOX, "", "", x_unit="$", x_text=lambda tick: f"${tick:.0f}")
     assert "$650.2" in drawn
+
+
+@pytest.mark.parametrize(("marked", "on_the_line"), [(False, 1), (True, 2)])
+def test_the_line_through_the_best_points_leaves_marked_ones_out(marked: bool, on_the_line: int) -> None:
+    """The first point beats both others."""
+    best = Point(1.0, 1.0, "a", "", "", marked=marked)
+    others = [Point(2.0, 3.0, "a", "", ""), Point(3.0, 2.0, "a", "", "")]
+    (line,) = re.findall(r'<polyline points="([^"]*)" class="front"', scatter([best, *others], BOX, ""))
+    assert len(line.split()) == on_the_line
 
 
 def real() -> Comparison:

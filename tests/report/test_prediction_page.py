@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import threading
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -63,6 +65,25 @@ def test_predicted_marks_are_hollow_and_measured_ones_filled(tmp_path: Path) -> 
     predicted = re.findall(r'class="([^"]*mark[^"]*)"[^>]*><title>[^<]*: predicted', both)
     assert "hollow" not in measured
     assert predicted and all("hollow" in each for each in predicted)
+
+
+def test_a_manifest_is_read_once_also_with_measured_bundles(tmp_path: Path) -> None:
+    """A pipe has nothing for a second reader."""
+    pipe = tmp_path / "m.json"
+    os.mkfifo(pipe)
+    document = json.dumps({"schema": "bench/manifest/v1", "models": ["pythia-1b"]})
+
+    def write() -> None:
+        pipe.write_text(document)
+        pipe.unlink()
+
+    writer = threading.Thread(target=write, daemon=True)
+    writer.start()
+    html = tmp_path / "page.html"
+    given = ["predict", str(pipe), "--gpu", "h200", "--measured", str(PROOF), "--html", str(html)]
+    assert main(given) == 0
+    assert "1x H200, rent: measured" in html.read_text()
+    writer.join()
 
 
 def test_bundles_of_another_recipe_are_not_shown_beside_predictions(

@@ -247,7 +247,7 @@ def test_the_runner_up_is_told_with_the_confidence_in_the_fastest(found: Found) 
 
 def test_a_rival_without_a_figure_is_none(found: Found) -> None:
     crashed = next(trial for trial in found.run.results.trials if trial.failure)
-    assert compared_rows._uncertain(0.5, crashed, {}) is None
+    assert compared_rows._uncertain(0.5, crashed, {}, {}) is None
 
 
 def test_a_setting_that_shards_with_deepspeed_is_known(found: Found) -> None:
@@ -294,7 +294,7 @@ def test_wrong_gradients_of_a_model_count_for_its_setting_alone(found: Found) ->
     told = "bench.report.compare.compared_rows.gradients_text"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(told, lambda _: "half")
-        attempt = compared_rows._attempt(trial, {trial.id: 0.5}, check)
+        attempt = compared_rows._attempt(trial, {trial.id: 0.5}, {}, check)
     assert (attempt.outcome, attempt.mfu) == ("wrong-gradients", 0.5)
     assert attempt.reason == "its gradients differ from the unmodified model's by half: never ranked"
 
@@ -304,11 +304,12 @@ def test_an_attempt_has_every_figure_of_its_trial(found: Found) -> None:
         label="a label", setting=("kernels",), micro_batch=3, accumulation=5, failure=None,
         outcome="measured", estimate=ESTIMATE, id="t", share_of_floor=0.75, no_gradient_check="none was made",
     )  # fmt: skip
-    attempt = compared_rows._attempt(cast(TrialResult, trial), {"t": 0.25})
+    attempt = compared_rows._attempt(cast(TrialResult, trial), {"t": 0.25}, {"t": ("LOADED",)})
     assert attempt == MeasuredAttempt(
         "a label", ("kernels",), 3, 5, outcome="measured", reason=None, days=ESTIMATE.days,
         step_seconds=ESTIMATE.step_seconds, units_per_second=64.0, utilisation=0.5, mfu=0.25,
         share_of_floor=0.75, peak_bytes=1 << 30, no_gradient_check="none was made",
+        marks=("LOADED",),
     )  # fmt: skip
 
 

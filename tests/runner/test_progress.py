@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -9,10 +10,13 @@ import signal
 import sys
 import termios
 from itertools import chain, repeat
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from bench.base.live_line import LinePart, LiveLine, fitted
+from bench.planning.plan import make_plan
 from bench.records.estimate import estimate
 from bench.records.marks import Cpus
 from bench.records.text import interval_text
@@ -21,7 +25,9 @@ from bench.runner.run.job_so_far import JobSoFar
 from bench.runner.run.progress import DRAWN_EVERY_SECONDS, MOST_SHARE, Progress, Throttle, skipped_lines
 from bench.runner.run.time_left import about_text, seconds_left
 from bench.runner.trial.stopping_rules import MIN_ROUNDS
+from bench.training.methods import Target
 from tests.builders import measurement, trial
+from tests.report.made import manifest
 from tests.terminals import on_terminal
 
 CPUS = Cpus(4, "cuda")
@@ -53,6 +59,15 @@ def test_skipped_settings_are_one_line_per_model() -> None:
         "skipped  small  fsdp-2: takes more than one GPU",
         "skipped  larger  2 settings: needs about 90 GiB; there are 24 (and 1 other reason)",
     ]
+
+
+@pytest.mark.parametrize(("methods", "told"), [("guided", "1 model"), (["naive"], "1 setting")])
+def test_a_run_of_one_model_or_setting_begins_in_the_singular(methods: object, told: str) -> None:
+    plan = make_plan(manifest(methods=methods), Target("cpu", 1, 1 << 34, "some CPU"))
+    stream = io.StringIO()
+    course: Any = SimpleNamespace(plan=plan, outcomes={})
+    Progress(LiveLine(stream)).start("a1b2c3", course)
+    assert stream.getvalue().splitlines()[0] == f"run a1b2c3   {told}   some CPU"
 
 
 @pytest.mark.parametrize(

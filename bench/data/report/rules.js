@@ -111,9 +111,10 @@ const rules = (() => {
     ];
     const cheapestRent = (some) => least(some.filter((o) => o.kind === "rent"), (o) => [o.aRun]);
     const rent = cheapestRent(sound) ?? cheapestRent(every);
+    const bought = (some) => some.filter((o) => o.kind === "buy");
     const best = new Set([
-      ...frontier(every.filter((o) => o.kind === "buy"), (o) => o.upfront),
-      ...frontier(every, (o) => runCost(o, lifeDays, utilisation)),
+      ...frontier(bought(sound).length ? bought(sound) : bought(every), (o) => o.upfront),
+      ...frontier(sound.length ? sound : every, (o) => runCost(o, lifeDays, utilisation)),
     ]);
     const offerOf = (o) => {
       const even = rent && breakEven(o, rent, lifeDays);

@@ -25,7 +25,7 @@ from bench.records.text import bytes_text, count_text, interval_text
 from bench.records.trial import NodeFacts, Trial
 from bench.training.models import families
 
-NOT_PLAIN = re.compile(r"[^A-Za-z0-9_ .,()+/@-]")  # replaced in the docstring
+NOT_PLAIN = re.compile(r"[^A-Za-z0-9_ .,%()+/@-]")  # replaced in the docstring
 PACKAGES = ("torch", "transformers", "timm", "deepspeed", "numpy", "triton")
 LOG_EVERY = 10  # steps, if the recipe names no number
 OLDEST_PYTHON = "3.11"
@@ -47,7 +47,7 @@ class Facts:
 
 def plain(text: str) -> str:
     """Return a bundle's text for the docstring, without characters that could end or escape anything."""
-    return NOT_PLAIN.sub("?", text)
+    return NOT_PLAIN.sub("?", text.replace("\u00b0", ""))
 
 
 def metadata(facts: Facts) -> str:
@@ -64,9 +64,11 @@ def docstring(trial: Trial, facts: Facts) -> str:
     measured = f"Measured on {plain(facts.origin.device)}"
     if estimate := result.estimate:
         step, days = interval_text(estimate.step_seconds), interval_text(estimate.days)
-        measured += f": {step} s a step, {days} days, {bytes_text(estimate.peak_bytes)} a GPU"
+        days = facts.origin.marked(f"{days} days")
+        measured += f": {step} s a step, {days}, {bytes_text(estimate.peak_bytes)} a device"
     devices = count_text(trial.gpus, "device")
-    measured += f". A step has {trial.accumulation} passes of {trial.micro_batch} samples on {devices}."
+    passes, samples = count_text(trial.accumulation, "pass"), count_text(trial.micro_batch, "sample")
+    measured += f". A step has {passes} of {samples} on {devices}."
     if left_out := [name for name in facts.measured.setting if name not in trial.setting]:
         measured += f" Left out here: {', '.join(left_out)}, code of bench without which a step takes longer."
     about = "Its losses are those of bench. Data and weights are made up: your own go into `Samples` and"
@@ -75,7 +77,8 @@ def docstring(trial: Trial, facts: Facts) -> str:
         about += " The days include evaluations, which are not in this file."
     if deciding(facts.node.switches or {}):
         about += " Set the variables in SOURCE first: it was measured with them."
-    rest = f"{measured} {about}".replace("\u00b1", "+-")
+    warnings = "".join(f" {warning}" for warning in facts.origin.warnings(plain))
+    rest = f"{measured}{warnings} {about}".replace("\u00b1", "+-")
     commands = "\n".join(f"    {line}" for line in facts.command.splitlines())
     return '"""' + "\n\n".join([_wrapped(title), commands, _wrapped(rest)]) + '\n"""'
 

@@ -14,7 +14,15 @@ from typing import Literal
 from bench.records.spread import on_another_machine
 from bench.report.compare.appraisal import recommend
 from bench.report.compare.compared_rows import RankedRow
-from bench.report.compare.decision import Certainty, Option, Rank, Recommendation, meets, within
+from bench.report.compare.decision import (
+    Certainty,
+    Option,
+    Rank,
+    Recommendation,
+    meets,
+    within,
+    without_marks,
+)
 from bench.report.compare.offers import Terms
 from bench.report.compare.priced_guesses import GuessOffer, PricedGuess
 
@@ -195,10 +203,9 @@ def _unasked(inputs: AnswerInputs) -> Iterator[MachineAnswer]:
     alike = inputs.at_its_rent(rivals[0]) if rivals else None
     sure: Certainty = "perhaps" if rivals else "yes"
     yield MachineAnswer("fastest", inputs.at_its_rent(first), sure, alike, None, None, ())
-    rents = [(row, option) for row, option in inputs.pairs if option.kind == "rent"]
-    sound = [(row, option) for row, option in rents if not row.marks] or rents
-    if sound:
-        _, cheapest = min(sound, key=lambda pair: (pair[1].a_run, pair[1].days.value, pair[1].label))
+    rents = without_marks((bool(row.marks), o) for row, o in inputs.pairs if o.kind == "rent")
+    if rents:
+        cheapest = min(rents, key=lambda option: (option.a_run, option.days.value, option.label))
         yield MachineAnswer("cheapest to rent", inputs.choice(cheapest), "yes", None, None, None, ())
 
 

@@ -9,7 +9,7 @@ tests/e2e/test_what_if.py holds both against each other, so a rule that changes 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -25,6 +25,7 @@ from bench.report.compare.decision import (
     frontier,
     meets,
     places,
+    without_marks,
 )
 
 
@@ -65,7 +66,7 @@ class AppraisedOffer:
     spend: float  # for all runs that were asked for
     in_budget: bool | None  # None: no budget was given
     outlived: bool  # to buy: the machine's life is too short for all runs that were asked for
-    on_frontier: bool
+    on_frontier: bool  # among figures without marks or, if there are none, among all
     break_even: BreakEven | None  # to buy: against the cheapest rent of a figure that has no marks
     rent_always_less: bool  # the cheapest rent costs less than this machine's electricity and upkeep
     marks: tuple[str, ...]  # the questions that this offer answers
@@ -102,7 +103,8 @@ def appraise(
     marked = [machine.marked for machine, own in zip(machines, options, strict=True) for _ in own]
     pairs = list(zip(marked, every, strict=True))
     answer = recommend(pairs, wish, life_days * utilisation)
-    judged = _judged(every, answer, _cheapest_rent(pairs), wish, life_days, utilisation)
+    best = {id(option) for option in _frontiers(pairs, life_days, utilisation)}
+    judged = _judged(every, answer, best, _cheapest_rent(pairs), wish, life_days, utilisation)
     ranks = places([machine.days for machine in machines], sum(not machine.marked for machine in machines))
     deadline = wish.deadline_days
     appraised = tuple(
@@ -139,13 +141,14 @@ def recommend(options: Sequence[tuple[bool, Option]], wish: Wish, used_days: flo
 
 def _cheapest_rent(options: Sequence[tuple[bool, Option]]) -> Option | None:
     """Return the cheapest rented run of a figure without marks or, if no other is rented, of a marked one."""
-    rents = [(marked, option) for marked, option in options if option.kind == "rent"]
-    return min(rents, key=lambda pair: (pair[0], pair[1].a_run), default=(False, None))[1]
+    rents = without_marks((marked, option) for marked, option in options if option.kind == "rent")
+    return min(rents, key=lambda option: option.a_run, default=None)
 
 
 def _judged(
     options: Sequence[Option],
     answer: Recommendation,
+    best: Container[int],
     rent: Option | None,
     wish: Wish,
     life_days: float,
@@ -153,9 +156,9 @@ def _judged(
 ) -> Mapping[int, AppraisedOffer]:
     """Judge each option of a model by the user's wish and the other options; keyed by the option's `id`.
 
-    `rent` is the rented run with which owning is compared; None without a rent.
+    `best` has the `id` of each option on a frontier. `rent` is the rented run with which owning is compared;
+    None without a rent.
     """
-    best = {id(option) for option in _frontiers(options, life_days, utilisation)}
     answers = {
         "fastest in budget": answer.fastest_in_budget,
         "as fast within the interval, for less": answer.as_fast_for_less,
@@ -180,9 +183,14 @@ def _judged(
     return found
 
 
-def _frontiers(options: Sequence[Option], life_days: float, utilisation: float) -> list[Option]:
-    """Return the options on a Pareto frontier: days against a machine's price, or against a run's cost."""
-    bought = [o for o in options if o.kind == "buy"]
+def _frontiers(options: Sequence[tuple[bool, Option]], life_days: float, utilisation: float) -> list[Option]:
+    """Return the options on a Pareto frontier: days against a machine's price, or against a run's cost.
+
+    Each option is given after whether its figure is marked; a marked one counts only if all others are, too.
+    """
+    bought = without_marks((marked, option) for marked, option in options if option.kind == "buy")
     by_price = frontier(bought, lambda o: o.upfront, lambda o: o.days.value)
-    by_run = frontier(options, lambda o: o.run_cost(life_days, utilisation), lambda o: o.days.value)
+    by_run = frontier(
+        without_marks(options), lambda o: o.run_cost(life_days, utilisation), lambda o: o.days.value
+    )
     return [*by_price, *by_run]

@@ -102,6 +102,7 @@ class Attempt:
     share_of_floor: float | None = None
     peak_bytes: int | None = None
     no_gradient_check: str | None = None  # why its gradients were not checked
+    marks: tuple[str, ...] = field(default=(), metadata=INTERNAL)  # their kinds
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +254,8 @@ def _row(path: Path, verdict: Verdict[Contents], run: ComparedRun, model: Model)
     trials = results.trials_of(model.name)
     best, wrong = fastest(trials, run.marks), wrong_settings(trials)
     mfu = {trial.id: mfu_of(trial, results.node, model.recipe.precision) for trial in trials}
-    best_attempt = _attempt(best, mfu) if best else None
+    kinds = {trial: tuple(mark.kind for mark in marks) for trial, marks in run.marks.items()}
+    best_attempt = _attempt(best, mfu, kinds) if best else None
     doubt = runner_up(model.name, results.trials, run.marks)
     devices = best.gpus if best else max((trial.gpus for trial in trials), default=1)
     e = best.estimate if best else None
@@ -278,11 +280,13 @@ def _row(path: Path, verdict: Verdict[Contents], run: ComparedRun, model: Model)
         conditions=tuple(_conditions(run, model, verdict.level)),
         training_flops=e.flops_per_second * e.step_seconds.value * model.recipe.steps if e else None,
         best=None,
-        attempts=tuple(_attempt(trial, mfu, wrong.get((model.name, trial.setting))) for trial in trials),
+        attempts=tuple(
+            _attempt(trial, mfu, kinds, wrong.get((model.name, trial.setting))) for trial in trials
+        ),
         watts=run.watts.get(best.id) if best else None,
         telemetry=run.course,
         episodes=run.episodes,
-        close=_uncertain(*doubt, mfu) if doubt else None,
+        close=_uncertain(*doubt, mfu, kinds) if doubt else None,
         samples_sha256=run.samples_sha256,
         slowed=run.slowed.get(best.id) if best else None,
         marks=run.marks.get(best.id, ()) if best else (),
@@ -302,9 +306,12 @@ def _software(results: Results) -> Software:
 
 
 def _uncertain(
-    confidence: float, rival: TrialResult, mfu: Mapping[str, float | None]
+    confidence: float,
+    rival: TrialResult,
+    mfu: Mapping[str, float | None],
+    kinds: Mapping[str, tuple[str, ...]],
 ) -> UncertainFastest | None:
-    attempt = _attempt(rival, mfu)
+    attempt = _attempt(rival, mfu, kinds)
     return UncertainFastest(confidence, attempt) if isinstance(attempt, MeasuredAttempt) else None
 
 
@@ -321,8 +328,12 @@ def _machine(node: NodeFacts, gpus_a_node: int, devices: int, run_id: str) -> Ma
 
 
 def _attempt(
-    trial: TrialResult, mfu: Mapping[str, float | None], wrong: GradientCheck | None = None
+    trial: TrialResult,
+    mfu: Mapping[str, float | None],
+    kinds: Mapping[str, tuple[str, ...]],
+    wrong: GradientCheck | None = None,
 ) -> Attempt:
+    """Make the attempt of a trial; `mfu` and `kinds`, those of marks, are by the trials' ids."""
     batch = (trial.label, trial.setting, trial.micro_batch, trial.accumulation)
     if trial.failure is not None:
         return Attempt(*batch, trial.outcome, failure_text(trial.failure))
@@ -347,6 +358,7 @@ def _attempt(
         share_of_floor=trial.share_of_floor,
         peak_bytes=e.peak_bytes,
         no_gradient_check=trial.no_gradient_check,
+        marks=kinds.get(trial.id, ()),
     )
 
 

@@ -163,6 +163,12 @@ def ratio(a: Interval, b: Interval) -> Interval:
     return Interval(value, value * math.hypot(a.half_width / a.value, b.half_width / b.value))
 
 
+def without_marks(pairs: Iterable[tuple[bool, T]]) -> list[T]:
+    """Return the items that are not marked, each given after whether it is; all if every item is marked."""
+    every = list(pairs)
+    return [item for marked, item in every if not marked] or [item for _, item in every]
+
+
 def frontier(items: Iterable[T], cost: Callable[[T], float], days: Callable[[T], float]) -> list[T]:
     """Return the Pareto frontier, cheapest first: no other item is both as cheap and as fast."""
     chosen: list[T] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from bench.records.marks import marked_text
 from bench.records.text import currency_sign, interval_text, money_text
 from bench.report.compare.comparison import Comparison, Entry, ModelPart
 from bench.report.compare.offers import Offer
@@ -47,9 +48,11 @@ def measured_point(entry: Entry, offer: Offer, cost: float, currency: str) -> Po
     """Place a measured machine, with its interval."""
     row, days = entry.row, entry.days
     price = money_text(cost, currency)
-    words = f"{row.machine.label}, {offer.kind}: {interval_text(days)} days, {price}"
+    figure = marked_text(f"{interval_text(days)} days", (mark.kind for mark in row.marks))
+    words = f"{row.machine.label}, {offer.kind}: {figure}, {price}"
     series = f"{offer.kind} {row.machine.name.removeprefix('NVIDIA ')}"
-    return Point(cost, days.value, series, row.machine.label, words, half_width=days.half_width)
+    of_machine = cost, days.value, series, row.machine.label, words
+    return Point(*of_machine, half_width=days.half_width, marked=bool(row.marks))
 
 
 def guessed_point(guess: PricedGuess, offer: GuessOffer, cost: float, currency: str) -> Point:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from bench.records.marks import marked_text
 from bench.records.text import currency_sign, figures, money_text
 from bench.report.compare.comparison import Comparison
 from bench.report.compare.matrix import Matrix, MatrixCell, MatrixRow, matrix_of
@@ -60,9 +61,8 @@ def _point(row: MatrixRow, cell: MatrixCell, currency: str) -> Point:
     """Place a cell; only an answer has a label, which is its model."""
     assert cell.run_cost is not None
     how = "" if cell.measured else ", estimated"
-    words = (
-        f"{row.name} on {cell.machine}{how}: {figures(cell.days)} days, {money_text(cell.run_cost, currency)}"
-    )
+    figure = marked_text(f"{figures(cell.days)} days", cell.marks)
+    words = f"{row.name} on {cell.machine}{how}: {figure}, {money_text(cell.run_cost, currency)}"
     ends = None
     if cell.low_days is not None and cell.high_days is not None:
         ends = (cell.low_days, cell.high_days)

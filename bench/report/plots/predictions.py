@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from bench.records.marks import marked_text
 from bench.records.text import currency_sign, figures, interval_text, money_text
 from bench.report.compare.comparison import Comparison, Entry
 from bench.report.compare.priced_predictions import PricedPrediction, machine_text
@@ -61,12 +62,14 @@ def _measured(entries: Sequence[Entry], currency: str) -> Iterator[Point]:
         for offer in entry.offers:
             kind = "own" if offer.kind == "buy" else "rent"
             price = money_text(offer.run_cost, currency)
+            figure = marked_text(f"{interval_text(days)} days", (mark.kind for mark in entry.row.marks))
             yield Point(
                 offer.run_cost,
                 days.value,
                 SERIES_NAMES[kind],
                 machine.label,
-                f"{machine.label}, {kind}: measured {interval_text(days)} days, {price}",
+                f"{machine.label}, {kind}: measured {figure}, {price}",
                 half_width=days.half_width,
                 group=kind,
+                marked=bool(entry.row.marks),
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from bench.records.marks import marked_text
 from bench.records.text import figures
 from bench.report.compare.compared_rows import RankedRow
 from bench.report.compare.comparison import Comparison, ModelPart
@@ -38,7 +39,8 @@ def plots(part: ModelPart, _comparison: Comparison) -> Iterator[Plot]:
         parts.append(polyline(((x(n), y(_rate(r))) for n, r in ordered), f"s{number % 8} line"))
         for devices, row in ordered:
             share = _rate(row) / (per * devices)
-            rate = f"{figures(_rate(row))} {part.unit}/s"
+            marked = (mark.kind for mark in row.marks)
+            rate = marked_text(f"{figures(_rate(row))} {part.unit}/s", marked)
             words = f"{row.machine.label}: {rate}, {100 * share:.0f}% of a straight line"
             parts.append(mark(x(devices), y(_rate(row)), number, words=words))
             descriptions.append(words)

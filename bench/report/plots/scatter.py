@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 
-from bench.report.compare.decision import frontier
+from bench.report.compare.decision import frontier, without_marks
 from bench.report.markup import Markup, fragment
 from bench.report.plots.svg import (
     SERIES,
@@ -41,6 +41,7 @@ class Point:
     hollow: bool = False  # predicted, and not measured
     # A line goes through the points of each group that no other of it beats; None: the point has no group.
     group: str | None = ""
+    marked: bool = False  # a figure with marks, which is on the line only if its group has no other
 
     @property
     def bar(self) -> tuple[float, float]:
@@ -80,7 +81,8 @@ def scatter(
     parts = [axes(x, y, box, x_title, "days", x_unit=x_unit, x_text=x_text)]
     parts += _limits(limits, x, y, box)
     for group in dict.fromkeys(p.group for p in inside if p.group is not None):
-        best = frontier([p for p in inside if p.group == group], lambda p: p.x, lambda p: p.y)
+        sound = without_marks((p.marked, p) for p in inside if p.group == group)
+        best = frontier(sound, lambda p: p.x, lambda p: p.y)
         parts.append(polyline(((x(p.x), y(p.y)) for p in best), "front"))
     parts += [part for p in inside for part in _mark(p, names.index(p.series), x, y)]
     if labelled:

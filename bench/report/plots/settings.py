@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from bench.records.marks import marked_text
 from bench.records.text import bytes_text, interval_text
 from bench.report.compare.compared_rows import MeasuredAttempt, Row
 from bench.report.compare.comparison import Comparison, ModelPart
@@ -33,14 +34,16 @@ def _plot(part: ModelPart, row: Row, number: int) -> Plot:
 
 
 def _point(attempt: MeasuredAttempt) -> Point:
-    days, memory = interval_text(attempt.days), bytes_text(attempt.peak_bytes)
+    days = marked_text(f"{interval_text(attempt.days)} days", attempt.marks)
+    memory = bytes_text(attempt.peak_bytes)
     return Point(
         attempt.peak_bytes / 2**30,
         attempt.days.value,
         _kind(attempt.setting),
         attempt.label,
-        f"{attempt.label}, micro-batch {attempt.micro_batch}: {days} days, {memory}",
+        f"{attempt.label}, micro-batch {attempt.micro_batch}: {days}, {memory}",
         half_width=attempt.days.half_width,
+        marked=bool(attempt.marks),
     )
 
 

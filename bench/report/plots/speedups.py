@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bench.records.estimate import Interval
-from bench.records.marks import steady_first
+from bench.records.marks import marked_text, steady_first
 from bench.records.text import interval_text
 from bench.report.compare.compared_rows import MeasuredAttempt, Row
 from bench.report.compare.comparison import Comparison, ModelPart
@@ -52,7 +52,8 @@ def _plot(part: ModelPart, row: Row, gains: list[tuple[MeasuredAttempt, Interval
         parts.append(text(x(tick), bottom + 16, f"{words}x", anchor="middle", class_="small muted"))
     for i, (attempt, gain) in enumerate(gains):
         y = TOP + ROW * i
-        words = f"{attempt.label}: {interval_text(gain)} times as fast as naive"
+        said = marked_text(f"{interval_text(gain)} times", attempt.marks)
+        words = f"{attempt.label}: {said} as fast as naive"
         width = x(gain.value) - x(0)
         parts.append(text(LEFT - 8, y + 14, attempt.label[:48], anchor="end", class_="small"))
         parts.append(
@@ -61,7 +62,9 @@ def _plot(part: ModelPart, row: Row, gains: list[tuple[MeasuredAttempt, Interval
         low, high_x = x(max(0.0, gain.low)), x(gain.high)
         parts.append(line(low, y + ROW / 2 - 1, high_x, y + ROW / 2 - 1, "axis"))
         parts.append(text(high_x + 6, y + 14, f"{gain.value:.2f}x", class_="small"))
-    description = "; ".join(f"{attempt.label} {gain.value:.2f} times" for attempt, gain in gains)
+    description = "; ".join(
+        marked_text(f"{attempt.label} {gain.value:.2f} times", attempt.marks) for attempt, gain in gains
+    )
     heading = f"{part.title} on {row.machine.label}: times as fast as naive"
     return Plot(
         f"{part.name}-speedups", heading, description, 640, bottom + 30, fragment(*parts), (row.run_id,)

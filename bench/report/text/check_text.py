@@ -132,14 +132,19 @@ def _subjects(group: Sequence[Finding]) -> str:
 
 
 def not_possible(findings: Sequence[Finding]) -> list[str]:
-    """List the reasons why something cannot be checked on this node, each with its checks."""
+    """List the reasons why something cannot be checked on this node, each with its checks.
+
+    The other findings of a check may count: then only a part of it is not possible.
+    """
     checks: dict[str, dict[str, None]] = {}
+    whole = {check for check, of_check in by_check(findings).items() if verdict_of(of_check) == "-"}
     for f in findings:
         if f.verdict == "not-run" and not f.counts:
             reason = f.found + (f" ({f.advice})" if f.advice else "")
             if f.basis == "reference":
                 reason = f"no reference figure ({f.source})"
-            checks.setdefault(reason, {})[f.check] = None
+            name = f.check if f.check in whole else f"a part of {f.check}"
+            checks.setdefault(reason, {})[name] = None
     return [f"{', '.join(names)}: {reason}" for reason, names in checks.items()]
 
 

@@ -42,7 +42,7 @@ def plan_text(
     if made.memory_bytes < target.memory_bytes:
         device += f", capped at {bytes_text(made.memory_bytes)}"
     at_most = " at most (a search measures those that may be the fastest)" if made.guided else ""
-    counts = f"{len(made.cells)} settings to measure{at_most}, {len(made.skipped)} skipped"
+    counts = f"{count_text(len(made.cells), 'setting')} to measure{at_most}, {len(made.skipped)} skipped"
     legend = ">  tried first" + ("" if every else "    --all shows every setting, and why others are skipped")
     said = [f"remark   {remark}" for remark in remarks]
     if target.device == "cpu" and any(cell.model.recipe.precision == "fp8" for cell in made.cells):

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from bench.base.terminal import Column, Table, Wrapped, fitted_tables, plain_columns, table, wrapped
 from bench.planning.prediction.predicted_machines import PredictedPart, Unpredicted
 from bench.records.text import figures, money_text
-from bench.report.compare.priced_predictions import PricedPrediction, machine_text
+from bench.report.compare.priced_predictions import PricedPrediction, RunCost, machine_text
 from bench.report.text.escapes import csv_lines
 
 WIDTH = 79  # columns of explanations where no terminal has another width
@@ -72,14 +72,27 @@ def _filled(text: str, indent: str = "") -> str:
 
 
 def nothing_fits(outside: Sequence[PricedPrediction], currency: str, *, own: bool) -> str:
-    """Say that no machine is predicted within the limits, and how far the fastest one is outside of them."""
+    """Say that no machine is predicted within the limits, and how far the best ones are outside of them.
+
+    `outside` has the fastest machine first. The cheapest is named, too, if it is another one.
+    """
     if not outside:
         return "no machine that was asked for has a prediction"
-    found, cost = outside[0].predicted, outside[0].cost(own=own)
+    text = "no machine that was asked for is predicted within these limits; the fastest is "
+    text += _machine_outside(outside[0], outside[0].cost(own=own), currency)
+    costs = [(row, cost) for row in outside if (cost := row.cost(own=own)) is not None]
+    if costs:
+        cheapest, cost = min(costs, key=lambda pair: pair[1].amount)
+        if cheapest is not outside[0]:
+            text += f"; the cheapest is {_machine_outside(cheapest, cost, currency)}"
+    return text
+
+
+def _machine_outside(row: PricedPrediction, cost: RunCost | None, currency: str) -> str:
+    found = row.predicted
     days = f"{figures(found.days)} days, {figures(found.least_days)} to {figures(found.most_days)}"
     price = f", {money_text(cost.amount, currency)} a run" if cost else ""
-    fastest = f"the fastest is {machine_text(found)}: {days}{price}"
-    return f"no machine that was asked for is predicted within these limits; {fastest}"
+    return f"{machine_text(found)}: {days}{price}"
 
 
 def reasons_of(model: str, without: Sequence[Unpredicted]) -> Iterator[str]:

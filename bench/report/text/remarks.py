@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from bench.records.estimate import TO_SIGMA
-from bench.records.marks import MEANING
+from bench.records.marks import MEANING, marked_text
 from bench.records.spread import shipped_spreads
 from bench.records.text import (
     count_text,
@@ -112,7 +112,7 @@ def _close_line(row: RankedRow, doubt: UncertainFastest, machine: str) -> str:
     return (
         f"close: {machine}, {row.best.label} is within 1% of the fastest measured with "
         f"{doubt.confidence:.0%} confidence; next: {rival.label} at micro-batch {rival.micro_batch}, "
-        f"{interval_text(rival.days)} days"
+        f"{marked_text(f'{interval_text(rival.days)} days', rival.marks)}"
     )
 
 

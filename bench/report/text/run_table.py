@@ -94,13 +94,18 @@ def left_out_line(heads: Sequence[str]) -> Iterator[str]:
         yield f"no room for  {', '.join(heads)} (--columns names others; docs/running.md)"
 
 
-def _table(trials: Sequence[TrialResult], recipe: Recipe, node: NodeFacts, marked: Container[str]) -> Table:
-    best, wrong = fastest(trials, marked), wrong_settings(trials)
+def _table(
+    trials: Sequence[TrialResult], recipe: Recipe, node: NodeFacts, marks: Mapping[str, tuple[Mark, ...]]
+) -> Table:
+    best, wrong = fastest(trials, marks), wrong_settings(trials)
     rows = []
     for trial in trials:
         mfu = mfu_of(trial, node, recipe.precision)
         check = wrong.get((trial.model, trial.setting))
-        rows.append(_cells(trial, recipe.unit, mfu, check, best=trial is best))
+        cells = _cells(trial, recipe.unit, mfu, check, best=trial is best)
+        if "days" in cells:
+            cells["doubt"] = doubt_text(trial, marks.get(trial.id, ()))
+        rows.append(cells)
     filled = {name for row in rows for name, text in row.items() if text not in ("", NOTHING)}
     kept = [column for column in COLUMNS if column.name not in OFTEN_EMPTY - filled]
     return Table(kept, [[row.get(column.name, "") for column in kept] for row in rows])
@@ -131,8 +136,13 @@ def _cells(
         "days": interval_text(e.days),
         "real": _proof(trial),
         "error": error_text(trial),
-        "doubt": "" if e.plausible else "IMPLAUSIBLE",
     }
+
+
+def doubt_text(trial: TrialResult, marks: Sequence[Mark]) -> str:
+    """Say in a word each why the figures of a trial are to be read with care; empty if there is no reason."""
+    implausible = trial.estimate is not None and not trial.estimate.plausible
+    return ", ".join([*(["IMPLAUSIBLE"] if implausible else []), *(mark.kind for mark in marks)])
 
 
 def _proof(trial: TrialResult) -> str:
@@ -140,7 +150,7 @@ def _proof(trial: TrialResult) -> str:
         return failure_word(trial.unproven)
     if trial.proof is None:
         return ""
-    return f"{figures(trial.proof.step_seconds, 4)} ({trial.proof.steps} steps)"
+    return f"{figures(trial.proof.step_seconds, 4)} ({count_text(trial.proof.steps, 'step')})"
 
 
 def _reasons(trials: Sequence[TrialResult]) -> Iterator[str]:

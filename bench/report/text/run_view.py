@@ -22,7 +22,7 @@ from bench.records.text import (
 )
 from bench.report.compare.compared_rows import ComparedRun
 from bench.report.compare.energy import TelemetryCourse
-from bench.report.text.run_table import multiplied
+from bench.report.text.run_table import doubt_text, multiplied
 from bench.report.text.sparklines import Glyphs, bar, sparkline
 from bench.training.setting import Setting
 
@@ -143,12 +143,10 @@ def _cells(trial: TrialResult, unit: str, marks: Sequence[Mark]) -> dict[str, st
     cells = {
         "setting": trial.label,
         "batch": batch_text(trial.micro_batch, trial.accumulation, trial.gpus),
-        "doubt": ", ".join(mark.kind for mark in marks),
+        "doubt": doubt_text(trial, marks),
     }
     if e is None:
         return cells | {"days": failure_word(trial.failure) if trial.failure else "too few samples"}
-    if not e.plausible:
-        cells["doubt"] = ", ".join(filter(None, ["IMPLAUSIBLE", cells["doubt"]]))
     return cells | {
         "days": interval_text(e.days),
         "rate": f"{figures(e.units_per_second)} {unit}",

@@ -97,7 +97,8 @@ class Progress:
         self._course = course
         self._started = time.monotonic()
         self._decided = self._decided_before = self._count()
-        self.line.print(f"run {run_id}   {self._total} {self._what}   {plan.target.name}")
+        planned = count_text(self._total, self._what.removesuffix("s"))
+        self.line.print(f"run {run_id}   {planned}   {plan.target.name}")
         for line in skipped_lines(plan.skipped):
             self.line.print(line, dim=True)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -123,13 +124,41 @@ def dry_build(model: Model, path: str) -> DryBuild:
             return DryBuild(None, mistakes)
         return replace(judged, counted=counts)
     except BadInput as error:
+        place += _blamed(error.message, model.architecture) if place.endswith("/architecture") else ""
         mistake = Mistake(place, error.message, "allowed: what it can build")
     except ImportError as error:
         needed, _, _ = " ".join(str(error).split()).partition(". ")  # without advice to install it
         mistake = Mistake(place, f"cannot run: {needed}", "allowed: what can run")
     except Exception as error:  # an architecture's code may raise anything
+        place += _blamed(str(error), model.architecture) if place.endswith("/architecture") else ""
         mistake = Mistake(place, f"cannot run: {_reason(error)}", "allowed: what can run")
     return DryBuild(None, (mistake,))
+
+
+def _blamed(error: str, architecture: Mapping[str, Any]) -> str:
+    """Return the path of the field that an error names, or whose value it quotes; "" unless it is one field.
+
+    Errors quote texts. Numbers stand in them without quotes, and positive ones may be anything.
+    """
+    fields = list(_fields(architecture))
+    named = {path for path, _ in fields if f"ield '{path.rpartition('/')[2]}'" in error}
+    quoted = {path for path, value in fields if isinstance(value, str) and f"'{value}'" in error}
+    negative = {
+        path
+        for path, value in fields
+        if isinstance(value, int | float) and value < 0 and re.search(rf"(?<![\w.-]){value}(?![\w.])", error)
+    }
+    found = named or quoted or negative
+    return found.pop() if len(found) == 1 else ""
+
+
+def _fields(value: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the path and the value of each field of an architecture, those of its parts too."""
+    for name, part in value.items():
+        if isinstance(part, Mapping):
+            yield from _fields(part, f"{path}/{name}")
+        else:
+            yield f"{path}/{name}", part
 
 
 def _reason(error: Exception) -> str:

@@ -14,7 +14,7 @@ from bench.base.strict_json import from_json, to_json
 from bench.cli.main import main
 from bench.planning.memory_prediction import predict_bytes, state_bytes
 from bench.training.models import known_models
-from bench.training.models.dry_build import DryBuild, Rehearsal, dry_build, rehearse
+from bench.training.models.dry_build import DryBuild, Rehearsal, _blamed, dry_build, rehearse
 from bench.training.models.generic import counted
 from bench.training.models.own_models import resolve_inline
 from tests.training.models.test_generic import (
@@ -77,7 +77,11 @@ BAD: list[tuple[str, dict[str, Any], dict[str, Any], str, str, str]] = [
      "architecture/num_layers", "LlamaConfig", "num_hidden_la"),
     ("llama", GROUPED | {"hidden_size": 66}, CAUSAL, "architecture", "not a multiple", "build"),
     ("llama", GROUPED | {"num_key_value_heads": 3}, CAUSAL, "architecture", "3 heads of keys", "build"),
-    ("llama", GROUPED | {"hidden_act": "swiglu"}, CAUSAL, "architecture", "swiglu", "run"),
+    ("llama", GROUPED | {"hidden_act": "swiglu"}, CAUSAL, "architecture/hidden_act", "swiglu", "run"),
+    ("llama", GROUPED | {"rope_scaling": {"type": "weird"}}, CAUSAL, "architecture/rope_scaling/type",
+     "weird", "run"),
+    ("llama", GROUPED | {"rms_norm_eps": "1e-5"}, CAUSAL, "architecture/rms_norm_eps", "got str", "build"),
+    ("llama", GROUPED | {"intermediate_size": -4}, CAUSAL, "architecture/intermediate_size", "-4", "run"),
     ("llama", GROUPED | {"num_hidden_layers": 0}, CAUSAL, "architecture/num_hidden_layers", "0 is", "1"),
     ("llama", GROUPED | {"pad_token_id": 1000}, CAUSAL, "architecture/pad_token_id", "none of 1000", "999"),
     ("llama", GROUPED, MASKED, "recipe/objective", "masked-lm", "causal-lm"),
@@ -160,6 +164,12 @@ def test_a_missing_package_is_named_without_advice(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("bench.training.models.dry_build.configured", configured)
     (mistake,) = dry_build(model_of("llama"), "/models/0").mistakes
     assert mistake.found == "cannot run: Dinat requires the natten library"
+
+
+def test_an_error_that_quotes_values_of_two_fields_is_at_none_of_them() -> None:
+    assert _blamed("no 'a' here", {"one": "a", "two": {"three": "a"}}) == ""
+    assert _blamed("Field 'one' with 'b'", {"one": "a", "two": "b"}) == "/one"
+    assert _blamed("size -40 and 4", {"one": -4, "two": 4}) == ""
 
 
 def test_models_of_timm_are_not_named_by_their_wrapper() -> None:
