@@ -93,7 +93,9 @@ def _counted(model: Model, count_of: Callable[..., _Count]) -> _Count:
     try:
         return count_of(model)
     except LongLoop:
-        return count_of(model, long=long_kinds(model, lambda short: count_of(short).block_kinds()))
+        return count_of(
+            model, long=long_kinds(model, lambda short: count_of(short, short=True).block_kinds())
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +134,7 @@ class _Count:
     calls: Counter[str] = field(default_factory=Counter)  # of each kind: blocks may be called repeatedly
     called: set[nn.Module] = field(default_factory=set)
     long: Mapping[int, BlockKind] = field(default_factory=dict)  # kinds that do not run, by their order
+    short: bool = False  # samples of a few steps: no loop is too long
 
     @staticmethod
     def of(
@@ -142,6 +145,7 @@ class _Count:
         kernels: bool,
         halved: bool,
         long: Mapping[int, BlockKind] | None = None,
+        short: bool = False,
     ) -> _Count:
         import torch
 
@@ -152,7 +156,8 @@ class _Count:
             transformers_inside.keep_frequencies(module)
         with fake:
             torch_inside.make_fake(module, half if halved else None)
-            count = _Count(module, blocks_of(module), None if halved else half, fake, long=long or {})
+            autocast = None if halved else half
+            count = _Count(module, blocks_of(module), autocast, fake, long=long or {}, short=short)
             batch = empty_batch(model, SAMPLES, half if half and halved else torch.float32)
             count._run(batch, model.recipe.aim)
         return count
@@ -234,7 +239,7 @@ class _Count:
             added = known.added
             return _Kind(block, given, named, known.result, added["inside"], 0, added["backward"])
         before = kept.bytes
-        with limited_calls() as calls:
+        with limited_calls(limited=not self.short) as calls:
             result = forward(*given, **named)
         return _Kind(block, given, named, result, kept.bytes - before, calls.number)
 

@@ -290,7 +290,7 @@ class _OperationCount:
         """Return the kinds of blocks, in the order in which a pass calls them."""
         with self._without_contents() as batch:
             compute = partial(_compute_loss, self.model.recipe.aim, self.module, batch)
-            return [*self._run(compute, {}, checks=False)[1]]
+            return [*self._run(compute, {}, short=True)[1]]
 
     def counted(self, long: Mapping[int, BlockKind] | None = None) -> Counted:
         """Count parameters and operations; kinds of blocks in `long` do not run."""
@@ -325,7 +325,7 @@ class _OperationCount:
             yield empty_batch(self.model, 1, self.precision)
 
     def _run(
-        self, compute: Callable[[], object], long: Mapping[int, BlockKind], *, checks: bool = True
+        self, compute: Callable[[], object], long: Mapping[int, BlockKind], *, short: bool = False
     ) -> tuple[Counter[Hashable], Collection[BlockKind]]:
         """Compute something; return what was counted, and the kinds of blocks that were called."""
         counter = _flop_counter(self.convolved)
@@ -339,7 +339,7 @@ class _OperationCount:
             return {**operations, **dict(zip(SHAPES, found, strict=True)), "attention": attending.flops}
 
         before = tally()
-        kinds = BlockKinds(self.blocks, tally, long, checks=checks)
+        kinds = BlockKinds(self.blocks, tally, long, short=short)
         with counter, kinds.running():
             compute()
         total = kinds.total()

@@ -111,7 +111,7 @@ def test_a_long_loop_is_counted_at_short_lengths(monkeypatch: pytest.MonkeyPatch
     assert lengths == {96, 160, 224}, "in steps of 64, and as far above one as 100,000"
 
 
-@pytest.mark.parametrize("length", [320, 333])
+@pytest.mark.parametrize("length", [pytest.param(320, marks=pytest.mark.e2e), 333])
 def test_a_long_loop_counts_as_at_its_full_length(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
     model = small("jamba", "causal-lm", sequence_length=length)
     how = _Way(TransformersFamily("jamba"), registered=True)
@@ -121,6 +121,7 @@ def test_a_long_loop_counts_as_at_its_full_length(length: int, monkeypatch: pyte
     assert counted_work(model) == every
 
 
+@pytest.mark.e2e
 def test_the_memory_of_a_long_loop_is_that_of_its_full_length(monkeypatch: pytest.MonkeyPatch) -> None:
     model = small("jamba", "causal-lm", sequence_length=320, precision="bf16")
     family = TransformersFamily("jamba")
