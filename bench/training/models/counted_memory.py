@@ -34,7 +34,7 @@ from bench.training.models.repeated_blocks import (
     BlockKind,
     LongLoop,
     UnlikeBlocks,
-    anew,
+    copied,
     described,
     forms,
     limited_calls,
@@ -224,7 +224,7 @@ class _Count:
             self.called.add(block)
             if name not in self.kinds:
                 self.kinds[name] = self._kind(block, forward, arguments, keywords, kept)
-            return anew(self.kinds[name].result)
+            return copied(self.kinds[name].result)
 
         call.__wrapped__ = forward  # type: ignore[attr-defined]
         return call
@@ -253,7 +253,7 @@ class _Count:
         """Count the peak bytes of a block's backward pass for each sample, without the block's kept bytes."""
         if kind.backward is not None:
             return kind.backward
-        arguments, keywords = anew((kind.arguments, dict(kind.keywords)))
+        arguments, keywords = copied((kind.arguments, dict(kind.keywords)))
         found = self._call(kind, arguments, keywords)
         if not found.requires_grad:  # every weight up to here is frozen
             return 0
@@ -269,7 +269,7 @@ class _Count:
         """
         saved, tensors = torch_inside.tensors_when_compiled(
             kind.first, lambda arguments, keywords: self._call(kind, arguments, keywords),
-            anew((kind.arguments, dict(kind.keywords))), SAMPLES,
+            copied((kind.arguments, dict(kind.keywords))), SAMPLES,
         )  # fmt: skip
         return sum(size for size in saved if size % SAMPLES == 0) // SAMPLES, tensors
 

@@ -2,8 +2,8 @@
 
 Counting a pass without contents takes as long as the model's code has operators. Blocks of one kind, with
 arguments of the same forms, add the same to every count, so that the first and the last of them run, and the
-others repeat the first one's result. A block whose code loops over positions calls so many functions that not
-even one runs at its full length: what it adds is a polynomial in the length, found at short lengths.
+others repeat the first one's result. A block whose code loops over positions does not run at its full length:
+the number that it adds is a polynomial in the length, which short lengths determine.
 Imports torch only when called.
 """
 
@@ -37,12 +37,12 @@ class LongLoop(Exception):
 
 
 class UnlikeBlocks(Exception):
-    """What blocks add is not what was assumed of them, so that each of them has to run."""
+    """Blocks add something else than was assumed of them, so that each of them has to run."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockKind:
-    """What a block of one kind adds to the tally, and what it returns."""
+    """The counts that a block of one kind adds to the tally, and the tensors that it returns."""
 
     description: str
     added: Tally
@@ -98,7 +98,7 @@ class BlockKinds:
                     raise UnlikeBlocks("blocks that are built alike do not compute alike")
                 return again.result
             self.repeated.update(kind.added)
-            return anew(kind.result)
+            return copied(kind.result)
 
         return call
 
@@ -242,7 +242,7 @@ def forms(values: Any) -> list[Any]:
     ]
 
 
-def anew(values: Any) -> Any:
+def copied(values: Any) -> Any:
     """Copy a structure of tensors: the copies have no history, and require gradients if the originals do.
 
     Whole numbers are copied with their contents.
