@@ -20,6 +20,8 @@ from torch import nn
 
 from bench.training.models import Family, families, known_models
 from bench.training.vendor import deepspeed_inside, torch_inside, transformers_inside, transformers_source
+from bench.training.vendor import known_integers as known_integers_inside
+from bench.training.vendor.known_integers import known_integers
 
 
 def gone(module: Any, what: str) -> str:
@@ -166,6 +168,20 @@ def test_fake_tensors_have_a_shape_and_no_contents() -> None:
         product = torch.empty(3, 4) @ torch.empty(4, 5)
     assert product.shape == (3, 5), gone(torch_inside, "FakeTensorMode computes no shapes")
     assert type(product).__name__ == "FakeTensor", gone(torch_inside, "FakeTensorMode makes other tensors")
+
+
+def test_whole_numbers_are_known_beside_floats_without_contents() -> None:
+    with torch_inside.fake_tensors(), known_integers():
+        scores = torch.empty(3, 4) @ torch.empty(4, 5)
+        chosen = scores.topk(2).indices
+        rows = scores[(torch.arange(3) > 0).nonzero()[:, 0]]
+        by_truth = scores[torch.arange(3) > 0]
+        read = scores.sum().item(), chosen.numel(), int(torch.arange(3).max())
+    assert type(scores).__name__ == "FakeTensor", gone(known_integers_inside, "floats are computed")
+    assert chosen.shape == (3, 2), gone(known_integers_inside, "whole numbers are not computed")
+    assert sorted({*chosen.flatten().tolist()}) != [], gone(known_integers_inside, "they have no contents")
+    assert rows.shape == by_truth.shape == (2, 5), gone(known_integers_inside, "sizes follow from nothing")
+    assert read == (0.0, 6, 2), gone(known_integers_inside, "contents cannot be read")
 
 
 def test_the_flop_counter_takes_formulas_of_grouped_and_batched_products() -> None:

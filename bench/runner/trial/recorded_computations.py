@@ -22,6 +22,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from bench.base.errors import BadInput
+from bench.runner.trial.recorded_blocks import RecordedBlocks
 from bench.runner.trial.training_loop import HALF
 from bench.training.models import Model, family_of, module_families
 from bench.training.models.attention import fused_attention
@@ -34,6 +36,7 @@ from bench.training.models.model import empty_batch
 from bench.training.models.stand_in import stand_in
 from bench.training.setting import Setting, halves_weights
 from bench.training.vendor import torch_inside, transformers_inside, transformers_source
+from bench.training.vendor.known_integers import known_integers
 
 Kind = Literal["products", "convolutions", "attention", "scans"]
 KINDS: tuple[Kind, ...] = ("products", "convolutions", "attention", "scans")
@@ -171,8 +174,28 @@ class _RecordCalls(TorchFunctionMode):
 def recorded(model: Model, setting: Setting, micro_batch: int, deadline: float = math.inf) -> Recording:
     """Run one pass on tensors without contents; return its computations.
 
-    TimeoutError if the processor's time of this process passes the deadline in the forward pass.
+    Of blocks that are built alike, one runs. TimeoutError if the processor's time of this process passes the
+    deadline in the forward pass.
     """
+    way = partial(_recorded, model, setting, micro_batch, deadline)
+    try:
+        try:
+            return way(each=False)
+        except Exception as error:
+            if not torch_inside.needs_contents(error):
+                raise
+            way = partial(way, known=True)
+            return way(each=False)
+    except (BadInput, TimeoutError):
+        raise
+    except Exception:  # an architecture's code may need all of its blocks to have run, or raise anything
+        return way(each=True)
+
+
+def _recorded(
+    model: Model, setting: Setting, micro_batch: int, deadline: float, *, each: bool, known: bool = False
+) -> Recording:
+    """Record a pass in which each block runs, or one of each kind; `known` whole numbers have contents."""
     recording = Recording(deadline)
     half = HALF.get(model.recipe.precision)
     halved, autocast_on = half is not None and halves_weights(setting), autocasts(model, setting)
@@ -181,8 +204,10 @@ def recorded(model: Model, setting: Setting, micro_batch: int, deadline: float =
         module = family.build(model, kernels=own is not None or "kernels" in setting)
         if not own and transformers_source.takes_registered_attention(model.family):
             module.set_attn_implementation(fused_attention())
+        transformers_inside.keep_frequencies(module)
     with (
         torch_inside.fake_tensors(),
+        known_integers() if known else nullcontext(),
         transformers_inside.mamba_in_parts(recording.replaced),
         torch_inside.windows_attended_by(partial(recording.replaced, "attention")),
     ):
@@ -191,7 +216,8 @@ def recorded(model: Model, setting: Setting, micro_batch: int, deadline: float =
             multiply_blocks_in_fp8(module, family_of(model).blocks(module), model.name)
         batch = empty_batch(model, micro_batch, half if half is not None and halved else torch.float32)
         autocast = torch.autocast("cpu", dtype=half) if autocast_on else nullcontext()
-        with torch_inside.each_operator(recording.operator):
+        blocks = [] if each else family.blocks(module)
+        with torch_inside.each_operator(recording.operator), RecordedBlocks(recording, blocks).running():
             calls = _RecordCalls(recording, half if autocast_on else None)
             with autocast, as_on_cuda(autocast=autocast_on), calls:
                 loss = model.recipe.aim.loss(*_answer_and_labels(module, batch, model, setting))

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from itertools import repeat
 from time import process_time
 from typing import TYPE_CHECKING, Any
@@ -30,6 +30,16 @@ from bench.training.models.attention import (
 from bench.training.models.cuda_autocast import as_on_cuda, half_of
 from bench.training.models.footprint import FP32, Block, CountedFootprint, Footprint
 from bench.training.models.model import Model, empty_batch
+from bench.training.models.repeated_blocks import (
+    BlockKind,
+    LongLoop,
+    UnlikeBlocks,
+    copied,
+    described,
+    forms,
+    limited_calls,
+    long_kinds,
+)
 from bench.training.models.stand_in import empty_operator
 from bench.training.objectives import Objective
 from bench.training.vendor import torch_inside, transformers_inside
@@ -66,13 +76,26 @@ def counted_footprints(
         for halved in halves if half_of(model.recipe.precision) else (False,):
             if process_time() > deadline:  # a loop over positions, for instance
                 return tuple(found)
+            count_of = partial(_Count.of, build=build, blocks_of=blocks_of, kernels=kernels, halved=halved)
             try:
-                count = _Count.of(model, build, blocks_of, kernels=kernels, halved=halved)
-                footprints = count.footprints(compiled)
+                count, followed = _counted(model, count_of), compiled
+                if count.long:  # no compiler takes such a loop apart in time, and no partitioner here
+                    followed = [one for one in compiled if not one]
+                footprints = count.footprints(followed)
             except Exception:  # an architecture's code may raise anything; this way stays uncounted
                 continue
-            found += map(CountedFootprint, repeat(kernels), compiled, repeat(halved), footprints)
+            found += map(CountedFootprint, repeat(kernels), followed, repeat(halved), footprints)
     return tuple(found)
+
+
+def _counted(model: Model, count_of: Callable[..., _Count]) -> _Count:
+    """Count a pass; of blocks with a long loop, at short lengths, from which those of the model follow."""
+    try:
+        return count_of(model)
+    except LongLoop:
+        return count_of(
+            model, long=long_kinds(model, lambda short: count_of(short, short=True).block_kinds())
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +107,8 @@ class _Kind:
     keywords: Mapping[str, Any]
     result: Any
     inside: int
+    calls: int  # of torch's functions; 0 for a block that did not run
+    backward: int | None = None  # of a block that did not run: additional bytes of its backward pass
 
     @property
     def entry(self) -> int:
@@ -108,9 +133,20 @@ class _Count:
     kinds: dict[str, _Kind] = field(default_factory=dict)
     calls: Counter[str] = field(default_factory=Counter)  # of each kind: blocks may be called repeatedly
     called: set[nn.Module] = field(default_factory=set)
+    long: Mapping[int, BlockKind] = field(default_factory=dict)  # kinds that do not run, by their order
+    short: bool = False  # samples of a few steps: no loop is too long
 
     @staticmethod
-    def of(model: Model, build: Build, blocks_of: BlocksOf, *, kernels: bool, halved: bool) -> _Count:
+    def of(
+        model: Model,
+        build: Build,
+        blocks_of: BlocksOf,
+        *,
+        kernels: bool,
+        halved: bool,
+        long: Mapping[int, BlockKind] | None = None,
+        short: bool = False,
+    ) -> _Count:
         import torch
 
         half, fake = half_of(model.recipe.precision), torch_inside.fake_tensors()
@@ -120,7 +156,8 @@ class _Count:
             transformers_inside.keep_frequencies(module)
         with fake:
             torch_inside.make_fake(module, half if halved else None)
-            count = _Count(module, blocks_of(module), None if halved else half, fake)
+            autocast = None if halved else half
+            count = _Count(module, blocks_of(module), autocast, fake, long=long or {}, short=short)
             batch = empty_batch(model, SAMPLES, half if half and halved else torch.float32)
             count._run(batch, model.recipe.aim)
         return count
@@ -134,7 +171,8 @@ class _Count:
         if self.called < {*self.parts}:
             raise LookupError("a block that the model does not call has no bytes")
         self.logits = found.numel() // SAMPLES
-        self.outside = kept.bytes - sum(kind.inside for kind in self.kinds.values()) - FP32 * self.logits
+        ran = sum(kind.inside for kind in self.kinds.values() if kind.backward is None)
+        self.outside = kept.bytes - ran - FP32 * self.logits
 
     def footprints(self, compiled: Sequence[bool]) -> list[Footprint]:
         """Return the footprint of the model, for compiled blocks or for others."""
@@ -147,6 +185,17 @@ class _Count:
         outside = self._weights_outside()
         ends, before = self.outside, self.before
         return [Footprint(ends, tuple(one), self.logits, weights=outside, before=before) for one in blocks]
+
+    def block_kinds(self) -> list[BlockKind]:
+        """Return the bytes of each kind of block, in the order in which they are called."""
+        with self.fake:
+            return [
+                BlockKind(
+                    described(kind.first), {"inside": kind.inside, "backward": self._backward(kind)},
+                    kind.calls, kind.result,
+                )
+                for kind in self.kinds.values()
+            ]  # fmt: skip
 
     def _weights_outside(self) -> tuple[int, ...]:
         """Return the numbers of parameters of the larger trained weights outside of the blocks."""
@@ -165,23 +214,34 @@ class _Count:
 
     def _instead_of(self, block: nn.Module, forward: Callable[..., Any], kept: _Kept) -> Callable[..., Any]:
         """Return a forward that runs the first block of a kind only, and reuses its result for the others."""
-        description = _described(block)
+        description = described(block)
 
         def call(*arguments: Any, **keywords: Any) -> Any:
-            name = f"{description} {_forms((arguments, keywords))}"
+            name = f"{description} {forms((arguments, keywords))}"
             if not self.calls:
                 self.before = kept.bytes
             self.calls[name] += 1
             self.called.add(block)
             if name not in self.kinds:
-                before = kept.bytes
-                result = forward(*arguments, **keywords)
-                inside = kept.bytes - before
-                self.kinds[name] = _Kind(block, arguments, keywords, result, inside)
-            return _anew(self.kinds[name].result)
+                self.kinds[name] = self._kind(block, forward, arguments, keywords, kept)
+            return copied(self.kinds[name].result)
 
         call.__wrapped__ = forward  # type: ignore[attr-defined]
         return call
+
+    def _kind(
+        self, block: nn.Module, forward: Callable[..., Any], given: Any, named: Any, kept: _Kept
+    ) -> _Kind:
+        """Run the first block of a kind, unless its bytes are known from short samples."""
+        if known := self.long.get(len(self.kinds)):
+            if known.description != described(block):
+                raise UnlikeBlocks("another kind of block comes first in a shorter sample")
+            added = known.added
+            return _Kind(block, given, named, known.result, added["inside"], 0, added["backward"])
+        before = kept.bytes
+        with limited_calls(limited=not self.short) as calls:
+            result = forward(*given, **named)
+        return _Kind(block, given, named, result, kept.bytes - before, calls.number)
 
     def _call(self, kind: _Kind, arguments: Any, keywords: Any) -> Tensor:
         """Call the first block of a kind; return the first tensor of its result."""
@@ -191,7 +251,9 @@ class _Count:
 
     def _backward(self, kind: _Kind) -> int:
         """Count the peak bytes of a block's backward pass for each sample, without the block's kept bytes."""
-        arguments, keywords = _anew((kind.arguments, dict(kind.keywords)))
+        if kind.backward is not None:
+            return kind.backward
+        arguments, keywords = copied((kind.arguments, dict(kind.keywords)))
         found = self._call(kind, arguments, keywords)
         if not found.requires_grad:  # every weight up to here is frozen
             return 0
@@ -207,7 +269,7 @@ class _Count:
         """
         saved, tensors = torch_inside.tensors_when_compiled(
             kind.first, lambda arguments, keywords: self._call(kind, arguments, keywords),
-            _anew((kind.arguments, dict(kind.keywords))), SAMPLES,
+            copied((kind.arguments, dict(kind.keywords))), SAMPLES,
         )  # fmt: skip
         return sum(size for size in saved if size % SAMPLES == 0) // SAMPLES, tensors
 
@@ -242,43 +304,6 @@ def _keeping() -> Iterator[_Kept]:
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         yield kept
-
-
-def _described(block: nn.Module) -> str:
-    """Describe a block's kind: its modules' classes and settings, and the shapes of its weights."""
-
-    def settings(part: nn.Module) -> list[tuple[str, Any]]:
-        plain = (bool, int, float, str, type(None))
-        places = ("layer_idx", "layer_id")
-        return [(n, v) for n, v in vars(part).items() if isinstance(v, plain) and n not in places]
-
-    weights = [(name, tuple(weight.shape)) for name, weight in block.named_parameters()]
-    return repr([(type(part).__name__, settings(part)) for part in block.modules()] + weights)
-
-
-def _forms(values: Any) -> list[tuple[tuple[int, ...], bool]]:
-    """Return the shapes of the tensors in a structure, and whether each of them needs a gradient.
-
-    Before the first adapter nothing does, so that the first block of a model with adapters keeps less.
-    """
-    from torch.utils._pytree import tree_leaves
-
-    tensors = (value for value in tree_leaves(values) if hasattr(value, "shape"))
-    return [(tuple(tensor.shape), tensor.requires_grad) for tensor in tensors]
-
-
-def _anew(values: Any) -> Any:
-    """Copy a structure of tensors: the copies have no history, and require gradients if the originals do."""
-    import torch
-    from torch.utils._pytree import tree_map
-
-    def new(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
-            return value
-        made = torch.empty_like(value, requires_grad=False)
-        return made.requires_grad_() if value.requires_grad else made
-
-    return tree_map(new, values)
 
 
 @cache

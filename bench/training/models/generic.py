@@ -8,9 +8,10 @@ only when called, in a worker or in the process of dry_build.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
@@ -28,11 +29,18 @@ from bench.training.models.model import (
     empty_batch,
     installed,
 )
+from bench.training.models.repeated_blocks import (
+    BlockKind,
+    BlockKinds,
+    LongLoop,
+    long_kinds,
+)
 from bench.training.models.stand_in import stand_in
 from bench.training.objectives import Objective, ObjectiveName, known_objectives, objective_of
 from bench.training.objectives.documents import Documents
 from bench.training.objectives.objective import value_at
 from bench.training.vendor import torch_inside, transformers_inside, transformers_source
+from bench.training.vendor.known_integers import known_integers
 
 if TYPE_CHECKING:
     import torch
@@ -41,8 +49,8 @@ if TYPE_CHECKING:
 
 Ways = tuple[tuple[bool, tuple[bool, ...]], ...]  # with kernels or without, each compiled or not
 COMPILED_OR_NOT = (False, True)
+SHAPES = ("query_elements", "biased_scores", "convolved_elements", "convolved_operations")
 LEAST_PARTS = 4  # modules inside of a repeated block: fewer are a convolution with its norm
-MOST_WITH_CONTENTS = 2_000_000_000  # parameters of a model that is built to count its operations
 
 
 class TransformersFamily(Family):
@@ -200,9 +208,8 @@ def counted_work(model: Model, family: TransformersFamily | None = None) -> Coun
     import torch
 
     family = family or TransformersFamily(model.family)
-    pairs = AttentionCount(model.recipe.documents)
     try:
-        return _counted(model, family, pairs.registered(), pairs)
+        return _counted(model, _Way(family, registered=True))
     except BadInput:
         raise
     except Exception as error:  # its code may raise anything, where it reads a mask that it did not get
@@ -211,16 +218,17 @@ def counted_work(model: Model, family: TransformersFamily | None = None) -> Coun
             raise BadInput(found, where=model.name) from error
         # The architecture has attention code of its own, whose products torch's counter sees.
     failed: list[Exception] = []
-    for precision in (torch.bfloat16, torch.float32):  # a Fourier transform, for instance, takes no bf16
-        try:
-            return _counted(model, family, "eager", AttentionCount(), precision)
-        except BadInput:
-            raise
-        except Exception as error:
-            failed.append(error)
-    if not any(map(torch_inside.needs_contents, failed)):
-        raise failed[0]
-    return _counted(model, family, "eager", AttentionCount(), contents=True)
+    for known in (False, True):
+        for precision in (torch.bfloat16, torch.float32):  # a Fourier transform, for instance, takes no bf16
+            try:
+                return _counted(model, _Way(family, precision, known=known))
+            except BadInput:
+                raise
+            except Exception as error:
+                failed.append(error)
+        if not any(map(torch_inside.needs_contents, failed)):
+            break
+    raise failed[0]
 
 
 def built_parts(model: Model, family: TransformersFamily) -> Sequence[tuple[str, str, tuple[int, ...]]]:
@@ -235,57 +243,119 @@ def built_parts(model: Model, family: TransformersFamily) -> Sequence[tuple[str,
     ]
 
 
-def _counted(
-    model: Model,
-    family: TransformersFamily,
-    attention: str,
-    attending: AttentionCount,
-    precision: torch.dtype | None = None,
-    *,
-    contents: bool = False,
-) -> Counted:
-    """Count a pass over tensors without contents; with `contents`, of code that reads what it computed.
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """How a pass is computed whose operations are counted."""
 
-    Without contents the model has bf16 by default, because mixtures of experts multiply only in bf16; counts
-    do not depend on it.
-    """
-    import torch
+    family: TransformersFamily
+    # bf16 by default, because mixtures of experts multiply only in bf16 without contents.
+    precision: torch.dtype | None = None
+    registered: bool = False  # with the attention of AttentionCount; otherwise with the model's eager one
+    known: bool = False  # whole numbers have contents, for code that reads what it computed
 
-    precision = torch.float32 if contents else precision or torch.bfloat16
-    convolved = ConvolutionCount()
-    whole, body = (_flop_counter(count) for count in (convolved, ConvolutionCount()))
-    module, parts = _built(model, family, attention, precision, contents=contents)
-    trained = [weight for weight in module.parameters() if weight.requires_grad]
-    module.requires_grad_(False)  # the counter would look for gradients of views of weights
-    without = nullcontext() if contents else torch_inside.fake_tensors()
-    with torch.device("cpu" if contents else "meta"), without, torch.no_grad():
-        batch = empty_batch(model, 1, precision)
-        if contents:
-            batch = {name: torch.zeros_like(part) for name, part in batch.items()}
-        with whole:
-            _compute_loss(model.recipe.aim, module, batch)
-        attended, head = attending.flops, 0
-        shapes = OperationShapes(
-            attending.query_elements, attending.biased_scores, convolved.elements, convolved.operations
-        )
-        if model.recipe.objective == "masked-lm":  # the method masked-head saves operations of the head
-            with body:
-                module.base_model(batch["input_ids"])  # Perceiver calls it "inputs"
-            head = whole.get_total_flops() - body.get_total_flops()
-        flops = _sorted_by_kind(whole.get_flop_counts().get("Global", {}), attended, model)
-        attending.require_documents(model)
-        counts = Counted(parts, flops, head, shapes=shapes)
-        if model.recipe.lora is None:
-            return counts
-        for weight in trained:
-            weight.requires_grad_()
-        return _with_backward(counts, module, batch, model, family, attending)
+
+def _counted(model: Model, way: _Way) -> Counted:
+    """Count a pass over tensors without contents, in which each kind of block runs once if that is enough."""
+    try:
+        try:
+            return _OperationCount(model, way).counted()
+        except LongLoop:
+            long = long_kinds(model, lambda short: _OperationCount(short, way).kinds())
+            return _OperationCount(model, way).counted(long)
+    except BadInput:
+        raise
+    except Exception as error:  # code may need all of its blocks to have run, or raise anything
+        if torch_inside.needs_contents(error):
+            raise
+        return _OperationCount(model, way, each=True).counted()
+
+
+class _OperationCount:
+    """A model without contents, and the operations of passes over one sample."""
+
+    def __init__(self, model: Model, way: _Way, *, each: bool = False) -> None:
+        import torch
+
+        self.model, self.way = model, way
+        self.precision = way.precision or torch.bfloat16
+        self.attending = AttentionCount(model.recipe.documents if way.registered else None)
+        self.convolved = ConvolutionCount()
+        attention = self.attending.registered() if way.registered else "eager"
+        self.module, self.parts = _built(model, way.family, attention, self.precision)
+        self.blocks = [] if each else way.family.blocks(self.module)
+        self.trained = [weight for weight in self.module.parameters() if weight.requires_grad]
+        self.module.requires_grad_(False)  # the counter would look for gradients of views of weights
+
+    def kinds(self) -> list[BlockKind]:
+        """Return the kinds of blocks, in the order in which a pass calls them."""
+        with self._without_contents() as batch:
+            compute = partial(_compute_loss, self.model.recipe.aim, self.module, batch)
+            return [*self._run(compute, {}, short=True)[1]]
+
+    def counted(self, long: Mapping[int, BlockKind] | None = None) -> Counted:
+        """Count parameters and operations; kinds of blocks in `long` do not run."""
+        model, run = self.model, partial(self._run, long=long or {})
+        with self._without_contents() as batch:
+            tally, _ = run(partial(_compute_loss, model.recipe.aim, self.module, batch))
+            operations, head = _operations(tally), 0
+            if model.recipe.objective == "masked-lm":  # the method masked-head saves operations of the head
+                # Perceiver calls it "inputs"
+                body, _ = run(lambda: self.module.base_model(batch["input_ids"]))
+                head = sum(operations.values()) - sum(_operations(body).values())
+            flops = _sorted_by_kind(operations, tally["attention"], model)
+            self.attending.require_documents(model)
+            shapes = OperationShapes(*(tally[name] for name in SHAPES))
+            counts = Counted(self.parts, flops, head, shapes=shapes)
+            if model.recipe.lora is None:
+                return counts
+            for weight in self.trained:
+                weight.requires_grad_()
+            return _with_backward(counts, self.module, batch, model, self.way.family, self.attending)
+
+    @contextmanager
+    def _without_contents(self) -> Iterator[dict[str, Tensor]]:
+        import torch
+
+        if not self.way.known:
+            with torch.device("meta"), torch_inside.fake_tensors(), torch.no_grad():
+                yield empty_batch(self.model, 1, self.precision)
+            return
+        with torch_inside.fake_tensors(), known_integers(), torch.no_grad():
+            torch_inside.make_fake(self.module)
+            yield empty_batch(self.model, 1, self.precision)
+
+    def _run(
+        self, compute: Callable[[], object], long: Mapping[int, BlockKind], *, short: bool = False
+    ) -> tuple[Counter[Hashable], Collection[BlockKind]]:
+        """Compute something; return what was counted, and the kinds of blocks that were called."""
+        counter = _flop_counter(self.convolved)
+        attending, convolved = self.attending, self.convolved
+
+        def tally() -> dict[Hashable, int]:
+            found = (
+                attending.query_elements, attending.biased_scores, convolved.elements, convolved.operations
+            )  # fmt: skip
+            operations = counter.flop_counts["Global"]
+            return {**operations, **dict(zip(SHAPES, found, strict=True)), "attention": attending.flops}
+
+        before = tally()
+        kinds = BlockKinds(self.blocks, tally, long, short=short)
+        with counter, kinds.running():
+            compute()
+        total = kinds.total()
+        total.subtract(before)
+        return total, kinds.kinds.values()
+
+
+def _operations(tally: Mapping[Hashable, int]) -> dict[Hashable, int]:
+    """Return the operations that torch's counter counted, by operator."""
+    return {name: number for name, number in tally.items() if not isinstance(name, str)}
 
 
 def _built(
-    model: Model, family: TransformersFamily, attention: str, precision: torch.dtype, *, contents: bool
+    model: Model, family: TransformersFamily, attention: str, precision: torch.dtype
 ) -> tuple[nn.Module, Parts]:
-    """Build a model without contents, or with them if it is small enough; return it and its parts.
+    """Build a model without contents; return it and its parts.
 
     The model is in evaluation mode, because in training mode some architectures skip layers at random.
     """
@@ -295,14 +365,8 @@ def _built(
         module = family.build_with(model, attention).eval()
         parts = _parts(module, family.blocks(module))
         module.to(precision)
-    if not contents:
-        transformers_inside.keep_frequencies(module)
-        return module, parts
-    if parts.total > MOST_WITH_CONTENTS:
-        reason = "its operations cannot be counted: its code reads what it computed, and it is too large"
-        raise BadInput(f"{reason} to be built for that", where=model.name)
-    with torch.device("cpu"):
-        return family.build_with(model, attention).float().eval(), parts
+    transformers_inside.keep_frequencies(module)
+    return module, parts
 
 
 def _with_backward(

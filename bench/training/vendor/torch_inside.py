@@ -183,7 +183,9 @@ def make_fake(module: nn.Module, precision: torch.dtype | None = None) -> None:
 
     Call it inside `fake_tensors()`.
 
-    Relies on: `register_parameter` of modules, which lets tied parameters stay tied. No issue known.
+    Relies on: `register_parameter` of modules, which lets tied parameters stay tied, and the private `_apply`
+    by which a module casts its parameters: for those without contents it fails as soon as torch holds a weak
+    reference to one, and some code casts a layer in each pass. No issue known.
     Remove when a module on the "meta" device can be moved to a device without contents.
     """
     import torch
@@ -197,6 +199,18 @@ def make_fake(module: nn.Module, precision: torch.dtype | None = None) -> None:
             part.register_parameter(name, fake)
         for name, old in part.named_buffers(recurse=False):
             setattr(part, name, torch.empty(old.shape, dtype=old.dtype, device="cpu"))
+        part._apply = partial(_cast, part)
+
+
+def _cast(module: nn.Module, function: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+    """Cast the parameters of a module that was made fake; those that a cast leaves as they are stay."""
+    from torch import nn
+
+    for part in module.modules() if recurse else (module,):
+        for name, old in part.named_parameters(recurse=False):
+            if (new := function(old.detach())).dtype != old.dtype:
+                part.register_parameter(name, nn.Parameter(new, old.requires_grad))
+    return module
 
 
 def tensors_when_compiled(

@@ -1,0 +1,185 @@
+"""A pass in which one block of each kind runs is counted as if all had run; code may read contents."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers.models.jamba.modeling_jamba import JambaMambaMixer
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaMLP
+
+from bench.training.models import Model, repeated_blocks
+from bench.training.models.counted_memory import counted_footprints
+from bench.training.models.generic import (
+    ConvolutionCount,
+    TransformersFamily,
+    _flop_counter,
+    _OperationCount,
+    _sorted_by_kind,
+    _Way,
+    counted_work,
+)
+from bench.training.models.model import empty_batch
+from bench.training.models.own_models import resolve_inline
+from bench.training.models.repeated_blocks import NoPolynomial, extrapolated
+from benchmarks import small_architectures
+from benchmarks.architectures import described
+
+LAYERS = 5  # blocks of a kind between the first and the last one
+FIELDS = (
+    "num_hidden_layers", "n_layer", "num_layers", "n_layers", "encoder_layers", "decoder_layers",
+    "num_encoder_layers", "num_decoder_layers",
+)  # fmt: skip
+TOGETHER = {  # without contents
+    "jamba": "causal-lm", "qwen3_next": "causal-lm", "kimi_linear": "causal-lm", "minimax": "causal-lm",
+    "llama": "causal-lm", "bert": "masked-lm", "t5": "sequence-to-sequence", "mamba": "causal-lm",
+    "qwen3_moe": "causal-lm", "gemma3_text": "causal-lm", "albert": "masked-lm",
+}  # fmt: skip
+READING = {  # what they computed
+    "longformer": "masked-lm", "switch_transformers": "sequence-to-sequence", "dbrx": "causal-lm",
+    "jetmoe": "causal-lm", "gemma3n_text": "causal-lm", "flaubert": "masked-lm",
+}  # fmt: skip
+
+
+@pytest.fixture
+def deep(monkeypatch: pytest.MonkeyPatch) -> None:
+    for field in FIELDS:
+        monkeypatch.setitem(small_architectures.SMALL, field, LAYERS)  # type: ignore[arg-type]
+
+
+def small(model_type: str, objective: str, **recipe: Any) -> Model:
+    given = described(model_type, objective)
+    model = resolve_inline({**given, "recipe": given["recipe"] | recipe}, "/models/0")
+    assert isinstance(model, Model), model
+    return model
+
+
+def way(model_type: str, *, known: bool = False) -> _Way:
+    return _Way(TransformersFamily(model_type), torch.float32 if known else torch.bfloat16, known=known)
+
+
+@pytest.mark.parametrize("model_type", [*TOGETHER, *READING])
+@pytest.mark.usefixtures("deep")
+def test_one_block_of_each_kind_counts_as_much_as_all_of_them(model_type: str) -> None:
+    model = small(model_type, (TOGETHER | READING)[model_type])
+    how = way(model_type, known=model_type in READING)
+    assert _OperationCount(model, how).counted() == _OperationCount(model, how, each=True).counted()
+
+
+@pytest.mark.parametrize("layers", [4, 12])
+def test_two_blocks_run_of_any_number(layers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(small_architectures.SMALL, "num_hidden_layers", layers)  # type: ignore[arg-type]
+    calls, forward = [], LlamaMLP.forward
+    monkeypatch.setattr(LlamaMLP, "forward", lambda part, x: calls.append(part) or forward(part, x))
+    counted_work(small("llama", "causal-lm"))
+    assert len(calls) == 2
+
+
+@pytest.mark.usefixtures("deep")
+def test_blocks_that_compute_by_their_place_all_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    forward = LlamaDecoderLayer.forward
+
+    def by_place(block: Any, hidden: Tensor, *given: Any, **named: Any) -> Tensor:
+        last = block.self_attn.layer_idx == LAYERS - 1
+        found: Tensor = forward(block, block.mlp(hidden) if last else hidden, *given, **named)
+        return found
+
+    plain = counted_work(small("llama", "causal-lm")).flops
+    monkeypatch.setattr(LlamaDecoderLayer, "forward", by_place)
+    products = 3 * 2 * 32 * 64 * 128  # three of an MLP, for 32 positions
+    assert counted_work(small("llama", "causal-lm")).flops == replace(plain, matmul=plain.matmul + products)
+
+
+# --- loops over positions -------------------------------------------------------------------------------
+
+
+def test_a_long_loop_is_counted_at_short_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths, forward = set(), JambaMambaMixer.forward
+
+    def seen(part: Any, hidden_states: Tensor, *given: Any, **named: Any) -> Any:
+        found = forward(part, hidden_states, *given, **named)
+        lengths.add(hidden_states.shape[1])
+        return found
+
+    monkeypatch.setattr(JambaMambaMixer, "forward", seen)
+    model = small("jamba", "causal-lm", sequence_length=100_000)
+    assert counted_work(model).flops.matmul > 0
+    assert lengths == {96, 160, 224}, "in steps of 64, and as far above one as 100,000"
+
+
+@pytest.mark.parametrize("length", [pytest.param(320, marks=pytest.mark.e2e), 333])
+def test_a_long_loop_counts_as_at_its_full_length(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small("jamba", "causal-lm", sequence_length=length)
+    how = _Way(TransformersFamily("jamba"), registered=True)
+    every = _OperationCount(model, how, each=True).counted()
+    with pytest.raises(repeated_blocks.LongLoop):
+        _OperationCount(model, how).counted()
+    assert counted_work(model) == every
+
+
+@pytest.mark.e2e
+def test_the_memory_of_a_long_loop_is_that_of_its_full_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small("jamba", "causal-lm", sequence_length=320, precision="bf16")
+    family = TransformersFamily("jamba")
+    build, ways = partial(family.build_with, model), [(False, [False])]
+    count = partial(counted_footprints, model, build, family.blocks, ways, [False])
+    found = []
+    for most in (repeated_blocks.MOST_CALLS, 10**6):
+        monkeypatch.setattr(repeated_blocks, "MOST_CALLS", most)
+        found.append(count())
+    assert found[0] == found[1] != ()
+
+
+@pytest.mark.parametrize("function", [lambda x: 7, lambda x: 3 * x + 2, lambda x: x * x - x])
+def test_polynomials_are_continued(function: Any) -> None:
+    assert extrapolated([function(x) for x in range(4)], 60) == function(60)
+
+
+def test_what_is_no_polynomial_is_not_continued() -> None:
+    with pytest.raises(NoPolynomial):
+        extrapolated([1, 2, 4, 8], 60)
+
+
+# --- code that reads what it computed -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model_type", READING)
+def test_code_that_reads_what_it_computed_counts_as_with_contents(model_type: str) -> None:
+    """The contents are those of a new model and a batch of zeros."""
+    model = small(model_type, READING[model_type])
+    torch.manual_seed(0)
+    module: nn.Module = TransformersFamily(model_type).build_with(model, "eager").eval()
+    module.requires_grad_(False)  # products of weights with gradients may be computed in other shapes
+    counter = _flop_counter(ConvolutionCount())
+    batch = {name: torch.zeros_like(part) for name, part in empty_batch(model, 1, torch.float32).items()}
+    with torch.no_grad(), counter:
+        model.recipe.aim.answer(module, batch)
+    expected = _sorted_by_kind(counter.get_flop_counts()["Global"], 0, model)
+    assert _OperationCount(model, way(model_type, known=True)).counted().flops == expected
+
+
+def test_code_that_reads_what_it_computed_is_counted_at_any_size() -> None:
+    """Two of the forty layers of DBRX-132B: their weights alone would take 31 GB of memory."""
+    feed_forward = {"hidden_size": 6144, "ffn_hidden_size": 10_752, "moe_num_experts": 16, "moe_top_k": 4}
+    architecture = {
+        "model_type": "dbrx", "vocab_size": 100_352, "d_model": 6144, "n_heads": 48, "n_layers": 2,
+        "max_seq_len": 32_768, "ffn_config": feed_forward,
+        "attn_config": {"kv_n_heads": 8, "clip_qkv": 8.0, "rope_theta": 500_000.0},
+    }  # fmt: skip
+    recipe = {
+        "objective": "causal-lm",
+        "batch_size": 8,
+        "steps": 10,
+        "precision": "bf16",
+        "sequence_length": 64,
+    }
+    model = resolve_inline({"name": "dbrx", "architecture": architecture, "recipe": recipe}, "/models/0")
+    assert isinstance(model, Model), model
+    counts = counted_work(model)
+    active = 4 * 3 * 6144 * 10_752 + 6144 * (16 + 2 * 6144 + 2 * 8 * 128)  # of four experts, of attention
+    assert counts.flops.matmul == 2 * 64 * (2 * active + 6144 * 100_352)
+    assert counts.parts.total > 7 * 10**9
