@@ -69,7 +69,7 @@ def _write_repository(debs: Sequence[Deb], packages: Sequence[Path], suite: str,
     (folder / _PACKAGES).write_bytes(listed)
     # mmdebstrap takes essential packages from repositories of its suite alone.
     release = f"Suite: {suite}\nCodename: {suite}\nSHA256:\n {sha256(listed)} {len(listed)} {_PACKAGES}\n"
-    (folder / "Release").write_text(release, encoding="utf-8")
+    (folder / "Release").write_text(release, encoding="utf-8", newline="\n")
 
 
 def _control(package: Path) -> str:
