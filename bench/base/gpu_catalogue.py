@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 
 from bench.base.errors import ALLOWED, near
 from bench.base.frozen import dataclass
+from bench.base.gpu_names import CATALOGUE, GpuName, find_name, typed_names
 from bench.base.shipped_data import read_data
 from bench.base.strict_json import from_json
 
@@ -56,7 +57,7 @@ MOST_NEAR = 3  # cards that a message suggests in place of an unknown one
 @cache
 def gpu_models() -> tuple[GpuModel, ...]:
     """Return the catalogue that bench ships."""
-    return from_json(tuple[GpuModel, ...], read_data("gpus.json"))
+    return from_json(tuple[GpuModel, ...], read_data(CATALOGUE))
 
 
 def gpu_named(name: str) -> GpuModel | None:
@@ -75,27 +76,9 @@ def find_gpu_model(name: str, described: Sequence[GpuModel] = ()) -> GpuModel | 
 
     Models that the user described come before those of the catalogue.
     """
-    typed = re.sub(r"\brtx(?=\d)", "rtx ", name, flags=re.IGNORECASE).replace("-", " ").split()
     every = (*described, *gpu_models())
-    exact = next((gpu for gpu in every if gpu.name == name), None)
-    close = (gpu for gpu in every if all(_has(gpu, part) for part in typed))
-    return exact or (next(close, None) if typed else None)
-
-
-@cache
-def typed_names() -> dict[str, str]:
-    """Map the short name that people type for each known model, such as h100-sxm, to the driver's name."""
-    names = {}
-    for gpu in gpu_models():
-        short = re.sub(r"(?i)\b(nvidia|amd|geforce|instinct|generation)\b", "", gpu.name)
-        words = re.sub(r"[^a-z0-9]+", " ", short.lower()).split()
-        # The shortest beginning that finds this model and no other before it.
-        for length in range(1, len(words) + 1):
-            typed = "-".join(words[:length])
-            if re.search(r"\d", typed) and find_gpu_model(typed) == gpu and typed not in names:
-                names[typed] = gpu.name
-                break
-    return names
+    place = find_name(name, (GpuName(gpu.name, gpu.also) for gpu in every))
+    return None if place is None else every[place]
 
 
 def near_gpus(name: str) -> str:
@@ -106,27 +89,3 @@ def near_gpus(name: str) -> str:
     if close:
         return "nearest: " + ", ".join(names[plain[one]] for one in close)
     return f"{ALLOWED}{', '.join(sorted(names))}"
-
-
-def _has(gpu: GpuModel, part: str) -> bool:
-    """Whether `part` is a word of the names, or the beginning of one, such as "sxm" or the "80" of 80GB.
-
-    A number or a model must match as a whole: "a10" does not find the A100, nor "l40" the L40S.
-    """
-    # A regular expression for each typed part would take most of the time of completing a card.
-    names, part = f" {gpu.name} {gpu.also} ".lower(), part.lower()
-    is_model = part[0].isalpha() and part[-1].isdecimal()
-    for begins in _places(part, names):
-        before, after = names[begins - 1], names[begins + len(part)]
-        longer = (part[-1].isdecimal() and after.isdecimal()) or (is_model and after.isalpha())
-        if not longer and not (before.isalnum() and part[0].isalnum()):
-            return True
-    return False
-
-
-def _places(part: str, text: str) -> Iterator[int]:
-    """Yield each place in a text at which `part` begins."""
-    place = text.find(part)
-    while place >= 0:
-        yield place
-        place = text.find(part, place + 1)

@@ -127,7 +127,7 @@ def _values(action: argparse.Action | None, begun: str) -> list[Completed]:
 
 
 def _cards() -> list[Completed]:
-    from bench.base.gpu_catalogue import typed_names
+    from bench.base.gpu_names import typed_names
 
     return [Completed(typed, name) for typed, name in typed_names().items()]
 

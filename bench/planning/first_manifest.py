@@ -17,7 +17,8 @@ from typing import Any, Literal, get_args
 from bench.base.errors import BadInput, in_json, near, nearest
 from bench.base.files import read_bounded
 from bench.base.form_mistakes import written_json
-from bench.base.gpu_catalogue import GpuModel, find_gpu_model, typed_names
+from bench.base.gpu_catalogue import GpuModel, find_gpu_model
+from bench.base.gpu_names import typed_names
 from bench.base.kinds_of_file import MODEL_CONFIG
 from bench.base.strict_json import tagged_infinity
 from bench.planning.manifest import MAX_BYTES

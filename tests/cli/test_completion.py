@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.base.gpu_catalogue import find_gpu_model, gpu_models, typed_names
+from bench.base.gpu_catalogue import find_gpu_model, gpu_models
+from bench.base.gpu_names import typed_names
 from bench.cli.completion import FILES, completed
 from bench.cli.completion_scripts import BASH, SCRIPTS
 from bench.cli.main import main, parser
