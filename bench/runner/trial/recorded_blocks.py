@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from bench.training.models.repeated_blocks import UnlikeBlocks, described, forms
+from bench.training.models.repeated_blocks import UnlikeBlocks, forms, forwards_replaced
 
 
 class Counts(Protocol):
@@ -30,13 +30,10 @@ class _Ran:
 
     inputs: list[Tensor]  # of which gradients are asked, weights too
     outputs: list[Tensor]
-    structure: (
-        Any  # of what the block returns: tensors, of which `outputs` are those without history, and more
-    )
+    structure: Any  # leaves and form of what the block returns; `outputs` are the tensors among the leaves
     forward: Counter[str]
-    backward: dict[tuple[bool, ...], Counter[str]] = field(
-        default_factory=dict
-    )  # by the outputs with gradients
+    # By which of the outputs have gradients.
+    backward: dict[tuple[bool, ...], Counter[str]] = field(default_factory=dict)
 
 
 class RecordedBlocks:
@@ -50,17 +47,10 @@ class RecordedBlocks:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Within the context, let blocks of known kinds compute nothing. UnlikeBlocks may end it."""
-        descriptions = {block: described(block) for block in self.blocks}
-        last = {name: block for block, name in descriptions.items()}
-        for block, name in descriptions.items():
-            block.forward = self._instead_of(block, name, checked=last[name] is block)
-        try:
+        with forwards_replaced(self.blocks, self._instead_of):
             yield
-        finally:
-            for block in descriptions:
-                del block.forward
 
-    def _instead_of(self, block: nn.Module, description: str, *, checked: bool) -> Callable[..., Any]:
+    def _instead_of(self, block: nn.Module, description: str, checked: bool) -> Callable[..., Any]:
         forward = block.forward
 
         def call(*arguments: Any, **keywords: Any) -> Any:

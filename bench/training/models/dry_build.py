@@ -124,23 +124,25 @@ def dry_build(model: Model, path: str) -> DryBuild:
             return DryBuild(None, mistakes)
         return replace(judged, counted=counts)
     except BadInput as error:
-        place += _blamed(error.message, model.architecture) if place.endswith("/architecture") else ""
-        mistake = Mistake(place, error.message, "allowed: what it can build")
+        mistake = Mistake(_blamed(place, error.message, model), error.message, "allowed: what it can build")
     except ImportError as error:
         needed, _, _ = " ".join(str(error).split()).partition(". ")  # without advice to install it
         mistake = Mistake(place, f"cannot run: {needed}", "allowed: what can run")
     except Exception as error:  # an architecture's code may raise anything
-        place += _blamed(str(error), model.architecture) if place.endswith("/architecture") else ""
+        place = _blamed(place, str(error), model)
         mistake = Mistake(place, f"cannot run: {_reason(error)}", "allowed: what can run")
     return DryBuild(None, (mistake,))
 
 
-def _blamed(error: str, architecture: Mapping[str, Any]) -> str:
-    """Return the path of the field that an error names, or whose value it quotes; "" unless it is one field.
+def _blamed(place: str, error: str, model: Model) -> str:
+    """Return the path of the one field below `place` that an error names or quotes; else `place` itself.
 
-    Errors quote texts. Numbers stand in them without quotes, and positive ones may be anything.
+    Only an architecture's fields are looked at. Errors quote texts. Numbers stand in them without quotes, and
+    positive ones may be anything.
     """
-    fields = list(_fields(architecture))
+    if not place.endswith("/architecture"):
+        return place
+    fields = list(_fields(model.architecture))
     named = {path for path, _ in fields if f"ield '{path.rpartition('/')[2]}'" in error}
     quoted = {path for path, value in fields if isinstance(value, str) and f"'{value}'" in error}
     negative = {
@@ -149,7 +151,7 @@ def _blamed(error: str, architecture: Mapping[str, Any]) -> str:
         if isinstance(value, int | float) and value < 0 and re.search(rf"(?<![\w.-]){value}(?![\w.])", error)
     }
     found = named or quoted or negative
-    return found.pop() if len(found) == 1 else ""
+    return place + found.pop() if len(found) == 1 else place
 
 
 def _fields(value: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:

@@ -64,23 +64,16 @@ class BlockKinds:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Within the context, let blocks of known kinds repeat results. LongLoop and UnlikeBlocks end it."""
-        descriptions = {block: described(block) for block in self.blocks}
-        last = {name: block for block, name in descriptions.items()}
-        for block, name in descriptions.items():
-            block.forward = self._instead_of(
-                block.forward, name, checked=not self.short and last[name] is block
-            )
-        try:
+        with forwards_replaced(self.blocks, self._instead_of):
             yield
-        finally:
-            for block in descriptions:
-                del block.forward
 
     def total(self) -> Counter[Hashable]:
         """Return the tally of the pass as if every block had run."""
         return Counter(self.tally()) + self.repeated
 
-    def _instead_of(self, forward: Callable[..., Any], description: str, *, checked: bool) -> Any:
+    def _instead_of(self, block: nn.Module, description: str, is_last: bool) -> Callable[..., Any]:
+        forward, checked = block.forward, is_last and not self.short
+
         def call(*arguments: Any, **keywords: Any) -> Any:
             name = f"{description} {forms((arguments, keywords))}"
             number = len(self.kinds)
@@ -109,6 +102,25 @@ class BlockKinds:
         added = Counter(self.tally())
         added.subtract(before)
         return BlockKind(description, {name: n for name, n in added.items() if n}, calls.number, result)
+
+
+@contextmanager
+def forwards_replaced(
+    blocks: Sequence[nn.Module], instead_of: Callable[[nn.Module, str, bool], Callable[..., Any]]
+) -> Iterator[None]:
+    """Within the context, blocks have the forwards that `instead_of` returns.
+
+    It is given a block, the description of its kind, and whether the block is the last one of its kind.
+    """
+    descriptions = {block: described(block) for block in blocks}
+    last = {name: block for block, name in descriptions.items()}
+    for block, name in descriptions.items():
+        block.forward = instead_of(block, name, last[name] is block)
+    try:
+        yield
+    finally:
+        for block in descriptions:
+            del block.forward
 
 
 @dataclass

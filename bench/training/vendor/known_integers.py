@@ -10,10 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    pass
+from typing import Any
 
 MOST_COMPUTED = 2**24  # elements of a tensor of whole numbers that is computed; those of larger ones are 0
 MOST_FLOATS = 2**20  # elements of floats that are computed because they follow from whole numbers alone
