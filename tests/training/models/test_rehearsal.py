@@ -166,10 +166,22 @@ def test_a_missing_package_is_named_without_advice(monkeypatch: pytest.MonkeyPat
     assert mistake.found == "cannot run: Dinat requires the natten library"
 
 
-def test_an_error_that_quotes_values_of_two_fields_is_at_none_of_them() -> None:
-    assert _blamed("no 'a' here", {"one": "a", "two": {"three": "a"}}) == ""
-    assert _blamed("Field 'one' with 'b'", {"one": "a", "two": "b"}) == "/one"
-    assert _blamed("size -40 and 4", {"one": -4, "two": 4}) == ""
+@pytest.mark.parametrize(
+    ("error", "architecture", "field"),
+    [
+        ("no 'a' here", {"one": "a", "two": {"three": "a"}}, ""),
+        ("no 'a' here", {"one": "b", "two": {"three": "a"}}, "/two/three"),
+        ("Field 'one' with 'b'", {"one": "a", "two": "b"}, "/one"),
+        ("size -40 and 4", {"one": -4, "two": 4}, ""),
+        ("size -4", {"one": -4, "two": 4}, "/one"),
+    ],
+)
+def test_an_error_is_at_the_one_field_that_it_names_or_quotes(
+    error: str, architecture: dict[str, Any], field: str
+) -> None:
+    model = replace(model_of("llama"), architecture=architecture)
+    assert _blamed("/models/0/architecture", error, model) == "/models/0/architecture" + field
+    assert _blamed("/models/0/recipe", error, model) == "/models/0/recipe"
 
 
 def test_models_of_timm_are_not_named_by_their_wrapper() -> None:
