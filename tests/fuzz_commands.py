@@ -407,5 +407,5 @@ def run_cases(count: int, seed: int, first: int = 0) -> int:
 
 
 if __name__ == "__main__":
-    given = [int(word) for word in sys.argv[1:]]
-    sys.exit(min(1, run_cases(*given) if len(given) > 1 else run_cases(*(given or [1000]), 0)))
+    count, seed, *first = [int(word) for word in (*sys.argv[1:], *("1000", "0")[len(sys.argv) - 1 :])]
+    sys.exit(min(1, run_cases(count, seed, *first[:1])))

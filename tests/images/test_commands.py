@@ -122,8 +122,8 @@ class Seen:
 
     def run(self, container: Container) -> int:
         self.told = container
-        self.secret = container.meet_secret.read_bytes() if container.meet_secret else None
-        self.manifest = container.manifest.read_bytes()
+        self.secret = Path(container.meet_secret).read_bytes() if container.meet_secret else None
+        self.manifest = Path(container.manifest).read_bytes()
         return 0
 
 

@@ -503,6 +503,7 @@ def test_each_part_of_a_pass_has_its_unit() -> None:
     units: dict[str, set[str]] = {}
     for model in models:
         counts = counts_by_formula(model) or shipped_counts(model)
+        assert counts is not None
         for found in Predictor([model], {model.name: counts}, shipped_fit()).predict(H200, 8):
             assert isinstance(found, Predicted), found
             for part in found.parts:

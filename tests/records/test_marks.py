@@ -22,6 +22,7 @@ from bench.records.marks import (
     MEANING,
     Cpus,
     Mark,
+    MarkKind,
     mark_lines,
     marked_text,
     marks_of_other_work,
@@ -116,7 +117,7 @@ def test_a_mark_is_in_every_output(kind: str, tmp_path: Path, capsys: pytest.Cap
 
 @pytest.mark.parametrize("kind", MARKED)
 def test_an_exported_script_states_its_days_with_their_mark(
-    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kind: MarkKind, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In the first lines of README.md or, of the single file, in its docstring; and while it is written."""
     path, sentence = MARKED[kind](tmp_path), f"{kind}: {SEEN[kind]}: {MEANING[kind]}."

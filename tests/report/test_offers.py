@@ -12,7 +12,7 @@ from bench.base.strict_json import canonical_json
 from bench.records.estimate import Interval
 from bench.records.trial import Trial
 from bench.report.compare import price_file
-from bench.report.compare.compared_rows import Row
+from bench.report.compare.compared_rows import RankedRow
 from bench.report.compare.comparison import compare_rows
 from bench.report.compare.decision import Wish
 from bench.report.compare.offers import Offer, Terms, priced_row
@@ -60,7 +60,7 @@ def test_a_deadline_is_told_with_the_digits_of_the_question(tmp_path: Path) -> N
     assert "nothing is certain to meet the deadline of 0.00001234 days" in text
 
 
-def test_a_file_of_prices_is_advised_for_gpus_and_not_for_cpus(rows: tuple[Row, ...]) -> None:
+def test_a_file_of_prices_is_advised_for_gpus_and_not_for_cpus(rows: tuple[RankedRow, ...]) -> None:
     cpu = replace(rows[0], machine=replace(rows[0].machine, kind="cpu", name="a CPU", identity="cpu"))
     gpu = replace(rows[1], machine=replace(rows[1].machine, name="NVIDIA X", identity="x"))
     comparison = compare_rows([cpu, gpu], [], Terms(BOOK, NO_WISH, own_prices=True), 2)
@@ -243,7 +243,7 @@ NO_WISH = Wish()
 
 
 @pytest.fixture
-def rows(tmp_path: Path) -> tuple[Row, ...]:
+def rows(tmp_path: Path) -> tuple[RankedRow, ...]:
     """Make a machine that takes 73 of its life's 1,825 days for a run at 500 W, and one of 146 at 100 W."""
     made = []
     for run_id, gpu, days, watts in (("a", H100, 73.0, 500.0), ("b", A6000, 146.0, 100.0)):
@@ -253,7 +253,7 @@ def rows(tmp_path: Path) -> tuple[Row, ...]:
     return tuple(made)
 
 
-def offered(rows: tuple[Row, ...], wish: Wish = NO_WISH, utilisation: float = 1.0) -> dict[str, Offer]:
+def offered(rows: tuple[RankedRow, ...], wish: Wish = NO_WISH, utilisation: float = 1.0) -> dict[str, Offer]:
     """Return every offer at the prices of BOOK, by its kind and its GPU."""
     part = only(compare_rows(rows, [], Terms(BOOK, wish, utilisation), len(rows)))
     return {f"{o.kind} {e.row.machine.name}": o for e in part.entries for o in e.offers}
@@ -267,7 +267,7 @@ def offered(rows: tuple[Row, ...], wish: Wish = NO_WISH, utilisation: float = 1.
     ],
 )
 def test_a_run_costs_a_share_of_the_machine_and_its_electricity_or_its_rented_hours(
-    rows: tuple[Row, ...], utilisation: float, h100: float, a6000: float
+    rows: tuple[RankedRow, ...], utilisation: float, h100: float, a6000: float
 ) -> None:
     costs = {name: offer.run_cost for name, offer in offered(rows, utilisation=utilisation).items()}
     assert costs == pytest.approx(
@@ -282,7 +282,7 @@ def test_a_run_costs_a_share_of_the_machine_and_its_electricity_or_its_rented_ho
 
 @pytest.mark.parametrize(("runs", "buy", "rent"), [(1, 10_000 + 262.80, 3_504), (3, 10_000 + 788.40, 10_512)])
 def test_all_runs_are_paid_and_the_machine_once(
-    rows: tuple[Row, ...], runs: int, buy: float, rent: float
+    rows: tuple[RankedRow, ...], runs: int, buy: float, rent: float
 ) -> None:
     found = offered(rows, Wish(runs=runs))
     assert (found[f"buy {H100}"].spend, found[f"rent {H100}"].spend) == pytest.approx((buy, rent))
@@ -300,7 +300,7 @@ def test_all_runs_are_paid_and_the_machine_once(
     ],
 )
 def test_the_budget_is_for_all_runs(
-    rows: tuple[Row, ...], runs: int, budget: float, buy: bool, rent: bool
+    rows: tuple[RankedRow, ...], runs: int, budget: float, buy: bool, rent: bool
 ) -> None:
     found = offered(rows, Wish(budget, runs=runs))
     assert (found[f"buy {H100}"].in_budget, found[f"rent {H100}"].in_budget) == (buy, rent)
@@ -308,7 +308,7 @@ def test_the_budget_is_for_all_runs(
 
 @pytest.mark.parametrize(("gpu", "runs"), [(H100, 7), (A6000, 4)])
 def test_owning_breaks_even_against_the_cheapest_rent_of_all_machines(
-    rows: tuple[Row, ...], gpu: str, runs: int
+    rows: tuple[RankedRow, ...], gpu: str, runs: int
 ) -> None:
     """$1,752 is saved for a run, less $262.80 or $105.12 for electricity."""
     even = offered(rows)[f"buy {gpu}"].break_even
@@ -318,7 +318,7 @@ def test_owning_breaks_even_against_the_cheapest_rent_of_all_machines(
 
 @pytest.mark.parametrize(("utilisation", "rent_pays"), [(1.0, False), (0.1, True)])
 def test_rent_is_on_the_frontier_if_an_owned_machine_is_used_too_little(
-    rows: tuple[Row, ...], utilisation: float, rent_pays: bool
+    rows: tuple[RankedRow, ...], utilisation: float, rent_pays: bool
 ) -> None:
     """A rented run costs $3,504, an owned one $662.80, or $4,262.80 at a tenth of the life in use."""
     found = offered(rows[:1], utilisation=utilisation)
@@ -335,7 +335,7 @@ def test_rows_with_other_conditions_are_ranked_together_only_if_the_user_asks(tm
     assert [[len(part.entries) for part in parts] for parts in found] == [[1, 1], [2]]
 
 
-def test_only_a_machine_that_is_bought_pays_for_electricity(rows: tuple[Row, ...]) -> None:
+def test_only_a_machine_that_is_bought_pays_for_electricity(rows: tuple[RankedRow, ...]) -> None:
     """A rent includes it, so that nothing is missing from its price."""
     unmeasured = tuple(replace(row, watts=None) for row in rows)
     assert {name: offer.unmetered for name, offer in offered(unmeasured).items()} == {
@@ -347,12 +347,12 @@ def test_only_a_machine_that_is_bought_pays_for_electricity(rows: tuple[Row, ...
 
 
 @pytest.mark.parametrize("own", [None, False, True])
-def test_prices_are_the_users_own_only_if_that_is_said(rows: tuple[Row, ...], own: bool | None) -> None:
+def test_prices_are_the_users_own_only_if_that_is_said(rows: tuple[RankedRow, ...], own: bool | None) -> None:
     terms = Terms(BOOK, NO_WISH) if own is None else Terms(BOOK, NO_WISH, own_prices=own)
     assert compare_rows(rows, [], terms, 2).own_prices == bool(own)
 
 
-def test_an_offer_tells_every_quote_that_its_figures_rest_on(rows: tuple[Row, ...]) -> None:
+def test_an_offer_tells_every_quote_that_its_figures_rest_on(rows: tuple[RankedRow, ...]) -> None:
     found = offered(rows)
     bought, rented = found[f"buy {H100}"].quotes, found[f"rent {H100}"].quotes
     assert [quote.endswith("a quote, 2026-06-01") for quote in (*bought, *rented)] == [True] * 3
@@ -360,7 +360,7 @@ def test_an_offer_tells_every_quote_that_its_figures_rest_on(rows: tuple[Row, ..
     assert len(rented) == 1 and "2" in rented[0]
 
 
-def test_only_a_machine_that_is_bought_can_break_even(rows: tuple[Row, ...]) -> None:
+def test_only_a_machine_that_is_bought_can_break_even(rows: tuple[RankedRow, ...]) -> None:
     found = offered(rows)
     assert {name for name, offer in found.items() if offer.break_even} == {f"buy {H100}", f"buy {A6000}"}
     assert not any(offer.rent_always_less for offer in found.values())
@@ -371,7 +371,7 @@ def test_an_owned_machine_trains_in_the_used_share_of_its_life() -> None:
     assert Terms(PriceBook("USD", life_years=4.0), Wish()).used_days == 1460.0
 
 
-def test_an_offer_says_what_a_unit_of_currency_buys(rows: tuple[Row, ...]) -> None:
+def test_an_offer_says_what_a_unit_of_currency_buys(rows: tuple[RankedRow, ...]) -> None:
     found = offered(rows)
     units = rows[0].units
     assert units > 0
@@ -379,7 +379,7 @@ def test_an_offer_says_what_a_unit_of_currency_buys(rows: tuple[Row, ...]) -> No
     assert found[f"rent {H100}"].units_per_currency == pytest.approx(units / 3_504)
 
 
-def test_a_run_for_less_than_one_unit_of_currency_has_a_rate_too(rows: tuple[Row, ...]) -> None:
+def test_a_run_for_less_than_one_unit_of_currency_has_a_rate_too(rows: tuple[RankedRow, ...]) -> None:
     """73 days at a hundredth of a cent an hour are $0.1752."""
     cheap = replace(BOOK, rents=(Rent((H100,), 0.0001, *QUOTED),))
     part = only(compare_rows(rows[:1], [], Terms(cheap, NO_WISH), 1))
@@ -387,7 +387,7 @@ def test_a_run_for_less_than_one_unit_of_currency_has_a_rate_too(rows: tuple[Row
     assert rented.units_per_currency == pytest.approx(rows[0].units / 0.1752)
 
 
-def test_what_costs_nothing_has_no_rate(rows: tuple[Row, ...]) -> None:
+def test_what_costs_nothing_has_no_rate(rows: tuple[RankedRow, ...]) -> None:
     free = replace(BOOK, rents=(Rent((H100,), 0.0, *QUOTED),))
     part = only(compare_rows(rows[:1], [], Terms(free, NO_WISH), 1))
     rates = {offer.kind: offer.units_per_currency for offer in part.entries[0].offers}
@@ -395,7 +395,7 @@ def test_what_costs_nothing_has_no_rate(rows: tuple[Row, ...]) -> None:
     assert rates["buy"] is not None
 
 
-def test_a_cpu_has_no_price_and_says_so(rows: tuple[Row, ...]) -> None:
+def test_a_cpu_has_no_price_and_says_so(rows: tuple[RankedRow, ...]) -> None:
     row = replace(rows[0], machine=replace(rows[0].machine, kind="cpu", name="a CPU"))
     (entry,) = only(compare_rows([row], [], Terms(BOOK, NO_WISH), 1)).entries
     assert (entry.offers, entry.gaps) == ((), ("no price for a CPU: a CPU",))
@@ -405,7 +405,7 @@ def test_a_cpu_has_no_price_and_says_so(rows: tuple[Row, ...]) -> None:
 
 
 def test_power_that_was_not_measured_is_missed_only_where_electricity_has_a_price(
-    rows: tuple[Row, ...],
+    rows: tuple[RankedRow, ...],
 ) -> None:
     entry = only(compare_rows(rows[:1], [], Terms(BOOK, NO_WISH), 1)).entries[0]
     measured, unmeasured = entry.row, replace(entry.row, watts=None)
@@ -414,7 +414,7 @@ def test_power_that_was_not_measured_is_missed_only_where_electricity_has_a_pric
     assert found == [False, False, True, False]
 
 
-def test_a_machine_without_a_price_to_buy_has_no_upkeep(rows: tuple[Row, ...]) -> None:
+def test_a_machine_without_a_price_to_buy_has_no_upkeep(rows: tuple[RankedRow, ...]) -> None:
     """The page of a comparison lets readers enter a price: the costs of owning must not be there already."""
     entry = only(compare_rows(rows[:1], [], Terms(BOOK, NO_WISH), 1)).entries[0]
     priced = priced_row(entry.row, PriceBook("USD", rents=BOOK.rents))

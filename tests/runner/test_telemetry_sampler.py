@@ -136,7 +136,7 @@ def test_a_reading_says_that_another_bench_measured(driver: Driver, tmp_path: Pa
 
 
 def test_readings_are_at_least_a_second_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    moments = (500.0, 500.9, 501.0, 501.1, 502.05, 503.0, 503.05)
+    moments, now = (500.0, 500.9, 501.0, 501.1, 502.05, 503.0, 503.05), 0.0
     clock = SimpleNamespace(monotonic=lambda: now, time=lambda: 1_790_000_000.0)
     monkeypatch.setattr(telemetry, "time", clock)
     sampler = TelemetrySampler(tmp_path / "telemetry.jsonl", replace(NODE, gpus=()))

@@ -496,7 +496,7 @@ def test_the_first_of_the_users_files_makes_a_folder_for_the_user_alone(
     first: str, home: Path, tmp_path: Path
 ) -> None:
     key = public(tmp_path / "key.pub")
-    arguments = {
+    arguments: dict[str, list[Path | str]] = {
         "new": ["--no-passphrase"],
         "trust": [key, "--as", "me"],
         "revoke": [PublicKey.of(OPERATOR).fingerprint],

@@ -40,7 +40,7 @@ def evidence(*readings: Reading, course: tuple[Sample, ...] = ()) -> Evidence:
 def test_a_reading_counts_and_has_neither_data_nor_times_unless_it_says_so() -> None:
     assert Reading("memory") == Reading("memory", {}, None, True, 0.0, 0.0)
     assert Sample(1.0, ()) == Sample(1.0, (), 0.0, 0, None)
-    assert GpuSample() == GpuSample(*[None] * 10, (), None)
+    assert GpuSample() == GpuSample(**dict.fromkeys(GpuSample.__dataclass_fields__) | {"xids": ()})
     assert (MOST_GPUS, LEAST_RATE) == (1024, 1.0)
 
 
