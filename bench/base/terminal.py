@@ -97,16 +97,18 @@ def wrapped(lines: Iterable[str], indent: str, otherwise: int | None = None) -> 
     lines = map(_spelled, lines)
     if room is None:
         return "\n".join(lines)
+    return "\n".join(_filled(line, room, indent) for line in lines)
+
+
+def message(text: str, room: int) -> str:
+    """Wrap the lines of a message to `room` characters, each below its own beginning."""
+    begun = ((line, len(line) - len(line.lstrip())) for line in text.split("\n"))
+    return "\n".join(line if len(line) <= room else _filled(line, room, " " * (n + 4)) for line, n in begun)
+
+
+def _filled(line: str, room: int, indent: str) -> str:
     fill = partial(textwrap.fill, break_long_words=False, break_on_hyphens=False)
-    return "\n".join(fill(line, max(LEAST_COLUMNS, room), subsequent_indent=indent) for line in lines)
-
-
-def message(text: str) -> str:
-    """Wrap the lines of a message on stderr to the terminal, each below its own beginning."""
-    if not sys.stderr.isatty():
-        return text
-    begun = ((line, len(line) - len(line.lstrip())) for line in text.splitlines())
-    return "\n".join(wrapped([line], " " * (blanks + 4)) for line, blanks in begun)
+    return fill(line, max(LEAST_COLUMNS, room), subsequent_indent=indent)
 
 
 def table(content: Table, steps: Steps = (), room: int | None = None) -> str:

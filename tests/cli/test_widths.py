@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from pkgutil import resolve_name
@@ -108,6 +110,40 @@ def test_a_message_is_wrapped_between_words(command: str, monkeypatch: pytest.Mo
         shown = on_terminal(command.split(), columns)
         assert (shown.code, too_wide(shown, columns)) == (2, [])
     assert len(shown.lines) < len(on_terminal(command.split(), 40).lines)
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("export results/every-setting-h200/pythia-160m-1gpu.tar OUT --to script", "is within 1% of"),
+        ("predict manifests/hour.json --gpu h200 --measured results/slowed-h100 --plots OUT", "no bundle of"),
+    ],
+)
+def test_what_a_command_says_beside_its_result_is_wrapped_between_words(
+    command: str, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(ROOT)
+    for columns in WIDTHS:
+        words = command.replace("OUT", str(tmp_path / f"{columns}")).split()
+        shown = on_terminal(words, columns)
+        assert said in " ".join(shown.text.split())
+        assert too_wide(shown, columns) == []
+
+
+def test_lines_of_stderr_are_wrapped_to_its_own_terminal(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The paths that `bench export` prints go into a pipe; what it says goes to the terminal."""
+
+    def with_a_pipe_at_stdout() -> int:
+        sys.__stdout__ = sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
+        bundle = "results/every-setting-h200/pythia-160m-1gpu.tar"
+        return main(["export", bundle, str(tmp_path / "training"), "--to", "script"])
+
+    monkeypatch.chdir(ROOT)
+    shown = on_terminal(with_a_pipe_at_stdout, 60)
+    assert "is within 1% of" in " ".join(shown.text.split())
+    assert (shown.code, too_wide(shown, 60)) == (0, [])
 
 
 def test_a_plan_of_the_whole_zoo_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

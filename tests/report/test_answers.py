@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -137,6 +138,14 @@ def test_a_figure_without_marks_takes_the_answer_from_a_marked_one_once_it_is_in
     later = answer.changes[0]
     assert (later.side, later.choice and later.choice.doubts) == ("from", ())
     assert answer.nearest is None  # which is said only without a measured answer
+
+
+def test_a_machine_that_is_named_beside_the_answer_is_named_with_its_doubts(tmp_path: Path) -> None:
+    hot = bundle(tmp_path / "a.tar", hot=True, pass_seconds=0.4)
+    sound = bundle(tmp_path / "b.tar", run_id="bbbb", uuid="B", pass_seconds=0.5)
+    text = answer_text(collect(CompareArguments((hot, sound), deadline_days=1)))
+    assert text.startswith("Rent ")
+    assert re.search(r"with a deadline under [\d.]+ days, rent [^(]*\([^)]*, SLOWED\)", text)
 
 
 def test_each_question_gets_the_estimate_that_answers_it() -> None:
@@ -290,6 +299,7 @@ def test_a_machine_without_a_price_meets_a_deadline_and_doubts_are_said(tmp_path
     assert "its figure is SLOWED, INCOMPLETE" in text
     poor = answer_text(collect(CompareArguments((path,), budget=1.0)))
     assert poor.startswith("No machine has a price: the fastest is 1x some GPU, ")
+    assert "(SLOWED, INCOMPLETE)" in poor
     unasked = collect(CompareArguments((path,)))
     assert [answer.question for answer in only(unasked).answers] == ["fastest"]
     none = bundle(tmp_path / "b.tar", settings=[((), NO_MEMORY)])
