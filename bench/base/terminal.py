@@ -107,8 +107,15 @@ def message(text: str, room: int) -> str:
 
 
 def _filled(line: str, room: int, indent: str) -> str:
-    fill = partial(textwrap.fill, break_long_words=False, break_on_hyphens=False)
-    return fill(line, max(LEAST_COLUMNS, room), subsequent_indent=indent)
+    wrap = partial(textwrap.wrap, break_long_words=False, break_on_hyphens=False)
+    lines = wrap(line, max(LEAST_COLUMNS, room), subsequent_indent=indent) or [""]
+    return "\n".join(lines[:1] + [_moved_left(further, room) for further in lines[1:]])
+
+
+def _moved_left(line: str, room: int) -> str:
+    """Take blanks from the beginning of a line whose only word, such as a digest, would not fit otherwise."""
+    blanks = len(line) - len(line.lstrip())
+    return line[min(blanks, max(0, len(line) - room)) :]
 
 
 def table(content: Table, steps: Steps = (), room: int | None = None) -> str:

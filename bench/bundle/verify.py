@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 CLOCK_SECONDS = 3600  # tolerated difference of a node's clock from the operator's, for nodes without NTP
 IF_REVOKED = (
-    "do not rely on its figures: whoever has the key may have made them; measure again under another key"
+    "do not rely on its figures, which any holder of the key may have made: measure again with another key"
 )
 _NOT_SIGNED = "its sha256 is not the signed one: it was changed"
 _CHANGED = "changed while it was verified"

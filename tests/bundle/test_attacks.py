@@ -1795,7 +1795,7 @@ def test_revoked_by_key(path: Path, tmp_path: Path) -> None:
     listed = krl(tmp_path, f"key: {PublicKey.of(RUN_KEY).line()}")
     refused(path, "the key SHA256:.* is revoked", revoked=(listed,))
     refused(path, "the key SHA256:.* is revoked", revoked=(listed,), trust=None)
-    refused(path, "\n  do not rely on its figures: .*; measure again under another key", revoked=(listed,))
+    refused(path, "\n  do not rely on its figures, .*: measure again with another key", revoked=(listed,))
 
 
 @needs("ssh-keygen")

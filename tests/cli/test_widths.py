@@ -130,6 +130,23 @@ def test_what_a_command_says_beside_its_result_is_wrapped_between_words(
         assert too_wide(shown, columns) == []
 
 
+def test_columns_of_offers_without_room_are_named_and_not_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    words = ["compare", "results/every-setting-h200"]
+    narrow, wide = (" ".join(on_terminal(words, columns).text.split()) for columns in (80, 200))
+    assert "no room beside offers for a billion, worth" in narrow
+    assert "no room" not in wide
+    for note in ("worth: what money", "a billion: what"):
+        assert note in wide and note not in narrow
+
+
+def test_a_digest_as_long_as_the_terminal_is_not_indented_beyond_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    shown = on_terminal(["verify", "results/certified-h200/certified-e0d152b83c7a.tar"], 80)
+    assert shown.widest <= 80
+    assert any(re.fullmatch(r" +sha256:[0-9a-f]{64},", line) for line in shown.lines)
+
+
 def test_lines_of_stderr_are_wrapped_to_its_own_terminal(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -248,7 +248,7 @@ def test_the_answer_says_what_how_long_at_what_cost_how_sure_and_what_changes_it
     assert told(deadline_days=5) == (
         "Rent 2x H200, 3.87 days (3.7 to 4.04), $4,688 a run. At least 95 of 100 machines of its kind meet"
         " the deadline; from a deadline of 8.08 days on, rent 1x H200 (7.74 days, $667 a run); with a"
-        " deadline under 4.04 days, nothing measured."
+        " deadline under 4.04 days, no measured machine does."
     )
     assert told(budget=5_000.0).startswith("Rent 2x H200, 3.87 days (3.7 to 4.04), $4,688 a run. At least")
     tight = "With another machine of its kind it may cost more than the budget; with a budget under $4,688"

@@ -242,7 +242,7 @@ def _changed(change: Change, comparison: Comparison) -> str:
     else:
         limit = days_text(change.value) if deadline else money_text(change.value, comparison.currency)
         lead = f"with a {change.limit} under {limit}"
-    return f"{lead}, {_briefly(change.choice, comparison) if change.choice else 'nothing measured'}"
+    return f"{lead}, {_briefly(change.choice, comparison) if change.choice else 'no measured machine does'}"
 
 
 def days_text(days: float, digits: int = 3) -> str:
