@@ -184,3 +184,18 @@ def test_the_findings_of_a_node_check_fit(bundle: str, columns: int) -> None:
     shown = on_terminal(lambda: print(check_text(results)) or 0, columns)
     assert too_wide(shown, columns) == []
     assert tables(shown) == 2  # the checks, and the slowest GPUs
+
+
+@pytest.mark.parametrize("columns", WIDTHS)
+def test_the_progress_of_a_node_check_moves_the_cursor_and_fits(
+    columns: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its line is drawn by the terminal: the sequences that move the cursor are not shown as text."""
+    (tmp_path / "machine.json").write_text("{}")
+    monkeypatch.setenv("BENCH_FAKE_NVML", str(tmp_path / "machine.json"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    shown = on_terminal(["check", "--level", "passive", "-o", str(tmp_path / "out")], columns)
+    seen = [line.removeprefix("\x1b[K") for line in shown.lines]
+    assert any(re.fullmatch(r"inventory-before  read in \d+ s", line) for line in seen)
+    assert "\\x1b" not in shown.text
+    assert [line for line in seen if len(line) > columns and len(line.split()) > 1] == []
