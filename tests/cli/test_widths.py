@@ -190,7 +190,7 @@ def test_the_findings_of_a_node_check_fit(bundle: str, columns: int) -> None:
 def test_the_progress_of_a_node_check_moves_the_cursor_and_fits(
     columns: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Its line is drawn by the terminal: the sequences that move the cursor are not shown as text."""
+    """The terminal draws the line: sequences that move the cursor are not shown as text."""
     (tmp_path / "machine.json").write_text("{}")
     monkeypatch.setenv("BENCH_FAKE_NVML", str(tmp_path / "machine.json"))
     monkeypatch.setenv("HOME", str(tmp_path))
