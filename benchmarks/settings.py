@@ -12,9 +12,10 @@ from pathlib import Path
 
 from tabulate import tabulate
 
+from bench.base.sizes import bytes_text
 from bench.node_check.recompute_any import results_of
 from bench.records.run_results import Results, TrialResult
-from bench.records.text import bytes_text, failure_text, interval_text
+from bench.records.text import failure_text, interval_text
 from bench.report.read_bundles import check_all
 
 LEFT_OUT = "·"

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from bench.base.sizes import bytes_text
 from bench.bundle.verdict import RunContents
 from bench.bundle.verify import Verdict
 from bench.records.run_results import TrialResult
-from bench.records.text import bytes_text, error_text, figures, interval_text, share_text
+from bench.records.text import error_text, figures, interval_text, share_text
 from bench.report.read_bundles import check_all
 
 ROOT = Path(__file__).parents[1]

@@ -18,6 +18,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, NamedTuple, Self
 
+_TAGGED_INFINITY = re.compile(r'\{"__float__": "(-?Infinity)"\}')  # see strict_json.tagged_infinity
 # The advice for an exception that no command expects.
 DEFECT = "a defect of bench: BENCH_DEBUG=1 shows the traceback; please report it"
 
@@ -35,8 +36,11 @@ def one_line(text: str) -> str:
 
 
 def in_json(value: object, most: int = 60) -> str:
-    """Show a value of an input as JSON on one line, cut to `most` characters."""
-    return cut(json.dumps(value, ensure_ascii=False), most)
+    """Show a value of an input as JSON on one line, cut to `most` characters.
+
+    An infinity, which a reader of configurations keeps as an object, is shown as it was written.
+    """
+    return cut(_TAGGED_INFINITY.sub(r"\1", json.dumps(value, ensure_ascii=False)), most)
 
 
 def cut(text: str, most: int) -> str:
@@ -117,6 +121,7 @@ def edits_between(one: str, other: str) -> int:
     return row[-1]
 
 
+IF_UNTRUSTED = "once you have compared this fingerprint with the signer's own: bench keys trust FILE.pub"
 ALLOWED = "allowed: "
 LETTERS_PER_EDIT = 3  # a typed name may have one mistake for each three of its letters
 MOST_LETTERS = 100  # longer texts are not compared with known names
@@ -199,7 +204,8 @@ class Untrusted(VerificationFailed):
     """No trusted key vouches for the bundle. `doubt` is the message without the key's fingerprint."""
 
     def __init__(self, source: str, did: str, fingerprint: str, why: str) -> None:
-        super().__init__(f"not trusted: {did} by the key {fingerprint}, which {why} (trusted keys: {source})")
+        message = f"not trusted: {did} by the key {fingerprint}, which {why} (trusted keys: {source})"
+        super().__init__(message, advice=IF_UNTRUSTED)
         self.doubt = f"not trusted: the key that {did} it {why} (trusted keys: {source})"
 
 

@@ -26,13 +26,14 @@ WORDS: Mapping[Any, str] = {
 
 def written_json(data: bytes, where: str, wanted: Kind, constant: Callable[[str], Any] | None = None) -> Any:
     """Parse JSON that a person wrote; raise BadInput if it is malformed, or a file of another kind."""
+    needed = f"needed: {wanted.words}, as JSON"
     if not data.strip():
-        raise BadInput("is empty", where=where, advice=f"needed: {wanted.words}, as JSON")
+        raise BadInput("is empty", where=where, advice=needed)
     try:
-        document = strict_loads(data, constant) if constant else strict_loads(data)
+        document = strict_loads(data, constant)
     except DecodeError as error:
         require_kind(wanted, kind_of(data), where)
-        raise BadInput(str(error), where=where) from None
+        raise BadInput(str(error), where=where, advice=error.advice or needed) from None
     require_kind(wanted, kind_of_document(document), where)
     return document
 

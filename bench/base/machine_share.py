@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from bench.base.sizes import bytes_text
+
 MEMORY = ("memory.max", "memory.limit_in_bytes")  # files that hold the limit in cgroups 2 and 1
 GROUPS, OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 ALL = 0.9  # share of the memory that counts as all: schedulers reserve a little even of a whole node
@@ -22,7 +24,7 @@ def parts(visible_gpus: int | None) -> list[str]:
     if cores() < machine:
         limits.append(f"{cores()} of {machine} cores")
     if memory_bytes() < ALL * physical_bytes():
-        limits.append(f"{memory_bytes() / 2**30:.0f} of {physical_bytes() / 2**30:.0f} GiB")
+        limits.append(f"{bytes_text(memory_bytes())} of {bytes_text(physical_bytes())}")
     here = len(list(DRIVER.iterdir())) if DRIVER.is_dir() else 0
     if visible_gpus is not None and visible_gpus < here:
         limits.append(f"{visible_gpus} of {here} GPUs")

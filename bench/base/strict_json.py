@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 from bench.base.fast_json import NOT_PLAIN, SCALARS, count_keys, decode_rows, plain_json
 
 T = TypeVar("T")
+ALLOWED_NUMBERS = "allowed: finite numbers, and integers up to 2**53"
 LATER = "later"  # key of a field's metadata: see `later`
 INTERNAL = {"internal": True}  # metadata of a field that `to_json` leaves out: other programs never see it
 
@@ -25,8 +26,13 @@ class DecodeError(ValueError):
     """A text is not strict JSON, or a document does not have the shape of its type.
 
     The message names the place and the reason, such as "/seconds: expected float, found 'x'", and the caller
-    puts the name of the document in front.
+    puts the name of the document in front. `advice` says what a person who wrote the document could write
+    instead; None if the message is enough.
     """
+
+    def __init__(self, message: str, advice: str | None = None) -> None:
+        super().__init__(message)
+        self.advice = advice
 
 
 def canonical_json(value: Any) -> bytes:
@@ -54,12 +60,8 @@ def _in_hexadecimal(character: str) -> str:
     return "".join(f"\\u{digits[at : at + 4]}" for at in range(0, len(digits), 4))
 
 
-def _refuse_constant(name: str) -> Any:
-    raise DecodeError(f"{name} is no JSON number")
-
-
 def strict_loads(
-    data: bytes | str, constant: Callable[[str], Any] = _refuse_constant, *, undecoded: bool = False
+    data: bytes | str, constant: Callable[[str], Any] | None = None, *, undecoded: bool = False
 ) -> Any:
     """Parse JSON of RFC 8259; DecodeError for duplicate keys, NaN, integers past 2**53, broken characters.
 
@@ -73,7 +75,7 @@ def strict_loads(
             value = json.loads(
                 data.decode("utf-8") if isinstance(data, bytes) else data,
                 object_pairs_hook=_unique_pairs,
-                parse_constant=constant,
+                parse_constant=constant or _refused_constant,
                 parse_int=_bounded_int,
                 parse_float=_finite_float,
             )
@@ -89,12 +91,12 @@ def strict_loads(
     return value
 
 
-def tagged_infinity(name: str) -> Mapping[str, str]:
+def tagged_infinity(name: str) -> Mapping[str, str] | str:
     """Return Infinity as the object that newer versions of transformers write for it, which is JSON.
 
-    For `strict_loads`: published configurations contain Infinity.
+    For `strict_loads`, which refuses NaN: published configurations contain Infinity, and none contains NaN.
     """
-    return {"__float__": name} if name != "NaN" else _refuse_constant(name)
+    return {"__float__": name} if name != "NaN" else _refused_constant(name)
 
 
 def _require_readable(value: Any) -> None:
@@ -103,7 +105,7 @@ def _require_readable(value: Any) -> None:
     if keys is None:
         raise DecodeError("nested too deeply")
     if _Refused in kinds:
-        raise DecodeError(_first_refused(value, ""))
+        raise DecodeError(str(_first_refused(value, "")), ALLOWED_NUMBERS)
 
 
 def _require_whole_characters(value: Any) -> None:
@@ -146,6 +148,10 @@ def _first_refused(value: Any, path: str) -> str | None:
         return f"{path or '/'}: {value}"
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return next(filter(None, (_first_refused(item, f"{path}/{name}") for name, item in items)), None)
+
+
+def _refused_constant(name: str) -> _Refused:
+    return _Refused(f"{name} is no JSON number")
 
 
 def _bounded_int(text: str) -> int | _Refused:

@@ -97,16 +97,25 @@ def wrapped(lines: Iterable[str], indent: str, otherwise: int | None = None) -> 
     lines = map(_spelled, lines)
     if room is None:
         return "\n".join(lines)
-    fill = partial(textwrap.fill, break_long_words=False, break_on_hyphens=False)
-    return "\n".join(fill(line, max(LEAST_COLUMNS, room), subsequent_indent=indent) for line in lines)
+    return "\n".join(_filled(line, room, indent) for line in lines)
 
 
-def message(text: str) -> str:
-    """Wrap the lines of a message on stderr to the terminal, each below its own beginning."""
-    if not sys.stderr.isatty():
-        return text
-    begun = ((line, len(line) - len(line.lstrip())) for line in text.splitlines())
-    return "\n".join(wrapped([line], " " * (blanks + 4)) for line, blanks in begun)
+def message(text: str, room: int) -> str:
+    """Wrap the lines of a message to `room` characters, each below its own beginning."""
+    begun = ((line, len(line) - len(line.lstrip())) for line in text.split("\n"))
+    return "\n".join(line if len(line) <= room else _filled(line, room, " " * (n + 4)) for line, n in begun)
+
+
+def _filled(line: str, room: int, indent: str) -> str:
+    wrap = partial(textwrap.wrap, break_long_words=False, break_on_hyphens=False)
+    lines = wrap(line, max(LEAST_COLUMNS, room), subsequent_indent=indent) or [""]
+    return "\n".join(lines[:1] + [_moved_left(further, room) for further in lines[1:]])
+
+
+def _moved_left(line: str, room: int) -> str:
+    """Take blanks from the beginning of a line whose only word, such as a digest, would not fit otherwise."""
+    blanks = len(line) - len(line.lstrip())
+    return line[min(blanks, max(0, len(line) - room)) :]
 
 
 def table(content: Table, steps: Steps = (), room: int | None = None) -> str:

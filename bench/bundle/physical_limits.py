@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from bench.base.errors import VerificationFailed
 from bench.base.frozen import dataclass
 from bench.base.gpu_catalogue import GpuModel, gpu_models, gpu_named
+from bench.base.sizes import bytes_text
 from bench.records.estimate import ceiling_precisions
 from bench.records.trial import Gpu, NodeFacts, Trial
 
@@ -151,8 +152,8 @@ def require_memory(node: NodeFacts, trained: Sequence[Gpu], trial: Trial, peak_b
     """Refuse a peak of memory above that of the largest device of its trial."""
     most = max((_memory(gpu, node) for gpu in trained), default=node.memory_bytes)
     if peak_bytes > most:
-        has = f"its device has {most / 2**30:,.1f}"
-        raise VerificationFailed(f"trial {trial.id} used {peak_bytes / 2**30:,.1f} GiB of memory; {has}")
+        has = f"its device has {bytes_text(most)}"
+        raise VerificationFailed(f"trial {trial.id} used {bytes_text(peak_bytes)} of memory; {has}")
 
 
 def _memory(gpu: Gpu, node: NodeFacts) -> int:
@@ -166,6 +167,6 @@ def _memory(gpu: Gpu, node: NodeFacts) -> int:
         known, share = max(known.memory_gib for known in gpu_models()), MAX_SHARE_OF_BEST
         has = "the largest known GPU has"
     if gpu.memory_bytes > share * known * 2**30:
-        has += f" {known:,.0f}"
-        raise VerificationFailed(f"GPU {gpu.index} has {gpu.memory_bytes / 2**30:,.0f} GiB; {has}")
+        has += f" {bytes_text(known * 2**30)}"
+        raise VerificationFailed(f"GPU {gpu.index} has {bytes_text(gpu.memory_bytes)}; {has}")
     return gpu.memory_bytes or node.memory_bytes

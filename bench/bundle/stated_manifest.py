@@ -18,6 +18,8 @@ from bench.base.strict_json import DecodeError, canonical_json, from_json, stric
 from bench.records.text import count_text
 from bench.records.trial import NodeFacts
 
+MOST_SETTING = 60  # characters of a listed setting that is named in place of its digest
+
 
 @dataclass(frozen=True, slots=True)
 class SearchScope:
@@ -135,5 +137,15 @@ def _methods_text(methods: Any) -> str:
     entries = [methods] if isinstance(methods, str) else list(methods)
     if all(isinstance(entry, str) for entry in entries):
         return ", ".join(entries)
+    if len(entries) == 1 and (text := _setting_text(entries[0])):
+        return text
     digest = sha256(canonical_json(entries))
     return f"{count_text(len(entries), 'listed setting')} ({digest[:8]})"
+
+
+def _setting_text(methods: Any) -> str | None:
+    """Return the only listed setting as tables label it; None if that would be long."""
+    if not isinstance(methods, list) or not all(isinstance(method, str) for method in methods):
+        return None
+    text = " + ".join(methods) if len(methods) > 1 else f"{''.join(methods) or 'nothing'} alone"
+    return text if len(text) <= MOST_SETTING else None

@@ -53,6 +53,9 @@ if TYPE_CHECKING:
     from bench.signing.revocation import Revoked
 
 CLOCK_SECONDS = 3600  # tolerated difference of a node's clock from the operator's, for nodes without NTP
+IF_REVOKED = (
+    "do not rely on its figures, which any holder of the key may have made: measure again with another key"
+)
 _NOT_SIGNED = "its sha256 is not the signed one: it was changed"
 _CHANGED = "changed while it was verified"
 
@@ -164,7 +167,7 @@ def _origin(bundle: Bundle, statement: bytes, rules: TrustRules) -> Origin:
     receipt = _receipt(bundle, signed.certificate)
     for listed in rules.revoked:
         if why := listed.refusal(signed.key, signed.certificate):
-            raise VerificationFailed(f"{why}, says {listed.source}")
+            raise VerificationFailed(f"{why}, says {listed.source}", advice=IF_REVOKED)
     at = float(receipt.received_at) if receipt else rules.time()
     if receipt:
         assert signed.certificate is not None, "a receipt belongs to one"

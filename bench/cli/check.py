@@ -214,7 +214,7 @@ def _delete_older(request: CheckArguments, known: Mapping[str, bool]) -> None:
 
 
 def _shown_progress() -> CheckView:
-    """Show the progress on stderr, through rich, which takes 2 MB."""
+    """Show the progress on stderr."""
     from bench.runner.check.check_progress import CheckProgress
 
     return CheckProgress()
@@ -345,7 +345,8 @@ def _write_metrics(
     try:
         write_whole(path, openmetrics(checked.results, checked.evidence, failed).encode())
     except OSError as error:
-        print(f"--metrics {path}: not written: {error.strerror}", file=sys.stderr)
+        advice = "name a file in an existing folder that this user may write to"
+        print(f"--metrics {path}: not written: {error.strerror}\n  {advice}", file=sys.stderr)
 
 
 def _refuse_skips(skipped: tuple[str, ...], required: tuple[str, ...]) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from bench.base.errors import BadInput, one_line
 from bench.base.paths import cache_path, making_folders
 from bench.base.shipped_data import locks_folder
+from bench.base.sizes import size_text
 from bench.base.strict_json import harmless_json, to_json
 from bench.base.terminal import print_json
 from bench.images.archive import ImageFacts, facts_of, pack_layers, write_archive
@@ -236,13 +237,13 @@ def show(facts: ImageFacts, name: str, *, as_json: bool) -> None:
     stages = facts.config.stages
     for number, layer in enumerate(facts.layers):
         stage = one_line(stages[number]) if len(stages) == len(facts.layers) else ""
-        print(f"  {layer.diff_id}  {stage:<10} {layer.size / 1e6:10,.1f} MB", file=sys.stderr)
+        print(f"  {layer.diff_id}  {stage:<10} {size_text(layer.size):>10}", file=sys.stderr)
     size = sum(layer.size for layer in facts.layers)
     if below := below_kernels(facts):
         print(f"  kernels {one_line(facts.labels[LABEL])} on {below.identity.config}", file=sys.stderr)
     packed = "compressed" if all(layer.compressed for layer in facts.layers) else "not compressed"
     variant, lock = (one_line(facts.labels.get(f"bench.{label}", "?")) for label in ("variant", "lock"))
-    print(f"{name}   {size / 1e9:.3f} GB {packed}   variant {variant}   lock {lock[:19]}", file=sys.stderr)
+    print(f"{name}   {size_text(size)} {packed}   variant {variant}   lock {lock[:19]}", file=sys.stderr)
 
 
 def _show_layer(layer: KernelLayer, *, as_json: bool = False) -> None:
@@ -255,9 +256,9 @@ def _show_layer(layer: KernelLayer, *, as_json: bool = False) -> None:
     for wheel in kernels.wheels:
         code = f"code for {', '.join(wheel.code)}" if wheel.code else "no code for GPUs"
         print(f"  {wheel.name} {wheel.version}: {code}", file=sys.stderr)
-    size = layer.path.stat().st_size / 1e6
+    size = size_text(layer.path.stat().st_size)
     needs = f"variant {kernels.variant}, Python {kernels.python}, torch {kernels.torch}"
-    print(f"{layer.path}   {size:,.1f} MB   kernel layer for {needs}", file=sys.stderr)
+    print(f"{layer.path}   {size}   kernel layer for {needs}", file=sys.stderr)
 
 
 def progress() -> Callable[[str], None]:

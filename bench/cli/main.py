@@ -69,9 +69,7 @@ def _call(words: Sequence[str], stdout: stdio.Stdout) -> int:
 
         stdout.write(nagios_unknown(str(error)) + "\n")
         return NAGIOS["not-run"]
-    from bench.base.terminal import message
-
-    print(message(str(error)), file=sys.stderr)
+    print(error, file=sys.stderr)
     if _wants_json(words) and not stdout.used:
         with suppress(EnvironmentCannot):  # if stdout cannot be written, the first error is still reported
             from bench.base.strict_json import pretty_json  # only an error needs it

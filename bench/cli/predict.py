@@ -126,6 +126,7 @@ def _measured(models: Sequence[Model], request: PredictArguments) -> Comparison 
         return None
     from bench.cli.compare import CompareArguments, collect  # loads every report
     from bench.report.compare.compared_rows import recipe_conditions
+    from bench.report.plots.predictions import not_drawn
     from bench.report.read_bundles import own_process
 
     own_process()
@@ -137,4 +138,7 @@ def _measured(models: Sequence[Model], request: PredictArguments) -> Comparison 
         why = "its bundles measured another recipe, and are not shown"
         why = why if model in measured else "no bundle of --measured has it"
         print(f"{model}: {why}", file=sys.stderr)
-    return replace(found, parts=parts)
+    shown = replace(found, parts=parts)
+    for line in not_drawn(recipes, shown):
+        print(line, file=sys.stderr)
+    return shown

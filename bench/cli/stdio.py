@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from bench.base.encoding import IN_ASCII
 from bench.base.errors import EnvironmentCannot, printable
+from bench.base.terminal_width import columns
 
 if TYPE_CHECKING:
     from bench.cli.pager import Pager
@@ -110,16 +111,29 @@ class _UnescapedStderr(_Stream):
 
 
 class Stderr(_UnescapedStderr):
-    """stderr with the control characters of terminals escaped; `unescaped` is the stream without escaping."""
+    """stderr with the control characters of terminals escaped, and its lines wrapped to a terminal's width.
+
+    `unescaped` is the stream without either, for progress, which does both itself.
+    """
 
     def __init__(self, file: TextIO) -> None:
         super().__init__(file)
         self.unescaped = _UnescapedStderr(file)
+        self._terminal = file.isatty()
 
     def write(self, text: str) -> int:
-        """Write a text with the control characters of terminals escaped; return its length."""
-        super().write(_escaped(text))
+        """Write a text, escaped and wrapped; return the length of the given text."""
+        super().write(self._wrapped(_escaped(text)))
         return len(text)
+
+    def _wrapped(self, text: str) -> str:
+        room = columns(self._file) if self._terminal else None
+        if room is None or len(text) <= room:
+            return text
+        from bench.base.encoding import spelled
+        from bench.base.terminal import message  # most texts are short
+
+        return message(spelled(text, self._file.encoding), room)
 
 
 @contextmanager

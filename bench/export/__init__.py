@@ -23,6 +23,7 @@ from bench import __version__
 from bench.base.errors import BadInput
 from bench.base.paths import using
 from bench.base.pip_commands import BUILD, BUILD_TOOLS, BUILT_WITH_TORCH, environment_line
+from bench.base.sizes import bytes_text
 from bench.base.strict_json import pretty_json, to_json
 from bench.export import standalone
 from bench.export.origin import TrialOrigin as TrialOrigin
@@ -30,7 +31,7 @@ from bench.export.requirements import needed, requirements
 from bench.planning.memory_prediction import FP32, moment_bytes
 from bench.records.run_results import TrialResult
 from bench.records.switches import deciding
-from bench.records.text import bytes_text, count_text, interval_text
+from bench.records.text import count_text, interval_text
 from bench.records.trial import NodeFacts, Trial
 from bench.training.methods import method_named
 from bench.training.models import counts_by_formula, own_module

@@ -27,6 +27,7 @@ from bench.base.errors import BadInput, EnvironmentCannot
 from bench.base.files import replacing
 from bench.base.names import GIB, IMAGE_SBOM
 from bench.base.operating_system import require_linux, user_and_group
+from bench.base.sizes import bytes_text
 from bench.base.source import PACKAGE
 from bench.base.stamps import file_sha256, sha256
 from bench.base.strict_json import pretty_json
@@ -140,7 +141,7 @@ def check_prerequisites(inputs: BuildInputs) -> None:
     inputs.cache.mkdir(parents=True, exist_ok=True)
     free, needed = shutil.disk_usage(inputs.cache).free, NEEDS_BYTES[inputs.variant.cuda is not None]
     if free < needed:
-        message = f"{free / GIB:.0f} GiB are free, a build needs {needed / GIB:.0f}"
+        message = f"{bytes_text(free)} are free, a build needs {bytes_text(needed)}"
         advice = "--cache on a larger disk"
         raise EnvironmentCannot(message, where=str(inputs.cache), advice=advice)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.base.errors import BadInput, EnvironmentCannot, VerificationFailed
+from bench.base.sizes import size_text
 from bench.base.stamps import sha256
 from bench.base.strict_json import DecodeError, strict_loads
 from bench.images import cosign
@@ -136,12 +137,12 @@ def pull_layers(registry: Registry, image: OfferedImage, work: Path, say: Say) -
     layers = image.layers
     needed, free = 2 * sum(layer["size"] for layer in layers), shutil.disk_usage(work).free
     if needed > free:
-        message = f"{free / 1e9:.1f} GB are free, the layers and the image file need {needed / 1e9:.1f}"
+        message = f"{size_text(free)} are free, the layers and the image file need {size_text(needed)}"
         raise EnvironmentCannot(message, where=str(work.parent), advice="-o on a larger disk")
 
     def pulled(number: int) -> Blob:
         layer, path = layers[number], work / f"{number}.layer"
-        say(f"layer {number + 1} of {len(layers)}: {layer['size'] / 1e6:,.1f} MB")
+        say(f"layer {number + 1} of {len(layers)}: {size_text(layer['size'])}")
         registry.fetch(layer["digest"], layer["size"], path)
         compressed = str(layer.get("mediaType", "")).endswith("gzip")
         return Blob(path, image.config.diff_ids[number], layer["digest"], compressed)

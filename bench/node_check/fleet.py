@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Literal
 
+from bench.base.sizes import bytes_text
 from bench.base.stamps import sha256, utc
 from bench.base.strict_json import INTERNAL
 from bench.bundle.verdict import Assurance, Contents, assurance
@@ -32,7 +33,6 @@ from bench.node_check.judging.finding import (
     worst,
 )
 from bench.records.copied import originals, rounded
-from bench.records.text import bytes_text
 
 LEAST_VALUES = 4  # a median of fewer values does not show what is usual
 MAJORITY = 2 / 3  # share of the nodes that must agree before a property counts as the fleet's usual one

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from bench.base.errors import BadInput, Mistake
 from bench.base.gpu_catalogue import gpu_named
+from bench.base.sizes import bytes_text
 from bench.planning.manifest import Manifest, ModelRequest
 from bench.planning.memory_prediction import host_bytes, moment_bytes, predict_bytes, state_bytes
-from bench.records.text import bytes_text
 from bench.records.trial import NodeFacts, Skipped, Trial
 from bench.training.methods import (
     RECORDED,
@@ -222,8 +222,8 @@ def _host_is_small(needed: int, target: Target) -> str | None:
     available = target.host_bytes
     if available is None or needed <= available:
         return None
-    needs = f"offloading needs about {needed / 2**30:.0f} GiB of the host's memory"
-    return f"{needs}; there are {available / 2**30:.0f}"
+    needs = f"offloading needs about {bytes_text(needed)} of the host's memory"
+    return f"{needs}; there are {bytes_text(available)}"
 
 
 def divisors(number: int) -> list[int]:

@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from bench.base.errors import BadInput, EnvironmentCannot
+from bench.base.sizes import size_text
 from bench.base.strict_json import from_json, strict_loads
 from bench.images.archive import Blob
 from bench.images.assemble import AssemblyPlan, LayerPlan
@@ -30,7 +31,7 @@ from bench.push.remote import ANSWER_SECONDS, demand
 from bench.push.send_blobs import Progress, check_written, send_all
 from bench.push.shared_place import ClaimedNode
 from bench.push.ship import Delivered, tag_of
-from bench.records.text import seconds_text, size_text
+from bench.records.text import seconds_text
 
 SMALL_BYTES = 16 * 2**20  # of layers to send, below which no line is measured
 _SOON_SECONDS = 20.0  # sending all layers within this time is not worth a comparison

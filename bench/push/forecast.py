@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bench.records.text import seconds_text, size_text
+from bench.base.sizes import size_text
+from bench.records.text import seconds_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

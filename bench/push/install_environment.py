@@ -21,6 +21,7 @@ from typing import Any
 
 from bench.base.errors import BenchError, EnvironmentCannot
 from bench.base.paths import cache_path
+from bench.base.sizes import size_text
 from bench.base.stamps import file_sha256, is_sha256
 from bench.base.strict_json import canonical_json, from_json, strict_loads
 from bench.environment.identity import environment_digest
@@ -36,7 +37,7 @@ from bench.push.remote import Node
 from bench.push.run_script import environment_folder
 from bench.push.send_blobs import Progress, send_all
 from bench.push.shared_place import ClaimedNode, PlaceClaim, claimed
-from bench.records.text import seconds_text, size_text
+from bench.records.text import seconds_text
 
 _PLAN_SECONDS = 300.0  # for a node to ask its index for every package
 _INSTALL_SECONDS = 900.0  # longest silence of an installation
@@ -199,7 +200,7 @@ class EnvironmentInstaller:
         downloaded = sum(size for name, size in plan.sizes.items() if name not in paths)
         check_room(plan, total + downloaded, self.place)
         what = f"{len(paths)} of {len(self.locked.packages)} wheels, {size_text(total)}"
-        speed = f"about {seconds_text(total / rate)} at {8 * rate / 1e6:.0f} Mbit/s"
+        speed = f"about {seconds_text(total / rate)} at {8 * rate / 1e6:.3g} Mbit/s"
         self.say(f"{what}, are sent over this line ({shipment.why}): {speed}")
         blobs = [
             Blob(path, f"sha256:{digests[name]}", f"sha256:{digests[name]}", compressed=True)

@@ -8,13 +8,14 @@ from contextlib import suppress
 from bench.base.errors import BadInput
 from bench.base.gpu_catalogue import gpu_named
 from bench.base.kernel_list import code_runs_on
+from bench.base.sizes import size_text
 from bench.base.strict_json import DecodeError, from_json, strict_loads
 from bench.images.kernel_layer import LABEL, WITHOUT
 from bench.planning.kernel_costs import KernelCost, kernel_costs
 from bench.planning.manifest import Manifest
 from bench.push.node_findings import PreflightFinding
 from bench.push.node_survey import Survey
-from bench.records.text import seconds_text, size_text
+from bench.records.text import seconds_text
 from bench.training.methods import Target
 
 

@@ -8,11 +8,11 @@ from typing import Literal
 
 from bench.base.errors import EnvironmentCannot
 from bench.base.names import GIB
+from bench.base.sizes import bytes_text, size_text
 from bench.images.engines.preflight import OUT_BYTES, check_driver, check_free, check_gpus, check_machine
 from bench.images.standalone_python import OLDEST_GLIBC
 from bench.images.variants import Variant, images, version_numbers
 from bench.push.node_survey import NEEDED, QUESTION_SECONDS, NodePython, Survey
-from bench.records.text import bytes_text, size_text
 
 SKEW_WARN_SECONDS = 30.0
 SKEW_STOP_SECONDS = 240.0  # less than 5 minutes: a certificate becomes valid 5 minutes before it is made

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from bench.base.errors import BadInput, BenchError, EnvironmentCannot
 from bench.base.names import ANY_PYTHON, CONTAINER_ENGINES
+from bench.base.sizes import size_text
 from bench.images.engines.preflight import OUT_BYTES, check_identity
 from bench.images.standalone_python import StandalonePython
 from bench.images.variants import Variant, find_variant, images, variant_for
@@ -44,7 +45,6 @@ from bench.push.node_findings import (
 from bench.push.node_survey import NodePython, Survey, survey_node
 from bench.push.request import PushRequest
 from bench.push.shared_place import claimed
-from bench.records.text import size_text
 
 
 @dataclass(frozen=True, slots=True)

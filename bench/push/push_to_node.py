@@ -9,6 +9,7 @@ from pathlib import PurePosixPath
 
 from bench.base.errors import EnvironmentCannot
 from bench.base.names import WITHOUT_CONTAINER
+from bench.base.sizes import size_text
 from bench.images.container import NOBODY
 from bench.node_check.check_manifest import data_folders, wanted_environment, wanted_image
 from bench.push import mirror, pull_image, run_script, ship
@@ -19,7 +20,6 @@ from bench.push.node_preflight import ChosenEngine, NodePreflight, installer_for
 from bench.push.push_record import Record, login_of
 from bench.push.shared_place import ClaimedNode, claimed
 from bench.push.ship import Shipped
-from bench.records.text import size_text
 
 
 class NodePush(HostPush):

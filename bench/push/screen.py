@@ -13,9 +13,9 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from rich.table import Table
 
 from bench.base.errors import one_line
+from bench.base.sizes import size_text
 from bench.push.request import Result
 from bench.push.terminal import stderr_console
-from bench.records.text import size_text
 
 _PLAIN_EVERY_SECONDS = 15.0  # between two lines on an upload, if stderr is not a terminal
 _ROWS = 60  # most rows of the live table; further hosts are only counted

@@ -16,9 +16,10 @@ from dataclasses import field
 from typing import Any, Literal
 
 from bench.base.frozen import dataclass
+from bench.base.sizes import bytes_text
 from bench.records.estimate import Interval
 from bench.records.slowdown import HEALTHY, LEAST_SHARE, Slowed, Span, slowed_text, telemetry_line
-from bench.records.text import bytes_text, count_text, figures
+from bench.records.text import count_text, figures
 
 MarkKind = Literal["SLOWED", "DISTURBED", "SHARED", "LOADED", "UNSTEADY"]
 MEANING: Mapping[MarkKind, str] = {

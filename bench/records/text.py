@@ -93,22 +93,6 @@ def batch_text(micro_batch: int, accumulation: int, devices: int) -> str:
     return f"{micro_batch} x {accumulation}" + (f" x {devices}" if devices > 1 else "")
 
 
-def bytes_text(count: float) -> str:
-    """Format an amount of memory in binary units: 384 MiB, 96.8 GiB."""
-    if 0 < count < 2**19:
-        return size_text(count)
-    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
-
-
-def size_text(count: float) -> str:
-    """Format a size in decimal units, which are usual for transfers: 12 B, 3.4 kB, 5.6 GB."""
-    for unit in ("B", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.2f} GB"
-
-
 def seconds_text(seconds: float) -> str:
     """Format a duration in its largest fitting unit: 45 s, 12 min, 3.5 h."""
     if seconds < 60:

@@ -205,8 +205,15 @@ def test_a_union_of_objects_and_plain_types_is_read_by_the_kind_of_the_object() 
 def test_an_infinite_number_may_be_kept_as_an_object_where_asked_for_and_no_number_never() -> None:
     assert tagged_infinity("Infinity") == {"__float__": "Infinity"}
     assert tagged_infinity("-Infinity") == {"__float__": "-Infinity"}
-    with pytest.raises(DecodeError, match=r"^NaN is no JSON number$"):
-        tagged_infinity("NaN")
+    with pytest.raises(DecodeError, match=r"^/rope/1: NaN is no JSON number$"):
+        strict_loads('{"rope": [Infinity, NaN]}', tagged_infinity)
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "9007199254740993"])
+def test_a_refused_number_is_told_with_its_place_and_what_is_allowed(number: str) -> None:
+    with pytest.raises(DecodeError, match=r"^/a/1/b: ") as caught:
+        strict_loads('{"a": [0, {"b": ' + number + "}]}")
+    assert caught.value.advice == "allowed: finite numbers, and integers up to 2**53"
 
 
 @pytest.mark.parametrize("shape", [("[", "]"), ('{"a":', "}")])

@@ -56,8 +56,9 @@ def test_an_untrusted_signer_is_told_in_the_same_words_after_that(protocol: int)
     error.where = "a.tar"
     back = pickle.loads(pickle.dumps(error, protocol))
     assert isinstance(back, Untrusted)
-    assert str(back) == "a.tar: not trusted: signed by the key SHA256:abc, which is not listed" + (
-        " (trusted keys: keys)"
+    assert str(back) == (
+        "a.tar: not trusted: signed by the key SHA256:abc, which is not listed (trusted keys: keys)\n"
+        "  once you have compared this fingerprint with the signer's own: bench keys trust FILE.pub"
     )
     assert back.doubt == error.doubt
 

@@ -93,7 +93,7 @@ def test_a_share_of_a_machine_is_reported_in_numbers(tmp_path: Path, monkeypatch
     monkeypatch.setattr(machine_share, "physical_bytes", lambda: 256 * GIB)
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
-    assert machine_share.parts(2) == ["8 of 64 cores", "48 of 256 GiB", "2 of 8 GPUs"]
+    assert machine_share.parts(2) == ["8 of 64 cores", "48.0 GiB of 256.0 GiB", "2 of 8 GPUs"]
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
     (tmp_path / "job_7/memory.max").write_text(str(250 * GIB))  # the share of a whole node under a scheduler
     assert machine_share.parts(8) == machine_share.parts(None) == []

@@ -356,9 +356,9 @@ def test_duplicate_json_keys(path: Path) -> None:
 @pytest.mark.parametrize(
     ("value", "why"),
     [
-        (b"NaN", "malformed: NaN is no JSON number"),
-        (b"Infinity", "malformed: Infinity is no JSON number"),
-        (b"-Infinity", "malformed: -Infinity is no JSON number"),
+        (b"NaN", "malformed: /.*: NaN is no JSON number"),
+        (b"Infinity", "malformed: /.*: Infinity is no JSON number"),
+        (b"-Infinity", "malformed: /.*: -Infinity is no JSON number"),
         (b"1e999", "the number 1e999 does not fit a double"),
     ],
 )
@@ -1192,7 +1192,7 @@ def test_more_memory_than_the_card_has(tmp_path: Path) -> None:
     real(path, proven)
     refused(path, "used 10,240.0 GiB of memory; its device has 140", recompute)
     real(path, lambda results: results["node"]["gpus"][0].update(memory_bytes=10 * 2**40))
-    refused(path, "GPU 0 has 10,240 GiB; an NVIDIA H200 has 140", recompute)
+    refused(path, "GPU 0 has 10,240.0 GiB; an NVIDIA H200 has 140.4 GiB", recompute)
 
 
 @pytest.mark.parametrize(
@@ -1795,6 +1795,7 @@ def test_revoked_by_key(path: Path, tmp_path: Path) -> None:
     listed = krl(tmp_path, f"key: {PublicKey.of(RUN_KEY).line()}")
     refused(path, "the key SHA256:.* is revoked", revoked=(listed,))
     refused(path, "the key SHA256:.* is revoked", revoked=(listed,), trust=None)
+    refused(path, "\n  do not rely on its figures, .*: measure again with another key", revoked=(listed,))
 
 
 @needs("ssh-keygen")

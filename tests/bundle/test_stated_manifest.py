@@ -77,8 +77,10 @@ def test_methods_have_a_short_text_that_differs_whenever_they_do() -> None:
     lists = [[["naive"]], [["naive"], ["compile"]], [["naive"], ["tf32"]], [["naive", "compile"]]]
     texts = [stated(methods=methods).scope_of("tiny").methods for methods in lists]
     assert len(set(texts)) == 4
-    assert texts[0].startswith("1 listed setting (") and texts[1].startswith("2 listed settings (")
-    assert len(texts[0]) == len("1 listed setting ()") + 8
+    assert (texts[0], texts[3]) == ("naive alone", "naive + compile")
+    assert texts[1].startswith("2 listed settings (") and len(texts[1]) == len("2 listed settings ()") + 8
+    for long in ([["x" * 70]], [[1]], [{}]):
+        assert stated(methods=long).scope_of("tiny").methods.startswith("1 listed setting (")
     mixed = stated(methods=["naive", ["tf32"]]).scope_of("tiny").methods
     assert mixed.startswith("2 listed settings (") and mixed not in texts
     with pytest.raises(TypeError):

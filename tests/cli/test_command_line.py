@@ -391,7 +391,7 @@ def test_a_plan_for_elsewhere_says_what_offloading_takes_of_the_host(
     """One 4090 trains pythia-6.9b only with offloading, so a renter must know the host memory it needs."""
     words = ["plan", str(QUICKSTART.with_name("hour.json")), "--gpu", "4090"]
     assert main(words) == 0
-    assert "offload  pythia-6.9b: about 156 to 220 GiB of the host" in capsys.readouterr().out
+    assert "offload  pythia-6.9b: about 156.1 GiB to 219.9 GiB of the host" in capsys.readouterr().out
     assert main([*words, "--json"]) == 0
     cells = json.loads(capsys.readouterr().out)["cells"]
     assert all((cell["host_bytes"] > 0) is ("offload" in cell["setting"]) for cell in cells)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tarfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -179,6 +180,34 @@ def test_an_empty_file_is_called_empty(
     (folder / "m.json").write_text(content)
     assert main([*words]) == 2
     assert capsys.readouterr().err.endswith(f"m.json: is empty\n  needed: {needed}, as JSON\n")
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "plan models.json", "run models.json", "predict models.json", "rent skypilot models.json --gpu h100",
+        "push models.json host", "push node.json host", "check node.json", "prices --prices prices.json",
+        "compare run.tar --prices prices.json", "init new.json --model config.json",
+        "predict pythia-160m --gpu-spec card.json", "reproduce --published list --published-in rows.json",
+        "run pythia-160m --challenge challenge.json", "certify request.json",
+    ],
+)  # fmt: skip
+def test_a_number_that_is_none_of_json_is_told_with_its_place_and_what_to_do(
+    command: str, number: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only Infinity in a configuration is read, because published ones have it."""
+    for name in ("models", "node", "prices", "rows", "challenge", "request", "config", "card"):
+        path = folder / f"{name}.json"
+        text = path.read_text() if path.exists() else "{}"
+        odd = f'"rope_scaling": {{"factor": {number}}}' if name == "config" else f'"seed": {number}'
+        path.write_text(text.replace(', "rope_scaling": Infinity', "").replace("{", f"{{{odd}, ", 1))
+        path.write_text(path.read_text().replace(", }", "}"))
+    assert main(command.split()) in (2, 4)
+    told = capsys.readouterr().err
+    if number == "NaN" or ("models.json" not in command and "config.json" not in command):
+        assert re.search(rf"/(seed|rope_scaling/factor): {number} is no JSON number\n  \S", told)
+    assert "__float__" not in told
 
 
 def test_the_name_of_a_model_stands_for_its_manifest(folder: Path) -> None:

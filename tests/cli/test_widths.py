@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from pkgutil import resolve_name
@@ -110,6 +112,57 @@ def test_a_message_is_wrapped_between_words(command: str, monkeypatch: pytest.Mo
     assert len(shown.lines) < len(on_terminal(command.split(), 40).lines)
 
 
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("export results/every-setting-h200/pythia-160m-1gpu.tar OUT --to script", "is within 1% of"),
+        ("predict manifests/hour.json --gpu h200 --measured results/slowed-h100 --plots OUT", "no bundle of"),
+    ],
+)
+def test_what_a_command_says_beside_its_result_is_wrapped_between_words(
+    command: str, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(ROOT)
+    for columns in WIDTHS:
+        words = command.replace("OUT", str(tmp_path / f"{columns}")).split()
+        shown = on_terminal(words, columns)
+        assert said in " ".join(shown.text.split())
+        assert too_wide(shown, columns) == []
+
+
+def test_columns_of_offers_without_room_are_named_and_not_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    words = ["compare", "results/every-setting-h200"]
+    narrow, wide = (" ".join(on_terminal(words, columns).text.split()) for columns in (80, 200))
+    assert "no room beside offers for a billion, worth" in narrow
+    assert "no room" not in wide
+    for note in ("worth: what money", "a billion: what"):
+        assert note in wide and note not in narrow
+
+
+def test_a_digest_as_long_as_the_terminal_is_not_indented_beyond_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    shown = on_terminal(["verify", "results/certified-h200/certified-e0d152b83c7a.tar"], 80)
+    assert shown.widest <= 80
+    assert any(re.fullmatch(r" +sha256:[0-9a-f]{64},", line) for line in shown.lines)
+
+
+def test_lines_of_stderr_are_wrapped_to_its_own_terminal(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The paths that `bench export` prints go into a pipe; what it says goes to the terminal."""
+
+    def with_a_pipe_at_stdout() -> int:
+        sys.__stdout__ = sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
+        bundle = "results/every-setting-h200/pythia-160m-1gpu.tar"
+        return main(["export", bundle, str(tmp_path / "training"), "--to", "script"])
+
+    monkeypatch.chdir(ROOT)
+    shown = on_terminal(with_a_pipe_at_stdout, 60)
+    assert "is within 1% of" in " ".join(shown.text.split())
+    assert (shown.code, too_wide(shown, 60)) == (0, [])
+
+
 def test_a_plan_of_the_whole_zoo_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The plan, which takes seconds, is made once, and printed by the command in every width."""
     manifest = {"schema": "bench/manifest/v1", "models": sorted(zoo_names()), "methods": ["free-lunch"]}
@@ -131,3 +184,18 @@ def test_the_findings_of_a_node_check_fit(bundle: str, columns: int) -> None:
     shown = on_terminal(lambda: print(check_text(results)) or 0, columns)
     assert too_wide(shown, columns) == []
     assert tables(shown) == 2  # the checks, and the slowest GPUs
+
+
+@pytest.mark.parametrize("columns", WIDTHS)
+def test_the_progress_of_a_node_check_moves_the_cursor_and_fits(
+    columns: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The terminal draws the line: sequences that move the cursor are not shown as text."""
+    (tmp_path / "machine.json").write_text("{}")
+    monkeypatch.setenv("BENCH_FAKE_NVML", str(tmp_path / "machine.json"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    shown = on_terminal(["check", "--level", "passive", "-o", str(tmp_path / "out")], columns)
+    seen = [line.removeprefix("\x1b[K") for line in shown.lines]
+    assert any(re.fullmatch(r"inventory-before  read in \d+ s", line) for line in seen)
+    assert "\\x1b" not in shown.text
+    assert [line for line in seen if len(line) > columns and len(line.split()) > 1] == []

@@ -212,7 +212,7 @@ def test_scrolling_elements_show_a_shadow_at_their_edge(
     browser: Browser, real: tuple[Comparison, Path]
 ) -> None:
     """The shadow disappears at the end of the table, where the cover of the shadow has scrolled into view."""
-    page = new_page(browser, viewport={"width": 700, "height": 740}, is_mobile=True, has_touch=True)
+    page = new_page(browser, viewport={"width": 1000, "height": 740})
     page.goto(real[1].as_uri())
     scrolls = "[...document.querySelectorAll('.scroll')].filter(e => e.scrollWidth > e.clientWidth)"
     edges = f"{scrolls}.map(e => getComputedStyle(e).backgroundAttachment)"
@@ -228,6 +228,18 @@ def test_on_a_phone_the_findings_of_a_node_stand_under_each_other(browser: Brows
     assert page.evaluate(RIGHTMOST, ".stacked td") <= 360
     heading = "e => getComputedStyle(e, '::before').content"
     assert page.locator(".stacked td:last-child").first.evaluate(heading) == '"what to do: "'
+    page.close()
+
+
+@pytest.mark.parametrize("width", [400, 800, 1400])
+def test_no_column_of_a_table_is_hidden_behind_an_edge(
+    browser: Browser, real: tuple[Comparison, Path], width: int
+) -> None:
+    page = new_page(browser, viewport={"width": width, "height": 900})
+    page.goto(real[1].as_uri())
+    hidden = """() => [...document.querySelectorAll('table')].map(t => t.parentElement)
+        .filter(p => p.scrollWidth > p.clientWidth).map(p => p.textContent.slice(0, 60))"""
+    assert page.evaluate(hidden) == []
     page.close()
 
 

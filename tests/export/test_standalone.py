@@ -22,7 +22,7 @@ from bench.export.standalone.model import model_parts
 from bench.export.standalone.python_source import joined, literal, mapping_literal, text_literal
 from bench.records.trial import Timing, Trial
 from bench.training.methods import conflict, known_methods, ordered
-from bench.training.models import Model, known_models
+from bench.training.models import Model, known_models, own_module
 from bench.training.objectives import known_objectives
 from bench.training.optimizers import OPTIMIZERS
 from bench.training.setting import GROUPS
@@ -194,6 +194,13 @@ def test_every_method_is_expressed_or_refused_with_what_is_lost(name: str) -> No
 )
 def test_a_setting_that_cannot_be_expressed_is_refused_with_every_reason(changes: Any, reason: str) -> None:
     assert reason in (standalone.refuse(replace(trial_of("tiny-gpt-neox"), **changes)) or "")
+
+
+def test_a_model_whose_code_came_with_its_manifest_is_refused_in_these_words() -> None:
+    own = trial_of("tiny-gpt-neox")
+    own = replace(own, model=replace(own.model, family=own_module.FAMILY.name))
+    why = standalone.refuse(own) or ""
+    assert "the model's own code is in no package that the script could import" in why
 
 
 @pytest.mark.parametrize(

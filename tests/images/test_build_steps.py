@@ -105,13 +105,13 @@ def test_a_cuda_image_needs_40_gib_and_a_cpu_image_6(able: dict[str, Any], input
     able["free"] = 6 * GIB - 1
     with pytest.raises(EnvironmentCannot) as caught:
         check_prerequisites(inputs)
-    assert caught.value.message == "6 GiB are free, a build needs 6"
+    assert caught.value.message == "6.0 GiB are free, a build needs 6.0 GiB"
     assert caught.value.where == str(inputs.cache)
     cuda = BuildInputs(inputs.root, find_variant("cuda13"), inputs.cache)
     able["free"] = 40 * GIB
     check_prerequisites(cuda)
     able["free"] -= 1
-    with pytest.raises(EnvironmentCannot, match=r"^[^ ]+: 40 GiB are free, a build needs 40"):
+    with pytest.raises(EnvironmentCannot, match=r"^[^ ]+: 40.0 GiB are free, a build needs 40.0 GiB"):
         check_prerequisites(cuda)
 
 

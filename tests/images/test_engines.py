@@ -348,8 +348,11 @@ def test_a_failure_of_the_engine_is_not_a_result_of_the_run() -> None:
 def test_a_missing_engine_is_reported_with_advice() -> None:
     with pytest.raises(EnvironmentCannot, match="podman is not installed"):
         Podman(lambda _: None).facts()
-    with pytest.raises(EnvironmentCannot, match="image not known"):
+    with pytest.raises(EnvironmentCannot, match="podman has no image bench:nothing, and no file") as caught:
         recorded({}).inspect("bench:nothing")
+    assert str(caught.value.advice).endswith("bench image load FILE --engine podman adds an image")
+    with pytest.raises(EnvironmentCannot, match="podman has no image nope, and no file has this name"):
+        recorded({}).save("nope", Path("saved.tar"))
     with pytest.raises(BadInput, match="there is no engine"):
         find_engine("lxc")
 

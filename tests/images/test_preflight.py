@@ -113,7 +113,7 @@ def test_a_vulnerable_toolkit_is_refused(toolkit: str, refused: bool) -> None:
 
 def test_too_little_disk_is_named_with_what_is_needed(tmp_path: Path) -> None:
     check_room(tmp_path, 1, "nothing")
-    with pytest.raises(EnvironmentCannot, match=r"GiB are free, the image x needs 1048576\.0"):
+    with pytest.raises(EnvironmentCannot, match=r"GiB are free, the image x needs 1,048,576\.0 GiB"):
         check_room(tmp_path, 2**50, "the image x")
 
 

@@ -187,7 +187,7 @@ def test_layers_are_downloaded_and_known_by_their_kind(
     assert [one.digest for one in found] == [digest_of(plain), digest_of(packed)]
     assert [one.diff_id for one in found] == list(facts.identity.diff_ids)
     assert [one.compressed for one in found] == [False, True]
-    assert sorted(said) == ["layer 1 of 2: 2.0 MB", "layer 2 of 2: 0.0 MB"]
+    assert sorted(said) == ["layer 1 of 2: 2.0 MB", "layer 2 of 2: 21 B"]
     unnamed = in_registry(stored, facts, (plain, None), (packed, None))
     assert [one.compressed for one in pull_layers(registry, unnamed, tmp_path, said.append)] == [False] * 2
 
@@ -202,7 +202,7 @@ def test_layers_need_room_for_themselves_and_for_the_image_file(
     free[0] = 9
     with pytest.raises(EnvironmentCannot) as caught:
         pull_layers(registry, both, tmp_path, print)
-    assert caught.value.message == "0.0 GB are free, the layers and the image file need 0.0"
+    assert caught.value.message == "9 B are free, the layers and the image file need 10 B"
     assert caught.value.where == str(tmp_path.parent)
 
 

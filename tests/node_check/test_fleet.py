@@ -446,7 +446,7 @@ def test_a_node_that_differs_from_the_others_is_reported(tmp_path: Path) -> None
         for i, seen in enumerate(every)
     ]
     (node,) = [n for n in compare_fleet(less).nodes if n.seen.host_bytes < 2**40]
-    assert "921.6 GiB of memory, where most of the fleet have 1024.0 GiB" in "".join(
+    assert "921.6 GiB of memory, where most of the fleet have 1,024.0 GiB" in "".join(
         f.found for f in node.findings
     )
 

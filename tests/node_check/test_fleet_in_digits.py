@@ -280,7 +280,7 @@ def test_a_host_has_at_most_5_percent_less_memory_than_the_others(share: float, 
     odd = member(9, host_bytes=int(share * 2**40))
     fleet = compare_fleet([*(member(number) for number in range(5)), odd])
     assert said(fleet, "n9") == (
-        ["971.8 GiB of memory, where most of the fleet have 1024.0 GiB"] if told else []
+        ["971.8 GiB of memory, where most of the fleet have 1,024.0 GiB"] if told else []
     )
 
 

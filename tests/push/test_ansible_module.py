@@ -59,6 +59,15 @@ def test_a_place_on_the_host_is_not_one_of_the_controller(tmp_path: Path) -> Non
     assert words[words.index("--python") + 1] == "~/env/bin/python"
 
 
+def test_a_controller_without_bench_is_told_what_to_do(tmp_path: Path) -> None:
+    done = module(tmp_path, BENCH, command="no-such-bench")
+    assert done.returncode == 1
+    assert json.loads(done.stdout)["msg"] == (
+        "no-such-bench cannot be started: No such file or directory "
+        "(pip install it on the controller, or set push_command to its path)"
+    )
+
+
 def test_files_of_the_controller_may_lie_in_its_home(tmp_path: Path) -> None:
     words = told(tmp_path, manifest="~/hour.json", image="~/bench-cuda13.tar", key="$HOME/key.pub")
     assert words[:2] == ["push", f"{tmp_path}/hour.json"]

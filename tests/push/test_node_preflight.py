@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from bench.base.errors import EnvironmentCannot
+from bench.base.sizes import size_text
 from bench.cli.main import main
 from bench.images.archive import facts_of
 from bench.images.engines import EngineFacts
@@ -18,7 +19,6 @@ from bench.push import node_preflight
 from bench.push.node_preflight import ChosenEngine, NodePreflight, installer_for
 from bench.push.node_survey import InstalledEngine
 from bench.push.request import Result
-from bench.records.text import size_text
 from tests.images.stand_in_kernels import compiled_wheel, make_plain
 from tests.push.test_missing_kernels import BOTH, node
 from tests.push.test_without_engine import DIGEST, P311, PLAN, ROOT, Node, push, survey

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from bench.base.errors import BadInput, EnvironmentCannot
+from bench.base.sizes import size_text
 from bench.images.archive import Identity
 from bench.images.engines import EngineFacts
 from bench.images.engines.preflight import OUT_BYTES
@@ -29,7 +30,6 @@ from bench.push.remote import CommandResult
 from bench.push.request import Result
 from bench.push.shared_place import PlaceClaim
 from bench.push.slurm import Slurm
-from bench.records.text import size_text
 from tests.push.test_missing_kernels import node
 from tests.push.test_push_to_node import QUICKSTART
 from tests.push.test_without_engine import P311, push

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -139,6 +140,14 @@ def test_a_figure_without_marks_takes_the_answer_from_a_marked_one_once_it_is_in
     assert answer.nearest is None  # which is said only without a measured answer
 
 
+def test_a_machine_that_is_named_beside_the_answer_is_named_with_its_doubts(tmp_path: Path) -> None:
+    hot = bundle(tmp_path / "a.tar", hot=True, pass_seconds=0.4)
+    sound = bundle(tmp_path / "b.tar", run_id="bbbb", uuid="B", pass_seconds=0.5)
+    text = answer_text(collect(CompareArguments((hot, sound), deadline_days=1)))
+    assert text.startswith("Rent ")
+    assert re.search(r"with a deadline under [\d.]+ days, rent [^(]*\([^)]*, SLOWED\)", text)
+
+
 def test_each_question_gets_the_estimate_that_answers_it() -> None:
     wanted = ("8xh100", "2xh100")
     (part,) = about(deadline_days=3, budget=800.0, estimate=wanted).parts
@@ -239,7 +248,7 @@ def test_the_answer_says_what_how_long_at_what_cost_how_sure_and_what_changes_it
     assert told(deadline_days=5) == (
         "Rent 2x H200, 3.87 days (3.7 to 4.04), $4,688 a run. At least 95 of 100 machines of its kind meet"
         " the deadline; from a deadline of 8.08 days on, rent 1x H200 (7.74 days, $667 a run); with a"
-        " deadline under 4.04 days, nothing measured."
+        " deadline under 4.04 days, no measured machine does."
     )
     assert told(budget=5_000.0).startswith("Rent 2x H200, 3.87 days (3.7 to 4.04), $4,688 a run. At least")
     tight = "With another machine of its kind it may cost more than the budget; with a budget under $4,688"
@@ -290,6 +299,7 @@ def test_a_machine_without_a_price_meets_a_deadline_and_doubts_are_said(tmp_path
     assert "its figure is SLOWED, INCOMPLETE" in text
     poor = answer_text(collect(CompareArguments((path,), budget=1.0)))
     assert poor.startswith("No machine has a price: the fastest is 1x some GPU, ")
+    assert "(SLOWED, INCOMPLETE)" in poor
     unasked = collect(CompareArguments((path,)))
     assert [answer.question for answer in only(unasked).answers] == ["fastest"]
     none = bundle(tmp_path / "b.tar", settings=[((), NO_MEMORY)])

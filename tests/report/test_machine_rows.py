@@ -242,9 +242,12 @@ def test_each_note_of_an_offer_has_its_own_reason(entry: Entry, made: Comparison
     )
 
 
-def test_an_answer_repeats_the_doubts_beside_it(entry: Entry, made: Comparison) -> None:
+def test_every_offer_repeats_the_doubts_about_its_figure(entry: Entry, made: Comparison) -> None:
+    """Days and costs follow from the figure, whether the offer answers a question or not."""
     doubtful = with_row(entry, complete=False)
-    assert offer_notes(made, doubtful, RENT) == ""
+    assert offer_notes(made, doubtful, RENT) == "INCOMPLETE: more settings may be faster"
+    marked = with_row(entry, marks=(Mark("SLOWED", "heat held GPU 0 back", 0.1),))
+    assert offer_notes(made, marked, RENT) == "SLOWED: see below"
     assert offer_notes(made, doubtful, replace(RENT, marks=("cheapest in time", "fastest in budget"))) == (
         "<- cheapest in time, fastest in budget; INCOMPLETE: more settings may be faster"
     )

@@ -15,7 +15,8 @@ import pytest
 from bench.cli.compare import CompareArguments, collect
 from bench.cli.main import main
 from bench.library.predict import predict
-from bench.report.plots.predictions import prediction_plots
+from bench.report.plots.predictions import not_drawn, prediction_plots
+from tests.report.made import bundle
 
 RESULTS = Path(__file__).parents[2] / "results"
 PROOF = RESULTS / "proof-h200/pythia-1b.tar"
@@ -65,6 +66,26 @@ def test_predicted_marks_are_hollow_and_measured_ones_filled(tmp_path: Path) -> 
     predicted = re.findall(r'class="([^"]*mark[^"]*)"[^>]*><title>[^<]*: predicted', both)
     assert "hollow" not in measured
     assert predicted and all("hollow" in each for each in predicted)
+
+
+def test_measured_machines_that_no_plot_has_are_told_with_the_reason(tmp_path: Path) -> None:
+    """A machine without a price has no place in a plot of days against costs."""
+    unpriced = bundle(tmp_path / "a.tar", gpu="some GPU")
+    found = collect(CompareArguments((unpriced,)))
+    (model,) = {part.model for part in found.parts}
+    (line,) = not_drawn([model], found)
+    assert line.startswith(f"{model}: 1x some GPU of {unpriced} is not drawn: no purchase price for some GPU")
+    assert not list(not_drawn(["another"], found))
+
+
+def test_measured_groups_that_no_plot_has_are_told(tmp_path: Path) -> None:
+    old = bundle(tmp_path / "a.tar", run_id="aaaa", packages={"torch": "2.9.0"})
+    new = bundle(tmp_path / "b.tar", run_id="bbbb", uuid="B")
+    found = collect(CompareArguments((old, new)))
+    model = found.parts[0].model
+    assert list(not_drawn([model], found)) == [
+        f"{model}: not drawn: 1 group of its bundles, measured under other conditions"
+    ]
 
 
 def test_a_manifest_is_read_once_also_with_measured_bundles(tmp_path: Path) -> None:

@@ -182,6 +182,7 @@ def test_the_version_of_deepspeed_counts_only_if_several_are_used() -> None:
         (batch(512), batch(1024), ("batch 512, not 1024",)),
         ((("torch", "2.9"),), (), ("torch 2.9, not none",)),
         ((), (("torch", "2.9"),), ("torch none, not 2.9",)),
+        ((("image", "none"),), (("environment", "e"),), ("environment none, not e",)),
         (((ON_TRUST, "its days"),), (), ("on trust: its days",)),
         ((), ((ON_TRUST, "its days"),), ("nothing on trust",)),
         ((("architecture", "a"),), (("architecture", "b"),), ("another architecture",)),

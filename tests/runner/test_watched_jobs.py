@@ -243,7 +243,7 @@ def test_a_job_may_use_exactly_its_memory(play: Any, machine: Machine) -> None:
     machine.bytes = 1 << 30
     assert play(*script).outcome(limits) == "found"
     machine.bytes = (1 << 30) + (1 << 28)
-    assert play(*script).outcome(limits) == OutOfMemory("host", "1.25 GiB used, 1.00 allowed")
+    assert play(*script).outcome(limits) == OutOfMemory("host", "1.2 GiB used, 1.0 GiB allowed")
     assert machine.killed == [7]
 
 

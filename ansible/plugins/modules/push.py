@@ -233,7 +233,11 @@ def main():
     values.update({name: found(values[name], values["folders"]) for name in FILES if values[name]})
     words = command(values, module.check_mode)
     # Paths on the controller are already expanded; a remaining ~ or $HOME refers to the host.
-    code, out, err = module.run_command(words, expand_user_and_vars=False)
+    try:
+        code, out, err = module.run_command(words, expand_user_and_vars=False, handle_exceptions=False)
+    except OSError as error:
+        advice = "pip install it on the controller, or set push_command to its path"
+        module.fail_json(msg=f"{words[0]} cannot be started: {error.strerror} ({advice})")
     try:
         node = json.loads(out)["nodes"][0]
     except (ValueError, KeyError, IndexError):

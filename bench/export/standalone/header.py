@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench import __version__
+from bench.base.sizes import bytes_text
 from bench.export.origin import TrialOrigin
 from bench.export.standalone.data import data_constants
 from bench.export.standalone.loop import HALF, unit_constant
@@ -21,7 +22,7 @@ from bench.export.standalone.python_source import Constant, Raw, mapping_literal
 from bench.export.standalone.updates import update_constants
 from bench.records.run_results import TrialResult
 from bench.records.switches import deciding
-from bench.records.text import bytes_text, count_text, interval_text
+from bench.records.text import count_text, interval_text
 from bench.records.trial import NodeFacts, Trial
 from bench.training.models import families
 

@@ -14,7 +14,7 @@ from bench.export.standalone.data import SAMPLES
 from bench.export.standalone.model import MASKED_HEAD, head_of
 from bench.records.trial import Trial
 from bench.training.methods import method_named
-from bench.training.models import families, module_families
+from bench.training.models import families, module_families, own_module
 from bench.training.vendor import transformers_inside, transformers_source
 
 KIND: Final = "standalone"
@@ -79,7 +79,9 @@ def _of_recipe(trial: Trial) -> Iterator[str]:
 def _of_model(trial: Trial) -> Iterator[str]:
     family, recipe = trial.model.family, trial.model.recipe
     if family in module_families():
-        if family != "timm":
+        if family == own_module.FAMILY.name:
+            yield "the model's own code is in no package that the script could import"
+        elif family != "timm":
             yield f"the modules of {family} are in no package that the script could import"
     elif family not in families():
         if not transformers_source.types():

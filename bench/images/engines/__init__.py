@@ -137,6 +137,14 @@ def _reader(pipe: IO[bytes] | None, take: Callable[[bytes], object]) -> threadin
     return thread
 
 
+def no_image(engine: str, image: str) -> EnvironmentCannot:
+    """Return the error for a name that is neither a file nor an image in the engine's store."""
+    return EnvironmentCannot(
+        f"{engine} has no image {image}, and no file has this name",
+        advice=f"{engine} images lists what it has; bench image load FILE --engine {engine} adds an image",
+    )
+
+
 def find_engine(name: str) -> Engine:
     """Return the engine called `name`; `auto` is the first container engine that answers on this machine."""
     if name == "auto":

@@ -14,7 +14,7 @@ from bench.base.errors import EnvironmentCannot
 from bench.base.signals import answered_by
 from bench.images.archive import Identity, read_facts
 from bench.images.container import OUT, RDMA, Container
-from bench.images.engines import EngineFacts, Gpus, Inspected
+from bench.images.engines import EngineFacts, Gpus, Inspected, no_image
 from bench.images.engines.output import ContainerOutput
 
 if TYPE_CHECKING:
@@ -180,9 +180,7 @@ def _find_image(client: DockerClient, image: str) -> Any:
     try:
         return client.images.get(image)
     except ImageNotFound:
-        raise EnvironmentCannot(
-            f"docker has no image {image}", advice="bench image load FILE, or bench image build --load docker"
-        ) from None
+        raise no_image("docker", image) from None
 
 
 def unfit(info: Mapping[str, Any]) -> str | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from bench.base.errors import EnvironmentCannot
 from bench.images.archive import Identity
 from bench.images.container import NOBODY, OUT, Container
-from bench.images.engines import EngineFacts, Inspected, Shell, docker, follow, here
+from bench.images.engines import EngineFacts, Inspected, Shell, docker, follow, here, no_image
 
 
 def argv(container: Container) -> list[str]:
@@ -51,6 +51,9 @@ def _tmpfs(word: str) -> str:
     return re.sub(r"uid=\d+,gid=\d+,mode=\d+", "mode=1777,notmpcopyup", word)
 
 
+_NO_IMAGE = "image not known"  # part of Podman's message about a name that it has no image of
+
+
 class Podman:
     """Podman on this machine."""
 
@@ -72,11 +75,11 @@ class Podman:
 
     def save(self, image: str, out: Path) -> None:
         """Write an image to a new file, in the form that `docker load` reads too."""
-        self._ask("save", "--quiet", "--format=docker-archive", f"--output={out}", image)
+        self._ask("save", "--quiet", "--format=docker-archive", f"--output={out}", image, of_image=image)
 
     def inspect(self, image: str) -> Inspected:
         """Return the stored image, whose id is its configuration's digest; EnvironmentCannot without one."""
-        (document,) = json.loads(self._ask("image", "inspect", image))
+        (document,) = json.loads(self._ask("image", "inspect", image, of_image=image))
         config = f"sha256:{document['Id'].removeprefix('sha256:')}"
         identity = Identity(config, tuple(document["RootFS"]["Layers"]))
         return Inspected(identity, document.get("Labels") or {}, config)
@@ -85,12 +88,14 @@ class Podman:
         """Run a container by Podman's command line, as `follow` runs any."""
         return follow(argv(container))
 
-    def _ask(self, *arguments: str) -> str:
+    def _ask(self, *arguments: str, of_image: str = "") -> str:
         answer = self._shell(("podman", *arguments))
         if answer is None:
             raise EnvironmentCannot("podman is not installed", advice="apt-get install podman")
         code, output = answer
         if code:
+            if of_image and _NO_IMAGE in output:
+                raise no_image("podman", of_image)
             last = (output.strip().splitlines() or ["no reason given"])[-1]
             raise EnvironmentCannot(f"podman {arguments[0]}: {last[:300]}")
         return output

@@ -15,6 +15,7 @@ from pathlib import Path
 from bench.base.distribution import pip_install
 from bench.base.errors import EnvironmentCannot
 from bench.base.names import GIB
+from bench.base.sizes import bytes_text
 from bench.images.archive import Identity
 from bench.images.engines import EngineFacts, Shell
 from bench.images.variants import Variant, images, variant_for, version_numbers
@@ -131,7 +132,7 @@ def check_room(place: Path, needed: int, what: str) -> None:
 def check_free(free: int, needed: int, what: str, where: str) -> None:
     """Refuse a disk with less than `needed` bytes free; `what` names the purpose, `where` the folder."""
     if free < needed:
-        message = f"{free / GIB:.1f} GiB are free, {what} needs {needed / GIB:.1f}"
+        message = f"{bytes_text(free)} are free, {what} needs {bytes_text(needed)}"
         advice = "free some space on this disk"
         raise EnvironmentCannot(message, where=where, advice=advice)
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from bench.node_check.checks import Check, CheckBudget, Rig
 from bench.node_check.checks.matmul import precisions
 from bench.node_check.judging.evidence import Evidence
-from bench.node_check.judging.finding import Finding, Question, verdict_of
+from bench.node_check.judging.finding import Finding, Question, memory, verdict_of
 from bench.node_check.judging.standards import Standards
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
             faults.append(f"{mine['wrong_words']} words of memory were read back wrong")
         if others := _other_bits(mine, gpus, evidence):
             faults.append(f"other results than the other GPUs in {', '.join(others)}")
-        extent = f"{mine['passes']} passes and {mine['memory_bytes'] / 2**30:.3g} GiB of memory"
+        extent = f"{mine['passes']} passes and {memory(mine['memory_bytes'])} of memory"
         yield Question.of_gpu("agreement", mine["gpu"]).judged(
             verdict_of(fail=faults),
             "; ".join(faults) or f"{extent}, bit for bit",

@@ -15,7 +15,7 @@ from typing import Any
 from bench.base.strict_json import to_json
 from bench.node_check.checks import Check, CheckBudget, Rig
 from bench.node_check.judging.evidence import Evidence, Figure
-from bench.node_check.judging.finding import Finding, Question
+from bench.node_check.judging.finding import Finding, Question, memory
 from bench.node_check.judging.judge_figures import Tolerances, judge_figures
 from bench.node_check.judging.standards import Standards
 
@@ -43,7 +43,7 @@ def measure(rig: Rig, budget: CheckBudget) -> Mapping[str, Any]:
             rig.wait()
             if rig.rank >= count:
                 continue
-            rig.say(f"{count} GPUs, {_size(size)}")
+            rig.say(f"{count} GPUs, {memory(size)}")
             tensor = torch.ones(size // 4, device=rig.device)
             # Least bytes that each GPU sends and receives: github.com/NVIDIA/nccl-tests doc/PERFORMANCE.md
             work = 2.0 * (count - 1) / count * size
@@ -56,17 +56,10 @@ def measure(rig: Rig, budget: CheckBudget) -> Mapping[str, Any]:
                 seconds=None if size >= JUDGED else min(budget.seconds, 0.5),
                 warm_seconds=None if size >= JUDGED else 0.1,
             )
-            figures.append(Figure(f"all-reduce {count} x {_size(size)}", None, "B/s", *timed))
+            figures.append(Figure(f"all-reduce {count} x {memory(size)}", None, "B/s", *timed))
         rig.wait()
     nvls = os.environ.get("NCCL_NVLS_ENABLE")
     return {"figures": to_json(figures), "algorithms": _algorithms(), "nvls": nvls}
-
-
-def _size(size: int) -> str:
-    for scale, unit in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if size >= scale:
-            return f"{size // scale} {unit}"
-    return f"{size} B"
 
 
 def _algorithms() -> dict[str, str]:
@@ -91,7 +84,7 @@ def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
         return
     algorithm = data["algorithms"].get(str(JUDGED))
     figures = evidence.figures("all-reduce")
-    judged = [f for f in figures if f.name.endswith(_size(JUDGED))] or list(figures[-1:])
+    judged = [f for f in figures if f.name.endswith(memory(JUDGED))] or list(figures[-1:])
     for figure in judged:
         count = figure.name.split()[1]
         # If the log does not name the algorithm, the slower one is expected: a good node must not fail.

@@ -10,7 +10,7 @@ from typing import Any
 from bench.node_check.checks import Check, CheckBudget, Rig
 from bench.node_check.checks.file_systems import by_python, nameless_file
 from bench.node_check.judging.evidence import Evidence
-from bench.node_check.judging.finding import Finding, Question, quantity, verdict_of
+from bench.node_check.judging.finding import Finding, Question, memory, quantity, verdict_of
 from bench.node_check.judging.standards import Standards
 
 BLOCK_BYTES = 8 << 20
@@ -49,8 +49,8 @@ def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
     free = data["free_bytes"]
     yield Question("disk", "free space").judged(
         verdict_of(fail=free < FREE_FAIL, warn=free < FREE_WARN),
-        f"{free / 2**30:.0f} GiB",
-        expected=f"at least {FREE_WARN / 2**30:.0f} GiB",
+        memory(free),
+        expected=f"at least {memory(FREE_WARN)}",
         source="bench: an image and some checkpoints",
         advice="make room, or name another scratch with --scratch",
     )

@@ -7,11 +7,11 @@ from statistics import mean
 
 from bench.node_check.checks import Check
 from bench.node_check.judging.evidence import BEFORE, IDLE, Answers, Evidence
-from bench.node_check.judging.finding import Finding, Question, quantity, verdict_of
+from bench.node_check.judging.finding import Finding, Question, memory, quantity, verdict_of
 from bench.node_check.judging.standards import Standards
 
 # An idle H200 without a context was seen at 0.60 GiB, the driver's own; displays hold some hundred MiB.
-HELD_WARN, HELD_FAIL = 1.0, 2.0  # GiB
+HELD_WARN, HELD_FAIL = 2**30, 2 * 2**30  # bytes
 BUSY_WARN, BUSY_FAIL = 1.0, 4.0  # percent, mean while idle
 TRAFFIC_WARN, TRAFFIC_FAIL = 50e6, 500e6  # B/s, both ways; an idle H200 was seen at 1.4e6
 ADVICE = "end the other work, or ask the provider who shares this GPU; then check again"
@@ -38,23 +38,23 @@ def _late(values: list[float]) -> list[float]:
 
 def _use(index: int, rates: dict[str, list[float]], answers: Answers) -> Finding:
     question = Question.of_gpu("strangers", index)
-    memory = rates["used_bytes"]
+    used = rates["used_bytes"]
     busy, traffic = _late(rates["busy_percent"]), _late(rates["bus_bytes_per_second"])
     parts = list(_processes(answers))
-    if memory and (held := min(memory) / 2**30) > HELD_WARN:
-        parts.append((held > HELD_FAIL, f"{held:.1f} GiB of memory are in use"))
+    if used and (held := min(used)) > HELD_WARN:
+        parts.append((held > HELD_FAIL, f"{memory(held)} of memory are in use"))
     if busy and (percent := mean(busy)) > BUSY_WARN:
         parts.append((percent > BUSY_FAIL, f"it is busy {percent:.0f}% of the time"))
     if traffic and (rate := mean(traffic)) > TRAFFIC_WARN:
         parts.append((rate > TRAFFIC_FAIL, f"{quantity(rate, 'B/s')} cross its bus"))
-    if not memory and not busy and not traffic:
+    if not used and not busy and not traffic:
         return question.unread("reports neither memory use, load nor traffic")
     watched = answers.get("ComputeRunningProcesses") is not None
     free = ["no process"] * watched + ["no load"] * bool(busy) + ["no traffic"] * bool(traffic)
     return question.judged(
         verdict_of(fail=any(grave for grave, _ in parts), warn=parts),
         "; ".join(text for _, text in parts) or f"idle: {', '.join(free)}",
-        expected=f"no process, under {HELD_WARN:g} GiB in use, under {BUSY_WARN:g}% busy, under "
+        expected=f"no process, under {memory(HELD_WARN)} in use, under {BUSY_WARN:g}% busy, under "
         f"{quantity(TRAFFIC_WARN, 'B/s')} on its bus",
         source="bench: what an idle H200 showed",
         advice=ADVICE,

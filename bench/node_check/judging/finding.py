@@ -138,6 +138,7 @@ def _gravity(f: Finding) -> tuple[bool, int, bool, float]:
     return not f.counts, VERDICTS.index(f.verdict), slow, f.share if f.share is not None else 1.0
 
 
+_BINARY_UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B"))
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -149,3 +150,9 @@ def quantity(value: float, unit: str) -> str:
         if abs(value) >= 0.9995 * scale:
             return f"{float(f'{value / scale:.3g}'):g} {prefix}{unit}"
     return f"{value:.3g} {unit}"
+
+
+def memory(count: float) -> str:
+    """Format memory or disk space with three significant figures in the unit that fits: 1 MiB, 141 GiB."""
+    scale, unit = next((pair for pair in _BINARY_UNITS if count >= pair[0]), _BINARY_UNITS[-1])
+    return f"{float(f'{count / scale:.3g}'):g} {unit}"

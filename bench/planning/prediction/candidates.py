@@ -10,10 +10,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from bench.base.sizes import bytes_text
 from bench.planning.memory_prediction import predict_bytes
 from bench.planning.plan import USABLE, divisors, guided_settings, thinned
 from bench.planning.prediction.step_time import OFFLOADING, StepPart, Work, why_unpredicted, work_of
-from bench.records.text import bytes_text
 from bench.training.methods import Target, refusal
 from bench.training.models import Counted, Model
 from bench.training.setting import Setting

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from bench.base.gpu_catalogue import GpuModel
+from bench.base.sizes import bytes_text
 from bench.base.strict_json import later
 from bench.records.estimate import SECONDS_A_DAY, quantile95
 
@@ -101,7 +102,7 @@ def _basis(target: GpuModel, gpus: int, precision: str, nearest: MeasuredRow) ->
         there = "one alone" if nearest.gpus == 1 else f"each of {nearest.gpus}"
         yield f"assuming that each of {gpus} GPUs is as fast as {there}"
     if nearest.peak_bytes and nearest.peak_bytes > target.memory_gib * 2**30:
-        needed = f"{nearest.peak_bytes / 2**30:.1f} GiB of a GPU's memory"
+        needed = f"{bytes_text(nearest.peak_bytes)} of a GPU's memory"
         yield f"with {needed}: this GPU has {target.memory_gib:g}, and a setting that fits may be slower"
 
 

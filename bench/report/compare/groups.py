@@ -117,12 +117,8 @@ def _of_the_fastest_settings(rows: Sequence[Row]) -> list[Row]:
 def differing(conditions: Conditions, base: Conditions) -> tuple[str, ...]:
     """Put the differences in words, such as "batch 512, not 1024"."""
     ours, theirs = dict(conditions), dict(base)
-    names = dict.fromkeys([*ours, *theirs])
-    return tuple(
-        _difference(name, ours.get(name, "none"), theirs.get(name, "none"))
-        for name in names
-        if ours.get(name) != theirs.get(name)
-    )
+    pairs = {name: (ours.get(name, "none"), theirs.get(name, "none")) for name in (*ours, *theirs)}
+    return tuple(_difference(name, *both) for name, both in pairs.items() if both[0] != both[1])
 
 
 def _difference(name: str, ours: str, theirs: str) -> str:

@@ -15,11 +15,12 @@ from bench.report.text.check_text import LAG_HEADS, not_possible, stragglers, ve
 
 PANES = (("power_watts", "power, W"), ("sm_mhz", "clock, MHz"), ("celsius", "temperature, °C"))
 POINTS = 300  # of a line, at most
+LABEL_HEIGHT = 11  # pixels between two labels that can be read
 TONES = {"pass": "good", "fail": "bad", "warn": "warned", "not-run": "warned"}
 COLUMNS = ("what", "found", "expected", "basis", "what to do")
 STYLE = (
     "td.good{background:var(--good)}td.bad{background:var(--bad)}"
-    "td.warned{background:var(--warn)}td.long{min-width:9rem}"
+    "td.warned{background:var(--warn)}td.long{min-width:6.5rem}"
 )
 
 
@@ -87,8 +88,37 @@ def _plot(name: str, axis: str, lines: list[list[tuple[float, float]]], gpus: li
     x = Linear(0, max(m for line in lines for m, _ in line) or 1.0, box.left, box.right)
     y = Linear(0, max(v for line in lines for _, v in line) * 1.1 or 1.0, box.bottom, box.top)
     parts = [axes(x, y, box, "minutes", "", y_ticks=y.ticks(4))]
+    ends = []
     for i, (gpu, line) in enumerate(zip(gpus, lines, strict=True)):
         if line:
             parts.append(polyline(((x(m), y(v)) for m, v in line), f"s{i % 8} line"))
-            parts.append(text(x(line[-1][0]) + 3, y(line[-1][1]) + 4, str(gpu), class_="small"))
+            ends.append((y(line[-1][1]) + 4, x(line[-1][0]) + 3, gpu))
+    parts += (text(left, at, words, class_="small") for left, at, words in _end_labels(ends))
     return Plot(name, axis, f"{axis} of {len(gpus)} GPUs over the run", 640, 240, fragment(*parts), ())
+
+
+def _end_labels(ends: Sequence[tuple[float, float, int]]) -> Iterator[tuple[float, float, str]]:
+    """Yield a place and the GPUs of each label at the ends of lines; lines that end close share a label.
+
+    `ends` have the height, the left edge and the GPU of each line.
+    """
+    groups: list[list[tuple[float, float, int]]] = []
+    for end in sorted(ends):
+        if groups and end[0] - groups[-1][-1][0] < LABEL_HEIGHT:
+            groups[-1].append(end)
+        else:
+            groups.append([end])
+    for group in groups:
+        middle = (group[0][0] + group[-1][0]) / 2
+        yield max(left for _, left, _ in group), middle, index_ranges(sorted(gpu for *_, gpu in group))
+
+
+def index_ranges(numbers: Sequence[int]) -> str:
+    """Format ascending whole numbers shortly: 0-3,5,7."""
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)

@@ -10,8 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from bench import __version__
+from bench.base.sizes import bytes_text
 from bench.planning.prediction.predicted_machines import Unpredicted
-from bench.records.text import bytes_text, count_text, figures, money_text
+from bench.records.text import count_text, figures, money_text
 from bench.report.compare.comparison import Comparison
 from bench.report.compare.energy_factors import EnergyFactors
 from bench.report.compare.priced_predictions import PricedPrediction, RunCost, machine_text

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from textwrap import wrap
 
-from bench.records.text import bytes_text, count_text
+from bench.base.sizes import bytes_text
+from bench.records.text import count_text
 from bench.report.compare.compared_rows import MeasuredAttempt, Row
 from bench.report.compare.comparison import Comparison, ModelPart
 from bench.report.markup import Markup, el, fragment

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from bench.records.marks import marked_text
-from bench.records.text import currency_sign, figures, interval_text, money_text
+from bench.records.text import count_text, currency_sign, figures, interval_text, money_text
 from bench.report.compare.comparison import Comparison, Entry
 from bench.report.compare.priced_predictions import PricedPrediction, machine_text
 from bench.report.plots.scatter import Point, days_plot
@@ -54,6 +54,18 @@ def _points(row: PricedPrediction, currency: str) -> Iterator[Point]:
 def _measured_entries(model: str, comparison: Comparison) -> Sequence[Entry]:
     """Return the machines of the model's first group: figures of other groups are not comparable."""
     return next((part.entries for part in comparison.parts if part.model == model), ())
+
+
+def not_drawn(models: Iterable[str], measured: Comparison) -> Iterator[str]:
+    """Yield a line for each measured machine that the plots lack, with the reason."""
+    for model in dict.fromkeys(models):
+        for entry in _measured_entries(model, measured):
+            if not entry.offers:
+                why = "; ".join(entry.gaps) or "it has no price"
+                yield f"{model}: {entry.row.machine.label} of {entry.row.path} is not drawn: {why}"
+        if others := [p for p in measured.parts if p.model == model and p.number > 1]:
+            groups = count_text(len(others), "group")
+            yield f"{model}: not drawn: {groups} of its bundles, measured under other conditions"
 
 
 def _measured(entries: Sequence[Entry], currency: str) -> Iterator[Point]:

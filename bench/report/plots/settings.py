@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from bench.base.sizes import bytes_text
 from bench.records.marks import marked_text
-from bench.records.text import bytes_text, interval_text
+from bench.records.text import interval_text
 from bench.report.compare.compared_rows import MeasuredAttempt, Row
 from bench.report.compare.comparison import Comparison, ModelPart
 from bench.report.plots.scatter import Point, days_plot

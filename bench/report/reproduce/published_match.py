@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bench.base.errors import BadInput
+from bench.base.sizes import bytes_text
 from bench.planning.published import PublishedRow, PublishedSource
 from bench.records.fastest import fastest
 from bench.records.run_results import TrialResult
-from bench.records.text import bytes_text, figures
+from bench.records.text import figures
 from bench.report.reproduce.verdicts import MeanCourse, ReproducibleRun
 
 

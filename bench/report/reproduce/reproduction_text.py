@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from bench.base.sizes import bytes_text
 from bench.records.estimate import TO_SIGMA
-from bench.records.text import bytes_text, figures
+from bench.records.text import figures
 from bench.report.reproduce.verdicts import FigureMatch, Reproduction, SettingMatch
 
 

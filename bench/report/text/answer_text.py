@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+from bench.records.marks import marked_text
 from bench.records.text import count_text, figures, money_text
 from bench.report.compare.answers import Change, Choice, MachineAnswer, Question
 from bench.report.compare.comparison import Comparison, ModelPart
@@ -136,7 +137,8 @@ def _none(answer: MachineAnswer, comparison: Comparison) -> str:
         nothing = f"nothing is certain to meet {days_text(wish.deadline_days or 0, 4)}{within}"
     if (nearest := answer.nearest) is None:
         return nothing
-    return f"{nothing}: the fastest is {nearest.machine}, {_figures(nearest, comparison)}"
+    figure = marked_text(_figures(nearest, comparison), nearest.doubts)
+    return f"{nothing}: the fastest is {nearest.machine}, {figure}"
 
 
 def _figures(choice: Choice, comparison: Comparison) -> str:
@@ -164,7 +166,8 @@ def _briefly(choice: Choice, comparison: Comparison) -> str:
     """Name a machine with its days and costs in short: rent 1x H200 (7.74 days, $667 a run)."""
     costs = "" if choice.run_cost is None else f", {_a_run(choice.run_cost, comparison)}"
     lead = f"{choice.kind} " if choice.kind else ""
-    return f"{lead}{choice.machine} ({days_text(choice.days)}{costs})"
+    doubts = f", {', '.join(choice.doubts)}" if choice.doubts else ""
+    return f"{lead}{choice.machine} ({days_text(choice.days)}{costs}{doubts})"
 
 
 # The second sentence: how sure, and what would change it
@@ -239,7 +242,7 @@ def _changed(change: Change, comparison: Comparison) -> str:
     else:
         limit = days_text(change.value) if deadline else money_text(change.value, comparison.currency)
         lead = f"with a {change.limit} under {limit}"
-    return f"{lead}, {_briefly(change.choice, comparison) if change.choice else 'nothing measured'}"
+    return f"{lead}, {_briefly(change.choice, comparison) if change.choice else 'no measured machine does'}"
 
 
 def days_text(days: float, digits: int = 3) -> str:

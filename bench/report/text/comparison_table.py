@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from bench.base import terminal
 from bench.base.strict_json import pretty_json, to_json
@@ -53,16 +53,24 @@ def table(comparison: Comparison, chosen: Sequence[str] | None = None) -> str:
     machines = machine_tables(comparison.parts)
     offered = [offer_table(part, comparison) for part in comparison.parts]
     fitted = terminal.fitted_tables([one for one in machines if one], STEPS, chosen)
-    priced = iter(terminal.fitted_tables([one for one in offered if one], OFFER_STEPS).texts)
+    fitted_offers = terminal.fitted_tables([one for one in offered if one], OFFER_STEPS)
+    priced = iter(fitted_offers.texts)
     ranked = iter(fitted.texts)
     blocks = [
         _text_part(part, comparison, next(ranked) if one else "", next(priced) if offers else "")
         for part, one, offers in zip(comparison.parts, machines, offered, strict=True)
     ]
-    hidden = tuple(f"{head}:" for head in fitted.left_out)
+    hidden = tuple(f"{head}:" for head in (*fitted.left_out, *fitted_offers.left_out))
     shown = [note for note in notes(comparison) if not note.startswith(hidden)]
-    below = terminal.wrapped([*shown, *left_out_line(fitted.left_out)], " " * 4)
+    left_out = [*left_out_line(fitted.left_out), *_left_out_of_offers(fitted_offers.left_out)]
+    below = terminal.wrapped([*shown, *left_out], " " * 4)
     return "\n\n".join([above, *filter(None, [matrix]), *blocks, below])
+
+
+def _left_out_of_offers(heads: Sequence[str]) -> Iterator[str]:
+    """Yield which columns of the offers the terminal had no room for, if there are any."""
+    if heads:
+        yield f"no room beside offers for  {', '.join(heads)} (a wider terminal and --format csv have them)"
 
 
 def _text_part(part: ModelPart, comparison: Comparison, machines: str, priced: str) -> str:

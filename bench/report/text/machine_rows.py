@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from bench.base.sizes import bytes_text
 from bench.base.terminal import Column
 from bench.bundle.verdict import level_text
 from bench.records.text import (
     batch_text,
-    bytes_text,
     count_text,
     currency_sign,
     figures,
@@ -157,7 +157,7 @@ def offer_worth(units_per_currency: float | None, unit: str, currency: str) -> t
 def _offer_notes(entry: Entry, offer: Offer, comparison: Comparison) -> Iterator[str]:
     if offer.marks:
         yield "<- " + ", ".join(offer.marks)
-        yield from doubts(entry)  # repeated beside the recommendation
+    yield from doubts(entry)  # the days and the costs of an offer are as doubtful as the figure behind them
     machine = entry.row.machine
     yield from paid_for(machine.nodes, machine.devices, offer.gpus)
     if offer.in_budget is False:

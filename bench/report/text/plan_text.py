@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
+from bench.base.sizes import bytes_text
 from bench.base.terminal import Column, Table, Wrapped, fitted_tables, wrapped
 from bench.base.terminal_width import columns
 from bench.planning.kernel_costs import KernelCost
 from bench.planning.plan import Plan, SettingPlan
 from bench.planning.prediction.predicted_machines import Predicted, Unpredicted
 from bench.planning.search.next_trial import settings_in_order
-from bench.records.text import FP8_ON_CPU, batch_text, bytes_text, count_text, figures
+from bench.records.text import FP8_ON_CPU, batch_text, count_text, figures
 from bench.records.trial import Skipped
 
 WIDTH = 80  # columns of a plan where no terminal has another width
@@ -149,6 +150,6 @@ def _host_memory_lines(made: Plan, cells: Sequence[SettingPlan]) -> Iterator[str
         return  # the plan skips settings that need more host memory than is known
     model = cells[0].model.name
     needs = sorted({c.host_bytes for c in made.cells if c.model.name == model and c.host_bytes})
-    least, most = (f"{need / 2**30:.0f}" for need in (needs[0], needs[-1]))
+    least, most = map(bytes_text, (needs[0], needs[-1]))
     between = least if least == most else f"{least} to {most}"
-    yield f"offload  {model}: about {between} GiB of the host's memory (whose size is unknown)"
+    yield f"offload  {model}: about {between} of the host's memory (whose size is unknown)"

@@ -152,7 +152,8 @@ def notes(comparison: Comparison) -> Iterator[str]:
         share = "the model's own arithmetic, without recomputation, as a share of the vendor's dense peak"
         yield f"MFU: {share}"
     if any(entry.offers for entry in entries):
-        yield "worth: what money trains at the cost of a run; a billion: of tokens, images or pairs"
+        yield "worth: what money trains at the cost of a run"
+        yield "a billion: what a billion tokens, images or pairs cost, at the cost of a run"
         life = life_text(comparison)
         yield "price: of the whole machine with all its GPUs; of all machines that train together"
         shares = f"its share of the machine's price over {life}, and electricity and upkeep if priced"

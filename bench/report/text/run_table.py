@@ -7,6 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from bench.base.errors import cut, one_line
+from bench.base.sizes import bytes_text
 from bench.base.terminal import Column, Table, Wrapped, fitted_tables, wrapped
 from bench.bundle.verdict import Contents, RunContents, Verdict
 from bench.records.estimate import BETWEEN_PROCESSES
@@ -20,7 +21,6 @@ from bench.records.switches import in_words
 from bench.records.text import (
     FP8_ON_CPU,
     batch_text,
-    bytes_text,
     count_text,
     error_text,
     failure_text,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 
+from bench.base.sizes import bytes_text
 from bench.base.terminal import Column, FittedTables, Table, Wrapped, fitted_tables, wrapped
 from bench.records.fastest import fastest, wrong_settings
 from bench.records.marks import Mark
@@ -12,7 +13,6 @@ from bench.records.mfu import mfu_of
 from bench.records.run_results import Results, TrialResult
 from bench.records.text import (
     batch_text,
-    bytes_text,
     count_text,
     failure_word,
     figures,

@@ -34,7 +34,7 @@ from bench.node_check.judging import WITHOUT_LOAD
 from bench.node_check.judging.evidence import AFTER, BEFORE, IDLE, Answers, Evidence, Reading, read_course
 from bench.node_check.judging.standards import Standards, profile_for
 from bench.records.run_results import RunFacts
-from bench.records.text import failure_text
+from bench.records.text import failure_text, seconds_text
 from bench.records.trial import Failure, Gpu
 from bench.runner.check.request import (
     AnyCheckJob,
@@ -381,7 +381,9 @@ class CheckRun:
         if check.torch and not self._torch and not nvml.is_fake():
             return Reading(name, reason=WITHOUT_TORCH)
         if seconds_left < LEAST_SECONDS:
-            return Reading(name, reason=f"the {self.budget.minutes:g} minutes of this level were over")
+            return Reading(
+                name, reason=f"the {seconds_text(60 * self.budget.minutes)} of this level were over"
+            )
         return None
 
     def _places(self) -> list[int]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bench.base.errors import EnvironmentCannot
-from bench.records.text import bytes_text
+from bench.base.sizes import bytes_text
 
 # The kernel's error texts, which many libraries repeat, and numpy's, which checks before it writes.
 FULL = re.compile(r"No space left on device|Disk quota exceeded|Not enough free space to write")

@@ -29,6 +29,7 @@ from bench.base.linux_processes import (
     oom_kills,
     programs_ticks,
 )
+from bench.base.sizes import bytes_text
 from bench.base.strict_json import from_json, to_json, union_from_json, whole_texts
 from bench.records.floor import Floor
 from bench.records.gradients import GradientCheck
@@ -273,7 +274,7 @@ class Supervisor:
             used = group_bytes(self._group)
             if used > limits.host_bytes:
                 return OutOfMemory(
-                    "host", f"{used / 2**30:.2f} GiB used, {limits.host_bytes / 2**30:.2f} allowed"
+                    "host", f"{bytes_text(used)} used, {bytes_text(limits.host_bytes)} allowed"
                 )
         return None
 

@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bench.base.live_line import LinePart
+from bench.base.sizes import bytes_text
 from bench.records.estimate import Interval, ceiling_of, mean, step_interval
 from bench.records.marks import Cpus, Mark, all_marks, marks_of_other_work, top_load
 from bench.records.slowdown import has_bad_reason, slowed_trials
-from bench.records.text import bytes_text, count_text, figures, interval_text, share_text
+from bench.records.text import count_text, figures, interval_text, share_text
 from bench.records.trial import Ceiling, StepSample, Trial
 from bench.runner.trial.stopping_rules import MIN_ROUNDS, WINDOW
 

@@ -13,6 +13,7 @@ from itertools import chain
 from pathlib import Path
 
 from bench.base.errors import EnvironmentCannot
+from bench.base.sizes import bytes_text
 from bench.planning.plan import Plan
 from bench.planning.search.next_trial import finalist, longer, next_trial, tally, unproven
 from bench.records.estimate import Estimate, ceiling_precisions
@@ -20,14 +21,7 @@ from bench.records.floor import Floor, FloorOrReason, why_no_floor
 from bench.records.gradients import MOST_WRONG, CheckOrReason, GradientCheck, why_no_check, why_not_checked
 from bench.records.marks import Cpus
 from bench.records.switches import deciding, differences
-from bench.records.text import (
-    bytes_text,
-    failure_text,
-    floor_line,
-    gradients_line,
-    proof_line,
-    software_digest,
-)
+from bench.records.text import failure_text, floor_line, gradients_line, proof_line, software_digest
 from bench.records.trial import (
     Crashed,
     Failure,

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch.distributed.tensor import DTensor
 
-from bench.records.text import bytes_text
+from bench.base.sizes import bytes_text
 from bench.runner.machine.disk_room import TooFull
 from bench.runner.trial.device import Device
 from bench.runner.trial.training_loop import Strategy
