@@ -11,7 +11,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -47,16 +48,42 @@ gc.disable()  # while modules are imported and tests collected: millions of obje
 FIRST = (
     "tests/e2e/test_image.py", "tests/e2e/test_push.py", "tests/runner/test_parallel.py",
     "tests/e2e/test_documented_pages.py", "tests/e2e/test_own_models.py", "tests/e2e/test_site.py",
-    "tests/training/test_equivalence.py", "tests/e2e/test_push_kubernetes.py", "tests/e2e/test_export.py",
+    "tests/training/test_equivalence.py", "tests/training/models/test_repeated_blocks.py",
+    "tests/training/models/test_counted_memory.py", "tests/e2e/test_push_kubernetes.py",
+    "tests/e2e/test_export.py",
     "tests/e2e/test_image_build.py", "tests/e2e/test_push_venv.py", "tests/e2e/test_push_together.py",
     "tests/e2e/test_push_image.py", "tests/runner/test_nodes.py", "tests/e2e/test_fabric.py",
     "tests/e2e/test_pip_lines.py", "tests/training/objectives/test_contrastive.py",
     "tests/e2e/test_documented_images.py", "tests/e2e/test_documented_builds.py",
     "tests/e2e/test_fabric_slurm.py", "tests/e2e/test_push_slurm.py",
-    "tests/training/methods/test_interpreted.py", "tests/e2e/test_rent.py", "tests/test_pip_lines.py",
+    "tests/training/methods/test_interpreted.py", "tests/e2e/test_tunnels.py",
+    "tests/e2e/test_documented_facts.py", "tests/training/models/test_attention.py",
+    "tests/e2e/test_rent.py", "tests/test_pip_lines.py",
     "tests/e2e/test_report.py", "tests/e2e/test_readme_tasks.py", "tests/runner/test_run.py",
     "tests/e2e/test_push_assembled.py", "tests/release/test_release.py", "tests/e2e/test_push_ansible.py",
 )  # fmt: skip
+LONG_SECONDS = 120.0  # of a file with end-to-end tests: one that takes longer belongs in FIRST
+_seconds: defaultdict[str, float] = defaultdict(float)  # that end-to-end tests took, by file
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if "e2e" in report.keywords:
+        _seconds[report.nodeid.partition("::")[0]] += report.duration
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for line in late_files(_seconds):
+        terminalreporter.write_line(line)
+
+
+def late_files(seconds: Mapping[str, float]) -> list[str]:
+    """Say which files take long and start late, the longest first, by what end-to-end tests took in each."""
+    late = {file: took for file, took in seconds.items() if took > LONG_SECONDS and file not in FIRST}
+    return [
+        f"{file} took {late[file]:.0f} s, and started late: name it in FIRST of tests/conftest.py, "
+        "or it may run alone at the end"
+        for file in sorted(late, key=lambda file: -late[file])
+    ]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tests.conftest import FIRST
+from tests.conftest import FIRST, LONG_SECONDS, late_files
 
 MARK = "mark.e2e"
 
@@ -27,6 +27,16 @@ def test_the_files_that_start_first_have_end_to_end_tests() -> None:
     assert len(set(FIRST)) == len(FIRST)
     texts = {name: (Path(__file__).parents[1] / name).read_text(encoding="utf-8") for name in FIRST}
     assert [name for name, text in texts.items() if MARK not in text] == []
+
+
+def test_a_long_file_that_starts_late_is_named_at_the_end_of_a_run() -> None:
+    """A file that grew would run alone at the end, and nobody would notice."""
+    took = {FIRST[0]: 900.0, "tests/e2e/a.py": LONG_SECONDS, "tests/e2e/b.py": 121.0, "tests/e2e/c.py": 300.4}
+    assert late_files(took) == [
+        f"tests/e2e/{name}.py took {seconds} s, and started late: name it in FIRST of tests/conftest.py, "
+        "or it may run alone at the end"
+        for name, seconds in (("c", 300), ("b", 121))
+    ]
 
 
 def test_make_test_need_not_import_the_folder_of_end_to_end_tests() -> None:

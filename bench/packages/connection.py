@@ -14,6 +14,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -139,34 +140,49 @@ class _Https(urllib.request.HTTPSHandler):
     """Opens https URLs; the certificates of some hosts are not checked, as pip's trusted-host says."""
 
     def __init__(self, settings: PipSettings) -> None:
-        super().__init__(context=_context(settings))
-        self._trusted = {*settings.trusted_hosts}
-        self._unchecked = urllib.request.HTTPSHandler(context=_context(settings, checked=False))
+        self._settings, self._trusted = settings, {*settings.trusted_hosts}
+        if settings.certificates:
+            self._checked  # noqa: B018 - a file that cannot be read is refused before any URL is opened
+        super().__init__(context=_unchecked_context(settings))
+
+    @cached_property
+    def _checked(self) -> urllib.request.HTTPSHandler:
+        """Opens URLs and checks certificates; the first https URL reads the authorities, which takes long."""
+        return urllib.request.HTTPSHandler(context=_checked_context(self._settings))
 
     def https_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
         """Open a URL, and check its certificate unless the host is a trusted one."""
         # With a proxy, the host of the request is the proxy's.
         address = getattr(request, "_tunnel_host", None) or request.host
         if {address, _hostname(address)} & self._trusted:
-            return self._unchecked.https_open(request)
-        return super().https_open(request)
+            return super().https_open(request)
+        return self._checked.https_open(request)
 
 
-def _context(settings: PipSettings, *, checked: bool = True) -> ssl.SSLContext:
-    trusted, own = settings.certificates, settings.client_certificate
+def _checked_context(settings: PipSettings) -> ssl.SSLContext:
+    trusted = settings.certificates
     try:
         is_folder = trusted != "" and Path(trusted).is_dir()
         file, folder = (None, trusted) if is_folder else (trusted or None, None)
         context = ssl.create_default_context(cafile=file, capath=folder)
     except OSError as error:
         raise _unreadable(trusted, "`cert` in pip's configuration, or REQUESTS_CA_BUNDLE", error) from None
+    return _with_client_certificate(context, settings)
+
+
+def _unchecked_context(settings: PipSettings) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return _with_client_certificate(context, settings)
+
+
+def _with_client_certificate(context: ssl.SSLContext, settings: PipSettings) -> ssl.SSLContext:
+    own = settings.client_certificate
     try:
         if own:
             context.load_cert_chain(own)
     except OSError as error:
         raise _unreadable(own, "`client-cert` in pip's configuration", error) from None
-    if not checked:
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     return context
 
 

@@ -227,19 +227,41 @@ def test_certificates_are_checked_unless_their_host_is_trusted(secure: str, cert
     assert read(PipSettings((secure,), certificates=pem)) is None  # without a certificate of the client
 
 
-def test_trust_is_in_the_host_behind_a_proxy_and_not_in_the_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    used = []
+@pytest.fixture
+def opened_with(monkeypatch: pytest.MonkeyPatch) -> list[ssl.SSLContext]:
+    """List the context of each https URL that is opened; no connection is made."""
+    used: list[ssl.SSLContext] = []
+    monkeypatch.setattr(
+        "urllib.request.HTTPSHandler.https_open", lambda handler, _: used.append(handler._context)
+    )
+    return used
 
-    def opened(self: object, request: object) -> None:
-        used.append(self)
 
-    monkeypatch.setattr("urllib.request.HTTPSHandler.https_open", opened)
-    for trusted in ("index.example", "proxy.example"):
+def test_trust_is_in_the_host_behind_a_proxy_and_not_in_the_proxy(opened_with: list[ssl.SSLContext]) -> None:
+    for trusted, mode in (("index.example", ssl.CERT_NONE), ("proxy.example", ssl.CERT_REQUIRED)):
         handler = connection._Https(PipSettings((), trusted_hosts=(trusted,)))
         request = urllib.request.Request("https://index.example/simple/")
         request.set_proxy("proxy.example:3128", "https")
         handler.https_open(request)
-        assert (used[-1] is handler) == (trusted == "proxy.example")
+        assert opened_with[-1].verify_mode == mode
+        assert opened_with[-1].check_hostname == (mode == ssl.CERT_REQUIRED)
+
+
+def test_the_machines_authorities_are_read_once_by_the_first_url_whose_certificate_is_checked(
+    opened_with: list[ssl.SSLContext], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading them takes longer than most other steps of a command that opens no https URL."""
+    read_times, create = [], ssl.create_default_context
+    monkeypatch.setattr(
+        "ssl.create_default_context", lambda **given: read_times.append(given) or create(**given)
+    )
+    handler = connection._Https(PipSettings((), trusted_hosts=("mine",)))
+    handler.https_open(urllib.request.Request("https://mine/"))
+    assert len(read_times) == 0
+    for _ in range(2):
+        handler.https_open(urllib.request.Request("https://other/"))
+    assert len(read_times) == 1
+    assert opened_with[1] is opened_with[2]
 
 
 def test_a_server_can_put_no_words_into_a_reason() -> None:

@@ -92,6 +92,9 @@ class World:
         return update + passes * a_pass
 
     def outcome(self, cell: SettingPlan, trial: Trial) -> Outcome:
+        return self.failure(cell, trial) or self.measured(trial)
+
+    def failure(self, cell: SettingPlan, trial: Trial) -> Outcome | None:
         if self.broken in trial.setting or (self.broken == "compile" and is_compiled(trial.setting)):
             if self.broken == "cuda-graphs":
                 return Crashed(f"RuntimeError: {UNRECORDABLE}: operation not permitted")
@@ -99,16 +102,16 @@ class World:
         need = cell.needs[trial.micro_batch]
         if need is not None and need * self.memory > self.plan.memory_bytes:
             return OutOfMemory("gpu", "")
+        return None
+
+    def measured(self, trial: Trial) -> Measured:
         counts = (1,) if trial.accumulation == 1 else (1, min(16, trial.accumulation))
-        return Measured(
-            measurement(
-                [
-                    StepSample(n, self.seconds(trial, n) * self.random.gauss(1, self.noise))
-                    for _ in range(5)
-                    for n in counts
-                ]
-            )
-        )
+        samples = [
+            StepSample(n, self.seconds(trial, n) * self.random.gauss(1, self.noise))
+            for _ in range(5)
+            for n in counts
+        ]
+        return Measured(measurement(samples))
 
     def searched(self) -> dict[str, Outcome]:
         cells = {trial.id: cell for cell in self.plan.cells for trial in cell.trials}
@@ -122,10 +125,7 @@ class World:
     def regret(self, known: dict[str, Outcome]) -> float:
         """Return how much slower the chosen setting is than the truly fastest one."""
         working = [
-            trial
-            for cell in self.plan.cells
-            for trial in cell.trials
-            if isinstance(self.outcome(cell, trial), Measured)
+            trial for cell in self.plan.cells for trial in cell.trials if self.failure(cell, trial) is None
         ]
         best = min(self.seconds(trial, trial.accumulation) for trial in working)
         chosen = fastest(self.plan, known, self.plan.cells[0].model.name)
@@ -243,14 +243,19 @@ def unpredicted(model: str, target: Target) -> Plan:
 class Unpredicted(World):
     """A world in which trials take the memory of the formulas, but the plan does not know it."""
 
-    def outcome(self, cell: SettingPlan, trial: Trial) -> Outcome:
-        took = self.memory * predict_bytes(trial.model, trial.setting, trial.micro_batch, trial.gpus)  # type: ignore[operator]
-        if took > self.plan.memory_bytes:
+    def failure(self, cell: SettingPlan, trial: Trial) -> Outcome | None:
+        if self.took(trial) > self.plan.memory_bytes:
             return OutOfMemory("gpu", "")
-        outcome = super().outcome(cell, trial)
-        if isinstance(outcome, Measured):
-            return Measured(replace(outcome.measurement, peak_bytes=int(took)))
-        return outcome
+        return super().failure(cell, trial)
+
+    def measured(self, trial: Trial) -> Measured:
+        found = super().measured(trial).measurement
+        return Measured(replace(found, peak_bytes=int(self.took(trial))))
+
+    def took(self, trial: Trial) -> float:
+        predicted = predict_bytes(trial.model, trial.setting, trial.micro_batch, trial.gpus)
+        assert predicted is not None
+        return self.memory * predicted
 
 
 @pytest.mark.parametrize(

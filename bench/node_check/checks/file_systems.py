@@ -37,6 +37,7 @@ BLOCK_BYTES, RANDOM_BYTES = 1 << 20, 4 << 10
 AT_ONCE = 16  # requests that wait for their answers at the same time
 FREE_SHARE = 4  # the file takes at most the free space divided by this
 LEAST_BYTES = 8 << 20  # of the file
+LEAST_RANDOM_SECONDS = 1.0  # of random reads by Python
 KINDS = ("write", "read", "random read")
 # A checkpoint of a small model would take a minute below the first; below the second, a disk with moving
 # parts answers, and data loaders that shuffle single samples wait.
@@ -295,7 +296,7 @@ def _in_sequence(opened: int, size: int, seconds: float, block_bytes: int, *, wr
 
 def _at_random(opened: int, size: int, seconds: float) -> MovedBytes:
     """Read small pieces at random places, several at once."""
-    deadline = time.perf_counter() + max(1.0, 4 * seconds)
+    deadline = time.perf_counter() + max(LEAST_RANDOM_SECONDS, 4 * seconds)
     answers: list[list[float]] = [[] for _ in range(AT_ONCE)]
     reading = partial(_read_pieces, opened, size // RANDOM_BYTES, deadline)
     started = time.perf_counter()

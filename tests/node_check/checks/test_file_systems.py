@@ -31,6 +31,7 @@ from bench.node_check.judging.standards import Expectations, FileSystemRates, St
 from tests.node_check.checks.answers import answers
 
 SECONDS = 0.05
+READ_AT_RANDOM_SECONDS = file_systems.LEAST_RANDOM_SECONDS
 
 
 def budget(*paths: Path) -> CheckBudget:
@@ -45,6 +46,12 @@ def measured(*paths: Path) -> tuple[tuple[MeasuredFileSystem, ...], Any]:
 def judged(data: Any, expect: Expectations | None = None) -> list[Finding]:
     evidence = Evidence("quick", "cpu", (), {"file-systems": Reading("file-systems", data)})
     return answers("file-systems", judge(evidence, Standards(None, expect or Expectations())))
+
+
+@pytest.fixture(autouse=True)
+def few_random_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let Python read at random as long as the budget says, and not at least a second."""
+    monkeypatch.setattr(file_systems, "LEAST_RANDOM_SECONDS", 0.0)
 
 
 @pytest.fixture
@@ -446,19 +453,21 @@ def test_a_file_of_nothing_is_read_in_no_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("answers_each", [1, 7])
+@pytest.mark.parametrize(("seconds", "lasts"), [(2.5, 10.0), (0.2, 1.0)])
 def test_99_percent_of_the_random_reads_were_answered_within_the_time_that_is_told(
-    monkeypatch: pytest.MonkeyPatch, answers_each: int
+    monkeypatch: pytest.MonkeyPatch, answers_each: int, seconds: float, lasts: float
 ) -> None:
-    """16 readers at once, whose answers take 1, 2, 3 ... seconds."""
+    """16 readers at once, whose answers take 1, 2, 3 ... seconds. They read for a second at least."""
+    monkeypatch.setattr(file_systems, "LEAST_RANDOM_SECONDS", READ_AT_RANDOM_SECONDS)
     clock = iter(range(1, 1000))
 
     def pieces(opened: int, count: int, deadline: float, own: list[float]) -> None:
-        assert (opened, count, deadline) == (5, 25, 100.0 + 10.0)
+        assert (opened, count, deadline) == (5, 25, 100.0 + lasts)
         own.extend(float(next(clock)) for _ in range(answers_each))
 
     monkeypatch.setattr(file_systems, "_read_pieces", pieces)
     monkeypatch.setattr(time, "perf_counter", lambda: 100.0)
-    found = file_systems._at_random(5, 100 << 10, 2.5)
+    found = file_systems._at_random(5, 100 << 10, seconds)
     count = 16 * answers_each
     assert found == MovedBytes("random read", count * 4096, 0.0, float(count * 99 // 100 + 1))
 
