@@ -18,7 +18,6 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, NamedTuple, Self
 
-_TAGGED_INFINITY = re.compile(r'\{"__float__": "(-?Infinity)"\}')  # see strict_json.tagged_infinity
 # The advice for an exception that no command expects.
 DEFECT = "a defect of bench: BENCH_DEBUG=1 shows the traceback; please report it"
 
@@ -40,7 +39,10 @@ def in_json(value: object, most: int = 60) -> str:
 
     An infinity, which a reader of configurations keeps as an object, is shown as it was written.
     """
-    return cut(_TAGGED_INFINITY.sub(r"\1", json.dumps(value, ensure_ascii=False)), most)
+    text = json.dumps(value, ensure_ascii=False)
+    for infinity in ("Infinity", "-Infinity"):  # see strict_json.tagged_infinity
+        text = text.replace(f'{{"__float__": "{infinity}"}}', infinity)
+    return cut(text, most)
 
 
 def cut(text: str, most: int) -> str:
