@@ -57,7 +57,7 @@ TYPES = (
 
 
 class Row(NamedTuple):
-    """What a plan costs, and what it does not know."""
+    """The cost of a plan, and the number of settings whose memory it does not know."""
 
     type: str
     cpu_seconds: float
