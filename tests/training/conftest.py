@@ -12,4 +12,4 @@ def without_footprints(monkeypatch: pytest.MonkeyPatch) -> None:
     A test that asks for mistakes, remarks, parameters or operations needs none. A way whose bytes cannot be
     counted is no mistake. test_counted_memory.py asks for the bytes.
     """
-    monkeypatch.setattr("bench.training.models.counted_memory.counted_footprints", lambda *_: ())
+    monkeypatch.setattr("bench.training.models.counted_memory.counted_footprints", lambda *_, **__: ())

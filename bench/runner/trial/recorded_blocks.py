@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from bench.training.models.repeated_blocks import UnlikeBlocks, forms, forwards_replaced
+from bench.training.models.repeated_blocks import UnlikeBlocks, forwards_replaced, kind_name
 
 
 class Counts(Protocol):
@@ -54,7 +54,7 @@ class RecordedBlocks:
         forward = block.forward
 
         def call(*arguments: Any, **keywords: Any) -> Any:
-            name = f"{description} {forms((arguments, keywords))}"
+            name = kind_name(description, arguments, keywords)
             if (ran := self.kinds.get(name)) is None:
                 ran = self.kinds[name] = self._run(block, forward, arguments, keywords)
             elif checked and self._run(block, forward, arguments, keywords).forward != ran.forward:

@@ -8,14 +8,14 @@ Imports torch and transformers only when called, in the process of dry_build.py.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
-from itertools import repeat
+from functools import cache, cached_property, partial
 from time import process_time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from bench.base.errors import one_line
 from bench.training.lifetimes import SMALL, BlockTensors, to_text
 from bench.training.models.attention import (
     document_mask,
@@ -36,14 +36,17 @@ from bench.training.models.repeated_blocks import (
     UnlikeBlocks,
     copied,
     described,
-    forms,
+    is_long,
+    kind_name,
     limited_calls,
     long_kinds,
+    tensors_of,
 )
 from bench.training.models.stand_in import empty_operator
 from bench.training.objectives import Objective
 from bench.training.vendor import torch_inside, transformers_inside
 from bench.training.vendor.efficient_attention import gradient_of_bias, seen_bias, workspace
+from bench.training.vendor.known_integers import known_integers
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -51,11 +54,21 @@ if TYPE_CHECKING:
 # Samples of the counted pass; there may be many, because nothing is computed. The number is a prime that
 # divides the size of no weight, so that a storage whose size it divides grows with the samples.
 SAMPLES = 1009
+FEW = (31, 37, 41, 43, 47, 53, 59, 61)  # samples of which whole numbers have contents
+MOST_REASON = 160  # letters
 MOST_SECONDS = 60  # of the processor; after them, no further way of computing is counted
 ATTENTION = "bench_kept"  # the name under which attention without contents is registered
 
 Build = Callable[[str], "nn.Module"]  # builds the model with the attention implementation of this name
 BlocksOf = Callable[["nn.Module"], "Sequence[nn.Module]"]
+
+
+class Way(NamedTuple):
+    """How a pass is computed whose bytes are counted."""
+
+    kernels: bool
+    halved: bool  # weights in half precision
+    compiled: bool
 
 
 def counted_footprints(
@@ -64,31 +77,108 @@ def counted_footprints(
     blocks_of: BlocksOf,
     ways: Sequence[tuple[bool, Sequence[bool]]],
     halves: Sequence[bool] = (False, True),
+    *,
+    kernels_of_attention: bool = False,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> tuple[CountedFootprint, ...]:
     """Count a model's footprint for each way of computing it; leave out ways that cannot be followed.
 
     A way says whether kernels run, and for which of compiled and uncompiled blocks to count. `halves` says
-    whether to count for weights in half precision, for others, or for both.
+    whether to count for weights in half precision, for others, or for both. `kernels_of_attention` says that
+    kernels are attention and nothing else: blocks without attention are then counted once for all ways.
+    `tell` is told in a line each which ways were left out, and why.
     """
-    found: list[CountedFootprint] = []
-    deadline = process_time() + MOST_SECONDS
-    for kernels, compiled in ways:
-        for halved in halves if half_of(model.recipe.precision) else (False,):
-            if process_time() > deadline:  # a loop over positions, for instance
-                return tuple(found)
-            count_of = partial(_Count.of, build=build, blocks_of=blocks_of, kernels=kernels, halved=halved)
+    counting = _Ways(model, build, blocks_of, kernels_of_attention)
+    asked = [
+        Way(kernels, halved, compiled)
+        for kernels, hows in ways
+        for halved in (halves if half_of(model.recipe.precision) else (False,))
+        for compiled in hows
+    ]
+    # What a compiled block keeps takes the compiler's own time: it is counted last. Other kernels than those
+    # of attention are chosen for a whole process, when a module is built.
+    in_order = sorted(asked, key=lambda way: way.compiled) if kernels_of_attention else asked
+    found = {way: counting.footprint(way) for way in in_order}
+    for reason in dict.fromkeys(one for one in found.values() if isinstance(one, str)):
+        tell(f"its memory is not counted{_which(found, reason)}: {reason}")
+    return tuple(
+        CountedFootprint(way.kernels, way.compiled, way.halved, footprint)
+        for way in asked
+        if not isinstance(footprint := found[way], str)
+    )
+
+
+def _which(found: Mapping[Way, Footprint | str], reason: str) -> str:
+    """Say which ways have this reason; an empty text if all have it."""
+    without = [way for way, one in found.items() if one == reason]
+    if len(without) == len(found):
+        return ""
+    words = {"kernels": "kernels", "halved": "half weights", "compiled": "compiled blocks"}
+    common = [text for field, text in words.items() if all(getattr(way, field) for way in without)]
+    return f" with {' and '.join(common)}" if common else " in some settings"
+
+
+@dataclass
+class _Ways:
+    """The passes of a model that were counted, and what they know of each other."""
+
+    model: Model
+    build: Build
+    blocks_of: BlocksOf
+    shared: bool  # whether ways know of each other's kinds of blocks
+    counts: dict[tuple[bool, bool], _Count | str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.deadline = process_time() + MOST_SECONDS
+        self.known = {
+            halved: _KnownKinds(torch_inside.fake_tensors(), self.shared) for halved in (False, True)
+        }
+
+    def footprint(self, way: Way) -> Footprint | str:
+        """Return the footprint of a way, or why it is unknown."""
+        if process_time() > self.deadline:
+            return f"it takes more than {MOST_SECONDS} s"
+        count = self._count(way)
+        if isinstance(count, str):
+            return count
+        if way.compiled and count.loops_long:  # no compiler takes such a loop apart in time
+            return "a block loops over positions"
+        if way.compiled and count.reads:
+            return "a block reads what it computed"
+        try:
+            return count.footprint(compiled=way.compiled)
+        except Exception as error:  # an architecture's code may raise anything; this way stays uncounted
+            return _reason(error)
+
+    def _count(self, way: Way) -> _Count | str:
+        key = way.kernels, way.halved
+        if key not in self.counts:
+            count_of = partial(
+                _Count.of, build=self.build, blocks_of=self.blocks_of, kernels=way.kernels, halved=way.halved,
+                known=self.known[way.halved],
+            )  # fmt: skip
             try:
-                count, followed = _counted(model, count_of), compiled
-                if count.long:  # no compiler takes such a loop apart in time, and no partitioner here
-                    followed = [one for one in compiled if not one]
-                footprints = count.footprints(followed)
-            except Exception:  # an architecture's code may raise anything; this way stays uncounted
-                continue
-            found += map(CountedFootprint, repeat(kernels), followed, repeat(halved), footprints)
-    return tuple(found)
+                self.counts[key] = _counted(self.model, count_of)
+            except Exception as error:  # an architecture's code may raise anything
+                self.counts[key] = _reason(error)
+        return self.counts[key]
+
+
+def _reason(error: Exception) -> str:
+    return one_line(f"{type(error).__name__}: {error}")[:MOST_REASON]
 
 
 def _counted(model: Model, count_of: Callable[..., _Count]) -> _Count:
+    """Count a pass; if its code reads what it computed, with whole numbers that have contents."""
+    try:
+        return _of_any_length(model, count_of)
+    except Exception as error:
+        if not torch_inside.needs_contents(error):
+            raise
+    return _of_any_length(model, partial(count_of, reads=True))
+
+
+def _of_any_length(model: Model, count_of: Callable[..., _Count]) -> _Count:
     """Count a pass; of blocks with a long loop, at short lengths, from which those of the model follow."""
     try:
         return count_of(model)
@@ -107,16 +197,26 @@ class _Kind:
     keywords: Mapping[str, Any]
     result: Any
     inside: int
-    calls: int  # of torch's functions; 0 for a block that did not run
+    calls: int  # of torch's functions
     backward: int | None = None  # of a block that did not run: additional bytes of its backward pass
+    name: Hashable = None  # by which other ways know it; None if it depends on the attention
 
-    @property
-    def entry(self) -> int:
+    def entry(self, samples: int) -> int:
         """Bytes for a sample of the block's first input with a gradient; without one, of its first input."""
         values = (*self.arguments, *self.keywords.values())
         numbers = [value for value in values if hasattr(value, "numel") and value.is_floating_point()]
         first = next((value for value in numbers if value.requires_grad), numbers[0])
-        return int(first.numel() * first.element_size()) // SAMPLES
+        return int(first.numel() * first.element_size()) // samples
+
+
+@dataclass
+class _KnownKinds:
+    """Kinds of blocks whose code asks for no attention, as counted by ways with equal weights."""
+
+    fake: Any  # the context of tensors without contents
+    shared: bool  # whether ways know of each other's kinds
+    kinds: dict[Hashable, BlockKind] = field(default_factory=dict)
+    long: set[str] = field(default_factory=set)  # descriptions of kinds with a long loop
 
 
 @dataclass
@@ -126,7 +226,9 @@ class _Count:
     module: nn.Module
     parts: Sequence[nn.Module]
     half: Any  # the precision in which autocast computes; None without autocast
-    fake: Any  # the context of tensors without contents
+    known: _KnownKinds
+    samples: int
+    reads: bool  # whether whole numbers have contents, for code that reads what it computed
     outside: int = 0  # bytes of a sample that are kept outside of the blocks and of the loss
     before: int = 0  # of these, before the first block
     logits: int = 0  # of a sample
@@ -144,51 +246,66 @@ class _Count:
         *,
         kernels: bool,
         halved: bool,
+        known: _KnownKinds,
         long: Mapping[int, BlockKind] | None = None,
         short: bool = False,
+        reads: bool = False,
     ) -> _Count:
         import torch
 
-        half, fake = half_of(model.recipe.precision), torch_inside.fake_tensors()
+        half = half_of(model.recipe.precision)
         with torch.device("meta"):
             transformers_inside.expect_no_packed_samples()  # passes of an earlier model may have had them
             module = build(kept_attention() if kernels else "eager")
             transformers_inside.keep_frequencies(module)
-        with fake:
+        if reads:
+            _require_no_capacity(module)
+        samples = _samples_with_contents(module) if reads else SAMPLES
+        autocast = None if halved else half
+        count = _Count(
+            module, blocks_of(module), autocast, known, samples, reads, long=long or {}, short=short
+        )
+        with known.fake, known_integers() if reads else nullcontext():
             torch_inside.make_fake(module, half if halved else None)
-            autocast = None if halved else half
-            count = _Count(module, blocks_of(module), autocast, fake, long=long or {}, short=short)
-            batch = empty_batch(model, SAMPLES, half if half and halved else torch.float32)
+            batch = empty_batch(model, samples, half if half and halved else torch.float32)
             count._run(batch, model.recipe.aim)
         return count
 
     def _run(self, batch: Mapping[str, Tensor], aim: Objective) -> None:
-        with self._rules(), _keeping() as kept:
+        with self._rules(), _keeping(self.samples) as kept:
             for block in self.parts:
                 block.forward = self._instead_of(block, block.forward, kept)
             found = aim.answer(self.module, batch)
             aim.loss(found, aim.labels(batch, found, self.module))
         if self.called < {*self.parts}:
             raise LookupError("a block that the model does not call has no bytes")
-        self.logits = found.numel() // SAMPLES
+        self.logits = found.numel() // self.samples
         ran = sum(kind.inside for kind in self.kinds.values() if kind.backward is None)
         self.outside = kept.bytes - ran - FP32 * self.logits
 
-    def footprints(self, compiled: Sequence[bool]) -> list[Footprint]:
+    @property
+    def loops_long(self) -> bool:
+        """Whether a block was counted at short lengths, because it loops over positions."""
+        return any(is_long(kind.calls) for kind in self.kinds.values())
+
+    def footprint(self, *, compiled: bool) -> Footprint:
         """Return the footprint of the model, for compiled blocks or for others."""
-        with self.fake:
-            plain = [
-                Block(self.calls[name], kind.entry, kind.inside, self._backward(kind))
-                for name, kind in self.kinds.items()
-            ]
-            blocks = [self._compiled(plain) if one else plain for one in compiled]
-        outside = self._weights_outside()
-        ends, before = self.outside, self.before
-        return [Footprint(ends, tuple(one), self.logits, weights=outside, before=before) for one in blocks]
+        with self.known.fake:
+            blocks = self._compiled(self.plain) if compiled else self.plain
+        weights = self._weights_outside()
+        return Footprint(self.outside, tuple(blocks), self.logits, weights=weights, before=self.before)
+
+    @cached_property
+    def plain(self) -> Sequence[Block]:
+        """The blocks of each kind as PyTorch runs them, operation by operation."""
+        return [
+            Block(self.calls[name], kind.entry(self.samples), kind.inside, self._backward(kind))
+            for name, kind in self.kinds.items()
+        ]
 
     def block_kinds(self) -> list[BlockKind]:
         """Return the bytes of each kind of block, in the order in which they are called."""
-        with self.fake:
+        with self.known.fake:
             return [
                 BlockKind(
                     described(kind.first), {"inside": kind.inside, "backward": self._backward(kind)},
@@ -217,35 +334,48 @@ class _Count:
         description = described(block)
 
         def call(*arguments: Any, **keywords: Any) -> Any:
-            name = f"{description} {forms((arguments, keywords))}"
+            name = kind_name(description, arguments, keywords)
             if not self.calls:
                 self.before = kept.bytes
             self.calls[name] += 1
             self.called.add(block)
             if name not in self.kinds:
-                self.kinds[name] = self._kind(block, forward, arguments, keywords, kept)
+                self.kinds[name] = self._kind(block, name, forward, arguments, keywords, kept)
             return copied(self.kinds[name].result)
 
         call.__wrapped__ = forward  # type: ignore[attr-defined]
         return call
 
     def _kind(
-        self, block: nn.Module, forward: Callable[..., Any], given: Any, named: Any, kept: _Kept
+        self, block: nn.Module, form: str, forward: Callable[..., Any], given: Any, named: Any, kept: _Kept
     ) -> _Kind:
-        """Run the first block of a kind, unless its bytes are known from short samples."""
+        """Run the first block of a kind, unless short samples or another way tell its bytes."""
+        description = described(block)
         if known := self.long.get(len(self.kinds)):
-            if known.description != described(block):
+            if known.description != description:
                 raise UnlikeBlocks("another kind of block comes first in a shorter sample")
-            added = known.added
-            return _Kind(block, given, named, known.result, added["inside"], 0, added["backward"])
+            return _kind_that_did_not_run(block, given, named, known)
+        # A block keeps no bytes again that were kept before it.
+        name = form, tuple(map(kept.has, tensors_of((given, named))))
+        if other := self.known.kinds.get(name):
+            return _kind_that_did_not_run(block, given, named, other)
+        if not self.short and description in self.known.long:
+            raise LongLoop
         before = kept.bytes
-        with limited_calls(limited=not self.short) as calls:
-            result = forward(*given, **named)
-        return _Kind(block, given, named, result, kept.bytes - before, calls.number)
+        with limited_calls(limited=not self.short) as calls, transformers_inside.asked_attention() as asked:
+            try:
+                result = forward(*given, **named)
+            except LongLoop:
+                self.known.long.add(description)
+                raise
+        shared = self.known.shared and not asked.often
+        return _Kind(
+            block, given, named, result, kept.bytes - before, calls.number, name=name if shared else None
+        )
 
     def _call(self, kind: _Kind, arguments: Any, keywords: Any) -> Tensor:
         """Call the first block of a kind; return the first tensor of its result."""
-        with self._rules():
+        with self._rules(), known_integers() if self.reads else nullcontext():
             result = kind.first.forward.__wrapped__(*arguments, **keywords)
         return result if hasattr(result, "shape") else next(iter(result))
 
@@ -254,13 +384,16 @@ class _Count:
         if kind.backward is not None:
             return kind.backward
         arguments, keywords = copied((kind.arguments, dict(kind.keywords)))
-        found = self._call(kind, arguments, keywords)
-        if not found.requires_grad:  # every weight up to here is frozen
-            return 0
-        gradient = found.detach().clone()
-        with torch_inside.live_bytes(SAMPLES) as live:
-            found.backward(gradient)
-        return live.peak // SAMPLES
+        found, peak = self._call(kind, arguments, keywords), 0
+        if found.requires_grad:  # otherwise every weight up to here is frozen
+            gradient = found.detach().clone()
+            with torch_inside.live_bytes(self.samples) as live:
+                found.backward(gradient)
+            peak = live.peak // self.samples
+        if kind.name is not None:
+            added: dict[Hashable, int] = {"inside": kind.inside, "backward": peak}
+            self.known.kinds[kind.name] = BlockKind(described(kind.first), added, kind.calls, kind.result)
+        return peak
 
     def _when_compiled(self, kind: _Kind) -> tuple[int, BlockTensors]:
         """Count the bytes that a compiled block keeps for each sample, including its first input.
@@ -269,9 +402,9 @@ class _Count:
         """
         saved, tensors = torch_inside.tensors_when_compiled(
             kind.first, lambda arguments, keywords: self._call(kind, arguments, keywords),
-            copied((kind.arguments, dict(kind.keywords))), SAMPLES,
+            copied((kind.arguments, dict(kind.keywords))), self.samples,
         )  # fmt: skip
-        return sum(size for size in saved if size % SAMPLES == 0) // SAMPLES, tensors
+        return sum(size for size in saved if size % self.samples == 0) // self.samples, tensors
 
     @contextmanager
     def _rules(self) -> Iterator[None]:
@@ -282,24 +415,46 @@ class _Count:
             yield
 
 
+def _samples_with_contents(module: nn.Module) -> int:
+    """Return a number of samples that divides the size of no weight, small enough to compute with."""
+    sizes = {weight.numel() for weight in module.parameters()}
+    return next((prime for prime in FEW if all(size % prime for size in sizes)), FEW[-1])
+
+
+def _require_no_capacity(module: nn.Module) -> None:
+    """Raise LookupError for experts that drop tokens: how many they keep depends on trained weights."""
+    if any(hasattr(part, "expert_capacity") for part in module.modules()):
+        raise LookupError("its experts drop tokens, and how many depends on what they learn")
+
+
+def _kind_that_did_not_run(block: nn.Module, given: Any, named: Any, known: BlockKind) -> _Kind:
+    added = known.added
+    return _Kind(block, given, named, known.result, added["inside"], known.calls, added["backward"])
+
+
 @dataclass
 class _Kept:
     bytes: int = 0  # of a sample
+    seen: set[int] = field(default_factory=set)  # addresses of storages
+
+    def has(self, tensor: Tensor) -> bool:
+        """Whether a tensor's storage is kept already."""
+        return tensor.untyped_storage()._cdata in self.seen
 
 
 @contextmanager
-def _keeping() -> Iterator[_Kept]:
+def _keeping(samples: int) -> Iterator[_Kept]:
     """Add up the storages that autograd saves and that grow with the number of samples, each once."""
     import torch
 
-    kept, seen, alive = _Kept(), set(), []
+    kept, alive = _Kept(), []
 
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if storage._cdata not in seen and storage.nbytes() % SAMPLES == 0:
-            kept.bytes += storage.nbytes() // SAMPLES
+        if storage._cdata not in kept.seen and storage.nbytes() % samples == 0:
+            kept.bytes += storage.nbytes() // samples
             alive.append(storage)  # a freed storage's address could be taken by another one
-            seen.add(storage._cdata)
+            kept.seen.add(storage._cdata)
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):

@@ -119,10 +119,12 @@ def dry_build(model: Model, path: str) -> DryBuild:
             if in_fp8.mistakes:
                 return in_fp8
             judged = replace(judged, remarks=judged.remarks + in_fp8.remarks)
-        counts = counted(model, family)
+        uncounted = list[str]()
+        counts = counted(model, family, uncounted.append)
         if own and own.tries_a_pass and (mistakes := tuple(pass_mistakes(model, counts, path))):
             return DryBuild(None, mistakes)
-        return replace(judged, counted=counts)
+        remarks = (*judged.remarks, *(f"{path}: {reason}" for reason in uncounted))
+        return replace(judged, counted=counts, remarks=remarks)
     except BadInput as error:
         mistake = Mistake(_blamed(place, error.message, model), error.message, "allowed: what it can build")
     except ImportError as error:

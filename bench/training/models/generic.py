@@ -59,6 +59,7 @@ class TransformersFamily(Family):
     objectives: tuple[ObjectiveName, ...] = tuple(
         aim.name for aim in known_objectives().values() if aim.auto_class
     )
+    kernels_of_attention = True  # other blocks compute alike with kernels and without
     uses_all_weights = False  # unknown: ESM, for instance, has a head for contacts that predicts no token
 
     def __init__(self, name: str) -> None:
@@ -188,10 +189,15 @@ def is_compound(module: nn.Module) -> bool:
     return sum(1 for _ in module.modules()) > LEAST_PARTS
 
 
-def counted(model: Model, family: TransformersFamily | None = None) -> Counted:
+def counted(
+    model: Model,
+    family: TransformersFamily | None = None,
+    tell: Callable[[str], None] = lambda _: None,
+) -> Counted:
     """Count trainable parameters, and operations and kept bytes of a forward pass over one sample.
 
-    `family` builds the model; by default, transformers builds it by the name of its type.
+    `family` builds the model; by default, transformers builds it by the name of its type. `tell` is told in a
+    line each of which settings the bytes are not counted, and why.
     Counting the bytes takes seconds, so a trial calls `counted_work` instead.
     """
     from bench.training.models.counted_memory import counted_footprints
@@ -199,7 +205,10 @@ def counted(model: Model, family: TransformersFamily | None = None) -> Counted:
     family = family or TransformersFamily(model.family)
     work = counted_work(model, family)
     build = partial(family.build_with, model)
-    footprints = counted_footprints(model, build, family.blocks, family.counted_ways())
+    footprints = counted_footprints(
+        model, build, family.blocks, family.counted_ways(),
+        kernels_of_attention=family.kernels_of_attention, tell=tell,
+    )  # fmt: skip
     return replace(work, footprints=footprints)
 
 

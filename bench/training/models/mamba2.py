@@ -29,6 +29,7 @@ class Mamba2(TransformersFamily):
 
     kernels = "mamba-ssm: convolution, scan, norm and last product of a mixer fused"
     kernels_call_layers = False
+    kernels_of_attention = False
     slow_without_kernels = True  # the plain scan writes every state of every position
     breaks_graph = "mamba-ssm's kernels break the graph in every block"
 

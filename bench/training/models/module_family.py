@@ -31,6 +31,7 @@ class ModuleFamily(TransformersFamily):
     package: str | None = None  # that has the modules; None if no package is needed
     tries_a_pass = False  # whether one pass is run before anything is measured, to find mistakes in its code
     kernels: str | None = "attention by scaled_dot_product_attention"
+    kernels_of_attention = False
 
     def describes(self, given: Mapping[str, Any]) -> bool:
         """Whether an architecture of a manifest belongs to this family."""

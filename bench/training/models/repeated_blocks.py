@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from bench.training.models.model import Model
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 Tally = Mapping[Hashable, int]  # what was counted, by name
 MOST_CALLS = 2000  # of torch's functions in one block; more are a loop over positions
@@ -30,6 +30,7 @@ STEP = 64
 LEAST_LENGTHS, MOST_LENGTHS = 3, 4  # two determine a polynomial of degree 1, and one more confirms it
 PLAIN = (bool, int, float, str, type(None))
 PLACES = ("layer_idx", "layer_id")  # attributes that say where a block is, and not how it is built
+PASSED_PLACES = ("index",)  # arguments that do; WavLM passes it to its layers
 
 
 class LongLoop(Exception):
@@ -75,7 +76,7 @@ class BlockKinds:
         forward, checked = block.forward, is_last and not self.short
 
         def call(*arguments: Any, **keywords: Any) -> Any:
-            name = f"{description} {forms((arguments, keywords))}"
+            name = kind_name(description, arguments, keywords)
             number = len(self.kinds)
             if name not in self.kinds and number not in self.long:
                 self.kinds[name] = self._run(description, forward, arguments, keywords)
@@ -182,7 +183,7 @@ def _at_full_length(found: Sequence[Sequence[BlockKind]], steps: int) -> dict[in
     longer = {}
     for number, kinds in enumerate(zip(*found, strict=True)):
         calls = extrapolated([kind.calls for kind in kinds], steps)
-        if calls > MOST_CALLS:
+        if is_long(calls):
             names = dict.fromkeys(name for kind in kinds for name in kind.added)
             added = {name: extrapolated([kind.added.get(name, 0) for kind in kinds], steps) for name in names}
             result = _longer([kind.result for kind in kinds], steps)
@@ -223,6 +224,17 @@ def _longer(results: Sequence[Any], steps: int) -> Any:
         return made.requires_grad_(found[0].requires_grad) if found[0].is_floating_point() else made
 
     return tree_map(longer, *results)
+
+
+def is_long(calls: int) -> bool:
+    """Whether a block with this number of calls of torch's functions loops over positions."""
+    return calls > MOST_CALLS
+
+
+def kind_name(description: str, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> str:
+    """Name a kind of blocks by its description and the forms of its arguments."""
+    kept = [value for name, value in keywords.items() if name not in PASSED_PLACES]
+    return f"{description} {forms((arguments, kept))}"
 
 
 def described(block: nn.Module) -> str:
@@ -271,3 +283,11 @@ def copied(values: Any) -> Any:
         return made.requires_grad_() if value.requires_grad else made
 
     return tree_map(new, values)
+
+
+def tensors_of(values: Any) -> list[Tensor]:
+    """Return the tensors in a structure."""
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]

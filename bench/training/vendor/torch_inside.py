@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -260,11 +260,16 @@ def tensors_when_compiled(
                 sizes[value.untyped_storage()._cdata] = value.untyped_storage().nbytes()
         graphs = Graphs(forward.graph, backward.graph, more["num_fwd_outputs"], len(weights))
         found.append(block_tensors(graphs, samples))
-        return forward, backward
+        raise _Partitioned
 
     compiled = aot_function(computed, _unchanged, _unchanged, partition, select_decomp_table())
-    compiled(*weights.values(), *(values[i] for i in places))
+    with suppress(_Partitioned):
+        compiled(*weights.values(), *(values[i] for i in places))
     return [*sizes.values()], found[-1]
+
+
+class _Partitioned(Exception):
+    """Ends a compilation once the graphs of both passes are known: neither is needed as code."""
 
 
 def _unchanged(graph: Any, _inputs: Any) -> Any:

@@ -10,6 +10,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import cache, partial
 from importlib import import_module, reload
 from itertools import repeat
@@ -251,6 +252,35 @@ def make_no_full_masks(model: nn.Module) -> None:
             code = inspect.getsource(module)
             if code.count("is_torchdynamo_compiling()") == code.count(FULL_MASK):
                 module.is_torchdynamo_compiling = lambda: True
+
+
+@dataclass
+class Asked:
+    """How often code asked for the name of its attention."""
+
+    often: int = 0
+
+
+@contextmanager
+def asked_attention() -> Iterator[Asked]:
+    """Within the context, count how often code asks a configuration for the name of its attention.
+
+    Relies on: the property `_attn_implementation` of configurations, by which a layer finds its attention. No
+    issue known. Remove when transformers tells which modules attend.
+    """
+    from transformers import PreTrainedConfig
+
+    asked, given = Asked(), PreTrainedConfig._attn_implementation
+
+    def ask(configuration: Any) -> Any:
+        asked.often += 1
+        return given.fget(configuration)
+
+    PreTrainedConfig._attn_implementation = property(ask, given.fset)
+    try:
+        yield asked
+    finally:
+        PreTrainedConfig._attn_implementation = given
 
 
 def use_experts(configuration: Any, implementation: str) -> None:

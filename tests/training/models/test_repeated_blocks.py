@@ -21,6 +21,7 @@ from bench.training.models.generic import (
     _OperationCount,
     _sorted_by_kind,
     _Way,
+    counted,
     counted_work,
 )
 from bench.training.models.model import empty_batch
@@ -28,6 +29,7 @@ from bench.training.models.own_models import resolve_inline
 from bench.training.models.repeated_blocks import NoPolynomial, extrapolated
 from benchmarks import small_architectures
 from benchmarks.architectures import described
+from tests.training.models.keeping import kept_bytes_a_sample
 
 LAYERS = 5  # blocks of a kind between the first and the last one
 FIELDS = (
@@ -183,3 +185,61 @@ def test_code_that_reads_what_it_computed_is_counted_at_any_size() -> None:
     active = 4 * 3 * 6144 * 10_752 + 6144 * (16 + 2 * 6144 + 2 * 8 * 128)  # of four experts, of attention
     assert counts.flops.matmul == 2 * 64 * (2 * active + 6144 * 100_352)
     assert counts.parts.total > 7 * 10**9
+
+
+# --- memory ---------------------------------------------------------------------------------------------
+
+
+def test_blocks_without_attention_are_counted_once_with_kernels_and_without() -> None:
+    model = small("qwen3_next", "causal-lm", precision="bf16")
+    family, ran = TransformersFamily("qwen3_next"), list[str]()
+    ways = [(kernels, [False]) for kernels in (False, True)]
+
+    def blocks(module: nn.Module) -> list[nn.Module]:
+        for part in module.modules():
+            if type(part).__name__ in ("Qwen3NextGatedDeltaNet", "Qwen3NextAttention"):
+                part.register_forward_hook(lambda part, *_: ran.append(type(part).__name__))
+        return family.blocks(module)
+
+    count = partial(counted_footprints, model, partial(family.build_with, model), blocks, ways, [False])
+    apart, shared = (count(kernels_of_attention=shared) for shared in (False, True))
+    assert len(apart) == 2 and apart[0] != apart[1]
+    assert shared == apart
+    # Of each kind, the first block runs forwards, and again before its backward pass.
+    assert ran.count("Qwen3NextAttention") == 4 + 4
+    assert ran.count("Qwen3NextGatedDeltaNet") == 4 + 2
+
+
+def test_the_place_of_a_block_makes_no_kind_of_its_own(deep: None) -> None:
+    model = small("wavlm", "audio-classification", precision="bf16")
+    family = TransformersFamily("wavlm")
+    build = partial(family.build_with, model)
+    (found,) = counted_footprints(model, build, family.blocks, [(False, [False])], [False])
+    assert [block.count for block in found.footprint.blocks][-2:] == [1, LAYERS - 1]
+
+
+@pytest.mark.parametrize("model_type", ["longformer", "dbrx"])
+def test_the_memory_of_code_that_reads_what_it_computed_is_what_autograd_keeps(model_type: str) -> None:
+    model = small(model_type, READING[model_type])
+    family = TransformersFamily(model_type)
+    build = partial(family.build_with, model)
+    (found,) = counted_footprints(model, build, family.blocks, [(False, [False])])
+    kept = kept_bytes_a_sample(family, build("eager"), model)
+    assert found.footprint.kept(checkpointing=False) == pytest.approx(kept, rel=0.02)
+
+
+def test_experts_that_drop_tokens_have_no_counted_memory_and_a_reason() -> None:
+    model, said = small("switch_transformers", "sequence-to-sequence"), list[str]()
+    sparse = {"num_sparse_encoder_layers": 2, "num_sparse_decoder_layers": 2}
+    model = replace(model, architecture={**model.architecture, **sparse})
+    assert counted(model, tell=said.append).footprints == ()
+    (reason,) = said
+    assert reason.endswith("its experts drop tokens, and how many depends on what they learn")
+
+
+def test_a_model_that_cannot_compute_with_half_weights_has_a_reason_for_them() -> None:
+    model, said = small("minimax", "causal-lm", precision="bf16"), list[str]()
+    footprints = counted(model, tell=said.append).footprints
+    assert {one.halved for one in footprints} == {False}
+    (reason,) = said
+    assert reason.startswith("its memory is not counted with half weights: RuntimeError: expected scalar")
