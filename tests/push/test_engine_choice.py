@@ -83,8 +83,8 @@ GPU_NODE = {"host": HostFacts("580.95.05", "1.17.8", "x86_64")}
         (node(DOCKER), {"image": NO_IMAGE}, "venv",
          "podman, apptainer: not installed; docker: the image for no GPU is not on this machine"),
         (node(DOCKER, PODMAN), {"image_bytes": 200 * GIB}, "venv",
-         "apptainer: not installed; docker: /var/lib/docker: 100.0 GiB are free, the image needs 200.0; "
-         "podman: /var/lib/containers: 100.0 GiB are free, the image needs 200.0"),
+         "apptainer: not installed; docker: /var/lib/docker: 100.0 GiB are free, the image needs 200.0 GiB; "
+         "podman: /var/lib/containers: 100.0 GiB are free, the image needs 200.0 GiB"),
         (node(dataclasses.replace(DOCKER, facts=NO_GPUS), PODMAN, **GPU_NODE), {"on_gpus": True}, "podman",
          "podman 4.9.3 answers; docker 27.5.1 cannot pass GPUs to containers"),
         (node(DOCKER, pythons=(), noexec=True, libc="musl libc (x86_64)"), {"lock": NO_LOCK}, "docker",

@@ -202,9 +202,9 @@ NEED = Need("docker", find_variant("cuda12.8"), on_cpu=False, gpus=None, engine_
         ({"docker": (1, "Cannot connect to the Docker daemon")}, "Cannot connect", "systemctl start docker"),
         ({"docker": (0, '{"ServerErrors":["Cannot connect"]}')}, "Cannot connect", "systemctl"),
         ({"docker": (0, '{"ServerVersion":"27","SecurityOptions":["name=rootless"]}')}, "rootless", "podman"),
-        ({"place": (0, "/x\n/dev/sda1 1 1 1000 1% /\nwritable\n")}, "0.0 GiB are free, a run needs", "free"),
+        ({"place": (0, "/x\n/dev/sda1 1 1 1000 1% /\nwritable\n")}, "1000 KiB are free, a run needs", "free"),
         ({"place": (0, "/x\n/dev/sda1 1 1 430000000 1% /\n")}, "ubuntu may not write to /x", "--place"),
-        ({"docker_room": (0, "/dev/sda1 1 1 1000 1% /")}, "/var/lib/docker: 0.0 GiB are", "free"),
+        ({"docker_room": (0, "/dev/sda1 1 1 1000 1% /")}, "/var/lib/docker: 1000 KiB are", "free"),
         ({"clock": (0, "1763731000.0")}, "1000 s ahead", "timedatectl"),
         ({"clock": (0, "1763729000.0")}, "1000 s behind", "timedatectl"),
         ({"gpus": (0, "0, H100, 81559, 70000, 99, 0"), "gpu_users": (0, "eve: 4242, python, 70000 MiB")},
@@ -233,7 +233,7 @@ def test_a_disk_that_holds_the_image_alone_is_refused_if_the_run_is_on_it_too() 
     there = f"/x\n{disk.format(25 * kib)}\nwritable\n"
     one = judge(found(place=(0, there), docker_room=(0, disk.format(25 * kib - 4))), need)
     two = judge(found(place=(0, there), docker_room=(0, disk.format(21 * kib))), need)
-    said = "/var/lib/docker: 25.0 GiB are free, the image together with a run in /x needs 26.0"
+    said = "/var/lib/docker: 25.0 GiB are free, the image together with a run in /x needs 26.0 GiB"
     assert [finding.what for finding in one] == [said]
     assert two == []
 

@@ -78,7 +78,7 @@ def test_a_node_without_a_fitting_python_is_told_which_to_install() -> None:
 
 def test_a_full_home_is_told_to_be_freed_or_left() -> None:
     ((what, advice),) = findings(dataclasses.replace(survey(P311), place_free_bytes=300 * 10**6))
-    assert what.endswith(": 0.3 GiB are free, a run needs 1.0")
+    assert what.endswith(": 286 MiB are free, a run needs 1.0 GiB")
     assert advice == "free some space on this disk, or choose a folder on another: --place DIR"
 
 

@@ -162,7 +162,7 @@ def test_a_job_over_its_memory_is_out_of_memory(tmp_path: Path) -> None:
     with supervisor(tmp_path) as owner:
         end = run(owner, tmp_path, "grow:400", Limits(20, host_bytes=200 << 20))
     assert "out-of-memory: host" in end
-    assert "0.20 allowed" in end
+    assert "200 MiB allowed" in end
 
 
 def test_a_job_that_the_kernel_ends_for_memory_is_out_of_memory(
