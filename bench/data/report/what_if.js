@@ -198,7 +198,8 @@
   function notesOn(machine, offer, inTime, wish, utilisation) {
     const notes = [];
     const life = utilisation === 1 ? data.life : `${data.life}, in use ${percentText(utilisation)} of it`;
-    if (offer.marks.length) notes.push(`<- ${offer.marks.join(", ")}`, ...machine.doubts);
+    if (offer.marks.length) notes.push(`<- ${offer.marks.join(", ")}`);
+    notes.push(...machine.doubts);
     notes.push(...(offer.kind === "rent" && machine.own ? machine.paid_for.own : machine.paid_for[offer.kind]));
     if (offer.in_budget === false) notes.push("over budget");
     if (offer.outlived) notes.push(`too slow for ${countText(wish.runs, "run")} in ${life}`);
