@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from bench.base import terminal
 from bench.base.strict_json import pretty_json, to_json
@@ -62,15 +62,11 @@ def table(comparison: Comparison, chosen: Sequence[str] | None = None) -> str:
     ]
     hidden = tuple(f"{head}:" for head in (*fitted.left_out, *fitted_offers.left_out))
     shown = [note for note in notes(comparison) if not note.startswith(hidden)]
-    left_out = [*left_out_line(fitted.left_out), *_left_out_of_offers(fitted_offers.left_out)]
+    wider = "a wider terminal and --format csv have them"
+    of_offers = left_out_line(fitted_offers.left_out, "beside offers ", wider)
+    left_out = [*left_out_line(fitted.left_out), *of_offers]
     below = terminal.wrapped([*shown, *left_out], " " * 4)
     return "\n\n".join([above, *filter(None, [matrix]), *blocks, below])
-
-
-def _left_out_of_offers(heads: Sequence[str]) -> Iterator[str]:
-    """Yield which columns of the offers the terminal had no room for, if there are any."""
-    if heads:
-        yield f"no room beside offers for  {', '.join(heads)} (a wider terminal and --format csv have them)"
 
 
 def _text_part(part: ModelPart, comparison: Comparison, machines: str, priced: str) -> str:

@@ -88,10 +88,12 @@ def results_table(
     return "\n\n".join([*blocks, wrapped(notes, " " * 4)])
 
 
-def left_out_line(heads: Sequence[str]) -> Iterator[str]:
-    """Yield which columns the terminal had no room for, if there are any."""
+def left_out_line(
+    heads: Sequence[str], place: str = "", advice: str = "--columns names others; docs/running.md"
+) -> Iterator[str]:
+    """Yield which columns the terminal had no room for, and what shows them, if there are any."""
     if heads:
-        yield f"no room for  {', '.join(heads)} (--columns names others; docs/running.md)"
+        yield f"no room {place}for  {', '.join(heads)} ({advice})"
 
 
 def _table(

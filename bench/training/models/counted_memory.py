@@ -193,6 +193,7 @@ class _Kind:
     """Blocks that are built alike: the first of them, its arguments, and the bytes that it kept."""
 
     first: nn.Module
+    description: str
     arguments: tuple[Any, ...]
     keywords: Mapping[str, Any]
     result: Any
@@ -207,6 +208,11 @@ class _Kind:
         numbers = [value for value in values if hasattr(value, "numel") and value.is_floating_point()]
         first = next((value for value in numbers if value.requires_grad), numbers[0])
         return int(first.numel() * first.element_size()) // samples
+
+    def known(self, backward: int) -> BlockKind:
+        """Return what other passes need to know of the kind, with the bytes of its backward pass."""
+        added: dict[Hashable, int] = {"inside": self.inside, "backward": backward}
+        return BlockKind(self.description, added, self.calls, self.result)
 
 
 @dataclass
@@ -306,13 +312,7 @@ class _Count:
     def block_kinds(self) -> list[BlockKind]:
         """Return the bytes of each kind of block, in the order in which they are called."""
         with self.known.fake:
-            return [
-                BlockKind(
-                    described(kind.first), {"inside": kind.inside, "backward": self._backward(kind)},
-                    kind.calls, kind.result,
-                )
-                for kind in self.kinds.values()
-            ]  # fmt: skip
+            return [kind.known(self._backward(kind)) for kind in self.kinds.values()]
 
     def _weights_outside(self) -> tuple[int, ...]:
         """Return the numbers of parameters of the larger trained weights outside of the blocks."""
@@ -340,17 +340,23 @@ class _Count:
             self.calls[name] += 1
             self.called.add(block)
             if name not in self.kinds:
-                self.kinds[name] = self._kind(block, name, forward, arguments, keywords, kept)
+                self.kinds[name] = self._kind(block, description, name, forward, arguments, keywords, kept)
             return copied(self.kinds[name].result)
 
         call.__wrapped__ = forward  # type: ignore[attr-defined]
         return call
 
     def _kind(
-        self, block: nn.Module, form: str, forward: Callable[..., Any], given: Any, named: Any, kept: _Kept
+        self,
+        block: nn.Module,
+        description: str,
+        form: str,
+        forward: Callable[..., Any],
+        given: Any,
+        named: Any,
+        kept: _Kept,
     ) -> _Kind:
         """Run the first block of a kind, unless short samples or another way tell its bytes."""
-        description = described(block)
         if known := self.long.get(len(self.kinds)):
             if known.description != description:
                 raise UnlikeBlocks("another kind of block comes first in a shorter sample")
@@ -369,8 +375,9 @@ class _Count:
                 self.known.long.add(description)
                 raise
         shared = self.known.shared and not asked.often
+        inside = kept.bytes - before
         return _Kind(
-            block, given, named, result, kept.bytes - before, calls.number, name=name if shared else None
+            block, description, given, named, result, inside, calls.number, name=name if shared else None
         )
 
     def _call(self, kind: _Kind, arguments: Any, keywords: Any) -> Tensor:
@@ -391,8 +398,7 @@ class _Count:
                 found.backward(gradient)
             peak = live.peak // self.samples
         if kind.name is not None:
-            added: dict[Hashable, int] = {"inside": kind.inside, "backward": peak}
-            self.known.kinds[kind.name] = BlockKind(described(kind.first), added, kind.calls, kind.result)
+            self.known.kinds[kind.name] = kind.known(peak)
         return peak
 
     def _when_compiled(self, kind: _Kind) -> tuple[int, BlockTensors]:
@@ -428,8 +434,8 @@ def _require_no_capacity(module: nn.Module) -> None:
 
 
 def _kind_that_did_not_run(block: nn.Module, given: Any, named: Any, known: BlockKind) -> _Kind:
-    added = known.added
-    return _Kind(block, given, named, known.result, added["inside"], known.calls, added["backward"])
+    inside, backward = known.added["inside"], known.added["backward"]
+    return _Kind(block, known.description, given, named, known.result, inside, known.calls, backward)
 
 
 @dataclass
